@@ -1,0 +1,35 @@
+"""Errors of the lowest layer, and the root of every error Hotrow raises on purpose."""
+
+
+class HotrowError(Exception):
+    """Base of every error that Hotrow raises on purpose. Anything else that escapes is a bug."""
+
+
+class DeviceUnavailableError(HotrowError):
+    """The device asked for cannot be used here: no CuPy, no driver, or no GPU with that index."""
+
+
+class ReservedKeyError(HotrowError, ValueError):
+    """A key is one of the four int64 values that mark empty and deleted slots.
+
+    The two smallest and the two largest int64 values can never be embedding keys.
+    """
+
+    def __init__(self, key: int, position: int) -> None:
+        """Name the first reserved key and where it stood among the keys given."""
+        super().__init__(
+            f"key {key} at position {position} is reserved: keys must lie between -2^63 + 2 and 2^63 - 3"
+        )
+        self.key = key
+        self.position = position
+
+
+class TableFullError(HotrowError):
+    """A host table has no room for the rows to be inserted; nothing of the call was written."""
+
+    def __init__(self, capacity_rows: int, rows: int, new_rows: int) -> None:
+        """Tell the capacity, the rows held, and how many new rows the call would have added."""
+        super().__init__(f"table is full: it holds {rows} of {capacity_rows} rows, the call adds {new_rows} new keys")
+        self.capacity_rows = capacity_rows
+        self.rows = rows
+        self.new_rows = new_rows
