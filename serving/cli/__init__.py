@@ -1,0 +1,1 @@
+"""The ``hotrow`` command, one file per subcommand."""

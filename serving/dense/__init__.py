@@ -1,0 +1,1 @@
+"""The dense network: each layer once, and the engines that run it."""

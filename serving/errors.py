@@ -1,0 +1,86 @@
+"""Every error serving raises on purpose, on one page.
+
+A request flows frontend -> protocol -> repository -> batch -> session -> lookup -> storage. The first three and the
+batch raise a RequestError: the caller sent something that cannot be answered, and sending it again will not help.
+Storage raises a StoreError: the same request may succeed later. ConfigError and ModelFileError are raised while
+something is opened, before any request is accepted. ``serving.frontend.codes`` is the one table from here to HTTP codes.
+"""
+
+from kernels.errors import HotrowError
+
+
+class ServingError(HotrowError):
+    """Base of all errors raised on purpose by serving."""
+
+
+class RequestError(ServingError):
+    """The caller sent something that cannot be answered; sending it again will not help."""
+
+
+class UnknownModelError(RequestError):
+    """No loaded model has this name and version."""
+
+
+class PayloadTooLargeError(RequestError):
+    """The request body is larger than the server accepts."""
+
+
+class UnsupportedEncodingError(RequestError):
+    """The request body is encoded in a way the server does not read."""
+
+
+class ConfigError(ServingError):
+    """A configuration cannot be accepted.
+
+    The message starts with the file and the JSON path: ``ps.json: models[0].max_batch_size: ...``.
+    """
+
+    def __init__(self, source: str, path: str, reason: str) -> None:
+        """Name the file (or other source), the path inside it (may be empty), and what is wrong there."""
+        super().__init__(": ".join(part for part in (source, path, reason) if part))
+        self.source = source
+        self.path = path
+        self.reason = reason
+
+
+class ModelFileError(ServingError):
+    """A model file is missing, truncated, oversized, corrupted, or not the file it should be."""
+
+    def __init__(self, file: object, reason: str) -> None:
+        """Name the file and say what was expected and what came."""
+        super().__init__(f"{file}: {reason}")
+        self.file = str(file)
+        self.reason = reason
+
+
+class StoreError(ServingError):
+    """A storage tier did not answer, or cannot take what it was given; the request may succeed later."""
+
+    def __init__(self, store: str, table: str, reason: str) -> None:
+        """Name the tier, the table's full name (may be empty) and what happened."""
+        super().__init__(": ".join(part for part in (store, f"table {table!r}" if table else "", reason) if part))
+        self.store = store
+        self.table = table
+        self.reason = reason
+
+
+class StoreFullError(StoreError):
+    """A storage tier has no room for the rows; nothing of the call was written."""
+
+
+class MissingExtraError(ServingError):
+    """An optional package is needed for what was asked; the message names the extra that installs it."""
+
+    def __init__(self, package: str, extra: str, purpose: str) -> None:
+        """Name the missing package, Hotrow's extra that brings it, and what needs it."""
+        super().__init__(f"{purpose} needs the package {package!r}: pip install 'hotrow[{extra}]'")
+        self.package = package
+        self.extra = extra
+
+
+class OverloadedError(ServingError):
+    """The server has as many requests in hand as it accepts; the same request may succeed later."""
+
+
+class ShuttingDownError(ServingError):
+    """The server is stopping and takes no new requests."""

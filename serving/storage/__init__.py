@@ -1,0 +1,1 @@
+"""Storage tiers. Each is a Store; a parameter server is an ordered list of them."""

@@ -1,0 +1,129 @@
+"""The Store protocol: what one storage tier of embedding rows must do."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal, Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+Keys = NDArray[np.int64]
+Vectors = NDArray[np.float32]
+RowPtrs = NDArray[np.int32] | NDArray[np.int64]
+Mask = NDArray[np.bool_]
+Combiner = Literal["sum", "mean"]
+
+
+@dataclass(frozen=True, slots=True)
+class TableSpec:
+    """What a store must know of a table to hold it.
+
+    Attributes:
+        name: full name ``"<model>.<table>"``.
+        dim: D, floats per row.
+        key_bytes: width of a key in stores that keep raw key bytes: 8 (int64 models) or 4 (uint32 models).
+    """
+
+    name: str
+    dim: int
+    key_bytes: Literal[4, 8] = 8
+
+
+class Store(Protocol):
+    """One tier of embedding storage. Every method may be called from any thread."""
+
+    @property
+    def name(self) -> str:
+        """What this tier is called in metrics and messages: ``"memory"``, ``"rocksdb"``."""
+
+    def open_table(self, spec: TableSpec, capacity_rows: int) -> None:
+        """Make a table ready for use, creating it empty if the store does not have it.
+
+        Args:
+            spec: the table.
+            capacity_rows: how many rows it should have room for; a store that needs no such number ignores it.
+
+        Raises:
+            StoreError: the store holds this table with another dimension, or cannot create it.
+        """
+
+    def tables(self) -> list[str]:
+        """Full names of the open tables, sorted."""
+
+    def count(self, table: str) -> int:
+        """Rows held; 0 for an unknown table. A store without an exact count may estimate and says so."""
+
+    def fetch(self, table: str, keys: Keys, out: Vectors) -> Mask:
+        """Read vectors into ``out``.
+
+        Args:
+            table: full name; an unknown table holds no keys.
+            keys: int64[N]; duplicates are allowed, N may be 0.
+            out: float32[N, D]; rows of absent keys become zeros (the default value is written once, by the
+                parameter server).
+
+        Returns:
+            found: bool[N].
+
+        Raises:
+            StoreError: the tier did not answer, or holds vectors of another dimension than D.
+        """
+
+    def insert(self, table: str, keys: Keys, rows: Vectors) -> None:
+        """Insert or overwrite rows; of duplicates in one call the last wins.
+
+        Args:
+            table: full name of an open table.
+            keys: int64[N], none of them reserved.
+            rows: float32[N, D].
+
+        Raises:
+            StoreFullError: no room; nothing was written.
+            StoreError: unknown table, another dimension, or the tier did not take the rows.
+        """
+
+    def evict(self, table: str, keys: Keys) -> int | None:
+        """Remove keys; returns how many were held, or None where the tier cannot tell."""
+
+    def drop_table(self, table: str) -> None:
+        """Forget a table and all its rows; an unknown table is no error."""
+
+    def items(self, table: str, batch_rows: int = 65536) -> Iterator[tuple[Keys, Vectors]]:
+        """All rows in batches, in the store's own order."""
+
+    def close(self) -> None:
+        """Release what the store holds. Closing twice is allowed; any other call afterwards raises StoreError."""
+
+
+@runtime_checkable
+class PooledStore(Store, Protocol):
+    """A store that can pool bags of rows in the same pass that finds them."""
+
+    def fetch_pooled(self, table: str, keys: Keys, row_ptrs: RowPtrs, out: Vectors, combiner: Combiner) -> Mask:
+        """Pool rows into ``out``; absent keys contribute zeros.
+
+        Args:
+            table: full name of an open table.
+            keys: int64[N].
+            row_ptrs: int32[R + 1] or int64[R + 1], CSR offsets of the R bags into the N keys.
+            out: float32[R, D]; an empty bag becomes zeros.
+            combiner: ``"sum"`` or ``"mean"``.
+
+        Returns:
+            found: bool[N], one per key.
+        """
+
+
+@runtime_checkable
+class DurableStore(Store, Protocol):
+    """A store whose rows survive the process, and which remembers what it was loaded from."""
+
+    def loaded_from(self, table: str) -> str | None:
+        """The digest given to the last ``bulk_load`` of this table that ran to its end; None if there is none."""
+
+    def bulk_load(self, table: str, batches: Iterator[tuple[Keys, Vectors]], digest: str) -> None:
+        """Replace a table's rows by ``batches`` as one act.
+
+        A process killed in the middle leaves either the old rows or a table whose ``loaded_from`` is None, never a
+        part of the new rows that passes for the whole.
+        """

@@ -1,0 +1,1 @@
+"""Layer 3: makes models. PyTorch lives here and nowhere else."""
