@@ -1,0 +1,136 @@
+"""Read Criteo files: raw tab-separated or CSV, with or without a header, plain or gzip, told apart by their content."""
+
+import gzip
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from tqdm import tqdm
+
+from training.criteo import COLUMNS, parse_lines
+from training.errors import DataError
+from training.samples import Samples
+
+_BLOCK_BYTES = 2 << 20
+_GZIP_MAGIC = b"\x1f\x8b"
+_UTF8_MARK = b"\xef\xbb\xbf"
+
+
+def read_criteo(path: Path, *, progress: bool = False) -> Samples:
+    """Read a whole file into memory: 264 bytes a sample.
+
+    Args:
+        path: the file. Its first line tells the separator (a tab, else a comma) and whether it is a header; a header
+            must name label, I1 ... I13 and C1 ... C26, in any order.
+        progress: draw a progress bar on a terminal's standard error.
+
+    Raises:
+        DataError: the file is missing, empty, cut short, or a field is not what its column says; the message names
+            the file, the line, the column, and what was expected.
+    """
+    return Samples.joined(list(read_criteo_blocks(path, progress=progress)))
+
+
+def read_criteo_blocks(path: Path, *, progress: bool = False) -> Iterator[Samples]:
+    """Read a file block after block (some ten thousand samples each); see ``read_criteo``."""
+    try:
+        with path.open("rb") as file:
+            size_bytes = path.stat().st_size
+            text: IO[bytes] = gzip.open(file) if _is_gzip(file) else file  # type: ignore[assignment]  # noqa: SIM115
+            bar = tqdm(total=size_bytes, unit="B", unit_scale=True, desc=path.name, disable=None if progress else True)
+            with bar:
+                for samples in _parse_blocks(path, text):
+                    bar.update(file.tell() - bar.n)
+                    yield samples
+    except (OSError, EOFError, zlib.error) as err:
+        raise DataError(path, _reason(err)) from err
+
+
+def _reason(err: Exception) -> str:
+    if isinstance(err, OSError) and err.strerror:
+        return err.strerror.lower()
+    return f"the gzip file is cut short or damaged: {err}"
+
+
+def _is_gzip(file: IO[bytes]) -> bool:
+    magic = file.read(len(_GZIP_MAGIC))
+    file.seek(0)
+    return magic == _GZIP_MAGIC
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """What the first line tells: the separator, where each of ``COLUMNS`` stands, and whether that line is a header."""
+
+    separator: bytes
+    order: tuple[int, ...]
+    has_header: bool
+
+    @classmethod
+    def read(cls, path: Path, first_line: bytes) -> "_Layout":
+        separator = b"\t" if b"\t" in first_line else b","
+        names = [
+            name.strip().strip('"') for name in first_line.decode(errors="backslashreplace").split(separator.decode())
+        ]
+        if not set(names) & set(COLUMNS):
+            return cls(separator, tuple(range(len(COLUMNS))), has_header=False)
+        if sorted(names) != sorted(COLUMNS):
+            absent = [name for name in COLUMNS if name not in names]
+            extra = sorted(set(names) - set(COLUMNS))
+            reason = f"{len(names)} columns named, expected {len(COLUMNS)}: label, I1 ... I13, C1 ... C26"
+            reason += f"; absent: {', '.join(absent)}" * bool(absent) + f"; unknown: {', '.join(extra)}" * bool(extra)
+            raise DataError(path, reason, line=1)
+        return cls(separator, tuple(names.index(name) for name in COLUMNS), has_header=True)
+
+
+def _parse_blocks(path: Path, file: IO[bytes]) -> Iterator[Samples]:
+    layout: _Layout | None = None
+    line, samples_read = 1, 0
+    for text in _whole_lines(path, file):
+        if layout is None:
+            text = text.removeprefix(_UTF8_MARK)
+            layout = _Layout.read(path, text.partition(b"\n")[0])
+            if layout.has_header:
+                text, line = text.partition(b"\n")[2], 2
+        if text:
+            samples = _parse(path, text, layout, line)
+            samples_read += len(samples)
+            line += len(samples)
+            yield samples
+    if not samples_read:
+        raise DataError(path, "no samples: the file is empty" if layout is None else "no samples after the header")
+
+
+def _parse(path: Path, text: bytes, layout: _Layout, line: int) -> Samples:
+    is_whole = text.endswith(b"\n")
+    try:
+        return parse_lines(
+            text if is_whole else text + b"\n",
+            separator=layout.separator,
+            source=str(path),
+            order=layout.order,
+            first_line=line,
+        )
+    except DataError as err:
+        if is_whole:
+            raise
+        reason = f"the file is cut short: its last line has no line end ({err.reason})"
+        raise DataError(path, reason, line=err.line, column=err.column) from err
+
+
+def _whole_lines(path: Path, file: IO[bytes]) -> Iterator[bytes]:
+    """Yield blocks of whole lines; what follows the last line end comes as a block of its own, without one."""
+    rest = b""
+    while chunk := file.read(_BLOCK_BYTES):
+        head, line_end, tail = chunk.rpartition(b"\n")
+        if line_end:
+            yield (rest + head + line_end).replace(b"\r\n", b"\n")
+            rest = tail
+        elif len(chunk) == _BLOCK_BYTES:
+            raise DataError(path, f"not a Criteo file: {len(chunk):,} bytes without a line end")
+        else:
+            rest += chunk
+    if rest:
+        yield rest

@@ -1,0 +1,31 @@
+"""Every error training raises on purpose. What is wrong with a model's graph or files stays a serving error."""
+
+from kernels.errors import HotrowError
+
+
+class TrainingError(HotrowError):
+    """Base of all errors raised on purpose by training."""
+
+
+class DataError(TrainingError):
+    """Training data is missing, cut short, or not what its place in the file says it should be.
+
+    The message starts with where: ``train.csv line 17 column C3: ...``.
+    """
+
+    def __init__(self, source: object, reason: str, *, line: int | None = None, column: str | None = None) -> None:
+        """Name the file (or other source), the line counted from 1, the column, and what was expected and what came."""
+        place = str(source)
+        if line is not None:
+            place += f" line {line}"
+        if column is not None:
+            place += f" column {column}"
+        super().__init__(f"{place}: {reason}")
+        self.source = str(source)
+        self.reason = reason
+        self.line = line
+        self.column = column
+
+
+class OutputError(TrainingError):
+    """A trained model cannot be written where it was asked to go."""
