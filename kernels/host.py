@@ -1,0 +1,86 @@
+"""Embedding rows in RAM: a table that many threads read while others write, and the pooling of its rows.
+
+Shapes are given in letters: N keys, R bags of keys, D the table's embedding_vec_size, V rows of an index.
+The four reserved int64 values (the two smallest and the two largest) are refused wherever keys are taken, before
+anything is read or written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from kernels import _host
+from kernels._host import pool_rows
+
+__all__ = ["HostTable", "HostTableStats", "KeyIndex", "pool_rows"]
+
+
+@dataclass(frozen=True)
+class HostTableStats:
+    """What a ``HostTable`` holds and takes.
+
+    Args:
+        rows: keys in the table now.
+        capacity_rows: keys the table has room for.
+        spare_rows: rows beyond the capacity, through which updates go.
+        buckets: 64-byte buckets of the index, of five slots each.
+        load_ratio: part of the slots that is used now.
+        memory_bytes: index, rows and spare rows.
+        longest_probe_buckets: buckets visited to find the key that lies furthest from its home; 0 if there is none.
+    """
+
+    rows: int
+    capacity_rows: int
+    spare_rows: int
+    buckets: int
+    load_ratio: float
+    memory_bytes: int
+    longest_probe_buckets: int
+
+
+class HostTable(_host.HostTable):
+    """One table's embedding rows in RAM: int64 key -> float32[D].
+
+    Every method may be called from any thread. Reads (``fetch``, ``fetch_pooled``, ``items``) take no lock and wait for
+    nobody; each row they return is one that was written whole. Writes (``insert``, ``evict``) take turns; a reader sees
+    a write row by row. A write waits for reads only if it uses up all spare rows while one read runs.
+    All memory is taken, and touched, by the constructor.
+    """
+
+    def items(self, batch_rows: int = 65536) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]]:
+        """Walk over the table in no particular order.
+
+        A key that is in the table during the whole walk is met exactly once. Of keys that writers add, evict or
+        re-insert meanwhile, each may be met or not.
+
+        Args:
+            batch_rows: most rows per step; at least 1.
+
+        Yields:
+            keys int64[N] and their rows float32[N, D], N at most ``batch_rows`` and never 0.
+
+        Raises:
+            ValueError: ``batch_rows`` is less than 1.
+        """
+        cursor = 0
+        most = min(batch_rows, self.capacity_rows)
+        while True:
+            keys, rows, cursor = self._read_items(cursor, most)
+            if not keys.size:
+                return
+            yield keys, rows
+
+    def stats(self) -> HostTableStats:
+        """Return the table's figures, as of about now if writers are at work."""
+        return HostTableStats(**self._stats())
+
+
+class KeyIndex(_host.KeyIndex):
+    """Int64 key -> row number, 0, 1, 2, ... in order of first appearance; grows as needed, never forgets a key.
+
+    Every method may be called from any thread; ``find`` runs beside other ``find`` calls, ``find_or_insert`` alone.
+    """

@@ -1,0 +1,108 @@
+// Arrays given by Python: checked once, here, through the buffer protocol, with errors that name the argument.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <cstdint>
+#include <string>
+#include <utility>
+
+namespace hotrow {
+
+namespace nb = nanobind;
+
+enum class Dtype { kInt64, kInt32, kFloat32, kBool };
+
+// A C-contiguous array borrowed from Python. Holds it until destroyed; create and destroy it with the GIL.
+class Array {
+ public:
+  enum Access { kRead, kWrite };
+
+  // `shape` is what the argument should be, in letters, for messages: "int64[N]".
+  Array(nb::handle object, const char* name, const char* shape, Access access = kRead) : name_(name), shape_(shape) {
+    if (PyObject_GetBuffer(object.ptr(), &buffer_, PyBUF_FULL_RO) != 0) {
+      PyErr_Clear();
+      throw nb::type_error(expected(nb::type_name(object.type()).c_str()).c_str());
+    }
+    if (!PyBuffer_IsContiguous(&buffer_, 'C')) refuse("is not C-contiguous");
+    if (access == kWrite && buffer_.readonly) refuse("is read-only");
+  }
+  Array(const Array&) = delete;
+  Array& operator=(const Array&) = delete;
+  ~Array() { PyBuffer_Release(&buffer_); }
+
+  bool is(Dtype dtype, int dimensions) const { return buffer_.ndim == dimensions && has(dtype); }
+
+  // Raise unless the array has this dtype (TypeError) and this many dimensions (ValueError).
+  void require(Dtype dtype, int dimensions) {
+    if (has(dtype) && buffer_.ndim == dimensions) return;
+    const std::string message = expected(description());
+    if (!has(dtype)) throw nb::type_error(message.c_str());
+    throw nb::value_error(message.c_str());
+  }
+
+  // Raise ValueError unless the array's shape is [rows] or [rows, columns].
+  void require_shape(size_t rows, int64_t columns = -1) {
+    if (size(0) == rows && (columns < 0 || size(1) == static_cast<size_t>(columns))) return;
+    std::string wanted = std::to_string(rows);
+    if (columns >= 0) wanted += ", " + std::to_string(columns);
+    const std::string message =
+        std::string(name_) + ": expected " + shape_ + " of shape [" + wanted + "], got " + description();
+    throw nb::value_error(message.c_str());
+  }
+
+  size_t size(int dimension) const { return static_cast<size_t>(buffer_.shape[dimension]); }
+  template <class T>
+  T* data() const {
+    return static_cast<T*>(buffer_.buf);
+  }
+
+ private:
+  // The struct-module code of the items, without a native byte-order mark.
+  std::string format() const {
+    const std::string format = buffer_.format ? buffer_.format : "B";
+    return format[0] == '@' || format[0] == '=' ? format.substr(1) : format;
+  }
+
+  bool has(Dtype dtype) const {
+    const std::string code = format();
+    const Py_ssize_t bytes = buffer_.itemsize;
+    switch (dtype) {
+      case Dtype::kInt64: return bytes == 8 && (code == "l" || code == "q");
+      case Dtype::kInt32: return bytes == 4 && (code == "i" || code == "l");
+      case Dtype::kFloat32: return code == "f";
+      case Dtype::kBool: return code == "?";
+    }
+    return false;
+  }
+
+  std::string description() const {
+    static constexpr std::pair<const char*, const char*> names[] = {
+        {"?", "bool"},   {"b", "int8"},  {"B", "uint8"},  {"h", "int16"},  {"H", "uint16"},  {"i", "int32"},
+        {"I", "uint32"}, {"l", "int64"}, {"L", "uint64"}, {"q", "int64"}, {"Q", "uint64"}, {"e", "float16"},
+        {"f", "float32"}, {"d", "float64"}};
+    std::string text = "items of format '" + format() + "' ";
+    for (const auto& [code, dtype] : names)
+      if (format() == code) text = dtype;
+    text += "[";
+    for (int i = 0; i < buffer_.ndim; ++i) text += (i ? ", " : "") + std::to_string(buffer_.shape[i]);
+    return text + "]";
+  }
+
+  std::string expected(const std::string& got) const {
+    return std::string(name_) + ": expected " + shape_ + ", got " + got;
+  }
+
+  // A constructor that throws runs no destructor.
+  [[noreturn]] void refuse(const char* why) {
+    const std::string message = expected(description() + " that " + why);
+    PyBuffer_Release(&buffer_);
+    throw nb::value_error(message.c_str());
+  }
+
+  const char* name_;
+  const char* shape_;
+  Py_buffer buffer_;
+};
+
+}  // namespace hotrow

@@ -1,0 +1,284 @@
+// The Python face of the host kernels: kernels._host. Arguments are checked here, once; the C++ behind trusts them.
+//
+// Work is done without the GIL, save for reads of at most kTinyKeys keys: they take about as long as giving the GIL up
+// and taking it back, and they never wait.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "arguments.hpp"
+#include "host_table.hpp"
+#include "key_index.hpp"
+#include "lookup.hpp"
+
+namespace hotrow {
+namespace {
+
+constexpr size_t kTinyKeys = 64;
+
+// Python objects that are looked up once. Never freed: the interpreter may be gone before static destructors run.
+struct PythonNames {
+  nb::object empty = nb::module_::import_("numpy").attr("empty");
+  nb::object bool_ = nb::module_::import_("numpy").attr("dtype")("bool");
+  nb::object int64 = nb::module_::import_("numpy").attr("dtype")("int64");
+  nb::object float32 = nb::module_::import_("numpy").attr("dtype")("float32");
+  nb::object reserved_key_error = nb::module_::import_("kernels.errors").attr("ReservedKeyError");
+  nb::object table_full_error = nb::module_::import_("kernels.errors").attr("TableFullError");
+};
+
+const PythonNames& python() {
+  static const auto* names = new PythonNames;
+  return *names;
+}
+
+[[noreturn]] void raise(const nb::object& error, const nb::tuple& arguments) {
+  PyErr_SetObject(error.ptr(), arguments.ptr());
+  throw nb::python_error();
+}
+
+void release_gil_unless(bool tiny, std::optional<nb::gil_scoped_release>& release) {
+  if (!tiny) release.emplace();
+}
+
+// int64[N] without reserved keys.
+class Keys : public Array {
+ public:
+  explicit Keys(nb::handle object) : Array(object, "keys", "int64[N]") {
+    require(Dtype::kInt64, 1);
+    const size_t position = lookup_loops().first_reserved(begin(), count());
+    if (position < count())
+      raise(python().reserved_key_error, nb::make_tuple(begin()[position], static_cast<int64_t>(position)));
+  }
+  const int64_t* begin() const { return data<const int64_t>(); }
+  size_t count() const { return size(0); }
+};
+
+// CSR offsets into N keys: from 0, never falling, to N; int32 is widened.
+class RowPtrs {
+ public:
+  RowPtrs(nb::handle object, size_t keys) : array_(object, "row_ptrs", "int32[R + 1] or int64[R + 1]") {
+    if (array_.is(Dtype::kInt32, 1)) {
+      const auto* first = array_.data<const int32_t>();
+      widened_.assign(first, first + array_.size(0));
+    } else {
+      array_.require(Dtype::kInt64, 1);
+    }
+    if (array_.size(0) == 0) throw nb::value_error("row_ptrs: expected at least one offset, got none");
+    check(keys);
+  }
+
+  const int64_t* begin() const { return widened_.empty() ? array_.data<const int64_t>() : widened_.data(); }
+  size_t bags() const { return array_.size(0) - 1; }
+
+ private:
+  void check(size_t keys) const {
+    const int64_t* offsets = begin();
+    if (offsets[0] != 0) refuse(0, "the first offset must be 0");
+    for (size_t i = 0; i < bags(); ++i)
+      if (offsets[i + 1] < offsets[i]) refuse(i + 1, "offsets must not fall");
+    if (offsets[bags()] != static_cast<int64_t>(keys))
+      refuse(bags(), "the last offset must be the number of keys, " + std::to_string(keys));
+  }
+
+  [[noreturn]] void refuse(size_t position, const std::string& rule) const {
+    const std::string message =
+        "row_ptrs: " + rule + ", got " + std::to_string(begin()[position]) + " at position " + std::to_string(position);
+    throw nb::value_error(message.c_str());
+  }
+
+  Array array_;
+  std::vector<int64_t> widened_;
+};
+
+Combiner parse_combiner(const std::string& name) {
+  if (name == "sum") return Combiner::kSum;
+  if (name == "mean") return Combiner::kMean;
+  throw nb::value_error(("combiner: expected 'sum' or 'mean', got '" + name + "'").c_str());
+}
+
+// Whole numbers come as int64 so that a wrong one is told apart from a wrong type.
+uint64_t in_range(const char* name, int64_t value, uint64_t most) {
+  if (value < 1 || static_cast<uint64_t>(value) > most)
+    throw nb::value_error((std::string(name) + ": expected 1 to " + std::to_string(most) + ", got " +
+                           std::to_string(value)).c_str());
+  return static_cast<uint64_t>(value);
+}
+
+void construct_table(HostTable* self, int64_t dim, int64_t capacity_rows) {
+  const auto checked_dim = static_cast<uint32_t>(in_range("dim", dim, HostTable::kMaxDim));
+  const uint64_t capacity = in_range("capacity_rows", capacity_rows, HostTable::kMaxCapacityRows);
+  const nb::gil_scoped_release release;
+  new (self) HostTable(checked_dim, capacity);
+}
+
+uint64_t table_memory_bytes(int64_t dim, int64_t capacity_rows) {
+  return HostTable::memory_bytes_for(static_cast<uint32_t>(in_range("dim", dim, HostTable::kMaxDim)),
+                                     in_range("capacity_rows", capacity_rows, HostTable::kMaxCapacityRows));
+}
+
+nb::object fetch(HostTable& table, nb::handle keys_in, nb::handle out_in) {
+  const Keys keys(keys_in);
+  Array out(out_in, "out", "float32[N, D]", Array::kWrite);
+  out.require(Dtype::kFloat32, 2);
+  out.require_shape(keys.count(), table.dim());
+  nb::object found = python().empty(keys.count(), python().bool_);
+  const Array found_array(found, "found", "bool[N]", Array::kWrite);
+  std::optional<nb::gil_scoped_release> release;
+  release_gil_unless(keys.count() <= kTinyKeys, release);
+  table.fetch(keys.begin(), keys.count(), out.data<float>(), found_array.data<bool>());
+  release.reset();
+  return found;
+}
+
+nb::object fetch_pooled(HostTable& table, nb::handle keys_in, nb::handle row_ptrs_in, nb::handle out_in,
+                        const std::string& combiner_name) {
+  const Combiner combiner = parse_combiner(combiner_name);
+  const Keys keys(keys_in);
+  const RowPtrs row_ptrs(row_ptrs_in, keys.count());
+  Array out(out_in, "out", "float32[R, D]", Array::kWrite);
+  out.require(Dtype::kFloat32, 2);
+  out.require_shape(row_ptrs.bags(), table.dim());
+  nb::object found = python().empty(keys.count(), python().bool_);
+  const Array found_array(found, "found", "bool[N]", Array::kWrite);
+  std::optional<nb::gil_scoped_release> release;
+  release_gil_unless(keys.count() <= kTinyKeys && row_ptrs.bags() <= kTinyKeys, release);
+  table.fetch_pooled(keys.begin(), row_ptrs.begin(), row_ptrs.bags(), out.data<float>(), combiner,
+                     found_array.data<bool>());
+  release.reset();
+  return found;
+}
+
+void insert(HostTable& table, nb::handle keys_in, nb::handle rows_in) {
+  const Keys keys(keys_in);
+  Array rows(rows_in, "rows", "float32[N, D]");
+  rows.require(Dtype::kFloat32, 2);
+  rows.require_shape(keys.count(), table.dim());
+  std::optional<TableFull> full;
+  {
+    const nb::gil_scoped_release release;
+    try {
+      table.insert(keys.begin(), rows.data<const float>(), keys.count());
+    } catch (const TableFull& error) {
+      full = error;
+    }
+  }
+  if (full) raise(python().table_full_error, nb::make_tuple(table.capacity_rows(), full->rows, full->new_rows));
+}
+
+int64_t evict(HostTable& table, nb::handle keys_in) {
+  const Keys keys(keys_in);
+  const nb::gil_scoped_release release;
+  return table.evict(keys.begin(), keys.count());
+}
+
+// (keys, rows, next cursor) of up to max_rows rows from `cursor` on.
+nb::tuple read_items(HostTable& table, uint64_t cursor, int64_t max_rows) {
+  const size_t most = in_range("batch_rows", max_rows, HostTable::kMaxCapacityRows);
+  nb::object keys = python().empty(most, python().int64);
+  nb::object rows = python().empty(nb::make_tuple(most, table.dim()), python().float32);
+  size_t count = 0;
+  {
+    const Array keys_array(keys, "keys", "int64[N]", Array::kWrite);
+    const Array rows_array(rows, "rows", "float32[N, D]", Array::kWrite);
+    const nb::gil_scoped_release release;
+    count = table.read_items(cursor, most, keys_array.data<int64_t>(), rows_array.data<float>());
+  }
+  const nb::object filled = nb::slice(static_cast<Py_ssize_t>(count));
+  return nb::make_tuple(keys[filled], rows[filled], cursor);
+}
+
+nb::dict table_stats(const HostTable& table) {
+  nb::dict stats;
+  stats["rows"] = table.rows();
+  stats["capacity_rows"] = table.capacity_rows();
+  stats["spare_rows"] = HostTable::spare_rows_for(table.capacity_rows());
+  stats["buckets"] = table.bucket_count();
+  stats["load_ratio"] = static_cast<double>(table.rows()) / static_cast<double>(table.bucket_count() * kSlots);
+  stats["memory_bytes"] = table.memory_bytes();
+  stats["longest_probe_buckets"] = table.longest_probe();
+  return stats;
+}
+
+void pool_rows(nb::handle rows_in, nb::handle row_ptrs_in, nb::handle out_in, const std::string& combiner_name) {
+  const Combiner combiner = parse_combiner(combiner_name);
+  Array rows(rows_in, "rows", "float32[N, D]");
+  rows.require(Dtype::kFloat32, 2);
+  const RowPtrs row_ptrs(row_ptrs_in, rows.size(0));
+  Array out(out_in, "out", "float32[R, D]", Array::kWrite);
+  out.require(Dtype::kFloat32, 2);
+  out.require_shape(row_ptrs.bags(), static_cast<int64_t>(rows.size(1)));
+  std::optional<nb::gil_scoped_release> release;
+  release_gil_unless(rows.size(0) <= kTinyKeys && row_ptrs.bags() <= kTinyKeys, release);
+  lookup_loops().pool_rows(rows.data<const float>(), static_cast<uint32_t>(rows.size(1)), row_ptrs.begin(),
+                           row_ptrs.bags(), out.data<float>(), combiner);
+}
+
+void construct_key_index(KeyIndex* self, int64_t capacity_rows) {
+  const uint64_t capacity = in_range("capacity_rows", capacity_rows, KeyIndex::kMaxKeys);
+  const nb::gil_scoped_release release;
+  new (self) KeyIndex(capacity);
+}
+
+template <class Index, void (*kCall)(Index&, const int64_t*, size_t, int64_t*)>
+nb::object number_keys(Index& index, nb::handle keys_in) {
+  const Keys keys(keys_in);
+  nb::object rows = python().empty(keys.count(), python().int64);
+  const Array rows_array(rows, "rows", "int64[N]", Array::kWrite);
+  {
+    const nb::gil_scoped_release release;
+    kCall(index, keys.begin(), keys.count(), rows_array.data<int64_t>());
+  }
+  return rows;
+}
+
+void find(const KeyIndex& index, const int64_t* keys, size_t n, int64_t* rows) { index.find(keys, n, rows); }
+void find_or_insert(KeyIndex& index, const int64_t* keys, size_t n, int64_t* rows) {
+  index.find_or_insert(keys, n, rows);
+}
+
+nb::object all_keys(const KeyIndex& index) {
+  const size_t n = index.size();
+  nb::object keys = python().empty(n, python().int64);
+  const Array keys_array(keys, "keys", "int64[V]", Array::kWrite);
+  {
+    const nb::gil_scoped_release release;
+    index.copy_keys(keys_array.data<int64_t>(), n);
+  }
+  return keys;
+}
+
+}  // namespace
+
+NB_MODULE(_host, module) {
+  module.doc() = "Host kernels. Use kernels.host.";
+  python();
+
+  nb::class_<HostTable>(module, "HostTable")
+      .def("__init__", &construct_table, nb::arg("dim"), nb::arg("capacity_rows"))
+      .def_static("memory_bytes", &table_memory_bytes, nb::arg("dim"), nb::arg("capacity_rows"))
+      .def_prop_ro("dim", &HostTable::dim)
+      .def_prop_ro("capacity_rows", &HostTable::capacity_rows)
+      .def("__len__", [](const HostTable& table) { return static_cast<size_t>(table.rows()); })
+      .def("fetch", &fetch, nb::arg("keys"), nb::arg("out"))
+      .def("fetch_pooled", &fetch_pooled, nb::arg("keys"), nb::arg("row_ptrs"), nb::arg("out"), nb::arg("combiner"))
+      .def("insert", &insert, nb::arg("keys"), nb::arg("rows"))
+      .def("evict", &evict, nb::arg("keys"))
+      .def("_read_items", &read_items, nb::arg("cursor"), nb::arg("max_rows"))
+      .def("_stats", &table_stats);
+
+  nb::class_<KeyIndex>(module, "KeyIndex")
+      .def("__init__", &construct_key_index, nb::arg("capacity_rows") = 1024)
+      .def("find", &number_keys<const KeyIndex, find>, nb::arg("keys"))
+      .def("find_or_insert", &number_keys<KeyIndex, find_or_insert>, nb::arg("keys"))
+      .def("keys", &all_keys)
+      .def("__len__", &KeyIndex::size);
+
+  module.def("pool_rows", &pool_rows, nb::arg("rows"), nb::arg("row_ptrs"), nb::arg("out"), nb::arg("combiner"));
+  module.def("instruction_set", [] { return lookup_loops().name; });
+  module.def("use_avx2", &use_avx2, nb::arg("enabled"));
+}
+
+}  // namespace hotrow

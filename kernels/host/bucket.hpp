@@ -1,0 +1,95 @@
+// One bucket of the index: five keys, their row numbers, and a count of the keys that went past it.
+//
+// Layout, 64 bytes, one cache line:
+//
+//   keys    int64[5]     kEmpty where the slot is free
+//   rows    uint32[5]    row number of the key in the same position, kNoRow where the slot is free
+//   passed  uint32       keys that live in a later bucket although their probe starts here or before
+//
+// Probing. A key's home bucket is fastrange(mix(key)); a full bucket sends it to the next one. A probe ends at the
+// first bucket that nobody passed, so an erased slot is simply free again: there are no tombstones, keys never move,
+// and no amount of inserting and erasing lengthens the probes (the idea is the overflow count of folly's F14).
+//
+// Concurrency. One writer at a time; any number of readers, who take no lock. A slot's life, as the writer stores it:
+//
+//   insert     rows = row, then keys = key        (a visible key has a visible row)
+//   overwrite  rows = other row                   (the key stays)
+//   erase      keys = kEmpty, then rows = kNoRow
+//
+// A reader inside an epoch (epochs.hpp) that reads a row number holds that row: it will not be handed out again
+// before the reader leaves. So if `rows` shows the same number before and after `keys` showed the key, the slot
+// belonged to that key in between and the row is the key's (see row_of). A reader repeats the check only if a writer
+// changed this very slot meanwhile, and a writer can make no more such changes than there are spare rows.
+//
+// The loads and stores that this rests on are seq_cst: the epoch argument needs "I announced myself, then I read the
+// slot" and "I changed the slot, then I looked for readers" to be ordered, which acquire and release do not give.
+// Such loads cost nothing more than acquire on x86 and Arm.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+namespace hotrow {
+
+constexpr int kSlots = 5;
+constexpr int64_t kEmpty = INT64_MIN;
+constexpr uint32_t kNoRow = UINT32_MAX;
+
+struct alignas(64) Bucket {
+  std::atomic<int64_t> keys[kSlots];
+  std::atomic<uint32_t> rows[kSlots];
+  std::atomic<uint32_t> passed;
+
+  void clear() {
+    for (auto& key : keys) key.store(kEmpty, std::memory_order_relaxed);
+    for (auto& row : rows) row.store(kNoRow, std::memory_order_relaxed);
+    passed.store(0, std::memory_order_relaxed);
+  }
+
+  // The row of `key` if slot `slot` holds it, else kNoRow.
+  uint32_t row_of(int64_t key, int slot) const {
+    uint32_t row = rows[slot].load(std::memory_order_seq_cst);
+    for (;;) {
+      if (keys[slot].load(std::memory_order_seq_cst) != key) return kNoRow;
+      const uint32_t again = rows[slot].load(std::memory_order_seq_cst);
+      if (again == row) return row;
+      row = again;
+    }
+  }
+};
+static_assert(sizeof(Bucket) == 64, "a bucket is one cache line");
+static_assert(std::atomic<int64_t>::is_always_lock_free && std::atomic<uint32_t>::is_always_lock_free,
+              "readers must never meet a hidden lock");
+
+// The two smallest and the two largest int64 values mark slots here and on the GPU; they are never keys.
+inline bool is_reserved(int64_t key) {
+  constexpr uint64_t two_before_smallest = (uint64_t{1} << 63) - 2;
+  return static_cast<uint64_t>(key) - two_before_smallest < 4;
+}
+
+// Spread a key over 64 bits. fastrange uses the upper bits, so those must depend on every bit of the key: the first
+// shift brings the upper half down for ids such as (slot << 40 | id), the multiplications carry everything up.
+inline uint64_t mix(int64_t key) {
+  uint64_t h = static_cast<uint64_t>(key);
+  h ^= h >> 32;
+  h *= 0x9E3779B97F4A7C15u;
+  h ^= h >> 29;
+  h *= 0xD6E8FEB86659FD93u;
+  return h;
+}
+
+// Map a 64-bit hash to [0, bucket_count) without a division (Lemire's fastrange).
+inline uint64_t fastrange(uint64_t hash, uint64_t bucket_count) {
+  return static_cast<uint64_t>((static_cast<unsigned __int128>(hash) * bucket_count) >> 64);
+}
+
+// What a reader needs of an index; plain values, so that loops keep them in registers.
+struct IndexView {
+  const Bucket* buckets;
+  uint64_t bucket_count;
+
+  uint64_t home(int64_t key) const { return fastrange(mix(key), bucket_count); }
+  uint64_t after(uint64_t bucket) const { return bucket + 1 == bucket_count ? 0 : bucket + 1; }
+};
+
+}  // namespace hotrow

@@ -1,0 +1,107 @@
+// Epochs: how a writer knows that no reader can still be reading a row it took out of the index.
+//
+// The writer counts epochs. A reader announces the epoch it started in, in a slot of its own, and clears the slot when
+// it leaves. A row unlinked in epoch e may be written again once every announced epoch is later than e.
+//
+// Why that is enough. All operations below are seq_cst, so they lie in one order S. Say the writer unlinks a row,
+// ends epoch e, and then finds no reader of epoch <= e.
+//   - A reader that announced an epoch > e read the counter after the writer ended e, so it sees the unlinking.
+//   - A reader whose announcement the writer did not find announces itself later in S than the writer looked, hence
+//     later than the unlinking; its own (seq_cst) loads of the index come later still, so they see the unlinking.
+//     This holds even if the epoch it announces is an old one that it read long before.
+//   - A reader that has left cleared its slot with a release store that the writer's look acquired, so what it read
+//     happened before anything the writer writes now.
+//
+// Slots are claimed for one call and given back, so neither the number of threads nor their life matters. Threads start
+// at different slots; a thread that finds all taken adds another block of slots. Blocks are never removed before the
+// end, so the claim is a bounded walk: nobody waits.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+namespace hotrow {
+
+class Epochs {
+  struct alignas(64) Slot {
+    std::atomic<uint64_t> epoch{0};  // 0: free
+  };
+  struct Block {
+    Slot slots[64];
+    std::atomic<Block*> next{nullptr};
+  };
+
+ public:
+  Epochs() = default;
+  Epochs(const Epochs&) = delete;
+  Epochs& operator=(const Epochs&) = delete;
+  ~Epochs() {
+    for (Block* block = first_.next.load(); block;) {
+      Block* next = block->next.load();
+      delete block;
+      block = next;
+    }
+  }
+
+  // A reader's stay. Rows found in the index while it lives stay as they are until it ends.
+  class Reader {
+   public:
+    explicit Reader(Epochs& epochs) : slot_(epochs.claim()) {}
+    Reader(const Reader&) = delete;
+    Reader& operator=(const Reader&) = delete;
+    // release: what was read under this stay comes before the writer finds the slot free.
+    ~Reader() { slot_.epoch.store(0, std::memory_order_release); }
+
+   private:
+    Slot& slot_;
+  };
+
+  // Writer: end the running epoch and return it. What was unlinked before the call belongs to it or to earlier ones.
+  uint64_t end_epoch() { return now_.fetch_add(1, std::memory_order_seq_cst); }
+
+  // Writer: the earliest epoch a reader may be in; UINT64_MAX if there is no reader.
+  uint64_t earliest_reader() const {
+    uint64_t earliest = UINT64_MAX;
+    for (const Block* block = &first_; block; block = block->next.load(std::memory_order_seq_cst))
+      for (const Slot& slot : block->slots) {
+        const uint64_t epoch = slot.epoch.load(std::memory_order_seq_cst);
+        if (epoch != 0 && epoch < earliest) earliest = epoch;
+      }
+    return earliest;
+  }
+
+ private:
+  static uint32_t thread_number() {
+    static std::atomic<uint32_t> threads{0};  // relaxed: only spreads threads over slots
+    thread_local const uint32_t number = threads.fetch_add(1, std::memory_order_relaxed);
+    return number;
+  }
+
+  Slot& claim() {
+    const uint64_t epoch = now_.load(std::memory_order_seq_cst);
+    const uint32_t start = thread_number();
+    for (Block* block = &first_;; block = following(*block))
+      for (uint32_t i = 0; i < 64; ++i) {
+        Slot& slot = block->slots[(start + i) % 64];
+        uint64_t free = 0;
+        if (slot.epoch.load(std::memory_order_relaxed) == 0 &&
+            slot.epoch.compare_exchange_strong(free, epoch, std::memory_order_seq_cst))
+          return slot;
+      }
+  }
+
+  // The block after `block`, added if there is none. Throws std::bad_alloc.
+  static Block* following(Block& block) {
+    Block* next = block.next.load(std::memory_order_seq_cst);
+    if (next) return next;
+    Block* added = new Block;
+    if (block.next.compare_exchange_strong(next, added, std::memory_order_seq_cst)) return added;
+    delete added;
+    return next;
+  }
+
+  std::atomic<uint64_t> now_{1};  // the running epoch; never 0
+  Block first_;
+};
+
+}  // namespace hotrow

@@ -1,0 +1,122 @@
+#include "host_table.hpp"
+
+#include <algorithm>
+#include <vector>
+
+namespace hotrow {
+
+uint64_t HostTable::spare_rows_for(uint64_t capacity_rows) {
+  constexpr uint64_t fewest = 1024;  // a small table is often rewritten whole
+  return std::max(capacity_rows / 5, fewest);
+}
+
+uint64_t HostTable::memory_bytes_for(uint32_t dim, uint64_t capacity_rows) {
+  const uint64_t rows = capacity_rows + spare_rows_for(capacity_rows);
+  return HugeArray::rounded(BucketIndex::bytes_for(capacity_rows)) + HugeArray::rounded(RowArena::bytes_for(dim, rows));
+}
+
+void HostTable::fetch(const int64_t* keys, size_t n, float* out, bool* found) {
+  const LookupLoops& loops = lookup_loops();
+  for (size_t at = 0; at < n; at += kReaderKeys) {
+    const Epochs::Reader reader(epochs_);
+    loops.fetch(view(), keys + at, std::min(kReaderKeys, n - at), out + at * dim_, found + at);
+  }
+}
+
+void HostTable::fetch_pooled(const int64_t* keys, const int64_t* row_ptrs, size_t bags, float* out, Combiner combiner,
+                             bool* found) {
+  const LookupLoops& loops = lookup_loops();
+  for (size_t begin = 0; begin < bags;) {
+    const int64_t* limit = std::upper_bound(row_ptrs + begin + 1, row_ptrs + bags + 1,
+                                            row_ptrs[begin] + static_cast<int64_t>(kReaderKeys));
+    const size_t end = std::max(begin + 1, static_cast<size_t>(limit - row_ptrs) - 1);
+    const Epochs::Reader reader(epochs_);
+    loops.fetch_pooled(view(), keys, row_ptrs, begin, end, out, combiner, found);
+    begin = end;
+  }
+}
+
+void HostTable::check_room(const int64_t* keys, size_t n) const {
+  const auto room = static_cast<int64_t>(capacity_rows_) - rows();
+  if (static_cast<int64_t>(n) <= room) return;
+  std::vector<int64_t> added;
+  for (size_t i = 0; i < n; ++i)
+    if (!index_.find(keys[i])) added.push_back(keys[i]);
+  if (static_cast<int64_t>(added.size()) <= room) return;
+  std::sort(added.begin(), added.end());
+  const auto new_rows = std::unique(added.begin(), added.end()) - added.begin();
+  if (new_rows > room) throw TableFull{rows(), new_rows};
+}
+
+void HostTable::write_one(int64_t key, const float* row) {
+  const uint32_t number = arena_.take();
+  std::copy_n(row, dim_, arena_.row(number));
+  if (const auto place = index_.find(key)) {
+    const uint32_t old = index_.row_at(*place);
+    index_.overwrite(*place, number);
+    arena_.retire(old);
+  } else {
+    index_.insert(key, number);
+    rows_.store(rows() + 1, std::memory_order_relaxed);
+  }
+}
+
+bool HostTable::evict_one(int64_t key) {
+  const auto place = index_.find(key);
+  if (!place) return false;
+  const uint32_t old = index_.row_at(*place);
+  index_.erase(key, *place);
+  arena_.retire(old);
+  rows_.store(rows() - 1, std::memory_order_relaxed);
+  return true;
+}
+
+template <class WriteOne>
+void HostTable::write_in_epochs(const int64_t* keys, size_t n, WriteOne write_one) {
+  for (size_t begin = 0; begin < n; begin += kWriterKeys) {
+    const size_t end = std::min(n, begin + kWriterKeys);
+    arena_.reserve_retired(end - begin);
+    for (size_t i = begin; i < end; ++i) {
+      if (i + kWriterAhead < n) index_.prefetch(keys[i + kWriterAhead]);
+      write_one(i);
+    }
+    arena_.end_epoch();
+    arena_.reclaim();
+  }
+}
+
+void HostTable::insert(const int64_t* keys, const float* rows, size_t n) {
+  const std::lock_guard<std::mutex> turn(writers_);
+  check_room(keys, n);
+  write_in_epochs(keys, n, [&](size_t i) { write_one(keys[i], rows + i * dim_); });
+}
+
+int64_t HostTable::evict(const int64_t* keys, size_t n) {
+  const std::lock_guard<std::mutex> turn(writers_);
+  int64_t evicted = 0;
+  write_in_epochs(keys, n, [&](size_t i) { evicted += evict_one(keys[i]); });
+  return evicted;
+}
+
+size_t HostTable::read_items(uint64_t& cursor, size_t max_rows, int64_t* keys, float* rows) {
+  const TableView table = view();
+  const uint64_t slots = table.index.bucket_count * kSlots;
+  size_t count = 0;
+  while (count < max_rows && cursor < slots) {
+    const Epochs::Reader reader(epochs_);
+    const uint64_t stop = std::min(slots, cursor + kReaderKeys);
+    for (; cursor < stop && count < max_rows; ++cursor) {
+      const Bucket& bucket = table.index.buckets[cursor / kSlots];
+      const int slot = static_cast<int>(cursor % kSlots);
+      const int64_t key = bucket.keys[slot].load(std::memory_order_acquire);  // with it, the row it came with
+      const uint32_t number = key == kEmpty ? kNoRow : bucket.row_of(key, slot);
+      if (number == kNoRow) continue;
+      keys[count] = key;
+      std::copy_n(table.rows.at(number), dim_, rows + count * dim_);
+      ++count;
+    }
+  }
+  return count;
+}
+
+}  // namespace hotrow

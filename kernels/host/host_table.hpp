@@ -1,0 +1,89 @@
+// One table's embedding rows in RAM: int64 key -> float32[dim].
+//
+// Made of an index (bucket_index.hpp), an arena of rows (row_arena.hpp) and epochs (epochs.hpp). A write never changes
+// a row in place: it fills a free row, points the index at it and retires the old one, so a reader sees the old row or
+// the new one, each whole. About a fifth more rows than the capacity are kept for that.
+//
+// Readers (fetch, fetch_pooled, read_items) take no lock and wait for nobody. Writers (insert, evict) take turns. A
+// writer waits for readers only when all spare rows were replaced during one reader's stay, which is kept short: a
+// reader that has much to read leaves and enters again every kReaderKeys keys.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <mutex>
+
+#include "bucket_index.hpp"
+#include "epochs.hpp"
+#include "lookup.hpp"
+#include "row_arena.hpp"
+
+namespace hotrow {
+
+// The call would add more keys than the table has room for.
+struct TableFull {
+  int64_t rows;
+  int64_t new_rows;
+};
+
+class HostTable {
+ public:
+  static constexpr uint32_t kMaxDim = 1u << 16;
+  static constexpr uint64_t kMaxCapacityRows = 3'500'000'000;  // with the spare rows below 2^32
+
+  // 1 <= dim <= kMaxDim, 1 <= capacity_rows <= kMaxCapacityRows. Throws std::bad_alloc.
+  HostTable(uint32_t dim, uint64_t capacity_rows)
+      : dim_(dim),
+        capacity_rows_(capacity_rows),
+        index_(capacity_rows),
+        arena_(dim, static_cast<uint32_t>(capacity_rows + spare_rows_for(capacity_rows)), epochs_) {}
+
+  static uint64_t spare_rows_for(uint64_t capacity_rows);
+  static uint64_t memory_bytes_for(uint32_t dim, uint64_t capacity_rows);
+
+  uint32_t dim() const { return dim_; }
+  uint64_t capacity_rows() const { return capacity_rows_; }
+  int64_t rows() const { return rows_.load(std::memory_order_relaxed); }
+  uint64_t bucket_count() const { return index_.bucket_count(); }
+  uint64_t longest_probe() const { return index_.longest_probe(); }
+  uint64_t memory_bytes() const { return index_.memory_bytes() + arena_.memory_bytes(); }
+
+  // keys[n] -> out[n][dim], zeros where absent; found[n]. No key is reserved (here and below).
+  void fetch(const int64_t* keys, size_t n, float* out, bool* found);
+
+  // Bags of keys -> out[bags][dim]; found[n] per key. An absent key adds nothing but counts for the mean.
+  void fetch_pooled(const int64_t* keys, const int64_t* row_ptrs, size_t bags, float* out, Combiner combiner,
+                    bool* found);
+
+  // Insert or overwrite; of equal keys the last wins. Throws TableFull before anything is written.
+  void insert(const int64_t* keys, const float* rows, size_t n);
+
+  // Returns how many of the keys were present.
+  int64_t evict(const int64_t* keys, size_t n);
+
+  // Up to `max_rows` keys and rows from slot number `cursor` on. Moves the cursor; returns how many.
+  // As keys never move, one that is present throughout a walk is met exactly once, whatever writers do.
+  size_t read_items(uint64_t& cursor, size_t max_rows, int64_t* keys, float* rows);
+
+ private:
+  static constexpr size_t kReaderKeys = 8192;
+  static constexpr size_t kWriterKeys = 4096;  // keys written per epoch
+  static constexpr size_t kWriterAhead = 8;
+
+  TableView view() const { return {index_.view(), arena_.view(), dim_}; }
+  void check_room(const int64_t* keys, size_t n) const;
+  void write_one(int64_t key, const float* row);
+  bool evict_one(int64_t key);
+  template <class WriteOne>
+  void write_in_epochs(const int64_t* keys, size_t n, WriteOne write_one);
+
+  const uint32_t dim_;
+  const uint64_t capacity_rows_;
+  std::mutex writers_;  // guards index_'s and arena_'s writing methods
+  Epochs epochs_;       // before arena_, which refers to it
+  BucketIndex index_;
+  RowArena arena_;
+  std::atomic<int64_t> rows_{0};  // written under writers_; relaxed: a count, it publishes nothing
+};
+
+}  // namespace hotrow

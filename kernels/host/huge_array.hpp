@@ -1,0 +1,68 @@
+// Zeroed memory straight from the system: aligned, on huge pages where the system has them, already touched.
+//
+// Every page is touched at construction. A first touch of a huge page clears 2 MiB while its toucher waits, so an
+// arena that is touched while it serves shows in the readers' slowest answers.
+#pragma once
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <new>
+#include <utility>
+
+namespace hotrow {
+
+class HugeArray {
+ public:
+  HugeArray() = default;
+
+  // Throws std::bad_alloc when the system refuses.
+  explicit HugeArray(size_t bytes) : bytes_(rounded(bytes)) {
+    const size_t slack = bytes_ >= kHugePage ? kHugePage : 0;  // to start on a huge-page border
+    void* mapped = mmap(nullptr, bytes_ + slack, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (mapped == MAP_FAILED) throw std::bad_alloc();
+    auto* first = static_cast<std::byte*>(mapped);
+    const size_t skipped = slack ? (kHugePage - reinterpret_cast<uintptr_t>(first) % kHugePage) % kHugePage : 0;
+    data_ = first + skipped;
+    if (skipped) munmap(first, skipped);
+    if (slack > skipped) munmap(data_ + bytes_, slack - skipped);
+#ifdef MADV_HUGEPAGE
+    if (slack) madvise(data_, bytes_, MADV_HUGEPAGE);  // refused where the kernel has no huge pages; small ones do
+#endif
+    for (size_t at = 0; at < bytes_; at += kPage) *reinterpret_cast<volatile std::byte*>(data_ + at) = std::byte{0};
+  }
+
+  HugeArray(HugeArray&& other) noexcept { swap(other); }
+  HugeArray& operator=(HugeArray&& other) noexcept {
+    swap(other);
+    return *this;
+  }
+  ~HugeArray() {
+    if (data_) munmap(data_, bytes_);
+  }
+
+  std::byte* data() const { return data_; }
+  size_t bytes() const { return bytes_; }
+
+  // What an array of `bytes` bytes takes from the system.
+  static size_t rounded(size_t bytes) {
+    const size_t unit = bytes >= kHugePage ? kHugePage : kPage;
+    return (bytes + unit - 1) / unit * unit + (bytes == 0 ? unit : 0);
+  }
+
+ private:
+  static constexpr size_t kPage = 4096;
+  static constexpr size_t kHugePage = size_t{2} << 20;
+
+  void swap(HugeArray& other) noexcept {
+    std::swap(data_, other.data_);
+    std::swap(bytes_, other.bytes_);
+  }
+
+  std::byte* data_ = nullptr;
+  size_t bytes_ = 0;
+};
+
+}  // namespace hotrow

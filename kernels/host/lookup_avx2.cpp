@@ -1,0 +1,45 @@
+// The reading loops for AVX2. The functions carry the target themselves: the rest of the program runs on any CPU.
+#if defined(__x86_64__)
+
+#include <immintrin.h>
+
+#include "lookup.hpp"
+
+#define HOTROW_TARGET __attribute__((target("avx2")))
+
+namespace hotrow {
+namespace {
+namespace avx2 {
+
+#if defined(__SANITIZE_THREAD__)
+// A vector load is no atomic operation of C++. On x86 each of its aligned eight-byte lanes is read whole and in order
+// with other loads, which is all that is asked of it: a match is confirmed with atomic loads (Bucket::row_of), and a
+// key that is there all the time is seen. The thread sanitizer knows only C++, so it does not look at this one load.
+#define HOTROW_PROBE HOTROW_TARGET __attribute__((no_sanitize("thread"), noinline))
+#else
+#define HOTROW_PROBE HOTROW_TARGET inline
+#endif
+
+HOTROW_PROBE unsigned matches(const Bucket& bucket, int64_t key) {
+  const __m256i four = _mm256_load_si256(reinterpret_cast<const __m256i*>(&bucket.keys[0]));
+  const __m256i equal = _mm256_cmpeq_epi64(four, _mm256_set1_epi64x(key));
+  const unsigned fifth = bucket.keys[4].load(std::memory_order_relaxed) == key;
+  const unsigned slots = static_cast<unsigned>(_mm256_movemask_pd(_mm256_castsi256_pd(equal))) | fifth << 4;
+  std::atomic_signal_fence(std::memory_order_acquire);  // keep the compiler from moving later loads up; x86 does not
+  return slots;
+}
+
+#include "lookup_loops.inl"
+
+}  // namespace avx2
+}  // namespace
+
+const LookupLoops& avx2_loops() {
+  static constexpr LookupLoops loops{"avx2",          avx2::first_reserved,   avx2::find,
+                                     avx2::fetch_any, avx2::fetch_pooled_any, avx2::pool_rows_any};
+  return loops;
+}
+
+}  // namespace hotrow
+
+#endif

@@ -1,0 +1,115 @@
+// Rows of equal size in one huge-page array, and which of them are free.
+//
+// A row is free, in the index, or retired: taken out of the index in some epoch and waiting until no reader can hold
+// it. Free rows are reused last in, first out, so a writer keeps to rows that are warm in its cache.
+//
+// One row more than asked for lies at the end, always zero: what an absent key reads.
+//
+// Only the writer calls methods other than view(); callers keep writers apart.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <thread>
+#include <vector>
+
+#include "bucket.hpp"
+#include "epochs.hpp"
+#include "huge_array.hpp"
+
+namespace hotrow {
+
+// What a reader needs of an arena.
+struct RowsView {
+  const std::byte* rows;
+  size_t stride_bytes;
+  const float* zeros;
+
+  const float* at(uint32_t row) const {
+    return row == kNoRow ? zeros : reinterpret_cast<const float*>(rows + row * stride_bytes);
+  }
+};
+
+class RowArena {
+ public:
+  RowArena(uint32_t dim, uint32_t rows, Epochs& epochs)
+      : stride_bytes_(stride_for(dim)), rows_(rows), memory_(bytes_for(dim, rows)), epochs_(epochs) {}
+
+  // A row shorter than a cache line takes a power of two, so that it lies in one line; a longer one, whole 32 bytes.
+  static size_t stride_for(uint32_t dim) {
+    const size_t bytes = size_t{dim} * sizeof(float);
+    if (bytes > 64) return (bytes + 31) / 32 * 32;
+    size_t stride = sizeof(float);
+    while (stride < bytes) stride *= 2;
+    return stride;
+  }
+  static size_t bytes_for(uint32_t dim, uint64_t rows) { return (rows + 1) * stride_for(dim); }
+
+  RowsView view() const { return {memory_.data(), stride_bytes_, row(rows_)}; }
+  size_t memory_bytes() const { return memory_.bytes(); }
+  float* row(uint32_t number) const { return reinterpret_cast<float*>(memory_.data() + number * stride_bytes_); }
+
+  // Make sure that `rows` rows can be retired without an allocation, so that a write cannot fail half way.
+  void reserve_retired(size_t rows) {
+    retired_.erase(retired_.begin(), retired_.begin() + static_cast<ptrdiff_t>(first_retired_));
+    first_retired_ = 0;
+    grow(retired_, retired_.size() + rows);
+    grow(free_, free_.size() + retired_.size() + rows);
+  }
+
+  // A row to write. Waits, yielding, only while every row that is not in the index may be in a reader's hands.
+  uint32_t take() {
+    if (free_.empty() && untouched_ < rows_) return untouched_++;
+    while (free_.empty()) {
+      end_epoch();
+      reclaim();
+      if (free_.empty()) std::this_thread::yield();
+    }
+    const uint32_t number = free_.back();
+    free_.pop_back();
+    return number;
+  }
+
+  // A row that was just unlinked from the index.
+  void retire(uint32_t number) { retired_.push_back({kRunningEpoch, number}); }
+
+  // End the write's epoch: rows retired so far become free once its readers have left.
+  void end_epoch() {
+    const uint64_t epoch = epochs_.end_epoch();
+    for (size_t i = retired_.size(); i-- > first_retired_ && retired_[i].epoch == kRunningEpoch;)
+      retired_[i].epoch = epoch;
+  }
+
+  // Collect retired rows whose readers have left.
+  void reclaim() {
+    if (first_retired_ == retired_.size()) return;
+    const uint64_t earliest = epochs_.earliest_reader();
+    for (; first_retired_ < retired_.size() && retired_[first_retired_].epoch < earliest; ++first_retired_)
+      free_.push_back(retired_[first_retired_].number);
+  }
+
+ private:
+  static constexpr uint64_t kRunningEpoch = UINT64_MAX;
+  struct Retired {
+    uint64_t epoch;
+    uint32_t number;
+  };
+
+  // Like vector::reserve, but doubling, so that many small reservations stay cheap.
+  template <class T>
+  static void grow(std::vector<T>& list, size_t size) {
+    if (size > list.capacity()) list.reserve(std::max(size, 2 * list.capacity()));
+  }
+
+  size_t stride_bytes_;
+  uint32_t rows_;
+  uint32_t untouched_ = 0;  // rows from here on were never handed out
+  HugeArray memory_;
+  Epochs& epochs_;
+  std::vector<uint32_t> free_;
+  std::vector<Retired> retired_;  // oldest first, from first_retired_ on
+  size_t first_retired_ = 0;
+};
+
+}  // namespace hotrow
