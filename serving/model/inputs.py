@@ -1,0 +1,111 @@
+"""The first layers of a graph: Data, which names the inputs, and the embeddings, which own the tables."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from serving.model.json_fields import Fields
+from serving.model.records import Embedding, SparseInput
+
+# Members that say how training reads its data or sizes its memory; a prediction does not depend on them.
+_DATA_IGNORED = (
+    "source", "eval_source", "check", "format", "num_samples", "eval_num_samples", "slot_size_array",
+    "float_label_dense", "cache_eval_data", "num_workers",
+)  # fmt: skip
+_EMBEDDING_IGNORED = (
+    "max_vocabulary_size_per_gpu", "max_vocabulary_size_global", "workspace_size_per_gpu_in_mb", "slot_size_array",
+    "plan_file",
+)  # fmt: skip
+_SPARSE_TYPES = {"DistributedSlot": "DistributedSlot", "LocalizedSlot": "LocalizedSlot"}
+_COMBINERS: Mapping[int | str, Literal["sum", "mean"]] = {0: "sum", 1: "mean", "sum": "sum", "mean": "mean"}
+_TABLE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,119}")
+
+EMBEDDING_TYPES: Mapping[str, Literal["distributed", "localized"]] = {
+    "DistributedSlotSparseEmbeddingHash": "distributed",
+    "LocalizedSlotSparseEmbeddingHash": "localized",
+    "LocalizedSlotSparseEmbeddingOneHot": "localized",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Data:
+    """What the Data layer says; ``label_top`` is None where an inference graph leaves it out."""
+
+    label_top: str | None
+    label_dim: int
+    dense_top: str
+    dense_dim: int
+    sparse: tuple[SparseInput, ...]
+
+
+def read_data(fields: Fields) -> Data:
+    """Read the Data layer.
+
+    Raises:
+        ConfigError: a member is missing, unknown or wrong.
+    """
+    fields.allow(("name", "type", "label", "dense", "sparse", *_DATA_IGNORED))
+    label = fields.object("label", ("top", "label_dim"))
+    dense = fields.object("dense", ("top", "dense_dim"))
+    return Data(
+        label_top=label.text("top") if "top" in label else None,
+        label_dim=label.integer("label_dim"),
+        dense_top=dense.text("top"),
+        dense_dim=dense.integer("dense_dim", minimum=0),
+        sparse=tuple(_read_sparse(entry) for entry in fields.objects("sparse")),
+    )
+
+
+def _read_sparse(fields: Fields) -> SparseInput:
+    """Read one sparse input: v3.0 counts keys per sample, v3.1 and later per slot."""
+    fields.allow(
+        ("top", "slot_num", "type", "max_feature_num_per_sample", "max_nnz", "nnz_per_slot", "is_fixed_length")
+    )
+    slots = fields.integer("slot_num")
+    if "type" in fields:
+        fields.choice("type", _SPARSE_TYPES)
+    if "is_fixed_length" in fields:
+        fields.choice("is_fixed_length", {True: True, False: False})
+    if "max_nnz" in fields:
+        fields.integer("max_nnz")
+    if ("nnz_per_slot" in fields) == ("max_feature_num_per_sample" in fields):
+        raise fields.error("expected either max_feature_num_per_sample or nnz_per_slot")
+    if "nnz_per_slot" not in fields:
+        return SparseInput(fields.text("top"), slots, fields.integer("max_feature_num_per_sample"))
+    per_slot = fields.value("nnz_per_slot")
+    if not isinstance(per_slot, list):
+        return SparseInput(fields.text("top"), slots, fields.integer("nnz_per_slot") * slots)
+    if len(per_slot) != slots:
+        raise fields.error(f"expected {slots} numbers, one per slot, got {len(per_slot)}", "nnz_per_slot")
+    keys = sum(fields.check_integer(nnz, f"nnz_per_slot[{slot}]", 1) for slot, nnz in enumerate(per_slot))
+    return SparseInput(fields.text("top"), slots, keys)
+
+
+def read_embedding(fields: Fields, sparse: Mapping[str, SparseInput]) -> Embedding:
+    """Read one embedding layer; ``sparse`` holds the inputs it may read.
+
+    Raises:
+        ConfigError: a member is missing, unknown or wrong, or the bottom is not a sparse input.
+    """
+    fields.allow(("name", "type", "bottom", "top", "sparse_embedding_hparam", "optimizer"))
+    bottom, top = fields.text("bottom"), fields.text("top")
+    if bottom not in sparse:
+        raise fields.error(f"expected a sparse input ({', '.join(sparse)}), got {bottom!r}", "bottom")
+    table = fields.text("name", top)
+    if not _TABLE_NAME.fullmatch(table):
+        # the name becomes a folder's name and part of database keys
+        raise fields.error(f"a table's name has letters, digits, '_', '-' and '.' only, got {table!r}", "name")
+    hparam = fields.object(
+        "sparse_embedding_hparam", ("embedding_vec_size", "combiner", "default_emb_vec_value", *_EMBEDDING_IGNORED)
+    )
+    return Embedding(
+        table=table,
+        bottom=bottom,
+        top=top,
+        slots=sparse[bottom].slots,
+        dim=hparam.integer("embedding_vec_size"),
+        combiner=hparam.choice("combiner", _COMBINERS),
+        row_layout=EMBEDDING_TYPES[fields.text("type")],
+        default_value=hparam.number("default_emb_vec_value", 0.0),
+    )

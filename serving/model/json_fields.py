@@ -1,0 +1,142 @@
+"""One JSON object, read member by member: every wrong member is a ConfigError that names its path."""
+
+import difflib
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Final, TypeVar
+
+from serving.errors import ConfigError
+
+T = TypeVar("T")
+
+
+class _Required:
+    """The type of ``REQUIRED``: a member without a default."""
+
+
+REQUIRED: Final = _Required()
+
+
+class Fields:
+    """The members of one JSON object.
+
+    Attributes:
+        source: the file, for messages.
+        path: where the object is in the document, ``"layers[4].fc_param"``.
+    """
+
+    def __init__(self, value: Any, source: str, path: str, known: Iterable[str] | None = None) -> None:
+        """Check that ``value`` is an object, and that it has no members but ``known`` (None: check them later).
+
+        Raises:
+            ConfigError: it is not an object, or has an unknown member.
+        """
+        self.source = source
+        self.path = path
+        if not isinstance(value, dict):
+            raise self.error(f"expected an object, got {describe(value)}")
+        self._members: dict[str, Any] = value
+        if known is not None:
+            self.allow(known)
+
+    def allow(self, known: Iterable[str]) -> None:
+        """Refuse every member that is not in ``known``."""
+        names = sorted(known)
+        for key in self._members:
+            if key not in names:
+                close = difflib.get_close_matches(key, names, n=1)
+                expected = close[0] if close else f"one of {', '.join(names)}" if names else "no members"
+                raise self.error(f"unknown key; expected {expected}", key)
+
+    def __contains__(self, key: str) -> bool:
+        """Whether the object has this member."""
+        return key in self._members
+
+    def error(self, reason: str, key: str = "") -> ConfigError:
+        """Return the error that says ``reason`` of this object, or of its member ``key``."""
+        return ConfigError(self.source, ".".join(part for part in (self.path, key) if part), reason)
+
+    def value(self, key: str, default: Any = REQUIRED) -> Any:
+        """Return the member as it is.
+
+        Raises:
+            ConfigError: it is missing and has no default. All other readers raise this too.
+        """
+        if key in self._members:
+            return self._members[key]
+        if default is REQUIRED:
+            raise self.error("missing", key)
+        return default
+
+    def integer(self, key: str, default: int | _Required = REQUIRED, *, minimum: int = 1) -> int:
+        """Return an integer of at least ``minimum``; 1.0 and true are not integers."""
+        return self.check_integer(self.value(key, default), key, minimum)
+
+    def check_integer(self, value: Any, key: str, minimum: int) -> int:
+        """Return ``value`` if it is an integer of at least ``minimum``."""
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise self.error(f"expected an integer, got {describe(value)}", key)
+        if not minimum <= value < 2**31:
+            raise self.error(f"expected an integer from {minimum} to 2147483647, got {value}", key)
+        return value
+
+    def number(self, key: str, default: float | _Required = REQUIRED) -> float:
+        """Return a number as a float."""
+        value = self.value(key, default)
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise self.error(f"expected a number, got {describe(value)}", key)
+        return float(value)
+
+    def text(self, key: str, default: str | _Required = REQUIRED) -> str:
+        """Return a string that is not empty."""
+        return self._check_text(self.value(key, default), key)
+
+    def texts(self, key: str) -> tuple[str, ...]:
+        """Return one string or a list of strings, as HugeCTR writes ``bottom`` and ``top``."""
+        value = self.value(key)
+        if not isinstance(value, list):
+            return (self._check_text(value, key),)
+        if not value:
+            raise self.error("expected at least one name, got an empty list", key)
+        return tuple(self._check_text(item, f"{key}[{index}]") for index, item in enumerate(value))
+
+    def _check_text(self, value: Any, key: str) -> str:
+        if not isinstance(value, str) or not value:
+            raise self.error(f"expected a name, got {describe(value)}", key)
+        return value
+
+    def choice(self, key: str, choices: Mapping[Any, T], default: Any = REQUIRED) -> T:
+        """Return what ``choices`` maps the member's value to."""
+        value = self.value(key, default)
+        for name, meaning in choices.items():
+            if type(value) is type(name) and value == name:
+                return meaning
+        close = difflib.get_close_matches(str(value), [str(name) for name in choices], n=1)
+        hint = f"; did you mean {json.dumps(close[0])}?" if close else ""
+        expected = ", ".join(json.dumps(name) for name in choices)
+        raise self.error(f"expected one of {expected}, got {describe(value)}{hint}", key)
+
+    def object(self, key: str, known: Iterable[str] | None = None) -> "Fields":
+        """Return the member, an object with no members but ``known``."""
+        return Fields(self.value(key), self.source, self._path_of(key), known)
+
+    def objects(self, key: str) -> Iterator["Fields"]:
+        """Yield the objects of a list that is not empty."""
+        value = self.value(key)
+        if not isinstance(value, list) or not value:
+            raise self.error(f"expected a list of objects, got {describe(value)}", key)
+        for index, item in enumerate(value):
+            yield Fields(item, self.source, f"{self._path_of(key)}[{index}]")
+
+    def _path_of(self, key: str) -> str:
+        return f"{self.path}.{key}" if self.path else key
+
+
+def describe(value: Any) -> str:
+    """Return a short form of a JSON value for a message."""
+    if isinstance(value, dict):
+        return "an object"
+    if isinstance(value, list):
+        return "a list" if value else "an empty list"
+    text = json.dumps(value)
+    return text if len(text) <= 60 else text[:57] + "..."
