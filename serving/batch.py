@@ -1,9 +1,28 @@
-"""One request's samples, checked once: nothing behind this file checks them again."""
+"""One request's samples, checked once: nothing behind this file checks them again.
+
+All checks are vectorised and look at whole arrays; only when one fails is the position of the first fault looked for.
+"""
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from serving.arrays import flat_integers, floats
+from serving.config import ModelConfig, TableConfig
+from serving.errors import RequestError
+
+# The names the three tensors have on the wire, in HugeCTR's Triton backend and here.
+DENSE, KEYS, ROW_PTRS = "DES", "CATCOLUMN", "ROWINDEX"
+
+# The two smallest and the two largest int64 values are reserved: tables mark empty places with them.
+SMALLEST_KEY = -(2**63) + 2
+LARGEST_KEY = 2**63 - 3
+UINT32_MAX = 2**32 - 1
+INT32_MAX = 2**31 - 1
+
+Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,3 +54,153 @@ class Batch:
     def samples(self) -> int:
         """B."""
         return int(self.dense.shape[0])
+
+
+def read_batch(config: ModelConfig, dense: Any, keys: Any, row_ptrs: Any) -> Batch:
+    """Check one request and return it as a Batch, which may share memory with the arrays given.
+
+    With one table, ``row_ptrs`` is one CSR: B * S + 1 offsets, sample-major. With several tables, keys are
+    sample-major (sample 0's keys of table 0, then of table 1, ..., then sample 1's), and ``row_ptrs`` is either one
+    block of B * S + 1 offsets per table, each starting at 0 (HugeCTR v4), or one CSR over the slots of all tables
+    (v3.0); its length decides.
+
+    Args:
+        config: the model the request is for.
+        dense: [B * F], [1, B * F] or [B, F] numbers, none of them NaN or infinite; None or empty where F is 0.
+        keys: [N] or [1, N] integers; of a uint32 model 0 to 2**32 - 1, of an int64 model any but the two smallest and
+            the two largest int64 values.
+        row_ptrs: [R] or [1, R] integers.
+
+    Raises:
+        RequestError: it is no such request, or has no sample, or more than ``config.max_batchsize``; the message
+            names the tensor and the place.
+    """
+    flat_keys = flat_integers(keys, KEYS)
+    offsets = flat_integers(row_ptrs, ROW_PTRS)
+    _check_keys(flat_keys, config.key_type)
+    if len(config.tables) == 1:
+        samples = _samples(offsets.size - 1, config.tables[0].slots, config, offsets.size)
+        tables = (_one_table(config.tables[0], flat_keys, offsets),)
+    else:
+        samples, tables = _several_tables(config, flat_keys, offsets)
+    return Batch(dense=_read_dense(dense, samples, config.dense_dim), tables=tables)
+
+
+def _check_keys(keys: Ints, key_type: str) -> None:
+    if keys.size > INT32_MAX:
+        raise RequestError(f"{KEYS}: {keys.size} keys, but 32-bit offsets reach {INT32_MAX}")
+    smallest, largest = (0, UINT32_MAX) if key_type == "I32" else (SMALLEST_KEY, LARGEST_KEY)
+    if keys.size and (keys.min() < smallest or keys.max() > largest):
+        at = int(np.argmax((keys < smallest) | (keys > largest)))
+        why = "a uint32 key lies" if key_type == "I32" else "is reserved: a key lies"
+        raise RequestError(f"{KEYS}: {keys[at]} at position {at}: {why} in {smallest}..{largest}")
+
+
+def _samples(bags: int, slots: int, config: ModelConfig, length: int) -> int:
+    samples, rest = divmod(bags, slots)
+    if rest or bags < 0:
+        tables = len(config.tables)
+        form = "B * S + 1" if tables == 1 else f"B * S + {tables} (or B * S + 1)"
+        raise RequestError(f"{ROW_PTRS}: expected {form} offsets for S = {slots} slots, got {length}")
+    if not samples:
+        raise RequestError(f"{ROW_PTRS}: the request has no sample")
+    if samples > config.max_batchsize:
+        raise RequestError(f"{ROW_PTRS}: {samples} samples, but the model takes at most {config.max_batchsize}")
+    return samples
+
+
+def _check_offsets(offsets: Ints, start: int) -> None:
+    """Check that ``offsets``, which begins at position ``start`` of the tensor, starts at 0 and never falls."""
+    if offsets[0] != 0:
+        raise RequestError(f"{ROW_PTRS}: expected 0 at position {start}, got {offsets[0]}")
+    if not (offsets[1:] >= offsets[:-1]).all():
+        at = int(np.argmax(offsets[1:] < offsets[:-1])) + 1
+        raise RequestError(f"{ROW_PTRS}: falls from {offsets[at - 1]} to {offsets[at]} at position {start + at}")
+
+
+def _check_end(end: int, keys: Ints) -> None:
+    if end != keys.size:
+        raise RequestError(f"{ROW_PTRS}: the offsets end at {end}, but {KEYS} has {keys.size} keys")
+
+
+def _check_keys_per_sample(table: TableConfig, counts: Ints) -> None:
+    """``counts``: int64[B], keys of each sample."""
+    limit = table.max_keys_per_sample
+    if limit is not None and counts.max() > limit:
+        at = int(np.argmax(counts > limit))
+        reason = f"sample {at} has {counts[at]} keys, but table {table.name!r} takes at most {limit} per sample"
+        raise RequestError(f"{ROW_PTRS}: {reason}")
+
+
+def _one_table(table: TableConfig, keys: Ints, offsets: Ints) -> TableKeys:
+    _check_offsets(offsets, 0)
+    _check_end(int(offsets[-1]), keys)
+    by_sample = offsets[:: table.slots]
+    _check_keys_per_sample(table, by_sample[1:] - by_sample[:-1])
+    return TableKeys(keys=keys, row_ptrs=offsets.astype(np.int32))
+
+
+def _several_tables(config: ModelConfig, keys: Ints, offsets: Ints) -> tuple[int, tuple[TableKeys, ...]]:
+    slots = sum(table.slots for table in config.tables)
+    # B * slots + 1 and B * slots + T cannot be mistaken for each other: 0 < T - 1 < slots.
+    if offsets.size % slots == 1 % slots:
+        samples = _samples(offsets.size - 1, slots, config, offsets.size)
+        _check_offsets(offsets, 0)
+        _check_end(int(offsets[-1]), keys)
+        blocks = _blocks_of_one_csr(config, offsets, samples)
+    else:
+        samples = _samples(offsets.size - len(config.tables), slots, config, offsets.size)
+        blocks = _blocks_by_table(config, offsets, samples)
+        _check_end(int(sum(block[-1] for block in blocks)), keys)
+    counts = np.stack([np.diff(block[:: t.slots]) for t, block in zip(config.tables, blocks, strict=True)], axis=1)
+    for table, of_table in zip(config.tables, counts.T, strict=True):
+        _check_keys_per_sample(table, of_table)
+    by_table = _keys_by_table(keys, counts)
+    return samples, tuple(
+        TableKeys(keys=one, row_ptrs=block.astype(np.int32)) for one, block in zip(by_table, blocks, strict=True)
+    )
+
+
+def _blocks_by_table(config: ModelConfig, offsets: Ints, samples: int) -> list[Ints]:
+    blocks = []
+    start = 0
+    for table in config.tables:
+        block = offsets[start : start + samples * table.slots + 1]
+        _check_offsets(block, start)
+        blocks.append(block)
+        start += block.size
+    return blocks
+
+
+def _blocks_of_one_csr(config: ModelConfig, offsets: Ints, samples: int) -> list[Ints]:
+    bag_sizes = np.diff(offsets).reshape(samples, -1)
+    blocks = []
+    first = 0
+    for table in config.tables:
+        sizes = bag_sizes[:, first : first + table.slots]
+        blocks.append(np.concatenate(([0], np.cumsum(sizes))))
+        first += table.slots
+    return blocks
+
+
+def _keys_by_table(keys: Ints, counts: Ints) -> list[Ints]:
+    """Split sample-major ``keys`` by table; ``counts`` is int64[B, T]."""
+    samples, tables = counts.shape
+    table_of_key = np.repeat(np.tile(np.arange(tables, dtype=np.uint16), samples), counts.reshape(-1))
+    by_table = keys[np.argsort(table_of_key, kind="stable")]
+    return np.split(by_table, np.cumsum(counts.sum(axis=0))[:-1])
+
+
+def _read_dense(value: Any, samples: int, features: int) -> NDArray[np.float32]:
+    if value is None and not features:
+        return np.empty((samples, 0), dtype=np.float32)
+    dense = floats(value, DENSE)
+    flat = dense.ndim == 1 or (dense.ndim == 2 and dense.shape[0] == 1)
+    if not (flat and dense.size == samples * features) and dense.shape != (samples, features):
+        expected = f"{samples} samples of {features} features"
+        raise RequestError(f"{DENSE}: expected {expected}, got the shape {list(dense.shape)}")
+    dense = dense.reshape(samples, features)
+    if not np.isfinite(dense).all():
+        sample, feature = (int(one) for one in np.argwhere(~np.isfinite(dense))[0])
+        raise RequestError(f"{DENSE}: sample {sample}, feature {feature} is {dense[sample, feature]} in float32")
+    return dense

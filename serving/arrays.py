@@ -1,0 +1,115 @@
+"""From whatever a caller calls a tensor (lists, NumPy arrays, array-likes) to a NumPy array, or a RequestError.
+
+``np.asarray`` alone is too kind: it parses strings, takes booleans for numbers and floats for big integers. Lists are
+therefore checked by the types of their elements, arrays by their dtype.
+"""
+
+from itertools import chain
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from serving.errors import RequestError
+
+# Subclasses of what is accepted, in Python's eyes and NumPy's, that are no numbers to a caller.
+_REFUSED: tuple[type, ...] = (bool, np.timedelta64)
+_INTEGERS: tuple[type, ...] = (int, np.integer)
+_NUMBERS: tuple[type, ...] = (int, float, np.integer, np.floating)
+
+
+def flat_integers(value: Any, tensor: str) -> NDArray[np.int64]:
+    """Return int64[n], contiguous, for a list or array of integers of shape [n] or [1, n].
+
+    Args:
+        value: what the caller gave.
+        tensor: its name, for messages.
+
+    Raises:
+        RequestError: it is something else, or a value does not fit int64.
+    """
+    if isinstance(value, list | tuple):
+        array = _integers_of_list(value, tensor)
+    else:
+        array = _as_array(value, tensor)
+        if array.dtype.kind not in "iu":
+            raise RequestError(f"{tensor}: expected integers, got an array of {array.dtype}")
+    if array.ndim != 1 and not (array.ndim == 2 and array.shape[0] == 1):
+        raise RequestError(f"{tensor}: expected the shape [n] or [1, n], got {list(array.shape)}")
+    flat = array.reshape(-1)
+    if flat.dtype.kind == "u" and flat.dtype.itemsize == 8 and flat.size and flat.max() > np.uint64(2**63 - 1):
+        at = int(np.argmax(flat > np.uint64(2**63 - 1)))
+        raise RequestError(f"{tensor}: {flat[at]} at position {at} does not fit int64")
+    return np.ascontiguousarray(flat, dtype=np.int64)
+
+
+def floats(value: Any, tensor: str) -> NDArray[np.float32]:
+    """Return float32, contiguous, of the shape [n] or [m, n] that the list or array of numbers has.
+
+    A number too large for float32 becomes an infinity, for the caller's finiteness check to find.
+
+    Raises:
+        RequestError: it is something else.
+    """
+    if isinstance(value, list | tuple):
+        array = _floats_of_list(value, tensor)
+    else:
+        array = _as_array(value, tensor)
+        if array.dtype.kind not in "fiu":
+            raise RequestError(f"{tensor}: expected floats, got an array of {array.dtype}")
+    if array.dtype != np.float32:
+        with np.errstate(over="ignore"):
+            array = array.astype(np.float32)
+    return np.ascontiguousarray(array)
+
+
+def _as_array(value: Any, tensor: str) -> NDArray[Any]:
+    if isinstance(value, np.ndarray):
+        return np.asarray(value)
+    if value is None or not hasattr(value, "__array__"):
+        raise RequestError(f"{tensor}: expected a list or an array, got {_type_name(value)}")
+    try:
+        return np.asarray(value)
+    except (TypeError, ValueError, RuntimeError) as err:
+        raise RequestError(f"{tensor}: {_type_name(value)} cannot be read as an array: {err}") from err
+
+
+def _integers_of_list(value: list[Any] | tuple[Any, ...], tensor: str) -> NDArray[Any]:
+    flat, shape = _flatten(value, tensor)
+    _check_types(flat, _INTEGERS, "integers", tensor)
+    try:
+        return np.array(flat, dtype=np.int64).reshape(shape)
+    except OverflowError as err:
+        at = next(index for index, one in enumerate(flat) if not -(2**63) <= one < 2**63)
+        raise RequestError(f"{tensor}: {flat[at]} at position {at} does not fit int64") from err
+
+
+def _floats_of_list(value: list[Any] | tuple[Any, ...], tensor: str) -> NDArray[Any]:
+    flat, shape = _flatten(value, tensor)
+    _check_types(flat, _NUMBERS, "numbers", tensor)
+    try:
+        return np.array(flat, dtype=np.float64).reshape(shape)
+    except OverflowError as err:
+        at = next(index for index, one in enumerate(flat) if abs(one) > np.finfo(np.float64).max)
+        raise RequestError(f"{tensor}: the number at position {at} does not fit float32") from err
+
+
+def _flatten(value: list[Any] | tuple[Any, ...], tensor: str) -> tuple[list[Any], tuple[int, ...]]:
+    if not value or not set(map(type, value)) <= {list, tuple}:
+        return list(value), (len(value),)
+    columns = len(value[0])
+    for row, one in enumerate(value):
+        if len(one) != columns:
+            raise RequestError(f"{tensor}: ragged: row 0 has {columns} values, row {row} has {len(one)}")
+    return list(chain.from_iterable(value)), (len(value), columns)
+
+
+def _check_types(flat: list[Any], accepted: tuple[type, ...], expected: str, tensor: str) -> None:
+    wrong = {one for one in set(map(type, flat)) if issubclass(one, _REFUSED) or not issubclass(one, accepted)}
+    if wrong:
+        at = next(index for index, one in enumerate(flat) if type(one) in wrong)
+        raise RequestError(f"{tensor}: expected {expected}, got {_type_name(flat[at])} at position {at}")
+
+
+def _type_name(value: Any) -> str:
+    return "nothing" if value is None else f"a value of type {type(value).__name__}"

@@ -1,0 +1,81 @@
+"""Where a checked clause and a layer graph meet."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from serving.config.records import TableConfig
+from serving.errors import ConfigError
+from serving.model.graph import Embedding, Graph
+
+# HPS builds a table's tag from the model's name and takes these characters only.
+MODEL_NAME = re.compile(r"[A-Za-z0-9_-]{1,120}")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where in which file a value stands, for messages, and the folder its relative paths start from."""
+
+    source: str
+    path: str
+    folder: Path
+
+    def at(self, key: str) -> str:
+        """The JSON path of ``key`` inside this place."""
+        return f"{self.path}.{key}" if self.path else key
+
+    def file(self, text: str) -> Path:
+        """``text`` as a path, relative ones resolved against the folder of the configuration file."""
+        return self.folder / text
+
+    def error(self, key: str, reason: str) -> ConfigError:
+        """A ConfigError that names ``key`` here."""
+        return ConfigError(self.source, self.at(key), reason)
+
+
+def check_model_name(name: str, source: str, path: str = "") -> str:
+    """Return ``name``, or raise ConfigError where it cannot name a model."""
+    if not MODEL_NAME.fullmatch(name):
+        raise ConfigError(source, path, f"model name {name!r}: expected 1 to 120 of the characters A-Z a-z 0-9 _ -")
+    return name
+
+
+def build_tables(graph: Graph, files: Sequence[str], key: str, place: Place) -> tuple[TableConfig, ...]:
+    """One record per embedding layer of ``graph``, in graph order.
+
+    Args:
+        graph: the layer graph.
+        files: the sparse model files, in the same order.
+        key: the JSON key that lists the files.
+        place: where it stands.
+
+    Raises:
+        ConfigError: there are more or fewer files than embedding layers.
+    """
+    if len(files) != len(graph.embeddings):
+        reason = f"{len(files)} files, but the graph has {len(graph.embeddings)} embedding layers"
+        raise place.error(key, reason)
+    return tuple(
+        _table(graph, embedding, place.file(file)) for embedding, file in zip(graph.embeddings, files, strict=True)
+    )
+
+
+def _table(graph: Graph, embedding: Embedding, file: Path) -> TableConfig:
+    sparse = next(one for one in graph.sparse if one.top == embedding.bottom)
+    return TableConfig(
+        name=embedding.table,
+        dim=embedding.dim,
+        slots=embedding.slots,
+        combiner=embedding.combiner,
+        default_value=float(embedding.default_value),
+        file=file,
+        row_layout=embedding.row_layout,
+        max_keys_per_sample=sparse.max_keys_per_sample,
+    )
+
+
+def onnx_beside(dense_file: Path) -> Path | None:
+    """The exported ONNX file that lies beside ``dense_file``, if there is one."""
+    onnx_file = dense_file.with_suffix(".onnx")
+    return onnx_file if onnx_file.is_file() else None

@@ -1,0 +1,104 @@
+"""HugeCTR v3.0's inference JSON: an ``inference`` clause beside the ``layers``."""
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field
+
+from serving.config.assembly import Place, build_tables, check_model_name, onnx_beside
+from serving.config.records import ModelConfig
+from serving.config.validation import Clause, read_clause
+from serving.errors import ConfigError
+from serving.model.graph import parse_graph
+from serving.model.strict_json import read_json
+
+KeyType = Literal["I32", "I64"]
+FileName = Annotated[str, Field(min_length=1)]
+
+
+def _as_list(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
+class InferenceClause(Clause):
+    """The ``inference`` clause (source: the HugeCTR v3.0 inference API).
+
+    Attributes:
+        max_batchsize: most samples of one request.
+        hit_rate_threshold: a GPU cache is filled when its hit rate falls below it; no effect on the CPU.
+        input_key_type: ``"I32"`` (uint32 keys) or ``"I64"``.
+        dense_model_file: the dense weights; relative paths start from the JSON's folder.
+        sparse_model_file: one file or folder per embedding layer, in document order; a lone one needs no list.
+        mixed_precision: loss scaler of an fp16 GPU network; no effect on the CPU, which computes in float32.
+        algorithm_search: whether cuBLAS algorithms are searched; no effect on the CPU.
+        cuda_graph: whether the dense network is captured as a CUDA graph; no effect on the CPU.
+    """
+
+    max_batchsize: int = Field(default=1024, ge=1)
+    hit_rate_threshold: float = Field(default=0.5, ge=0.0, allow_inf_nan=False)
+    input_key_type: KeyType | None = None
+    dense_model_file: FileName
+    sparse_model_file: Annotated[list[FileName], BeforeValidator(_as_list)]
+    mixed_precision: Literal[128, 256, 512, 1024] | None = None
+    algorithm_search: bool = True
+    cuda_graph: bool = True
+
+
+class InferenceDocument(Clause):
+    """The whole file: the layers are checked by the graph's own parser, the training clauses are not looked at."""
+
+    inference: InferenceClause
+    layers: list[Any]
+    solver: Any = None
+    optimizer: Any = None
+
+
+def read_inference_config(file: str | Path, name: str, i64_input_key: bool | None = None) -> ModelConfig:
+    """Read a v3.0 inference JSON.
+
+    Args:
+        file: the JSON file.
+        name: what the model is called; the file does not say.
+        i64_input_key: whether keys are int64. It decides where the file has no ``input_key_type`` (None: uint32 keys,
+            HugeCTR's default), and must agree with it where the file has one.
+
+    Raises:
+        ConfigError: the file is not such a document; the message has the JSON path.
+    """
+    file = Path(file)
+    return _read(file, check_model_name(name, str(file)), 0, i64_input_key)
+
+
+def read_version_graph(file: Path, name: str, version: int) -> ModelConfig:
+    """Read the ``graph.json`` of version ``version`` of model ``name``; it has the same form."""
+    return _read(file, check_model_name(name, str(file)), version, None)
+
+
+def _read(file: Path, name: str, version: int, i64_input_key: bool | None) -> ModelConfig:
+    source = str(file)
+    document = read_json(file)
+    clause = read_clause(InferenceDocument, document, source).inference
+    graph = parse_graph(document, source)
+    place = Place(source, "inference", file.parent)
+    dense_file = place.file(clause.dense_model_file)
+    return ModelConfig(
+        name=name,
+        version=version,
+        graph_file=file,
+        dense_file=dense_file,
+        onnx_file=onnx_beside(dense_file),
+        tables=build_tables(graph, clause.sparse_model_file, "sparse_model_file", place),
+        key_type=_key_type(clause.input_key_type, i64_input_key, source),
+        max_batchsize=clause.max_batchsize,
+        hit_rate_threshold=float(clause.hit_rate_threshold),
+        dense_dim=graph.dense_dim,
+        label_dim=graph.label_dim,
+    )
+
+
+def _key_type(declared: KeyType | None, i64_input_key: bool | None, source: str) -> KeyType:
+    asked: KeyType | None = None if i64_input_key is None else "I64" if i64_input_key else "I32"
+    if declared and asked and declared != asked:
+        reason = f"the file says {declared!r}, but the caller gave i64_input_key={i64_input_key}"
+        raise ConfigError(source, "inference.input_key_type", reason)
+    return declared or asked or "I32"

@@ -1,0 +1,51 @@
+"""A model repository's folders: ``<model>/<version>/graph.json`` and the files it names."""
+
+from pathlib import Path
+
+from serving.config.inference import read_version_graph
+from serving.config.records import ModelConfig
+from serving.errors import ModelFileError
+from serving.model.manifest import verify_manifest
+
+GRAPH_FILE = "graph.json"
+MANIFEST_FILE = "manifest.json"
+
+
+def read_model_directory(path: str | Path) -> ModelConfig:
+    """Read a version directory, or the newest complete version of a model directory.
+
+    A version directory is one that holds ``graph.json``; its files are checked against ``manifest.json`` where that
+    lies beside. The folders say what the model is called and which version it is: ``dcn/3/graph.json`` is version 3 of
+    ``dcn``; a folder without an integer name is a model without a version. ``.<version>.tmp`` folders, which an export
+    has not finished, are no versions.
+
+    Args:
+        path: the directory.
+
+    Raises:
+        ModelFileError: there is no version, or a file is not the one the manifest describes.
+        ConfigError: ``graph.json`` cannot be accepted.
+    """
+    directory = Path(path).resolve()
+    if not (directory / GRAPH_FILE).is_file():
+        directory = _newest_version(directory)
+    if (directory / MANIFEST_FILE).exists():
+        verify_manifest(directory)
+    version = version_number(directory)
+    name = directory.parent.name if version else directory.name
+    return read_version_graph(directory / GRAPH_FILE, name, version)
+
+
+def version_number(directory: Path) -> int:
+    """The version a folder's name stands for; 0 where it stands for none."""
+    name = directory.name
+    return int(name) if name.isascii() and name.isdecimal() and not name.startswith("0") else 0
+
+
+def _newest_version(directory: Path) -> Path:
+    if not directory.is_dir():
+        raise ModelFileError(directory, "no such directory")
+    versions = [child for child in directory.iterdir() if version_number(child) and (child / GRAPH_FILE).is_file()]
+    if not versions:
+        raise ModelFileError(directory, f"expected {GRAPH_FILE}, or version folders 1, 2, ... that hold one")
+    return max(versions, key=version_number)

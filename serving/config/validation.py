@@ -1,0 +1,61 @@
+"""From a JSON document to a checked clause: pydantic's errors become ConfigError with the JSON path, here only."""
+
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from serving.errors import ConfigError
+
+Path = tuple[str | int, ...]
+C = TypeVar("C", bound="Clause")
+KeysByHolder = Mapping[str, frozenset[str]]
+
+
+class Clause(BaseModel):
+    """One object of a JSON document, keys and types exactly as written there."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+def read_clause(kind: type[C], document: Any, source: str, unsupported: KeysByHolder | None = None) -> C:
+    """Check ``document`` against ``kind``.
+
+    Args:
+        kind: the clause it should be.
+        document: what the JSON reader returned.
+        source: the file, for messages.
+        unsupported: keys that HugeCTR knows and Hotrow does not support, by the name of the object that holds them
+            (``""`` for the document's top); they are refused by name rather than as unknown.
+
+    Raises:
+        ConfigError: with the JSON path of the first thing that is wrong.
+    """
+    try:
+        return kind.model_validate(document)
+    except ValidationError as err:
+        first = err.errors(include_url=False)[0]
+        raise ConfigError(source, json_path(first["loc"]), _reason(first, unsupported or {})) from err
+
+
+def json_path(location: Path) -> str:
+    """``("models", 0, "model")`` as ``"models[0].model"``."""
+    text = ""
+    for part in location:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
+    return text
+
+
+def _reason(error: Any, unsupported: KeysByHolder) -> str:
+    location = error["loc"]
+    if error["type"] == "missing":
+        return "required, but absent"
+    if error["type"] == "extra_forbidden":
+        holder = next((part for part in reversed(location[:-1]) if isinstance(part, str)), "")
+        if location[-1] in unsupported.get(holder, ()):
+            return "HPS knows this key, Hotrow does not support it yet"
+        return "unknown key"
+    if error["type"] == "value_error":
+        return str(error["ctx"]["error"])
+    came = repr(error["input"])
+    return f"{error['msg'][0].lower()}{error['msg'][1:]}, got {came if len(came) <= 80 else came[:77] + '...'}"
