@@ -115,12 +115,13 @@ def parse_lines(
 
 
 def write_lines(
-    file: IO[str], labels: NDArray[np.float32], counts: NDArray[np.float64], categories: NDArray[np.uint32]
+    file: IO[str], labels: NDArray[np.float32], counts: NDArray[np.float64], keys: NDArray[np.int64]
 ) -> None:
-    """Append samples in Criteo's raw form: tab-separated, no header, missing counts (NaN) left empty."""
-    for label, row, values in zip(labels.tolist(), counts.tolist(), categories.tolist(), strict=True):
+    """Append samples in Criteo's raw form: tab-separated, no header; what is missing (a count: NaN) is left empty."""
+    for label, row, values in zip(labels.tolist(), counts.tolist(), (keys - _SLOT_KEYS).tolist(), strict=True):
         numbers = ["" if count != count else str(int(count)) for count in row]
-        file.write("\t".join([str(int(label)), *numbers, *(f"{value:08x}" for value in values)]) + "\n")
+        categories = ["" if value == _MISSING_CATEGORY else f"{value:08x}" for value in values]
+        file.write("\t".join([str(int(label)), *numbers, *categories]) + "\n")
 
 
 class _Place:

@@ -1,0 +1,69 @@
+import numpy as np
+import pytest
+
+from training.criteo import write_lines
+from training.criteo_reader import read_criteo
+from training.metrics import area_under_curve
+from training.synthetic import generate, power_law_keys
+
+
+def test_power_law_keys_have_hugectrs_golden_values():
+    uniform = np.array([0, 0.25, 0.5, 0.75, 0.9, 0.99, 1])
+
+    assert power_law_keys(uniform, 1.2, 0, 99_999).tolist() == [0, 3, 19, 275, 4038, 64992, 99999]
+
+
+@pytest.mark.parametrize("alpha", [0.9, 1.1, 1.3])
+def test_power_law_keys_stay_in_their_range_and_low_keys_lead(alpha):
+    keys = power_law_keys(np.random.default_rng(0).random(50_000), alpha, 10, 40)
+
+    counts = np.bincount(keys - 10, minlength=31)
+    assert counts.size == 31
+    assert counts[1] > counts[5] > counts[25] > 0
+
+
+def test_a_range_of_one_key_gives_that_key():
+    assert power_law_keys(np.array([0.0, 0.5, 1.0]), 1.1, 7, 7).tolist() == [7, 7, 7]
+
+
+@pytest.mark.parametrize(("alpha", "highest"), [(1.0, 9), (0.0, 9), (-1.0, 9), (float("nan"), 9), (1.1, -1)])
+def test_an_impossible_power_law_is_refused(alpha, highest):
+    with pytest.raises(ValueError, match=r"alpha must be|no keys"):
+        power_law_keys(np.array([0.5]), alpha, 0, highest)
+
+
+def test_the_same_seed_gives_the_same_samples_and_another_seed_others():
+    first, again, other = generate(500, seed=1), generate(500, seed=1), generate(500, seed=2)
+
+    np.testing.assert_array_equal(first.samples.keys, again.samples.keys)
+    np.testing.assert_array_equal(first.samples.dense, again.samples.dense)
+    np.testing.assert_array_equal(first.samples.labels, again.samples.labels)
+    assert (first.samples.keys != other.samples.keys).any()
+
+
+def test_labels_come_up_as_often_as_their_probabilities_say():
+    data = generate(50_000, seed=0)
+
+    order = np.argsort(data.probabilities)
+    for part in np.array_split(order, 10):
+        assert data.samples.labels[part].mean() == pytest.approx(data.probabilities[part].mean(), abs=0.03)
+
+
+def test_the_best_known_auc_is_that_of_the_probabilities_and_leaves_room_to_learn():
+    data = generate(20_000, seed=0)
+
+    assert data.best_known_auc() == area_under_curve(data.samples.labels, data.probabilities)
+    assert data.best_known_auc(slice(15_000, None)) != data.best_known_auc(slice(0, 15_000))
+    assert 0.75 < data.best_known_auc() < 0.9
+
+
+def test_generated_samples_written_as_criteo_lines_read_back_the_same(tmp_path):
+    data = generate(300, seed=5)
+    with (tmp_path / "raw.txt").open("w") as file:
+        write_lines(file, data.samples.labels, data.counts, data.samples.keys)
+
+    samples = read_criteo(tmp_path / "raw.txt")
+
+    np.testing.assert_array_equal(samples.labels, data.samples.labels)
+    np.testing.assert_array_equal(samples.dense, data.samples.dense)
+    np.testing.assert_array_equal(samples.keys, data.samples.keys)

@@ -1,0 +1,120 @@
+"""A dynamic embedding table: a row comes into being when training first meets its key."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.nn.functional import embedding_bag
+
+from kernels.host import KeyIndex
+from serving.model.graph import Embedding
+from training.keyed_random import keyed_uniform
+from training.optimizer import Adam
+from training.samples import Bags
+
+_INITIAL_LIMIT = 0.05  # HugeCTR's first weights are uniform in [-0.05, 0.05)
+_WEIGHTS, _FIRST, _SECOND = range(3)
+
+
+@dataclass(frozen=True, slots=True)
+class TouchedRows:
+    """What one training step read of a table, and where its gradient lands.
+
+    Attributes:
+        rows: int64[U], the rows read, each once.
+        vectors: float32[U, D], a leaf: after ``backward`` its ``grad`` is the sum over every place a row was read.
+        pooled: float32[B, S, D], made from ``vectors``.
+    """
+
+    rows: torch.Tensor
+    vectors: torch.Tensor
+    pooled: torch.Tensor
+
+
+class EmbeddingTable:
+    """One embedding layer's rows with their Adam moments, in RAM that grows by doubling. Not thread-safe."""
+
+    def __init__(self, embedding: Embedding, *, seed: int, capacity_rows: int = 1024) -> None:
+        """Make an empty table.
+
+        Args:
+            embedding: the layer it belongs to; gives S, D, the combiner and the default value.
+            seed: first weights are a function of the key and this seed.
+            capacity_rows: rows to make room for at first; at least 1.
+        """
+        self._embedding = embedding
+        self._seed = seed
+        self._index = KeyIndex()
+        self._state = torch.empty(3, capacity_rows, embedding.dim)
+
+    def __len__(self) -> int:
+        """V: keys seen in training so far."""
+        return len(self._index)
+
+    def rows(self) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        """Every key and its vector: int64[V] and float32[V, D], in order of first appearance."""
+        return self._index.keys(), self._state[_WEIGHTS, : len(self)].numpy()
+
+    def touch(self, bags: Bags) -> TouchedRows:
+        """Pool the bags for a training step; keys never seen get rows.
+
+        Raises:
+            ReservedKeyError: a key is one of the four reserved values.
+        """
+        rows = self._find_or_insert(bags.keys)
+        unique, places = torch.unique(torch.from_numpy(rows), return_inverse=True)
+        vectors = self._state[_WEIGHTS].index_select(0, unique).requires_grad_()
+        return TouchedRows(unique, vectors, self._pool(vectors, places, bags))
+
+    def pool(self, bags: Bags) -> torch.Tensor:
+        """Pool the bags as serving does, float32[B, S, D]: a key never seen in training has the default value."""
+        rows = torch.from_numpy(self._index.find(bags.keys))
+        vectors = self._state[_WEIGHTS].index_select(0, rows.clamp(min=0))
+        vectors[rows < 0] = self._embedding.default_value
+        return self._pool(vectors, torch.arange(len(rows)), bags)
+
+    def update(self, touched: TouchedRows, adam: Adam, step_size: float) -> None:
+        """Apply one Adam step to the rows touched and to no other (HugeCTR's update type "Local").
+
+        The bias corrections in ``step_size`` count the steps of the whole training, not of a row.
+        """
+        gradient = touched.vectors.grad
+        if gradient is None or not len(touched.rows):
+            return
+        state = self._state.index_select(1, touched.rows)
+        adam.update(state[_WEIGHTS], state[_FIRST], state[_SECOND], gradient, step_size)
+        self._state.index_copy_(1, touched.rows, state)
+
+    def _pool(self, vectors: torch.Tensor, places: torch.Tensor, bags: Bags) -> torch.Tensor:
+        slots, dim = self._embedding.slots, self._embedding.dim
+        offsets = torch.from_numpy(bags.row_ptrs)
+        mode = self._embedding.combiner
+        if not len(vectors):  # every bag is empty, and embedding_bag wants at least one vector
+            return vectors.new_zeros(len(offsets) // slots, slots, dim) + vectors.sum()
+        pooled = embedding_bag(places, vectors, offsets, mode=mode, include_last_offset=True)
+        return pooled.reshape(-1, slots, dim)
+
+    def _find_or_insert(self, keys: NDArray[np.int64]) -> NDArray[np.int64]:
+        old_rows = len(self)
+        rows = self._index.find_or_insert(keys)
+        new_rows = len(self) - old_rows
+        if new_rows:
+            self._grow(len(self))
+            is_new = rows >= old_rows
+            new_keys = np.empty(new_rows, dtype=np.int64)
+            new_keys[rows[is_new] - old_rows] = keys[is_new]
+            first_weights = (2 * keyed_uniform(new_keys, self._embedding.dim, self._seed) - 1) * _INITIAL_LIMIT
+            self._state[:, old_rows : len(self)] = 0
+            self._state[_WEIGHTS, old_rows : len(self)] = torch.from_numpy(first_weights.astype(np.float32))
+        return rows
+
+    def _grow(self, rows: int) -> None:
+        capacity_rows = self._state.shape[1]
+        if rows <= capacity_rows:
+            return
+        while capacity_rows < rows:
+            capacity_rows *= 2
+        grown = torch.empty(3, capacity_rows, self._embedding.dim)
+        grown[:, : self._state.shape[1]] = self._state
+        self._state = grown

@@ -1,0 +1,74 @@
+"""How weights move: the learning rate of a step, and Adam as HugeCTR applies it."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class LearningRateSchedule:
+    """HugeCTR's schedule: linear warm-up, then constant, then polynomial decay (v3.0 get_learning_rate_scheduler).
+
+    Attributes:
+        base: the learning rate after warm-up.
+        warmup_steps: steps over which it rises from 0 to ``base``; at least 1.
+        decay_start: last step before it decays; 0 means it never does.
+        decay_steps: steps over which it falls to ``end``; at least 1.
+        decay_power: exponent of the decay; at least 1.
+        end: the learning rate after the decay.
+    """
+
+    base: float
+    warmup_steps: int = 1
+    decay_start: int = 0
+    decay_steps: int = 1
+    decay_power: float = 2.0
+    end: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Refuse values that make no schedule (ValueError)."""
+        least = {"base": 0, "warmup_steps": 1, "decay_start": 0, "decay_steps": 1, "decay_power": 1, "end": 0}
+        for name, lowest in least.items():
+            if not lowest <= getattr(self, name) < math.inf:
+                raise ValueError(f"{name} must be a number of at least {lowest}, got {getattr(self, name)}")
+
+    def at(self, step: int) -> float:
+        """Learning rate of the step, counted from 1."""
+        if step <= self.warmup_steps:
+            return self.base * step / self.warmup_steps
+        if self.decay_start == 0 or step <= self.decay_start:
+            return self.base
+        left = self.decay_start + self.decay_steps - step
+        if left < 0:
+            return self.end
+        return max(self.end, self.base * float((left / self.decay_steps) ** self.decay_power))
+
+
+@dataclass(frozen=True, slots=True)
+class Adam:
+    """Adam with epsilon beside the root of the *uncorrected* second moment, as HugeCTR and TensorFlow have it.
+
+    ``torch.optim.Adam`` corrects the second moment before it adds epsilon, which is another rule.
+    """
+
+    beta1: float = 0.9
+    beta2: float = 0.999
+    epsilon: float = 1e-7
+
+    def step_size(self, learning_rate: float, step: int) -> float:
+        """Learning rate of a step, counted from 1, with both bias corrections."""
+        return learning_rate * math.sqrt(1 - self.beta2**step) / (1 - self.beta1**step)
+
+    def update(
+        self,
+        weights: torch.Tensor,
+        first: torch.Tensor,
+        second: torch.Tensor,
+        gradient: torch.Tensor,
+        step_size: float,
+    ) -> None:
+        """Move ``weights`` and both moments in place; all four tensors have one shape."""
+        first.mul_(self.beta1).add_(gradient, alpha=1 - self.beta1)
+        second.mul_(self.beta2).addcmul_(gradient, gradient, value=1 - self.beta2)
+        weights.addcdiv_(first, second.sqrt().add_(self.epsilon), value=-step_size)

@@ -1,0 +1,118 @@
+"""Criteo-like samples from a known truth: how good a model can be on them is known exactly.
+
+Keys follow a power law in every slot. A sample's logit is a sum of planted weights, one per key (a hash of the key, so
+nothing needs storing), one per dense feature, and one per pair of keys in a few pairs of slots; its label is 1 with the
+probability that the logit gives. No model can rank samples better than that probability does.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from training.criteo import DENSE_FEATURES, SLOTS, encode_categories, encode_counts
+from training.keyed_random import keyed_uniform
+from training.metrics import area_under_curve
+from training.samples import Samples
+
+_ALPHA = 1.1
+_SMALLEST_SLOT, _LARGEST_SLOT = 10, 20_000
+_MISSING_COUNT_RATIO = 0.1
+_MISSING_CATEGORY_RATIO = 0.03
+_PAIRS = ((0, 1), (2, 3), (4, 5))  # slots whose keys also act together
+_SCRAMBLE = 2654435761  # odd, so rank * _SCRAMBLE mod 2^32 gives every rank its own category
+_BLOCK_ROWS = 65_536
+
+
+def power_law_keys(uniform: NDArray[np.float64], alpha: float, lowest: int, highest: int) -> NDArray[np.int64]:
+    """Turn uniform numbers from [0, 1] into keys ``lowest`` ... ``highest``, low keys the most frequent.
+
+    With M = highest - lowest + 1 it is round(((M^(1 - alpha) - 1) u + 1)^(1 / (1 - alpha))) + lowest - 1, the inverse
+    distribution function that HugeCTR's data generator uses.
+
+    Raises:
+        ValueError: ``alpha`` is not positive or is 1, or the range is empty.
+    """
+    if not alpha > 0 or alpha == 1:
+        raise ValueError(f"alpha must be positive and not 1, got {alpha}")
+    if highest < lowest:
+        raise ValueError(f"no keys from {lowest} to {highest}")
+    span = float(highest - lowest + 1)
+    y = ((span ** (1 - alpha) - 1) * uniform + 1) ** (1 / (1 - alpha))
+    keys: NDArray[np.int64] = np.rint(y).astype(np.int64) + lowest - 1
+    return keys.clip(lowest, highest)
+
+
+@dataclass(frozen=True, slots=True)
+class SyntheticSamples:
+    """Generated samples, and the truth they were drawn from.
+
+    Attributes:
+        samples: what a model may see.
+        probabilities: float64[B], the chance that each label had of being 1.
+        counts: float64[B, 13], the counts behind ``samples.dense``, NaN where missing.
+    """
+
+    samples: Samples
+    probabilities: NDArray[np.float64]
+    counts: NDArray[np.float64]
+
+    def best_known_auc(self, rows: slice = slice(None)) -> float:
+        """AUC of the true probabilities on these rows: expect no model to exceed it, but by chance."""
+        return area_under_curve(self.samples.labels[rows], self.probabilities[rows])
+
+    @classmethod
+    def joined(cls, parts: list[Self]) -> Self:
+        """Put samples one after another; ``parts`` must not be empty."""
+        return cls(
+            samples=Samples.joined([part.samples for part in parts]),
+            probabilities=np.concatenate([part.probabilities for part in parts]),
+            counts=np.concatenate([part.counts for part in parts]),
+        )
+
+
+def generate(rows: int, seed: int) -> SyntheticSamples:
+    """Draw ``rows`` samples (at least 1); the same seed gives the same samples and the same truth."""
+    return SyntheticSamples.joined(list(generate_blocks(rows, seed)))
+
+
+def generate_blocks(rows: int, seed: int) -> Iterator[SyntheticSamples]:
+    """Draw samples block after block; see ``generate``."""
+    rng = np.random.default_rng(seed)
+    for start in range(0, rows, _BLOCK_ROWS):
+        yield _draw(rng, min(_BLOCK_ROWS, rows - start), seed)
+
+
+def _draw(rng: np.random.Generator, rows: int, seed: int) -> SyntheticSamples:
+    largest = np.geomspace(_SMALLEST_SLOT, _LARGEST_SLOT, SLOTS).astype(np.int64)
+    uniform = rng.random((rows, SLOTS))
+    ranks = np.stack(
+        [power_law_keys(uniform[:, slot], _ALPHA, 0, size - 1) for slot, size in enumerate(largest)], axis=1
+    )
+    categories = (ranks * _SCRAMBLE).astype(np.uint32)
+    keys = encode_categories(categories, missing=rng.random((rows, SLOTS)) < _MISSING_CATEGORY_RATIO)
+
+    counts = np.floor(np.exp(rng.normal(1.5, 1.5, (rows, DENSE_FEATURES)))) - 1
+    counts[rng.random((rows, DENSE_FEATURES)) < _MISSING_COUNT_RATIO] = np.nan
+    dense = encode_counts(counts)
+
+    probabilities = 1 / (1 + np.exp(-_true_logits(dense, keys, seed)))
+    labels = (rng.random(rows) < probabilities).astype(np.float32)
+    return SyntheticSamples(Samples(labels, dense, keys), probabilities, counts)
+
+
+def _true_logits(dense: NDArray[np.float32], keys: NDArray[np.int64], seed: int) -> NDArray[np.float64]:
+    key_weights = _planted(keys.reshape(-1), seed).reshape(keys.shape).sum(axis=1) * 0.45
+    dense_weights = _planted(np.arange(DENSE_FEATURES), seed) * 0.3
+    logits = key_weights + (dense - 1.5) @ dense_weights - 1.5
+    for number, (left, right) in enumerate(_PAIRS):
+        both = keys[:, left] * SLOTS + keys[:, right]
+        logits = logits + _planted(both, seed + 1 + number) * 0.5
+    return np.asarray(logits, dtype=np.float64)
+
+
+def _planted(keys: NDArray[np.int64], seed: int) -> NDArray[np.float64]:
+    """Draw one weight of mean 0 and variance 1 for every key."""
+    return (2 * keyed_uniform(keys, 1, seed)[:, 0] - 1) * 3**0.5
