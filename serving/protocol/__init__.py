@@ -1,1 +1,1 @@
-"""The KServe v2 inference protocol: its types and codecs, free of any web framework."""
+"""Wire formats, free of any web framework: bytes in, named arrays out, and back."""

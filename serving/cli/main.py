@@ -1,0 +1,72 @@
+"""The ``hotrow`` command."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+
+_INTERRUPTED = 130
+_FAILED_TO_START = 2
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command.
+
+    Args:
+        arguments: what follows ``hotrow`` on the command line; the process's own by default.
+
+    Returns:
+        The exit code: 0 done, 1 the answer is an error, 2 the command could not start, 130 interrupted.
+    """
+    shadowed = _shadowing_package()
+    if shadowed:
+        print(f"hotrow: {shadowed}", file=sys.stderr)
+        return _FAILED_TO_START
+    errors = import_module("kernels.errors")
+    options = _parser().parse_args(arguments)
+    try:
+        code: int = options.run(options)
+    except errors.HotrowError as err:
+        print(f"hotrow {options.command}: {err}", file=sys.stderr)
+        code = options.error_code
+    except BrokenPipeError:  # the reader of our output, say `head`, has seen enough
+        sys.stderr.close()
+        code = 0
+    except KeyboardInterrupt:
+        code = _INTERRUPTED
+    return code
+
+
+def _parser() -> argparse.ArgumentParser:
+    from serving.cli import check, predict, serve
+    from serving.frontend.http import server_version
+
+    parser = argparse.ArgumentParser(
+        prog="hotrow", description="Serve CTR models whose embedding tables outgrow the GPU."
+    )
+    parser.add_argument("--version", action="version", version=f"hotrow {server_version()}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for command in (serve, check, predict):
+        command.add_parser(commands)
+    return parser
+
+
+def _shadowing_package() -> str:
+    """What to say if the package ``kernels`` is not ours (Hugging Face has one of that name); empty if all is well."""
+    try:
+        if find_spec("kernels.errors") is not None:
+            return ""
+    except ModuleNotFoundError:
+        return "its package 'kernels' is not installed: pip install --force-reinstall hotrow"
+    found = find_spec("kernels")
+    where = Path(found.origin).parent if found is not None and found.origin else "an unknown place"
+    return (
+        f"the package 'kernels' in {where} belongs to another project and hides Hotrow's own; "
+        "the two cannot share an environment: pip uninstall kernels && pip install --force-reinstall hotrow"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,34 @@
+"""The one table from errors to HTTP status codes, for every route."""
+
+from kernels.errors import DeviceUnavailableError, HotrowError, ReservedKeyError
+from serving.errors import (
+    OverloadedError,
+    PayloadTooLargeError,
+    RequestError,
+    ShuttingDownError,
+    StoreError,
+    UnknownModelError,
+    UnsupportedEncodingError,
+)
+
+#: Codes below 500 say that the caller must change something; 503, that the same request may succeed later.
+HTTP_CODES: dict[type[HotrowError], int] = {
+    UnknownModelError: 404,
+    PayloadTooLargeError: 413,
+    UnsupportedEncodingError: 415,
+    RequestError: 400,
+    ReservedKeyError: 400,
+    OverloadedError: 503,
+    ShuttingDownError: 503,
+    StoreError: 503,
+    DeviceUnavailableError: 503,
+    HotrowError: 500,
+}
+
+#: Seconds a client should wait before it repeats a request that was answered 503.
+RETRY_AFTER_S = 1
+
+
+def http_code(error: HotrowError) -> int:
+    """The status code of ``error``: that of the nearest of its classes in the table."""
+    return next(HTTP_CODES[kind] for kind in type(error).__mro__ if kind in HTTP_CODES)

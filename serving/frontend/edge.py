@@ -1,0 +1,84 @@
+"""The edge of the application: every error becomes an answer in Triton's form, ``{"error": "..."}``."""
+
+import logging
+from time import perf_counter
+
+import orjson
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from kernels.errors import HotrowError
+from serving.frontend.body import ClientDisconnectedError
+from serving.frontend.codes import RETRY_AFTER_S, http_code
+from serving.metrics import RequestMetrics
+
+#: Key of the ASGI scope under which a predict route names its model; requests without it are not counted.
+MODEL = "hotrow.model"
+
+_log = logging.getLogger("hotrow.http")
+_JSON = "application/json"
+
+
+def error_response(message: str, code: int) -> Response:
+    """``{"error": message}``; a 503 says when to come back."""
+    headers = {"Retry-After": str(RETRY_AFTER_S)} if code == 503 else None
+    return Response(orjson.dumps({"error": message}), code, headers, _JSON)
+
+
+async def http_exception(_request: Request, error: Exception) -> Response:
+    """The router's own refusals: unknown path, method not allowed."""
+    if not isinstance(error, HTTPException):
+        raise error
+    response = error_response(error.detail, error.status_code)
+    response.headers.update(error.headers or {})
+    return response
+
+
+async def validation_error(_request: Request, error: Exception) -> Response:
+    """FastAPI's refusal of a path or query parameter."""
+    if not isinstance(error, RequestValidationError):
+        raise error
+    problems = [f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}" for problem in error.errors()]
+    return error_response("; ".join(problems), 400)
+
+
+class Edge:
+    """ASGI middleware around the whole application: errors become answers, predict requests are counted."""
+
+    def __init__(self, app: ASGIApp, metrics: RequestMetrics) -> None:
+        """Guard ``app`` and count its predict requests in ``metrics``."""
+        self._app = app
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """See the ASGI specification."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        began = perf_counter()
+        code = 0
+
+        async def watched_send(message: Message) -> None:
+            nonlocal code
+            if message["type"] == "http.response.start":
+                code = message["status"]
+            await send(message)
+
+        try:
+            try:
+                await self._app(scope, receive, watched_send)
+            except ClientDisconnectedError:
+                code = 499  # nginx's code for a client that closed the request; nobody is left to receive it
+            except HotrowError as err:
+                await error_response(str(err), http_code(err))(scope, receive, watched_send)
+            except Exception:  # a request's top: the log gets the traceback, the client never does
+                _log.exception("%s %s failed", scope["method"], scope["path"])
+                if code:
+                    raise  # the answer has begun; the server can only cut the connection
+                await error_response("internal error; see the server's log", 500)(scope, receive, watched_send)
+        finally:
+            if MODEL in scope:
+                self._metrics.finished(scope[MODEL], code, perf_counter() - began)

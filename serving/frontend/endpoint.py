@@ -1,0 +1,137 @@
+"""The hot path: one predict request from its bytes to the bytes of its answer, without the web framework's help."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from starlette.types import Receive, Scope, Send
+
+from serving.batch import Batch
+from serving.errors import OverloadedError
+from serving.frontend.body import Limits, read_body
+from serving.frontend.edge import MODEL
+from serving.frontend.runner import Runner
+from serving.metrics import RequestMetrics
+from serving.protocol.ctr import PROBABILITIES, batch_of, signature_of
+from serving.protocol.infer import decode_infer, encode_infer
+from serving.protocol.samples import decode_samples, encode_predictions
+from serving.protocol.tensors import Signature
+from serving.repository import ModelRepository
+from serving.session import InferenceSession, Prediction
+
+Headers = list[tuple[bytes, bytes]]
+
+_JSON = (b"content-type", b"application/json")
+_BINARY = (b"content-type", b"application/octet-stream")
+_JSON_LENGTH = b"inference-header-content-length"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A successful answer: its body, and its headers save Content-Length."""
+
+    body: bytes
+    headers: Headers
+
+
+class ServedModel:
+    """One loaded model as requests see it."""
+
+    def __init__(self, name: str, session: InferenceSession, metrics: RequestMetrics) -> None:
+        """Serve ``session`` under ``name``."""
+        self.name = name
+        self.session = session
+        self.version = str(session.config.version)
+        self.signature: Signature = signature_of(session.config)
+        self._metrics = metrics
+
+    def infer(self, body: bytes, headers: dict[bytes, bytes]) -> Answer:
+        """Answer a KServe v2 request. Any thread."""
+        json_bytes = headers.get(_JSON_LENGTH)
+        request = decode_infer(body, None if json_bytes is None else json_bytes.decode("latin-1"), self.signature)
+        prediction = self._predict(batch_of(self.session.config, request.inputs))
+        answer = encode_infer(
+            request,
+            self.name,
+            self.version,
+            {PROBABILITIES: prediction.probabilities},
+            {"defaulted_keys": prediction.defaulted_keys},
+        )
+        if answer.json_bytes is None:
+            return Answer(answer.body, [_JSON])
+        return Answer(answer.body, [_BINARY, (_JSON_LENGTH, b"%d" % answer.json_bytes)])
+
+    def predict(self, body: bytes, _headers: dict[bytes, bytes]) -> Answer:
+        """Answer ``{"samples": [...]}``. Any thread."""
+        prediction = self._predict(decode_samples(body, self.session.config))
+        return Answer(encode_predictions(prediction.probabilities, prediction.defaulted_keys, self.version), [_JSON])
+
+    def _predict(self, batch: Batch) -> Prediction:
+        prediction = self.session.predict_batch(batch)
+        self._metrics.predicted(self.name, batch.samples, prediction.defaulted_keys)
+        return prediction
+
+
+class PredictEndpoint:
+    """Admits, reads, runs and counts predict requests. Belongs to one event loop."""
+
+    def __init__(self, repository: ModelRepository, runner: Runner, metrics: RequestMetrics, limits: Limits) -> None:
+        """Answer for the models of ``repository``."""
+        self._repository = repository
+        self._runner = runner
+        self._metrics = metrics
+        self._limits = limits
+        self._in_flight = 0
+        self._served: dict[InferenceSession, ServedModel] = {}
+
+    def model(self, name: str, version: str = "") -> ServedModel:
+        """The model called ``name``; an UnknownModelError that names what is there if there is none."""
+        session = self._repository.session(name, version)
+        served = self._served.get(session)
+        if served is None:
+            served = self._served[session] = ServedModel(name, session, self._metrics)
+        return served
+
+    async def answer(
+        self, scope: Scope, receive: Receive, act: Callable[[ServedModel, bytes, dict[bytes, bytes]], Answer]
+    ) -> Answer:
+        """Answer one request for the model that ``scope``'s path names.
+
+        Args:
+            scope: the request's ASGI scope; its path has a ``model`` and may have a ``version``.
+            receive: its ASGI receive function.
+            act: ``ServedModel.infer`` or ``ServedModel.predict``.
+
+        Raises:
+            OverloadedError: ``max_inflight`` requests are in hand already.
+            HotrowError: the request cannot be answered; ``serving.frontend.codes`` says how that is told.
+        """
+        scope[MODEL] = ""
+        self._metrics.started()
+        path = scope["path_params"]
+        model = self.model(path["model"], path.get("version", ""))
+        scope[MODEL] = model.name
+        if self._in_flight >= self._limits.max_inflight:
+            raise OverloadedError(f"{self._in_flight} requests are in hand, the server takes no more at a time")
+        self._in_flight += 1
+        try:
+            headers: dict[bytes, bytes] = dict(scope["headers"])
+            body = await read_body(scope, receive, headers, self._limits)
+            return await self._runner.run(model.name, len(body), partial(act, model, body, headers))
+        finally:
+            self._in_flight -= 1
+
+
+class InferApp:
+    """KServe's infer route as a bare ASGI application: no request or response objects on the hot path."""
+
+    def __init__(self, endpoint: PredictEndpoint) -> None:
+        """Answer through ``endpoint``."""
+        self._endpoint = endpoint
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """See the ASGI specification."""
+        answer = await self._endpoint.answer(scope, receive, ServedModel.infer)
+        headers = [*answer.headers, (b"content-length", b"%d" % len(answer.body))]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": answer.body})

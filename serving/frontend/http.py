@@ -1,0 +1,157 @@
+"""The HTTP front end: KServe v2, a JSON form for people, health and metrics, as one FastAPI application."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import Response
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.routing import Route
+
+from serving.frontend.body import Limits
+from serving.frontend.edge import Edge, http_exception, validation_error
+from serving.frontend.endpoint import InferApp, PredictEndpoint, ServedModel
+from serving.frontend.runner import Runner
+from serving.metrics import Metrics, RequestMetrics
+from serving.protocol.ctr import PLATFORM, triton_config
+from serving.protocol.samples import PREDICTIONS_SCHEMA, SAMPLES_SCHEMA
+from serving.repository import ModelRepository
+
+_PROMETHEUS_TEXT = "text/plain; version=0.0.4; charset=utf-8"
+_PREDICT_DOCS: dict[str, Any] = {
+    "requestBody": {"required": True, "content": {"application/json": {"schema": SAMPLES_SCHEMA}}},
+}
+_ERROR_SCHEMA = {"type": "object", "properties": {"error": {"type": "string"}}}
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How the front end runs.
+
+    Attributes:
+        threads: predict requests that may run at the same time, apart from short ones.
+        limits: what it accepts.
+    """
+
+    threads: int = 1
+    limits: Limits = field(default_factory=Limits)
+
+
+def server_version() -> str:
+    """Hotrow's version."""
+    try:
+        return version("hotrow")
+    except PackageNotFoundError:  # run from a source tree that was never installed
+        return "0"
+
+
+def create_app(repository: ModelRepository, settings: Settings | None = None) -> FastAPI:
+    """Make the application that serves ``repository``, whose models must be loaded already.
+
+    The caller closes the repository after the application has shut down.
+    """
+    settings = settings or Settings()
+    counters = RequestMetrics()
+    runner = Runner(settings.threads)
+    endpoint = PredictEndpoint(repository, runner, counters, settings.limits)
+
+    @asynccontextmanager
+    async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
+        yield
+        runner.close()
+
+    infer = InferApp(endpoint)
+    app = FastAPI(
+        title="Hotrow",
+        version=server_version(),
+        description="CTR model serving. KServe v2 inference is at `/v2/models/{model}/infer`.",
+        lifespan=lifespan,
+        middleware=[Middleware(Edge, metrics=counters)],
+        exception_handlers={HTTPException: http_exception, RequestValidationError: validation_error},
+        # First, so that the hot path is matched first.
+        routes=[
+            Route("/v2/models/{model}/infer", infer, methods=["POST"]),
+            Route("/v2/models/{model}/versions/{version}/infer", infer, methods=["POST"]),
+        ],
+    )
+    _add_server_routes(app, repository, Metrics(counters, repository.samples))
+    _add_model_routes(app, endpoint)
+    _add_predict_route(app, endpoint)
+    return app
+
+
+def _add_server_routes(app: FastAPI, repository: ModelRepository, metrics: Metrics) -> None:
+    @app.get("/v2")
+    async def server_metadata() -> dict[str, Any]:
+        """The server's name, version and KServe extensions."""
+        return {
+            "name": "hotrow",
+            "version": server_version(),
+            "extensions": ["binary_tensor_data", "model_configuration"],
+        }
+
+    @app.get("/v2/health/live", response_class=Response)
+    async def live() -> Response:
+        """200 while the process answers."""
+        return Response()
+
+    @app.get("/v2/health/ready", response_class=Response)
+    async def ready() -> Response:
+        """200 once every model is loaded."""
+        return Response(status_code=200 if repository.models() else 503)
+
+    @app.get("/metrics", response_class=Response)
+    async def prometheus() -> Response:
+        """Counters in Prometheus's text format."""
+        return Response(metrics.page(), media_type=_PROMETHEUS_TEXT)
+
+
+def _add_model_routes(app: FastAPI, endpoint: PredictEndpoint) -> None:
+    for prefix in ("/v2/models/{model}", "/v2/models/{model}/versions/{version}"):
+
+        @app.get(prefix)
+        async def metadata(model: str, version: str = "") -> dict[str, Any]:
+            """The model's tensors."""
+            served = endpoint.model(model, version)
+            return {
+                "name": model,
+                "versions": [served.version],
+                "platform": PLATFORM,
+                "inputs": [spec.metadata() for spec in served.signature.inputs],
+                "outputs": [spec.metadata() for spec in served.signature.outputs],
+            }
+
+        @app.get(f"{prefix}/ready", response_class=Response)
+        async def model_ready(model: str, version: str = "") -> Response:
+            """200 if the model is loaded."""
+            endpoint.model(model, version)
+            return Response()
+
+        @app.get(f"{prefix}/config")
+        async def model_config(model: str, version: str = "") -> dict[str, Any]:
+            """The model's configuration in Triton's words."""
+            return triton_config(model, endpoint.model(model, version).session.config)
+
+
+def _add_predict_route(app: FastAPI, endpoint: PredictEndpoint) -> None:
+    @app.post(
+        "/predict/{model}",
+        response_class=Response,
+        openapi_extra=_PREDICT_DOCS,
+        responses={
+            200: {"content": {"application/json": {"schema": PREDICTIONS_SCHEMA}}, "description": "Probabilities."},
+            400: {
+                "content": {"application/json": {"schema": _ERROR_SCHEMA}},
+                "description": "What is wrong, and where.",
+            },
+        },
+    )
+    async def predict(model: str, request: Request) -> Response:
+        """Predict samples given as JSON: per sample its dense features and one list of keys per slot."""
+        answer = await endpoint.answer(request.scope, request.receive, ServedModel.predict)
+        return Response(answer.body, headers={name.decode(): value.decode() for name, value in answer.headers})

@@ -1,0 +1,105 @@
+"""Running the application: uvicorn, with the few things it leaves undone when a client or an operator stops early."""
+
+import asyncio
+import logging
+import socket
+
+import uvicorn
+from fastapi import FastAPI
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from serving.errors import ConfigError
+from serving.frontend.body import CUT_SHORT
+
+#: After the signal to stop, how long an idle connection may still bring a request that was already on its way.
+LINGER_S = 0.25
+
+
+class Connection(HttpToolsProtocol):
+    """One client connection.
+
+    Differs from uvicorn's in two ways. A client that closes its side in the middle of a body gets an answer that says
+    so. And a connection that is idle when the server is told to stop stays open for a moment: what the client sent
+    before it could know is answered, with ``Connection: close``, instead of being reset.
+    """
+
+    _stopping = False
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """The client will send no more; True keeps our side open for the answer that it may still wait for."""
+        cycle = self.cycle
+        if cycle is None or cycle.response_complete:
+            return False
+        cycle.keep_alive = False
+        if cycle.more_body:
+            cycle.scope[CUT_SHORT] = True  # type: ignore[typeddict-unknown-key]
+            cycle.more_body = False
+            cycle.message_event.set()
+        return True
+
+    def on_headers_complete(self) -> None:
+        """See ``HttpToolsProtocol.on_headers_complete``."""
+        super().on_headers_complete()
+        if self._stopping and self.cycle is not None:
+            self.cycle.keep_alive = False
+
+    def shutdown(self) -> None:
+        """See ``HttpToolsProtocol.shutdown``."""
+        self._stopping = True
+        if self.cycle is None or self.cycle.response_complete:
+            self.loop.call_later(LINGER_S, self._close_if_idle)
+        else:
+            self.cycle.keep_alive = False
+
+    def _close_if_idle(self) -> None:
+        if self.cycle is None or self.cycle.response_complete:
+            self.transport.close()
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Bind and listen, so that a port in use is known before anything is said to be ready; port 0 takes a free one.
+
+    Raises:
+        ConfigError: the address cannot be bound.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind, protocol)
+    except OSError as err:
+        raise ConfigError(f"{host}:{port}", "", f"no such address: {err}") from err
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(2048)
+    except OSError as err:
+        listener.close()
+        raise ConfigError(f"{host}:{port}", "", f"cannot listen: {err.strerror or err}") from err
+    listener.setblocking(False)
+    return listener
+
+
+def url_of(listener: socket.socket) -> str:
+    """The URL a client reaches ``listener`` at."""
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def run(app: FastAPI, listener: socket.socket) -> None:
+    """Serve ``app`` on ``listener`` until SIGTERM or SIGINT; then answer what was accepted, and return.
+
+    uvicorn raises the signal again after it has stopped: the caller decides what SIGTERM and SIGINT mean then.
+    """
+    config = uvicorn.Config(
+        app,
+        http=Connection,
+        loop="uvloop",
+        ws="none",
+        lifespan="on",
+        access_log=False,
+        log_config=None,
+        log_level=logging.WARNING,
+    )
+    server = uvicorn.Server(config)
+    asyncio.Runner(loop_factory=config.get_loop_factory()).run(server.serve(sockets=[listener]))

@@ -1,0 +1,64 @@
+"""The same session inside Triton: the Python backend's model class.
+
+An exported ``model.py`` is one line, ``from serving.frontend.triton import TritonPythonModel``. Tensors are those of
+``serving.protocol.ctr``. Triton's own module is imported when a model is opened, as it exists inside Triton only.
+"""
+
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from kernels.errors import HotrowError
+from serving import load_model
+from serving.errors import ConfigError, RequestError
+from serving.protocol.ctr import DENSE, KEYS, PROBABILITIES, ROW_PTRS, batch_of
+from serving.session import InferenceSession
+
+
+class TritonPythonModel:
+    """One model instance. Triton calls every method from one thread."""
+
+    def initialize(self, args: dict[str, str]) -> None:
+        """Open the version directory that Triton loads.
+
+        Args:
+            args: Triton's; ``model_repository`` is the model's folder and ``model_version`` its version.
+
+        Raises:
+            HotrowError: the model cannot be opened; Triton shows the message and marks the model unavailable.
+        """
+        self._triton: Any = import_module("triton_python_backend_utils")
+        directory = Path(args["model_repository"]) / args["model_version"]
+        if not directory.is_dir():
+            raise ConfigError(str(directory), "", "no such version directory")
+        self._session: InferenceSession = load_model(directory)
+
+    def execute(self, requests: list[Any]) -> list[Any]:
+        """Answer every request on its own: one bad request does not spoil the others."""
+        return [self._respond(request) for request in requests]
+
+    def finalize(self) -> None:
+        """Close the model."""
+        self._session.close()
+
+    def _respond(self, request: Any) -> Any:
+        triton = self._triton
+        try:
+            probabilities = self._predict(request)
+        except RequestError as err:
+            return triton.InferenceResponse(error=triton.TritonError(str(err), triton.TritonError.INVALID_ARG))
+        except HotrowError as err:
+            return triton.InferenceResponse(error=triton.TritonError(str(err), triton.TritonError.UNAVAILABLE))
+        return triton.InferenceResponse(output_tensors=[triton.Tensor(PROBABILITIES, probabilities)])
+
+    def _predict(self, request: Any) -> Any:
+        inputs = {}
+        for name in (DENSE, KEYS, ROW_PTRS):
+            tensor = self._triton.get_input_tensor_by_name(request, name)
+            if tensor is not None:
+                inputs[name] = tensor.as_numpy()
+        config = self._session.config
+        for name in (KEYS, ROW_PTRS, *((DENSE,) if config.dense_dim else ())):
+            if name not in inputs:
+                raise RequestError(f"inputs: missing {name!r}")
+        return self._session.predict_batch(batch_of(config, inputs)).probabilities

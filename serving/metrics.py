@@ -1,0 +1,145 @@
+"""What the server counts: plain counters, and the collector that shows them to Prometheus when it asks.
+
+Counting never fails a request and costs about a microsecond. A label never holds anything a client made up: requests
+for models that do not exist share the empty model name.
+"""
+
+import threading
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import accumulate
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+#: Upper bounds of the latency histogram's buckets, in seconds.
+LATENCY_BUCKETS_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
+
+
+class Histogram:
+    """Counts of observations by upper bound, and their sum. Not thread-safe by itself."""
+
+    def __init__(self) -> None:
+        """Start empty."""
+        self.counts = [0] * (len(LATENCY_BUCKETS_S) + 1)
+        self.sum_s = 0.0
+
+    def observe(self, seconds: float) -> None:
+        """Count one observation."""
+        self.counts[bisect_left(LATENCY_BUCKETS_S, seconds)] += 1
+        self.sum_s += seconds
+
+    def buckets(self) -> list[tuple[str, float]]:
+        """Prometheus's cumulative buckets."""
+        bounds = [*(f"{bound:g}" for bound in LATENCY_BUCKETS_S), "+Inf"]
+        return list(zip(bounds, map(float, accumulate(self.counts)), strict=True))
+
+
+class RequestMetrics:
+    """Counters of predict requests. Every method may be called from any thread."""
+
+    def __init__(self) -> None:
+        """Start at zero."""
+        self._lock = threading.Lock()  # guards all fields below; held for a few additions only
+        self._requests: Counter[tuple[str, int]] = Counter()
+        self._seconds: dict[str, Histogram] = {}
+        self._samples: Counter[str] = Counter()
+        self._defaulted_keys: Counter[str] = Counter()
+        self._in_flight = 0
+
+    def started(self) -> None:
+        """One more request is in hand."""
+        with self._lock:
+            self._in_flight += 1
+
+    def finished(self, model: str, code: int, seconds: float) -> None:
+        """A request was answered.
+
+        Args:
+            model: the model's name, empty if no such model is loaded.
+            code: HTTP status.
+            seconds: from the request's first byte in our hands to the answer's last.
+        """
+        with self._lock:
+            self._in_flight -= 1
+            self._requests[model, code] += 1
+            self._seconds.setdefault(model, Histogram()).observe(seconds)
+
+    def predicted(self, model: str, samples: int, defaulted_keys: int) -> None:
+        """A model answered ``samples`` samples, ``defaulted_keys`` of whose keys no tier holds."""
+        with self._lock:
+            self._samples[model] += samples
+            self._defaulted_keys[model] += defaulted_keys
+
+    def families(self) -> Iterator[Metric]:
+        """The counters as Prometheus metric families."""
+        requests = CounterMetricFamily(
+            "hotrow_requests", "Predict requests answered, by HTTP status.", labels=["model", "code"]
+        )
+        seconds = HistogramMetricFamily(
+            "hotrow_request_seconds", "Time from a predict request's arrival to its answer.", labels=["model"]
+        )
+        samples = CounterMetricFamily("hotrow_samples", "Samples predicted.", labels=["model"])
+        defaulted = CounterMetricFamily(
+            "hotrow_defaulted_keys", "Keys that no tier holds, answered with the default vector.", labels=["model"]
+        )
+        with self._lock:
+            for (model, code), count in self._requests.items():
+                requests.add_metric([model, str(code)], count)
+            for model, histogram in self._seconds.items():
+                seconds.add_metric([model], histogram.buckets(), sum_value=histogram.sum_s)
+            for model, count in self._samples.items():
+                samples.add_metric([model], count)
+                defaulted.add_metric([model], self._defaulted_keys[model])
+            in_flight = self._in_flight
+        yield from (requests, seconds, samples, defaulted)
+        yield GaugeMetricFamily("hotrow_requests_in_flight", "Predict requests in hand.", value=in_flight)
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One value of a counter that another part of the server keeps.
+
+    Attributes:
+        name: the metric's name without ``_total``.
+        help: what it counts.
+        labels: label names and values.
+        value: the count since the start.
+    """
+
+    name: str
+    help: str
+    labels: tuple[tuple[str, str], ...]
+    value: float
+
+
+class Metrics(Collector):
+    """The server's counters and those it pulls from elsewhere, as one Prometheus page."""
+
+    def __init__(self, requests: RequestMetrics, pulled: Callable[[], Iterable[Sample]]) -> None:
+        """Show ``requests`` and, freshly pulled for every page, the samples that ``pulled`` returns."""
+        self._requests = requests
+        self._pulled = pulled
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._registry.register(self)
+
+    def collect(self) -> Iterator[Metric]:
+        """See ``prometheus_client.registry.Collector``."""
+        yield from self._requests.families()
+        families: dict[str, CounterMetricFamily] = {}
+        for sample in self._pulled():
+            names = [name for name, _ in sample.labels]
+            family = families.setdefault(sample.name, CounterMetricFamily(sample.name, sample.help, labels=names))
+            family.add_metric([value for _, value in sample.labels], sample.value)
+        yield from families.values()
+
+    def describe(self) -> list[Metric]:
+        """Nothing: the registry need not collect once just to learn the names."""
+        return []
+
+    def page(self) -> bytes:
+        """The page in Prometheus's text format."""
+        return generate_latest(self._registry)

@@ -1,0 +1,94 @@
+"""The tensors of a click-through model, as clients of HugeCTR's Triton backend know them.
+
+====================  ==============  ===========================================================================
+``DES``               FP32            dense features, [B, F] or flat as [B * F] or [1, B * F]; optional if F = 0
+``CATCOLUMN``         INT64, UINT32   N keys, [N] or [1, N]
+``ROWINDEX``          INT32           CSR offsets into the keys, [R] or [1, R]
+``OUTPUT0``           FP32            probabilities, [B, L]
+====================  ==============  ===========================================================================
+"""
+
+from typing import Any
+
+import numpy as np
+
+from serving.batch import Batch, read_batch
+from serving.config import ModelConfig
+from serving.errors import RequestError
+from serving.protocol.tensors import Array, Signature, TensorSpec
+
+DENSE = "DES"
+KEYS = "CATCOLUMN"
+ROW_PTRS = "ROWINDEX"
+PROBABILITIES = "OUTPUT0"
+
+#: What /v2/models/<model> and Triton's own repository call the platform of such a model.
+PLATFORM = "hotrow"
+
+
+def signature_of(config: ModelConfig) -> Signature:
+    """What a model takes and gives. Keys may come as either datatype; the declared one is shown first."""
+    key_datatypes = ("INT64", "UINT32") if config.key_type == "I64" else ("UINT32", "INT64")
+    return Signature(
+        inputs=(
+            TensorSpec(DENSE, ("FP32",), (-1, config.dense_dim), optional=config.dense_dim == 0),
+            TensorSpec(KEYS, key_datatypes, (-1,)),
+            TensorSpec(ROW_PTRS, ("INT32",), (-1,)),
+        ),
+        outputs=(TensorSpec(PROBABILITIES, ("FP32",), (-1, config.label_dim)),),
+    )
+
+
+def batch_of(config: ModelConfig, inputs: dict[str, Array]) -> Batch:
+    """The samples that a request's tensors hold.
+
+    Args:
+        config: the model.
+        inputs: arrays by tensor name, as ``decode_infer`` makes them for ``signature_of(config)``.
+
+    Raises:
+        RequestError: a tensor has an unusual shape, or ``read_batch`` refuses the samples.
+    """
+    dense = inputs.get(DENSE)
+    if dense is None:
+        dense = np.empty((0,), dtype=np.float32)
+    elif dense.ndim != 2 or dense.shape[1] != config.dense_dim:
+        dense = _flat(dense, DENSE, f"[B, {config.dense_dim}]")
+    return read_batch(config, dense.reshape(-1), _flat(inputs[KEYS], KEYS), _flat(inputs[ROW_PTRS], ROW_PTRS))
+
+
+def _flat(array: Array, name: str, also: str = "") -> Array:
+    """A tensor that is a plain list of numbers, whether it came as [N] or as [1, N]."""
+    if array.ndim == 1 or (array.ndim == 2 and array.shape[0] == 1):
+        return array.reshape(-1)
+    accepted = ", ".join(["[N]", "[1, N]", *([also] if also else [])])
+    raise RequestError(f"tensor {name}: expected a shape like {accepted}, but {list(array.shape)} came")
+
+
+def triton_config(name: str, config: ModelConfig) -> dict[str, Any]:
+    """The model's configuration in the words of Triton's ``ModelConfig``; batches are part of the tensors' shapes."""
+    signature = signature_of(config)
+    return {
+        "name": name,
+        "platform": PLATFORM,
+        "backend": PLATFORM,
+        "max_batch_size": 0,
+        "input": [
+            {
+                "name": spec.name,
+                "data_type": f"TYPE_{spec.datatypes[0]}",
+                "dims": list(spec.shape),
+                "optional": spec.optional,
+            }
+            for spec in signature.inputs
+        ],
+        "output": [
+            {"name": spec.name, "data_type": f"TYPE_{spec.datatypes[0]}", "dims": list(spec.shape)}
+            for spec in signature.outputs
+        ],
+        "parameters": {
+            "max_batchsize": {"string_value": str(config.max_batchsize)},
+            "tables": {"string_value": " ".join(table.name for table in config.tables)},
+            "slots": {"string_value": " ".join(str(table.slots) for table in config.tables)},
+        },
+    }

@@ -1,0 +1,46 @@
+"""Reading JSON documents field by field: every wrong field is a RequestError that starts with its JSON path."""
+
+from typing import Any, TypeVar
+
+import orjson
+
+from serving.errors import RequestError
+from serving.protocol.tensors import json_kind
+
+_T = TypeVar("_T")
+_KINDS = {str: "a string", list: "a list", dict: "an object", bool: "true or false", int: "a whole number"}
+
+
+def parse_document(text: bytes | memoryview) -> dict[str, Any]:
+    """The JSON object in ``text``; a RequestError if it is anything else. NaN and Infinity are not JSON."""
+    try:
+        document = orjson.loads(text)
+    except orjson.JSONDecodeError as err:
+        raise RequestError(f"the body is not JSON: {err}") from err
+    if type(document) is not dict:
+        raise RequestError(f"the body must be a JSON object, but {json_kind(document)} came")
+    return document
+
+
+def required(document: dict[str, Any], name: str, kind: type[_T], path: str) -> _T:
+    """Field ``name`` of ``document``, which stands at ``path``; a RequestError if absent or not a ``kind``."""
+    if name not in document:
+        raise RequestError(f"{join(path, name)}: missing")
+    return checked(document[name], kind, join(path, name))
+
+
+def optional(document: dict[str, Any], name: str, kind: type[_T], default: _T, path: str) -> _T:
+    """As ``required``, but an absent field is ``default``."""
+    return checked(document[name], kind, join(path, name)) if name in document else default
+
+
+def checked(value: Any, kind: type[_T], path: str) -> _T:
+    """``value`` if it is exactly a ``kind`` (true is not a number), else a RequestError."""
+    if type(value) is not kind:
+        raise RequestError(f"{path}: expected {_KINDS[kind]}, but {json_kind(value)} came")
+    return value
+
+
+def join(path: str, name: str) -> str:
+    """The JSON path of a field."""
+    return f"{path}.{name}" if path else name

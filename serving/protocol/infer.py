@@ -1,0 +1,206 @@
+"""KServe v2 ``infer``: bytes to named arrays, and arrays back to bytes.
+
+A body is a JSON document, optionally followed by the raw little-endian bytes of the tensors that announce
+``binary_data_size``, in their order (KServe v2's binary tensor data extension). Then the HTTP header
+``Inference-Header-Content-Length`` says how long the JSON part is.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import orjson
+
+from serving.errors import RequestError
+from serving.protocol.document import checked, optional, parse_document, required
+from serving.protocol.tensors import DTYPES, Array, Signature, array_from_numbers, quoted
+
+_LARGEST_EXTENT = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class OutputRequest:
+    """One output the client wants, and whether as raw bytes or as JSON numbers."""
+
+    name: str
+    binary: bool
+
+
+@dataclass(frozen=True, slots=True)
+class InferRequest:
+    """A decoded request.
+
+    Attributes:
+        id: the client's id, given back in the answer; empty if it sent none.
+        inputs: arrays by tensor name. Binary tensors are read-only views of the body, aligned for their dtype.
+        outputs: what to answer, in the client's order; all outputs where it named none.
+    """
+
+    id: str
+    inputs: dict[str, Array]
+    outputs: tuple[OutputRequest, ...]
+
+
+def decode_infer(body: bytes, header_bytes: str | None, signature: Signature) -> InferRequest:
+    """Decode an infer request.
+
+    Args:
+        body: the whole body, already decompressed.
+        header_bytes: value of ``Inference-Header-Content-Length``, or None where the body is JSON alone.
+        signature: what the model takes and gives.
+
+    Raises:
+        RequestError: anything at all is wrong with the request; the message starts with the tensor or JSON path.
+    """
+    json_bytes = len(body) if header_bytes is None else _json_bytes(header_bytes, len(body))
+    document = parse_document(memoryview(body)[:json_bytes])
+    parameters: dict[str, Any] = optional(document, "parameters", dict, {}, "")
+    binary_outputs = optional(parameters, "binary_data_output", bool, False, "parameters")
+    return InferRequest(
+        id=optional(document, "id", str, "", ""),
+        inputs=_inputs(document, body, json_bytes, signature),
+        outputs=_outputs(document, binary_outputs, signature),
+    )
+
+
+def _json_bytes(text: str, body_bytes: int) -> int:
+    if not (text.isascii() and text.isdigit()) or len(text) > 18:
+        raise RequestError(f"Inference-Header-Content-Length: expected a number of bytes, but {text[:32]!r} came")
+    if int(text) > body_bytes:
+        raise RequestError(f"Inference-Header-Content-Length: {int(text):,} bytes, but the body has {body_bytes:,}")
+    return int(text)
+
+
+def _inputs(document: dict[str, Any], body: bytes, offset: int, signature: Signature) -> dict[str, Array]:
+    """All inputs by name; binary ones are taken from ``body`` from ``offset`` on, which must be used up exactly."""
+    arrays: dict[str, Array] = {}
+    for index, entry in enumerate(required(document, "inputs", list, "")):
+        path = f"inputs[{index}]"
+        tensor = checked(entry, dict, path)
+        name = required(tensor, "name", str, path)
+        spec = signature.input(name, f"{path}.name")
+        if name in arrays:
+            raise RequestError(f"{path}.name: tensor {name!r} came twice")
+        datatype = required(tensor, "datatype", str, path)
+        if datatype not in spec.datatypes:
+            accepted = " or ".join(spec.datatypes)
+            raise RequestError(f"{path}.datatype: tensor {name} must be {accepted}, but {datatype[:32]!r} came")
+        shape = _shape(required(tensor, "shape", list, path), f"{path}.shape")
+        parameters: dict[str, Any] = optional(tensor, "parameters", dict, {}, path)
+        if "shared_memory_region" in parameters:
+            raise RequestError(f"{path}.parameters: tensor {name}: shared memory is not supported")
+        if "binary_data_size" not in parameters:
+            data = _numbers_of(tensor, path)
+            arrays[name] = array_from_numbers(data, DTYPES[datatype], shape, f"{path}.data")
+            continue
+        size_bytes = required(parameters, "binary_data_size", int, f"{path}.parameters")
+        if "data" in tensor:
+            raise RequestError(f"{path}: tensor {name} has both data and binary_data_size")
+        arrays[name] = _binary(body, offset, size_bytes, datatype, shape, name)
+        offset += size_bytes
+    if offset != len(body):
+        raise RequestError(f"{len(body) - offset:,} bytes follow the last tensor's data")
+    missing = [spec.name for spec in signature.inputs if spec.name not in arrays and not spec.optional]
+    if missing:
+        raise RequestError(f"inputs: missing {quoted(missing)}")
+    return arrays
+
+
+def _numbers_of(tensor: dict[str, Any], path: str) -> Any:
+    if "data" not in tensor:
+        raise RequestError(f"{path}: neither data nor parameters.binary_data_size is there")
+    return tensor["data"]
+
+
+def _shape(extents: list[Any], path: str) -> tuple[int, ...]:
+    if not 1 <= len(extents) <= 8:
+        raise RequestError(f"{path}: expected 1 to 8 extents, but {len(extents):,} came")
+    for index, extent in enumerate(extents):
+        if type(extent) is not int or not 0 <= extent <= _LARGEST_EXTENT:
+            raise RequestError(f"{path}[{index}]: expected a whole number from 0 to {_LARGEST_EXTENT}")
+    return tuple(extents)
+
+
+def _binary(body: bytes, offset: int, size_bytes: int, datatype: str, shape: tuple[int, ...], name: str) -> Array:
+    """A view of ``size_bytes`` of ``body``; a copy only where the JSON part's length leaves it unaligned."""
+    dtype = DTYPES[datatype]
+    count = math.prod(shape)
+    if size_bytes != count * dtype.itemsize:
+        raise RequestError(
+            f"tensor {name}: shape {list(shape)} of {datatype} needs {count * dtype.itemsize:,} bytes, "
+            f"binary_data_size says {size_bytes:,}"
+        )
+    if size_bytes > len(body) - offset:
+        raise RequestError(
+            f"tensor {name}: binary_data_size says {size_bytes:,} bytes, but {len(body) - offset:,} are left in the body"
+        )
+    array = np.frombuffer(body, dtype=dtype, count=count, offset=offset).reshape(shape)
+    return array if array.flags.aligned else array.copy()
+
+
+def _outputs(document: dict[str, Any], binary_default: bool, signature: Signature) -> tuple[OutputRequest, ...]:
+    entries: list[Any] = optional(document, "outputs", list, [], "")
+    if not entries:
+        return tuple(OutputRequest(spec.name, binary_default) for spec in signature.outputs)
+    wanted: list[OutputRequest] = []
+    for index, entry in enumerate(entries):
+        path = f"outputs[{index}]"
+        output = checked(entry, dict, path)
+        name = required(output, "name", str, path)
+        signature.output(name, f"{path}.name")
+        if any(name == other.name for other in wanted):
+            raise RequestError(f"{path}.name: output {name!r} is asked for twice")
+        parameters: dict[str, Any] = optional(output, "parameters", dict, {}, path)
+        for unsupported in ("classification", "shared_memory_region"):
+            if unsupported in parameters:
+                raise RequestError(f"{path}.parameters.{unsupported}: not supported")
+        wanted.append(
+            OutputRequest(name, optional(parameters, "binary_data", bool, binary_default, f"{path}.parameters"))
+        )
+    return tuple(wanted)
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedAnswer:
+    """An encoded answer.
+
+    Attributes:
+        body: the bytes to send.
+        json_bytes: length of the JSON part, for ``Inference-Header-Content-Length``; None where it is all JSON.
+    """
+
+    body: bytes
+    json_bytes: int | None
+
+
+def encode_infer(
+    request: InferRequest, model: str, version: str, outputs: dict[str, Array], parameters: dict[str, Any]
+) -> EncodedAnswer:
+    """Encode the answer to ``request``.
+
+    Args:
+        request: what was asked; its id is given back and its outputs say what to send and how.
+        model: the model's name.
+        version: the version that answered.
+        outputs: C-contiguous float32 arrays by output name, at least those that were asked for.
+        parameters: the answer's own parameters.
+    """
+    entries: list[dict[str, Any]] = []
+    tails: list[bytes] = []
+    for wanted in request.outputs:
+        array = outputs[wanted.name]
+        entry: dict[str, Any] = {"name": wanted.name, "datatype": "FP32", "shape": list(array.shape)}
+        if wanted.binary:
+            tails.append(array.tobytes())
+            entry["parameters"] = {"binary_data_size": len(tails[-1])}
+        else:
+            entry["data"] = array.reshape(-1)
+        entries.append(entry)
+    document: dict[str, Any] = {"model_name": model, "model_version": version}
+    if request.id:
+        document["id"] = request.id
+    document["parameters"] = parameters
+    document["outputs"] = entries
+    head = orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)
+    return EncodedAnswer(b"".join([head, *tails]), len(head)) if tails else EncodedAnswer(head, None)

@@ -1,0 +1,147 @@
+"""Named tensors on the wire: datatypes, what a model takes and gives, and how JSON numbers become arrays."""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from serving.errors import RequestError
+
+Array = NDArray[Any]
+
+#: KServe v2 datatypes the server reads, as little-endian NumPy dtypes.
+DTYPES: dict[str, np.dtype[Any]] = {
+    "FP32": np.dtype("<f4"),
+    "INT64": np.dtype("<i8"),
+    "INT32": np.dtype("<i4"),
+    "UINT32": np.dtype("<u4"),
+}
+
+#: JSON number types that may fill each kind of array. ``bool`` is an int in Python but not a number in JSON.
+_NUMBERS: dict[str, frozenset[type]] = {
+    "f": frozenset({int, float}),
+    "i": frozenset({int}),
+    "u": frozenset({int}),
+}
+_LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """One input or output of a model.
+
+    Attributes:
+        name: the tensor's name.
+        datatypes: KServe datatypes that are accepted; the first is the one that metadata shows.
+        shape: the shape that metadata shows; -1 stands for any extent.
+        optional: a request may leave it out.
+    """
+
+    name: str
+    datatypes: tuple[str, ...]
+    shape: tuple[int, ...]
+    optional: bool = False
+
+    def metadata(self) -> dict[str, Any]:
+        """KServe's ``metadata_tensor`` object."""
+        return {"name": self.name, "datatype": self.datatypes[0], "shape": list(self.shape)}
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """What one model takes and gives."""
+
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+
+    def input(self, name: str, path: str) -> TensorSpec:
+        """The input called ``name``; a RequestError at ``path`` that lists the inputs if there is none."""
+        return _find(self.inputs, name, path, "input")
+
+    def output(self, name: str, path: str) -> TensorSpec:
+        """The output called ``name``; a RequestError at ``path`` that lists the outputs if there is none."""
+        return _find(self.outputs, name, path, "output")
+
+
+def _find(specs: tuple[TensorSpec, ...], name: str, path: str, role: str) -> TensorSpec:
+    for spec in specs:
+        if spec.name == name:
+            return spec
+    raise RequestError(f"{path}: the model has no {role} {name!r}; it has {quoted(spec.name for spec in specs)}")
+
+
+def quoted(names: Iterable[str]) -> str:
+    """Names for a message: ``'A', 'B'``."""
+    return ", ".join(repr(name) for name in names)
+
+
+def array_from_numbers(data: Any, dtype: np.dtype[Any], shape: tuple[int, ...], path: str) -> Array:
+    """JSON numbers, as one flat list or nested like ``shape``, become an array.
+
+    Args:
+        data: what stood at ``path`` in the JSON document.
+        dtype: the array's dtype, one of ``DTYPES``.
+        shape: the array's shape.
+        path: JSON path of ``data``, for messages.
+
+    Raises:
+        RequestError: not a list, not numbers, a number that does not fit ``dtype``, or another count than ``shape`` says.
+    """
+    numbers = _flatten(data, shape, path)
+    wanted = math.prod(shape)
+    if len(numbers) != wanted:
+        raise RequestError(f"{path}: shape {list(shape)} needs {wanted:,} numbers, but {len(numbers):,} came")
+    if not set(map(type, numbers)) <= _NUMBERS[dtype.kind]:
+        raise _wrong_number(numbers, dtype, path)
+    try:
+        with np.errstate(over="ignore"):
+            array = np.array(numbers, dtype=dtype)
+    except OverflowError as err:
+        raise _wrong_number(numbers, dtype, path) from err
+    if dtype.kind == "f" and np.isinf(array).any():
+        raise _wrong_number(numbers, dtype, path)
+    return array.reshape(shape)
+
+
+def _flatten(data: Any, shape: tuple[int, ...], path: str) -> list[Any]:
+    if type(data) is not list:
+        raise RequestError(f"{path}: expected a list of numbers, but {json_kind(data)} came")
+    if not data or type(data[0]) is not list:
+        return data
+    level = [data]
+    for extent in shape[:-1]:
+        if any(type(item) is not list or len(item) != extent for item in level):
+            break
+        level = list(chain.from_iterable(level))
+    else:
+        if all(type(item) is list and len(item) == shape[-1] for item in level):
+            return list(chain.from_iterable(level))
+    raise RequestError(f"{path}: the lists are not nested like shape {list(shape)}")
+
+
+def _wrong_number(numbers: list[Any], dtype: np.dtype[Any], path: str) -> RequestError:
+    """Find the first number that does not fit; only called once the whole list is known to hold one."""
+    bounds = None if dtype.kind == "f" else np.iinfo(dtype)
+    for index, number in enumerate(numbers):
+        where = f"{path}[{index}]"
+        if type(number) not in _NUMBERS[dtype.kind]:
+            wanted = "a number" if bounds is None else "a whole number"
+            return RequestError(f"{where}: expected {wanted}, but {json_kind(number)} came")
+        if bounds is not None and not bounds.min <= number <= bounds.max:
+            return RequestError(f"{where}: {number} is not a {dtype.name} (from {bounds.min} to {bounds.max})")
+        if bounds is None and abs(number) > _LARGEST_FLOAT32:
+            return RequestError(f"{where}: {number} is too large for a {dtype.name}")
+    return RequestError(f"{path}: the numbers do not fit {dtype.name}")
+
+
+def json_kind(value: Any) -> str:
+    """What a JSON value is, in JSON's words."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, int | float):
+        return f"the number {value}"
+    return {str: "a string", list: "a list", dict: "an object"}[type(value)]

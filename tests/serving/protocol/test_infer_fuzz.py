@@ -1,0 +1,120 @@
+"""Whatever arrives, the decoder answers with a request or a RequestError, never with another exception."""
+
+import json
+
+import numpy as np
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from serving.errors import RequestError
+from serving.protocol.infer import InferRequest, decode_infer
+from serving.protocol.tensors import DTYPES, Signature, TensorSpec, array_from_numbers
+
+SIGNATURE = Signature(
+    inputs=(
+        TensorSpec("DES", ("FP32",), (-1, 2)),
+        TensorSpec("CATCOLUMN", ("INT64", "UINT32"), (-1,)),
+        TensorSpec("ROWINDEX", ("INT32",), (-1,)),
+    ),
+    outputs=(TensorSpec("OUTPUT0", ("FP32",), (-1, 1)),),
+)
+JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+def valid_request():
+    """A whole request: one JSON tensor and two binary ones."""
+    tail = np.array([7, 8], np.int64).tobytes() + np.array([0, 1, 2], np.int32).tobytes()
+    head = json.dumps(
+        {
+            "id": "1",
+            "inputs": [
+                {"name": "DES", "datatype": "FP32", "shape": [1, 2], "data": [0.5, 1.5]},
+                {"name": "CATCOLUMN", "datatype": "INT64", "shape": [2], "parameters": {"binary_data_size": 16}},
+                {"name": "ROWINDEX", "datatype": "INT32", "shape": [3], "parameters": {"binary_data_size": 12}},
+            ],
+            "outputs": [{"name": "OUTPUT0", "parameters": {"binary_data": True}}],
+        }
+    ).encode()
+    return head + tail, len(head)
+
+
+BODY, HEAD_BYTES = valid_request()
+
+
+def decodes_or_is_refused(body, header_bytes):
+    try:
+        assert isinstance(decode_infer(body, header_bytes, SIGNATURE), InferRequest)
+    except RequestError as err:
+        assert str(err)
+
+
+def test_the_request_that_is_damaged_below_is_valid():
+    assert decode_infer(BODY, str(HEAD_BYTES), SIGNATURE).inputs["ROWINDEX"].tolist() == [0, 1, 2]
+
+
+@settings(deadline=None, max_examples=300)
+@given(body=st.binary(max_size=200), header_bytes=st.none() | st.text(max_size=6) | st.integers(-5, 250).map(str))
+@example(body=b"", header_bytes="0")
+def test_random_bytes(body, header_bytes):
+    decodes_or_is_refused(body, header_bytes)
+
+
+@settings(deadline=None, max_examples=300)
+@given(length=st.integers(0, len(BODY) - 1), header_bytes=st.just(HEAD_BYTES) | st.integers(0, len(BODY) + 5))
+def test_a_truncated_request_is_refused(length, header_bytes):
+    try:
+        decode_infer(BODY[:length], str(header_bytes), SIGNATURE)
+    except RequestError:
+        return
+    raise AssertionError("a truncated request was accepted")
+
+
+@settings(deadline=None, max_examples=600)
+@given(flips=st.lists(st.tuples(st.integers(0, len(BODY) - 1), st.integers(1, 255)), min_size=1, max_size=4))
+def test_a_request_with_flipped_bits(flips):
+    body = bytearray(BODY)
+    for position, mask in flips:
+        body[position] ^= mask
+
+    decodes_or_is_refused(bytes(body), str(HEAD_BYTES))
+
+
+@settings(deadline=None, max_examples=600)
+@given(data=st.data())
+def test_a_request_with_one_json_value_replaced(data):
+    document = json.loads(BODY[:HEAD_BYTES])
+    node = document
+    while True:
+        key = data.draw(st.sampled_from(sorted(node) if isinstance(node, dict) else range(len(node))))
+        if not isinstance(node[key], dict | list) or not node[key] or data.draw(st.booleans()):
+            break
+        node = node[key]
+    node[key] = data.draw(JSON_VALUES)
+    head = json.dumps(document).encode()
+
+    decodes_or_is_refused(head + BODY[HEAD_BYTES:], str(len(head)))
+
+
+@settings(deadline=None, max_examples=300)
+@given(
+    value=JSON_VALUES,
+    datatype=st.sampled_from(sorted(DTYPES)),
+    shape=st.lists(st.integers(0, 4), min_size=1, max_size=3),
+)
+def test_any_json_value_as_tensor_data(value, datatype, shape):
+    try:
+        array = array_from_numbers(value, DTYPES[datatype], tuple(shape), "data")
+    except RequestError as err:
+        assert str(err).startswith("data")
+    else:
+        assert array.shape == tuple(shape)
+
+
+@settings(deadline=None)
+@given(numbers=st.lists(st.integers(-(2**63), 2**63 - 1)))
+def test_whole_numbers_arrive_exactly(numbers):
+    assert array_from_numbers(numbers, DTYPES["INT64"], (len(numbers),), "data").tolist() == numbers
