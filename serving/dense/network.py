@@ -1,0 +1,157 @@
+"""The dense network: a graph and its weights, from dense features and pooled embeddings to probabilities."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from serving.dense.layers import LAYERS, LayerFunction
+from serving.dense.primitives import Array
+from serving.errors import MissingExtraError, ModelFileError
+from serving.model.dense_file import Weights, check_weights
+from serving.model.records import Graph
+
+Floats = NDArray[np.float32]
+Engine = Literal["auto", "numpy", "onnx"]
+
+_log = logging.getLogger(__name__)
+
+
+class DenseNetwork(Protocol):
+    """A graph with weights, ready to run. May be called from any thread, by several at once.
+
+    Attributes:
+        engine: ``"numpy"`` or ``"onnx"``.
+    """
+
+    engine: str
+
+    def __call__(self, dense: Floats, embeddings: Sequence[Floats]) -> Floats:
+        """Return the probabilities.
+
+        Args:
+            dense: float32[B, F]; B and F may be 0.
+            embeddings: float32[B, S, D] per embedding layer, in graph order.
+
+        Returns:
+            float32[B, L], C-contiguous, in memory of its own.
+
+        Raises:
+            ValueError: an argument has another shape or dtype than the graph says.
+        """
+
+
+def run_graph(
+    graph: Graph,
+    weights: Mapping[str, Array],
+    tensors: Mapping[str, Array],
+    overrides: Mapping[str, LayerFunction] | None = None,
+) -> dict[str, Array]:
+    """Run every dense layer once, in order.
+
+    Args:
+        graph: the structure.
+        weights: ``"<layer>.<weight>"`` to array, of the same library as ``tensors``.
+        tensors: the dense input and every embedding's top, by name.
+        overrides: by layer type, a function to use in place of the one in ``serving.dense.layers``.
+
+    Returns:
+        every tensor by name, the given ones too; ``graph.logits`` and ``graph.output`` are among them. Tensors may
+        share memory with one another.
+    """
+    functions = {**LAYERS, **(overrides or {})}
+    own: dict[str, dict[str, Array]] = {layer.name: {} for layer in graph.layers}
+    for spec in graph.weights:
+        own[spec.layer][spec.name] = weights[f"{spec.layer}.{spec.name}"]
+    made = dict(tensors)
+    for layer in graph.layers:
+        tops = functions[layer.type](layer.params, [made[name] for name in layer.bottoms], own[layer.name])
+        made.update(zip(layer.tops, tops, strict=True))
+    return made
+
+
+def input_tensors(graph: Graph, dense: Floats, embeddings: Sequence[Floats]) -> dict[str, Floats]:
+    """Return a network's arguments by tensor name, checked; see ``DenseNetwork.__call__``."""
+    if len(embeddings) != len(graph.embeddings):
+        raise ValueError(f"expected {len(graph.embeddings)} embedding tensors, got {len(embeddings)}")
+    tensors = {graph.dense_top: dense}
+    tensors.update(zip((embedding.top for embedding in graph.embeddings), embeddings, strict=True))
+    samples = dense.shape[0] if dense.ndim else 0
+    for name, array in tensors.items():
+        expected = (samples, *graph.shapes[name][1:])
+        if array.shape != expected or array.dtype != np.float32:
+            raise ValueError(f"{name}: expected float32 {list(expected)}, got {array.dtype} {list(array.shape)}")
+    return tensors
+
+
+class NumpyNetwork:
+    """The reference: NumPy and its BLAS, which decides on its own number of threads. See ``DenseNetwork``."""
+
+    engine = "numpy"
+
+    def __init__(self, graph: Graph, weights: Weights) -> None:
+        """Keep the graph and its weights; nobody may change the arrays afterwards.
+
+        Raises:
+            ValueError: the weights are not the graph's.
+        """
+        check_weights(graph, weights)
+        self._graph = graph
+        self._weights = weights
+
+    def __call__(self, dense: Floats, embeddings: Sequence[Floats]) -> Floats:
+        """See ``DenseNetwork.__call__``."""
+        tensors = input_tensors(self._graph, dense, embeddings)
+        output = run_graph(self._graph, self._weights, tensors)[self._graph.output]
+        return np.ascontiguousarray(output, dtype=np.float32)
+
+
+def open_network(
+    graph: Graph,
+    weights: Weights,
+    engine: Engine = "auto",
+    onnx_file: str | Path | None = None,
+    threads: int = 1,
+) -> DenseNetwork:
+    """Return the network that runs ``graph``.
+
+    Args:
+        graph: the structure.
+        weights: its weights.
+        engine: ``"numpy"``; ``"onnx"`` for ONNX Runtime; ``"auto"`` for ONNX Runtime where it is installed and has
+            a model to run, else NumPy.
+        onnx_file: the model as ``build_onnx`` made it. One made from another graph or other weights is not used:
+            the model is then built anew, which takes ndonnx. None: always build.
+        threads: of one call in ONNX Runtime.
+
+    Raises:
+        MissingExtraError: ``engine`` is ``"onnx"``, and ONNX Runtime is missing, or what builds a model.
+        ValueError: the weights are not the graph's, or ``engine`` is not one of the three.
+    """
+    if engine not in ("auto", "numpy", "onnx"):
+        raise ValueError(f"expected engine auto, numpy or onnx, got {engine!r}")
+    check_weights(graph, weights)
+    if engine == "numpy":
+        return NumpyNetwork(graph, weights)
+    from serving.dense.onnx import OnnxNetwork, build_onnx
+
+    if onnx_file is not None:
+        try:
+            return OnnxNetwork.from_file(graph, weights, onnx_file, threads)
+        except ModelFileError as err:
+            _log.warning("%s; building the model anew", err)
+        except MissingExtraError as err:
+            if engine == "onnx":
+                raise
+            _log.info("%s; the dense network runs on NumPy", err)
+            return NumpyNetwork(graph, weights)
+    try:
+        return OnnxNetwork(graph, build_onnx(graph, weights), threads)
+    except MissingExtraError as err:
+        if engine == "onnx":
+            raise
+        _log.info("%s; the dense network runs on NumPy", err)
+        return NumpyNetwork(graph, weights)

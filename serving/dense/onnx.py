@@ -1,0 +1,139 @@
+"""The dense network on ONNX Runtime: build the model from the layers, and run it.
+
+onnxruntime, ndonnx, spox and onnx are imported when a model is built or opened, never before.
+"""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from serving.dense.network import Floats, input_tensors, run_graph
+from serving.errors import MissingExtraError, ModelFileError
+from serving.model.dense_file import Weights, check_weights, weight_key
+from serving.model.records import Graph
+
+DIGEST_PROPERTY = "hotrow_digest"
+_LAYERS_VERSION = 1  # raise it when a layer's function changes its result: files built before are then not used
+_IR_VERSION = 10  # of ONNX 1.16, which goes with opset 21: older runtimes refuse files that claim a newer one
+
+
+def network_digest(graph: Graph, weights: Weights) -> str:
+    """Return the SHA-256 of everything that a dense network's answer depends on, as hexadecimal text."""
+    structure = {
+        "layers_version": _LAYERS_VERSION,
+        "inputs": [[graph.dense_top, graph.dense_dim], *([e.top, e.slots, e.dim] for e in graph.embeddings)],
+        "layers": [[layer.type, layer.name, layer.bottoms, layer.tops, dict(layer.params)] for layer in graph.layers],
+        "output": graph.output,
+    }
+    digest = hashlib.sha256(json.dumps(structure, sort_keys=True).encode())
+    for spec in graph.weights:
+        digest.update(np.ascontiguousarray(weights[weight_key(spec)], dtype="<f4").data)
+    return digest.hexdigest()
+
+
+def build_onnx(graph: Graph, weights: Weights) -> bytes:
+    """Trace the layers once and return the ONNX model.
+
+    Its inputs are the dense tensor, float32[B, F], and each embedding's top, float32[B, S, D], by their names in the
+    graph, those that no layer reads left out; its output is ``graph.output``, float32[B, L]. B is free. The metadata
+    property ``hotrow_digest`` is ``network_digest``.
+
+    Raises:
+        MissingExtraError: ndonnx or spox is not installed.
+        ValueError: the weights are not the graph's.
+    """
+    check_weights(graph, weights)
+    try:
+        import ndonnx
+    except ImportError as err:
+        raise MissingExtraError("ndonnx", "onnx", "building an ONNX model") from err
+    read = {bottom for layer in graph.layers for bottom in layer.bottoms}
+    inputs = {
+        name: ndonnx.argument(shape=("B", *graph.shapes[name][1:]), dtype=ndonnx.float32)
+        for name in (graph.dense_top, *(embedding.top for embedding in graph.embeddings))
+        if name in read
+    }
+    # weights stay NumPy arrays: what is computed of weights alone is a constant of the model, not a part of it
+    output = run_graph(graph, weights, inputs)[graph.output]
+    model = ndonnx.build(inputs, {graph.output: output})
+    model.ir_version = _IR_VERSION
+    model.metadata_props.add(key=DIGEST_PROPERTY, value=network_digest(graph, weights))
+    content: bytes = model.SerializeToString()
+    return content
+
+
+class OnnxNetwork:
+    """One ONNX Runtime session. See ``DenseNetwork``."""
+
+    engine = "onnx"
+
+    def __init__(self, graph: Graph, model: bytes, threads: int = 1) -> None:
+        """Open a model that ``build_onnx`` made of ``graph``.
+
+        Args:
+            graph: the structure.
+            model: the ONNX model.
+            threads: how many threads work on one call.
+
+        Raises:
+            MissingExtraError: ONNX Runtime is not installed.
+            ValueError: ``threads`` is less than 1.
+        """
+        if threads < 1:
+            raise ValueError(f"expected at least 1 thread, got {threads}")
+        self._graph = graph
+        self._session = _open_session(model, threads)
+        self._inputs = tuple(entry.name for entry in self._session.get_inputs())
+        self._outputs = [graph.output]
+
+    @classmethod
+    def from_file(cls, graph: Graph, weights: Weights, path: str | Path, threads: int = 1) -> "OnnxNetwork":
+        """Open a file that ``build_onnx`` made of exactly this graph and these weights.
+
+        Raises:
+            MissingExtraError: ONNX Runtime is not installed.
+            ModelFileError: the file is missing, not an ONNX model, or made of something else.
+        """
+        try:
+            network = cls(graph, Path(path).read_bytes(), threads)
+        except OSError as err:
+            raise ModelFileError(path, f"cannot be read: {err.strerror}") from err
+        except RuntimeError as err:
+            raise ModelFileError(path, f"not an ONNX model: {err}") from err
+        found, expected = network.digest, network_digest(graph, weights)
+        if found != expected:
+            raise ModelFileError(path, f"{DIGEST_PROPERTY}: expected {expected}, found {found or 'none'}")
+        return network
+
+    @property
+    def digest(self) -> str:
+        """The ``network_digest`` the model was built of; empty where it does not say."""
+        return str(self._session.get_modelmeta().custom_metadata_map.get(DIGEST_PROPERTY, ""))
+
+    def __call__(self, dense: Floats, embeddings: Sequence[Floats]) -> Floats:
+        """See ``DenseNetwork.__call__``."""
+        tensors = input_tensors(self._graph, dense, embeddings)
+        if not dense.shape[0]:
+            return np.empty((0, self._graph.label_dim), np.float32)
+        output: Floats = self._session.run(self._outputs, {name: tensors[name] for name in self._inputs})[0]
+        return output
+
+
+def _open_session(model: bytes, threads: int) -> Any:
+    try:
+        import onnxruntime
+    except ImportError as err:
+        raise MissingExtraError("onnxruntime", "onnx", "the ONNX engine") from err
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.execution_mode = onnxruntime.ExecutionMode.ORT_SEQUENTIAL
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
+    options.log_severity_level = 3  # errors; warnings speak to those who write optimisers
+    # a thread that spins between calls takes the core from the lookup of the next request
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])

@@ -1,0 +1,24 @@
+"""The primitives as single ONNX operators, for arrays of ndonnx while a graph is traced."""
+
+import ndonnx
+import numpy as np
+import spox.opset.ai.onnx.v21 as op
+
+from serving.dense.primitives import Array
+
+
+def traced_linear(x: Array, w: Array, b: Array | None) -> Array:
+    """See ``primitives.linear``; a Gemm, between two Reshapes where x has more than two dimensions."""
+    rows = x.unwrap_spox()
+    inputs, outputs = w.shape
+    if x.ndim > 2:
+        rows = op.reshape(rows, op.const(np.array([-1, inputs], np.int64)))
+    product = op.gemm(rows, op.const(w), None if b is None else op.const(b))
+    if x.ndim > 2:
+        product = op.reshape(product, op.const(np.array([-1, *x.shape[1:-1], outputs], np.int64)))
+    return ndonnx.asarray(product)
+
+
+def traced_relu(x: Array) -> Array:
+    """See ``primitives.relu``."""
+    return ndonnx.asarray(op.relu(x.unwrap_spox()))

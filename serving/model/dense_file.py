@@ -1,0 +1,97 @@
+"""HugeCTR's dense model file: every dense weight, and nothing else.
+
+Format (HugeCTR v3.0 to v24.06): little-endian float32 without header or padding; the weights of ``graph.weights``
+one after the other, each row-major.
+"""
+
+import logging
+import math
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from serving.errors import ModelFileError
+from serving.model.atomic import atomic_write
+from serving.model.records import Graph, WeightSpec
+
+Weights: TypeAlias = dict[str, NDArray[np.float32]]  # "<layer>.<weight>" -> float32 array of WeightSpec.shape
+
+_log = logging.getLogger(__name__)
+
+
+def weight_key(spec: WeightSpec) -> str:
+    """Return a weight's key in ``Weights``."""
+    return f"{spec.layer}.{spec.name}"
+
+
+def read_dense(path: str | Path, graph: Graph) -> Weights:
+    """Read all weights of ``graph``.
+
+    A weight that is NaN or infinite is logged as a warning: the file is what it says it is, its model is broken.
+
+    Raises:
+        ModelFileError: the file is missing, or has not exactly the bytes that the graph's weights need.
+    """
+    expected_bytes = 4 * sum(math.prod(spec.shape) for spec in graph.weights)
+    try:
+        content = Path(path).read_bytes()
+    except FileNotFoundError as err:
+        raise ModelFileError(path, "no such file") from err
+    except OSError as err:
+        raise ModelFileError(path, f"cannot be read: {err.strerror}") from err
+    if len(content) != expected_bytes:
+        raise ModelFileError(
+            path, f"expected {expected_bytes:,} bytes ({_breakdown(graph)}), found {len(content):,} bytes"
+        )
+    floats = np.frombuffer(content, dtype="<f4").astype(np.float32)
+    weights: Weights = {}
+    begin = 0
+    for spec in graph.weights:
+        end = begin + math.prod(spec.shape)
+        weights[weight_key(spec)] = floats[begin:end].reshape(spec.shape)
+        if not np.isfinite(floats[begin:end]).all():
+            _log.warning("%s: %s has weights that are NaN or infinite", path, weight_key(spec))
+        begin = end
+    return weights
+
+
+def write_dense(path: str | Path, graph: Graph, weights: Weights) -> None:
+    """Write all weights of ``graph``; an existing file is replaced at once or not at all.
+
+    Raises:
+        ModelFileError: a weight is missing, unknown, of another shape or of another dtype, or the disk refuses.
+    """
+    try:
+        check_weights(graph, weights)
+    except ValueError as err:
+        raise ModelFileError(path, str(err)) from err
+    try:
+        with atomic_write(path) as file:
+            for spec in graph.weights:
+                file.write(np.ascontiguousarray(weights[weight_key(spec)], dtype="<f4").tobytes())
+    except OSError as err:
+        raise ModelFileError(path, f"cannot be written: {err.strerror}") from err
+
+
+def check_weights(graph: Graph, weights: Weights) -> None:
+    """Check that ``weights`` are exactly the graph's.
+
+    Raises:
+        ValueError: a weight is missing, unknown, of another shape, or not float32.
+    """
+    expected = {weight_key(spec): spec.shape for spec in graph.weights}
+    for key in weights.keys() - expected.keys():
+        raise ValueError(f"{key}: the graph has no such weight")
+    for key, shape in expected.items():
+        if key not in weights:
+            raise ValueError(f"{key}: missing")
+        array = weights[key]
+        if array.shape != shape or array.dtype != np.float32:
+            raise ValueError(f"{key}: expected float32 {list(shape)}, got {array.dtype} {list(array.shape)}")
+
+
+def _breakdown(graph: Graph) -> str:
+    """Return the weights and their shapes, the way a reader would check a size by hand."""
+    return ", ".join(f"{weight_key(spec)} {'x'.join(map(str, spec.shape))}" for spec in graph.weights) or "no weights"
