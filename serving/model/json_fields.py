@@ -52,6 +52,10 @@ class Fields:
         """Whether the object has this member."""
         return key in self._members
 
+    def __iter__(self) -> Iterator[str]:
+        """Iterate over the members' names, in document order."""
+        return iter(self._members)
+
     def error(self, reason: str, key: str = "") -> ConfigError:
         """Return the error that says ``reason`` of this object, or of its member ``key``."""
         return ConfigError(self.source, ".".join(part for part in (self.path, key) if part), reason)

@@ -1,0 +1,73 @@
+"""What both sparse model formats have in common: which keys and vectors a table may consist of."""
+
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from serving.errors import ModelFileError
+
+Keys: TypeAlias = NDArray[np.int64]
+StoredKeys: TypeAlias = NDArray[np.int64] | NDArray[np.uint32]
+Vectors: TypeAlias = NDArray[np.float32]
+KeyType: TypeAlias = Literal["I64", "I32"]
+RowLayout: TypeAlias = Literal["distributed", "localized"]
+
+SMALLEST_KEY, LARGEST_KEY = -(2**63) + 2, 2**63 - 3  # the values beyond mark empty and deleted slots of tables
+_LARGEST_UINT32 = 2**32 - 1
+
+
+def row_dtype(dim: int, key_type: KeyType, row_layout: RowLayout) -> np.dtype[Any]:
+    """Return the dtype of one row of a single file; packed, so its item size is the row's size in bytes."""
+    key = ("key", "<i8" if key_type == "I64" else "<u4")
+    slot_id = [("slot_id", "<u8")] if row_layout == "localized" else []
+    return np.dtype([key, *slot_id, ("vector", "<f4", (dim,))])
+
+
+def repeated_keys(path: Path, keys: StoredKeys, key_type: KeyType) -> Keys:
+    """Check every key's range; return those that occur more than once, each once.
+
+    Takes 8 bytes of memory per key while it runs; ``keys`` may be a view of a file.
+
+    Raises:
+        ModelFileError: a key is reserved, or no uint32 though ``key_type`` is ``"I32"``; names the key and its row.
+    """
+    ordered = np.array(keys, dtype=np.int64)
+    ordered.sort()
+    lowest, highest = (0, _LARGEST_UINT32) if key_type == "I32" else (SMALLEST_KEY, LARGEST_KEY)
+    for key, refused in ((ordered[0], ordered[0] < lowest), (ordered[-1], ordered[-1] > highest)):
+        if refused:
+            row = int(np.argmax(keys == key))
+            reason = "not a uint32, the model's key type" if key_type == "I32" else "reserved"
+            raise ModelFileError(path, f"row {row:,}: key {key} is {reason}; keys go from {lowest} to {highest}")
+    return np.unique(ordered[1:][ordered[1:] == ordered[:-1]])
+
+
+def refuse_repeated_keys(path: Path, keys: StoredKeys, key_type: KeyType) -> None:
+    """Check ``keys`` as ``repeated_keys`` does, and that no key occurs twice.
+
+    Raises:
+        ModelFileError: names a key and two of its rows.
+    """
+    repeated = repeated_keys(path, keys, key_type)
+    if repeated.size:
+        first, second = np.flatnonzero(keys == repeated[0])[:2]
+        raise ModelFileError(path, f"key {repeated[0]} is in row {first:,} and again in row {second:,}")
+
+
+def check_rows(path: Path, keys: Keys, vectors: Vectors, key_type: KeyType) -> None:
+    """Check what a writer was given.
+
+    Raises:
+        ModelFileError: other shapes or dtypes than int64[N] and float32[N, D], no rows, or keys that are not allowed.
+    """
+    if keys.ndim != 1 or keys.dtype != np.int64:
+        raise ModelFileError(path, f"expected keys int64[N], got {keys.dtype} {list(keys.shape)}")
+    if vectors.ndim != 2 or vectors.dtype != np.float32 or not vectors.shape[1]:
+        raise ModelFileError(path, f"expected vectors float32[N, D], got {vectors.dtype} {list(vectors.shape)}")
+    if not keys.size or keys.size != vectors.shape[0]:
+        raise ModelFileError(
+            path, f"expected as many vectors as keys, at least one; got {keys.size} keys, {vectors.shape[0]} vectors"
+        )
+    refuse_repeated_keys(path, keys, key_type)
