@@ -1,1 +1,7 @@
-"""Storage tiers. Each is a Store; a parameter server is an ordered list of them."""
+"""Storage tiers of embedding rows, one file per kind; ``Store`` says what each must do."""
+
+from serving.storage.memory_store import MemoryStore
+from serving.storage.rocksdb_store import RocksDbStore
+from serving.storage.store import DurableStore, PooledStore, Store, TableSpec
+
+__all__ = ["DurableStore", "MemoryStore", "PooledStore", "RocksDbStore", "Store", "TableSpec"]

@@ -19,7 +19,7 @@ class TableSpec:
     """What a store must know of a table to hold it.
 
     Attributes:
-        name: full name ``"<model>.<table>"``.
+        name: full name, ``ModelConfig.full_name``.
         dim: D, floats per row.
         key_bytes: width of a key in stores that keep raw key bytes: 8 (int64 models) or 4 (uint32 models).
     """
@@ -41,11 +41,15 @@ class Store(Protocol):
 
         Args:
             spec: the table.
-            capacity_rows: how many rows it should have room for; a store that needs no such number ignores it.
+            capacity_rows: how many rows it should have room for; a store that needs no such number ignores it, and one
+                that has not so much room left gives what it has (``capacity_rows`` tells).
 
         Raises:
             StoreError: the store holds this table with another dimension, or cannot create it.
         """
+
+    def capacity_rows(self, table: str) -> int | None:
+        """Rows the table can hold; None where only the disk limits it. 0 for an unknown table."""
 
     def tables(self) -> list[str]:
         """Full names of the open tables, sorted."""

@@ -1,0 +1,169 @@
+"""The memory tier: one host table per embedding table."""
+
+import threading
+from collections.abc import Iterator
+
+import numpy as np
+
+from kernels.errors import ReservedKeyError, TableFullError
+from kernels.host import HostTable
+from serving.errors import StoreError, StoreFullError
+from serving.storage.store import Combiner, Keys, Mask, RowPtrs, TableSpec, Vectors
+
+
+class MemoryStore:
+    """Rows in RAM, within one budget for all tables together. See ``PooledStore``.
+
+    A table takes its memory when it is opened: as many rows as it asks for, or what is left of the budget. Tables are
+    served in the order in which they are opened. ``fetch``, ``fetch_pooled`` and ``items`` take no lock.
+    """
+
+    def __init__(self, capacity_rows: int | None = None, capacity_bytes: int | None = None) -> None:
+        """Set the budget.
+
+        Args:
+            capacity_rows: most rows over all tables.
+            capacity_bytes: most bytes over all tables, keys and spare rows included. At most one of the two may be
+                given; with neither, every table gets what it asks for.
+
+        Raises:
+            ValueError: both are given, or one is less than 1.
+        """
+        if capacity_rows is not None and capacity_bytes is not None:
+            raise ValueError("expected capacity_rows or capacity_bytes, got both")
+        for name, value in (("capacity_rows", capacity_rows), ("capacity_bytes", capacity_bytes)):
+            if value is not None and value < 1:
+                raise ValueError(f"{name}: expected at least 1, got {value}")
+        self._capacity_rows = capacity_rows
+        self._capacity_bytes = capacity_bytes
+        # Replaced as a whole, never changed in place, so that readers need no lock. None once closed.
+        self._tables: dict[str, HostTable | None] | None = {}
+        self._dims: dict[str, int] = {}
+        self._lock = threading.Lock()  # one open_table, drop_table or close at a time
+
+    @property
+    def name(self) -> str:
+        """See ``Store.name``."""
+        return "memory"
+
+    def open_table(self, spec: TableSpec, capacity_rows: int) -> None:
+        """See ``Store.open_table``; opening an open table again changes nothing."""
+        with self._lock:
+            tables = self._open_tables(spec.name)
+            if spec.name in tables:
+                self._check_dim(spec.name, self._dims[spec.name], spec.dim)
+                return
+            rows = min(max(capacity_rows, 1), self._rows_left(tables, spec.dim))
+            try:
+                table = HostTable(spec.dim, rows) if rows else None
+            except MemoryError as err:
+                size = HostTable.memory_bytes(spec.dim, rows)
+                raise StoreError(self.name, spec.name, f"the system refused {size:,} bytes for {rows:,} rows") from err
+            self._dims = {**self._dims, spec.name: spec.dim}
+            self._tables = {**tables, spec.name: table}
+
+    def capacity_rows(self, table: str) -> int | None:
+        """See ``Store.capacity_rows``."""
+        held = self._open_tables(table).get(table)
+        return held.capacity_rows if held is not None else 0
+
+    def tables(self) -> list[str]:
+        """See ``Store.tables``."""
+        return sorted(self._open_tables(""))
+
+    def count(self, table: str) -> int:
+        """See ``Store.count``; exact."""
+        held = self._open_tables(table).get(table)
+        return len(held) if held is not None else 0
+
+    def fetch(self, table: str, keys: Keys, out: Vectors) -> Mask:
+        """See ``Store.fetch``."""
+        held = self._open_tables(table).get(table)
+        if held is None:
+            out[...] = 0.0
+            return np.zeros(keys.size, dtype=np.bool_)
+        self._check_dim(table, held.dim, out.shape[1])
+        return held.fetch(keys, out)
+
+    def fetch_pooled(self, table: str, keys: Keys, row_ptrs: RowPtrs, out: Vectors, combiner: Combiner) -> Mask:
+        """See ``PooledStore.fetch_pooled``."""
+        held = self._open_tables(table).get(table)
+        if held is None:
+            out[...] = 0.0
+            return np.zeros(keys.size, dtype=np.bool_)
+        self._check_dim(table, held.dim, out.shape[1])
+        return held.fetch_pooled(keys, row_ptrs, out, combiner)
+
+    def insert(self, table: str, keys: Keys, rows: Vectors) -> None:
+        """See ``Store.insert``."""
+        tables = self._open_tables(table)
+        if table not in tables:
+            raise StoreError(self.name, table, "not an open table")
+        self._check_dim(table, self._dims[table], rows.shape[1])
+        held = tables[table]
+        if held is None:
+            if keys.size:
+                raise StoreFullError(self.name, table, "the table has no room: other tables took the whole budget")
+            return
+        try:
+            held.insert(keys, rows)
+        except TableFullError as err:
+            raise StoreFullError(self.name, table, str(err)) from err
+        except ReservedKeyError as err:
+            raise StoreError(self.name, table, str(err)) from err
+
+    def evict(self, table: str, keys: Keys) -> int | None:
+        """See ``Store.evict``; exact."""
+        held = self._open_tables(table).get(table)
+        return held.evict(keys) if held is not None else 0
+
+    def drop_table(self, table: str) -> None:
+        """See ``Store.drop_table``; the memory goes back once the last reader has left."""
+        with self._lock:
+            self._tables = {name: held for name, held in self._open_tables(table).items() if name != table}
+            self._dims = {name: dim for name, dim in self._dims.items() if name != table}
+
+    def items(self, table: str, batch_rows: int = 65536) -> Iterator[tuple[Keys, Vectors]]:
+        """See ``Store.items``."""
+        held = self._open_tables(table).get(table)
+        return held.items(batch_rows) if held is not None else iter(())
+
+    def close(self) -> None:
+        """See ``Store.close``."""
+        with self._lock:
+            self._tables = None
+
+    def _open_tables(self, table: str) -> dict[str, HostTable | None]:
+        tables = self._tables
+        if tables is None:
+            raise StoreError(self.name, table, "the store is closed")
+        return tables
+
+    def _check_dim(self, table: str, dim: int, asked: int) -> None:
+        if dim != asked:
+            raise StoreError(self.name, table, f"holds vectors of {dim} floats, asked for {asked}")
+
+    def _rows_left(self, tables: dict[str, HostTable | None], dim: int) -> int:
+        """Rows of ``dim`` floats that the rest of the budget has room for."""
+        held = [table for table in tables.values() if table is not None]
+        if self._capacity_rows is not None:
+            return max(self._capacity_rows - sum(table.capacity_rows for table in held), 0)
+        if self._capacity_bytes is None:
+            return MOST_ROWS
+        bytes_left = self._capacity_bytes - sum(HostTable.memory_bytes(one.dim, one.capacity_rows) for one in held)
+        return rows_within(bytes_left, dim)
+
+
+MOST_ROWS = 3_500_000_000  # what one host table can hold
+
+
+def rows_within(size_bytes: int, dim: int) -> int:
+    """The most rows of ``dim`` floats that a host table of at most ``size_bytes`` has room for; 0 if not even one."""
+    fits, too_many = 0, min(max(size_bytes, 0) // (4 * dim) + 1, MOST_ROWS + 1)
+    while too_many - fits > 1:
+        middle = (fits + too_many) // 2
+        if HostTable.memory_bytes(dim, middle) <= size_bytes:
+            fits = middle
+        else:
+            too_many = middle
+    return fits

@@ -1,0 +1,108 @@
+"""How RocksDB is opened and spoken to: options, byte layouts, and its errors. The store above says what is kept where.
+
+Byte layouts are HPS's (HugeCTR v24.06): one column family per table, named with the table's tag; a key is its raw
+native-endian bytes, 8 for int64 models and 4 for uint32 models; a value is the row's float32 bytes.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from serving.errors import MissingExtraError, StoreError
+from serving.storage.store import Keys, Vectors
+
+STORE_NAME = "rocksdb"
+BLOOM_BITS_PER_KEY = 10
+
+
+def import_rocksdict() -> Any:
+    """The ``rocksdict`` module.
+
+    Raises:
+        MissingExtraError: it is not installed.
+    """
+    try:
+        import rocksdict
+    except ModuleNotFoundError as err:
+        raise MissingExtraError("rocksdict", "rocksdb", "a persistent_db of type rocks_db") from err
+    return rocksdict
+
+
+def table_options(rocksdict: Any, num_threads: int) -> Any:
+    """Options of the database and of every column family: point lookups from mapped files, checksums verified."""
+    blocks = rocksdict.BlockBasedOptions()
+    blocks.set_bloom_filter(BLOOM_BITS_PER_KEY, False)
+    options = rocksdict.Options(raw_mode=True)
+    options.set_block_based_table_factory(blocks)
+    options.set_compression_type(rocksdict.DBCompressionType.none())
+    options.set_allow_mmap_reads(True)
+    options.create_if_missing(True)
+    options.increase_parallelism(num_threads)
+    return options
+
+
+def open_database(rocksdict: Any, path: Path, read_only: bool, num_threads: int) -> tuple[Any, dict[str, Any]]:
+    """Open the database at ``path`` with all its column families.
+
+    Returns:
+        the database, and its column families by name.
+
+    Raises:
+        StoreError: it cannot be opened; the message names the folder, and what is wrong with it.
+    """
+    options = table_options(rocksdict, num_threads)
+    access = rocksdict.AccessType.read_only(False) if read_only else rocksdict.AccessType.read_write()
+    with translated_errors(path):
+        names = rocksdict.Rdict.list_cf(str(path)) if (path / "CURRENT").exists() or read_only else ["default"]
+        database = rocksdict.Rdict(str(path), options, {name: options for name in names}, access)
+        return database, {name: database.get_column_family(name) for name in names if name != "default"}
+
+
+@contextmanager
+def translated_errors(path: Path, table: str = "") -> Iterator[None]:
+    """Turn what rocksdict raises into StoreError: it raises plain ``Exception`` and tells cases apart by text only."""
+    try:
+        yield
+    except Exception as err:
+        if type(err) is not Exception and type(err).__module__ != "rocksdict":
+            raise
+        reason = str(err)
+        if "/LOCK" in reason:
+            reason = f"already open for writing; close the other or open this one read-only ({reason})"
+        raise StoreError(STORE_NAME, table, f"{path}: {reason}") from err
+
+
+def storable(keys: Keys, key_bytes: int) -> NDArray[np.bool_] | None:
+    """Which keys fit a key of ``key_bytes`` bytes; None where all do."""
+    if key_bytes == 8:
+        return None
+    fits = (keys >= 0) & (keys <= 0xFFFFFFFF)
+    return None if fits.all() else fits
+
+
+def key_list(keys: Keys, key_bytes: int) -> list[bytes]:
+    """Raw native-endian bytes of each key."""
+    raw = keys if key_bytes == 8 else keys.astype(np.uint32)
+    listed: list[bytes] = np.ascontiguousarray(raw).view(f"V{key_bytes}").tolist()
+    return listed
+
+
+def row_list(rows: Vectors) -> list[bytes]:
+    """Float32 bytes of each row."""
+    listed: list[bytes] = np.ascontiguousarray(rows).view(f"V{4 * rows.shape[1]}").reshape(-1).tolist()
+    return listed
+
+
+def keys_of(raw: list[bytes], key_bytes: int) -> Keys:
+    """The inverse of ``key_list``."""
+    return np.frombuffer(b"".join(raw), dtype=np.int64 if key_bytes == 8 else np.uint32).astype(np.int64)
+
+
+def bytewise_order(keys: Keys, key_bytes: int) -> NDArray[np.intp]:
+    """The order of the keys' raw bytes, as RocksDB compares them; equal keys keep their order."""
+    raw = keys.view(np.uint64) if key_bytes == 8 else keys.astype(np.uint32)
+    return np.argsort(raw.astype(raw.dtype.newbyteorder("<"), copy=False).byteswap(), kind="stable")

@@ -1,0 +1,305 @@
+"""The durable tier: one RocksDB database, one column family per table."""
+
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from serving.errors import StoreError
+from serving.storage.rocksdb_engine import (
+    STORE_NAME,
+    import_rocksdict,
+    key_list,
+    keys_of,
+    open_database,
+    row_list,
+    storable,
+    table_options,
+    translated_errors,
+)
+from serving.storage.rocksdb_load import RunWriter
+from serving.storage.store import Keys, Mask, TableSpec, Vectors
+
+# A write batch is applied with Python's global lock held, so it is kept short.
+WRITE_BATCH_ROWS = 2048
+
+
+@dataclass(frozen=True, slots=True)
+class _Table:
+    spec: TableSpec
+    family: Any  # rocksdict's handle of the column family
+
+
+class RocksDbStore:
+    """Rows on disk, one database per store. See ``DurableStore``.
+
+    Keys and values have HPS's layout, so a database written by HPS (HugeCTR v24.06) can be read. What a table was
+    loaded from is recorded in the default column family, which HPS does not use. An ``insert`` that has returned
+    survives the process and the machine; reads verify checksums.
+    """
+
+    def __init__(
+        self, path: str | Path, read_only: bool = False, num_threads: int = 16, max_batch_size: int = 65536
+    ) -> None:
+        """Open the database, creating it if it is absent and ``read_only`` is False.
+
+        Args:
+            path: its folder.
+            read_only: open beside a process that writes; later writes are not seen.
+            num_threads: background threads.
+            max_batch_size: most keys of one database call.
+
+        Raises:
+            MissingExtraError: rocksdict is not installed.
+            StoreError: the database is open for writing elsewhere, damaged, or (read-only) absent.
+        """
+        self._rocksdict = import_rocksdict()
+        self._path = Path(path)
+        self._read_only = read_only
+        self._max_batch_size = max_batch_size
+        self._options = table_options(self._rocksdict, num_threads)
+        self._database, self._families = open_database(self._rocksdict, self._path, read_only, num_threads)
+        self._tables: dict[str, _Table] = {}
+        self._closed = False
+        self._lock = threading.RLock()  # guards the two dicts and every change of the column families
+
+    @property
+    def name(self) -> str:
+        """See ``Store.name``."""
+        return STORE_NAME
+
+    def open_table(self, spec: TableSpec, capacity_rows: int) -> None:
+        """See ``Store.open_table``; a read-only store must already have the table."""
+        with self._lock, self._translated(spec.name):
+            family = self._families.get(_tag(spec.name))
+            if family is None:
+                self._check_writable(spec.name)
+                family = self._create_family(spec.name)
+            table = _Table(spec, family)
+            self._check_first_row(table)
+            self._tables = {**self._tables, spec.name: table}
+
+    def capacity_rows(self, table: str) -> int | None:
+        """See ``Store.capacity_rows``."""
+        self._check_open(table)
+        return None if table in self._tables else 0
+
+    def tables(self) -> list[str]:
+        """See ``Store.tables``."""
+        self._check_open()
+        return sorted(self._tables)
+
+    def count(self, table: str) -> int:
+        """See ``Store.count``; RocksDB's estimate, which counts an overwritten row twice until it is compacted."""
+        with self._translated(table):
+            held = self._tables.get(table)
+            return int(held.family.property_int_value("rocksdb.estimate-num-keys")) if held else 0
+
+    def fetch(self, table: str, keys: Keys, out: Vectors) -> Mask:
+        """See ``Store.fetch``."""
+        self._check_open(table)
+        held = self._tables.get(table)
+        found = np.zeros(keys.size, dtype=np.bool_)
+        if held is None:
+            out[...] = 0.0
+            return found
+        if out.shape[1] != held.spec.dim:
+            raise self._error(table, f"holds vectors of {held.spec.dim} floats, asked for {out.shape[1]}")
+        for start in range(0, keys.size, self._max_batch_size):
+            part = slice(start, start + self._max_batch_size)
+            self._fetch_part(held, keys[part], out[part], found[part])
+        return found
+
+    def insert(self, table: str, keys: Keys, rows: Vectors) -> None:
+        """See ``Store.insert``; on the disk when it returns, in write batches each of which is there whole or not."""
+        with self._translated(table):
+            held = self._writable_table(table)
+            if rows.shape[1] != held.spec.dim:
+                raise self._error(table, f"holds vectors of {held.spec.dim} floats, got {rows.shape[1]}")
+            if storable(keys, held.spec.key_bytes) is not None:
+                raise self._error(table, f"a key does not fit {held.spec.key_bytes} bytes")
+            handle = self._database.get_column_family_handle(_tag(table))
+            for start in range(0, keys.size, WRITE_BATCH_ROWS):
+                part = slice(start, start + WRITE_BATCH_ROWS)
+                batch = self._rocksdict.WriteBatch(raw_mode=True)
+                batch.set_default_column_family(handle)
+                for key, row in zip(key_list(keys[part], held.spec.key_bytes), row_list(rows[part]), strict=True):
+                    batch[key] = row
+                self._database.write(batch)
+            self._database.flush_wal(True)
+
+    def evict(self, table: str, keys: Keys) -> int | None:
+        """See ``Store.evict``; RocksDB deletes without looking, so it cannot tell how many there were."""
+        with self._translated(table):
+            if table not in self._tables:
+                return 0
+            held = self._writable_table(table)
+            fits = storable(keys, held.spec.key_bytes)
+            handle = self._database.get_column_family_handle(_tag(table))
+            raw = key_list(keys if fits is None else keys[fits], held.spec.key_bytes)
+            for start in range(0, len(raw), WRITE_BATCH_ROWS):
+                batch = self._rocksdict.WriteBatch(raw_mode=True)
+                batch.set_default_column_family(handle)
+                for key in raw[start : start + WRITE_BATCH_ROWS]:
+                    del batch[key]
+                self._database.write(batch)
+            self._database.flush_wal(True)
+            return None
+
+    def drop_table(self, table: str) -> None:
+        """See ``Store.drop_table``; a read-only store only closes it."""
+        with self._lock, self._translated(table):
+            self._tables = {name: held for name, held in self._tables.items() if name != table}
+            if not self._read_only and _tag(table) in self._families:
+                self._forget_load(table)
+                del self._families[_tag(table)]
+                self._database.drop_column_family(_tag(table))
+
+    def items(self, table: str, batch_rows: int = 65536) -> Iterator[tuple[Keys, Vectors]]:
+        """See ``Store.items``; in the order of the keys' raw bytes."""
+        self._check_open(table)
+        held = self._tables.get(table)
+        if held is None:
+            return
+        raw_keys: list[bytes] = []
+        raw_rows: list[bytes] = []
+        with self._translated(table):
+            for key, row in held.family.items():
+                raw_keys.append(key)
+                raw_rows.append(row)
+                if len(raw_keys) == batch_rows:
+                    yield keys_of(raw_keys, held.spec.key_bytes), self._rows(held.spec, raw_keys, raw_rows)
+                    raw_keys, raw_rows = [], []
+            if raw_keys:
+                yield keys_of(raw_keys, held.spec.key_bytes), self._rows(held.spec, raw_keys, raw_rows)
+
+    def loaded_from(self, table: str) -> str | None:
+        """See ``DurableStore.loaded_from``."""
+        with self._translated(table):
+            digest = self._database.get(_digest_key(table))
+            return None if digest is None else bytes(digest).decode()
+
+    def bulk_load(self, table: str, batches: Iterator[tuple[Keys, Vectors]], digest: str) -> None:
+        """See ``DurableStore.bulk_load``.
+
+        The old rows go first, and with them the record of what they were loaded from; the new record is written when
+        every row is in the database and on the disk. Between the two the table counts as not loaded.
+        """
+        with self._lock, self._translated(table):
+            if self._read_only:
+                held = self.loaded_from(table)
+                raise self._error(table, f"open read-only, and loaded from {held}, not from {digest}")
+            spec = self._writable_table(table).spec
+            self._forget_load(table)
+            self._database.drop_column_family(_tag(table))
+            family = self._create_family(table)
+            self._tables = {**self._tables, table: _Table(spec, family)}
+            writer = RunWriter(self._rocksdict, self._options, self._path / "loading", spec)
+            options = self._rocksdict.IngestExternalFileOptions()
+            options.set_move_files(True)
+            runs = 0
+            for file in writer.write(batches):
+                family.ingest_external_file([file], options)
+                runs += 1
+            if runs > 1:
+                family.compact_range(None, None)
+            family.flush()
+            writer.clear()
+            self._database.put(_digest_key(table), digest.encode())
+            self._database.flush_wal(True)
+
+    def close(self) -> None:
+        """See ``Store.close``."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            self._tables = {}
+            for family in self._families.values():
+                family.close()
+            self._families = {}
+            with translated_errors(self._path):
+                self._database.close()
+
+    def _fetch_part(self, held: _Table, keys: Keys, out: Vectors, found: Mask) -> None:
+        fits = storable(keys, held.spec.key_bytes)
+        if fits is not None:
+            rows = np.empty((int(fits.sum()), held.spec.dim), dtype=np.float32)
+            hits = np.zeros(rows.shape[0], dtype=np.bool_)
+            self._fetch_part(held, keys[fits], rows, hits)
+            out[...], out[fits], found[fits] = 0.0, rows, hits
+            return
+        raw_keys = key_list(keys, held.spec.key_bytes)
+        with self._translated(held.spec.name):
+            values = held.family.get(raw_keys)
+        if None in values:
+            found[...] = np.fromiter((value is not None for value in values), dtype=np.bool_, count=len(values))
+            out[...] = 0.0
+            out[found] = self._rows(held.spec, raw_keys, values)
+        else:
+            found[...] = True
+            out[...] = self._rows(held.spec, raw_keys, values)
+
+    def _rows(self, spec: TableSpec, raw_keys: list[bytes], values: Sequence[bytes | None]) -> Vectors:
+        """The values that are not None as float32[M, D]."""
+        present = [value for value in values if value is not None]
+        if set(map(len, present)) - {4 * spec.dim}:
+            at = next(i for i, value in enumerate(values) if value is not None and len(value) != 4 * spec.dim)
+            key = int(keys_of(raw_keys[at : at + 1], spec.key_bytes)[0])
+            size = len(values[at] or b"")
+            reason = f"the value of key {key} has {size} bytes, {spec.dim} floats are {4 * spec.dim}"
+            raise self._error(spec.name, reason)
+        return np.frombuffer(b"".join(present), dtype=np.float32).reshape(-1, spec.dim)
+
+    def _check_first_row(self, table: _Table) -> None:
+        key, value = next(iter(table.family.items()), (None, None))
+        if key is None or value is None:
+            return
+        if len(key) != table.spec.key_bytes:
+            raise self._error(table.spec.name, f"holds keys of {len(key)} bytes, expected {table.spec.key_bytes}")
+        if len(value) != 4 * table.spec.dim:
+            reason = f"holds values of {len(value)} bytes, {table.spec.dim} floats are {4 * table.spec.dim}"
+            raise self._error(table.spec.name, reason)
+
+    def _create_family(self, table: str) -> Any:
+        family = self._database.create_column_family(_tag(table), self._options)
+        self._families[_tag(table)] = family
+        return family
+
+    def _forget_load(self, table: str) -> None:
+        self._database.delete(_digest_key(table))
+        self._database.flush_wal(True)
+
+    def _writable_table(self, table: str) -> _Table:
+        self._check_open(table)
+        self._check_writable(table)
+        held = self._tables.get(table)
+        if held is None:
+            raise self._error(table, "not an open table")
+        return held
+
+    def _check_writable(self, table: str) -> None:
+        if self._read_only:
+            raise self._error(table, "the database is open read-only, and this would write")
+
+    def _check_open(self, table: str = "") -> None:
+        if self._closed:
+            raise self._error(table, "the store is closed")
+
+    def _error(self, table: str, reason: str) -> StoreError:
+        return StoreError(STORE_NAME, table, f"{self._path}: {reason}")
+
+    def _translated(self, table: str) -> Any:
+        self._check_open(table)
+        return translated_errors(self._path, table)
+
+
+def _tag(table: str) -> str:
+    return f"hps_et.{table}"
+
+
+def _digest_key(table: str) -> bytes:
+    return f"hotrow.loaded_from.{table}".encode()
