@@ -91,7 +91,7 @@ class EmbeddingTable:
         offsets = torch.from_numpy(bags.row_ptrs)
         mode = self._embedding.combiner
         if not len(vectors):  # every bag is empty, and embedding_bag wants at least one vector
-            return vectors.new_zeros(len(offsets) // slots, slots, dim) + vectors.sum()
+            return vectors.new_zeros((len(offsets) - 1) // slots, slots, dim) + vectors.sum()
         pooled = embedding_bag(places, vectors, offsets, mode=mode, include_last_offset=True)
         return pooled.reshape(-1, slots, dim)
 

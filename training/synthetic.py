@@ -18,7 +18,7 @@ from training.metrics import area_under_curve
 from training.samples import Samples
 
 _ALPHA = 1.1
-_SMALLEST_SLOT, _LARGEST_SLOT = 10, 20_000
+_SMALLEST_SLOT, _LARGEST_SLOT = 10, 10_000
 _MISSING_COUNT_RATIO = 0.1
 _MISSING_CATEGORY_RATIO = 0.03
 _PAIRS = ((0, 1), (2, 3), (4, 5))  # slots whose keys also act together
@@ -104,12 +104,12 @@ def _draw(rng: np.random.Generator, rows: int, seed: int) -> SyntheticSamples:
 
 
 def _true_logits(dense: NDArray[np.float32], keys: NDArray[np.int64], seed: int) -> NDArray[np.float64]:
-    key_weights = _planted(keys.reshape(-1), seed).reshape(keys.shape).sum(axis=1) * 0.45
-    dense_weights = _planted(np.arange(DENSE_FEATURES), seed) * 0.3
-    logits = key_weights + (dense - 1.5) @ dense_weights - 1.5
+    key_weights = _planted(keys.reshape(-1), seed).reshape(keys.shape).sum(axis=1) * 0.25
+    dense_weights = _planted(np.arange(DENSE_FEATURES), seed) * 0.2
+    logits = key_weights + (dense - 1.5) @ dense_weights - 1
     for number, (left, right) in enumerate(_PAIRS):
         both = keys[:, left] * SLOTS + keys[:, right]
-        logits = logits + _planted(both, seed + 1 + number) * 0.5
+        logits = logits + _planted(both, seed + 1 + number) * 0.3
     return np.asarray(logits, dtype=np.float64)
 
 

@@ -1,0 +1,123 @@
+"""The training loop: epochs of shuffled batches, and what each of them came to."""
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from tqdm import tqdm
+
+from serving.errors import ConfigError
+from serving.model.graph import Graph
+from training.ctr_model import CtrModel
+from training.metrics import area_under_curve, log_loss
+from training.optimizer import LearningRateSchedule
+from training.samples import Samples
+
+_EVALUATION_BATCH = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class EpochResult:
+    """What one epoch came to.
+
+    Attributes:
+        epoch: counted from 1.
+        loss: mean binary cross-entropy of the training samples, each taken before it was learnt from.
+        auc: on the evaluation samples, after the epoch; NaN where they are all of one label.
+        evaluation_loss: mean binary cross-entropy of the evaluation samples.
+        seconds: training without evaluation.
+    """
+
+    epoch: int
+    loss: float
+    auc: float
+    evaluation_loss: float
+    seconds: float
+
+
+def train(
+    model: CtrModel,
+    samples: Samples,
+    evaluation: Samples,
+    *,
+    epochs: int,
+    batch_size: int,
+    schedule: LearningRateSchedule,
+    seed: int,
+    progress: bool = False,
+) -> Iterator[EpochResult]:
+    """Train, and tell after every epoch how it went.
+
+    The samples are shuffled anew for every epoch; a last, smaller batch is learnt from too. On one thread, the same
+    model, samples and seed give the same weights.
+
+    Args:
+        model: is changed in place; a second call goes on from where the first ended, its schedule starting anew.
+        samples: at least one.
+        evaluation: at least one; nothing is learnt from it.
+        epochs: passes over ``samples``.
+        batch_size: B; at least 1.
+        schedule: learning rate of every step.
+        seed: of the shuffling.
+        progress: draw a progress bar on a terminal's standard error.
+
+    Raises:
+        ConfigError: the graph asks for other inputs than the samples have.
+    """
+    check_samples_fit(model.graph, samples)
+    check_samples_fit(model.graph, evaluation)
+    rng = np.random.default_rng(seed)
+    step = 0
+    for epoch in range(1, epochs + 1):
+        started = time.perf_counter()
+        order = rng.permutation(len(samples))
+        loss_sum = 0.0
+        with tqdm(
+            total=len(samples), unit=" rows", desc=f"epoch {epoch} of {epochs}", disable=None if progress else True
+        ) as bar:
+            for first in range(0, len(samples), batch_size):
+                batch = samples[order[first : first + batch_size]]
+                step += 1
+                loss = model.train_batch(batch.dense, model.bags(batch.keys), batch.labels[:, None], schedule.at(step))
+                loss_sum += loss * len(batch)
+                bar.update(len(batch))
+        seconds = time.perf_counter() - started
+        logits = predict_logits(model, evaluation)
+        yield EpochResult(
+            epoch=epoch,
+            loss=loss_sum / len(samples),
+            auc=area_under_curve(evaluation.labels, logits),
+            evaluation_loss=log_loss(evaluation.labels, logits),
+            seconds=seconds,
+        )
+
+
+def predict_logits(model: CtrModel, samples: Samples) -> NDArray[np.float32]:
+    """Predict float32[B] logits, as serving would; at least one sample."""
+    parts = []
+    for first in range(0, len(samples), _EVALUATION_BATCH):
+        batch = samples[first : first + _EVALUATION_BATCH]
+        parts.append(model.logits(batch.dense, model.bags(batch.keys))[:, 0])
+    return np.concatenate(parts)
+
+
+def check_samples_fit(graph: Graph, samples: Samples) -> None:
+    """Check that a graph can read such samples.
+
+    Raises:
+        ConfigError: another number of dense features, slots or labels.
+    """
+    slots = sum(entry.slots for entry in graph.sparse)
+    for what, path, asked, there in (
+        ("labels", "layers[0].label.label_dim", graph.label_dim, 1),
+        ("dense features", "layers[0].dense.dense_dim", graph.dense_dim, samples.dense.shape[1]),
+        ("slots", "layers[0].sparse", slots, samples.keys.shape[1]),
+    ):
+        if asked != there:
+            raise ConfigError(graph.source, path, f"the graph reads {asked} {what}, the data has {there}")
+    for index, entry in enumerate(graph.sparse):
+        if entry.max_keys_per_sample < entry.slots:
+            reason = f"{entry.slots} slots bring {entry.slots} keys, at most {entry.max_keys_per_sample} are allowed"
+            raise ConfigError(graph.source, f"layers[0].sparse[{index}]", reason)
