@@ -66,7 +66,10 @@ class RequestMetrics:
         with self._lock:
             self._in_flight -= 1
             self._requests[model, code] += 1
-            self._seconds.setdefault(model, Histogram()).observe(seconds)
+            histogram = self._seconds.get(model)
+            if histogram is None:
+                histogram = self._seconds[model] = Histogram()
+            histogram.observe(seconds)
 
     def predicted(self, model: str, samples: int, defaulted_keys: int) -> None:
         """A model answered ``samples`` samples, ``defaulted_keys`` of whose keys no tier holds."""

@@ -20,7 +20,7 @@ def add_parser(commands: Any) -> None:
     parser: argparse.ArgumentParser = commands.add_parser(
         "predict",
         help="ask a running server",
-        description='Send {"samples": [{"dense": [...], "keys": [[...], ...]}]} to a running server and print its answer.',
+        description='Send {"samples": [{"dense": [...], "keys": [[...], ...]}]} to a server, print its predictions.',
     )
     parser.add_argument("model", metavar="MODEL", help="the model's name")
     parser.add_argument("file", metavar="FILE", help="the samples, a JSON file; - reads standard input")

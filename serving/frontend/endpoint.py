@@ -1,15 +1,16 @@
 """The hot path: one predict request from its bytes to the bytes of its answer, without the web framework's help."""
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from serving.batch import Batch
 from serving.errors import OverloadedError
 from serving.frontend.body import Limits, read_body
-from serving.frontend.edge import MODEL
+from serving.frontend.edge import MODEL, error_response
 from serving.frontend.runner import Runner
 from serving.metrics import RequestMetrics
 from serving.protocol.ctr import PROBABILITIES, batch_of, signature_of
@@ -122,16 +123,31 @@ class PredictEndpoint:
             self._in_flight -= 1
 
 
-class InferApp:
-    """KServe's infer route as a bare ASGI application: no request or response objects on the hot path."""
+class InferPath:
+    """ASGI middleware that answers KServe's infer path itself and passes everything else on.
 
-    def __init__(self, endpoint: PredictEndpoint) -> None:
-        """Answer through ``endpoint``."""
+    A request for that path meets no router and no request or response object; they cost more than decoding it does.
+    """
+
+    _PATH = re.compile(r"/v2/models/(?P<model>[^/]+)(?:/versions/(?P<version>[^/]+))?/infer")
+
+    def __init__(self, app: ASGIApp, endpoint: PredictEndpoint) -> None:
+        """Answer through ``endpoint``, or let ``app`` do it."""
+        self._app = app
         self._endpoint = endpoint
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See the ASGI specification."""
-        answer = await self._endpoint.answer(scope, receive, ServedModel.infer)
-        headers = [*answer.headers, (b"content-length", b"%d" % len(answer.body))]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await send({"type": "http.response.body", "body": answer.body})
+        match = self._PATH.fullmatch(scope["path"]) if scope["type"] == "http" else None
+        if match is None:
+            await self._app(scope, receive, send)
+        elif scope["method"] != "POST":
+            response = error_response("Method Not Allowed", 405)
+            response.headers["Allow"] = "POST"
+            await response(scope, receive, send)
+        else:
+            scope["path_params"] = match.groupdict("")
+            answer = await self._endpoint.answer(scope, receive, ServedModel.infer)
+            headers = [*answer.headers, (b"content-length", b"%d" % len(answer.body))]
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+            await send({"type": "http.response.body", "body": answer.body})

@@ -11,11 +11,10 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
-from starlette.routing import Route
 
 from serving.frontend.body import Limits
 from serving.frontend.edge import Edge, http_exception, validation_error
-from serving.frontend.endpoint import InferApp, PredictEndpoint, ServedModel
+from serving.frontend.endpoint import InferPath, PredictEndpoint, ServedModel
 from serving.frontend.runner import Runner
 from serving.metrics import Metrics, RequestMetrics
 from serving.protocol.ctr import PLATFORM, triton_config
@@ -65,19 +64,13 @@ def create_app(repository: ModelRepository, settings: Settings | None = None) ->
         yield
         runner.close()
 
-    infer = InferApp(endpoint)
     app = FastAPI(
         title="Hotrow",
         version=server_version(),
         description="CTR model serving. KServe v2 inference is at `/v2/models/{model}/infer`.",
         lifespan=lifespan,
-        middleware=[Middleware(Edge, metrics=counters)],
+        middleware=[Middleware(Edge, metrics=counters), Middleware(InferPath, endpoint=endpoint)],
         exception_handlers={HTTPException: http_exception, RequestValidationError: validation_error},
-        # First, so that the hot path is matched first.
-        routes=[
-            Route("/v2/models/{model}/infer", infer, methods=["POST"]),
-            Route("/v2/models/{model}/versions/{version}/infer", infer, methods=["POST"]),
-        ],
     )
     _add_server_routes(app, repository, Metrics(counters, repository.samples))
     _add_model_routes(app, endpoint)

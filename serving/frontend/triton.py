@@ -11,7 +11,7 @@ from typing import Any
 from kernels.errors import HotrowError
 from serving import load_model
 from serving.errors import ConfigError, RequestError
-from serving.protocol.ctr import DENSE, KEYS, PROBABILITIES, ROW_PTRS, batch_of
+from serving.protocol.ctr import PROBABILITIES, batch_of, signature_of
 from serving.session import InferenceSession
 
 
@@ -52,13 +52,12 @@ class TritonPythonModel:
         return triton.InferenceResponse(output_tensors=[triton.Tensor(PROBABILITIES, probabilities)])
 
     def _predict(self, request: Any) -> Any:
-        inputs = {}
-        for name in (DENSE, KEYS, ROW_PTRS):
-            tensor = self._triton.get_input_tensor_by_name(request, name)
-            if tensor is not None:
-                inputs[name] = tensor.as_numpy()
         config = self._session.config
-        for name in (KEYS, ROW_PTRS, *((DENSE,) if config.dense_dim else ())):
-            if name not in inputs:
-                raise RequestError(f"inputs: missing {name!r}")
+        inputs = {}
+        for spec in signature_of(config).inputs:
+            tensor = self._triton.get_input_tensor_by_name(request, spec.name)
+            if tensor is not None:
+                inputs[spec.name] = tensor.as_numpy()
+            elif not spec.optional:
+                raise RequestError(f"inputs: missing {spec.name!r}")
         return self._session.predict_batch(batch_of(config, inputs)).probabilities

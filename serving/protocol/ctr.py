@@ -10,16 +10,10 @@
 
 from typing import Any
 
-import numpy as np
-
-from serving.batch import Batch, read_batch
+from serving.batch import DENSE, KEYS, ROW_PTRS, Batch, read_batch
 from serving.config import ModelConfig
-from serving.errors import RequestError
 from serving.protocol.tensors import Array, Signature, TensorSpec
 
-DENSE = "DES"
-KEYS = "CATCOLUMN"
-ROW_PTRS = "ROWINDEX"
 PROBABILITIES = "OUTPUT0"
 
 #: What /v2/models/<model> and Triton's own repository call the platform of such a model.
@@ -47,22 +41,9 @@ def batch_of(config: ModelConfig, inputs: dict[str, Array]) -> Batch:
         inputs: arrays by tensor name, as ``decode_infer`` makes them for ``signature_of(config)``.
 
     Raises:
-        RequestError: a tensor has an unusual shape, or ``read_batch`` refuses the samples.
+        RequestError: see ``read_batch``.
     """
-    dense = inputs.get(DENSE)
-    if dense is None:
-        dense = np.empty((0,), dtype=np.float32)
-    elif dense.ndim != 2 or dense.shape[1] != config.dense_dim:
-        dense = _flat(dense, DENSE, f"[B, {config.dense_dim}]")
-    return read_batch(config, dense.reshape(-1), _flat(inputs[KEYS], KEYS), _flat(inputs[ROW_PTRS], ROW_PTRS))
-
-
-def _flat(array: Array, name: str, also: str = "") -> Array:
-    """A tensor that is a plain list of numbers, whether it came as [N] or as [1, N]."""
-    if array.ndim == 1 or (array.ndim == 2 and array.shape[0] == 1):
-        return array.reshape(-1)
-    accepted = ", ".join(["[N]", "[1, N]", *([also] if also else [])])
-    raise RequestError(f"tensor {name}: expected a shape like {accepted}, but {list(array.shape)} came")
+    return read_batch(config, inputs.get(DENSE), inputs[KEYS], inputs[ROW_PTRS])
 
 
 def triton_config(name: str, config: ModelConfig) -> dict[str, Any]:

@@ -8,7 +8,8 @@ from serving.errors import RequestError
 from serving.protocol.tensors import json_kind
 
 _T = TypeVar("_T")
-_KINDS = {str: "a string", list: "a list", dict: "an object", bool: "true or false", int: "a whole number"}
+_ABSENT = object()
+_KINDS: dict[type, str] = {str: "a string", list: "a list", dict: "an object", bool: "true or false", int: "a whole number"}
 
 
 def parse_document(text: bytes | memoryview) -> dict[str, Any]:
@@ -24,21 +25,31 @@ def parse_document(text: bytes | memoryview) -> dict[str, Any]:
 
 def required(document: dict[str, Any], name: str, kind: type[_T], path: str) -> _T:
     """Field ``name`` of ``document``, which stands at ``path``; a RequestError if absent or not a ``kind``."""
-    if name not in document:
-        raise RequestError(f"{join(path, name)}: missing")
-    return checked(document[name], kind, join(path, name))
+    value = document.get(name, _ABSENT)
+    if type(value) is kind:
+        return value
+    raise _wrong(value, kind, join(path, name))
 
 
 def optional(document: dict[str, Any], name: str, kind: type[_T], default: _T, path: str) -> _T:
     """As ``required``, but an absent field is ``default``."""
-    return checked(document[name], kind, join(path, name)) if name in document else default
+    value = document.get(name, default)
+    if type(value) is kind:
+        return value
+    raise _wrong(value, kind, join(path, name))
 
 
 def checked(value: Any, kind: type[_T], path: str) -> _T:
     """``value`` if it is exactly a ``kind`` (true is not a number), else a RequestError."""
-    if type(value) is not kind:
-        raise RequestError(f"{path}: expected {_KINDS[kind]}, but {json_kind(value)} came")
-    return value
+    if type(value) is kind:
+        return value
+    raise _wrong(value, kind, path)
+
+
+def _wrong(value: Any, kind: type, path: str) -> RequestError:
+    if value is _ABSENT:
+        return RequestError(f"{path}: missing")
+    return RequestError(f"{path}: expected {_KINDS[kind]}, but {json_kind(value)} came")
 
 
 def join(path: str, name: str) -> str:

@@ -79,14 +79,14 @@ def _inputs(document: dict[str, Any], body: bytes, offset: int, signature: Signa
         path = f"inputs[{index}]"
         tensor = checked(entry, dict, path)
         name = required(tensor, "name", str, path)
-        spec = signature.input(name, f"{path}.name")
+        spec = signature.input(name, path)
         if name in arrays:
             raise RequestError(f"{path}.name: tensor {name!r} came twice")
         datatype = required(tensor, "datatype", str, path)
         if datatype not in spec.datatypes:
             accepted = " or ".join(spec.datatypes)
             raise RequestError(f"{path}.datatype: tensor {name} must be {accepted}, but {datatype[:32]!r} came")
-        shape = _shape(required(tensor, "shape", list, path), f"{path}.shape")
+        shape = _shape(required(tensor, "shape", list, path), path)
         parameters: dict[str, Any] = optional(tensor, "parameters", dict, {}, path)
         if "shared_memory_region" in parameters:
             raise RequestError(f"{path}.parameters: tensor {name}: shared memory is not supported")
@@ -94,7 +94,7 @@ def _inputs(document: dict[str, Any], body: bytes, offset: int, signature: Signa
             data = _numbers_of(tensor, path)
             arrays[name] = array_from_numbers(data, DTYPES[datatype], shape, f"{path}.data")
             continue
-        size_bytes = required(parameters, "binary_data_size", int, f"{path}.parameters")
+        size_bytes = checked(parameters["binary_data_size"], int, f"{path}.parameters.binary_data_size")
         if "data" in tensor:
             raise RequestError(f"{path}: tensor {name} has both data and binary_data_size")
         arrays[name] = _binary(body, offset, size_bytes, datatype, shape, name)
@@ -115,10 +115,10 @@ def _numbers_of(tensor: dict[str, Any], path: str) -> Any:
 
 def _shape(extents: list[Any], path: str) -> tuple[int, ...]:
     if not 1 <= len(extents) <= 8:
-        raise RequestError(f"{path}: expected 1 to 8 extents, but {len(extents):,} came")
+        raise RequestError(f"{path}.shape: expected 1 to 8 extents, but {len(extents):,} came")
     for index, extent in enumerate(extents):
         if type(extent) is not int or not 0 <= extent <= _LARGEST_EXTENT:
-            raise RequestError(f"{path}[{index}]: expected a whole number from 0 to {_LARGEST_EXTENT}")
+            raise RequestError(f"{path}.shape[{index}]: expected a whole number from 0 to {_LARGEST_EXTENT}")
     return tuple(extents)
 
 
@@ -133,7 +133,7 @@ def _binary(body: bytes, offset: int, size_bytes: int, datatype: str, shape: tup
         )
     if size_bytes > len(body) - offset:
         raise RequestError(
-            f"tensor {name}: binary_data_size says {size_bytes:,} bytes, but {len(body) - offset:,} are left in the body"
+            f"tensor {name}: binary_data_size says {size_bytes:,} bytes, but {len(body) - offset:,} are left"
         )
     array = np.frombuffer(body, dtype=dtype, count=count, offset=offset).reshape(shape)
     return array if array.flags.aligned else array.copy()
@@ -148,7 +148,7 @@ def _outputs(document: dict[str, Any], binary_default: bool, signature: Signatur
         path = f"outputs[{index}]"
         output = checked(entry, dict, path)
         name = required(output, "name", str, path)
-        signature.output(name, f"{path}.name")
+        signature.output(name, path)
         if any(name == other.name for other in wanted):
             raise RequestError(f"{path}.name: output {name!r} is asked for twice")
         parameters: dict[str, Any] = optional(output, "parameters", dict, {}, path)

@@ -59,11 +59,11 @@ class Signature:
     outputs: tuple[TensorSpec, ...]
 
     def input(self, name: str, path: str) -> TensorSpec:
-        """The input called ``name``; a RequestError at ``path`` that lists the inputs if there is none."""
+        """The input called ``name``; a RequestError at ``<path>.name`` that lists the inputs if there is none."""
         return _find(self.inputs, name, path, "input")
 
     def output(self, name: str, path: str) -> TensorSpec:
-        """The output called ``name``; a RequestError at ``path`` that lists the outputs if there is none."""
+        """The output called ``name``; a RequestError at ``<path>.name`` that lists the outputs if there is none."""
         return _find(self.outputs, name, path, "output")
 
 
@@ -71,7 +71,7 @@ def _find(specs: tuple[TensorSpec, ...], name: str, path: str, role: str) -> Ten
     for spec in specs:
         if spec.name == name:
             return spec
-    raise RequestError(f"{path}: the model has no {role} {name!r}; it has {quoted(spec.name for spec in specs)}")
+    raise RequestError(f"{path}.name: the model has no {role} {name!r}; it has {quoted(spec.name for spec in specs)}")
 
 
 def quoted(names: Iterable[str]) -> str:
@@ -89,7 +89,7 @@ def array_from_numbers(data: Any, dtype: np.dtype[Any], shape: tuple[int, ...], 
         path: JSON path of ``data``, for messages.
 
     Raises:
-        RequestError: not a list, not numbers, a number that does not fit ``dtype``, or another count than ``shape`` says.
+        RequestError: not a list, not numbers, a number ``dtype`` cannot hold, or another count than ``shape`` says.
     """
     numbers = _flatten(data, shape, path)
     wanted = math.prod(shape)

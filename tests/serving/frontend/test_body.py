@@ -1,0 +1,127 @@
+"""Reading a body: whole, in chunks, compressed, too large, cut short, too slow."""
+
+import asyncio
+import gzip
+import zlib
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from serving.errors import PayloadTooLargeError, RequestError, UnsupportedEncodingError
+from serving.frontend.body import CUT_SHORT, ClientDisconnectedError, Limits, read_body
+
+LIMITS = Limits(max_body_bytes=100, body_timeout_s=5)
+
+
+def read(chunks, headers=None, limits=LIMITS, scope=None):
+    """Feed ``chunks`` to read_body; None stands for a client that goes away."""
+    messages = [
+        {"type": "http.disconnect"}
+        if chunk is None
+        else {"type": "http.request", "body": chunk, "more_body": index + 1 < len(chunks)}
+        for index, chunk in enumerate(chunks)
+    ]
+
+    async def receive():
+        return messages.pop(0) if messages else await asyncio.Event().wait()
+
+    return asyncio.run(read_body(scope or {}, receive, headers or {}, limits))
+
+
+@given(chunks=st.lists(st.binary(max_size=9), min_size=1, max_size=9))
+@settings(deadline=None, max_examples=30)
+def test_chunks_become_one_body(chunks):
+    assert read(chunks) == b"".join(chunks)
+
+
+def test_a_body_of_exactly_the_limit_is_accepted():
+    assert read([b"x" * 100], {b"content-length": b"100"}) == b"x" * 100
+
+
+@pytest.mark.parametrize("declared", [b"101", b"9" * 30])
+def test_a_declared_length_beyond_the_limit_is_refused_before_anything_is_read(declared):
+    with pytest.raises(PayloadTooLargeError, match="the server accepts 100"):
+        read([], {b"content-length": declared})
+
+
+def test_a_body_without_a_declared_length_is_refused_as_soon_as_it_is_beyond_the_limit():
+    with pytest.raises(PayloadTooLargeError):
+        read([b"x" * 60, b"x" * 60, b"never asked for", b""])
+
+
+def test_one_chunk_beyond_the_limit_is_refused():
+    with pytest.raises(PayloadTooLargeError):
+        read([b"x" * 101])
+
+
+@pytest.mark.parametrize(("encoding", "compress"), [(b"gzip", gzip.compress), (b"deflate", zlib.compress)])
+class TestCompression:
+    def test_a_compressed_body_is_decompressed(self, encoding, compress):
+        assert read([compress(b"y" * 100)], {b"content-encoding": encoding}) == b"y" * 100
+
+    def test_the_limit_holds_for_the_decompressed_body(self, encoding, compress):
+        with pytest.raises(PayloadTooLargeError, match="once decompressed"):
+            read([compress(b"y" * 101)], {b"content-encoding": encoding})
+
+    def test_a_bomb_is_not_unpacked(self, encoding, compress):
+        bomb = compress(bytes(10_000_000))
+        with pytest.raises(PayloadTooLargeError, match="once decompressed"):
+            read([bomb], {b"content-encoding": encoding}, Limits(max_body_bytes=len(bomb)))
+
+    def test_a_truncated_stream_is_refused(self, encoding, compress):
+        with pytest.raises(RequestError, match="ends too early"):
+            read([compress(b"abc")[:-1]], {b"content-encoding": encoding})
+
+    def test_bytes_after_the_stream_are_refused(self, encoding, compress):
+        with pytest.raises(RequestError, match="bytes follow its end"):
+            read([compress(b"abc") + b"!"], {b"content-encoding": encoding})
+
+    def test_plain_bytes_are_refused(self, encoding, compress):
+        with pytest.raises(RequestError, match=f"not {encoding.decode()}"):
+            read([b"plain"], {b"content-encoding": encoding})
+
+
+@given(stream=st.binary(max_size=60), encoding=st.sampled_from([b"gzip", b"deflate"]))
+@settings(deadline=None, max_examples=60)
+def test_random_bytes_are_no_compressed_stream(stream, encoding):
+    with pytest.raises(RequestError):
+        read([stream], {b"content-encoding": encoding})
+
+
+@pytest.mark.parametrize("encoding", [b"br", b"zstd", b"gzip, deflate", b"\xff"])
+def test_another_encoding_is_refused(encoding):
+    with pytest.raises(UnsupportedEncodingError, match="expected gzip, deflate or identity"):
+        read([b"x"], {b"content-encoding": encoding})
+
+
+@pytest.mark.parametrize("encoding", [b"identity", b" GZIP "])
+def test_the_encodings_name_is_read_as_http_says(encoding):
+    body = gzip.compress(b"z") if b"GZIP" in encoding else b"z"
+    assert read([body], {b"content-encoding": encoding}) == b"z"
+
+
+def test_a_body_cut_short_is_refused_with_how_much_came():
+    with pytest.raises(RequestError, match="cut short after 3 of 90 bytes"):
+        read([b"abc"], {b"content-length": b"90"}, scope={CUT_SHORT: True})
+
+
+@pytest.mark.parametrize("chunks", [[None], [b"a", None]])
+def test_a_client_that_goes_away_leaves_nothing_to_answer(chunks):
+    with pytest.raises(ClientDisconnectedError):
+        read([*chunks, b""] if len(chunks) == 1 else [b"a", None, b""])
+
+
+def test_a_body_that_never_ends_is_given_up():
+    async def stalled():
+        async def receive():
+            if not sent:
+                sent.append(True)
+                return {"type": "http.request", "body": b"a", "more_body": True}
+            return await asyncio.Event().wait()
+
+        sent = []
+        return await read_body({}, receive, {}, Limits(body_timeout_s=0.01))
+
+    with pytest.raises(RequestError, match=r"did not arrive within 0\.01 s"):
+        asyncio.run(stalled())

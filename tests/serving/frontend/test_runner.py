@@ -1,0 +1,94 @@
+"""Where a predict request runs."""
+
+import asyncio
+import threading
+
+import pytest
+
+from serving.errors import RequestError
+from serving.frontend import runner as runner_module
+from serving.frontend.runner import Runner
+
+
+@pytest.fixture
+def runner():
+    runner = Runner(threads=2)
+    yield runner
+    runner.close()
+
+
+def run(runner, work, model="m", body_bytes=100):
+    return asyncio.run(runner.run(model, body_bytes, work))
+
+
+def test_the_first_request_of_a_kind_goes_to_the_pool_and_short_ones_then_stay_on_the_event_loop(runner):
+    assert run(runner, threading.get_ident) != threading.get_ident()
+    assert run(runner, threading.get_ident) == threading.get_ident()
+
+
+def test_what_is_short_is_learnt_per_model_and_size(runner):
+    run(runner, threading.get_ident)
+
+    assert run(runner, threading.get_ident, model="other") != threading.get_ident()
+    assert run(runner, threading.get_ident, body_bytes=100_000) != threading.get_ident()
+
+
+def test_requests_that_turn_out_slow_go_to_the_pool(runner, monkeypatch):
+    run(runner, threading.get_ident)
+    clock = iter([0.0, 1.0])
+    monkeypatch.setattr(runner_module, "perf_counter", lambda: next(clock))
+    run(runner, lambda: None)  # takes one second by that clock
+    monkeypatch.undo()
+
+    assert run(runner, threading.get_ident) != threading.get_ident()
+
+
+def test_requests_that_turn_out_short_again_come_back_to_the_event_loop(runner, monkeypatch):
+    clock = iter([0.0, 0.01])
+    monkeypatch.setattr(runner_module, "perf_counter", lambda: next(clock))
+    run(runner, lambda: None)
+    monkeypatch.undo()
+
+    threads = [run(runner, threading.get_ident) for _ in range(30)]
+
+    assert threads[0] != threading.get_ident()
+    assert threads[-1] == threading.get_ident()
+
+
+def test_the_event_loop_answers_while_the_pool_works(runner):
+    async def both():
+        release = threading.Event()
+        slow = asyncio.ensure_future(runner.run("slow", 1, release.wait))
+        quick = await runner.run("quick", 1, lambda: "quick")
+        release.set()
+        return quick, await slow
+
+    assert asyncio.run(both()) == ("quick", True)
+
+
+def test_no_more_than_the_given_threads_work_at_once(runner):
+    async def many():
+        barrier = threading.Barrier(3)
+        futures = [asyncio.ensure_future(runner.run(f"m{number}", 1, barrier.wait)) for number in range(3)]
+        done, _ = await asyncio.wait(futures, timeout=0.2)
+        barrier.abort()
+        results = await asyncio.gather(*futures, return_exceptions=True)
+        return done, results
+
+    done, results = asyncio.run(many())
+
+    assert not done
+    assert all(isinstance(result, threading.BrokenBarrierError) for result in results)
+
+
+def refuse():
+    raise RequestError("no")
+
+
+@pytest.mark.parametrize("earlier_requests", [0, 1])
+def test_an_error_comes_back_from_wherever_it_ran(runner, earlier_requests):
+    for _ in range(earlier_requests):
+        run(runner, lambda: None)
+
+    with pytest.raises(RequestError, match="no"):
+        run(runner, refuse)

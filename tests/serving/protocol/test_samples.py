@@ -1,0 +1,117 @@
+"""The request form for people."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from serving.config import ModelConfig, TableConfig
+from serving.errors import RequestError
+from serving.protocol.samples import PREDICTIONS_SCHEMA, SAMPLES_SCHEMA, decode_samples, encode_predictions
+
+
+def table(name, slots):
+    return TableConfig(name=name, dim=4, slots=slots, combiner="sum", file=Path("x"))
+
+
+def config(tables, dense_dim=2):
+    return ModelConfig(
+        name="m",
+        graph_file=Path("g"),
+        dense_file=Path("d"),
+        tables=tables,
+        key_type="I64",
+        max_batchsize=8,
+        hit_rate_threshold=1.0,
+        dense_dim=dense_dim,
+        label_dim=1,
+    )
+
+
+TWO_TABLES = config((table("user", 1), table("item", 2)))
+BAG = st.lists(st.integers(-(2**62), 2**62), max_size=3)
+
+
+def body(samples):
+    return json.dumps({"samples": samples}).encode()
+
+
+@settings(deadline=None)
+@given(samples=st.lists(st.lists(BAG, min_size=3, max_size=3), min_size=1, max_size=8))
+def test_every_bag_arrives_at_its_table_sample_and_slot(samples):
+    batch = decode_samples(body([{"dense": [0, 1], "keys": bags} for bags in samples]), TWO_TABLES)
+
+    for keys, slots in zip(batch.tables, (slice(0, 1), slice(1, 3)), strict=True):
+        expected = [bag for bags in samples for bag in bags[slots]]
+        assert [bag.tolist() for bag in np.split(keys.keys, keys.row_ptrs[1:-1])] == expected
+
+
+def test_dense_features_may_be_left_out_where_the_model_has_none():
+    batch = decode_samples(body([{"keys": [[1]]}]), config((table("user", 1),), dense_dim=0))
+
+    assert batch.dense.shape == (1, 0)
+
+
+def test_the_documented_example_is_a_valid_request():
+    batch = decode_samples(json.dumps(SAMPLES_SCHEMA["example"]).encode(), TWO_TABLES)
+
+    assert batch.samples == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        pytest.param(b"{", "the body is not JSON", id="broken JSON"),
+        pytest.param(b"{}", "samples: missing", id="no samples"),
+        pytest.param(b'{"samples": [], "sample": 1}', "sample: unknown field", id="an unknown field"),
+        pytest.param(body([]), "samples: the list is empty", id="an empty list"),
+        pytest.param(body([5]), "samples[0]: expected an object, but the number 5 came", id="a sample no object"),
+        pytest.param(body([{"dense": [1, 2]}]), "samples[0].keys: missing", id="no keys"),
+        pytest.param(
+            body([{"dense": [1], "keys": [[], [], []]}]),
+            "samples[0].dense: shape [2] needs 2 numbers, but 1 came",
+            id="too few features",
+        ),
+        pytest.param(
+            body([{"dense": [1, None], "keys": [[], [], []]}]), "samples[0].dense[1]: expected a number", id="null"
+        ),
+        pytest.param(
+            body([{"dense": [1, 2], "keys": [[1], [2]]}]),
+            "samples[0].keys: the model has 3 slots, but 2 lists of keys came",
+            id="too few slots",
+        ),
+        pytest.param(
+            body([{"dense": [1, 2], "keys": [[], [], []]}, {"dense": [1, 2], "keys": [[1], 2, []]}]),
+            "samples[1].keys[1]: expected a list, but the number 2 came",
+            id="a bag no list",
+        ),
+        pytest.param(
+            body([{"dense": [1, 2], "keys": [[], [], []]}, {"dense": [1, 2], "keys": [[1], [2, 2.5], []]}]),
+            "samples[1].keys[1][1]: expected a whole number, but the number 2.5 came",
+            id="a fraction for a key",
+        ),
+        pytest.param(
+            body([{"dense": [1, 2], "keys": [[True], [], []]}]), "samples[0].keys[0][0]: expected", id="true for a key"
+        ),
+        pytest.param(
+            body([{"dense": [1, 2], "keys": [[], [], []], "label": 1}]), "samples[0].label: unknown field", id="a label"
+        ),
+        pytest.param(body([{"dense": [1, 2], "keys": [[], [], [2**63 - 1]]}]), "reserved", id="a reserved key"),
+        pytest.param(body([{"dense": [1, 2], "keys": [[]] * 3}] * 9), "9 samples", id="more than max_batchsize"),
+    ],
+)
+def test_a_wrong_document_is_refused_with_its_path(text, expected):
+    with pytest.raises(RequestError) as caught:
+        decode_samples(text, TWO_TABLES)
+
+    assert expected in str(caught.value)
+
+
+def test_predictions_are_one_list_of_probabilities_per_sample():
+    answer = json.loads(encode_predictions(np.array([[0.5, 0.25], [1, 0]], np.float32), 3, "7"))
+
+    assert answer == {"predictions": [[0.5, 0.25], [1, 0]], "defaulted_keys": 3, "model_version": "7"}
+    assert set(answer) == set(PREDICTIONS_SCHEMA["properties"])

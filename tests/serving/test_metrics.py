@@ -1,0 +1,109 @@
+"""What the server counts and how Prometheus sees it."""
+
+import threading
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from serving.metrics import Metrics, RequestMetrics, Sample
+
+
+def values(requests, pulled=lambda: []):
+    """The page, read by Prometheus's own parser: value by name and labels."""
+    page = Metrics(requests, pulled).page().decode()
+    return {
+        (sample.name, *sorted(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(page)
+        for sample in family.samples
+    }
+
+
+def test_requests_are_counted_by_model_and_code():
+    requests = RequestMetrics()
+    for model, code in [("a", 200), ("a", 200), ("a", 400), ("", 404)]:
+        requests.started()
+        requests.finished(model, code, 0.01)
+
+    page = values(requests)
+
+    assert page["hotrow_requests_total", ("code", "200"), ("model", "a")] == 2
+    assert page["hotrow_requests_total", ("code", "400"), ("model", "a")] == 1
+    assert page["hotrow_requests_total", ("code", "404"), ("model", "")] == 1
+
+
+def test_requests_in_flight_rise_and_fall():
+    requests = RequestMetrics()
+    requests.started()
+    requests.started()
+    requests.finished("a", 200, 0.01)
+
+    assert values(requests)["hotrow_requests_in_flight",] == 1
+
+
+@pytest.mark.parametrize(
+    ("seconds", "first_bucket"), [(0.0001, "0.0001"), (0.0002, "0.00025"), (0.02, "0.025"), (11.0, "+Inf")]
+)
+def test_a_latency_falls_into_every_bucket_from_its_own_on(seconds, first_bucket):
+    requests = RequestMetrics()
+    requests.started()
+    requests.finished("a", 200, seconds)
+
+    page = values(requests)
+    buckets = {dict(key[1:])["le"]: value for key, value in page.items() if key[0] == "hotrow_request_seconds_bucket"}
+
+    assert buckets == {le: float(float(le) >= float(first_bucket)) for le in buckets}
+    assert buckets[first_bucket] == 1
+    assert page["hotrow_request_seconds_sum", ("model", "a")] == seconds
+    assert page["hotrow_request_seconds_count", ("model", "a")] == 1
+
+
+def test_samples_and_defaulted_keys_are_counted_by_model():
+    requests = RequestMetrics()
+    requests.predicted("a", 3, 2)
+    requests.predicted("a", 4, 0)
+
+    page = values(requests)
+
+    assert page["hotrow_samples_total", ("model", "a")] == 7
+    assert page["hotrow_defaulted_keys_total", ("model", "a")] == 2
+
+
+def test_pulled_counters_are_read_anew_for_every_page():
+    count = iter([1, 2])
+    metrics = Metrics(RequestMetrics(), lambda: [Sample("hotrow_x", "X.", (("tier", "memory"),), next(count))])
+
+    pages = [metrics.page().decode() for _ in range(2)]
+
+    assert 'hotrow_x_total{tier="memory"} 1.0' in pages[0]
+    assert 'hotrow_x_total{tier="memory"} 2.0' in pages[1]
+
+
+def test_pulled_counters_of_one_name_are_one_family():
+    pulled = [Sample("hotrow_x", "X.", (("tier", tier),), 5) for tier in ("memory", "rocksdb")]
+
+    page = Metrics(RequestMetrics(), lambda: pulled).page().decode()
+
+    assert page.count("# TYPE hotrow_x_total counter") == 1
+    assert 'hotrow_x_total{tier="rocksdb"} 5.0' in page
+
+
+def test_counting_from_many_threads_loses_nothing():
+    requests = RequestMetrics()
+
+    def count():
+        for _ in range(2000):
+            requests.started()
+            requests.finished("a", 200, 0.01)
+            requests.predicted("a", 1, 1)
+
+    threads = [threading.Thread(target=count) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    page = values(requests)
+    assert page["hotrow_requests_total", ("code", "200"), ("model", "a")] == 8000
+    assert page["hotrow_request_seconds_count", ("model", "a")] == 8000
+    assert page["hotrow_defaulted_keys_total", ("model", "a")] == 8000
+    assert page["hotrow_requests_in_flight",] == 0
