@@ -1,1 +1,40 @@
 """Layer 2: from a request to probabilities. Importing it needs NumPy, pydantic and array-api-compat only."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from serving import errors
+    from serving.hugectr import CreateEmbeddingCache, CreateParameterServer
+    from serving.parameter_server import ParameterServer
+    from serving.session import InferenceSession, load_model
+
+__all__ = [
+    "CreateEmbeddingCache",
+    "CreateParameterServer",
+    "InferenceSession",
+    "ParameterServer",
+    "errors",
+    "load_model",
+]
+
+_HOMES = {
+    "CreateEmbeddingCache": "serving.hugectr",
+    "CreateParameterServer": "serving.hugectr",
+    "InferenceSession": "serving.session",
+    "ParameterServer": "serving.parameter_server",
+    "load_model": "serving.session",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is first asked for, so that one layer can be used without loading those above it."""
+    if name == "errors":
+        return import_module("serving.errors")
+    if name not in _HOMES:
+        raise AttributeError(f"module 'serving' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

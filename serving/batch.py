@@ -12,13 +12,11 @@ from numpy.typing import NDArray
 from serving.arrays import flat_integers, floats
 from serving.config import ModelConfig, TableConfig
 from serving.errors import RequestError
+from serving.model.sparse_rows import LARGEST_KEY, SMALLEST_KEY
 
 # The names the three tensors have on the wire, in HugeCTR's Triton backend and here.
 DENSE, KEYS, ROW_PTRS = "DES", "CATCOLUMN", "ROWINDEX"
 
-# The two smallest and the two largest int64 values are reserved: tables mark empty places with them.
-SMALLEST_KEY = -(2**63) + 2
-LARGEST_KEY = 2**63 - 3
 UINT32_MAX = 2**32 - 1
 INT32_MAX = 2**31 - 1
 
@@ -80,7 +78,7 @@ def read_batch(config: ModelConfig, dense: Any, keys: Any, row_ptrs: Any) -> Bat
     _check_keys(flat_keys, config.key_type)
     if len(config.tables) == 1:
         samples = _samples(offsets.size - 1, config.tables[0].slots, config, offsets.size)
-        tables = (_one_table(config.tables[0], flat_keys, offsets),)
+        tables: tuple[TableKeys, ...] = (_one_table(config.tables[0], flat_keys, offsets),)
     else:
         samples, tables = _several_tables(config, flat_keys, offsets)
     return Batch(dense=_read_dense(dense, samples, config.dense_dim), tables=tables)

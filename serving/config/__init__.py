@@ -1,5 +1,14 @@
-"""Configuration: HugeCTR's own JSON files, read into frozen records."""
+"""Configuration: HugeCTR's own JSON files, read into frozen records.
 
+Three doors, one record: ``read_inference_config`` (HugeCTR v3.0's inference JSON), ``read_model_directory`` (a version
+directory of a model repository) and ``read_ps_config`` (HPS's ``ps.json``) all make ``ModelConfig``.
+"""
+
+from serving.config.capacity import memory_needed, rows_with_headroom
+from serving.config.device import refuse_gpu_cache
+from serving.config.inference import read_inference_config
+from serving.config.model_directory import read_model_directory
+from serving.config.ps import read_ps_config
 from serving.config.records import (
     ModelConfig,
     ParameterServerConfig,
@@ -8,4 +17,16 @@ from serving.config.records import (
     VolatileDbConfig,
 )
 
-__all__ = ["ModelConfig", "ParameterServerConfig", "PersistentDbConfig", "TableConfig", "VolatileDbConfig"]
+__all__ = [
+    "ModelConfig",
+    "ParameterServerConfig",
+    "PersistentDbConfig",
+    "TableConfig",
+    "VolatileDbConfig",
+    "memory_needed",
+    "read_inference_config",
+    "read_model_directory",
+    "read_ps_config",
+    "refuse_gpu_cache",
+    "rows_with_headroom",
+]

@@ -51,8 +51,10 @@ def build_tables(graph: Graph, files: Sequence[str], key: str, place: Place) -> 
         place: where it stands.
 
     Raises:
-        ConfigError: there are more or fewer files than embedding layers.
+        ConfigError: there are more or fewer files than embedding layers, or no embedding layer at all.
     """
+    if not graph.embeddings:
+        raise ConfigError(graph.source, "layers", "expected at least one embedding layer, found none")
     if len(files) != len(graph.embeddings):
         reason = f"{len(files)} files, but the graph has {len(graph.embeddings)} embedding layers"
         raise place.error(key, reason)

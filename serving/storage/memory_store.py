@@ -7,6 +7,7 @@ import numpy as np
 
 from kernels.errors import ReservedKeyError, TableFullError
 from kernels.host import HostTable
+from serving.config import rows_with_headroom
 from serving.errors import StoreError, StoreFullError
 from serving.storage.store import Combiner, Keys, Mask, RowPtrs, TableSpec, Vectors
 
@@ -14,8 +15,9 @@ from serving.storage.store import Combiner, Keys, Mask, RowPtrs, TableSpec, Vect
 class MemoryStore:
     """Rows in RAM, within one budget for all tables together. See ``PooledStore``.
 
-    A table takes its memory when it is opened: as many rows as it asks for, or what is left of the budget. Tables are
-    served in the order in which they are opened. ``fetch``, ``fetch_pooled`` and ``items`` take no lock.
+    A table takes its memory when it is opened. With a budget it gets as many rows as it asks for, or what is left:
+    tables are served in the order in which they are opened. Without one it gets some headroom on top.
+    ``fetch``, ``fetch_pooled`` and ``items`` take no lock.
     """
 
     def __init__(self, capacity_rows: int | None = None, capacity_bytes: int | None = None) -> None:
@@ -24,7 +26,7 @@ class MemoryStore:
         Args:
             capacity_rows: most rows over all tables.
             capacity_bytes: most bytes over all tables, keys and spare rows included. At most one of the two may be
-                given; with neither, every table gets what it asks for.
+                given; with neither, every table gets what it asks for and headroom.
 
         Raises:
             ValueError: both are given, or one is less than 1.
@@ -53,7 +55,8 @@ class MemoryStore:
             if spec.name in tables:
                 self._check_dim(spec.name, self._dims[spec.name], spec.dim)
                 return
-            rows = min(max(capacity_rows, 1), self._rows_left(tables, spec.dim))
+            left = self._rows_left(tables, spec.dim)
+            rows = rows_with_headroom(capacity_rows) if left is None else min(max(capacity_rows, 1), left)
             try:
                 table = HostTable(spec.dim, rows) if rows else None
             except MemoryError as err:
@@ -143,13 +146,13 @@ class MemoryStore:
         if dim != asked:
             raise StoreError(self.name, table, f"holds vectors of {dim} floats, asked for {asked}")
 
-    def _rows_left(self, tables: dict[str, HostTable | None], dim: int) -> int:
-        """Rows of ``dim`` floats that the rest of the budget has room for."""
+    def _rows_left(self, tables: dict[str, HostTable | None], dim: int) -> int | None:
+        """Rows of ``dim`` floats that the rest of the budget has room for; None without a budget."""
         held = [table for table in tables.values() if table is not None]
         if self._capacity_rows is not None:
             return max(self._capacity_rows - sum(table.capacity_rows for table in held), 0)
         if self._capacity_bytes is None:
-            return MOST_ROWS
+            return None
         bytes_left = self._capacity_bytes - sum(HostTable.memory_bytes(one.dim, one.capacity_rows) for one in held)
         return rows_within(bytes_left, dim)
 

@@ -1,0 +1,62 @@
+"""The embedding half of a prediction: from a batch's keys to pooled vectors, one tensor per table."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from serving.batch import Batch
+from serving.config import ModelConfig, refuse_gpu_cache
+from serving.parameter_server import ParameterServer
+
+
+@dataclass(frozen=True, slots=True)
+class LookupResult:
+    """What a batch's keys stand for.
+
+    Attributes:
+        embeddings: float32[B, S, D] per table, in graph order.
+        defaulted_keys: keys, over all tables, that no tier holds and the default value stands for.
+    """
+
+    embeddings: tuple[NDArray[np.float32], ...]
+    defaulted_keys: int
+
+
+class LookupSession:
+    """One model's view of a parameter server. May be used from any thread.
+
+    Attributes:
+        server: the parameter server.
+        config: the model.
+        device_id: the GPU that ``CreateEmbeddingCache`` named; without effect on the CPU.
+    """
+
+    def __init__(self, server: ParameterServer, config: ModelConfig, device_id: int = 0) -> None:
+        """Check that ``server`` holds the model.
+
+        Raises:
+            UnknownModelError: it does not.
+            DeviceUnavailableError: the model asks for a GPU embedding cache.
+        """
+        server.model(config.name, config.version)
+        refuse_gpu_cache(config, f"model {config.name!r}: gpucache is true; set it to false")
+        self.server = server
+        self.config = config
+        self.device_id = device_id
+        self._tables = tuple((table, config.full_name(table)) for table in config.tables)
+
+    def lookup_pooled(self, batch: Batch) -> LookupResult:
+        """Look up and pool all keys of ``batch``, which ``read_batch`` made for this model.
+
+        Raises:
+            StoreError: a tier did not answer, and no other holds one of the keys.
+            UnknownModelError: the model has been unloaded.
+        """
+        embeddings = []
+        defaulted_keys = 0
+        for (table, name), of_table in zip(self._tables, batch.tables, strict=True):
+            pooled, found = self.server.lookup_pooled(name, of_table.keys, of_table.row_ptrs, table.combiner)
+            embeddings.append(pooled.reshape(batch.samples, table.slots, table.dim))
+            defaulted_keys += found.size - int(np.count_nonzero(found))
+        return LookupResult(tuple(embeddings), defaulted_keys)

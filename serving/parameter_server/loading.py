@@ -1,0 +1,97 @@
+"""How a model's rows get into the tiers: durable ones hold all of them, others as many as they have room for."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from serving.config import ModelConfig, TableConfig
+from serving.config.capacity import open_table_file
+from serving.errors import StoreFullError
+from serving.model.sparse_file import SparseModel
+from serving.storage.store import DurableStore, Store, TableSpec
+
+LOAD_BATCH_ROWS = 65536
+
+
+@dataclass(frozen=True, slots=True)
+class TableSource:
+    """One table and the file its rows come from."""
+
+    spec: TableSpec
+    model: SparseModel
+
+
+def table_source(config: ModelConfig, table: TableConfig) -> TableSource:
+    """What is to be loaded for ``table``.
+
+    Raises:
+        ModelFileError: its file is missing or is not such a model.
+    """
+    spec = TableSpec(config.full_name(table), table.dim, key_bytes=8 if config.key_type == "I64" else 4)
+    return TableSource(spec, open_table_file(config, table))
+
+
+def load_tables(stores: Sequence[Store], sources: Sequence[TableSource]) -> None:
+    """Bring every row of ``sources`` into the stores.
+
+    A durable store is loaded unless it already holds the table from the same files. Where no store is durable, each
+    must have room for all rows; else a store takes the first rows of a file, in file order, up to its capacity.
+
+    Raises:
+        StoreFullError: no store is durable, and one has too little room; raised before anything is loaded.
+        StoreError: a store cannot take the rows.
+        ModelFileError: a file is damaged.
+    """
+    durable = [store for store in stores if isinstance(store, DurableStore)]
+    volatile = [store for store in stores if not isinstance(store, DurableStore)]
+    for store in volatile:
+        for source in sources:
+            store.open_table(source.spec, source.model.rows)
+    if not durable:
+        _check_room(volatile, sources)
+    for source in sources:
+        for store in durable:
+            _load_durable(store, source)
+        for store in volatile:
+            _load_volatile(store, source)
+
+
+def drop_tables(stores: Sequence[Store], tables: Sequence[str], drop_durable: bool) -> None:
+    """Forget ``tables`` in every store; durable ones keep them unless ``drop_durable``."""
+    for store in stores:
+        if drop_durable or not isinstance(store, DurableStore):
+            for table in tables:
+                store.drop_table(table)
+
+
+def _check_room(stores: Sequence[Store], sources: Sequence[TableSource]) -> None:
+    for store in stores:
+        room = {source.spec.name: store.capacity_rows(source.spec.name) for source in sources}
+        for source in sources:
+            capacity = room[source.spec.name]
+            if capacity is not None and capacity < source.model.rows:
+                rows, needed = source.model.rows, sum(one.model.rows for one in sources)
+                reason = (
+                    f"the model file has {rows:,} rows, there is room for {capacity:,} (all tables of the model: "
+                    f"{needed:,}); raise volatile_db.capacity_rows or capacity_bytes, or add a persistent_db"
+                )
+                raise StoreFullError(store.name, source.spec.name, reason)
+
+
+def _load_durable(store: DurableStore, source: TableSource) -> None:
+    name, digest = source.spec.name, source.model.digest()
+    if store.loaded_from(name) != digest:
+        store.drop_table(name)  # it may have been of another dimension
+        store.open_table(source.spec, source.model.rows)
+        store.bulk_load(name, source.model.batches(LOAD_BATCH_ROWS), digest)
+    else:
+        store.open_table(source.spec, source.model.rows)
+
+
+def _load_volatile(store: Store, source: TableSource) -> None:
+    room = store.capacity_rows(source.spec.name)
+    left = source.model.rows if room is None else room
+    for keys, rows in source.model.batches(LOAD_BATCH_ROWS):
+        if not left:
+            return
+        store.insert(source.spec.name, keys[:left], rows[:left])
+        left -= min(left, keys.size)

@@ -1,0 +1,73 @@
+"""A store as one tier of a parameter server: what to do when it does not answer."""
+
+import logging
+import threading
+
+from serving.errors import StoreError, StoreFullError
+from serving.parameter_server.counters import TableCounting
+from serving.storage.store import Combiner, Keys, Mask, PooledStore, RowPtrs, Store, Vectors
+
+logger = logging.getLogger(__name__)
+
+
+class Tier:
+    """One store, and whether it is answering. An outage is logged once when it starts and once when it ends."""
+
+    def __init__(self, store: Store) -> None:
+        """Take ``store`` as answering."""
+        self.store = store
+        self.name = store.name
+        self._pooled = store if isinstance(store, PooledStore) else None
+        self._lock = threading.Lock()  # guards the flag below, so that each outage is logged once
+        self._is_down = False
+
+    @property
+    def pools(self) -> bool:
+        """Whether ``fetch_pooled`` can be asked."""
+        return self._pooled is not None
+
+    def fetch(self, table: str, keys: Keys, out: Vectors, counting: TableCounting) -> Mask | StoreError:
+        """Return which keys were found, as ``Store.fetch`` does, or the error of a tier that did not answer."""
+        try:
+            found = self.store.fetch(table, keys, out)
+        except StoreError as err:
+            return self._failed(err, counting)
+        self._answered()
+        return found
+
+    def fetch_pooled(
+        self, table: str, keys: Keys, row_ptrs: RowPtrs, out: Vectors, combiner: Combiner, counting: TableCounting
+    ) -> Mask | StoreError:
+        """Return which keys were found, as ``PooledStore.fetch_pooled`` does, or the error; only where ``pools``."""
+        if self._pooled is None:
+            raise TypeError(f"the store {self.name!r} does not pool")
+        try:
+            found = self._pooled.fetch_pooled(table, keys, row_ptrs, out, combiner)
+        except StoreError as err:
+            return self._failed(err, counting)
+        self._answered()
+        return found
+
+    def promote(self, table: str, keys: Keys, rows: Vectors, counting: TableCounting) -> None:
+        """Take rows that a slower tier held, if there is room for them."""
+        try:
+            self.store.insert(table, keys, rows)
+        except StoreFullError:
+            return
+        except StoreError as err:
+            self._failed(err, counting)
+
+    def _failed(self, error: StoreError, counting: TableCounting) -> StoreError:
+        counting.tier_failed(self.name)
+        with self._lock:
+            started, self._is_down = not self._is_down, True
+        if started:
+            logger.warning("tier %s does not answer, slower tiers answer for it: %s", self.name, error)
+        return error
+
+    def _answered(self) -> None:
+        if self._is_down:
+            with self._lock:
+                ended, self._is_down = self._is_down, False
+            if ended:
+                logger.warning("tier %s answers again", self.name)

@@ -1,0 +1,175 @@
+"""The whole of one model: from a request's tensors to probabilities."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from serving.batch import Batch, read_batch
+from serving.config import ModelConfig, read_inference_config, read_model_directory
+from serving.dense.network import Engine, open_network
+from serving.errors import ConfigError, RequestError
+from serving.lookup import LookupSession
+from serving.model.dense_file import read_dense
+from serving.model.graph import read_graph
+from serving.parameter_server import ParameterServer
+from serving.storage import MemoryStore
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """The answer to one batch.
+
+    Attributes:
+        probabilities: float32[B, L].
+        defaulted_keys: keys that no tier holds, answered with their table's default value.
+    """
+
+    probabilities: NDArray[np.float32]
+    defaulted_keys: int
+
+
+class InferenceSession:
+    """A model that answers requests. May be used from any thread, by several at once.
+
+    Attributes:
+        config: the model.
+        graph: its layer graph.
+        engine: what runs the dense network, ``"numpy"`` or ``"onnx"``.
+        embedding_cache: where its embeddings are looked up.
+    """
+
+    def __init__(
+        self,
+        config: str | Path | ModelConfig,
+        device_id: int,
+        embedding_cache: LookupSession,
+        engine: Engine = "auto",
+        threads: int = 1,
+    ) -> None:
+        """Open the dense network beside the embeddings.
+
+        Args:
+            config: the model's v3.0 inference JSON, its version directory, or its configuration.
+            device_id: the same as the embedding cache's.
+            embedding_cache: what ``CreateEmbeddingCache`` returned, of the same model.
+            engine: see ``open_network``.
+            threads: of one dense network call in ONNX Runtime.
+
+        Raises:
+            ConfigError: the configuration cannot be accepted, or is not the embedding cache's.
+            ModelFileError: the dense weights are missing or damaged.
+        """
+        config = _read_config(config, embedding_cache.config)
+        _check_cache(config, device_id, embedding_cache)
+        self.config = config
+        self.embedding_cache = embedding_cache
+        self.graph = read_graph(config.graph_file)
+        weights = read_dense(config.dense_file, self.graph)
+        self._network = open_network(self.graph, weights, engine, config.onnx_file, threads)
+        self.engine = self._network.engine
+        self._release: Callable[[], None] | None = None  # set by load_model
+
+    def predict(
+        self, dense_feature: Any, embeddingcolumns: Any, row_ptrs: Any, i64_input_key: bool | None = None
+    ) -> NDArray[np.float32]:
+        """Predict from lists or arrays; ``read_batch`` tells their forms.
+
+        Args:
+            dense_feature: dense features, sample by sample.
+            embeddingcolumns: keys.
+            row_ptrs: CSR offsets of the slots into the keys.
+            i64_input_key: if given, must agree with the model's key type.
+
+        Returns:
+            probabilities, float32[B, L].
+
+        Raises:
+            RequestError: the tensors are not a request for this model.
+            StoreError: a tier did not answer, and no other holds one of the keys.
+        """
+        if i64_input_key is not None and i64_input_key != (self.config.key_type == "I64"):
+            raise RequestError(f"i64_input_key={i64_input_key}, but the model's keys are {self.config.key_type}")
+        return self.predict_batch(read_batch(self.config, dense_feature, embeddingcolumns, row_ptrs)).probabilities
+
+    def predict_batch(self, batch: Batch) -> Prediction:
+        """Predict from a checked batch.
+
+        Raises:
+            StoreError: a tier did not answer, and no other holds one of the keys.
+        """
+        looked_up = self.embedding_cache.lookup_pooled(batch)
+        probabilities = self._network(batch.dense, looked_up.embeddings)
+        return Prediction(probabilities, looked_up.defaulted_keys)
+
+    def close(self) -> None:
+        """Give back what ``load_model`` opened for this session; requests in hand should have ended.
+
+        Closing twice is allowed.
+        """
+        release, self._release = self._release, None
+        if release is not None:
+            release()
+
+    def __enter__(self) -> Self:
+        """Return the session."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close it."""
+        self.close()
+
+
+def load_model(
+    directory: str | Path,
+    parameter_server: ParameterServer | None = None,
+    engine: Engine = "auto",
+    threads: int = 1,
+) -> InferenceSession:
+    """Open a model directory, ready to predict. Closing the session gives back all that was opened for it.
+
+    Args:
+        directory: a version directory, or a model directory, of which the newest complete version is taken.
+        parameter_server: what is to hold the model's embeddings; None: RAM, as much as the model needs.
+        engine: see ``open_network``.
+        threads: of one dense network call in ONNX Runtime.
+
+    Raises:
+        ConfigError: ``graph.json`` cannot be accepted, or this version is already loaded in ``parameter_server``.
+        ModelFileError: a file is missing or damaged.
+        StoreError: the embeddings cannot be held.
+    """
+    config = read_model_directory(directory)
+    server = ParameterServer([MemoryStore()]) if parameter_server is None else parameter_server
+    unload = partial(server.unload_model, config.name, config.version)
+    release = server.close if parameter_server is None else unload
+    server.load_model(config)
+    try:
+        session = InferenceSession(config, 0, LookupSession(server, config), engine, threads)
+    except BaseException:
+        release()
+        raise
+    session._release = release
+    return session
+
+
+def _read_config(config: str | Path | ModelConfig, of_cache: ModelConfig) -> ModelConfig:
+    if isinstance(config, ModelConfig):
+        return config
+    path = Path(config)
+    if path.is_dir():
+        return read_model_directory(path)
+    return read_inference_config(path, of_cache.name, of_cache.key_type == "I64")
+
+
+def _check_cache(config: ModelConfig, device_id: int, cache: LookupSession) -> None:
+    if device_id != cache.device_id:
+        reason = f"device_id {device_id}, but the embedding cache was created for device {cache.device_id}"
+        raise ConfigError(str(config.graph_file), "", reason)
+    if (config.tables, config.key_type) != (cache.config.tables, cache.config.key_type):
+        reason = f"not the model of the embedding cache, {cache.config.name!r} from {cache.config.graph_file}"
+        raise ConfigError(str(config.graph_file), "", reason)
