@@ -1,0 +1,75 @@
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from serving.errors import ConfigError
+from serving.model.strict_json import parse_json, read_json
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda children: st.lists(children, max_size=4) | st.dictionaries(st.text(), children, max_size=4),
+    max_leaves=20,
+)
+
+
+@settings(deadline=None)
+@given(value=VALUES)
+def test_whatever_json_can_say_is_read_back(value):
+    assert parse_json(json.dumps(value), "x.json") == value
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        pytest.param("", "x.json: line 1 column 1: the file is empty", id="empty"),
+        pytest.param(" \n", "the file is empty", id="blank"),
+        pytest.param('{"a": 1,\n}', "line 2 column 1: a comma before the closing bracket", id="comma-object"),
+        pytest.param('{"a": [1, 2,]}', "a comma before the closing bracket", id="comma-list"),
+        pytest.param('{\n// note\n"a": 1}', "line 2 column 1: comments are not JSON", id="comment"),
+        pytest.param('{"a": 1} # note', "comments are not JSON", id="trailing-comment"),
+        pytest.param("{'a': 1}", "strings need double quotes", id="single-quotes"),
+        pytest.param('{"a": 1', "the text ends too early", id="truncated-object"),
+        pytest.param('{"a": "b', "the text ends too early", id="truncated-string"),
+        pytest.param('{"a":', "the text ends too early", id="truncated-value"),
+        pytest.param('{"a": 1}\n{"b": 2}', "line 2 column 1: Extra data", id="two-documents"),
+        pytest.param('{"a": tru}', "line 1 column 7", id="misspelt-literal"),
+        pytest.param('{"a": 1, "b": {"a": 2, "a": 3}}', 'the key "a" appears twice', id="duplicate-key"),
+        pytest.param('{"a": NaN}', "NaN is not a finite number", id="nan"),
+        pytest.param('{"a": [-Infinity]}', "-Infinity is not a finite number", id="infinity"),
+        pytest.param('{"a": 1e999}', "1e999 is not a finite number", id="overflow"),
+        pytest.param("[" * 100_000, "nested too deeply", id="depth"),
+        pytest.param("1" * 5000, "x.json: Exceeds the limit", id="endless-integer"),
+        pytest.param("\ufeff{}", "BOM", id="byte-order-mark"),
+    ],
+)
+def test_what_is_not_strict_json_is_refused_and_the_place_is_named(text, message):
+    with pytest.raises(ConfigError) as caught:
+        parse_json(text, "x.json")
+
+    assert message in str(caught.value)
+    assert str(caught.value).startswith("x.json: ")
+
+
+def test_a_file_is_read(tmp_path):
+    (tmp_path / "x.json").write_text('{"name": "\u00e9"}', encoding="utf-8")
+
+    assert read_json(tmp_path / "x.json") == {"name": "é"}
+
+
+def test_a_missing_file_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"x\.json: no such file"):
+        read_json(tmp_path / "x.json")
+
+
+def test_a_folder_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_json(tmp_path)
+
+
+def test_bytes_that_are_not_utf8_are_refused(tmp_path):
+    (tmp_path / "x.json").write_bytes(b'{"a": "\xe9"}')
+
+    with pytest.raises(ConfigError, match="not UTF-8: byte 7 is 0xe9"):
+        read_json(tmp_path / "x.json")
