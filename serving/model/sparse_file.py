@@ -22,6 +22,7 @@ import hashlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 
@@ -189,17 +190,16 @@ def _describe(dim: int, key_type: KeyType, row_layout: RowLayout) -> str:
 
 
 def _other_layouts(size_bytes: int, dim: int) -> str:
-    """Say which rows a file of this size could hold instead; first of the same dim, else of likely other dims."""
-    for dims in ((dim,), (dim - 1, dim + 1, dim // 2, dim * 2)):
-        fits = [
-            _describe(other, key_type, row_layout)
-            for other in dims
-            for key_type in ("I64", "I32")
-            for row_layout in ("distributed", "localized")
-            if other > 0 and size_bytes % row_dtype(other, key_type, row_layout).itemsize == 0
-        ]
-        if fits:
-            return f"which would fit {'; or '.join(fits)}"
+    """Say which rows a file of this size could hold instead: those of the same dim first, then of likely others."""
+    fits = [
+        _describe(other, key_type, row_layout)
+        for other in (dim, dim - 1, dim + 1, dim // 2, dim * 2)
+        for key_type in get_args(KeyType)
+        for row_layout in get_args(RowLayout)
+        if other > 0 and size_bytes % row_dtype(other, key_type, row_layout).itemsize == 0
+    ]
+    if fits:
+        return f"which would fit {'; or '.join(fits)}"
     return "which fits no other layout of a similar size either: the file is probably truncated"
 
 

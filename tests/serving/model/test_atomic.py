@@ -1,0 +1,75 @@
+from contextlib import suppress
+
+import pytest
+
+from serving.model.atomic import atomic_directory, atomic_write
+
+
+class _InterruptedError(Exception):
+    pass
+
+
+def test_a_file_appears_when_it_is_complete(tmp_path):
+    with atomic_write(tmp_path / "a") as file:
+        file.write(b"new")
+        assert not (tmp_path / "a").exists()
+
+    assert (tmp_path / "a").read_bytes() == b"new"
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
+def test_an_interrupted_write_leaves_the_old_file_and_no_other(tmp_path):
+    (tmp_path / "a").write_bytes(b"old")
+
+    with suppress(_InterruptedError), atomic_write(tmp_path / "a") as file:
+        file.write(b"ne")
+        raise _InterruptedError
+
+    assert (tmp_path / "a").read_bytes() == b"old"
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
+def test_a_folder_is_replaced_as_a_whole(tmp_path):
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d" / "old").write_bytes(b"")
+
+    with atomic_directory(tmp_path / "d") as folder:
+        (folder / "deep").mkdir()
+        (folder / "deep" / "new").write_bytes(b"")
+        assert (tmp_path / "d" / "old").exists()
+
+    assert [path.relative_to(tmp_path).as_posix() for path in sorted(tmp_path.rglob("*"))] == [
+        "d",
+        "d/deep",
+        "d/deep/new",
+    ]
+
+
+def test_an_interrupted_folder_leaves_the_old_one_and_no_other(tmp_path):
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d" / "old").write_bytes(b"")
+
+    with suppress(_InterruptedError), atomic_directory(tmp_path / "d") as folder:
+        (folder / "new").write_bytes(b"")
+        raise _InterruptedError
+
+    assert [path.relative_to(tmp_path).as_posix() for path in sorted(tmp_path.rglob("*"))] == ["d", "d/old"]
+
+
+def test_the_old_folder_comes_back_when_the_new_one_cannot_take_its_place(tmp_path):
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d" / "old").write_bytes(b"")
+
+    with pytest.raises(FileNotFoundError), atomic_directory(tmp_path / "d") as folder:
+        folder.rmdir()
+
+    assert [path.relative_to(tmp_path).as_posix() for path in sorted(tmp_path.rglob("*"))] == ["d", "d/old"]
+
+
+def test_a_file_is_not_replaced_by_a_folder(tmp_path):
+    (tmp_path / "a").write_bytes(b"old")
+
+    with pytest.raises(NotADirectoryError), atomic_directory(tmp_path / "a"):
+        pass
+
+    assert (tmp_path / "a").read_bytes() == b"old"
