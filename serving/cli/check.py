@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from serving.config import ModelConfig, memory_needed, read_inference_config, read_model_directory, read_ps_config
-from serving.dense import open_network
+from serving.dense.network import open_network
 from serving.errors import ConfigError
 from serving.model.dense_file import read_dense
 from serving.model.graph import read_graph
@@ -22,7 +22,10 @@ def add_parser(commands: Any) -> None:
         description="Validate, without serving, and print the memory that each table takes.",
     )
     parser.add_argument(
-        "config", type=Path, metavar="CONFIG", help="a v3.0 inference JSON, a ps.json, a model directory or a repository"
+        "config",
+        type=Path,
+        metavar="CONFIG",
+        help="a v3.0 inference JSON, a ps.json, a model directory or a repository",
     )
     parser.set_defaults(run=check, error_code=1)
 

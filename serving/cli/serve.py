@@ -9,9 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from serving.frontend.body import Limits
-from serving.frontend.http import Settings, create_app, server_version
-from serving.frontend.server import listen, run, url_of
-from serving.repository import ModelRepository
 
 
 def add_parser(commands: Any) -> None:
@@ -59,6 +56,11 @@ def add_parser(commands: Any) -> None:
 
 def serve(options: argparse.Namespace) -> int:
     """Serve until SIGTERM or Ctrl-C. An error before that is a HotrowError."""
+    # Imported here, so that the other commands need not wait for the web framework.
+    from serving.frontend.http import Settings, create_app, server_version
+    from serving.frontend.server import listen, run, url_of
+    from serving.repository import ModelRepository
+
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", level=logging.INFO)
     listener = listen(options.host, options.http_port)
     with listener, ModelRepository(options.repository, engine=options.engine) as repository:

@@ -1,0 +1,189 @@
+"""The model repository: a folder per model, a folder per version, and the sessions that answer for them."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Self
+
+from serving.config import (
+    ModelConfig,
+    ParameterServerConfig,
+    PersistentDbConfig,
+    VolatileDbConfig,
+    memory_needed,
+    read_model_directory,
+    read_ps_config,
+    refuse_gpu_cache,
+)
+from serving.config.model_directory import version_number
+from serving.dense.network import Engine
+from serving.errors import ConfigError, UnknownModelError
+from serving.lookup import LookupSession
+from serving.metrics import Sample
+from serving.parameter_server import ParameterServer
+from serving.session import InferenceSession
+
+PS_FILE = "ps.json"
+
+
+class ModelRepository:
+    """The models of one folder: ``<repository>/<model>/<version>/``, storage tiers in ``ps.json`` beside the models.
+
+    Of every model the newest complete version is served. The folders say which models there are; ``ps.json`` says where
+    rows are kept. Without it one memory tier holds all rows. ``load`` and ``close`` belong to one thread; everything
+    else may be called from any thread in between.
+    """
+
+    def __init__(self, path: str | Path, engine: Engine = "auto", threads: int = 1) -> None:
+        """Describe a repository; nothing is read before ``load``.
+
+        Args:
+            path: the repository's folder.
+            engine: what runs dense networks.
+            threads: threads of one dense network's run.
+        """
+        self.path = Path(path)
+        self._engine = engine
+        self._threads = threads
+        self._server: ParameterServer | None = None
+        self._sessions: dict[str, InferenceSession] = {}
+
+    def load(self) -> None:
+        """Load every model: all of them, or, if one is broken, none.
+
+        Raises:
+            ConfigError: there is no such folder, no model in it, or a configuration cannot be accepted.
+            ModelFileError: a model's file is missing or damaged.
+            StoreError: a tier cannot be opened or cannot take the rows.
+        """
+        ps = self._ps_config()
+        configs = self._configs(ps)
+        self._server = ParameterServer.from_config(ps.model_copy(update={"models": ()}))
+        try:
+            for config in configs:
+                self._server.load_model(config)
+                lookup = LookupSession(self._server, config)
+                self._sessions[config.name] = InferenceSession(config, 0, lookup, self._engine, self._threads)
+        except BaseException:
+            self.close()
+            raise
+
+    def configs(self) -> Sequence[ModelConfig]:
+        """Read the configuration of every model that ``load`` would serve.
+
+        Raises:
+            ConfigError: see ``load``.
+            ModelFileError: a manifest does not describe the files beside it.
+        """
+        return self._configs(self._ps_config())
+
+    def models(self) -> Mapping[str, InferenceSession]:
+        """The sessions by model name."""
+        return MappingProxyType(self._sessions)
+
+    def session(self, name: str, version: str = "") -> InferenceSession:
+        """The session that answers for a model.
+
+        Args:
+            name: the model's name.
+            version: as a client wrote it; empty for the one that is served.
+
+        Raises:
+            UnknownModelError: no such model, or another version of it is served; the message says what is there.
+        """
+        session = self._sessions.get(name)
+        if session is None:
+            there = ", ".join(repr(known) for known in sorted(self._sessions))
+            raise UnknownModelError(f"no model {name[:64]!r} is served; there is {there or 'none'}")
+        if version and version != str(session.config.version):
+            raise UnknownModelError(
+                f"no version {version[:20]!r} of model {name!r} is served; there is version {session.config.version}"
+            )
+        return session
+
+    def samples(self) -> Iterable[Sample]:
+        """What the parameter server counted, for the metrics page."""
+        if self._server is None:
+            return
+        for counters in self._server.counters().values():
+            labels = (("model", counters.model), ("version", str(counters.version)), ("table", counters.table))
+            yield Sample("hotrow_lookup_keys", "Keys looked up.", labels, counters.keys)
+            yield Sample("hotrow_lookup_missing_keys", "Keys that no tier holds.", labels, counters.defaulted_keys)
+            for store in self._server.stores:
+                by_tier = (*labels, ("tier", store.name))
+                hits, errors = counters.hits.get(store.name, 0), counters.tier_errors.get(store.name, 0)
+                yield Sample("hotrow_tier_hits", "Keys that a tier answered.", by_tier, hits)
+                yield Sample("hotrow_tier_errors", "Calls that a tier did not answer.", by_tier, errors)
+
+    def describe(self) -> Iterator[str]:
+        """Lines for an operator: the models, the tiers and the memory they take."""
+        for name, session in sorted(self._sessions.items()):
+            config = session.config
+            needed = memory_needed(config)
+            tables = ", ".join(f"{table.name} [{table.slots} x {table.dim}]" for table in config.tables)
+            yield f"model {name} version {config.version}: {sum(needed.values()) / 2**20:,.1f} MiB, tables {tables}"
+        if self._server is not None:
+            yield f"tiers {', '.join(store.name for store in self._server.stores)}"
+
+    def close(self) -> None:
+        """Close every session and the tiers. Closing twice is allowed."""
+        while self._sessions:
+            _, session = self._sessions.popitem()
+            session.close()
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+
+    def __enter__(self) -> Self:
+        """The repository itself; leaving the block closes it."""
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        """See ``close``."""
+        self.close()
+
+    def _ps_config(self) -> ParameterServerConfig:
+        if not self.path.is_dir():
+            raise ConfigError(str(self.path), "", "no such folder")
+        file = self.path / PS_FILE
+        if file.exists():
+            return read_ps_config(file)
+        return ParameterServerConfig(
+            models=(),
+            volatile_db=VolatileDbConfig(),
+            persistent_db=PersistentDbConfig(),
+            key_type="I64",
+            source=str(file),
+        )
+
+    def _configs(self, ps: ParameterServerConfig) -> Sequence[ModelConfig]:
+        configs = [read_model_directory(directory) for directory in self._model_directories()]
+        if not configs:
+            raise ConfigError(str(self.path), "", "no model in it: expected <model>/<version>/graph.json")
+        listed = {model.name: model for model in ps.models}
+        missing = listed.keys() - {config.name for config in configs}
+        if missing:
+            raise ConfigError(ps.source, "models", f"lists {sorted(missing)[0]!r}, which has no folder in {self.path}")
+        return [_as_listed(config, listed[config.name], ps) if config.name in listed else config for config in configs]
+
+    def _model_directories(self) -> Sequence[Path]:
+        """Folders that hold at least one version folder; hidden folders and plain files are not looked at."""
+        folders = (path for path in self.path.iterdir() if path.is_dir() and not path.name.startswith("."))
+        return sorted(path for path in folders if any(map(version_number, path.iterdir())))
+
+
+def _as_listed(config: ModelConfig, listed: ModelConfig, ps: ParameterServerConfig) -> ModelConfig:
+    """The served version with what ``ps.json`` says of the model, which must mean the very same files."""
+    refuse_gpu_cache(listed, f"{ps.source}: model {listed.name!r}: gpucache is true; set it to false")
+    for ours, theirs in zip(_files(config), _files(listed), strict=True):
+        if ours.resolve() != theirs.resolve():
+            reason = f"names {theirs}, but the served version {config.version} has {ours}"
+            raise ConfigError(ps.source, f"models: {listed.name!r}", reason)
+    if listed.key_type != config.key_type:
+        reason = f"supportlonglong means {listed.key_type} keys, but {config.graph_file} has {config.key_type}"
+        raise ConfigError(ps.source, f"models: {listed.name!r}", reason)
+    return listed.model_copy(update={"version": config.version, "onnx_file": config.onnx_file})
+
+
+def _files(config: ModelConfig) -> Sequence[Path]:
+    return [config.graph_file, config.dense_file, *(table.file for table in config.tables)]
