@@ -97,13 +97,13 @@ class CtrModel:
         kept = torch.rand(bottoms[0].shape, generator=self._dropout_generator) < keep_ratio
         return [bottoms[0] * kept / keep_ratio]
 
-    @torch.no_grad()
     def _update(self, touched: Sequence[TouchedRows], learning_rate: float) -> None:
         self._step += 1
         step_size = self._adam.step_size(learning_rate, self._step)
         for table, rows in zip(self.tables, touched, strict=True):
             table.update(rows, self._adam, step_size)
-        for key, weight in self._weights.items():
-            if weight.grad is not None:
-                self._adam.update(weight, *self._moments[key], weight.grad, step_size)
-                weight.grad = None
+        with torch.no_grad():
+            for key, weight in self._weights.items():
+                if weight.grad is not None:
+                    self._adam.update(weight, *self._moments[key], weight.grad, step_size)
+                    weight.grad = None

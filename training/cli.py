@@ -1,0 +1,92 @@
+"""``hotrow-train``: from a Criteo file, or from generated samples, to a model that ``hotrow serve`` opens."""
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from kernels.errors import HotrowError
+from serving.errors import MissingExtraError
+
+_EXIT_ERROR, _EXIT_INTERRUPTED = 2, 130
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; return its exit code: 0, 2 after an error, 130 after Ctrl-C."""
+    options = _parser().parse_args(arguments)
+    try:
+        _run(options)
+    except HotrowError as err:
+        print(f"hotrow-train: {err}", file=sys.stderr)
+        return _EXIT_ERROR
+    except KeyboardInterrupt:
+        print("hotrow-train: interrupted, nothing was written", file=sys.stderr)
+        return _EXIT_INTERRUPTED
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="hotrow-train",
+        description="Train a CTR model and write it into a model repository.",
+        epilog="Example: hotrow-train --synthetic 200000 --output models && hotrow serve models",
+    )
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument(
+        "--data", type=Path, metavar="FILE", help="Criteo data: raw tab-separated or CSV, plain or gzip"
+    )
+    source.add_argument("--synthetic", type=_whole(10), metavar="ROWS", help="generate samples whose best AUC is known")
+    parser.add_argument(
+        "--eval-data", type=Path, metavar="FILE", help="evaluate on this file (default: on the last tenth of --data)"
+    )
+    parser.add_argument(
+        "--model", default="dcn", help="a model that comes with Hotrow (dcn), or a HugeCTR training graph's JSON file"
+    )
+    parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="the model repository to write into")
+    parser.add_argument("--name", help="the model's name in the repository (default: the graph file's name)")
+    parser.add_argument("--epochs", type=_whole(1), default=1, metavar="N", help="passes over the data (default: 1)")
+    parser.add_argument("--batch-size", type=_whole(1), default=512, metavar="N", help="samples a step (default: 512)")
+    parser.add_argument("--seed", type=_whole(0), default=0, metavar="N", help="of everything random (default: 0)")
+    parser.add_argument("--learning-rate", type=_rate, metavar="X", help="instead of the graph's, after its warm-up")
+    parser.add_argument(
+        "--threads",
+        type=_whole(1),
+        default=1,
+        metavar="N",
+        help="of PyTorch (default: 1; with 1, the same seed gives the same model)",
+    )
+    return parser
+
+
+def _run(options: argparse.Namespace) -> None:
+    try:
+        from training.run import run  # PyTorch takes a second to import: --help need not wait for it
+    except ModuleNotFoundError as err:
+        if err.name not in ("torch", "tqdm"):
+            raise
+        raise MissingExtraError(err.name, "train", "training") from err
+    for line in run(options):
+        print(line, flush=True)
+
+
+def _whole(least: int) -> Callable[[str], int]:
+    def number(text: str) -> int:
+        if not text.isdecimal() or not least <= int(text) < 2**63:
+            raise argparse.ArgumentTypeError(f"expected a whole number of at least {least}, got {text!r}")
+        return int(text)
+
+    return number
+
+
+def _rate(text: str) -> float:
+    try:
+        rate = float(text)
+    except ValueError:
+        rate = -1.0
+    if not 0 < rate < float("inf"):
+        raise argparse.ArgumentTypeError(f"expected a number above 0, got {text!r}")
+    return rate
+
+
+if __name__ == "__main__":
+    sys.exit(main())

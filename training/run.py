@@ -1,0 +1,81 @@
+"""One run of ``hotrow-train``: read or generate, train, evaluate, export."""
+
+import argparse
+import dataclasses
+from collections.abc import Iterator
+
+import torch
+
+from training.criteo_reader import read_criteo
+from training.ctr_model import CtrModel
+from training.document import TrainingDocument, open_document
+from training.errors import DataError
+from training.export import check_output, export_model
+from training.samples import Samples
+from training.synthetic import generate
+from training.trainer import train
+
+_HELD_OUT = 10  # one sample in ten, the last ones, is held out for evaluation
+
+
+def run(options: argparse.Namespace) -> Iterator[str]:
+    """Train as the command line's options say, and yield what to tell the user, line by line.
+
+    Raises:
+        HotrowError: the graph, the data or the output folder cannot be used; no version has been written.
+    """
+    document = open_document(options.model)
+    name = options.name or document.name
+    check_output(options.output, name)
+    if document.update_type != "Local":
+        yield f"note: update_type {document.update_type} is trained as Local: only rows of a batch's keys move"
+    torch.set_num_threads(options.threads)
+    samples, evaluation, best_known = _read(options)
+    if best_known:
+        yield best_known
+    model = CtrModel(document.graph, seed=options.seed, adam=document.adam)
+    yield from _train(options, document, model, samples, evaluation)
+    path = export_model(model, document.document, options.output, name)
+    yield f"model written to {path}"
+    yield f"serve it: hotrow serve {options.output}"
+
+
+def _read(options: argparse.Namespace) -> tuple[Samples, Samples, str]:
+    """Return the samples to learn from, those to evaluate on, and what is known of the best AUC."""
+    if options.synthetic is not None:
+        data = generate(options.synthetic, options.seed)
+        cut = _cut(options.synthetic)
+        return data.samples[:cut], data.samples[cut:], f"best known AUC {data.best_known_auc(slice(cut, None)):.4f}"
+    samples = read_criteo(options.data, progress=True)
+    if options.eval_data is not None:
+        return samples, read_criteo(options.eval_data, progress=True), ""
+    if len(samples) < 2:
+        raise DataError(options.data, "1 sample, expected at least 2: one to learn from, one to evaluate on")
+    return samples[: _cut(len(samples))], samples[_cut(len(samples)) :], ""
+
+
+def _cut(rows: int) -> int:
+    """Where the held-out tail begins; it has at least one sample."""
+    return rows - max(1, rows // _HELD_OUT)
+
+
+def _train(
+    options: argparse.Namespace, document: TrainingDocument, model: CtrModel, samples: Samples, evaluation: Samples
+) -> Iterator[str]:
+    schedule = document.schedule
+    if options.learning_rate is not None:
+        schedule = dataclasses.replace(schedule, base=options.learning_rate)
+    results = train(
+        model,
+        samples,
+        evaluation,
+        epochs=options.epochs,
+        batch_size=options.batch_size,
+        schedule=schedule,
+        seed=options.seed,
+        progress=True,
+    )
+    for result in results:
+        pace = f"epoch {result.epoch} of {options.epochs}: {len(samples):,} rows in {result.seconds:.1f} s"
+        yield f"loss {result.loss:.4f}  ({pace})"
+        yield f"AUC {result.auc:.4f}  ({len(evaluation):,} rows not learnt from, log loss {result.evaluation_loss:.4f})"
