@@ -90,7 +90,8 @@ def _floats_of_list(value: list[Any] | tuple[Any, ...], tensor: str) -> NDArray[
     try:
         return np.array(flat, dtype=np.float64).reshape(shape)
     except OverflowError as err:
-        at = next(index for index, one in enumerate(flat) if abs(one) > np.finfo(np.float64).max)
+        # An integer overflows where it rounds to 2**1024, which is half a unit in the last place below it.
+        at = next(index for index, one in enumerate(flat) if isinstance(one, int) and abs(one) >= 2**1024 - 2**970)
         raise RequestError(f"{tensor}: the number at position {at} does not fit float32") from err
 
 

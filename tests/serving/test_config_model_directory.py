@@ -1,0 +1,68 @@
+import pytest
+
+from serving.config import read_model_directory
+from serving.errors import ModelFileError
+from serving.model.manifest import write_manifest
+
+
+def write_version(write_model, version, folder="dcn", **sketch):
+    model = write_model(folder=f"{folder}/{version}", **sketch)
+    model.config_file.rename(model.config_file.with_name("graph.json"))
+    return model.config_file.parent
+
+
+def test_a_version_directory_is_named_by_its_folders(write_model):
+    directory = write_version(write_model, 3)
+
+    config = read_model_directory(directory)
+
+    assert (config.name, config.version) == ("dcn", 3)
+    assert config.full_name(config.tables[0]) == "dcn.table0@3"
+    assert config.graph_file == directory / "graph.json"
+    assert config.onnx_file is None
+
+
+def test_of_a_model_directory_the_newest_complete_version_is_read(write_model, tmp_path):
+    for version in (2, 10, 9, ".11.tmp", "old"):
+        write_version(write_model, version)
+    (tmp_path / "dcn" / "12").mkdir()
+
+    assert read_model_directory(tmp_path / "dcn").version == 10
+
+
+def test_a_folder_without_an_integer_name_is_a_model_without_a_version(write_model):
+    config = read_model_directory(write_version(write_model, "export"))
+
+    assert (config.name, config.version) == ("export", 0)
+
+
+def test_an_onnx_file_beside_the_dense_weights_is_taken_along(write_model):
+    directory = write_version(write_model, 1)
+    (directory / "_dense_10.onnx").write_bytes(b"")
+
+    assert read_model_directory(directory).onnx_file == directory / "_dense_10.onnx"
+
+
+@pytest.mark.parametrize("file", ["graph.json", "_dense_10.model", "0_sparse_10.model"])
+def test_a_file_that_differs_from_the_manifest_is_refused(write_model, file):
+    directory = write_version(write_model, 1)
+    write_manifest(directory, "dcn", 1)
+    assert read_model_directory(directory).version == 1
+    content = bytearray((directory / file).read_bytes())
+    content[-1] ^= 1
+    (directory / file).write_bytes(content)
+
+    with pytest.raises(ModelFileError, match=file):
+        read_model_directory(directory)
+
+
+def test_a_directory_without_any_version_is_refused(tmp_path):
+    (tmp_path / "dcn" / "01").mkdir(parents=True)
+
+    with pytest.raises(ModelFileError, match="version folders"):
+        read_model_directory(tmp_path / "dcn")
+
+
+def test_a_missing_directory_is_refused(tmp_path):
+    with pytest.raises(ModelFileError, match="no such directory"):
+        read_model_directory(tmp_path / "nowhere")

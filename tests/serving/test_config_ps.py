@@ -1,0 +1,180 @@
+import json
+
+import pytest
+
+from serving.config import read_ps_config
+from serving.errors import ConfigError
+
+
+@pytest.fixture
+def ps(write_model, tmp_path):
+    """A ps.json that says everything that can be said, and a function that reads it after a change."""
+    table = write_model.table
+    write_model(table(slots=3, dim=4), table(slots=2, dim=6), features=5)
+    document = {
+        "supportlonglong": True,
+        "models": [
+            {
+                "model": "dcn",
+                "sparse_files": ["model/0_sparse_10.model", "model/1_sparse_10.model"],
+                "dense_file": "model/_dense_10.model",
+                "network_file": "model/model.json",
+                "max_batch_size": 128,
+                "gpucache": False,
+                "hit_rate_threshold": 0.8,
+                "embedding_table_names": ["user", "ad"],
+                "embedding_vecsize_per_table": [4, 6],
+                "default_value_for_each_table": [0.5, 0],
+                "maxnum_catfeature_query_per_table_per_sample": [7, 8],
+                "maxnum_des_feature_per_sample": 5,
+                "deployed_device_list": [0],
+                "label_dim": 1,
+                "slot_num": 5,
+            }
+        ],
+        "volatile_db": {"type": "parallel_hash_map", "capacity_rows": 1000},
+        "persistent_db": {"type": "rocks_db", "path": "db", "read_only": True, "num_threads": 2, "max_batch_size": 99},
+    }
+
+    def read(change=None):
+        if change is not None:
+            change(document)
+        (tmp_path / "ps.json").write_text(json.dumps(document))
+        return read_ps_config(tmp_path / "ps.json")
+
+    return read
+
+
+def test_everything_that_is_said_is_read(ps, tmp_path):
+    config = ps()
+
+    (model,) = config.models
+    assert (model.name, model.max_batchsize, model.hit_rate_threshold, model.gpu_cache) == ("dcn", 128, 0.8, False)
+    assert [(t.name, t.dim, t.default_value, t.max_keys_per_sample) for t in model.tables] == [
+        ("user", 4, 0.5, 7),
+        ("ad", 6, 0.0, 8),
+    ]
+    assert model.tables[1].file == tmp_path / "model" / "1_sparse_10.model"
+    assert (config.volatile_db.type, config.volatile_db.capacity_rows) == ("hash_map", 1000)
+    persistent = config.persistent_db
+    assert (persistent.type, persistent.path, persistent.read_only) == ("rocks_db", tmp_path / "db", True)
+    assert (persistent.num_threads, persistent.max_batch_size) == (2, 99)
+
+
+def test_absent_keys_have_hps_defaults(ps):
+    def only_required(document):
+        keep = ("model", "sparse_files", "dense_file", "network_file")
+        document["models"] = [{key: document["models"][0][key] for key in keep}]
+        del document["volatile_db"], document["persistent_db"]
+
+    config = ps(only_required)
+
+    (model,) = config.models
+    assert (model.max_batchsize, model.hit_rate_threshold, model.gpu_cache) == (64, 0.9, True)
+    assert [table.name for table in model.tables] == ["table0", "table1"]
+    assert (config.volatile_db.type, config.persistent_db.type) == ("hash_map", "disabled")
+
+
+def test_the_list_of_models_may_be_empty_or_absent(ps):
+    assert ps(lambda document: document.update(models=[])).models == ()
+    assert ps(lambda document: document.pop("models")).models == ()
+
+
+@pytest.mark.parametrize("wide", [True, False])
+def test_supportlonglong_decides_the_key_type_of_every_model(ps, wide):
+    config = ps(lambda document: document.update(supportlonglong=wide))
+
+    assert config.models[0].key_type == config.key_type == ("I64" if wide else "I32")
+
+
+@pytest.mark.parametrize(
+    ("spelling", "meaning"),
+    [
+        *((text, "disabled") for text in ("disabled", "disable", "none")),
+        *((text, "hash_map") for text in ("hash_map", "hashmap", "hash", "map")),
+        *((text, "hash_map") for text in ("parallel_hash_map", "parallel_hashmap", "parallel_hash", "parallel_map")),
+    ],
+)
+def test_volatile_types_are_spelt_as_in_hps(ps, spelling, meaning):
+    assert ps(lambda document: document.update(volatile_db={"type": spelling})).volatile_db.type == meaning
+
+
+@pytest.mark.parametrize("spelling", ["rocks_db", "rocksdb", "rocks"])
+def test_persistent_types_are_spelt_as_in_hps(ps, spelling):
+    assert ps(lambda document: document["persistent_db"].update(type=spelling)).persistent_db.type == "rocks_db"
+
+
+def in_model(**change):
+    return lambda document: document["models"][0].update(change)
+
+
+def in_tier(tier, **change):
+    return lambda document: document[tier].update(change)
+
+
+@pytest.mark.parametrize(
+    ("change", "path", "reason"),
+    [
+        (lambda d: d.pop("supportlonglong"), "supportlonglong", "required"),
+        (lambda d: d.update(supportlonglong=1), "supportlonglong", "boolean"),
+        (lambda d: d.update(fuse_embedding_table=True), "fuse_embedding_table", "HPS knows this key"),
+        (lambda d: d.update(volatile=1), "volatile", "unknown key"),
+        (in_model(gpucacheper=0.5), "models[0].gpucacheper", "HPS knows this key"),
+        (in_model(gpu_cache=True), "models[0].gpu_cache", "unknown key"),
+        (in_model(gpucache="no"), "models[0].gpucache", "boolean"),
+        (in_model(max_batch_size=0), "models[0].max_batch_size", "greater than or equal to 1, got 0"),
+        (in_model(model="a.b"), "models[0].model", "model name 'a.b'"),
+        (in_model(sparse_files=["x"]), "models[0].sparse_files", "1 files, but the graph has 2"),
+        (in_model(embedding_table_names=["a"]), "models[0].embedding_table_names", "1 values, .* 2 tables"),
+        (in_model(embedding_table_names=["a", "a"]), "models[0].embedding_table_names[1]", "taken"),
+        (in_model(embedding_table_names=["a", "b@1"]), "models[0].embedding_table_names[1]", "pattern"),
+        (in_model(embedding_vecsize_per_table=[4, 6, 1]), "models[0].embedding_vecsize_per_table", "3 values"),
+        (in_model(embedding_vecsize_per_table=[4, 5]), "models[0].embedding_vecsize_per_table[1]", "5, but .* 6"),
+        (in_model(default_value_for_each_table=[0]), "models[0].default_value_for_each_table", "1 values"),
+        (
+            in_model(maxnum_catfeature_query_per_table_per_sample=[]),
+            "models[0].maxnum_catfeature_query_per_table_per_sample",
+            "0 values",
+        ),
+        (in_model(maxnum_des_feature_per_sample=4), "models[0].maxnum_des_feature_per_sample", "4, but .* 5"),
+        (in_model(label_dim=2), "models[0].label_dim", "2, but the graph has 1"),
+        (in_model(slot_num=26), "models[0].slot_num", "26, but the graph has 5"),
+        (in_model(deployed_device_list=["0"]), "models[0].deployed_device_list[0]", "integer"),
+        (lambda d: d["models"].append(d["models"][0]), "models[1].model", "taken"),
+        (in_tier("volatile_db", type="redis_cluster"), "volatile_db.type", "HPS knows the type 'redis_cluster'"),
+        (in_tier("volatile_db", type="multi_process_hash_map"), "volatile_db.type", "HPS knows the type"),
+        (in_tier("volatile_db", type="hash_mapp"), "volatile_db.type", "expected one of disabled, .* 'hash_mapp'"),
+        (in_tier("volatile_db", type=3), "volatile_db.type", "expected one of"),
+        (
+            in_tier("volatile_db", overflow_margin=9),
+            "volatile_db.overflow_margin",
+            "HPS knows this key, Hotrow does not",
+        ),
+        (in_tier("volatile_db", capacity_bytes=9), "volatile_db", "capacity_rows or capacity_bytes, got both"),
+        (in_tier("volatile_db", capacity_rows=0), "volatile_db.capacity_rows", "greater than or equal to 1"),
+        (in_tier("volatile_db", capacity=1), "volatile_db.capacity", "unknown key"),
+        (lambda d: d["volatile_db"].pop("type"), "volatile_db.type", "required"),
+        (in_tier("persistent_db", update_filters=[]), "persistent_db.update_filters", "HPS knows this key"),
+        (in_tier("persistent_db", type="rocks-db"), "persistent_db.type", "expected one of"),
+        (lambda d: d["persistent_db"].pop("path"), "persistent_db", "path is required"),
+    ],
+)
+def test_what_cannot_be_accepted_is_refused_with_its_json_path(ps, change, path, reason):
+    with pytest.raises(ConfigError, match=reason) as caught:
+        ps(change)
+
+    assert caught.value.path == path
+
+
+def test_a_configuration_without_any_tier_is_refused(ps):
+    def disable(document):
+        document["volatile_db"] = {"type": "disabled"}
+        document["persistent_db"] = {"type": "disabled"}
+
+    with pytest.raises(ConfigError, match="both disabled"):
+        ps(disable)
+
+
+def test_a_missing_graph_is_named(ps, tmp_path):
+    with pytest.raises(ConfigError, match=r"nowhere\.json: no such file"):
+        ps(in_model(network_file="nowhere.json"))
