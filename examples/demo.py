@@ -1,0 +1,182 @@
+"""The main job from end to end: train a DCN, export it, serve it, ask it with NVIDIA's client, look at the tiers.
+
+    python examples/demo.py [--data criteo.csv] [--rows 500000] [--output demo_output]
+
+RAM is given room for half of the embedding rows only, so that the counters at the end show both tiers at work: rows
+that RAM holds come from RAM, the others from RocksDB, and every answer is exact either way.
+"""
+
+import argparse
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import urllib.request
+from contextlib import contextmanager
+from pathlib import Path
+from time import perf_counter
+
+import numpy as np
+import tritonclient.http as triton
+from tqdm import tqdm
+
+from training.criteo_reader import read_criteo
+from training.metrics import area_under_curve
+from training.samples import Samples
+from training.synthetic import generate
+
+SAMPLES_PER_REQUEST, FEWEST_REQUESTS, MOST_REQUESTS = 64, 10, 500
+MARK = ".hotrow-demo"  # only a folder that carries it is ever deleted
+
+
+def main() -> int:
+    options = read_options()
+    started = perf_counter()
+    repository = prepare(options.output) / "models"
+
+    title("1. Train a DCN and export it")
+    train(options, repository)
+    limit_memory(repository)
+
+    title("2. Serve it")
+    with serving(repository) as url:
+        title("3. Ask it, as any KServe v2 client would")
+        asked = held_out(options)
+        probabilities, latencies_ms = ask(url, asked)
+        report(asked, probabilities, latencies_ms)
+        title("4. Where the embedding rows came from")
+        print_tiers(url)
+
+    title("Done")
+    print(f"{perf_counter() - started:.0f} s in all, and the server has stopped. What to try next:\n")
+    print(f"  .venv/bin/hotrow serve {repository}          then open http://127.0.0.1:8000/docs")
+    print(f"  .venv/bin/hotrow check {repository}          what it will take in memory, without serving")
+    print("  make demo DATA=train.txt                     your own Criteo file, raw or CSV")
+    print("  README.md                                    Python, HTTP and Triton")
+    return 0
+
+
+def read_options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--data", type=Path, help="a Criteo file, raw tab-separated or CSV (default: generated data)")
+    parser.add_argument("--rows", type=int, default=500_000, help="generated samples (default: %(default)s)")
+    parser.add_argument("--output", type=Path, default=Path("demo_output"), help="(default: %(default)s)")
+    return parser.parse_args()
+
+
+def title(text: str) -> None:
+    print(f"\n{text}\n{'-' * len(text)}", flush=True)
+
+
+def prepare(output: Path) -> Path:
+    """Make an empty output folder; what an earlier demo left there is deleted, what somebody else put there is not."""
+    if output.exists() and any(output.iterdir()):
+        if not (output / MARK).exists():
+            raise SystemExit(f"{output} is not empty and not from an earlier demo: choose another with --output")
+        shutil.rmtree(output)
+    output.mkdir(parents=True, exist_ok=True)
+    (output / MARK).touch()
+    return output
+
+
+def train(options: argparse.Namespace, repository: Path) -> None:
+    source = ["--data", str(options.data)] if options.data else ["--synthetic", str(options.rows)]
+    is_small = options.data and options.data.is_file() and options.data.stat().st_size < 10_000_000
+    epochs = "10" if is_small else "1"
+    arguments = ["--model", "dcn", "--output", str(repository), "--epochs", epochs]
+    command = [sys.executable, "-m", "training.cli", *source, *arguments]
+    if subprocess.run(command).returncode:
+        raise SystemExit("training failed; the line above says why")
+
+
+def limit_memory(repository: Path) -> None:
+    """Write the repository's ps.json: RAM for half of the rows, RocksDB for all of them."""
+    [keys] = repository.glob("dcn/1/*/key")
+    rows = keys.stat().st_size // 8
+    room = max(1, rows // 2)
+    tiers = {
+        "supportlonglong": True,
+        "models": [],
+        "volatile_db": {"type": "parallel_hash_map", "capacity_rows": room},
+        "persistent_db": {"type": "rocks_db", "path": str((repository.parent / "rocksdb").resolve())},
+    }
+    (repository / "ps.json").write_text(json.dumps(tiers, indent=2) + "\n")
+    print(f"{repository / 'ps.json'}: {rows:,} embedding rows in RocksDB, room for {room:,} of them in RAM")
+
+
+@contextmanager
+def serving(repository: Path):
+    """Run ``hotrow serve`` on a free port and yield its URL; stop it as an operator would, with SIGTERM."""
+    command = [sys.executable, "-m", "serving.cli.main", "serve", str(repository), "--http-port", "0"]
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        for line in server.stdout:
+            print(line, end="", flush=True)
+            if line.startswith("listening on "):
+                yield line.removeprefix("listening on ").strip()
+                break
+        else:
+            raise SystemExit("the server did not start; the lines above say why")
+    finally:
+        server.send_signal(signal.SIGTERM)
+        server.wait(timeout=30)
+
+
+def held_out(options: argparse.Namespace) -> Samples:
+    """The samples that training kept aside: the last tenth."""
+    samples = read_criteo(options.data) if options.data else generate(options.rows, seed=0).samples
+    tail = samples[len(samples) - max(1, len(samples) // 10) :]
+    return tail[: SAMPLES_PER_REQUEST * MOST_REQUESTS]
+
+
+def ask(url: str, samples: Samples) -> tuple[np.ndarray, np.ndarray]:
+    """Send all samples, 64 or fewer to a request; return probabilities float32[B] and each request's milliseconds."""
+    probabilities, latencies_ms = [], []
+    size = min(SAMPLES_PER_REQUEST, -(-len(samples) // FEWEST_REQUESTS))
+    with triton.InferenceServerClient(url.removeprefix("http://")) as client:
+        for start in tqdm(range(0, len(samples), size), desc="requests", disable=None):
+            part = samples[start : start + size]
+            began = perf_counter()
+            answer = client.infer("dcn", tensors(part))
+            latencies_ms.append((perf_counter() - began) * 1000)
+            probabilities.append(answer.as_numpy("OUTPUT0").reshape(-1))
+    return np.concatenate(probabilities), np.array(latencies_ms)
+
+
+def tensors(samples: Samples) -> list[triton.InferInput]:
+    """DES, CATCOLUMN and ROWINDEX, each [1, N], as HugeCTR's Triton clients send them."""
+    arrays = {
+        "DES": ("FP32", samples.dense.reshape(1, -1)),
+        "CATCOLUMN": ("INT64", samples.keys.reshape(1, -1)),
+        "ROWINDEX": ("INT32", np.arange(samples.keys.size + 1, dtype=np.int32).reshape(1, -1)),
+    }
+    inputs = []
+    for name, (datatype, values) in arrays.items():
+        tensor = triton.InferInput(name, list(values.shape), datatype)
+        tensor.set_data_from_numpy(np.ascontiguousarray(values))
+        inputs.append(tensor)
+    return inputs
+
+
+def report(samples: Samples, probabilities: np.ndarray, latencies_ms: np.ndarray) -> None:
+    for label, probability in list(zip(samples.labels, probabilities, strict=True))[:5]:
+        print(f"probability {probability:.4f}   label {label:.0f}")
+    labels = samples.labels
+    auc = f"{area_under_curve(labels, probabilities):.4f}" if 0 < labels.mean() < 1 else "needs both labels"
+    print(f"AUC {auc} on {len(samples):,} samples that training did not see")
+    p50, p99 = np.percentile(latencies_ms, [50, 99])
+    size = -(-len(samples) // len(latencies_ms))
+    print(f"latency p50 {p50:.2f} ms, p99 {p99:.2f} ms, over {len(latencies_ms)} requests of {size} samples one by one")
+
+
+def print_tiers(url: str) -> None:
+    with urllib.request.urlopen(f"{url}/metrics") as page:
+        lines = page.read().decode().splitlines()
+    for line in lines:
+        if line.startswith(("hotrow_lookup", "hotrow_tier_hits", "hotrow_defaulted")):
+            print(line)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
