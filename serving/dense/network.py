@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from serving.dense.layers import LAYERS, LayerFunction
 from serving.dense.primitives import Array
-from serving.errors import MissingExtraError, ModelFileError
+from serving.errors import MissingExtraError
 from serving.model.dense_file import Weights, check_weights
 from serving.model.records import Graph
 
@@ -136,20 +136,10 @@ def open_network(
     check_weights(graph, weights)
     if engine == "numpy":
         return NumpyNetwork(graph, weights)
-    from serving.dense.onnx import OnnxNetwork, build_onnx
+    from serving.dense.onnx import open_onnx  # which needs this module
 
-    if onnx_file is not None:
-        try:
-            return OnnxNetwork.from_file(graph, weights, onnx_file, threads)
-        except ModelFileError as err:
-            _log.warning("%s; building the model anew", err)
-        except MissingExtraError as err:
-            if engine == "onnx":
-                raise
-            _log.info("%s; the dense network runs on NumPy", err)
-            return NumpyNetwork(graph, weights)
     try:
-        return OnnxNetwork(graph, build_onnx(graph, weights), threads)
+        return open_onnx(graph, weights, onnx_file, threads)
     except MissingExtraError as err:
         if engine == "onnx":
             raise

@@ -5,6 +5,7 @@ onnxruntime, ndonnx, spox and onnx are imported when a model is built or opened,
 
 import hashlib
 import json
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from serving.dense.network import Floats, input_tensors, run_graph
 from serving.errors import MissingExtraError, ModelFileError
 from serving.model.dense_file import Weights, check_weights, weight_key
 from serving.model.records import Graph
+
+_log = logging.getLogger(__name__)
 
 DIGEST_PROPERTY = "hotrow_digest"
 _LAYERS_VERSION = 1  # raise it when a layer's function changes its result: files built before are then not used
@@ -49,8 +52,10 @@ def build_onnx(graph: Graph, weights: Weights) -> bytes:
     check_weights(graph, weights)
     try:
         import ndonnx
+
+        import serving.dense.tracing  # noqa: F401  what ``primitives`` imports in the middle of the graph
     except ImportError as err:
-        raise MissingExtraError("ndonnx", "onnx", "building an ONNX model") from err
+        raise MissingExtraError(err.name or "ndonnx", "onnx", "building an ONNX model") from err
     read = {bottom for layer in graph.layers for bottom in layer.bottoms}
     inputs = {
         name: ndonnx.argument(shape=("B", *graph.shapes[name][1:]), dtype=ndonnx.float32)
@@ -71,22 +76,24 @@ class OnnxNetwork:
 
     engine = "onnx"
 
-    def __init__(self, graph: Graph, model: bytes, threads: int = 1) -> None:
+    def __init__(self, graph: Graph, model: bytes, threads: int = 1, source: str = "the ONNX model") -> None:
         """Open a model that ``build_onnx`` made of ``graph``.
 
         Args:
             graph: the structure.
             model: the ONNX model.
             threads: how many threads work on one call.
+            source: the model's file, for messages.
 
         Raises:
             MissingExtraError: ONNX Runtime is not installed.
+            ModelFileError: ``model`` is not an ONNX model, or one that this ONNX Runtime cannot run.
             ValueError: ``threads`` is less than 1.
         """
         if threads < 1:
             raise ValueError(f"expected at least 1 thread, got {threads}")
         self._graph = graph
-        self._session = _open_session(model, threads)
+        self._session = _open_session(model, threads, source)
         self._inputs = tuple(entry.name for entry in self._session.get_inputs())
         self._outputs = [graph.output]
 
@@ -97,13 +104,13 @@ class OnnxNetwork:
         Raises:
             MissingExtraError: ONNX Runtime is not installed.
             ModelFileError: the file is missing, not an ONNX model, or made of something else.
+            ValueError: ``threads`` is less than 1.
         """
         try:
-            network = cls(graph, Path(path).read_bytes(), threads)
+            model = Path(path).read_bytes()
         except OSError as err:
             raise ModelFileError(path, f"cannot be read: {err.strerror}") from err
-        except RuntimeError as err:
-            raise ModelFileError(path, f"not an ONNX model: {err}") from err
+        network = cls(graph, model, threads, str(path))
         found, expected = network.digest, network_digest(graph, weights)
         if found != expected:
             raise ModelFileError(path, f"{DIGEST_PROPERTY}: expected {expected}, found {found or 'none'}")
@@ -123,17 +130,43 @@ class OnnxNetwork:
         return output
 
 
-def _open_session(model: bytes, threads: int) -> Any:
+def open_onnx(graph: Graph, weights: Weights, onnx_file: str | Path | None, threads: int) -> OnnxNetwork:
+    """Open ``onnx_file`` if it was made of this graph and these weights; else build the model.
+
+    Raises:
+        MissingExtraError: ONNX Runtime is not installed, or what builds a model where one must be built.
+        ValueError: ``threads`` is less than 1, or the weights are not the graph's.
+    """
+    _import_runtime()  # before time is spent on a model that cannot be run
+    if onnx_file is not None:
+        try:
+            return OnnxNetwork.from_file(graph, weights, onnx_file, threads)
+        except ModelFileError as err:
+            _log.warning("%s; building the model anew", err)
+    return OnnxNetwork(graph, build_onnx(graph, weights), threads)
+
+
+def _import_runtime() -> Any:
     try:
         import onnxruntime
     except ImportError as err:
         raise MissingExtraError("onnxruntime", "onnx", "the ONNX engine") from err
-    options = onnxruntime.SessionOptions()
+    return onnxruntime
+
+
+def _open_session(model: bytes, threads: int, source: str) -> Any:
+    runtime = _import_runtime()
+    options = runtime.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
-    options.execution_mode = onnxruntime.ExecutionMode.ORT_SEQUENTIAL
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
+    options.execution_mode = runtime.ExecutionMode.ORT_SEQUENTIAL
+    options.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_ENABLE_ALL
     options.log_severity_level = 3  # errors; warnings speak to those who write optimisers
     # a thread that spins between calls takes the core from the lookup of the next request
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    state = runtime.capi.onnxruntime_pybind11_state
+    refusals = (state.Fail, state.InvalidArgument, state.InvalidGraph, state.InvalidProtobuf, state.NotImplemented)
+    try:
+        return runtime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    except refusals as err:
+        raise ModelFileError(source, f"ONNX Runtime cannot open it: {err}") from err

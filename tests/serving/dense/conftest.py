@@ -1,0 +1,48 @@
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from serving.model.dense_file import weight_key
+from serving.model.graph import parse_graph
+
+
+@pytest.fixture(scope="session")
+def document():
+    """The training graph of a small DCN."""
+    return json.loads((Path(__file__).parents[1] / "model" / "dcn_small.json").read_text())
+
+
+@pytest.fixture(scope="session")
+def graph(document):
+    return parse_graph(document, "graph.json")
+
+
+@pytest.fixture(scope="session")
+def draw_weights():
+    """Draw weights of any graph, small enough for probabilities that are neither 0 nor 1."""
+
+    def draw(graph, seed=11):
+        rng = np.random.default_rng(seed)
+        return {weight_key(s): (0.3 * rng.standard_normal(s.shape)).astype(np.float32) for s in graph.weights}
+
+    return draw
+
+
+@pytest.fixture(scope="session")
+def weights(graph, draw_weights):
+    return draw_weights(graph)
+
+
+@pytest.fixture(scope="session")
+def draw_inputs():
+    """Draw the arguments of a network: dense float32[B, F] and a list of float32[B, S, D]."""
+
+    def draw(graph, samples, seed=5):
+        rng = np.random.default_rng(seed)
+        dense = rng.standard_normal((samples, graph.dense_dim)).astype(np.float32)
+        shapes = [(samples, e.slots, e.dim) for e in graph.embeddings]
+        return dense, [rng.standard_normal(shape).astype(np.float32) for shape in shapes]
+
+    return draw
