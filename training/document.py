@@ -81,8 +81,8 @@ def _read_adam(optimizer: Fields | None) -> tuple[Adam, LearningRateSchedule]:
         return Adam(), LearningRateSchedule(_DEFAULT_LEARNING_RATE)
     optimizer.choice("type", {"Adam": "Adam"})
     hparam = optimizer.object("adam_hparam", (*_SCHEDULE_KEYS, *_ADAM_KEYS))
-    adam = Adam(**{key: hparam.number(key) for key in _ADAM_KEYS if key in hparam})
     try:
+        adam = Adam(**{key: hparam.number(key) for key in _ADAM_KEYS if key in hparam})
         schedule = LearningRateSchedule(
             base=hparam.number("learning_rate", _DEFAULT_LEARNING_RATE),
             warmup_steps=hparam.integer("warmup_steps", 1),

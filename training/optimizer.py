@@ -56,6 +56,14 @@ class Adam:
     beta2: float = 0.999
     epsilon: float = 1e-7
 
+    def __post_init__(self) -> None:
+        """Refuse values that make no optimizer (ValueError)."""
+        for name in ("beta1", "beta2"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 0 and below 1, got {getattr(self, name)}")
+        if not 0 < self.epsilon < math.inf:
+            raise ValueError(f"epsilon must be above 0, got {self.epsilon}")
+
     def step_size(self, learning_rate: float, step: int) -> float:
         """Learning rate of a step, counted from 1, with both bias corrections."""
         return learning_rate * math.sqrt(1 - self.beta2**step) / (1 - self.beta1**step)

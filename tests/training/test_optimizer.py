@@ -45,6 +45,12 @@ def test_a_value_that_makes_no_schedule_is_refused(name, value):
         LearningRateSchedule(**{"base": 0.1, name: value})
 
 
+@pytest.mark.parametrize(("name", "value"), [("beta1", 1.0), ("beta2", -0.1), ("epsilon", 0.0), ("epsilon", math.nan)])
+def test_a_value_that_makes_no_adam_is_refused(name, value):
+    with pytest.raises(ValueError, match=f"{name} must be"):
+        Adam(**{name: value})
+
+
 def test_adam_adds_epsilon_to_the_root_of_the_uncorrected_second_moment():
     adam = Adam(beta1=0.9, beta2=0.99, epsilon=0.25)
     rng = np.random.default_rng(0)
@@ -61,8 +67,8 @@ def test_adam_adds_epsilon_to_the_root_of_the_uncorrected_second_moment():
     np.testing.assert_allclose(weights.numpy(), w, rtol=1e-5)  # float32 against float64
 
 
-def test_adam_with_no_epsilon_is_torchs_adam():
-    adam = Adam(epsilon=0.0)
+def test_adam_with_a_vanishing_epsilon_is_torchs_adam():
+    adam = Adam(epsilon=1e-30)
     weights, first, second = torch.ones(5), torch.zeros(5), torch.zeros(5)
     theirs = torch.nn.Parameter(torch.ones(5))
     optimizer = torch.optim.Adam([theirs], lr=0.01, eps=0.0)

@@ -1,0 +1,101 @@
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from serving.errors import ConfigError
+from training.document import built_in_models, open_document
+from training.optimizer import Adam, LearningRateSchedule
+
+DATA = Path(os.environ.get("HOTROW_TEST_DATA", Path(__file__).parents[3] / "shared" / "data"))
+
+
+def opened(tmp_path, document):
+    path = tmp_path / "mine.json"
+    path.write_text(json.dumps(document))
+    return open_document(str(path))
+
+
+def test_the_built_in_models_can_be_trained_on_criteo():
+    assert built_in_models() == ["dcn"]
+    dcn = open_document("dcn")
+
+    assert dcn.name == "dcn"
+    assert dcn.graph.dense_dim == 13
+    assert [entry.slots for entry in dcn.graph.sparse] == [26]
+    assert dcn.update_type == "Local"
+    assert dcn.schedule == LearningRateSchedule(0.001)
+
+
+def test_hugectrs_own_training_graph_is_read_with_its_optimizer():
+    path = DATA / "hugectr_configs" / "dcn_train.json"
+    if not path.exists():
+        pytest.skip(f"no real data: {path} is absent (HOTROW_TEST_DATA)")
+
+    document = open_document(str(path))
+
+    assert document.name == "dcn_train"
+    assert document.update_type == "Global"
+    assert document.adam == Adam(0.9, 0.999, 1e-7)
+    assert document.schedule == LearningRateSchedule(0.001)
+
+
+def test_a_schedule_is_read_from_the_optimizer(tmp_path, document):
+    rates = {"learning_rate": 2, "warmup_steps": 3, "decay_start": 4, "decay_steps": 5, "decay_power": 3, "end_lr": 0.5}
+    document["optimizer"] = {"type": "Adam", "adam_hparam": {**rates, "beta1": 0.5, "beta2": 0.25, "epsilon": 1e-3}}
+
+    read = opened(tmp_path, document)
+
+    assert read.schedule == LearningRateSchedule(2, 3, 4, 5, 3, 0.5)
+    assert read.adam == Adam(0.5, 0.25, 1e-3)
+    assert read.update_type == "Local"
+
+
+def test_a_graph_without_an_optimizer_is_trained_with_adam(tmp_path, document):
+    assert opened(tmp_path, document).adam == Adam()
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "message"),
+    [
+        ({"type": "SGD", "sgd_hparam": {}}, "optimizer: unknown key|optimizer.sgd_hparam: unknown key"),
+        ({"type": "SGD", "adam_hparam": {}}, 'optimizer.type: expected one of "Adam"'),
+        ({"type": "Adam"}, "optimizer.adam_hparam: missing"),
+        ({"type": "Adam", "adam_hparam": {"learning_rat": 1}}, "adam_hparam.learning_rat: unknown key"),
+        ({"type": "Adam", "adam_hparam": {"learning_rate": -1}}, "base must be a number of at least 0"),
+        ({"type": "Adam", "adam_hparam": {"beta1": 1.0}}, "beta1 must be at least 0 and below 1"),
+        ({"type": "Adam", "adam_hparam": {"epsilon": 0}}, "epsilon must be above 0"),
+        ({"type": "Adam", "adam_hparam": {"warmup_steps": 0}}, "adam_hparam.warmup_steps: expected an integer from 1"),
+        (
+            {"type": "Adam", "adam_hparam": {}, "update_type": "Locl"},
+            'update_type: expected one of .* did you mean "Lo',
+        ),
+    ],
+)
+def test_a_wrong_optimizer_is_refused_with_its_path(tmp_path, document, optimizer, message):
+    document["optimizer"] = optimizer
+
+    with pytest.raises(ConfigError, match=message) as caught:
+        opened(tmp_path, document)
+    assert str(caught.value).startswith(str(tmp_path / "mine.json"))
+
+
+def test_what_would_train_another_model_is_refused_not_left_out(tmp_path, document):
+    document["layers"][1]["optimizer"] = {"type": "SGD"}
+    with pytest.raises(ConfigError, match=r"layers\[1\].optimizer"):
+        opened(tmp_path, document)
+
+    del document["layers"][1]["optimizer"]
+    document["layers"][-1].update(regularizer="L2", **{"lambda": 0.1})
+    with pytest.raises(ConfigError, match=r"layers\[11\].regularizer"):
+        opened(tmp_path, document)
+
+    document["layers"][-1] = {"name": "p", "type": "Sigmoid", "bottom": "fc2", "top": "p"}
+    with pytest.raises(ConfigError, match=r"layers\[11\].type: a training graph ends in BinaryCrossEntropyLoss"):
+        opened(tmp_path, document)
+
+
+def test_a_model_that_is_neither_built_in_nor_a_file_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"no such graph file, and no built-in model \(dcn\)"):
+        open_document(str(tmp_path / "absent.json"))

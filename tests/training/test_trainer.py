@@ -1,0 +1,192 @@
+import numpy as np
+import pytest
+import torch
+
+from kernels.errors import ReservedKeyError
+from serving.errors import ConfigError
+from serving.model.graph import parse_graph
+from training.ctr_model import CtrModel
+from training.document import open_document
+from training.optimizer import Adam, LearningRateSchedule
+from training.samples import Samples
+from training.synthetic import generate
+from training.trainer import predict_logits, train
+
+RATE = LearningRateSchedule(0.003)
+
+
+def trained(document, samples, seed=0, epochs=1, batch_size=100):
+    model = CtrModel(parse_graph(document, "graph.json"), seed=seed)
+    options = {"epochs": epochs, "batch_size": batch_size, "schedule": RATE, "seed": seed}
+    return model, list(train(model, samples, samples[:200], **options))
+
+
+def test_training_on_generated_samples_comes_close_to_the_best_known_auc():
+    data, cut = generate(60_000, seed=0), 54_000
+    dcn = open_document("dcn")
+    model = CtrModel(dcn.graph, seed=0, adam=dcn.adam)
+
+    options = {"epochs": 1, "batch_size": 512, "schedule": dcn.schedule, "seed": 0}
+    (result,) = train(model, data.samples[:cut], data.samples[cut:], **options)
+
+    best = data.best_known_auc(slice(cut, None))
+    assert (result.auc - 0.5) / (best - 0.5) > 0.85  # 0.89 was seen; an untrained model has 0
+    assert result.auc < best
+
+
+def test_the_loss_falls_from_epoch_to_epoch(document):
+    _, results = trained(document, generate(2000, seed=0).samples, epochs=3)
+
+    losses = [result.loss for result in results]
+    assert losses[0] > losses[1] > losses[2]
+    assert [result.epoch for result in results] == [1, 2, 3]
+
+
+def test_the_same_seed_trains_the_same_model_and_another_seed_another(document):
+    samples = generate(1000, seed=0).samples
+
+    one, first = trained(document, samples, seed=3)
+    again, second = trained(document, samples, seed=3)
+    other, _ = trained(document, samples, seed=4)
+
+    assert first[0].loss == second[0].loss
+    for key, weight in one.dense_weights().items():
+        np.testing.assert_array_equal(weight, again.dense_weights()[key])
+    for table, same in zip(one.tables, again.tables, strict=True):
+        np.testing.assert_array_equal(table.rows()[0], same.rows()[0])
+        np.testing.assert_array_equal(table.rows()[1], same.rows()[1])
+    assert (predict_logits(one, samples) != predict_logits(other, samples)).any()
+
+
+def test_a_step_equals_autograd_on_the_whole_with_a_dense_adam(document):
+    """Oracle: gradients of one autograd graph over full weight matrices, Adam written out in float64."""
+    document["layers"][9]["rate"] = 0.0
+    model = CtrModel(parse_graph(document, "graph.json"), seed=0, adam=Adam(0.9, 0.99, 1e-3))
+    samples = generate(50, seed=1).samples
+    untrained = CtrModel(parse_graph(document, "graph.json"), seed=0)
+    dense = {key: torch.tensor(w, requires_grad=True) for key, w in untrained.dense_weights().items()}
+    vectors, pooled = [], []
+    for table, bags in zip(untrained.tables, untrained.bags(samples.keys), strict=True):
+        table.touch(bags)
+        keys, rows = table.rows()
+        vectors.append(torch.tensor(rows, requires_grad=True))
+        position = {key: row for row, key in enumerate(keys.tolist())}
+        index = [position[key] for key in bags.keys.tolist()]
+        pooled.append(vectors[-1][index].reshape(50, -1, rows.shape[1]))
+    wide, deep = pooled
+    x0 = torch.cat([wide.reshape(50, 18), deep.reshape(50, 80), torch.tensor(samples.dense)], dim=1)
+    x = x0
+    for level in range(2):
+        x = x0 * (x @ dense[f"cross.u{level}"] @ dense[f"cross.v{level}"] + dense[f"cross.bias{level}"]) + x
+    hidden = torch.relu(x @ dense["fc1.weight"] + dense["fc1.bias"])
+    logits = hidden @ dense["fc2.weight"] + dense["fc2.bias"]
+    labels = torch.tensor(samples.labels[:, None])
+    loss = torch.nn.functional.binary_cross_entropy(torch.sigmoid(logits), labels)
+    loss.backward()
+
+    stepped = model.train_batch(samples.dense, model.bags(samples.keys), samples.labels[:, None], learning_rate=0.01)
+
+    def moved(weight):
+        gradient = weight.grad.double()
+        rate = 0.01 * (1 - 0.99) ** 0.5 / (1 - 0.9)
+        return (weight - rate * 0.1 * gradient / ((0.01 * gradient**2).sqrt() + 1e-3)).detach().numpy()
+
+    assert stepped == pytest.approx(float(loss.detach()), rel=1e-5)
+    for key, weight in model.dense_weights().items():
+        np.testing.assert_allclose(weight, moved(dense[key]), atol=2e-6, err_msg=key)
+    for table, weight in zip(model.tables, vectors, strict=True):
+        np.testing.assert_allclose(table.rows()[1], moved(weight), atol=2e-6)
+
+
+def test_dropout_is_real_in_training_and_absent_in_evaluation(document):
+    model = CtrModel(parse_graph(document, "graph.json"), seed=0)
+    samples = generate(100, seed=0).samples
+    bags = model.bags(samples.keys)
+
+    losses = {model.train_batch(samples.dense, bags, samples.labels[:, None], learning_rate=0.0) for _ in range(4)}
+    logits = [model.logits(samples.dense, bags).tobytes() for _ in range(4)]
+
+    assert len(losses) == 4
+    assert len(set(logits)) == 1
+
+
+def test_dropout_keeps_the_expected_value():
+    dcn = open_document("dcn")
+    model = CtrModel(dcn.graph, seed=0)
+
+    (dropped,) = model._dropout({"rate": 0.25}, [torch.ones(400, 400)], {})
+
+    assert dropped.unique().tolist() == [0.0, pytest.approx(4 / 3)]
+    assert float(dropped.mean()) == pytest.approx(1.0, abs=0.01)
+
+
+def test_a_last_smaller_batch_is_learnt_from_too(document):
+    samples = generate(30, seed=0).samples
+
+    model, results = trained(document, samples, batch_size=1000)
+    by_parts, _ = trained(document, samples, batch_size=29)
+
+    assert len(results) == 1
+    assert sum(len(table) for table in by_parts.tables) == sum(len(table) for table in model.tables)
+    assert sum(len(table) for table in model.tables) == np.unique(samples.keys).size
+
+
+def test_the_learning_rate_follows_the_schedule(document):
+    class Recorded(LearningRateSchedule):
+        steps = []  # noqa: RUF012
+
+        def at(self, step):
+            self.steps.append(step)
+            return super().at(step)
+
+    samples = generate(250, seed=0).samples
+    model = CtrModel(parse_graph(document, "graph.json"), seed=0)
+
+    list(train(model, samples, samples, epochs=2, batch_size=100, schedule=Recorded(0.1), seed=0))
+
+    assert Recorded.steps == [1, 2, 3, 4, 5, 6]
+
+
+def test_evaluation_data_of_one_label_has_no_auc(document):
+    samples = generate(50, seed=0).samples
+    positives = samples[np.flatnonzero(samples.labels == 1)]
+    model = CtrModel(parse_graph(document, "graph.json"), seed=0)
+
+    (result,) = train(model, samples, positives, epochs=1, batch_size=10, schedule=RATE, seed=0)
+
+    assert np.isnan(result.auc)
+    assert result.evaluation_loss > 0
+
+
+def test_a_reserved_key_is_refused(document):
+    samples = generate(20, seed=0).samples
+    samples.keys[3, 4] = np.iinfo(np.int64).min
+
+    with pytest.raises(ReservedKeyError):
+        trained(document, samples)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            lambda data: data["dense"].update(dense_dim=12),
+            "dense_dim: the graph reads 12 dense features, the data has 13",
+        ),
+        (lambda data: data["sparse"][0].update(max_feature_num_per_sample=5), "6 slots bring 6 keys, at most 5"),
+    ],
+)
+def test_a_graph_that_reads_other_inputs_than_the_data_has_is_refused(document, change, message):
+    change(document["layers"][0])
+    if "dense_dim" in message:
+        document["layers"][6]["mc_param"]["num_layers"] = 1
+
+    with pytest.raises(ConfigError, match=message):
+        trained(document, generate(20, seed=0).samples)
+
+
+def test_samples_of_other_slots_than_the_graphs_are_refused(document):
+    good = generate(20, seed=0).samples
+
+    with pytest.raises(ConfigError, match="reads 26 slots, the data has 25"):
+        trained(document, Samples(good.labels, good.dense, good.keys[:, 1:]))
