@@ -76,7 +76,7 @@ class HostTable(_host.HostTable):
 
     def stats(self) -> HostTableStats:
         """Return the table's figures, as of about now if writers are at work."""
-        return HostTableStats(**self._stats())
+        return HostTableStats(*self._stats())
 
 
 class KeyIndex(_host.KeyIndex):

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "arguments.hpp"
+#include "docs.hpp"
 #include "host_table.hpp"
 #include "key_index.hpp"
 #include "lookup.hpp"
@@ -190,16 +191,11 @@ nb::tuple read_items(HostTable& table, uint64_t cursor, int64_t max_rows) {
   return nb::make_tuple(keys[filled], rows[filled], cursor);
 }
 
-nb::dict table_stats(const HostTable& table) {
-  nb::dict stats;
-  stats["rows"] = table.rows();
-  stats["capacity_rows"] = table.capacity_rows();
-  stats["spare_rows"] = HostTable::spare_rows_for(table.capacity_rows());
-  stats["buckets"] = table.bucket_count();
-  stats["load_ratio"] = static_cast<double>(table.rows()) / static_cast<double>(table.bucket_count() * kSlots);
-  stats["memory_bytes"] = table.memory_bytes();
-  stats["longest_probe_buckets"] = table.longest_probe();
-  return stats;
+// In the order of kernels.host.HostTableStats.
+nb::tuple table_stats(const HostTable& table) {
+  const double load = static_cast<double>(table.rows()) / static_cast<double>(table.bucket_count() * kSlots);
+  return nb::make_tuple(table.rows(), table.capacity_rows(), HostTable::spare_rows_for(table.capacity_rows()),
+                        table.bucket_count(), load, table.memory_bytes(), table.longest_probe());
 }
 
 void pool_rows(nb::handle rows_in, nb::handle row_ptrs_in, nb::handle out_in, const std::string& combiner_name) {
@@ -256,27 +252,29 @@ NB_MODULE(_host, module) {
   module.doc() = "Host kernels. Use kernels.host.";
   python();
 
-  nb::class_<HostTable>(module, "HostTable")
+  nb::class_<HostTable>(module, "HostTable", docs::kTable)
       .def("__init__", &construct_table, nb::arg("dim"), nb::arg("capacity_rows"))
-      .def_static("memory_bytes", &table_memory_bytes, nb::arg("dim"), nb::arg("capacity_rows"))
+      .def_static("memory_bytes", &table_memory_bytes, nb::arg("dim"), nb::arg("capacity_rows"), docs::kMemoryBytes)
       .def_prop_ro("dim", &HostTable::dim)
       .def_prop_ro("capacity_rows", &HostTable::capacity_rows)
       .def("__len__", [](const HostTable& table) { return static_cast<size_t>(table.rows()); })
-      .def("fetch", &fetch, nb::arg("keys"), nb::arg("out"))
-      .def("fetch_pooled", &fetch_pooled, nb::arg("keys"), nb::arg("row_ptrs"), nb::arg("out"), nb::arg("combiner"))
-      .def("insert", &insert, nb::arg("keys"), nb::arg("rows"))
-      .def("evict", &evict, nb::arg("keys"))
+      .def("fetch", &fetch, nb::arg("keys"), nb::arg("out"), docs::kFetch)
+      .def("fetch_pooled", &fetch_pooled, nb::arg("keys"), nb::arg("row_ptrs"), nb::arg("out"), nb::arg("combiner"),
+           docs::kFetchPooled)
+      .def("insert", &insert, nb::arg("keys"), nb::arg("rows"), docs::kInsert)
+      .def("evict", &evict, nb::arg("keys"), docs::kEvict)
       .def("_read_items", &read_items, nb::arg("cursor"), nb::arg("max_rows"))
       .def("_stats", &table_stats);
 
-  nb::class_<KeyIndex>(module, "KeyIndex")
+  nb::class_<KeyIndex>(module, "KeyIndex", docs::kKeyIndex)
       .def("__init__", &construct_key_index, nb::arg("capacity_rows") = 1024)
-      .def("find", &number_keys<const KeyIndex, find>, nb::arg("keys"))
-      .def("find_or_insert", &number_keys<KeyIndex, find_or_insert>, nb::arg("keys"))
-      .def("keys", &all_keys)
+      .def("find", &number_keys<const KeyIndex, find>, nb::arg("keys"), docs::kFind)
+      .def("find_or_insert", &number_keys<KeyIndex, find_or_insert>, nb::arg("keys"), docs::kFindOrInsert)
+      .def("keys", &all_keys, docs::kKeys)
       .def("__len__", &KeyIndex::size);
 
-  module.def("pool_rows", &pool_rows, nb::arg("rows"), nb::arg("row_ptrs"), nb::arg("out"), nb::arg("combiner"));
+  module.def("pool_rows", &pool_rows, nb::arg("rows"), nb::arg("row_ptrs"), nb::arg("out"), nb::arg("combiner"),
+             docs::kPoolRows);
   module.def("instruction_set", [] { return lookup_loops().name; });
   module.def("use_avx2", &use_avx2, nb::arg("enabled"));
 }

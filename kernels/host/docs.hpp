@@ -1,0 +1,115 @@
+// Docstrings of kernels._host. Letters: N keys, R bags of keys, D the table's embedding_vec_size, V rows of an index.
+#pragma once
+
+namespace hotrow::docs {
+
+constexpr const char* kTable = R"(The native part of kernels.host.HostTable.)";
+
+constexpr const char* kMemoryBytes = R"(Return what a table takes from the system: index, rows and spare rows.
+
+Args:
+    dim: embedding_vec_size, 1 to 65,536.
+    capacity_rows: most keys held at a time, 1 to 3,500,000,000.
+
+Raises:
+    ValueError: a number is out of its range.
+)";
+
+constexpr const char* kFetch = R"(Read rows into ``out``.
+
+Args:
+    keys: int64[N], C-contiguous; duplicates are allowed, N may be 0.
+    out: float32[N, D], C-contiguous and writable; every row is written, those of absent keys with zeros.
+
+Returns:
+    found: bool[N].
+
+Raises:
+    ReservedKeyError: a key is reserved; ``out`` is untouched.
+    TypeError: an argument is no array, or one of another dtype.
+    ValueError: an argument has another shape, is not contiguous, or ``out`` is read-only.
+)";
+
+constexpr const char* kFetchPooled = R"(Read bags of rows and combine each bag into one row of ``out``.
+
+Rows are added in key order, in float32, one after the other, from zero: the same bits as ``pool_rows`` of the rows
+gathered in that order. An absent key adds nothing, but the mean counts it.
+
+Args:
+    keys: int64[N], C-contiguous, bag after bag.
+    row_ptrs: int32[R + 1] or int64[R + 1]; bag r is ``keys[row_ptrs[r]:row_ptrs[r + 1]]``.
+    out: float32[R, D], C-contiguous and writable; an empty bag becomes zeros.
+    combiner: ``"sum"``, or ``"mean"``: the sum divided by the number of keys in the bag.
+
+Returns:
+    found: bool[N], per key.
+
+Raises:
+    ReservedKeyError: a key is reserved; ``out`` is untouched.
+    TypeError: an argument is no array, or one of another dtype.
+    ValueError: an argument has another shape, is not contiguous, ``out`` is read-only, the combiner is unknown, or
+        ``row_ptrs`` does not begin with 0, falls, or does not end with N.
+)";
+
+constexpr const char* kInsert = R"(Insert rows, or overwrite those of keys that are present.
+
+Args:
+    keys: int64[N], C-contiguous; of equal keys the last one wins.
+    rows: float32[N, D], C-contiguous; any values, NaN included.
+
+Raises:
+    TableFullError: the call adds more keys than there is room for; nothing was written.
+    ReservedKeyError: a key is reserved; nothing was written.
+    TypeError: an argument is no array, or one of another dtype.
+    ValueError: an argument has another shape or is not contiguous.
+)";
+
+constexpr const char* kEvict = R"(Remove keys; absent ones are passed over.
+
+Args:
+    keys: int64[N], C-contiguous.
+
+Returns:
+    The number of keys removed.
+
+Raises:
+    ReservedKeyError: a key is reserved; nothing was removed.
+    TypeError: ``keys`` is no array, or one of another dtype.
+    ValueError: ``keys`` has another shape or is not contiguous.
+)";
+
+constexpr const char* kKeyIndex = R"(The native part of kernels.host.KeyIndex.)";
+
+constexpr const char* kFind = R"(Return row numbers int64[N] of ``keys`` int64[N], -1 where absent.
+
+Raises:
+    ReservedKeyError: a key is reserved.
+    TypeError: ``keys`` is no array, or one of another dtype.
+    ValueError: ``keys`` has another shape or is not contiguous.
+)";
+
+constexpr const char* kFindOrInsert = R"(Return row numbers int64[N] of ``keys`` int64[N]; absent keys get the next numbers, in order.
+
+Raises:
+    ReservedKeyError: a key is reserved; nothing was added.
+    TypeError: ``keys`` is no array, or one of another dtype.
+    ValueError: ``keys`` has another shape or is not contiguous.
+)";
+
+constexpr const char* kKeys = R"(Return the keys int64[V] in the order of their row numbers.)";
+
+constexpr const char* kPoolRows = R"(Combine bags of consecutive rows, with the same bits as ``HostTable.fetch_pooled``.
+
+Args:
+    rows: float32[N, D], C-contiguous, bag after bag.
+    row_ptrs: int32[R + 1] or int64[R + 1]; bag r is ``rows[row_ptrs[r]:row_ptrs[r + 1]]``.
+    out: float32[R, D], C-contiguous and writable; must not overlap ``rows``; an empty bag becomes zeros.
+    combiner: ``"sum"``, or ``"mean"``: the sum divided by the number of rows in the bag.
+
+Raises:
+    TypeError: an argument is no array, or one of another dtype.
+    ValueError: an argument has another shape, is not contiguous, ``out`` is read-only, the combiner is unknown, or
+        ``row_ptrs`` does not begin with 0, falls, or does not end with N.
+)";
+
+}  // namespace hotrow::docs
