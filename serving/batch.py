@@ -149,7 +149,7 @@ def _several_tables(config: ModelConfig, keys: Ints, offsets: Ints) -> tuple[int
     else:
         samples = _samples(offsets.size - len(config.tables), slots, config, offsets.size)
         blocks = _blocks_by_table(config, offsets, samples)
-        _check_end(int(sum(block[-1] for block in blocks)), keys)
+        _check_end(sum(int(block[-1]) for block in blocks), keys)
     counts = np.stack([np.diff(block[:: t.slots]) for t, block in zip(config.tables, blocks, strict=True)], axis=1)
     for table, of_table in zip(config.tables, counts.T, strict=True):
         _check_keys_per_sample(table, of_table)

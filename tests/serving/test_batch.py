@@ -222,7 +222,8 @@ def near_requests(draw):
 def in_some_form(draw, values, dtypes):
     if draw(st.booleans()):
         try:
-            values = np.array(values, dtype=draw(st.sampled_from(dtypes)))
+            with np.errstate(over="ignore"):
+                values = np.array(values, dtype=draw(st.sampled_from(dtypes)))
         except (OverflowError, TypeError, ValueError):
             return values
         values = np.repeat(values, 2)[::2] if draw(st.booleans()) else values
@@ -344,6 +345,13 @@ def test_a_block_that_does_not_restart_at_zero_is_named_by_its_position_in_the_t
 
     with pytest.raises(RequestError, match="ROWINDEX: expected 0 at position 3, got 2"):
         read_batch(config, None, [1] * 6, [0, 1, 2, 2, 3, 4, 5, 6])
+
+
+def test_ends_that_add_up_beyond_int64_are_refused():
+    with pytest.raises(
+        RequestError, match="ROWINDEX: the offsets end at 18446744073709551614, but CATCOLUMN has 0 keys"
+    ):
+        read_batch(model(1, 2, features=0), None, [], [0, 2**63 - 1, 0, 0, 2**63 - 1])
 
 
 def test_several_tables_of_a_wrong_length_are_told_both_forms():

@@ -1,0 +1,147 @@
+import numpy as np
+import pytest
+import torch
+
+from kernels.host import HostTable
+from serving.errors import StoreError, StoreFullError
+from serving.storage import DurableStore, MemoryStore, PooledStore, TableSpec
+from serving.storage.memory_store import rows_within
+
+TABLE = "model.table"
+
+
+def insert(store, keys, value=1.0, dim=4, table=TABLE):
+    store.insert(table, np.asarray(keys, dtype=np.int64), np.full((len(keys), dim), value, dtype=np.float32))
+
+
+def test_memory_pools_and_is_not_durable():
+    assert isinstance(MemoryStore(), PooledStore)
+    assert not isinstance(MemoryStore(), DurableStore)
+
+
+def test_an_insert_beyond_the_capacity_writes_nothing():
+    store = MemoryStore(capacity_rows=10)
+    store.open_table(TableSpec(TABLE, 4), 100)
+    insert(store, range(8))
+
+    with pytest.raises(StoreFullError, match="holds 8 of 10 rows, the call adds 3 new keys"):
+        insert(store, [0, 8, 9, 10], value=2.0)
+
+    out = np.full((11, 4), np.nan, dtype=np.float32)
+    assert store.fetch(TABLE, np.arange(11), out).sum() == 8
+    assert (out[:8] == 1.0).all()
+    assert store.count(TABLE) == 8
+
+
+def test_without_a_budget_a_table_gets_what_it_asks_for_and_headroom():
+    store = MemoryStore()
+
+    store.open_table(TableSpec(TABLE, 4), 1600)
+
+    assert store.capacity_rows(TABLE) == 1700
+
+
+def test_a_budget_of_rows_is_shared_in_the_order_of_opening():
+    store = MemoryStore(capacity_rows=100)
+
+    for name in ("m.a", "m.b", "m.c"):
+        store.open_table(TableSpec(name, 4), 60)
+
+    assert [store.capacity_rows(name) for name in ("m.a", "m.b", "m.c")] == [60, 40, 0]
+
+
+def test_a_dropped_table_gives_its_budget_back():
+    store = MemoryStore(capacity_rows=100)
+    store.open_table(TableSpec("m.a", 4), 60)
+    store.drop_table("m.a")
+
+    store.open_table(TableSpec("m.b", 4), 100)
+
+    assert store.capacity_rows("m.b") == 100
+
+
+def test_a_table_without_any_room_holds_nothing_and_says_so():
+    store = MemoryStore(capacity_rows=10)
+    store.open_table(TableSpec("m.a", 4), 10)
+    store.open_table(TableSpec(TABLE, 4), 10)
+    out = np.full((2, 4), np.nan, dtype=np.float32)
+    pooled = np.full((1, 4), np.nan, dtype=np.float32)
+
+    assert not store.fetch(TABLE, np.array([1, 2]), out).any()
+    assert not store.fetch_pooled(TABLE, np.array([1, 2]), np.array([0, 2]), pooled, "sum").any()
+
+    assert (out == 0.0).all()
+    assert (pooled == 0.0).all()
+    assert (store.count(TABLE), store.evict(TABLE, np.array([1])), list(store.items(TABLE))) == (0, 0, [])
+    insert(store, [])
+    with pytest.raises(StoreFullError, match="no room"):
+        insert(store, [1])
+
+
+@pytest.mark.parametrize("dim", [1, 16, 100])
+@pytest.mark.parametrize("size_bytes", [1, 30_000, 1_000_000, 12_345_678])
+def test_a_budget_of_bytes_is_used_up_and_never_exceeded(dim, size_bytes):
+    rows = rows_within(size_bytes, dim)
+
+    assert rows == 0 or HostTable.memory_bytes(dim, rows) <= size_bytes
+    assert HostTable.memory_bytes(dim, rows + 1) > size_bytes
+
+
+def test_all_tables_together_keep_within_the_budget_of_bytes():
+    store = MemoryStore(capacity_bytes=2_000_000)
+
+    for name, dim in (("m.a", 16), ("m.b", 8), ("m.c", 32)):
+        store.open_table(TableSpec(name, dim), 9000)
+
+    rows = [store.capacity_rows(name) for name in ("m.a", "m.b", "m.c")]
+    sizes = [HostTable.memory_bytes(dim, count) for dim, count in zip((16, 8, 32), rows, strict=True)]
+    assert 1_900_000 < sum(sizes) <= 2_000_000
+    assert rows[:2] == [9000, 9000]
+
+
+@pytest.mark.parametrize(
+    "budget", [{"capacity_rows": 0}, {"capacity_bytes": -1}, {"capacity_rows": 1, "capacity_bytes": 1}]
+)
+def test_a_budget_that_makes_no_sense_is_refused(budget):
+    with pytest.raises(ValueError, match="expected"):
+        MemoryStore(**budget)
+
+
+@pytest.mark.parametrize("combiner", ["sum", "mean"])
+def test_pooling_agrees_with_pytorchs_embedding_bag(combiner):
+    rng = np.random.default_rng(1)
+    rows = rng.normal(size=(50, 8)).astype(np.float32)
+    store = MemoryStore()
+    store.open_table(TableSpec(TABLE, 8), 50)
+    store.insert(TABLE, np.arange(50), rows)
+    row_ptrs = np.array([0, 3, 3, 4, 20, 40])
+    keys = rng.integers(0, 50, 40)
+    out = np.full((5, 8), np.nan, dtype=np.float32)
+
+    found = store.fetch_pooled(TABLE, keys, row_ptrs, out, combiner)
+
+    expected = torch.nn.functional.embedding_bag(
+        torch.from_numpy(keys),
+        torch.from_numpy(rows),
+        torch.from_numpy(row_ptrs),
+        mode=combiner,
+        include_last_offset=True,
+    )
+    assert found.all()
+    np.testing.assert_allclose(out, expected.numpy(), rtol=1e-5, atol=1e-6)  # float32 sums of at most 20 rows
+
+
+def test_pooling_into_another_dimension_is_refused():
+    store = MemoryStore()
+    store.open_table(TableSpec(TABLE, 8), 50)
+
+    with pytest.raises(StoreError, match="8 floats, asked for 4"):
+        store.fetch_pooled(TABLE, np.array([1]), np.array([0, 1]), np.zeros((1, 4), np.float32), "sum")
+
+
+def test_a_reserved_key_is_not_taken():
+    store = MemoryStore()
+    store.open_table(TableSpec(TABLE, 4), 10)
+
+    with pytest.raises(StoreError, match="reserved"):
+        insert(store, [2**63 - 1])

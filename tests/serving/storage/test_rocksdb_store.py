@@ -1,0 +1,300 @@
+import struct
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from serving.errors import MissingExtraError, StoreError
+from serving.storage import DurableStore, PooledStore, RocksDbStore, TableSpec, rocksdb_load
+
+TABLE = "model.table"
+TAG = "hps_et.model.table"
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "db"
+
+
+def open_store(path, dim=4, key_bytes=8, **options):
+    store = RocksDbStore(path, num_threads=1, **options)
+    store.open_table(TableSpec(TABLE, dim, key_bytes), 0)
+    return store
+
+
+def rows_of(keys, value=0.0):
+    """float32[N, 4] that can be told from the key."""
+    return (np.asarray(keys, dtype=np.float64)[:, None] % 1000 + value + np.arange(4)).astype(np.float32)
+
+
+def load(store, keys, digest="digest", batch_rows=100, value=0.0):
+    keys = np.asarray(keys, dtype=np.int64)
+    batches = (
+        (keys[i : i + batch_rows], rows_of(keys[i : i + batch_rows], value)) for i in range(0, keys.size, batch_rows)
+    )
+    store.bulk_load(TABLE, batches, digest)
+
+
+def fetch(store, keys):
+    out = np.full((len(keys), 4), np.nan, dtype=np.float32)
+    found = store.fetch(TABLE, np.asarray(keys, dtype=np.int64), out)
+    return out, found
+
+
+def test_rocksdb_is_durable_and_does_not_pool(path):
+    with_store = open_store(path)
+    assert isinstance(with_store, DurableStore)
+    assert not isinstance(with_store, PooledStore)
+    with_store.close()
+
+
+@pytest.mark.parametrize("run_bytes", [1, 40 * 300, rocksdb_load.RUN_BYTES])
+def test_a_bulk_load_holds_exactly_the_rows_given_in_however_many_files(path, monkeypatch, run_bytes):
+    monkeypatch.setattr(rocksdb_load, "RUN_BYTES", run_bytes)
+    keys = np.random.default_rng(0).permutation(np.arange(-500, 500) * 257)
+    with open_closing(path) as store:
+        load(store, keys)
+
+        out, found = fetch(store, [*keys, 13])
+
+        assert found[:-1].all()
+        assert not found[-1]
+        assert (out[:-1] == rows_of(keys)).all()
+        assert sum(batch.size for batch, _ in store.items(TABLE)) == 1000
+        assert store.loaded_from(TABLE) == "digest"
+        assert not (path / "loading").exists()
+
+
+@pytest.mark.parametrize("run_bytes", [1, rocksdb_load.RUN_BYTES])
+def test_of_duplicates_in_a_bulk_load_the_last_wins(path, monkeypatch, run_bytes):
+    monkeypatch.setattr(rocksdb_load, "RUN_BYTES", run_bytes)
+    with open_closing(path) as store:
+        batches = [(np.array([7, 8, 7]), rows_of([1, 2, 3])), (np.array([8, 9]), rows_of([4, 5]))]
+
+        store.bulk_load(TABLE, iter(batches), "digest")
+
+        assert (fetch(store, [7, 8, 9])[0] == rows_of([3, 4, 5])).all()
+
+
+def test_a_bulk_load_replaces_what_the_table_held(path):
+    with open_closing(path) as store:
+        load(store, [1, 2, 3], "first")
+        load(store, [3, 4], "second", value=0.5)
+
+        out, found = fetch(store, [1, 2, 3, 4])
+
+        assert found.tolist() == [False, False, True, True]
+        assert (out[2:] == rows_of([3, 4], 0.5)).all()
+        assert store.loaded_from(TABLE) == "second"
+
+
+def test_an_empty_bulk_load_leaves_an_empty_table_that_counts_as_loaded(path):
+    with open_closing(path) as store:
+        load(store, [1, 2])
+        store.bulk_load(TABLE, iter(()), "nothing")
+
+        assert not fetch(store, [1, 2])[1].any()
+        assert store.loaded_from(TABLE) == "nothing"
+
+
+def test_a_bulk_load_that_fails_halfway_does_not_count_as_loaded(path):
+    def batches():
+        yield np.arange(500), rows_of(np.arange(500))
+        raise StoreError("elsewhere", TABLE, "the file ends here")
+
+    with open_closing(path) as store:
+        load(store, [1], "before")
+        with pytest.raises(StoreError, match="the file ends here"):
+            store.bulk_load(TABLE, batches(), "after")
+
+        assert store.loaded_from(TABLE) is None
+
+
+def test_dropping_a_table_forgets_what_it_was_loaded_from(path):
+    with open_closing(path) as store:
+        load(store, [1])
+
+        store.drop_table(TABLE)
+
+        assert store.loaded_from(TABLE) is None
+
+
+def test_rows_and_the_record_of_the_load_survive_closing(path):
+    with open_closing(path) as store:
+        load(store, range(100))
+        store.insert(TABLE, np.array([100]), rows_of([100]))
+
+    with open_closing(path) as store:
+        assert fetch(store, range(101))[1].all()
+        assert store.loaded_from(TABLE) == "digest"
+        assert 100 <= store.count(TABLE) <= 102
+
+
+@pytest.mark.parametrize(("key_bytes", "code"), [(8, "<q"), (4, "<I")])
+def test_keys_and_values_have_the_layout_of_hps(path, key_bytes, code):
+    import rocksdict
+
+    key = 2**32 - 2
+    with open_closing(path, key_bytes=key_bytes) as store:
+        load(store, [key])
+        store.insert(TABLE, np.array([3]), rows_of([3]))
+    options = rocksdict.Options(raw_mode=True)
+    raw = rocksdict.Rdict(str(path), options, {"default": options, TAG: options}, rocksdict.AccessType.read_only(False))
+
+    content = dict(raw.get_column_family(TAG).items())
+
+    raw.close()
+    assert content == {struct.pack(code, one): struct.pack("<4f", *rows_of([one])[0]) for one in (key, 3)}
+
+
+def test_a_database_that_hps_wrote_can_be_read(path):
+    import rocksdict
+
+    options = rocksdict.Options(raw_mode=True)
+    options.create_if_missing(True)
+    raw = rocksdict.Rdict(str(path), options)
+    raw.create_column_family(TAG, options)[struct.pack("<q", -5)] = struct.pack("<4f", 1, 2, 3, 4)
+    raw.close()
+
+    with open_closing(path, read_only=True) as store:
+        out, found = fetch(store, [-5, 5])
+
+    assert found.tolist() == [True, False]
+    assert out[0].tolist() == [1, 2, 3, 4]
+
+
+def test_a_key_that_is_no_uint32_is_absent_from_a_uint32_table_and_not_taken(path):
+    with open_closing(path, key_bytes=4) as store:
+        load(store, [2**32 - 1, 0])
+
+        out, found = fetch(store, [-1, 2**32 - 1, 2**32, 0])
+
+        assert found.tolist() == [False, True, False, True]
+        assert (out[[0, 2]] == 0.0).all()
+        with pytest.raises(StoreError, match="does not fit 4 bytes"):
+            store.insert(TABLE, np.array([-1]), rows_of([1]))
+        assert store.evict(TABLE, np.array([-1])) is None
+        assert fetch(store, [2**32 - 1])[1].all()
+
+
+def test_fetching_in_small_pieces_changes_nothing(path):
+    with open_closing(path, max_batch_size=7) as store:
+        load(store, range(0, 100, 2))
+
+        out, found = fetch(store, range(100))
+
+        assert found.tolist() == [True, False] * 50
+        assert (out[::2] == rows_of(range(0, 100, 2))).all()
+
+
+def test_a_second_writer_is_refused_with_the_folder_and_the_lock(path):
+    with open_closing(path), pytest.raises(StoreError, match="already open for writing") as caught:
+        RocksDbStore(path)
+
+    assert str(path / "LOCK") in str(caught.value)
+
+
+def test_a_reader_opens_beside_a_writer(path):
+    with open_closing(path) as store:
+        load(store, range(10))
+
+        with open_closing(path, read_only=True) as reader:
+            assert fetch(reader, range(10))[1].all()
+            assert reader.loaded_from(TABLE) == "digest"
+
+
+def test_a_read_only_store_takes_nothing(path):
+    open_store(path).close()
+
+    with open_closing(path, read_only=True) as store:
+        for call in (
+            lambda: store.insert(TABLE, np.array([1]), rows_of([1])),
+            lambda: store.evict(TABLE, np.array([1])),
+            lambda: load(store, [1]),
+            lambda: store.open_table(TableSpec("model.other", 4), 0),
+        ):
+            with pytest.raises(StoreError, match="read-only"):
+                call()
+        store.drop_table(TABLE)
+        assert store.tables() == []
+
+    with open_closing(path, read_only=True) as store:
+        assert store.tables() == [TABLE]
+
+
+def test_a_read_only_store_that_is_not_there_is_an_error_that_names_it(path):
+    with pytest.raises(StoreError, match=str(path)):
+        RocksDbStore(path, read_only=True)
+
+
+@pytest.mark.parametrize("damage", ["missing", "truncated", "flipped"])
+def test_damaged_files_are_an_error_that_names_the_file(path, damage):
+    with open_closing(path) as store:
+        load(store, range(2000))
+    file = max(path.glob("*.sst"), key=lambda one: one.stat().st_size)
+    content = file.read_bytes()
+    if damage == "missing":
+        file.unlink()
+    elif damage == "truncated":
+        file.write_bytes(content[: len(content) // 2])
+    else:
+        file.write_bytes(content[:200] + bytes([content[200] ^ 0xFF]) + content[201:])
+
+    with pytest.raises(StoreError) as caught, open_closing(path) as store:
+        fetch(store, range(2000))
+
+    assert str(path) in str(caught.value)
+    assert file.stem.lstrip("0") in str(caught.value)
+
+
+def test_values_of_another_length_are_refused_by_their_key(path):
+    import rocksdict
+
+    with open_closing(path) as store:
+        load(store, [1, 2])
+    options = rocksdict.Options(raw_mode=True)
+    raw = rocksdict.Rdict(str(path), options, {"default": options, TAG: options})
+    raw.get_column_family(TAG)[(2).to_bytes(8, "little")] = b"x" * 12
+    raw.close()
+
+    with open_closing(path) as store, pytest.raises(StoreError, match="value of key 2 has 12 bytes, 4 floats are 16"):
+        fetch(store, [1, 2])
+
+
+def test_a_table_of_another_key_width_is_not_opened(path):
+    with open_closing(path) as store:
+        load(store, [1])
+
+    with pytest.raises(StoreError, match="keys of 8 bytes, expected 4"), open_closing(path, key_bytes=4):
+        pass
+
+
+def test_without_rocksdict_the_error_names_the_extra(path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "rocksdict", None)
+
+    with pytest.raises(MissingExtraError, match=r"pip install 'hotrow\[rocksdb\]'"):
+        RocksDbStore(path)
+
+
+def test_rocksdict_is_imported_only_when_a_database_is_opened():
+    code = "import sys, serving.storage; print('rocksdict' in sys.modules)"
+
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert done.stdout.strip() == "False"
+
+
+class open_closing:  # noqa: N801 - reads as a function
+    """``with open_closing(path) as store``: open the one table, close the store at the end."""
+
+    def __init__(self, path, **options):
+        self.options = (path, options)
+
+    def __enter__(self):
+        path, options = self.options
+        self.store = open_store(path, **options)
+        return self.store
+
+    def __exit__(self, *_):
+        self.store.close()

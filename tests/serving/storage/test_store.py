@@ -1,0 +1,257 @@
+"""What every store must do, against a dict."""
+
+import threading
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from serving.errors import StoreError
+from serving.storage import MemoryStore, RocksDbStore, TableSpec
+
+DIM = 4
+TABLE = "model.table"
+LARGEST_UINT32 = 2**32 - 1
+# Neighbours in value and in raw bytes, and the ends of the range.
+WIDE_KEYS = st.sampled_from([0, 1, 255, 256, 257, -1, -256, 2**32, 2**62, 2**63 - 3, -(2**63) + 2])
+NARROW_KEYS = st.sampled_from([0, 1, 255, 256, 257, 65536, 2**31, LARGEST_UINT32])
+
+
+def fetch(store, keys, dim=DIM, table=TABLE):
+    """Fetch into a buffer full of NaN, so that a row that is not written shows."""
+    out = np.full((len(keys), dim), np.nan, dtype=np.float32)
+    found = store.fetch(table, np.array(keys, dtype=np.int64), out)
+    return out, found
+
+
+def insert(store, rows, table=TABLE):
+    """Insert a list of (key, value) pairs; a value stands for a row filled with it."""
+    keys = np.array([key for key, _ in rows], dtype=np.int64)
+    store.insert(table, keys, np.array([[value] * DIM for _, value in rows], dtype=np.float32).reshape(-1, DIM))
+
+
+def assert_holds(store, rows, absent=()):
+    keys = [*rows, *absent]
+    out, found = fetch(store, keys)
+    assert found.tolist() == [True] * len(rows) + [False] * len(absent)
+    assert out.tolist() == [[value] * DIM for value in rows.values()] + [[0.0] * DIM for _ in absent]
+
+
+class StoreMachine(RuleBasedStateMachine):
+    """Random inserts, evictions, fetches and drops must leave a store as they leave a dict."""
+
+    keys = WIDE_KEYS
+    key_bytes = 8
+
+    @staticmethod
+    def open_store(folder):
+        return MemoryStore()
+
+    @initialize()
+    def begin(self):
+        self.folder = TemporaryDirectory()
+        self.store = self.open_store(Path(self.folder.name) / "db")
+        self.open_table()
+
+    def open_table(self):
+        self.model = {}
+        self.store.open_table(TableSpec(TABLE, DIM, self.key_bytes), 64)
+
+    def teardown(self):
+        if hasattr(self, "store"):
+            self.store.close()
+            self.folder.cleanup()
+
+    @rule(data=st.data())
+    def insert(self, data):
+        rows = data.draw(st.lists(st.tuples(self.keys, st.integers(1, 99)), max_size=6))
+        insert(self.store, rows)
+        self.model |= dict(rows)
+
+    @rule(data=st.data())
+    def evict(self, data):
+        keys = data.draw(st.lists(self.keys, max_size=4, unique=True))
+        held = self.store.evict(TABLE, np.array(keys, dtype=np.int64))
+        assert held in (None, sum(key in self.model for key in keys))
+        for key in keys:
+            self.model.pop(key, None)
+
+    @rule(data=st.data())
+    def fetch(self, data):
+        keys = data.draw(st.lists(self.keys, max_size=8))
+        out, found = fetch(self.store, keys)
+        assert found.tolist() == [key in self.model for key in keys]
+        assert out.tolist() == [[float(self.model.get(key, 0))] * DIM for key in keys]
+
+    @rule()
+    def drop(self):
+        self.store.drop_table(TABLE)
+        assert self.store.count(TABLE) == 0
+        self.open_table()
+
+    @invariant()
+    def items_are_the_dict(self):
+        if not hasattr(self, "store"):
+            return
+        seen = [
+            (key, row)
+            for keys, rows in self.store.items(TABLE, 3)
+            for key, row in zip(keys.tolist(), rows.tolist(), strict=True)
+        ]
+        assert sorted(seen) == sorted((key, [float(value)] * DIM) for key, value in self.model.items())
+
+
+class RocksDbMachine(StoreMachine):
+    @staticmethod
+    def open_store(folder):
+        return RocksDbStore(folder, num_threads=1)
+
+    @rule()
+    def reopen(self):
+        self.store.close()
+        self.store = self.open_store(Path(self.folder.name) / "db")
+        self.store.open_table(TableSpec(TABLE, DIM, self.key_bytes), 0)
+
+
+class NarrowRocksDbMachine(RocksDbMachine):
+    keys = NARROW_KEYS
+    key_bytes = 4
+
+
+TestMemoryStore = StoreMachine.TestCase
+TestMemoryStore.settings = settings(deadline=None, max_examples=60, stateful_step_count=20)
+TestRocksDbStore = RocksDbMachine.TestCase
+TestRocksDbStore.settings = settings(deadline=None, max_examples=12, stateful_step_count=15)
+TestRocksDbStoreOfUint32Keys = NarrowRocksDbMachine.TestCase
+TestRocksDbStoreOfUint32Keys.settings = settings(deadline=None, max_examples=8, stateful_step_count=15)
+
+
+def test_an_unknown_table_holds_no_keys(store):
+    out, found = fetch(store, [1, 2], table="model.unknown")
+
+    assert not found.any()
+    assert (out == 0.0).all()
+    assert store.count("model.unknown") == 0
+    assert store.capacity_rows("model.unknown") == 0
+    assert list(store.items("model.unknown")) == []
+    assert store.evict("model.unknown", np.array([1])) == 0
+    store.drop_table("model.unknown")
+
+
+def test_no_keys_are_no_error(store):
+    store.open_table(TableSpec(TABLE, DIM), 10)
+
+    insert(store, [])
+    out, found = fetch(store, [])
+
+    assert (out.shape, found.shape) == ((0, DIM), (0,))
+
+
+def test_of_duplicates_in_one_insert_the_last_wins(store):
+    store.open_table(TableSpec(TABLE, DIM), 10)
+
+    insert(store, [(5, 1), (6, 2), (5, 3)])
+
+    assert_holds(store, {5: 3.0, 6: 2.0}, absent=[7])
+
+
+def test_fetching_a_key_twice_gives_its_row_twice(store):
+    store.open_table(TableSpec(TABLE, DIM), 10)
+    insert(store, [(5, 1)])
+
+    out, found = fetch(store, [5, 9, 5])
+
+    assert found.tolist() == [True, False, True]
+    assert out[:, 0].tolist() == [1.0, 0.0, 1.0]
+
+
+def test_tables_do_not_see_each_others_keys(store):
+    store.open_table(TableSpec("m.a", DIM), 10)
+    store.open_table(TableSpec("m.b", DIM), 10)
+    insert(store, [(1, 1)], "m.a")
+    insert(store, [(1, 2)], "m.b")
+
+    store.drop_table("m.a")
+
+    assert store.tables() == ["m.b"]
+    assert fetch(store, [1], table="m.b")[0][0, 0] == 2.0
+    assert not fetch(store, [1], table="m.a")[1].any()
+
+
+def test_opening_an_open_table_again_keeps_its_rows(store):
+    store.open_table(TableSpec(TABLE, DIM), 10)
+    insert(store, [(1, 1)])
+
+    store.open_table(TableSpec(TABLE, DIM), 10)
+
+    assert_holds(store, {1: 1.0})
+
+
+def test_a_table_is_not_opened_with_another_dimension(store):
+    store.open_table(TableSpec(TABLE, DIM), 10)
+    insert(store, [(1, 1)])
+
+    with pytest.raises(StoreError, match=r"model\.table"):
+        store.open_table(TableSpec(TABLE, DIM + 1), 10)
+
+
+def test_rows_of_another_dimension_are_neither_given_nor_taken(store):
+    store.open_table(TableSpec(TABLE, DIM), 10)
+    insert(store, [(1, 1)])
+
+    with pytest.raises(StoreError, match="4 floats"):
+        fetch(store, [1], dim=DIM + 1)
+    with pytest.raises(StoreError, match="4 floats"):
+        store.insert(TABLE, np.array([2]), np.zeros((1, DIM + 1), np.float32))
+    assert_holds(store, {1: 1.0}, absent=[2])
+
+
+def test_an_insert_into_a_table_that_is_not_open_is_refused(store):
+    with pytest.raises(StoreError, match="not an open table"):
+        insert(store, [(1, 1)])
+
+
+def test_every_call_after_close_is_refused(store):
+    store.open_table(TableSpec(TABLE, DIM), 10)
+    store.close()
+    store.close()
+
+    for call in (
+        lambda: fetch(store, [1]),
+        lambda: insert(store, [(1, 1)]),
+        lambda: store.evict(TABLE, np.array([1])),
+        lambda: store.open_table(TableSpec(TABLE, DIM), 10),
+        lambda: store.count(TABLE),
+        lambda: store.capacity_rows(TABLE),
+        lambda: store.tables(),
+        lambda: store.drop_table(TABLE),
+        lambda: list(store.items(TABLE)),
+    ):
+        with pytest.raises(StoreError, match="closed"):
+            call()
+
+
+def test_readers_see_whole_rows_while_a_writer_overwrites_them(store):
+    store.open_table(TableSpec(TABLE, DIM), 200)
+    keys = np.arange(100)
+    store.insert(TABLE, keys, np.zeros((100, DIM), np.float32))
+    stop = threading.Event()
+
+    def write():
+        for value in range(1, 40):
+            store.insert(TABLE, keys, np.full((100, DIM), value, np.float32))
+        stop.set()
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    while not stop.is_set():
+        out, found = fetch(store, keys)
+        assert found.all()
+        assert (out == out[:, :1]).all()
+    writer.join()
+
+    assert (fetch(store, keys)[0] == 39.0).all()
