@@ -13,14 +13,17 @@ _EXIT_ERROR, _EXIT_INTERRUPTED = 2, 130
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; return its exit code: 0, 2 after an error, 130 after Ctrl-C."""
-    options = _parser().parse_args(arguments)
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    if options.eval_data and not options.data:
+        parser.error("--eval-data goes with --data; of generated samples the last tenth is evaluated on")
     try:
         _run(options)
     except HotrowError as err:
         print(f"hotrow-train: {err}", file=sys.stderr)
         return _EXIT_ERROR
     except KeyboardInterrupt:
-        print("hotrow-train: interrupted, nothing was written", file=sys.stderr)
+        print("hotrow-train: interrupted", file=sys.stderr)
         return _EXIT_INTERRUPTED
     return 0
 

@@ -78,4 +78,4 @@ def _train(
     for result in results:
         pace = f"epoch {result.epoch} of {options.epochs}: {len(samples):,} rows in {result.seconds:.1f} s"
         yield f"loss {result.loss:.4f}  ({pace})"
-        yield f"AUC {result.auc:.4f}  ({len(evaluation):,} rows not learnt from, log loss {result.evaluation_loss:.4f})"
+        yield f"AUC {result.auc:.4f}  (evaluation: {len(evaluation):,} rows, log loss {result.evaluation_loss:.4f})"

@@ -1,0 +1,184 @@
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from serving.model.manifest import verify_manifest
+from serving.session import load_model
+from training import cli
+from training.criteo import write_lines
+from training.criteo_reader import read_criteo
+from training.synthetic import generate
+
+DATA = Path(os.environ.get("HOTROW_TEST_DATA", Path(__file__).parents[3] / "shared" / "data"))
+
+
+def figures(text, name):
+    return [float(value) for value in re.findall(rf"^{name} ([\d.]+|nan)", text, flags=re.MULTILINE)]
+
+
+def write_criteo(path, rows, seed=0):
+    data = generate(rows, seed)
+    with path.open("w") as file:
+        write_lines(file, data.samples.labels, data.counts, data.samples.keys)
+    return path
+
+
+def test_generated_samples_become_a_served_model(tmp_path, capsys):
+    code = cli.main(["--synthetic", "3000", "--epochs", "2", "--output", str(tmp_path), "--batch-size", "100"])
+
+    output = capsys.readouterr().out
+    assert code == 0
+    assert len(figures(output, "loss")) == len(figures(output, "AUC")) == 2
+    assert 0.5 < figures(output, "AUC")[-1] < figures(output, "best known AUC")[0]
+    assert f"model written to {tmp_path / 'dcn' / '1'}\n" in output
+    assert f"hotrow serve {tmp_path}\n" in output
+    verify_manifest(tmp_path / "dcn" / "1")
+
+
+def test_a_criteo_file_and_a_graph_of_ones_own_become_a_model(tmp_path, capsys, document):
+    train, held_out = write_criteo(tmp_path / "train.txt", 500), write_criteo(tmp_path / "eval.txt", 77, seed=1)
+    graph = tmp_path / "mine.json"
+    graph.write_text(json.dumps(document))
+
+    code = cli.main(
+        ["--data", str(train), "--eval-data", str(held_out), "--model", str(graph), "--output", str(tmp_path / "out")]
+    )
+
+    output = capsys.readouterr().out
+    assert code == 0
+    assert "500 rows in" in output
+    assert "(evaluation: 77 rows," in output
+    assert "best known" not in output
+    verify_manifest(tmp_path / "out" / "mine" / "1")
+
+
+def test_without_evaluation_data_the_last_tenth_is_held_out(tmp_path, capsys):
+    path = write_criteo(tmp_path / "train.txt", 205)
+
+    assert cli.main(["--data", str(path), "--output", str(tmp_path), "--name", "mine"]) == 0
+
+    output = capsys.readouterr().out
+    assert "185 rows in" in output
+    assert "(evaluation: 20 rows," in output
+    keys = np.fromfile(tmp_path / "mine" / "1" / "sparse_embedding1" / "key", "<i8")
+    assert sorted(keys.tolist()) == np.unique(read_criteo(path).keys[:185]).tolist()
+
+
+def test_the_same_command_writes_the_same_model_twice(tmp_path):
+    for name in ("one", "two"):
+        assert cli.main(["--synthetic", "300", "--seed", "5", "--output", str(tmp_path), "--name", name]) == 0
+
+    for file in ("dense.model", "sparse_embedding1/key", "sparse_embedding1/emb_vector"):
+        assert (tmp_path / "one" / "1" / file).read_bytes() == (tmp_path / "two" / "1" / file).read_bytes()
+
+
+def test_the_learning_rate_option_goes_before_the_graphs(tmp_path, capsys):
+    losses = []
+    for rate in ("0.0001", "0.01"):
+        options = ["--epochs", "2", "--batch-size", "50", "--learning-rate", rate, "--output", str(tmp_path)]
+        assert cli.main(["--synthetic", "1000", *options]) == 0
+        losses.append(figures(capsys.readouterr().out, "loss")[-1])
+
+    assert losses[1] < losses[0] - 0.05
+
+
+def test_the_genuine_sample_trains_and_serves(tmp_path, capsys):
+    path = DATA / "criteo_sample.csv"
+    if not path.exists():
+        pytest.skip(f"no real data: {path} is absent (HOTROW_TEST_DATA)")
+
+    assert cli.main(["--data", str(path), "--output", str(tmp_path), "--epochs", "3"]) == 0
+
+    losses = figures(capsys.readouterr().out, "loss")
+    assert losses[2] < losses[0]
+    samples = read_criteo(path)
+    with load_model(tmp_path / "dcn") as session:
+        row_ptrs = np.arange(200 * 26 + 1, dtype=np.int32)
+        predictions = session.predict(samples.dense, samples.keys.reshape(-1), row_ptrs)
+    assert predictions.shape == (200, 1)
+    assert ((predictions > 0) & (predictions < 1)).all()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--data", "absent.txt", "--output", "out"], "absent.txt: no such file"),
+        (["--data", "bad.txt", "--output", "out"], "bad.txt line 1: 1 columns, expected 40"),
+        (["--data", "one.txt", "--output", "out"], "one.txt: 1 sample, expected at least 2"),
+        (["--synthetic", "10", "--output", "bad.txt"], "bad.txt: cannot be made"),
+        (["--synthetic", "10", "--output", "out", "--model", "wdl"], "wdl: no such graph file, and no built-in model"),
+        (["--synthetic", "10", "--output", "out", "--model", "bad.txt"], "bad.txt"),
+        (["--synthetic", "10", "--output", "out", "--name", "a/b"], "model name 'a/b'"),
+    ],
+)
+def test_what_cannot_be_done_is_said_in_one_line_with_exit_code_2(tmp_path, monkeypatch, capsys, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    Path("bad.txt").write_text("what?\n")
+    write_criteo(Path("one.txt"), 1)
+
+    code = cli.main(arguments)
+
+    errors = capsys.readouterr().err
+    assert code == 2
+    assert errors.startswith("hotrow-train: ")
+    assert errors.count("\n") == 1
+    assert message in errors
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--output", "out"],
+        ["--synthetic", "10"],
+        ["--synthetic", "9", "--output", "out"],
+        ["--synthetic", "many", "--output", "out"],
+        ["--synthetic", "10", "--data", "x", "--output", "out"],
+        ["--synthetic", "10", "--output", "out", "--epochs", "0"],
+        ["--synthetic", "10", "--output", "out", "--batch-size", "-1"],
+        ["--synthetic", "10", "--output", "out", "--learning-rate", "0"],
+        ["--synthetic", "10", "--output", "out", "--learning-rate", "nan"],
+        ["--synthetic", "10", "--output", "out", "--eval-data", "x"],
+        ["--synthetic", "10", "--output", "out", "--sed", "1"],
+    ],
+)
+def test_a_wrong_option_is_refused_with_exit_code_2(tmp_path, monkeypatch, capsys, arguments):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as caught:
+        cli.main(arguments)
+
+    assert caught.value.code == 2
+    assert "hotrow-train: error:" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_ctrl_c_is_quiet(tmp_path, monkeypatch, capsys):
+    def interrupted(options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "_run", interrupted)
+
+    assert cli.main(["--synthetic", "10", "--output", str(tmp_path)]) == 130
+    assert capsys.readouterr().err == "hotrow-train: interrupted\n"
+
+
+def test_help_needs_no_torch_and_a_missing_torch_names_the_extra(tmp_path):
+    hide_torch = "import sys; sys.modules['torch'] = None; from training.cli import main; sys.exit(main(sys.argv[1:]))"
+
+    shown = subprocess.run([sys.executable, "-c", hide_torch, "--help"], capture_output=True, text=True, check=False)
+    refused = subprocess.run(
+        [sys.executable, "-c", hide_torch, "--synthetic", "10", "--output", str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert shown.returncode == 0
+    assert "--synthetic ROWS" in shown.stdout
+    assert refused.returncode == 2
+    assert refused.stderr == "hotrow-train: training needs the package 'torch': pip install 'hotrow[train]'\n"
