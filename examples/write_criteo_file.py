@@ -1,0 +1,18 @@
+"""Write generated samples in Criteo's raw form, to try what reads it: ``hotrow-train --data FILE``.
+
+Run: python examples/write_criteo_file.py FILE ROWS [SEED]
+"""
+
+import sys
+from pathlib import Path
+
+from training.criteo import write_lines
+from training.synthetic import generate_blocks
+
+path, rows = Path(sys.argv[1]), int(sys.argv[2])
+seed = int(sys.argv[3]) if len(sys.argv) > 3 else 0
+
+with path.open("w") as file:
+    for block in generate_blocks(rows, seed):
+        write_lines(file, block.samples.labels, block.counts, block.samples.keys)
+print(f"{rows:,} samples written to {path}: hotrow-train --data {path} --output models")
