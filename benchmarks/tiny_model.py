@@ -87,7 +87,12 @@ class TinyModel:
     def graph(self):
         """The layers, and the ``inference`` clause that makes it an inference configuration."""
         sparse = [
-            {"top": f"{table}_keys", "type": "DistributedSlot", "max_feature_num_per_sample": 16 * slots, "slot_num": slots}
+            {
+                "top": f"{table}_keys",
+                "type": "DistributedSlot",
+                "max_feature_num_per_sample": 16 * slots,
+                "slot_num": slots,
+            }
             for table, slots in self.tables.items()
         ]
         embeddings = [

@@ -63,10 +63,11 @@ def _version() -> str:
 def _shadowing_package() -> str:
     """What to say if the package ``kernels`` is not ours (Hugging Face has one of that name); empty if all is well."""
     try:
-        if find_spec("kernels.errors") is not None:
+        if hasattr(import_module("kernels.errors"), "HotrowError"):
             return ""
-    except ModuleNotFoundError:
-        return "its package 'kernels' is not installed: pip install --force-reinstall hotrow"
+    except ModuleNotFoundError as err:
+        if err.name == "kernels":
+            return "its package 'kernels' is not installed: pip install --force-reinstall hotrow"
     found = find_spec("kernels")
     where = Path(found.origin).parent if found is not None and found.origin else "an unknown place"
     return (

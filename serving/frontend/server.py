@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import socket
+from typing import Any, cast
 
 import uvicorn
 from fastapi import FastAPI
@@ -25,14 +26,14 @@ class Connection(HttpToolsProtocol):
 
     _stopping = False
 
-    def eof_received(self) -> bool:  # type: ignore[override]
+    def eof_received(self) -> bool:  # type: ignore[override]  # asyncio's own may return True, uvicorn's never does
         """The client will send no more; True keeps our side open for the answer that it may still wait for."""
         cycle = self.cycle
         if cycle is None or cycle.response_complete:
             return False
         cycle.keep_alive = False
         if cycle.more_body:
-            cycle.scope[CUT_SHORT] = True  # type: ignore[typeddict-unknown-key]
+            cast(dict[str, Any], cycle.scope)[CUT_SHORT] = True
             cycle.more_body = False
             cycle.message_event.set()
         return True

@@ -9,7 +9,13 @@ from serving.protocol.tensors import json_kind
 
 _T = TypeVar("_T")
 _ABSENT = object()
-_KINDS: dict[type, str] = {str: "a string", list: "a list", dict: "an object", bool: "true or false", int: "a whole number"}
+_KINDS: dict[type, str] = {
+    str: "a string",
+    list: "a list",
+    dict: "an object",
+    bool: "true or false",
+    int: "a whole number",
+}
 
 
 def parse_document(text: bytes | memoryview) -> dict[str, Any]:

@@ -144,4 +144,5 @@ def json_kind(value: Any) -> str:
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, int | float):
         return f"the number {value}"
-    return {str: "a string", list: "a list", dict: "an object"}[type(value)]
+    kinds: dict[type, str] = {str: "a string", list: "a list", dict: "an object"}
+    return kinds[type(value)]

@@ -200,9 +200,7 @@ class TestWhatIsRefused:
             pytest.param(
                 7, b"1234567", "tensor DES: shape [1, 2] of FP32 needs 8 bytes, binary_data_size says 7", id="short"
             ),
-            pytest.param(
-                8, b"1234567", "tensor DES: binary_data_size says 8 bytes, but 7 are left", id="cut"
-            ),
+            pytest.param(8, b"1234567", "tensor DES: binary_data_size says 8 bytes, but 7 are left", id="cut"),
             pytest.param(8, b"123456789", "1 bytes follow the last tensor's data", id="trailing bytes"),
             pytest.param(-8, b"", "binary_data_size says -8", id="negative"),
             pytest.param("8", b"12345678", "binary_data_size: expected a whole number", id="a string"),

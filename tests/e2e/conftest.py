@@ -1,0 +1,113 @@
+"""A real `hotrow serve` process on a free port, and what the tests ask it."""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import urllib.error
+import urllib.request
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from benchmarks.tiny_model import TinyModel
+
+ROOT = Path(__file__).parents[2]
+DEADLINE_S = 60
+
+
+@dataclass
+class Served:
+    """A running server: its process, address and log file."""
+
+    process: subprocess.Popen
+    host: str
+    port: int
+    log: Path
+
+    @property
+    def url(self):
+        return f"http://{self.host}:{self.port}"
+
+    def ask(self, path, body=None, headers=None, method=None):
+        """One request; the answer's code, headers and bytes, whatever the code."""
+        data = json.dumps(body).encode() if isinstance(body, dict | list) else body
+        request = urllib.request.Request(self.url + path, data, headers or {}, method=method)
+        try:
+            with urllib.request.urlopen(request, timeout=DEADLINE_S) as response:
+                return response.status, response.headers, response.read()
+        except urllib.error.HTTPError as err:
+            with err:
+                return err.code, err.headers, err.read()
+
+    def connect(self):
+        """A raw connection, for what no client library would send."""
+        return socket.create_connection((self.host, self.port), timeout=DEADLINE_S)
+
+    def stop(self, how=signal.SIGTERM):
+        """Send a signal and return the exit code."""
+        self.process.send_signal(how)
+        return self.process.wait(DEADLINE_S)
+
+
+@contextlib.contextmanager
+def serving(repository, log, *options):
+    """Start `hotrow serve`, wait until it says where it listens, and leave no process behind."""
+    command = [sys.executable, "-m", "serving.cli.main", "serve", str(repository), "--http-port", "0", *options]
+    with (
+        log.open("wb") as errors,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, cwd=ROOT, env=dict(os.environ)) as process,
+    ):
+        watchdog = threading.Timer(DEADLINE_S, process.kill)
+        watchdog.start()
+        try:
+            lines = []
+            for line in process.stdout:
+                lines.append(line.decode())
+                if line.startswith(b"listening on http://"):
+                    break
+            else:
+                raise AssertionError(f"the server did not start: {lines} {log.read_text()}")
+            host, port = line.decode().strip().removeprefix("listening on http://").rsplit(":", 1)
+            yield Served(process, host, int(port), log)
+        finally:
+            watchdog.cancel()
+            process.kill()
+
+
+@pytest.fixture(scope="session")
+def model():
+    return TinyModel()
+
+
+@pytest.fixture(scope="session")
+def repository(tmp_path_factory, model):
+    """A repository with two versions of one model (version 1 has other weights) and a uint32 model without dense
+    features."""
+    path = tmp_path_factory.mktemp("repository")
+    TinyModel(seed=7).write(path, "tiny", 1)
+    model.write(path, "tiny", 2)
+    TinyModel(tables={"only": 2}, dense_dim=0, key_type="I32", rows=50).write(path, "small")
+    return path
+
+
+@pytest.fixture(scope="session")
+def served(repository, tmp_path_factory):
+    """One server for all tests that leave it running."""
+    with serving(repository, tmp_path_factory.mktemp("log") / "stderr", "--max-body-bytes", "200000") as served:
+        yield served
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Start further servers; all are stopped when the test ends."""
+    with contextlib.ExitStack() as stack:
+        count = iter(range(100))
+        yield lambda repository, *options: stack.enter_context(
+            serving(repository, tmp_path / f"stderr{next(count)}", *options)
+        )

@@ -1,0 +1,247 @@
+"""The life of a server process: starting, being too busy, stopping, being killed."""
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from benchmarks.tiny_model import TinyModel
+
+DEADLINE_S = 60
+
+
+@pytest.fixture
+def tiny_repository(tmp_path, model):
+    model.write(tmp_path / "repository")
+    return tmp_path / "repository"
+
+
+def samples_of(model, count, seed):
+    """A request body for /predict/tiny and its right answer."""
+    dense, bags = model.sample_requests(count, seed=seed)
+    samples = [{"dense": row.tolist(), "keys": slots} for row, slots in zip(dense, bags, strict=True)]
+    return json.dumps({"samples": samples}).encode(), model.probabilities(dense, bags)
+
+
+def is_right(answer, expected):
+    return np.allclose(json.loads(answer)["predictions"], expected, atol=2e-6)
+
+
+def read_answer(connection):
+    """One answer's head and body; both empty if the connection is closed instead."""
+    answer = b""
+    while b"\r\n\r\n" not in answer:
+        received = connection.recv(65536)
+        if not received:
+            return b"", answer
+        answer += received
+    head, _, body = answer.partition(b"\r\n\r\n")
+    length = int(next(line for line in head.split(b"\r\n") if line.startswith(b"content-length")).split()[1])
+    while len(body) < length:
+        body += connection.recv(65536)
+    return head, body
+
+
+class HeldRequest:
+    """A request whose headers the server has read and whose body it waits for."""
+
+    def __init__(self, served, body):
+        self._connection = served.connect()
+        self._body = body
+        head = "POST /predict/tiny HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: %d\r\n\r\n"
+        self._connection.sendall((head % len(body)).encode())
+        assert self._connection.recv(1000) == b"HTTP/1.1 100 Continue\r\n\r\n"
+
+    def finish(self):
+        """Send the body; the answer's head and body."""
+        with self._connection:
+            self._connection.sendall(self._body)
+            return read_answer(self._connection)
+
+
+def refuses_connections(served):
+    try:
+        with served.connect():
+            return False
+    except ConnectionError:  # refused, or reset while it waited to be accepted
+        return True
+
+
+def until(condition):
+    """Ask again until it is so."""
+    deadline = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline
+
+
+def test_more_requests_than_max_inflight_are_told_to_come_back(start, tiny_repository, model):
+    served = start(tiny_repository, "--max-inflight", "2")
+    body, expected = samples_of(model, 2, seed=1)
+    held = [HeldRequest(served, body) for _ in range(2)]
+
+    code, headers, answer = served.ask("/predict/tiny", body)
+
+    assert (code, headers["Retry-After"]) == (503, "1")
+    assert "2 requests are in hand" in json.loads(answer)["error"]
+    assert served.ask("/v2/health/ready")[0] == 200
+    assert all(is_right(request.finish()[1], expected) for request in held)
+    assert served.ask("/predict/tiny", body)[0] == 200
+
+
+def test_sigterm_lets_accepted_requests_finish_refuses_new_ones_and_exits_0(start, tiny_repository, model):
+    served = start(tiny_repository)
+    requests = [samples_of(model, 1 + seed, seed) for seed in range(5)]
+    held = [HeldRequest(served, body) for body, _ in requests]
+
+    served.process.send_signal(signal.SIGTERM)
+    until(lambda: refuses_connections(served))
+    answers = [request.finish() for request in held]
+
+    assert served.process.wait(DEADLINE_S) == 0
+    assert all(head.startswith(b"HTTP/1.1 200 ") for head, _ in answers)
+    assert all(is_right(body, expected) for (_, body), (_, expected) in zip(answers, requests, strict=True))
+    assert "Traceback" not in served.log.read_text()
+
+
+def test_sigterm_under_load_answers_every_request_that_reached_the_server(start, tiny_repository, model):
+    served = start(tiny_repository)
+    body, expected = samples_of(model, 3, seed=2)
+    head = b"POST /predict/tiny HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body)
+    answered, unanswered = [], []
+    running = threading.Barrier(9)
+
+    def send_until_told_to_stop():
+        with served.connect() as connection:
+            for number in range(1_000_000):
+                connection.sendall(head + body)
+                answer_head, answer = read_answer(connection)
+                (answered if answer_head.startswith(b"HTTP/1.1 200 ") else unanswered).append(answer)
+                if number == 20:
+                    running.wait(DEADLINE_S)
+                if not answer_head or b"connection: close" in answer_head:
+                    return
+
+    clients = [threading.Thread(target=send_until_told_to_stop) for _ in range(8)]
+    for client in clients:
+        client.start()
+    running.wait(DEADLINE_S)
+    code = served.stop(signal.SIGTERM)
+    for client in clients:
+        client.join(DEADLINE_S)
+
+    assert code == 0
+    assert not unanswered
+    assert len(answered) > 8 * 20
+    assert all(is_right(answer, expected) for answer in answered)
+
+
+def test_ctrl_c_exits_130_quietly(start, tiny_repository):
+    served = start(tiny_repository)
+
+    assert served.stop(signal.SIGINT) == 130
+    assert "Traceback" not in served.log.read_text()
+    assert "KeyboardInterrupt" not in served.log.read_text()
+
+
+def test_after_a_kill_in_the_middle_of_traffic_nothing_is_lost(start, tiny_repository, model):
+    tiers = {
+        "supportlonglong": True,
+        "models": [],
+        "volatile_db": {"type": "hash_map", "capacity_rows": 100},
+        "persistent_db": {"type": "rocks_db", "path": "rows"},
+    }
+    (tiny_repository / "ps.json").write_text(json.dumps(tiers))
+    requests = [samples_of(model, 1 + seed % 9, seed) for seed in range(40)]
+    first = start(tiny_repository)
+    before = [first.ask("/predict/tiny", body)[2] for body, _ in requests]
+
+    killed = threading.Event()
+
+    def keep_asking():
+        while not killed.is_set():
+            try:
+                first.ask("/predict/tiny", requests[0][0])
+            except OSError:
+                return
+
+    traffic = [threading.Thread(target=keep_asking) for _ in range(4)]
+    for thread in traffic:
+        thread.start()
+    first.stop(signal.SIGKILL)
+    killed.set()
+    for thread in traffic:
+        thread.join(DEADLINE_S)
+    second = start(tiny_repository)
+    after = [second.ask("/predict/tiny", body)[2] for body, _ in requests]
+
+    assert after == before
+    assert all(is_right(answer, expected) for answer, (_, expected) in zip(after, requests, strict=True))
+    hits = [
+        line for line in second.ask("/metrics")[2].decode().splitlines() if line.startswith("hotrow_tier_hits_total")
+    ]
+    assert any('tier="rocksdb"' in line and not line.endswith(" 0.0") for line in hits)
+
+
+def hotrow_serve(*arguments):
+    """Run `hotrow serve` that is expected to end by itself."""
+    command = [sys.executable, "-m", "serving.cli.main", "serve", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+
+
+def test_a_port_in_use_is_one_clear_line_and_exit_code_2(tiny_repository):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        done = hotrow_serve(tiny_repository, "--http-port", port)
+
+    assert done.returncode == 2
+    assert done.stderr == f"hotrow serve: 127.0.0.1:{port}: cannot listen: Address already in use\n"
+    assert done.stdout == ""
+
+
+def break_weights(repository):
+    (repository / "tiny" / "1" / "dense.model").write_bytes(b"1234")
+
+
+def break_tiers(repository):
+    (repository / "ps.json").write_text('{"supportlonglong": true, "volatil_db": {}}')
+
+
+def remove_everything(repository):
+    (repository / "tiny").rename(repository / ".tiny")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "expected"),
+    [
+        pytest.param(break_weights, "tiny/1/dense.model: expected 64 bytes, found 4", id="a broken model"),
+        pytest.param(break_tiers, "ps.json: volatil_db: ", id="a misspelt ps.json"),
+        pytest.param(remove_everything, "no model in it", id="an empty repository"),
+    ],
+)
+def test_a_repository_that_cannot_be_served_is_one_clear_line_and_exit_code_2(tiny_repository, spoil, expected):
+    spoil(tiny_repository)
+
+    done = hotrow_serve(tiny_repository, "--http-port", "0")
+
+    assert done.returncode == 2
+    assert expected in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert "listening" not in done.stdout
+
+
+def test_two_servers_share_nothing_but_the_files(start, tiny_repository, tmp_path):
+    other = TinyModel(seed=5)
+    other.write(tmp_path / "other")
+    body, expected = samples_of(other, 2, seed=3)
+
+    first, second = start(tiny_repository), start(tmp_path / "other")
+
+    assert first.port != second.port
+    assert is_right(second.ask("/predict/tiny", body)[2], expected)
+    assert not is_right(first.ask("/predict/tiny", body)[2], expected)

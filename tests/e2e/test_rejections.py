@@ -1,0 +1,270 @@
+"""Whatever is wrong with a request is told with a 4xx that names the tensor or the path, and hurts nobody else."""
+
+import gzip
+import json
+import socket
+import struct
+
+import numpy as np
+import pytest
+
+from benchmarks.tiny_model import flatten
+
+INFER = "/v2/models/tiny/infer"
+
+
+@pytest.fixture(autouse=True)
+def _still_right_afterwards(served, model):
+    """After every refusal the server gives a right answer and has logged no traceback."""
+    yield
+    dense, bags = model.sample_requests(2, seed=1)
+    samples = [{"dense": row.tolist(), "keys": slots} for row, slots in zip(dense, bags, strict=True)]
+    code, _, body = served.ask("/predict/tiny", {"samples": samples})
+    assert code == 200
+    np.testing.assert_allclose(json.loads(body)["predictions"], model.probabilities(dense, bags), atol=2e-6)
+    assert "Traceback" not in served.log.read_text()
+
+
+def request(**changes):
+    """A valid request of two samples as JSON, with some inputs replaced: ``CATCOLUMN={"data": [...]}``."""
+    inputs = {
+        "DES": {"datatype": "FP32", "shape": [1, 6], "data": [0.5] * 6},
+        "CATCOLUMN": {"datatype": "INT64", "shape": [4], "data": [1, 2, 3, 4]},
+        "ROWINDEX": {"datatype": "INT32", "shape": [7], "data": [0, 1, 1, 2, 3, 3, 4]},
+    }
+    for name, change in changes.items():
+        inputs[name] = inputs[name] | change
+        inputs[name].setdefault("shape", [len(inputs[name]["data"])])
+        if "data" in change and "shape" not in change:
+            inputs[name]["shape"] = [len(change["data"])]
+    return {"inputs": [{"name": name, **tensor} for name, tensor in inputs.items()]}
+
+
+def refused(served, body, path=INFER, headers=None):
+    """The code and message of a refusal."""
+    code, _, answer = served.ask(path, body, headers)
+    document = json.loads(answer)
+    assert list(document) == ["error"]
+    return code, document["error"]
+
+
+def test_the_request_that_is_spoilt_below_is_valid(served):
+    assert served.ask(INFER, request())[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        pytest.param({"DES": {"datatype": "FP64"}}, "tensor DES must be FP32", id="wrong dtype"),
+        pytest.param({"DES": {"data": [0.5] * 5, "shape": [1, 6]}}, "inputs[0].data: shape [1, 6]", id="wrong length"),
+        pytest.param({"DES": {"data": [0.5] * 9}}, "DES: expected 2 samples of 3 features", id="more dense features"),
+        pytest.param({"DES": {"data": [0.5] * 6, "shape": [3, 2]}}, "DES", id="dense features of another width"),
+        pytest.param({"DES": {"data": [0.5] * 5 + [1e39]}}, "inputs[0].data[5]: 1e+39", id="beyond float32"),
+        pytest.param(
+            {"ROWINDEX": {"data": [0, 1, 1, 3, 2, 3, 4]}}, "ROWINDEX: falls from 3 to 2", id="falling offsets"
+        ),
+        pytest.param(
+            {"ROWINDEX": {"data": [0, 1, 1, 2, 3, 3, 3]}}, "ROWINDEX: the offsets end at 3", id="offsets end early"
+        ),
+        pytest.param(
+            {"ROWINDEX": {"data": [0, 1, 1, 2, 3, 3, 5]}}, "ROWINDEX: the offsets end at 5", id="offsets end late"
+        ),
+        pytest.param({"ROWINDEX": {"data": [1, 1, 1, 2, 3, 3, 4]}}, "ROWINDEX: expected 0", id="offsets start at 1"),
+        pytest.param({"ROWINDEX": {"data": [0, 1, 1, 2, 3, 4]}}, "ROWINDEX: expected", id="half a sample"),
+        pytest.param(
+            {"ROWINDEX": {"data": [0] * 196}}, "ROWINDEX: 65 samples, but the model takes at most 64", id="many"
+        ),
+        pytest.param({"ROWINDEX": {"data": [0]}}, "ROWINDEX", id="no sample"),
+        pytest.param({"CATCOLUMN": {"data": [1, 2, 3, 2**63 - 1]}}, "CATCOLUMN: 9223372036854775807", id="largest key"),
+        pytest.param(
+            {"CATCOLUMN": {"data": [1, 2, 3, -(2**63)]}}, "CATCOLUMN: -9223372036854775808", id="smallest key"
+        ),
+        pytest.param({"CATCOLUMN": {"data": [1, 2, 3, 2**64]}}, "inputs[1].data[3]", id="no int64"),
+        pytest.param({"CATCOLUMN": {"data": [1, 2, 3]}}, "CATCOLUMN has 3 keys", id="a key too few"),
+    ],
+)
+def test_a_tensor_that_is_no_request(served, changes, expected):
+    code, error = refused(served, request(**changes))
+
+    assert code == 400
+    assert expected in error
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_dense_features_that_are_no_numbers_can_only_come_as_bytes_and_are_refused(served, value):
+    dense = np.array([0, 0, 0, 0, value, 0], np.float32)
+    body = request()
+    body["inputs"][0] = {
+        "name": "DES",
+        "datatype": "FP32",
+        "shape": [1, 6],
+        "parameters": {"binary_data_size": 24},
+    }
+    head = json.dumps(body).encode()
+
+    code, error = refused(served, head + dense.tobytes(), headers={"Inference-Header-Content-Length": str(len(head))})
+
+    assert (code, error) == (400, f"DES: sample 1, feature 1 is {np.float32(value)} in float32")
+
+
+def test_a_key_beyond_uint32_for_a_uint32_model(served):
+    keys, row_ptrs = flatten([[[2**32], []]])
+    body = {
+        "inputs": [
+            {"name": "CATCOLUMN", "datatype": "INT64", "shape": [1], "data": keys.tolist()},
+            {"name": "ROWINDEX", "datatype": "INT32", "shape": [3], "data": row_ptrs.tolist()},
+        ]
+    }
+
+    code, error = refused(served, body, "/v2/models/small/infer")
+
+    assert code == 400
+    assert "CATCOLUMN: 4294967296 at position 0" in error
+
+
+@pytest.mark.parametrize(
+    ("path", "code", "expected"),
+    [
+        ("/v2/models/nope/infer", 404, "no model 'nope' is served; there is 'small', 'tiny'"),
+        ("/v2/models/tiny/versions/1/infer", 404, "no version '1' of model 'tiny' is served; there is version 2"),
+        ("/v2/models/tiny/versions/x/infer", 404, "no version 'x'"),
+        ("/predict/nope", 404, "no model 'nope' is served"),
+        ("/v2/models/nope%2Fx/infer", 404, ""),
+        ("/nowhere", 404, "Not Found"),
+        ("/v2/models//infer", 404, "Not Found"),
+        ("/metrics", 405, "Method Not Allowed"),
+    ],
+)
+def test_a_path_that_does_not_lead_anywhere(served, path, code, expected):
+    answered, error = refused(served, request(), path)
+
+    assert answered == code
+    assert expected in error
+
+
+@pytest.mark.parametrize("path", [INFER, "/predict/tiny"])
+def test_a_method_that_is_not_allowed_is_told_which_is(served, path):
+    code, headers, body = served.ask(path)
+
+    assert (code, headers["Allow"]) == (405, "POST")
+    assert json.loads(body) == {"error": "Method Not Allowed"}
+
+
+@pytest.mark.parametrize("path", ["/v2/models/nope", "/v2/models/nope/ready", "/v2/models/nope/config"])
+def test_metadata_of_an_unknown_model(served, path):
+    code, _, body = served.ask(path)
+
+    assert code == 404
+    assert "'nope'" in json.loads(body)["error"]
+
+
+@pytest.mark.parametrize("path", [INFER, "/predict/tiny"])
+class TestBodies:
+    def test_bad_json(self, served, path):
+        assert refused(served, b'{"inputs": [', path)[0] == 400
+
+    def test_no_body(self, served, path):
+        assert refused(served, b"", path)[0] == 400
+
+    def test_an_oversized_body(self, served, path):
+        code, error = refused(served, b" " * 200_001, path)
+
+        assert code == 413
+        assert "the server accepts 200,000" in error
+
+    def test_an_oversized_body_is_refused_before_it_is_sent(self, served, path):
+        with served.connect() as connection:
+            connection.sendall(f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: 999999999999\r\n\r\n".encode())
+            answer = connection.recv(65536)
+
+        assert answer.startswith(b"HTTP/1.1 413 ")
+
+    def test_an_oversized_chunked_body_is_refused_while_it_comes(self, served, path):
+        chunk = b"%x\r\n%s\r\n" % (50_000, b" " * 50_000)
+        with served.connect() as connection:
+            connection.sendall(f"POST {path} HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n".encode())
+            connection.sendall(chunk * 5)  # and no end of the body
+            answer = connection.recv(65536)
+
+        assert answer.startswith(b"HTTP/1.1 413 ")
+
+    def test_a_small_body_that_unpacks_to_an_oversized_one(self, served, path):
+        code, error = refused(served, gzip.compress(b" " * 200_001), path, {"Content-Encoding": "gzip"})
+
+        assert code == 413
+        assert "once decompressed" in error
+
+    def test_an_unknown_encoding(self, served, path):
+        assert refused(served, b"x", path, {"Content-Encoding": "br"})[0] == 415
+
+    def test_a_body_that_is_not_what_its_encoding_says(self, served, path):
+        assert refused(served, b"x", path, {"Content-Encoding": "gzip"})[0] == 400
+
+    @pytest.mark.parametrize("chunked", [False, True], ids=["content-length", "chunked"])
+    def test_a_body_cut_short(self, served, path, chunked):
+        length = "Transfer-Encoding: chunked" if chunked else "Content-Length: 100"
+        body = b'40\r\n{"inputs"' if chunked else b'{"inputs"'
+        with served.connect() as connection:
+            connection.sendall(f"POST {path} HTTP/1.1\r\nHost: x\r\n{length}\r\n\r\n".encode() + body)
+            connection.shutdown(socket.SHUT_WR)
+            answer = b"".join(iter(lambda: connection.recv(65536), b""))
+
+        assert answer.startswith(b"HTTP/1.1 400 ")
+        assert b"the body was cut short after 9" in answer
+
+    def test_a_client_that_vanishes_in_the_middle_of_a_body(self, served, path):
+        with served.connect() as connection:
+            connection.sendall(f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\nabc".encode())
+            # No linger: close sends a reset, not an orderly end.
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+    def test_a_body_longer_than_its_content_length(self, served, path):
+        with served.connect() as connection:
+            connection.sendall(f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{{}} trailing".encode())
+            connection.shutdown(socket.SHUT_WR)
+            answer = b"".join(iter(lambda: connection.recv(65536), b""))
+
+        assert answer.startswith(b"HTTP/1.1 400 ")
+
+    @pytest.mark.parametrize("length", ["-1", "ten", "1" * 40])
+    def test_a_content_length_that_is_no_length(self, served, path, length):
+        with served.connect() as connection:
+            connection.sendall(f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {length}\r\n\r\n{{}}".encode())
+            answer = connection.recv(65536)
+
+        assert answer.startswith((b"HTTP/1.1 400 ", b"HTTP/1.1 413 "))
+
+
+@pytest.mark.parametrize("length", ["-5", "100000", "ten", "3"])
+def test_an_inference_header_length_that_is_wrong(served, length):
+    assert refused(served, request(), headers={"Inference-Header-Content-Length": length})[0] == 400
+
+
+def test_a_whole_request_from_a_client_that_closes_its_side_is_answered(served):
+    body = json.dumps(request()).encode()
+    with served.connect() as connection:
+        connection.sendall(
+            b"POST %s HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % (INFER.encode(), len(body)) + body
+        )
+        connection.shutdown(socket.SHUT_WR)
+        answer = b"".join(iter(lambda: connection.recv(65536), b""))
+
+    assert answer.startswith(b"HTTP/1.1 200 ")
+    assert b'"OUTPUT0"' in answer
+
+
+def test_requests_sent_without_waiting_for_answers_are_answered_in_order(served):
+    bodies = [json.dumps(request() | {"id": str(number)}).encode() for number in range(5)]
+    with served.connect() as connection:
+        for body in bodies:
+            connection.sendall(
+                b"POST %s HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % (INFER.encode(), len(body)) + body
+            )
+        connection.shutdown(socket.SHUT_WR)
+        answer = b"".join(iter(lambda: connection.recv(65536), b""))
+
+    assert answer.count(b"HTTP/1.1 200 ") == 5
+    assert [answer.find(b'"id":"%d"' % number) for number in range(5)] == sorted(
+        answer.find(b'"id":"%d"' % number) for number in range(5)
+    )
+    assert b'"id":"4"' in answer

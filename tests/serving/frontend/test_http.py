@@ -1,0 +1,151 @@
+"""The application by itself: what clients see when something behind it fails."""
+
+import asyncio
+import json
+import logging
+
+import httpx
+import pytest
+
+from benchmarks.tiny_model import TinyModel
+from kernels.errors import HotrowError, ReservedKeyError
+from serving import errors
+from serving.frontend.body import Limits
+from serving.frontend.codes import HTTP_CODES, http_code
+from serving.frontend.http import Settings, create_app
+from serving.repository import ModelRepository
+
+SAMPLES = {"samples": [{"dense": [1, 2, 3], "keys": [[1], [2], []]}]}
+INFER = {
+    "inputs": [
+        {"name": "DES", "datatype": "FP32", "shape": [1, 3], "data": [1, 2, 3]},
+        {"name": "CATCOLUMN", "datatype": "INT64", "shape": [2], "data": [1, 2]},
+        {"name": "ROWINDEX", "datatype": "INT32", "shape": [4], "data": [0, 1, 2, 2]},
+    ]
+}
+ROUTES = [("/predict/tiny", SAMPLES), ("/v2/models/tiny/infer", INFER)]
+
+
+@pytest.fixture
+def repository(tmp_path):
+    TinyModel().write(tmp_path)
+    with ModelRepository(tmp_path) as repository:
+        repository.load()
+        yield repository
+
+
+@pytest.fixture
+def ask(repository):
+    """Ask the application, without a server or a socket."""
+    app = create_app(repository, Settings(limits=Limits(max_body_bytes=1000)))
+
+    def ask(method, path, **request):
+        async def exchange():
+            transport = httpx.ASGITransport(app=app)
+            async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+                return await client.request(method, path, **request)
+
+        return asyncio.run(exchange())
+
+    return ask
+
+
+@pytest.fixture
+def failing(repository, monkeypatch):
+    """Make every prediction raise an error."""
+
+    def fail_with(error):
+        def raise_it(_self, _batch):
+            raise error
+
+        monkeypatch.setattr(type(repository.session("tiny")), "predict_batch", raise_it)
+
+    return fail_with
+
+
+def all_errors(base=HotrowError):
+    return [base, *(error for child in base.__subclasses__() for error in all_errors(child))]
+
+
+@pytest.mark.parametrize("kind", all_errors(), ids=lambda kind: kind.__name__)
+def test_every_error_has_a_code_that_says_whose_fault_it_is(kind):
+    code = http_code(kind.__new__(kind))
+
+    assert (code < 500) == issubclass(kind, errors.RequestError | ReservedKeyError)
+
+
+def test_no_entry_of_the_table_is_hidden_by_a_nearer_one():
+    assert all(http_code(kind.__new__(kind)) == code for kind, code in HTTP_CODES.items())
+
+
+@pytest.mark.parametrize(("path", "body"), ROUTES)
+def test_a_bug_is_a_500_without_a_traceback_for_the_client_and_one_in_the_log(ask, failing, caplog, path, body):
+    failing(ZeroDivisionError("secret detail"))
+
+    response = ask("POST", path, json=body)
+
+    assert response.status_code == 500
+    assert response.json() == {"error": "internal error; see the server's log"}
+    assert "secret detail" in caplog.text
+    assert "Traceback" in caplog.text
+
+
+@pytest.mark.parametrize(("path", "body"), ROUTES)
+def test_a_tier_that_is_down_is_a_503_that_says_when_to_come_back(ask, failing, caplog, path, body):
+    failing(errors.StoreError("rocksdb", "tiny.user", "no answer"))
+
+    with caplog.at_level(logging.ERROR):
+        response = ask("POST", path, json=body)
+
+    assert response.status_code == 503
+    assert response.headers["Retry-After"] == "1"
+    assert response.json() == {"error": "rocksdb: table 'tiny.user': no answer"}
+    assert not caplog.records
+
+
+@pytest.mark.parametrize(("path", "body"), ROUTES)
+def test_failures_are_counted_under_their_model(ask, failing, path, body):
+    failing(ZeroDivisionError())
+    ask("POST", path, json=body)
+
+    page = ask("GET", "/metrics").text
+
+    assert 'hotrow_requests_total{code="500",model="tiny"} 1.0' in page
+    assert "hotrow_requests_in_flight 0.0" in page
+
+
+@pytest.mark.parametrize(("path", "body"), ROUTES)
+def test_a_body_beyond_the_limit_is_counted_and_refused(ask, path, body):
+    response = ask("POST", path, content=json.dumps(body).ljust(1001))
+
+    assert response.status_code == 413
+    assert 'code="413",model="tiny"' in ask("GET", "/metrics").text
+
+
+def test_a_server_without_models_is_live_but_not_ready(tmp_path):
+    app = create_app(ModelRepository(tmp_path))
+
+    async def codes():
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://test") as client:
+            return [(await client.get(f"/v2/health/{what}")).status_code for what in ("live", "ready")]
+
+    assert asyncio.run(codes()) == [200, 503]
+
+
+def test_two_applications_count_apart(repository, ask):
+    ask("POST", "/predict/tiny", json=SAMPLES)
+    other = create_app(repository)
+
+    async def page():
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app=other), base_url="http://test") as client:
+            return (await client.get("/metrics")).text
+
+    assert "hotrow_requests_total{" not in asyncio.run(page())
+
+
+def test_the_openapi_document_describes_every_route_for_people(ask):
+    paths = ask("GET", "/openapi.json").json()["paths"]
+
+    assert {"/v2", "/v2/health/live", "/v2/models/{model}", "/predict/{model}", "/metrics"} <= set(paths)
+    responses = paths["/predict/{model}"]["post"]["responses"]
+    assert responses["200"]["content"]["application/json"]["schema"]["example"]["predictions"] == [[0.731]]

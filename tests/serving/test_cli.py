@@ -1,0 +1,167 @@
+"""The `hotrow` command line, without a server."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.tiny_model import TinyModel
+from serving.cli.main import main
+
+
+def test_the_version_is_printed(capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main(["--version"])
+
+    assert stopped.value.code == 0
+    assert capsys.readouterr().out.startswith("hotrow ")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["fly"],
+        ["serve"],
+        ["serve", "x", "--http-port", "70000"],
+        ["serve", "x", "--http-port", "-1"],
+        ["serve", "x", "--threads", "0"],
+        ["serve", "x", "--max-inflight", "0"],
+        ["serve", "x", "--max-body-bytes", "1.5"],
+        ["serve", "x", "--engine", "torch"],
+        ["predict", "model"],
+        ["check"],
+    ],
+    ids=" ".join,
+)
+def test_a_wrong_command_line_exits_with_2_and_says_how_it_goes(arguments, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main(arguments)
+
+    assert stopped.value.code == 2
+    assert "usage: hotrow" in capsys.readouterr().err
+
+
+class TestCheck:
+    def test_a_repository_prints_every_table_and_the_total(self, tmp_path, capsys):
+        TinyModel(rows=100_000, dim=16, tables={"ad": 1}).write(tmp_path, "a")
+        TinyModel().write(tmp_path, "b", version=4)
+
+        assert main(["check", str(tmp_path)]) == 0
+
+        lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+        assert [line[:4] for line in lines if line[0] == "model"] == [
+            ["model", "a", "version", "1"],
+            ["model", "b", "version", "4"],
+        ]
+        sizes = {line[0]: float(line[-2]) for line in lines if line[0] != "model"}
+        assert set(sizes) == {"ad", "user", "item", "dense", "total"}
+        # 100,000 rows of 16 floats are 6.1 MiB; keys, buckets and headroom come on top.
+        assert 6.1 < sizes["ad"] < 3 * 6.1
+        assert sizes["total"] == pytest.approx(sizes["ad"] + sizes["user"] + sizes["item"], abs=0.05)
+
+    @pytest.mark.parametrize("form", ["version directory", "model directory", "inference JSON", "ps.json"])
+    def test_every_form_of_configuration(self, tmp_path, capsys, form):
+        version = TinyModel().write(tmp_path)
+        ps = tmp_path / "ps.json"
+        entry = {
+            "model": "listed",
+            "sparse_files": ["tiny/1/user", "tiny/1/item"],
+            "dense_file": "tiny/1/dense.model",
+            "network_file": "tiny/1/graph.json",
+        }
+        ps.write_text(json.dumps({"supportlonglong": True, "models": [entry]}))
+        path = {
+            "version directory": version,
+            "model directory": version.parent,
+            "inference JSON": version / "graph.json",
+            "ps.json": ps,
+        }[form]
+
+        assert main(["check", str(path)]) == 0
+
+        out = capsys.readouterr().out
+        assert "user" in out
+        assert "total" in out
+
+    @pytest.mark.parametrize(
+        ("write", "expected"),
+        [
+            pytest.param(lambda path: None, "no such file", id="nothing there"),
+            pytest.param(lambda path: path.write_text("{"), "line 1 column 2", id="broken JSON"),
+            pytest.param(lambda path: path.write_text("[]"), "expected an inference JSON", id="no object"),
+            pytest.param(lambda path: path.write_text('{"layers": []}'), "expected an inference JSON", id="a graph"),
+            pytest.param(
+                lambda path: path.write_text('{"supportlonglong": true, "models": [{}]}'),
+                "models[0].",
+                id="an empty model",
+            ),
+            pytest.param(lambda path: path.mkdir(), "no model in it", id="an empty folder"),
+        ],
+    )
+    def test_something_else_is_one_line_and_exit_code_1(self, tmp_path, capsys, write, expected):
+        path = tmp_path / "config"
+        write(path)
+
+        assert main(["check", str(path)]) == 1
+
+        error = capsys.readouterr().err
+        assert error.startswith("hotrow check: ")
+        assert expected in error
+        assert error.count("\n") == 1
+
+    def test_dense_weights_that_do_not_fit_the_graph(self, tmp_path, capsys):
+        version = TinyModel().write(tmp_path)
+        (version / "manifest.json").unlink()
+        (version / "dense.model").write_bytes(b"1234")
+
+        assert main(["check", str(tmp_path)]) == 1
+
+        assert "dense.model" in capsys.readouterr().err
+
+
+class TestPredict:
+    @pytest.mark.parametrize(
+        ("arguments", "expected"),
+        [
+            pytest.param(["m", "{none}"], "No such file", id="no such file"),
+            pytest.param(["m", "{file}", "--url", "ftp://x"], "expected http://", id="another protocol"),
+            pytest.param(["m", "{file}", "--url", "http://127.0.0.1:1"], "Connection refused", id="nobody listens"),
+            pytest.param(["m", "{file}", "--url", "http://"], "http://", id="no host"),
+        ],
+    )
+    def test_what_cannot_be_asked_is_one_line_and_exit_code_1(self, tmp_path, capsys, arguments, expected):
+        (tmp_path / "file").write_text("{}")
+        places = {"file": tmp_path / "file", "none": tmp_path / "none"}
+
+        assert main(["predict", *(argument.format(**places) for argument in arguments)]) == 1
+
+        error = capsys.readouterr().err
+        assert expected in error
+        assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize("foreign", ["__init__.py", "errors.py"])
+def test_a_package_of_another_project_called_kernels_is_told_apart(tmp_path, foreign):
+    """Hugging Face's `kernels` has the same import name."""
+    root = Path(__file__).parents[2]
+    (tmp_path / "serving").symlink_to(root / "serving")
+    (tmp_path / "kernels").mkdir()
+    (tmp_path / "kernels" / "__init__.py").write_text("")
+    (tmp_path / "kernels" / foreign).write_text("")
+
+    done = subprocess.run(
+        # -S: an editable install of this very project would come first otherwise.
+        [sys.executable, "-S", "-c", "import sys; from serving.cli.main import main; sys.exit(main(['--version']))"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert done.returncode == 2
+    assert str(tmp_path / "kernels") in done.stderr
+    assert "pip uninstall kernels" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,212 @@
+"""Which models a repository serves, and what is said about those it cannot."""
+
+import json
+
+import numpy as np
+import pytest
+
+from benchmarks.tiny_model import TinyModel, flatten
+from kernels.errors import DeviceUnavailableError
+from serving.errors import ConfigError, ModelFileError, UnknownModelError
+from serving.repository import ModelRepository
+
+
+@pytest.fixture
+def loaded():
+    """Load repositories; all are closed when the test ends."""
+    opened = []
+
+    def load(path, **options):
+        opened.append(ModelRepository(path, **options))
+        opened[-1].load()
+        return opened[-1]
+
+    yield load
+    for repository in opened:
+        repository.close()
+
+
+def probabilities(session, model, seed=0):
+    """What the session answers and what it should, for the same random samples."""
+    dense, bags = model.sample_requests(5, seed)
+    keys, row_ptrs = flatten(bags)
+    return session.predict(dense, keys, row_ptrs), model.probabilities(dense, bags)
+
+
+def assert_serves(session, model):
+    answered, expected = probabilities(session, model)
+    np.testing.assert_allclose(answered, expected, atol=2e-6)
+
+
+def ps_json(path, models=(), **tiers):
+    (path / "ps.json").write_text(json.dumps({"supportlonglong": True, "models": list(models), **tiers}))
+
+
+def listed(directory, **changes):
+    """The entry of ps.json that names a version's files."""
+    entry = {
+        "model": directory.parent.name,
+        "sparse_files": [str(directory / "user"), str(directory / "item")],
+        "dense_file": str(directory / "dense.model"),
+        "network_file": str(directory / "graph.json"),
+        "gpucache": False,
+        "max_batch_size": 3,
+    }
+    return {**entry, **changes}
+
+
+class TestWhatIsServed:
+    def test_the_newest_version_of_every_model(self, tmp_path, loaded):
+        newest, other = TinyModel(seed=1), TinyModel(seed=2)
+        TinyModel(seed=3).write(tmp_path, "a", 9)
+        newest.write(tmp_path, "a", 10)
+        other.write(tmp_path, "b", 1)
+
+        repository = loaded(tmp_path)
+
+        assert sorted(repository.models()) == ["a", "b"]
+        assert repository.session("a").config.version == 10
+        assert_serves(repository.session("a", "10"), newest)
+        assert_serves(repository.session("b"), other)
+
+    @pytest.mark.parametrize("engine", ["numpy", "onnx"])
+    def test_with_either_engine(self, tmp_path, loaded, engine):
+        TinyModel().write(tmp_path)
+
+        assert_serves(loaded(tmp_path, engine=engine).session("tiny"), TinyModel())
+
+    def test_hidden_folders_files_and_folders_without_versions_are_not_looked_at(self, tmp_path, loaded):
+        TinyModel().write(tmp_path)
+        TinyModel(seed=1).write(tmp_path, ".hidden")
+        (tmp_path / "tiny" / ".2.tmp").mkdir()
+        (tmp_path / "tiny" / "config.pbtxt").write_text("")
+        (tmp_path / "notes").mkdir()
+        (tmp_path / "README").write_text("")
+
+        repository = loaded(tmp_path)
+
+        assert list(repository.models()) == ["tiny"]
+        assert repository.session("tiny").config.version == 1
+
+    def test_a_version_folder_without_a_graph_is_no_version(self, tmp_path, loaded):
+        TinyModel().write(tmp_path)
+        (tmp_path / "tiny" / "2").mkdir()
+
+        assert loaded(tmp_path).session("tiny").config.version == 1
+
+    def test_the_tiers_of_ps_json_hold_the_rows(self, tmp_path, loaded):
+        TinyModel().write(tmp_path)
+        ps_json(
+            tmp_path,
+            volatile_db={"type": "hash_map", "capacity_rows": 50},
+            persistent_db={"type": "rocks_db", "path": "rows"},
+        )
+
+        repository = loaded(tmp_path)
+        assert_serves(repository.session("tiny"), TinyModel())
+
+        hits = {
+            (dict(sample.labels)["table"], dict(sample.labels)["tier"]): sample.value
+            for sample in repository.samples()
+            if sample.name == "hotrow_tier_hits"
+        }
+        assert hits["item", "rocksdb"] > 0
+        assert (tmp_path / "rows").is_dir()
+
+    def test_what_ps_json_says_of_a_model_counts(self, tmp_path, loaded):
+        directory = TinyModel().write(tmp_path)
+        ps_json(tmp_path, [listed(directory, default_value_for_each_table=[0.5, 0.25])])
+
+        config = loaded(tmp_path).session("tiny").config
+
+        assert config.version == 1
+        assert config.max_batchsize == 3
+        assert [table.default_value for table in config.tables] == [0.5, 0.25]
+
+    def test_a_repository_can_be_loaded_again_after_it_was_closed(self, tmp_path, loaded):
+        TinyModel().write(tmp_path)
+        repository = loaded(tmp_path)
+        repository.close()
+        assert not repository.models()
+
+        repository.load()
+
+        assert_serves(repository.session("tiny"), TinyModel())
+
+    def test_the_description_names_models_memory_and_tiers(self, tmp_path, loaded):
+        TinyModel().write(tmp_path)
+
+        lines = list(loaded(tmp_path).describe())
+
+        assert lines[0].startswith("model tiny version 1: 0.1 MiB, tables user [1 x 4], item [2 x 4]")
+        assert lines[1] == "tiers memory"
+
+
+class TestWhatIsRefused:
+    def refused(self, path, error=ConfigError):
+        with pytest.raises(error) as caught, ModelRepository(path) as repository:
+            repository.load()
+        assert not repository.models()
+        return str(caught.value)
+
+    def test_a_folder_that_does_not_exist(self, tmp_path):
+        assert "nowhere: no such folder" in self.refused(tmp_path / "nowhere")
+
+    def test_an_empty_repository(self, tmp_path):
+        assert "no model in it: expected <model>/<version>/graph.json" in self.refused(tmp_path)
+
+    def test_a_model_of_which_no_version_is_complete(self, tmp_path):
+        TinyModel().write(tmp_path)
+        (tmp_path / "half" / "1").mkdir(parents=True)
+
+        assert "half" in self.refused(tmp_path, ModelFileError)
+
+    def test_one_broken_model_among_good_ones(self, tmp_path):
+        TinyModel().write(tmp_path, "good")
+        broken = TinyModel().write(tmp_path, "zebra")
+        (broken / "item" / "key").write_bytes(b"123")
+
+        assert "zebra/1/item/key" in self.refused(tmp_path, ModelFileError)
+
+    def test_a_model_in_ps_json_that_has_no_folder(self, tmp_path):
+        directory = TinyModel().write(tmp_path)
+        ps_json(tmp_path, [listed(directory, model="other")])
+
+        assert "ps.json: models: lists 'other', which has no folder" in self.refused(tmp_path)
+
+    def test_a_model_in_ps_json_that_names_the_files_of_another_version(self, tmp_path):
+        old = TinyModel().write(tmp_path, version=1)
+        TinyModel(seed=1).write(tmp_path, version=2)
+        ps_json(tmp_path, [listed(old)])
+
+        message = self.refused(tmp_path)
+
+        assert "tiny/1/graph.json" in message
+        assert "tiny/2/graph.json" in message
+        assert "version 2" in message
+
+    def test_a_model_in_ps_json_with_another_key_type(self, tmp_path):
+        directory = TinyModel(key_type="I32").write(tmp_path)
+        ps_json(tmp_path, [listed(directory)])
+
+        assert "supportlonglong means I64 keys" in self.refused(tmp_path)
+
+    def test_a_model_in_ps_json_that_wants_a_gpu_cache(self, tmp_path):
+        directory = TinyModel().write(tmp_path)
+        ps_json(tmp_path, [listed(directory, gpucache=True)])
+
+        assert "'tiny': gpucache is true" in self.refused(tmp_path, DeviceUnavailableError)
+
+    def test_an_unknown_model(self, tmp_path, loaded):
+        TinyModel().write(tmp_path, "a")
+        TinyModel().write(tmp_path, "b")
+
+        with pytest.raises(UnknownModelError, match=r"no model 'c' is served; there is 'a', 'b'"):
+            loaded(tmp_path).session("c")
+
+    @pytest.mark.parametrize("version", ["2", "01", "-1", "x"])
+    def test_a_version_that_is_not_served(self, tmp_path, loaded, version):
+        TinyModel().write(tmp_path)
+
+        with pytest.raises(UnknownModelError, match=f"no version '{version}' of model 'tiny'.* there is version 1"):
+            loaded(tmp_path).session("tiny", version)
