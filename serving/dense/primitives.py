@@ -6,7 +6,6 @@ array of that library comes in.
 
 from typing import Any, TypeAlias
 
-import numpy as np
 from array_api_compat import array_namespace
 
 Array: TypeAlias = Any
@@ -35,15 +34,14 @@ def linear(x: Array, w: Array, b: Array | None = None) -> Array:
 
 
 def relu(x: Array) -> Array:
-    """Return ``max(x, 0)``; NaN stays NaN, and the gradient at 0 is 0."""
+    """Return ``max(x, 0)``; the gradient at 0 is 0."""
     library = _library(x)
-    if library == "numpy":
-        return np.maximum(x, 0)
     if library == "ndonnx":
         from serving.dense.tracing import traced_relu
 
         return traced_relu(x)
-    return array_namespace(x).relu(x)
+    xp = array_namespace(x)
+    return xp.relu(x) if library == "torch" else xp.maximum(x, 0)
 
 
 def sigmoid(x: Array) -> Array:

@@ -6,6 +6,7 @@ one after the other, each row-major.
 
 import logging
 import math
+import os
 from pathlib import Path
 from typing import TypeAlias
 
@@ -36,16 +37,16 @@ def read_dense(path: str | Path, graph: Graph) -> Weights:
     """
     expected_bytes = 4 * sum(math.prod(spec.shape) for spec in graph.weights)
     try:
-        content = Path(path).read_bytes()
+        with Path(path).open("rb") as file:
+            found_bytes = os.fstat(file.fileno()).st_size
+            if found_bytes != expected_bytes:  # before reading: another file may be larger than memory
+                reason = f"expected {expected_bytes:,} bytes ({_breakdown(graph)}), found {found_bytes:,} bytes"
+                raise ModelFileError(path, reason)
+            floats = np.fromfile(file, dtype="<f4").astype(np.float32, copy=False)
     except FileNotFoundError as err:
         raise ModelFileError(path, "no such file") from err
     except OSError as err:
         raise ModelFileError(path, f"cannot be read: {err.strerror}") from err
-    if len(content) != expected_bytes:
-        raise ModelFileError(
-            path, f"expected {expected_bytes:,} bytes ({_breakdown(graph)}), found {len(content):,} bytes"
-        )
-    floats = np.frombuffer(content, dtype="<f4").astype(np.float32)
     weights: Weights = {}
     begin = 0
     for spec in graph.weights:

@@ -72,16 +72,18 @@ class Fields:
             raise self.error("missing", key)
         return default
 
-    def integer(self, key: str, default: int | _Required = REQUIRED, *, minimum: int = 1) -> int:
-        """Return an integer of at least ``minimum``; 1.0 and true are not integers."""
-        return self.check_integer(self.value(key, default), key, minimum)
+    def integer(
+        self, key: str, default: int | _Required = REQUIRED, *, minimum: int = 1, maximum: int = 2**31 - 1
+    ) -> int:
+        """Return an integer from ``minimum`` to ``maximum``; 1.0 and true are not integers."""
+        return self.check_integer(self.value(key, default), key, minimum, maximum)
 
-    def check_integer(self, value: Any, key: str, minimum: int) -> int:
-        """Return ``value`` if it is an integer of at least ``minimum``."""
+    def check_integer(self, value: Any, key: str, minimum: int, maximum: int = 2**31 - 1) -> int:
+        """Return ``value`` if it is an integer from ``minimum`` to ``maximum``; ``key`` is its place, for messages."""
         if isinstance(value, bool) or not isinstance(value, int):
             raise self.error(f"expected an integer, got {describe(value)}", key)
-        if not minimum <= value < 2**31:
-            raise self.error(f"expected an integer from {minimum} to 2147483647, got {value}", key)
+        if not minimum <= value <= maximum:
+            raise self.error(f"expected an integer from {minimum} to {maximum}, got {value}", key)
         return value
 
     def number(self, key: str, default: float | _Required = REQUIRED) -> float:

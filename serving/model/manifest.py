@@ -15,6 +15,7 @@ from serving.model.strict_json import read_json
 
 MANIFEST_NAME = "manifest.json"
 _FORMAT = 1
+_LARGEST = 2**63 - 1
 _SHA256 = re.compile("[0-9a-f]{64}")
 _IGNORED_FOLDER = "__pycache__"  # Triton imports model.py, and Python leaves its bytecode beside it
 
@@ -73,7 +74,7 @@ def read_manifest(directory: str | Path) -> Manifest:
         fields.choice("format", {_FORMAT: _FORMAT})
         names = fields.object("files")
         files = {name: _record(names.object(name, ("size_bytes", "sha256"))) for name in names}
-        return Manifest(fields.text("model"), fields.integer("version"), files)
+        return Manifest(fields.text("model"), fields.integer("version", maximum=_LARGEST), files)
     except ConfigError as err:
         raise ModelFileError(path, ": ".join(part for part in (err.path, err.reason) if part)) from err
 
@@ -125,10 +126,7 @@ def _record(fields: Fields) -> FileRecord:
     sha256 = fields.text("sha256")
     if not _SHA256.fullmatch(sha256):
         raise fields.error(f"expected 64 hexadecimal digits, got {sha256!r}", "sha256")
-    size_bytes = fields.value("size_bytes")
-    if isinstance(size_bytes, bool) or not isinstance(size_bytes, int) or size_bytes < 0:
-        raise fields.error(f"expected a number of bytes, got {size_bytes!r}", "size_bytes")
-    return FileRecord(size_bytes, sha256)
+    return FileRecord(fields.integer("size_bytes", minimum=0, maximum=_LARGEST), sha256)
 
 
 def _listing(directory: Path) -> list[str]:

@@ -110,7 +110,7 @@ def dropout(draw):
 def concat(draw):
     samples, middle, axis = draw.size(), draw.size(), 1 + draw.bool()
     shapes = [
-        (samples, draw.size(), middle) if axis == 1 else (samples, middle, draw.size()) for _ in range(draw.size())
+        (samples, draw.size(), middle) if axis == 1 else (samples, middle, draw.size()) for _ in range(1 + draw.size(2))
     ]
     bottoms = [draw.array(*shape) for shape in shapes]
     return Case("Concat", {"axis": axis}, bottoms, lambda b, w: [torch.cat(b, dim=axis)])

@@ -1,8 +1,12 @@
 """Every way in which a graph can be wrong is refused, and the message names the place."""
 
+import copy
 import re
+from contextlib import suppress
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from serving.errors import ConfigError
 from serving.model.graph import parse_graph, read_graph
@@ -262,3 +266,28 @@ def test_data_alone_is_no_graph(document):
 def test_a_genuine_config_with_other_layers_says_which(genuine_config, name, message):
     with pytest.raises(ConfigError, match=re.escape(f"{name}: {message}")):
         read_graph(genuine_config(name))
+
+
+ODD_VALUES = [None, True, 0, 1, -1, 2.5, 2**40, "", "dense", "concat1", [], {}, ["dense"], [[0, 1]], {"top": "dense"}]
+
+
+def places(node, path=()):
+    """Yield the path to every value inside a document."""
+    for key, value in node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ():
+        yield (*path, key)
+        yield from places(value, (*path, key))
+
+
+@settings(deadline=None, max_examples=400)
+@given(data=st.data())
+def test_a_graph_with_any_odd_value_is_read_or_refused_but_nothing_else(base_document, data):
+    document = copy.deepcopy(base_document)
+    *parents, last = data.draw(st.sampled_from(list(places(document))))
+    node = document
+    for step in parents:
+        node = node[step]
+    node[last] = data.draw(st.sampled_from(ODD_VALUES))
+
+    with suppress(ConfigError):
+        graph = parse_graph(document, "graph.json")
+        assert graph.output in graph.shapes
