@@ -55,7 +55,7 @@ def build_onnx(graph: Graph, weights: Weights) -> bytes:
 
         import serving.dense.tracing  # noqa: F401  what ``primitives`` imports in the middle of the graph
     except ImportError as err:
-        raise MissingExtraError(err.name or "ndonnx", "onnx", "building an ONNX model") from err
+        raise MissingExtraError((err.name or "ndonnx").partition(".")[0], "onnx", "building an ONNX model") from err
     read = {bottom for layer in graph.layers for bottom in layer.bottoms}
     inputs = {
         name: ndonnx.argument(shape=("B", *graph.shapes[name][1:]), dtype=ndonnx.float32)

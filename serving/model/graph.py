@@ -200,6 +200,8 @@ class _GraphReader:
         fields.allow(("name", "type", "bottom", "top", "regularizer", "lambda"))
         bottoms = fields.texts("bottom")
         _check_count(fields, "bottom", len(bottoms), (2, 2))
+        if self._data.label_top is None:
+            raise self._data_fields.error("missing; the loss needs it", "label.top")
         if bottoms[1] != self._data.label_top:
             raise fields.error(f"expected the label {self._data.label_top!r} second, got {bottoms[1]!r}", "bottom")
         shape = self._shape(bottoms[0], fields)

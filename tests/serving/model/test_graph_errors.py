@@ -201,6 +201,7 @@ REJECTED = {
         put(LOSS, "bottom", value=["fc2", "dense"]),
         "layers[11].bottom: expected the label 'label' second, got 'dense'",
     ),
+    "label without a top": (put(DATA, "label", "top", value=...), "layers[0].label.top: missing; the loss needs it"),
     "loss in the middle": (put(FC2, "type", value="BinaryCrossEntropyLoss"), "layers[10].type: BinaryCrossEntropyLoss"),
     "other last layer": (
         put(LOSS, value={"type": "ReLU", "bottom": "fc2", "top": "end"}),

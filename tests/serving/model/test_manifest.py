@@ -107,6 +107,11 @@ def test_a_pipe_is_refused_before_it_is_opened(version):
         write_manifest(version, "dcn", 1)
 
 
+def test_a_folder_that_does_not_exist_is_named(tmp_path):
+    with pytest.raises(ModelFileError, match=r"absent/manifest\.json: cannot be written: No such file"):
+        write_manifest(tmp_path / "absent", "dcn", 1)
+
+
 def test_a_folder_without_a_manifest_is_refused(tmp_path):
     with pytest.raises(ModelFileError, match=r"manifest\.json: no such file"):
         verify_manifest(tmp_path)

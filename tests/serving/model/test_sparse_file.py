@@ -226,6 +226,13 @@ def test_a_missing_model_is_refused(tmp_path):
         open_sparse(tmp_path / "f", 2)
 
 
+def test_a_model_below_a_file_is_refused(tmp_path):
+    (tmp_path / "file").write_bytes(b"")
+
+    with pytest.raises(ModelFileError, match="file/f: cannot be read: Not a directory"):
+        open_sparse(tmp_path / "file" / "f", 2)
+
+
 @pytest.mark.parametrize("key", RESERVED)
 def test_a_reserved_key_is_refused_by_readers_and_writers(tmp_path, key):
     message = re.escape(f"row 1: key {key} is reserved")
