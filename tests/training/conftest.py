@@ -7,6 +7,9 @@ import torch
 
 from serving.model.graph import parse_graph
 from training.ctr_model import CtrModel
+from training.optimizer import LearningRateSchedule
+from training.synthetic import generate
+from training.trainer import train
 
 TWO_TABLES = {
     "layers": [
@@ -67,3 +70,10 @@ def document():
 @pytest.fixture
 def model(document):
     return CtrModel(parse_graph(document, "graph.json"), seed=0)
+
+
+@pytest.fixture
+def trained(model):
+    samples = generate(600, seed=0).samples
+    list(train(model, samples, samples, epochs=1, batch_size=64, schedule=LearningRateSchedule(0.01), seed=0))
+    return model

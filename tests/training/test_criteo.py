@@ -197,6 +197,29 @@ def test_a_missing_file_a_folder_and_a_damaged_gzip_file_are_refused(tmp_path):
         read_criteo(damaged)
 
 
+@settings(deadline=None, max_examples=200)
+@given(
+    changes=st.lists(st.tuples(st.integers(0, 2**16), st.sampled_from(b"\t\n\r,-.019afgX\0\xff\x1f\x8b")), max_size=4),
+    kept=st.integers(0, 2**16),
+    header=st.booleans(),
+)
+def test_damaged_bytes_are_read_or_refused_by_name_but_never_crash(tmp_path_factory, changes, kept, header):
+    content = bytearray(((HEADER + "\n" + CSV_LINE + "\n") if header else GOOD).encode() * 2)
+    for position, byte in changes:
+        content[position % len(content)] = byte
+    path = tmp_path_factory.getbasetemp() / "damaged"
+    path.write_bytes(content[: kept % (len(content) + 1)])
+
+    try:
+        samples = read_criteo(path)
+    except DataError as err:
+        assert str(err).startswith(str(path))  # noqa: PT017
+    else:
+        assert np.isfinite(samples.dense).all()
+        assert set(samples.labels.tolist()) <= {0.0, 1.0}
+        assert (samples.keys >> 40 == np.arange(1, 27)).all()
+
+
 @pytest.mark.parametrize(
     "row", [ROW[:-1], [*ROW, ""], ["1\t2", *ROW[2:]], [*ROW[:-1], "zzzzzzzz"], ["1,5", *ROW[1:]], ["1\n", *ROW[1:]]]
 )
