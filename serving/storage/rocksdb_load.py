@@ -17,7 +17,7 @@ RUN_BYTES = 256 * 2**20
 class RunWriter:
     """Writes batches of rows as sorted files into one folder, which it owns and clears."""
 
-    def __init__(self, rocksdict: Any, options: Any, folder: Path, spec: TableSpec, run_bytes: int = RUN_BYTES) -> None:
+    def __init__(self, rocksdict: Any, options: Any, folder: Path, spec: TableSpec) -> None:
         """Clear ``folder``, where a killed load may have left files."""
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
@@ -25,7 +25,7 @@ class RunWriter:
         self._options = options
         self._folder = folder
         self._spec = spec
-        self._run_rows = max(run_bytes // (spec.key_bytes + 4 * spec.dim), 1)
+        self._run_rows = max(RUN_BYTES // (spec.key_bytes + 4 * spec.dim), 1)
 
     def write(self, batches: Iterator[tuple[Keys, Vectors]]) -> Iterator[str]:
         """Yield one file after the other. Of equal keys the last wins, within a file and over the files."""

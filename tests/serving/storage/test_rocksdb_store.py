@@ -49,9 +49,14 @@ def test_rocksdb_is_durable_and_does_not_pool(path):
     with_store.close()
 
 
-@pytest.mark.parametrize("run_bytes", [1, 40 * 300, rocksdb_load.RUN_BYTES])
-def test_a_bulk_load_holds_exactly_the_rows_given_in_however_many_files(path, monkeypatch, run_bytes):
+@pytest.mark.parametrize(("run_bytes", "runs"), [(1, 10), (24 * 250, 4), (rocksdb_load.RUN_BYTES, 1)])
+def test_a_bulk_load_holds_exactly_the_rows_given_in_however_many_files(path, monkeypatch, run_bytes, runs):
     monkeypatch.setattr(rocksdb_load, "RUN_BYTES", run_bytes)
+    written = []
+    write = rocksdb_load.RunWriter.write
+    monkeypatch.setattr(
+        rocksdb_load.RunWriter, "write", lambda *args: (written.append(file) or file for file in write(*args))
+    )
     keys = np.random.default_rng(0).permutation(np.arange(-500, 500) * 257)
     with open_closing(path) as store:
         load(store, keys)
@@ -63,6 +68,7 @@ def test_a_bulk_load_holds_exactly_the_rows_given_in_however_many_files(path, mo
         assert (out[:-1] == rows_of(keys)).all()
         assert sum(batch.size for batch, _ in store.items(TABLE)) == 1000
         assert store.loaded_from(TABLE) == "digest"
+        assert len(written) == runs
         assert not (path / "loading").exists()
 
 

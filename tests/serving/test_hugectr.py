@@ -1,0 +1,167 @@
+"""The calls of HugeCTR v3.0's inference API, on model files in v3.0's own formats."""
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kernels.errors import DeviceUnavailableError
+from serving.config import read_inference_config
+from serving.errors import ConfigError, RequestError, UnknownModelError
+from serving.hugectr import CreateEmbeddingCache, CreateParameterServer, InferenceSession
+
+
+def write_requests(model, path, samples, rng):
+    """Write the four lines of HugeCTR's inference notebook: labels, dense features, keys, row_ptrs."""
+    dense, bags = model.draw_request(rng, samples)
+    keys, row_ptrs, _ = model.flatten(bags)
+    lines = [rng.integers(0, 2, samples).tolist(), dense.reshape(-1).tolist(), keys, row_ptrs]
+    path.write_text("\n".join(" ".join(map(str, line)) for line in lines) + "\n")
+    return dense, bags
+
+
+@pytest.mark.parametrize("key_type", ["I32", "I64"])
+@pytest.mark.parametrize("layout", ["distributed", "localized"])
+@pytest.mark.parametrize("combiner", [0, 1], ids=["sum", "mean"])
+@pytest.mark.parametrize("declare_key_type", [True, False])
+def test_the_inference_sample_of_hugectr_v3_runs(write_model, tmp_path, key_type, layout, combiner, declare_key_type):
+    table = write_model.table(slots=26, dim=16, combiner=combiner, layout=layout, rows=400, max_keys=80)
+    model = write_model(table, features=13, key_type=key_type, declare_key_type=declare_key_type)
+    data_path = tmp_path / "inputs.txt"
+    dense, bags = write_requests(model, data_path, 20, np.random.default_rng(8))
+    config_file, model_name, i64_input_key = str(model.config_file), "dcn", key_type == "I64"
+
+    with data_path.open() as data_file:
+        labels = [int(item) for item in data_file.readline().split(" ")]
+        dense_features = [float(item) for item in data_file.readline().split(" ")]
+        embedding_columns = [int(item) for item in data_file.readline().split(" ")]
+        row_ptrs = [int(item) for item in data_file.readline().split(" ")]
+    parameter_server = CreateParameterServer([config_file], [model_name], i64_input_key)
+    embedding_cache = CreateEmbeddingCache(parameter_server, 0, False, 0.2, config_file, model_name, i64_input_key)
+    inference_session = InferenceSession(config_file, 0, embedding_cache)
+    output = inference_session.predict(dense_features, embedding_columns, row_ptrs, i64_input_key)
+
+    assert len(output) == len(labels) == 20
+    # Float32 against float64 through sums of 429 products.
+    np.testing.assert_allclose(output, model.expected(dense, bags), rtol=1e-4, atol=1e-5)
+    parameter_server.close()
+
+
+def test_one_parameter_server_holds_several_models(write_model):
+    models = {name: write_model(folder=name, seed=seed) for seed, name in enumerate(("first", "second"))}
+    server = CreateParameterServer([one.config_file for one in models.values()], list(models), True)
+    dense, bags = models["first"].draw_request(np.random.default_rng(9), 4)
+    keys, row_ptrs, _ = models["first"].flatten(bags)
+
+    for name, model in models.items():
+        cache = CreateEmbeddingCache(server, 0, False, 1.0, model.config_file, name, True)
+        output = InferenceSession(model.config_file, 0, cache, engine="numpy").predict(dense, keys, row_ptrs)
+        np.testing.assert_allclose(output, model.expected(dense, bags), rtol=2e-5, atol=2e-6)
+    server.close()
+
+
+@pytest.fixture
+def server(write_model):
+    model = write_model()
+    server = CreateParameterServer([model.config_file], ["dcn"], True)
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def cache_arguments(server, tmp_path):
+    return {
+        "parameter_server": server,
+        "cuda_dev_id": 0,
+        "use_gpu_embedding_cache": False,
+        "cache_size_percentage": 0.2,
+        "model_config_path": tmp_path / "model" / "model.json",
+        "model_name": "dcn",
+        "i64_input_key": True,
+    }
+
+
+def test_a_gpu_cache_without_a_gpu_is_refused_with_what_to_do(cache_arguments):
+    with pytest.raises(DeviceUnavailableError, match="pass False"):
+        CreateEmbeddingCache(**cache_arguments | {"use_gpu_embedding_cache": True})
+
+
+def test_a_cache_of_an_unknown_model_is_refused(cache_arguments):
+    with pytest.raises(UnknownModelError, match="no model 'wdl' is loaded"):
+        CreateEmbeddingCache(**cache_arguments | {"model_name": "wdl"})
+
+
+def test_a_cache_of_another_key_type_than_the_server_is_refused(cache_arguments):
+    with pytest.raises(ConfigError, match="i64_input_key: False, but the parameter server loaded 'dcn' with I64 keys"):
+        CreateEmbeddingCache(**cache_arguments | {"i64_input_key": False})
+
+
+def test_a_cache_of_another_configuration_than_the_server_is_refused(cache_arguments, write_model):
+    other = write_model(write_model.table(slots=2), folder="other")
+
+    with pytest.raises(ConfigError, match="model_config_path: other tables than those"):
+        CreateEmbeddingCache(**cache_arguments | {"model_config_path": other.config_file})
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.1, float("nan")])
+def test_a_cache_size_that_is_no_share_is_refused(cache_arguments, share):
+    with pytest.raises(ConfigError, match="cache_size_percentage: expected 0 to 1"):
+        CreateEmbeddingCache(**cache_arguments | {"cache_size_percentage": share})
+
+
+def test_a_session_on_another_device_than_its_cache_is_refused(cache_arguments):
+    cache = CreateEmbeddingCache(**cache_arguments | {"cuda_dev_id": 1})
+
+    with pytest.raises(ConfigError, match="device_id 0, but the embedding cache was created for device 1"):
+        InferenceSession(cache_arguments["model_config_path"], 0, cache)
+
+
+def test_lists_of_different_lengths_are_refused(write_model):
+    file = write_model().config_file
+
+    with pytest.raises(ConfigError, match="model_name: 2 names for 1 configuration files"):
+        CreateParameterServer([file], ["a", "b"], True)
+
+
+@pytest.mark.parametrize(("files", "names"), [("model.json", ["a"]), (["model.json"], "a")])
+def test_a_lone_string_is_no_list(files, names):
+    with pytest.raises(ConfigError, match="expected a list, got '"):
+        CreateParameterServer(files, names, True)
+
+
+def test_one_name_for_two_models_is_refused(write_model):
+    file = write_model().config_file
+
+    with pytest.raises(ConfigError, match=r"'dcn\.table0' is already loaded"):
+        CreateParameterServer([file, file], ["dcn", "dcn"], True)
+
+
+def test_a_key_type_that_contradicts_the_file_is_refused(write_model):
+    file = write_model(key_type="I64").config_file
+
+    with pytest.raises(ConfigError, match=r"inference\.input_key_type"):
+        CreateParameterServer([file], ["dcn"], False)
+
+
+def test_predict_with_the_wrong_key_type_is_refused(cache_arguments):
+    cache = CreateEmbeddingCache(**cache_arguments)
+    session = InferenceSession(cache_arguments["model_config_path"], 0, cache, engine="numpy")
+
+    with pytest.raises(RequestError, match="i64_input_key=False"):
+        session.predict([0.0, 0.0], [0], [0, 1, 1, 1], False)
+
+
+def test_a_genuine_v3_inference_config_is_read_as_it_is(tmp_path):
+    default = Path(__file__).parents[3] / "shared" / "data"
+    file = Path(os.environ.get("HOTROW_TEST_DATA", default)) / "hugectr_configs" / "simple_inference.json"
+    if not file.exists():
+        pytest.skip(f"{file} is absent; set HOTROW_TEST_DATA")
+
+    config = read_inference_config(file, "simple")
+
+    clause = json.loads(file.read_text())["inference"]
+    assert (config.max_batchsize, config.hit_rate_threshold) == (clause["max_batchsize"], clause["hit_rate_threshold"])
+    assert str(config.tables[0].file) == clause["sparse_model_file"]
+    assert (config.tables[0].dim, config.tables[0].slots, config.tables[0].combiner) == (16, 26, "mean")

@@ -1,0 +1,368 @@
+import logging
+import threading
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from serving.config import ModelConfig, TableConfig
+from serving.errors import RequestError, StoreError, UnknownModelError
+from serving.model.sparse_file import write_sparse_directory
+from serving.parameter_server import ParameterServer
+from serving.storage import MemoryStore
+
+KEYS = list(range(1, 13))
+UNKNOWN = [777, -5]
+# Rows whose float32 sums depend on the order of addition, and zeros of both signs.
+ROWS = np.array([[1e8, 1.0, -0.0], [-1e8, 1e-8, -0.0], [0.1, 3e7, 0.0], [1e-40, -1.0, -0.0]] * 3, dtype=np.float32)
+ROWS *= np.arange(1, 13, dtype=np.float32)[:, None]
+
+
+class DictStore:
+    """A store that is a dict, does not pool, and can be out of order."""
+
+    def __init__(self, name="dict"):
+        self.name, self.rows, self.is_down, self.calls = name, {}, False, Counter()
+
+    def open_table(self, spec, capacity_rows):
+        self.rows.setdefault(spec.name, {})
+
+    def capacity_rows(self, table):
+        return None
+
+    def tables(self):
+        return sorted(self.rows)
+
+    def count(self, table):
+        return len(self.rows.get(table, {}))
+
+    def fetch(self, table, keys, out):
+        self.calls["fetch"] += 1
+        if self.is_down:
+            raise StoreError(self.name, table, "no answer")
+        held = self.rows.get(table, {})
+        out[...] = 0.0
+        for place, key in enumerate(keys.tolist()):
+            if key in held:
+                out[place] = held[key]
+        return np.array([key in held for key in keys.tolist()], dtype=bool)
+
+    def insert(self, table, keys, rows):
+        self.calls["insert"] += 1
+        self.rows[table] |= dict(zip(keys.tolist(), rows.copy(), strict=True))
+
+    def evict(self, table, keys):
+        for key in keys.tolist():
+            self.rows[table].pop(key, None)
+
+    def drop_table(self, table):
+        self.rows.pop(table, None)
+
+    def items(self, table, batch_rows=65536):
+        return iter(())
+
+    def close(self):
+        self.calls["close"] += 1
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory):
+    """One model of one table with the KEYS and ROWS above."""
+    folder = tmp_path_factory.mktemp("model")
+    write_sparse_directory(folder / "t", np.array(KEYS), ROWS)
+    return model_of(folder)
+
+
+def model_of(folder, default_value=0.0, version=0):
+    table = TableConfig(name="t", dim=3, slots=1, combiner="sum", default_value=default_value, file=folder / "t")
+    return ModelConfig(
+        name="m",
+        version=version,
+        graph_file=folder / "graph.json",
+        dense_file=folder / "dense.model",
+        tables=(table,),
+        key_type="I64",
+        max_batchsize=64,
+        hit_rate_threshold=0.5,
+        dense_dim=0,
+        label_dim=1,
+    )
+
+
+def pooled_by_hand(bags, known, default_value, combiner):
+    """Add rows one after the other in float32, the way the answer is defined."""
+    out = np.zeros((len(bags), 3), dtype=np.float32)
+    for place, bag in enumerate(bags):
+        for key in bag:
+            out[place] += ROWS[KEYS.index(key)] if key in known else np.float32(default_value)
+        if combiner == "mean" and len(bag) > 1:
+            out[place] /= np.float32(len(bag))
+    return out
+
+
+def flatten(bags):
+    return np.array([key for bag in bags for key in bag], dtype=np.int64), np.cumsum(
+        [0, *map(len, bags)], dtype=np.int32
+    )
+
+
+def serve(config, *stores, **options):
+    server = ParameterServer(stores, **options)
+    server.load_model(config)
+    return server
+
+
+def keep(store, keys):
+    """Take from ``store`` all but ``keys``."""
+    store.evict("m.t", np.array([key for key in KEYS if key not in keys], dtype=np.int64))
+
+
+BAGS = st.lists(st.lists(st.sampled_from(KEYS + UNKNOWN), max_size=6), min_size=1, max_size=6)
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    bags=BAGS,
+    tier_of_key=st.lists(st.integers(0, 3), min_size=len(KEYS), max_size=len(KEYS)),
+    default_value=st.sampled_from([0.0, 0.25]),
+    combiner=st.sampled_from(["sum", "mean"]),
+    fastest=st.sampled_from([MemoryStore, DictStore]),
+)
+def test_no_bit_of_an_answer_depends_on_which_tier_holds_a_row(
+    config, bags, tier_of_key, default_value, combiner, fastest
+):
+    config = model_of(config.tables[0].file.parent, default_value)
+    known = [key for key, tier in zip(KEYS, tier_of_key, strict=True) if tier < 3]
+    keys, row_ptrs = flatten(bags)
+    whole = serve(config, MemoryStore())
+    keep(whole.stores[0], known)
+    expected, expected_found = whole.lookup_pooled("m.t", keys, row_ptrs, combiner)
+    split = serve(config, fastest(), MemoryStore(), DictStore("slow"))
+    for depth, store in enumerate(split.stores):
+        keep(store, [key for key, tier in zip(KEYS, tier_of_key, strict=True) if tier == depth])
+
+    answer, found = split.lookup_pooled("m.t", keys, row_ptrs, combiner)
+
+    assert answer.tobytes() == expected.tobytes()
+    np.testing.assert_array_equal(answer, pooled_by_hand(bags, known, default_value, combiner))
+    assert found.tolist() == expected_found.tolist() == [key in known for key in keys.tolist()]
+
+
+@settings(deadline=None, max_examples=60)
+@given(keys=st.lists(st.sampled_from(KEYS + UNKNOWN), max_size=12), fast=st.sets(st.sampled_from(KEYS)))
+def test_rows_come_from_whichever_tier_has_them_and_unknown_keys_are_the_default(config, keys, fast):
+    server = serve(model_of(config.tables[0].file.parent, -1.5), MemoryStore(), DictStore())
+    keep(server.stores[0], fast)
+
+    rows, found = server.lookup("m.t", np.array(keys, dtype=np.int64))
+
+    assert found.tolist() == [key in KEYS for key in keys]
+    expected = [ROWS[KEYS.index(key)] if key in KEYS else np.full(3, -1.5, np.float32) for key in keys]
+    assert rows.tobytes() == b"".join(row.tobytes() for row in expected)
+
+
+def test_answers_stay_the_same_while_rows_leave_and_enter_the_fast_tier(config):
+    server = serve(config, MemoryStore(), DictStore())
+    bags = [[1, 2, 3], [4, 777], [], [5, 6, 7, 8]]
+    keys, row_ptrs = flatten(bags)
+    expected = pooled_by_hand(bags, KEYS, 0.0, "sum")
+    stop = threading.Event()
+
+    def churn():
+        while not stop.is_set():
+            server.stores[0].evict("m.t", np.array([2, 4, 7]))
+            server.stores[0].insert("m.t", np.array([7, 4, 2]), ROWS[[6, 3, 1]])
+
+    churner = threading.Thread(target=churn)
+    churner.start()
+    for _ in range(300):
+        np.testing.assert_array_equal(server.lookup_pooled("m.t", keys, row_ptrs, "sum")[0], expected)
+    stop.set()
+    churner.join()
+
+
+def test_slower_tiers_are_asked_for_missing_keys_only(config):
+    slow = DictStore()
+    server = serve(config, MemoryStore(), slow)
+    slow.calls.clear()
+
+    server.lookup("m.t", np.array(KEYS))
+    assert slow.calls["fetch"] == 0
+    keep(server.stores[0], KEYS[1:])
+    server.lookup("m.t", np.array(KEYS))
+
+    assert slow.calls["fetch"] == 1
+
+
+def test_a_default_is_never_stored(config):
+    server = serve(model_of(config.tables[0].file.parent, 9.0), MemoryStore(), DictStore(), promote=True)
+
+    server.lookup_pooled("m.t", np.array([777, 1]), np.array([0, 2]), "sum")
+    server.lookup("m.t", np.array([777, -5]))
+
+    for store in server.stores:
+        assert not store.fetch("m.t", np.array([777, -5]), np.empty((2, 3), np.float32)).any()
+
+
+@pytest.mark.parametrize("promote", [False, True])
+def test_found_rows_are_copied_into_faster_tiers_only_when_asked_for(config, promote):
+    server = serve(config, MemoryStore(), DictStore(), promote=promote)
+    keep(server.stores[0], [])
+
+    rows, _ = server.lookup("m.t", np.array([3, 777]))
+
+    out = np.empty((1, 3), np.float32)
+    assert server.stores[0].fetch("m.t", np.array([3]), out).tolist() == [promote]
+    if promote:
+        assert out.tobytes() == rows[:1].tobytes()
+
+
+def test_a_full_fast_tier_takes_no_promoted_rows_and_the_answer_is_right(config):
+    class FullStore(MemoryStore):
+        def capacity_rows(self, table):
+            return None
+
+    fast = FullStore(capacity_rows=len(KEYS))
+    server = serve(config, fast, DictStore(), promote=True)
+    fast.evict("m.t", np.array([1]))
+    fast.insert("m.t", np.array([10**6]), np.zeros((1, 3), np.float32))
+
+    rows, found = server.lookup("m.t", np.array([1]))
+
+    assert found.all()
+    assert rows.tobytes() == ROWS[:1].tobytes()
+    assert not fast.fetch("m.t", np.array([1]), np.empty((1, 3), np.float32)).any()
+
+
+class TestOutages:
+    @pytest.fixture
+    def server(self, config):
+        return serve(config, DictStore("fast"), DictStore("slow"))
+
+    def test_a_tier_that_is_down_is_passed_over_where_a_slower_one_answers(self, server):
+        server.stores[0].is_down = True
+
+        rows, found = server.lookup("m.t", np.array(KEYS))
+
+        assert found.all()
+        assert rows.tobytes() == ROWS.tobytes()
+        counters = server.counters()["m.t"]
+        assert (counters.hits, counters.tier_errors) == ({"slow": 12}, {"fast": 1})
+
+    def test_an_outage_is_logged_once_when_it_starts_and_once_when_it_ends(self, server, caplog):
+        caplog.set_level(logging.INFO)
+        for is_down in (False, True, True, True, False, False, True):
+            server.stores[0].is_down = is_down
+            server.lookup("m.t", np.array(KEYS))
+
+        assert [record.getMessage() for record in caplog.records] == [
+            "tier fast does not answer, slower tiers answer for it: fast: table 'm.t': no answer",
+            "tier fast answers again",
+            "tier fast does not answer, slower tiers answer for it: fast: table 'm.t': no answer",
+        ]
+
+    @pytest.mark.parametrize("down", [0, 1])
+    def test_a_key_that_a_tier_which_is_down_may_hold_is_not_called_unknown(self, server, down):
+        server.stores[down].is_down = True
+
+        with pytest.raises(StoreError, match="no answer"):
+            server.lookup("m.t", np.array([1, 777]))
+        with pytest.raises(StoreError, match="no answer"):
+            server.lookup_pooled("m.t", np.array([1, 777]), np.array([0, 2]), "sum")
+
+    def test_a_slow_tier_that_is_down_is_not_noticed_while_nobody_needs_it(self, server):
+        server.stores[1].is_down = True
+
+        assert server.lookup("m.t", np.array(KEYS))[1].all()
+        assert server.counters()["m.t"].tier_errors == {}
+
+    def test_a_pooling_tier_that_is_down_is_asked_once_and_passed_over(self, config):
+        class Failing(MemoryStore):
+            calls = 0
+
+            def fetch_pooled(self, table, *args):
+                Failing.calls += 1
+                raise StoreError("memory", table, "no answer")
+
+            def fetch(self, table, *args):
+                Failing.calls += 1
+                raise StoreError("memory", table, "no answer")
+
+        server = serve(config, Failing(), DictStore("slow"))
+
+        pooled, found = server.lookup_pooled("m.t", np.array([1, 2]), np.array([0, 2]), "sum")
+
+        assert found.all()
+        np.testing.assert_array_equal(pooled, ROWS[:1] + ROWS[1:2])
+        assert Failing.calls == 1
+        assert server.counters()["m.t"].tier_errors == {"memory": 1}
+        with pytest.raises(StoreError, match="no answer"):
+            server.lookup_pooled("m.t", np.array([777]), np.array([0, 1]), "sum")
+
+
+def test_counters_tell_keys_hits_by_tier_and_defaults(config):
+    server = serve(config, MemoryStore(), DictStore())
+    keep(server.stores[0], [1, 2, 3])
+
+    server.lookup_pooled("m.t", np.array([1, 1, 4, 777]), np.array([0, 1, 4]), "sum")
+    server.lookup_pooled("m.t", np.array([1, 2]), np.array([0, 2]), "mean")
+    server.lookup("m.t", np.array([5, 3, 777]))
+
+    counters = server.counters()["m.t"]
+    assert (counters.model, counters.version, counters.table) == ("m", 0, "t")
+    assert counters.keys == 9
+    assert counters.hits == {"memory": 5, "dict": 2}
+    assert counters.defaulted_keys == 2
+
+
+def test_counts_of_many_threads_add_up(config):
+    server = serve(config, MemoryStore())
+    keys, row_ptrs = np.array([1, 777]), np.array([0, 2])
+
+    def work():
+        for _ in range(200):
+            server.lookup_pooled("m.t", keys, row_ptrs, "sum")
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    counters = server.counters()["m.t"]
+    assert (counters.keys, counters.hits, counters.defaulted_keys) == (1600, {"memory": 800}, 800)
+
+
+def test_an_unknown_table_is_an_unknown_model(config):
+    server = serve(config, MemoryStore())
+
+    with pytest.raises(UnknownModelError, match=r"m\.other"):
+        server.lookup("m.other", np.array([1]))
+    with pytest.raises(UnknownModelError, match=r"m\.other"):
+        server.lookup_pooled("m.other", np.array([1]), np.array([0, 1]), "sum")
+
+
+@pytest.mark.parametrize("key", [2**63 - 1, 2**63 - 2, -(2**63), -(2**63) + 1])
+def test_a_reserved_key_is_refused_and_named(config, key):
+    server = serve(config, MemoryStore())
+
+    with pytest.raises(RequestError, match=f"key {key} at position 1 is reserved"):
+        server.lookup("m.t", np.array([1, key]))
+
+
+def test_a_server_needs_a_store():
+    with pytest.raises(ValueError, match="at least one store"):
+        ParameterServer([])
+
+
+def test_closing_closes_every_store_and_forgets_the_models(config):
+    store = DictStore()
+    with serve(config, store) as server:
+        pass
+
+    assert store.calls["close"] == 1
+    assert server.models() == ()
+    with pytest.raises(UnknownModelError):
+        server.lookup("m.t", np.array([1]))

@@ -1,0 +1,236 @@
+import json
+
+import numpy as np
+import pytest
+
+from kernels.errors import DeviceUnavailableError
+from serving.config import read_inference_config, read_model_directory
+from serving.errors import ConfigError, ModelFileError, StoreError, StoreFullError, UnknownModelError
+from serving.parameter_server import ParameterServer
+from serving.storage import MemoryStore, RocksDbStore
+
+
+@pytest.fixture
+def model(write_model):
+    return write_model(write_model.table(rows=300), write_model.table(dim=6, rows=100))
+
+
+def config_of(model, name="dcn"):
+    return read_inference_config(model.config_file, name)
+
+
+def assert_served(server, model, name="dcn", suffix=""):
+    for index, rows in enumerate(model.tables):
+        answer, found = server.lookup(f"{name}.table{index}{suffix}", np.array(list(rows), dtype=np.int64))
+        assert found.all()
+        assert answer.tobytes() == b"".join(row.tobytes() for row in rows.values())
+
+
+def rocksdb(tmp_path, **options):
+    return RocksDbStore(tmp_path / "db", num_threads=1, **options)
+
+
+def test_a_memory_tier_holds_every_row_of_every_table(model):
+    with ParameterServer([MemoryStore()]) as server:
+        server.load_model(config_of(model))
+
+        assert_served(server, model)
+        assert server.models() == (server.model("dcn"),)
+
+
+def test_memory_alone_that_is_too_small_is_refused_before_anything_is_loaded(model):
+    store = MemoryStore(capacity_rows=350)
+    with ParameterServer([store]) as server:
+        with pytest.raises(
+            StoreFullError, match=r"'dcn\.table1': the model file has 100 rows, there is room for 50"
+        ) as caught:
+            server.load_model(config_of(model))
+
+        assert "capacity_rows" in str(caught.value)
+        assert store.tables() == []
+        assert server.models() == ()
+        assert server.counters() == {}
+
+
+def test_memory_that_is_just_large_enough_is_not_refused(model):
+    with ParameterServer([MemoryStore(capacity_rows=400)]) as server:
+        server.load_model(config_of(model))
+
+        assert_served(server, model)
+
+
+def test_before_a_durable_tier_memory_takes_the_first_rows_that_fit(model, tmp_path):
+    memory = MemoryStore(capacity_rows=320)
+    with ParameterServer([memory, rocksdb(tmp_path)]) as server:
+        server.load_model(config_of(model))
+
+        assert [memory.count("dcn.table0"), memory.count("dcn.table1")] == [300, 20]
+        assert_served(server, model)
+        assert server.counters()["dcn.table1"].hits == {"memory": 20, "rocksdb": 80}
+
+
+def test_a_durable_tier_is_not_loaded_again_from_the_same_files(model, tmp_path, monkeypatch):
+    with ParameterServer([rocksdb(tmp_path)]) as server:
+        server.load_model(config_of(model))
+    monkeypatch.setattr(RocksDbStore, "bulk_load", lambda *_: pytest.fail("loaded again"))
+
+    with ParameterServer([rocksdb(tmp_path)]) as server:
+        server.load_model(config_of(model))
+
+        assert_served(server, model)
+
+
+def test_a_durable_tier_is_loaded_again_from_other_files_even_of_another_dimension(write_model, tmp_path):
+    old = write_model(write_model.table(dim=4), folder="old")
+    new = write_model(write_model.table(dim=8), folder="new", seed=1)
+    with ParameterServer([rocksdb(tmp_path)]) as server:
+        server.load_model(config_of(old))
+    with ParameterServer([rocksdb(tmp_path)]) as server:
+        server.load_model(config_of(new))
+
+        assert_served(server, new)
+
+
+def test_a_read_only_durable_tier_must_already_hold_the_same_rows(write_model, tmp_path):
+    old, new = write_model(folder="old"), write_model(folder="new", seed=1)
+    with ParameterServer([rocksdb(tmp_path)]) as server:
+        server.load_model(config_of(old))
+    with ParameterServer([rocksdb(tmp_path, read_only=True)]) as server:
+        server.load_model(config_of(old))
+        assert_served(server, old)
+    with ParameterServer([rocksdb(tmp_path, read_only=True)]) as server, pytest.raises(StoreError, match="read-only"):
+        server.load_model(config_of(new))
+
+
+@pytest.mark.parametrize("stores", ["memory", "both"])
+def test_a_model_that_fails_to_load_leaves_the_server_without_it(write_model, tmp_path, stores):
+    good, bad = write_model(folder="good"), write_model(write_model.table(), write_model.table(), folder="bad", seed=1)
+    damaged = bad.config_file.with_name("1_sparse_10.model")
+    content = bytearray(damaged.read_bytes())
+    content[:8] = (2**63 - 1).to_bytes(8, "little")
+    damaged.write_bytes(content)
+    memory = MemoryStore()
+    with ParameterServer([memory] if stores == "memory" else [memory, rocksdb(tmp_path)]) as server:
+        server.load_model(config_of(good, "good"))
+
+        with pytest.raises(ModelFileError, match=r"1_sparse_10\.model: row 0"):
+            server.load_model(config_of(bad, "bad"))
+
+        assert memory.tables() == ["good.table0"]
+        assert_served(server, good, "good")
+        with pytest.raises(UnknownModelError):
+            server.lookup("bad.table0", np.array([0]))
+        write_model(write_model.table(), write_model.table(), folder="bad", seed=1)
+        server.load_model(config_of(bad, "bad"))
+        assert_served(server, bad, "bad")
+
+
+def test_a_missing_file_is_found_before_anything_is_opened(model):
+    config_of(model).tables[1].file.unlink()
+    memory = MemoryStore()
+    with ParameterServer([memory]) as server, pytest.raises(ModelFileError, match=r"1_sparse_10\.model: no such file"):
+        server.load_model(config_of(model))
+
+    with ParameterServer([MemoryStore()]) as server:
+        assert server.models() == ()
+
+
+def test_a_model_is_not_loaded_twice(model):
+    with ParameterServer([MemoryStore()]) as server:
+        server.load_model(config_of(model))
+
+        with pytest.raises(ConfigError, match=r"'dcn\.table0' is already loaded"):
+            server.load_model(config_of(model))
+        assert_served(server, model)
+
+
+def test_two_versions_are_served_side_by_side_and_unloaded_apart(write_model, tmp_path):
+    models = {version: write_model(folder=f"dcn/{version}", seed=version) for version in (1, 2)}
+    for model in models.values():
+        model.config_file.rename(model.config_file.with_name("graph.json"))
+    memory = MemoryStore()
+    with ParameterServer([memory, rocksdb(tmp_path)]) as server:
+        for version in (1, 2):
+            server.load_model(read_model_directory(tmp_path / "dcn" / str(version)))
+        for version, model in models.items():
+            assert_served(server, model, suffix=f"@{version}")
+        assert server.model("dcn").version == 2
+
+        server.unload_model("dcn", 1)
+
+        assert memory.tables() == ["dcn.table0@2"]
+        assert_served(server, models[2], suffix="@2")
+        with pytest.raises(UnknownModelError, match="version 1"):
+            server.model("dcn", 1)
+        with pytest.raises(UnknownModelError, match="version 1"):
+            server.unload_model("dcn", 1)
+
+
+@pytest.mark.parametrize("drop_durable", [False, True])
+def test_an_unloaded_model_stays_in_durable_tiers_unless_it_is_dropped(model, tmp_path, drop_durable):
+    durable = rocksdb(tmp_path)
+    with ParameterServer([MemoryStore(), durable]) as server:
+        server.load_model(config_of(model))
+
+        server.unload_model("dcn", drop_durable=drop_durable)
+
+        assert server.models() == ()
+        assert (durable.loaded_from("dcn.table0") is None) == drop_durable
+
+
+class TestFromConfig:
+    @pytest.fixture
+    def ps_file(self, model, tmp_path):
+        document = {
+            "supportlonglong": True,
+            "models": [
+                {
+                    "model": "dcn",
+                    "sparse_files": ["model/0_sparse_10.model", "model/1_sparse_10.model"],
+                    "dense_file": "model/_dense_10.model",
+                    "network_file": "model/model.json",
+                    "gpucache": False,
+                }
+            ],
+            "volatile_db": {"type": "hash_map", "capacity_rows": 100},
+            "persistent_db": {"type": "rocks_db", "path": "ps_db", "num_threads": 1},
+        }
+
+        def write(change=lambda document: None):
+            change(document)
+            (tmp_path / "ps.json").write_text(json.dumps(document))
+            return tmp_path / "ps.json"
+
+        return write
+
+    def test_the_tiers_of_a_ps_json_are_opened_and_its_models_loaded(self, model, ps_file):
+        with ParameterServer.from_config(ps_file()) as server:
+            assert [store.name for store in server.stores] == ["memory", "rocksdb"]
+            assert_served(server, model)
+            assert server.counters()["dcn.table0"].hits == {"memory": 100, "rocksdb": 200}
+
+    @pytest.mark.parametrize(("disabled", "left"), [("volatile_db", ["rocksdb"]), ("persistent_db", ["memory"])])
+    def test_a_disabled_tier_is_not_opened(self, model, ps_file, disabled, left):
+        def change(document):
+            document["volatile_db"] = {"type": "hash_map"}
+            document[disabled] = {"type": "disabled"}
+
+        with ParameterServer.from_config(ps_file(change)) as server:
+            assert [store.name for store in server.stores] == left
+            assert_served(server, model)
+
+    def test_a_gpu_cache_is_refused_before_anything_is_opened(self, ps_file, tmp_path):
+        file = ps_file(lambda document: document["models"][0].pop("gpucache"))
+
+        with pytest.raises(DeviceUnavailableError, match="'dcn': gpucache is true; set it to false"):
+            ParameterServer.from_config(file)
+        assert not (tmp_path / "ps_db").exists()
+
+    def test_a_model_that_cannot_be_loaded_closes_what_was_opened(self, ps_file, tmp_path):
+        file = ps_file()
+        (tmp_path / "model" / "1_sparse_10.model").unlink()
+
+        with pytest.raises(ModelFileError):
+            ParameterServer.from_config(file)
+
+        RocksDbStore(tmp_path / "ps_db", num_threads=1).close()  # its lock is free

@@ -1,0 +1,266 @@
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+
+import serving
+from kernels.errors import DeviceUnavailableError
+from serving import InferenceSession, ParameterServer, load_model
+from serving.batch import read_batch
+from serving.config import read_inference_config
+from serving.errors import ConfigError, ModelFileError, RequestError, StoreFullError, UnknownModelError
+from serving.lookup import LookupSession
+from serving.storage import MemoryStore
+
+# Float32 against float64 through two layers of at most 40 inputs.
+TOLERANCE = {"rtol": 2e-5, "atol": 2e-6}
+
+
+@pytest.fixture
+def open_session():
+    """Open a session of a written v3.0 model on memory; all servers are closed at the end."""
+    servers = []
+
+    def open_(model, engine="numpy"):
+        config = read_inference_config(model.config_file, "dcn")
+        servers.append(ParameterServer([MemoryStore()]))
+        servers[-1].load_model(config)
+        return InferenceSession(config, 0, LookupSession(servers[-1], config), engine=engine)
+
+    yield open_
+    for server in servers:
+        server.close()
+
+
+@pytest.fixture
+def write_version(write_model):
+    """Write a model as a version directory; returns the WrittenModel and the directory."""
+
+    def write(version=1, **options):
+        model = write_model(folder=f"dcn/{version}", **options)
+        model.config_file.rename(model.config_file.with_name("graph.json"))
+        return model, model.config_file.parent
+
+    return write
+
+
+@pytest.mark.parametrize("engine", ["numpy", "onnx"])
+@pytest.mark.parametrize("combiner", [0, 1])
+@pytest.mark.parametrize("features", [0, 3])
+def test_probabilities_agree_with_pytorch_in_float64(write_model, open_session, engine, combiner, features):
+    model = write_model(write_model.table(combiner=combiner), features=features)
+    session = open_session(model, engine)
+    dense, bags = model.draw_request(np.random.default_rng(3), samples=9, unknown_ratio=0.2)
+    keys, row_ptrs, _ = model.flatten(bags)
+
+    probabilities = session.predict(dense, keys, row_ptrs)
+
+    assert session.engine == engine
+    assert (probabilities.dtype, probabilities.shape) == (np.float32, (9, 1))
+    np.testing.assert_allclose(probabilities, model.expected(dense, bags), **TOLERANCE)
+
+
+def test_several_tables_answer_the_same_in_both_forms_of_row_ptrs(write_model, open_session):
+    table = write_model.table
+    model = write_model(
+        table(slots=2, dim=4), table(slots=1, dim=3, combiner=1), table(slots=3, dim=5, layout="localized")
+    )
+    session = open_session(model)
+    dense, bags = model.draw_request(np.random.default_rng(4), samples=7)
+    keys, by_table, one_csr = model.flatten(bags)
+
+    probabilities = session.predict(dense, keys, by_table)
+
+    np.testing.assert_allclose(probabilities, model.expected(dense, bags), **TOLERANCE)
+    assert session.predict(dense, keys, one_csr).tobytes() == probabilities.tobytes()
+
+
+def test_the_default_value_of_a_table_stands_for_unknown_keys(write_model, open_session):
+    model = write_model(write_model.table(slots=1, dim=2))
+    model.document["layers"][1]["sparse_embedding_hparam"]["default_emb_vec_value"] = 0.75
+    model.write_config()
+    session = open_session(model)
+    model.tables[0][987654] = np.full(2, 0.75, np.float32)
+
+    probabilities = session.predict([1.0, 2.0], [987654], [0, 1])
+
+    np.testing.assert_allclose(probabilities, model.expected([[1.0, 2.0]], [[[[987654]]]]), **TOLERANCE)
+
+
+def test_a_prediction_says_how_many_keys_were_defaulted(write_model, open_session):
+    model = write_model(write_model.table(slots=2), write_model.table(slots=1))
+    session = open_session(model)
+    known = [next(iter(rows)) for rows in model.tables]
+    keys = [known[0], 424242, known[1], 424242, 424243, 424242]
+    batch = read_batch(session.config, np.zeros((2, 2), np.float32), keys, [0, 1, 2, 3, 4, 0, 1, 2])
+
+    prediction = session.predict_batch(batch)
+
+    assert prediction.defaulted_keys == 4
+    assert prediction.probabilities.shape == (2, 1)
+
+
+def test_one_session_answers_many_threads(write_model, open_session):
+    model = write_model()
+    session = open_session(model)
+    rng = np.random.default_rng(5)
+    requests = [model.draw_request(rng, samples=int(rng.integers(1, 20))) for _ in range(8)]
+    wrong = []
+
+    def work(dense, bags):
+        keys, row_ptrs, _ = model.flatten(bags)
+        expected = model.expected(dense, bags)
+        for _ in range(20):
+            if not np.allclose(session.predict(dense, keys, row_ptrs), expected, **TOLERANCE):
+                wrong.append(bags)
+
+    threads = [threading.Thread(target=work, args=request) for request in requests]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert wrong == []
+
+
+@pytest.mark.parametrize(("key_type", "flag"), [("I64", True), ("I32", False)])
+def test_i64_input_key_may_be_given_and_must_then_agree(write_model, open_session, key_type, flag):
+    model = write_model(key_type=key_type)
+    session = open_session(model)
+    dense, bags = model.draw_request(np.random.default_rng(6), samples=2)
+    keys, row_ptrs, _ = model.flatten(bags)
+
+    assert session.predict(dense, keys, row_ptrs, flag).tobytes() == session.predict(dense, keys, row_ptrs).tobytes()
+    with pytest.raises(RequestError, match=f"i64_input_key={not flag}, but the model's keys are {key_type}"):
+        session.predict(dense, keys, row_ptrs, not flag)
+
+
+def test_a_wrong_request_is_refused(write_model, open_session):
+    session = open_session(write_model())
+
+    with pytest.raises(RequestError, match="ROWINDEX"):
+        session.predict([0.0, 0.0], [1, 2], [0, 1, 2, 3])
+
+
+def test_a_session_takes_the_json_or_the_configuration_of_its_cache(write_model, open_session):
+    model = write_model()
+    cache = open_session(model).embedding_cache
+
+    for config in (model.config_file, str(model.config_file), cache.config):
+        assert InferenceSession(config, 0, cache, engine="numpy").config == cache.config
+
+
+def test_a_session_of_another_model_than_its_cache_is_refused(write_model, open_session):
+    cache = open_session(write_model()).embedding_cache
+    other = write_model(write_model.table(slots=2), folder="other")
+
+    with pytest.raises(ConfigError, match=r"not the model of the embedding cache, 'dcn' from .*model\.json"):
+        InferenceSession(other.config_file, 0, cache)
+
+
+def test_a_session_for_another_device_than_its_cache_is_refused(write_model, open_session):
+    cache = open_session(write_model()).embedding_cache
+
+    with pytest.raises(ConfigError, match="device_id 1, but the embedding cache was created for device 0"):
+        InferenceSession(cache.config, 1, cache)
+
+
+def test_damaged_dense_weights_are_refused(write_model, open_session):
+    model = write_model()
+    cache = open_session(model).embedding_cache
+    cache.config.dense_file.write_bytes(b"1234")
+
+    with pytest.raises(ModelFileError, match="_dense_10"):
+        InferenceSession(cache.config, 0, cache)
+
+
+def test_a_lookup_session_of_a_model_that_is_not_loaded_is_refused(write_model):
+    config = read_inference_config(write_model().config_file, "dcn")
+
+    with ParameterServer([MemoryStore()]) as server, pytest.raises(UnknownModelError, match="'dcn' of version 0"):
+        LookupSession(server, config)
+
+
+def test_a_lookup_session_with_a_gpu_cache_is_refused(write_model):
+    config = read_inference_config(write_model().config_file, "dcn").model_copy(update={"gpu_cache": True})
+
+    with ParameterServer([MemoryStore()]) as server:
+        server.load_model(config)
+        with pytest.raises(DeviceUnavailableError, match="set it to false"):
+            LookupSession(server, config)
+
+
+def test_load_model_opens_a_directory_and_closing_gives_everything_back(write_version):
+    model, directory = write_version()
+    dense, bags = model.draw_request(np.random.default_rng(7), samples=3)
+    keys, row_ptrs, _ = model.flatten(bags)
+
+    with load_model(directory.parent, engine="numpy") as session:
+        np.testing.assert_allclose(session.predict(dense, keys, row_ptrs), model.expected(dense, bags), **TOLERANCE)
+
+    session.close()
+    with pytest.raises(UnknownModelError):
+        session.predict(dense, keys, row_ptrs)
+
+
+def test_load_model_into_a_given_server_leaves_that_open(write_version):
+    with ParameterServer([MemoryStore()]) as server:
+        first = load_model(write_version(1)[1], server, engine="numpy")
+        second = load_model(write_version(2, seed=1)[1], server, engine="numpy")
+
+        first.close()
+
+        assert [(one.name, one.version) for one in server.models()] == [("dcn", 2)]
+        assert second.predict([0.0, 0.0], [0], [0, 1, 1, 1]).shape == (1, 1)
+
+
+def test_a_model_whose_dense_part_cannot_be_opened_is_unloaded_again(write_version):
+    _, directory = write_version()
+    (directory / "_dense_10.model").write_bytes(b"1234")
+
+    with ParameterServer([MemoryStore()]) as server:
+        with pytest.raises(ModelFileError, match="_dense_10"):
+            load_model(directory, server)
+        assert server.models() == ()
+
+
+def test_a_model_that_does_not_fit_the_given_server_is_refused(write_version):
+    _, directory = write_version()
+
+    with ParameterServer([MemoryStore(capacity_rows=10)]) as server, pytest.raises(StoreFullError):
+        load_model(directory, server)
+
+
+PUBLIC = [
+    "CreateEmbeddingCache",
+    "CreateParameterServer",
+    "InferenceSession",
+    "ParameterServer",
+    "errors",
+    "load_model",
+]
+
+
+def test_the_public_names_are_there():
+    assert dir(serving) == serving.__all__ == PUBLIC
+    assert all(hasattr(serving, name) for name in PUBLIC)
+    assert not hasattr(serving, "CreateEverything")
+
+
+def test_importing_serving_and_all_its_names_needs_numpy_pydantic_and_array_api_compat_only():
+    code = """
+import sys
+before = set(sys.modules)
+import serving
+for name in serving.__all__:
+    getattr(serving, name)
+new = {name.partition(".")[0] for name in set(sys.modules) - before}
+print(*sorted(name for name in new - set(sys.stdlib_module_names) if not name.startswith("_sysconfigdata")))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    ours = {"serving", "kernels"}
+    of_pydantic = {"pydantic", "pydantic_core", "annotated_types", "typing_extensions", "typing_inspection"}
+    assert set(done.stdout.split()) <= ours | of_pydantic | {"numpy", "array_api_compat"}
