@@ -31,7 +31,17 @@ class Array {
   Array& operator=(const Array&) = delete;
   ~Array() { PyBuffer_Release(&buffer_); }
 
-  bool is(Dtype dtype, int dimensions) const { return buffer_.ndim == dimensions && has(dtype); }
+  bool has(Dtype dtype) const {
+    const std::string code = format();
+    const Py_ssize_t bytes = buffer_.itemsize;
+    switch (dtype) {
+      case Dtype::kInt64: return bytes == 8 && (code == "l" || code == "q");
+      case Dtype::kInt32: return bytes == 4 && (code == "i" || code == "l");
+      case Dtype::kFloat32: return code == "f";
+      case Dtype::kBool: return code == "?";
+    }
+    return false;
+  }
 
   // Raise unless the array has this dtype (TypeError) and this many dimensions (ValueError).
   void require(Dtype dtype, int dimensions) {
@@ -62,18 +72,6 @@ class Array {
   std::string format() const {
     const std::string format = buffer_.format ? buffer_.format : "B";
     return format[0] == '@' || format[0] == '=' ? format.substr(1) : format;
-  }
-
-  bool has(Dtype dtype) const {
-    const std::string code = format();
-    const Py_ssize_t bytes = buffer_.itemsize;
-    switch (dtype) {
-      case Dtype::kInt64: return bytes == 8 && (code == "l" || code == "q");
-      case Dtype::kInt32: return bytes == 4 && (code == "i" || code == "l");
-      case Dtype::kFloat32: return code == "f";
-      case Dtype::kBool: return code == "?";
-    }
-    return false;
   }
 
   std::string description() const {

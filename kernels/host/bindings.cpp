@@ -61,7 +61,8 @@ class Keys : public Array {
 class RowPtrs {
  public:
   RowPtrs(nb::handle object, size_t keys) : array_(object, "row_ptrs", "int32[R + 1] or int64[R + 1]") {
-    if (array_.is(Dtype::kInt32, 1)) {
+    if (array_.has(Dtype::kInt32)) {
+      array_.require(Dtype::kInt32, 1);
       const auto* first = array_.data<const int32_t>();
       widened_.assign(first, first + array_.size(0));
     } else {
@@ -248,6 +249,7 @@ nb::object all_keys(const KeyIndex& index) {
 
 }  // namespace
 
+// none(): let None through to our own message.
 NB_MODULE(_host, module) {
   module.doc() = "Host kernels. Use kernels.host.";
   python();
@@ -258,23 +260,23 @@ NB_MODULE(_host, module) {
       .def_prop_ro("dim", &HostTable::dim)
       .def_prop_ro("capacity_rows", &HostTable::capacity_rows)
       .def("__len__", [](const HostTable& table) { return static_cast<size_t>(table.rows()); })
-      .def("fetch", &fetch, nb::arg("keys"), nb::arg("out"), docs::kFetch)
-      .def("fetch_pooled", &fetch_pooled, nb::arg("keys"), nb::arg("row_ptrs"), nb::arg("out"), nb::arg("combiner"),
-           docs::kFetchPooled)
-      .def("insert", &insert, nb::arg("keys"), nb::arg("rows"), docs::kInsert)
-      .def("evict", &evict, nb::arg("keys"), docs::kEvict)
+      .def("fetch", &fetch, nb::arg("keys").none(), nb::arg("out").none(), docs::kFetch)
+      .def("fetch_pooled", &fetch_pooled, nb::arg("keys").none(), nb::arg("row_ptrs").none(), nb::arg("out").none(),
+           nb::arg("combiner"), docs::kFetchPooled)
+      .def("insert", &insert, nb::arg("keys").none(), nb::arg("rows").none(), docs::kInsert)
+      .def("evict", &evict, nb::arg("keys").none(), docs::kEvict)
       .def("_read_items", &read_items, nb::arg("cursor"), nb::arg("max_rows"))
       .def("_stats", &table_stats);
 
   nb::class_<KeyIndex>(module, "KeyIndex", docs::kKeyIndex)
       .def("__init__", &construct_key_index, nb::arg("capacity_rows") = 1024)
-      .def("find", &number_keys<const KeyIndex, find>, nb::arg("keys"), docs::kFind)
-      .def("find_or_insert", &number_keys<KeyIndex, find_or_insert>, nb::arg("keys"), docs::kFindOrInsert)
+      .def("find", &number_keys<const KeyIndex, find>, nb::arg("keys").none(), docs::kFind)
+      .def("find_or_insert", &number_keys<KeyIndex, find_or_insert>, nb::arg("keys").none(), docs::kFindOrInsert)
       .def("keys", &all_keys, docs::kKeys)
       .def("__len__", &KeyIndex::size);
 
-  module.def("pool_rows", &pool_rows, nb::arg("rows"), nb::arg("row_ptrs"), nb::arg("out"), nb::arg("combiner"),
-             docs::kPoolRows);
+  module.def("pool_rows", &pool_rows, nb::arg("rows").none(), nb::arg("row_ptrs").none(), nb::arg("out").none(),
+             nb::arg("combiner"), docs::kPoolRows);
   module.def("instruction_set", [] { return lookup_loops().name; });
   module.def("use_avx2", &use_avx2, nb::arg("enabled"));
 }

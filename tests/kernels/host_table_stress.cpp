@@ -1,0 +1,209 @@
+// Readers beside several writers, for the sanitizers. Exits 0 if every answer was right.
+//
+//   host_table_stress <milliseconds> <avx2|portable>
+//
+// Every row tells which key and version it was written for, in every column, so a torn row, another key's row or a row
+// that was reused under a reader shows. Keys of the lower half are never evicted and must always be found; each writer
+// owns every n-th of the others and evicts, re-inserts and replaces them by fresh keys.
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "host_table.hpp"
+#include "key_index.hpp"
+
+using namespace hotrow;
+
+namespace {
+
+constexpr uint32_t kDim = 24;
+constexpr int64_t kFixed = 300;   // keys 0 .. kFixed - 1 are always there
+constexpr int kWriters = 3;
+constexpr int kReaders = 3;
+constexpr size_t kBatch = 96;
+
+std::atomic<bool> stop{false};
+std::atomic<int64_t> rows_checked{0};
+
+void require(bool condition, const char* what) {
+  if (condition) return;
+  std::fprintf(stderr, "%s\n", what);
+  std::abort();
+}
+
+// Columns hold key, version, key, version, ...
+void fill(float* row, int64_t key, int version) {
+  for (uint32_t c = 0; c < kDim; ++c) row[c] = static_cast<float>(c % 2 ? version : key % 65536);
+}
+
+void check(const float* row, int64_t key) {
+  require(row[0] == static_cast<float>(key % 65536), "a row of another key");
+  for (uint32_t c = 0; c < kDim; ++c) require(row[c] == row[c % 2], "a torn row");
+}
+
+void check_zeros(const float* row) {
+  for (uint32_t c = 0; c < kDim; ++c) require(row[c] == 0.0f, "an absent key's row is not zeros");
+}
+
+void replace_rows(HostTable& table, int writer) {
+  std::mt19937_64 random(static_cast<uint64_t>(writer));
+  std::vector<int64_t> keys(kBatch);
+  std::vector<float> rows(kBatch * kDim);
+  int64_t fresh = 1'000'000 * (writer + 1);
+  for (int version = 1; !stop.load(); version = version % 1000 + 1) {
+    for (size_t i = 0; i < kBatch; ++i) {
+      keys[i] = i % 2 ? static_cast<int64_t>(random() % kFixed) : fresh++;
+      fill(&rows[i * kDim], keys[i], version);
+    }
+    table.insert(keys.data(), rows.data(), kBatch);
+    std::vector<int64_t> volatile_keys;
+    for (const int64_t key : keys)
+      if (key >= kFixed) volatile_keys.push_back(key);
+    require(table.evict(volatile_keys.data(), volatile_keys.size()) == static_cast<int64_t>(volatile_keys.size()),
+            "an inserted key was not there to be evicted");
+    if (version % 2) fresh -= static_cast<int64_t>(kBatch) / 2;  // every other time the same keys again
+  }
+}
+
+void look_up(HostTable& table, int reader) {
+  std::mt19937_64 random(100 + static_cast<uint64_t>(reader));
+  std::vector<int64_t> keys(kBatch);
+  std::vector<float> out(kBatch * kDim);
+  const std::unique_ptr<bool[]> found(new bool[kBatch]);
+  while (!stop.load()) {
+    for (size_t i = 0; i < kBatch; ++i)
+      keys[i] = i % 2 ? static_cast<int64_t>(random() % kFixed)
+                      : static_cast<int64_t>(1'000'000 * (1 + random() % kWriters) + random() % 4096);
+    std::fill(out.begin(), out.end(), -1.0f);
+    table.fetch(keys.data(), kBatch, out.data(), found.get());
+    for (size_t i = 0; i < kBatch; ++i) {
+      require(found[i] || keys[i] >= kFixed, "a key that is always there was not found");
+      found[i] ? check(&out[i * kDim], keys[i]) : check_zeros(&out[i * kDim]);
+    }
+    rows_checked.fetch_add(kBatch);
+  }
+}
+
+// Bags of one always present key, three times: columns with the key must be three times the key.
+void look_up_pooled(HostTable& table) {
+  const std::vector<int64_t> row_ptrs{0, 3, 6};
+  std::vector<float> out(2 * kDim);
+  bool found[6];
+  for (int64_t key = 0; !stop.load(); key = (key + 1) % (kFixed - 1)) {
+    const int64_t keys[] = {key, key, key, key + 1, key + 1, key + 1};
+    table.fetch_pooled(keys, row_ptrs.data(), 2, out.data(), Combiner::kSum, found);
+    for (uint32_t c = 0; c < kDim; c += 2) {
+      require(out[c] == static_cast<float>(3 * key), "a wrong sum");
+      require(out[kDim + c] == static_cast<float>(3 * key + 3), "a wrong sum");
+    }
+  }
+}
+
+void walk(HostTable& table) {
+  std::vector<int64_t> keys(64);
+  std::vector<float> rows(64 * kDim);
+  while (!stop.load()) {
+    int64_t fixed = 0;
+    for (uint64_t cursor = 0;;) {
+      const size_t n = table.read_items(cursor, keys.size(), keys.data(), rows.data());
+      if (n == 0) break;
+      for (size_t i = 0; i < n; ++i) {
+        check(&rows[i * kDim], keys[i]);
+        fixed += keys[i] < kFixed;
+      }
+    }
+    require(fixed == kFixed, "a walk did not meet each lasting key exactly once");
+  }
+}
+
+void number_keys(KeyIndex& index) {
+  std::vector<int64_t> keys(kBatch), rows(kBatch);
+  for (int64_t start = 0; !stop.load() && start < 200'000; start += kBatch / 2) {
+    for (size_t i = 0; i < kBatch; ++i) keys[i] = start + static_cast<int64_t>(i);
+    index.find_or_insert(keys.data(), kBatch, rows.data());
+    const std::vector<int64_t> numbers = rows;
+    index.find(keys.data(), kBatch, rows.data());
+    require(rows == numbers, "a key's row number changed");
+  }
+}
+
+// 50 times the capacity in fresh keys must leave no trace: neither where keys lie nor how far a probe for an absent key
+// walks.
+void churn_an_index() {
+  constexpr int64_t kCapacity = 1000;
+  BucketIndex index(kCapacity);
+  const auto longest_walk = [&] {
+    uint64_t longest = 0, run = 0;
+    for (uint64_t i = 0; i < 2 * index.bucket_count(); ++i) {
+      run = index.view().buckets[i % index.bucket_count()].passed.load() ? run + 1 : 0;
+      longest = std::max(longest, run);
+    }
+    return longest;
+  };
+  for (int64_t key = 0; key < 51 * kCapacity; ++key) {
+    if (key >= kCapacity) index.erase(key - kCapacity, *index.find(key - kCapacity));
+    index.insert(key, static_cast<uint32_t>(key));
+    require(longest_walk() <= 24, "churn lengthened the probes for absent keys");
+  }
+  for (int64_t key = 50 * kCapacity; key < 51 * kCapacity; ++key) {
+    require(index.row_at(*index.find(key)) == key, "churn lost a key");
+    index.erase(key, *index.find(key));
+  }
+  require(longest_walk() == 0 && index.longest_probe() == 0, "an emptied index remembers keys");
+}
+
+// More readers at a time than one block of slots holds; the writer must see the earliest of them until it leaves.
+void crowd_the_epochs() {
+  Epochs epochs;
+  const uint64_t first = epochs.end_epoch() + 1;
+  std::vector<std::unique_ptr<Epochs::Reader>> readers;
+  for (int i = 0; i < 200; ++i) {
+    readers.push_back(std::make_unique<Epochs::Reader>(epochs));
+    epochs.end_epoch();
+    require(epochs.earliest_reader() == first, "a reader went unseen");
+  }
+  for (uint64_t i = 0; i < 200; ++i) {
+    require(epochs.earliest_reader() == first + i, "a reader went unseen");
+    readers[i].reset();
+  }
+  require(epochs.earliest_reader() == UINT64_MAX, "a reader that left is still seen");
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  require(argc == 3, "usage: host_table_stress <milliseconds> <avx2|portable>");
+  use_avx2(std::string(argv[2]) == "avx2");
+  churn_an_index();
+  crowd_the_epochs();
+  HostTable table(kDim, kFixed + kWriters * kBatch);
+  KeyIndex index(1);
+  std::vector<int64_t> keys(kFixed);
+  std::vector<float> rows(kFixed * kDim);
+  for (int64_t key = 0; key < kFixed; ++key) {
+    keys[static_cast<size_t>(key)] = key;
+    fill(&rows[static_cast<size_t>(key) * kDim], key, 0);
+  }
+  table.insert(keys.data(), rows.data(), keys.size());
+
+  std::vector<std::thread> threads;
+  for (int i = 0; i < kWriters; ++i) threads.emplace_back(replace_rows, std::ref(table), i);
+  for (int i = 0; i < kReaders; ++i) threads.emplace_back(look_up, std::ref(table), i);
+  threads.emplace_back(look_up_pooled, std::ref(table));
+  threads.emplace_back(walk, std::ref(table));
+  for (int i = 0; i < 2; ++i) threads.emplace_back(number_keys, std::ref(index));
+  std::this_thread::sleep_for(std::chrono::milliseconds(std::atoi(argv[1])));
+  stop.store(true);
+  for (auto& thread : threads) thread.join();
+
+  require(table.rows() == kFixed, "rows were lost or left over");
+  require(table.longest_probe() <= 8, "churn lengthened the probes");
+  std::printf("%s %lld rows checked\n", lookup_loops().name, static_cast<long long>(rows_checked.load()));
+}
