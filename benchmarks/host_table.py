@@ -1,0 +1,250 @@
+"""The host table against the limits of memory and the usual peers, one thread.
+
+    python -m benchmarks.host_table [--quick] [--json FILE]
+
+- lookup: against a C loop that copies rows whose numbers are known, with prefetch (benchmarks/host_gather.c)
+- call: 26 keys from Python, against numpy.take with known row numbers
+- pooled: against torch.nn.functional.embedding_bag with known row numbers
+- beside_writer: a reader's rate and p99 while another thread replaces rows at full rate, against the same reader alone
+"""
+
+import ctypes
+import subprocess
+import tempfile
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from benchmarks.report import Record, parse_arguments, publish
+from kernels.host import HostTable
+
+BATCH_KEYS = 26 * 1024
+LOAD_ROWS = 1 << 18
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How much is measured."""
+
+    rows: dict  # by dim
+    batches: int
+    rounds: int
+    calls: int
+
+
+FULL = Scale(rows={32: 10_000_000, 128: 4_000_000}, batches=48, rounds=15, calls=20_000)
+QUICK = Scale(rows={32: 200_000, 128: 50_000}, batches=4, rounds=3, calls=500)
+
+
+def aligned(rows, dim):
+    """float32[rows, dim] on a huge-page border: a peer must not pay for rows that straddle cache lines."""
+    border = 2 << 20
+    memory = np.empty(rows * dim + border // 4, dtype=np.float32)
+    start = -memory.ctypes.data % border // 4
+    return memory[start : start + rows * dim].reshape(rows, dim)
+
+
+def row_values(keys, dim, version):
+    """Rows whose even columns tell the key and whose odd columns tell the version."""
+    values = np.empty((keys.size, dim), dtype=np.float32)
+    values[:, 0::2] = (keys % (1 << 22))[:, None]
+    values[:, 1::2] = version
+    return values
+
+
+class Subject:
+    """A filled table, the same rows in an array, and batches of keys with their row numbers."""
+
+    def __init__(self, dim, scale):
+        self.dim, self.rows = dim, scale.rows[dim]
+        self.rng = np.random.default_rng(dim)
+        self.keys = self.rng.permutation(self.rows).astype(np.int64) * 1_000_003 + 12_345
+        self.table = HostTable(dim, self.rows)
+        self.direct = aligned(self.rows, dim)
+        for start in range(0, self.rows, LOAD_ROWS):
+            block = slice(start, min(start + LOAD_ROWS, self.rows))
+            self.direct[block] = row_values(self.keys[block], dim, 0)
+            self.table.insert(self.keys[block], self.direct[block])
+        self.out = aligned(BATCH_KEYS, dim)
+
+    def batches(self, distribution, count):
+        """``count`` pairs (keys, row numbers)."""
+        numbers = [self._draw(distribution) for _ in range(count)]
+        return [(self.keys[batch], batch) for batch in numbers]
+
+    def _draw(self, distribution):
+        if distribution == "uniform":
+            return self.rng.integers(0, self.rows, BATCH_KEYS)
+        # Zipf, exponent 1.05, by the inverse of its continuous form; keys were shuffled, so rank is row number.
+        exponent = 1.05
+        top = self.rows ** (1 - exponent)
+        ranks = (1 + self.rng.random(BATCH_KEYS) * (top - 1)) ** (1 / (1 - exponent))
+        return (ranks.astype(np.int64) - 1) * 7919 % self.rows
+
+
+def compile_gather():
+    folder = tempfile.mkdtemp(prefix="host_gather")
+    library = Path(folder) / "host_gather.so"
+    source = Path(__file__).with_name("host_gather.c")
+    subprocess.run(["cc", "-O3", "-march=native", "-shared", "-fPIC", source, "-o", library], check=True)
+    return ctypes.CDLL(str(library))
+
+
+def seconds(action):
+    start = time.perf_counter()
+    action()
+    return time.perf_counter() - start
+
+
+def take_turns(ours, peer, rounds, work):
+    """Pairs of work per second, one pair per round, after one round that does not count."""
+    pairs = [(work / seconds(ours), work / seconds(peer)) for _ in range(rounds + 1)]
+    return pairs[1:]
+
+
+def lookup(subject, scale, library):
+    """Records of table lookup against the gather loops."""
+    for distribution in ("uniform", "zipf"):
+        batches = subject.batches(distribution, scale.batches)
+        for keys, numbers in batches:
+            assert subject.table.fetch(keys, subject.out).all()
+            assert np.array_equal(subject.out, subject.direct[numbers])
+
+        def ours(batches=batches):
+            for keys, _ in batches:
+                subject.table.fetch(keys, subject.out)
+
+        for level in ("l1", "l2"):
+            function = getattr(library, f"gather_{level}_{subject.dim}")
+
+            def peer(batches=batches, function=function):
+                for _, numbers in batches:
+                    function(*(ctypes.c_void_p(a.ctypes.data) for a in (subject.direct, numbers)),
+                             ctypes.c_int64(BATCH_KEYS), ctypes.c_void_p(subject.out.ctypes.data))  # fmt: skip
+
+            peer()
+            assert np.array_equal(subject.out, subject.direct[batches[-1][1]])
+            pairs = take_turns(ours, peer, scale.rounds, scale.batches * BATCH_KEYS / 1e6)
+            params = {"rows": subject.rows, "dim": subject.dim, "keys": distribution, "limit": f"gather_{level}"}
+            yield Record.of("host_table.lookup", params, "Mrow/s", pairs)
+
+
+def call(subject, scale):
+    """Record of one call of 26 keys from Python against numpy.take: microseconds, so less is better."""
+    keys, numbers = (array[:26].copy() for array in subject.batches("uniform", 1)[0])
+    out = subject.out[:26]
+
+    def ours():
+        for _ in range(scale.calls):
+            subject.table.fetch(keys, out)
+
+    def peer():
+        for _ in range(scale.calls):
+            np.take(subject.direct, numbers, axis=0, out=out, mode="clip")
+
+    pairs = [(seconds(ours) / scale.calls * 1e6, seconds(peer) / scale.calls * 1e6) for _ in range(scale.rounds)]
+    yield Record.of("host_table.call", {"keys": 26, "dim": subject.dim, "less": "is better"}, "us", pairs)
+
+
+def pooled(subject, scale):
+    """Records of pooled lookup against embedding_bag on known row numbers."""
+    weights = torch.from_numpy(subject.direct)
+    for hotness, (fewest, most) in {"1-4": (1, 4), "20": (20, 20)}.items():
+        sizes = subject.rng.integers(fewest, most + 1, BATCH_KEYS)
+        row_ptrs = np.concatenate([[0], np.cumsum(sizes)])
+        row_ptrs = row_ptrs[row_ptrs <= BATCH_KEYS]
+        count, bags = int(row_ptrs[-1]), row_ptrs.size - 1
+        batches = [
+            (k[:count].copy(), torch.from_numpy(n[:count])) for k, n in subject.batches("uniform", scale.batches)
+        ]
+        offsets, out = torch.from_numpy(row_ptrs[:-1].copy()), subject.out[:bags]
+
+        def ours(batches=batches, row_ptrs=row_ptrs, out=out):
+            for keys, _ in batches:
+                subject.table.fetch_pooled(keys, row_ptrs, out, "sum")
+
+        def peer(batches=batches, offsets=offsets):
+            answer = None
+            with torch.inference_mode():
+                for _, numbers in batches:
+                    answer = torch.nn.functional.embedding_bag(numbers, weights, offsets, mode="sum")
+            return answer
+
+        ours()
+        # Sums of up to twenty float32 values in another order.
+        assert np.allclose(out, peer().numpy(), rtol=1e-5)
+        pairs = take_turns(ours, peer, scale.rounds, scale.batches * count / 1e6)
+        yield Record.of("host_table.pooled", {"dim": subject.dim, "hotness": hotness, "peer": "torch"}, "Mrow/s", pairs)
+
+
+class Writer:
+    """A thread that replaces random rows of the table at full rate, as long as it is told to."""
+
+    def __init__(self, subject):
+        keys = [subject.keys[subject.rng.integers(0, subject.rows, 4096)] for _ in range(16)]
+        self._writes = [(k, row_values(k, subject.dim, version)) for version, k in enumerate(keys, 1)]
+        self._table = subject.table
+        self._running = threading.Event()
+        self.rows = 0
+
+    def __enter__(self):
+        self._running.set()
+        self._thread = threading.Thread(target=self._write)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self._running.clear()
+        self._thread.join()
+
+    def _write(self):
+        while self._running.is_set():
+            for keys, rows in self._writes:
+                self._table.insert(keys, rows)
+                self.rows += keys.size
+
+
+def beside_writer(subject, scale):
+    """Records of a reader's rate and p99 beside a writer against the same reader alone; checks for torn rows."""
+    batches, writer = subject.batches("uniform", scale.batches), Writer(subject)
+    with writer:
+        for keys, _ in batches:
+            assert subject.table.fetch(keys, subject.out).all()
+            assert (subject.out[:, 0::2] == (keys % (1 << 22))[:, None]).all(), "a row of another key"
+            assert (subject.out[:, 1::2] == subject.out[:, 1:2]).all(), "a torn row"
+
+    def read():
+        return np.array([seconds(lambda k=k: subject.table.fetch(k, subject.out)) for k, _ in batches * 4])
+
+    rates, tails = [], []
+    for _ in range(scale.rounds):
+        alone = read()
+        with writer:
+            beside = read()
+        rates.append((BATCH_KEYS / beside.mean() / 1e6, BATCH_KEYS / alone.mean() / 1e6))
+        tails.append((np.percentile(beside, 99) * 1e3, np.percentile(alone, 99) * 1e3))
+    params = {"dim": subject.dim, "peer": "reader alone"}
+    yield Record.of("host_table.beside_writer", params, "Mrow/s", rates)
+    yield Record.of("host_table.beside_writer_p99", {**params, "less": "is better"}, "ms", tails)
+
+
+def main():
+    arguments = parse_arguments(__doc__)
+    scale = QUICK if arguments.quick else FULL
+    torch.set_num_threads(1)
+    library, records = compile_gather(), []
+    for dim in scale.rows:
+        subject = Subject(dim, scale)
+        records += [*lookup(subject, scale, library), *call(subject, scale), *pooled(subject, scale)]
+        if dim == 32:
+            records += beside_writer(subject, scale)
+        del subject
+    publish(records, arguments.json)
+
+
+if __name__ == "__main__":
+    main()
