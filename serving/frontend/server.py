@@ -16,15 +16,54 @@ from serving.frontend.body import CUT_SHORT
 LINGER_S = 0.25
 
 
+class OneWrite:
+    """A transport that sends what is written to it in one turn of the event loop with one system call.
+
+    uvicorn writes an answer's head and its body one after the other, and uvloop sends each at once. For a small answer
+    the second system call, and waking the client twice, cost about a tenth of the requests per second.
+    """
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        """Write to ``transport``, which belongs to ``loop``."""
+        self._transport = transport
+        self._loop = loop
+        self._parts: list[bytes] = []
+
+    def write(self, data: bytes) -> None:
+        """See ``asyncio.WriteTransport.write``."""
+        if not self._parts:
+            self._loop.call_soon(self._flush)
+        self._parts.append(data)
+
+    def close(self) -> None:
+        """See ``asyncio.BaseTransport.close``."""
+        self._flush()
+        self._transport.close()
+
+    def __getattr__(self, name: str) -> Any:
+        """Everything else is the transport's own."""
+        return getattr(self._transport, name)
+
+    def _flush(self) -> None:
+        if self._parts:
+            data = b"".join(self._parts)
+            self._parts.clear()
+            self._transport.write(data)
+
+
 class Connection(HttpToolsProtocol):
     """One client connection.
 
-    Differs from uvicorn's in two ways. A client that closes its side in the middle of a body gets an answer that says
-    so. And a connection that is idle when the server is told to stop stays open for a moment: what the client sent
-    before it could know is answered, with ``Connection: close``, instead of being reset.
+    Differs from uvicorn's in three ways. An answer is one write. A client that closes its side in the middle of a body
+    gets an answer that says so. And a connection that is idle when the server is told to stop stays open for a moment:
+    what the client sent before it could know is answered, with ``Connection: close``, instead of being reset.
     """
 
     _stopping = False
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """See ``HttpToolsProtocol.connection_made``."""
+        super().connection_made(cast(asyncio.Transport, OneWrite(transport, self.loop)))
 
     def eof_received(self) -> bool:  # type: ignore[override]  # asyncio's own may return True, uvicorn's never does
         """The client will send no more; True keeps our side open for the answer that it may still wait for."""

@@ -197,3 +197,16 @@ def test_good_and_bad_requests_at_once_do_not_disturb_each_other(served, model):
         right = list(threads.map(ask_many, range(8)))
 
     assert np.array(right).all()
+
+
+def test_head_and_body_of_an_answer_come_in_one_piece(served, model):
+    """One system call and one wake-up of the client per answer."""
+    dense, bags = model.sample_requests(1)
+    body = json.dumps({"samples": [{"dense": dense[0].tolist(), "keys": bags[0]}]}).encode()
+    request = b"POST /predict/tiny HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+    with served.connect() as connection:
+        for _ in range(20):
+            connection.sendall(request)
+            head, _, answer = connection.recv(65536).partition(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 200 ")
+            assert json.loads(answer)["defaulted_keys"] == 0

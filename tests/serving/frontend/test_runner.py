@@ -1,6 +1,7 @@
 """Where a predict request runs."""
 
 import asyncio
+import itertools
 import threading
 
 import pytest
@@ -33,26 +34,41 @@ def test_what_is_short_is_learnt_per_model_and_size(runner):
     assert run(runner, threading.get_ident, body_bytes=100_000) != threading.get_ident()
 
 
-def test_requests_that_turn_out_slow_go_to_the_pool(runner, monkeypatch):
+def clock_of(monkeypatch, clock, seconds):
+    """Make ``perf_counter`` or ``thread_time`` say that whatever runs takes ``seconds``."""
+    ticks = itertools.cycle([0.0, seconds])
+    monkeypatch.setattr(runner_module, clock, lambda: next(ticks))
+
+
+def test_requests_that_turn_out_slow_on_the_event_loop_go_to_the_pool(runner, monkeypatch):
     run(runner, threading.get_ident)
-    clock = iter([0.0, 1.0])
-    monkeypatch.setattr(runner_module, "perf_counter", lambda: next(clock))
-    run(runner, lambda: None)  # takes one second by that clock
-    monkeypatch.undo()
+    clock_of(monkeypatch, "perf_counter", 1.0)
+    assert run(runner, threading.get_ident) == threading.get_ident()
 
     assert run(runner, threading.get_ident) != threading.get_ident()
 
 
-def test_requests_that_turn_out_short_again_come_back_to_the_event_loop(runner, monkeypatch):
-    clock = iter([0.0, 0.01])
-    monkeypatch.setattr(runner_module, "perf_counter", lambda: next(clock))
-    run(runner, lambda: None)
+def test_one_hiccup_of_a_few_milliseconds_does_not_drive_short_requests_off_the_event_loop(runner, monkeypatch):
+    run(runner, threading.get_ident)
+    clock_of(monkeypatch, "perf_counter", 0.005)
+    run(runner, threading.get_ident)
     monkeypatch.undo()
 
-    threads = [run(runner, threading.get_ident) for _ in range(30)]
+    assert run(runner, threading.get_ident) == threading.get_ident()
 
-    assert threads[0] != threading.get_ident()
-    assert threads[-1] == threading.get_ident()
+
+@pytest.mark.parametrize(("processor_s", "comes_back"), [(0.0001, True), (0.01, False)])
+def test_whether_slow_requests_have_become_short_is_looked_at_now_and_then(
+    runner, monkeypatch, processor_s, comes_back
+):
+    run(runner, threading.get_ident)
+    clock_of(monkeypatch, "perf_counter", 1.0)
+    clock_of(monkeypatch, "thread_time", processor_s)
+    run(runner, threading.get_ident)  # from here on in the pool
+
+    inline = [run(runner, threading.get_ident) == threading.get_ident() for _ in range(101)]
+
+    assert inline == [False] * 100 + [comes_back]
 
 
 def test_the_event_loop_answers_while_the_pool_works(runner):

@@ -1,0 +1,108 @@
+// A closed-loop HTTP client: every connection sends the same request again as soon as its answer is whole.
+//
+//   http_client PORT CONNECTIONS SECONDS REQUEST_FILE
+//
+// REQUEST_FILE holds the raw bytes of one request, head and body. One line of JSON comes out: requests, seconds,
+// p50_us, p99_us and failures (answers other than 200). One thread; connections are multiplexed by epoll.
+#include <arpa/inet.h>
+#include <netinet/tcp.h>
+#include <strings.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <iterator>
+#include <string>
+#include <vector>
+
+using Clock = std::chrono::steady_clock;
+
+struct Connection {
+  int socket = -1;
+  std::string answer;
+  Clock::time_point sent;
+};
+
+[[noreturn]] static void fail(const char* what) {
+  std::perror(what);
+  std::exit(1);
+}
+
+static int connect_to(int port) {
+  int fd = socket(AF_INET, SOCK_STREAM, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(static_cast<uint16_t>(port));
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  if (fd < 0 || connect(fd, reinterpret_cast<sockaddr*>(&address), sizeof address)) fail("connect");
+  int on = 1;
+  setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+  return fd;
+}
+
+static void send_request(Connection& connection, const std::string& request) {
+  connection.answer.clear();
+  connection.sent = Clock::now();
+  for (size_t done = 0; done < request.size();) {
+    ssize_t written = write(connection.socket, request.data() + done, request.size() - done);
+    if (written <= 0) fail("write");
+    done += static_cast<size_t>(written);
+  }
+}
+
+// True once the head and the Content-Length bytes after it have come.
+static bool is_whole(const std::string& answer) {
+  size_t head = answer.find("\r\n\r\n");
+  if (head == std::string::npos) return false;
+  const char* length = strcasestr(answer.c_str(), "\r\ncontent-length:");
+  if (!length) fail("answer without Content-Length");
+  return answer.size() >= head + 4 + std::strtoul(length + 17, nullptr, 10);
+}
+
+int main(int argc, char** argv) {
+  if (argc != 5) return std::fprintf(stderr, "http_client PORT CONNECTIONS SECONDS REQUEST_FILE\n"), 2;
+  std::ifstream file(argv[4], std::ios::binary);
+  const std::string request{std::istreambuf_iterator<char>(file), {}};
+  std::vector<Connection> connections(std::strtoul(argv[2], nullptr, 10));
+  const int poll = epoll_create1(0);
+  for (size_t i = 0; i < connections.size(); ++i) {
+    connections[i].socket = connect_to(std::atoi(argv[1]));
+    epoll_event event{};
+    event.events = EPOLLIN;
+    event.data.u64 = i;
+    epoll_ctl(poll, EPOLL_CTL_ADD, connections[i].socket, &event);
+  }
+
+  std::vector<double> latencies_us;
+  size_t failures = 0;
+  const auto begin = Clock::now();
+  const auto end = begin + std::chrono::duration<double>(std::atof(argv[3]));
+  for (auto& connection : connections) send_request(connection, request);
+  std::vector<epoll_event> events(connections.size());
+  std::vector<char> buffer(1 << 20);
+  while (Clock::now() < end) {
+    const int ready = epoll_wait(poll, events.data(), static_cast<int>(events.size()), 1000);
+    for (int i = 0; i < ready; ++i) {
+      auto& connection = connections[events[i].data.u64];
+      const ssize_t received = read(connection.socket, buffer.data(), buffer.size());
+      if (received <= 0) fail("the server closed a connection");
+      connection.answer.append(buffer.data(), static_cast<size_t>(received));
+      if (!is_whole(connection.answer)) continue;
+      latencies_us.push_back(std::chrono::duration<double, std::micro>(Clock::now() - connection.sent).count());
+      failures += connection.answer.compare(0, 13, "HTTP/1.1 200 ") != 0;
+      send_request(connection, request);
+    }
+  }
+  const double seconds = std::chrono::duration<double>(Clock::now() - begin).count();
+  if (latencies_us.empty()) fail("no answer came");
+  std::sort(latencies_us.begin(), latencies_us.end());
+  auto percentile = [&](double ratio) { return latencies_us[static_cast<size_t>(ratio * (latencies_us.size() - 1))]; };
+  std::printf("{\"requests\": %zu, \"seconds\": %.6f, \"p50_us\": %.2f, \"p99_us\": %.2f, \"failures\": %zu}\n",
+              latencies_us.size(), seconds, percentile(0.50), percentile(0.99), failures);
+}

@@ -1,0 +1,103 @@
+"""What every benchmark says at its end: one line per measurement, and the same as JSON.
+
+A measurement compares ours with a peer, or with a physical limit, in the same run: the two take turns, round by round,
+and every round gives a ratio. The ratio's median is the result, its smallest and largest value are its spread.
+"""
+
+import argparse
+import json
+import os
+import platform
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from statistics import median
+
+_PACKAGES = ("hotrow", "numpy", "onnxruntime", "torch", "rocksdict", "uvicorn", "fastapi")
+
+
+@dataclass(frozen=True)
+class Record:
+    """One measurement.
+
+    Attributes:
+        name: ``<benchmark>.<measure>``.
+        params: what was measured: sizes, concurrency.
+        ours: median over the rounds, in ``unit``.
+        peer: the same of the peer.
+        unit: of both.
+        ratio: median of ours / peer, round by round.
+        ratio_min: its smallest value.
+        ratio_max: its largest value.
+    """
+
+    name: str
+    params: dict
+    ours: float
+    peer: float
+    unit: str
+    ratio: float
+    ratio_min: float
+    ratio_max: float
+
+    @classmethod
+    def of(cls, name, params, unit, rounds):
+        """Make a record from pairs (ours, peer), one per round."""
+        ratios = [ours / peer for ours, peer in rounds]
+        ours, peer = (median(values) for values in zip(*rounds, strict=True))
+        return cls(name, params, ours, peer, unit, median(ratios), min(ratios), max(ratios))
+
+
+def parse_arguments(description, **options):
+    """The arguments every benchmark takes; ``options`` are further ones, by name, as argparse takes them."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="small inputs and few rounds: does it run at all")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the result there")
+    for name, option in options.items():
+        parser.add_argument(f"--{name.replace('_', '-')}", **option)
+    return parser.parse_args()
+
+
+def publish(records, file=None):
+    """Print the records; write them to ``file`` too, if there is one."""
+    for record in records:
+        params = " ".join(f"{key}={value}" for key, value in record.params.items())
+        print(
+            f"{record.name:<28} {params:<44} ours {record.ours:>12,.2f}  peer {record.peer:>12,.2f} {record.unit:<6}"
+            f" ratio {record.ratio:.2f} ({record.ratio_min:.2f}..{record.ratio_max:.2f})"
+        )
+    if file is not None:
+        document = {"hardware": hardware(), "versions": versions(), "records": [asdict(record) for record in records]}
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(document, indent=1) + "\n")
+
+
+def hardware():
+    """What the figures were taken on."""
+    cpu = [line for line in _lines("/proc/cpuinfo") if line.startswith("model name")]
+    memory = [line for line in _lines("/proc/meminfo") if line.startswith("MemTotal")]
+    return {
+        "cpu": cpu[0].partition(":")[2].strip() if cpu else platform.processor(),
+        "cores": os.cpu_count(),
+        "memory_gib": round(int(memory[0].split()[1]) / 2**20, 1) if memory else None,
+        "load_average": os.getloadavg()[0],
+        "system": f"{platform.system()} {platform.release()}",
+    }
+
+
+def versions():
+    """Versions of Python and of the packages that matter."""
+    found = {"python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def _lines(path):
+    try:
+        return Path(path).read_text().splitlines()
+    except OSError:
+        return []
