@@ -27,5 +27,15 @@ class DataError(TrainingError):
         self.column = column
 
 
+class DivergedError(TrainingError):
+    """The loss is no longer a finite number; what was learnt is worthless."""
+
+    def __init__(self, step: int, learning_rate: float) -> None:
+        """Name the step, counted from 1, and its learning rate."""
+        super().__init__(f"the loss is not finite at step {step}: a learning rate below {learning_rate:g} may help")
+        self.step = step
+        self.learning_rate = learning_rate
+
+
 class OutputError(TrainingError):
     """A trained model cannot be written where it was asked to go."""

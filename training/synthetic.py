@@ -98,12 +98,13 @@ def _draw(rng: np.random.Generator, rows: int, seed: int) -> SyntheticSamples:
     counts[rng.random((rows, DENSE_FEATURES)) < _MISSING_COUNT_RATIO] = np.nan
     dense = encode_counts(counts)
 
-    probabilities = 1 / (1 + np.exp(-_true_logits(dense, keys, seed)))
+    probabilities = 1 / (1 + np.exp(-true_logits(dense, keys, seed)))
     labels = (rng.random(rows) < probabilities).astype(np.float32)
     return SyntheticSamples(Samples(labels, dense, keys), probabilities, counts)
 
 
-def _true_logits(dense: NDArray[np.float32], keys: NDArray[np.int64], seed: int) -> NDArray[np.float64]:
+def true_logits(dense: NDArray[np.float32], keys: NDArray[np.int64], seed: int) -> NDArray[np.float64]:
+    """Compute the logits, float64[B], of dense features float32[B, 13] and keys int64[B, 26] under a seed's truth."""
     key_weights = _planted(keys.reshape(-1), seed).reshape(keys.shape).sum(axis=1) * 0.25
     dense_weights = _planted(np.arange(DENSE_FEATURES), seed) * 0.2
     logits = key_weights + (dense - 1.5) @ dense_weights - 1

@@ -1,5 +1,6 @@
 """The training loop: epochs of shuffled batches, and what each of them came to."""
 
+import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from tqdm import tqdm
 from serving.errors import ConfigError
 from serving.model.graph import Graph
 from training.ctr_model import CtrModel
+from training.errors import DivergedError
 from training.metrics import area_under_curve, log_loss
 from training.optimizer import LearningRateSchedule
 from training.samples import Samples
@@ -65,6 +67,7 @@ def train(
 
     Raises:
         ConfigError: the graph asks for other inputs than the samples have.
+        DivergedError: the loss became infinite or not a number.
     """
     check_samples_fit(model.graph, samples)
     check_samples_fit(model.graph, evaluation)
@@ -80,7 +83,10 @@ def train(
             for first in range(0, len(samples), batch_size):
                 batch = samples[order[first : first + batch_size]]
                 step += 1
-                loss = model.train_batch(batch.dense, model.bags(batch.keys), batch.labels[:, None], schedule.at(step))
+                rate = schedule.at(step)
+                loss = model.train_batch(batch.dense, model.bags(batch.keys), batch.labels[:, None], rate)
+                if not math.isfinite(loss):
+                    raise DivergedError(step, rate)
                 loss_sum += loss * len(batch)
                 bar.update(len(batch))
         seconds = time.perf_counter() - started

@@ -115,6 +115,7 @@ def test_the_genuine_sample_trains_and_serves(tmp_path, capsys):
         (["--synthetic", "10", "--output", "out", "--model", "wdl"], "wdl: no such graph file, and no built-in model"),
         (["--synthetic", "10", "--output", "out", "--model", "bad.txt"], "bad.txt"),
         (["--synthetic", "10", "--output", "out", "--name", "a/b"], "model name 'a/b'"),
+        (["--synthetic", "2000", "--output", "out", "--learning-rate", "1e30"], "the loss is not finite at step"),
     ],
 )
 def test_what_cannot_be_done_is_said_in_one_line_with_exit_code_2(tmp_path, monkeypatch, capsys, arguments, message):

@@ -1,6 +1,8 @@
 import gzip
 import math
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -267,3 +269,9 @@ def test_the_genuine_sample_reads_as_the_csv_module_reads_it():
         expected_dense, expected_keys = plain_encoding(row[1:])
         np.testing.assert_allclose(dense, expected_dense, rtol=1e-6)
         assert keys.tolist() == expected_keys
+
+
+def test_a_client_can_encode_rows_without_torch():
+    code = "import sys; sys.modules['torch'] = sys.modules['tqdm'] = None; import training.criteo"
+
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

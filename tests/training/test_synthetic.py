@@ -4,7 +4,7 @@ import pytest
 from training.criteo import write_lines
 from training.criteo_reader import read_criteo
 from training.metrics import area_under_curve
-from training.synthetic import generate, power_law_keys
+from training.synthetic import generate, power_law_keys, true_logits
 
 
 def test_power_law_keys_have_hugectrs_golden_values():
@@ -67,3 +67,19 @@ def test_generated_samples_written_as_criteo_lines_read_back_the_same(tmp_path):
     np.testing.assert_array_equal(samples.labels, data.samples.labels)
     np.testing.assert_array_equal(samples.dense, data.samples.dense)
     np.testing.assert_array_equal(samples.keys, data.samples.keys)
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "act_together"), [(0, 1, True), (4, 5, True), (0, 2, False), (24, 25, False)]
+)
+def test_keys_of_some_slots_act_together_and_of_others_on_their_own(left, right, act_together):
+    samples = generate(4, seed=0).samples
+    dense, keys = samples.dense[[0] * 4], samples.keys[[0] * 4]
+    keys[[1, 3], left] += 1
+    keys[[2, 3], right] += 1
+
+    neither, left_changed, right_changed, both = true_logits(dense, keys, seed=0)
+
+    surplus = (both - left_changed) - (right_changed - neither)
+    assert (abs(surplus) > 1e-6) == act_together
+    assert abs(left_changed - neither) > 1e-6

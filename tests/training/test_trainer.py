@@ -7,8 +7,9 @@ from serving.errors import ConfigError
 from serving.model.graph import parse_graph
 from training.ctr_model import CtrModel
 from training.document import open_document
+from training.errors import DivergedError
 from training.optimizer import Adam, LearningRateSchedule
-from training.samples import Samples
+from training.samples import Bags, Samples
 from training.synthetic import generate
 from training.trainer import predict_logits, train
 
@@ -131,6 +132,36 @@ def test_a_last_smaller_batch_is_learnt_from_too(document):
     assert sum(len(table) for table in model.tables) == np.unique(samples.keys).size
 
 
+def test_every_epoch_takes_every_sample_once_in_an_order_of_its_own(document):
+    class Recording(CtrModel):
+        def train_batch(self, dense, bags, labels, learning_rate):
+            taken.append(labels[:, 0].astype(int))
+            return 0.0
+
+    samples = generate(100, seed=0).samples
+    numbered = Samples(np.arange(100, dtype=np.float32), samples.dense, samples.keys)
+    orders = []
+    for seed in (0, 0, 1):
+        taken = []
+        model = Recording(parse_graph(document, "graph.json"), seed=0)
+        list(train(model, numbered, samples, epochs=2, batch_size=30, schedule=RATE, seed=seed))
+        assert [batch.size for batch in taken] == [30, 30, 30, 10] * 2
+        orders.append(np.concatenate(taken).reshape(2, 100).tolist())
+
+    assert all(sorted(order) == list(range(100)) for epochs in orders for order in epochs)
+    assert orders[0] == orders[1] != orders[2]
+    assert list(range(100)) != orders[0][0] != orders[0][1]
+
+
+def test_tables_with_the_same_keys_start_from_different_weights(model):
+    for table in model.tables:
+        table.touch(Bags.one_key_each(np.arange(60).reshape(-1, 20 if table is model.tables[1] else 6)))
+
+    wide, deep = (table.rows()[1] for table in model.tables)
+
+    assert (wide != deep[:, :3]).mean() > 0.99
+
+
 def test_the_learning_rate_follows_the_schedule(document):
     class Recorded(LearningRateSchedule):
         steps = []  # noqa: RUF012
@@ -156,6 +187,15 @@ def test_evaluation_data_of_one_label_has_no_auc(document):
 
     assert np.isnan(result.auc)
     assert result.evaluation_loss > 0
+
+
+def test_a_loss_that_is_no_number_ends_the_training(document):
+    samples = generate(200, seed=0).samples
+    model = CtrModel(parse_graph(document, "graph.json"), seed=0)
+    options = {"epochs": 1, "batch_size": 20, "schedule": LearningRateSchedule(1e30), "seed": 0}
+
+    with pytest.raises(DivergedError, match=r"not finite at step [2-9]: a learning rate below 1e\+30"):
+        list(train(model, samples, samples, **options))
 
 
 def test_a_reserved_key_is_refused(document):
