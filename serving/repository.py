@@ -25,6 +25,10 @@ from serving.session import InferenceSession
 
 PS_FILE = "ps.json"
 
+#: In metrics, the tier of keys that no tier holds.
+NO_TIER = "none"
+_KEYS_HELP = f"Keys looked up, by the tier that answered; {NO_TIER!r}: no tier holds them, the default vector counts."
+
 
 class ModelRepository:
     """The models of one folder: ``<repository>/<model>/<version>/``, storage tiers in ``ps.json`` beside the models.
@@ -107,13 +111,14 @@ class ModelRepository:
             return
         for counters in self._server.counters().values():
             labels = (("model", counters.model), ("version", str(counters.version)), ("table", counters.table))
-            yield Sample("hotrow_lookup_keys", "Keys looked up.", labels, counters.keys)
-            yield Sample("hotrow_lookup_missing_keys", "Keys that no tier holds.", labels, counters.defaulted_keys)
-            for store in self._server.stores:
-                by_tier = (*labels, ("tier", store.name))
-                hits, errors = counters.hits.get(store.name, 0), counters.tier_errors.get(store.name, 0)
-                yield Sample("hotrow_tier_hits", "Keys that a tier answered.", by_tier, hits)
-                yield Sample("hotrow_tier_errors", "Calls that a tier did not answer.", by_tier, errors)
+            answered = {store.name: counters.hits.get(store.name, 0) for store in self._server.stores}
+            for tier, keys in {**answered, NO_TIER: counters.defaulted_keys}.items():
+                yield Sample("hotrow_lookup_keys", _KEYS_HELP, (*labels, ("tier", tier)), keys)
+            for tier in answered:
+                errors = counters.tier_errors.get(tier, 0)
+                yield Sample(
+                    "hotrow_tier_errors", "Calls that a tier did not answer.", (*labels, ("tier", tier)), errors
+                )
 
     def describe(self) -> Iterator[str]:
         """Lines for an operator: the models, the tiers and the memory they take."""

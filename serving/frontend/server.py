@@ -5,6 +5,7 @@ import logging
 import socket
 from typing import Any, cast
 
+import orjson
 import uvicorn
 from fastapi import FastAPI
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -14,6 +15,8 @@ from serving.frontend.body import CUT_SHORT
 
 #: After the signal to stop, how long an idle connection may still bring a request that was already on its way.
 LINGER_S = 0.25
+#: How long a connection may be idle. Long, as clients keep a pool of connections and trip over closed ones.
+KEEP_ALIVE_S = 75
 
 
 class OneWrite:
@@ -76,6 +79,13 @@ class Connection(HttpToolsProtocol):
             cycle.more_body = False
             cycle.message_event.set()
         return True
+
+    def send_400_response(self, msg: str) -> None:
+        """What is not HTTP at all is answered like every other error, and the connection closed."""
+        body = orjson.dumps({"error": msg})
+        head = f"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
+        self.transport.write(head.encode() + b"connection: close\r\n\r\n" + body)
+        self.transport.close()
 
     def on_headers_complete(self) -> None:
         """See ``HttpToolsProtocol.on_headers_complete``."""
@@ -140,6 +150,7 @@ def run(app: FastAPI, listener: socket.socket) -> None:
         access_log=False,
         log_config=None,
         log_level=logging.WARNING,
+        timeout_keep_alive=KEEP_ALIVE_S,
     )
     server = uvicorn.Server(config)
     asyncio.Runner(loop_factory=config.get_loop_factory()).run(server.serve(sockets=[listener]))

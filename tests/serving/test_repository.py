@@ -108,9 +108,11 @@ class TestWhatIsServed:
         hits = {
             (dict(sample.labels)["table"], dict(sample.labels)["tier"]): sample.value
             for sample in repository.samples()
-            if sample.name == "hotrow_tier_hits"
+            if sample.name == "hotrow_lookup_keys"
         }
         assert hits["item", "rocksdb"] > 0
+        assert hits["item", "memory"] >= 0
+        assert hits["item", "none"] == 0
         assert (tmp_path / "rows").is_dir()
 
     def test_what_ps_json_says_of_a_model_counts(self, tmp_path, loaded):
