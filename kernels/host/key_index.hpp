@@ -4,6 +4,7 @@
 // of buckets that a reader without a lock could be left behind of.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <mutex>

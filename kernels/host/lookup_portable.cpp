@@ -22,19 +22,12 @@ inline unsigned matches(const Bucket& bucket, int64_t key) {
 
 }  // namespace portable
 
-bool has_avx2() {
-#if defined(__x86_64__)
-  return __builtin_cpu_supports("avx2");
-#else
-  return false;
-#endif
-}
-
 const LookupLoops* chosen(bool avx2) {
 #if defined(__x86_64__)
-  if (avx2 && has_avx2()) return &avx2_loops();
-#endif
+  if (avx2 && __builtin_cpu_supports("avx2")) return &avx2_loops();
+#else
   (void)avx2;
+#endif
   return &portable_loops();
 }
 

@@ -22,7 +22,6 @@ def build(tmp_path_factory, sanitizer):
         "-O1",
         "-g",
         "-pthread",
-        "-Wno-psabi",
         f"-fsanitize={sanitizer}",
         "-fno-sanitize-recover=all",
     ]

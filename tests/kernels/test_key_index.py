@@ -5,21 +5,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels import _host
 from kernels.errors import ReservedKeyError
 from kernels.host import KeyIndex
 
 KEYS = st.lists(st.one_of(st.integers(-30, 30), st.integers(-(2**63) + 2, 2**63 - 3)), max_size=60)
 
 
-@pytest.fixture(params=["avx2", "portable"], scope="module", autouse=True)
-def loops(request):
-    """Run every test with both compilations of the probe."""
-    before = _host.instruction_set()
-    if _host.use_avx2(request.param == "avx2") != (request.param == "avx2"):
-        pytest.skip("this CPU has no AVX2")
-    yield request.param
-    _host.use_avx2(before == "avx2")
+pytestmark = pytest.mark.usefixtures("reading_loops")
 
 
 @settings(deadline=None)
