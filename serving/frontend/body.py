@@ -36,7 +36,7 @@ class ClientDisconnectedError(Exception):
 
 
 async def read_body(scope: Scope, receive: Receive, headers: dict[bytes, bytes], limits: Limits) -> bytes:
-    """Read a whole body and undo its content encoding.
+    """Read a whole body, as it was sent; ``decompress`` undoes its content encoding.
 
     Args:
         scope: the request's ASGI scope.
@@ -45,16 +45,12 @@ async def read_body(scope: Scope, receive: Receive, headers: dict[bytes, bytes],
         limits: what to accept.
 
     Raises:
-        PayloadTooLargeError: the body, as sent or decompressed, exceeds ``limits.max_body_bytes``.
+        PayloadTooLargeError: the body exceeds ``limits.max_body_bytes``.
         UnsupportedEncodingError: an unknown Content-Encoding.
-        RequestError: the body was cut short, took too long, or is not what its Content-Encoding says.
+        RequestError: the body was cut short, or took too long.
         ClientDisconnectedError: the client is gone.
     """
-    encoding = headers.get(b"content-encoding", b"identity").strip().lower()
-    if encoding != b"identity" and encoding not in _WINDOW_BITS:
-        raise UnsupportedEncodingError(
-            f"Content-Encoding: expected gzip, deflate or identity, but {encoding.decode('latin-1')[:32]!r} came"
-        )
+    _encoding(headers)  # before anything is read
     declared = headers.get(b"content-length", b"")
     if declared.isdigit() and (len(declared) > 18 or int(declared) > limits.max_body_bytes):
         raise PayloadTooLargeError(
@@ -76,7 +72,7 @@ async def read_body(scope: Scope, receive: Receive, headers: dict[bytes, bytes],
     if CUT_SHORT in scope:
         of = f" of {int(declared):,}" if declared.isdigit() else ""
         raise RequestError(f"the body was cut short after {len(body):,}{of} bytes")
-    return body if encoding == b"identity" else _decompress(body, encoding, limits.max_body_bytes)
+    return body
 
 
 async def _read_chunks(message: Message, receive: Receive, max_bytes: int) -> bytes:
@@ -95,7 +91,17 @@ def _chunk(message: Message) -> bytes:
     return bytes(chunk)
 
 
-def _decompress(body: bytes, encoding: bytes, max_bytes: int) -> bytes:
+def decompress(body: bytes, headers: dict[bytes, bytes], max_bytes: int) -> bytes:
+    """Undo a body's content encoding. Takes milliseconds for large bodies.
+
+    Raises:
+        PayloadTooLargeError: what comes out exceeds ``max_bytes``; no more than that is ever unpacked.
+        UnsupportedEncodingError: an unknown Content-Encoding.
+        RequestError: the body is not what its Content-Encoding says.
+    """
+    encoding = _encoding(headers)
+    if encoding == b"identity":
+        return body
     stream = zlib.decompressobj(_WINDOW_BITS[encoding])
     try:
         plain = stream.decompress(body, max_bytes + 1)
@@ -109,3 +115,15 @@ def _decompress(body: bytes, encoding: bytes, max_bytes: int) -> bytes:
         what = "bytes follow its end" if stream.eof else "it ends too early"
         raise RequestError(f"the body is not whole {encoding.decode()}: {what}")
     return plain
+
+
+def _encoding(headers: dict[bytes, bytes]) -> bytes:
+    encoding = headers.get(b"content-encoding")
+    if encoding is None:
+        return b"identity"
+    encoding = encoding.strip().lower()
+    if encoding != b"identity" and encoding not in _WINDOW_BITS:
+        raise UnsupportedEncodingError(
+            f"Content-Encoding: expected gzip, deflate or identity, but {encoding.decode('latin-1')[:32]!r} came"
+        )
+    return encoding

@@ -9,7 +9,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from serving.batch import Batch
 from serving.errors import OverloadedError
-from serving.frontend.body import Limits, read_body
+from serving.frontend.body import Limits, decompress, read_body
 from serving.frontend.edge import MODEL, error_response
 from serving.frontend.runner import Runner
 from serving.metrics import RequestMetrics
@@ -73,6 +73,10 @@ class ServedModel:
         return prediction
 
 
+#: What to do with a model, a decompressed body and the request's headers.
+Act = Callable[[ServedModel, bytes, dict[bytes, bytes]], Answer]
+
+
 class PredictEndpoint:
     """Admits, reads, runs and counts predict requests. Belongs to one event loop."""
 
@@ -93,9 +97,7 @@ class PredictEndpoint:
             served = self._served[session] = ServedModel(name, session, self._metrics)
         return served
 
-    async def answer(
-        self, scope: Scope, receive: Receive, act: Callable[[ServedModel, bytes, dict[bytes, bytes]], Answer]
-    ) -> Answer:
+    async def answer(self, scope: Scope, receive: Receive, act: Act) -> Answer:
         """Answer one request for the model that ``scope``'s path names.
 
         Args:
@@ -118,9 +120,12 @@ class PredictEndpoint:
         try:
             headers: dict[bytes, bytes] = dict(scope["headers"])
             body = await read_body(scope, receive, headers, self._limits)
-            return await self._runner.run(model.name, len(body), partial(act, model, body, headers))
+            return await self._runner.run(model.name, len(body), partial(self._act, act, model, body, headers))
         finally:
             self._in_flight -= 1
+
+    def _act(self, act: Act, model: ServedModel, body: bytes, headers: dict[bytes, bytes]) -> Answer:
+        return act(model, decompress(body, headers, self._limits.max_body_bytes), headers)
 
 
 class InferPath:

@@ -72,6 +72,7 @@ class Connection(HttpToolsProtocol):
         """The client will send no more; True keeps our side open for the answer that it may still wait for."""
         cycle = self.cycle
         if cycle is None or cycle.response_complete:
+            self.transport.close()  # and not uvloop's transport by itself, which has not seen a last answer yet
             return False
         cycle.keep_alive = False
         if cycle.more_body:

@@ -1,0 +1,71 @@
+"""The parts of running a server that need no server."""
+
+import asyncio
+import socket
+
+import pytest
+
+from serving.errors import ConfigError
+from serving.frontend.server import OneWrite, listen, url_of
+
+
+class Recorder:
+    """A transport that remembers what is done to it."""
+
+    def __init__(self):
+        self.done = []
+
+    def write(self, data):
+        self.done.append(data)
+
+    def close(self):
+        self.done.append("closed")
+
+    def is_closing(self):
+        return "closed" in self.done
+
+
+def in_one_loop(act):
+    """Run ``act(transport)`` and what it scheduled; what was done to the transport beneath."""
+
+    async def run():
+        recorder = Recorder()
+        act(OneWrite(recorder, asyncio.get_running_loop()))
+        await asyncio.sleep(0)
+        return recorder.done
+
+    return asyncio.run(run())
+
+
+def test_what_is_written_in_one_turn_is_sent_at_once():
+    def act(transport):
+        transport.write(b"head")
+        transport.write(b"body")
+
+    assert in_one_loop(act) == [b"headbody"]
+
+
+def test_what_was_written_is_sent_before_the_transport_closes():
+    def act(transport):
+        transport.write(b"head")
+        transport.write(b"body")
+        transport.close()
+        assert transport.is_closing()
+
+    assert in_one_loop(act) == [b"headbody", "closed"]
+
+
+def test_a_free_port_is_taken_and_told():
+    with listen("127.0.0.1", 0) as listener:
+        with socket.create_connection(listener.getsockname()):
+            pass
+        assert url_of(listener) == f"http://127.0.0.1:{listener.getsockname()[1]}"
+
+
+@pytest.mark.parametrize(
+    ("host", "port", "expected"),
+    [("host.invalid", 0, "no such address"), ("192.0.2.1", 0, "cannot listen")],
+)
+def test_an_address_that_cannot_be_listened_on_is_refused(host, port, expected):
+    with pytest.raises(ConfigError, match=f"{host}:{port}: {expected}"):
+        listen(host, port)
