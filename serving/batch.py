@@ -139,54 +139,60 @@ def _one_table(table: TableConfig, keys: Ints, offsets: Ints) -> TableKeys:
 
 
 def _several_tables(config: ModelConfig, keys: Ints, offsets: Ints) -> tuple[int, tuple[TableKeys, ...]]:
-    slots = sum(table.slots for table in config.tables)
-    # B * slots + 1 and B * slots + T cannot be mistaken for each other: 0 < T - 1 < slots.
-    if offsets.size % slots == 1 % slots:
-        samples = _samples(offsets.size - 1, slots, config, offsets.size)
+    slots = np.array([table.slots for table in config.tables])
+    total = int(slots.sum())
+    # B * total + 1 and B * total + T cannot be mistaken for each other: 0 < T - 1 < total.
+    if offsets.size % total == 1 % total:
+        samples = _samples(offsets.size - 1, total, config, offsets.size)
         _check_offsets(offsets, 0)
         _check_end(int(offsets[-1]), keys)
-        blocks = _blocks_of_one_csr(config, offsets, samples)
+        offsets = _blocks_of_one_csr(slots, offsets, samples)
     else:
-        samples = _samples(offsets.size - len(config.tables), slots, config, offsets.size)
-        blocks = _blocks_by_table(config, offsets, samples)
-        _check_end(sum(int(block[-1]) for block in blocks), keys)
-    counts = np.stack([np.diff(block[:: t.slots]) for t, block in zip(config.tables, blocks, strict=True)], axis=1)
-    for table, of_table in zip(config.tables, counts.T, strict=True):
-        _check_keys_per_sample(table, of_table)
-    by_table = _keys_by_table(keys, counts)
-    return samples, tuple(
-        TableKeys(keys=one, row_ptrs=block.astype(np.int32)) for one, block in zip(by_table, blocks, strict=True)
-    )
+        samples = _samples(offsets.size - slots.size, total, config, offsets.size)
+        _check_blocks(slots, offsets, samples, keys)
+    return samples, _split_by_table(config, slots, keys, offsets, samples)
 
 
-def _blocks_by_table(config: ModelConfig, offsets: Ints, samples: int) -> list[Ints]:
-    blocks = []
-    start = 0
-    for table in config.tables:
-        block = offsets[start : start + samples * table.slots + 1]
-        _check_offsets(block, start)
-        blocks.append(block)
-        start += block.size
-    return blocks
+def _block_starts(slots: Ints, samples: int) -> Ints:
+    """Where the blocks of the tables begin, and where the last one ends: int64[T + 1]."""
+    return np.concatenate(([0], np.cumsum(samples * slots + 1)))
 
 
-def _blocks_of_one_csr(config: ModelConfig, offsets: Ints, samples: int) -> list[Ints]:
+def _check_blocks(slots: Ints, offsets: Ints, samples: int, keys: Ints) -> None:
+    starts = _block_starts(slots, samples)
+    falls = offsets[1:] < offsets[:-1]
+    falls[starts[1:-1] - 1] = False
+    if offsets[starts[:-1]].any() or falls.any():
+        for start, end in zip(starts[:-1].tolist(), starts[1:].tolist(), strict=True):
+            _check_offsets(offsets[start:end], start)
+    _check_end(sum(offsets[starts[1:] - 1].tolist()), keys)
+
+
+def _blocks_of_one_csr(slots: Ints, offsets: Ints, samples: int) -> Ints:
+    """Offsets by table, each block starting at 0, for one CSR over the slots of all tables."""
     bag_sizes = np.diff(offsets).reshape(samples, -1)
-    blocks = []
-    first = 0
-    for table in config.tables:
-        sizes = bag_sizes[:, first : first + table.slots]
-        blocks.append(np.concatenate(([0], np.cumsum(sizes))))
-        first += table.slots
+    blocks = np.zeros(offsets.size + slots.size - 1, dtype=np.int64)
+    starts = _block_starts(slots, samples).tolist()
+    for t, of_table in enumerate(np.split(bag_sizes, np.cumsum(slots)[:-1], axis=1)):
+        np.cumsum(of_table, out=blocks[starts[t] + 1 : starts[t + 1]])
     return blocks
 
 
-def _keys_by_table(keys: Ints, counts: Ints) -> list[Ints]:
-    """Split sample-major ``keys`` by table; ``counts`` is int64[B, T]."""
-    samples, tables = counts.shape
-    table_of_key = np.repeat(np.tile(np.arange(tables, dtype=np.uint16), samples), counts.reshape(-1))
-    by_table = keys[np.argsort(table_of_key, kind="stable")]
-    return np.split(by_table, np.cumsum(counts.sum(axis=0))[:-1])
+def _split_by_table(config: ModelConfig, slots: Ints, keys: Ints, offsets: Ints, samples: int) -> tuple[TableKeys, ...]:
+    """Split sample-major ``keys``; ``offsets`` come by table, each block starting at 0."""
+    starts = _block_starts(slots, samples)
+    counts = np.diff(offsets[starts[:-1, None] + slots[:, None] * np.arange(samples + 1)])  # int64[T, B]
+    for table, most, of_table in zip(config.tables, counts.max(axis=1).tolist(), counts, strict=True):
+        if table.max_keys_per_sample is not None and most > table.max_keys_per_sample:
+            _check_keys_per_sample(table, of_table)
+    table_of_key = np.repeat(np.tile(np.arange(slots.size, dtype=np.uint16), samples), counts.T.reshape(-1))
+    keys = keys[np.argsort(table_of_key, kind="stable")]
+    row_ptrs = offsets.astype(np.int32)
+    ends, key_ends = starts.tolist(), [0, *np.cumsum(counts.sum(axis=1)).tolist()]
+    return tuple(
+        TableKeys(keys=keys[key_ends[t] : key_ends[t + 1]], row_ptrs=row_ptrs[ends[t] : ends[t + 1]])
+        for t in range(slots.size)
+    )
 
 
 def _read_dense(value: Any, samples: int, features: int) -> NDArray[np.float32]:

@@ -69,7 +69,23 @@ def test_a_bulk_load_holds_exactly_the_rows_given_in_however_many_files(path, mo
         assert sum(batch.size for batch, _ in store.items(TABLE)) == 1000
         assert store.loaded_from(TABLE) == "digest"
         assert len(written) == runs
+        assert store.count(TABLE) == 1000
         assert not (path / "loading").exists()
+
+
+def test_many_files_of_one_load_are_merged(path, monkeypatch):
+    import rocksdict
+
+    monkeypatch.setattr(rocksdb_load, "RUN_BYTES", 1)
+    with open_closing(path) as store:
+        load(store, np.random.default_rng(0).permutation(1000))
+    options = rocksdict.Options(raw_mode=True)
+    raw = rocksdict.Rdict(str(path), options, {"default": options, TAG: options}, rocksdict.AccessType.read_only(False))
+
+    unmerged = raw.get_column_family(TAG).property_value("rocksdb.num-files-at-level0")
+
+    raw.close()
+    assert unmerged == "0"
 
 
 @pytest.mark.parametrize("run_bytes", [1, rocksdb_load.RUN_BYTES])
