@@ -48,7 +48,15 @@ class HostTable(_host.HostTable):
     Every method may be called from any thread. Reads (``fetch``, ``fetch_pooled``, ``items``) take no lock and wait for
     nobody; each row they return is one that was written whole. Writes (``insert``, ``evict``) take turns; a reader sees
     a write row by row. A write waits for reads only if it uses up all spare rows while one read runs.
-    All memory is taken, and touched, by the constructor.
+    All memory is taken, and touched, by the constructor: ``HostTable.memory_bytes(dim, capacity_rows)``.
+
+    Args:
+        dim: embedding_vec_size, 1 to 65,536.
+        capacity_rows: most keys held at a time, 1 to 3,500,000,000.
+
+    Raises:
+        ValueError: a number is out of its range.
+        MemoryError: the system does not give the memory.
     """
 
     def items(self, batch_rows: int = 65536) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]]:
@@ -83,4 +91,11 @@ class KeyIndex(_host.KeyIndex):
     """Int64 key -> row number, 0, 1, 2, ... in order of first appearance; grows as needed, never forgets a key.
 
     Every method may be called from any thread; ``find`` runs beside other ``find`` calls, ``find_or_insert`` alone.
+
+    Args:
+        capacity_rows: keys it has room for before it first grows, 1 to 3,500,000,000.
+
+    Raises:
+        ValueError: ``capacity_rows`` is out of its range.
+        MemoryError: the system does not give the memory.
     """

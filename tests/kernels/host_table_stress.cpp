@@ -176,6 +176,25 @@ void crowd_the_epochs() {
   require(epochs.earliest_reader() == UINT64_MAX, "a reader that left is still seen");
 }
 
+// A row that a reader may hold is not handed out before the reader has left.
+void hold_back_a_retired_row() {
+  Epochs epochs;
+  RowArena arena(kDim, 1, epochs);
+  const uint32_t only = arena.take();
+  arena.reserve_retired(1);
+  auto reader = std::make_unique<Epochs::Reader>(epochs);
+  arena.retire(only);
+  std::atomic<bool> left{false};
+  std::thread writer([&] {
+    require(arena.take() == only, "there is only one row");
+    require(left.load(), "a row was handed out under a reader");
+  });
+  for (int i = 0; i < 1000; ++i) std::this_thread::yield();
+  left.store(true);
+  reader.reset();
+  writer.join();
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -183,6 +202,7 @@ int main(int argc, char** argv) {
   use_avx2(std::string(argv[2]) == "avx2");
   churn_an_index();
   crowd_the_epochs();
+  hold_back_a_retired_row();
   HostTable table(kDim, kFixed + kWriters * kBatch);
   KeyIndex index(1);
   std::vector<int64_t> keys(kFixed);
