@@ -4,7 +4,6 @@ import argparse
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -41,23 +40,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    from serving.cli import check, predict, serve  # not before it is known that `kernels` is ours
+    # Not before it is known that `kernels` is ours.
+    from serving.cli import check, predict, serve
+    from serving.frontend.version import server_version
 
     parser = argparse.ArgumentParser(
         prog="hotrow", description="Serve CTR models whose embedding tables outgrow the GPU."
     )
-    parser.add_argument("--version", action="version", version=f"hotrow {_version()}")
+    parser.add_argument("--version", action="version", version=f"hotrow {server_version()}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for command in (serve, check, predict):
         command.add_parser(commands)
     return parser
-
-
-def _version() -> str:
-    try:
-        return version("hotrow")
-    except PackageNotFoundError:  # run from a source tree that was never installed
-        return "(not installed)"
 
 
 def _shadowing_package() -> str:

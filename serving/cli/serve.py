@@ -4,7 +4,6 @@ import argparse
 import gc
 import logging
 import os
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -57,8 +56,9 @@ def add_parser(commands: Any) -> None:
 def serve(options: argparse.Namespace) -> int:
     """Serve until SIGTERM or Ctrl-C. An error before that is a HotrowError."""
     # Imported here, so that the other commands need not wait for the web framework.
-    from serving.frontend.http import Settings, create_app, server_version
+    from serving.frontend.http import Settings, create_app
     from serving.frontend.server import listen, run, url_of
+    from serving.frontend.version import server_version
     from serving.repository import ModelRepository
 
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", level=logging.INFO)
@@ -73,10 +73,7 @@ def serve(options: argparse.Namespace) -> int:
         # What is loaded now stays; freezing it keeps the collector from walking it again in the middle of requests.
         gc.collect()
         gc.freeze()
-        print(f"listening on {url_of(listener)}", flush=True)
-        # uvicorn raises the signal it stopped for once more; by then everything is answered and there is nothing to do.
-        signal.signal(signal.SIGTERM, lambda _signal, _frame: None)
-        run(app, listener)
+        run(app, listener, ready=lambda: print(f"listening on {url_of(listener)}", flush=True))
     return 0
 
 

@@ -87,14 +87,14 @@ class PredictEndpoint:
         self._metrics = metrics
         self._limits = limits
         self._in_flight = 0
-        self._served: dict[InferenceSession, ServedModel] = {}
+        self._served: dict[str, ServedModel] = {}
 
     def model(self, name: str, version: str = "") -> ServedModel:
         """The model called ``name``; an UnknownModelError that names what is there if there is none."""
         session = self._repository.session(name, version)
-        served = self._served.get(session)
-        if served is None:
-            served = self._served[session] = ServedModel(name, session, self._metrics)
+        served = self._served.get(name)
+        if served is None or served.session is not session:
+            served = self._served[name] = ServedModel(name, session, self._metrics)
         return served
 
     async def answer(self, scope: Scope, receive: Receive, act: Act) -> Answer:

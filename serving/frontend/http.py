@@ -3,7 +3,6 @@
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -16,6 +15,7 @@ from serving.frontend.body import Limits
 from serving.frontend.edge import Edge, http_exception, validation_error
 from serving.frontend.endpoint import InferPath, PredictEndpoint, ServedModel
 from serving.frontend.runner import Runner
+from serving.frontend.version import server_version
 from serving.metrics import Metrics, RequestMetrics
 from serving.protocol.ctr import PLATFORM, triton_config
 from serving.protocol.samples import PREDICTIONS_SCHEMA, SAMPLES_SCHEMA
@@ -39,14 +39,6 @@ class Settings:
 
     threads: int = 1
     limits: Limits = field(default_factory=Limits)
-
-
-def server_version() -> str:
-    """Hotrow's version."""
-    try:
-        return version("hotrow")
-    except PackageNotFoundError:  # run from a source tree that was never installed
-        return "0"
 
 
 def create_app(repository: ModelRepository, settings: Settings | None = None) -> FastAPI:

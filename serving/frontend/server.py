@@ -2,7 +2,10 @@
 
 import asyncio
 import logging
+import signal
 import socket
+from collections.abc import Callable
+from types import FrameType
 from typing import Any, cast
 
 import orjson
@@ -137,10 +140,24 @@ def url_of(listener: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def run(app: FastAPI, listener: socket.socket) -> None:
+class Server(uvicorn.Server):
+    """uvicorn's server, which says when it is ready."""
+
+    def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
+        """Call ``ready`` once requests are answered and signals are handled."""
+        super().__init__(config)
+        self._ready = ready
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """See ``uvicorn.Server.startup``."""
+        await super().startup(sockets)
+        self._ready()
+
+
+def run(app: FastAPI, listener: socket.socket, ready: Callable[[], None]) -> None:
     """Serve ``app`` on ``listener`` until SIGTERM or SIGINT; then answer what was accepted, and return.
 
-    uvicorn raises the signal again after it has stopped: the caller decides what SIGTERM and SIGINT mean then.
+    Main thread only. After SIGINT a KeyboardInterrupt is raised, once everything is answered.
     """
     config = uvicorn.Config(
         app,
@@ -153,5 +170,11 @@ def run(app: FastAPI, listener: socket.socket) -> None:
         log_level=logging.WARNING,
         timeout_keep_alive=KEEP_ALIVE_S,
     )
-    server = uvicorn.Server(config)
+    server = Server(config, ready)
+
+    def stop(_signal: int, _frame: FrameType | None) -> None:
+        server.should_exit = True
+
+    # Before uvicorn handles signals itself, and after: it raises the one it stopped for once more at its end.
+    signal.signal(signal.SIGTERM, stop)
     asyncio.Runner(loop_factory=config.get_loop_factory()).run(server.serve(sockets=[listener]))

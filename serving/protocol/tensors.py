@@ -71,7 +71,9 @@ def _find(specs: tuple[TensorSpec, ...], name: str, path: str, role: str) -> Ten
     for spec in specs:
         if spec.name == name:
             return spec
-    raise RequestError(f"{path}.name: the model has no {role} {name!r}; it has {quoted(spec.name for spec in specs)}")
+    raise RequestError(
+        f"{path}.name: the model has no {role} {name[:64]!r}; it has {quoted(spec.name for spec in specs)}"
+    )
 
 
 def quoted(names: Iterable[str]) -> str:

@@ -188,6 +188,10 @@ class TestWhatIsRefused:
     def test_a_tensor_of_another_form(self, entry, expected):
         assert expected in refused({"inputs": [entry]})
 
+    @pytest.mark.parametrize("text", ["name", "datatype"])
+    def test_what_a_client_made_up_is_not_sent_back_at_length(self, text):
+        assert len(refused({"inputs": [des() | {text: "x" * 100_000}]})) < 300
+
     @pytest.mark.parametrize("token", [b"NaN", b"Infinity", b"-Infinity", b"1e999"])
     def test_numbers_that_json_does_not_have(self, token):
         text = b'{"inputs": [{"name": "DES", "datatype": "FP32", "shape": [1], "data": [%s]}]}' % token
