@@ -196,6 +196,8 @@ def test_auto_is_onnx_runtime_where_it_is_installed(graph, weights):
 
 @pytest.mark.parametrize("missing", ["onnxruntime", "ndonnx", "spox"])
 def test_auto_is_numpy_where_a_package_is_missing(graph, weights, monkeypatch, missing):
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("ndonnx")
     monkeypatch.delitem(sys.modules, "serving.dense.tracing", raising=False)
     monkeypatch.setitem(sys.modules, missing, None)
 
