@@ -26,7 +26,7 @@ class Limits:
         body_timeout_s: longest time a body may take to arrive.
     """
 
-    max_body_bytes: int = 64 << 20
+    max_body_bytes: int = 16 << 20
     max_inflight: int = 256
     body_timeout_s: float = 30.0
 

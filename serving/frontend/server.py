@@ -60,9 +60,10 @@ class OneWrite:
 class Connection(HttpToolsProtocol):
     """One client connection.
 
-    Differs from uvicorn's in three ways. An answer is one write. A client that closes its side in the middle of a body
-    gets an answer that says so. And a connection that is idle when the server is told to stop stays open for a moment:
-    what the client sent before it could know is answered, with ``Connection: close``, instead of being reset.
+    Differs from uvicorn's in four ways. An answer is one write. A client that never finishes a request's head does not
+    keep its connection for ever. A client that closes its side in the middle of a body gets an answer that says so. And
+    a connection that is idle when the server is told to stop stays open for a moment: what the client sent before it
+    could know is answered, with ``Connection: close``, instead of being reset.
     """
 
     _stopping = False
@@ -70,6 +71,20 @@ class Connection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """See ``HttpToolsProtocol.connection_made``."""
         super().connection_made(cast(asyncio.Transport, OneWrite(transport, self.loop)))
+        self._wait_for_head()
+
+    def data_received(self, data: bytes) -> None:
+        """See ``HttpToolsProtocol.data_received``."""
+        super().data_received(data)
+        self._wait_for_head()
+
+    def _wait_for_head(self) -> None:
+        """Wait for the next piece of a request's head as long as an idle connection may live; a body has its own limit."""
+        is_waiting = self.cycle is None or self.cycle.response_complete
+        if is_waiting and self.timeout_keep_alive_task is None and not self.transport.is_closing():
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
 
     def eof_received(self) -> bool:  # type: ignore[override]  # asyncio's own may return True, uvicorn's never does
         """The client will send no more; True keeps our side open for the answer that it may still wait for."""

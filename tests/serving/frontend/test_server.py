@@ -4,9 +4,11 @@ import asyncio
 import socket
 
 import pytest
+import uvicorn
+from uvicorn.server import ServerState
 
 from serving.errors import ConfigError
-from serving.frontend.server import OneWrite, listen, url_of
+from serving.frontend.server import Connection, OneWrite, listen, url_of
 
 
 class Recorder:
@@ -53,6 +55,27 @@ def test_what_was_written_is_sent_before_the_transport_closes():
         assert transport.is_closing()
 
     assert in_one_loop(act) == [b"headbody", "closed"]
+
+
+@pytest.mark.parametrize("sent", [b"", b"POST / HTTP/1.1\r\nHos", b"GET / HTTP/1.1\r\n\r\nGET"])
+def test_a_client_that_never_finishes_a_head_is_disconnected(sent):
+    async def app(_scope, _receive, send):
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+        await send({"type": "http.response.body", "body": b"ok"})
+
+    async def until_closed():
+        config = uvicorn.Config(app, http=Connection, ws="none", log_config=None, timeout_keep_alive=0.05)
+        config.load()
+        state = ServerState()
+        server = await asyncio.get_running_loop().create_server(lambda: Connection(config, state, {}), "127.0.0.1", 0)
+        async with server, asyncio.timeout(30):
+            reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+            writer.write(sent)
+            answer = await reader.read()
+            writer.close()
+            return answer
+
+    assert asyncio.run(until_closed()).endswith(b"ok" if sent.startswith(b"GET") else b"")
 
 
 def test_a_free_port_is_taken_and_told():

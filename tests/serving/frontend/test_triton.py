@@ -1,5 +1,6 @@
 """The Python backend's class against a stand-in for Triton's own module."""
 
+import subprocess
 import sys
 from types import ModuleType
 
@@ -141,3 +142,13 @@ def test_a_broken_version_is_refused(tmp_path, opened):
 
     with pytest.raises(ModelFileError, match=r"dense\.model"):
         opened(directory)
+
+
+def test_inside_triton_no_web_framework_is_needed():
+    """Triton's own Python has NumPy and pydantic, and what model.py imports is all the rest it needs."""
+    absent = ["fastapi", "starlette", "uvicorn", "orjson", "prometheus_client", "rocksdict", "redis", "torch"]
+    program = f"import sys; sys.modules.update(dict.fromkeys({absent})); import serving.frontend.triton"
+
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+
+    assert done.returncode == 0, done.stderr
