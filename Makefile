@@ -12,6 +12,8 @@ DATA ?=
 # Index of CPU-only PyTorch wheels, if you do not want the CUDA build; see the README.
 TORCH_INDEX ?=
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
+# What runs without PyTorch, RocksDB and the web framework.
+NUMPY1_TESTS := tests/kernels $(addprefix tests/serving/,dense model test_batch.py test_config_inference.py test_config_model_directory.py)
 BUILD_INPUTS := pyproject.toml constraints.txt CMakeLists.txt $(wildcard kernels/host/*)
 
 help: ## list the commands
@@ -27,7 +29,7 @@ test-fast: $(VENV)/.test ## the tests without the slow ones
 	@$(BIN)/python -m pytest -m "not slow"
 
 test-numpy1: $(VENV)-numpy1/.done ## the serving tests under NumPy 1.26, without the heavy extras
-	@$(VENV)-numpy1/bin/python -m pytest -q tests/serving/dense tests/serving/model tests/serving/test_batch.py
+	@$(VENV)-numpy1/bin/python -m pytest -q -m "not slow" $(NUMPY1_TESTS)
 
 lint: $(VENV)/.lint ## ruff, mypy strict, import contracts
 	@$(BIN)/ruff check .
