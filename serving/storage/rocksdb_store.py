@@ -66,7 +66,7 @@ class RocksDbStore:
         self._database, self._families = open_database(self._rocksdict, self._path, read_only, num_threads)
         self._tables: dict[str, _Table] = {}
         self._closed = False
-        self._lock = threading.RLock()  # guards the two dicts and every change of the column families
+        self._lock = threading.RLock()  # one user of the database handle at a time; reads use their column family's
 
     @property
     def name(self) -> str:
@@ -117,7 +117,7 @@ class RocksDbStore:
 
     def insert(self, table: str, keys: Keys, rows: Vectors) -> None:
         """See ``Store.insert``; on the disk when it returns, in write batches each of which is there whole or not."""
-        with self._translated(table):
+        with self._lock, self._translated(table):
             held = self._writable_table(table)
             if rows.shape[1] != held.spec.dim:
                 raise self._error(table, f"holds vectors of {held.spec.dim} floats, got {rows.shape[1]}")
@@ -135,7 +135,7 @@ class RocksDbStore:
 
     def evict(self, table: str, keys: Keys) -> int | None:
         """See ``Store.evict``; RocksDB deletes without looking, so it cannot tell how many there were."""
-        with self._translated(table):
+        with self._lock, self._translated(table):
             if table not in self._tables:
                 return 0
             held = self._writable_table(table)
@@ -180,7 +180,7 @@ class RocksDbStore:
 
     def loaded_from(self, table: str) -> str | None:
         """See ``DurableStore.loaded_from``."""
-        with self._translated(table):
+        with self._lock, self._translated(table):
             digest = self._database.get(_digest_key(table))
             return None if digest is None else bytes(digest).decode()
 
@@ -219,10 +219,8 @@ class RocksDbStore:
             if self._closed:
                 return
             self._closed = True
-            self._tables = {}
-            for family in self._families.values():
-                family.close()
-            self._families = {}
+            # Reads in hand keep their column family, and with it the database, open until they end.
+            self._tables, self._families = {}, {}
             with translated_errors(self._path):
                 self._database.close()
 

@@ -12,7 +12,7 @@ from serving.batch import read_batch
 from serving.config import read_inference_config
 from serving.errors import ConfigError, ModelFileError, RequestError, StoreFullError, UnknownModelError
 from serving.lookup import LookupSession
-from serving.storage import MemoryStore
+from serving.storage import MemoryStore, RocksDbStore
 
 # Float32 against float64 through two layers of at most 40 inputs.
 TOLERANCE = {"rtol": 2e-5, "atol": 2e-6}
@@ -231,6 +231,27 @@ def test_a_model_that_does_not_fit_the_given_server_is_refused(write_version):
 
     with ParameterServer([MemoryStore(capacity_rows=10)]) as server, pytest.raises(StoreFullError):
         load_model(directory, server)
+
+
+def test_predictions_do_not_depend_on_how_many_rows_fit_into_memory(write_model, tmp_path):
+    table = write_model.table
+    model = write_model(table(rows=200), table(slots=2, dim=6, combiner=1, rows=300))
+    config = read_inference_config(model.config_file, "dcn")
+    dense, bags = model.draw_request(np.random.default_rng(10), samples=40, unknown_ratio=0.1)
+    keys, row_ptrs, _ = model.flatten(bags)
+    answers = []
+    for number, memory in enumerate(
+        (None, MemoryStore(capacity_rows=1), MemoryStore(capacity_rows=250), MemoryStore())
+    ):
+        stores = [RocksDbStore(tmp_path / f"db{number}", num_threads=1)]
+        with ParameterServer(stores if memory is None else [memory, *stores]) as server:
+            server.load_model(config)
+            session = InferenceSession(config, 0, LookupSession(server, config), engine="numpy")
+
+            answers.append(session.predict(dense, keys, row_ptrs))
+
+    np.testing.assert_allclose(answers[0], model.expected(dense, bags), **TOLERANCE)
+    assert {answer.tobytes() for answer in answers} == {answers[0].tobytes()}
 
 
 PUBLIC = [

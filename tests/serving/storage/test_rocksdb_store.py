@@ -1,6 +1,7 @@
 import struct
 import subprocess
 import sys
+import threading
 
 import numpy as np
 import pytest
@@ -215,6 +216,35 @@ def test_a_second_writer_is_refused_with_the_folder_and_the_lock(path):
         RocksDbStore(path)
 
     assert str(path / "LOCK") in str(caught.value)
+
+
+def test_a_read_that_meets_the_closing_ends_in_rows_or_a_store_error(path):
+    store = open_store(path)
+    load(store, range(5000))
+    outcomes = []
+    begun = threading.Event()
+
+    def read():
+        while len(outcomes) < 100_000:
+            try:
+                outcomes.append(bool(fetch(store, range(2000))[1].all()))
+            except StoreError:
+                outcomes.append("closed")
+                return
+            finally:
+                begun.set()
+
+    readers = [threading.Thread(target=read) for _ in range(2)]
+    for reader in readers:
+        reader.start()
+    begun.wait()
+    store.close()
+    for reader in readers:
+        reader.join()
+
+    assert set(outcomes) <= {True, False, "closed"}
+    assert outcomes.count("closed") == 2
+    open_store(path).close()  # the lock is free
 
 
 def test_a_reader_opens_beside_a_writer(path):
