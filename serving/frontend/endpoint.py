@@ -14,7 +14,7 @@ from serving.frontend.edge import MODEL, error_response
 from serving.frontend.runner import Runner
 from serving.metrics import RequestMetrics
 from serving.protocol.ctr import PROBABILITIES, batch_of, signature_of
-from serving.protocol.infer import decode_infer, encode_infer
+from serving.protocol.infer import InferDecoder, encode_infer
 from serving.protocol.samples import decode_samples, encode_predictions
 from serving.protocol.tensors import Signature
 from serving.repository import ModelRepository
@@ -44,12 +44,13 @@ class ServedModel:
         self.session = session
         self.version = str(session.config.version)
         self.signature: Signature = signature_of(session.config)
+        self._decoder = InferDecoder(self.signature)
         self._metrics = metrics
 
     def infer(self, body: bytes, headers: dict[bytes, bytes]) -> Answer:
         """Answer a KServe v2 request. Any thread."""
         json_bytes = headers.get(_JSON_LENGTH)
-        request = decode_infer(body, None if json_bytes is None else json_bytes.decode("latin-1"), self.signature)
+        request = self._decoder.decode(body, None if json_bytes is None else json_bytes.decode("latin-1"))
         prediction = self._predict(batch_of(self.session.config, request.inputs))
         answer = encode_infer(
             request,

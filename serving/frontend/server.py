@@ -79,7 +79,7 @@ class Connection(HttpToolsProtocol):
         self._wait_for_head()
 
     def _wait_for_head(self) -> None:
-        """Wait for the next piece of a request's head as long as an idle connection may live; a body has its own limit."""
+        """Wait for the next piece of a request's head as long as an idle connection may live; bodies have a limit."""
         is_waiting = self.cycle is None or self.cycle.response_complete
         if is_waiting and self.timeout_keep_alive_task is None and not self.transport.is_closing():
             self.timeout_keep_alive_task = self.loop.call_later(

@@ -38,7 +38,7 @@ def batch_of(config: ModelConfig, inputs: dict[str, Array]) -> Batch:
 
     Args:
         config: the model.
-        inputs: arrays by tensor name, as ``decode_infer`` makes them for ``signature_of(config)``.
+        inputs: arrays by tensor name, as an ``InferDecoder`` for ``signature_of(config)`` makes them.
 
     Raises:
         RequestError: see ``read_batch``.

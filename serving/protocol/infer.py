@@ -42,26 +42,76 @@ class InferRequest:
     outputs: tuple[OutputRequest, ...]
 
 
-def decode_infer(body: bytes, header_bytes: str | None, signature: Signature) -> InferRequest:
-    """Decode an infer request.
+@dataclass(frozen=True, slots=True)
+class _Input:
+    """One input as the JSON part describes it.
 
-    Args:
-        body: the whole body, already decompressed.
-        header_bytes: value of ``Inference-Header-Content-Length``, or None where the body is JSON alone.
-        signature: what the model takes and gives.
-
-    Raises:
-        RequestError: anything at all is wrong with the request; the message starts with the tensor or JSON path.
+    Attributes:
+        name: the tensor's name.
+        dtype: its dtype.
+        shape: its shape.
+        numbers: its numbers, where they stand in the JSON itself.
+        count: how many numbers follow the JSON part as bytes; 0 where they stand in it.
     """
-    json_bytes = len(body) if header_bytes is None else _json_bytes(header_bytes, len(body))
-    document = parse_document(memoryview(body)[:json_bytes])
-    parameters: dict[str, Any] = optional(document, "parameters", dict, {}, "")
-    binary_outputs = optional(parameters, "binary_data_output", bool, False, "parameters")
-    return InferRequest(
-        id=optional(document, "id", str, "", ""),
-        inputs=_inputs(document, body, json_bytes, signature),
-        outputs=_outputs(document, binary_outputs, signature),
-    )
+
+    name: str
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    numbers: Array | None
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Head:
+    """The JSON part of a request, checked; ``is_reusable`` if other requests may begin with the same bytes."""
+
+    id: str
+    inputs: tuple[_Input, ...]
+    outputs: tuple[OutputRequest, ...]
+    is_reusable: bool
+
+
+class InferDecoder:
+    """Decodes the requests for one model. May be used from any thread.
+
+    A client that sends one batch after the other mostly sends the same JSON part again and again, and reading it takes
+    most of the time that decoding takes. The latest short ones are therefore remembered.
+    """
+
+    _MOST_HEADS = 64
+    _MOST_HEAD_BYTES = 2048
+
+    def __init__(self, signature: Signature) -> None:
+        """Decode requests for a model with this signature."""
+        self._signature = signature
+        self._heads: dict[bytes, _Head] = {}
+
+    def decode(self, body: bytes, header_bytes: str | None) -> InferRequest:
+        """Decode an infer request.
+
+        Args:
+            body: the whole body, already decompressed.
+            header_bytes: value of ``Inference-Header-Content-Length``, or None where the body is JSON alone.
+
+        Raises:
+            RequestError: anything at all is wrong with the request; the message starts with the tensor or JSON path.
+        """
+        json_bytes = len(body) if header_bytes is None else _json_bytes(header_bytes, len(body))
+        if json_bytes > self._MOST_HEAD_BYTES:
+            head = _read_head(memoryview(body)[:json_bytes], self._signature)
+        else:
+            head = self._remembered(body[:json_bytes])
+        return InferRequest(head.id, _arrays(head, body, json_bytes), head.outputs)
+
+    def _remembered(self, text: bytes) -> _Head:
+        head = self._heads.get(text)
+        if head is None:
+            head = _read_head(text, self._signature)
+            if head.is_reusable:
+                if len(self._heads) >= self._MOST_HEADS:
+                    self._heads.clear()
+                self._heads[text] = head
+        return head
 
 
 def _json_bytes(text: str, body_bytes: int) -> int:
@@ -72,39 +122,51 @@ def _json_bytes(text: str, body_bytes: int) -> int:
     return int(text)
 
 
-def _inputs(document: dict[str, Any], body: bytes, offset: int, signature: Signature) -> dict[str, Array]:
-    """All inputs by name; binary ones are taken from ``body`` from ``offset`` on, which must be used up exactly."""
-    arrays: dict[str, Array] = {}
+def _read_head(text: bytes | memoryview, signature: Signature) -> _Head:
+    document = parse_document(text)
+    parameters: dict[str, Any] = optional(document, "parameters", dict, {}, "")
+    binary_outputs = optional(parameters, "binary_data_output", bool, False, "parameters")
+    request_id = optional(document, "id", str, "", "")
+    inputs: dict[str, _Input] = {}
     for index, entry in enumerate(required(document, "inputs", list, "")):
-        path = f"inputs[{index}]"
-        tensor = checked(entry, dict, path)
-        name = required(tensor, "name", str, path)
-        spec = signature.input(name, path)
-        if name in arrays:
-            raise RequestError(f"{path}.name: tensor {name!r} came twice")
-        datatype = required(tensor, "datatype", str, path)
-        if datatype not in spec.datatypes:
-            accepted = " or ".join(spec.datatypes)
-            raise RequestError(f"{path}.datatype: tensor {name} must be {accepted}, but {datatype[:32]!r} came")
-        shape = _shape(required(tensor, "shape", list, path), path)
-        parameters: dict[str, Any] = optional(tensor, "parameters", dict, {}, path)
-        if "shared_memory_region" in parameters:
-            raise RequestError(f"{path}.parameters: tensor {name}: shared memory is not supported")
-        if "binary_data_size" not in parameters:
-            data = _numbers_of(tensor, path)
-            arrays[name] = array_from_numbers(data, DTYPES[datatype], shape, f"{path}.data")
-            continue
-        size_bytes = checked(parameters["binary_data_size"], int, f"{path}.parameters.binary_data_size")
-        if "data" in tensor:
-            raise RequestError(f"{path}: tensor {name} has both data and binary_data_size")
-        arrays[name] = _binary(body, offset, size_bytes, datatype, shape, name)
-        offset += size_bytes
-    if offset != len(body):
-        raise RequestError(f"{len(body) - offset:,} bytes follow the last tensor's data")
-    missing = [spec.name for spec in signature.inputs if spec.name not in arrays and not spec.optional]
+        tensor = _read_input(checked(entry, dict, f"inputs[{index}]"), f"inputs[{index}]", signature)
+        if tensor.name in inputs:
+            raise RequestError(f"inputs[{index}].name: tensor {tensor.name!r} came twice")
+        inputs[tensor.name] = tensor
+    missing = [spec.name for spec in signature.inputs if spec.name not in inputs and not spec.optional]
     if missing:
         raise RequestError(f"inputs: missing {quoted(missing)}")
-    return arrays
+    outputs = _outputs(document, binary_outputs, signature)
+    is_reusable = not request_id and all(tensor.numbers is None for tensor in inputs.values())
+    return _Head(request_id, tuple(inputs.values()), outputs, is_reusable)
+
+
+def _read_input(tensor: dict[str, Any], path: str, signature: Signature) -> _Input:
+    name = required(tensor, "name", str, path)
+    spec = signature.input(name, path)
+    datatype = required(tensor, "datatype", str, path)
+    if datatype not in spec.datatypes:
+        accepted = " or ".join(spec.datatypes)
+        raise RequestError(f"{path}.datatype: tensor {name} must be {accepted}, but {datatype[:32]!r} came")
+    dtype = DTYPES[datatype]
+    shape = _shape(required(tensor, "shape", list, path), path)
+    parameters: dict[str, Any] = optional(tensor, "parameters", dict, {}, path)
+    if "shared_memory_region" in parameters:
+        raise RequestError(f"{path}.parameters: tensor {name}: shared memory is not supported")
+    if "binary_data_size" not in parameters:
+        return _Input(
+            name, dtype, shape, array_from_numbers(_numbers_of(tensor, path), dtype, shape, f"{path}.data"), 0
+        )
+    if "data" in tensor:
+        raise RequestError(f"{path}: tensor {name} has both data and binary_data_size")
+    size_bytes = checked(parameters["binary_data_size"], int, f"{path}.parameters.binary_data_size")
+    count = math.prod(shape)
+    if size_bytes != count * dtype.itemsize:
+        raise RequestError(
+            f"tensor {name}: shape {list(shape)} of {datatype} needs {count * dtype.itemsize:,} bytes, "
+            f"binary_data_size says {size_bytes:,}"
+        )
+    return _Input(name, dtype, shape, None, count)
 
 
 def _numbers_of(tensor: dict[str, Any], path: str) -> Any:
@@ -122,21 +184,27 @@ def _shape(extents: list[Any], path: str) -> tuple[int, ...]:
     return tuple(extents)
 
 
-def _binary(body: bytes, offset: int, size_bytes: int, datatype: str, shape: tuple[int, ...], name: str) -> Array:
-    """A view of ``size_bytes`` of ``body``; a copy only where the JSON part's length leaves it unaligned."""
-    dtype = DTYPES[datatype]
-    count = math.prod(shape)
-    if size_bytes != count * dtype.itemsize:
-        raise RequestError(
-            f"tensor {name}: shape {list(shape)} of {datatype} needs {count * dtype.itemsize:,} bytes, "
-            f"binary_data_size says {size_bytes:,}"
-        )
-    if size_bytes > len(body) - offset:
-        raise RequestError(
-            f"tensor {name}: binary_data_size says {size_bytes:,} bytes, but {len(body) - offset:,} are left"
-        )
-    array = np.frombuffer(body, dtype=dtype, count=count, offset=offset).reshape(shape)
-    return array if array.flags.aligned else array.copy()
+def _arrays(head: _Head, body: bytes, offset: int) -> dict[str, Array]:
+    """All inputs by name; binary ones are taken from ``body`` from ``offset`` on, which must be used up exactly.
+
+    They are views of ``body``, copies only where the JSON part's length leaves them unaligned.
+    """
+    arrays: dict[str, Array] = {}
+    for tensor in head.inputs:
+        if tensor.numbers is not None:
+            arrays[tensor.name] = tensor.numbers
+            continue
+        size_bytes = tensor.count * tensor.dtype.itemsize
+        if size_bytes > len(body) - offset:
+            raise RequestError(
+                f"tensor {tensor.name}: binary_data_size says {size_bytes:,} bytes, but {len(body) - offset:,} are left"
+            )
+        array = np.frombuffer(body, tensor.dtype, tensor.count, offset).reshape(tensor.shape)
+        arrays[tensor.name] = array if array.flags.aligned else array.copy()
+        offset += size_bytes
+    if offset != len(body):
+        raise RequestError(f"{len(body) - offset:,} bytes follow the last tensor's data")
+    return arrays
 
 
 def _outputs(document: dict[str, Any], binary_default: bool, signature: Signature) -> tuple[OutputRequest, ...]:

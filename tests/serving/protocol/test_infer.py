@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from serving.errors import RequestError
-from serving.protocol.infer import InferRequest, OutputRequest, decode_infer, encode_infer
+from serving.protocol.infer import InferDecoder, InferRequest, OutputRequest, encode_infer
 from serving.protocol.tensors import Signature, TensorSpec
 
 SIGNATURE = Signature(
@@ -35,7 +35,7 @@ def decode(document, tail=b"", header_bytes="exact"):
     head = document if isinstance(document, bytes) else json.dumps(document).encode()
     if header_bytes == "exact":
         header_bytes = str(len(head)) if tail else None
-    return decode_infer(head + tail, header_bytes, SIGNATURE)
+    return InferDecoder(SIGNATURE).decode(head + tail, header_bytes)
 
 
 def refused(document, tail=b"", header_bytes="exact"):
@@ -282,3 +282,48 @@ class TestTheAnswer:
         assert "data" not in document["outputs"][0]
         assert document["outputs"][1]["data"] == [0.25, 0.5]
         assert np.frombuffer(tail, np.float32).tolist() == [-0.25, -0.5]
+
+
+class TestWhatIsRemembered:
+    """One decoder sees many requests; what it remembers of earlier ones must never show."""
+
+    HEAD = json.dumps(
+        {"inputs": [binary("DES", "FP32", [1, 2], 8), binary("CATCOLUMN", "INT64", [2], 16)]},
+    ).encode()
+
+    def decode(self, decoder, dense, keys, head=HEAD):
+        return decoder.decode(head + np.float32(dense).tobytes() + np.int64(keys).tobytes(), str(len(head)))
+
+    def test_the_same_json_part_with_other_bytes_makes_other_arrays(self):
+        decoder = InferDecoder(SIGNATURE)
+
+        first = self.decode(decoder, [1, 2], [3, 4])
+        second = self.decode(decoder, [5, 6], [7, 8])
+
+        assert (first.inputs["DES"].tolist(), first.inputs["CATCOLUMN"].tolist()) == ([[1, 2]], [3, 4])
+        assert (second.inputs["DES"].tolist(), second.inputs["CATCOLUMN"].tolist()) == ([[5, 6]], [7, 8])
+
+    @pytest.mark.parametrize("tail", [b"", bytes(23), bytes(25)])
+    def test_a_known_json_part_does_not_excuse_bytes_of_another_length(self, tail):
+        decoder = InferDecoder(SIGNATURE)
+        self.decode(decoder, [1, 2], [3, 4])
+
+        with pytest.raises(RequestError, match=r"are left|follow the last"):
+            decoder.decode(self.HEAD + tail, str(len(self.HEAD)))
+
+    def test_numbers_in_json_are_read_anew(self):
+        decoder = InferDecoder(SIGNATURE)
+        body = json.dumps({"inputs": [des(), catcolumn()]}).encode()
+
+        first = decoder.decode(body, None).inputs["DES"]
+        first[:] = 0
+
+        assert decoder.decode(body, None).inputs["DES"].tolist() == [[0.5, 1.5]]
+
+    def test_memory_stays_bounded_whatever_clients_send(self):
+        decoder = InferDecoder(SIGNATURE)
+        for number in range(1000):
+            head = self.HEAD.replace(b'{"inputs"', b'{"note": %d, "inputs"' % number)
+            assert self.decode(decoder, [1, 2], [number, 4], head).inputs["CATCOLUMN"][0] == number
+
+        assert len(decoder._heads) <= 64

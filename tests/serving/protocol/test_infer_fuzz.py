@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from serving.errors import RequestError
-from serving.protocol.infer import InferRequest, decode_infer
+from serving.protocol.infer import InferDecoder, InferRequest
 from serving.protocol.tensors import DTYPES, Signature, TensorSpec, array_from_numbers
 
 SIGNATURE = Signature(
@@ -50,11 +50,11 @@ BODY, HEAD_BYTES = valid_request()
 def decodes_or_is_refused(body, header_bytes):
     """Any exception but a RequestError fails the test."""
     with contextlib.suppress(RequestError):
-        assert isinstance(decode_infer(body, header_bytes, SIGNATURE), InferRequest)
+        assert isinstance(InferDecoder(SIGNATURE).decode(body, header_bytes), InferRequest)
 
 
 def test_the_request_that_is_damaged_below_is_valid():
-    assert decode_infer(BODY, str(HEAD_BYTES), SIGNATURE).inputs["ROWINDEX"].tolist() == [0, 1, 2]
+    assert InferDecoder(SIGNATURE).decode(BODY, str(HEAD_BYTES)).inputs["ROWINDEX"].tolist() == [0, 1, 2]
 
 
 @settings(deadline=None, max_examples=300)
@@ -68,7 +68,7 @@ def test_random_bytes(body, header_bytes):
 @given(length=st.integers(0, len(BODY) - 1), header_bytes=st.just(HEAD_BYTES) | st.integers(0, len(BODY) + 5))
 def test_a_truncated_request_is_refused(length, header_bytes):
     with pytest.raises(RequestError):
-        decode_infer(BODY[:length], str(header_bytes), SIGNATURE)
+        InferDecoder(SIGNATURE).decode(BODY[:length], str(header_bytes))
 
 
 @settings(deadline=None, max_examples=600)
