@@ -44,7 +44,7 @@ class BucketIndex {
     return 0;
   }
 
-  void prefetch(int64_t key) const { __builtin_prefetch(&buckets()[view().home(key)], 1); }
+  void prefetch(int64_t key) const { __builtin_prefetch(&buckets()[view().home(key)], 1, 2); }
 
   std::optional<Place> find(int64_t key) const {
     const uint64_t home = view().home(key);

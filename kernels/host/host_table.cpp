@@ -40,8 +40,10 @@ void HostTable::check_room(const int64_t* keys, size_t n) const {
   const auto room = static_cast<int64_t>(capacity_rows_) - rows();
   if (static_cast<int64_t>(n) <= room) return;
   std::vector<int64_t> added;
-  for (size_t i = 0; i < n; ++i)
+  for (size_t i = 0; i < n; ++i) {
+    if (i + kWriterAhead < n) index_.prefetch(keys[i + kWriterAhead]);
     if (!index_.find(keys[i])) added.push_back(keys[i]);
+  }
   if (static_cast<int64_t>(added.size()) <= room) return;
   std::sort(added.begin(), added.end());
   const auto new_rows = std::unique(added.begin(), added.end()) - added.begin();
@@ -49,6 +51,7 @@ void HostTable::check_room(const int64_t* keys, size_t n) const {
 }
 
 void HostTable::write_one(int64_t key, const float* row) {
+  arena_.prefetch(kWriterAhead);
   const uint32_t number = arena_.take();
   std::copy_n(row, dim_, arena_.row(number));
   if (const auto place = index_.find(key)) {

@@ -68,7 +68,7 @@ class HostTable {
  private:
   static constexpr size_t kReaderKeys = 8192;
   static constexpr size_t kWriterKeys = 4096;  // keys written per epoch
-  static constexpr size_t kWriterAhead = 8;
+  static constexpr size_t kWriterAhead = 32;
 
   TableView view() const { return {index_.view(), arena_.view(), dim_}; }
   void check_room(const int64_t* keys, size_t n) const;

@@ -1,7 +1,7 @@
 // Rows of equal size in one huge-page array, and which of them are free.
 //
 // A row is free, in the index, or retired: taken out of the index in some epoch and waiting until no reader can hold
-// it. Free rows are reused last in, first out, so a writer keeps to rows that are warm in its cache.
+// it. Free rows are reused last in, first out.
 //
 // One row more than asked for lies at the end, always zero: what an absent key reads.
 //
@@ -69,6 +69,13 @@ class RowArena {
     const uint32_t number = free_.back();
     free_.pop_back();
     return number;
+  }
+
+  // Fetch the free row that will be taken `ahead` rows from now: it was retired unread, so no cache has it.
+  void prefetch(size_t ahead) const {
+    if (ahead >= free_.size()) return;
+    const auto* line = reinterpret_cast<const char*>(row(free_[free_.size() - 1 - ahead]));
+    for (size_t at = 0; at < stride_bytes_; at += 64) __builtin_prefetch(line + at, 1, 2);
   }
 
   // A row that was just unlinked from the index.
