@@ -192,9 +192,9 @@ class ParameterServer:
         held = self._table(table)
         out = np.empty((row_ptrs.size - 1, held.dim), dtype=np.float32)
         first = self._tiers[0]
-        pooled = first.pools and first.fetch_pooled(held.name, keys, row_ptrs, out, combiner, held.counting)
-        if not isinstance(pooled, np.ndarray):
-            rows, depths = self._gather(held, keys, outage=pooled or None)
+        pooled = first.fetch_pooled(held.name, keys, row_ptrs, out, combiner, held.counting)
+        if pooled is None or isinstance(pooled, StoreError):
+            rows, depths = self._gather(held, keys, outage=pooled)
             pool_rows(rows, row_ptrs, out, combiner)
             self._count(held, depths)
             return out, depths != NOWHERE

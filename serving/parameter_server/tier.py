@@ -21,11 +21,6 @@ class Tier:
         self._lock = threading.Lock()  # guards the flag below, so that each outage is logged once
         self._is_down = False
 
-    @property
-    def pools(self) -> bool:
-        """Whether ``fetch_pooled`` can be asked."""
-        return self._pooled is not None
-
     def fetch(self, table: str, keys: Keys, out: Vectors, counting: TableCounting) -> Mask | StoreError:
         """Return which keys were found, as ``Store.fetch`` does, or the error of a tier that did not answer."""
         try:
@@ -37,10 +32,10 @@ class Tier:
 
     def fetch_pooled(
         self, table: str, keys: Keys, row_ptrs: RowPtrs, out: Vectors, combiner: Combiner, counting: TableCounting
-    ) -> Mask | StoreError:
-        """Return which keys were found, as ``PooledStore.fetch_pooled`` does, or the error; only where ``pools``."""
+    ) -> Mask | StoreError | None:
+        """Return the same as ``fetch``, for ``PooledStore.fetch_pooled``; None where the store does not pool."""
         if self._pooled is None:
-            raise TypeError(f"the store {self.name!r} does not pool")
+            return None
         try:
             found = self._pooled.fetch_pooled(table, keys, row_ptrs, out, combiner)
         except StoreError as err:
