@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import uvicorn
+import uvloop
 
 
 def application(answer):
@@ -34,10 +35,9 @@ def main(answer_file):
         print(listener.getsockname()[1], flush=True)
         app = application(Path(answer_file).read_bytes())
         config = uvicorn.Config(
-            app, http="httptools", loop="uvloop", ws="none", lifespan="off", access_log=False, log_config=None
+            app, http="httptools", loop="none", ws="none", lifespan="off", access_log=False, log_config=None
         )
-        runner = asyncio.Runner(loop_factory=config.get_loop_factory())
-        runner.run(uvicorn.Server(config).serve(sockets=[listener]))
+        asyncio.Runner(loop_factory=uvloop.new_event_loop).run(uvicorn.Server(config).serve(sockets=[listener]))
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import orjson
 import uvicorn
+import uvloop
 from fastapi import FastAPI
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
@@ -177,7 +178,7 @@ def run(app: FastAPI, listener: socket.socket, ready: Callable[[], None]) -> Non
     config = uvicorn.Config(
         app,
         http=Connection,
-        loop="uvloop",
+        loop="none",  # it is chosen below
         ws="none",
         lifespan="on",
         access_log=False,
@@ -192,4 +193,4 @@ def run(app: FastAPI, listener: socket.socket, ready: Callable[[], None]) -> Non
 
     # Before uvicorn handles signals itself, and after: it raises the one it stopped for once more at its end.
     signal.signal(signal.SIGTERM, stop)
-    asyncio.Runner(loop_factory=config.get_loop_factory()).run(server.serve(sockets=[listener]))
+    asyncio.Runner(loop_factory=uvloop.new_event_loop).run(server.serve(sockets=[listener]))
