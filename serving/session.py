@@ -139,13 +139,13 @@ def load_model(
         threads: of one dense network call in ONNX Runtime.
 
     Raises:
-        ConfigError: ``graph.json`` cannot be accepted, or this version is already loaded in ``parameter_server``.
+        ConfigError: ``graph.json`` cannot be accepted, or the model is already loaded in ``parameter_server``.
         ModelFileError: a file is missing or damaged.
         StoreError: the embeddings cannot be held.
     """
     config = read_model_directory(directory)
     server = ParameterServer([MemoryStore()]) if parameter_server is None else parameter_server
-    unload = partial(server.unload_model, config.name, config.version)
+    unload = partial(server.unload_model, config.name)
     release = server.close if parameter_server is None else unload
     server.load_model(config)
     try:

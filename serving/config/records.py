@@ -66,12 +66,8 @@ class ModelConfig(_Record):
     gpu_cache: bool = False
 
     def full_name(self, table: TableConfig) -> str:
-        """The name under which stores and counters know ``table``.
-
-        ``"<model>.<table>"``, HPS's name, where the model has no version; ``"<model>.<table>@<version>"`` where it has
-        one, so that two versions can be held side by side while one takes over from the other.
-        """
-        return f"{self.name}.{table.name}" + (f"@{self.version}" if self.version else "")
+        """The name under which stores and counters know ``table``: ``"<model>.<table>"``, as in HPS, of any version."""
+        return f"{self.name}.{table.name}"
 
 
 class VolatileDbConfig(_Record):

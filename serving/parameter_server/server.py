@@ -90,7 +90,7 @@ class ParameterServer:
         """Load every table of a model: all of it, or, where that fails, nothing.
 
         Raises:
-            ConfigError: this version of the model is already loaded.
+            ConfigError: the model is already loaded, in this version or another.
             StoreFullError: memory is the only tier and has too little room; nothing has been loaded.
             StoreError: a store cannot take the rows.
             ModelFileError: a file is missing or damaged.
@@ -112,23 +112,20 @@ class ParameterServer:
             self._tables = {**self._tables, **added}
             self._models = (*self._models, config)
 
-    def unload_model(self, name: str, version: int | None = None, drop_durable: bool = False) -> None:
+    def unload_model(self, name: str, drop_durable: bool = False) -> None:
         """Forget a model. Lookups that still run on it may fail: let them end first.
 
         Args:
             name: the model's name.
-            version: which version; None for all.
             drop_durable: also remove its rows from durable stores, which otherwise keep them for the next start.
 
         Raises:
             UnknownModelError: it is not loaded.
         """
         with self._lock:
-            gone = [one for one in self._models if one.name == name and version in (None, one.version)]
-            if not gone:
-                raise UnknownModelError(_unknown(name, version))
-            names = [model.full_name(table) for model in gone for table in model.tables]
-            self._models = tuple(one for one in self._models if one not in gone)
+            gone = self.model(name)
+            names = [gone.full_name(table) for table in gone.tables]
+            self._models = tuple(one for one in self._models if one is not gone)
             self._tables = {key: table for key, table in self._tables.items() if key not in names}
             drop_tables(self.stores, names, drop_durable)
 
@@ -137,15 +134,19 @@ class ParameterServer:
         return self._models
 
     def model(self, name: str, version: int | None = None) -> ModelConfig:
-        """The loaded model of this name, of several versions the newest.
+        """The loaded model of this name.
+
+        Args:
+            name: the model's name.
+            version: if given, the loaded version must be this one.
 
         Raises:
             UnknownModelError: it is not loaded.
         """
-        found = [one for one in self._models if one.name == name and version in (None, one.version)]
-        if not found:
-            raise UnknownModelError(_unknown(name, version))
-        return max(found, key=lambda one: one.version)
+        held = next((one for one in self._models if one.name == name and version in (None, one.version)), None)
+        if held is None:
+            raise UnknownModelError(f"no model {name!r}{'' if version is None else f' of version {version}'} is loaded")
+        return held
 
     def lookup(self, table: str, keys: Keys) -> tuple[Vectors, Mask]:
         """Look up rows.
@@ -295,7 +296,3 @@ def _open_stores(config: ParameterServerConfig) -> list[Store]:
             RocksDbStore(persistent.path, persistent.read_only, persistent.num_threads, persistent.max_batch_size)
         )
     return stores
-
-
-def _unknown(name: str, version: int | None) -> str:
-    return f"no model {name!r}" + ("" if version is None else f" of version {version}") + " is loaded"

@@ -17,7 +17,7 @@ def test_a_version_directory_is_named_by_its_folders(write_model):
     config = read_model_directory(directory)
 
     assert (config.name, config.version) == ("dcn", 3)
-    assert config.full_name(config.tables[0]) == "dcn.table0@3"
+    assert config.full_name(config.tables[0]) == "dcn.table0"
     assert config.graph_file == directory / "graph.json"
     assert config.onnx_file is None
 

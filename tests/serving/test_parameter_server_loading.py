@@ -19,9 +19,9 @@ def config_of(model, name="dcn"):
     return read_inference_config(model.config_file, name)
 
 
-def assert_served(server, model, name="dcn", suffix=""):
+def assert_served(server, model, name="dcn"):
     for index, rows in enumerate(model.tables):
-        answer, found = server.lookup(f"{name}.table{index}{suffix}", np.array(list(rows), dtype=np.int64))
+        answer, found = server.lookup(f"{name}.table{index}", np.array(list(rows), dtype=np.int64))
         assert found.all()
         assert answer.tobytes() == b"".join(row.tobytes() for row in rows.values())
 
@@ -144,26 +144,25 @@ def test_a_model_is_not_loaded_twice(model):
         assert_served(server, model)
 
 
-def test_two_versions_are_served_side_by_side_and_unloaded_apart(write_model, tmp_path):
+def test_a_newer_version_takes_the_place_of_the_older_in_every_tier(write_model, tmp_path):
     models = {version: write_model(folder=f"dcn/{version}", seed=version) for version in (1, 2)}
     for model in models.values():
         model.config_file.rename(model.config_file.with_name("graph.json"))
-    memory = MemoryStore()
-    with ParameterServer([memory, rocksdb(tmp_path)]) as server:
-        for version in (1, 2):
-            server.load_model(read_model_directory(tmp_path / "dcn" / str(version)))
-        for version, model in models.items():
-            assert_served(server, model, suffix=f"@{version}")
+    memory, durable = MemoryStore(), rocksdb(tmp_path)
+    with ParameterServer([memory, durable]) as server:
+        server.load_model(read_model_directory(tmp_path / "dcn" / "1"))
+        with pytest.raises(ConfigError, match=r"'dcn\.table0' is already loaded"):
+            server.load_model(read_model_directory(tmp_path / "dcn" / "2"))
+        assert_served(server, models[1])
+
+        server.unload_model("dcn")
+        server.load_model(read_model_directory(tmp_path / "dcn" / "2"))
+
         assert server.model("dcn").version == 2
-
-        server.unload_model("dcn", 1)
-
-        assert memory.tables() == ["dcn.table0@2"]
-        assert_served(server, models[2], suffix="@2")
+        assert memory.tables() == durable.tables() == ["dcn.table0"]
+        assert_served(server, models[2])
         with pytest.raises(UnknownModelError, match="version 1"):
             server.model("dcn", 1)
-        with pytest.raises(UnknownModelError, match="version 1"):
-            server.unload_model("dcn", 1)
 
 
 @pytest.mark.parametrize("drop_durable", [False, True])

@@ -207,10 +207,10 @@ def test_load_model_opens_a_directory_and_closing_gives_everything_back(write_ve
 
 def test_load_model_into_a_given_server_leaves_that_open(write_version):
     with ParameterServer([MemoryStore()]) as server:
-        first = load_model(write_version(1)[1], server, engine="numpy")
-        second = load_model(write_version(2, seed=1)[1], server, engine="numpy")
+        load_model(write_version(1)[1], server, engine="numpy").close()
+        assert server.models() == ()
 
-        first.close()
+        second = load_model(write_version(2, seed=1)[1], server, engine="numpy")
 
         assert [(one.name, one.version) for one in server.models()] == [("dcn", 2)]
         assert second.predict([0.0, 0.0], [0], [0, 1, 1, 1]).shape == (1, 1)
