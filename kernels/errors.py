@@ -17,9 +17,7 @@ class ReservedKeyError(HotrowError, ValueError):
 
     def __init__(self, key: int, position: int) -> None:
         """Name the first reserved key and where it stood among the keys given."""
-        super().__init__(
-            f"key {key} at position {position} is reserved: keys must lie between -2^63 + 2 and 2^63 - 3"
-        )
+        super().__init__(f"key {key} at position {position} is reserved: keys must lie between -2^63 + 2 and 2^63 - 3")
         self.key = key
         self.position = position
 
