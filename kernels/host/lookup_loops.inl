@@ -24,7 +24,8 @@ typedef float Lane8 __attribute__((vector_size(32), aligned(4), may_alias));
 HOTROW_TARGET inline Lane8& lane8(float* at) { return *reinterpret_cast<Lane8*>(at); }
 HOTROW_TARGET inline const Lane8& lane8(const float* at) { return *reinterpret_cast<const Lane8*>(at); }
 
-HOTROW_TARGET inline uint32_t find_row(const IndexView& index, uint64_t home, int64_t key) {
+// In every loop: a call per key costs a sixth of the rate.
+HOTROW_TARGET inline __attribute__((always_inline)) uint32_t find_row(const IndexView& index, uint64_t home, int64_t key) {
   uint64_t b = home;
   do {
     const Bucket& bucket = index.buckets[b];
@@ -40,7 +41,7 @@ HOTROW_TARGET inline uint32_t find_row(const IndexView& index, uint64_t home, in
   return kNoRow;
 }
 
-HOTROW_TARGET inline void prefetch_row(const float* row, size_t bytes) {
+HOTROW_TARGET inline __attribute__((always_inline)) void prefetch_row(const float* row, size_t bytes) {
   const char* line = reinterpret_cast<const char*>(row);
   for (size_t at = 0; at < bytes; at += 64) prefetch_line(line + at);
 }
@@ -50,7 +51,7 @@ template <uint32_t kDim>
 class RowStream {
  public:
   HOTROW_TARGET RowStream(const TableView& table, const int64_t* keys, size_t n, bool* found)
-      : index_(table.index), rows_(table.rows), row_bytes_((kDim ? kDim : table.dim) * sizeof(float)), keys_(keys),
+      : index_(table.index), rows_(table.rows), row_bytes_(table.dim * sizeof(float)), keys_(keys),
         n_(n), found_(found) {
     for (size_t i = 0; i < kBucketsAhead && i < n_; ++i) start(i);
     for (size_t i = 0; i < kRowsAhead && i < n_; ++i) resolve(i);
@@ -79,7 +80,7 @@ class RowStream {
     const uint32_t number = find_row(index_, home, keys_[i]);
     found_[i] = number != kNoRow;
     const float* row = rows_.at(number);
-    prefetch_row(row, row_bytes_);
+    prefetch_row(row, kDim ? kDim * sizeof(float) : row_bytes_);
     ring_[i % kRowsAhead] = row;
   }
 
