@@ -88,7 +88,8 @@ Raises:
     ValueError: ``keys`` has another shape or is not contiguous.
 )";
 
-constexpr const char* kFindOrInsert = R"(Return row numbers int64[N] of ``keys`` int64[N]; absent keys get the next numbers, in order.
+constexpr const char* kFindOrInsert =
+    R"(Return row numbers int64[N] of ``keys`` int64[N]; absent ones get the next numbers.
 
 Raises:
     ReservedKeyError: a key is reserved; nothing was added.

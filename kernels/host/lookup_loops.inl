@@ -25,7 +25,8 @@ HOTROW_TARGET inline Lane8& lane8(float* at) { return *reinterpret_cast<Lane8*>(
 HOTROW_TARGET inline const Lane8& lane8(const float* at) { return *reinterpret_cast<const Lane8*>(at); }
 
 // In every loop: a call per key costs a sixth of the rate.
-HOTROW_TARGET inline __attribute__((always_inline)) uint32_t find_row(const IndexView& index, uint64_t home, int64_t key) {
+HOTROW_TARGET inline __attribute__((always_inline)) uint32_t find_row(const IndexView& index, uint64_t home,
+                                                                      int64_t key) {
   uint64_t b = home;
   do {
     const Bucket& bucket = index.buckets[b];
