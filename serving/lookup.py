@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 
 from serving.batch import Batch
 from serving.config import ModelConfig, refuse_gpu_cache
+from serving.errors import UnknownModelError
 from serving.parameter_server import ParameterServer
 
 
@@ -39,7 +40,7 @@ class LookupSession:
             UnknownModelError: it does not.
             DeviceUnavailableError: the model asks for a GPU embedding cache.
         """
-        server.model(config.name, config.version)
+        self._held = server.model(config.name, config.version)
         refuse_gpu_cache(config, f"model {config.name!r}: gpucache is true; set it to false")
         self.server = server
         self.config = config
@@ -51,12 +52,20 @@ class LookupSession:
 
         Raises:
             StoreError: a tier did not answer, and no other holds one of the keys.
-            UnknownModelError: the model has been unloaded.
+            UnknownModelError: the model has been unloaded, or another load has taken its name.
         """
-        embeddings = []
-        defaulted_keys = 0
-        for (table, name), of_table in zip(self._tables, batch.tables, strict=True):
-            pooled, found = self.server.lookup_pooled(name, of_table.keys, of_table.row_ptrs, table.combiner)
-            embeddings.append(pooled.reshape(batch.samples, table.slots, table.dim))
-            defaulted_keys += found.size - int(np.count_nonzero(found))
-        return LookupResult(tuple(embeddings), defaulted_keys)
+        answers = [
+            self.server.lookup_pooled(name, of_table.keys, of_table.row_ptrs, table.combiner)
+            for (table, name), of_table in zip(self._tables, batch.tables, strict=True)
+        ]
+        self._check_still_loaded()
+        shapes = [(batch.samples, table.slots, table.dim) for table, _ in self._tables]
+        return LookupResult(
+            embeddings=tuple(pooled.reshape(shape) for (pooled, _), shape in zip(answers, shapes, strict=True)),
+            defaulted_keys=sum(found.size - int(np.count_nonzero(found)) for _, found in answers),
+        )
+
+    def _check_still_loaded(self) -> None:
+        """Refuse rows of a model that took this one's name: its dense network would be another."""
+        if self.server.model(self.config.name) is not self._held:
+            raise UnknownModelError(f"model {self.config.name!r} was unloaded, and another load has its name now")

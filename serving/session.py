@@ -1,6 +1,7 @@
 """The whole of one model: from a request's tensors to probabilities."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 from serving.batch import Batch, read_batch
 from serving.config import ModelConfig, read_inference_config, read_model_directory
 from serving.dense.network import Engine, open_network
-from serving.errors import ConfigError, RequestError
+from serving.errors import ConfigError, RequestError, UnknownModelError
 from serving.lookup import LookupSession
 from serving.model.dense_file import read_dense
 from serving.model.graph import read_graph
@@ -145,8 +146,7 @@ def load_model(
     """
     config = read_model_directory(directory)
     server = ParameterServer([MemoryStore()]) if parameter_server is None else parameter_server
-    unload = partial(server.unload_model, config.name)
-    release = server.close if parameter_server is None else unload
+    release = server.close if parameter_server is None else partial(_unload, server, config)
     server.load_model(config)
     try:
         session = InferenceSession(config, 0, LookupSession(server, config), engine, threads)
@@ -155,6 +155,12 @@ def load_model(
         raise
     session._release = release
     return session
+
+
+def _unload(server: ParameterServer, config: ModelConfig) -> None:
+    # Whoever unloaded it before, or closed the server, has done all there is to do.
+    with suppress(UnknownModelError):
+        server.unload_model(config.name, config.version)
 
 
 def _read_config(config: str | Path | ModelConfig, of_cache: ModelConfig) -> ModelConfig:

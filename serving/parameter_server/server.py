@@ -112,18 +112,20 @@ class ParameterServer:
             self._tables = {**self._tables, **added}
             self._models = (*self._models, config)
 
-    def unload_model(self, name: str, drop_durable: bool = False) -> None:
-        """Forget a model. Lookups that still run on it may fail: let them end first.
+    def unload_model(self, name: str, version: int | None = None, *, drop_durable: bool = False) -> None:
+        """Forget a model. Lookups that still run on it fail with UnknownModelError: let them end first.
 
         Args:
             name: the model's name.
+            version: if given, the loaded version must be this one.
             drop_durable: also remove its rows from durable stores, which otherwise keep them for the next start.
 
         Raises:
             UnknownModelError: it is not loaded.
+            StoreError: a store does not answer; the model is forgotten all the same.
         """
         with self._lock:
-            gone = self.model(name)
+            gone = self.model(name, version)
             names = [gone.full_name(table) for table in gone.tables]
             self._models = tuple(one for one in self._models if one is not gone)
             self._tables = {key: table for key, table in self._tables.items() if key not in names}
@@ -159,7 +161,7 @@ class ParameterServer:
             float32[N, D], absent keys with the table's default value, and found: bool[N].
 
         Raises:
-            UnknownModelError: no loaded model has this table.
+            UnknownModelError: no loaded model has this table, or it was unloaded meanwhile.
             RequestError: a key is one of the four reserved int64 values.
             StoreError: a store did not answer, and no other holds one of the keys.
         """
@@ -168,8 +170,9 @@ class ParameterServer:
             at = int(np.argmax((keys < SMALLEST_KEY) | (keys > LARGEST_KEY)))
             raise RequestError(f"table {table!r}: key {keys[at]} at position {at} is reserved")
         rows, depths = self._gather(held, np.ascontiguousarray(keys))
-        self._count(held, depths)
-        return rows, depths != NOWHERE
+        found = self._count(held, depths)
+        self._check_still_loaded(held)
+        return rows, found
 
     def lookup_pooled(self, table: str, keys: Keys, row_ptrs: RowPtrs, combiner: Combiner) -> tuple[Vectors, Mask]:
         """Look up bags of rows, each pooled into one vector.
@@ -187,26 +190,14 @@ class ParameterServer:
             float32[R, D], an empty bag as zeros, and found: bool[N].
 
         Raises:
-            UnknownModelError: no loaded model has this table.
+            UnknownModelError: no loaded model has this table, or it was unloaded meanwhile.
             StoreError: a store did not answer, and no other holds one of the keys.
         """
         held = self._table(table)
         out = np.empty((row_ptrs.size - 1, held.dim), dtype=np.float32)
-        first = self._tiers[0]
-        pooled = first.fetch_pooled(held.name, keys, row_ptrs, out, combiner, held.counting)
-        if pooled is None or isinstance(pooled, StoreError):
-            rows, depths = self._gather(held, keys, outage=pooled)
-            pool_rows(rows, row_ptrs, out, combiner)
-            self._count(held, depths)
-            return out, depths != NOWHERE
-        if pooled.all():
-            held.counting.looked_up({first.name: keys.size}, 0)
-            return out, pooled
-        depths = np.where(pooled, np.int8(0), np.int8(NOWHERE))
-        if len(self._tiers) > 1 or held.default_value:
-            self._pool_again(held, keys, row_ptrs, out, combiner, depths)
-        self._count(held, depths)
-        return out, depths != NOWHERE
+        found = self._pool(held, keys, row_ptrs, out, combiner)
+        self._check_still_loaded(held)
+        return out, found
 
     def counters(self) -> dict[str, TableCounters]:
         """Counts of every loaded table, by full name."""
@@ -232,6 +223,26 @@ class ParameterServer:
         if table is None:
             raise UnknownModelError(f"no loaded model has a table {name!r}")
         return table
+
+    def _check_still_loaded(self, held: _Table) -> None:
+        """Refuse an answer during which the table was unloaded: keys may be unknown for that reason alone."""
+        if self._tables.get(held.name) is not held:
+            raise UnknownModelError(f"table {held.name!r} was unloaded during the lookup")
+
+    def _pool(self, held: _Table, keys: Keys, row_ptrs: RowPtrs, out: Vectors, combiner: Combiner) -> Mask:
+        first = self._tiers[0]
+        pooled = first.fetch_pooled(held.name, keys, row_ptrs, out, combiner, held.counting)
+        if pooled is None or isinstance(pooled, StoreError):
+            rows, depths = self._gather(held, keys, outage=pooled)
+            pool_rows(rows, row_ptrs, out, combiner)
+            return self._count(held, depths)
+        if np.count_nonzero(pooled) == keys.size:
+            held.counting.looked_up({first.name: keys.size}, 0)
+            return pooled
+        depths = np.where(pooled, np.int8(0), np.int8(NOWHERE))
+        if len(self._tiers) > 1 or held.default_value:
+            self._pool_again(held, keys, row_ptrs, out, combiner, depths)
+        return self._count(held, depths)
 
     def _gather(self, held: _Table, keys: Keys, outage: StoreError | None = None) -> tuple[Vectors, Depths]:
         """Fetch rows from the first tier that has them, defaults filled in.
@@ -275,10 +286,13 @@ class ParameterServer:
         pool_rows(rows, bag_ptrs, pooled, combiner)
         out[bags] = pooled
 
-    def _count(self, held: _Table, depths: Depths) -> None:
+    def _count(self, held: _Table, depths: Depths) -> Mask:
+        """Count one lookup; return which keys were found."""
         counts = np.bincount(depths + 1, minlength=len(self._tiers) + 1).tolist()
         hits = {tier.name: count for tier, count in zip(self._tiers, counts[1:], strict=True) if count}
         held.counting.looked_up(hits, counts[0])
+        found: Mask = depths != NOWHERE
+        return found
 
 
 def _table(config: ModelConfig, table: TableConfig) -> _Table:

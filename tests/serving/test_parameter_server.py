@@ -366,3 +366,38 @@ def test_closing_closes_every_store_and_forgets_the_models(config):
     assert server.models() == ()
     with pytest.raises(UnknownModelError):
         server.lookup("m.t", np.array([1]))
+
+
+@pytest.mark.parametrize("reloaded", [False, True], ids=["unloaded", "unloaded and loaded again"])
+def test_a_lookup_that_meets_the_unloading_fails_and_calls_no_key_unknown(config, reloaded):
+    class Unloading(MemoryStore):
+        def unload(self):
+            server.unload_model("m")
+            if reloaded:
+                server.load_model(config)
+
+        def fetch(self, *args):
+            self.unload()
+            return super().fetch(*args)
+
+        def fetch_pooled(self, *args):
+            self.unload()
+            return super().fetch_pooled(*args)
+
+    server = serve(config, Unloading())
+    with pytest.raises(UnknownModelError, match=r"'m\.t' was unloaded"):
+        server.lookup_pooled("m.t", np.array([1, 2]), np.array([0, 2]), "sum")
+    if not reloaded:
+        server.load_model(config)
+    with pytest.raises(UnknownModelError, match=r"'m\.t' was unloaded"):
+        server.lookup("m.t", np.array([1, 2]))
+
+
+def test_only_the_version_that_is_meant_is_unloaded(config):
+    server = serve(config, MemoryStore())
+
+    with pytest.raises(UnknownModelError, match="of version 7"):
+        server.unload_model("m", 7)
+    assert server.models() == (config,)
+    server.unload_model("m", config.version)
+    assert server.models() == ()

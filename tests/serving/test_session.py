@@ -216,6 +216,41 @@ def test_load_model_into_a_given_server_leaves_that_open(write_version):
         assert second.predict([0.0, 0.0], [0], [0, 1, 1, 1]).shape == (1, 1)
 
 
+@pytest.mark.parametrize("dim", [4, 5], ids=["of the same shape", "of another shape"])
+def test_a_session_never_answers_from_the_rows_of_a_version_that_took_its_place(write_model, write_version, dim):
+    with ParameterServer([MemoryStore()]) as server:
+        first = load_model(write_version(1)[1], server, engine="numpy")
+        server.unload_model("dcn", 1)
+        tables = (write_model.table(dim=dim),)
+        model = write_model(*tables, folder="dcn/2", seed=1)
+        model.config_file.rename(model.config_file.with_name("graph.json"))
+        load_model(model.config_file.parent, server, engine="numpy")
+
+        with pytest.raises(UnknownModelError, match="'dcn' was unloaded"):
+            first.predict([0.0, 0.0], [0], [0, 1, 1, 1])
+
+
+def test_closing_a_session_whose_model_is_gone_leaves_the_version_that_took_its_place(write_version):
+    with ParameterServer([MemoryStore()]) as server:
+        first = load_model(write_version(1)[1], server, engine="numpy")
+        server.unload_model("dcn")
+        load_model(write_version(2, seed=1)[1], server, engine="numpy")
+
+        first.close()
+
+        assert [one.version for one in server.models()] == [2]
+
+
+def test_a_session_may_be_closed_after_its_server(write_version):
+    with ParameterServer([MemoryStore()]) as server:
+        session = load_model(write_version()[1], server, engine="numpy")
+
+    session.close()
+
+    with pytest.raises(UnknownModelError):
+        session.predict([0.0, 0.0], [0], [0, 1, 1, 1])
+
+
 def test_a_model_whose_dense_part_cannot_be_opened_is_unloaded_again(write_version):
     _, directory = write_version()
     (directory / "_dense_10.model").write_bytes(b"1234")
