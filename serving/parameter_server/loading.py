@@ -80,9 +80,10 @@ def _check_room(stores: Sequence[Store], sources: Sequence[TableSource]) -> None
 def _load_durable(store: DurableStore, source: TableSource) -> None:
     name, digest = source.spec.name, source.model.digest()
     if store.loaded_from(name) != digest:
+        batches = source.model.batches(LOAD_BATCH_ROWS)  # which checks every key, before the old rows are dropped
         store.drop_table(name)  # it may have been of another dimension
         store.open_table(source.spec, source.model.rows)
-        store.bulk_load(name, source.model.batches(LOAD_BATCH_ROWS), digest)
+        store.bulk_load(name, batches, digest)
     else:
         store.open_table(source.spec, source.model.rows)
 

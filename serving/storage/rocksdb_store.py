@@ -199,17 +199,7 @@ class RocksDbStore:
             self._database.drop_column_family(_tag(table))
             family = self._create_family(table)
             self._tables = {**self._tables, table: _Table(spec, family)}
-            writer = RunWriter(self._rocksdict, self._options, self._path / "loading", spec)
-            options = self._rocksdict.IngestExternalFileOptions()
-            options.set_move_files(True)
-            runs = 0
-            for file in writer.write(batches):
-                family.ingest_external_file([file], options)
-                runs += 1
-            if runs > 1:
-                family.compact_range(None, None)
-            family.flush()
-            writer.clear()
+            self._ingest(family, spec, batches)
             self._database.put(_digest_key(table), digest.encode())
             self._database.flush_wal(True)
 
@@ -223,6 +213,21 @@ class RocksDbStore:
             self._tables, self._families = {}, {}
             with translated_errors(self._path):
                 self._database.close()
+
+    def _ingest(self, family: Any, spec: TableSpec, batches: Iterator[tuple[Keys, Vectors]]) -> None:
+        options = self._rocksdict.IngestExternalFileOptions()
+        options.set_move_files(True)
+        writer = RunWriter(self._rocksdict, self._options, self._path / "loading", spec)
+        runs = 0
+        try:
+            for file in writer.write(batches):
+                family.ingest_external_file([file], options)
+                runs += 1
+        finally:
+            writer.clear()  # a full disk is not left fuller
+        if runs > 1:
+            family.compact_range(None, None)
+        family.flush()
 
     def _fetch_part(self, held: _Table, keys: Keys, out: Vectors, found: Mask) -> None:
         fits = storable(keys, held.spec.key_bytes)

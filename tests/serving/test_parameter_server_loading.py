@@ -125,6 +125,23 @@ def test_a_model_that_fails_to_load_leaves_the_server_without_it(write_model, tm
         assert_served(server, bad, "bad")
 
 
+def test_a_damaged_file_does_not_cost_a_durable_tier_the_rows_it_holds(write_model, tmp_path):
+    old, damaged = write_model(folder="old"), write_model(folder="damaged", seed=1)
+    file = damaged.config_file.with_name("0_sparse_10.model")
+    file.write_bytes((2**63 - 1).to_bytes(8, "little") + file.read_bytes()[8:])
+    durable = rocksdb(tmp_path)
+    with ParameterServer([durable]) as server:
+        server.load_model(config_of(old))
+        server.unload_model("dcn")
+        held = durable.loaded_from("dcn.table0")
+
+        with pytest.raises(ModelFileError, match="row 0: key"):
+            server.load_model(config_of(damaged))
+
+        assert held == durable.loaded_from("dcn.table0")
+        assert durable.count("dcn.table0") == 50
+
+
 def test_a_missing_file_is_found_before_anything_is_opened(model):
     config_of(model).tables[1].file.unlink()
     memory = MemoryStore()

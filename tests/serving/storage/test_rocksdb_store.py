@@ -121,7 +121,9 @@ def test_an_empty_bulk_load_leaves_an_empty_table_that_counts_as_loaded(path):
         assert store.loaded_from(TABLE) == "nothing"
 
 
-def test_a_bulk_load_that_fails_halfway_does_not_count_as_loaded(path):
+def test_a_bulk_load_that_fails_halfway_does_not_count_as_loaded_and_leaves_no_files(path, monkeypatch):
+    monkeypatch.setattr(rocksdb_load, "RUN_BYTES", 24 * 100)
+
     def batches():
         yield np.arange(500), rows_of(np.arange(500))
         raise StoreError("elsewhere", TABLE, "the file ends here")
@@ -132,6 +134,7 @@ def test_a_bulk_load_that_fails_halfway_does_not_count_as_loaded(path):
             store.bulk_load(TABLE, batches(), "after")
 
         assert store.loaded_from(TABLE) is None
+        assert not (path / "loading").exists()
 
 
 def test_dropping_a_table_forgets_what_it_was_loaded_from(path):
