@@ -81,7 +81,3 @@ class MissingExtraError(ServingError):
 
 class OverloadedError(ServingError):
     """The server has as many requests in hand as it accepts; the same request may succeed later."""
-
-
-class ShuttingDownError(ServingError):
-    """The server is stopping and takes no new requests."""
