@@ -41,7 +41,7 @@ class LookupSession:
             DeviceUnavailableError: the model asks for a GPU embedding cache.
         """
         self._held = server.model(config.name, config.version)
-        refuse_gpu_cache(config, f"model {config.name!r}: gpucache is true; set it to false")
+        refuse_gpu_cache(config)
         self.server = server
         self.config = config
         self.device_id = device_id

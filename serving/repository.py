@@ -10,7 +10,6 @@ from serving.config import (
     ParameterServerConfig,
     PersistentDbConfig,
     VolatileDbConfig,
-    memory_needed,
     read_model_directory,
     read_ps_config,
     refuse_gpu_cache,
@@ -22,6 +21,7 @@ from serving.lookup import LookupSession
 from serving.metrics import Sample
 from serving.parameter_server import ParameterServer
 from serving.session import InferenceSession
+from serving.storage import MemoryStore
 
 PS_FILE = "ps.json"
 
@@ -60,7 +60,7 @@ class ModelRepository:
             ModelFileError: a model's file is missing or damaged.
             StoreError: a tier cannot be opened or cannot take the rows.
         """
-        ps = self._ps_config()
+        ps = self.ps_config()
         configs = self._configs(ps)
         self._server = ParameterServer.from_config(ps.model_copy(update={"models": ()}))
         try:
@@ -79,7 +79,26 @@ class ModelRepository:
             ConfigError: see ``load``.
             ModelFileError: a manifest does not describe the files beside it.
         """
-        return self._configs(self._ps_config())
+        return self._configs(self.ps_config())
+
+    def ps_config(self) -> ParameterServerConfig:
+        """What ``ps.json`` says; where there is none, that one memory tier holds all rows.
+
+        Raises:
+            ConfigError: there is no such repository, or the file cannot be accepted.
+        """
+        if not self.path.is_dir():
+            raise ConfigError(str(self.path), "", "no such folder")
+        file = self.path / PS_FILE
+        if file.exists():
+            return read_ps_config(file)
+        return ParameterServerConfig(
+            models=(),
+            volatile_db=VolatileDbConfig(),
+            persistent_db=PersistentDbConfig(),
+            key_type="I64",
+            source=str(file),
+        )
 
     def models(self) -> Mapping[str, InferenceSession]:
         """The sessions by model name."""
@@ -121,14 +140,16 @@ class ModelRepository:
                 )
 
     def describe(self) -> Iterator[str]:
-        """Lines for an operator: the models, the tiers and the memory they take."""
+        """Lines for an operator: the models, the RAM that each takes, and the tiers."""
+        if self._server is None:
+            return
         for name, session in sorted(self._sessions.items()):
             config = session.config
-            needed = memory_needed(config)
+            size_bytes = sum(self._table_bytes(config.full_name(table)) for table in config.tables)
+            size_bytes += config.dense_file.stat().st_size
             tables = ", ".join(f"{table.name} [{table.slots} x {table.dim}]" for table in config.tables)
-            yield f"model {name} version {config.version}: {sum(needed.values()) / 2**20:,.1f} MiB, tables {tables}"
-        if self._server is not None:
-            yield f"tiers {', '.join(store.name for store in self._server.stores)}"
+            yield f"model {name} version {config.version}: {size_bytes / 2**20:,.1f} MiB, tables {tables}"
+        yield f"tiers {', '.join(store.name for store in self._server.stores)}"
 
     def close(self) -> None:
         """Close every session and the tiers. Closing twice is allowed."""
@@ -147,19 +168,9 @@ class ModelRepository:
         """See ``close``."""
         self.close()
 
-    def _ps_config(self) -> ParameterServerConfig:
-        if not self.path.is_dir():
-            raise ConfigError(str(self.path), "", "no such folder")
-        file = self.path / PS_FILE
-        if file.exists():
-            return read_ps_config(file)
-        return ParameterServerConfig(
-            models=(),
-            volatile_db=VolatileDbConfig(),
-            persistent_db=PersistentDbConfig(),
-            key_type="I64",
-            source=str(file),
-        )
+    def _table_bytes(self, table: str) -> int:
+        stores = self._server.stores if self._server is not None else ()
+        return sum(store.memory_bytes(table) for store in stores if isinstance(store, MemoryStore))
 
     def _configs(self, ps: ParameterServerConfig) -> Sequence[ModelConfig]:
         configs = [read_model_directory(directory) for directory in self._model_directories()]
@@ -179,7 +190,7 @@ class ModelRepository:
 
 def _as_listed(config: ModelConfig, listed: ModelConfig, ps: ParameterServerConfig) -> ModelConfig:
     """The served version with what ``ps.json`` says of the model, which must mean the very same files."""
-    refuse_gpu_cache(listed, f"{ps.source}: model {listed.name!r}: gpucache is true; set it to false")
+    refuse_gpu_cache(listed, ps.source)
     for ours, theirs in zip(_files(config), _files(listed), strict=True):
         if ours.resolve() != theirs.resolve():
             reason = f"names {theirs}, but the served version {config.version} has {ours}"

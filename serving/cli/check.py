@@ -5,7 +5,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from serving.config import ModelConfig, memory_needed, read_inference_config, read_model_directory, read_ps_config
+from serving.config import (
+    ModelConfig,
+    VolatileDbConfig,
+    memory_needed,
+    read_inference_config,
+    read_model_directory,
+    read_ps_config,
+    refuse_gpu_cache,
+)
 from serving.dense.network import open_network
 from serving.errors import ConfigError
 from serving.model.dense_file import read_dense
@@ -32,9 +40,10 @@ def add_parser(commands: Any) -> None:
 
 def check(options: argparse.Namespace) -> int:
     """Print what the configuration describes; the first thing wrong with it is a HotrowError."""
-    models = models_of(options.config)
+    models, tier = read_config(options.config)
     total_bytes = 0
     for config in models:
+        refuse_gpu_cache(config, str(options.config))
         _check_dense(config)
         needed = memory_needed(config)
         print(f"model {config.name}" + (f" version {config.version}" if config.version else ""))
@@ -42,25 +51,42 @@ def check(options: argparse.Namespace) -> int:
             print(f"  {part:<32} {_mib(size_bytes):>16}")
         total_bytes += sum(needed.values())
     print(f"total {'':<28} {_mib(total_bytes):>16}")
+    limit = _limit(tier)
+    if limit:
+        print(f"that is with every row in RAM; {limit}")
     return 0
 
 
-def models_of(path: Path) -> Sequence[ModelConfig]:
-    """The models that ``path`` describes, whichever of the four forms it has.
+def read_config(path: Path) -> tuple[Sequence[ModelConfig], VolatileDbConfig]:
+    """The models that ``path`` describes, whichever of the four forms it has, and the memory tier they would have.
 
     Raises:
         ConfigError: it is none of them, or something is wrong with it.
         ModelFileError: a model's file is wrong.
     """
     if path.is_dir():
-        is_model = (path / "graph.json").is_file() or any(path.glob("[1-9]*/graph.json"))
-        return [read_model_directory(path)] if is_model else ModelRepository(path).configs()
+        if (path / "graph.json").is_file() or any(path.glob("[1-9]*/graph.json")):
+            return [read_model_directory(path)], VolatileDbConfig()
+        repository = ModelRepository(path)
+        return repository.configs(), repository.ps_config().volatile_db
     document = read_json(path)
     if isinstance(document, dict) and "inference" in document:
-        return [read_inference_config(path, path.stem)]
+        return [read_inference_config(path, path.stem)], VolatileDbConfig()
     if isinstance(document, dict) and {"models", "volatile_db", "persistent_db"} & document.keys():
-        return read_ps_config(path).models
+        ps = read_ps_config(path)
+        return ps.models or ModelRepository(path.parent).configs(), ps.volatile_db
     raise ConfigError(str(path), "", "expected an inference JSON (with 'inference') or a ps.json (with 'models')")
+
+
+def _limit(tier: VolatileDbConfig) -> str:
+    """What a memory tier that holds less than every row says about itself; empty where it holds them all."""
+    if tier.type == "disabled":
+        return "volatile_db is disabled, and tables take none"
+    if tier.capacity_rows is not None:
+        return f"volatile_db.capacity_rows lets {tier.capacity_rows:,} in"
+    if tier.capacity_bytes is not None:
+        return f"volatile_db.capacity_bytes gives tables {_mib(tier.capacity_bytes)}"
+    return ""
 
 
 def _check_dense(config: ModelConfig) -> None:

@@ -76,7 +76,7 @@ class ParameterServer:
         if not isinstance(config, ParameterServerConfig):
             config = read_ps_config(config)
         for model in config.models:
-            refuse_gpu_cache(model, f"{config.source}: model {model.name!r}: gpucache is true; set it to false")
+            refuse_gpu_cache(model, config.source)
         server = cls(_open_stores(config))
         try:
             for model in config.models:

@@ -70,6 +70,11 @@ class MemoryStore:
         held = self._open_tables(table).get(table)
         return held.capacity_rows if held is not None else 0
 
+    def memory_bytes(self, table: str) -> int:
+        """RAM the table takes: its keys, rows and spare rows; 0 for an unknown table."""
+        held = self._open_tables(table).get(table)
+        return HostTable.memory_bytes(held.dim, held.capacity_rows) if held is not None else 0
+
     def tables(self) -> list[str]:
         """See ``Store.tables``."""
         return sorted(self._open_tables(""))
@@ -148,12 +153,12 @@ class MemoryStore:
 
     def _rows_left(self, tables: dict[str, HostTable | None], dim: int) -> int | None:
         """Rows of ``dim`` floats that the rest of the budget has room for; None without a budget."""
-        held = [table for table in tables.values() if table is not None]
         if self._capacity_rows is not None:
-            return max(self._capacity_rows - sum(table.capacity_rows for table in held), 0)
+            rows_held = sum(table.capacity_rows for table in tables.values() if table is not None)
+            return max(self._capacity_rows - rows_held, 0)
         if self._capacity_bytes is None:
             return None
-        bytes_left = self._capacity_bytes - sum(HostTable.memory_bytes(one.dim, one.capacity_rows) for one in held)
+        bytes_left = self._capacity_bytes - sum(map(self.memory_bytes, tables))
         return rows_within(bytes_left, dim)
 
 

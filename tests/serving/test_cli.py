@@ -71,6 +71,7 @@ class TestCheck:
             "sparse_files": ["tiny/1/user", "tiny/1/item"],
             "dense_file": "tiny/1/dense.model",
             "network_file": "tiny/1/graph.json",
+            "gpucache": False,
         }
         ps.write_text(json.dumps({"supportlonglong": True, "models": [entry]}))
         path = {
@@ -85,6 +86,44 @@ class TestCheck:
         out = capsys.readouterr().out
         assert "user" in out
         assert "total" in out
+
+    def test_what_serving_would_refuse_is_refused(self, tmp_path, capsys):
+        TinyModel().write(tmp_path)
+        entry = {
+            "model": "listed",
+            "sparse_files": ["tiny/1/user", "tiny/1/item"],
+            "dense_file": "tiny/1/dense.model",
+            "network_file": "tiny/1/graph.json",
+        }  # and HPS's default, a GPU cache
+        (tmp_path / "ps.json").write_text(json.dumps({"supportlonglong": True, "models": [entry]}))
+
+        assert main(["check", str(tmp_path / "ps.json")]) == 1
+
+        assert "ps.json: model 'listed': gpucache is true; set it to false" in capsys.readouterr().err
+
+    @pytest.mark.parametrize("file", ["", "ps.json"])
+    @pytest.mark.parametrize(
+        ("volatile_db", "expected"),
+        [
+            ({"type": "hash_map"}, ""),
+            ({"type": "hash_map", "capacity_rows": 1500}, "volatile_db.capacity_rows lets 1,500 in"),
+            ({"type": "hash_map", "capacity_bytes": 2**20}, "volatile_db.capacity_bytes gives tables 1.00 MiB"),
+            ({"type": "disabled"}, "volatile_db is disabled, and tables take none"),
+        ],
+        ids=["no limit", "rows", "bytes", "no memory tier"],
+    )
+    def test_a_repository_whose_memory_is_limited_says_so(self, tmp_path, capsys, file, volatile_db, expected):
+        TinyModel().write(tmp_path)
+        disk = {"type": "rocks_db", "path": "rows"}
+        document = {"supportlonglong": True, "volatile_db": volatile_db, "persistent_db": disk}
+        (tmp_path / "ps.json").write_text(json.dumps(document))
+
+        assert main(["check", str(tmp_path / file)]) == 0
+
+        out = capsys.readouterr().out
+        assert "model tiny version 1" in out
+        assert expected in out
+        assert ("with every row in RAM" in out) == bool(expected)
 
     @pytest.mark.parametrize(
         ("write", "expected"),

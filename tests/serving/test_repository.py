@@ -143,6 +143,16 @@ class TestWhatIsServed:
         assert lines[0].startswith("model tiny version 1: 0.1 MiB, tables user [1 x 4], item [2 x 4]")
         assert lines[1] == "tiers memory"
 
+    def test_the_description_counts_the_memory_that_the_tiers_were_given(self, tmp_path, loaded):
+        TinyModel(rows=100_000, dim=16).write(tmp_path)  # two tables of 6 MiB of rows
+        limit = {"type": "hash_map", "capacity_bytes": 2**20}
+        ps_json(tmp_path, volatile_db=limit, persistent_db={"type": "rocks_db", "path": "rows"})
+
+        lines = list(loaded(tmp_path).describe())
+
+        assert float(lines[0].partition(": ")[2].partition(" MiB")[0]) == pytest.approx(1.0, abs=0.1)
+        assert lines[1] == "tiers memory, rocksdb"
+
 
 class TestWhatIsRefused:
     def refused(self, path, error=ConfigError):
