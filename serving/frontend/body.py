@@ -56,15 +56,11 @@ async def read_body(scope: Scope, receive: Receive, headers: dict[bytes, bytes],
         raise PayloadTooLargeError(
             f"the body has {declared[:32].decode()} bytes, the server accepts {limits.max_body_bytes:,}"
         )
-    message = await receive()
-    if message.get("more_body"):
-        try:
-            async with asyncio.timeout(limits.body_timeout_s):
-                body = await _read_chunks(message, receive, limits.max_body_bytes)
-        except TimeoutError as err:
-            raise RequestError(f"the body did not arrive within {limits.body_timeout_s:g} s") from err
-    else:
-        body = _chunk(message)
+    try:
+        async with asyncio.timeout(limits.body_timeout_s):
+            body = await _read_chunks(receive, limits.max_body_bytes)
+    except TimeoutError as err:
+        raise RequestError(f"the body did not arrive within {limits.body_timeout_s:g} s") from err
     if len(body) > limits.max_body_bytes:
         raise PayloadTooLargeError(
             f"the body has more than the {limits.max_body_bytes:,} bytes that the server accepts"
@@ -75,13 +71,17 @@ async def read_body(scope: Scope, receive: Receive, headers: dict[bytes, bytes],
     return body
 
 
-async def _read_chunks(message: Message, receive: Receive, max_bytes: int) -> bytes:
+async def _read_chunks(receive: Receive, max_bytes: int) -> bytes:
     """Collect a body's chunks, stopping as soon as they are more than ``max_bytes``."""
-    body = bytearray(_chunk(message))
-    while message.get("more_body") and len(body) <= max_bytes:
+    message = await receive()
+    body = _chunk(message)
+    if not message.get("more_body"):
+        return body
+    chunks = bytearray(body)
+    while message.get("more_body") and len(chunks) <= max_bytes:
         message = await receive()
-        body += _chunk(message)
-    return bytes(body)
+        chunks += _chunk(message)
+    return bytes(chunks)
 
 
 def _chunk(message: Message) -> bytes:
