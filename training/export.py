@@ -3,7 +3,6 @@
 import fcntl
 import json
 import os
-import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,20 +11,20 @@ from typing import Any
 
 from serving.dense.onnx import build_onnx
 from serving.errors import ConfigError
-from serving.model.atomic import atomic_directory, atomic_write
+from serving.model.atomic import atomic_directory, atomic_write, sync
 from serving.model.dense_file import write_dense
 from serving.model.graph import Graph, inference_document, parse_graph
-from serving.model.manifest import write_manifest
+from serving.model.manifest import MANIFEST_NAME, write_manifest
+from serving.model.names import MODEL_NAME
 from serving.model.sparse_file import write_sparse_directory
 from training.ctr_model import CtrModel
 from training.errors import OutputError
 from training.triton_config import TRITON_ENTRY, triton_config
 
-_MODEL_NAME = re.compile(r"[A-Za-z0-9_-]{1,120}")
 _MAX_BATCHSIZE = 1024
 _HIT_RATE_THRESHOLD = 0.5
 _DENSE_FILE, _ONNX_FILE, _GRAPH_FILE, _ENTRY_FILE = "dense.model", "dense.onnx", "graph.json", "model.py"
-_OWN_NAMES = {_DENSE_FILE, _ONNX_FILE, _GRAPH_FILE, _ENTRY_FILE, "manifest.json", "__pycache__"}
+_OWN_NAMES = {_DENSE_FILE, _ONNX_FILE, _GRAPH_FILE, _ENTRY_FILE, MANIFEST_NAME, "__pycache__"}
 _TIERS = {"supportlonglong": True, "models": [], "volatile_db": {"type": "parallel_hash_map"}}
 
 
@@ -65,7 +64,7 @@ def export_model(
             with atomic_directory(target) as unfinished:
                 _write_version(unfinished, model, document)
                 write_manifest(unfinished, name, int(target.name))
-            _sync_folder(repository)
+            sync(repository)
     except OSError as err:
         raise OutputError(f"{folder}: cannot write the model: {err.strerror or err}") from err
     return target
@@ -77,7 +76,7 @@ def check_output(repository: Path, name: str) -> None:
     Raises:
         OutputError: it cannot.
     """
-    if not _MODEL_NAME.fullmatch(name):
+    if not MODEL_NAME.fullmatch(name):
         raise OutputError(f"model name {name!r}: expected 1 to 120 letters, digits, '_' or '-'")
     try:
         repository.mkdir(parents=True, exist_ok=True)
@@ -146,11 +145,3 @@ def _write_if_absent(path: Path, text: str) -> None:
     if not path.exists():
         with atomic_write(path) as file:
             file.write(text.encode())
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -1,6 +1,7 @@
 """``hotrow check``: is this configuration, model or repository right, and how much memory will it take."""
 
 import argparse
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from serving.config import (
     read_ps_config,
     refuse_gpu_cache,
 )
+from serving.config.model_directory import GRAPH_FILE, complete_versions
 from serving.dense.network import open_network
 from serving.errors import ConfigError
 from serving.model.dense_file import read_dense
@@ -65,13 +67,14 @@ def read_config(path: Path) -> tuple[Sequence[ModelConfig], VolatileDbConfig]:
         ModelFileError: a model's file is wrong.
     """
     if path.is_dir():
-        if (path / "graph.json").is_file() or any(path.glob("[1-9]*/graph.json")):
+        if (path / GRAPH_FILE).is_file() or complete_versions(path):
             return [read_model_directory(path)], VolatileDbConfig()
         repository = ModelRepository(path)
         return repository.configs(), repository.ps_config().volatile_db
     document = read_json(path)
     if isinstance(document, dict) and "inference" in document:
-        return [read_inference_config(path, path.stem)], VolatileDbConfig()
+        name = re.sub(r"[^A-Za-z0-9_-]", "_", path.stem)[:120]  # the file does not say what the model is called
+        return [read_inference_config(path, name)], VolatileDbConfig()
     if isinstance(document, dict) and {"models", "volatile_db", "persistent_db"} & document.keys():
         ps = read_ps_config(path)
         return ps.models or ModelRepository(path.parent).configs(), ps.volatile_db

@@ -1,6 +1,5 @@
 """Where a checked clause and a layer graph meet."""
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,9 +7,7 @@ from pathlib import Path
 from serving.config.records import TableConfig
 from serving.errors import ConfigError
 from serving.model.graph import Embedding, Graph
-
-# HPS builds a table's tag from the model's name and takes these characters only.
-MODEL_NAME = re.compile(r"[A-Za-z0-9_-]{1,120}")
+from serving.model.names import MODEL_NAME
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,10 +5,9 @@ from pathlib import Path
 from serving.config.inference import read_version_graph
 from serving.config.records import ModelConfig
 from serving.errors import ModelFileError
-from serving.model.manifest import verify_manifest
+from serving.model.manifest import MANIFEST_NAME, verify_manifest
 
 GRAPH_FILE = "graph.json"
-MANIFEST_FILE = "manifest.json"
 
 
 def read_model_directory(path: str | Path) -> ModelConfig:
@@ -29,7 +28,7 @@ def read_model_directory(path: str | Path) -> ModelConfig:
     directory = Path(path).resolve()
     if not (directory / GRAPH_FILE).is_file():
         directory = _newest_version(directory)
-    if (directory / MANIFEST_FILE).exists():
+    if (directory / MANIFEST_NAME).exists():
         verify_manifest(directory)
     version = version_number(directory)
     name = directory.parent.name if version else directory.name
@@ -42,10 +41,15 @@ def version_number(directory: Path) -> int:
     return int(name) if name.isascii() and name.isdecimal() and not name.startswith("0") else 0
 
 
+def complete_versions(directory: Path) -> list[Path]:
+    """The version directories in a model directory, in no order."""
+    return [child for child in directory.iterdir() if version_number(child) and (child / GRAPH_FILE).is_file()]
+
+
 def _newest_version(directory: Path) -> Path:
     if not directory.is_dir():
         raise ModelFileError(directory, "no such directory")
-    versions = [child for child in directory.iterdir() if version_number(child) and (child / GRAPH_FILE).is_file()]
+    versions = complete_versions(directory)
     if not versions:
         raise ModelFileError(directory, f"expected {GRAPH_FILE}, or version folders 1, 2, ... that hold one")
     return max(versions, key=version_number)

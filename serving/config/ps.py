@@ -18,10 +18,11 @@ from serving.config.records import (
 from serving.config.validation import Clause, read_clause
 from serving.errors import ConfigError
 from serving.model.graph import Graph, read_graph
+from serving.model.names import TABLE_NAME
 from serving.model.strict_json import read_json
 
 FileName = Annotated[str, Field(min_length=1)]
-TableName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,119}$")]
+TableName = Annotated[str, Field(pattern=rf"^{TABLE_NAME.pattern}$")]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
 V = TypeVar("V")

@@ -30,7 +30,7 @@ def atomic_write(path: str | Path) -> Iterator[BinaryIO]:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    _sync(path.parent)
+    sync(path.parent)
 
 
 @contextmanager
@@ -53,8 +53,8 @@ def atomic_directory(path: str | Path) -> Iterator[Path]:
         yield temporary
         for folder, _, names in os.walk(temporary):
             for name in names:
-                _sync(Path(folder, name))
-            _sync(Path(folder))
+                sync(Path(folder, name))
+            sync(Path(folder))
         if path.exists():
             path.rename(old)
         temporary.rename(path)
@@ -63,7 +63,7 @@ def atomic_directory(path: str | Path) -> Iterator[Path]:
             old.rename(path)
         shutil.rmtree(temporary, ignore_errors=True)
         raise
-    _sync(path.parent)
+    sync(path.parent)
     shutil.rmtree(old, ignore_errors=True)
 
 
@@ -72,7 +72,7 @@ def _beside(path: Path, suffix: str) -> Path:
     return path.with_name(f".{path.name}.{secrets.token_hex(4)}.{suffix}")
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
     """Make a file's content, or the names in a folder, durable."""
     descriptor = os.open(path, os.O_RDONLY)
     try:

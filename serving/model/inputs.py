@@ -1,11 +1,11 @@
 """The first layers of a graph: Data, which names the inputs, and the embeddings, which own the tables."""
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from serving.model.json_fields import Fields
+from serving.model.names import TABLE_NAME
 from serving.model.records import Embedding, SparseInput
 
 # Members that say how training reads its data or sizes its memory; a prediction does not depend on them.
@@ -19,7 +19,6 @@ _EMBEDDING_IGNORED = (
 )  # fmt: skip
 _SPARSE_TYPES = {"DistributedSlot": "DistributedSlot", "LocalizedSlot": "LocalizedSlot"}
 _COMBINERS: Mapping[int | str, Literal["sum", "mean"]] = {0: "sum", 1: "mean", "sum": "sum", "mean": "mean"}
-_TABLE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,119}")
 
 EMBEDDING_TYPES: Mapping[str, Literal["distributed", "localized"]] = {
     "DistributedSlotSparseEmbeddingHash": "distributed",
@@ -93,8 +92,7 @@ def read_embedding(fields: Fields, sparse: Mapping[str, SparseInput]) -> Embeddi
     if bottom not in sparse:
         raise fields.error(f"expected a sparse input ({', '.join(sparse)}), got {bottom!r}", "bottom")
     table = fields.text("name", top)
-    if not _TABLE_NAME.fullmatch(table):
-        # the name becomes a folder's name and part of database keys
+    if not TABLE_NAME.fullmatch(table):
         raise fields.error(f"a table's name has letters, digits, '_', '-' and '.' only, got {table!r}", "name")
     hparam = fields.object(
         "sparse_embedding_hparam", ("embedding_vec_size", "combiner", "default_emb_vec_value", *_EMBEDDING_IGNORED)

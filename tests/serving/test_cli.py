@@ -87,6 +87,14 @@ class TestCheck:
         assert "user" in out
         assert "total" in out
 
+    def test_an_inference_json_may_have_any_file_name(self, tmp_path, capsys):
+        version = TinyModel().write(tmp_path)
+        (version / "dcn v2.best.json").write_bytes((version / "graph.json").read_bytes())
+
+        assert main(["check", str(version / "dcn v2.best.json")]) == 0
+
+        assert capsys.readouterr().out.startswith("model dcn_v2_best\n")
+
     def test_what_serving_would_refuse_is_refused(self, tmp_path, capsys):
         TinyModel().write(tmp_path)
         entry = {
