@@ -2,7 +2,10 @@
 
 Request: 64 samples of 13 dense features and 26 keys as KServe binary tensors. Model: logistic regression, one table
 of 100,000 rows of 16 floats, all in memory. Limit: ``benchmarks.bare_asgi``, uvicorn reading the same body and
-returning the same bytes. Client: ``http_client.cpp``, a process of its own. The two take turns, round by round.
+returning the same bytes. Client: ``http_client.cpp``, a process of its own. The servers take turns, round by round.
+
+``--triton PYTHON`` also measures a real Triton with the same model in its Python backend, two instances; see
+``benchmarks.triton_server`` for the environment that PYTHON is the interpreter of.
 """
 
 import contextlib
@@ -14,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks import triton_server
 from benchmarks.report import Record, parse_arguments, publish
 from benchmarks.tiny_model import TinyModel, flatten
 
@@ -98,39 +102,53 @@ def measure(client, port, concurrency, seconds, request_file):
     }
 
 
-def compare(client, ours, limit, request_file, rounds, seconds):
-    """Records of every measure at every concurrency; the two servers take turns."""
+def compare(client, ours, peers, request_file, rounds, seconds):
+    """Records of every measure at every concurrency against every peer, a port by name; the servers take turns."""
     records = []
     for concurrency in CONCURRENCY:
-        pairs = [
-            tuple(measure(client, port, concurrency, seconds, request_file) for port in (ours, limit))
+        turns = [
+            {name: measure(client, port, concurrency, seconds, request_file) for name, port in peers.items()}
+            | {"ours": measure(client, ours, concurrency, seconds, request_file)}
             for _ in range(rounds)
         ]
         params = {"concurrency": concurrency, "samples": SAMPLES, "slots": SLOTS, "dense": DENSE}
         records += [
-            Record.of(f"http_server.{name}", params, unit, [(mine[name], other[name]) for mine, other in pairs])
-            for name, unit in MEASURES.items()
+            Record.of(
+                f"http_server.{measured}",
+                {**params, "peer": peer},
+                unit,
+                [(turn["ours"][measured], turn[peer][measured]) for turn in turns],
+            )
+            for peer in peers
+            for measured, unit in MEASURES.items()
         ]
     return records
 
 
 def main():
     """Run the benchmark."""
-    options = parse_arguments(__doc__)
+    options = parse_arguments(__doc__, triton={"metavar": "PYTHON", "help": "also measure this environment's Triton"})
     rounds, seconds = (2, 0.5) if options.quick else (7, 2.0)
     model = TinyModel(tables={"ad": SLOTS}, dense_dim=DENSE, dim=16, rows=100_000)
     with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
         folder = Path(name)
-        model.write(folder / "repository", "bench")
+        repository = folder / "repository"
+        model.write(repository, "bench")
         client = compile_client(folder)
         (folder / "request").write_bytes(infer_request(model))
-        serve = ["serving.cli.main", "serve", str(folder / "repository"), "--http-port", "0"]
-        ours = stack.enter_context(running(serve, port_in_url))
+        ours = stack.enter_context(
+            running(["serving.cli.main", "serve", str(repository), "--http-port", "0"], port_in_url)
+        )
         (folder / "answer").write_bytes(answer_of(ours, infer_request(model)))
-        limit = stack.enter_context(running(["benchmarks.bare_asgi", str(folder / "answer")], int))
-        for port in (ours, limit):
+        peers = {"bare": stack.enter_context(running(["benchmarks.bare_asgi", str(folder / "answer")], int))}
+        if options.triton:
+            for_triton = folder / "for_triton"
+            model.write(for_triton, "bench")
+            triton_server.prepare(for_triton, "bench")
+            peers["triton"] = stack.enter_context(triton_server.running(options.triton, for_triton, folder))
+        for port in (ours, *peers.values()):
             measure(client, port, 1, seconds / 2, folder / "request")  # warm up
-        publish(compare(client, ours, limit, folder / "request", rounds, seconds), options.json)
+        publish(compare(client, ours, peers, folder / "request", rounds, seconds), options.json)
 
 
 if __name__ == "__main__":
