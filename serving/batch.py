@@ -14,12 +14,11 @@ from numpy.typing import NDArray
 from serving.arrays import flat_integers, floats
 from serving.config import ModelConfig, TableConfig
 from serving.errors import RequestError
-from serving.model.sparse_rows import LARGEST_KEY, SMALLEST_KEY
+from serving.model.sparse_rows import KeyType, key_range
 
 # The names the three tensors have on the wire, in HugeCTR's Triton backend and here.
 DENSE, KEYS, ROW_PTRS = "DES", "CATCOLUMN", "ROWINDEX"
 
-UINT32_MAX = 2**32 - 1
 INT32_MAX = 2**31 - 1
 
 Ints = NDArray[np.int64]
@@ -86,10 +85,10 @@ def read_batch(config: ModelConfig, dense: Any, keys: Any, row_ptrs: Any) -> Bat
     return Batch(dense=_read_dense(dense, samples, config.dense_dim), tables=tables)
 
 
-def _check_keys(keys: Ints, key_type: str) -> None:
+def _check_keys(keys: Ints, key_type: KeyType) -> None:
     if keys.size > INT32_MAX:
         raise RequestError(f"{KEYS}: {keys.size} keys, but 32-bit offsets reach {INT32_MAX}")
-    smallest, largest = (0, UINT32_MAX) if key_type == "I32" else (SMALLEST_KEY, LARGEST_KEY)
+    smallest, largest = key_range(key_type)
     if keys.size and (keys.min() < smallest or keys.max() > largest):
         at = int(np.argmax((keys < smallest) | (keys > largest)))
         why = "a uint32 key lies" if key_type == "I32" else "is reserved: a key lies"

@@ -103,7 +103,7 @@ class RequestMetrics:
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class Reading:
     """One value of a counter that another part of the server keeps.
 
     Attributes:
@@ -122,8 +122,8 @@ class Sample:
 class Metrics(Collector):
     """The server's counters and those it pulls from elsewhere, as one Prometheus page."""
 
-    def __init__(self, requests: RequestMetrics, pulled: Callable[[], Iterable[Sample]]) -> None:
-        """Show ``requests`` and, freshly pulled for every page, the samples that ``pulled`` returns."""
+    def __init__(self, requests: RequestMetrics, pulled: Callable[[], Iterable[Reading]]) -> None:
+        """Show ``requests`` and, freshly pulled for every page, what ``pulled`` returns."""
         self._requests = requests
         self._pulled = pulled
         self._registry = CollectorRegistry(auto_describe=False)
@@ -133,10 +133,10 @@ class Metrics(Collector):
         """See ``prometheus_client.registry.Collector``."""
         yield from self._requests.families()
         families: dict[str, CounterMetricFamily] = {}
-        for sample in self._pulled():
-            names = [name for name, _ in sample.labels]
-            family = families.setdefault(sample.name, CounterMetricFamily(sample.name, sample.help, labels=names))
-            family.add_metric([value for _, value in sample.labels], sample.value)
+        for reading in self._pulled():
+            names = [name for name, _ in reading.labels]
+            family = families.setdefault(reading.name, CounterMetricFamily(reading.name, reading.help, labels=names))
+            family.add_metric([value for _, value in reading.labels], reading.value)
         yield from families.values()
 
     def describe(self) -> list[Metric]:

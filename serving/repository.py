@@ -18,7 +18,7 @@ from serving.config.model_directory import version_number
 from serving.dense.network import Engine
 from serving.errors import ConfigError, UnknownModelError
 from serving.lookup import LookupSession
-from serving.metrics import Sample
+from serving.metrics import Reading
 from serving.parameter_server import ParameterServer
 from serving.session import InferenceSession
 from serving.storage import MemoryStore
@@ -124,7 +124,7 @@ class ModelRepository:
             )
         return session
 
-    def samples(self) -> Iterable[Sample]:
+    def readings(self) -> Iterable[Reading]:
         """What the parameter server counted, for the metrics page."""
         if self._server is None:
             return
@@ -132,10 +132,10 @@ class ModelRepository:
             labels = (("model", counters.model), ("version", str(counters.version)), ("table", counters.table))
             answered = {store.name: counters.hits.get(store.name, 0) for store in self._server.stores}
             for tier, keys in {**answered, NO_TIER: counters.defaulted_keys}.items():
-                yield Sample("hotrow_lookup_keys", _KEYS_HELP, (*labels, ("tier", tier)), keys)
+                yield Reading("hotrow_lookup_keys", _KEYS_HELP, (*labels, ("tier", tier)), keys)
             for tier in answered:
                 errors = counters.tier_errors.get(tier, 0)
-                yield Sample(
+                yield Reading(
                     "hotrow_tier_errors", "Calls that a tier did not answer.", (*labels, ("tier", tier)), errors
                 )
 

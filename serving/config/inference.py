@@ -10,9 +10,9 @@ from serving.config.records import ModelConfig
 from serving.config.validation import Clause, read_clause
 from serving.errors import ConfigError
 from serving.model.graph import parse_graph
+from serving.model.sparse_rows import KeyType
 from serving.model.strict_json import read_json
 
-KeyType = Literal["I32", "I64"]
 FileName = Annotated[str, Field(min_length=1)]
 
 

@@ -19,6 +19,7 @@ from serving.config.validation import Clause, read_clause
 from serving.errors import ConfigError
 from serving.model.graph import Graph, read_graph
 from serving.model.names import TABLE_NAME
+from serving.model.sparse_rows import KeyType
 from serving.model.strict_json import read_json
 
 FileName = Annotated[str, Field(min_length=1)]
@@ -138,7 +139,7 @@ def read_ps_config(file: str | Path) -> ParameterServerConfig:
     volatile, persistent = document.volatile_db, document.persistent_db
     if volatile.type == persistent.type == "disabled":
         raise ConfigError(source, "", "volatile_db and persistent_db are both disabled: no tier would hold a row")
-    key_type: Literal["I64", "I32"] = "I64" if document.supportlonglong else "I32"
+    key_type: KeyType = "I64" if document.supportlonglong else "I32"
     models = tuple(
         _model(clause, Place(source, f"models[{index}]", file.parent), key_type)
         for index, clause in enumerate(document.models)
@@ -158,7 +159,7 @@ def read_ps_config(file: str | Path) -> ParameterServerConfig:
     )
 
 
-def _model(clause: ModelClause, place: Place, key_type: Literal["I64", "I32"]) -> ModelConfig:
+def _model(clause: ModelClause, place: Place, key_type: KeyType) -> ModelConfig:
     check_model_name(clause.model, place.source, place.at("model"))
     graph_file = place.file(clause.network_file)
     graph = read_graph(graph_file)

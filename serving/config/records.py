@@ -5,6 +5,9 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from serving.model.records import Combiner
+from serving.model.sparse_rows import KeyType, RowLayout
+
 
 class _Record(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -27,10 +30,10 @@ class TableConfig(_Record):
     name: str
     dim: int
     slots: int
-    combiner: Literal["sum", "mean"]
+    combiner: Combiner
     default_value: float = 0.0
     file: Path
-    row_layout: Literal["distributed", "localized"] = "distributed"
+    row_layout: RowLayout = "distributed"
     max_keys_per_sample: int | None = None
 
 
@@ -58,7 +61,7 @@ class ModelConfig(_Record):
     dense_file: Path
     onnx_file: Path | None = None
     tables: tuple[TableConfig, ...]
-    key_type: Literal["I64", "I32"]
+    key_type: KeyType
     max_batchsize: int
     hit_rate_threshold: float
     dense_dim: int
@@ -116,5 +119,5 @@ class ParameterServerConfig(_Record):
     models: tuple[ModelConfig, ...]
     volatile_db: VolatileDbConfig
     persistent_db: PersistentDbConfig
-    key_type: Literal["I64", "I32"]
+    key_type: KeyType
     source: str

@@ -64,7 +64,7 @@ def create_app(repository: ModelRepository, settings: Settings | None = None) ->
         middleware=[Middleware(Edge, metrics=counters), Middleware(InferPath, endpoint=endpoint)],
         exception_handlers={HTTPException: http_exception, RequestValidationError: validation_error},
     )
-    _add_server_routes(app, repository, Metrics(counters, repository.samples))
+    _add_server_routes(app, repository, Metrics(counters, repository.readings))
     _add_model_routes(app, endpoint)
     _add_predict_route(app, endpoint)
     return app

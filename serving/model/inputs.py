@@ -2,11 +2,11 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
 
 from serving.model.json_fields import Fields
 from serving.model.names import TABLE_NAME
-from serving.model.records import Embedding, SparseInput
+from serving.model.records import Combiner, Embedding, SparseInput
+from serving.model.sparse_rows import RowLayout
 
 # Members that say how training reads its data or sizes its memory; a prediction does not depend on them.
 _DATA_IGNORED = (
@@ -18,9 +18,9 @@ _EMBEDDING_IGNORED = (
     "plan_file",
 )  # fmt: skip
 _SPARSE_TYPES = {"DistributedSlot": "DistributedSlot", "LocalizedSlot": "LocalizedSlot"}
-_COMBINERS: Mapping[int | str, Literal["sum", "mean"]] = {0: "sum", 1: "mean", "sum": "sum", "mean": "mean"}
+_COMBINERS: Mapping[int | str, Combiner] = {0: "sum", 1: "mean", "sum": "sum", "mean": "mean"}
 
-EMBEDDING_TYPES: Mapping[str, Literal["distributed", "localized"]] = {
+EMBEDDING_TYPES: Mapping[str, RowLayout] = {
     "DistributedSlotSparseEmbeddingHash": "distributed",
     "LocalizedSlotSparseEmbeddingHash": "localized",
     "LocalizedSlotSparseEmbeddingOneHot": "localized",

@@ -2,8 +2,11 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
+from serving.model.sparse_rows import RowLayout
+
+Combiner: TypeAlias = Literal["sum", "mean"]
 Shape = tuple[int | None, ...]  # None stands for B, the number of samples
 
 
@@ -36,8 +39,8 @@ class Embedding:
     top: str
     slots: int
     dim: int
-    combiner: Literal["sum", "mean"]
-    row_layout: Literal["distributed", "localized"]
+    combiner: Combiner
+    row_layout: RowLayout
     default_value: float = 0.0
 
 

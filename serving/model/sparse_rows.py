@@ -18,6 +18,11 @@ SMALLEST_KEY, LARGEST_KEY = -(2**63) + 2, 2**63 - 3  # the values beyond mark em
 _LARGEST_UINT32 = 2**32 - 1
 
 
+def key_range(key_type: KeyType) -> tuple[int, int]:
+    """Return the smallest and the largest key that a model may have."""
+    return (0, _LARGEST_UINT32) if key_type == "I32" else (SMALLEST_KEY, LARGEST_KEY)
+
+
 def row_dtype(dim: int, key_type: KeyType, row_layout: RowLayout) -> np.dtype[Any]:
     """Return the dtype of one row of a single file; packed, so its item size is the row's size in bytes."""
     key = ("key", "<i8" if key_type == "I64" else "<u4")
@@ -35,7 +40,7 @@ def repeated_keys(path: Path, keys: StoredKeys, key_type: KeyType) -> Keys:
     """
     ordered = np.array(keys, dtype=np.int64)
     ordered.sort()
-    lowest, highest = (0, _LARGEST_UINT32) if key_type == "I32" else (SMALLEST_KEY, LARGEST_KEY)
+    lowest, highest = key_range(key_type)
     for key, refused in ((ordered[0], ordered[0] < lowest), (ordered[-1], ordered[-1] > highest)):
         if refused:
             row = int(np.argmax(keys == key))

@@ -12,12 +12,13 @@ from numpy.typing import NDArray
 from kernels.host import pool_rows
 from serving.config import ModelConfig, ParameterServerConfig, TableConfig, read_ps_config, refuse_gpu_cache
 from serving.errors import ConfigError, RequestError, StoreError, UnknownModelError
+from serving.model.records import Combiner
 from serving.model.sparse_rows import LARGEST_KEY, SMALLEST_KEY
 from serving.parameter_server.counters import TableCounters, TableCounting
 from serving.parameter_server.loading import drop_tables, load_tables, table_source
 from serving.parameter_server.tier import Tier
 from serving.storage import MemoryStore, RocksDbStore
-from serving.storage.store import Combiner, Keys, Mask, RowPtrs, Store, Vectors
+from serving.storage.store import Keys, Mask, RowPtrs, Store, Vectors
 
 NOWHERE = -1
 Depths = NDArray[np.int8]  # by key: which tier held it, counted from the fastest, or NOWHERE

@@ -4,8 +4,9 @@ import logging
 import threading
 
 from serving.errors import StoreError, StoreFullError
+from serving.model.records import Combiner
 from serving.parameter_server.counters import TableCounting
-from serving.storage.store import Combiner, Keys, Mask, PooledStore, RowPtrs, Store, Vectors
+from serving.storage.store import Keys, Mask, PooledStore, RowPtrs, Store, Vectors
 
 logger = logging.getLogger(__name__)
 

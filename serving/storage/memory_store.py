@@ -9,7 +9,8 @@ from kernels.errors import ReservedKeyError, TableFullError
 from kernels.host import HostTable
 from serving.config import rows_with_headroom
 from serving.errors import StoreError, StoreFullError
-from serving.storage.store import Combiner, Keys, Mask, RowPtrs, TableSpec, Vectors
+from serving.model.records import Combiner
+from serving.storage.store import Keys, Mask, RowPtrs, TableSpec, Vectors
 
 
 class MemoryStore:

@@ -7,11 +7,12 @@ from typing import Literal, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from serving.model.records import Combiner
+
 Keys = NDArray[np.int64]
 Vectors = NDArray[np.float32]
 RowPtrs = NDArray[np.int32] | NDArray[np.int64]
 Mask = NDArray[np.bool_]
-Combiner = Literal["sum", "mean"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -106,9 +106,9 @@ class TestWhatIsServed:
         assert_serves(repository.session("tiny"), TinyModel())
 
         hits = {
-            (dict(sample.labels)["table"], dict(sample.labels)["tier"]): sample.value
-            for sample in repository.samples()
-            if sample.name == "hotrow_lookup_keys"
+            (dict(reading.labels)["table"], dict(reading.labels)["tier"]): reading.value
+            for reading in repository.readings()
+            if reading.name == "hotrow_lookup_keys"
         }
         assert hits["item", "rocksdb"] > 0
         assert hits["item", "memory"] >= 0
