@@ -4,7 +4,7 @@ Three doors, one record: ``read_inference_config`` (HugeCTR v3.0's inference JSO
 directory of a model repository) and ``read_ps_config`` (HPS's ``ps.json``) all make ``ModelConfig``.
 """
 
-from serving.config.capacity import memory_needed, rows_with_headroom
+from serving.config.capacity import MOST_ROWS, memory_needed, rows_with_headroom
 from serving.config.device import refuse_gpu_cache
 from serving.config.inference import read_inference_config
 from serving.config.model_directory import read_model_directory
@@ -18,6 +18,7 @@ from serving.config.records import (
 )
 
 __all__ = [
+    "MOST_ROWS",
     "ModelConfig",
     "ParameterServerConfig",
     "PersistentDbConfig",

@@ -7,6 +7,7 @@ from serving.config.records import ModelConfig, TableConfig
 from serving.model.sparse_file import SparseModel, open_sparse
 
 HEADROOM_RATIO = 1 / 16
+MOST_ROWS = 3_500_000_000  # what one host table can hold
 
 
 def open_table_file(config: ModelConfig, table: TableConfig) -> SparseModel:
@@ -19,8 +20,8 @@ def open_table_file(config: ModelConfig, table: TableConfig) -> SparseModel:
 
 
 def rows_with_headroom(rows: int) -> int:
-    """Rows a memory table is given room for: those of the model, and some that updates may add."""
-    return rows + max(int(rows * HEADROOM_RATIO), 64)
+    """Rows a memory table is given room for: those of the model, and some that updates may add; at most MOST_ROWS."""
+    return min(rows + max(int(rows * HEADROOM_RATIO), 64), MOST_ROWS)
 
 
 def memory_needed(config: ModelConfig) -> Mapping[str, int]:

@@ -18,6 +18,7 @@ _EMBEDDING_IGNORED = (
     "plan_file",
 )  # fmt: skip
 _SPARSE_TYPES = {"DistributedSlot": "DistributedSlot", "LocalizedSlot": "LocalizedSlot"}
+_LARGEST_DIM = 65_536  # floats in a row of a host table
 _COMBINERS: Mapping[int | str, Combiner] = {0: "sum", 1: "mean", "sum": "sum", "mean": "mean"}
 
 EMBEDDING_TYPES: Mapping[str, RowLayout] = {
@@ -102,7 +103,7 @@ def read_embedding(fields: Fields, sparse: Mapping[str, SparseInput]) -> Embeddi
         bottom=bottom,
         top=top,
         slots=sparse[bottom].slots,
-        dim=hparam.integer("embedding_vec_size"),
+        dim=hparam.integer("embedding_vec_size", maximum=_LARGEST_DIM),
         combiner=hparam.choice("combiner", _COMBINERS),
         row_layout=EMBEDDING_TYPES[fields.text("type")],
         default_value=hparam.number("default_emb_vec_value", 0.0),

@@ -7,7 +7,7 @@ import numpy as np
 
 from kernels.errors import ReservedKeyError, TableFullError
 from kernels.host import HostTable
-from serving.config import rows_with_headroom
+from serving.config import MOST_ROWS, rows_with_headroom
 from serving.errors import StoreError, StoreFullError
 from serving.model.records import Combiner
 from serving.storage.store import Keys, Mask, RowPtrs, TableSpec, Vectors
@@ -57,7 +57,7 @@ class MemoryStore:
                 self._check_dim(spec.name, self._dims[spec.name], spec.dim)
                 return
             left = self._rows_left(tables, spec.dim)
-            rows = rows_with_headroom(capacity_rows) if left is None else min(max(capacity_rows, 1), left)
+            rows = rows_with_headroom(capacity_rows) if left is None else min(max(capacity_rows, 1), left, MOST_ROWS)
             try:
                 table = HostTable(spec.dim, rows) if rows else None
             except MemoryError as err:
@@ -161,9 +161,6 @@ class MemoryStore:
             return None
         bytes_left = self._capacity_bytes - sum(map(self.memory_bytes, tables))
         return rows_within(bytes_left, dim)
-
-
-MOST_ROWS = 3_500_000_000  # what one host table can hold
 
 
 def rows_within(size_bytes: int, dim: int) -> int:

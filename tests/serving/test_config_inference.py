@@ -1,6 +1,6 @@
 import pytest
 
-from serving.config import memory_needed, read_inference_config
+from serving.config import memory_needed, read_inference_config, rows_with_headroom
 from serving.errors import ConfigError, ModelFileError
 
 
@@ -145,6 +145,11 @@ def test_memory_needed_covers_rows_keys_headroom_and_dense_weights(write_model):
     assert list(needed) == ["table0", "table1", "dense"]
     assert 3000 * (16 * 4 + 8) < needed["table0"] < 4 * 3000 * (16 * 4 + 8)
     assert needed["dense"] == config.dense_file.stat().st_size
+
+
+@pytest.mark.parametrize(("rows", "room"), [(0, 64), (3200, 3400), (4_000_000_000, 3_500_000_000)])
+def test_headroom_is_a_sixteenth_within_what_a_host_table_can_hold(rows, room):
+    assert rows_with_headroom(rows) == room
 
 
 def test_memory_needed_of_a_missing_table_file_names_it(write_model):

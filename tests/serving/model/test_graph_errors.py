@@ -60,6 +60,10 @@ REJECTED = {
         put(EMBEDDING, "sparse_embedding_hparam", "embedding_vec_size", value=...),
         "layers[1].sparse_embedding_hparam.embedding_vec_size: missing",
     ),
+    "vectors longer than a host table takes": (
+        put(EMBEDDING, "sparse_embedding_hparam", "embedding_vec_size", value=65_537),
+        "layers[1].sparse_embedding_hparam.embedding_vec_size: expected an integer from 1 to 65536, got 65537",
+    ),
     "missing combiner": (
         put(EMBEDDING, "sparse_embedding_hparam", "combiner", value=...),
         "layers[1].sparse_embedding_hparam.combiner: missing",
