@@ -48,6 +48,9 @@ class HostTable(_host.HostTable):
     Every method may be called from any thread. Reads (``fetch``, ``fetch_pooled``, ``items``) take no lock and wait for
     nobody; each row they return is one that was written whole. Writes (``insert``, ``evict``) take turns; a reader sees
     a write row by row. A write waits for reads only if it uses up all spare rows while one read runs.
+    Another thread may change the arguments of a running call: which rows it then reads or writes is open, but it stays
+    inside the arrays and leaves the table whole.
+    After ``os.fork()`` the child may read. It must not write if other threads used the table at the time of the fork.
     All memory is taken, and touched, by the constructor: ``HostTable.memory_bytes(dim, capacity_rows)``.
 
     Args:
@@ -63,7 +66,7 @@ class HostTable(_host.HostTable):
         """Walk over the table in no particular order.
 
         A key that is in the table during the whole walk is met exactly once. Of keys that writers add, evict or
-        re-insert meanwhile, each may be met or not.
+        re-insert meanwhile, each may be met or not, and one that was evicted and re-inserted even twice.
 
         Args:
             batch_rows: most rows per step; at least 1.

@@ -4,6 +4,8 @@
 #include <nanobind/nanobind.h>
 
 #include <cstdint>
+#include <cstring>
+#include <memory>
 #include <string>
 #include <utility>
 
@@ -16,7 +18,7 @@ enum class Dtype { kInt64, kInt32, kFloat32, kBool };
 // A C-contiguous array borrowed from Python. Holds it until destroyed; create and destroy it with the GIL.
 class Array {
  public:
-  enum Access { kRead, kWrite };
+  enum Access { kRead, kWrite, kCopy };  // kCopy: items that lie askew in memory will do, see copy()
 
   // `shape` is what the argument should be, in letters, for messages: "int64[N]".
   Array(nb::handle object, const char* name, const char* shape, Access access = kRead) : name_(name), shape_(shape) {
@@ -26,6 +28,7 @@ class Array {
     }
     if (!PyBuffer_IsContiguous(&buffer_, 'C')) refuse("is not C-contiguous");
     if (access == kWrite && buffer_.readonly) refuse("is read-only");
+    if (access != kCopy && !is_aligned()) refuse("is not aligned");
   }
   Array(const Array&) = delete;
   Array& operator=(const Array&) = delete;
@@ -44,7 +47,7 @@ class Array {
   }
 
   // Raise unless the array has this dtype (TypeError) and this many dimensions (ValueError).
-  void require(Dtype dtype, int dimensions) {
+  void require(Dtype dtype, int dimensions) const {
     if (has(dtype) && buffer_.ndim == dimensions) return;
     const std::string message = expected(description());
     if (!has(dtype)) throw nb::type_error(message.c_str());
@@ -52,7 +55,7 @@ class Array {
   }
 
   // Raise ValueError unless the array's shape is [rows] or [rows, columns].
-  void require_shape(size_t rows, int64_t columns = -1) {
+  void require_shape(size_t rows, int64_t columns = -1) const {
     if (size(0) == rows && (columns < 0 || size(1) == static_cast<size_t>(columns))) return;
     std::string wanted = std::to_string(rows);
     if (columns >= 0) wanted += ", " + std::to_string(columns);
@@ -62,9 +65,19 @@ class Array {
   }
 
   size_t size(int dimension) const { return static_cast<size_t>(buffer_.shape[dimension]); }
+  bool is_aligned() const {
+    return buffer_.itemsize == 0 || reinterpret_cast<uintptr_t>(buffer_.buf) % static_cast<size_t>(buffer_.itemsize) == 0;
+  }
   template <class T>
   T* data() const {
     return static_cast<T*>(buffer_.buf);
+  }
+  // The items of a one-dimensional array, whose dtype T is. Throws std::bad_alloc.
+  template <class T>
+  std::unique_ptr<T[]> copy() const {
+    std::unique_ptr<T[]> items(new T[size(0)]);
+    if (size(0)) std::memcpy(items.get(), buffer_.buf, size(0) * sizeof(T));
+    return items;
   }
 
  private:

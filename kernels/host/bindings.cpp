@@ -5,9 +5,9 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 
+#include <algorithm>
 #include <memory>
 #include <optional>
-#include <vector>
 
 #include "arguments.hpp"
 #include "docs.hpp"
@@ -45,54 +45,68 @@ void release_gil_unless(bool tiny, std::optional<nb::gil_scoped_release>& releas
 }
 
 // int64[N] without reserved keys.
-class Keys : public Array {
+//
+// Without the GIL, or where `out` lies over an argument, an array may change after its check. Lookups bear that with keys
+// and read them in place: whatever a key has become, it is found or it is not. Writers take a copy and check the copy.
+class Keys {
  public:
-  explicit Keys(nb::handle object) : Array(object, "keys", "int64[N]") {
-    require(Dtype::kInt64, 1);
+  enum Use { kLookUp, kWrite };
+
+  Keys(nb::handle object, Use use) : array_(object, "keys", "int64[N]", Array::kCopy) {
+    array_.require(Dtype::kInt64, 1);
+    if (use == kWrite || !array_.is_aligned()) copy_ = array_.copy<int64_t>();
     const size_t position = lookup_loops().first_reserved(begin(), count());
     if (position < count())
       raise(python().reserved_key_error, nb::make_tuple(begin()[position], static_cast<int64_t>(position)));
   }
-  const int64_t* begin() const { return data<const int64_t>(); }
-  size_t count() const { return size(0); }
+  const int64_t* begin() const { return copy_ ? copy_.get() : array_.data<const int64_t>(); }
+  size_t count() const { return array_.size(0); }
+
+ private:
+  Array array_;
+  std::unique_ptr<int64_t[]> copy_;
 };
 
-// CSR offsets into N keys: from 0, never falling, to N; int32 is widened.
+// CSR offsets into N keys: from 0, never falling, to N. Always a copy, as int64: an offset that changed after its check
+// would lead outside the arrays.
 class RowPtrs {
  public:
-  RowPtrs(nb::handle object, size_t keys) : array_(object, "row_ptrs", "int32[R + 1] or int64[R + 1]") {
-    if (array_.has(Dtype::kInt32)) {
-      array_.require(Dtype::kInt32, 1);
-      const auto* first = array_.data<const int32_t>();
-      widened_.assign(first, first + array_.size(0));
+  RowPtrs(nb::handle object, size_t keys) {
+    const Array array(object, "row_ptrs", "int32[R + 1] or int64[R + 1]", Array::kCopy);
+    const bool narrow = array.has(Dtype::kInt32);
+    array.require(narrow ? Dtype::kInt32 : Dtype::kInt64, 1);
+    if (array.size(0) == 0) throw nb::value_error("row_ptrs: expected at least one offset, got none");
+    bags_ = array.size(0) - 1;
+    if (narrow) {
+      const auto offsets = array.copy<int32_t>();
+      offsets_.reset(new int64_t[bags_ + 1]);
+      std::copy_n(offsets.get(), bags_ + 1, offsets_.get());
     } else {
-      array_.require(Dtype::kInt64, 1);
+      offsets_ = array.copy<int64_t>();
     }
-    if (array_.size(0) == 0) throw nb::value_error("row_ptrs: expected at least one offset, got none");
     check(keys);
   }
 
-  const int64_t* begin() const { return widened_.empty() ? array_.data<const int64_t>() : widened_.data(); }
-  size_t bags() const { return array_.size(0) - 1; }
+  const int64_t* begin() const { return offsets_.get(); }
+  size_t bags() const { return bags_; }
 
  private:
   void check(size_t keys) const {
-    const int64_t* offsets = begin();
-    if (offsets[0] != 0) refuse(0, "the first offset must be 0");
-    for (size_t i = 0; i < bags(); ++i)
-      if (offsets[i + 1] < offsets[i]) refuse(i + 1, "offsets must not fall");
-    if (offsets[bags()] != static_cast<int64_t>(keys))
-      refuse(bags(), "the last offset must be the number of keys, " + std::to_string(keys));
+    if (offsets_[0] != 0) refuse(0, "the first offset must be 0");
+    for (size_t i = 0; i < bags_; ++i)
+      if (offsets_[i + 1] < offsets_[i]) refuse(i + 1, "offsets must not fall");
+    if (offsets_[bags_] != static_cast<int64_t>(keys))
+      refuse(bags_, "the last offset must be the number of keys, " + std::to_string(keys));
   }
 
   [[noreturn]] void refuse(size_t position, const std::string& rule) const {
-    const std::string message =
-        "row_ptrs: " + rule + ", got " + std::to_string(begin()[position]) + " at position " + std::to_string(position);
+    const std::string message = "row_ptrs: " + rule + ", got " + std::to_string(offsets_[position]) + " at position " +
+                                std::to_string(position);
     throw nb::value_error(message.c_str());
   }
 
-  Array array_;
-  std::vector<int64_t> widened_;
+  std::unique_ptr<int64_t[]> offsets_;
+  size_t bags_ = 0;
 };
 
 Combiner parse_combiner(const std::string& name) {
@@ -122,7 +136,7 @@ uint64_t table_memory_bytes(int64_t dim, int64_t capacity_rows) {
 }
 
 nb::object fetch(HostTable& table, nb::handle keys_in, nb::handle out_in) {
-  const Keys keys(keys_in);
+  const Keys keys(keys_in, Keys::kLookUp);
   Array out(out_in, "out", "float32[N, D]", Array::kWrite);
   out.require(Dtype::kFloat32, 2);
   out.require_shape(keys.count(), table.dim());
@@ -138,7 +152,7 @@ nb::object fetch(HostTable& table, nb::handle keys_in, nb::handle out_in) {
 nb::object fetch_pooled(HostTable& table, nb::handle keys_in, nb::handle row_ptrs_in, nb::handle out_in,
                         const std::string& combiner_name) {
   const Combiner combiner = parse_combiner(combiner_name);
-  const Keys keys(keys_in);
+  const Keys keys(keys_in, Keys::kLookUp);
   const RowPtrs row_ptrs(row_ptrs_in, keys.count());
   Array out(out_in, "out", "float32[R, D]", Array::kWrite);
   out.require(Dtype::kFloat32, 2);
@@ -154,7 +168,7 @@ nb::object fetch_pooled(HostTable& table, nb::handle keys_in, nb::handle row_ptr
 }
 
 void insert(HostTable& table, nb::handle keys_in, nb::handle rows_in) {
-  const Keys keys(keys_in);
+  const Keys keys(keys_in, Keys::kWrite);
   Array rows(rows_in, "rows", "float32[N, D]");
   rows.require(Dtype::kFloat32, 2);
   rows.require_shape(keys.count(), table.dim());
@@ -171,7 +185,7 @@ void insert(HostTable& table, nb::handle keys_in, nb::handle rows_in) {
 }
 
 int64_t evict(HostTable& table, nb::handle keys_in) {
-  const Keys keys(keys_in);
+  const Keys keys(keys_in, Keys::kWrite);
   const nb::gil_scoped_release release;
   return table.evict(keys.begin(), keys.count());
 }
@@ -206,6 +220,9 @@ void pool_rows(nb::handle rows_in, nb::handle row_ptrs_in, nb::handle out_in, co
   const RowPtrs row_ptrs(row_ptrs_in, rows.size(0));
   Array out(out_in, "out", "float32[R, D]", Array::kWrite);
   out.require(Dtype::kFloat32, 2);
+  if (rows.size(1) > HostTable::kMaxDim)
+    throw nb::value_error(("rows: expected at most " + std::to_string(HostTable::kMaxDim) + " columns, got " +
+                           std::to_string(rows.size(1))).c_str());
   out.require_shape(row_ptrs.bags(), static_cast<int64_t>(rows.size(1)));
   std::optional<nb::gil_scoped_release> release;
   release_gil_unless(rows.size(0) <= kTinyKeys && row_ptrs.bags() <= kTinyKeys, release);
@@ -219,9 +236,9 @@ void construct_key_index(KeyIndex* self, int64_t capacity_rows) {
   new (self) KeyIndex(capacity);
 }
 
-template <class Index, void (*kCall)(Index&, const int64_t*, size_t, int64_t*)>
+template <class Index, Keys::Use kUse, void (*kCall)(Index&, const int64_t*, size_t, int64_t*)>
 nb::object number_keys(Index& index, nb::handle keys_in) {
-  const Keys keys(keys_in);
+  const Keys keys(keys_in, kUse);
   nb::object rows = python().empty(keys.count(), python().int64);
   const Array rows_array(rows, "rows", "int64[N]", Array::kWrite);
   {
@@ -236,8 +253,14 @@ void find_or_insert(KeyIndex& index, const int64_t* keys, size_t n, int64_t* row
   index.find_or_insert(keys, n, rows);
 }
 
+// Without the GIL: the index may be growing, and whoever waits for that must not stop the others.
+size_t key_count(const KeyIndex& index) {
+  const nb::gil_scoped_release release;
+  return index.size();
+}
+
 nb::object all_keys(const KeyIndex& index) {
-  const size_t n = index.size();
+  const size_t n = key_count(index);
   nb::object keys = python().empty(n, python().int64);
   const Array keys_array(keys, "keys", "int64[V]", Array::kWrite);
   {
@@ -270,10 +293,11 @@ NB_MODULE(_host, module) {
 
   nb::class_<KeyIndex>(module, "KeyIndex", docs::kKeyIndex)
       .def("__init__", &construct_key_index, nb::arg("capacity_rows") = 1024)
-      .def("find", &number_keys<const KeyIndex, find>, nb::arg("keys").none(), docs::kFind)
-      .def("find_or_insert", &number_keys<KeyIndex, find_or_insert>, nb::arg("keys").none(), docs::kFindOrInsert)
+      .def("find", &number_keys<const KeyIndex, Keys::kLookUp, find>, nb::arg("keys").none(), docs::kFind)
+      .def("find_or_insert", &number_keys<KeyIndex, Keys::kWrite, find_or_insert>, nb::arg("keys").none(),
+           docs::kFindOrInsert)
       .def("keys", &all_keys, docs::kKeys)
-      .def("__len__", &KeyIndex::size);
+      .def("__len__", &key_count);
 
   module.def("pool_rows", &pool_rows, nb::arg("rows").none(), nb::arg("row_ptrs").none(), nb::arg("out").none(),
              nb::arg("combiner"), docs::kPoolRows);

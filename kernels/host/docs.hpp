@@ -27,13 +27,13 @@ Returns:
 Raises:
     ReservedKeyError: a key is reserved; ``out`` is untouched.
     TypeError: an argument is no array, or one of another dtype.
-    ValueError: an argument has another shape, is not contiguous, or ``out`` is read-only.
+    ValueError: an argument has another shape, is not contiguous, or ``out`` is read-only or not aligned.
 )";
 
 constexpr const char* kFetchPooled = R"(Read bags of rows and combine each bag into one row of ``out``.
 
-Rows are added in key order, in float32, one after the other, from zero: the same bits as ``pool_rows`` of the rows
-gathered in that order. An absent key adds nothing, but the mean counts it.
+Rows are added in key order, in float32, one after the other, from zero: the same bits, NaN payloads aside, as
+``pool_rows`` of the rows gathered in that order. An absent key adds nothing, but the mean counts it.
 
 Args:
     keys: int64[N], C-contiguous, bag after bag.
@@ -47,7 +47,7 @@ Returns:
 Raises:
     ReservedKeyError: a key is reserved; ``out`` is untouched.
     TypeError: an argument is no array, or one of another dtype.
-    ValueError: an argument has another shape, is not contiguous, ``out`` is read-only, the combiner is unknown, or
+    ValueError: an argument has another shape, is not contiguous, ``out`` is read-only or not aligned, the combiner is unknown, or
         ``row_ptrs`` does not begin with 0, falls, or does not end with N.
 )";
 
@@ -61,7 +61,7 @@ Raises:
     TableFullError: the call adds more keys than there is room for; nothing was written.
     ReservedKeyError: a key is reserved; nothing was written.
     TypeError: an argument is no array, or one of another dtype.
-    ValueError: an argument has another shape or is not contiguous.
+    ValueError: an argument has another shape or is not contiguous, or ``rows`` is not aligned.
 )";
 
 constexpr const char* kEvict = R"(Remove keys; absent ones are passed over.
@@ -95,6 +95,7 @@ Raises:
     ReservedKeyError: a key is reserved; nothing was added.
     TypeError: ``keys`` is no array, or one of another dtype.
     ValueError: ``keys`` has another shape or is not contiguous.
+    MemoryError: the system does not give the memory to grow; keys added until then stay.
 )";
 
 constexpr const char* kKeys = R"(Return the keys int64[V] in the order of their row numbers.)";
@@ -102,14 +103,14 @@ constexpr const char* kKeys = R"(Return the keys int64[V] in the order of their 
 constexpr const char* kPoolRows = R"(Combine bags of consecutive rows, with the same bits as ``HostTable.fetch_pooled``.
 
 Args:
-    rows: float32[N, D], C-contiguous, bag after bag.
+    rows: float32[N, D], C-contiguous, bag after bag; D at most 65,536.
     row_ptrs: int32[R + 1] or int64[R + 1]; bag r is ``rows[row_ptrs[r]:row_ptrs[r + 1]]``.
     out: float32[R, D], C-contiguous and writable; must not overlap ``rows``; an empty bag becomes zeros.
     combiner: ``"sum"``, or ``"mean"``: the sum divided by the number of rows in the bag.
 
 Raises:
     TypeError: an argument is no array, or one of another dtype.
-    ValueError: an argument has another shape, is not contiguous, ``out`` is read-only, the combiner is unknown, or
+    ValueError: an argument has another shape, is not contiguous, ``out`` is read-only or not aligned, the combiner is unknown, or
         ``row_ptrs`` does not begin with 0, falls, or does not end with N.
 )";
 

@@ -48,21 +48,22 @@ class HostTable {
   uint64_t longest_probe() const { return index_.longest_probe(); }
   uint64_t memory_bytes() const { return index_.memory_bytes() + arena_.memory_bytes(); }
 
-  // keys[n] -> out[n][dim], zeros where absent; found[n]. No key is reserved (here and below).
+  // keys[n] -> out[n][dim], zeros where absent; found[n]. A reserved key is absent.
   void fetch(const int64_t* keys, size_t n, float* out, bool* found);
 
   // Bags of keys -> out[bags][dim]; found[n] per key. An absent key adds nothing but counts for the mean.
   void fetch_pooled(const int64_t* keys, const int64_t* row_ptrs, size_t bags, float* out, Combiner combiner,
                     bool* found);
 
-  // Insert or overwrite; of equal keys the last wins. Throws TableFull before anything is written.
+  // Insert or overwrite; of equal keys the last wins. No key is reserved (here and in evict). Throws TableFull before anything is written.
   void insert(const int64_t* keys, const float* rows, size_t n);
 
   // Returns how many of the keys were present.
   int64_t evict(const int64_t* keys, size_t n);
 
   // Up to `max_rows` keys and rows from slot number `cursor` on. Moves the cursor; returns how many.
-  // As keys never move, one that is present throughout a walk is met exactly once, whatever writers do.
+  // As keys never move, one that is present throughout a walk is met exactly once, whatever writers do; one that is
+  // evicted and inserted again may be met twice.
   size_t read_items(uint64_t& cursor, size_t max_rows, int64_t* keys, float* rows);
 
  private:

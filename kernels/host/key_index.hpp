@@ -23,13 +23,13 @@ class KeyIndex {
   // Room for `capacity` keys before it first grows. Throws std::bad_alloc.
   explicit KeyIndex(uint64_t capacity) : capacity_(capacity), index_(std::make_unique<BucketIndex>(capacity)) {}
 
-  // keys[n] -> rows[n], -1 where absent. No key is reserved (here and below).
+  // keys[n] -> rows[n], -1 where absent. A reserved key is absent.
   void find(const int64_t* keys, size_t n, int64_t* rows) const {
     const std::shared_lock<std::shared_mutex> hold(mutex_);
     lookup_loops().find(index_->view(), keys, n, rows);
   }
 
-  // keys[n] -> rows[n]; absent keys are added in order. Throws std::bad_alloc; keys added until then stay.
+  // keys[n] -> rows[n]; absent keys are added in order. No key is reserved. Throws std::bad_alloc; keys added until then stay.
   void find_or_insert(const int64_t* keys, size_t n, int64_t* rows) {
     const std::unique_lock<std::shared_mutex> hold(mutex_);
     for (size_t i = 0; i < n; ++i) {

@@ -1,5 +1,5 @@
 // The reading loops, compiled twice: for AVX2 and for any CPU (lookup_loops.inl). Which one runs is decided once, when
-// the program starts. Both give the same bits.
+// the program starts. Both give the same bits, NaN payloads aside.
 #pragma once
 
 #include <atomic>
@@ -20,7 +20,7 @@ struct TableView {
   uint32_t dim;
 };
 
-// One instruction set's loops. Keys are never reserved ones: callers check with first_reserved.
+// One instruction set's loops. Callers refuse reserved keys with first_reserved; one that comes all the same is absent.
 struct LookupLoops {
   const char* name;
 

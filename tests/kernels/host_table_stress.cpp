@@ -195,6 +195,19 @@ void hold_back_a_retired_row() {
   writer.join();
 }
 
+// Callers refuse reserved keys, but a key may turn into the mark of a free slot after they looked: it is absent.
+void look_up_the_mark_of_a_free_slot() {
+  HostTable table(kDim, 1);
+  KeyIndex index(1);
+  bool found = true;
+  int64_t row = 0;
+  std::vector<float> out(kDim, -1.0f);
+  table.fetch(&kEmpty, 1, out.data(), &found);
+  index.find(&kEmpty, 1, &row);
+  require(!found && row == -1, "a free slot was taken for a key");
+  check_zeros(out.data());
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -203,6 +216,7 @@ int main(int argc, char** argv) {
   churn_an_index();
   crowd_the_epochs();
   hold_back_a_retired_row();
+  look_up_the_mark_of_a_free_slot();
   HostTable table(kDim, kFixed + kWriters * kBatch);
   KeyIndex index(1);
   std::vector<int64_t> keys(kFixed);

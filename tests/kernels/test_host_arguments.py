@@ -51,6 +51,15 @@ def test_keys_that_are_not_an_int64_vector_are_refused(table, keys, error, messa
     assert len(index) == 0
 
 
+def askew(array):
+    """The same items, one byte off the border that their dtype asks for."""
+    memory = np.zeros(array.nbytes + 1, np.uint8)
+    moved = memory[1:].view(array.dtype).reshape(array.shape)
+    moved[...] = array
+    assert not moved.flags.aligned
+    return moved
+
+
 def read_only():
     out = out_for(6)
     out.flags.writeable = False
@@ -67,6 +76,7 @@ BAD_OUT = [
     pytest.param(lambda: out_for(6, np.float64), TypeError, r"out: .*, got float64\[6, 4\]", id="float64"),
     pytest.param(lambda: out_for(6, np.float16), TypeError, r"got float16\[6, 4\]", id="float16"),
     pytest.param(read_only, ValueError, "that is read-only", id="read-only"),
+    pytest.param(lambda: askew(out_for(6)), ValueError, r"got float32\[6, 4\] that is not aligned", id="askew"),
     pytest.param(lambda: [[0.0] * 4] * 6, TypeError, r"out: expected .*, got list", id="a list"),
 ]
 
@@ -88,6 +98,7 @@ def test_an_out_that_cannot_take_the_answer_is_refused(table, make_out, error, m
     pytest.param(np.ones((6, 3), np.float32), id="another dim"),
     pytest.param(np.ones((6, DIM, 1), np.float32), id="three dimensions"),
     pytest.param(np.ones((DIM, 6), np.float32).T, id="transposed"),
+    pytest.param(askew(np.ones((6, DIM), np.float32)), id="askew"),
 ])  # fmt: skip
 def test_rows_of_another_shape_are_refused_and_nothing_is_written(table, rows):
     with pytest.raises(ValueError, match=r"^rows: expected float32\[N, D\]"):
@@ -131,6 +142,12 @@ def test_row_ptrs_of_another_dtype_are_refused(table):
         table.fetch_pooled(KEYS, ROW_PTRS.astype(np.float64), out_for(2), "sum")
 
 
+def test_rows_too_wide_to_pool_are_refused():
+    wide = np.empty((0, 65_537), np.float32)
+    with pytest.raises(ValueError, match="rows: expected at most 65536 columns, got 65537"):
+        pool_rows(wide, np.array([0]), wide, "sum")
+
+
 @pytest.mark.parametrize("combiner", ["max", "", "Sum"])
 def test_an_unknown_combiner_is_refused(table, combiner):
     with pytest.raises(ValueError, match=f"combiner: expected 'sum' or 'mean', got '{combiner}'"):
@@ -158,3 +175,31 @@ def test_read_only_keys_and_rows_are_accepted(table):
     out = np.empty((6, DIM), np.float32)
     assert table.fetch(keys, out).all()
     assert (out == 7).all()
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.int64])
+def test_keys_and_row_ptrs_that_lie_askew_in_memory_are_read_right(table, dtype):
+    table.insert(askew(KEYS), np.arange(24, dtype=np.float32).reshape(6, DIM))
+    out, pooled = out_for(6), out_for(2)
+
+    assert table.fetch(askew(KEYS), out).all()
+    assert table.fetch_pooled(askew(KEYS), askew(ROW_PTRS.astype(dtype)), pooled, "sum").all()
+
+    assert (out == np.arange(24).reshape(6, DIM)).all()
+    assert (pooled == [out[:2].sum(axis=0), out[2:].sum(axis=0)]).all()
+    assert KeyIndex().find_or_insert(askew(KEYS)).tolist() == KEYS.tolist()
+    assert table.evict(askew(KEYS)) == 6
+
+
+def test_an_out_that_lies_over_the_row_ptrs_gets_the_answer_of_the_offsets_given():
+    table = HostTable(2, 10)
+    table.insert(KEYS, np.full((6, 2), 1e30, np.float32))
+    row_ptrs = np.arange(7)
+    over = row_ptrs[1:].view(np.float32).reshape(6, 2)  # writing bag 0 destroys the end of bag 1
+    again = np.arange(7)
+
+    assert table.fetch_pooled(KEYS, row_ptrs, over, "sum").all()
+    pool_rows(np.full((6, 2), 1e30, np.float32), again, again[1:].view(np.float32).reshape(6, 2), "sum")
+
+    assert (over == np.float32(1e30)).all()
+    assert np.array_equal(again, row_ptrs)

@@ -1,5 +1,7 @@
 """HostTable under Python threads: the GIL is given up, and readers see whole rows of the right key."""
 
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -135,3 +137,59 @@ def test_threads_that_number_the_same_keys_agree():
     for parts in answers:
         for keys, rows in parts:
             assert np.array_equal(by_row[rows], keys)
+
+
+CHANGE_KEYS_DURING_CALLS = """
+import threading
+import numpy as np
+from kernels.errors import ReservedKeyError, TableFullError
+from kernels.host import HostTable, KeyIndex
+
+N = 60_000
+fresh = np.arange(N)
+rows, out = np.ones((N, 8), np.float32), np.empty((N, 8), np.float32)
+
+def call_while_keys_change(call, one, other):
+    keys, stop = one.copy(), threading.Event()
+
+    def change():
+        while not stop.is_set():
+            keys[...] = other
+            keys[...] = one
+
+    changing = threading.Thread(target=change)
+    changing.start()
+    for _ in range(400):
+        try:
+            call(keys)
+        except (ReservedKeyError, TableFullError):
+            pass
+    stop.set()
+    changing.join()
+
+table, index = HostTable(8, 2 * N), KeyIndex(1)
+untouched = table.stats()
+table.insert(fresh[::2].copy(), rows[::2].copy())
+reserved_at_the_end = np.where(fresh < N // 2, fresh, -(2**63))
+for call in (
+    lambda keys: table.fetch(keys, out),
+    lambda keys: table.insert(keys, rows),
+    lambda keys: table.evict(keys),
+    index.find,
+    index.find_or_insert,
+):
+    call_while_keys_change(call, fresh, reserved_at_the_end)
+assert sorted(key for part, _ in table.items() for key in part.tolist()) == fresh[table.fetch(fresh, out)].tolist()
+assert sorted(index.keys()) == list(range(len(index)))
+table.evict(fresh)
+assert table.stats() == untouched
+
+small = HostTable(8, 1000)
+call_while_keys_change(lambda keys: small.insert(keys, rows), np.zeros(N, np.int64), fresh)
+assert len(small) <= 1000
+"""
+
+
+def test_keys_that_another_thread_changes_during_a_call_leave_the_table_whole():
+    # In a process of its own: where this goes wrong, it crashes or never ends.
+    subprocess.run([sys.executable, "-c", CHANGE_KEYS_DURING_CALLS], check=True, timeout=120)
