@@ -5,6 +5,7 @@
 #include <array>
 #include <atomic>
 #include <cstdint>
+#include <new>
 #include <optional>
 
 #include "bucket.hpp"
@@ -25,7 +26,7 @@ class BucketIndex {
 
   explicit BucketIndex(uint64_t capacity_keys)
       : memory_(bytes_for(capacity_keys)), bucket_count_(buckets_for(capacity_keys)) {
-    for (uint64_t b = 0; b < bucket_count_; ++b) buckets()[b].clear();
+    for (uint64_t b = 0; b < bucket_count_; ++b) (new (buckets() + b) Bucket)->clear();
   }
 
   static uint64_t buckets_for(uint64_t capacity_keys) {

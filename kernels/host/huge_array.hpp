@@ -10,14 +10,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <new>
-#include <utility>
 
 namespace hotrow {
 
 class HugeArray {
  public:
-  HugeArray() = default;
-
   // Throws std::bad_alloc when the system refuses.
   explicit HugeArray(size_t bytes) : bytes_(rounded(bytes)) {
     const size_t slack = bytes_ >= kHugePage ? kHugePage : 0;  // to start on a huge-page border
@@ -34,14 +31,9 @@ class HugeArray {
     for (size_t at = 0; at < bytes_; at += kPage) *reinterpret_cast<volatile std::byte*>(data_ + at) = std::byte{0};
   }
 
-  HugeArray(HugeArray&& other) noexcept { swap(other); }
-  HugeArray& operator=(HugeArray&& other) noexcept {
-    swap(other);
-    return *this;
-  }
-  ~HugeArray() {
-    if (data_) munmap(data_, bytes_);
-  }
+  HugeArray(const HugeArray&) = delete;
+  HugeArray& operator=(const HugeArray&) = delete;
+  ~HugeArray() { munmap(data_, bytes_); }
 
   std::byte* data() const { return data_; }
   size_t bytes() const { return bytes_; }
@@ -56,13 +48,8 @@ class HugeArray {
   static constexpr size_t kPage = 4096;
   static constexpr size_t kHugePage = size_t{2} << 20;
 
-  void swap(HugeArray& other) noexcept {
-    std::swap(data_, other.data_);
-    std::swap(bytes_, other.bytes_);
-  }
-
-  std::byte* data_ = nullptr;
-  size_t bytes_ = 0;
+  std::byte* data_;
+  size_t bytes_;
 };
 
 }  // namespace hotrow
