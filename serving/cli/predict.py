@@ -13,6 +13,7 @@ from urllib.request import Request, urlopen
 from serving.errors import RequestError, ServingError
 
 _DEFAULT_URL = "http://127.0.0.1:8000"
+_LONGEST_TIMEOUT_S = 86_400
 
 
 def add_parser(commands: Any) -> None:
@@ -25,7 +26,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("model", metavar="MODEL", help="the model's name")
     parser.add_argument("file", metavar="FILE", help="the samples, a JSON file; - reads standard input")
     parser.add_argument("--url", default=_DEFAULT_URL, help="the server (default: %(default)s)")
-    parser.add_argument("--timeout", type=float, default=30.0, metavar="SECONDS", help="default: %(default)s")
+    parser.add_argument("--timeout", type=_seconds, default=30.0, metavar="SECONDS", help="default: %(default)s")
     parser.set_defaults(run=predict, error_code=1)
 
 
@@ -48,6 +49,13 @@ def predict(options: argparse.Namespace) -> int:
     except (ValueError, KeyError, TypeError) as err:
         raise ServingError(f"{url}: the answer is not Hotrow's") from err
     return 0
+
+
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not 0 < seconds <= _LONGEST_TIMEOUT_S:
+        raise argparse.ArgumentTypeError(f"expected more than 0 and at most {_LONGEST_TIMEOUT_S} seconds")
+    return seconds
 
 
 def _read(file: str) -> bytes:

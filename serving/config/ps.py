@@ -18,13 +18,14 @@ from serving.config.records import (
 from serving.config.validation import Clause, read_clause
 from serving.errors import ConfigError
 from serving.model.graph import Graph, read_graph
+from serving.model.json_fields import LARGEST_FLOAT32
 from serving.model.names import TABLE_NAME
 from serving.model.sparse_rows import KeyType
 from serving.model.strict_json import read_json
 
 FileName = Annotated[str, Field(min_length=1)]
 TableName = Annotated[str, Field(pattern=rf"^{TABLE_NAME.pattern}$")]
-Finite = Annotated[float, Field(allow_inf_nan=False)]
+Float32 = Annotated[float, Field(ge=-LARGEST_FLOAT32, le=LARGEST_FLOAT32)]
 Count = Annotated[int, Field(ge=1)]
 V = TypeVar("V")
 
@@ -59,7 +60,7 @@ class ModelClause(Clause):
     hit_rate_threshold: float = Field(default=0.9, ge=0.0, allow_inf_nan=False)
     embedding_table_names: list[TableName] | None = None
     embedding_vecsize_per_table: list[Count] | None = None
-    default_value_for_each_table: list[Finite] | None = None
+    default_value_for_each_table: list[Float32] | None = None
     maxnum_catfeature_query_per_table_per_sample: list[Count] | None = None
     maxnum_des_feature_per_sample: Annotated[int, Field(ge=0)] | None = None
     deployed_device_list: list[Annotated[int, Field(ge=0)]] | None = None

@@ -8,6 +8,7 @@ from typing import Any, Final, TypeVar
 from serving.errors import ConfigError
 
 T = TypeVar("T")
+LARGEST_FLOAT32: Final = (2 - 2**-23) * 2.0**127
 
 
 class _Required:
@@ -87,10 +88,12 @@ class Fields:
         return value
 
     def number(self, key: str, default: float | _Required = REQUIRED) -> float:
-        """Return a number as a float."""
+        """Return a number that float32 can hold, as a float."""
         value = self.value(key, default)
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise self.error(f"expected a number, got {describe(value)}", key)
+        if abs(value) > LARGEST_FLOAT32:
+            raise self.error(f"expected a number within float32, got {describe(value)}", key)
         return float(value)
 
     def text(self, key: str, default: str | _Required = REQUIRED) -> str:

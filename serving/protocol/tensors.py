@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serving.errors import RequestError
+from serving.model.json_fields import LARGEST_FLOAT32
 
 Array = NDArray[Any]
 
@@ -27,7 +28,6 @@ _NUMBERS: dict[str, frozenset[type]] = {
     "i": frozenset({int}),
     "u": frozenset({int}),
 }
-_LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +135,7 @@ def _wrong_number(numbers: list[Any], dtype: np.dtype[Any], path: str) -> Reques
             return RequestError(f"{where}: expected {wanted}, but {json_kind(number)} came")
         if bounds is not None and not bounds.min <= number <= bounds.max:
             return RequestError(f"{where}: {number} is not a {dtype.name} (from {bounds.min} to {bounds.max})")
-        if bounds is None and abs(number) > _LARGEST_FLOAT32:
+        if bounds is None and abs(number) > LARGEST_FLOAT32:
             return RequestError(f"{where}: {number} is too large for a {dtype.name}")
     return RequestError(f"{path}: the numbers do not fit {dtype.name}")
 

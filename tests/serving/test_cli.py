@@ -32,6 +32,8 @@ def test_the_version_is_printed(capsys):
         ["serve", "x", "--max-body-bytes", "1.5"],
         ["serve", "x", "--engine", "torch"],
         ["predict", "model"],
+        ["predict", "model", "file", "--timeout", "0"],
+        ["predict", "model", "file", "--timeout", "nan"],
         ["check"],
     ],
     ids=" ".join,

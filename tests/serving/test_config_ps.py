@@ -132,6 +132,11 @@ def in_tier(tier, **change):
         (in_model(embedding_vecsize_per_table=[4, 5]), "models[0].embedding_vecsize_per_table[1]", "5, but .* 6"),
         (in_model(default_value_for_each_table=[0]), "models[0].default_value_for_each_table", "1 values"),
         (
+            in_model(default_value_for_each_table=[0, 1e39]),
+            "models[0].default_value_for_each_table[1]",
+            "less than or equal",
+        ),
+        (
             in_model(maxnum_catfeature_query_per_table_per_sample=[]),
             "models[0].maxnum_catfeature_query_per_table_per_sample",
             "0 values",

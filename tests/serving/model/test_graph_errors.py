@@ -64,6 +64,10 @@ REJECTED = {
         put(EMBEDDING, "sparse_embedding_hparam", "embedding_vec_size", value=65_537),
         "layers[1].sparse_embedding_hparam.embedding_vec_size: expected an integer from 1 to 65536, got 65537",
     ),
+    "default value beyond float32": (
+        put(EMBEDDING, "sparse_embedding_hparam", "default_emb_vec_value", value=1e39),
+        "layers[1].sparse_embedding_hparam.default_emb_vec_value: expected a number within float32, got 1e+39",
+    ),
     "missing combiner": (
         put(EMBEDDING, "sparse_embedding_hparam", "combiner", value=...),
         "layers[1].sparse_embedding_hparam.combiner: missing",
