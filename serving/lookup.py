@@ -58,14 +58,12 @@ class LookupSession:
             self.server.lookup_pooled(name, of_table.keys, of_table.row_ptrs, table.combiner)
             for (table, name), of_table in zip(self._tables, batch.tables, strict=True)
         ]
-        self._check_still_loaded()
-        shapes = [(batch.samples, table.slots, table.dim) for table, _ in self._tables]
-        return LookupResult(
-            embeddings=tuple(pooled.reshape(shape) for (pooled, _), shape in zip(answers, shapes, strict=True)),
-            defaulted_keys=sum(found.size - int(np.count_nonzero(found)) for _, found in answers),
-        )
-
-    def _check_still_loaded(self) -> None:
-        """Refuse rows of a model that took this one's name: its dense network would be another."""
-        if self.server.model(self.config.name) is not self._held:
+        # Rows of a model that took this one's name do not go with this one's dense network.
+        if not any(model is self._held for model in self.server.models()):
             raise UnknownModelError(f"model {self.config.name!r} was unloaded, and another load has its name now")
+        embeddings = []
+        defaulted_keys = 0
+        for (table, _), (pooled, found) in zip(self._tables, answers, strict=True):
+            embeddings.append(pooled.reshape(batch.samples, table.slots, table.dim))
+            defaulted_keys += found.size - int(np.count_nonzero(found))
+        return LookupResult(tuple(embeddings), defaulted_keys)
