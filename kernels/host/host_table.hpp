@@ -6,7 +6,7 @@
 //
 // Readers (fetch, fetch_pooled, read_items) take no lock and wait for nobody. Writers (insert, evict) take turns. A
 // writer waits for readers only when all spare rows were replaced during one reader's stay, which is kept short: a
-// reader that has much to read leaves and enters again every kReaderKeys keys.
+// reader that has much to read leaves and enters again every kReaderKeys keys (a longer bag is read in one stay).
 #pragma once
 
 #include <atomic>

@@ -5,6 +5,9 @@
 // Every row tells which key and version it was written for, in every column, so a torn row, another key's row or a row
 // that was reused under a reader shows. Keys of the lower half are never evicted and must always be found; each writer
 // owns every n-th of the others and evicts, re-inserts and replaces them by fresh keys.
+#include <pthread.h>
+#include <signal.h>
+
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -195,6 +198,46 @@ void hold_back_a_retired_row() {
   writer.join();
 }
 
+// Two keys take turns in one slot, each time with another row: a reader that saw the row of one and then the name of the
+// other would answer with the wrong row. The two loads are a nanosecond apart, so signals hold the reader up in between.
+void hold_up(int) {
+  for (int i = 0; i < 2000; ++i) std::atomic_signal_fence(std::memory_order_seq_cst);
+}
+
+void share_one_slot() {
+  constexpr int64_t kOurs = 1, kTheirs = 2;
+  Epochs epochs;
+  BucketIndex index(1);
+  RowArena arena(kDim, 64, epochs);
+  std::atomic<bool> done{false};
+  std::thread reader([&] {
+    while (!done.load()) {
+      const Epochs::Reader stay(epochs);
+      for (int i = 0; i < 100; ++i) {
+        const uint32_t row = index.view().buckets[0].row_of(kOurs, 0);
+        if (row != kNoRow) check(arena.row(row), kOurs);
+      }
+    }
+  });
+  signal(SIGUSR1, hold_up);
+  for (int turn = 0; turn < 60'000; ++turn) {
+    const int64_t key = turn % 2 ? kOurs : kTheirs, other = kOurs + kTheirs - key;
+    arena.reserve_retired(1);
+    const uint32_t row = arena.take();
+    fill(arena.row(row), key, turn % 1000);
+    if (const auto place = index.find(other)) {
+      arena.retire(index.row_at(*place));
+      index.erase(other, *place);
+    }
+    index.insert(key, row);
+    arena.end_epoch();
+    arena.reclaim();
+    pthread_kill(reader.native_handle(), SIGUSR1);
+  }
+  done.store(true);
+  reader.join();
+}
+
 // Callers refuse reserved keys, but a key may turn into the mark of a free slot after they looked: it is absent.
 void look_up_the_mark_of_a_free_slot() {
   HostTable table(kDim, 1);
@@ -217,6 +260,7 @@ int main(int argc, char** argv) {
   crowd_the_epochs();
   hold_back_a_retired_row();
   look_up_the_mark_of_a_free_slot();
+  share_one_slot();
   HostTable table(kDim, kFixed + kWriters * kBatch);
   KeyIndex index(1);
   std::vector<int64_t> keys(kFixed);
