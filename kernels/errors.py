@@ -21,6 +21,10 @@ class ReservedKeyError(HotrowError, ValueError):
         self.key = key
         self.position = position
 
+    def __reduce__(self) -> tuple[type["ReservedKeyError"], tuple[int, int]]:
+        """Let the error cross a process border."""
+        return type(self), (self.key, self.position)
+
 
 class TableFullError(HotrowError):
     """A host table has no room for the rows to be inserted; nothing of the call was written."""
@@ -31,3 +35,7 @@ class TableFullError(HotrowError):
         self.capacity_rows = capacity_rows
         self.rows = rows
         self.new_rows = new_rows
+
+    def __reduce__(self) -> tuple[type["TableFullError"], tuple[int, int, int]]:
+        """Let the error cross a process border."""
+        return type(self), (self.capacity_rows, self.rows, self.new_rows)

@@ -1,0 +1,18 @@
+"""What the errors of the lowest layer carry."""
+
+import pickle
+
+import pytest
+
+from kernels.errors import ReservedKeyError, TableFullError
+
+
+@pytest.mark.parametrize(
+    "error", [ReservedKeyError(-(2**63), 3), TableFullError(10, 9, 2)], ids=lambda e: type(e).__name__
+)
+def test_an_error_crosses_a_process_border_whole(error):
+    arrived = pickle.loads(pickle.dumps(error))
+
+    assert type(arrived) is type(error)
+    assert str(arrived) == str(error)
+    assert vars(arrived) == vars(error)
