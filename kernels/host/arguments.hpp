@@ -66,7 +66,8 @@ class Array {
 
   size_t size(int dimension) const { return static_cast<size_t>(buffer_.shape[dimension]); }
   bool is_aligned() const {
-    return buffer_.itemsize == 0 || reinterpret_cast<uintptr_t>(buffer_.buf) % static_cast<size_t>(buffer_.itemsize) == 0;
+    const auto item = static_cast<uintptr_t>(buffer_.itemsize);
+    return item == 0 || reinterpret_cast<uintptr_t>(buffer_.buf) % item == 0;
   }
   template <class T>
   T* data() const {

@@ -46,8 +46,8 @@ void release_gil_unless(bool tiny, std::optional<nb::gil_scoped_release>& releas
 
 // int64[N] without reserved keys.
 //
-// Without the GIL, or where `out` lies over an argument, an array may change after its check. Lookups bear that with keys
-// and read them in place: whatever a key has become, it is found or it is not. Writers take a copy and check the copy.
+// Without the GIL, or where `out` lies over an argument, an array may change after its check. Lookups bear that with
+// keys and read them in place: whatever a key has become, it is found or it is not. Writers take a copy and check that.
 class Keys {
  public:
   enum Use { kLookUp, kWrite };

@@ -47,8 +47,8 @@ Returns:
 Raises:
     ReservedKeyError: a key is reserved; ``out`` is untouched.
     TypeError: an argument is no array, or one of another dtype.
-    ValueError: an argument has another shape, is not contiguous, ``out`` is read-only or not aligned, the combiner is unknown, or
-        ``row_ptrs`` does not begin with 0, falls, or does not end with N.
+    ValueError: an argument has another shape, is not contiguous, ``out`` is read-only or not aligned, the combiner
+        is unknown, or ``row_ptrs`` does not begin with 0, falls, or does not end with N.
 )";
 
 constexpr const char* kInsert = R"(Insert rows, or overwrite those of keys that are present.
@@ -110,8 +110,8 @@ Args:
 
 Raises:
     TypeError: an argument is no array, or one of another dtype.
-    ValueError: an argument has another shape, is not contiguous, ``out`` is read-only or not aligned, the combiner is unknown, or
-        ``row_ptrs`` does not begin with 0, falls, or does not end with N.
+    ValueError: an argument has another shape, is not contiguous, ``out`` is read-only or not aligned, the combiner
+        is unknown, or ``row_ptrs`` does not begin with 0, falls, or does not end with N.
 )";
 
 }  // namespace hotrow::docs

@@ -55,7 +55,8 @@ class HostTable {
   void fetch_pooled(const int64_t* keys, const int64_t* row_ptrs, size_t bags, float* out, Combiner combiner,
                     bool* found);
 
-  // Insert or overwrite; of equal keys the last wins. No key is reserved (here and in evict). Throws TableFull before anything is written.
+  // Insert or overwrite; of equal keys the last wins. No key is reserved (here and in evict).
+  // Throws TableFull before anything is written.
   void insert(const int64_t* keys, const float* rows, size_t n);
 
   // Returns how many of the keys were present.

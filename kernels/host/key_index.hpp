@@ -29,7 +29,8 @@ class KeyIndex {
     lookup_loops().find(index_->view(), keys, n, rows);
   }
 
-  // keys[n] -> rows[n]; absent keys are added in order. No key is reserved. Throws std::bad_alloc; keys added until then stay.
+  // keys[n] -> rows[n]; absent keys are added in order. No key is reserved.
+  // Throws std::bad_alloc; keys added until then stay.
   void find_or_insert(const int64_t* keys, size_t n, int64_t* rows) {
     const std::unique_lock<std::shared_mutex> hold(mutex_);
     for (size_t i = 0; i < n; ++i) {
