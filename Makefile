@@ -89,6 +89,7 @@ $(VENV)/.lint: $(VENV)/.build
 
 $(VENV)-numpy1/.done: $(BUILD_INPUTS) | tools
 	@$(PYTHON) -m venv $(VENV)-numpy1
-	@$(VENV)-numpy1/bin/python -m pip install -q 'numpy==1.26.4' pydantic array-api-compat orjson pytest pytest-timeout hypothesis scikit-build-core nanobind cmake ninja
+	@grep -v '^numpy==' constraints.txt > $(VENV)-numpy1/constraints.txt
+	@$(VENV)-numpy1/bin/python -m pip install -q -c $(VENV)-numpy1/constraints.txt 'numpy==1.26.4' pydantic array-api-compat orjson pytest pytest-timeout hypothesis scikit-build-core nanobind cmake ninja
 	@$(VENV)-numpy1/bin/python -m pip install -q --no-build-isolation --no-deps -e .
 	@touch $@

@@ -174,7 +174,7 @@ def print_tiers(url: str) -> None:
     with urllib.request.urlopen(f"{url}/metrics") as page:
         lines = page.read().decode().splitlines()
     for line in lines:
-        if line.startswith(("hotrow_lookup", "hotrow_defaulted")):
+        if line.startswith(("hotrow_lookup", "hotrow_tier_hits", "hotrow_defaulted")):
             print(line)
 
 

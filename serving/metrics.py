@@ -47,7 +47,6 @@ class RequestMetrics:
         self._requests: Counter[tuple[str, int]] = Counter()
         self._seconds: dict[str, Histogram] = {}
         self._samples: Counter[str] = Counter()
-        self._defaulted_keys: Counter[str] = Counter()
         self._in_flight = 0
 
     def started(self) -> None:
@@ -71,11 +70,10 @@ class RequestMetrics:
                 histogram = self._seconds[model] = Histogram()
             histogram.observe(seconds)
 
-    def predicted(self, model: str, samples: int, defaulted_keys: int) -> None:
-        """A model answered ``samples`` samples, ``defaulted_keys`` of whose keys no tier holds."""
+    def predicted(self, model: str, samples: int) -> None:
+        """A model answered ``samples`` samples."""
         with self._lock:
             self._samples[model] += samples
-            self._defaulted_keys[model] += defaulted_keys
 
     def families(self) -> Iterator[Metric]:
         """The counters as Prometheus metric families."""
@@ -86,9 +84,6 @@ class RequestMetrics:
             "hotrow_request_seconds", "Time from a predict request's arrival to its answer.", labels=["model"]
         )
         samples = CounterMetricFamily("hotrow_samples", "Samples predicted.", labels=["model"])
-        defaulted = CounterMetricFamily(
-            "hotrow_defaulted_keys", "Keys that no tier holds, answered with the default vector.", labels=["model"]
-        )
         with self._lock:
             for (model, code), count in self._requests.items():
                 requests.add_metric([model, str(code)], count)
@@ -96,9 +91,8 @@ class RequestMetrics:
                 seconds.add_metric([model], histogram.buckets(), sum_value=histogram.sum_s)
             for model, count in self._samples.items():
                 samples.add_metric([model], count)
-                defaulted.add_metric([model], self._defaulted_keys[model])
             in_flight = self._in_flight
-        yield from (requests, seconds, samples, defaulted)
+        yield from (requests, seconds, samples)
         yield GaugeMetricFamily("hotrow_requests_in_flight", "Predict requests in hand.", value=in_flight)
 
 

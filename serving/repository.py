@@ -26,8 +26,7 @@ from serving.storage import MemoryStore
 PS_FILE = "ps.json"
 
 #: In metrics, the tier of keys that no tier holds.
-NO_TIER = "none"
-_KEYS_HELP = f"Keys looked up, by the tier that answered; {NO_TIER!r}: no tier holds them, the default vector counts."
+_DEFAULTED_HELP = "Keys that no tier holds, answered with the default vector."
 
 
 class ModelRepository:
@@ -130,14 +129,18 @@ class ModelRepository:
             return
         for counters in self._server.counters().values():
             labels = (("model", counters.model), ("version", str(counters.version)), ("table", counters.table))
-            answered = {store.name: counters.hits.get(store.name, 0) for store in self._server.stores}
-            for tier, keys in {**answered, NO_TIER: counters.defaulted_keys}.items():
-                yield Reading("hotrow_lookup_keys", _KEYS_HELP, (*labels, ("tier", tier)), keys)
-            for tier in answered:
-                errors = counters.tier_errors.get(tier, 0)
+            yield Reading("hotrow_lookup_keys", "Keys looked up.", labels, counters.keys)
+            yield Reading("hotrow_defaulted_keys", _DEFAULTED_HELP, labels, counters.defaulted_keys)
+            asked = counters.keys
+            for store in self._server.stores:
+                of_tier = (*labels, ("tier", store.name))
+                hits, errors = counters.hits.get(store.name, 0), counters.tier_errors.get(store.name, 0)
+                asked -= hits
+                yield Reading("hotrow_tier_hits", "Keys that a tier answered.", of_tier, hits)
                 yield Reading(
-                    "hotrow_tier_errors", "Calls that a tier did not answer.", (*labels, ("tier", tier)), errors
+                    "hotrow_tier_misses", "Keys that a tier was asked for and did not answer.", of_tier, asked
                 )
+                yield Reading("hotrow_tier_errors", "Calls that a tier did not answer.", of_tier, errors)
 
     def describe(self) -> Iterator[str]:
         """Lines for an operator: the models, the RAM that each takes, and the tiers."""
@@ -180,6 +183,10 @@ class ModelRepository:
         missing = listed.keys() - {config.name for config in configs}
         if missing:
             raise ConfigError(ps.source, "models", f"lists {sorted(missing)[0]!r}, which has no folder in {self.path}")
+        other = next((config for config in configs if config.key_type != ps.key_type), None)
+        if other is not None and Path(ps.source).exists():
+            reason = f"means {ps.key_type} keys for all models, but {other.graph_file} has {other.key_type}"
+            raise ConfigError(ps.source, "supportlonglong", reason)
         return [_as_listed(config, listed[config.name], ps) if config.name in listed else config for config in configs]
 
     def _model_directories(self) -> Sequence[Path]:
@@ -195,9 +202,6 @@ def _as_listed(config: ModelConfig, listed: ModelConfig, ps: ParameterServerConf
         if ours.resolve() != theirs.resolve():
             reason = f"names {theirs}, but the served version {config.version} has {ours}"
             raise ConfigError(ps.source, f"models: {listed.name!r}", reason)
-    if listed.key_type != config.key_type:
-        reason = f"supportlonglong means {listed.key_type} keys, but {config.graph_file} has {config.key_type}"
-        raise ConfigError(ps.source, f"models: {listed.name!r}", reason)
     return listed.model_copy(update={"version": config.version, "onnx_file": config.onnx_file})
 
 

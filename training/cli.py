@@ -5,9 +5,6 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from kernels.errors import HotrowError
-from serving.errors import MissingExtraError
-
 _EXIT_ERROR, _EXIT_INTERRUPTED = 2, 130
 
 
@@ -17,6 +14,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.eval_data and not options.data:
         parser.error("--eval-data goes with --data; of generated samples the last tenth is evaluated on")
+    try:
+        from kernels.errors import HotrowError
+    except ImportError:  # Hugging Face has a package `kernels` too
+        print("hotrow-train: the package 'kernels' is not Hotrow's; run 'hotrow' to see what to do", file=sys.stderr)
+        return _EXIT_ERROR
     try:
         _run(options)
     except HotrowError as err:
@@ -67,6 +69,8 @@ def _run(options: argparse.Namespace) -> None:
     except ModuleNotFoundError as err:
         if err.name not in ("torch", "tqdm"):
             raise
+        from serving.errors import MissingExtraError
+
         raise MissingExtraError(err.name, "train", "training") from err
     for line in run(options):
         print(line, flush=True)

@@ -5,7 +5,7 @@ from pathlib import Path
 from serving.config.inference import read_version_graph
 from serving.config.records import ModelConfig
 from serving.errors import ModelFileError
-from serving.model.manifest import MANIFEST_NAME, verify_manifest
+from serving.model.manifest import MANIFEST_NAME, Manifest, verify_manifest
 
 GRAPH_FILE = "graph.json"
 
@@ -29,10 +29,19 @@ def read_model_directory(path: str | Path) -> ModelConfig:
     if not (directory / GRAPH_FILE).is_file():
         directory = _newest_version(directory)
     if (directory / MANIFEST_NAME).exists():
-        verify_manifest(directory)
+        _check_place(directory, verify_manifest(directory))
     version = version_number(directory)
     name = directory.parent.name if version else directory.name
     return read_version_graph(directory / GRAPH_FILE, name, version)
+
+
+def _check_place(directory: Path, manifest: Manifest) -> None:
+    """Refuse a version folder that was swapped with another, or put under another model's name."""
+    is_version = bool(version_number(directory))
+    if is_version and (manifest.model, manifest.version) != (directory.parent.name, version_number(directory)):
+        here = f"{directory.parent.name}/{directory.name}"
+        reason = f"expected the manifest of {here}, found that of {manifest.model}/{manifest.version}"
+        raise ModelFileError(directory / MANIFEST_NAME, reason)
 
 
 def version_number(directory: Path) -> int:

@@ -70,7 +70,7 @@ class ServedModel:
 
     def _predict(self, batch: Batch) -> Prediction:
         prediction = self.session.predict_batch(batch)
-        self._metrics.predicted(self.name, batch.samples, prediction.defaulted_keys)
+        self._metrics.predicted(self.name, batch.samples)
         return prediction
 
 

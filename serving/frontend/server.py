@@ -137,7 +137,7 @@ def listen(host: str, port: int) -> socket.socket:
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
         listener = socket.socket(family, kind, protocol)
-    except OSError as err:
+    except (OSError, UnicodeError) as err:  # UnicodeError: a name that cannot be a host's
         raise ConfigError(f"{host}:{port}", "", f"no such address: {err}") from err
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -193,4 +193,5 @@ def run(app: FastAPI, listener: socket.socket, ready: Callable[[], None]) -> Non
 
     # Before uvicorn handles signals itself, and after: it raises the one it stopped for once more at its end.
     signal.signal(signal.SIGTERM, stop)
-    asyncio.Runner(loop_factory=uvloop.new_event_loop).run(server.serve(sockets=[listener]))
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(server.serve(sockets=[listener]))

@@ -32,6 +32,7 @@ class TritonPythonModel:
         if not directory.is_dir():
             raise ConfigError(str(directory), "", "no such version directory")
         self._session: InferenceSession = load_model(directory)
+        self._inputs = signature_of(self._session.config).inputs
 
     def execute(self, requests: list[Any]) -> list[Any]:
         """Answer every request on its own: one bad request does not spoil the others."""
@@ -52,12 +53,11 @@ class TritonPythonModel:
         return triton.InferenceResponse(output_tensors=[triton.Tensor(PROBABILITIES, probabilities)])
 
     def _predict(self, request: Any) -> Any:
-        config = self._session.config
         inputs = {}
-        for spec in signature_of(config).inputs:
+        for spec in self._inputs:
             tensor = self._triton.get_input_tensor_by_name(request, spec.name)
             if tensor is not None:
                 inputs[spec.name] = tensor.as_numpy()
             elif not spec.optional:
                 raise RequestError(f"inputs: missing {spec.name!r}")
-        return self._session.predict_batch(batch_of(config, inputs)).probabilities
+        return self._session.predict_batch(batch_of(self._session.config, inputs)).probabilities

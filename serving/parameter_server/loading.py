@@ -1,5 +1,6 @@
 """How a model's rows get into the tiers: durable ones hold all of them, others as many as they have room for."""
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -8,6 +9,8 @@ from serving.config.capacity import open_table_file
 from serving.errors import StoreFullError
 from serving.model.sparse_file import SparseModel
 from serving.storage.store import DurableStore, Store, TableSpec
+
+logger = logging.getLogger(__name__)
 
 LOAD_BATCH_ROWS = 65536
 
@@ -80,6 +83,7 @@ def _check_room(stores: Sequence[Store], sources: Sequence[TableSource]) -> None
 def _load_durable(store: DurableStore, source: TableSource) -> None:
     name, digest = source.spec.name, source.model.digest()
     if store.loaded_from(name) != digest:
+        _announce(source, store)
         batches = source.model.batches(LOAD_BATCH_ROWS)  # which checks every key, before the old rows are dropped
         store.drop_table(name)  # it may have been of another dimension
         store.open_table(source.spec, source.model.rows)
@@ -89,6 +93,7 @@ def _load_durable(store: DurableStore, source: TableSource) -> None:
 
 
 def _load_volatile(store: Store, source: TableSource) -> None:
+    _announce(source, store)
     room = store.capacity_rows(source.spec.name)
     left = source.model.rows if room is None else room
     for keys, rows in source.model.batches(LOAD_BATCH_ROWS):
@@ -96,3 +101,7 @@ def _load_volatile(store: Store, source: TableSource) -> None:
             return
         store.insert(source.spec.name, keys[:left], rows[:left])
         left -= min(left, keys.size)
+
+
+def _announce(source: TableSource, store: Store) -> None:
+    logger.info("loading %s, %s rows, into %s", source.spec.name, f"{source.model.rows:,}", store.name)

@@ -58,7 +58,7 @@ class Tier:
         with self._lock:
             started, self._is_down = not self._is_down, True
         if started:
-            logger.warning("tier %s does not answer, slower tiers answer for it: %s", self.name, error)
+            logger.warning("tier %s does not answer: %s", self.name, error)
         return error
 
     def _answered(self) -> None:

@@ -52,6 +52,13 @@ def checked(value: Any, kind: type[_T], path: str) -> _T:
     raise _wrong(value, kind, path)
 
 
+def known_only(document: dict[str, Any], names: frozenset[str], path: str) -> None:
+    """Refuse a member that is none of ``names``: it may be one of them, misspelt."""
+    if not document.keys() <= names:
+        unknown = next(name for name in document if name not in names)
+        raise RequestError(f"{join(path, unknown[:64])}: unknown; expected {', '.join(sorted(names))}")
+
+
 def _wrong(value: Any, kind: type, path: str) -> RequestError:
     if value is _ABSENT:
         return RequestError(f"{path}: missing")

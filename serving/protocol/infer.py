@@ -13,9 +13,13 @@ import numpy as np
 import orjson
 
 from serving.errors import RequestError
-from serving.protocol.document import checked, optional, parse_document, required
+from serving.protocol.document import checked, known_only, optional, parse_document, required
 from serving.protocol.tensors import DTYPES, Array, Signature, array_from_numbers, quoted
 
+# KServe v2's; what ``parameters`` may hold is open.
+_REQUEST_MEMBERS = frozenset({"id", "parameters", "inputs", "outputs"})
+_INPUT_MEMBERS = frozenset({"name", "shape", "datatype", "parameters", "data"})
+_OUTPUT_MEMBERS = frozenset({"name", "parameters"})
 _LARGEST_EXTENT = 2**31 - 1
 
 
@@ -124,6 +128,7 @@ def _json_bytes(text: str, body_bytes: int) -> int:
 
 def _read_head(text: bytes | memoryview, signature: Signature) -> _Head:
     document = parse_document(text)
+    known_only(document, _REQUEST_MEMBERS, "")
     parameters: dict[str, Any] = optional(document, "parameters", dict, {}, "")
     binary_outputs = optional(parameters, "binary_data_output", bool, False, "parameters")
     request_id = optional(document, "id", str, "", "")
@@ -142,6 +147,7 @@ def _read_head(text: bytes | memoryview, signature: Signature) -> _Head:
 
 
 def _read_input(tensor: dict[str, Any], path: str, signature: Signature) -> _Input:
+    known_only(tensor, _INPUT_MEMBERS, path)
     name = required(tensor, "name", str, path)
     spec = signature.input(name, path)
     datatype = required(tensor, "datatype", str, path)
@@ -215,6 +221,7 @@ def _outputs(document: dict[str, Any], binary_default: bool, signature: Signatur
     for index, entry in enumerate(entries):
         path = f"outputs[{index}]"
         output = checked(entry, dict, path)
+        known_only(output, _OUTPUT_MEMBERS, path)
         name = required(output, "name", str, path)
         signature.output(name, path)
         if any(name == other.name for other in wanted):

@@ -171,10 +171,13 @@ def test_metrics_count_requests_keys_and_tiers_but_never_a_name_that_a_client_ma
     assert grown("hotrow_requests_total", ("code", "400"), tiny) == 1
     assert grown("hotrow_requests_total", ("code", "404"), ("model", "")) == 1
     assert grown("hotrow_samples_total", tiny) == 4
-    assert grown("hotrow_defaulted_keys_total", tiny) == 1
-    for table, tier, keys in [("user", "memory", user_keys - 1), ("user", "none", 1), ("item", "memory", item_keys)]:
-        labels = (tiny, ("table", table), ("tier", tier), ("version", "2"))
+    for table, keys, missing in [("user", user_keys, 1), ("item", item_keys, 0)]:
+        labels = (tiny, ("table", table), ("version", "2"))
         assert grown("hotrow_lookup_keys_total", *labels) == keys
+        assert grown("hotrow_defaulted_keys_total", *labels) == missing
+        of_memory = (tiny, ("table", table), ("tier", "memory"), ("version", "2"))
+        assert grown("hotrow_tier_hits_total", *of_memory) == keys - missing
+        assert grown("hotrow_tier_misses_total", *of_memory) == missing
     assert not any("made-up" in str(key) for key in after)
     assert after["hotrow_requests_in_flight",] == 0
 

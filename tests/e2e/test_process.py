@@ -183,7 +183,7 @@ def test_after_a_kill_in_the_middle_of_traffic_nothing_is_lost(start, tiny_repos
     assert after == before
     assert all(is_right(answer, expected) for answer, (_, expected) in zip(after, requests, strict=True))
     hits = [
-        line for line in second.ask("/metrics")[2].decode().splitlines() if line.startswith("hotrow_lookup_keys_total")
+        line for line in second.ask("/metrics")[2].decode().splitlines() if line.startswith("hotrow_tier_hits_total")
     ]
     assert any('tier="rocksdb"' in line and not line.endswith(" 0.0") for line in hits)
 

@@ -56,6 +56,15 @@ def test_a_file_that_differs_from_the_manifest_is_refused(write_model, file):
         read_model_directory(directory)
 
 
+def test_version_folders_that_changed_places_are_refused(write_model, tmp_path):
+    for version in (1, 2):
+        write_manifest(write_version(write_model, version), "dcn", version)
+    (tmp_path / "dcn" / "1").rename(tmp_path / "dcn" / "3")
+
+    with pytest.raises(ModelFileError, match=r"manifest\.json: expected the manifest of dcn/3, found that of dcn/1"):
+        read_model_directory(tmp_path / "dcn")
+
+
 def test_a_directory_without_any_version_is_refused(tmp_path):
     (tmp_path / "dcn" / "01").mkdir(parents=True)
 

@@ -57,15 +57,14 @@ def test_a_latency_falls_into_every_bucket_from_its_own_on(seconds, first_bucket
     assert page["hotrow_request_seconds_count", ("model", "a")] == 1
 
 
-def test_samples_and_defaulted_keys_are_counted_by_model():
+def test_samples_are_counted_by_model():
     requests = RequestMetrics()
-    requests.predicted("a", 3, 2)
-    requests.predicted("a", 4, 0)
+    requests.predicted("a", 3)
+    requests.predicted("a", 4)
 
     page = values(requests)
 
     assert page["hotrow_samples_total", ("model", "a")] == 7
-    assert page["hotrow_defaulted_keys_total", ("model", "a")] == 2
 
 
 def test_pulled_counters_are_read_anew_for_every_page():
@@ -94,7 +93,7 @@ def test_counting_from_many_threads_loses_nothing():
         for _ in range(2000):
             requests.started()
             requests.finished("a", 200, 0.01)
-            requests.predicted("a", 1, 1)
+            requests.predicted("a", 1)
 
     threads = [threading.Thread(target=count) for _ in range(4)]
     for thread in threads:
@@ -105,5 +104,5 @@ def test_counting_from_many_threads_loses_nothing():
     page = values(requests)
     assert page["hotrow_requests_total", ("code", "200"), ("model", "a")] == 8000
     assert page["hotrow_request_seconds_count", ("model", "a")] == 8000
-    assert page["hotrow_defaulted_keys_total", ("model", "a")] == 8000
+    assert page["hotrow_samples_total", ("model", "a")] == 8000
     assert page["hotrow_requests_in_flight",] == 0

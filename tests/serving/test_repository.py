@@ -105,14 +105,17 @@ class TestWhatIsServed:
         repository = loaded(tmp_path)
         assert_serves(repository.session("tiny"), TinyModel())
 
-        hits = {
-            (dict(reading.labels)["table"], dict(reading.labels)["tier"]): reading.value
+        counts = {
+            (reading.name, dict(reading.labels).get("tier")): reading.value
             for reading in repository.readings()
-            if reading.name == "hotrow_lookup_keys"
+            if dict(reading.labels)["table"] == "item"
         }
-        assert hits["item", "rocksdb"] > 0
-        assert hits["item", "memory"] >= 0
-        assert hits["item", "none"] == 0
+        assert counts["hotrow_tier_hits", "rocksdb"] == counts["hotrow_tier_misses", "memory"] > 0
+        assert (
+            counts["hotrow_tier_hits", "memory"] + counts["hotrow_tier_misses", "memory"]
+            == counts["hotrow_lookup_keys", None]
+        )
+        assert counts["hotrow_tier_misses", "rocksdb"] == counts["hotrow_defaulted_keys", None] == 0
         assert (tmp_path / "rows").is_dir()
 
     def test_what_ps_json_says_of_a_model_counts(self, tmp_path, loaded):
@@ -197,11 +200,17 @@ class TestWhatIsRefused:
         assert "tiny/2/graph.json" in message
         assert "version 2" in message
 
+    def test_a_folder_whose_keys_are_not_what_ps_json_says_of_all_models(self, tmp_path):
+        TinyModel(key_type="I32").write(tmp_path)
+        ps_json(tmp_path)
+
+        assert "supportlonglong: means I64 keys" in self.refused(tmp_path)
+
     def test_a_model_in_ps_json_with_another_key_type(self, tmp_path):
         directory = TinyModel(key_type="I32").write(tmp_path)
         ps_json(tmp_path, [listed(directory)])
 
-        assert "supportlonglong means I64 keys" in self.refused(tmp_path)
+        assert "supportlonglong: means I64 keys" in self.refused(tmp_path)
 
     def test_a_model_in_ps_json_that_wants_a_gpu_cache(self, tmp_path):
         directory = TinyModel().write(tmp_path)

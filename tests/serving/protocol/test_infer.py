@@ -114,7 +114,7 @@ class TestWhatIsRead:
         assert request.outputs == (OutputRequest("LOGITS", False), OutputRequest("OUTPUT0", True))
 
     def test_parameters_of_other_extensions_are_left_alone(self):
-        decode({"inputs": [des(parameters={"note": 1}), catcolumn()], "parameters": {"priority": 1}, "extra": None})
+        decode({"inputs": [des(parameters={"note": 1}), catcolumn()], "parameters": {"priority": 1}})
 
 
 class TestWhatIsRefused:
@@ -127,6 +127,13 @@ class TestWhatIsRefused:
             pytest.param(b"[" * 5000, "the body is not JSON", id="bottomless nesting"),
             pytest.param(b"[1]", "must be a JSON object, but a list came", id="a list"),
             pytest.param({}, "inputs: missing", id="no inputs"),
+            pytest.param({"inputs": [], "output": []}, "output: unknown; expected id, inputs, outputs", id="misspelt"),
+            pytest.param({"inputs": [{"nam": "DES"}]}, "inputs[0].nam: unknown; expected data", id="misspelt input"),
+            pytest.param(
+                {"inputs": [des(), catcolumn()], "outputs": [{"name": "OUTPUT0", "binary": True}]},
+                "outputs[0].binary: unknown; expected name, parameters",
+                id="misspelt output",
+            ),
             pytest.param({"inputs": 3}, "inputs: expected a list, but the number 3 came", id="inputs no list"),
             pytest.param({"inputs": [None]}, "inputs[0]: expected an object, but null came", id="an input no object"),
             pytest.param({"inputs": [{}]}, "inputs[0].name: missing", id="no name"),
@@ -323,7 +330,7 @@ class TestWhatIsRemembered:
     def test_memory_stays_bounded_whatever_clients_send(self):
         decoder = InferDecoder(SIGNATURE)
         for number in range(1000):
-            head = self.HEAD.replace(b'{"inputs"', b'{"note": %d, "inputs"' % number)
+            head = self.HEAD.replace(b'{"inputs"', b'{"parameters": {"note": %d}, "inputs"' % number)
             assert self.decode(decoder, [1, 2], [number, 4], head).inputs["CATCOLUMN"][0] == number
 
         assert len(decoder._heads) <= 64
