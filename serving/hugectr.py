@@ -33,7 +33,7 @@ def CreateParameterServer(  # noqa: N802 - HugeCTR's name
         StoreError: the tables do not fit the memory.
     """
     for argument, value in (("model_config_path", model_config_path), ("model_name", model_name)):
-        if isinstance(value, str | PathLike):
+        if isinstance(value, str | PathLike) or not isinstance(value, Sequence):
             raise ConfigError("CreateParameterServer", argument, f"expected a list, got {value!r}")
     if len(model_config_path) != len(model_name):
         reason = f"{len(model_name)} names for {len(model_config_path)} configuration files"
@@ -76,8 +76,11 @@ def CreateEmbeddingCache(  # noqa: N802 - HugeCTR's name
         ConfigError: an argument cannot be accepted, or contradicts the parameter server.
     """
     source = "CreateEmbeddingCache"
-    if not 0.0 <= cache_size_percentage <= 1.0:
-        raise ConfigError(source, "cache_size_percentage", f"expected 0 to 1, got {cache_size_percentage}")
+    if not isinstance(parameter_server, ParameterServer):
+        reason = f"expected what CreateParameterServer returned, got {type(parameter_server).__name__}"
+        raise ConfigError(source, "parameter_server", reason)
+    if not isinstance(cache_size_percentage, int | float) or not 0.0 <= cache_size_percentage <= 1.0:
+        raise ConfigError(source, "cache_size_percentage", f"expected 0 to 1, got {cache_size_percentage!r}")
     held = parameter_server.model(model_name)
     if i64_input_key != (held.key_type == "I64"):
         reason = f"{i64_input_key}, but the parameter server loaded {model_name!r} with {held.key_type} keys"

@@ -65,6 +65,9 @@ class InferenceSession:
             ConfigError: the configuration cannot be accepted, or is not the embedding cache's.
             ModelFileError: the dense weights are missing or damaged.
         """
+        if not isinstance(embedding_cache, LookupSession):
+            reason = f"expected what CreateEmbeddingCache returned, got {type(embedding_cache).__name__}"
+            raise ConfigError("InferenceSession", "embedding_cache", reason)
         config = _read_config(config, embedding_cache.config)
         _check_cache(config, device_id, embedding_cache)
         self.config = config
@@ -101,10 +104,13 @@ class InferenceSession:
         """Predict from a checked batch.
 
         Raises:
+            RequestError: the answer to a sample is no finite number.
             StoreError: a tier did not answer, and no other holds one of the keys.
         """
         looked_up = self.embedding_cache.lookup_pooled(batch)
         probabilities = self._network(batch.dense, looked_up.embeddings)
+        if not np.isfinite(probabilities).all():
+            raise _not_finite(probabilities)
         return Prediction(probabilities, looked_up.defaulted_keys)
 
     def close(self) -> None:
@@ -144,6 +150,9 @@ def load_model(
         ModelFileError: a file is missing or damaged.
         StoreError: the embeddings cannot be held.
     """
+    if not isinstance(parameter_server, ParameterServer | None):
+        reason = f"expected a ParameterServer or None, got {type(parameter_server).__name__}"
+        raise ConfigError("load_model", "parameter_server", reason)
     config = read_model_directory(directory)
     server = ParameterServer([MemoryStore()]) if parameter_server is None else parameter_server
     release = server.close if parameter_server is None else partial(_unload, server, config)
@@ -161,6 +170,14 @@ def _unload(server: ParameterServer, config: ModelConfig) -> None:
     # Whoever unloaded it before, or closed the server, has done all there is to do.
     with suppress(UnknownModelError):
         server.unload_model(config.name, config.version)
+
+
+def _not_finite(probabilities: NDArray[np.float32]) -> RequestError:
+    sample = int(np.argmax(~np.isfinite(probabilities).all(axis=1)))
+    return RequestError(
+        f"sample {sample}: the network's answer is {probabilities[sample].tolist()}, no finite number: "
+        "its dense features are too large, or a row or a weight of the model is not finite"
+    )
 
 
 def _read_config(config: str | Path | ModelConfig, of_cache: ModelConfig) -> ModelConfig:

@@ -94,6 +94,8 @@ def _parse_blocks(path: Path, file: IO[bytes]) -> Iterator[Samples]:
             layout = _Layout.read(path, text.partition(b"\n")[0])
             if layout.has_header:
                 text, line = text.partition(b"\n")[2], 2
+        if layout.separator == b",":
+            text = text.replace(b'"', b"")  # no field of Criteo's holds what a CSV writer's quotes would protect
         if text:
             samples = _parse(path, text, layout, line)
             samples_read += len(samples)

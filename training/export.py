@@ -51,8 +51,7 @@ def export_model(
         OutputError: the name or the version cannot be used, or the file system refuses.
         ConfigError: a table has the name of one of the files beside it.
     """
-    check_output(repository, name)
-    _check_table_names(model.graph)
+    check_output(repository, name, model.graph)
     folder = repository / name
     try:
         folder.mkdir(exist_ok=True)
@@ -70,11 +69,12 @@ def export_model(
     return target
 
 
-def check_output(repository: Path, name: str) -> None:
-    """Check before hours of training that a model of this name can be written; make the repository's folder.
+def check_output(repository: Path, name: str, graph: Graph) -> None:
+    """Check before hours of training that a model can be written under this name; make the repository's folder.
 
     Raises:
         OutputError: it cannot.
+        ConfigError: a table has the name of one of the files beside it.
     """
     if not MODEL_NAME.fullmatch(name):
         raise OutputError(f"model name {name!r}: expected 1 to 120 letters, digits, '_' or '-'")
@@ -84,9 +84,6 @@ def check_output(repository: Path, name: str) -> None:
         raise OutputError(f"{repository}: cannot be made: {err.strerror or err}") from err
     if not os.access(repository, os.W_OK | os.X_OK):
         raise OutputError(f"{repository}: cannot be written")
-
-
-def _check_table_names(graph: Graph) -> None:
     for embedding in graph.embeddings:
         if embedding.table in _OWN_NAMES:
             raise ConfigError(graph.source, "layers", f"a table cannot be called {embedding.table!r}: a file is")

@@ -26,7 +26,7 @@ def run(options: argparse.Namespace) -> Iterator[str]:
     """
     document = open_document(options.model)
     name = options.name or document.name
-    check_output(options.output, name)
+    check_output(options.output, name, document.graph)
     if document.update_type != "Local":
         yield f"note: update_type {document.update_type} is trained as Local: only rows of a batch's keys move"
     torch.set_num_threads(options.threads)

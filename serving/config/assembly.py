@@ -23,8 +23,8 @@ class Place:
         return f"{self.path}.{key}" if self.path else key
 
     def file(self, text: str) -> Path:
-        """``text`` as a path, relative ones resolved against the folder of the configuration file."""
-        return self.folder / text
+        """``text`` as an absolute path, relative ones starting from the folder of the configuration file."""
+        return (self.folder / text).resolve()
 
     def error(self, key: str, reason: str) -> ConfigError:
         """A ConfigError that names ``key`` here."""
@@ -33,7 +33,7 @@ class Place:
 
 def check_model_name(name: str, source: str, path: str = "") -> str:
     """Return ``name``, or raise ConfigError where it cannot name a model."""
-    if not MODEL_NAME.fullmatch(name):
+    if not isinstance(name, str) or not MODEL_NAME.fullmatch(name):
         raise ConfigError(source, path, f"model name {name!r}: expected 1 to 120 of the characters A-Z a-z 0-9 _ -")
     return name
 

@@ -25,8 +25,12 @@ def read_model_directory(path: str | Path) -> ModelConfig:
         ModelFileError: there is no version, or a file is not the one the manifest describes.
         ConfigError: ``graph.json`` cannot be accepted.
     """
-    directory = Path(path).resolve()
-    if not (directory / GRAPH_FILE).is_file():
+    try:
+        directory = Path(path).resolve()
+        is_version = (directory / GRAPH_FILE).is_file()
+    except (OSError, ValueError) as err:
+        raise ModelFileError(str(path)[:200], f"cannot be a model's folder: {err}") from err
+    if not is_version:
         directory = _newest_version(directory)
     if (directory / MANIFEST_NAME).exists():
         _check_place(directory, verify_manifest(directory))

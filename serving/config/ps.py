@@ -106,7 +106,7 @@ class PersistentDbClause(Clause):
     type: Annotated[Literal["disabled", "rocks_db"], BeforeValidator(_persistent_type)]
     path: FileName | None = None
     read_only: bool = False
-    num_threads: Count = 16
+    num_threads: Annotated[int, Field(ge=1, le=1024)] = 16
     max_batch_size: Count = 65536
 
     @model_validator(mode="after")

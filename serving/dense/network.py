@@ -105,7 +105,8 @@ class NumpyNetwork:
     def __call__(self, dense: Floats, embeddings: Sequence[Floats]) -> Floats:
         """See ``DenseNetwork.__call__``."""
         tensors = input_tensors(self._graph, dense, embeddings)
-        output = run_graph(self._graph, self._weights, tensors)[self._graph.output]
+        with np.errstate(all="ignore"):  # what overflows shows in the answer, as it does in ONNX Runtime
+            output = run_graph(self._graph, self._weights, tensors)[self._graph.output]
         return np.ascontiguousarray(output, dtype=np.float32)
 
 

@@ -37,6 +37,8 @@ def read_dense(path: str | Path, graph: Graph) -> Weights:
     """
     expected_bytes = 4 * sum(math.prod(spec.shape) for spec in graph.weights)
     try:
+        if Path(path).exists() and not Path(path).is_file():  # reading a pipe would wait for ever
+            raise ModelFileError(path, "not a regular file")
         with Path(path).open("rb") as file:
             found_bytes = os.fstat(file.fileno()).st_size
             if found_bytes != expected_bytes:  # before reading: another file may be larger than memory

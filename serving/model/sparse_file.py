@@ -20,6 +20,7 @@ counts, as it does in HugeCTR's own loader.
 
 import hashlib
 import json
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 from typing import get_args
@@ -61,6 +62,9 @@ def open_sparse(
     if path.is_dir():
         return _open_directory(path, dim, key_type)
     return _open_file(path, dim, key_type, row_layout)
+
+
+_log = logging.getLogger(__name__)
 
 
 class SparseModel:
@@ -117,7 +121,11 @@ class SparseModel:
     def _read(self, batch_rows: int) -> Iterator[tuple[Keys, Vectors]]:
         for begin in range(0, self.rows, batch_rows):
             part = slice(begin, begin + batch_rows)
-            yield np.array(self._keys[part], dtype=np.int64), np.array(self._vectors[part], dtype=np.float32)
+            keys, vectors = np.array(self._keys[part], dtype=np.int64), np.array(self._vectors[part], dtype=np.float32)
+            if not np.isfinite(vectors).all():
+                row = int(np.argmax(~np.isfinite(vectors).all(axis=1)))
+                _log.warning("%s: the row of key %d has values that are NaN or infinite", self.path, keys[row])
+            yield keys, vectors
 
     def digest(self) -> str:
         """Return a SHA-256 that names the content: equal for equal rows in equal order of the same format.

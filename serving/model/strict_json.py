@@ -16,6 +16,8 @@ def read_json(path: str | Path) -> Any:
     """
     source = str(path)
     try:
+        if Path(path).exists() and not Path(path).is_file():  # reading a pipe would wait for ever
+            raise ConfigError(source, "", "not a regular file")
         text = Path(path).read_bytes().decode("utf-8")
     except FileNotFoundError as err:
         raise ConfigError(source, "", "no such file") from err

@@ -161,6 +161,7 @@ def in_tier(tier, **change):
         (lambda d: d["volatile_db"].pop("type"), "volatile_db.type", "required"),
         (in_tier("persistent_db", update_filters=[]), "persistent_db.update_filters", "HPS knows this key"),
         (in_tier("persistent_db", type="rocks-db"), "persistent_db.type", "expected one of"),
+        (in_tier("persistent_db", num_threads=2000000000), "persistent_db.num_threads", "less than or equal to 1024"),
         (lambda d: d["persistent_db"].pop("path"), "persistent_db", "path is required"),
     ],
 )

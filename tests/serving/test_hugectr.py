@@ -105,10 +105,25 @@ def test_a_cache_of_another_configuration_than_the_server_is_refused(cache_argum
         CreateEmbeddingCache(**cache_arguments | {"model_config_path": other.config_file})
 
 
-@pytest.mark.parametrize("share", [-0.1, 1.1, float("nan")])
+@pytest.mark.parametrize("share", [-0.1, 1.1, float("nan"), "0.2", None])
 def test_a_cache_size_that_is_no_share_is_refused(cache_arguments, share):
     with pytest.raises(ConfigError, match="cache_size_percentage: expected 0 to 1"):
         CreateEmbeddingCache(**cache_arguments | {"cache_size_percentage": share})
+
+
+@pytest.mark.parametrize("server", [None, "ps"])
+def test_what_is_no_parameter_server_is_refused(cache_arguments, server):
+    with pytest.raises(ConfigError, match="parameter_server: expected what CreateParameterServer returned, got"):
+        CreateEmbeddingCache(**cache_arguments | {"parameter_server": server})
+
+
+def test_a_configuration_may_be_named_by_another_path_to_the_same_file(cache_arguments, monkeypatch):
+    file = cache_arguments["model_config_path"]
+    monkeypatch.chdir(file.parents[1])
+
+    cache = CreateEmbeddingCache(**cache_arguments | {"model_config_path": f"model/../model/{file.name}"})
+
+    assert InferenceSession(f"model/{file.name}", 0, cache, engine="numpy").config.tables == cache.config.tables
 
 
 def test_a_session_on_another_device_than_its_cache_is_refused(cache_arguments):
@@ -125,10 +140,15 @@ def test_lists_of_different_lengths_are_refused(write_model):
         CreateParameterServer([file], ["a", "b"], True)
 
 
-@pytest.mark.parametrize(("files", "names"), [("model.json", ["a"]), (["model.json"], "a")])
-def test_a_lone_string_is_no_list(files, names):
-    with pytest.raises(ConfigError, match="expected a list, got '"):
+@pytest.mark.parametrize(("files", "names"), [("model.json", ["a"]), (["model.json"], "a"), (None, [])])
+def test_what_is_no_list_is_refused(files, names):
+    with pytest.raises(ConfigError, match="expected a list, got"):
         CreateParameterServer(files, names, True)
+
+
+def test_a_name_that_is_no_text_is_refused(write_model):
+    with pytest.raises(ConfigError, match="model name 1: expected"):
+        CreateParameterServer([write_model().config_file], [1], True)
 
 
 def test_one_name_for_two_models_is_refused(write_model):

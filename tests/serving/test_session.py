@@ -1,3 +1,4 @@
+import struct
 import subprocess
 import sys
 import threading
@@ -142,6 +143,33 @@ def test_a_wrong_request_is_refused(write_model, open_session):
 
     with pytest.raises(RequestError, match="ROWINDEX"):
         session.predict([0.0, 0.0], [1, 2], [0, 1, 2, 3])
+
+
+@pytest.mark.parametrize("engine", ["numpy", "onnx"])
+def test_an_answer_that_is_no_number_is_refused_not_given(write_model, open_session, engine):
+    model = write_model()
+    dense_file = model.config_file.with_name("_dense_10.model")
+    dense_file.write_bytes(dense_file.read_bytes()[:-4] + struct.pack("<f", float("nan")))
+    session = open_session(model, engine)
+
+    with pytest.raises(RequestError, match=r"sample 0: the network's answer is \[nan\], no finite number"):
+        session.predict([0.0] * 4, [], [0] * 7)
+
+
+def test_a_session_without_a_cache_is_refused(write_model):
+    with pytest.raises(ConfigError, match="embedding_cache: expected what CreateEmbeddingCache returned, got NoneType"):
+        InferenceSession(write_model().config_file, 0, None)
+
+
+def test_what_is_no_parameter_server_is_refused(write_version):
+    with pytest.raises(ConfigError, match="parameter_server: expected a ParameterServer or None, got int"):
+        load_model(write_version()[1], 1)
+
+
+@pytest.mark.parametrize("path", ["x" * 5000, "a\0b"])
+def test_what_cannot_be_a_path_is_refused(path):
+    with pytest.raises(ModelFileError, match="cannot be a model's folder"):
+        load_model(path)
 
 
 def test_a_session_takes_the_json_or_the_configuration_of_its_cache(write_model, open_session):

@@ -100,6 +100,10 @@ HEADER = ",".join(COLUMNS)
         pytest.param(f"\ufeff{HEADER}\n" + f"{CSV_LINE}\n" * 3, id="CSV with a byte order mark"),
         pytest.param(f"{CSV_LINE}\n" * 3, id="CSV without a header"),
         pytest.param(
+            "\n".join(",".join(f'"{field}"' for field in line.split(",")) for line in [HEADER, *[CSV_LINE] * 3]) + "\n",
+            id="CSV with quotes",
+        ),
+        pytest.param(
             ",".join(reversed(COLUMNS)) + "\n" + (",".join(reversed(CSV_LINE.split(","))) + "\n") * 3,
             id="CSV with columns in another order",
         ),

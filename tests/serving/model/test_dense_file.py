@@ -1,4 +1,5 @@
 import logging
+import os
 import re
 import struct
 
@@ -80,8 +81,15 @@ def test_a_missing_file_is_refused(graph, tmp_path):
 
 
 def test_a_folder_is_refused(graph, tmp_path):
-    with pytest.raises(ModelFileError, match="cannot be read"):
+    with pytest.raises(ModelFileError, match="not a regular file"):
         read_dense(tmp_path, graph)
+
+
+def test_a_pipe_is_refused_rather_than_waited_for(graph, tmp_path):
+    os.mkfifo(tmp_path / "dense.model")
+
+    with pytest.raises(ModelFileError, match="not a regular file"):
+        read_dense(tmp_path / "dense.model", graph)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])

@@ -378,3 +378,14 @@ def test_equal_bytes_read_as_another_table_have_another_digest(tmp_path):
     digests = {open_sparse(tmp_path / "f", 4).digest(), open_sparse(tmp_path / "f", 2, "I64", "localized").digest()}
 
     assert len(digests) == 2
+
+
+def test_a_row_that_is_not_finite_is_reported_by_its_key(tmp_path, caplog):
+    vectors = np.ones((3, 2), np.float32)
+    vectors[1, 0] = np.nan
+    write_sparse_directory(tmp_path / "table", np.array([5, 6, 7]), vectors)
+
+    [(keys, _)] = open_sparse(tmp_path / "table", 2, "I64", "distributed").batches(10)
+
+    assert keys.tolist() == [5, 6, 7]
+    assert "the row of key 6 has values that are NaN or infinite" in caplog.text

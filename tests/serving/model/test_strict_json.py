@@ -1,4 +1,5 @@
 import json
+import os
 
 import pytest
 from hypothesis import given, settings
@@ -64,8 +65,15 @@ def test_a_missing_file_is_refused(tmp_path):
 
 
 def test_a_folder_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match="cannot be read"):
+    with pytest.raises(ConfigError, match="not a regular file"):
         read_json(tmp_path)
+
+
+def test_a_pipe_is_refused_rather_than_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "x.json")
+
+    with pytest.raises(ConfigError, match="not a regular file"):
+        read_json(tmp_path / "x.json")
 
 
 def test_bytes_that_are_not_utf8_are_refused(tmp_path):
