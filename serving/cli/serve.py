@@ -7,7 +7,14 @@ import os
 from pathlib import Path
 from typing import Any
 
+from serving.cli.numbers import whole_number
 from serving.frontend.body import Limits
+
+_MOST_THREADS = 1024
+_MOST_INFLIGHT = 65536
+_LARGEST_BODY_BYTES = 2 << 30
+#: How long a stop waits for clients, beyond the time that a body may take to arrive.
+_STOP_GRACE_S = 5
 
 
 def add_parser(commands: Any) -> None:
@@ -21,11 +28,15 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     parser.add_argument(
-        "--http-port", type=_port, default=8000, metavar="N", help="0 takes a free one (default: %(default)s)"
+        "--http-port",
+        type=whole_number(0, 65535),
+        default=8000,
+        metavar="N",
+        help="0 takes a free one (default: %(default)s)",
     )
     parser.add_argument(
         "--threads",
-        type=_positive,
+        type=whole_number(1, _MOST_THREADS),
         default=os.cpu_count() or 1,
         metavar="N",
         help="requests run at a time (default: %(default)s)",
@@ -38,17 +49,17 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument(
         "--max-body-bytes",
-        type=_positive,
+        type=whole_number(1, _LARGEST_BODY_BYTES),
         default=limits.max_body_bytes,
         metavar="N",
         help="largest request body (default: %(default)s)",
     )
     parser.add_argument(
         "--max-inflight",
-        type=_positive,
+        type=whole_number(1, _MOST_INFLIGHT),
         default=limits.max_inflight,
         metavar="N",
-        help="most requests in hand (default: %(default)s)",
+        help="most requests in hand, counted once their bodies are there (default: %(default)s)",
     )
     parser.set_defaults(run=serve, error_code=2)
 
@@ -73,19 +84,10 @@ def serve(options: argparse.Namespace) -> int:
         # What is loaded now stays; freezing it keeps the collector from walking it again in the middle of requests.
         gc.collect()
         gc.freeze()
-        run(app, listener, ready=lambda: print(f"listening on {url_of(listener)}", flush=True))
+        run(
+            app,
+            listener,
+            ready=lambda: print(f"listening on {url_of(listener)}", flush=True),
+            stop_timeout_s=limits.body_timeout_s + _STOP_GRACE_S,
+        )
     return 0
-
-
-def _port(text: str) -> int:
-    port = int(text)
-    if not 0 <= port <= 65535:
-        raise argparse.ArgumentTypeError("a port lies between 0 and 65535")
-    return port
-
-
-def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError("must be at least 1")
-    return number

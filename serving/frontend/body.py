@@ -7,13 +7,19 @@ from typing import Any
 
 from starlette.types import Message, Receive, Scope
 
-from serving.errors import PayloadTooLargeError, RequestError, UnsupportedEncodingError
+from serving.errors import OverloadedError, PayloadTooLargeError, RequestError, UnsupportedEncodingError
 
 #: Key of the ASGI scope that the server sets once it knows that the rest of a body will never come.
 CUT_SHORT = "hotrow.body_cut_short"
 
 #: zlib's ``wbits`` for the content encodings that clients send (RFC 1952 and RFC 1950).
 _WINDOW_BITS = {b"gzip": 31, b"deflate": 15}
+#: How much of a stream is decompressed at a time.
+_PIECE_BYTES = 4096
+#: The first byte of a gzip member.
+_GZIP_MAGIC = 0x1F
+#: The encoding of a body that is sent as it is.
+IDENTITY = b"identity"
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +28,9 @@ class Limits:
 
     Attributes:
         max_body_bytes: largest body, both as it arrives and once decompressed.
-        max_inflight: most predict requests in hand at a time; one more is answered 503.
+        max_inflight: most predict requests in hand at a time, counted once their bodies are there; one more is
+            answered 503. Bodies that are still arriving may together hold as many bytes again as so many of the
+            largest: a client that is slow to send locks nobody out, and memory has a bound all the same.
         body_timeout_s: longest time a body may take to arrive.
     """
 
@@ -31,11 +39,33 @@ class Limits:
     body_timeout_s: float = 30.0
 
 
+class Arriving:
+    """The bodies of which a part has arrived, and how many bytes they hold together. Belongs to one event loop."""
+
+    def __init__(self, limits: Limits) -> None:
+        """Accept what ``limits`` says."""
+        self._left_bytes = self._max_bytes = limits.max_inflight * limits.max_body_bytes
+
+    def take(self, size_bytes: int) -> None:
+        """Make room for ``size_bytes`` more; an OverloadedError if there is none."""
+        if size_bytes > self._left_bytes:
+            raise OverloadedError(
+                f"{self._max_bytes:,} bytes of bodies are arriving, the server takes no more at a time"
+            )
+        self._left_bytes -= size_bytes
+
+    def give_back(self, size_bytes: int) -> None:
+        """The body that took so many bytes is there, or will never be."""
+        self._left_bytes += size_bytes
+
+
 class ClientDisconnectedError(Exception):
     """The client went away before its request was complete: there is nobody left to answer."""
 
 
-async def read_body(scope: Scope, receive: Receive, headers: dict[bytes, bytes], limits: Limits) -> bytes:
+async def read_body(
+    scope: Scope, receive: Receive, headers: dict[bytes, bytes], limits: Limits, arriving: Arriving
+) -> bytes:
     """Read a whole body, as it was sent; ``decompress`` undoes its content encoding.
 
     Args:
@@ -43,14 +73,16 @@ async def read_body(scope: Scope, receive: Receive, headers: dict[bytes, bytes],
         receive: its ASGI receive function.
         headers: its headers, names in lower case.
         limits: what to accept.
+        arriving: what bodies hold that are being read at the same time.
 
     Raises:
         PayloadTooLargeError: the body exceeds ``limits.max_body_bytes``.
+        OverloadedError: ``arriving`` has no room left.
         UnsupportedEncodingError: an unknown Content-Encoding.
         RequestError: the body was cut short, or took too long.
         ClientDisconnectedError: the client is gone.
     """
-    _encoding(headers)  # before anything is read
+    encoding_of(headers)  # before anything is read
     declared = headers.get(b"content-length", b"")
     if declared.isdigit() and (len(declared) > 18 or int(declared) > limits.max_body_bytes):
         raise PayloadTooLargeError(
@@ -58,7 +90,7 @@ async def read_body(scope: Scope, receive: Receive, headers: dict[bytes, bytes],
         )
     try:
         async with asyncio.timeout(limits.body_timeout_s):
-            body = await _read_chunks(receive, limits.max_body_bytes)
+            body = await _read_chunks(receive, limits.max_body_bytes, arriving)
     except TimeoutError as err:
         raise RequestError(f"the body did not arrive within {limits.body_timeout_s:g} s") from err
     if len(body) > limits.max_body_bytes:
@@ -71,17 +103,23 @@ async def read_body(scope: Scope, receive: Receive, headers: dict[bytes, bytes],
     return body
 
 
-async def _read_chunks(receive: Receive, max_bytes: int) -> bytes:
+async def _read_chunks(receive: Receive, max_bytes: int, arriving: Arriving) -> bytes:
     """Collect a body's chunks, stopping as soon as they are more than ``max_bytes``."""
     message = await receive()
     body = _chunk(message)
     if not message.get("more_body"):
         return body
-    chunks = bytearray(body)
-    while message.get("more_body") and len(chunks) <= max_bytes:
-        message = await receive()
-        chunks += _chunk(message)
-    return bytes(chunks)
+    chunks = bytearray()
+    try:
+        while True:
+            arriving.take(len(body))
+            chunks += body
+            if not message.get("more_body") or len(chunks) > max_bytes:
+                return bytes(chunks)
+            message = await receive()
+            body = _chunk(message)
+    finally:
+        arriving.give_back(len(chunks))
 
 
 def _chunk(message: Message) -> bytes:
@@ -99,30 +137,49 @@ def decompress(body: bytes, headers: dict[bytes, bytes], max_bytes: int) -> byte
         UnsupportedEncodingError: an unknown Content-Encoding.
         RequestError: the body is not what its Content-Encoding says.
     """
-    encoding = _encoding(headers)
-    if encoding == b"identity":
+    encoding = encoding_of(headers)
+    if encoding == IDENTITY:
         return body
-    stream = zlib.decompressobj(_WINDOW_BITS[encoding])
     try:
-        plain = stream.decompress(body, max_bytes + 1)
+        return _inflate(body, encoding, max_bytes)
     except zlib.error as err:
         raise RequestError(f"the body is not {encoding.decode()}: {err}") from err
-    if len(plain) > max_bytes:
-        raise PayloadTooLargeError(
-            f"the body has more than the {max_bytes:,} bytes that the server accepts, once decompressed"
-        )
-    if not stream.eof or stream.unused_data:
-        what = "bytes follow its end" if stream.eof else "it ends too early"
-        raise RequestError(f"the body is not whole {encoding.decode()}: {what}")
-    return plain
 
 
-def _encoding(headers: dict[bytes, bytes]) -> bytes:
+def _inflate(body: bytes, encoding: bytes, max_bytes: int) -> bytes:
+    """The plain form of a stream, which in gzip may have several members, one after the other (RFC 1952, 2.2).
+
+    The stream is taken in pieces because zlib copies what follows a member: of a long body of tiny ones, too much.
+    """
+    plain: list[bytes] = []
+    room = max_bytes + 1
+    stream = zlib.decompressobj(_WINDOW_BITS[encoding])
+    for begin in range(0, len(body), _PIECE_BYTES):
+        piece = body[begin : begin + _PIECE_BYTES]
+        while piece:
+            if stream.eof:
+                if encoding != b"gzip" or piece[0] != _GZIP_MAGIC:
+                    raise RequestError(f"the body is not whole {encoding.decode()}: bytes follow its end")
+                stream = zlib.decompressobj(_WINDOW_BITS[encoding])
+            plain.append(stream.decompress(piece, room))
+            room -= len(plain[-1])
+            if not room:
+                raise PayloadTooLargeError(
+                    f"the body has more than the {max_bytes:,} bytes that the server accepts, once decompressed"
+                )
+            piece = stream.unused_data
+    if not stream.eof:
+        raise RequestError(f"the body is not whole {encoding.decode()}: it ends too early")
+    return b"".join(plain)
+
+
+def encoding_of(headers: dict[bytes, bytes]) -> bytes:
+    """The content encoding's name in lower case; an UnsupportedEncodingError if it is none that is read here."""
     encoding = headers.get(b"content-encoding")
     if encoding is None:
-        return b"identity"
+        return IDENTITY
     encoding = encoding.strip().lower()
-    if encoding != b"identity" and encoding not in _WINDOW_BITS:
+    if encoding != IDENTITY and encoding not in _WINDOW_BITS:
         raise UnsupportedEncodingError(
             f"Content-Encoding: expected gzip, deflate or identity, but {encoding.decode('latin-1')[:32]!r} came"
         )

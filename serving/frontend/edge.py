@@ -1,5 +1,6 @@
 """The edge of the application: every error becomes an answer in Triton's form, ``{"error": "..."}``."""
 
+import asyncio
 import logging
 from time import perf_counter
 
@@ -59,26 +60,38 @@ class Edge:
             await self._app(scope, receive, send)
             return
         began = perf_counter()
-        code = 0
-
-        async def watched_send(message: Message) -> None:
-            nonlocal code
-            if message["type"] == "http.response.start":
-                code = message["status"]
-            await send(message)
-
+        watched = _WatchedSend(send)
         try:
-            try:
-                await self._app(scope, receive, watched_send)
-            except ClientDisconnectedError:
-                code = 499  # nginx's code for a client that closed the request; nobody is left to receive it
-            except HotrowError as err:
-                await error_response(str(err), http_code(err))(scope, receive, watched_send)
-            except Exception:  # a request's top: the log gets the traceback, the client never does
-                _log.exception("%s %s failed", scope["method"], scope["path"])
-                if code:
-                    raise  # the answer has begun; the server can only cut the connection
-                await error_response("internal error; see the server's log", 500)(scope, receive, watched_send)
+            await self._answer(scope, receive, watched)
         finally:
             if MODEL in scope:
-                self._metrics.finished(scope[MODEL], code, perf_counter() - began)
+                self._metrics.finished(scope[MODEL], watched.code, perf_counter() - began)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: "_WatchedSend") -> None:
+        try:
+            await self._app(scope, receive, send)
+        except ClientDisconnectedError:
+            send.code = 499  # nginx's code for a client that closed the request; nobody is left to receive it
+        except HotrowError as err:
+            await error_response(str(err), http_code(err))(scope, receive, send)
+        except asyncio.CancelledError:  # the time that a stop leaves to requests is over
+            if not send.code:
+                await error_response("the server stops", 503)(scope, receive, send)
+        except Exception:  # a request's top: the log gets the traceback, the client never does
+            _log.exception("%s %s failed", scope["method"], scope["path"])
+            if send.code:
+                raise  # the answer has begun; the server can only cut the connection
+            await error_response("internal error; see the server's log", 500)(scope, receive, send)
+
+
+class _WatchedSend:
+    """ASGI's send function, which remembers the answer's status code; 0 before there is one."""
+
+    def __init__(self, send: Send) -> None:
+        self.code = 0
+        self._send = send
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.code = message["status"]
+        await self._send(message)

@@ -9,7 +9,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from serving.batch import Batch
 from serving.errors import OverloadedError
-from serving.frontend.body import Limits, decompress, read_body
+from serving.frontend.body import IDENTITY, Arriving, Limits, decompress, encoding_of, read_body
 from serving.frontend.edge import MODEL, error_response
 from serving.frontend.runner import Runner
 from serving.metrics import RequestMetrics
@@ -87,6 +87,7 @@ class PredictEndpoint:
         self._runner = runner
         self._metrics = metrics
         self._limits = limits
+        self._arriving = Arriving(limits)
         self._in_flight = 0
         self._served: dict[str, ServedModel] = {}
 
@@ -107,7 +108,7 @@ class PredictEndpoint:
             act: ``ServedModel.infer`` or ``ServedModel.predict``.
 
         Raises:
-            OverloadedError: ``max_inflight`` requests are in hand already.
+            OverloadedError: ``max_inflight`` requests are in hand already, or too many bytes of bodies are arriving.
             HotrowError: the request cannot be answered; ``serving.frontend.codes`` says how that is told.
         """
         scope[MODEL] = ""
@@ -115,17 +116,20 @@ class PredictEndpoint:
         path = scope["path_params"]
         model = self.model(path["model"], path.get("version", ""))
         scope[MODEL] = model.name
+        headers: dict[bytes, bytes] = dict(scope["headers"])
+        body = await read_body(scope, receive, headers, self._limits, self._arriving)
+        # Counted from here on only: a client that is slow to send takes no other's place.
         if self._in_flight >= self._limits.max_inflight:
             raise OverloadedError(f"{self._in_flight} requests are in hand, the server takes no more at a time")
         self._in_flight += 1
         try:
-            headers: dict[bytes, bytes] = dict(scope["headers"])
-            body = await read_body(scope, receive, headers, self._limits)
-            return await self._runner.run(model.name, len(body), partial(self._act, act, model, body, headers))
+            if encoding_of(headers) == IDENTITY:
+                return await self._runner.run(model.name, len(body), partial(act, model, body, headers))
+            return await self._runner.run_pooled(partial(self._unpack_and_act, act, model, body, headers))
         finally:
             self._in_flight -= 1
 
-    def _act(self, act: Act, model: ServedModel, body: bytes, headers: dict[bytes, bytes]) -> Answer:
+    def _unpack_and_act(self, act: Act, model: ServedModel, body: bytes, headers: dict[bytes, bytes]) -> Answer:
         return act(model, decompress(body, headers, self._limits.max_body_bytes), headers)
 
 

@@ -4,6 +4,7 @@ import asyncio
 import math
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from time import perf_counter, thread_time
 from typing import TypeVar
 
@@ -45,7 +46,7 @@ class Runner:
 
     Handing a request to a thread and back costs more than a small model needs to answer it, so short requests run
     where they are. What is short is learnt per model and size of the body (in powers of two). The first request of a
-    kind goes to the pool.
+    kind goes to the pool. How long a compressed body takes is not to be told from its size: see ``run_pooled``.
     """
 
     def __init__(self, threads: int) -> None:
@@ -69,10 +70,13 @@ class Runner:
             result, seconds = _timed(work, perf_counter)
             pace.ran_inline(seconds)
         else:
-            loop = asyncio.get_running_loop()
-            result, seconds = await loop.run_in_executor(self._pool, _timed, work, thread_time)
+            result, seconds = await self.run_pooled(partial(_timed, work, thread_time))
             pace.ran_pooled(seconds)
         return result
+
+    async def run_pooled(self, work: Callable[[], _T]) -> _T:
+        """Run ``work`` in the pool, whatever is expected of it; return its result or raise its error."""
+        return await asyncio.get_running_loop().run_in_executor(self._pool, work)
 
     def close(self) -> None:
         """Wait for what is running and end the threads."""

@@ -80,18 +80,16 @@ def until(condition):
         assert time.monotonic() < deadline
 
 
-def test_more_requests_than_max_inflight_are_told_to_come_back(start, tiny_repository, model):
+def test_clients_that_are_slow_to_send_lock_nobody_out(start, tiny_repository, model):
     served = start(tiny_repository, "--max-inflight", "2")
     body, expected = samples_of(model, 2, seed=1)
-    held = [HeldRequest(served, body) for _ in range(2)]
+    held = [HeldRequest(served, body) for _ in range(5)]
 
-    code, headers, answer = served.ask("/predict/tiny", body)
+    code, _, answer = served.ask("/predict/tiny", body)
 
-    assert (code, headers["Retry-After"]) == (503, "1")
-    assert "2 requests are in hand" in json.loads(answer)["error"]
-    assert served.ask("/v2/health/ready")[0] == 200
+    assert code == 200
+    assert is_right(answer, expected)
     assert all(is_right(request.finish()[1], expected) for request in held)
-    assert served.ask("/predict/tiny", body)[0] == 200
 
 
 def test_sigterm_lets_accepted_requests_finish_refuses_new_ones_and_exits_0(start, tiny_repository, model):

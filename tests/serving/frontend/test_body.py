@@ -2,14 +2,15 @@
 
 import asyncio
 import gzip
+import random
 import zlib
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serving.errors import PayloadTooLargeError, RequestError, UnsupportedEncodingError
-from serving.frontend.body import CUT_SHORT, ClientDisconnectedError, Limits, decompress, read_body
+from serving.errors import OverloadedError, PayloadTooLargeError, RequestError, UnsupportedEncodingError
+from serving.frontend.body import CUT_SHORT, Arriving, ClientDisconnectedError, Limits, decompress, read_body
 
 LIMITS = Limits(max_body_bytes=100, body_timeout_s=5)
 
@@ -26,7 +27,7 @@ def read(chunks, headers=None, limits=LIMITS, scope=None):
     async def receive():
         return messages.pop(0) if messages else await asyncio.Event().wait()
 
-    body = asyncio.run(read_body(scope or {}, receive, headers or {}, limits))
+    body = asyncio.run(read_body(scope or {}, receive, headers or {}, limits, Arriving(limits)))
     return decompress(body, headers or {}, limits.max_body_bytes)
 
 
@@ -83,6 +84,38 @@ class TestCompression:
             read([b"plain"], {b"content-encoding": encoding})
 
 
+@given(parts=st.lists(st.binary(max_size=20), min_size=1, max_size=4), level=st.integers(0, 9))
+@settings(deadline=None, max_examples=30)
+def test_a_gzip_body_may_have_several_members(parts, level):
+    body = b"".join(gzip.compress(part, level) for part in parts)
+
+    assert decompress(body, {b"content-encoding": b"gzip"}, 80) == b"".join(parts)
+
+
+@pytest.mark.parametrize("size", [4095, 4096, 4097, 100_000])
+def test_a_compressed_body_of_many_pieces_is_decompressed(size):
+    plain = random.Random(size).randbytes(size)
+
+    assert decompress(gzip.compress(plain, 0) * 2, {b"content-encoding": b"gzip"}, 2 * size) == 2 * plain
+
+
+def test_the_limit_holds_for_all_members_together():
+    body = gzip.compress(b"y" * 50) + gzip.compress(b"y" * 51)
+
+    with pytest.raises(PayloadTooLargeError, match="once decompressed"):
+        read([body], {b"content-encoding": b"gzip"})
+
+
+def test_a_truncated_second_member_is_refused():
+    with pytest.raises(RequestError, match="ends too early"):
+        read([gzip.compress(b"abc") + gzip.compress(b"def")[:-1]], {b"content-encoding": b"gzip"})
+
+
+def test_deflate_has_no_second_member():
+    with pytest.raises(RequestError, match="bytes follow its end"):
+        read([zlib.compress(b"abc") * 2], {b"content-encoding": b"deflate"})
+
+
 @given(stream=st.binary(max_size=60), encoding=st.sampled_from([b"gzip", b"deflate"]))
 @settings(deadline=None, max_examples=60)
 def test_random_bytes_are_no_compressed_stream(stream, encoding):
@@ -124,7 +157,63 @@ def test_a_body_that_does_not_come_is_given_up(sent):
 
     async def stalled():
         async with asyncio.timeout(30):
-            await read_body({}, receive, {b"content-length": b"9"}, Limits(body_timeout_s=0.01))
+            limits = Limits(body_timeout_s=0.01)
+            await read_body({}, receive, {b"content-length": b"9"}, limits, Arriving(limits))
 
     with pytest.raises(RequestError, match=r"did not arrive within 0\.01 s"):
         asyncio.run(stalled())
+
+
+class TestArriving:
+    """Limits of 2 requests of 100 bytes: bodies that are arriving may hold 200 bytes together."""
+
+    limits = Limits(max_body_bytes=100, max_inflight=2)
+
+    def read_all(self, *bodies):
+        """Read bodies at the same time, each a list of chunks, in turns; the outcome of each."""
+        arriving = Arriving(self.limits)
+
+        async def read_one(chunks):
+            left = list(chunks)
+
+            async def receive():
+                await asyncio.sleep(0)  # the others' turn
+                chunk = left.pop(0)
+                if chunk is None:
+                    return {"type": "http.disconnect"}
+                return {"type": "http.request", "body": chunk, "more_body": bool(left)}
+
+            return await read_body({}, receive, {}, self.limits, arriving)
+
+        async def read_them():
+            return await asyncio.gather(*map(read_one, bodies), return_exceptions=True)
+
+        return asyncio.run(read_them()), arriving
+
+    def test_bodies_that_together_hold_no_more_than_the_limit_arrive(self):
+        (first, second), _ = self.read_all([b"a" * 50, b"b" * 50], [b"c" * 50, b"d" * 50])
+
+        assert (len(first), len(second)) == (100, 100)
+
+    def test_one_more_is_told_to_come_back(self):
+        outcomes, _ = self.read_all(*[[b"a" * 90, b"b"]] * 2, [b"c" * 90, b"d"])
+
+        assert [type(outcome) for outcome in outcomes] == [bytes, bytes, OverloadedError]
+        assert str(outcomes[2]) == "200 bytes of bodies are arriving, the server takes no more at a time"
+
+    def test_clients_that_have_sent_nothing_yet_take_no_room(self):
+        outcomes, _ = self.read_all(*[[b"", b"", b""]] * 9, [b"a" * 90, b"b"])
+
+        assert outcomes == [b""] * 9 + [b"a" * 90 + b"b"]
+
+    @pytest.mark.parametrize(
+        "ends",
+        [[b"a" * 60, b"b"], [b"a" * 60, None], [b"a" * 60, b"b" * 60, b"never read"], [b"a" * 201, b"b"]],
+        ids=["there", "the client goes away", "too large", "no room"],
+    )
+    def test_a_body_gives_its_room_back_however_it_ends(self, ends):
+        _, arriving = self.read_all(ends)
+
+        arriving.take(200)
+        with pytest.raises(OverloadedError):
+            arriving.take(1)

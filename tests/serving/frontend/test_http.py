@@ -1,8 +1,11 @@
 """The application by itself: what clients see when something behind it fails."""
 
 import asyncio
+import gzip
 import json
 import logging
+import math
+import threading
 
 import httpx
 import pytest
@@ -120,6 +123,54 @@ def test_a_body_beyond_the_limit_is_counted_and_refused(ask, path, body):
 
     assert response.status_code == 413
     assert 'code="413",model="tiny"' in ask("GET", "/metrics").text
+
+
+@pytest.mark.parametrize(("path", "body"), ROUTES)
+@pytest.mark.parametrize(("encoding", "is_inline"), [("identity", True), ("gzip", False)])
+def test_a_compressed_body_never_runs_on_the_event_loop(repository, ask, monkeypatch, path, body, encoding, is_inline):
+    """Its length tells nothing of how long it takes."""
+    monkeypatch.setattr("serving.frontend.runner.INLINE_S", math.inf)  # every request is short, save the first
+    session, threads = repository.session("tiny"), []
+    predict_batch = session.predict_batch
+
+    def watched(_self, batch):
+        threads.append(threading.get_ident())
+        return predict_batch(batch)
+
+    monkeypatch.setattr(type(session), "predict_batch", watched)
+    content = json.dumps(body).encode()
+    if encoding == "gzip":
+        content = gzip.compress(content)
+    for _ in range(3):
+        ask("POST", path, content=content, headers={"Content-Encoding": encoding})
+
+    assert (threading.get_ident() in threads) == is_inline
+
+
+def test_a_request_beyond_max_inflight_is_told_to_come_back(repository, monkeypatch):
+    app = create_app(repository, Settings(threads=1, limits=Limits(max_inflight=2)))
+    session, release = repository.session("tiny"), threading.Event()
+    predict_batch = session.predict_batch
+
+    def held(_self, batch):
+        release.wait(60)
+        return predict_batch(batch)
+
+    monkeypatch.setattr(type(session), "predict_batch", held)
+
+    async def exchange():
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://test") as client:
+            requests = [asyncio.ensure_future(client.post("/predict/tiny", json=SAMPLES)) for _ in range(3)]
+            done, _ = await asyncio.wait(requests, timeout=60, return_when=asyncio.FIRST_COMPLETED)
+            release.set()
+            refused = done.pop().result()
+            return refused, [(await request).status_code for request in requests]
+
+    refused, codes = asyncio.run(exchange())
+
+    assert (refused.status_code, refused.headers["Retry-After"]) == (503, "1")
+    assert refused.json() == {"error": "2 requests are in hand, the server takes no more at a time"}
+    assert sorted(codes) == [200, 200, 503]
 
 
 def test_a_server_without_models_is_live_but_not_ready(tmp_path):

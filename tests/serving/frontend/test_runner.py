@@ -34,6 +34,12 @@ def test_what_is_short_is_learnt_per_model_and_size(runner):
     assert run(runner, threading.get_ident, body_bytes=100_000) != threading.get_ident()
 
 
+def test_what_must_not_run_on_the_event_loop_never_does(runner):
+    threads = {asyncio.run(runner.run_pooled(threading.get_ident)) for _ in range(9)}
+
+    assert threading.get_ident() not in threads
+
+
 def clock_of(monkeypatch, clock, seconds):
     """Make ``perf_counter`` or ``thread_time`` say that whatever runs takes ``seconds``."""
     ticks = itertools.cycle([0.0, seconds])

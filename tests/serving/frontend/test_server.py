@@ -4,78 +4,12 @@ import asyncio
 import socket
 
 import pytest
-import uvicorn
-from uvicorn.server import ServerState
+import uvloop
 
 from serving.errors import ConfigError
-from serving.frontend.server import Connection, OneWrite, listen, url_of
-
-
-class Recorder:
-    """A transport that remembers what is done to it."""
-
-    def __init__(self):
-        self.done = []
-
-    def write(self, data):
-        self.done.append(data)
-
-    def close(self):
-        self.done.append("closed")
-
-    def is_closing(self):
-        return "closed" in self.done
-
-
-def in_one_loop(act):
-    """Run ``act(transport)`` and what it scheduled; what was done to the transport beneath."""
-
-    async def run():
-        recorder = Recorder()
-        act(OneWrite(recorder, asyncio.get_running_loop()))
-        await asyncio.sleep(0)
-        return recorder.done
-
-    return asyncio.run(run())
-
-
-def test_what_is_written_in_one_turn_is_sent_at_once():
-    def act(transport):
-        transport.write(b"head")
-        transport.write(b"body")
-
-    assert in_one_loop(act) == [b"headbody"]
-
-
-def test_what_was_written_is_sent_before_the_transport_closes():
-    def act(transport):
-        transport.write(b"head")
-        transport.write(b"body")
-        transport.close()
-        assert transport.is_closing()
-
-    assert in_one_loop(act) == [b"headbody", "closed"]
-
-
-@pytest.mark.parametrize("sent", [b"", b"POST / HTTP/1.1\r\nHos", b"GET / HTTP/1.1\r\n\r\nGET"])
-def test_a_client_that_never_finishes_a_head_is_disconnected(sent):
-    async def app(_scope, _receive, send):
-        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
-        await send({"type": "http.response.body", "body": b"ok"})
-
-    async def until_closed():
-        config = uvicorn.Config(app, http=Connection, ws="none", log_config=None, timeout_keep_alive=0.05)
-        config.load()
-        state = ServerState()
-        server = await asyncio.get_running_loop().create_server(lambda: Connection(config, state, {}), "127.0.0.1", 0)
-        async with server, asyncio.timeout(30):
-            reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
-            writer.write(sent)
-            answer = await reader.read()
-            writer.close()
-            return answer
-
-    assert asyncio.run(until_closed()).endswith(b"ok" if sent.startswith(b"GET") else b"")
+from serving.frontend.edge import Edge
+from serving.frontend.server import Server, listen, url_of, uvicorn_config
+from serving.metrics import RequestMetrics
 
 
 def test_a_free_port_is_taken_and_told():
@@ -92,3 +26,68 @@ def test_a_free_port_is_taken_and_told():
 def test_an_address_that_cannot_be_listened_on_is_refused(host, port, expected):
     with pytest.raises(ConfigError, match=f"{host}:{port}: {expected}"):
         listen(host, port)
+
+
+def stop_while_in_hand(app, request):
+    """Serve ``app``, send ``request``, tell the server to stop once the app has it; what the client received."""
+
+    async def run():
+        in_hand = asyncio.Event()
+
+        async def watched(scope, receive, send):
+            if scope["type"] == "http":
+                in_hand.set()
+            await app(scope, receive, send)
+
+        with listen("127.0.0.1", 0) as listener:
+            config = uvicorn_config(Edge(watched, RequestMetrics()), stop_timeout_s=1)
+            server = Server(config, ready=lambda: None)
+            serving = asyncio.ensure_future(server.serve(sockets=[listener]))
+            reader, writer = await asyncio.open_connection(*listener.getsockname())
+            writer.write(request)
+            await in_hand.wait()
+            server.should_exit = True
+            async with asyncio.timeout(20):
+                await serving
+            answer = await reader.read()
+            writer.close()
+            return answer
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(run())
+
+
+async def lifespan_only(scope, receive, send):
+    """Start and stop as an application does."""
+    for what in ("startup", "shutdown"):
+        await receive()
+        await send({"type": f"lifespan.{what}.complete"})
+
+
+def test_a_client_that_never_sends_its_body_does_not_keep_the_server_from_stopping(caplog):
+    async def wait_for_the_body(scope, receive, send):
+        if scope["type"] == "lifespan":
+            await lifespan_only(scope, receive, send)
+        while scope["type"] == "http":
+            await receive()
+
+    answer = stop_while_in_hand(wait_for_the_body, b"POST / HTTP/1.1\r\nContent-Length: 9\r\n\r\n")
+
+    assert answer.startswith(b"HTTP/1.1 503 ")
+    assert answer.endswith(b'{"error":"the server stops"}')
+    assert "Traceback" not in caplog.text
+
+
+def test_a_client_that_never_takes_its_answer_does_not_keep_the_server_from_stopping(caplog):
+    async def send_without_end(scope, receive, send):
+        if scope["type"] == "lifespan":
+            await lifespan_only(scope, receive, send)
+            return
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        while True:
+            await send({"type": "http.response.body", "body": b"x" * 65536, "more_body": True})
+            await asyncio.sleep(0)
+
+    stop_while_in_hand(send_without_end, b"GET / HTTP/1.1\r\n\r\n")
+
+    assert "Traceback" not in caplog.text

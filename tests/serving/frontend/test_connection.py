@@ -1,0 +1,279 @@
+"""One connection, against what no client library would send."""
+
+import asyncio
+import json
+import logging
+import socket
+import struct
+import tracemalloc
+
+import pytest
+import uvicorn
+import uvloop
+from uvicorn.server import ServerState
+
+from serving.frontend.connection import MAX_HEAD_BYTES, Connection, OneWrite
+
+
+class Recorder:
+    """A transport that remembers what is done to it."""
+
+    def __init__(self):
+        self.done = []
+
+    def write(self, data):
+        self.done.append(data)
+
+    def close(self):
+        self.done.append("closed")
+
+    def is_closing(self):
+        return "closed" in self.done
+
+
+def in_one_loop(act):
+    """Run ``act(transport)`` and what it scheduled; what was done to the transport beneath."""
+
+    async def run():
+        recorder = Recorder()
+        act(OneWrite(recorder, asyncio.get_running_loop()))
+        await asyncio.sleep(0)
+        return recorder.done
+
+    return asyncio.run(run())
+
+
+def test_what_is_written_in_one_turn_is_sent_at_once():
+    def act(transport):
+        transport.write(b"head")
+        transport.write(b"body")
+
+    assert in_one_loop(act) == [b"headbody"]
+
+
+def test_what_was_written_is_sent_before_the_transport_closes():
+    def act(transport):
+        transport.write(b"head")
+        transport.write(b"body")
+        transport.close()
+        assert transport.is_closing()
+
+    assert in_one_loop(act) == [b"headbody", "closed"]
+
+
+def test_nothing_is_written_to_a_connection_that_is_lost():
+    def act(transport):
+        transport.write(b"head")
+        transport._transport.close()
+
+    assert in_one_loop(act) == ["closed"]
+
+
+async def echo(scope, receive, send):
+    """An application that answers with the path and the body's size, once the whole body is there."""
+    size, more_body = 0, True
+    while more_body:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            return
+        size += len(message["body"])
+        more_body = message["more_body"]
+    body = b"%s %d" % (scope["path"].encode(), size)
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"%d" % len(body))]})
+    await send({"type": "http.response.body", "body": body})
+
+
+def served(client, **options):
+    """Serve ``echo`` with uvloop as in production, run ``client(address)``, and return its result."""
+
+    async def run():
+        config = uvicorn.Config(echo, http=Connection, ws="none", log_config=None, access_log=False, **options)
+        config.load()
+        state = ServerState()
+        server = await asyncio.get_running_loop().create_server(lambda: Connection(config, state, {}), "127.0.0.1", 0)
+        async with server, asyncio.timeout(30):
+            result = await client(server.sockets[0].getsockname())
+            while state.connections:  # the server's end of the connection closes by itself
+                await asyncio.sleep(0)
+            return result
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(run())
+
+
+class Received(asyncio.Protocol):
+    """What a client receives until the server closes, also where it does so while the client still sends."""
+
+    def __init__(self):
+        self.parts = []
+        self.all = asyncio.get_running_loop().create_future()
+
+    def data_received(self, data):
+        self.parts.append(data)
+
+    def connection_lost(self, _error):
+        self.all.set_result(None)
+
+
+def answers(*pieces, end=False, **options):
+    """Send ``pieces`` one after the other, close our side if ``end``; all that comes until the server closes."""
+
+    async def client(address):
+        received = Received()
+        transport, _ = await asyncio.get_running_loop().create_connection(lambda: received, *address)
+        transport.writelines(pieces)
+        if end:
+            transport.write_eof()
+        await received.all
+        return b"".join(received.parts)
+
+    return served(client, **options)
+
+
+@pytest.mark.parametrize("sent", [b"", b"POST / HTTP/1.1\r\nHos", b"GET / HTTP/1.1\r\n\r\nGET"])
+def test_a_client_that_never_finishes_a_head_is_disconnected(sent):
+    answer = answers(sent, timeout_keep_alive=0.05)
+
+    assert answer.endswith(b"/ 0" if sent.startswith(b"GET") else b"")
+
+
+def head_of(size, lines=1):
+    """A request whose first line and headers count ``size`` bytes, in so many headers."""
+    sizes = [(size - 1) // lines] * (lines - 1)
+    sizes.append(size - 1 - sum(sizes))
+    return b"GET / HTTP/1.1\r\n" + b"".join(b"%s: %s\r\n" % (b"n" * 8, b"v" * (one - 8)) for one in sizes) + b"\r\n"
+
+
+BEYOND = [
+    pytest.param(head_of(MAX_HEAD_BYTES + 1), id="a header"),
+    pytest.param(head_of(MAX_HEAD_BYTES + 1, lines=1000), id="many headers"),
+    pytest.param(b"GET /%s HTTP/1.1\r\n\r\n" % (b"x" * MAX_HEAD_BYTES), id="a URL"),
+    pytest.param(b"GET / HTTP/1.1\r\nHost: " + b"x" * (2 * MAX_HEAD_BYTES), id="a header without an end"),
+    pytest.param(b"GET /" + b"x" * (2 * MAX_HEAD_BYTES), id="a URL without an end"),
+    pytest.param(b"\r\n" * MAX_HEAD_BYTES, id="empty lines"),
+]
+
+
+@pytest.mark.parametrize("head", BEYOND)
+def test_a_head_beyond_the_limit_is_refused(head):
+    refusal, _, body = answers(head).partition(b"\r\n\r\n")
+
+    assert refusal.startswith(b"HTTP/1.1 431 Request Header Fields Too Large\r\n")
+    assert b"connection: close" in refusal
+    assert json.loads(body) == {"error": "the request's head has more than the 65,536 bytes that the server accepts"}
+
+
+def test_a_head_beyond_the_limit_does_not_cost_the_answer_to_the_request_before_it():
+    answer = answers(b"GET /first HTTP/1.1\r\n\r\n", head_of(10 * MAX_HEAD_BYTES))
+
+    assert answer.startswith(b"HTTP/1.1 200 ")
+    assert b"/first 0" in answer
+    assert answer.count(b"connection: close") == 1
+
+
+@pytest.mark.parametrize("lines", [1, 1000])
+def test_a_head_of_exactly_the_limit_is_answered_though_the_body_comes_with_it(lines):
+    body = b"x" * 150_000
+    head = head_of(MAX_HEAD_BYTES - 20, lines).replace(b"GET", b"POST")
+    length = b"Content-Length:%d\r\n\r\n" % len(body)
+
+    answer = answers(head[:-2] + length + body, end=True)
+
+    assert answer.startswith(b"HTTP/1.1 200 ")
+    assert answer.endswith(b"/ 150000")
+
+
+def test_a_head_without_an_end_takes_no_memory():
+    async def client(address):
+        _, writer = await asyncio.open_connection(*address)
+        writer.write(b"GET / HTTP/1.1\r\nHost: ")
+        try:
+            for _ in range(800):
+                writer.write(b"x" * 65536)
+                await writer.drain()
+        except ConnectionError:
+            pass
+        writer.close()
+
+    tracemalloc.start()
+    try:
+        served(client)
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert peak_bytes < 5 << 20
+
+
+def test_any_number_of_requests_may_be_sent_without_waiting_for_answers():
+    requests = b"".join(b"POST /%d HTTP/1.1\r\nContent-Length: 3\r\n\r\nabc" % number for number in range(5000))
+
+    answer = answers(requests, end=True)
+
+    assert [int(line.split()[0]) for line in answer.split(b"\r\n\r\n/")[1:]] == list(range(5000))
+
+
+def test_a_body_of_any_number_of_chunks_is_answered():
+    head = b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+    assert answers(head + b"1\r\nx\r\n" * 100_000 + b"0\r\n\r\n", end=True).endswith(b"/ 100000")
+
+
+@pytest.mark.parametrize(
+    "rest",
+    [
+        pytest.param([b"1;" + b"x" * 65536] + [b"x" * 65536] * 9, id="a chunk extension"),
+        pytest.param([b"0\r\nTrailer: " + b"x" * 65536] + [b"x" * 65536] * 9, id="a trailer"),
+        pytest.param([b"0\r\n" + b"a: b\r\n" * 20_000] + [b"a: b\r\n" * 20_000] * 9, id="many trailers"),
+    ],
+)
+def test_what_a_body_brings_besides_its_bytes_is_bounded(rest):
+    answer = answers(b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n", *rest)
+
+    assert b"connection: close" in answer  # and it came, though the body never ends
+
+
+def test_what_follows_a_whole_request_and_is_no_http_does_not_cost_its_answer():
+    answer = answers(b"GET /first HTTP/1.1\r\n\r\n\x16\x03\x01 no HTTP\r\n\r\n")
+
+    assert answer.startswith(b"HTTP/1.1 200 ")
+    assert b"connection: close" in answer
+    assert answer.endswith(b"/first 0")
+
+
+UPGRADES = [b"websocket\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\nSec-WebSocket-Version: 13", b"h2c"]
+
+
+@pytest.mark.parametrize("protocol", UPGRADES, ids=["websocket", "h2c"])
+@pytest.mark.parametrize("body", [b"", b"abc"], ids=["no body", "a body"])
+def test_a_request_to_change_the_protocol_is_answered_as_if_it_did_not_ask(protocol, body, caplog):
+    head = b"POST /first HTTP/1.1\r\nConnection: Upgrade\r\nUpgrade: %s\r\nContent-Length: %d\r\n\r\n"
+    with caplog.at_level(logging.INFO):
+        answer = answers(head % (protocol, len(body)) + body + b"GET /second HTTP/1.1\r\n\r\n", end=True)
+
+    assert b"/first %d" % len(body) in answer
+    assert answer.endswith(b"/second 0")
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("sent", [b"no HTTP\r\n\r\n", *(param.values[0] for param in BEYOND[:1])])
+def test_a_client_that_sends_no_request_writes_nothing_to_the_log(sent, caplog):
+    with caplog.at_level(logging.INFO):
+        assert b"connection: close" in answers(sent)
+
+    assert not caplog.records
+
+
+def test_clients_that_reset_the_connection_write_nothing_to_the_log(caplog):
+    async def client(address):
+        for _ in range(50):
+            with socket.create_connection(address) as connection:
+                connection.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" * 3)
+                # No linger: close sends a reset, not an orderly end.
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            await asyncio.sleep(0.001)
+
+    with caplog.at_level(logging.INFO):
+        served(client)
+
+    assert not caplog.records
