@@ -21,6 +21,7 @@ from serving.errors import ConfigError
 from serving.model.dense_file import read_dense
 from serving.model.graph import read_graph
 from serving.model.strict_json import read_json
+from serving.parameter_server.loading import LOAD_BATCH_ROWS, table_source
 from serving.repository import ModelRepository
 
 
@@ -47,6 +48,7 @@ def check(options: argparse.Namespace) -> int:
     for config in models:
         refuse_gpu_cache(config, str(options.config))
         _check_dense(config)
+        _check_tables(config)
         needed = memory_needed(config)
         print(f"model {config.name}" + (f" version {config.version}" if config.version else ""))
         for part, size_bytes in needed.items():
@@ -96,6 +98,13 @@ def _check_dense(config: ModelConfig) -> None:
     """Read the dense weights and build the network from them, as serving would."""
     graph = read_graph(config.graph_file)
     open_network(graph, read_dense(config.dense_file, graph), engine="numpy")
+
+
+def _check_tables(config: ModelConfig) -> None:
+    """Read every row, as loading would."""
+    for table in config.tables:
+        for _ in table_source(config, table).model.batches(LOAD_BATCH_ROWS):
+            pass
 
 
 def _mib(size_bytes: int) -> str:

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import sys
 from http.client import HTTPException
 from pathlib import Path
@@ -10,6 +11,7 @@ from urllib.error import HTTPError, URLError
 from urllib.parse import quote
 from urllib.request import Request, urlopen
 
+from serving.cli.numbers import seconds
 from serving.errors import RequestError, ServingError
 
 _DEFAULT_URL = "http://127.0.0.1:8000"
@@ -26,36 +28,56 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("model", metavar="MODEL", help="the model's name")
     parser.add_argument("file", metavar="FILE", help="the samples, a JSON file; - reads standard input")
     parser.add_argument("--url", default=_DEFAULT_URL, help="the server (default: %(default)s)")
-    parser.add_argument("--timeout", type=_seconds, default=30.0, metavar="SECONDS", help="default: %(default)s")
+    parser.add_argument(
+        "--timeout", type=seconds(_LONGEST_TIMEOUT_S), default=30.0, metavar="SECONDS", help="default: %(default)s"
+    )
     parser.set_defaults(run=predict, error_code=1)
 
 
 def predict(options: argparse.Namespace) -> int:
-    """Send the file and print one line per sample: its L probabilities, separated by spaces."""
+    """Send the file and print one line per sample: its L probabilities, separated by spaces.
+
+    How many keys the model does not know is said on standard error.
+    """
+    predictions, defaulted_keys = _parse(_ask(options), options.url)
+    for probabilities in predictions:
+        print(*probabilities)
+    if defaulted_keys:
+        what = "1 key is unknown to the model: its default vector"
+        if defaulted_keys > 1:
+            what = f"{defaulted_keys} keys are unknown to the model: their default vectors"
+        print(f"hotrow predict: {what} counted", file=sys.stderr)
+    return 0
+
+
+def _ask(options: argparse.Namespace) -> bytes:
+    """Send the file; the server's answer."""
     body = _read(options.file)
     if not options.url.startswith(("http://", "https://")):
         raise RequestError(f"--url: expected http://... or https://..., but {options.url!r} came")
-    url = f"{options.url.rstrip('/')}/predict/{quote(options.model, safe='')}"
-    request = Request(url, data=body, headers={"Content-Type": "application/json"})
+    model = quote(os.fsencode(options.model), safe="")  # a name need not be text
     try:
+        url = f"{options.url.rstrip('/')}/predict/{model}"
+        request = Request(url, data=body, headers={"Content-Type": "application/json"})
         with urlopen(request, timeout=options.timeout) as response:
-            answer = json.load(response)
-            for probabilities in answer["predictions"]:
-                print(*probabilities)
+            answer: bytes = response.read()
+            return answer
     except HTTPError as err:
         raise RequestError(_message(err)) from err
     except (URLError, HTTPException, OSError) as err:
         raise ServingError(f"{options.url}: {getattr(err, 'reason', err)}") from err
-    except (ValueError, KeyError, TypeError) as err:
+    except ValueError as err:
+        raise RequestError(f"--url: {options.url!r} is no URL: {err}") from err
+
+
+def _parse(answer: bytes, url: str) -> tuple[list[list[float]], int]:
+    """Predictions, and the number of defaulted keys, from the server's answer."""
+    try:
+        document = json.loads(answer)
+        predictions = [list(probabilities) for probabilities in document["predictions"]]
+        return predictions, int(document.get("defaulted_keys", 0))
+    except (ValueError, KeyError, TypeError, AttributeError) as err:
         raise ServingError(f"{url}: the answer is not Hotrow's") from err
-    return 0
-
-
-def _seconds(text: str) -> float:
-    seconds = float(text)
-    if not 0 < seconds <= _LONGEST_TIMEOUT_S:
-        raise argparse.ArgumentTypeError(f"expected more than 0 and at most {_LONGEST_TIMEOUT_S} seconds")
-    return seconds
 
 
 def _read(file: str) -> bytes:

@@ -1,10 +1,14 @@
 """The `hotrow` command line, without a server."""
 
+import contextlib
 import json
 import subprocess
 import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from benchmarks.tiny_model import TinyModel
@@ -20,30 +24,40 @@ def test_the_version_is_printed(capsys):
 
 
 @pytest.mark.parametrize(
-    "arguments",
+    ("arguments", "expected"),
     [
-        [],
-        ["fly"],
-        ["serve"],
-        ["serve", "x", "--http-port", "70000"],
-        ["serve", "x", "--http-port", "-1"],
-        ["serve", "x", "--threads", "0"],
-        ["serve", "x", "--max-inflight", "0"],
-        ["serve", "x", "--max-body-bytes", "1.5"],
-        ["serve", "x", "--engine", "torch"],
-        ["predict", "model"],
-        ["predict", "model", "file", "--timeout", "0"],
-        ["predict", "model", "file", "--timeout", "nan"],
-        ["check"],
+        ("", "COMMAND"),
+        ("fly", "'fly'"),
+        ("serve", "REPO"),
+        ("serve x --http-port 70000", "expected a whole number from 0 to 65535, but '70000' came"),
+        ("serve x --http-port -1", "expected a whole number from 0 to 65535, but '-1' came"),
+        ("serve x --http-port abc", "expected a whole number from 0 to 65535, but 'abc' came"),
+        ("serve x --threads 0", "expected a whole number from 1 to 1024, but '0' came"),
+        ("serve x --threads 1025", "expected a whole number from 1 to 1024, but '1025' came"),
+        ("serve x --max-inflight 0", "expected a whole number from 1 to 65536, but '0' came"),
+        ("serve x --max-inflight 65537", "expected a whole number from 1 to 65536, but '65537' came"),
+        ("serve x --max-body-bytes 1.5", "expected a whole number from 1 to 2147483648, but '1.5' came"),
+        ("serve x --max-body-bytes 2147483649", "from 1 to 2147483648, but '2147483649' came"),
+        (f"serve x --max-body-bytes {'9' * 5000}", f"from 1 to 2147483648, but '{'9' * 32}' came"),
+        ("serve x --engine torch", "'torch'"),
+        ("predict model", "FILE"),
+        ("predict model file --timeout 0", "expected more than 0 and at most 86400 seconds, but '0' came"),
+        ("predict model file --timeout -1", "expected more than 0 and at most 86400 seconds, but '-1' came"),
+        ("predict model file --timeout nan", "expected more than 0 and at most 86400 seconds, but 'nan' came"),
+        ("predict model file --timeout 1e30", "expected more than 0 and at most 86400 seconds, but '1e30' came"),
+        ("predict model file --timeout soon", "expected more than 0 and at most 86400 seconds, but 'soon' came"),
+        ("check", "CONFIG"),
     ],
-    ids=" ".join,
+    ids=lambda text: text[:40],
 )
-def test_a_wrong_command_line_exits_with_2_and_says_how_it_goes(arguments, capsys):
+def test_a_wrong_command_line_exits_with_2_and_says_what_was_expected(arguments, expected, capsys):
     with pytest.raises(SystemExit) as stopped:
-        main(arguments)
+        main(arguments.split())
 
+    error = capsys.readouterr().err
     assert stopped.value.code == 2
-    assert "usage: hotrow" in capsys.readouterr().err
+    assert "usage: hotrow" in error
+    assert expected in error
 
 
 class TestCheck:
@@ -170,8 +184,94 @@ class TestCheck:
 
         assert "dense.model" in capsys.readouterr().err
 
+    def test_a_key_that_comes_twice(self, tmp_path, capsys):
+        version = TinyModel().write(tmp_path)
+        (version / "manifest.json").unlink()
+        keys = np.fromfile(version / "user" / "key", np.int64)
+        keys[6] = keys[5]
+        keys.tofile(version / "user" / "key")
+
+        assert main(["check", str(tmp_path)]) == 1
+
+        assert f"user/key: key {keys[5]} is in row 5 and again in row 6" in capsys.readouterr().err
+
+
+class Answering(BaseHTTPRequestHandler):
+    """Gives the same answer to everything and remembers the paths."""
+
+    def do_POST(self):
+        self.server.paths.append(self.path)
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(self.server.answer)))
+        self.end_headers()
+        self.wfile.write(self.server.answer)
+
+    def log_message(self, *_):
+        """Nothing."""
+
+
+@pytest.fixture
+def answering():
+    """Start a server that gives this answer; its URL, and the paths it was asked for."""
+    with contextlib.ExitStack() as stack:
+
+        def start(answer):
+            server = stack.enter_context(ThreadingHTTPServer(("127.0.0.1", 0), Answering))
+            server.answer, server.paths = answer, []
+            thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+            thread.start()
+            stack.callback(thread.join)
+            stack.callback(server.shutdown)
+            return f"http://127.0.0.1:{server.server_port}", server.paths
+
+        yield start
+
+
+@pytest.fixture
+def samples(tmp_path):
+    (tmp_path / "samples.json").write_text("{}")
+    return str(tmp_path / "samples.json")
+
 
 class TestPredict:
+    @pytest.mark.parametrize(
+        ("defaulted_keys", "expected"),
+        [
+            (0, ""),
+            (1, "hotrow predict: 1 key is unknown to the model: its default vector counted\n"),
+            (7, "hotrow predict: 7 keys are unknown to the model: their default vectors counted\n"),
+        ],
+    )
+    def test_predictions_go_to_stdout_and_unknown_keys_to_stderr(
+        self, answering, samples, capsys, defaulted_keys, expected
+    ):
+        document = {"predictions": [[0.25, 0.5], [0.75, 1]], "defaulted_keys": defaulted_keys, "model_version": "1"}
+        url, _ = answering(json.dumps(document).encode())
+
+        assert main(["predict", "m", samples, "--url", url]) == 0
+
+        assert capsys.readouterr() == ("0.25 0.5\n0.75 1\n", expected)
+
+    @pytest.mark.parametrize(
+        "answer", [b"", b"[]", b"{}", b'{"predictions": [1]}', b'{"predictions": [], "defaulted_keys": "many"}']
+    )
+    def test_an_answer_that_is_not_hotrows(self, answering, samples, capsys, answer):
+        url, _ = answering(answer)
+
+        assert main(["predict", "m", samples, "--url", url]) == 1
+
+        assert capsys.readouterr() == ("", f"hotrow predict: {url}: the answer is not Hotrow's\n")
+
+    @pytest.mark.parametrize(
+        ("name", "path"), [("a/b", "/predict/a%2Fb"), ("\udcff", "/predict/%FF")], ids=["a slash", "no text"]
+    )
+    def test_any_bytes_may_be_a_models_name(self, answering, samples, name, path):
+        url, paths = answering(b'{"predictions": []}')
+
+        assert main(["predict", name, samples, "--url", url]) == 0
+
+        assert paths == [path]
+
     @pytest.mark.parametrize(
         ("arguments", "expected"),
         [
@@ -179,6 +279,10 @@ class TestPredict:
             pytest.param(["m", "{file}", "--url", "ftp://x"], "expected http://", id="another protocol"),
             pytest.param(["m", "{file}", "--url", "http://127.0.0.1:1"], "Connection refused", id="nobody listens"),
             pytest.param(["m", "{file}", "--url", "http://"], "http://", id="no host"),
+            pytest.param(["m", "{file}", "--url", "http://[::1"], "'http://[::1' is no URL", id="half an address"),
+            pytest.param(["m", "{file}", "--url", "http://x:y"], "'y'", id="no port"),
+            pytest.param(["m", "{file}", "--url", f"http://{'h' * 64}"], "is no URL", id="no host's name"),
+            pytest.param(["m", "{file}", "--url", "http://127.0.0.1/\xe9"], "is no URL", id="no ASCII"),
         ],
     )
     def test_what_cannot_be_asked_is_one_line_and_exit_code_1(self, tmp_path, capsys, arguments, expected):
