@@ -18,6 +18,7 @@ from serving.errors import ConfigError, RequestError, UnknownModelError
 from serving.lookup import LookupSession
 from serving.model.dense_file import read_dense
 from serving.model.graph import read_graph
+from serving.model.projection import with_projection
 from serving.parameter_server import ParameterServer
 from serving.storage import MemoryStore
 
@@ -73,7 +74,7 @@ class InferenceSession:
         _check_cache(config, device_id, embedding_cache)
         self.config = config
         self.embedding_cache = embedding_cache
-        self.graph = read_graph(config.graph_file)
+        self.graph = with_projection(read_graph(config.graph_file), config.dense_file)
         weights = read_dense(config.dense_file, self.graph)
         self._network = open_network(self.graph, weights, engine, config.onnx_file, threads)
         self.engine = self._network.engine
@@ -105,9 +106,12 @@ class InferenceSession:
         """Predict from a checked batch.
 
         Raises:
-            RequestError: the answer to a sample is no finite number.
+            RequestError: the batch has fewer samples than the graph can work on, or the answer to a sample is no
+                finite number.
             StoreError: a tier did not answer, and no other holds one of the keys.
         """
+        if 0 < batch.samples < self.graph.least_samples:
+            raise RequestError(f"expected at least {self.graph.least_samples} samples, got {batch.samples}")
         looked_up = self.embedding_cache.lookup_pooled(batch)
         probabilities = self._network(batch.dense, looked_up.embeddings)
         if not isfinite(probabilities.sum()):  # one pass; what is not finite makes the sum so

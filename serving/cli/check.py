@@ -20,6 +20,7 @@ from serving.dense.network import open_network
 from serving.errors import ConfigError
 from serving.model.dense_file import read_dense
 from serving.model.graph import read_graph
+from serving.model.projection import with_projection
 from serving.model.strict_json import read_json
 from serving.parameter_server.loading import LOAD_BATCH_ROWS, table_source
 from serving.repository import ModelRepository
@@ -96,7 +97,7 @@ def _limit(tier: VolatileDbConfig) -> str:
 
 def _check_dense(config: ModelConfig) -> None:
     """Read the dense weights and build the network from them, as serving would."""
-    graph = read_graph(config.graph_file)
+    graph = with_projection(read_graph(config.graph_file), config.dense_file)
     open_network(graph, read_dense(config.dense_file, graph), engine="numpy")
 
 

@@ -40,7 +40,8 @@ class DenseNetwork(Protocol):
             float32[B, L], C-contiguous, in memory of its own.
 
         Raises:
-            ValueError: an argument has another shape or dtype than the graph says.
+            ValueError: an argument has another shape or dtype than the graph says, or B is smaller than the graph
+                can work on.
         """
 
 
@@ -53,7 +54,7 @@ def run_graph(
     """Run every dense layer once, in order.
 
     Args:
-        graph: the structure.
+        graph: the structure. B must be at least 1, and ``graph.least_samples``.
         weights: ``"<layer>.<weight>"`` to array, of the same library as ``tensors``.
         tensors: the dense input and every embedding's top, by name.
         overrides: by layer type, a function to use in place of the one in ``serving.dense.layers``.
@@ -64,7 +65,7 @@ def run_graph(
     """
     functions = {**LAYERS, **(overrides or {})}
     own: dict[str, dict[str, Array]] = {layer.name: {} for layer in graph.layers}
-    for spec in graph.weights:
+    for spec in graph.stored:
         own[spec.layer][spec.name] = weights[f"{spec.layer}.{spec.name}"]
     made = dict(tensors)
     for layer in graph.layers:
@@ -80,6 +81,8 @@ def input_tensors(graph: Graph, dense: Floats, embeddings: Sequence[Floats]) -> 
     tensors = {graph.dense_top: dense}
     tensors.update(zip((embedding.top for embedding in graph.embeddings), embeddings, strict=True))
     samples = dense.shape[0] if dense.ndim else 0
+    if 0 < samples < graph.least_samples:
+        raise ValueError(f"expected at least {graph.least_samples} samples, whose rows the graph picks, got {samples}")
     for name, array in tensors.items():
         expected = (samples, *graph.shapes[name][1:])
         if array.shape != expected or array.dtype != np.float32:
@@ -105,6 +108,8 @@ class NumpyNetwork:
     def __call__(self, dense: Floats, embeddings: Sequence[Floats]) -> Floats:
         """See ``DenseNetwork.__call__``."""
         tensors = input_tensors(self._graph, dense, embeddings)
+        if not dense.shape[0]:
+            return np.empty((0, self._graph.label_dim), np.float32)
         with np.errstate(all="ignore"):  # what overflows shows in the answer, as it does in ONNX Runtime
             output = run_graph(self._graph, self._weights, tensors)[self._graph.output]
         return np.ascontiguousarray(output, dtype=np.float32)

@@ -33,7 +33,7 @@ def network_digest(graph: Graph, weights: Weights) -> str:
         "output": graph.output,
     }
     digest = hashlib.sha256(json.dumps(structure, sort_keys=True).encode())
-    for spec in graph.weights:
+    for spec in graph.stored:
         digest.update(np.ascontiguousarray(weights[weight_key(spec)], dtype="<f4").data)
     return digest.hexdigest()
 

@@ -4,8 +4,10 @@ An array here is a NumPy array, a torch tensor or an ndonnx array. Neither torch
 array of that library comes in.
 """
 
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
+import numpy as np
 from array_api_compat import array_namespace
 
 Array: TypeAlias = Any
@@ -31,6 +33,26 @@ def linear(x: Array, w: Array, b: Array | None = None) -> Array:
     if b is not None:
         product += b
     return product
+
+
+def matmul(x: Array, y: Array) -> Array:
+    """Return ``x @ y``, the product of two tensors of which neither is a weight; both have as many dimensions."""
+    if _library(x) == "ndonnx":
+        from serving.dense.tracing import traced_matmul
+
+        return traced_matmul(x, y)
+    return x @ y
+
+
+def constant(values: np.ndarray[Any, Any], like: Array) -> Array:
+    """Return ``values`` as an array of the library and dtype of ``like``."""
+    return array_namespace(like).asarray(values, dtype=like.dtype)
+
+
+def take(x: Array, indices: Sequence[int] | np.ndarray[Any, Any], axis: int) -> Array:
+    """Return the elements of ``x`` at ``indices``, known when the graph is read, along ``axis``."""
+    xp = array_namespace(x)
+    return xp.take(x, xp.asarray(np.asarray(indices, np.int64)), axis=axis)
 
 
 def relu(x: Array) -> Array:

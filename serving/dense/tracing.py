@@ -19,6 +19,11 @@ def traced_linear(x: Array, w: Array, b: Array | None) -> Array:
     return ndonnx.asarray(product)
 
 
+def traced_matmul(x: Array, y: Array) -> Array:
+    """See ``primitives.matmul``."""
+    return ndonnx.asarray(op.matmul(x.unwrap_spox(), y.unwrap_spox()))
+
+
 def traced_relu(x: Array) -> Array:
     """See ``primitives.relu``."""
     return ndonnx.asarray(op.relu(x.unwrap_spox()))

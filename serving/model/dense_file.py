@@ -1,39 +1,35 @@
 """HugeCTR's dense model file: every dense weight, and nothing else.
 
 Format (HugeCTR v3.0 to v24.06): little-endian float32 without header or padding; the weights of ``graph.weights``
-one after the other, each row-major.
+one after the other, each row-major. What is not trained lies in a file beside it: ``serving.model.statistics_file``.
 """
 
 import logging
 import math
 import os
 from pathlib import Path
-from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from serving.errors import ModelFileError
 from serving.model.atomic import atomic_write
-from serving.model.records import Graph, WeightSpec
+from serving.model.dense_weights import Weights, check_weights, weight_key
+from serving.model.records import Graph
+from serving.model.statistics_file import read_statistics, write_statistics
 
-Weights: TypeAlias = dict[str, NDArray[np.float32]]  # "<layer>.<weight>" -> float32 array of WeightSpec.shape
+__all__ = ["Weights", "check_weights", "read_dense", "weight_key", "write_dense"]
 
 _log = logging.getLogger(__name__)
 
 
-def weight_key(spec: WeightSpec) -> str:
-    """Return a weight's key in ``Weights``."""
-    return f"{spec.layer}.{spec.name}"
-
-
 def read_dense(path: str | Path, graph: Graph) -> Weights:
-    """Read all weights of ``graph``.
+    """Read all weights of ``graph``, and from the file beside it the statistics of its BatchNorm layers.
 
     A weight that is NaN or infinite is logged as a warning: the file is what it says it is, its model is broken.
 
     Raises:
-        ModelFileError: the file is missing, or has not exactly the bytes that the graph's weights need.
+        ModelFileError: the file is missing, or has not exactly the bytes that the graph's weights need; or the file
+            beside it is not the graph's.
     """
     expected_bytes = 4 * sum(math.prod(spec.shape) for spec in graph.weights)
     try:
@@ -57,11 +53,11 @@ def read_dense(path: str | Path, graph: Graph) -> Weights:
         if not np.isfinite(floats[begin:end]).all():
             _log.warning("%s: %s has weights that are NaN or infinite", path, weight_key(spec))
         begin = end
-    return weights
+    return {**weights, **read_statistics(path, graph)}
 
 
 def write_dense(path: str | Path, graph: Graph, weights: Weights) -> None:
-    """Write all weights of ``graph``; an existing file is replaced at once or not at all.
+    """Write all weights of ``graph``, and its statistics beside them; a file is replaced at once or not at all.
 
     Raises:
         ModelFileError: a weight is missing, unknown, of another shape or of another dtype, or the disk refuses.
@@ -71,28 +67,12 @@ def write_dense(path: str | Path, graph: Graph, weights: Weights) -> None:
     except ValueError as err:
         raise ModelFileError(path, str(err)) from err
     try:
+        write_statistics(path, graph, weights)
         with atomic_write(path) as file:
             for spec in graph.weights:
                 file.write(np.ascontiguousarray(weights[weight_key(spec)], dtype="<f4").tobytes())
     except OSError as err:
         raise ModelFileError(path, f"cannot be written: {err.strerror}") from err
-
-
-def check_weights(graph: Graph, weights: Weights) -> None:
-    """Check that ``weights`` are exactly the graph's.
-
-    Raises:
-        ValueError: a weight is missing, unknown, of another shape, or not float32.
-    """
-    expected = {weight_key(spec): spec.shape for spec in graph.weights}
-    for key in weights.keys() - expected.keys():
-        raise ValueError(f"{key}: the graph has no such weight")
-    for key, shape in expected.items():
-        if key not in weights:
-            raise ValueError(f"{key}: missing")
-        array = weights[key]
-        if array.shape != shape or array.dtype != np.float32:
-            raise ValueError(f"{key}: expected float32 {list(shape)}, got {array.dtype} {list(array.shape)}")
 
 
 def _breakdown(graph: Graph) -> str:

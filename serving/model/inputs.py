@@ -25,15 +25,23 @@ EMBEDDING_TYPES: Mapping[str, RowLayout] = {
     "DistributedSlotSparseEmbeddingHash": "distributed",
     "LocalizedSlotSparseEmbeddingHash": "localized",
     "LocalizedSlotSparseEmbeddingOneHot": "localized",
+    "HybridSparseEmbedding": "distributed",
 }
 
 
 @dataclass(frozen=True, slots=True)
-class Data:
-    """What the Data layer says; ``label_top`` is None where an inference graph leaves it out."""
+class Label:
+    """One label: its top, None where an inference graph leaves it out, and its columns."""
 
-    label_top: str | None
-    label_dim: int
+    top: str | None
+    dim: int
+
+
+@dataclass(frozen=True, slots=True)
+class Data:
+    """What the Data layer says."""
+
+    labels: tuple[Label, ...]
     dense_top: str
     dense_dim: int
     sparse: tuple[SparseInput, ...]
@@ -46,15 +54,25 @@ def read_data(fields: Fields) -> Data:
         ConfigError: a member is missing, unknown or wrong.
     """
     fields.allow(("name", "type", "label", "dense", "sparse", *_DATA_IGNORED))
-    label = fields.object("label", ("top", "label_dim"))
     dense = fields.object("dense", ("top", "dense_dim"))
     return Data(
-        label_top=label.text("top") if "top" in label else None,
-        label_dim=label.integer("label_dim"),
+        labels=_read_labels(fields.object("label", ("top", "label_dim"))),
         dense_top=dense.text("top"),
         dense_dim=dense.integer("dense_dim", minimum=0),
         sparse=tuple(_read_sparse(entry) for entry in fields.objects("sparse")),
     )
+
+
+def _read_labels(fields: Fields) -> tuple[Label, ...]:
+    """Read one label, or several as v3.3 and later write them: a list of tops and a list of dimensions."""
+    several = isinstance(fields.value("label_dim"), list)
+    dims = fields.integers("label_dim") if several else (fields.integer("label_dim"),)
+    if "top" not in fields:
+        return tuple(Label(None, dim) for dim in dims)
+    tops = fields.texts("top")
+    if len(tops) != len(dims):
+        raise fields.error(f"expected {len(tops)} dimensions, one per top, got {len(dims)}", "label_dim")
+    return tuple(Label(top, dim) for top, dim in zip(tops, dims, strict=True))
 
 
 def _read_sparse(fields: Fields) -> SparseInput:
@@ -88,7 +106,7 @@ def read_embedding(fields: Fields, sparse: Mapping[str, SparseInput]) -> Embeddi
     Raises:
         ConfigError: a member is missing, unknown or wrong, or the bottom is not a sparse input.
     """
-    fields.allow(("name", "type", "bottom", "top", "sparse_embedding_hparam", "optimizer"))
+    fields.allow(("name", "type", "bottom", "top", "sparse_embedding_hparam", "optimizer", "hybrid_embedding_param"))
     bottom, top = fields.text("bottom"), fields.text("top")
     if bottom not in sparse:
         raise fields.error(f"expected a sparse input ({', '.join(sparse)}), got {bottom!r}", "bottom")

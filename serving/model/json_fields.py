@@ -89,12 +89,37 @@ class Fields:
 
     def number(self, key: str, default: float | _Required = REQUIRED) -> float:
         """Return a number that float32 can hold, as a float."""
-        value = self.value(key, default)
+        return self.check_number(self.value(key, default), key)
+
+    def check_number(self, value: Any, key: str) -> float:
+        """Return ``value`` as a float if it is a number that float32 can hold; ``key`` is its place, for messages."""
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise self.error(f"expected a number, got {describe(value)}", key)
         if abs(value) > LARGEST_FLOAT32:
             raise self.error(f"expected a number within float32, got {describe(value)}", key)
         return float(value)
+
+    def count(self, key: str) -> int:
+        """Return an integer from 1; 10.0 counts as 10, for HugeCTR keeps some counts as floats."""
+        value = self.value(key)
+        return self.check_integer(int(value) if isinstance(value, float) and value.is_integer() else value, key, 1)
+
+    def boolean(self, key: str, default: bool | _Required = REQUIRED) -> bool:
+        """Return true or false."""
+        return self.choice(key, {True: True, False: False}, default)
+
+    def items(self, key: str) -> list[Any]:
+        """Return a list that is not empty."""
+        value = self.value(key)
+        if not isinstance(value, list) or not value:
+            raise self.error(f"expected a list, got {describe(value)}", key)
+        return value
+
+    def integers(self, key: str, *, minimum: int = 1, maximum: int = 2**31 - 1) -> tuple[int, ...]:
+        """Return a list of integers, not empty."""
+        return tuple(
+            self.check_integer(item, f"{key}[{index}]", minimum, maximum) for index, item in enumerate(self.items(key))
+        )
 
     def text(self, key: str, default: str | _Required = REQUIRED) -> str:
         """Return a string that is not empty."""
@@ -116,7 +141,10 @@ class Fields:
 
     def choice(self, key: str, choices: Mapping[Any, T], default: Any = REQUIRED) -> T:
         """Return what ``choices`` maps the member's value to."""
-        value = self.value(key, default)
+        return self.check_choice(self.value(key, default), key, choices)
+
+    def check_choice(self, value: Any, key: str, choices: Mapping[Any, T]) -> T:
+        """Return what ``choices`` maps ``value`` to; ``key`` is its place, for messages."""
         for name, meaning in choices.items():
             if type(value) is type(name) and value == name:
                 return meaning

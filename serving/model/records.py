@@ -1,13 +1,32 @@
 """The layer graph: what a model's JSON says, checked once and turned into records."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 from serving.model.sparse_rows import RowLayout
 
 Combiner: TypeAlias = Literal["sum", "mean"]
-Shape = tuple[int | None, ...]  # None stands for B, the number of samples
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """A dimension that counts samples: ``times`` rows for each, so B rows, or 10B where a layer made ten of one."""
+
+    times: int = 1
+
+    def __mul__(self, factor: int) -> "Samples":
+        """Return the dimension with ``factor`` rows in place of each."""
+        return Samples(self.times * factor)
+
+    def __str__(self) -> str:
+        """Return it as messages write it: ``B``, ``10B``."""
+        return f"{self.times if self.times > 1 else ''}B"
+
+
+B = Samples()
+Size: TypeAlias = int | Samples
+Shape: TypeAlias = tuple[Size, ...]  # at least two dimensions, of which only the first may count samples
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,19 +65,28 @@ class Embedding:
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One dense layer as the JSON names it; ``params`` holds its checked parameters by their JSON names."""
+    """One dense layer as the JSON names it.
+
+    Attributes:
+        type: its type, as the JSON spells it.
+        name: its name; the first top's where it has none, or one that an earlier layer has too.
+        bottoms: the tensors it reads.
+        tops: the tensors it makes.
+        params: its checked parameters, by their JSON names where they have one there.
+        path: where it is in the document, ``"layers[4]"``.
+    """
 
     type: str
     name: str
     bottoms: tuple[str, ...]
     tops: tuple[str, ...]
     params: Mapping[str, Any]
-    path: str  # where in the document: "layers[4]"
+    path: str = field(compare=False)
 
 
 @dataclass(frozen=True, slots=True)
 class WeightSpec:
-    """One weight tensor of the dense file, in file order: float32, row-major, shape ``shape``."""
+    """One weight tensor of a layer: float32, row-major, shape ``shape``."""
 
     layer: str
     name: str  # "weight", "bias", ...
@@ -72,15 +100,21 @@ class Graph:
     Attributes:
         dense_top: name of the dense input tensor; F may be 0.
         dense_dim: F.
-        label_dim: L.
+        label_dim: L, the columns of ``output``.
         sparse: the sparse inputs, in document order.
         embeddings: the embedding layers, in document order: table t of a request is ``embeddings[t]``.
         layers: dense layers in an order in which they can run; a training loss is replaced by its inference
             activation (BinaryCrossEntropyLoss by Sigmoid).
-        logits: name of the tensor that the last activation reads (what a training loss is computed on).
-        output: name of the tensor with the probabilities, [B, L].
+        logits: name of the tensor that the last activation reads (what a training loss is computed on); of several
+            outputs the tensors side by side, [B, L].
+        output: name of the tensor with the probabilities, [B, L]; several outputs stand in it side by side, in
+            document order.
         shapes: shape of every tensor by name.
         weights: all weights in dense-file order.
+        statistics: the running means and variances of BatchNorm layers, which lie beside the dense file and are not
+            trained by gradients.
+        least_samples: the smallest B that every layer can work on; more than 1 where one picks rows by number.
+        mixes_samples: an answer depends on the other samples of its batch, so requests must not be merged.
         source: the file the graph was read from, for messages.
     """
 
@@ -94,4 +128,12 @@ class Graph:
     output: str
     shapes: Mapping[str, Shape]
     weights: tuple[WeightSpec, ...]
+    statistics: tuple[WeightSpec, ...]
+    least_samples: int
+    mixes_samples: bool
     source: str
+
+    @property
+    def stored(self) -> tuple[WeightSpec, ...]:
+        """Everything a dense network needs beside the graph: the weights, then the statistics."""
+        return self.weights + self.statistics

@@ -2,7 +2,7 @@ import copy
 
 import pytest
 
-from serving.model.graph import Embedding, SparseInput, WeightSpec, inference_document, parse_graph, read_graph
+from serving.model.graph import B, Embedding, SparseInput, WeightSpec, inference_document, parse_graph, read_graph
 
 
 def by_weight(graph):
@@ -16,7 +16,7 @@ def test_a_training_graph_becomes_records(graph):
     assert [layer.name for layer in graph.layers[:-1]] == [
         "reshape1", "concat1", "slice1", "multicross1", "fc1", "relu1", "dropout1", "concat2", "fc2",
     ]  # fmt: skip
-    assert graph.layers[3].params == {"num_layers": 3, "projection_dim": 0}
+    assert graph.layers[3].params == {"num_layers": 3, "projection_dim": None}
     assert graph.layers[3].path == "layers[5]"
 
 
@@ -25,24 +25,24 @@ def test_a_loss_becomes_its_activation(graph):
 
     assert (last.type, last.bottoms, last.tops) == ("Sigmoid", ("fc2",), (graph.output,))
     assert graph.logits == "fc2"
-    assert graph.shapes[graph.output] == (None, 1)
+    assert graph.shapes[graph.output] == (B, 1)
 
 
 def test_shapes_are_worked_out_for_every_tensor(graph):
     assert graph.shapes == {
-        "dense": (None, 2),
-        "embedding1": (None, 4, 3),
-        "reshape1": (None, 12),
-        "concat1": (None, 14),
-        "slice11": (None, 14),
-        "slice12": (None, 14),
-        "multicross1": (None, 14),
-        "fc1": (None, 8),
-        "relu1": (None, 8),
-        "dropout1": (None, 8),
-        "concat2": (None, 22),
-        "fc2": (None, 1),
-        "probabilities": (None, 1),
+        "dense": (B, 2),
+        "embedding1": (B, 4, 3),
+        "reshape1": (B, 12),
+        "concat1": (B, 14),
+        "slice11": (B, 14),
+        "slice12": (B, 14),
+        "multicross1": (B, 14),
+        "fc1": (B, 8),
+        "relu1": (B, 8),
+        "dropout1": (B, 8),
+        "concat2": (B, 22),
+        "fc2": (B, 1),
+        "probabilities": (B, 1),
     }
 
 
@@ -165,7 +165,7 @@ def test_a_model_may_have_no_dense_features(document):
     document["layers"][0]["dense"]["dense_dim"] = 0
     document["layers"][4]["ranges"] = [[0, 12], [0, 12]]
 
-    assert parse_graph(document, "graph.json").shapes["concat1"] == (None, 12)
+    assert parse_graph(document, "graph.json").shapes["concat1"] == (B, 12)
 
 
 def test_reshape_makes_three_dimensions_from_a_time_step(document):
@@ -175,7 +175,7 @@ def test_reshape_makes_three_dimensions_from_a_time_step(document):
         {"type": "Concat", "bottom": ["flat", "dense"], "top": "concat1"},
     ]
 
-    assert parse_graph(document, "graph.json").shapes["reshape1"] == (None, 2, 6)
+    assert parse_graph(document, "graph.json").shapes["reshape1"] == (B, 2, 6)
 
 
 def test_the_genuine_inference_config_is_read_unchanged(genuine_config):
@@ -190,7 +190,7 @@ def test_the_genuine_inference_config_is_read_unchanged(genuine_config):
 def test_the_genuine_dcn_config_is_read_unchanged(genuine_config):
     graph = read_graph(genuine_config("dcn_train.json"))
 
-    assert graph.shapes["concat2"] == (None, 1024 + 429)
+    assert graph.shapes["concat2"] == (B, 1024 + 429)
     assert len(graph.weights) == 12 + 6
     assert by_weight(graph)["fc4.weight"] == (1453, 1)
 

@@ -1,0 +1,79 @@
+"""Softmax, masks and attention; F queries attend to T keys in H heads of D columns each."""
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+from array_api_compat import array_namespace
+
+from serving.dense.layers.signature import Arrays, LayerFunction, LayerWeights, Params
+from serving.dense.primitives import Array, constant, matmul
+
+_MASKED = 10000.0  # what HugeCTR takes from the score of a key that is not there
+
+
+def _softmax(params: Params, bottoms: Arrays, weights: LayerWeights) -> Arrays:
+    return [_probabilities(*bottoms)]
+
+
+def _probabilities(scores: Array, mask: Array | None = None) -> Array:
+    """Return the softmax over the last dimension; where ``mask`` is 0 rather than 1, almost nothing."""
+    xp = array_namespace(scores)
+    if mask is not None:
+        scores = scores - (1 - mask) * _MASKED
+    powers = xp.exp(scores - xp.max(scores, axis=-1, keepdims=True))
+    return powers / xp.sum(powers, axis=-1, keepdims=True)
+
+
+def _sequence_mask(params: Params, bottoms: Arrays, weights: LayerWeights) -> Arrays:
+    """1 where both places are inside their sequence, else 0: ``[B, 1, F, T]``; of one bottom, F is 1."""
+    queries, keys = params["sizes"]
+    inside = _inside(bottoms[-1], (1, 1, 1, keys))
+    if len(bottoms) == 2:
+        inside = inside & _inside(bottoms[0], (1, 1, queries, 1))
+    return [array_namespace(bottoms[0]).astype(inside, bottoms[0].dtype)]
+
+
+def _inside(lengths: Array, shape: tuple[int, ...]) -> Array:
+    """Return which places lie inside: place i of a sequence of ``length``, cut to an integer, if i < length."""
+    ends = constant(np.arange(1, math.prod(shape) + 1).reshape(shape), lengths)
+    return ends <= array_namespace(lengths).reshape(lengths, (-1, 1, 1, 1))
+
+
+def _multi_head_attention(params: Params, bottoms: Arrays, weights: LayerWeights) -> Arrays:
+    """``softmax(Q K / sqrt(D) - 10000 (1 - mask)) V``, or its parts where a graph has them as layers of their own."""
+    if params["form"] == "scores":
+        return [_scores(*bottoms)]
+    if params["form"] == "values":
+        return [_merge_heads(matmul(*bottoms))]
+    q, k, v = (_split_heads(x, params["num_attention_heads"]) for x in bottoms[:3])
+    scores = _scores(q, k)
+    if params["form"] == "scores_and_values":
+        return [scores, v]
+    return [_merge_heads(matmul(_probabilities(scores, *bottoms[3:]), v))]
+
+
+def _scores(q: Array, k: Array) -> Array:
+    """Return ``Q K / sqrt(D)``: ``[B, H, F, T]``."""
+    return matmul(q, array_namespace(k).permute_dims(k, (0, 1, 3, 2))) * (1 / math.sqrt(q.shape[-1]))
+
+
+def _split_heads(x: Array, heads: int) -> Array:
+    """Return ``[B, T, H * D]`` as ``[B, H, T, D]``."""
+    xp = array_namespace(x)
+    places, width = x.shape[1:]
+    return xp.permute_dims(xp.reshape(x, (-1, places, heads, width // heads)), (0, 2, 1, 3))
+
+
+def _merge_heads(x: Array) -> Array:
+    """Return ``[B, H, T, D]`` as ``[B, T, H * D]``."""
+    xp = array_namespace(x)
+    heads, places, width = x.shape[1:]
+    return xp.reshape(xp.permute_dims(x, (0, 2, 1, 3)), (-1, places, heads * width))
+
+
+TABLE: Mapping[str, LayerFunction] = {
+    "MultiHeadAttention": _multi_head_attention,
+    "SequenceMask": _sequence_mask,
+    "Softmax": _softmax,
+}

@@ -1,0 +1,63 @@
+"""Layers that keep a tensor's shape and look at one element at a time."""
+
+from collections.abc import Mapping
+
+from array_api_compat import array_namespace
+
+from serving.dense.layers.signature import Arrays, LayerFunction, LayerWeights, Params
+from serving.dense.primitives import relu, sigmoid
+
+
+def _relu(params: Params, bottoms: Arrays, weights: LayerWeights) -> Arrays:
+    return [relu(bottoms[0])]
+
+
+def _sigmoid(params: Params, bottoms: Arrays, weights: LayerWeights) -> Arrays:
+    return [sigmoid(bottoms[0])]
+
+
+def _elu(params: Params, bottoms: Arrays, weights: LayerWeights) -> Arrays:
+    x = bottoms[0]
+    xp = array_namespace(x)
+    # -relu(-x) is x where it is used; it keeps exp from overflowing where it is not
+    return [xp.where(x < 0, params["alpha"] * xp.expm1(-relu(-x)), x)]
+
+
+def _dropout(params: Params, bottoms: Arrays, weights: LayerWeights) -> Arrays:
+    """The identity: dropping is training's business, which overrides this function."""
+    return bottoms
+
+
+def _cast(params: Params, bottoms: Arrays, weights: LayerWeights) -> Arrays:
+    """The identity: it goes to or from float16, and here all is float32."""
+    return bottoms
+
+
+def _add(params: Params, bottoms: Arrays, weights: LayerWeights) -> Arrays:
+    total = bottoms[0]
+    for term in bottoms[1:]:
+        total = total + term
+    return [total]
+
+
+def _sub(params: Params, bottoms: Arrays, weights: LayerWeights) -> Arrays:
+    return [bottoms[0] - bottoms[1]]
+
+
+def _elementwise_multiply(params: Params, bottoms: Arrays, weights: LayerWeights) -> Arrays:
+    product = bottoms[0]
+    for factor in bottoms[1:]:
+        product = product * factor
+    return [product]
+
+
+TABLE: Mapping[str, LayerFunction] = {
+    "Add": _add,
+    "Cast": _cast,
+    "Dropout": _dropout,
+    "ELU": _elu,
+    "ElementwiseMultiply": _elementwise_multiply,
+    "ReLU": _relu,
+    "Sigmoid": _sigmoid,
+    "Sub": _sub,
+}

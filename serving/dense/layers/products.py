@@ -1,0 +1,111 @@
+"""Layers that multiply by weights, or tensors by one another."""
+
+from collections.abc import Mapping
+
+import numpy as np
+from array_api_compat import array_namespace
+
+from serving.dense.layers.signature import Arrays, LayerFunction, LayerWeights, Params
+from serving.dense.primitives import Array, linear, matmul, relu, take
+
+
+def _inner_product(params: Params, bottoms: Arrays, weights: LayerWeights) -> Arrays:
+    return [linear(bottoms[0], weights["weight"], weights["bias"])]
+
+
+def _fused_inner_product(params: Params, bottoms: Arrays, weights: LayerWeights) -> Arrays:
+    """InnerProduct and ReLU. Further bottoms and tops are for a backward pass; the tops repeat the first."""
+    product = linear(bottoms[0], weights["weight"], weights["bias"])
+    top = relu(product) if params["activation"] == "Relu" else product
+    return [top] * params["tops"]
+
+
+def _mlp(params: Params, bottoms: Arrays, weights: LayerWeights) -> Arrays:
+    """A chain of InnerProducts. Further bottoms and tops are for a backward pass; the tops repeat the first."""
+    x = bottoms[0]
+    for level, (activation, has_bias) in enumerate(zip(params["activations"], params["biases"], strict=True)):
+        x = linear(x, weights[f"weight{level}"], weights[f"bias{level}"] if has_bias else None)
+        if activation == "Relu":
+            x = relu(x)
+    return [x] * params["tops"]
+
+
+def _multi_cross(params: Params, bottoms: Arrays, weights: LayerWeights) -> Arrays:
+    if params["projection_dim"]:
+        return [_cross_matrices(bottoms[0], params["num_layers"], weights)]
+    return [_cross_vectors(bottoms[0], params["num_layers"], weights)]
+
+
+def _cross_vectors(x0: Array, depth: int, weights: LayerWeights) -> Array:
+    """DCN's cross network: ``x[l+1] = x0 * (x[l] . w[l]) + x[l] + b[l]``.
+
+    Every x[l] is ``a * x0 + c`` with one number a per sample and a constant vector c, the sum of the biases so far.
+    So one product of x0 with all w is enough, and the loop is over [B, 1] instead of [B, I].
+    """
+    xp = array_namespace(weights["bias0"])
+    w = xp.stack([weights[f"weight{level}"] for level in range(depth)], axis=1)
+    gains = linear(x0, w, xp.ones_like(w[0, :]))  # [B, depth]: 1 + x0 . w[l]
+    a, c = gains[:, :1], weights["bias0"]
+    for level in range(1, depth):
+        a = a * gains[:, level : level + 1] + xp.sum(c * w[:, level])
+        c = c + weights[f"bias{level}"]
+    return x0 * a + c
+
+
+def _cross_matrices(x0: Array, depth: int, weights: LayerWeights) -> Array:
+    """DCN v2's cross network of low rank: ``x[l+1] = x0 * (x[l] U[l] V[l] + b[l]) + x[l]``."""
+    x = x0
+    for level in range(depth):
+        projected = linear(x, weights[f"u{level}"])
+        x = x0 * linear(projected, weights[f"v{level}"], weights[f"bias{level}"]) + x
+    return x
+
+
+def _weight_multiply(params: Params, bottoms: Arrays, weights: LayerWeights) -> Arrays:
+    """Each number of a row times the vector of its column: ``top[s * D + d] = x[s] * w[s, d]``."""
+    xp = array_namespace(bottoms[0])
+    slots, width = params["weight_dims"]
+    return [xp.reshape(xp.reshape(bottoms[0], (-1, slots, 1)) * weights["weight"], (-1, slots * width))]
+
+
+def _interaction(params: Params, bottoms: Arrays, weights: LayerWeights) -> Arrays:
+    """DLRM's: the vector, the products of all pairs among it and the embeddings, row by row, and one 0."""
+    vector, embedding = bottoms
+    xp = array_namespace(vector)
+    slots, width = embedding.shape[1:]
+    z = xp.concat([xp.reshape(vector, (-1, 1, width)), embedding], axis=1)  # [B, S + 1, D]
+    products = xp.reshape(matmul(z, xp.permute_dims(z, (0, 2, 1))), (-1, (slots + 1) ** 2))
+    row, column = np.tril_indices(slots + 1, -1)
+    pairs = take(products, row * (slots + 1) + column, axis=1)
+    return [xp.concat([vector, pairs, xp.zeros_like(pairs[:, :1])], axis=1)] * params["tops"]
+
+
+def _fm_order2(params: Params, bottoms: Arrays, weights: LayerWeights) -> Arrays:
+    """Half of ``(sum of the vectors)**2 - sum of the vectors**2``: the products of all pairs of slots, summed."""
+    x, width = bottoms[0], params["out_dim"]
+    xp = array_namespace(x)
+    vectors = xp.reshape(x, (-1, x.shape[1] // width, width))
+    total = xp.sum(vectors, axis=1)
+    return [0.5 * (total * total - xp.sum(vectors * vectors, axis=1))]
+
+
+def _matrix_multiply(params: Params, bottoms: Arrays, weights: LayerWeights) -> Arrays:
+    left, right = bottoms
+    if len(left.shape) == len(right.shape):
+        return [matmul(left, right)]
+    xp = array_namespace(left)
+    n, *sizes = right.shape  # [m, n] x [n, g, h] is [m, g, h]
+    return [xp.reshape(matmul(left, xp.reshape(right, (n, -1))), (-1, *sizes))]
+
+
+TABLE: Mapping[str, LayerFunction] = {
+    "FmOrder2": _fm_order2,
+    "FusedInnerProduct": _fused_inner_product,
+    "InnerProduct": _inner_product,
+    "Interaction": _interaction,
+    "MLP": _mlp,
+    "MatrixMultiply": _matrix_multiply,
+    "MultiCross": _multi_cross,
+    "Multiply": _weight_multiply,
+    "WeightMultiply": _weight_multiply,
+}

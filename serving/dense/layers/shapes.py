@@ -1,0 +1,85 @@
+"""Layers that join, cut, pick and rearrange, and those that sum along a dimension."""
+
+from collections.abc import Mapping
+
+import numpy as np
+from array_api_compat import array_namespace
+
+from serving.dense.layers.signature import Arrays, LayerFunction, LayerWeights, Params
+from serving.dense.primitives import Array, take
+
+
+def _concat(params: Params, bottoms: Arrays, weights: LayerWeights) -> Arrays:
+    return [array_namespace(*bottoms).concat(list(bottoms), axis=params["axis"])]
+
+
+def _slice(params: Params, bottoms: Arrays, weights: LayerWeights) -> Arrays:
+    x = bottoms[0]
+    whole = (0, x.shape[-1])
+    return [x if bounds == whole else x[..., slice(*bounds)] for bounds in params["ranges"]]
+
+
+def _reshape(params: Params, bottoms: Arrays, weights: LayerWeights) -> Arrays:
+    x = bottoms[0]
+    if "selected" in params:
+        x, sizes = take(x, params["selected"], axis=1), (len(params["selected"]) * x.shape[2],)
+    else:
+        sizes = params["sizes"]
+    return [array_namespace(x).reshape(x, (-1, *sizes))]
+
+
+def _select(params: Params, bottoms: Arrays, weights: LayerWeights) -> Arrays:
+    return [take(bottoms[0], params["index"], axis=params["dim"])]
+
+
+def _gather(params: Params, bottoms: Arrays, weights: LayerWeights) -> Arrays:
+    return [take(bottoms[0], params["indices"], axis=0)]
+
+
+def _scale(params: Params, bottoms: Arrays, weights: LayerWeights) -> Arrays:
+    """Repeat each number of a row (axis 0) or each row (axis 1) ``factor`` times, copies side by side."""
+    x, factor = bottoms[0], params["factor"]
+    columns = np.arange(x.shape[1])
+    if params["axis"] == 0:
+        return [take(x, np.repeat(columns, factor), axis=1)]
+    return [array_namespace(x).reshape(take(x, np.tile(columns, factor), axis=1), (-1, x.shape[1]))]
+
+
+def _fused_reshape_concat(params: Params, bottoms: Arrays, weights: LayerWeights) -> Arrays:
+    """The bottoms side by side: all slots but the last as rows, and the last slot."""
+    joined = _join(bottoms)
+    return [array_namespace(joined).reshape(joined[:, :-1, :], (-1, joined.shape[2])), joined[:, -1, :]]
+
+
+def _fused_reshape_concat_general(params: Params, bottoms: Arrays, weights: LayerWeights) -> Arrays:
+    """The bottoms side by side, every slot a row."""
+    joined = _join(bottoms)
+    return [array_namespace(joined).reshape(joined, (-1, joined.shape[2]))]
+
+
+def _join(bottoms: Arrays) -> Array:
+    return array_namespace(*bottoms).concat(list(bottoms), axis=2)
+
+
+def _reduce_sum(params: Params, bottoms: Arrays, weights: LayerWeights) -> Arrays:
+    x = bottoms[0]
+    return [array_namespace(x).sum(x, axis=params["axis"], keepdims=True)]
+
+
+def _reduce_mean(params: Params, bottoms: Arrays, weights: LayerWeights) -> Arrays:
+    x = bottoms[0]
+    return [array_namespace(x).mean(x, axis=params["axis"], keepdims=True)]
+
+
+TABLE: Mapping[str, LayerFunction] = {
+    "Concat": _concat,
+    "FusedReshapeConcat": _fused_reshape_concat,
+    "FusedReshapeConcatGeneral": _fused_reshape_concat_general,
+    "Gather": _gather,
+    "ReduceMean": _reduce_mean,
+    "ReduceSum": _reduce_sum,
+    "Reshape": _reshape,
+    "Scale": _scale,
+    "Select": _select,
+    "Slice": _slice,
+}

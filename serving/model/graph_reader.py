@@ -1,0 +1,247 @@
+"""Reads the layers of a graph one after another, keeping account of what they make."""
+
+import difflib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from serving.model.inputs import EMBEDDING_TYPES, read_data, read_embedding
+from serving.model.json_fields import Fields
+from serving.model.layer_types import LAYER_TYPES, REFUSED, Site, Structure, inner, show
+from serving.model.records import B, Embedding, Graph, Layer, Shape, WeightSpec
+from serving.model.wiring import explain_missing
+
+ACTIVATION_OF_LOSS = {
+    "BinaryCrossEntropyLoss": "Sigmoid",
+    "CrossEntropyLoss": "Softmax",
+    "MultiCrossEntropyLoss": "Sigmoid",
+}
+_ACTIVATIONS = ("Sigmoid", "Softmax")
+_LOSS_KEYS = ("name", "type", "bottom", "top", "regularizer", "lambda", "target_weight")
+
+
+@dataclass(frozen=True, slots=True)
+class _Loss:
+    """A training loss, to become an activation of its first bottom."""
+
+    fields: Fields
+    activation: str
+    bottom: str
+
+
+class GraphReader:
+    """The records made so far; layers come in document order."""
+
+    def __init__(self, layers: Sequence[Fields]) -> None:
+        """Read the first of ``layers``, Data."""
+        fields = layers[0]
+        self._document = layers
+        self._data = data = read_data(fields)
+        self._sparse = {entry.top: entry for entry in data.sparse}
+        self._embeddings: list[Embedding] = []
+        self._layers: list[Layer] = []
+        self._structures: list[Structure] = []
+        self._losses: list[_Loss] = []
+        self._names: set[str] = {fields.text("name")} if "name" in fields else set()
+        self._shapes: dict[str, Shape] = {}
+        self._made: dict[str, str] = {}  # tensor to the path of the layer that makes it
+        labels = [label.top for label in data.labels if label.top is not None]
+        for key, top in (*(("label", top) for top in labels), ("dense", data.dense_top)):
+            self._claim(top, fields, f"{key}.top")
+        if len(self._sparse) < len(data.sparse):
+            raise fields.error("two sparse inputs have the same top", "sparse")
+        for top in self._sparse:
+            self._claim(top, fields, "sparse.top")
+        self._shapes[data.dense_top] = (B, data.dense_dim)
+
+    def read(self, source: str) -> Graph:
+        """Read the layers after Data and return the whole.
+
+        Raises:
+            ConfigError: see ``parse_graph``.
+        """
+        for fields in self._document[1:]:
+            self._read_layer(fields)
+        self._check_last(self._document[-1])
+        self._check_inputs()
+        logits, output = self._join_outputs(self._outputs())
+        return Graph(
+            dense_top=self._data.dense_top,
+            dense_dim=self._data.dense_dim,
+            label_dim=self._columns(output),
+            sparse=self._data.sparse,
+            embeddings=tuple(self._embeddings),
+            layers=tuple(self._layers),
+            logits=logits,
+            output=output,
+            shapes=self._shapes,
+            weights=self._specs("weights"),
+            statistics=self._specs("statistics"),
+            least_samples=max(structure.least_samples for structure in self._structures),
+            mixes_samples=any(structure.mixes_samples for structure in self._structures),
+            source=source,
+        )
+
+    def _read_layer(self, fields: Fields) -> None:
+        kind = fields.text("type")
+        if kind in EMBEDDING_TYPES:
+            self._read_embedding(fields)
+        elif kind in ACTIVATION_OF_LOSS:
+            self._read_loss(fields, kind)
+        else:
+            self._read_dense(fields, kind)
+
+    def _read_embedding(self, fields: Fields) -> None:
+        embedding = read_embedding(fields, self._sparse)
+        if embedding.table in self._names:
+            raise fields.error(f"two layers are called {embedding.table!r}", "name" if "name" in fields else "top")
+        self._names.add(embedding.table)
+        self._claim(embedding.top, fields)
+        self._embeddings.append(embedding)
+        self._shapes[embedding.top] = (B, embedding.slots, embedding.dim)
+
+    def _read_dense(self, fields: Fields, kind: str) -> None:
+        if kind in REFUSED:
+            raise fields.error(f"layer type {kind} is not supported: {REFUSED[kind]}", "type")
+        if kind not in LAYER_TYPES:
+            known = [*LAYER_TYPES, *EMBEDDING_TYPES, *ACTIVATION_OF_LOSS]
+            close = difflib.get_close_matches(kind, known, n=1)
+            hint = f"; did you mean {close[0]}?" if close else f"; supported are {', '.join(sorted(known))}"
+            raise fields.error(f"layer type {kind} is not supported{hint}", "type")
+        rule = LAYER_TYPES[kind]
+        fields.allow(("name", "type", "bottom", "top", *rule.keys))
+        bottoms, tops = fields.texts("bottom"), fields.texts("top")
+        _check_count(fields, "bottom", len(bottoms), rule.bottoms)
+        _check_count(fields, "top", len(tops), rule.tops)
+        shapes = tuple(self._shape(name, fields) for name in bottoms)
+        structure = rule.read(Site(fields, shapes, len(tops)))
+        for top, shape in zip(tops, structure.tops, strict=True):
+            self._claim(top, fields)
+            self._shapes[top] = shape
+        # HugeCTR does not look at the names of dense layers, and genuine files use one twice
+        name = fields.text("name", tops[0])
+        self._add(Layer(kind, self._fresh(tops[0], name), bottoms, tops, structure.params, fields.path), structure)
+
+    def _read_loss(self, fields: Fields, kind: str) -> None:
+        """Read a training loss, whose bottoms are the logits and a label."""
+        fields.allow(_LOSS_KEYS)
+        bottoms = fields.texts("bottom")
+        _check_count(fields, "bottom", len(bottoms), (2, 2))
+        labels = {label.top: label for label in self._data.labels}
+        if None in labels:
+            raise self._document[0].error("missing; the loss needs it", "label.top")
+        if bottoms[1] not in labels:
+            names = ", ".join(repr(name) for name in labels)
+            raise fields.error(f"expected the label {names} second, got {bottoms[1]!r}", "bottom")
+        label, shape = labels[bottoms[1]], self._shape(bottoms[0], fields)
+        expected: Shape = (B, label.dim)
+        # the label of a CrossEntropyLoss may be the number of one of many classes
+        if shape != expected and not (kind == "CrossEntropyLoss" and label.dim == 1 and _is_output(shape)):
+            raise fields.error(f"expected shape {show(expected)} from label_dim, got {show(shape)}", "bottom")
+        self._claim(fields.text("top"), fields)
+        self._losses.append(_Loss(fields, ACTIVATION_OF_LOSS[kind], bottoms[0]))
+
+    def _check_last(self, fields: Fields) -> None:
+        kind = fields.text("type")
+        if kind not in _ACTIVATIONS and kind not in ACTIVATION_OF_LOSS:
+            expected = ", ".join((*_ACTIVATIONS, *ACTIVATION_OF_LOSS))
+            raise fields.error(f"the last layer must be one of {expected}, got {kind}", "type")
+
+    def _check_inputs(self) -> None:
+        """Check that every input of Data is read."""
+        read = {embedding.bottom for embedding in self._embeddings}
+        for index, entry in enumerate(self._data.sparse):
+            if entry.top not in read:
+                raise self._document[0].error(f"no embedding reads {entry.top!r}", f"sparse[{index}].top")
+        judged = {loss.fields.texts("bottom")[1] for loss in self._losses}
+        for label in self._data.labels:
+            if self._losses and label.top not in judged:
+                raise self._document[0].error(f"no loss reads {label.top!r}", "label.top")
+
+    def _outputs(self) -> list[Layer]:
+        """Return the layers that make probabilities: those of the losses, else the activations nobody reads."""
+        if not self._losses:
+            read = {bottom for layer in self._layers for bottom in layer.bottoms}
+            outputs = [x for x in self._layers if x.type in _ACTIVATIONS and x.tops[0] not in read]
+            self._check_output_columns(outputs)
+            return outputs
+        for number, loss in enumerate(self._losses, start=1):
+            name = self._fresh("probabilities" if len(self._losses) == 1 else f"probabilities{number}")
+            self._shapes[name] = self._shapes[loss.bottom]
+            self._add(Layer(loss.activation, name, (loss.bottom,), (name,), {}, loss.fields.path))
+        return self._layers[-len(self._losses) :]
+
+    def _check_output_columns(self, outputs: Sequence[Layer]) -> None:
+        """Check the outputs of an inference graph against the labels."""
+        last = self._document[-1]
+        for layer in outputs:
+            if not _is_output(self._shapes[layer.tops[0]]):
+                raise last.error(f"expected shape [B, L], got {show(self._shapes[layer.tops[0]])}", "bottom")
+        expected = sum(label.dim for label in self._data.labels)
+        columns = [self._columns(layer.tops[0]) for layer in outputs]
+        classes = [1 if layer.type == "Softmax" else self._columns(layer.tops[0]) for layer in outputs]
+        if expected not in (sum(columns), sum(classes)):
+            got = " and ".join(show(self._shapes[layer.tops[0]]) for layer in outputs)
+            raise last.error(f"expected shape [B, {expected}] from label_dim, got {got}", "bottom")
+
+    def _join_outputs(self, outputs: Sequence[Layer]) -> tuple[str, str]:
+        """Return the names of the logits and of the probabilities; several outputs are put side by side."""
+        if len(outputs) == 1:
+            return outputs[0].bottoms[0], outputs[0].tops[0]
+        path = self._document[-1].path
+        joined = []
+        for wanted, parts in (
+            ("logits", tuple(layer.bottoms[0] for layer in outputs)),
+            ("probabilities", tuple(layer.tops[0] for layer in outputs)),
+        ):
+            name = self._fresh(wanted)
+            self._shapes[name] = (B, sum(self._columns(part) for part in parts))
+            self._add(Layer("Concat", name, parts, (name,), {"axis": 1}, path))
+            joined.append(name)
+        return joined[0], joined[1]
+
+    def _columns(self, tensor: str) -> int:
+        return inner(self._shapes[tensor])[0]
+
+    def _add(self, layer: Layer, structure: Structure | None = None) -> None:
+        self._names.add(layer.name)
+        self._layers.append(layer)
+        self._structures.append(structure or Structure(()))
+
+    def _specs(self, attribute: str) -> tuple[WeightSpec, ...]:
+        return tuple(
+            WeightSpec(layer.name, name, shape)
+            for layer, structure in zip(self._layers, self._structures, strict=True)
+            for name, shape in getattr(structure, attribute)
+        )
+
+    def _claim(self, top: str, fields: Fields, key: str = "top") -> None:
+        if top in self._made:
+            raise fields.error(f"the tensor {top!r} is made twice, first by {self._made[top]}", key)
+        self._made[top] = fields.path
+
+    def _fresh(self, name: str, wanted: str | None = None) -> str:
+        """Return ``wanted`` if no layer is called so, else a name made of ``name`` that no layer or tensor has."""
+        if wanted is not None and wanted not in self._names:
+            return wanted
+        losses = {loss.fields.text("top") for loss in self._losses}  # which an inference graph does not have
+        while name in self._names or (wanted is None and name in self._made and name not in losses):
+            name += "_"
+        return name
+
+    def _shape(self, bottom: str, fields: Fields) -> Shape:
+        if bottom in self._shapes:
+            return self._shapes[bottom]
+        if bottom in self._made:
+            raise fields.error(f"{bottom!r} is an input that a {fields.text('type')} layer cannot read", "bottom")
+        raise fields.error(explain_missing(bottom, fields, self._document, self._shapes), "bottom")
+
+
+def _is_output(shape: Shape) -> bool:
+    return len(shape) == 2 and shape[0] == B
+
+
+def _check_count(fields: Fields, key: str, count: int, allowed: tuple[int, int]) -> None:
+    least, most = allowed
+    if not least <= count <= most:
+        bound = f"exactly {least}" if least == most else f"at least {least}" if count < least else f"at most {most}"
+        raise fields.error(f"expected {bound}, got {count}", key)

@@ -1,0 +1,26 @@
+"""The structure of each dense layer type: its parameters, the shapes it makes, the weights it owns.
+
+One function and one entry of ``LAYER_TYPES`` per type. What a layer computes is in ``serving.dense.layers``, in files
+of the same names. Names, defaults and weight orders are those of HugeCTR's layer documentation, of its graph exporter
+and of its dense model file.
+"""
+
+from collections.abc import Mapping
+
+from serving.model.layer_types import attention, elementwise, normalization, products, shapes
+from serving.model.layer_types.products import cross_weights
+from serving.model.layer_types.site import INITIALIZERS, LayerType, Site, Structure, inner, show
+
+__all__ = ["INITIALIZERS", "LAYER_TYPES", "REFUSED", "LayerType", "Site", "Structure", "cross_weights", "inner", "show"]
+
+LAYER_TYPES: Mapping[str, LayerType] = {
+    **attention.TABLE,
+    **elementwise.TABLE,
+    **normalization.TABLE,
+    **products.TABLE,
+    **shapes.TABLE,
+}
+
+REFUSED: Mapping[str, str] = {
+    "GRU": "its weights are one block in a layout that only cuDNN knows",
+}

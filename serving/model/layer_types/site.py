@@ -1,0 +1,102 @@
+"""What the functions of this package work on: a layer being read, and what it turned out to be."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from serving.errors import ConfigError
+from serving.model.json_fields import Fields
+from serving.model.records import Samples, Shape
+
+INITIALIZERS = ("Default", "Uniform", "XavierNorm", "XavierUniform", "Zero")
+MANY = 2**31
+
+WeightShapes = tuple[tuple[str, tuple[int, ...]], ...]  # name and shape of each weight, in file order
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """One layer while it is being read: its JSON object, and what it is connected to."""
+
+    fields: Fields
+    bottoms: tuple[Shape, ...]
+    top_count: int
+
+    def fail(self, reason: str, key: str = "bottom") -> ConfigError:
+        """Return the error that says ``reason`` of this layer's ``key``."""
+        return self.fields.error(reason, key)
+
+    def columns(self) -> int:
+        """Return the last dimension of the first bottom; there must be at least one column."""
+        columns = inner(self.bottoms[0])[-1]
+        if not columns:
+            raise self.fail("the tensor has no columns")
+        return columns
+
+    def expect_dimensions(self, *counts: int) -> None:
+        """Refuse a bottom that has another number of dimensions than one of ``counts``."""
+        words = {2: "two", 3: "three", 4: "four"}
+        for shape in self.bottoms:
+            if len(shape) not in counts:
+                expected = " or ".join(words[count] for count in counts)
+                raise self.fail(f"expected a tensor of {expected} dimensions, got {show(shape)}")
+
+    def expect_equal(self) -> None:
+        """Refuse bottoms of different shapes."""
+        for shape in self.bottoms:
+            if shape != self.bottoms[0]:
+                raise self.fail(f"shapes {show(self.bottoms[0])} and {show(shape)} differ")
+
+
+@dataclass(frozen=True, slots=True)
+class Structure:
+    """What a layer turned out to be.
+
+    Attributes:
+        tops: the shape of each top.
+        params: checked parameters by their JSON names.
+        weights: name and shape of each weight, in the order of the dense file.
+        statistics: name and shape of each running statistic, in the order of the side file.
+        least_samples: the smallest B it can work on.
+        mixes_samples: a row of a top depends on rows of other samples.
+    """
+
+    tops: tuple[Shape, ...]
+    params: Mapping[str, Any] = field(default_factory=dict)
+    weights: WeightShapes = ()
+    statistics: WeightShapes = ()
+    least_samples: int = 1
+    mixes_samples: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LayerType:
+    """One entry of the table.
+
+    Attributes:
+        read: the layer's function.
+        keys: its members beside ``name``, ``type``, ``bottom`` and ``top``.
+        bottoms: how many bottoms, from and to.
+        tops: how many tops, from and to.
+    """
+
+    read: Callable[[Site], Structure]
+    keys: tuple[str, ...] = ()
+    bottoms: tuple[int, int] = (1, 1)
+    tops: tuple[int, int] = (1, 1)
+
+
+def inner(shape: Shape) -> tuple[int, ...]:
+    """Return the dimensions behind the first, none of which counts samples."""
+    return tuple(size for size in shape[1:] if not isinstance(size, Samples))
+
+
+def show(shape: Shape) -> str:
+    """Return a shape as messages write it: ``[B, 26, 16]``."""
+    return f"[{', '.join(map(str, shape))}]"
+
+
+def initializers(fields: Fields, keys: tuple[str, ...] = ("weight_init", "bias_init")) -> dict[str, str]:
+    """Training's choices: without effect on a prediction, but kept and spelt right."""
+    known = {name: name for name in INITIALIZERS}
+    return {key: fields.choice(key, known) for key in keys if key in fields}

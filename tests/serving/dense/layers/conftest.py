@@ -1,0 +1,191 @@
+"""What every test of layers needs: sizes and values that Hypothesis chooses, and one check per array library.
+
+A family is a function from ``Draw`` to one case: a dict with the layer's ``type``, its other JSON ``members``, its
+``bottoms`` (float64) and the ``oracle``, which makes the tops from bottoms and weights with PyTorch's own operators.
+Optional are ``tops`` (how many, 1) and ``rows`` (the first dimension of each bottom, B by default).
+"""
+
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+
+from serving.dense.layers import LAYERS
+from serving.model.json_fields import Fields
+from serving.model.layer_types import LAYER_TYPES, Site
+from serving.model.records import B, Samples
+
+
+class Draw:
+    """Sizes that Hypothesis chooses, filled with normal values; B is ``samples``."""
+
+    def __init__(self, draw):
+        self._draw = draw
+        self.rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+        self.samples = self.size()
+
+    def size(self, most=5, least=1):
+        return self._draw(st.integers(least, most))
+
+    def bool(self):
+        return self._draw(st.booleans())
+
+    def choice(self, items):
+        return self._draw(st.sampled_from(items))
+
+    def array(self, *shape):
+        return self.rng.standard_normal(shape)
+
+    def picks(self, below, most=4):
+        return [self._draw(st.integers(0, below - 1)) for _ in range(self.size(most))]
+
+
+class Layer:
+    """A case whose JSON was read: it has weights and runs on any array library."""
+
+    def __init__(self, case, rng=None):
+        members = {"bottom": "x", "top": "y", "type": case["type"], **case["members"]}
+        rows = case.get("rows", [B] * len(case["bottoms"]))
+        shapes = tuple((first, *array.shape[1:]) for first, array in zip(rows, case["bottoms"], strict=True))
+        rule = LAYER_TYPES[case["type"]]
+        site = Site(Fields(members, "graph.json", "layers[1]"), shapes, case.get("tops", 1))
+        site.fields.allow(("bottom", "top", "type", *rule.keys))
+        self.case, self.structure = case, rule.read(site)
+        rng = rng or np.random.default_rng(7)
+        specs = (*self.structure.weights, *self.structure.statistics)
+        self.weights = {name: 0.5 * rng.standard_normal(shape) for name, shape in specs}
+        if "var" in self.weights:
+            self.weights["var"] = self.weights["var"] ** 2 + 0.1
+        first = rows[0]
+        self.samples = len(case["bottoms"][0]) // first.times if isinstance(first, Samples) else None
+
+    def expected(self):
+        """Return the oracle's tops, float64, after checking the shapes that the graph is told."""
+        torch = pytest.importorskip("torch")
+        weights = {name: torch.tensor(w) for name, w in self.weights.items()}
+        tops = [top.numpy() for top in self.case["oracle"]([torch.tensor(b) for b in self.case["bottoms"]], weights)]
+        told = [
+            tuple(size.times * self.samples if isinstance(size, Samples) else size for size in shape)
+            for shape in self.structure.tops
+        ]
+        assert [top.shape for top in tops] == told
+        return tops
+
+    def run(self, bottoms, weights):
+        return LAYERS[self.case["type"]](self.structure.params, bottoms, weights)
+
+
+@pytest.fixture(scope="session")
+def draw_layer():
+    """Read a layer that Hypothesis chose."""
+
+    def draw_layer(family, data):
+        draw = Draw(data.draw)
+        return Layer(family(draw), draw.rng)
+
+    return draw_layer
+
+
+@pytest.fixture(scope="session")
+def smallest_draw():
+    """The draw whose every choice is the first."""
+
+    class Smallest(Draw):
+        def __init__(self):
+            super().__init__(lambda strategy: 0)
+
+        def size(self, most=5, least=1):
+            return least
+
+        def choice(self, items):
+            return items[0]
+
+    return Smallest()
+
+
+@pytest.fixture(scope="session")
+def run_layer():
+    """Read a layer and run it on NumPy in float64: ``run_layer(type, members, bottoms, **weights)``."""
+
+    def run(kind, members, bottoms, **weights):
+        case = {"type": kind, "members": members, "bottoms": [np.array(b, float) for b in bottoms]}
+        layer = Layer(case)
+        assert weights.keys() == layer.weights.keys()
+        assert all(np.shape(w) == layer.weights[name].shape for name, w in weights.items())
+        tops = layer.run(case["bottoms"], {name: np.array(w, float) for name, w in weights.items()})
+        return [top.tolist() for top in tops]
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def check_numpy():
+    """Check that float32 on NumPy agrees with the oracle, and that nothing is written into the arguments."""
+
+    def check(layer):
+        bottoms = [b.astype(np.float32) for b in layer.case["bottoms"]]
+        weights = {name: w.astype(np.float32) for name, w in layer.weights.items()}
+        arrays = [*bottoms, *weights.values()]
+        before = [array.copy() for array in arrays]
+
+        tops = layer.run(bottoms, weights)
+
+        for top, expected in zip(tops, layer.expected(), strict=True):
+            assert top.dtype == np.float32
+            # float32 of sums of at most some hundred terms of size 1 to 100
+            np.testing.assert_allclose(top, expected, rtol=1e-4, atol=1e-4)
+        assert all(np.array_equal(array, copy) for array, copy in zip(arrays, before, strict=True))
+
+    return check
+
+
+@pytest.fixture(scope="session")
+def check_torch():
+    """Check that float64 on torch agrees with the oracle, and that the gradients are right where there are any."""
+    torch = pytest.importorskip("torch")
+
+    def check(layer):
+        bottoms = [torch.tensor(b, requires_grad=True) for b in layer.case["bottoms"]]
+        weights = {name: torch.tensor(w, requires_grad=True) for name, w in layer.weights.items()}
+
+        def run(*tensors):
+            return tuple(layer.run(list(tensors[: len(bottoms)]), dict(zip(weights, tensors[len(bottoms) :]))))  # noqa: B905
+
+        tops = run(*bottoms, *weights.values())
+        for top, expected in zip(tops, layer.expected(), strict=True):
+            np.testing.assert_allclose(top.detach().numpy(), expected, rtol=1e-10, atol=1e-10)
+        assert all(top.requires_grad for top in tops) or layer.case["type"] == "SequenceMask"
+        if tops[0].requires_grad:
+            assert torch.autograd.gradcheck(run, (*bottoms, *weights.values()))
+
+    return check
+
+
+@pytest.fixture(scope="session")
+def check_traced():
+    """Check that the traced ONNX model agrees with the oracle in ONNX Runtime, and is made of plain operators."""
+    ndonnx = pytest.importorskip("ndonnx")
+    onnxruntime = pytest.importorskip("onnxruntime")
+
+    def check(layer):
+        bottoms = [b.astype(np.float32) for b in layer.case["bottoms"]]
+        weights = {name: w.astype(np.float32) for name, w in layer.weights.items()}
+        rows = layer.case.get("rows", [B] * len(bottoms))
+        inputs = {
+            f"x{i}": ndonnx.argument(
+                shape=(f"rows{i}" if isinstance(first, Samples) else first, *b.shape[1:]), dtype=ndonnx.float32
+            )
+            for i, (first, b) in enumerate(zip(rows, bottoms, strict=True))
+        }
+
+        tops = layer.run(list(inputs.values()), weights)
+        model = ndonnx.build(inputs, {f"y{i}": top for i, top in enumerate(tops)})
+        session = onnxruntime.InferenceSession(model.SerializeToString())
+        got = session.run(None, dict(zip(inputs, bottoms, strict=True)))
+
+        operators = {node.op_type for node in model.graph.node}
+        assert "If" not in operators
+        assert "MatMul" not in operators or not layer.structure.weights
+        for top, expected in zip(got, layer.expected(), strict=True):
+            np.testing.assert_allclose(top, expected, rtol=1e-4, atol=1e-4)
+
+    return check

@@ -1,0 +1,116 @@
+"""Layers that look at one element at a time, on every array library, against PyTorch in float64."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import serving.dense.layers.elementwise as layers
+import serving.model.layer_types.elementwise as layer_types
+from serving.dense.primitives import relu, sigmoid
+
+torch = pytest.importorskip("torch")
+
+
+def some(draw, count=1):
+    """Draw tensors of one shape, of two or three dimensions."""
+    shape = (draw.samples, *(draw.size() for _ in range(draw.size(2))))
+    return [2 * draw.array(*shape) for _ in range(count)]
+
+
+def add(draw):
+    bottoms = some(draw, draw.size(4, least=2))
+    return {"type": "Add", "members": {}, "bottoms": bottoms, "oracle": lambda b, w: [torch.stack(b).sum(dim=0)]}
+
+
+def cast(draw):
+    return {"type": "Cast", "members": {}, "bottoms": some(draw), "oracle": lambda b, w: b}
+
+
+def dropout(draw):
+    return {"type": "Dropout", "members": {"rate": 0.5}, "bottoms": some(draw), "oracle": lambda b, w: b}
+
+
+def elementwise_multiply(draw):
+    bottoms = some(draw, draw.size(4, least=2))
+    return {
+        "type": "ElementwiseMultiply", "members": {}, "bottoms": bottoms,
+        "oracle": lambda b, w: [torch.stack(b).prod(dim=0)],
+    }  # fmt: skip
+
+
+def elu(draw):
+    alpha = draw.choice([0.5, 1.0, 2])
+    return {
+        "type": "ELU", "members": {"elu_param": {"alpha": alpha}}, "bottoms": some(draw),
+        "oracle": lambda b, w: [torch.nn.functional.elu(b[0], alpha)],
+    }  # fmt: skip
+
+
+def relu_layer(draw):
+    return {"type": "ReLU", "members": {}, "bottoms": some(draw), "oracle": lambda b, w: [torch.relu(b[0])]}
+
+
+def sigmoid_layer(draw):
+    return {"type": "Sigmoid", "members": {}, "bottoms": some(draw), "oracle": lambda b, w: [torch.sigmoid(b[0])]}
+
+
+def sub(draw):
+    return {"type": "Sub", "members": {}, "bottoms": some(draw, 2), "oracle": lambda b, w: [torch.sub(*b)]}
+
+
+FAMILIES = [add, cast, dropout, elementwise_multiply, elu, relu_layer, sigmoid_layer, sub]
+
+
+family = pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.__name__)
+
+
+@family
+@settings(deadline=None, max_examples=25)
+@given(data=st.data())
+def test_elementwise_layers_on_numpy_compute_what_pytorch_computes(family, draw_layer, check_numpy, data):
+    check_numpy(draw_layer(family, data))
+
+
+@family
+@settings(deadline=None, max_examples=12)
+@given(data=st.data())
+def test_elementwise_layers_on_torch_are_the_same_and_their_gradients_are_right(family, draw_layer, check_torch, data):
+    check_torch(draw_layer(family, data))
+
+
+@family
+@settings(deadline=None, max_examples=6)
+@given(data=st.data())
+def test_elementwise_layers_when_traced_give_the_same_for_any_number_of_samples(family, draw_layer, check_traced, data):
+    check_traced(draw_layer(family, data))
+
+
+def test_every_layer_of_the_table_is_read_computed_and_tested(smallest_draw):
+    smallest = [family(smallest_draw) for family in FAMILIES]
+
+    assert layers.TABLE.keys() == layer_types.TABLE.keys() == {case["type"] for case in smallest}
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_sigmoid_takes_any_number(dtype):
+    x = np.array([-1e30, -1000, -88, 0, 88, 1000, 1e30], dtype)
+
+    y = sigmoid(x)
+
+    assert y.dtype == dtype
+    np.testing.assert_allclose(y, [0, 0, 0, 0.5, 1, 1, 1], atol=1e-37)
+
+
+def test_elu_takes_any_number(run_layer):
+    assert run_layer("ELU", {"elu_param": {"alpha": 2}}, [[[-1e30, -1000, 0, 1000, 1e30]]]) == [
+        [[-2, -2, 0, 1000, 1e30]]
+    ]
+
+
+def test_the_gradient_of_relu_at_zero_is_zero():
+    x = torch.zeros(3, requires_grad=True)
+
+    relu(x).sum().backward()
+
+    assert x.grad.tolist() == [0, 0, 0]
