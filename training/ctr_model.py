@@ -11,7 +11,7 @@ from serving.dense.network import run_graph
 from serving.model.dense_file import Weights
 from serving.model.graph import Graph
 from training.embedding_table import EmbeddingTable, TouchedRows
-from training.initial_weights import initial_weights
+from training.initial_weights import initial_statistics, initial_weights
 from training.optimizer import Adam
 from training.samples import Bags
 
@@ -30,7 +30,7 @@ class CtrModel:
         self.graph = graph
         self.tables = [EmbeddingTable(embedding, seed=seed + t) for t, embedding in enumerate(graph.embeddings)]
         self._adam = adam or Adam()
-        self._weights = initial_weights(graph, seed)
+        self._weights = {**initial_weights(graph, seed), **initial_statistics(graph)}
         self._moments = {key: (torch.zeros_like(w), torch.zeros_like(w)) for key, w in self._weights.items()}
         self._dropout_generator = torch.Generator().manual_seed(seed)
         self._step = 0
@@ -53,7 +53,9 @@ class CtrModel:
             ReservedKeyError: a key is one of the four reserved values; nothing is learnt of the batch.
         """
         touched = [table.touch(table_bags) for table, table_bags in zip(self.tables, bags, strict=True)]
-        logits = self._run(dense, [rows.pooled for rows in touched], {"Dropout": self._dropout})
+        logits = self._run(
+            dense, [rows.pooled for rows in touched], {"Dropout": self._dropout, "BatchNorm": _batch_norm}
+        )
         loss = torch.nn.functional.binary_cross_entropy_with_logits(logits, torch.from_numpy(labels))
         loss.backward()
         self._update(touched, learning_rate)
@@ -107,3 +109,19 @@ class CtrModel:
                 if weight.grad is not None:
                     self._adam.update(weight, *self._moments[key], weight.grad, step_size)
                     weight.grad = None
+
+
+def _batch_norm(
+    params: Mapping[str, Any], bottoms: Sequence[torch.Tensor], weights: Mapping[str, torch.Tensor]
+) -> list[torch.Tensor]:
+    """Normalize by this batch's mean and variance, and remember them for serving: what BatchNorm is in training."""
+    x = bottoms[0]
+    if x.shape[0] == 1:  # one sample has no variance to learn from
+        mean, variance = weights["mean"], weights["var"]
+    else:
+        mean, variance = x.mean(dim=0), x.var(dim=0, correction=0)
+        with torch.no_grad():
+            unbiased = variance * (x.shape[0] / (x.shape[0] - 1))
+            weights["mean"].lerp_(mean, params["factor"])
+            weights["var"].lerp_(unbiased, params["factor"])
+    return [(x - mean) / torch.sqrt(variance + params["eps"]) * weights["gamma"] + weights["beta"]]

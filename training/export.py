@@ -17,6 +17,7 @@ from serving.model.graph import Graph, inference_document, parse_graph
 from serving.model.manifest import MANIFEST_NAME, write_manifest
 from serving.model.names import MODEL_NAME
 from serving.model.sparse_file import write_sparse_directory
+from serving.model.statistics_file import statistics_path
 from training.ctr_model import CtrModel
 from training.errors import OutputError
 from training.triton_config import TRITON_ENTRY, triton_config
@@ -24,7 +25,15 @@ from training.triton_config import TRITON_ENTRY, triton_config
 _MAX_BATCHSIZE = 1024
 _HIT_RATE_THRESHOLD = 0.5
 _DENSE_FILE, _ONNX_FILE, _GRAPH_FILE, _ENTRY_FILE = "dense.model", "dense.onnx", "graph.json", "model.py"
-_OWN_NAMES = {_DENSE_FILE, _ONNX_FILE, _GRAPH_FILE, _ENTRY_FILE, MANIFEST_NAME, "__pycache__"}
+_OWN_NAMES = {
+    _DENSE_FILE,
+    statistics_path(_DENSE_FILE).name,
+    _ONNX_FILE,
+    _GRAPH_FILE,
+    _ENTRY_FILE,
+    MANIFEST_NAME,
+    "__pycache__",
+}
 _TIERS = {"supportlonglong": True, "models": [], "volatile_db": {"type": "parallel_hash_map"}}
 
 

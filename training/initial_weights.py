@@ -14,9 +14,10 @@ _TRUNCATED_STD = 0.8796256610342398  # standard deviation of a unit normal cut o
 def initial_weights(graph: Graph, seed: int) -> dict[str, torch.Tensor]:
     """Draw every weight of the dense network.
 
-    A layer's ``weight_init`` and ``bias_init`` are obeyed. Without them weights are XavierNorm in InnerProduct and
-    XavierUniform in MultiCross, as in HugeCTR, and biases are zero. (HugeCTR draws an InnerProduct's bias from a
-    normal distribution; zero is what every other framework starts from, and nothing is lost by it.)
+    A layer's ``weight_init``, ``bias_init``, ``gamma_init`` and ``beta_init`` are obeyed. Without them weights are
+    XavierNorm, in MultiCross XavierUniform, as in HugeCTR, factors (gamma) are one, and biases and betas are zero.
+    (HugeCTR draws an InnerProduct's bias from a normal distribution; zero is what every other framework starts from,
+    and nothing is lost by it.)
 
     Returns:
         ``"<layer>.<weight>"`` to a float32 leaf that wants a gradient, in dense-file order.
@@ -30,13 +31,22 @@ def initial_weights(graph: Graph, seed: int) -> dict[str, torch.Tensor]:
     return weights
 
 
+def initial_statistics(graph: Graph) -> dict[str, torch.Tensor]:
+    """Return what BatchNorm layers remember before they have seen a batch: mean 0, variance 1."""
+    return {
+        weight_key(spec): torch.ones(spec.shape) if spec.name == "var" else torch.zeros(spec.shape)
+        for spec in graph.statistics
+    }
+
+
 _Draw = Callable[[tuple[int, ...], int, int, torch.Generator], torch.Tensor]
 
 
 def _initializer(layer: Layer, spec: WeightSpec) -> tuple[_Draw, int, int]:
-    if spec.name.startswith("bias"):
-        name = layer.params.get("bias_init", "Default")
-        return _DRAWS["Zero" if name == "Default" else name], 0, spec.shape[-1]
+    for start, default in (("bias", "Zero"), ("beta", "Zero"), ("gamma", "One")):
+        if spec.name.startswith(start):
+            name = layer.params.get(f"{start}_init", "Default")
+            return _DRAWS[default if name == "Default" else name], 0, spec.shape[-1]
     name = layer.params.get("weight_init", "Default")
     if name == "Default":
         name = "XavierUniform" if layer.type == "MultiCross" else "XavierNorm"
@@ -45,6 +55,10 @@ def _initializer(layer: Layer, spec: WeightSpec) -> tuple[_Draw, int, int]:
 
 def _zero(shape: tuple[int, ...], fan_in: int, fan_out: int, generator: torch.Generator) -> torch.Tensor:
     return torch.zeros(shape)
+
+
+def _one(shape: tuple[int, ...], fan_in: int, fan_out: int, generator: torch.Generator) -> torch.Tensor:
+    return torch.ones(shape)
 
 
 def _uniform(shape: tuple[int, ...], fan_in: int, fan_out: int, generator: torch.Generator) -> torch.Tensor:
@@ -63,6 +77,7 @@ def _xavier_normal(shape: tuple[int, ...], fan_in: int, fan_out: int, generator:
 
 
 _DRAWS: dict[str, _Draw] = {
+    "One": _one,
     "Uniform": _uniform,
     "XavierNorm": _xavier_normal,
     "XavierUniform": _xavier_uniform,

@@ -55,6 +55,16 @@ def take(x: Array, indices: Sequence[int] | np.ndarray[Any, Any], axis: int) -> 
     return xp.take(x, xp.asarray(np.asarray(indices, np.int64)), axis=axis)
 
 
+def row_max(x: Array) -> Array:
+    """Return the largest of each row, the last dimension, which stays as 1."""
+    if _library(x) == "ndonnx":
+        # ndonnx looks for empty rows at run time, in an If
+        from serving.dense.tracing import traced_row_max
+
+        return traced_row_max(x)
+    return array_namespace(x).max(x, axis=-1, keepdims=True)
+
+
 def relu(x: Array) -> Array:
     """Return ``max(x, 0)``; the gradient at 0 is 0."""
     library = _library(x)

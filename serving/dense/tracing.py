@@ -24,6 +24,11 @@ def traced_matmul(x: Array, y: Array) -> Array:
     return ndonnx.asarray(op.matmul(x.unwrap_spox(), y.unwrap_spox()))
 
 
+def traced_row_max(x: Array) -> Array:
+    """See ``primitives.row_max``."""
+    return ndonnx.asarray(op.reduce_max(x.unwrap_spox(), op.const(np.array([-1], np.int64)), keepdims=True))
+
+
 def traced_relu(x: Array) -> Array:
     """See ``primitives.relu``."""
     return ndonnx.asarray(op.relu(x.unwrap_spox()))

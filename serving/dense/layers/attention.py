@@ -7,7 +7,7 @@ import numpy as np
 from array_api_compat import array_namespace
 
 from serving.dense.layers.signature import Arrays, LayerFunction, LayerWeights, Params
-from serving.dense.primitives import Array, constant, matmul
+from serving.dense.primitives import Array, constant, matmul, row_max
 
 _MASKED = 10000.0  # what HugeCTR takes from the score of a key that is not there
 
@@ -21,7 +21,7 @@ def _probabilities(scores: Array, mask: Array | None = None) -> Array:
     xp = array_namespace(scores)
     if mask is not None:
         scores = scores - (1 - mask) * _MASKED
-    powers = xp.exp(scores - xp.max(scores, axis=-1, keepdims=True))
+    powers = xp.exp(scores - row_max(scores))
     return powers / xp.sum(powers, axis=-1, keepdims=True)
 
 

@@ -1,4 +1,6 @@
 import json
+import math
+import os
 from pathlib import Path
 
 import numpy as np
@@ -46,3 +48,33 @@ def draw_inputs():
         return dense, [rng.standard_normal(shape).astype(np.float32) for shape in shapes]
 
     return draw
+
+
+@pytest.fixture(scope="session")
+def scaled_weights():
+    """Draw weights whose products neither grow nor shrink, whatever the width; statistics of about 1."""
+
+    def draw(graph, seed=11):
+        rng = np.random.default_rng(seed)
+        weights = {
+            weight_key(s): rng.standard_normal(s.shape) / math.sqrt(s.shape[0] if len(s.shape) > 1 else 2 * s.shape[-1])
+            for s in graph.weights
+        }
+        weights |= {weight_key(s): rng.uniform(0.5, 1.5, s.shape) for s in graph.statistics}
+        return {key: array.astype(np.float32) for key, array in weights.items()}
+
+    return draw
+
+
+@pytest.fixture(scope="session")
+def genuine_config():
+    """Give the path of a HugeCTR configuration by its name, or skip."""
+    default = Path(__file__).parents[4] / "shared" / "data"
+    folder = Path(os.environ.get("HOTROW_TEST_DATA", default)) / "hugectr_configs"
+
+    def find(name):
+        if not (folder / name).exists():
+            pytest.skip(f"{folder / name} is absent; set HOTROW_TEST_DATA")
+        return folder / name
+
+    return find
