@@ -187,7 +187,6 @@ class GraphReader:
         """Return the names of the logits and of the probabilities; several outputs are put side by side."""
         if len(outputs) == 1:
             return outputs[0].bottoms[0], outputs[0].tops[0]
-        path = self._document[-1].path
         joined = []
         for wanted, parts in (
             ("logits", tuple(layer.bottoms[0] for layer in outputs)),
@@ -195,7 +194,7 @@ class GraphReader:
         ):
             name = self._fresh(wanted)
             self._shapes[name] = (B, sum(self._columns(part) for part in parts))
-            self._add(Layer("Concat", name, parts, (name,), {"axis": 1}, path))
+            self._add(Layer("Concat", name, parts, (name,), {"axis": 1}, path=""))
             joined.append(name)
         return joined[0], joined[1]
 

@@ -73,7 +73,7 @@ class Layer:
         bottoms: the tensors it reads.
         tops: the tensors it makes.
         params: its checked parameters, by their JSON names where they have one there.
-        path: where it is in the document, ``"layers[4]"``.
+        path: where it is in the document, ``"layers[4]"``; empty of a layer that is not there.
     """
 
     type: str

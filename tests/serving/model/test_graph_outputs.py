@@ -1,0 +1,171 @@
+"""Losses, activations and labels: what a graph answers with."""
+
+import re
+
+import pytest
+
+from serving.errors import ConfigError
+from serving.model.graph import B, inference_document, parse_graph
+
+
+def data(label, dense_dim=4):
+    return {
+        "type": "Data",
+        "label": label,
+        "dense": {"top": "dense", "dense_dim": dense_dim},
+        "sparse": [{"top": "keys", "slot_num": 2, "nnz_per_slot": 1}],
+    }
+
+
+EMBEDDING = {
+    "type": "HybridSparseEmbedding", "bottom": "keys", "top": "emb",
+    "sparse_embedding_hparam": {"embedding_vec_size": 2, "combiner": "mean"},
+}  # fmt: skip
+
+
+def fc(top, outputs):
+    return {"type": "InnerProduct", "bottom": "dense", "top": top, "fc_param": {"num_output": outputs}}
+
+
+def loss(kind, prediction, label, top):
+    return {"type": kind, "bottom": [prediction, label], "top": top}
+
+
+def parse(label, *layers):
+    return parse_graph({"layers": [data(label), EMBEDDING, *layers]}, "graph.json")
+
+
+@pytest.mark.parametrize(
+    ("kind", "activation"),
+    [("BinaryCrossEntropyLoss", "Sigmoid"), ("CrossEntropyLoss", "Softmax"), ("MultiCrossEntropyLoss", "Sigmoid")],
+)
+def test_a_loss_becomes_its_activation_of_all_columns(kind, activation):
+    graph = parse({"top": "y", "label_dim": 3}, fc("logits", 3), loss(kind, "logits", "y", "loss"))
+
+    assert (graph.layers[-1].type, graph.logits, graph.label_dim) == (activation, "logits", 3)
+    assert graph.shapes[graph.output] == (B, 3)
+
+
+def test_the_label_of_a_cross_entropy_may_be_the_number_of_a_class():
+    graph = parse({"top": "y", "label_dim": 1}, fc("logits", 5), loss("CrossEntropyLoss", "logits", "y", "loss"))
+
+    assert graph.label_dim == 5
+
+
+TWO = {"top": ["click", "buy"], "label_dim": [1, 2]}
+TWO_TASKS = [
+    fc("a", 1),
+    loss("BinaryCrossEntropyLoss", "a", "click", "probabilities"),
+    fc("b", 2),
+    loss("CrossEntropyLoss", "b", "buy", "loss2"),
+]
+
+
+def test_several_losses_put_their_columns_side_by_side():
+    graph = parse(TWO, *TWO_TASKS)
+
+    assert [layer.type for layer in graph.layers] == ["InnerProduct"] * 2 + ["Sigmoid", "Softmax", "Concat", "Concat"]
+    assert graph.label_dim == 3
+    assert graph.shapes[graph.output] == graph.shapes[graph.logits] == (B, 3)
+    joined = {layer.tops[0]: layer.bottoms for layer in graph.layers}
+    assert joined[graph.logits] == ("a", "b")
+    assert joined[graph.output] == tuple(layer.tops[0] for layer in graph.layers[2:4])
+
+
+def test_the_inference_form_of_several_losses_makes_the_same_records():
+    document = {"layers": [data(TWO), EMBEDDING, *TWO_TASKS]}
+    inference = inference_document(document)
+
+    assert [layer["type"] for layer in inference["layers"][2:]] == ["InnerProduct"] * 2 + ["Sigmoid", "Softmax"]
+    assert parse_graph(inference, "graph.json") == parse_graph(document, "graph.json")
+    assert inference_document(inference) == inference
+
+
+def test_several_labels_need_no_names_where_nothing_is_trained():
+    sigmoids = [{"type": "Sigmoid", "bottom": name, "top": f"p{name}"} for name in "ab"]
+
+    graph = parse({"label_dim": [1, 2]}, fc("a", 1), fc("b", 2), *sigmoids)
+
+    assert graph.label_dim == 3
+    assert graph.shapes[graph.output] == (B, 3)
+
+
+def test_an_activation_in_the_middle_is_no_output():
+    graph = parse(
+        {"label_dim": 1},
+        {"type": "Sigmoid", "bottom": "dense", "top": "gate"},
+        {"type": "ElementwiseMultiply", "bottom": ["dense", "gate"], "top": "gated"},
+        {"type": "InnerProduct", "bottom": "gated", "top": "logit", "fc_param": {"num_output": 1}},
+        {"type": "Sigmoid", "bottom": "logit", "top": "p"},
+    )
+
+    assert graph.output == "p"
+
+
+@pytest.mark.parametrize(
+    ("label", "layers", "message"),
+    [
+        pytest.param(
+            {"top": ["a", "b"], "label_dim": [1]}, [], "layers[0].label.label_dim: expected 2 dimensions", id="dims"
+        ),
+        pytest.param({"top": ["a"], "label_dim": [0]}, [], "layers[0].label.label_dim[0]: expected an", id="zero"),
+        pytest.param(
+            {"top": ["a", "a"], "label_dim": [1, 1]},
+            [fc("x", 1)],
+            "layers[0].label.top: the tensor 'a' is made twice",
+            id="same-label",
+        ),
+        pytest.param(TWO, TWO_TASKS[:2], "layers[0].label.top: no loss reads 'buy'", id="label-without-a-loss"),
+        pytest.param(
+            TWO,
+            [fc("a", 1), loss("BinaryCrossEntropyLoss", "a", "sell", "loss")],
+            "layers[3].bottom: expected the label 'click', 'buy' second, got 'sell'",
+            id="unknown-label",
+        ),
+        pytest.param(
+            TWO,
+            [fc("a", 1), loss("BinaryCrossEntropyLoss", "a", "buy", "loss")],
+            "layers[3].bottom: expected shape [B, 2] from label_dim, got [B, 1]",
+            id="label-of-another-width",
+        ),
+        pytest.param(
+            TWO,
+            [*TWO_TASKS, fc("c", 1)],
+            "layers[6].type: the last layer must be one of Sigmoid, Softmax, Binary",
+            id="product-after-the-losses",
+        ),
+        pytest.param(
+            {"label_dim": 3},
+            [fc("a", 1), fc("b", 1), *({"type": "Sigmoid", "bottom": x, "top": f"p{x}"} for x in "ab")],
+            "layers[5].bottom: expected shape [B, 3] from label_dim, got [B, 1] and [B, 1]",
+            id="too-few-columns",
+        ),
+        pytest.param(
+            {"label_dim": 2},
+            [{"type": "Sigmoid", "bottom": "emb", "top": "p"}],
+            "layers[2].bottom: expected shape [B, L], got [B, 2, 2]",
+            id="three-dimensions",
+        ),
+        pytest.param(
+            {"top": "y", "label_dim": 1},
+            [fc("a", 1), {**loss("BinaryCrossEntropyLoss", "a", "y", "loss"), "target_wieght": [1]}],
+            "layers[3].target_wieght: unknown key; expected target_weight",
+            id="misspelt-key",
+        ),
+    ],
+)
+def test_a_wrong_output_is_refused_and_the_place_is_named(label, layers, message):
+    with pytest.raises(ConfigError, match=re.escape(f"graph.json: {message}")):
+        parse(label, *layers)
+
+
+def test_dense_layers_may_have_one_name_twice():
+    layers = [
+        {**fc("a", 1), "name": "fc"},
+        {**fc("b", 1), "name": "fc"},
+        {"type": "Sigmoid", "bottom": "b", "top": "p"},
+    ]
+
+    graph = parse({"label_dim": 1}, *layers)
+
+    assert [spec.layer for spec in graph.weights] == ["fc", "fc", "b", "b"]
