@@ -16,7 +16,6 @@ from serving.model.json_fields import Fields
 from serving.model.records import Graph, WeightSpec
 from serving.model.strict_json import read_json
 
-
 _LARGEST = float(np.finfo(np.float32).max)
 
 
