@@ -1,3 +1,4 @@
+import json
 import struct
 import subprocess
 import sys
@@ -13,6 +14,8 @@ from serving.batch import read_batch
 from serving.config import read_inference_config
 from serving.errors import ConfigError, ModelFileError, RequestError, StoreFullError, UnknownModelError
 from serving.lookup import LookupSession
+from serving.model.dense_file import weight_key, write_dense
+from serving.model.graph import read_graph
 from serving.storage import MemoryStore, RocksDbStore
 
 # Float32 against float64 through two layers of at most 40 inputs.
@@ -61,6 +64,45 @@ def test_probabilities_agree_with_pytorch_in_float64(write_model, open_session, 
     assert session.engine == engine
     assert (probabilities.dtype, probabilities.shape) == (np.float32, (9, 1))
     np.testing.assert_allclose(probabilities, model.expected(dense, bags), **TOLERANCE)
+
+
+def edit_layers(model, edit):
+    """Change the layers in a written model's JSON."""
+    document = json.loads(model.config_file.read_text())
+    edit({layer["name"]: layer for layer in document["layers"]}, document["layers"])
+    model.config_file.write_text(json.dumps(document))
+
+
+def test_a_batch_smaller_than_the_graph_can_work_on_is_refused(write_model, open_session):
+    model = write_model(features=3)
+    third = {"name": "third", "type": "Gather", "bottom": "dense", "top": "third", "indices": [2]}
+    edit_layers(model, lambda by_name, layers: layers.insert(-2, third))
+    session = open_session(model)
+    dense, bags = model.draw_request(np.random.default_rng(3), samples=3)
+    keys, row_ptrs, _ = model.flatten(bags)
+
+    assert session.predict(dense, keys, row_ptrs).shape == (3, 1)
+    dense, bags = model.draw_request(np.random.default_rng(3), samples=2)
+    keys, row_ptrs, _ = model.flatten(bags)
+    with pytest.raises(RequestError, match="expected at least 3 samples, got 2"):
+        session.predict(dense, keys, row_ptrs)
+
+
+def test_the_size_of_the_dense_file_tells_how_wide_a_cross_network_projects(write_model, open_session):
+    model = write_model(features=3)
+    silent = model.config_file.read_text()
+    edit_layers(model, lambda by_name, layers: by_name["cross"]["mc_param"].update(projection_dim=2))
+    graph = read_graph(model.config_file)
+    rng = np.random.default_rng(6)
+    weights = {weight_key(s): rng.normal(0, 0.3, s.shape).astype(np.float32) for s in graph.weights}
+    write_dense(model.config_file.parent / "_dense_10.model", graph, weights)
+    dense, bags = model.draw_request(rng, samples=5)
+    keys, row_ptrs, _ = model.flatten(bags)
+    expected = open_session(model).predict(dense, keys, row_ptrs)
+
+    model.config_file.write_text(silent)
+
+    assert np.array_equal(open_session(model).predict(dense, keys, row_ptrs), expected)
 
 
 def test_several_tables_answer_the_same_in_both_forms_of_row_ptrs(write_model, open_session):

@@ -1,3 +1,4 @@
+import importlib.util
 import json
 import math
 import os
@@ -8,6 +9,13 @@ import pytest
 
 from serving.model.dense_file import weight_key
 from serving.model.graph import parse_graph
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_thread():
+    """One thread: torch's tiny products are slower in several, which spin beside other tests."""
+    if importlib.util.find_spec("torch") is not None:
+        importlib.import_module("torch").set_num_threads(1)
 
 
 @pytest.fixture(scope="session")

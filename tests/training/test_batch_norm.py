@@ -1,0 +1,79 @@
+"""BatchNorm under training: this batch's statistics forward, running ones remembered, exported and served."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from serving.model.graph import parse_graph
+from serving.session import load_model
+from training.ctr_model import CtrModel
+from training.export import export_model
+from training.synthetic import generate
+
+FACTOR, EPS = 0.75, 1e-3
+
+
+@pytest.fixture
+def normalized(document):
+    """Return the document with a BatchNorm of the concatenated features."""
+    document["layers"].insert(
+        6,
+        {
+            "name": "norm",
+            "type": "BatchNorm",
+            "bottom": "concat",
+            "top": "norm",
+            "bn_param": {"factor": FACTOR, "eps": EPS},
+        },
+    )
+    document["layers"][7]["bottom"] = "norm"
+    return document
+
+
+def batch(model, samples):
+    return samples.dense, model.bags(samples.keys), samples.labels[:, None]
+
+
+def test_a_step_remembers_mean_and_variance_as_pytorch_does(normalized):
+    model = CtrModel(parse_graph(normalized, "graph.json"), seed=0)
+    samples = generate(50, seed=1).samples
+    features = slice(98, 111)  # the dense features stand last in the 18 + 80 + 13 columns
+    theirs = torch.nn.BatchNorm1d(13, momentum=FACTOR, eps=EPS)
+    theirs(torch.tensor(samples.dense))
+
+    model.train_batch(*batch(model, samples), learning_rate=0.01)
+
+    weights = model.dense_weights()
+    np.testing.assert_allclose(weights["norm.mean"][features], theirs.running_mean.numpy(), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(weights["norm.var"][features], theirs.running_var.numpy(), rtol=1e-5)
+    assert (weights["norm.gamma"] != 1).any()
+    assert (weights["norm.beta"] != 0).any()
+
+
+def test_one_sample_has_no_variance_and_teaches_none(normalized):
+    model = CtrModel(parse_graph(normalized, "graph.json"), seed=0)
+
+    model.train_batch(*batch(model, generate(1, seed=1).samples), learning_rate=0.01)
+
+    assert (model.dense_weights()["norm.mean"] == 0).all()
+    assert (model.dense_weights()["norm.var"] == 1).all()
+
+
+def test_the_export_serves_with_the_remembered_statistics(normalized, tmp_path):
+    model = CtrModel(parse_graph(normalized, "graph.json"), seed=0)
+    samples = generate(200, seed=1).samples
+    for _ in range(3):
+        model.train_batch(*batch(model, samples), learning_rate=0.01)
+
+    version = export_model(model, normalized, tmp_path, "two")
+
+    entry = json.loads((version / "dense.model.ntp.json").read_text())["layers"][0]
+    assert entry["mean"] == model.dense_weights()["norm.mean"].astype(float).tolist()
+    assert "dense.model.ntp.json" in json.loads((version / "manifest.json").read_text())["files"]
+    keys_of_tables, row_ptrs = samples.keys.reshape(-1), np.concatenate([np.arange(200 * n + 1) for n in (6, 20)])
+    with load_model(version) as session:
+        predictions = session.predict(samples.dense, keys_of_tables, row_ptrs.astype(np.int32))
+    logits = model.logits(samples.dense, model.bags(samples.keys)).astype(float)
+    np.testing.assert_allclose(predictions, 1 / (1 + np.exp(-logits)), atol=1e-5)
