@@ -3,7 +3,7 @@ import math
 import pytest
 
 from serving.model.graph import parse_graph
-from training.initial_weights import initial_weights
+from training.initial_weights import initial_statistics, initial_weights
 
 
 def weights_of(document, seed=0):
@@ -49,3 +49,25 @@ def test_the_same_seed_draws_the_same_weights_and_every_weight_learns(document):
     assert all((one[key] == again[key]).all() for key in one)
     assert (one["fc1.weight"] != other["fc1.weight"]).any()
     assert all(weight.requires_grad and weight.is_leaf for weight in one.values())
+
+
+def test_a_normalization_starts_as_the_identity_and_its_statistics_as_nothing_seen(document):
+    norm = {"bottom": "concat", "type": "BatchNorm", "top": "norm", "bn_param": {"factor": 0.9, "eps": 1e-5}}
+    document["layers"].insert(6, norm)
+    graph = parse_graph(document, "graph.json")
+
+    weights, statistics = initial_weights(graph, seed=0), initial_statistics(graph)
+
+    assert (weights["norm.gamma"] == 1).all()
+    assert (weights["norm.beta"] == 0).all()
+    assert (statistics["norm.mean"] == 0).all()
+    assert (statistics["norm.var"] == 1).all()
+    assert statistics.keys() == {"norm.mean", "norm.var"}
+    assert not any(array.requires_grad for array in statistics.values())
+
+
+def test_a_gamma_is_drawn_where_the_graph_asks_for_it(document):
+    norm = {"bottom": "concat", "type": "LayerNorm", "top": "norm", "ln_param": {"gamma_init": "Zero"}}
+    document["layers"].insert(6, norm)
+
+    assert not weights_of(document)["norm.gamma"].any()
