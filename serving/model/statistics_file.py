@@ -16,8 +16,6 @@ from serving.model.json_fields import Fields
 from serving.model.records import Graph, WeightSpec
 from serving.model.strict_json import read_json
 
-_LARGEST = float(np.finfo(np.float32).max)
-
 
 def statistics_path(dense_file: str | Path) -> Path:
     """Return where the side file of a dense model file lies."""
@@ -58,8 +56,6 @@ def _numbers(fields: Fields, spec: WeightSpec) -> "np.ndarray[tuple[int, ...], n
         raise fields.error(reason, spec.name)
     numbers = [fields.check_number(item, f"{spec.name}[{index}]") for index, item in enumerate(items)]
     for index, number in enumerate(numbers):
-        if not abs(number) <= _LARGEST:
-            raise fields.error(f"expected a number that float32 holds, got {number}", f"{spec.name}[{index}]")
         if spec.name == "var" and number < 0:
             raise fields.error(f"expected a variance, at least 0, got {number}", f"{spec.name}[{index}]")
     return np.array(numbers, np.float32)

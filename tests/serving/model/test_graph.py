@@ -147,6 +147,7 @@ def test_the_most_keys_of_a_sample_are_read_in_either_form(document, entry, max_
         ("DistributedSlotSparseEmbeddingHash", "distributed"),
         ("LocalizedSlotSparseEmbeddingHash", "localized"),
         ("LocalizedSlotSparseEmbeddingOneHot", "localized"),
+        ("HybridSparseEmbedding", "distributed"),
     ],
 )
 def test_the_embeddings_type_says_how_its_rows_lie(document, kind, row_layout):

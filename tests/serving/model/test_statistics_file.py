@@ -124,7 +124,7 @@ def swap_members(layers):
         ),
         pytest.param(
             lambda x: x[0]["mean"].__setitem__(2, 1e39),
-            "layers[0].mean[2]: expected a number that float32 holds, got 1e+39",
+            "layers[0].mean[2]: expected a number within float32, got 1e+39",
             id="too-large",
         ),
         pytest.param(lambda x: x[0].update(mean={}), "layers[0].mean: expected a list, got an object", id="no-list"),
