@@ -1,13 +1,17 @@
 """Whole graphs, HugeCTR's own among them: NumPy, ONNX Runtime and PyTorch agree."""
 
+import copy
 import json
+from contextlib import suppress
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from serving.dense.network import open_network, run_graph
 from serving.errors import ConfigError
-from serving.model.graph import parse_graph, read_graph
+from serving.model.graph import inference_document, parse_graph, read_graph
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("ndonnx")
@@ -262,3 +266,31 @@ def test_a_batch_too_small_for_the_rows_that_are_picked_is_refused(engine, scale
     with pytest.raises(ValueError, match="expected at least 3 samples, whose rows the graph picks, got 2"):
         network(*draw_inputs(graph, 2))
     assert network(*draw_inputs(graph, 0)).shape == (0, 2)
+
+
+ODD_VALUES = [
+    None, True, 0, 1, -1, 2.5, 3.0, 2**40, 1e39, "", "dense", "emb", "seq", [], {}, ["dense"], ["emb", "emb"], [[0, 1]],
+    {"top": "dense"}, [0], [1, 2, 3], "Sigmoid", "Softmax", "Gather", "MultiHeadAttention", "ReduceSum",
+]  # fmt: skip
+
+
+def places(node, path=()):
+    """Yield the path to every value inside a document."""
+    for key, value in node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ():
+        yield (*path, key)
+        yield from places(value, (*path, key))
+
+
+@settings(deadline=None, max_examples=300)
+@given(data=st.data())
+def test_a_graph_with_any_odd_value_is_read_or_refused_but_nothing_else(data):
+    document = {"layers": copy.deepcopy(data.draw(st.sampled_from([MULTI_TASK, SEQUENCE, ROWS])))}
+    *parents, last = data.draw(st.sampled_from(list(places(document))))
+    node = document
+    for step in parents:
+        node = node[step]
+    node[last] = data.draw(st.sampled_from(ODD_VALUES))
+
+    with suppress(ConfigError):
+        graph = parse_graph(document, "graph.json")
+        assert parse_graph(inference_document(document), "graph.json") == graph

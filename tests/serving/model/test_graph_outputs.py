@@ -169,3 +169,21 @@ def test_dense_layers_may_have_one_name_twice():
     graph = parse({"label_dim": 1}, *layers)
 
     assert [spec.layer for spec in graph.weights] == ["fc", "fc", "b", "b"]
+
+
+def test_what_mixed_precision_training_passes_along_is_read_over():
+    """The form of HugeCTR's DLRM samples: behind the first tensor stand those of the backward pass."""
+    first, second = [f"fc1{i}" for i in range(1, 5)], [f"fc2{i}" for i in range(1, 5)]
+
+    graph = parse(
+        {"label_dim": 1},
+        {**fc(first, 8), "type": "FusedInnerProduct", "position": "Head"},
+        {**fc(second, 2), "type": "FusedInnerProduct", "position": "Body", "bottom": first},
+        {**fc("fc3", 2), "type": "FusedInnerProduct", "position": "Tail", "bottom": second, "activation": "None"},
+        {"type": "Interaction", "bottom": ["fc3", "emb"], "top": ["pairs", "pairs_grad"]},
+        {"type": "MLP", "bottom": ["pairs", "pairs_grad"], "top": "mlp", "mlp_param": {"num_outputs": [3, 1]}},
+        {"type": "Sigmoid", "bottom": "mlp", "top": "p"},
+    )
+
+    shapes = [spec.shape for spec in graph.weights]
+    assert shapes == [(4, 8), (8,), (8, 2), (2,), (2, 2), (2,), (6, 3), (3,), (3, 1), (1,)]

@@ -106,8 +106,8 @@ def smallest_draw():
 def run_layer():
     """Read a layer and run it on NumPy in float64: ``run_layer(type, members, bottoms, **weights)``."""
 
-    def run(kind, members, bottoms, **weights):
-        case = {"type": kind, "members": members, "bottoms": [np.array(b, float) for b in bottoms]}
+    def run(kind, members, bottoms, tops=1, **weights):
+        case = {"type": kind, "members": members, "bottoms": [np.array(b, float) for b in bottoms], "tops": tops}
         layer = Layer(case)
         assert weights.keys() == layer.weights.keys()
         assert all(np.shape(w) == layer.weights[name].shape for name, w in weights.items())

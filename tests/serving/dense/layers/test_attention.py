@@ -140,7 +140,3 @@ def test_every_layer_of_the_table_is_read_computed_and_tested(smallest_draw):
     smallest = [family(smallest_draw) for family in FAMILIES]
 
     assert layers.TABLE.keys() == layer_types.TABLE.keys() == {case["type"] for case in smallest}
-
-
-def test_a_softmax_takes_any_number(run_layer):
-    assert run_layer("Softmax", {}, [[[1e30, 0, -1e30]]]) == [[[1, 0, 0]]]

@@ -2,14 +2,12 @@
 
 import itertools
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import serving.dense.layers.products as layers
 import serving.model.layer_types.products as layer_types
-from serving.dense.primitives import linear
 from serving.model.records import B
 
 torch = pytest.importorskip("torch")
@@ -172,44 +170,3 @@ def test_every_layer_of_the_table_is_read_computed_and_tested(smallest_draw):
     smallest = [family(smallest_draw) for family in FAMILIES]
 
     assert layers.TABLE.keys() == layer_types.TABLE.keys() == {case["type"] for case in smallest}
-
-
-def test_the_cross_layer_gives_the_documented_numbers(run_layer):
-    w, b, x = [0.1, 0.2, 0.3], [0.5, 0.0, -0.5], [[1.0, 2.0, 3.0]]
-
-    (first,) = run_layer("MultiCross", {"mc_param": {"num_layers": 1}}, [x], weight0=w, bias0=b)
-    (second,) = run_layer("MultiCross", {"mc_param": {"num_layers": 2}}, [x], weight0=w, bias0=b, weight1=w, bias1=b)
-
-    np.testing.assert_allclose(first, [[2.9, 4.8, 6.7]], rtol=1e-14)
-    np.testing.assert_allclose(second, [[6.66, 11.32, 15.98]], rtol=1e-14)
-
-
-def test_the_low_rank_cross_layer_gives_the_documented_numbers(run_layer):
-    (top,) = run_layer(
-        "MultiCross",
-        {"mc_param": {"num_layers": 1, "projection_dim": 1}},
-        [[[1.0, 2.0, 3.0]]],
-        u0=[[1], [0], [2]],
-        v0=[[0.5, 1, -1]],
-        bias0=[0.5, 0, -0.5],
-    )
-
-    assert top == [[5.0, 16.0, -19.5]]
-
-
-def test_the_interaction_gives_the_documented_numbers(run_layer):
-    assert run_layer("Interaction", {}, [[[1, 2]], [[[3, 4], [5, 6]]]]) == [[[1, 2, 11, 17, 39, 0]]]
-
-
-def test_the_factorization_machine_gives_the_documented_numbers(run_layer):
-    assert run_layer("FmOrder2", {"out_dim": 2}, [[[1, 2, 3, 4, 5, 6]]]) == [[[23, 44]]]
-
-
-def test_a_weight_multiply_gives_every_number_its_vector(run_layer):
-    (top,) = run_layer("WeightMultiply", {"weight_dims": [2, 3]}, [[[2, 3]]], weight=[[1, 2, 3], [4, 5, 6]])
-
-    assert top == [[2, 4, 6, 12, 15, 18]]
-
-
-def test_a_product_without_a_bias_is_the_product():
-    assert linear(np.array([[1.0, 2.0]]), np.array([[3.0], [4.0]])).tolist() == [[11.0]]

@@ -1,13 +1,11 @@
 """Layers that rearrange and sum, on every array library, against PyTorch in float64."""
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import serving.dense.layers.shapes as layers
 import serving.model.layer_types.shapes as layer_types
-from serving.dense.layers import LAYERS
 from serving.model.records import Samples
 
 torch = pytest.importorskip("torch")
@@ -183,19 +181,3 @@ def test_every_layer_of_the_table_is_read_computed_and_tested(smallest_draw):
     smallest = [family(smallest_draw) for family in FAMILIES]
 
     assert layers.TABLE.keys() == layer_types.TABLE.keys() == {case["type"] for case in smallest}
-
-
-def test_an_overlapping_slice_copies_nothing_it_need_not():
-    x = np.zeros((2, 3))
-
-    whole, part = LAYERS["Slice"]({"ranges": ((0, 3), (1, 2))}, [x], {})
-
-    assert whole is x
-    assert part.shape == (2, 1)
-
-
-def test_scaling_repeats_numbers_or_rows(run_layer):
-    x = [[1, 2], [3, 4]]
-
-    assert run_layer("Scale", {"scale_param": {"axis": 0, "factor": 2}}, [x]) == [[[1, 1, 2, 2], [3, 3, 4, 4]]]
-    assert run_layer("Scale", {"scale_param": {"axis": 1, "factor": 2}}, [x]) == [[[1, 2], [1, 2], [3, 4], [3, 4]]]
