@@ -105,3 +105,10 @@ def _refuse_what_training_lacks(root: Fields) -> None:
                 raise layer.error("training has none of its own for a single layer", key)
     if layers[-1].text("type") != "BinaryCrossEntropyLoss":
         raise layers[-1].error("a training graph ends in BinaryCrossEntropyLoss", "type")
+    losses = [layer for layer in layers if layer.text("type").endswith("Loss")]
+    labels = layers[0].object("label").texts("top")
+    for loss, label in zip(losses, labels, strict=True):  # the graph's reader has seen that each label has its loss
+        if loss.text("type") != "BinaryCrossEntropyLoss":
+            raise loss.error("training has BinaryCrossEntropyLoss only", "type")
+        if loss.texts("bottom")[1] != label:
+            raise loss.error(f"expected the losses in the order of the labels, so {label!r} here", "bottom")

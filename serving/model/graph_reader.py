@@ -132,6 +132,8 @@ class GraphReader:
         if bottoms[1] not in labels:
             names = ", ".join(repr(name) for name in labels)
             raise fields.error(f"expected the label {names} second, got {bottoms[1]!r}", "bottom")
+        if any(loss.fields.texts("bottom")[1] == bottoms[1] for loss in self._losses):
+            raise fields.error(f"two losses read the label {bottoms[1]!r}", "bottom")
         label, shape = labels[bottoms[1]], self._shape(bottoms[0], fields)
         expected: Shape = (B, label.dim)
         # the label of a CrossEntropyLoss may be the number of one of many classes

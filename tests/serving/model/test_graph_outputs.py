@@ -118,6 +118,12 @@ def test_an_activation_in_the_middle_is_no_output():
         pytest.param(TWO, TWO_TASKS[:2], "layers[0].label.top: no loss reads 'buy'", id="label-without-a-loss"),
         pytest.param(
             TWO,
+            [*TWO_TASKS, loss("BinaryCrossEntropyLoss", "a", "click", "loss3")],
+            "layers[6].bottom: two losses read the label 'click'",
+            id="label-of-two-losses",
+        ),
+        pytest.param(
+            TWO,
             [fc("a", 1), loss("BinaryCrossEntropyLoss", "a", "sell", "loss")],
             "layers[3].bottom: expected the label 'click', 'buy' second, got 'sell'",
             id="unknown-label",
