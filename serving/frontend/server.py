@@ -96,6 +96,7 @@ def uvicorn_config(app: ASGIApp, stop_timeout_s: float) -> uvicorn.Config:
         ws="none",
         lifespan="on",
         access_log=False,
+        proxy_headers=False,  # nothing here asks where a request came from
         log_config=None,
         log_level=logging.WARNING,
         timeout_keep_alive=KEEP_ALIVE_S,
