@@ -5,6 +5,8 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from training.built_in import built_in_graphs
+
 _EXIT_ERROR, _EXIT_INTERRUPTED = 2, 130
 
 
@@ -44,8 +46,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--eval-data", type=Path, metavar="FILE", help="evaluate on this file (default: on the last tenth of --data)"
     )
+    built_in = ", ".join(built_in_graphs())
     parser.add_argument(
-        "--model", default="dcn", help="a model that comes with Hotrow (dcn), or a HugeCTR training graph's JSON file"
+        "--model",
+        default="dcn",
+        help=f"one that comes with Hotrow ({built_in}; default: dcn), or a HugeCTR training graph's JSON file",
     )
     parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="the model repository to write into")
     parser.add_argument("--name", help="the model's name in the repository (default: the graph file's name)")

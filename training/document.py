@@ -1,7 +1,7 @@
 """A training document: HugeCTR's graph JSON with its ``optimizer`` clause."""
 
 from dataclasses import dataclass
-from importlib.resources import as_file, files
+from importlib.resources import as_file
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +9,7 @@ from serving.errors import ConfigError
 from serving.model.graph import Graph, parse_graph
 from serving.model.json_fields import Fields
 from serving.model.strict_json import read_json
+from training.built_in import built_in_graphs
 from training.optimizer import Adam, LearningRateSchedule
 
 _SCHEDULE_KEYS = ("learning_rate", "warmup_steps", "decay_start", "decay_steps", "decay_power", "end_lr")
@@ -38,23 +39,18 @@ class TrainingDocument:
     update_type: str
 
 
-def built_in_models() -> list[str]:
-    """Names of the graphs that come with the package."""
-    folder = files("training") / "graphs"
-    return sorted(entry.name.removesuffix(".json") for entry in folder.iterdir() if entry.name.endswith(".json"))
-
-
 def open_document(model: str) -> TrainingDocument:
     """Read a built-in graph by its name, or a graph file by its path.
 
     Raises:
         ConfigError: neither exists, or the document is not one that can be trained; the message names the JSON path.
     """
-    if model in built_in_models():
-        with as_file(files("training") / "graphs" / f"{model}.json") as path:
+    graphs = built_in_graphs()
+    if model in graphs:
+        with as_file(graphs[model]) as path:
             return read_document(path)
     if not Path(model).exists():
-        raise ConfigError(model, "", f"no such graph file, and no built-in model ({', '.join(built_in_models())})")
+        raise ConfigError(model, "", f"no such graph file, and no built-in model ({', '.join(graphs)})")
     return read_document(Path(model))
 
 
