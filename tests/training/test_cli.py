@@ -11,6 +11,7 @@ import pytest
 from serving.model.manifest import verify_manifest
 from serving.session import load_model
 from training import cli
+from training.built_in import built_in_graphs
 from training.criteo import write_lines
 from training.criteo_reader import read_criteo
 from training.synthetic import generate
@@ -112,7 +113,10 @@ def test_the_genuine_sample_trains_and_serves(tmp_path, capsys):
         (["--data", "bad.txt", "--output", "out"], "bad.txt line 1: 1 columns, expected 40"),
         (["--data", "one.txt", "--output", "out"], "one.txt: 1 sample, expected at least 2"),
         (["--synthetic", "10", "--output", "bad.txt"], "bad.txt: cannot be made"),
-        (["--synthetic", "10", "--output", "out", "--model", "wdl"], "wdl: no such graph file, and no built-in model"),
+        (
+            ["--synthetic", "10", "--output", "out", "--model", "fm"],
+            "fm: no such graph file, and no built-in model (dcn, ",
+        ),
         (["--synthetic", "10", "--output", "out", "--model", "bad.txt"], "bad.txt"),
         (["--synthetic", "10", "--output", "out", "--name", "a/b"], "model name 'a/b'"),
         (["--synthetic", "2000", "--output", "out", "--learning-rate", "1e30"], "the loss is not finite at step"),
@@ -181,5 +185,6 @@ def test_help_needs_no_torch_and_a_missing_torch_names_the_extra(tmp_path):
 
     assert shown.returncode == 0
     assert "--synthetic ROWS" in shown.stdout
+    assert f"({', '.join(built_in_graphs())}; default: dcn)" in " ".join(shown.stdout.split())
     assert refused.returncode == 2
     assert refused.stderr == "hotrow-train: training needs the package 'torch': pip install 'hotrow[train]'\n"
