@@ -10,7 +10,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from serving.batch import Batch
 from serving.errors import OverloadedError
 from serving.frontend.body import IDENTITY, Arriving, Limits, decompress, encoding_of, read_body
-from serving.frontend.edge import MODEL, error_response
+from serving.frontend.edge import MODEL, Edge, error_response
 from serving.frontend.runner import Runner
 from serving.metrics import RequestMetrics
 from serving.protocol.ctr import PROBABILITIES, batch_of, signature_of
@@ -134,30 +134,36 @@ class PredictEndpoint:
 
 
 class InferPath:
-    """ASGI middleware that answers KServe's infer path itself and passes everything else on.
+    """The whole application: answers KServe's infer path itself and leaves everything else to FastAPI's.
 
-    A request for that path meets no router and no request or response object; they cost more than decoding it does.
+    A request for that path meets no router, no middleware but the edge, and no request or response object; they cost
+    more than decoding it does.
     """
 
     _PATH = re.compile(r"/v2/models/(?P<model>[^/]+)(?:/versions/(?P<version>[^/]+))?/infer")
 
-    def __init__(self, app: ASGIApp, endpoint: PredictEndpoint) -> None:
-        """Answer through ``endpoint``, or let ``app`` do it."""
+    def __init__(self, app: ASGIApp, endpoint: PredictEndpoint, metrics: RequestMetrics) -> None:
+        """Answer through ``endpoint`` and count in ``metrics``, or let ``app`` do it."""
         self._app = app
         self._endpoint = endpoint
+        self._infer = Edge(self._answer, metrics)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See the ASGI specification."""
         match = self._PATH.fullmatch(scope["path"]) if scope["type"] == "http" else None
         if match is None:
             await self._app(scope, receive, send)
-        elif scope["method"] != "POST":
+        else:
+            scope["path_params"] = match.groupdict("")
+            await self._infer(scope, receive, send)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["method"] != "POST":
             response = error_response("Method Not Allowed", 405)
             response.headers["Allow"] = "POST"
             await response(scope, receive, send)
-        else:
-            scope["path_params"] = match.groupdict("")
-            answer = await self._endpoint.answer(scope, receive, ServedModel.infer)
-            headers = [*answer.headers, (b"content-length", b"%d" % len(answer.body))]
-            await send({"type": "http.response.start", "status": 200, "headers": headers})
-            await send({"type": "http.response.body", "body": answer.body})
+            return
+        answer = await self._endpoint.answer(scope, receive, ServedModel.infer)
+        headers = [*answer.headers, (b"content-length", b"%d" % len(answer.body))]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": answer.body})

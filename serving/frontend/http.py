@@ -10,6 +10,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
+from starlette.types import ASGIApp
 
 from serving.frontend.body import Limits
 from serving.frontend.edge import Edge, http_exception, validation_error
@@ -41,7 +42,7 @@ class Settings:
     limits: Limits = field(default_factory=Limits)
 
 
-def create_app(repository: ModelRepository, settings: Settings | None = None) -> FastAPI:
+def create_app(repository: ModelRepository, settings: Settings | None = None) -> ASGIApp:
     """Make the application that serves ``repository``, whose models must be loaded already.
 
     The caller closes the repository after the application has shut down.
@@ -61,13 +62,13 @@ def create_app(repository: ModelRepository, settings: Settings | None = None) ->
         version=server_version(),
         description="CTR model serving. KServe v2 inference is at `/v2/models/{model}/infer`.",
         lifespan=lifespan,
-        middleware=[Middleware(Edge, metrics=counters), Middleware(InferPath, endpoint=endpoint)],
+        middleware=[Middleware(Edge, metrics=counters)],
         exception_handlers={HTTPException: http_exception, RequestValidationError: validation_error},
     )
     _add_server_routes(app, repository, Metrics(counters, repository.readings))
     _add_model_routes(app, endpoint)
     _add_predict_route(app, endpoint)
-    return app
+    return InferPath(app, endpoint, counters)
 
 
 def _add_server_routes(app: FastAPI, repository: ModelRepository, metrics: Metrics) -> None:

@@ -10,7 +10,6 @@ from types import FrameType
 
 import uvicorn
 import uvloop
-from fastapi import FastAPI
 from starlette.types import ASGIApp
 
 from serving.errors import ConfigError
@@ -64,7 +63,7 @@ class Server(uvicorn.Server):
         self._ready()
 
 
-def run(app: FastAPI, listener: socket.socket, ready: Callable[[], None], stop_timeout_s: float) -> None:
+def run(app: ASGIApp, listener: socket.socket, ready: Callable[[], None], stop_timeout_s: float) -> None:
     """Serve ``app`` on ``listener`` until SIGTERM or SIGINT; then answer what was accepted, and return.
 
     Main thread only. After SIGINT a KeyboardInterrupt is raised, once everything is answered.
