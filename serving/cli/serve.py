@@ -14,7 +14,8 @@ _MOST_THREADS = 1024
 _MOST_INFLIGHT = 65536
 _LARGEST_BODY_BYTES = 2 << 30
 #: How long a stop waits for clients, beyond the time that a body may take to arrive.
-_STOP_GRACE_S = 5
+# Less than the ten seconds that container engines leave between SIGTERM and SIGKILL.
+_STOP_TIMEOUT_S = 8
 
 
 def add_parser(commands: Any) -> None:
@@ -88,6 +89,6 @@ def serve(options: argparse.Namespace) -> int:
             app,
             listener,
             ready=lambda: print(f"listening on {url_of(listener)}", flush=True),
-            stop_timeout_s=limits.body_timeout_s + _STOP_GRACE_S,
+            stop_timeout_s=_STOP_TIMEOUT_S,
         )
     return 0

@@ -16,6 +16,9 @@ _DATA_IGNORED = (
 _EMBEDDING_IGNORED = (
     "max_vocabulary_size_per_gpu", "max_vocabulary_size_global", "workspace_size_per_gpu_in_mb", "slot_size_array",
     "plan_file",
+    # HybridSparseEmbedding's, as HugeCTR exports them
+    "max_num_frequent_categories", "max_num_infrequent_samples", "p_dup_max", "max_all_reduce_bandwidth",
+    "max_all_to_all_bandwidth", "efficiency_bandwidth_ratio", "communication_type", "hybrid_embedding_type",
 )  # fmt: skip
 _SPARSE_TYPES = {"DistributedSlot": "DistributedSlot", "LocalizedSlot": "LocalizedSlot"}
 _LARGEST_DIM = 65_536  # floats in a row of a host table

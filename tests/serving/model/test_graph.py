@@ -156,6 +156,17 @@ def test_the_embeddings_type_says_how_its_rows_lie(document, kind, row_layout):
     assert parse_graph(document, "graph.json").embeddings[0].row_layout == row_layout
 
 
+def test_what_an_exported_hybrid_embedding_says_of_training_is_let_pass(document):
+    document["layers"][1]["type"] = "HybridSparseEmbedding"
+    document["layers"][1]["sparse_embedding_hparam"] |= {
+        "max_num_frequent_categories": 1, "max_num_infrequent_samples": -1, "p_dup_max": 0.01,
+        "max_all_reduce_bandwidth": 1.3e11, "max_all_to_all_bandwidth": 1.9e11, "efficiency_bandwidth_ratio": 1.0,
+        "communication_type": "NVLink_SingleNode", "hybrid_embedding_type": "Distributed",
+    }  # fmt: skip
+
+    assert parse_graph(document, "graph.json").embeddings[0].row_layout == "distributed"
+
+
 def test_an_unknown_keys_vector_can_be_other_than_zero(document):
     document["layers"][1]["sparse_embedding_hparam"]["default_emb_vec_value"] = 0.5
 
