@@ -2,10 +2,12 @@
 
 import argparse
 import dataclasses
+import math
 from collections.abc import Iterator
 
 import torch
 
+from serving.errors import ConfigError
 from training.criteo_reader import read_criteo
 from training.ctr_model import CtrModel
 from training.document import TrainingDocument, open_document
@@ -33,11 +35,22 @@ def run(options: argparse.Namespace) -> Iterator[str]:
     samples, evaluation, best_known = _read(options)
     if best_known:
         yield best_known
-    model = CtrModel(document.graph, seed=options.seed, adam=document.adam)
+    model = _model(document, options.seed)
     yield from _train(options, document, model, samples, evaluation)
     path = export_model(model, document.document, options.output, name)
     yield f"model written to {path}"
     yield f"serve it: hotrow serve {options.output}"
+
+
+def _model(document: TrainingDocument, seed: int) -> CtrModel:
+    try:
+        return CtrModel(document.graph, seed=seed, adam=document.adam)
+    except RuntimeError as err:  # PyTorch's form of MemoryError
+        if "allocate memory" not in str(err):
+            raise
+        size_bytes = 4 * sum(math.prod(spec.shape) for spec in document.graph.weights)
+        reason = f"the weights of the dense network take {size_bytes:,} bytes, more than there is"
+        raise ConfigError(document.graph.source, "layers", reason) from err
 
 
 def _read(options: argparse.Namespace) -> tuple[Samples, Samples, str]:

@@ -42,6 +42,19 @@ def test_generated_samples_become_a_served_model(tmp_path, capsys):
     verify_manifest(tmp_path / "dcn" / "1")
 
 
+def test_a_network_that_no_memory_holds_is_refused_with_its_size(tmp_path, capsys, monkeypatch, document):
+    def no_memory(*_arguments, **_options):  # PyTorch's words; a real one would ask the machine for terabytes
+        raise RuntimeError("[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory")
+
+    monkeypatch.setattr("training.run.CtrModel", no_memory)
+    graph = tmp_path / "huge.json"
+    graph.write_text(json.dumps(document))
+
+    assert cli.main(["--synthetic", "100", "--model", str(graph), "--output", str(tmp_path / "out")]) == 2
+
+    assert re.search(r"huge\.json: layers: the weights of the dense network take [\d,]+ bytes", capsys.readouterr().err)
+
+
 def test_a_criteo_file_and_a_graph_of_ones_own_become_a_model(tmp_path, capsys, document):
     train, held_out = write_criteo(tmp_path / "train.txt", 500), write_criteo(tmp_path / "eval.txt", 77, seed=1)
     graph = tmp_path / "mine.json"
