@@ -8,7 +8,7 @@ from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError, URLError
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 from urllib.request import Request, urlopen
 
 from serving.cli.numbers import seconds
@@ -55,10 +55,9 @@ def _ask(options: argparse.Namespace) -> bytes:
     body = _read(options.file)
     if not options.url.startswith(("http://", "https://")):
         raise RequestError(f"--url: expected http://... or https://..., but {options.url!r} came")
-    if (_port_of(options.url) or 0) > 65535:
-        raise RequestError("--url: a port lies between 0 and 65535")
     model = quote(os.fsencode(options.model), safe="")  # a name need not be text
     try:
+        _ = urlsplit(options.url).port  # a ValueError if it cannot be one; urlopen would take its last 16 bits
         url = f"{options.url.rstrip('/')}/predict/{model}"
         request = Request(url, data=body, headers={"Content-Type": "application/json"})
         with urlopen(request, timeout=options.timeout) as response:
@@ -80,12 +79,6 @@ def _parse(answer: bytes, url: str) -> tuple[list[list[float]], int]:
         return predictions, int(document.get("defaulted_keys", 0))
     except (ValueError, KeyError, TypeError, AttributeError) as err:
         raise ServingError(f"{url}: the answer is not Hotrow's") from err
-
-
-def _port_of(url: str) -> int | None:
-    """The port in ``url``; one that is too large for a port is taken as it is, and None where there is none."""
-    digits = url.partition("://")[2].partition("/")[0].rpartition(":")[2]
-    return int(digits) if digits.isascii() and digits.isdecimal() else None
 
 
 def _read(file: str) -> bytes:

@@ -1,6 +1,7 @@
 """Small models in HugeCTR v3.0's files, written here byte by byte, and what they must answer, computed by PyTorch."""
 
 import json
+import os
 import struct
 from dataclasses import dataclass
 from pathlib import Path
@@ -179,3 +180,17 @@ def write_model(tmp_path):
 
     write.table = TableSketch
     return write
+
+
+@pytest.fixture(scope="session")
+def genuine_config():
+    """Give the path of a HugeCTR configuration by its name, or skip."""
+    default = Path(__file__).parents[3] / "shared" / "data"
+    folder = Path(os.environ.get("HOTROW_TEST_DATA", default)) / "hugectr_configs"
+
+    def find(name):
+        if not (folder / name).exists():
+            pytest.skip(f"{folder / name} is absent; set HOTROW_TEST_DATA")
+        return folder / name
+
+    return find

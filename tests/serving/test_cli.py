@@ -281,7 +281,7 @@ class TestPredict:
             pytest.param(["m", "{file}", "--url", "http://"], "http://", id="no host"),
             pytest.param(["m", "{file}", "--url", "http://[::1"], "'http://[::1' is no URL", id="half an address"),
             pytest.param(["m", "{file}", "--url", "http://x:y"], "'y'", id="no port"),
-            pytest.param(["m", "{file}", "--url", "http://127.0.0.1:99999"], "between 0 and 65535", id="a large port"),
+            pytest.param(["m", "{file}", "--url", "http://127.0.0.1:99999"], "out of range 0-65535", id="a large port"),
             pytest.param(["m", "{file}", "--url", f"http://{'h' * 64}"], "is no URL", id="no host's name"),
             pytest.param(["m", "{file}", "--url", "http://127.0.0.1/\xe9"], "is no URL", id="no ASCII"),
         ],

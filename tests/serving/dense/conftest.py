@@ -1,7 +1,6 @@
 import importlib.util
 import json
 import math
-import os
 from pathlib import Path
 
 import numpy as np
@@ -72,17 +71,3 @@ def scaled_weights():
         return {key: array.astype(np.float32) for key, array in weights.items()}
 
     return draw
-
-
-@pytest.fixture(scope="session")
-def genuine_config():
-    """Give the path of a HugeCTR configuration by its name, or skip."""
-    default = Path(__file__).parents[4] / "shared" / "data"
-    folder = Path(os.environ.get("HOTROW_TEST_DATA", default)) / "hugectr_configs"
-
-    def find(name):
-        if not (folder / name).exists():
-            pytest.skip(f"{folder / name} is absent; set HOTROW_TEST_DATA")
-        return folder / name
-
-    return find

@@ -1,6 +1,5 @@
 import copy
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -23,17 +22,3 @@ def document(base_document):
 @pytest.fixture
 def graph(document):
     return parse_graph(document, "graph.json")
-
-
-@pytest.fixture(scope="session")
-def genuine_config():
-    """Give the path of a HugeCTR configuration by its name, or skip."""
-    default = Path(__file__).parents[4] / "shared" / "data"
-    folder = Path(os.environ.get("HOTROW_TEST_DATA", default)) / "hugectr_configs"
-
-    def find(name):
-        if not (folder / name).exists():
-            pytest.skip(f"{folder / name} is absent; set HOTROW_TEST_DATA")
-        return folder / name
-
-    return find
