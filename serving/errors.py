@@ -3,8 +3,8 @@
 A request flows frontend -> protocol -> repository -> batch -> session -> lookup -> storage. The first three and the
 batch raise a RequestError: the caller sent something that cannot be answered, and sending it again will not help.
 Storage raises a StoreError: the same request may succeed later. ConfigError and ModelFileError are raised while
-something is opened, before any request is accepted. ``serving.frontend.codes`` is the one table from here to HTTP
-codes.
+something is opened, before any request is accepted; OutputError while a model is written, which no server does.
+``serving.frontend.codes`` is the one table from here to HTTP codes.
 """
 
 from kernels.errors import HotrowError
@@ -52,6 +52,10 @@ class ModelFileError(ServingError):
         super().__init__(f"{file}: {reason}")
         self.file = str(file)
         self.reason = reason
+
+
+class OutputError(ServingError):
+    """A model cannot be written where it was asked to go."""
 
 
 class StoreError(ServingError):

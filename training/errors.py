@@ -1,4 +1,4 @@
-"""Every error training raises on purpose. What is wrong with a model's graph or files stays a serving error."""
+"""Every error training raises on purpose. What is wrong with a model, its files or their place is a serving error."""
 
 from kernels.errors import HotrowError
 
@@ -35,7 +35,3 @@ class DivergedError(TrainingError):
         super().__init__(f"the loss is not finite at step {step}: a learning rate below {learning_rate:g} may help")
         self.step = step
         self.learning_rate = learning_rate
-
-
-class OutputError(TrainingError):
-    """A trained model cannot be written where it was asked to go."""

@@ -8,11 +8,12 @@ from collections.abc import Iterator
 import torch
 
 from serving.errors import ConfigError
+from serving.model.version_writer import check_output
 from training.criteo_reader import read_criteo
 from training.ctr_model import CtrModel
 from training.document import TrainingDocument, open_document
 from training.errors import DataError
-from training.export import check_output, export_model
+from training.export import export_model
 from training.samples import Samples
 from training.synthetic import generate
 from training.trainer import train

@@ -1,6 +1,5 @@
-"""A version is complete or absent: whatever fails, whoever is killed, however many export at once."""
+"""A version is complete or absent: whatever fails, whoever is killed, however many write at once."""
 
-import json
 import os
 import signal
 import subprocess
@@ -12,19 +11,31 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.tiny_model import TinyModel
 from kernels.errors import HotrowError
+from serving.model.graph import parse_graph
 from serving.model.manifest import verify_manifest
-from training import export
-from training.export import export_model
+from serving.model.sparse_file import write_sparse_directory
+from serving.model.version_writer import write_version
+
+GRAPH = parse_graph(TinyModel().graph(), "graph.json")
+
+
+def write_files(folder):
+    (folder / "graph.json").write_text("{}")
+    write_sparse_directory(folder / "user", np.arange(9, dtype=np.int64), np.ones((9, 2), np.float32))
+
+
+def write(repository):
+    return write_version(repository, "two", GRAPH, write_files)
 
 
 def versions_of(folder):
     return [entry.name for entry in folder.iterdir() if entry.name.isdecimal()] if folder.exists() else []
 
 
-def test_wherever_the_disk_refuses_no_version_is_left(trained, document, tmp_path, monkeypatch):
-    """Every fsync and every rename of an export fails in turn; the export that meets no fault succeeds."""
-    monkeypatch.setattr(export, "build_onnx", lambda graph, weights: b"onnx")
+def test_wherever_the_disk_refuses_no_version_is_left(tmp_path, monkeypatch):
+    """Every fsync and every rename fails in turn; the writer that meets no fault succeeds."""
     faults = 0
     for failing_call in range(100):
         calls = 0
@@ -42,7 +53,7 @@ def test_wherever_the_disk_refuses_no_version_is_left(trained, document, tmp_pat
                 patch.setattr(owner, name, lambda *a, original=original, faulty=faulty: faulty(original, *a))
             repository = tmp_path / str(failing_call)
             try:
-                path = export_model(trained, document, repository, "two")
+                path = write(repository)
             except HotrowError as err:
                 assert "No space left" in str(err)  # noqa: PT017
                 faults += 1
@@ -56,21 +67,33 @@ def test_wherever_the_disk_refuses_no_version_is_left(trained, document, tmp_pat
     assert faults >= 10
 
 
-def test_folders_that_a_killed_export_left_are_cleared_by_the_next(trained, document, tmp_path):
+def test_what_raises_while_the_files_are_written_leaves_nothing(tmp_path):
+    def fail(folder):
+        (folder / "half").write_text("half")
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_version(tmp_path, "two", GRAPH, fail)
+
+    assert versions_of(tmp_path / "two") == []
+    assert not list((tmp_path / "two").glob(".*.tmp"))
+
+
+def test_folders_that_a_killed_writer_left_are_cleared_by_the_next(tmp_path):
     stale = tmp_path / "two" / ".1.0123.tmp"
     (stale / "wide_table").mkdir(parents=True)
     (stale / "wide_table" / "key").write_bytes(b"half")
     (tmp_path / "two" / ".config.pbtxt.4567.tmp").write_text("half")
 
-    path = export_model(trained, document, tmp_path, "two")
+    path = write(tmp_path)
 
     assert path.name == "1"
     assert not list((tmp_path / "two").glob(".*.tmp"))
 
 
-def test_exports_at_the_same_time_take_turns(trained, document, tmp_path):
+def test_writers_at_the_same_time_take_turns(tmp_path):
     with ThreadPoolExecutor(4) as pool:
-        futures = [pool.submit(export_model, trained, document, tmp_path, "two") for _ in range(4)]
+        futures = [pool.submit(write, tmp_path) for _ in range(4)]
         paths = [future.result() for future in futures]
 
     assert sorted(path.name for path in paths) == ["1", "2", "3", "4"]
@@ -78,38 +101,40 @@ def test_exports_at_the_same_time_take_turns(trained, document, tmp_path):
         verify_manifest(path)
 
 
-EXPORT_FOR_EVER = """
-import json, sys
+WRITE_FOR_EVER = """
+import sys
 from pathlib import Path
-import torch
+import numpy as np
+from benchmarks.tiny_model import TinyModel
 from serving.model.graph import parse_graph
-from training import export
-from training.ctr_model import CtrModel
-from training.synthetic import generate
+from serving.model.sparse_file import write_sparse_directory
+from serving.model.version_writer import write_version
 
-export.build_onnx = lambda graph, weights: b"onnx" * 100_000
-torch.set_num_threads(1)
-document = json.loads(sys.argv[1])
-model = CtrModel(parse_graph(document, "graph.json"), seed=0)
-samples = generate(2_000, seed=0).samples
-model.train_batch(samples.dense, model.bags(samples.keys), samples.labels[:, None], 0.01)
+keys, vectors = np.arange(2_000, dtype=np.int64), np.ones((2_000, 16), np.float32)
+
+def write_files(folder):
+    (folder / "dense.onnx").write_bytes(b"onnx" * 100_000)
+    for table in ("user", "item"):
+        write_sparse_directory(folder / table, keys, vectors)
+
+graph = parse_graph(TinyModel().graph(), "graph.json")
 while True:
-    export.export_model(model, document, Path(sys.argv[2]), "two")
+    write_version(Path(sys.argv[1]), "two", graph, write_files)
 """
 
 
 @pytest.mark.slow
-def test_a_killed_exporter_leaves_only_whole_versions(document, trained, tmp_path):
+def test_a_killed_writer_leaves_only_whole_versions(tmp_path):
     rng = np.random.default_rng()
     for _ in range(3):
         seen = len(versions_of(tmp_path / "two"))
-        process = subprocess.Popen([sys.executable, "-c", EXPORT_FOR_EVER, json.dumps(document), str(tmp_path)])
+        process = subprocess.Popen([sys.executable, "-c", WRITE_FOR_EVER, str(tmp_path)], cwd=Path(__file__).parents[3])
         try:
             deadline = time.monotonic() + 60
             while len(versions_of(tmp_path / "two")) == seen:
                 assert process.poll() is None
                 assert time.monotonic() < deadline
-            spin_until = time.monotonic() + rng.uniform(0, 0.1)  # a random point of some later export
+            spin_until = time.monotonic() + rng.uniform(0, 0.1)  # a random point of some later version
             while time.monotonic() < spin_until:
                 pass
         finally:
@@ -119,5 +144,5 @@ def test_a_killed_exporter_leaves_only_whole_versions(document, trained, tmp_pat
         for version in versions_of(tmp_path / "two"):
             verify_manifest(tmp_path / "two" / version)
 
-    export_model(trained, document, tmp_path, "two")  # the killed process holds no lock
+    write(tmp_path)  # the killed process holds no lock
     assert not list((tmp_path / "two").glob(".*.tmp"))

@@ -1,0 +1,129 @@
+"""Write one version of a model into a model repository: complete or absent, and never changed afterwards."""
+
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from serving.errors import ConfigError, OutputError
+from serving.model.atomic import atomic_directory, atomic_write, sync
+from serving.model.manifest import MANIFEST_NAME, write_manifest
+from serving.model.names import MODEL_NAME
+from serving.model.records import Graph
+from serving.model.statistics_file import statistics_path
+from serving.model.triton_config import TRITON_ENTRY, triton_config
+
+GRAPH_FILE, DENSE_FILE, ONNX_FILE = "graph.json", "dense.model", "dense.onnx"
+_ENTRY_FILE = "model.py"
+_OWN_NAMES = {
+    DENSE_FILE,
+    statistics_path(DENSE_FILE).name,
+    ONNX_FILE,
+    GRAPH_FILE,
+    _ENTRY_FILE,
+    MANIFEST_NAME,
+    "__pycache__",
+}
+_TIERS = {"supportlonglong": True, "models": [], "volatile_db": {"type": "parallel_hash_map"}}
+
+
+def write_version(
+    repository: Path, name: str, graph: Graph, write_files: Callable[[Path], None], version: int | None = None
+) -> Path:
+    """Write ``<repository>/<name>/<version>/``, and beside it what is not there yet: ``config.pbtxt``, ``ps.json``.
+
+    All files of the version are synced in a hidden folder that is then renamed, so that a reader, a crash or a power
+    cut sees the whole version or none. Writers of one model take turns, also those of several processes; hidden
+    folders that a killed one left behind are deleted by the next.
+
+    Args:
+        repository: the model repository; made if it does not exist.
+        name: the model's name: letters, digits, ``_`` and ``-``.
+        graph: what the model's ``graph.json`` says.
+        write_files: writes everything but ``model.py`` and ``manifest.json`` into the hidden folder it is given. When
+            it raises, there is no version.
+        version: at least 1; by default one more than the newest there.
+
+    Returns:
+        the version's folder.
+
+    Raises:
+        OutputError: the name or the version cannot be used, or the file system refuses.
+        ConfigError: a table has the name of one of the files beside it.
+    """
+    check_output(repository, name, graph)
+    folder = repository / name
+    try:
+        folder.mkdir(exist_ok=True)
+        with _turn(folder):
+            _remove_unfinished(folder)
+            target = folder / str(_next_version(folder) if version is None else _free_version(folder, version))
+            _write_if_absent(folder / "config.pbtxt", triton_config(name, graph))
+            _write_if_absent(repository / "ps.json", json.dumps(_TIERS, indent=2) + "\n")
+            with atomic_directory(target) as unfinished:
+                (unfinished / _ENTRY_FILE).write_text(TRITON_ENTRY)
+                write_files(unfinished)
+                write_manifest(unfinished, name, int(target.name))
+            sync(repository)
+    except OSError as err:
+        raise OutputError(f"{folder}: cannot write the model: {err.strerror or err}") from err
+    return target
+
+
+def check_output(repository: Path, name: str, graph: Graph) -> None:
+    """Check before hours of work that a model can be written under this name; make the repository's folder.
+
+    Raises:
+        OutputError: it cannot.
+        ConfigError: a table has the name of one of the files beside it.
+    """
+    if not MODEL_NAME.fullmatch(name):
+        raise OutputError(f"model name {name!r}: expected 1 to 120 letters, digits, '_' or '-'")
+    try:
+        repository.mkdir(parents=True, exist_ok=True)
+    except OSError as err:
+        raise OutputError(f"{repository}: cannot be made: {err.strerror or err}") from err
+    if not os.access(repository, os.W_OK | os.X_OK):
+        raise OutputError(f"{repository}: cannot be written")
+    for embedding in graph.embeddings:
+        if embedding.table in _OWN_NAMES:
+            raise ConfigError(graph.source, "layers", f"a table cannot be called {embedding.table!r}: a file is")
+
+
+@contextmanager
+def _turn(folder: Path) -> Iterator[None]:
+    """Wait for other writers into this folder. The kernel ends the turn of a process that dies."""
+    with (folder / ".export.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _remove_unfinished(folder: Path) -> None:
+    """Delete hidden temporary folders; during a turn no living writer owns one."""
+    for entry in folder.glob(".*.tmp"):
+        if entry.is_dir():
+            shutil.rmtree(entry)
+        else:
+            entry.unlink()
+
+
+def _next_version(folder: Path) -> int:
+    return 1 + max((int(entry.name) for entry in folder.iterdir() if entry.name.isdecimal()), default=0)
+
+
+def _free_version(folder: Path, version: int) -> int:
+    if version < 1:
+        raise OutputError(f"version {version}: expected at least 1")
+    if (folder / str(version)).exists():
+        raise OutputError(f"{folder / str(version)}: this version exists, and a version is never changed")
+    return version
+
+
+def _write_if_absent(path: Path, text: str) -> None:
+    """Leave a file alone that somebody may have changed."""
+    if not path.exists():
+        with atomic_write(path) as file:
+            file.write(text.encode())

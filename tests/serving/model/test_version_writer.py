@@ -1,0 +1,99 @@
+import json
+
+import pytest
+
+from benchmarks.tiny_model import TinyModel
+from serving.errors import ConfigError, OutputError
+from serving.model.graph import parse_graph
+from serving.model.manifest import verify_manifest
+from serving.model.version_writer import check_output, write_version
+
+
+def graph_of(model):
+    return parse_graph(model.graph(), "graph.json")
+
+
+def write_one_file(folder):
+    (folder / "notes").write_text("something")
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write(name="two", version=None, graph=None):
+        return write_version(
+            tmp_path / "models", name, graph or graph_of(TinyModel(dense_dim=13)), write_one_file, version
+        )
+
+    return write
+
+
+def test_a_version_holds_what_was_written_tritons_entry_and_the_manifest_of_both(write, tmp_path):
+    version = write()
+
+    assert version == tmp_path / "models" / "two" / "1"
+    manifest = verify_manifest(version)
+    assert (manifest.model, manifest.version) == ("two", 1)
+    assert set(manifest.files) == {"notes", "model.py"}
+    entry = (version / "model.py").read_text()
+    assert "from serving.frontend.triton import TritonPythonModel" in entry
+    compile(entry, "model.py", "exec")
+
+
+@pytest.mark.parametrize("dense_dim", [13, 0])
+def test_tritons_configuration_and_the_tiers_lie_where_servers_look(write, dense_dim):
+    version = write(graph=graph_of(TinyModel(dense_dim=dense_dim)))
+
+    config = (version.parent / "config.pbtxt").read_text()
+    for text in ('name: "two"', 'backend: "python"', "max_batch_size: 0", "KIND_CPU"):
+        assert text in config
+    for name, datatype in (("DES", "FP32"), ("CATCOLUMN", "INT64"), ("ROWINDEX", "INT32")):
+        assert f'name: "{name}" data_type: TYPE_{datatype} dims: [ -1, -1 ]' in config
+    assert ("optional: true" in config) == (dense_dim == 0)
+    assert 'name: "OUTPUT0" data_type: TYPE_FP32 dims: [ -1, 1 ]' in config
+    tiers = json.loads((version.parent.parent / "ps.json").read_text())
+    assert tiers == {"supportlonglong": True, "models": [], "volatile_db": {"type": "parallel_hash_map"}}
+
+
+def test_the_next_version_follows_the_newest_and_leaves_what_is_there(write):
+    version = write()
+    repository = version.parent.parent
+    (version.parent / "config.pbtxt").write_text("changed by hand")
+    (repository / "ps.json").write_text("{}")
+    (version.parent / "7").mkdir()
+    (version.parent / "notes").mkdir()
+
+    assert write().name == "8"
+    assert write(version=3).name == "3"
+    assert (version.parent / "config.pbtxt").read_text() == "changed by hand"
+    assert (repository / "ps.json").read_text() == "{}"
+    verify_manifest(version)
+
+
+@pytest.mark.parametrize("number", [1, 0, -1])
+def test_a_version_that_exists_or_cannot_be_is_refused(write, number):
+    version = write()
+    before = (version / "manifest.json").read_bytes()
+
+    with pytest.raises(OutputError, match=f"this version exists|version {number}: expected at least 1"):
+        write(version=number)
+    assert (version / "manifest.json").read_bytes() == before
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "..", "a.b", "a b", "x" * 121])
+def test_a_model_name_that_no_server_takes_is_refused(write, tmp_path, name):
+    with pytest.raises(OutputError, match="expected 1 to 120 letters"):
+        write(name)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_repository_that_is_a_file_is_refused(write, tmp_path):
+    (tmp_path / "models").write_text("")
+
+    with pytest.raises(OutputError, match="models: cannot be made"):
+        write()
+
+
+@pytest.mark.parametrize("table", ["graph.json", "dense.model", "dense.onnx", "model.py", "manifest.json"])
+def test_a_table_named_like_a_file_beside_it_is_refused_before_any_work(tmp_path, table):
+    with pytest.raises(ConfigError, match=f"a table cannot be called '{table}'"):
+        check_output(tmp_path, "two", graph_of(TinyModel(tables={table: 1})))
