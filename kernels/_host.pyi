@@ -1,3 +1,5 @@
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 
@@ -36,5 +38,8 @@ def pool_rows(
     out: npt.NDArray[np.float32],
     combiner: str,
 ) -> None: ...
+def split_by_table(
+    keys: npt.NDArray[np.int64], row_ptrs: npt.NDArray[np.int64], slots: Sequence[int]
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32], list[int]] | None: ...
 def instruction_set() -> str: ...
 def use_avx2(enabled: bool) -> bool: ...

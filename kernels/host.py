@@ -1,6 +1,7 @@
-"""Embedding rows in RAM: a table that many threads read while others write, and the pooling of its rows.
+"""Embedding rows in RAM: a table that many threads read while others write, and what goes with looking rows up.
 
-Shapes are given in letters: N keys, R bags of keys, D the table's embedding_vec_size, V rows of an index.
+Shapes are given in letters: N keys, R bags of keys, B samples, S slots, T tables, D the table's embedding_vec_size,
+V rows of an index.
 The four reserved int64 values (the two smallest and the two largest) are refused wherever keys are taken, before
 anything is read or written.
 """
@@ -14,9 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from kernels import _host
-from kernels._host import pool_rows
+from kernels._host import pool_rows, split_by_table
 
-__all__ = ["HostTable", "HostTableStats", "KeyIndex", "pool_rows"]
+__all__ = ["HostTable", "HostTableStats", "KeyIndex", "pool_rows", "split_by_table"]
 
 
 @dataclass(frozen=True)

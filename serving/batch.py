@@ -5,12 +5,13 @@ Masks are asked through ``np.count_nonzero``, which for arrays of a request's si
 """
 
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from kernels.host import split_by_table
 from serving.arrays import flat_integers, floats
 from serving.config import ModelConfig, TableConfig
 from serving.errors import RequestError
@@ -123,8 +124,8 @@ def _check_end(end: int, keys: Ints) -> None:
         raise RequestError(f"{ROW_PTRS}: the offsets end at {end}, but {KEYS} has {keys.size} keys")
 
 
-def _check_keys_per_sample(table: TableConfig, counts: Ints) -> None:
-    """``counts``: int64[B], keys of each sample."""
+def _check_keys_per_sample(table: TableConfig, counts: NDArray[np.integer]) -> None:
+    """``counts``: [B], keys of each sample."""
     limit = table.max_keys_per_sample
     if limit is not None and counts.max() > limit:
         at = int(np.argmax(counts > limit))
@@ -141,60 +142,35 @@ def _one_table(table: TableConfig, keys: Ints, offsets: Ints) -> TableKeys:
 
 
 def _several_tables(config: ModelConfig, keys: Ints, offsets: Ints) -> tuple[int, tuple[TableKeys, ...]]:
-    slots = np.array([table.slots for table in config.tables])
-    total = int(slots.sum())
+    slots = [table.slots for table in config.tables]
+    total = sum(slots)
     # B * total + 1 and B * total + T cannot be mistaken for each other: 0 < T - 1 < total.
     is_one_csr = offsets.size % total == 1
-    samples = _samples(offsets.size - (1 if is_one_csr else slots.size), total, config, offsets.size)
-    # Where the blocks of the tables begin, and where the last one ends: int64[T + 1].
-    starts = np.cumsum([0, *(samples * slots + 1).tolist()])
-    if is_one_csr:
-        _check_offsets(offsets, 0)
-        _check_end(int(offsets[-1]), keys)
-        offsets = _blocks_of_one_csr(slots, offsets, samples, starts)
-    else:
-        _check_blocks(offsets, keys, starts)
-    return samples, _split_by_table(config, slots, keys, offsets, starts, samples)
-
-
-def _check_blocks(offsets: Ints, keys: Ints, starts: Ints) -> None:
-    falls = offsets[1:] < offsets[:-1]
-    falls[starts[1:-1] - 1] = False
-    if np.count_nonzero(offsets[starts[:-1]]) or np.count_nonzero(falls):
-        for start, end in pairwise(starts.tolist()):
-            _check_offsets(offsets[start:end], start)
-    _check_end(sum(offsets[starts[1:] - 1].tolist()), keys)
-
-
-def _blocks_of_one_csr(slots: Ints, offsets: Ints, samples: int, starts: Ints) -> Ints:
-    """Offsets by table, each block starting at 0, for one CSR over the slots of all tables."""
-    bag_sizes = (offsets[1:] - offsets[:-1]).reshape(samples, -1)
-    blocks = np.zeros(offsets.size + slots.size - 1, dtype=np.int64)
-    first = 0
-    for count, (start, end) in zip(slots.tolist(), pairwise(starts.tolist()), strict=True):
-        np.cumsum(bag_sizes[:, first : first + count], out=blocks[start + 1 : end])
-        first += count
-    return blocks
-
-
-def _split_by_table(
-    config: ModelConfig, slots: Ints, keys: Ints, offsets: Ints, starts: Ints, samples: int
-) -> tuple[TableKeys, ...]:
-    """Split sample-major ``keys``; ``offsets`` come by table, each block starting at 0."""
-    by_sample = offsets[starts[:-1, None] + slots[:, None] * np.arange(samples + 1)]
-    counts = by_sample[:, 1:] - by_sample[:, :-1]  # int64[T, B]
-    for table, most, of_table in zip(config.tables, counts.max(axis=1).tolist(), counts, strict=True):
+    samples = _samples(offsets.size - (1 if is_one_csr else len(slots)), total, config, offsets.size)
+    split = split_by_table(keys, offsets, slots)
+    if split is None:
+        lengths = [samples * total + 1] if is_one_csr else [samples * count + 1 for count in slots]
+        _check_blocks(keys, offsets, list(accumulate(lengths, initial=0)))
+        raise RequestError(f"{ROW_PTRS}: changed while it was read")
+    keys, row_ptrs, most_keys = split
+    tables = []
+    first_key = first_offset = 0
+    for table, most in zip(config.tables, most_keys, strict=True):
+        last_offset = first_offset + samples * table.slots + 1
+        of_table = row_ptrs[first_offset:last_offset]
+        last_key = first_key + int(of_table[-1])
         if table.max_keys_per_sample is not None and most > table.max_keys_per_sample:
-            _check_keys_per_sample(table, of_table)
-    table_of_key = np.repeat(np.tile(np.arange(slots.size, dtype=np.uint16), samples), counts.T.reshape(-1))
-    keys = keys[np.argsort(table_of_key, kind="stable")]
-    row_ptrs = offsets.astype(np.int32)
-    blocks = pairwise(starts.tolist())
-    of_table_ends = pairwise([0, *np.cumsum(by_sample[:, -1]).tolist()])
-    return tuple(
-        TableKeys(keys=keys[first:last], row_ptrs=row_ptrs[start:end])
-        for (first, last), (start, end) in zip(of_table_ends, blocks, strict=True)
-    )
+            _check_keys_per_sample(table, np.diff(of_table[:: table.slots]))
+        tables.append(TableKeys(keys=keys[first_key:last_key], row_ptrs=of_table))
+        first_key, first_offset = last_key, last_offset
+    return samples, tuple(tables)
+
+
+def _check_blocks(keys: Ints, offsets: Ints, borders: list[int]) -> None:
+    """Find what is wrong with CSRs that lie in ``offsets`` one after another, between ``borders``."""
+    for start, end in pairwise(borders):
+        _check_offsets(offsets[start:end], start)
+    _check_end(sum(int(offsets[end - 1]) for end in borders[1:]), keys)
 
 
 def _read_dense(value: Any, samples: int, features: int) -> NDArray[np.float32]:

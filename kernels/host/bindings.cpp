@@ -4,9 +4,11 @@
 // and taking it back, and they never wait.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
 
 #include <algorithm>
 #include <memory>
+#include <numeric>
 #include <optional>
 
 #include "arguments.hpp"
@@ -14,6 +16,7 @@
 #include "host_table.hpp"
 #include "key_index.hpp"
 #include "lookup.hpp"
+#include "split.hpp"
 
 namespace hotrow {
 namespace {
@@ -24,6 +27,7 @@ constexpr size_t kTinyKeys = 64;
 struct PythonNames {
   nb::object empty = nb::module_::import_("numpy").attr("empty");
   nb::object bool_ = nb::module_::import_("numpy").attr("dtype")("bool");
+  nb::object int32 = nb::module_::import_("numpy").attr("dtype")("int32");
   nb::object int64 = nb::module_::import_("numpy").attr("dtype")("int64");
   nb::object float32 = nb::module_::import_("numpy").attr("dtype")("float32");
   nb::object reserved_key_error = nb::module_::import_("kernels.errors").attr("ReservedKeyError");
@@ -230,6 +234,44 @@ void pool_rows(nb::handle rows_in, nb::handle row_ptrs_in, nb::handle out_in, co
                            row_ptrs.bags(), out.data<float>(), combiner);
 }
 
+// (keys, row_ptrs, most keys of a sample by table), or None where the offsets are no CSR of the keys.
+nb::object split(nb::handle keys_in, nb::handle row_ptrs_in, std::vector<int64_t> slots) {
+  const Array keys(keys_in, "keys", "int64[N]", Array::kCopy);
+  keys.require(Dtype::kInt64, 1);
+  const Array row_ptrs(row_ptrs_in, "row_ptrs", "int64[R]", Array::kCopy);
+  row_ptrs.require(Dtype::kInt64, 1);
+  if (keys.size(0) > INT32_MAX) throw nb::value_error("keys: more than 32-bit offsets reach");
+  if (slots.empty() || *std::min_element(slots.begin(), slots.end()) < 1 ||
+      *std::max_element(slots.begin(), slots.end()) > INT32_MAX)
+    throw nb::value_error("slots: expected at least one table, and at least one slot of each");
+  const size_t total = static_cast<size_t>(std::accumulate(slots.begin(), slots.end(), int64_t{0}));
+  const size_t tables = slots.size(), length = row_ptrs.size(0);
+  const size_t samples = length ? (length - 1) / total : 0;
+  const bool one_csr = length == samples * total + 1;
+  if (!samples || !(one_csr || length == samples * total + tables))
+    throw nb::value_error("row_ptrs: expected B * S + 1 offsets, or B * S + T");
+  const auto offsets = row_ptrs.copy<int64_t>();  // see RowPtrs
+  const auto aligned = keys.is_aligned() ? nullptr : keys.copy<int64_t>();
+  nb::object out_keys = python().empty(keys.size(0), python().int64);
+  nb::object out_row_ptrs = python().empty(samples * total + tables, python().int32);
+  std::vector<int64_t> most_keys(tables);
+  const Array keys_array(out_keys, "keys", "int64[N]", Array::kWrite);
+  const Array row_ptrs_array(out_row_ptrs, "row_ptrs", "int32[R]", Array::kWrite);
+  const Split job = {aligned ? aligned.get() : keys.data<const int64_t>(),
+                     keys.size(0),
+                     offsets.get(),
+                     std::move(slots),
+                     samples,
+                     keys_array.data<int64_t>(),
+                     row_ptrs_array.data<int32_t>(),
+                     most_keys.data()};
+  std::optional<nb::gil_scoped_release> release;
+  release_gil_unless(keys.size(0) <= kTinyKeys && length <= 4 * kTinyKeys, release);
+  const bool valid = split_by_table(job, one_csr);
+  release.reset();
+  return valid ? nb::make_tuple(out_keys, out_row_ptrs, most_keys) : nb::object(nb::none());
+}
+
 void construct_key_index(KeyIndex* self, int64_t capacity_rows) {
   const uint64_t capacity = in_range("capacity_rows", capacity_rows, KeyIndex::kMaxKeys);
   const nb::gil_scoped_release release;
@@ -301,6 +343,8 @@ NB_MODULE(_host, module) {
 
   module.def("pool_rows", &pool_rows, nb::arg("rows").none(), nb::arg("row_ptrs").none(), nb::arg("out").none(),
              nb::arg("combiner"), docs::kPoolRows);
+  module.def("split_by_table", &split, nb::arg("keys").none(), nb::arg("row_ptrs").none(), nb::arg("slots"),
+             docs::kSplitByTable);
   module.def("instruction_set", [] { return lookup_loops().name; });
   module.def("use_avx2", &use_avx2, nb::arg("enabled"));
 }

@@ -114,4 +114,22 @@ Raises:
         is unknown, or ``row_ptrs`` does not begin with 0, falls, or does not end with N.
 )";
 
+constexpr const char* kSplitByTable = R"(Split a request's keys by embedding table.
+
+Args:
+    keys: int64[N], sample-major: sample 0's keys of table 0, of table 1, ..., then sample 1's; N at most 2**31 - 1.
+    row_ptrs: int64: one CSR over all slots of all samples, B * S + 1 offsets; or one CSR per table, table after
+        table, each from 0, B * S + T offsets in all. Its length decides; with one table the two are the same.
+    slots: slots of each of the T tables; their sum is S.
+
+Returns:
+    keys int64[N], table-major; row_ptrs int32[B * S + T], one CSR per table, each from 0; and for each table the most
+    keys that one sample has of it. None where an offset falls, or a CSR does not begin with 0, or they do not end with
+    N.
+
+Raises:
+    TypeError: an argument is no array, or one of another dtype.
+    ValueError: an argument has another shape or is not contiguous, the length of ``row_ptrs`` is neither, or B is 0.
+)";
+
 }  // namespace hotrow::docs
