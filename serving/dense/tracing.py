@@ -24,6 +24,16 @@ def traced_matmul(x: Array, y: Array) -> Array:
     return ndonnx.asarray(op.matmul(x.unwrap_spox(), y.unwrap_spox()))
 
 
+def traced_below_diagonal(x: Array) -> Array:
+    """See ``primitives.below_diagonal``; a Split and a Concat."""
+    size = x.shape[1]
+    flat = op.reshape(x.unwrap_spox(), op.const(np.array([-1, size * size], np.int64)))
+    # the first row has nothing to give; each other row begins with what is wanted
+    lengths = [size, *(length for row in range(1, size) for length in (row, size - row))]
+    parts = op.split(flat, op.const(np.array(lengths, np.int64)), axis=1)
+    return ndonnx.asarray(op.concat(parts[1::2], axis=1))
+
+
 def traced_row_max(x: Array) -> Array:
     """See ``primitives.row_max``."""
     return ndonnx.asarray(op.reduce_max(x.unwrap_spox(), op.const(np.array([-1], np.int64)), keepdims=True))

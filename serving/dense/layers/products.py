@@ -2,11 +2,10 @@
 
 from collections.abc import Mapping
 
-import numpy as np
 from array_api_compat import array_namespace
 
 from serving.dense.layers.signature import Arrays, LayerFunction, LayerWeights, Params
-from serving.dense.primitives import Array, linear, matmul, relu, take
+from serving.dense.primitives import Array, below_diagonal, linear, matmul, relu
 
 
 def _inner_product(params: Params, bottoms: Arrays, weights: LayerWeights) -> Arrays:
@@ -72,11 +71,8 @@ def _interaction(params: Params, bottoms: Arrays, weights: LayerWeights) -> Arra
     """DLRM's: the vector, the products of all pairs among it and the embeddings, row by row, and one 0."""
     vector, embedding = bottoms
     xp = array_namespace(vector)
-    slots, width = embedding.shape[1:]
-    z = xp.concat([xp.reshape(vector, (-1, 1, width)), embedding], axis=1)  # [B, S + 1, D]
-    products = xp.reshape(matmul(z, xp.permute_dims(z, (0, 2, 1))), (-1, (slots + 1) ** 2))
-    row, column = np.tril_indices(slots + 1, -1)
-    pairs = take(products, row * (slots + 1) + column, axis=1)
+    z = xp.concat([xp.reshape(vector, (-1, 1, vector.shape[1])), embedding], axis=1)  # [B, S + 1, D]
+    pairs = below_diagonal(matmul(z, xp.permute_dims(z, (0, 2, 1))))
     return [xp.concat([vector, pairs, xp.zeros_like(pairs[:, :1])], axis=1)] * params["tops"]
 
 
