@@ -32,6 +32,7 @@ class InferenceClause(Clause):
         mixed_precision: loss scaler of an fp16 GPU network; no effect on the CPU, which computes in float32.
         algorithm_search: whether cuBLAS algorithms are searched; no effect on the CPU.
         cuda_graph: whether the dense network is captured as a CUDA graph; no effect on the CPU.
+        label: the number of labels, as the samples of HugeCTR's Triton backend have it; HugeCTR does not look at it.
     """
 
     max_batchsize: int = Field(default=1024, ge=1)
@@ -42,15 +43,17 @@ class InferenceClause(Clause):
     mixed_precision: Literal[128, 256, 512, 1024] | None = None
     algorithm_search: bool = True
     cuda_graph: bool = True
+    label: int | None = Field(default=None, ge=1)
 
 
 class InferenceDocument(Clause):
-    """The whole file: the layers are checked by the graph's own parser, the training clauses are not looked at."""
+    """The whole file: the layers are checked by the graph's own parser, the other clauses are not looked at."""
 
     inference: InferenceClause
     layers: list[Any]
     solver: Any = None
     optimizer: Any = None
+    model_name: Any = None
 
 
 def read_inference_config(file: str | Path, name: str, i64_input_key: bool | None = None) -> ModelConfig:

@@ -28,7 +28,7 @@ __all__ = [
     "read_graph",
 ]
 
-_CLAUSES = ("layers", "inference", "solver", "optimizer")
+_CLAUSES = ("layers", "inference", "solver", "optimizer", "model_name")
 
 
 def read_graph(path: str | Path) -> Graph:
@@ -39,7 +39,8 @@ def read_graph(path: str | Path) -> Graph:
 def parse_graph(document: Any, source: str) -> Graph:
     """Turn a JSON document into a graph.
 
-    The clauses ``inference``, ``solver`` and ``optimizer`` are not looked at.
+    The clauses ``inference``, ``solver`` and ``optimizer`` are not looked at, nor is the ``model_name`` that an exported
+    graph may have.
 
     Args:
         document: the JSON as Python objects; it is not changed.

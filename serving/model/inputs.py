@@ -8,18 +8,20 @@ from serving.model.names import TABLE_NAME
 from serving.model.records import Combiner, Embedding, SparseInput
 from serving.model.sparse_rows import RowLayout
 
-# Members that say how training reads its data or sizes its memory; a prediction does not depend on them.
+# Members that say how training reads its data or sizes its memory, of HugeCTR v2.0 to v24.06; a prediction does not
+# depend on them.
 _DATA_IGNORED = (
     "source", "eval_source", "check", "format", "num_samples", "eval_num_samples", "slot_size_array",
     "float_label_dense", "cache_eval_data", "num_workers",
 )  # fmt: skip
 _EMBEDDING_IGNORED = (
     "max_vocabulary_size_per_gpu", "max_vocabulary_size_global", "workspace_size_per_gpu_in_mb", "slot_size_array",
-    "plan_file",
+    "plan_file", "vocabulary_size", "max_vocabulary_size", "load_factor",
     # HybridSparseEmbedding's, as HugeCTR exports them
     "max_num_frequent_categories", "max_num_infrequent_samples", "p_dup_max", "max_all_reduce_bandwidth",
     "max_all_to_all_bandwidth", "efficiency_bandwidth_ratio", "communication_type", "hybrid_embedding_type",
 )  # fmt: skip
+_EMBEDDING_TRAINING = ("optimizer", "hybrid_embedding_param", "plan_file")
 _SPARSE_TYPES = {"DistributedSlot": "DistributedSlot", "LocalizedSlot": "LocalizedSlot"}
 _LARGEST_DIM = 65_536  # floats in a row of a host table
 _COMBINERS: Mapping[int | str, Combiner] = {0: "sum", 1: "mean", "sum": "sum", "mean": "mean"}
@@ -28,7 +30,7 @@ EMBEDDING_TYPES: Mapping[str, RowLayout] = {
     "DistributedSlotSparseEmbeddingHash": "distributed",
     "LocalizedSlotSparseEmbeddingHash": "localized",
     "LocalizedSlotSparseEmbeddingOneHot": "localized",
-    "HybridSparseEmbedding": "distributed",
+    "HybridSparseEmbedding": "distributed",  # HugeCTR writes no file of it: its dump_parameters is empty up to v24.06
 }
 
 
@@ -57,7 +59,7 @@ def read_data(fields: Fields) -> Data:
         ConfigError: a member is missing, unknown or wrong.
     """
     fields.allow(("name", "type", "label", "dense", "sparse", *_DATA_IGNORED))
-    dense = fields.object("dense", ("top", "dense_dim"))
+    dense = fields.object("dense", ("top", "dense_dim", "aligned"))  # a choice of training in mixed precision
     return Data(
         labels=_read_labels(fields.object("label", ("top", "label_dim"))),
         dense_top=dense.text("top"),
@@ -109,7 +111,7 @@ def read_embedding(fields: Fields, sparse: Mapping[str, SparseInput]) -> Embeddi
     Raises:
         ConfigError: a member is missing, unknown or wrong, or the bottom is not a sparse input.
     """
-    fields.allow(("name", "type", "bottom", "top", "sparse_embedding_hparam", "optimizer", "hybrid_embedding_param"))
+    fields.allow(("name", "type", "bottom", "top", "sparse_embedding_hparam", *_EMBEDDING_TRAINING))
     bottom, top = fields.text("bottom"), fields.text("top")
     if bottom not in sparse:
         raise fields.error(f"expected a sparse input ({', '.join(sparse)}), got {bottom!r}", "bottom")

@@ -68,6 +68,16 @@ def test_gpu_settings_are_accepted_and_change_nothing(write_model):
     assert read_inference_config(model.config_file, "dcn") == plain
 
 
+def test_what_genuine_files_say_beyond_is_accepted_and_changes_nothing(write_model):
+    model = write_model()
+    plain = read_inference_config(model.config_file, "dcn")
+    model.document["inference"]["label"] = 1  # in the samples of HugeCTR's Triton backend
+    model.document["model_name"] = "dcn"  # in exported graphs
+    model.write_config()
+
+    assert read_inference_config(model.config_file, "dcn") == plain
+
+
 @pytest.mark.parametrize(
     ("change", "path"),
     [
@@ -86,6 +96,7 @@ def test_gpu_settings_are_accepted_and_change_nothing(write_model):
         ({"algorithm_search": 1}, "inference.algorithm_search"),
         ({"cuda_graph": "true"}, "inference.cuda_graph"),
         ({"max_batch_size": 64}, "inference.max_batch_size"),
+        ({"label": "click"}, "inference.label"),
     ],
 )
 def test_a_wrong_or_unknown_value_is_refused_with_its_json_path(write_model, change, path):

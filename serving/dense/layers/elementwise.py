@@ -54,6 +54,7 @@ def _elementwise_multiply(params: Params, bottoms: Arrays, weights: LayerWeights
 TABLE: Mapping[str, LayerFunction] = {
     "Add": _add,
     "Cast": _cast,
+    "DotProduct": _elementwise_multiply,  # which sums nothing up, whatever its name says
     "Dropout": _dropout,
     "ELU": _elu,
     "ElementwiseMultiply": _elementwise_multiply,

@@ -22,5 +22,6 @@ LAYER_TYPES: Mapping[str, LayerType] = {
 }
 
 REFUSED: Mapping[str, str] = {
+    "EmbeddingCollection": "HugeCTR's own inference reads none either; give each table an embedding layer",
     "GRU": "its weights are one block in a layout that only cuDNN knows",
 }

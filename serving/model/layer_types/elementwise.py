@@ -28,6 +28,7 @@ def _of_equal_shapes(site: Site) -> Structure:
 TABLE: Mapping[str, LayerType] = {
     "Add": LayerType(_of_equal_shapes, bottoms=(2, MANY)),
     "Cast": LayerType(_same),
+    "DotProduct": LayerType(_of_equal_shapes, bottoms=(2, MANY)),  # the older name of ElementwiseMultiply
     "Dropout": LayerType(_dropout, ("rate",)),
     "ELU": LayerType(_elu, ("elu_param",)),
     "ElementwiseMultiply": LayerType(_of_equal_shapes, bottoms=(2, MANY)),

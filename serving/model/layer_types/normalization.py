@@ -8,11 +8,11 @@ from serving.model.layer_types.site import LayerType, Site, Structure, initializ
 _INITIALIZERS = ("gamma_init", "beta_init")
 
 
-def _epsilon(fields: Fields) -> float:
-    """Return ``eps``, which keeps a division by the root of a variance finite."""
-    epsilon = fields.number("eps", 1e-5)
+def _epsilon(fields: Fields, key: str = "eps") -> float:
+    """Return the member ``key``, which keeps a division by the root of a variance finite."""
+    epsilon = fields.number(key, 1e-5)
     if not 0 < epsilon < 1:
-        raise fields.error(f"expected a number above 0 and below 1, got {epsilon}", "eps")
+        raise fields.error(f"expected a number above 0 and below 1, got {epsilon}", key)
     return epsilon
 
 
@@ -43,11 +43,18 @@ def _layer_norm(site: Site) -> Structure:
 
 def _prelu_dice(site: Site) -> Structure:
     site.expect_dimensions(2)
-    fields = site.fields.object("prelu_dice_param", ("alpha", "elu_alpha", "eps"))
-    if "alpha" in fields and "elu_alpha" in fields:
-        raise fields.error("expected either alpha or elu_alpha", "elu_alpha")
-    alpha = fields.number("elu_alpha" if "elu_alpha" in fields else "alpha")
-    return Structure((site.bottoms[0],), {"alpha": alpha, "eps": _epsilon(fields)}, mixes_samples=True)
+    # HugeCTR's exporter writes alpha and eps, its loader reads elu_alpha, and v3.1's hand-written files say epsilon
+    fields = site.fields.object("prelu_dice_param", ("alpha", "elu_alpha", "eps", "epsilon"))
+    alpha = fields.number(_either(fields, "alpha", "elu_alpha"))
+    epsilon = _epsilon(fields, _either(fields, "eps", "epsilon"))
+    return Structure((site.bottoms[0],), {"alpha": alpha, "eps": epsilon}, mixes_samples=True)
+
+
+def _either(fields: Fields, name: str, other: str) -> str:
+    """Return which of two names for one member the layer has; ``name`` where it has neither."""
+    if name in fields and other in fields:
+        raise fields.error(f"expected either {name} or {other}", other)
+    return other if other in fields else name
 
 
 TABLE: Mapping[str, LayerType] = {

@@ -42,12 +42,14 @@ def _slice(site: Site) -> Structure:
 def _reshape(site: Site) -> Structure:
     forms = [key for key in ("selected", "shape", "leading_dim") if key in site.fields]
     if len(forms) > 1 or ("time_step" in site.fields and forms != ["leading_dim"]):
-        raise site.fail("expected leading_dim, with or without time_step, or selected, or shape", forms[-1])
+        place = forms[-1] if forms else "leading_dim"
+        raise site.fail("expected leading_dim, with or without time_step, or selected, or shape", place)
     if "selected" in site.fields:
         return _reshape_selected(site)
     if "shape" in site.fields:
         return _reshape_shape(site)
-    leading_dim = site.fields.integer("leading_dim")
+    # without leading_dim every row is laid flat, as by HugeCTR v3.1's reader of hand-written files
+    leading_dim = site.fields.integer("leading_dim", math.prod(inner(site.bottoms[0])))
     time_step = site.fields.integer("time_step", 0, minimum=0)
     sizes = (time_step, leading_dim) if time_step else (leading_dim,)
     return _reshape_to(site, sizes, "leading_dim")

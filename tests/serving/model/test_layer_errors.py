@@ -137,6 +137,18 @@ REJECTED = {
         layer("PReLU_Dice", "rows", prelu_dice_param={"alpha": 0.2, "elu_alpha": 0.2, "eps": 1e-8}),
         "prelu_dice_param.elu_alpha: expected either alpha or elu_alpha",
     ),
+    "dice of two epsilons": (
+        layer("PReLU_Dice", "rows", prelu_dice_param={"alpha": 0.2, "eps": 1e-8, "epsilon": 1e-8}),
+        "prelu_dice_param.epsilon: expected either eps or epsilon",
+    ),
+    "dice of a large epsilon": (
+        layer("PReLU_Dice", "rows", prelu_dice_param={"alpha": 0.2, "epsilon": 1}),
+        "prelu_dice_param.epsilon: expected a number above 0 and below 1, got 1",
+    ),
+    "product element by element of other shapes": (
+        layer("DotProduct", ["rows", "wide"]),
+        "bottom: shapes [B, 6] and [B, 8] differ",
+    ),
     "dice of three dimensions": (
         layer("PReLU_Dice", "emb", prelu_dice_param={"alpha": 0.2}),
         "bottom: expected a tensor of two dimensions, got [B, 4, 3]",
@@ -215,7 +227,10 @@ REJECTED = {
         layer("Reshape", "emb", leading_dim=12, selected=[0]),
         "leading_dim: expected leading_dim, with or without time_step, or selected, or shape",
     ),
-    "reshape without a size": (layer("Reshape", "emb"), "leading_dim: missing"),
+    "reshape to a time step of unknown width": (
+        layer("Reshape", "emb", time_step=2),
+        "leading_dim: expected leading_dim, with or without time_step, or selected, or shape",
+    ),
     "reshape to a slot too far": (
         layer("Reshape", "emb", selected=[3, 4]),
         "selected: expected numbers below 4, the bottom's slots, got 4",

@@ -38,6 +38,10 @@ def elementwise_multiply(draw):
     }  # fmt: skip
 
 
+def dot_product(draw):
+    return {**elementwise_multiply(draw), "type": "DotProduct"}
+
+
 def elu(draw):
     alpha = draw.choice([0.5, 1.0, 2])
     return {
@@ -58,7 +62,7 @@ def sub(draw):
     return {"type": "Sub", "members": {}, "bottoms": some(draw, 2), "oracle": lambda b, w: [torch.sub(*b)]}
 
 
-FAMILIES = [add, cast, dropout, elementwise_multiply, elu, relu_layer, sigmoid_layer, sub]
+FAMILIES = [add, cast, dot_product, dropout, elementwise_multiply, elu, relu_layer, sigmoid_layer, sub]
 
 
 family = pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.__name__)

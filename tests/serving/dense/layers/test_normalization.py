@@ -30,14 +30,14 @@ def layer_norm(draw):
 
 def prelu_dice(draw):
     alpha = draw.choice([0.2, 1.5])
-    name = draw.choice(["alpha", "elu_alpha"])
+    alpha_key, eps_key = draw.choice(["alpha", "elu_alpha"]), draw.choice(["eps", "epsilon"])
 
     def oracle(b, w):
         x = b[0]
         gate = torch.sigmoid((x - x.mean(dim=0)) / torch.sqrt(x.var(dim=0, correction=0) + 1e-3))
         return [gate * x + (1 - gate) * alpha * x]
 
-    members = {"prelu_dice_param": {name: alpha, "eps": 1e-3}}
+    members = {"prelu_dice_param": {alpha_key: alpha, eps_key: 1e-3}}
     return {
         "type": "PReLU_Dice",
         "members": members,

@@ -43,6 +43,7 @@ def reshape(draw):
     members, sizes = draw.choice(
         [
             ({"leading_dim": slots * dim}, (slots * dim,)),
+            ({}, (slots * dim,)),
             ({"leading_dim": slots, "time_step": dim}, (dim, slots)),
             ({"leading_dim": slots, "time_step": 0}, (slots,)),
             ({"shape": [-1, dim, slots]}, (dim, slots)),

@@ -1,0 +1,169 @@
+"""Forms found in HugeCTR's own files of several years, each in the small: they are read, and mean what they meant.
+
+Sources: the samples and test scripts of HugeCTR v2.0 to v24.06 and of its Triton backend, and the exporter's code.
+"""
+
+import dataclasses
+
+import pytest
+
+from serving.errors import ConfigError
+from serving.model.graph import B, inference_document, parse_graph
+from serving.model.records import Samples
+
+DATA, EMBEDDING, RESHAPE, FC1, RELU = 0, 1, 2, 6, 7
+
+
+def put(*path, **members):
+    """Return a change of a document: ``members`` are added to the object at ``path`` of its layers."""
+
+    def change(document):
+        node = document["layers"]
+        for key in path:
+            node = node[key]
+        node |= members
+
+    return change
+
+
+def drop(*path):
+    """Return a change of a document that removes the member at ``path`` of its layers."""
+    *parents, last = path
+
+    def change(document):
+        node = document["layers"]
+        for key in parents:
+            node = node[key]
+        del node[last]
+
+    return change
+
+
+SAME_GRAPH = {
+    "v2.0 counts the table's rows": put(EMBEDDING, "sparse_embedding_hparam", vocabulary_size=100, load_factor=0.75),
+    "or their most": put(EMBEDDING, "sparse_embedding_hparam", max_vocabulary_size=100),
+    "a plan of the exchange between GPUs": put(EMBEDDING, plan_file="all2all_plan_bi_1.json"),
+    "such a plan for each of two nodes": put(EMBEDDING, plan_file=["all2all_plan_bi_1.json", "all2all_plan_bi_1.json"]),
+    "dense features aligned for mixed precision": put(DATA, "dense", aligned="Auto"),
+    "raw training data": put(
+        DATA, format="Raw", num_samples=4195196928, eval_num_samples=89137319, cache_eval_data=1613, num_workers=8,
+        slot_size_array=[39884406, 39043, 17289, 7420], float_label_dense=True, source=["a", "b"],
+    ),
+    "an optimizer of the table's own": put(EMBEDDING, optimizer={"type": "SGD"}),
+    "a regularizer of the loss": put(-1, regularizer="L2", **{"lambda": 0.0005}),
+    "a hand-written Reshape lays rows flat": drop(RESHAPE, "leading_dim"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("change", SAME_GRAPH.values(), ids=SAME_GRAPH.keys())
+def test_what_only_training_needs_changes_nothing(document, graph, change):
+    change(document)
+
+    assert parse_graph(document, "graph.json") == graph
+    assert parse_graph(inference_document(document), "graph.json") == graph
+
+
+def test_the_model_name_of_an_exported_graph_is_let_pass(document, graph):
+    document["model_name"] = "dcn"
+
+    assert parse_graph(document, "graph.json") == graph
+    assert inference_document(document)["model_name"] == "dcn"
+
+
+def with_layer(document, layer):
+    """Return the document's graph with ``layer`` between fc1 and relu1, and the layer."""
+    document["layers"].insert(RELU, {"name": "new", "bottom": "fc1", "top": "new", **layer})
+    document["layers"][RELU + 1]["bottom"] = "new"
+    graph = parse_graph(document, "graph.json")
+    [new] = [one for one in graph.layers if one.name == "new"]
+    return graph, new
+
+
+@pytest.mark.parametrize("alpha", ["alpha", "elu_alpha"])
+@pytest.mark.parametrize("epsilon", ["eps", "epsilon"])
+def test_dice_has_two_names_for_each_of_its_numbers(document, alpha, epsilon):
+    _, dice = with_layer(document, {"type": "PReLU_Dice", "prelu_dice_param": {alpha: 0.2, epsilon: 1e-8}})
+
+    assert dice.params == {"alpha": 0.2, "eps": 1e-8}
+
+
+def test_dot_product_is_the_old_name_of_a_product_element_by_element(document):
+    graph, new = with_layer(document, {"type": "DotProduct", "bottom": ["fc1", "fc1"]})
+
+    assert new.bottoms == ("fc1", "fc1")
+    assert graph.shapes["new"] == graph.shapes["fc1"]
+
+
+def test_one_bottom_may_stand_in_a_list(document, graph):
+    document["layers"][FC1]["bottom"] = [document["layers"][FC1]["bottom"]]
+
+    assert parse_graph(document, "graph.json") == graph
+
+
+def test_the_multi_layer_perceptron_of_mixed_precision_is_a_chain(document):
+    """MLPerf's DLRM: behind the first of four tensors lie those of the backward pass."""
+    four = ["x", "mask", "dRelu", "db"]
+    document["layers"][FC1 : RELU + 1] = [
+        {
+            "type": "FusedInnerProduct", "position": "Head", "bottom": "slice12", "top": four,
+            "fc_param": {"num_output": 8},
+        },
+        {
+            "type": "FusedInnerProduct", "position": "Tail", "activation": "None", "bottom": four,
+            "top": "relu1", "fc_param": {"num_output": 8},
+        },
+    ]  # fmt: skip
+
+    graph = parse_graph(document, "graph.json")
+
+    head, tail = (layer for layer in graph.layers if layer.type == "FusedInnerProduct")
+    assert (head.params["activation"], tail.params["activation"]) == ("Relu", "None")
+    assert [spec.shape for spec in graph.weights[6:10]] == [(14, 8), (8,), (8, 8), (8,)]
+
+
+def test_a_collection_of_embeddings_is_refused_by_name(document):
+    document["layers"][EMBEDDING] |= {"type": "EmbeddingCollection", "bottom": ["data1", "data2"]}
+
+    with pytest.raises(ConfigError) as caught:
+        parse_graph(document, "graph.json")
+
+    assert str(caught.value) == (
+        "graph.json: layers[1].type: layer type EmbeddingCollection is not supported: "
+        "HugeCTR's own inference reads none either; give each table an embedding layer"
+    )
+
+
+def test_a_reshape_that_mixes_slots_and_samples_is_refused_where_the_label_shows_it(document):
+    """HugeCTR's criteo_parquet_multi_slots.json: 26 rows per sample come out, and one label per sample goes in."""
+    document["layers"][RESHAPE]["leading_dim"] = 3
+    document["layers"][3:-2] = []
+    document["layers"][-2]["bottom"] = "reshape1"
+
+    with pytest.raises(ConfigError) as caught:
+        parse_graph(document, "graph.json")
+
+    assert str(caught.value) == "graph.json: layers[4].bottom: expected shape [B, 1] from label_dim, got [4B, 1]"
+
+
+def test_a_reshape_without_a_size_keeps_the_rows_there_are(document):
+    del document["layers"][RESHAPE]["leading_dim"]
+    document["layers"][3:3] = [
+        {"type": "Reshape", "bottom": "reshape1", "top": "slots", "leading_dim": 3},
+        {"type": "Reshape", "bottom": "slots", "top": "same"},
+        {"type": "Reshape", "bottom": "same", "top": "flat", "leading_dim": 12},
+    ]
+    document["layers"][6]["bottom"] = ["flat", "dense"]
+
+    graph = parse_graph(document, "graph.json")
+
+    assert graph.shapes["reshape1"] == (B, 12)
+    assert graph.shapes["same"] == (Samples(4), 3)
+
+
+def test_a_loss_of_classes_is_a_softmax_and_one_of_bits_a_sigmoid(document, graph):
+    """As the last HugeCTR with an inference of its own replaces them; v3.1 made a Sigmoid of a CrossEntropyLoss."""
+    document["layers"][-1]["type"] = "CrossEntropyLoss"
+
+    classes = parse_graph(document, "graph.json")
+
+    assert classes.layers[-1] == dataclasses.replace(graph.layers[-1], type="Softmax")
