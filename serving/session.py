@@ -13,12 +13,10 @@ from numpy.typing import NDArray
 
 from serving.batch import Batch, read_batch
 from serving.config import ModelConfig, read_inference_config, read_model_directory
-from serving.dense.network import Engine, open_network
+from serving.dense.files import open_dense
+from serving.dense.network import Engine
 from serving.errors import ConfigError, RequestError, UnknownModelError
 from serving.lookup import LookupSession
-from serving.model.dense_file import read_dense
-from serving.model.graph import read_graph
-from serving.model.projection import with_projection
 from serving.parameter_server import ParameterServer
 from serving.storage import MemoryStore
 
@@ -41,7 +39,7 @@ class InferenceSession:
 
     Attributes:
         config: the model.
-        graph: its layer graph.
+        graph: its layer graph; of a network that is an ONNX file, its inputs.
         engine: what runs the dense network, ``"numpy"`` or ``"onnx"``.
         embedding_cache: where its embeddings are looked up.
     """
@@ -65,7 +63,8 @@ class InferenceSession:
 
         Raises:
             ConfigError: the configuration cannot be accepted, or is not the embedding cache's.
-            ModelFileError: the dense weights are missing or damaged.
+            ModelFileError: the dense weights or the ONNX network are missing, damaged, or not the graph's.
+            MissingExtraError: the engine, or the model's ONNX network, needs a package that is not installed.
         """
         if not isinstance(embedding_cache, LookupSession):
             reason = f"expected what CreateEmbeddingCache returned, got {type(embedding_cache).__name__}"
@@ -74,9 +73,8 @@ class InferenceSession:
         _check_cache(config, device_id, embedding_cache)
         self.config = config
         self.embedding_cache = embedding_cache
-        self.graph = with_projection(read_graph(config.graph_file), config.dense_file)
-        weights = read_dense(config.dense_file, self.graph)
-        self._network = open_network(self.graph, weights, engine, config.onnx_file, threads)
+        files = (config.graph_file, config.dense_file, config.onnx_file)
+        self.graph, self._network = open_dense(*files, engine, threads)
         self.engine = self._network.engine
         self._release: Callable[[], None] | None = None  # set by load_model
 
@@ -153,6 +151,7 @@ def load_model(
     Raises:
         ConfigError: ``graph.json`` cannot be accepted, or the model is already loaded in ``parameter_server``.
         ModelFileError: a file is missing or damaged.
+        MissingExtraError: the engine, or the model's ONNX network, needs a package that is not installed.
         StoreError: the embeddings cannot be held.
     """
     if not isinstance(parameter_server, ParameterServer | None):

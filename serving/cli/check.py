@@ -16,11 +16,10 @@ from serving.config import (
     refuse_gpu_cache,
 )
 from serving.config.model_directory import GRAPH_FILE, complete_versions
-from serving.dense.network import open_network
+from serving.dense.files import open_dense
+from serving.dense.network import Engine
 from serving.errors import ConfigError
-from serving.model.dense_file import read_dense
-from serving.model.graph import read_graph
-from serving.model.projection import with_projection
+from serving.model.graph import is_network_file
 from serving.model.strict_json import read_json
 from serving.parameter_server.loading import LOAD_BATCH_ROWS, table_source
 from serving.repository import ModelRepository
@@ -96,9 +95,9 @@ def _limit(tier: VolatileDbConfig) -> str:
 
 
 def _check_dense(config: ModelConfig) -> None:
-    """Read the dense weights and build the network from them, as serving would."""
-    graph = with_projection(read_graph(config.graph_file), config.dense_file)
-    open_network(graph, read_dense(config.dense_file, graph), engine="numpy")
+    """Open the dense network as serving would; of layers and weights on NumPy, which is always there."""
+    engine: Engine = "auto" if is_network_file(config.dense_file) else "numpy"
+    open_dense(config.graph_file, config.dense_file, config.onnx_file, engine)
 
 
 def _check_tables(config: ModelConfig) -> None:

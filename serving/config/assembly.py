@@ -6,7 +6,7 @@ from pathlib import Path
 
 from serving.config.records import TableConfig
 from serving.errors import ConfigError
-from serving.model.graph import Embedding, Graph
+from serving.model.graph import Embedding, Graph, is_network_file
 from serving.model.names import MODEL_NAME
 
 
@@ -75,6 +75,6 @@ def _table(graph: Graph, embedding: Embedding, file: Path) -> TableConfig:
 
 
 def onnx_beside(dense_file: Path) -> Path | None:
-    """The exported ONNX file that lies beside ``dense_file``, if there is one."""
+    """The exported ONNX file that lies beside ``dense_file``, if there is one; none beside a network of its own."""
     onnx_file = dense_file.with_suffix(".onnx")
-    return onnx_file if onnx_file.is_file() else None
+    return onnx_file if onnx_file.is_file() and not is_network_file(dense_file) else None

@@ -9,7 +9,7 @@ from serving.config.assembly import Place, build_tables, check_model_name, onnx_
 from serving.config.records import ModelConfig
 from serving.config.validation import Clause, read_clause
 from serving.errors import ConfigError
-from serving.model.graph import parse_graph
+from serving.model.graph import is_network_file, parse_graph
 from serving.model.sparse_rows import KeyType
 from serving.model.strict_json import read_json
 
@@ -27,7 +27,8 @@ class InferenceClause(Clause):
         max_batchsize: most samples of one request.
         hit_rate_threshold: a GPU cache is filled when its hit rate falls below it; no effect on the CPU.
         input_key_type: ``"I32"`` (uint32 keys) or ``"I64"``.
-        dense_model_file: the dense weights; relative paths start from the JSON's folder.
+        dense_model_file: the dense weights, or an ONNX network (``.onnx``) in place of layers and weights; relative
+            paths start from the JSON's folder.
         sparse_model_file: one file or folder per embedding layer, in document order; a lone one needs no list.
         mixed_precision: loss scaler of an fp16 GPU network; no effect on the CPU, which computes in float32.
         algorithm_search: whether cuBLAS algorithms are searched; no effect on the CPU.
@@ -81,7 +82,7 @@ def _read(file: Path, name: str, version: int, i64_input_key: bool | None) -> Mo
     source = str(file)
     document = read_json(file)
     clause = read_clause(InferenceDocument, document, source).inference
-    graph = parse_graph(document, source)
+    graph = parse_graph(document, source, inputs_only=is_network_file(clause.dense_model_file))
     place = Place(source, "inference", file.parent)
     dense_file = place.file(clause.dense_model_file)
     return ModelConfig(

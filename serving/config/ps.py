@@ -17,7 +17,7 @@ from serving.config.records import (
 )
 from serving.config.validation import Clause, read_clause
 from serving.errors import ConfigError
-from serving.model.graph import Graph, read_graph
+from serving.model.graph import Graph, read_model_graph
 from serving.model.json_fields import LARGEST_FLOAT32
 from serving.model.names import TABLE_NAME
 from serving.model.sparse_rows import KeyType
@@ -36,8 +36,8 @@ class ModelClause(Clause):
     Attributes:
         model: the model's name.
         sparse_files: one folder or file per embedding layer, in graph order.
-        dense_file: the dense weights.
-        network_file: the layer graph.
+        dense_file: the dense weights, or an ONNX network (``.onnx``) in place of layers and weights.
+        network_file: the layer graph; with an ONNX network, its inputs.
         max_batch_size: most samples of one request.
         gpucache: whether a GPU embedding cache is asked for. HPS's default is true, so is this one.
         hit_rate_threshold: when a GPU cache is filled; no effect on the CPU.
@@ -163,9 +163,9 @@ def read_ps_config(file: str | Path) -> ParameterServerConfig:
 def _model(clause: ModelClause, place: Place, key_type: KeyType) -> ModelConfig:
     check_model_name(clause.model, place.source, place.at("model"))
     graph_file = place.file(clause.network_file)
-    graph = read_graph(graph_file)
-    _check_against_graph(clause, graph, place)
     dense_file = place.file(clause.dense_file)
+    graph = read_model_graph(graph_file, dense_file)
+    _check_against_graph(clause, graph, place)
     return ModelConfig(
         name=clause.model,
         graph_file=graph_file,

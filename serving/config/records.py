@@ -44,8 +44,8 @@ class ModelConfig(_Record):
         name: the model's name.
         version: 0 where the model has no version folder.
         graph_file: the layer graph (for v3.0 the inference JSON itself).
-        dense_file: the dense ``.model`` file.
-        onnx_file: the dense network as ONNX, when it lies beside; None otherwise.
+        dense_file: the dense ``.model`` file, or the ``.onnx`` file of a network of its own.
+        onnx_file: the ``.model`` file's network as ONNX, when it lies beside; None otherwise.
         tables: one record per table, in graph order.
         key_type: ``"I64"`` or ``"I32"`` (uint32 keys).
         max_batchsize: most samples one request may bring.

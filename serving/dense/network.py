@@ -115,6 +115,12 @@ class NumpyNetwork:
         return np.ascontiguousarray(output, dtype=np.float32)
 
 
+def check_engine(engine: str) -> None:
+    """Raise ValueError where there is no such engine."""
+    if engine not in ("auto", "numpy", "onnx"):
+        raise ValueError(f"expected engine auto, numpy or onnx, got {engine!r}")
+
+
 def open_network(
     graph: Graph,
     weights: Weights,
@@ -137,8 +143,7 @@ def open_network(
         MissingExtraError: ``engine`` is ``"onnx"``, and ONNX Runtime is missing, or what builds a model.
         ValueError: the weights are not the graph's, or ``engine`` is not one of the three.
     """
-    if engine not in ("auto", "numpy", "onnx"):
-        raise ValueError(f"expected engine auto, numpy or onnx, got {engine!r}")
+    check_engine(engine)
     check_weights(graph, weights)
     if engine == "numpy":
         return NumpyNetwork(graph, weights)

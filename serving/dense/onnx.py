@@ -8,12 +8,13 @@ import json
 import logging
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from serving.dense.network import Floats, input_tensors, run_graph
-from serving.errors import MissingExtraError, ModelFileError
+from serving.dense.onnx_signature import flat_inputs
+from serving.dense.runtime import import_runtime, one_line, open_session, refusals
+from serving.errors import MissingExtraError, ModelFileError, RequestError
 from serving.model.dense_file import Weights, check_weights, weight_key
 from serving.model.records import Graph
 
@@ -72,30 +73,35 @@ def build_onnx(graph: Graph, weights: Weights) -> bytes:
 
 
 class OnnxNetwork:
-    """One ONNX Runtime session. See ``DenseNetwork``."""
+    """One ONNX Runtime session. See ``DenseNetwork``.
+
+    Attributes:
+        inputs: the tensors that the model reads, by their names in the graph.
+    """
 
     engine = "onnx"
 
-    def __init__(self, graph: Graph, model: bytes, threads: int = 1, source: str = "the ONNX model") -> None:
-        """Open a model that ``build_onnx`` made of ``graph``.
+    def __init__(self, graph: Graph, model: bytes | Path, threads: int = 1, source: str = "the ONNX model") -> None:
+        """Open a model: one that ``build_onnx`` made of ``graph``, or one that somebody else made for its inputs.
 
         Args:
-            graph: the structure.
-            model: the ONNX model.
+            graph: the structure, or the inputs alone.
+            model: the ONNX model, or its file.
             threads: how many threads work on one call.
             source: the model's file, for messages.
 
         Raises:
             MissingExtraError: ONNX Runtime is not installed.
-            ModelFileError: ``model`` is not an ONNX model, or one that this ONNX Runtime cannot run.
+            ModelFileError: ``model`` is not an ONNX model, one that this ONNX Runtime cannot run, or one whose inputs
+                or output are not the graph's.
             ValueError: ``threads`` is less than 1.
         """
-        if threads < 1:
-            raise ValueError(f"expected at least 1 thread, got {threads}")
         self._graph = graph
-        self._session = _open_session(model, threads, source)
-        self._inputs = tuple(entry.name for entry in self._session.get_inputs())
-        self._outputs = [graph.output]
+        self._session = open_session(model, threads, source)
+        self._refusals = refusals()
+        is_flat = flat_inputs(self._session, graph, source)
+        self.inputs = tuple(is_flat)
+        self._flat = {name for name, flat in is_flat.items() if flat}
 
     @classmethod
     def from_file(cls, graph: Graph, weights: Weights, path: str | Path, threads: int = 1) -> "OnnxNetwork":
@@ -122,12 +128,26 @@ class OnnxNetwork:
         return str(self._session.get_modelmeta().custom_metadata_map.get(DIGEST_PROPERTY, ""))
 
     def __call__(self, dense: Floats, embeddings: Sequence[Floats]) -> Floats:
-        """See ``DenseNetwork.__call__``."""
+        """See ``DenseNetwork.__call__``.
+
+        Raises:
+            RequestError: a model that somebody else made cannot run on these values, or gives no answer per sample.
+        """
         tensors = input_tensors(self._graph, dense, embeddings)
-        if not dense.shape[0]:
-            return np.empty((0, self._graph.label_dim), np.float32)
-        output: Floats = self._session.run(self._outputs, {name: tensors[name] for name in self._inputs})[0]
-        return output
+        shape = (dense.shape[0], self._graph.label_dim)
+        if not shape[0]:
+            return np.empty(shape, np.float32)
+        for name in self._flat:
+            tensors[name] = tensors[name].reshape(shape[0], -1)
+        try:
+            output: Floats = self._session.run(None, {name: tensors[name] for name in self.inputs})[0]
+        except self._refusals as err:
+            raise RequestError(f"the network cannot run on this batch: {one_line(err)}") from err
+        if output.shape == shape:
+            return output
+        if output.shape == shape[:1] and shape[1] == 1:
+            return output.reshape(shape)
+        raise RequestError(f"the network answers with the shape {list(output.shape)}, expected {list(shape)}")
 
 
 def open_onnx(graph: Graph, weights: Weights, onnx_file: str | Path | None, threads: int) -> OnnxNetwork:
@@ -137,36 +157,10 @@ def open_onnx(graph: Graph, weights: Weights, onnx_file: str | Path | None, thre
         MissingExtraError: ONNX Runtime is not installed, or what builds a model where one must be built.
         ValueError: ``threads`` is less than 1, or the weights are not the graph's.
     """
-    _import_runtime()  # before time is spent on a model that cannot be run
+    import_runtime()  # before time is spent on a model that cannot be run
     if onnx_file is not None:
         try:
             return OnnxNetwork.from_file(graph, weights, onnx_file, threads)
         except ModelFileError as err:
             _log.warning("%s; building the model anew", err)
     return OnnxNetwork(graph, build_onnx(graph, weights), threads)
-
-
-def _import_runtime() -> Any:
-    try:
-        import onnxruntime
-    except ImportError as err:
-        raise MissingExtraError("onnxruntime", "onnx", "the ONNX engine") from err
-    return onnxruntime
-
-
-def _open_session(model: bytes, threads: int, source: str) -> Any:
-    runtime = _import_runtime()
-    options = runtime.SessionOptions()
-    options.intra_op_num_threads = threads
-    options.inter_op_num_threads = 1
-    options.execution_mode = runtime.ExecutionMode.ORT_SEQUENTIAL
-    options.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_ENABLE_ALL
-    options.log_severity_level = 3  # errors; warnings speak to those who write optimisers
-    # a thread that spins between calls takes the core from the lookup of the next request
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    state = runtime.capi.onnxruntime_pybind11_state
-    refusals = (state.Fail, state.InvalidArgument, state.InvalidGraph, state.InvalidProtobuf, state.NotImplemented)
-    try:
-        return runtime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-    except refusals as err:
-        raise ModelFileError(source, f"ONNX Runtime cannot open it: {err}") from err

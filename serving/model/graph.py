@@ -11,6 +11,7 @@ from typing import Any
 
 from serving.model.graph_reader import ACTIVATION_OF_LOSS, GraphReader
 from serving.model.json_fields import Fields
+from serving.model.projection import with_projection
 from serving.model.records import B, Embedding, Graph, Layer, Samples, Shape, SparseInput, WeightSpec
 from serving.model.strict_json import read_json
 
@@ -24,11 +25,14 @@ __all__ = [
     "SparseInput",
     "WeightSpec",
     "inference_document",
+    "is_network_file",
     "parse_graph",
     "read_graph",
+    "read_model_graph",
 ]
 
 _CLAUSES = ("layers", "inference", "solver", "optimizer", "model_name")
+_NETWORK_SUFFIX = ".onnx"
 
 
 def read_graph(path: str | Path) -> Graph:
@@ -36,7 +40,24 @@ def read_graph(path: str | Path) -> Graph:
     return parse_graph(read_json(path), str(path))
 
 
-def parse_graph(document: Any, source: str) -> Graph:
+def is_network_file(dense_file: str | Path) -> bool:
+    """Whether a model's dense file is a whole network, an ONNX file, and not only the weights of the graph's layers."""
+    return Path(dense_file).suffix == _NETWORK_SUFFIX
+
+
+def read_model_graph(graph_file: str | Path, dense_file: str | Path) -> Graph:
+    """Read the graph of a model: with the layers that fit its weights, or the inputs of its ONNX network.
+
+    Raises:
+        ConfigError: see ``parse_graph``.
+        ModelFileError: see ``with_projection``.
+    """
+    if is_network_file(dense_file):
+        return parse_graph(read_json(graph_file), str(graph_file), inputs_only=True)
+    return with_projection(read_graph(graph_file), dense_file)
+
+
+def parse_graph(document: Any, source: str, inputs_only: bool = False) -> Graph:
     """Turn a JSON document into a graph.
 
     The clauses ``inference``, ``solver`` and ``optimizer`` are not looked at, nor is the ``model_name`` that an exported
@@ -45,10 +66,12 @@ def parse_graph(document: Any, source: str) -> Graph:
     Args:
         document: the JSON as Python objects; it is not changed.
         source: the file it came from, for messages.
+        inputs_only: the network is an ONNX file, and the document has Data and the embedding layers alone.
 
     Raises:
         ConfigError: the document has an unknown member, a wrong type or value, an unsupported layer, a bottom that
-            no earlier layer makes, a top made twice, or shapes that do not fit; the message names the JSON path.
+            no earlier layer makes, a top made twice, or shapes that do not fit, or it describes a network where there
+            is one already or none where there must be one; the message names the JSON path.
     """
     root = Fields(document, source, "", _CLAUSES)
     layers = list(root.objects("layers"))
@@ -57,7 +80,7 @@ def parse_graph(document: Any, source: str) -> Graph:
     reader = GraphReader(layers)
     if len(layers) == 1:
         raise root.error("expected more layers after Data", "layers")
-    return reader.read(source)
+    return reader.read_inputs(source) if inputs_only else reader.read(source)
 
 
 def inference_document(document: dict[str, Any]) -> dict[str, Any]:

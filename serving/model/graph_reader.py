@@ -4,6 +4,7 @@ import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from serving.errors import ConfigError
 from serving.model.inputs import EMBEDDING_TYPES, read_data, read_embedding
 from serving.model.json_fields import Fields
 from serving.model.layer_types import LAYER_TYPES, REFUSED, Site, Structure, inner, show
@@ -16,6 +17,14 @@ ACTIVATION_OF_LOSS = {
     "MultiCrossEntropyLoss": "Sigmoid",
 }
 _ACTIVATIONS = ("Sigmoid", "Softmax")
+_NO_NETWORK = (
+    "no layer follows the embeddings; add those of the dense network, or drop the .model file of an inference "
+    "configuration and give the network as an .onnx file in its place"
+)
+_TWO_NETWORKS = (
+    "describes a network, and the dense file is one too, an ONNX file; drop every layer but Data and the embeddings, "
+    "or give a .model file with the weights of these layers in place of the .onnx file"
+)
 _LOSS_KEYS = ("name", "type", "bottom", "top", "regularizer", "lambda", "target_weight")
 
 
@@ -61,13 +70,32 @@ class GraphReader:
         """
         for fields in self._document[1:]:
             self._read_layer(fields)
+        if not self._layers and not self._losses:
+            raise ConfigError(source, "layers", _NO_NETWORK)
         self._check_last(self._document[-1])
         self._check_inputs()
         logits, output = self._join_outputs(self._outputs())
+        return self._graph(source, self._columns(output), logits, output)
+
+    def read_inputs(self, source: str) -> Graph:
+        """Read the layers after Data, embeddings all of them, and return the graph that has no network.
+
+        Raises:
+            ConfigError: see ``parse_graph``.
+        """
+        for fields in self._document[1:]:
+            kind = fields.text("type")
+            if kind not in EMBEDDING_TYPES:
+                raise fields.error(f"{kind} {_TWO_NETWORKS}", "type")
+            self._read_embedding(fields)
+        self._check_inputs()
+        return self._graph(source, sum(label.dim for label in self._data.labels), logits="", output="")
+
+    def _graph(self, source: str, label_dim: int, logits: str, output: str) -> Graph:
         return Graph(
             dense_top=self._data.dense_top,
             dense_dim=self._data.dense_dim,
-            label_dim=self._columns(output),
+            label_dim=label_dim,
             sparse=self._data.sparse,
             embeddings=tuple(self._embeddings),
             layers=tuple(self._layers),
@@ -76,7 +104,7 @@ class GraphReader:
             shapes=self._shapes,
             weights=self._specs("weights"),
             statistics=self._specs("statistics"),
-            least_samples=max(structure.least_samples for structure in self._structures),
+            least_samples=max((structure.least_samples for structure in self._structures), default=1),
             mixes_samples=any(structure.mixes_samples for structure in self._structures),
             source=source,
         )

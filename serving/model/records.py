@@ -95,7 +95,7 @@ class WeightSpec:
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """A whole model's structure.
+    """A whole model's structure; of a model whose network is an ONNX file, its inputs.
 
     Attributes:
         dense_top: name of the dense input tensor; F may be 0.
@@ -104,7 +104,8 @@ class Graph:
         sparse: the sparse inputs, in document order.
         embeddings: the embedding layers, in document order: table t of a request is ``embeddings[t]``.
         layers: dense layers in an order in which they can run; a training loss is replaced by its inference
-            activation (BinaryCrossEntropyLoss by Sigmoid).
+            activation (BinaryCrossEntropyLoss by Sigmoid). None of them where the network is an ONNX file; ``logits``
+            and ``output`` are then empty too.
         logits: name of the tensor that the last activation reads (what a training loss is computed on); of several
             outputs the tensors side by side, [B, L].
         output: name of the tensor with the probabilities, [B, L]; several outputs stand in it side by side, in

@@ -98,3 +98,11 @@ def test_what_would_train_another_model_is_refused_not_left_out(tmp_path, docume
 def test_a_model_that_is_neither_built_in_nor_a_file_is_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"no such graph file, and no built-in model \(dcn, dcn_v2, "):
         open_document(str(tmp_path / "absent.json"))
+
+
+def test_a_graph_of_inputs_alone_cannot_be_trained(tmp_path):
+    document = open_document("dcn").document
+    inputs = {"layers": document["layers"][:2]}
+
+    with pytest.raises(ConfigError, match="layers: no layer follows the embeddings"):
+        opened(tmp_path, inputs)

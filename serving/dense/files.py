@@ -1,0 +1,43 @@
+"""From a model's files to its dense network, whichever form they have."""
+
+import dataclasses
+from pathlib import Path
+
+from serving.dense.network import DenseNetwork, Engine, check_engine, open_network
+from serving.errors import ConfigError
+from serving.model.dense_file import read_dense
+from serving.model.graph import is_network_file, read_model_graph
+from serving.model.records import Graph
+
+
+def open_dense(
+    graph_file: Path, dense_file: Path, onnx_file: Path | None, engine: Engine = "auto", threads: int = 1
+) -> tuple[Graph, DenseNetwork]:
+    """Open the dense network of a model.
+
+    Args:
+        graph_file: the layer graph; of a network that is an ONNX file, its inputs.
+        dense_file: the weights of the graph's layers, or the ONNX file.
+        onnx_file: see ``open_network``; of no use to an ONNX file.
+        engine: see ``open_network``; an ONNX file runs on ONNX Runtime only.
+        threads: of one call in ONNX Runtime.
+
+    Raises:
+        ConfigError: the graph cannot be accepted, or ``engine`` cannot run an ONNX file.
+        ModelFileError: the weights or the ONNX file are missing, damaged, or not the graph's.
+        MissingExtraError: see ``open_network``; also where ``dense_file`` is an ONNX file and ONNX Runtime missing.
+        ValueError: there is no such ``engine``.
+    """
+    check_engine(engine)
+    graph = read_model_graph(graph_file, dense_file)
+    if not is_network_file(dense_file):
+        return graph, open_network(graph, read_dense(dense_file, graph), engine, onnx_file, threads)
+    if engine == "numpy":
+        reason = (
+            "an ONNX network runs on ONNX Runtime, which the engines auto and onnx are; the engine numpy cannot run it"
+        )
+        raise ConfigError(str(dense_file), "", reason)
+    from serving.dense.own_network import open_own_network
+
+    network, mixes_samples = open_own_network(graph, dense_file, threads)
+    return dataclasses.replace(graph, mixes_samples=mixes_samples), network

@@ -1,0 +1,87 @@
+"""Whose inputs are whose: an ONNX model's inputs and output beside the tensors of a graph, matched by name."""
+
+import difflib
+from collections.abc import Sequence
+from typing import Any, Final
+
+from serving.errors import ModelFileError
+from serving.model.records import Graph
+
+_FLOAT: Final = "tensor(float)"
+_TYPE_NAMES = {"float": "float32", "double": "float64"}  # the others are called as in NumPy
+
+
+def flat_inputs(session: Any, graph: Graph, source: str) -> dict[str, bool]:
+    """Check that a model reads tensors of ``graph`` and answers with one of probabilities.
+
+    What a model leaves open, an unknown rank or a dimension without a number, is not wrong.
+
+    Args:
+        session: an ``onnxruntime.InferenceSession``.
+        graph: the structure, or the inputs alone.
+        source: the model's file, for messages.
+
+    Returns:
+        the inputs in the model's order, by name; True for those that take [B, S * D] in place of [B, S, D].
+
+    Raises:
+        ModelFileError: an input is no tensor of the graph's inputs, or an input or the output has another type or
+            shape, or there is not exactly one output.
+    """
+    outputs = session.get_outputs()
+    if len(outputs) != 1:
+        names = ", ".join(repr(output.name) for output in outputs)
+        raise ModelFileError(source, f"expected one output, the probabilities, got {len(outputs)}: {names}")
+    label_dim = graph.label_dim
+    _check(outputs[0], "output", [(label_dim,), *([()] if label_dim == 1 else [])], source)
+    return {entry.name: _is_flat(entry, graph, source) for entry in session.get_inputs()}
+
+
+def unread_tables(inputs: Sequence[str], graph: Graph) -> list[str]:
+    """The tables whose vectors no input of a model takes."""
+    return [embedding.table for embedding in graph.embeddings if embedding.top not in inputs]
+
+
+def _is_flat(entry: Any, graph: Graph, source: str) -> bool:
+    if entry.name == graph.dense_top:
+        _check(entry, "input", [(graph.dense_dim,)], source)
+        return False
+    for embedding in graph.embeddings:
+        if entry.name == embedding.top:
+            flat = (embedding.slots * embedding.dim,)
+            _check(entry, "input", [(embedding.slots, embedding.dim), flat], source)
+            return len(entry.shape) == 2
+    names = [graph.dense_top, *(embedding.top for embedding in graph.embeddings)]
+    close = difflib.get_close_matches(entry.name, names, n=1)
+    hint = f"; did you mean {close[0]!r}?" if close else ""
+    reason = f"input {entry.name!r}: expected the name of the dense top or of an embedding's top"
+    raise ModelFileError(source, f"{reason} ({', '.join(names)}){hint}")
+
+
+def _check(entry: Any, kind: str, allowed: Sequence[tuple[int, ...]], source: str) -> None:
+    """Check one input or output; ``allowed``: what may follow B in its shape."""
+    expected = " or ".join(_show(("B", *sizes)) for sizes in allowed)
+    type_name = entry.type.removeprefix("tensor(").removesuffix(")")
+    type_name = _TYPE_NAMES.get(type_name, type_name)
+    if entry.type != _FLOAT:
+        raise ModelFileError(source, f"{kind} {entry.name!r}: expected float32 {expected}, got {type_name}")
+    shape = entry.shape
+    if not shape:  # of unknown rank
+        return
+    came = f"{kind} {entry.name!r}: expected float32 {expected}, got {type_name} {_show(shape)}"
+    if not any(_fits(shape[1:], sizes) for sizes in allowed):
+        raise ModelFileError(source, came)
+    if isinstance(shape[0], int):
+        how = f"torch.onnx.export(..., dynamic_axes={{{entry.name!r}: {{0: 'B'}}, ...}})"
+        raise ModelFileError(source, f"{came}: export it with a free number of samples, as by {how}")
+
+
+def _fits(shape: Sequence[Any], sizes: tuple[int, ...]) -> bool:
+    """Whether each dimension is the expected one, or a name, or None."""
+    return len(shape) == len(sizes) and all(
+        not isinstance(came, int) or came == expected for came, expected in zip(shape, sizes, strict=True)
+    )
+
+
+def _show(shape: Sequence[Any]) -> str:
+    return f"[{', '.join('?' if size is None else str(size) for size in shape)}]"

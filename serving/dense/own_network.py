@@ -1,0 +1,67 @@
+"""A user's own dense network: an ONNX file in the place of a graph's layers and weights."""
+
+import logging
+from pathlib import Path
+
+import numpy as np
+
+from serving.dense.network import Floats
+from serving.dense.onnx import OnnxNetwork
+from serving.dense.onnx_signature import unread_tables
+from serving.errors import ModelFileError, ServingError
+from serving.model.records import Graph
+
+_log = logging.getLogger(__name__)
+
+_TRIAL_SAMPLES = 3
+# Of two probabilities that one network gives to one sample, alone and among others: more is not rounding.
+_MOST_ROUNDING = 1e-3
+
+
+def open_own_network(graph: Graph, file: Path, threads: int = 1) -> tuple[OnnxNetwork, bool]:
+    """Open an ONNX network that somebody else made, and try it on a few samples.
+
+    Args:
+        graph: the inputs, which the network's match by name.
+        file: the ONNX file.
+        threads: how many threads work on one call.
+
+    Returns:
+        the network, and whether it mixes samples: its answer to one depends on the others of the batch.
+
+    Raises:
+        MissingExtraError: ONNX Runtime is not installed.
+        ModelFileError: the file is missing, or not such a network.
+        ValueError: ``threads`` is less than 1.
+    """
+    if not file.is_file():
+        raise ModelFileError(file, "no such file")
+    network = OnnxNetwork(graph, file, threads, str(file))
+    for table in unread_tables(network.inputs, graph):
+        _log.warning("%s: no input reads the table %r, which is looked up in vain", file, table)
+    return network, _try(network, graph, file)
+
+
+def _try(network: OnnxNetwork, graph: Graph, file: Path) -> bool:
+    """Run the network on samples together and one by one; return whether their answers differ."""
+    rng = np.random.default_rng(0)
+    # from 0 to 1: good as a number, and as an index, which some networks make of a feature
+    dense = rng.random((_TRIAL_SAMPLES, graph.dense_dim), np.float32)
+    tables = [rng.random((_TRIAL_SAMPLES, e.slots, e.dim), np.float32) for e in graph.embeddings]
+    together = _answer(network, dense, tables, file)
+    each = [slice(sample, sample + 1) for sample in range(_TRIAL_SAMPLES)]
+    alone = np.concatenate([_answer(network, dense[one], [table[one] for table in tables], file) for one in each])
+    if (together < 0).any() or (together > 1).any():
+        answer = [float(f"{value:.6g}") for value in together[0]]
+        _log.warning("%s: answers such as %s are no probabilities; does a sigmoid lack at its end?", file, answer)
+    mixes = not np.allclose(together, alone, rtol=0, atol=_MOST_ROUNDING, equal_nan=True)
+    if mixes:
+        _log.warning("%s: the answer to a sample depends on the other samples of its batch", file)
+    return mixes
+
+
+def _answer(network: OnnxNetwork, dense: Floats, tables: list[Floats], file: Path) -> Floats:
+    try:
+        return network(dense, tables)
+    except ServingError as err:
+        raise ModelFileError(file, f"tried on {len(dense)} samples: {err}") from err

@@ -1,0 +1,72 @@
+"""Graphs without a network: what stands in front of an ONNX network."""
+
+import json
+
+import pytest
+
+from serving.errors import ConfigError
+from serving.model.graph import B, inference_document, is_network_file, parse_graph, read_graph, read_model_graph
+
+DATA_AND_EMBEDDINGS = 2
+
+
+@pytest.fixture
+def inputs(document):
+    document["layers"] = document["layers"][:DATA_AND_EMBEDDINGS]
+    return document
+
+
+def test_data_and_embeddings_say_everything_about_a_request(document, graph, inputs):
+    alone = parse_graph(inputs, "graph.json", inputs_only=True)
+
+    assert (alone.sparse, alone.embeddings) == (graph.sparse, graph.embeddings)
+    assert (alone.dense_top, alone.dense_dim, alone.label_dim) == (graph.dense_top, graph.dense_dim, graph.label_dim)
+    assert alone.shapes == {"dense": (B, 2), "embedding1": (B, 4, 3)}
+    assert (alone.layers, alone.stored, alone.logits, alone.output) == ((), (), "", "")
+    assert (alone.least_samples, alone.mixes_samples) == (1, False)
+
+
+def test_the_labels_of_several_tasks_are_side_by_side(inputs):
+    inputs["layers"][0]["label"] = {"top": ["click", "buy"], "label_dim": [1, 2]}
+
+    assert parse_graph(inputs, "graph.json", inputs_only=True).label_dim == 3
+
+
+@pytest.mark.parametrize("first", [2, -1], ids=["a dense layer", "a loss"])
+def test_a_layer_of_a_network_is_refused_where_there_is_one_already(base_document, inputs, first):
+    layer = base_document["layers"][first]
+    inputs["layers"].append(layer)
+
+    with pytest.raises(ConfigError, match=f"{layer['type']} describes a network, and the dense file is one") as caught:
+        parse_graph(inputs, "graph.json", inputs_only=True)
+
+    assert caught.value.path == "layers[2].type"
+
+
+def test_inputs_are_checked_as_those_of_any_graph(inputs):
+    inputs["layers"][0]["sparse"].append({"top": "more", "slot_num": 1, "nnz_per_slot": 1})
+
+    with pytest.raises(ConfigError, match="no embedding reads 'more'"):
+        parse_graph(inputs, "graph.json", inputs_only=True)
+
+
+@pytest.mark.parametrize("read", [lambda d: parse_graph(d, ""), inference_document], ids=["graph", "inference form"])
+def test_without_a_network_there_is_nothing_to_run_or_train(inputs, read):
+    with pytest.raises(ConfigError, match="layers: no layer follows the embeddings; add those of the dense network"):
+        read(inputs)
+
+
+@pytest.mark.parametrize(
+    ("name", "is_network"), [("net.onnx", True), ("a.b/net.model", False), ("net.onnx/dense.model", False), ("", False)]
+)
+def test_the_suffix_tells_a_network_from_weights(name, is_network):
+    assert is_network_file(name) == is_network
+
+
+def test_the_dense_file_decides_how_a_graph_is_read(base_document, tmp_path):
+    file = tmp_path / "graph.json"
+    file.write_text(json.dumps(base_document))
+
+    assert read_model_graph(file, tmp_path / "dense.model") == read_graph(file)
+    with pytest.raises(ConfigError, match="describes a network"):
+        read_model_graph(file, tmp_path / "net.onnx")
