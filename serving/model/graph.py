@@ -60,8 +60,8 @@ def read_model_graph(graph_file: str | Path, dense_file: str | Path) -> Graph:
 def parse_graph(document: Any, source: str, inputs_only: bool = False) -> Graph:
     """Turn a JSON document into a graph.
 
-    The clauses ``inference``, ``solver`` and ``optimizer`` are not looked at, nor is the ``model_name`` that an exported
-    graph may have.
+    The clauses ``inference``, ``solver`` and ``optimizer`` are not looked at, nor is the ``model_name`` of an exported
+    graph.
 
     Args:
         document: the JSON as Python objects; it is not changed.
