@@ -21,6 +21,7 @@ counts, as it does in HugeCTR's own loader.
 import hashlib
 import json
 import logging
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import get_args
@@ -213,8 +214,11 @@ def _other_layouts(size_bytes: int, dim: int) -> str:
 
 def _size_bytes(path: Path) -> int:
     try:
-        return path.stat().st_size
+        found = path.stat()
     except FileNotFoundError as err:
         raise ModelFileError(path, "no such file") from err
     except OSError as err:
         raise ModelFileError(path, f"cannot be read: {err.strerror}") from err
+    if not stat.S_ISREG(found.st_mode):
+        raise ModelFileError(path, "not a regular file")
+    return found.st_size
