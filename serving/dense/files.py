@@ -4,7 +4,7 @@ import dataclasses
 from pathlib import Path
 
 from serving.dense.network import DenseNetwork, Engine, check_engine, open_network
-from serving.errors import ConfigError
+from serving.errors import ConfigError, ModelFileError
 from serving.model.dense_file import read_dense
 from serving.model.graph import is_network_file, read_model_graph
 from serving.model.records import Graph
@@ -33,11 +33,32 @@ def open_dense(
     if not is_network_file(dense_file):
         return graph, open_network(graph, read_dense(dense_file, graph), engine, onnx_file, threads)
     if engine == "numpy":
-        reason = (
-            "an ONNX network runs on ONNX Runtime, which the engines auto and onnx are; the engine numpy cannot run it"
-        )
+        reason = "an ONNX network runs on ONNX Runtime, by the engine auto or onnx; the engine numpy cannot run it"
         raise ConfigError(str(dense_file), "", reason)
     from serving.dense.own_network import open_own_network
 
     network, mixes_samples = open_own_network(graph, dense_file, threads)
     return dataclasses.replace(graph, mixes_samples=mixes_samples), network
+
+
+def read_onnx(graph_file: Path, dense_file: Path) -> tuple[Graph, bytes]:
+    """Return the dense network of a model as one ONNX model: built of its layers, or its ONNX file as it is.
+
+    Inputs are called as in the graph; see ``build_onnx``.
+
+    Raises:
+        ConfigError: the graph cannot be accepted.
+        ModelFileError: the weights or the ONNX file are missing, damaged, or not the graph's, or the weights of the
+            ONNX file are in files beside it.
+        MissingExtraError: a package of the extra ``onnx`` is not installed.
+    """
+    from serving.dense.onnx import build_onnx
+    from serving.dense.own_network import has_files_beside, open_own_network
+
+    graph = read_model_graph(graph_file, dense_file)
+    if not is_network_file(dense_file):
+        return graph, build_onnx(graph, read_dense(dense_file, graph))
+    open_own_network(graph, dense_file)
+    if has_files_beside(dense_file):
+        raise ModelFileError(dense_file, "has weights in files beside it: copy them all instead of exporting")
+    return graph, dense_file.read_bytes()

@@ -1,0 +1,52 @@
+"""``hotrow export-onnx``: the dense network of a model as an ONNX file, for any other runtime."""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from serving.cli.check import read_config
+from serving.dense.files import read_onnx
+from serving.errors import ConfigError, OutputError
+from serving.model.atomic import atomic_write
+from serving.model.graph import is_network_file
+
+
+def add_parser(commands: Any) -> None:
+    """Add the command to the ``hotrow`` parser's subparsers."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "export-onnx",
+        help="write a model's dense network as an ONNX file",
+        description="Write the dense network of a model as ONNX: from dense features [B, F] and pooled embeddings "
+        "[B, S, D] to probabilities [B, L], inputs called as in the model's JSON. Embedding tables are not part of it.",
+    )
+    parser.add_argument(
+        "config",
+        type=Path,
+        metavar="MODEL",
+        help="a model directory, or a v3.0 inference JSON, ps.json or repository of one model",
+    )
+    parser.add_argument("file", type=Path, metavar="FILE.onnx", help="replaced at once, if it exists")
+    parser.set_defaults(run=export_onnx, error_code=1)
+
+
+def export_onnx(options: argparse.Namespace) -> int:
+    """Write the file and print its inputs and output; the first thing wrong is a HotrowError."""
+    if not is_network_file(options.file):
+        raise OutputError(f"{options.file}: expected a name that ends in .onnx")
+    models, _ = read_config(options.config)
+    if len(models) != 1:
+        names = ", ".join(model.name for model in models)
+        raise ConfigError(str(options.config), "", f"has {len(models)} models ({names}); give the directory of one")
+    (config,) = models
+    graph, content = read_onnx(config.graph_file, config.dense_file)
+    try:
+        with atomic_write(options.file) as file:
+            file.write(content)
+    except OSError as err:
+        raise OutputError(f"{options.file}: cannot be written: {err.strerror}") from err
+    print(f"model {config.name} written to {options.file}")
+    print(f"  input  {graph.dense_top} float32[B, {graph.dense_dim}]")
+    for embedding in graph.embeddings:
+        print(f"  input  {embedding.top} float32[B, {embedding.slots}, {embedding.dim}]")
+    print(f"  output float32[B, {graph.label_dim}]")
+    return 0

@@ -1,0 +1,150 @@
+"""`hotrow export-onnx`: its files run in ONNX Runtime alone, and in the place of the layers they were made of."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+
+from benchmarks.tiny_model import TinyModel, flatten
+from serving import load_model
+from serving.batch import read_batch
+from serving.cli.main import main
+
+onnx = pytest.importorskip("onnx")
+onnxruntime = pytest.importorskip("onnxruntime")
+pytest.importorskip("ndonnx")
+
+MODEL = TinyModel(tables={"user": 1, "item": 2}, dense_dim=3)
+
+
+@pytest.fixture
+def version(tmp_path):
+    return MODEL.write(tmp_path / "models")
+
+
+def predict_request(samples=20):
+    dense, bags = MODEL.sample_requests(samples)
+    keys, offsets = flatten(bags)
+    return (dense, keys, offsets), MODEL.probabilities(dense, bags)
+
+
+def as_own_network(version, file, folder):
+    """Copy a version, with ``file`` in place of its layers and weights."""
+    own = folder / "own" / "1"
+    shutil.copytree(version, own)
+    (own / "manifest.json").unlink()
+    (own / "dense.model").unlink()
+    shutil.copy(file, own / "net.onnx")
+    document = json.loads((own / "graph.json").read_text())
+    document["inference"]["dense_model_file"] = "net.onnx"
+    document["layers"] = [layer for layer in document["layers"] if layer["type"] == "Data" or "hparam" in str(layer)]
+    (own / "graph.json").write_text(json.dumps(document))
+    return own
+
+
+def test_the_file_runs_in_onnx_runtime_on_looked_up_vectors(version, tmp_path, capsys):
+    file = tmp_path / "tiny.onnx"
+    call, expected = predict_request()
+
+    assert main(["export-onnx", str(version), str(file)]) == 0
+
+    assert capsys.readouterr().out.splitlines() == [
+        f"model tiny written to {file}",
+        "  input  dense float32[B, 3]",
+        "  input  user_vectors float32[B, 1, 4]",
+        "  input  item_vectors float32[B, 2, 4]",
+        "  output float32[B, 1]",
+    ]
+    onnx.checker.check_model(onnx.load(file), full_check=True)
+    with load_model(version) as session:
+        batch = read_batch(session.config, *call)
+        user, item = session.embedding_cache.lookup_pooled(batch).embeddings
+        by_session = session.predict(*call)
+    runtime = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
+    (answer,) = runtime.run(None, {"dense": batch.dense, "user_vectors": user, "item_vectors": item})
+    np.testing.assert_allclose(answer, by_session, rtol=1e-6)
+    np.testing.assert_allclose(answer, expected, rtol=1e-4)
+
+
+def test_the_file_serves_as_a_network_of_ones_own_and_is_exported_as_it_is(version, tmp_path):
+    file, again = tmp_path / "tiny.onnx", tmp_path / "again.onnx"
+    call, _ = predict_request()
+
+    assert main(["export-onnx", str(version), str(file)]) == 0
+    own = as_own_network(version, file, tmp_path)
+    assert main(["export-onnx", str(own), str(again)]) == 0
+
+    assert again.read_bytes() == file.read_bytes()
+    with load_model(version, engine="onnx") as session, load_model(own) as of_own:
+        assert np.array_equal(session.predict(*call), of_own.predict(*call))
+
+
+@pytest.mark.parametrize("form", ["graph.json", "model directory", "repository"])
+def test_every_form_of_one_model_is_taken(version, tmp_path, form):
+    path = {"graph.json": version / "graph.json", "model directory": version.parent, "repository": tmp_path / "models"}
+
+    assert main(["export-onnx", str(path[form]), str(tmp_path / "net.onnx")]) == 0
+
+    assert (tmp_path / "net.onnx").stat().st_size > 0
+
+
+def test_an_existing_file_is_replaced_and_nothing_is_left_beside_it(version, tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "net.onnx").write_bytes(b"old")
+
+    assert main(["export-onnx", str(version), str(tmp_path / "out" / "net.onnx")]) == 0
+
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["net.onnx"]
+    onnx.load(tmp_path / "out" / "net.onnx")
+
+
+def refused(capsys, *arguments):
+    assert main(["export-onnx", *map(str, arguments)]) == 1
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    return error
+
+
+def test_a_name_that_serving_would_not_know_again_is_refused(version, tmp_path, capsys):
+    error = refused(capsys, version, tmp_path / "net.model")
+
+    assert "net.model: expected a name that ends in .onnx" in error
+
+
+def test_a_folder_that_is_not_there_is_named(version, tmp_path, capsys):
+    error = refused(capsys, version, tmp_path / "nowhere" / "net.onnx")
+
+    assert "net.onnx: cannot be written: No such file or directory" in error
+
+
+def test_several_models_are_too_many(version, tmp_path, capsys):
+    MODEL.write(tmp_path / "models", "other")
+
+    error = refused(capsys, tmp_path / "models", tmp_path / "net.onnx")
+
+    assert "has 2 models (other, tiny); give the directory of one" in error
+    assert not (tmp_path / "net.onnx").exists()
+
+
+def test_damaged_weights_leave_no_file(version, tmp_path, capsys):
+    (version / "manifest.json").unlink()
+    (version / "dense.model").write_bytes(b"1234")
+
+    assert "dense.model" in refused(capsys, version, tmp_path / "net.onnx")
+    assert not (tmp_path / "net.onnx").exists()
+
+
+def test_a_network_with_files_beside_it_cannot_be_one_file(version, tmp_path, capsys):
+    file = tmp_path / "tiny.onnx"
+    assert main(["export-onnx", str(version), str(file)]) == 0
+    own = as_own_network(version, file, tmp_path)
+    model = onnx.load(own / "net.onnx")
+    for node in [node for node in model.graph.node if node.op_type == "Constant"]:  # only initializers may be beside
+        tensor = node.attribute[0].t
+        tensor.name = node.output[0]
+        model.graph.initializer.append(tensor)
+        model.graph.node.remove(node)
+    onnx.save(model, own / "net.onnx", save_as_external_data=True, location="weights", size_threshold=70)
+
+    assert "net.onnx: has weights in files beside it" in refused(capsys, own, tmp_path / "again.onnx")
