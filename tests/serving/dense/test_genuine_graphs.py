@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from serving.dense.network import open_network, run_graph
 from serving.errors import ConfigError
 from serving.model.graph import inference_document, parse_graph, read_graph
+from serving.model.layer_types import LAYER_TYPES
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("ndonnx")
@@ -229,16 +230,64 @@ ROWS = [
     layer("Softmax", "logits", "classes"),
 ]
 
+OLDER = [
+    {
+        "type": "Data",
+        "label": {"top": "label", "label_dim": 1},
+        "dense": {"top": "dense", "dense_dim": 4},
+        "sparse": [{"top": "keys", "type": "LocalizedSlot", "slot_num": 3, "max_feature_num_per_sample": 6}],
+    },
+    embedding("keys", "emb", 4),
+    layer("Reshape", "emb", "flat"),
+    layer("Cast", "dense", "cast"),
+    layer("Slice", "cast", ["d1", "d2"], ranges=[[0, 4]] * 2),
+    layer("Multiply", "d1", "wide", weight_dims=[4, 3]),
+    layer("DotProduct", ["wide", "flat"], "dot"),
+    layer("Concat", ["dot", "d2"], "features"),
+    layer("MultiCross", "features", "cross", mc_param={"num_layers": 2}),
+    layer("MultiCross", "features", "low_rank", mc_param={"num_layers": 2, "projection_dim": 3}),
+    layer("Add", ["cross", "low_rank"], "crossed"),
+    layer("InnerProduct", "crossed", "fc1", fc_param={"num_output": 6}),
+    layer("ReLU", "fc1", "relu1"),
+    layer("Dropout", "relu1", "dropout1", rate=0.5),
+    layer("Sigmoid", "dropout1", "gate"),
+    layer("ReduceSum", "gate", "total"),
+    layer("Concat", ["gate", "total"], "deep"),
+    layer("InnerProduct", "deep", "logit", fc_param={"num_output": 1}),
+    layer("BinaryCrossEntropyLoss", ["logit", "label"], "loss"),
+]
+
+GRAPHS = {"several tasks": MULTI_TASK, "sequences": SEQUENCE, "rows of a batch": ROWS, "older layers": OLDER}
+
+
+def test_every_layer_type_is_part_of_a_graph_that_every_engine_runs():
+    types = {layer["type"] for layers in GRAPHS.values() for layer in layers}
+
+    assert LAYER_TYPES.keys() <= types
+
+
+@pytest.mark.parametrize("layers", GRAPHS.values(), ids=GRAPHS.keys())
+def test_a_graph_says_whether_its_samples_may_be_predicted_apart(layers, scaled_weights, draw_inputs):
+    graph = parse_graph({"layers": layers}, "graph.json")
+    network = open_network(graph, scaled_weights(graph), "numpy")
+    dense, embeddings = draw_inputs(graph, 6)
+
+    together = network(dense, embeddings)
+    half = [network(dense[part], [e[part] for e in embeddings]) for part in (slice(0, 3), slice(3, 6))]
+
+    assert np.allclose(np.concatenate(half), together, rtol=1e-5) is not graph.mixes_samples
+
 
 @pytest.mark.parametrize(
     ("layers", "sizes"),
     [
+        pytest.param(OLDER, (1, 3, 16), id="older layers"),
         pytest.param(MULTI_TASK, (1, 3, 16), id="several tasks"),
         pytest.param(SEQUENCE, (1, 3, 16), id="sequences"),
         pytest.param(ROWS, (3, 4, 16), id="rows of a batch"),
     ],
 )
-def test_a_graph_of_newer_layers_gives_the_same_on_every_engine(layers, sizes, scaled_weights, draw_inputs):
+def test_a_graph_of_all_layers_gives_the_same_on_every_engine(layers, sizes, scaled_weights, draw_inputs):
     graph = parse_graph({"layers": layers}, "graph.json")
 
     check_engines(graph, scaled_weights(graph), draw_inputs, sizes)
@@ -284,7 +333,7 @@ def places(node, path=()):
 @settings(deadline=None, max_examples=300)
 @given(data=st.data())
 def test_a_graph_with_any_odd_value_is_read_or_refused_but_nothing_else(data):
-    document = {"layers": copy.deepcopy(data.draw(st.sampled_from([MULTI_TASK, SEQUENCE, ROWS])))}
+    document = {"layers": copy.deepcopy(data.draw(st.sampled_from(list(GRAPHS.values()))))}
     *parents, last = data.draw(st.sampled_from(list(places(document))))
     node = document
     for step in parents:

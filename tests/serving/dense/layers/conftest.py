@@ -189,3 +189,37 @@ def check_traced():
             np.testing.assert_allclose(top, expected, rtol=1e-4, atol=1e-4)
 
     return check
+
+
+@pytest.fixture(scope="session")
+def check_mixing():
+    """Check by experiment whether samples mix: run the layer on all of them at once, and on one after another."""
+
+    def samples_mix(layer):
+        bottoms, weights = layer.case["bottoms"], layer.weights
+        rows = layer.case.get("rows", [B] * len(bottoms))
+        together = layer.run(bottoms, weights)
+        alone = []
+        for sample in range(layer.samples):
+            part = [
+                b[sample * first.times : (sample + 1) * first.times] if isinstance(first, Samples) else b
+                for first, b in zip(rows, bottoms, strict=True)
+            ]
+            try:
+                alone.append(layer.run(part, weights))
+            except IndexError:  # a row of another sample was asked for
+                return True
+        for number, (top, shape) in enumerate(zip(together, layer.structure.tops, strict=True)):
+            parts = [tops[number] for tops in alone]
+            repeated = [np.concatenate(parts)] if isinstance(shape[0], Samples) else parts
+            if not all(one.shape == top.shape and np.allclose(one, top, rtol=1e-9, atol=1e-9) for one in repeated):
+                return True
+        return False
+
+    def check(layer):
+        if layer.samples > 1:  # one alone is always as together
+            assert samples_mix(layer) is layer.structure.mixes_samples
+        if layer.structure.least_samples > 1:
+            assert layer.structure.mixes_samples
+
+    return check

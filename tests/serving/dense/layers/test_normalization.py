@@ -73,6 +73,13 @@ def test_normalizations_when_traced_give_the_same_for_any_number_of_samples(fami
     check_traced(draw_layer(family, data))
 
 
+@family
+@settings(deadline=None, max_examples=20)
+@given(data=st.data())
+def test_normalizations_say_whether_samples_mix(family, draw_layer, check_mixing, data):
+    check_mixing(draw_layer(family, data))
+
+
 def test_every_layer_of_the_table_is_read_computed_and_tested(smallest_draw):
     smallest = [family(smallest_draw) for family in FAMILIES]
 

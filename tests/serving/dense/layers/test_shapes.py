@@ -142,9 +142,11 @@ def reduce_sum(draw):
 
 def reduce_mean(draw):
     shape = (draw.samples, *(draw.size() for _ in range(draw.size(2))))
+    axis = draw.size(len(shape) - 1, least=0)
+    members = {} if axis == 1 else {"axis": axis}
     return {
-        "type": "ReduceMean", "members": {}, "bottoms": [draw.array(*shape)],
-        "oracle": lambda b, w: [b[0].mean(dim=1, keepdim=True)],
+        "type": "ReduceMean", "members": members, "bottoms": [draw.array(*shape)],
+        "oracle": lambda b, w: [b[0].mean(dim=axis, keepdim=True)],
     }  # fmt: skip
 
 
@@ -176,6 +178,13 @@ def test_shape_layers_on_torch_are_the_same_and_their_gradients_are_right(family
 @given(data=st.data())
 def test_shape_layers_when_traced_give_the_same_for_any_number_of_samples(family, draw_layer, check_traced, data):
     check_traced(draw_layer(family, data))
+
+
+@family
+@settings(deadline=None, max_examples=20)
+@given(data=st.data())
+def test_shape_layers_say_whether_samples_mix(family, draw_layer, check_mixing, data):
+    check_mixing(draw_layer(family, data))
 
 
 def test_every_layer_of_the_table_is_read_computed_and_tested(smallest_draw):
