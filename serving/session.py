@@ -108,8 +108,8 @@ class InferenceSession:
                 finite number.
             StoreError: a tier did not answer, and no other holds one of the keys.
         """
-        if 0 < batch.samples < self.graph.least_samples:
-            raise RequestError(f"expected at least {self.graph.least_samples} samples, got {batch.samples}")
+        if too_few := self.graph.too_few(batch.samples):
+            raise RequestError(too_few)
         looked_up = self.embedding_cache.lookup_pooled(batch)
         probabilities = self._network(batch.dense, looked_up.embeddings)
         if not isfinite(probabilities.sum()):  # one pass; what is not finite makes the sum so

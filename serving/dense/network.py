@@ -81,8 +81,8 @@ def input_tensors(graph: Graph, dense: Floats, embeddings: Sequence[Floats]) -> 
     tensors = {graph.dense_top: dense}
     tensors.update(zip((embedding.top for embedding in graph.embeddings), embeddings, strict=True))
     samples = dense.shape[0] if dense.ndim else 0
-    if 0 < samples < graph.least_samples:
-        raise ValueError(f"expected at least {graph.least_samples} samples, whose rows the graph picks, got {samples}")
+    if too_few := graph.too_few(samples):
+        raise ValueError(too_few)
     for name, array in tensors.items():
         expected = (samples, *graph.shapes[name][1:])
         if array.shape != expected or array.dtype != np.float32:

@@ -138,3 +138,9 @@ class Graph:
     def stored(self) -> tuple[WeightSpec, ...]:
         """Everything a dense network needs beside the graph: the weights, then the statistics."""
         return self.weights + self.statistics
+
+    def too_few(self, samples: int) -> str:
+        """Return why so many samples are too few to predict at once; empty where they are not. None at all are fine."""
+        if 0 < samples < self.least_samples:
+            return f"expected at least {self.least_samples} samples, whose rows the graph picks, got {samples}"
+        return ""

@@ -2,6 +2,7 @@
 
 Format (HugeCTR v3.1 to v24.06): ``<dense file>.ntp.json``, ``{"layers": [{"type": "BatchNorm", "mean": [...],
 "var": [...]}, ...]}``, one entry per BatchNorm in the order of the graph. A graph without one has no such file.
+HugeCTR writes its numbers with six decimals (``std::to_string`` in batch_norm_layer.cu): a small variance loses digits.
 """
 
 import json

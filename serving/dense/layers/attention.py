@@ -26,7 +26,10 @@ def _probabilities(scores: Array, mask: Array | None = None) -> Array:
 
 
 def _sequence_mask(params: Params, bottoms: Arrays, weights: LayerWeights) -> Arrays:
-    """1 where both places are inside their sequence, else 0: ``[B, 1, F, T]``; of one bottom, F is 1."""
+    """1 where both places are inside their sequence, else 0: ``[B, 1, F, T]``; of one bottom, F is 1.
+
+    HugeCTR's sequence_mask_layer.cu cuts a length to an integer.
+    """
     queries, keys = params["sizes"]
     inside = _inside(bottoms[-1], (1, 1, 1, keys))
     if len(bottoms) == 2:
@@ -41,7 +44,10 @@ def _inside(lengths: Array, shape: tuple[int, ...]) -> Array:
 
 
 def _multi_head_attention(params: Params, bottoms: Arrays, weights: LayerWeights) -> Arrays:
-    """``softmax(Q K / sqrt(D) - 10000 (1 - mask)) V``, or its parts where a graph has them as layers of their own."""
+    """``softmax(Q K / sqrt(D) - 10000 (1 - mask)) V``, or its parts where a graph has them as layers of their own.
+
+    The parts are those of HugeCTR's multi_head_attention_layer.cu before it took a mask: D is the width of one head.
+    """
     if params["form"] == "scores":
         return [_scores(*bottoms)]
     if params["form"] == "values":

@@ -77,7 +77,10 @@ def _interaction(params: Params, bottoms: Arrays, weights: LayerWeights) -> Arra
 
 
 def _fm_order2(params: Params, bottoms: Arrays, weights: LayerWeights) -> Arrays:
-    """Half of ``(sum of the vectors)**2 - sum of the vectors**2``: the products of all pairs of slots, summed."""
+    """Half of ``(sum of the vectors)**2 - sum of the vectors**2``: the products of all pairs of slots, summed.
+
+    The sign and the half are those of HugeCTR's fm_order2_layer.cu.
+    """
     x, width = bottoms[0], params["out_dim"]
     xp = array_namespace(x)
     vectors = xp.reshape(x, (-1, x.shape[1] // width, width))

@@ -37,7 +37,10 @@ def _gather(params: Params, bottoms: Arrays, weights: LayerWeights) -> Arrays:
 
 
 def _scale(params: Params, bottoms: Arrays, weights: LayerWeights) -> Arrays:
-    """Repeat each number of a row (axis 0) or each row (axis 1) ``factor`` times, copies side by side."""
+    """Repeat each number of a row (axis 0) or each row (axis 1) ``factor`` times, copies side by side.
+
+    So does HugeCTR's scale_layer.cu, whose axes are the other way around from what one expects.
+    """
     x, factor = bottoms[0], params["factor"]
     columns = np.arange(x.shape[1])
     if params["axis"] == 0:
