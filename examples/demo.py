@@ -148,8 +148,8 @@ def tensors(samples: Samples) -> list[triton.InferInput]:
     """DES, CATCOLUMN and ROWINDEX, each [1, N], as HugeCTR's Triton clients send them."""
     arrays = {
         "DES": ("FP32", samples.dense.reshape(1, -1)),
-        "CATCOLUMN": ("INT64", samples.keys.reshape(1, -1)),
-        "ROWINDEX": ("INT32", np.arange(samples.keys.size + 1, dtype=np.int32).reshape(1, -1)),
+        "CATCOLUMN": ("INT64", samples.bags.keys.reshape(1, -1)),
+        "ROWINDEX": ("INT32", samples.bags.row_ptrs.astype(np.int32).reshape(1, -1)),
     }
     inputs = []
     for name, (datatype, values) in arrays.items():
@@ -160,9 +160,9 @@ def tensors(samples: Samples) -> list[triton.InferInput]:
 
 
 def report(samples: Samples, probabilities: np.ndarray, latencies_ms: np.ndarray) -> None:
-    for label, probability in list(zip(samples.labels, probabilities, strict=True))[:5]:
+    for label, probability in list(zip(samples.labels[:, 0], probabilities, strict=True))[:5]:
         print(f"probability {probability:.4f}   label {label:.0f}")
-    labels = samples.labels
+    labels = samples.labels[:, 0]
     auc = f"{area_under_curve(labels, probabilities):.4f}" if 0 < labels.mean() < 1 else "needs both labels"
     print(f"AUC {auc} on {len(samples):,} samples that training did not see")
     p50, p99 = np.percentile(latencies_ms, [50, 99])

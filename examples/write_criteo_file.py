@@ -14,5 +14,5 @@ seed = int(sys.argv[3]) if len(sys.argv) > 3 else 0
 
 with path.open("w") as file:
     for block in generate_blocks(rows, seed):
-        write_lines(file, block.samples.labels, block.counts, block.samples.keys)
+        write_lines(file, block.samples, block.counts)
 print(f"{rows:,} samples written to {path}: hotrow-train --data {path} --output models")

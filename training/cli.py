@@ -1,4 +1,4 @@
-"""``hotrow-train``: from a Criteo file, or from generated samples, to a model that ``hotrow serve`` opens."""
+"""``hotrow-train``: from a file, or from generated samples, to a model that ``hotrow serve`` opens."""
 
 import argparse
 import sys
@@ -40,7 +40,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument(
-        "--data", type=Path, metavar="FILE", help="Criteo data: raw tab-separated or CSV, plain or gzip"
+        "--data",
+        type=Path,
+        metavar="FILE",
+        help="Criteo data (raw tab-separated or CSV, plain or gzip), or an .npz file with an array per input of the graph",
     )
     source.add_argument("--synthetic", type=_whole(10), metavar="ROWS", help="generate samples whose best AUC is known")
     parser.add_argument(

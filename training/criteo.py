@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from training.errors import DataError
 from training.fields import FieldBlock, UnevenLine, read_hex, read_numbers
-from training.samples import Samples
+from training.samples import Bags, Samples
 
 DENSE_FEATURES = 13
 SLOTS = 26
@@ -57,7 +57,7 @@ def encode_rows(rows: Sequence[Sequence[str | None]]) -> tuple[NDArray[np.float3
     if not lines:
         return np.empty((0, DENSE_FEATURES), np.float32), np.empty((0, SLOTS), np.int64)
     samples = parse_lines(("\n".join(lines) + "\n").encode(), separator=b"\t", source="rows")
-    return samples.dense, samples.keys
+    return samples.dense, samples.bags.keys.reshape(-1, SLOTS)
 
 
 def encode_row(row: Sequence[str | None]) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
@@ -108,17 +108,16 @@ def parse_lines(
     place.check(categories, readable | missing, CATEGORY_NAMES, "8 hexadecimal digits or nothing")
 
     return Samples(
-        labels=label_values[:, 0].astype(np.float32),
+        labels=label_values.astype(np.float32),
         dense=encode_counts(count_values),
-        keys=encode_categories(category_values, missing),
+        bags=Bags.one_key_each(encode_categories(category_values, missing)),
     )
 
 
-def write_lines(
-    file: IO[str], labels: NDArray[np.float32], counts: NDArray[np.float64], keys: NDArray[np.int64]
-) -> None:
+def write_lines(file: IO[str], samples: Samples, counts: NDArray[np.float64]) -> None:
     """Append samples in Criteo's raw form: tab-separated, no header; what is missing (a count: NaN) is left empty."""
-    for label, row, values in zip(labels.tolist(), counts.tolist(), (keys - _SLOT_KEYS).tolist(), strict=True):
+    categories_of = (samples.bags.keys.reshape(-1, SLOTS) - _SLOT_KEYS).tolist()
+    for label, row, values in zip(samples.labels[:, 0].tolist(), counts.tolist(), categories_of, strict=True):
         numbers = ["" if count != count else str(int(count)) for count in row]
         categories = ["" if value == _MISSING_CATEGORY else f"{value:08x}" for value in values]
         file.write("\t".join([str(int(label)), *numbers, *categories]) + "\n")

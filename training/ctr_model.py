@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.nn.functional import binary_cross_entropy_with_logits
 
 from serving.dense.network import run_graph
 from serving.model.dense_file import Weights
@@ -13,75 +14,74 @@ from serving.model.graph import Graph
 from training.embedding_table import EmbeddingTable, TouchedRows
 from training.initial_weights import initial_statistics, initial_weights
 from training.optimizer import Adam
-from training.samples import Bags
+from training.samples import Bags, Samples
 
 
 class CtrModel:
     """Tables and dense weights of one graph, with their optimizer state. Not thread-safe."""
 
-    def __init__(self, graph: Graph, *, seed: int, adam: Adam | None = None) -> None:
+    def __init__(
+        self, graph: Graph, *, seed: int, adam: Adam | None = None, label_weights: Sequence[float] | None = None
+    ) -> None:
         """Draw first weights.
 
         Args:
             graph: the structure.
             seed: first weights and dropout are functions of it.
             adam: the optimizer; by default with HugeCTR's parameters.
+            label_weights: L numbers, what each label's loss counts for in their sum; by default 1.
         """
         self.graph = graph
         self.tables = [EmbeddingTable(embedding, seed=seed + t) for t, embedding in enumerate(graph.embeddings)]
         self._adam = adam or Adam()
+        self._label_weights = torch.tensor(label_weights or [1.0] * graph.label_dim)
         self._weights = {**initial_weights(graph, seed), **initial_statistics(graph)}
         self._moments = {key: (torch.zeros_like(w), torch.zeros_like(w)) for key, w in self._weights.items()}
         self._dropout_generator = torch.Generator().manual_seed(seed)
         self._step = 0
 
-    def train_batch(
-        self, dense: NDArray[np.float32], bags: Sequence[Bags], labels: NDArray[np.float32], learning_rate: float
-    ) -> float:
+    def train_batch(self, samples: Samples, learning_rate: float) -> float:
         """Take one step.
 
         Args:
-            dense: float32[B, F], B at least 1.
-            bags: the keys of every embedding layer, in graph order.
-            labels: float32[B, L], each 0 or 1.
+            samples: at least one, of the graph's F, L, and slots.
             learning_rate: of this step.
 
         Returns:
-            the mean binary cross-entropy before the step.
+            the loss before the step: the mean over samples of the sum over labels of weighted binary cross-entropies.
 
         Raises:
             ReservedKeyError: a key is one of the four reserved values; nothing is learnt of the batch.
         """
-        touched = [table.touch(table_bags) for table, table_bags in zip(self.tables, bags, strict=True)]
+        touched = [table.touch(bags) for table, bags in zip(self.tables, self.bags(samples), strict=True)]
         logits = self._run(
-            dense, [rows.pooled for rows in touched], {"Dropout": self._dropout, "BatchNorm": _batch_norm}
+            samples.dense, [rows.pooled for rows in touched], {"Dropout": self._dropout, "BatchNorm": _batch_norm}
         )
-        loss = torch.nn.functional.binary_cross_entropy_with_logits(logits, torch.from_numpy(labels))
+        losses = binary_cross_entropy_with_logits(logits, torch.from_numpy(samples.labels), reduction="none")
+        loss = losses.mean(dim=0) @ self._label_weights
         loss.backward()
         self._update(touched, learning_rate)
         return float(loss.detach())
 
-    def logits(self, dense: NDArray[np.float32], bags: Sequence[Bags]) -> NDArray[np.float32]:
+    def logits(self, samples: Samples) -> NDArray[np.float32]:
         """Predict as serving does: float32[B, L] logits; keys never seen in training have the default value."""
         with torch.no_grad():
-            pooled = [table.pool(table_bags) for table, table_bags in zip(self.tables, bags, strict=True)]
-            result: NDArray[np.float32] = self._run(dense, pooled, {}).numpy()
+            pooled = [table.pool(bags) for table, bags in zip(self.tables, self.bags(samples), strict=True)]
+            result: NDArray[np.float32] = self._run(samples.dense, pooled, {}).numpy()
         return result
 
     def dense_weights(self) -> Weights:
         """Copy the dense weights, as a dense model file holds them."""
         return {key: weight.detach().numpy().copy() for key, weight in self._weights.items()}
 
-    def bags(self, keys: NDArray[np.int64]) -> list[Bags]:
-        """Share out the columns of int64[B, S] keys, one per slot, among the embedding layers.
+    def bags(self, samples: Samples) -> list[Bags]:
+        """Return the keys that each embedding layer looks up.
 
-        The sparse inputs take their slots one after another, in the order of the graph.
+        The sparse inputs take their slots of the samples one after another, in the order of the graph.
         """
-        columns, first = {}, 0
-        for entry in self.graph.sparse:
-            columns[entry.top] = keys[:, first : first + entry.slots]
-            first += entry.slots
-        return [Bags.one_key_each(np.ascontiguousarray(columns[e.bottom])) for e in self.graph.embeddings]
+        parts = samples.bags.split([entry.slots for entry in self.graph.sparse])
+        of_input = {entry.top: bags for entry, bags in zip(self.graph.sparse, parts, strict=True)}
+        return [of_input[embedding.bottom] for embedding in self.graph.embeddings]
 
     def _run(
         self, dense: NDArray[np.float32], pooled: Sequence[torch.Tensor], overrides: Mapping[str, Any]

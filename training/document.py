@@ -19,6 +19,19 @@ _DEFAULT_LEARNING_RATE = 0.001
 
 
 @dataclass(frozen=True, slots=True)
+class Label:
+    """One label of the Data layer.
+
+    Attributes:
+        name: its top.
+        weights: for each of its columns, what the column's loss counts for in the sum (``target_weight``).
+    """
+
+    name: str
+    weights: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class TrainingDocument:
     """What a training graph file says.
 
@@ -26,6 +39,7 @@ class TrainingDocument:
         name: the file's name without its suffix: a model's default name.
         document: the JSON as it was read, for export.
         graph: its layers.
+        labels: the labels, in graph order.
         adam: the optimizer.
         schedule: the learning rates.
         update_type: how rows that a step does not touch move, as the document asks; training always does "Local".
@@ -34,9 +48,24 @@ class TrainingDocument:
     name: str
     document: dict[str, Any]
     graph: Graph
+    labels: tuple[Label, ...]
     adam: Adam
     schedule: LearningRateSchedule
     update_type: str
+
+    @property
+    def label_weights(self) -> tuple[float, ...]:
+        """L numbers, what each column of the labels counts for in the loss."""
+        return tuple(weight for label in self.labels for weight in label.weights)
+
+    @property
+    def label_columns(self) -> tuple[str, ...]:
+        """L names for people: a label's, with the number of the column where it has several."""
+        return tuple(
+            label.name if len(label.weights) == 1 else f"{label.name}[{column}]"
+            for label in self.labels
+            for column in range(len(label.weights))
+        )
 
 
 def open_document(model: str) -> TrainingDocument:
@@ -65,11 +94,11 @@ def read_document(path: Path) -> TrainingDocument:
     document = read_json(path)
     graph = parse_graph(document, str(path))
     root = Fields(document, str(path), "")
-    _refuse_what_training_lacks(root)
+    labels = _read_losses(root)
     optimizer = root.object("optimizer", ("type", "update_type", "adam_hparam")) if "optimizer" in root else None
     adam, schedule = _read_adam(optimizer)
     update_type = optimizer.choice("update_type", _UPDATE_TYPES, "Local") if optimizer else "Local"
-    return TrainingDocument(path.stem, document, graph, adam, schedule, update_type)
+    return TrainingDocument(path.stem, document, graph, labels, adam, schedule, update_type)
 
 
 def _read_adam(optimizer: Fields | None) -> tuple[Adam, LearningRateSchedule]:
@@ -92,8 +121,11 @@ def _read_adam(optimizer: Fields | None) -> tuple[Adam, LearningRateSchedule]:
     return adam, schedule
 
 
-def _refuse_what_training_lacks(root: Fields) -> None:
-    """Refuse what would change the trained weights and is not done here, rather than leave it out silently."""
+def _read_losses(root: Fields) -> tuple[Label, ...]:
+    """Read the labels and what the loss of each counts for.
+
+    What would change the trained weights and is not done here is refused, rather than left out silently.
+    """
     layers = list(root.objects("layers"))
     for layer in layers:
         for key in ("optimizer", "regularizer"):
@@ -102,9 +134,26 @@ def _refuse_what_training_lacks(root: Fields) -> None:
     if layers[-1].text("type") != "BinaryCrossEntropyLoss":
         raise layers[-1].error("a training graph ends in BinaryCrossEntropyLoss", "type")
     losses = [layer for layer in layers if layer.text("type").endswith("Loss")]
-    labels = layers[0].object("label").texts("top")
-    for loss, label in zip(losses, labels, strict=True):  # the graph's reader has seen that each label has its loss
+    data = layers[0].object("label")
+    several = isinstance(data.value("label_dim"), list)
+    columns = data.integers("label_dim") if several else (data.integer("label_dim"),)
+    labels = []
+    # the graph's reader has seen that each label has its loss, and its dimension
+    for loss, label, count in zip(losses, data.texts("top"), columns, strict=True):
         if loss.text("type") != "BinaryCrossEntropyLoss":
             raise loss.error("training has BinaryCrossEntropyLoss only", "type")
         if loss.texts("bottom")[1] != label:
             raise loss.error(f"expected the losses in the order of the labels, so {label!r} here", "bottom")
+        labels.append(Label(label, _read_target_weight(loss, count)))
+    return tuple(labels)
+
+
+def _read_target_weight(loss: Fields, columns: int) -> tuple[float, ...]:
+    """Read ``target_weight``, HugeCTR's list of what each column of a label counts for; by default 1 each."""
+    if "target_weight" not in loss:
+        return (1.0,) * columns
+    items = loss.items("target_weight")
+    weights = tuple(loss.check_number(item, f"target_weight[{index}]") for index, item in enumerate(items))
+    if len(weights) != columns or min(weights) < 0:
+        raise loss.error(f"expected {columns} numbers of at least 0, one per column of the label", "target_weight")
+    return weights

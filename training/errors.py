@@ -10,21 +10,35 @@ class TrainingError(HotrowError):
 class DataError(TrainingError):
     """Training data is missing, cut short, or not what its place in the file says it should be.
 
-    The message starts with where: ``train.csv line 17 column C3: ...``.
+    The message starts with where: ``train.csv line 17 column C3: ...``, ``train.npz array label: ...``.
     """
 
-    def __init__(self, source: object, reason: str, *, line: int | None = None, column: str | None = None) -> None:
-        """Name the file (or other source), the line counted from 1, the column, and what was expected and what came."""
+    def __init__(
+        self,
+        source: object,
+        reason: str,
+        *,
+        line: int | None = None,
+        column: str | None = None,
+        array: str | None = None,
+    ) -> None:
+        """Name the file (or other source) and the place in it, and what was expected and what came.
+
+        The place is a line counted from 1 and a column, or an array.
+        """
         place = str(source)
         if line is not None:
             place += f" line {line}"
         if column is not None:
             place += f" column {column}"
+        if array is not None:
+            place += f" array {array}"
         super().__init__(f"{place}: {reason}")
         self.source = str(source)
         self.reason = reason
         self.line = line
         self.column = column
+        self.array = array
 
 
 class DivergedError(TrainingError):

@@ -3,7 +3,8 @@
 import argparse
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import torch
 
@@ -14,8 +15,9 @@ from training.ctr_model import CtrModel
 from training.document import TrainingDocument, open_document
 from training.errors import DataError
 from training.export import export_model
+from training.generator import generate_for
+from training.npz_reader import read_npz
 from training.samples import Samples
-from training.synthetic import generate
 from training.trainer import train
 
 _HELD_OUT = 10  # one sample in ten, the last ones, is held out for evaluation
@@ -33,7 +35,7 @@ def run(options: argparse.Namespace) -> Iterator[str]:
     if document.update_type != "Local":
         yield f"note: update_type {document.update_type} is trained as Local: only rows of a batch's keys move"
     torch.set_num_threads(options.threads)
-    samples, evaluation, best_known = _read(options)
+    samples, evaluation, best_known = _read(options, document)
     if best_known:
         yield best_known
     model = _model(document, options.seed)
@@ -45,7 +47,7 @@ def run(options: argparse.Namespace) -> Iterator[str]:
 
 def _model(document: TrainingDocument, seed: int) -> CtrModel:
     try:
-        return CtrModel(document.graph, seed=seed, adam=document.adam)
+        return CtrModel(document.graph, seed=seed, adam=document.adam, label_weights=document.label_weights)
     except RuntimeError as err:  # PyTorch's form of MemoryError
         if "allocate memory" not in str(err):
             raise
@@ -54,18 +56,30 @@ def _model(document: TrainingDocument, seed: int) -> CtrModel:
         raise ConfigError(document.graph.source, "layers", reason) from err
 
 
-def _read(options: argparse.Namespace) -> tuple[Samples, Samples, str]:
+def _read(options: argparse.Namespace, document: TrainingDocument) -> tuple[Samples, Samples, str]:
     """Return the samples to learn from, those to evaluate on, and what is known of the best AUC."""
     if options.synthetic is not None:
-        data = generate(options.synthetic, options.seed)
+        data = generate_for(document.graph, options.synthetic, options.seed)
         cut = _cut(options.synthetic)
-        return data.samples[:cut], data.samples[cut:], f"best known AUC {data.best_known_auc(slice(cut, None)):.4f}"
-    samples = read_criteo(options.data, progress=True)
+        best = [data.best_known_auc(slice(cut, None), label) for label in range(document.graph.label_dim)]
+        return data.samples[:cut], data.samples[cut:], f"best known AUC {_per_label(document, best)}"
+    samples = _read_file(options.data, document)
     if options.eval_data is not None:
-        return samples, read_criteo(options.eval_data, progress=True), ""
+        return samples, _read_file(options.eval_data, document), ""
     if len(samples) < 2:
         raise DataError(options.data, "1 sample, expected at least 2: one to learn from, one to evaluate on")
     return samples[: _cut(len(samples))], samples[_cut(len(samples)) :], ""
+
+
+def _read_file(path: Path, document: TrainingDocument) -> Samples:
+    return read_npz(path, document) if path.suffix == ".npz" else read_criteo(path, progress=True)
+
+
+def _per_label(document: TrainingDocument, values: Sequence[float]) -> str:
+    """One number as it is, several by the names of the labels: ``click 0.7500, buy 0.8000``."""
+    if len(values) == 1:
+        return f"{values[0]:.4f}"
+    return ", ".join(f"{name} {value:.4f}" for name, value in zip(document.label_columns, values, strict=True))
 
 
 def _cut(rows: int) -> int:
@@ -92,4 +106,5 @@ def _train(
     for result in results:
         pace = f"epoch {result.epoch} of {options.epochs}: {len(samples):,} rows in {result.seconds:.1f} s"
         yield f"loss {result.loss:.4f}  ({pace})"
-        yield f"AUC {result.auc:.4f}  (evaluation: {len(evaluation):,} rows, log loss {result.evaluation_loss:.4f})"
+        auc, log_loss = _per_label(document, result.auc), _per_label(document, result.evaluation_loss)
+        yield f"AUC {auc}  (evaluation: {len(evaluation):,} rows, log loss {log_loss})"

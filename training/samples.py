@@ -1,57 +1,155 @@
-"""Training data in memory: samples with one key per slot, and the bags that a table looks up."""
+"""Training data in memory: labelled samples, whose keys lie in bags as those of a request do."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+Ints = NDArray[np.int64]
 
-@dataclass(frozen=True, slots=True)
+
 class Bags:
-    """The keys of one table for B samples of S slots, any number of keys per slot.
+    """The keys of B samples of S slots, any number of keys per slot.
 
     Attributes:
         keys: int64[N], sample-major: sample 0's slot 0, slot 1, ..., then sample 1's.
-        row_ptrs: int64[B * S + 1], CSR offsets of the bags; starts at 0, ends at N.
+        slots: S.
     """
 
-    keys: NDArray[np.int64]
-    row_ptrs: NDArray[np.int64]
+    __slots__ = ("_row_ptrs", "keys", "slots")
+
+    def __init__(self, keys: Ints, row_ptrs: Ints | None, slots: int) -> None:
+        """Keep the arrays; nobody checks them.
+
+        Args:
+            keys: int64[N].
+            row_ptrs: int64[B * S + 1], CSR offsets of the bags; starts at 0, ends at N. None says that every bag holds
+                one key, and saves the offsets' memory, which is as much as the keys'.
+            slots: S, at least 1.
+        """
+        self.keys = keys
+        self.slots = slots
+        self._row_ptrs = row_ptrs
 
     @classmethod
-    def one_key_each(cls, keys: NDArray[np.int64]) -> Self:
-        """Make the bags of a table whose every slot has exactly one key: ``keys`` is int64[B, S]."""
-        return cls(keys=keys.reshape(-1), row_ptrs=np.arange(keys.size + 1, dtype=np.int64))
+    def one_key_each(cls, keys: Ints) -> Self:
+        """Make bags of exactly one key: ``keys`` is int64[B, S]."""
+        return cls(np.ascontiguousarray(keys).reshape(-1), None, keys.shape[1])
+
+    @classmethod
+    def padded(cls, keys: Ints, is_key: NDArray[np.bool_]) -> Self:
+        """Make bags of one key or none: ``keys`` is int64[B, S], ``is_key`` bool[B, S]."""
+        if is_key.all():
+            return cls.one_key_each(keys)
+        return cls(keys[is_key], _offsets(is_key.astype(np.int64)), keys.shape[1])
+
+    @property
+    def row_ptrs(self) -> Ints:
+        """int64[B * S + 1], CSR offsets of the bags; starts at 0, ends at N."""
+        return np.arange(self.keys.size + 1, dtype=np.int64) if self._row_ptrs is None else self._row_ptrs
+
+    @property
+    def sizes(self) -> Ints:
+        """int64[B, S], how many keys each bag holds; read-only."""
+        if self._row_ptrs is None:
+            return np.broadcast_to(np.int64(1), (len(self), self.slots))
+        return np.diff(self._row_ptrs).reshape(-1, self.slots)
+
+    def __len__(self) -> int:
+        """B."""
+        bags = self.keys.size if self._row_ptrs is None else self._row_ptrs.size - 1
+        return bags // self.slots
+
+    def __getitem__(self, rows: slice | Ints) -> Self:
+        """Select samples by slice or by int64 positions."""
+        if self._row_ptrs is None:
+            return self.one_key_each(self.keys.reshape(-1, self.slots)[rows])
+        starts = self._row_ptrs[:-1].reshape(-1, self.slots)[rows].reshape(-1)
+        row_ptrs = _offsets(self.sizes[rows])
+        return type(self)(self.keys[_positions(starts, row_ptrs)], row_ptrs, self.slots)
+
+    @classmethod
+    def joined(cls, parts: Sequence[Self]) -> Self:
+        """Put samples one after another; ``parts``, of one S, must not be empty."""
+        keys = np.concatenate([part.keys for part in parts])
+        if all(part._row_ptrs is None for part in parts):
+            return cls(keys, None, parts[0].slots)
+        return cls(keys, _offsets(np.concatenate([part.sizes for part in parts])), parts[0].slots)
+
+    @classmethod
+    def side_by_side(cls, parts: Sequence[Self]) -> Self:
+        """Put the slots of the same samples one after another; ``parts``, of one B, must not be empty."""
+        slots = sum(part.slots for part in parts)
+        if all(part._row_ptrs is None for part in parts):
+            keys = np.concatenate([part.keys.reshape(-1, part.slots) for part in parts], axis=1)
+            return cls.one_key_each(keys)
+        row_ptrs = _offsets(np.concatenate([part.sizes for part in parts], axis=1))
+        starts = row_ptrs[:-1].reshape(-1, slots)
+        keys = np.empty(row_ptrs[-1], dtype=np.int64)
+        first = 0
+        for part in parts:
+            keys[_positions(starts[:, first : first + part.slots].reshape(-1), part.row_ptrs)] = part.keys
+            first += part.slots
+        return cls(keys, row_ptrs, slots)
+
+    def split(self, slots: Sequence[int]) -> list[Self]:
+        """Undo ``side_by_side``: ``slots`` are those of the parts, S in all."""
+        if len(slots) == 1:
+            return [self]
+        ends = np.cumsum(slots)
+        return [self._columns(slice(end - count, end)) for end, count in zip(ends.tolist(), slots, strict=True)]
+
+    def _columns(self, columns: slice) -> Self:
+        slots = columns.stop - columns.start
+        if self._row_ptrs is None:
+            return self.one_key_each(self.keys.reshape(-1, self.slots)[:, columns])
+        starts = self._row_ptrs[:-1].reshape(-1, self.slots)[:, columns].reshape(-1)
+        row_ptrs = _offsets(self.sizes[:, columns])
+        return type(self)(self.keys[_positions(starts, row_ptrs)], row_ptrs, slots)
+
+
+def _offsets(sizes: Ints) -> Ints:
+    """Return the CSR offsets of bags of these sizes."""
+    row_ptrs = np.zeros(sizes.size + 1, dtype=np.int64)
+    np.cumsum(sizes.reshape(-1), out=row_ptrs[1:])
+    return row_ptrs
+
+
+def _positions(starts: Ints, row_ptrs: Ints) -> Ints:
+    """Return int64[N], where the keys of bags lie that begin at ``starts`` and are as large as ``row_ptrs`` says."""
+    return np.arange(row_ptrs[-1], dtype=np.int64) + np.repeat(starts - row_ptrs[:-1], np.diff(row_ptrs))
 
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """B labelled samples with exactly one key in each slot, as Criteo's data has.
+    """B labelled samples.
 
     Attributes:
-        labels: float32[B], each 0.0 or 1.0.
+        labels: float32[B, L], each 0.0 or 1.0.
         dense: float32[B, F].
-        keys: int64[B, S]; no key occurs in two slots.
+        bags: the keys of all slots of all sparse inputs, in the order of the graph: also what a request brings as keys
+            and as one CSR.
     """
 
     labels: NDArray[np.float32]
     dense: NDArray[np.float32]
-    keys: NDArray[np.int64]
+    bags: Bags
 
     def __len__(self) -> int:
         """B."""
         return int(self.labels.shape[0])
 
-    def __getitem__(self, rows: slice | NDArray[np.int64]) -> Self:
-        """Select samples by slice (a view) or by int64 positions (a copy)."""
-        return type(self)(self.labels[rows], self.dense[rows], self.keys[rows])
+    def __getitem__(self, rows: slice | Ints) -> Self:
+        """Select samples by slice or by int64 positions."""
+        return type(self)(self.labels[rows], self.dense[rows], self.bags[rows])
 
     @classmethod
-    def joined(cls, parts: list[Self]) -> Self:
+    def joined(cls, parts: Sequence[Self]) -> Self:
         """Put samples one after another; ``parts`` must not be empty."""
         return cls(
             labels=np.concatenate([part.labels for part in parts]),
             dense=np.concatenate([part.dense for part in parts]),
-            keys=np.concatenate([part.keys for part in parts]),
+            bags=Bags.joined([part.bags for part in parts]),
         )

@@ -1,4 +1,4 @@
-"""Criteo-like samples from a known truth: how good a model can be on them is known exactly.
+"""Samples from a known truth, here of Criteo's form: how good a model can be on them is known exactly.
 
 Keys follow a power law in every slot. A sample's logit is a sum of planted weights, one per key (a hash of the key, so
 nothing needs storing), one per dense feature, and one per pair of keys in a few pairs of slots; its label is 1 with the
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from training.criteo import DENSE_FEATURES, SLOTS, encode_categories, encode_counts
 from training.keyed_random import keyed_uniform
 from training.metrics import area_under_curve
-from training.samples import Samples
+from training.samples import Bags, Samples
 
 _ALPHA = 1.1
 _SMALLEST_SLOT, _LARGEST_SLOT = 10, 10_000
@@ -51,17 +51,26 @@ class SyntheticSamples:
 
     Attributes:
         samples: what a model may see.
-        probabilities: float64[B], the chance that each label had of being 1.
-        counts: float64[B, 13], the counts behind ``samples.dense``, NaN where missing.
+        probabilities: float64[B, L], the chance that each label had of being 1.
     """
 
     samples: Samples
     probabilities: NDArray[np.float64]
-    counts: NDArray[np.float64]
 
-    def best_known_auc(self, rows: slice = slice(None)) -> float:
+    def best_known_auc(self, rows: slice = slice(None), label: int = 0) -> float:
         """AUC of the true probabilities on these rows: expect no model to exceed it, but by chance."""
-        return area_under_curve(self.samples.labels[rows], self.probabilities[rows])
+        return area_under_curve(self.samples.labels[rows, label], self.probabilities[rows, label])
+
+
+@dataclass(frozen=True, slots=True)
+class SyntheticCriteo(SyntheticSamples):
+    """Generated samples of Criteo's form.
+
+    Attributes:
+        counts: float64[B, 13], the counts behind ``samples.dense``, NaN where missing.
+    """
+
+    counts: NDArray[np.float64]
 
     @classmethod
     def joined(cls, parts: list[Self]) -> Self:
@@ -73,19 +82,19 @@ class SyntheticSamples:
         )
 
 
-def generate(rows: int, seed: int) -> SyntheticSamples:
+def generate(rows: int, seed: int) -> SyntheticCriteo:
     """Draw ``rows`` samples (at least 1); the same seed gives the same samples and the same truth."""
-    return SyntheticSamples.joined(list(generate_blocks(rows, seed)))
+    return SyntheticCriteo.joined(list(generate_blocks(rows, seed)))
 
 
-def generate_blocks(rows: int, seed: int) -> Iterator[SyntheticSamples]:
+def generate_blocks(rows: int, seed: int) -> Iterator[SyntheticCriteo]:
     """Draw samples block after block; see ``generate``."""
     rng = np.random.default_rng(seed)
     for start in range(0, rows, _BLOCK_ROWS):
         yield _draw(rng, min(_BLOCK_ROWS, rows - start), seed)
 
 
-def _draw(rng: np.random.Generator, rows: int, seed: int) -> SyntheticSamples:
+def _draw(rng: np.random.Generator, rows: int, seed: int) -> SyntheticCriteo:
     largest = np.geomspace(_SMALLEST_SLOT, _LARGEST_SLOT, SLOTS).astype(np.int64)
     uniform = rng.random((rows, SLOTS))
     ranks = np.stack(
@@ -100,7 +109,8 @@ def _draw(rng: np.random.Generator, rows: int, seed: int) -> SyntheticSamples:
 
     probabilities = 1 / (1 + np.exp(-true_logits(dense, keys, seed)))
     labels = (rng.random(rows) < probabilities).astype(np.float32)
-    return SyntheticSamples(Samples(labels, dense, keys), probabilities, counts)
+    samples = Samples(labels[:, None], dense, Bags.one_key_each(keys))
+    return SyntheticCriteo(samples, probabilities[:, None], counts)
 
 
 def true_logits(dense: NDArray[np.float32], keys: NDArray[np.int64], seed: int) -> NDArray[np.float64]:

@@ -26,16 +26,16 @@ class EpochResult:
 
     Attributes:
         epoch: counted from 1.
-        loss: mean binary cross-entropy of the training samples, each taken before it was learnt from.
-        auc: on the evaluation samples, after the epoch; NaN where they are all of one label.
-        evaluation_loss: mean binary cross-entropy of the evaluation samples.
+        loss: mean over the training samples of what was minimised, each taken before it was learnt from.
+        auc: of each label on the evaluation samples, after the epoch; NaN where they are all 0 or all 1.
+        evaluation_loss: of each label, mean binary cross-entropy of the evaluation samples.
         seconds: training without evaluation.
     """
 
     epoch: int
     loss: float
-    auc: float
-    evaluation_loss: float
+    auc: tuple[float, ...]
+    evaluation_loss: tuple[float, ...]
     seconds: float
 
 
@@ -84,46 +84,47 @@ def train(
                 batch = samples[order[first : first + batch_size]]
                 step += 1
                 rate = schedule.at(step)
-                loss = model.train_batch(batch.dense, model.bags(batch.keys), batch.labels[:, None], rate)
+                loss = model.train_batch(batch, rate)
                 if not math.isfinite(loss):
                     raise DivergedError(step, rate)
                 loss_sum += loss * len(batch)
                 bar.update(len(batch))
         seconds = time.perf_counter() - started
-        logits = predict_logits(model, evaluation)
+        columns = list(zip(evaluation.labels.T, predict_logits(model, evaluation).T, strict=True))
         yield EpochResult(
             epoch=epoch,
             loss=loss_sum / len(samples),
-            auc=area_under_curve(evaluation.labels, logits),
-            evaluation_loss=log_loss(evaluation.labels, logits),
+            auc=tuple(area_under_curve(labels, logits) for labels, logits in columns),
+            evaluation_loss=tuple(log_loss(labels, logits) for labels, logits in columns),
             seconds=seconds,
         )
 
 
 def predict_logits(model: CtrModel, samples: Samples) -> NDArray[np.float32]:
-    """Predict float32[B] logits, as serving would; at least one sample."""
-    parts = []
-    for first in range(0, len(samples), _EVALUATION_BATCH):
-        batch = samples[first : first + _EVALUATION_BATCH]
-        parts.append(model.logits(batch.dense, model.bags(batch.keys))[:, 0])
-    return np.concatenate(parts)
+    """Predict float32[B, L] logits, as serving would; at least one sample."""
+    starts = range(0, len(samples), _EVALUATION_BATCH)
+    return np.concatenate([model.logits(samples[first : first + _EVALUATION_BATCH]) for first in starts])
 
 
 def check_samples_fit(graph: Graph, samples: Samples) -> None:
     """Check that a graph can read such samples.
 
     Raises:
-        ConfigError: another number of dense features, slots or labels.
+        ConfigError: another number of dense features, slots or labels, or a sample with more keys than a request may
+            have.
     """
     slots = sum(entry.slots for entry in graph.sparse)
     for what, path, asked, there in (
-        ("labels", "layers[0].label.label_dim", graph.label_dim, 1),
+        ("labels", "layers[0].label.label_dim", graph.label_dim, samples.labels.shape[1]),
         ("dense features", "layers[0].dense.dense_dim", graph.dense_dim, samples.dense.shape[1]),
-        ("slots", "layers[0].sparse", slots, samples.keys.shape[1]),
+        ("slots", "layers[0].sparse", slots, samples.bags.slots),
     ):
         if asked != there:
             raise ConfigError(graph.source, path, f"the graph reads {asked} {what}, the data has {there}")
-    for index, entry in enumerate(graph.sparse):
-        if entry.max_keys_per_sample < entry.slots:
-            reason = f"{entry.slots} slots bring {entry.slots} keys, at most {entry.max_keys_per_sample} are allowed"
+    parts = samples.bags.split([entry.slots for entry in graph.sparse])
+    for index, (entry, bags) in enumerate(zip(graph.sparse, parts, strict=True)):
+        counts = bags.sizes.sum(axis=1)
+        if counts.max() > entry.max_keys_per_sample:
+            sample = int(np.argmax(counts > entry.max_keys_per_sample))
+            reason = f"at most {entry.max_keys_per_sample} keys are allowed, but sample {sample} has {counts[sample]}"
             raise ConfigError(graph.source, f"layers[0].sparse[{index}]", reason)

@@ -32,10 +32,6 @@ def normalized(document):
     return document
 
 
-def batch(model, samples):
-    return samples.dense, model.bags(samples.keys), samples.labels[:, None]
-
-
 def test_a_step_remembers_mean_and_variance_as_pytorch_does(normalized):
     model = CtrModel(parse_graph(normalized, "graph.json"), seed=0)
     samples = generate(50, seed=1).samples
@@ -43,7 +39,7 @@ def test_a_step_remembers_mean_and_variance_as_pytorch_does(normalized):
     theirs = torch.nn.BatchNorm1d(13, momentum=FACTOR, eps=EPS)
     theirs(torch.tensor(samples.dense))
 
-    model.train_batch(*batch(model, samples), learning_rate=0.01)
+    model.train_batch(samples, learning_rate=0.01)
 
     weights = model.dense_weights()
     np.testing.assert_allclose(weights["norm.mean"][features], theirs.running_mean.numpy(), rtol=1e-5, atol=1e-6)
@@ -55,7 +51,7 @@ def test_a_step_remembers_mean_and_variance_as_pytorch_does(normalized):
 def test_one_sample_has_no_variance_and_teaches_none(normalized):
     model = CtrModel(parse_graph(normalized, "graph.json"), seed=0)
 
-    model.train_batch(*batch(model, generate(1, seed=1).samples), learning_rate=0.01)
+    model.train_batch(generate(1, seed=1).samples, learning_rate=0.01)
 
     assert (model.dense_weights()["norm.mean"] == 0).all()
     assert (model.dense_weights()["norm.var"] == 1).all()
@@ -65,15 +61,14 @@ def test_the_export_serves_with_the_remembered_statistics(normalized, tmp_path):
     model = CtrModel(parse_graph(normalized, "graph.json"), seed=0)
     samples = generate(200, seed=1).samples
     for _ in range(3):
-        model.train_batch(*batch(model, samples), learning_rate=0.01)
+        model.train_batch(samples, learning_rate=0.01)
 
     version = export_model(model, normalized, tmp_path, "two")
 
     entry = json.loads((version / "dense.model.ntp.json").read_text())["layers"][0]
     assert entry["mean"] == model.dense_weights()["norm.mean"].astype(float).tolist()
     assert "dense.model.ntp.json" in json.loads((version / "manifest.json").read_text())["files"]
-    keys_of_tables, row_ptrs = samples.keys.reshape(-1), np.concatenate([np.arange(200 * n + 1) for n in (6, 20)])
     with load_model(version) as session:
-        predictions = session.predict(samples.dense, keys_of_tables, row_ptrs.astype(np.int32))
-    logits = model.logits(samples.dense, model.bags(samples.keys)).astype(float)
+        predictions = session.predict(samples.dense, samples.bags.keys, samples.bags.row_ptrs)
+    logits = model.logits(samples).astype(float)
     np.testing.assert_allclose(predictions, 1 / (1 + np.exp(-logits)), atol=1e-5)

@@ -26,7 +26,7 @@ def figures(text, name):
 def write_criteo(path, rows, seed=0):
     data = generate(rows, seed)
     with path.open("w") as file:
-        write_lines(file, data.samples.labels, data.counts, data.samples.keys)
+        write_lines(file, data.samples, data.counts)
     return path
 
 
@@ -81,7 +81,7 @@ def test_without_evaluation_data_the_last_tenth_is_held_out(tmp_path, capsys):
     assert "185 rows in" in output
     assert "(evaluation: 20 rows," in output
     keys = np.fromfile(tmp_path / "mine" / "1" / "sparse_embedding1" / "key", "<i8")
-    assert sorted(keys.tolist()) == np.unique(read_criteo(path).keys[:185]).tolist()
+    assert sorted(keys.tolist()) == np.unique(read_criteo(path)[:185].bags.keys).tolist()
 
 
 def test_the_same_command_writes_the_same_model_twice(tmp_path):
@@ -113,8 +113,7 @@ def test_the_genuine_sample_trains_and_serves(tmp_path, capsys):
     assert losses[2] < losses[0]
     samples = read_criteo(path)
     with load_model(tmp_path / "dcn") as session:
-        row_ptrs = np.arange(200 * 26 + 1, dtype=np.int32)
-        predictions = session.predict(samples.dense, samples.keys.reshape(-1), row_ptrs)
+        predictions = session.predict(samples.dense, samples.bags.keys, samples.bags.row_ptrs)
     assert predictions.shape == (200, 1)
     assert ((predictions > 0) & (predictions < 1)).all()
 
@@ -128,7 +127,7 @@ def test_the_genuine_sample_trains_and_serves(tmp_path, capsys):
         (["--synthetic", "10", "--output", "bad.txt"], "bad.txt: cannot be made"),
         (
             ["--synthetic", "10", "--output", "out", "--model", "fm"],
-            "fm: no such graph file, and no built-in model (dcn, ",
+            "fm: no such graph file, and no built-in model (bst, dcn, ",
         ),
         (["--synthetic", "10", "--output", "out", "--model", "bad.txt"], "bad.txt"),
         (["--synthetic", "10", "--output", "out", "--name", "a/b"], "model name 'a/b'"),

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from training.criteo import COLUMNS, encode_row, encode_rows, parse_lines, write_lines
 from training.criteo_reader import read_criteo
 from training.errors import DataError
+from training.samples import Bags, Samples
 
 COUNTS = ["1", "-3", "260.0", "", "17668", "0", "33.5", "", "1e2", "5", "-0", "12345678", "123456789"]
 CATEGORIES = ["05db9164", "", "ffffffff", *(f"{value:08x}" for value in range(23))]
@@ -117,9 +118,9 @@ def test_every_form_of_a_file_reads_the_same(tmp_path, text, is_gzip):
     samples = read_criteo(path)
 
     dense, keys = encode_rows([ROW] * 3)
-    assert samples.labels.tolist() == [1.0] * 3
+    assert samples.labels.tolist() == [[1.0]] * 3
     np.testing.assert_array_equal(samples.dense, dense)
-    np.testing.assert_array_equal(samples.keys, keys)
+    np.testing.assert_array_equal(samples.bags.keys.reshape(-1, 26), keys)
 
 
 def test_a_file_of_many_blocks_reads_as_its_parts(tmp_path):
@@ -129,7 +130,7 @@ def test_a_file_of_many_blocks_reads_as_its_parts(tmp_path):
 
     samples = read_criteo(path)
 
-    assert (samples.keys[:, 2] - 3 * 2**40).tolist() == list(range(30_000))
+    assert (samples.bags.keys[2::26] - 3 * 2**40).tolist() == list(range(30_000))
 
 
 def changed(column, value):
@@ -222,8 +223,8 @@ def test_damaged_bytes_are_read_or_refused_by_name_but_never_crash(tmp_path_fact
         assert str(err).startswith(str(path))  # noqa: PT017
     else:
         assert np.isfinite(samples.dense).all()
-        assert set(samples.labels.tolist()) <= {0.0, 1.0}
-        assert (samples.keys >> 40 == np.arange(1, 27)).all()
+        assert set(samples.labels[:, 0].tolist()) <= {0.0, 1.0}
+        assert (samples.bags.keys.reshape(-1, 26) >> 40 == np.arange(1, 27)).all()
 
 
 @pytest.mark.parametrize(
@@ -236,15 +237,16 @@ def test_a_wrong_row_is_refused_at_serving_time(row):
 
 def test_written_lines_read_back(tmp_path):
     counts = np.array([[1, np.nan, 3, *range(10)]], dtype=np.float64)
-    _, keys = encode_rows([ROW])
+    dense, keys = encode_rows([ROW])
+    written = Samples(np.ones((1, 1), np.float32), dense, Bags.one_key_each(keys))
     with (tmp_path / "raw.txt").open("w") as file:
-        write_lines(file, np.ones(1, np.float32), counts, keys)
+        write_lines(file, written, counts)
 
     samples = read_criteo(tmp_path / "raw.txt")
 
-    assert samples.labels.tolist() == [1.0]
+    assert samples.labels.tolist() == [[1.0]]
     np.testing.assert_allclose(samples.dense, np.log1p(np.nan_to_num(counts)), rtol=1e-6)
-    np.testing.assert_array_equal(samples.keys, keys)
+    np.testing.assert_array_equal(samples.bags.keys.reshape(-1, 26), keys)
 
 
 def test_parse_lines_obeys_the_order_of_columns():
@@ -253,7 +255,7 @@ def test_parse_lines_obeys_the_order_of_columns():
 
     samples = parse_lines(text, separator=b",", source="x", order=order)
 
-    assert samples.keys[0].tolist() == plain_encoding(ROW)[1]
+    assert samples.bags.keys.tolist() == plain_encoding(ROW)[1]
 
 
 DATA = Path(os.environ.get("HOTROW_TEST_DATA", Path(__file__).parents[3] / "shared" / "data"))
@@ -268,8 +270,8 @@ def test_the_genuine_sample_reads_as_the_csv_module_reads_it():
 
     rows = [line.split(",") for line in path.read_text().splitlines()[1:]]
     assert len(samples) == len(rows) == 200
-    assert samples.labels.tolist() == [float(row[0]) for row in rows]
-    for row, dense, keys in zip(rows, samples.dense, samples.keys, strict=True):
+    assert samples.labels[:, 0].tolist() == [float(row[0]) for row in rows]
+    for row, dense, keys in zip(rows, samples.dense, samples.bags.keys.reshape(-1, 26), strict=True):
         expected_dense, expected_keys = plain_encoding(row[1:])
         np.testing.assert_allclose(dense, expected_dense, rtol=1e-6)
         assert keys.tolist() == expected_keys

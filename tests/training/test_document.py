@@ -96,7 +96,7 @@ def test_what_would_train_another_model_is_refused_not_left_out(tmp_path, docume
 
 
 def test_a_model_that_is_neither_built_in_nor_a_file_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match=r"no such graph file, and no built-in model \(dcn, dcn_v2, "):
+    with pytest.raises(ConfigError, match=r"no such graph file, and no built-in model \(bst, dcn, "):
         open_document(str(tmp_path / "absent.json"))
 
 

@@ -18,9 +18,9 @@ def layer(slots=3, dim=4, combiner="sum", default_value=0.0):
 
 
 def bags_of(lists):
-    """Bags from one list of keys per (sample, slot)."""
+    """Bags from one list of keys per (sample, slot); how many slots there are the table knows."""
     keys = np.array([key for bag in lists for key in bag], dtype=np.int64)
-    return Bags(keys, np.cumsum([0, *map(len, lists)], dtype=np.int64))
+    return Bags(keys, np.cumsum([0, *map(len, lists)], dtype=np.int64), 1)
 
 
 def vectors_of(table):

@@ -13,7 +13,7 @@ from training.criteo import encode_rows
 from training.ctr_model import CtrModel
 from training.document import open_document
 from training.export import export_model
-from training.samples import Bags
+from training.samples import Bags, Samples
 from training.synthetic import generate
 
 
@@ -22,16 +22,17 @@ def version(trained, document, tmp_path):
     return export_model(trained, document, tmp_path / "models", "two")
 
 
-def ragged_bags(model, samples, rng):
-    """Random bags for every table: seen and unseen keys, empty bags, several keys."""
+def ragged_samples(model, rows, rng):
+    """Random samples: seen and unseen keys, empty bags, several keys."""
     bags = []
     for embedding, table in zip(model.graph.embeddings, model.tables, strict=True):
-        counts = rng.integers(0, 3, samples * embedding.slots)
+        counts = rng.integers(0, 3, rows * embedding.slots)
         known = rng.choice(table.rows()[0], counts.sum())
         unseen = rng.integers(2**50, 2**51, counts.sum())
         keys = np.where(rng.random(counts.sum()) < 0.3, unseen, known)
-        bags.append(Bags(keys, np.concatenate([[0], np.cumsum(counts)])))
-    return bags
+        bags.append(Bags(keys, np.concatenate([[0], np.cumsum(counts)]), embedding.slots))
+    dense = rng.normal(size=(rows, 13)).astype(np.float32)
+    return Samples(np.zeros((rows, 1), np.float32), dense, Bags.side_by_side(bags))
 
 
 def sigmoid(logits):
@@ -56,34 +57,35 @@ def pooled_from_files(version, embedding, bags):
 @pytest.mark.parametrize("engine", ["numpy", "onnx"])
 def test_the_files_predict_what_the_trainer_predicts(trained, version, engine):
     rng = np.random.default_rng(1)
-    dense = rng.normal(size=(40, 13)).astype(np.float32)
-    bags = ragged_bags(trained, 40, rng)
+    samples = ragged_samples(trained, 40, rng)
 
     graph = read_graph(version / "graph.json")
     weights = read_dense(version / "dense.model", graph)
     onnx_file = version / "dense.onnx"
     network = NumpyNetwork(graph, weights) if engine == "numpy" else open_network(graph, weights, engine, onnx_file)
+    bags = samples.bags.split([6, 20])
     pooled = [pooled_from_files(version, e, b) for e, b in zip(graph.embeddings, bags, strict=True)]
 
-    np.testing.assert_allclose(network(dense, pooled), sigmoid(trained.logits(dense, bags)), atol=1e-5)
+    np.testing.assert_allclose(network(samples.dense, pooled), sigmoid(trained.logits(samples)), atol=1e-5)
 
 
 def test_a_session_predicts_what_the_trainer_predicts(trained, version):
     rng = np.random.default_rng(2)
-    dense = rng.normal(size=(30, 13)).astype(np.float32)
-    bags = ragged_bags(trained, 30, rng)
+    samples = ragged_samples(trained, 30, rng)
 
     # Several tables: keys sample by sample, offsets table by table.
-    slots = [embedding.slots for embedding in trained.graph.embeddings]
+    bags = samples.bags.split([6, 20])
     keys = []
     for sample in range(30):
-        for table_bags, count in zip(bags, slots, strict=True):
+        for table_bags, count in zip(bags, (6, 20), strict=True):
             keys += table_bags.keys[slice(*table_bags.row_ptrs[[sample * count, (sample + 1) * count]])].tolist()
     row_ptrs = np.concatenate([table_bags.row_ptrs for table_bags in bags]).astype(np.int32)
     with load_model(version) as session:
-        predictions = session.predict(dense, np.array(keys, np.int64), row_ptrs)
+        predictions = session.predict(samples.dense, np.array(keys, np.int64), row_ptrs)
+        same = session.predict(samples.dense, samples.bags.keys, samples.bags.row_ptrs)
 
-    np.testing.assert_allclose(predictions, sigmoid(trained.logits(dense, bags)), atol=1e-5)
+    np.testing.assert_allclose(predictions, sigmoid(trained.logits(samples)), atol=1e-5)
+    np.testing.assert_array_equal(same, predictions)
 
 
 def test_raw_rows_encoded_by_a_client_are_predicted_as_in_training(tmp_path):
@@ -91,14 +93,14 @@ def test_raw_rows_encoded_by_a_client_are_predicted_as_in_training(tmp_path):
     model = CtrModel(dcn.graph, seed=0)
     rows = [[str(i * 3), *[""] * 12, *[f"{(i * 7 + c) % 5:08x}" for c in range(26)]] for i in range(20)]
     dense, keys = encode_rows(rows)
-    labels = (np.arange(20) % 2).astype(np.float32)[:, None]
-    model.train_batch(dense, model.bags(keys), labels, learning_rate=0.01)
+    samples = Samples((np.arange(20) % 2).astype(np.float32)[:, None], dense, Bags.one_key_each(keys))
+    model.train_batch(samples, learning_rate=0.01)
     path = export_model(model, dcn.document, tmp_path, "dcn")
 
     with load_model(path) as session:
         predictions = session.predict(dense, keys.reshape(-1), np.arange(20 * 26 + 1, dtype=np.int32))
 
-    np.testing.assert_allclose(predictions, sigmoid(model.logits(dense, model.bags(keys))), atol=1e-5)
+    np.testing.assert_allclose(predictions, sigmoid(model.logits(samples)), atol=1e-5)
 
 
 def test_a_version_holds_the_documented_files_and_only_keys_seen_in_training(trained, version):
@@ -120,9 +122,9 @@ def test_a_version_holds_the_documented_files_and_only_keys_seen_in_training(tra
     }
     assert graph["layers"][-1]["type"] == "Sigmoid"
     samples = generate(600, seed=0).samples
-    for name, keys in (("wide_table", samples.keys[:, :6]), ("deep_table", samples.keys[:, 6:])):
+    for name, bags in zip(("wide_table", "deep_table"), samples.bags.split([6, 20]), strict=True):
         written = np.fromfile(version / name / "key", "<i8")
-        assert sorted(written.tolist()) == np.unique(keys).tolist()
+        assert sorted(written.tolist()) == np.unique(bags.keys).tolist()
 
 
 def test_the_next_version_follows_the_newest(trained, document, version):

@@ -1,5 +1,6 @@
 """A graph of two labels: both are learnt, and the export answers with both."""
 
+import dataclasses
 import json
 import re
 
@@ -30,20 +31,16 @@ def two_tasks(document):
 def test_both_labels_are_learnt_and_served(two_tasks, tmp_path):
     model = CtrModel(parse_graph(two_tasks, "graph.json"), seed=0)
     samples = generate(300, seed=1).samples
-    labels = np.stack([samples.labels, 1 - samples.labels], axis=1)
-    bags = model.bags(samples.keys)
+    samples = dataclasses.replace(samples, labels=np.concatenate([samples.labels, 1 - samples.labels], axis=1))
 
-    losses = [model.train_batch(samples.dense, bags, labels, learning_rate=0.01) for _ in range(30)]
+    losses = [model.train_batch(samples, learning_rate=0.01) for _ in range(30)]
     version = export_model(model, two_tasks, tmp_path, "two")
 
     assert losses[-1] < 0.5 * losses[0]
-    row_ptrs = np.concatenate([np.arange(300 * slots + 1) for slots in (6, 20)]).astype(np.int32)
     with load_model(version) as session:
-        predictions = session.predict(samples.dense, samples.keys.reshape(-1), row_ptrs)
+        predictions = session.predict(samples.dense, samples.bags.keys, samples.bags.row_ptrs)
     assert predictions.shape == (300, 2)
-    np.testing.assert_allclose(
-        predictions, 1 / (1 + np.exp(-model.logits(samples.dense, bags).astype(float))), atol=1e-5
-    )
+    np.testing.assert_allclose(predictions, 1 / (1 + np.exp(-model.logits(samples).astype(float))), atol=1e-5)
     assert np.corrcoef(predictions.T)[0, 1] < -0.9
     types = [layer["type"] for layer in json.loads((version / "graph.json").read_text())["layers"]]
     assert types[-2:] == ["Sigmoid", "Sigmoid"]

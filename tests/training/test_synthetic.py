@@ -35,16 +35,16 @@ def test_an_impossible_power_law_is_refused(alpha, highest):
 def test_the_same_seed_gives_the_same_samples_and_another_seed_others():
     first, again, other = generate(500, seed=1), generate(500, seed=1), generate(500, seed=2)
 
-    np.testing.assert_array_equal(first.samples.keys, again.samples.keys)
+    np.testing.assert_array_equal(first.samples.bags.keys, again.samples.bags.keys)
     np.testing.assert_array_equal(first.samples.dense, again.samples.dense)
     np.testing.assert_array_equal(first.samples.labels, again.samples.labels)
-    assert (first.samples.keys != other.samples.keys).any()
+    assert (first.samples.bags.keys != other.samples.bags.keys).any()
 
 
 def test_labels_come_up_as_often_as_their_probabilities_say():
     data = generate(50_000, seed=0)
 
-    order = np.argsort(data.probabilities)
+    order = np.argsort(data.probabilities[:, 0])
     for part in np.array_split(order, 10):
         assert data.samples.labels[part].mean() == pytest.approx(data.probabilities[part].mean(), abs=0.03)
 
@@ -52,7 +52,7 @@ def test_labels_come_up_as_often_as_their_probabilities_say():
 def test_the_best_known_auc_is_that_of_the_probabilities_and_leaves_room_to_learn():
     data = generate(20_000, seed=0)
 
-    assert data.best_known_auc() == area_under_curve(data.samples.labels, data.probabilities)
+    assert data.best_known_auc() == area_under_curve(data.samples.labels[:, 0], data.probabilities[:, 0])
     assert data.best_known_auc(slice(15_000, None)) != data.best_known_auc(slice(0, 15_000))
     assert 0.75 < data.best_known_auc() < 0.9
 
@@ -60,13 +60,13 @@ def test_the_best_known_auc_is_that_of_the_probabilities_and_leaves_room_to_lear
 def test_generated_samples_written_as_criteo_lines_read_back_the_same(tmp_path):
     data = generate(300, seed=5)
     with (tmp_path / "raw.txt").open("w") as file:
-        write_lines(file, data.samples.labels, data.counts, data.samples.keys)
+        write_lines(file, data.samples, data.counts)
 
     samples = read_criteo(tmp_path / "raw.txt")
 
     np.testing.assert_array_equal(samples.labels, data.samples.labels)
     np.testing.assert_array_equal(samples.dense, data.samples.dense)
-    np.testing.assert_array_equal(samples.keys, data.samples.keys)
+    np.testing.assert_array_equal(samples.bags.keys, data.samples.bags.keys)
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_generated_samples_written_as_criteo_lines_read_back_the_same(tmp_path):
 )
 def test_keys_of_some_slots_act_together_and_of_others_on_their_own(left, right, act_together):
     samples = generate(4, seed=0).samples
-    dense, keys = samples.dense[[0] * 4], samples.keys[[0] * 4]
+    dense, keys = samples.dense[[0] * 4], samples.bags.keys.reshape(4, 26)[[0] * 4]
     keys[[1, 3], left] += 1
     keys[[2, 3], right] += 1
 
