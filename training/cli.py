@@ -43,7 +43,7 @@ def _parser() -> argparse.ArgumentParser:
         "--data",
         type=Path,
         metavar="FILE",
-        help="Criteo data (raw tab-separated or CSV, plain or gzip), or an .npz file with an array per input of the graph",
+        help="Criteo data, raw tab-separated or CSV, plain or gzip; or .npz, an array for each input of the graph",
     )
     source.add_argument("--synthetic", type=_whole(10), metavar="ROWS", help="generate samples whose best AUC is known")
     parser.add_argument(

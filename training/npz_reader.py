@@ -68,15 +68,14 @@ class _Arrays:
         self._arrays: dict[str, Array] = {}
         name = None
         try:
-            with np.load(path, allow_pickle=False) as archive:
-                if not isinstance(archive, np.lib.npyio.NpzFile):
-                    raise DataError(path, "expected an .npz file, got a single array")
-                for name in archive.files:
-                    self._arrays[name] = archive[name]
+            with path.open("rb") as file, zipfile.ZipFile(file) as archive:
+                for member in archive.namelist():
+                    name = member.removesuffix(".npy")
+                    self._arrays[name] = _read_member(archive, member)
         except OSError as err:
             raise DataError(path, (err.strerror or str(err)).lower()) from err
         except MemoryError as err:
-            raise DataError(path, "the arrays do not fit into memory", array=name) from err
+            raise DataError(path, "the array does not fit into memory", array=name) from err
         except _UNREADABLE as err:
             raise DataError(path, f"not a readable .npz file: {err}", array=name) from err
 
@@ -139,6 +138,14 @@ class _Arrays:
             raise self.fail(name, f"expected {expected}, got {array[place]} at [{at}]")
 
 
+def _read_member(archive: zipfile.ZipFile, member: str) -> Array:
+    with archive.open(member) as file:
+        array: Array = np.lib.format.read_array(file, allow_pickle=False)
+        if file.read(1):  # also has the checksum looked at
+            raise ValueError("bytes behind the array")
+    return array
+
+
 def _labels(arrays: _Arrays, name: str, shape: tuple[int, int]) -> NDArray[np.float32]:
     values = arrays.numbers(name, shape)
     arrays.refuse(name, (values != 0) & (values != 1), "0 or 1")
@@ -172,9 +179,7 @@ def _keys(arrays: _Arrays, name: str, values: Array) -> Ints:
 def _row_ptrs(arrays: _Arrays, name: str, length: int, keys: int) -> Ints:
     values = arrays.typed(name, "iu")
     if values.shape != (length,):
-        raise arrays.fail(
-            name, f"expected shape [{length}], one offset per slot and one more, got {list(values.shape)}"
-        )
+        raise arrays.fail(name, f"expected shape [{length}], an offset per slot and one more, got {list(values.shape)}")
     arrays.refuse(name, (values < 0) | (values > keys), f"offsets from 0 to {keys}, the number of keys")
     offsets = values.astype(np.int64)
     if offsets[0] != 0 or offsets[-1] != keys:

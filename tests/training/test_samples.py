@@ -1,5 +1,7 @@
 """Bags against nested lists: one list of keys per slot, one list of slots per sample."""
 
+from itertools import chain, pairwise
+
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -33,7 +35,7 @@ def nested_of(bags):
     ends = bags.row_ptrs.tolist()
     assert bags.keys.flags.c_contiguous
     assert (ends[0], ends[-1]) == (0, bags.keys.size)
-    flat = [bags.keys[begin:end].tolist() for begin, end in zip(ends[:-1], ends[1:], strict=True)]
+    flat = [bags.keys[begin:end].tolist() for begin, end in pairwise(ends)]
     assert [[len(bag) for bag in flat[i : i + bags.slots]] for i in range(0, len(flat), bags.slots)] == (
         bags.sizes.tolist()
     )
@@ -81,7 +83,7 @@ def test_slots_put_side_by_side_are_split_again(samples, choose):
 
     whole = Bags.side_by_side([bags_of(*part) for part in parts])
 
-    assert nested_of(whole) == [sum((nested[row] for nested, _ in parts), []) for row in range(samples)]
+    assert nested_of(whole) == [list(chain(*(nested[row] for nested, _ in parts))) for row in range(samples)]
     assert [nested_of(part) for part in whole.split([slots for _, slots in parts])] == [nested for nested, _ in parts]
 
 
