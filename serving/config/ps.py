@@ -1,5 +1,6 @@
 """HPS's ``ps.json``: the models one parameter server holds, and its storage tiers."""
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
@@ -25,13 +26,32 @@ from serving.model.strict_json import read_json
 
 FileName = Annotated[str, Field(min_length=1)]
 TableName = Annotated[str, Field(pattern=rf"^{TABLE_NAME.pattern}$")]
-Float32 = Annotated[float, Field(ge=-LARGEST_FLOAT32, le=LARGEST_FLOAT32)]
-Count = Annotated[int, Field(ge=1)]
 V = TypeVar("V")
 
 
+def _unquoted(value: Any) -> Any:
+    """Return the number or truth value that a string holds: HugeCTR's Triton backend reads ``"64"`` as 64."""
+    if not isinstance(value, str) or len(value) > 32:
+        return value
+    try:
+        parsed = json.loads(value.lower())  # it reads "True", too
+    except ValueError:
+        return value
+    return parsed if isinstance(parsed, (bool, int, float)) else value
+
+
+_Unquoted = BeforeValidator(_unquoted)
+Switch = Annotated[bool, _Unquoted]
+Float32 = Annotated[float, _Unquoted, Field(ge=-LARGEST_FLOAT32, le=LARGEST_FLOAT32)]
+Share = Annotated[float, _Unquoted, Field(ge=0.0, allow_inf_nan=False)]
+Count = Annotated[int, _Unquoted, Field(ge=1)]
+Whole = Annotated[int, _Unquoted, Field(ge=0)]
+
+
 class ModelClause(Clause):
-    """One entry of ``models`` (source: HPS's configuration, HugeCTR v24.06).
+    """One entry of ``models`` (sources: HPS's configuration, HugeCTR v24.06, and the HugeCTR backend of Triton).
+
+    A number or a truth value may stand in a string.
 
     Attributes:
         model: the model's name.
@@ -49,6 +69,8 @@ class ModelClause(Clause):
         deployed_device_list: GPUs the model is deployed on; no effect on the CPU.
         label_dim: must agree with the graph.
         slot_num: must agree with the graph, over all tables.
+
+    The attributes behind these shape a GPU cache or a GPU's network; no effect on the CPU.
     """
 
     model: str
@@ -56,16 +78,30 @@ class ModelClause(Clause):
     dense_file: FileName
     network_file: FileName
     max_batch_size: Count = 64
-    gpucache: bool = True
-    hit_rate_threshold: float = Field(default=0.9, ge=0.0, allow_inf_nan=False)
+    gpucache: Switch = True
+    hit_rate_threshold: Share = 0.9
     embedding_table_names: list[TableName] | None = None
     embedding_vecsize_per_table: list[Count] | None = None
     default_value_for_each_table: list[Float32] | None = None
     maxnum_catfeature_query_per_table_per_sample: list[Count] | None = None
-    maxnum_des_feature_per_sample: Annotated[int, Field(ge=0)] | None = None
-    deployed_device_list: list[Annotated[int, Field(ge=0)]] | None = None
+    maxnum_des_feature_per_sample: Whole | None = None
+    deployed_device_list: list[Whole] | None = None
     label_dim: Count | None = None
     slot_num: Count | None = None
+
+    cache_refresh_percentage_per_iteration: Share | None = None
+    gpucacheper: Share | None = None
+    init_ec: Switch | None = None
+    mixed_precision: Switch | None = None
+    num_of_refresher_buffer_in_pool: Whole | None = None
+    num_of_worker_buffer_in_pool: Whole | None = None
+    scaler: Share | None = None
+    thread_pool_size: Whole | None = None
+    use_algorithm_search: Switch | None = None
+    use_context_stream: Switch | None = None
+    use_cuda_graph: Switch | None = None
+    use_hctr_cache_implementation: Switch | None = None
+    use_mixed_precision: Switch | None = None
 
 
 def _volatile_type(value: Any) -> str:
@@ -119,7 +155,7 @@ class PersistentDbClause(Clause):
 class PsDocument(Clause):
     """The whole ``ps.json``."""
 
-    supportlonglong: bool
+    supportlonglong: Switch
     models: list[ModelClause] = Field(default_factory=list)
     volatile_db: VolatileDbClause = VolatileDbClause(type="hash_map")
     persistent_db: PersistentDbClause = PersistentDbClause(type="disabled")

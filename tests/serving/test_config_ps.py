@@ -104,6 +104,36 @@ def test_persistent_types_are_spelt_as_in_hps(ps, spelling):
     assert ps(lambda document: document["persistent_db"].update(type=spelling)).persistent_db.type == "rocks_db"
 
 
+def test_numbers_and_truth_values_may_stand_in_strings_as_triton_reads_them(ps):
+    plain = ps()
+
+    def quote(node):
+        if isinstance(node, dict):
+            return {key: quote(value) for key, value in node.items()}
+        if isinstance(node, list):
+            return [quote(value) for value in node]
+        return node if isinstance(node, str) else str(node)  # False becomes "False"
+
+    def change(document):
+        document["models"] = quote(document["models"])
+        document["supportlonglong"] = "true"
+
+    assert ps(change) == plain
+
+
+def test_what_shapes_a_gpu_cache_or_a_gpus_network_changes_nothing(ps):
+    plain = ps()
+    # as in the samples of HugeCTR's Triton backend and HPS
+    gpu = {
+        "num_of_worker_buffer_in_pool": "4", "num_of_refresher_buffer_in_pool": 1, "gpucacheper": "0.5",
+        "cache_refresh_percentage_per_iteration": 0.2, "mixed_precision": True, "use_mixed_precision": False,
+        "scaler": 1.0, "use_algorithm_search": True, "use_cuda_graph": True, "thread_pool_size": 16, "init_ec": True,
+        "use_context_stream": True, "use_hctr_cache_implementation": False,
+    }  # fmt: skip
+
+    assert ps(in_model(**gpu)) == plain
+
+
 def in_model(**change):
     return lambda document: document["models"][0].update(change)
 
@@ -119,7 +149,15 @@ def in_tier(tier, **change):
         (lambda d: d.update(supportlonglong=1), "supportlonglong", "boolean"),
         (lambda d: d.update(fuse_embedding_table=True), "fuse_embedding_table", "HPS knows this key"),
         (lambda d: d.update(volatile=1), "volatile", "unknown key"),
-        (in_model(gpucacheper=0.5), "models[0].gpucacheper", "HPS knows this key"),
+        (in_model(fp8_quant=True), "models[0].fp8_quant", "HPS knows this key"),
+        (in_model(gpucacheper=-0.5), "models[0].gpucacheper", "greater than or equal to 0, got -0.5"),
+        (in_model(gpucacheper="half"), "models[0].gpucacheper", "valid number, got 'half'"),
+        (in_model(use_cuda_graph=1), "models[0].use_cuda_graph", "valid boolean, got 1"),
+        (in_model(use_cuda_graph="1"), "models[0].use_cuda_graph", "valid boolean, got 1"),
+        (in_model(max_batch_size="64.5"), "models[0].max_batch_size", "valid integer, got 64.5"),
+        (in_model(max_batch_size="[64]"), "models[0].max_batch_size", "valid integer, got '\\[64\\]'"),
+        (in_model(max_batch_size="9" * 50), "models[0].max_batch_size", "valid integer, got '999"),
+        (in_model(hit_rate_threshold="NaN"), "models[0].hit_rate_threshold", "valid number, got 'NaN'"),
         (in_model(gpu_cache=True), "models[0].gpu_cache", "unknown key"),
         (in_model(gpucache="no"), "models[0].gpucache", "boolean"),
         (in_model(max_batch_size=0), "models[0].max_batch_size", "greater than or equal to 1, got 0"),
@@ -144,7 +182,7 @@ def in_tier(tier, **change):
         (in_model(maxnum_des_feature_per_sample=4), "models[0].maxnum_des_feature_per_sample", "4, but .* 5"),
         (in_model(label_dim=2), "models[0].label_dim", "2, but the graph has 1"),
         (in_model(slot_num=26), "models[0].slot_num", "26, but the graph has 5"),
-        (in_model(deployed_device_list=["0"]), "models[0].deployed_device_list[0]", "integer"),
+        (in_model(deployed_device_list=["cuda:0"]), "models[0].deployed_device_list[0]", "integer"),
         (lambda d: d["models"].append(d["models"][0]), "models[1].model", "taken"),
         (in_tier("volatile_db", type="redis_cluster"), "volatile_db.type", "HPS knows the type 'redis_cluster'"),
         (in_tier("volatile_db", type="multi_process_hash_map"), "volatile_db.type", "HPS knows the type"),
