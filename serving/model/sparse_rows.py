@@ -30,7 +30,7 @@ def row_dtype(dim: int, key_type: KeyType, row_layout: RowLayout) -> np.dtype[An
     return np.dtype([key, *slot_id, ("vector", "<f4", (dim,))])
 
 
-def repeated_keys(path: Path, keys: StoredKeys, key_type: KeyType) -> Keys:
+def repeated_keys(path: Path | str, keys: StoredKeys, key_type: KeyType) -> Keys:
     """Check every key's range; return those that occur more than once, each once.
 
     Takes 8 bytes of memory per key while it runs; ``keys`` may be a view of a file.
@@ -49,7 +49,7 @@ def repeated_keys(path: Path, keys: StoredKeys, key_type: KeyType) -> Keys:
     return np.unique(ordered[1:][ordered[1:] == ordered[:-1]])
 
 
-def refuse_repeated_keys(path: Path, keys: StoredKeys, key_type: KeyType) -> None:
+def refuse_repeated_keys(path: Path | str, keys: StoredKeys, key_type: KeyType) -> None:
     """Check ``keys`` as ``repeated_keys`` does, and that no key occurs twice.
 
     Raises:

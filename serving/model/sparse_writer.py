@@ -1,5 +1,6 @@
 """Write sparse models; the two formats are described in ``serving.model.sparse_file``."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,26 @@ def write_sparse_directory(
                         file.write(np.ascontiguousarray(column[begin : begin + _CHUNK_ROWS], dtype=dtype).data)
     except OSError as err:
         raise ModelFileError(path, f"cannot be written: {err.strerror}") from err
+
+
+def write_sparse_batches(path: str | Path, batches: Iterable[tuple[Keys, Vectors]]) -> None:
+    """Write a table in the directory format as its rows come, for tables that memory may not hold.
+
+    The caller has checked that every key may be one and comes once, and syncs the files.
+
+    Args:
+        path: the directory, which must not exist.
+        batches: pairs of int64[n] and float32[n, D].
+
+    Raises:
+        OSError: the disk refuses.
+    """
+    path = Path(path)
+    path.mkdir()
+    with (path / "key").open("wb") as key_file, (path / "emb_vector").open("wb") as vector_file:
+        for keys, vectors in batches:
+            key_file.write(np.ascontiguousarray(keys, dtype="<i8").data)
+            vector_file.write(np.ascontiguousarray(vectors, dtype="<f4").data)
 
 
 def write_sparse_file(

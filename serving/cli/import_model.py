@@ -1,0 +1,128 @@
+"""``hotrow import``: a model that was not trained with HugeCTR, into a model repository."""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TypeVar, get_args
+
+from serving.cli.numbers import whole_number
+from serving.errors import ConfigError
+from serving.model.records import Combiner
+
+T = TypeVar("T")
+
+_DESCRIPTION = """\
+Make a version of a model repository of a dense network (ONNX) and the embedding tables that feed it.
+
+Each input of the network is either the pooled vectors of one table, [B, S, D] or [B, S * D], and the
+table is called as the input is; or, one of them, the dense features, [B, F]. Its output is [B, L].
+"""
+_EPILOG = """\
+where a table's rows are, as --table NAME=SOURCE says it:
+  FILE.safetensors  FILE.pt  FILE.pth   the tensor that is called after the table; FILE#TENSOR: that one.
+                                        float32, float16, bfloat16 [V, D]; row numbers are the keys
+  FILE.npy                              float32 or float16 [V, D]; row numbers are the keys
+  FILE.npz                              its arrays 'keys' and 'vectors', or the one array it has
+  KEYS,VECTORS                          two files: .npy, or int64 and float32, little-endian, no header
+  FOLDER                                with 'key' and 'emb_vector' (HugeCTR), or a DynamicEmb dump
+
+examples:
+  hotrow import --network dense.onnx --checkpoint model.pt --combiner sum --repository models --name ctr
+  hotrow import --network dense.onnx --table ads=ads.npy --table users=dump_folder \\
+    --combiner mean --combiner users=sum --repository models --name ctr --dry-run
+"""
+
+
+def add_parser(commands: Any) -> None:
+    """Add the command to the ``hotrow`` parser's subparsers."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "import",
+        help="make a model of an ONNX network and tables from PyTorch, TorchRec, NumPy, DynamicEmb",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--network", type=Path, required=True, metavar="FILE", help="the dense network, ONNX")
+    parser.add_argument(
+        "--table", action="append", type=_pair, default=[], metavar="NAME=SOURCE", help="where a table's rows are"
+    )
+    parser.add_argument(
+        "--checkpoint", type=Path, metavar="PATH", help="where every other table is looked for by its name"
+    )
+    parser.add_argument(
+        "--combiner",
+        action="append",
+        type=_combiner,
+        required=True,
+        metavar="[NAME=]HOW",
+        help="how the rows of one slot are pooled, sum or mean: of all tables, or of one",
+    )
+    parser.add_argument("--logits", action="store_true", help="the network answers with logits: add a Sigmoid")
+    parser.add_argument("--repository", type=Path, required=True, metavar="DIR", help="the model repository")
+    parser.add_argument("--name", required=True, help="the model's name in it")
+    parser.add_argument(
+        "--version", type=whole_number(1, 2**31 - 1), metavar="N", help="default: one more than the newest there"
+    )
+    parser.add_argument(
+        "--max-batchsize",
+        type=whole_number(1, 2**31 - 1),
+        default=1024,
+        metavar="N",
+        help="most samples of one request (default: %(default)s)",
+    )
+    parser.add_argument("--dry-run", action="store_true", help="check and describe, write nothing")
+    parser.set_defaults(run=import_model, error_code=1)
+
+
+def import_model(options: argparse.Namespace) -> int:
+    """Describe the model, and write it."""
+    from serving.importers import plan_import, write_model  # not sooner: the other commands need not wait for it
+
+    combiner, combiners = _combiners(options.combiner)
+    plan = plan_import(
+        options.network,
+        combiner,
+        _by_name("--table", options.table),
+        options.checkpoint,
+        combiners,
+        logits=options.logits,
+        max_batchsize=options.max_batchsize,
+    )
+    for line in plan.describe():
+        print(line, flush=True)
+    if not options.dry_run:
+        print(f"model written to {write_model(plan, options.repository, options.name, options.version)}")
+        print(f"serve it: hotrow serve {options.repository}")
+    return 0
+
+
+def _pair(text: str) -> tuple[str, str]:
+    name, mark, source = text.partition("=")
+    if not (name and mark and source):
+        raise argparse.ArgumentTypeError(f"expected NAME=SOURCE, but {text[:64]!r} came")
+    return name, source
+
+
+def _combiner(text: str) -> tuple[str, Combiner]:
+    name, _, how = text.rpartition("=")
+    if how not in get_args(Combiner):
+        raise argparse.ArgumentTypeError(f"expected sum, mean, NAME=sum or NAME=mean, but {text[:64]!r} came")
+    return name, "sum" if how == "sum" else "mean"
+
+
+def _combiners(pairs: Sequence[tuple[str, Combiner]]) -> tuple[Combiner, dict[str, Combiner]]:
+    """Return the combiner of all tables, and those of tables that have one of their own."""
+    combiners = _by_name("--combiner", pairs)
+    if "" not in combiners:
+        raise ConfigError(
+            "--combiner", "", "expected sum or mean for all tables too, besides those with one of their own"
+        )
+    return combiners.pop(""), combiners
+
+
+def _by_name(option: str, pairs: Sequence[tuple[str, T]]) -> dict[str, T]:
+    names = [name for name, _ in pairs]
+    for name in names:
+        if names.count(name) > 1:
+            raise ConfigError(option, name, "given twice")
+    return dict(pairs)

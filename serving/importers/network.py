@@ -1,0 +1,118 @@
+"""A user's dense network: an ONNX file, whose inputs and output say what the model around it must be like."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from serving.errors import MissingExtraError, ModelFileError
+
+_LARGEST_BYTES = 2**31 - 1  # of a protobuf message
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkInput:
+    """One input: its name, and the sizes behind B: (F,), (S * D,) or (S, D)."""
+
+    name: str
+    sizes: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ImportedNetwork:
+    """A dense network as an ONNX model.
+
+    Attributes:
+        path: its file.
+        inputs: all float32, in the model's order.
+        label_dim: L.
+        model: the ``onnx.ModelProto``, with the weights that lay in files beside it.
+    """
+
+    path: Path
+    inputs: tuple[NetworkInput, ...]
+    label_dim: int
+    model: Any
+
+    def content(self) -> bytes:
+        """Return it as one file's content.
+
+        Raises:
+            ModelFileError: it has more than 2 GiB.
+        """
+        size_bytes = self.model.ByteSize()
+        if size_bytes > _LARGEST_BYTES:
+            raise ModelFileError(self.path, f"expected at most {_LARGEST_BYTES:,} bytes, found {size_bytes:,}")
+        content: bytes = self.model.SerializeToString()
+        return content
+
+
+def read_network(path: Path, logits: bool = False) -> ImportedNetwork:
+    """Read an ONNX file, and the weights beside it that it names.
+
+    Args:
+        path: the file.
+        logits: its output are logits; a Sigmoid is put behind it.
+
+    Raises:
+        MissingExtraError: onnx is not installed.
+        ModelFileError: it is no ONNX file, or its inputs and its output cannot be those of a dense network.
+    """
+    model = _load(path)
+    graph = model.graph
+    if len(graph.output) != 1:
+        names = ", ".join(repr(output.name) for output in graph.output)
+        raise ModelFileError(path, f"expected one output, the probabilities, found {len(graph.output)}: {names}")
+    initialized = {initializer.name for initializer in graph.initializer}  # older files list weights as inputs too
+    inputs = tuple(
+        NetworkInput(entry.name, _sizes(path, "input", entry, (1, 2)))
+        for entry in graph.input
+        if entry.name not in initialized
+    )
+    label_dim = _sizes(path, "output", graph.output[0], (0, 1))
+    if logits:
+        _append_sigmoid(graph)
+    return ImportedNetwork(path, inputs, label_dim[0] if label_dim else 1, model)
+
+
+def _load(path: Path) -> Any:
+    try:
+        import onnx
+        from google.protobuf.message import DecodeError
+    except ImportError as err:
+        raise MissingExtraError("onnx", "onnx", "importing a model") from err
+    try:
+        return onnx.load(path)
+    except OSError as err:
+        raise ModelFileError(path, f"cannot be read: {err.strerror or err}") from err
+    except (DecodeError, ValueError, onnx.checker.ValidationError) as err:  # no ONNX; weights beside it are missing
+        raise ModelFileError(path, f"not an ONNX network: {err}") from err
+
+
+def _sizes(path: Path, kind: str, entry: Any, ranks: tuple[int, int]) -> tuple[int, ...]:
+    """Return the sizes behind B of a float32 input or output; ``ranks``: how many there may be."""
+    import onnx
+
+    tensor = entry.type.tensor_type
+    dtype = onnx.TensorProto.DataType.Name(tensor.elem_type).lower()
+    shape = [dim.dim_value if dim.HasField("dim_value") else dim.dim_param or "?" for dim in tensor.shape.dim]
+    came = f"{kind} {entry.name!r} is {dtype} [{', '.join(map(str, shape))}]"
+    if tensor.elem_type != onnx.TensorProto.FLOAT or len(shape) - 1 not in ranks:
+        expected = "[B, F], [B, S, D] or [B, S * D]" if kind == "input" else "[B, L]"
+        raise ModelFileError(path, f"{came}, expected float {expected}")
+    sizes = tuple(size for size in shape[1:] if isinstance(size, int) and size > 0)
+    if isinstance(shape[0], int) or len(sizes) < len(shape) - 1:
+        advice = "export it with dynamic_shapes that free the first dimension alone"
+        raise ModelFileError(path, f"{came}, expected a free number of samples and fixed sizes behind it: {advice}")
+    return sizes
+
+
+def _append_sigmoid(graph: Any) -> None:
+    import onnx
+
+    [output] = graph.output
+    taken = {output.name, *(name for node in graph.node for name in (*node.input, *node.output))}
+    name = "probabilities"
+    while name in taken:
+        name += "_"
+    graph.node.append(onnx.helper.make_node("Sigmoid", [output.name], [name]))
+    output.name = name

@@ -1,0 +1,105 @@
+"""Tables in NumPy's files, and in files of bare numbers. Bare numbers are little-endian, without a header.
+
+    <file>.npy              float32 or float16 [V, D]; the keys are the row numbers
+    <file>.npz              the arrays ``keys``, integers [V], and ``vectors``; or one array, as in a .npy; read whole
+    <keys>,<vectors>        each a .npy, or else bare numbers: keys int64[V], vectors float32[V, D]
+    <folder>/key            int64[V]          HugeCTR's directory format; see ``serving.model.sparse_file``
+    <folder>/emb_vector     float32[V, D]
+
+The bare form is what ``ndarray.tofile`` writes, and what NVIDIA's NV Embedding Cache and HugeCTR read and write. D is
+what the sizes of both files make it.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from zipfile import BadZipFile
+
+import numpy as np
+from numpy.typing import NDArray
+
+from serving.errors import ModelFileError
+from serving.importers.rows import TableRows, rows_of_array
+
+
+def open_npy(path: Path) -> TableRows:
+    """Open a matrix.
+
+    Raises:
+        ModelFileError: it cannot be read, or is not such a matrix.
+    """
+    return rows_of_array(str(path), _matrix_in(path), None)
+
+
+def open_npz(path: Path) -> TableRows:
+    """Read ``keys`` and ``vectors``, or one matrix.
+
+    Raises:
+        ModelFileError: it cannot be read, or holds something else.
+    """
+    arrays = _arrays_in(path)
+    if arrays.keys() == {"keys", "vectors"}:
+        return rows_of_array(f"{path}#vectors", arrays["vectors"], arrays["keys"], f"{path}#keys")
+    if len(arrays) == 1:
+        [(name, vectors)] = arrays.items()
+        return rows_of_array(f"{path}#{name}", vectors, None)
+    found = ", ".join(map(repr, arrays)) or "none"
+    raise ModelFileError(path, f"expected the arrays 'keys' and 'vectors', or one array, found {found}")
+
+
+def open_pair(keys: Path, vectors: Path) -> TableRows:
+    """Open a file of keys and a file of vectors.
+
+    Raises:
+        ModelFileError: one cannot be read, or they do not fit each other.
+    """
+    key_array = _matrix_in(keys) if keys.suffix == ".npy" else bare_numbers(keys, "<i8")
+    if vectors.suffix == ".npy":
+        return rows_of_array(str(vectors), _matrix_in(vectors), key_array, str(keys))
+    numbers = bare_numbers(vectors, "<f4")
+    if not key_array.size:
+        raise ModelFileError(keys, "expected at least one key, found none")
+    if numbers.size % key_array.size:
+        reason = f"expected a multiple of {4 * key_array.size:,} bytes, float32[D] for each of {key_array.size:,} keys "
+        raise ModelFileError(vectors, f"{reason}in {keys}, found {4 * numbers.size:,}")
+    return rows_of_array(str(vectors), numbers.reshape(key_array.size, -1), key_array, str(keys))
+
+
+def bare_numbers(path: Path, dtype: str) -> NDArray[Any]:
+    """Return a view of a file of bare numbers; of an empty one, an empty array.
+
+    Raises:
+        ModelFileError: it cannot be read, or its size is no multiple of a number's.
+    """
+    try:
+        size_bytes = path.stat().st_size
+        if size_bytes % np.dtype(dtype).itemsize:
+            expected = f"a multiple of {np.dtype(dtype).itemsize} bytes, little-endian {np.dtype(dtype).name}"
+            raise ModelFileError(path, f"expected {expected}, found {size_bytes:,} bytes")
+        return np.memmap(path, dtype=dtype, mode="r") if size_bytes else np.empty(0, dtype)
+    except OSError as err:
+        raise ModelFileError(path, f"cannot be read: {err.strerror}") from err
+
+
+def _matrix_in(path: Path) -> NDArray[Any]:
+    """Return a view of the array in a .npy."""
+    with _faults_of(path):
+        return np.lib.format.open_memmap(path, mode="r")
+
+
+def _arrays_in(path: Path) -> dict[str, NDArray[Any]]:
+    """Return the arrays of a .npz by name."""
+    with _faults_of(path), path.open("rb") as file:
+        loaded = np.load(file, allow_pickle=False)
+        return {"": loaded} if isinstance(loaded, np.ndarray) else {name: loaded[name] for name in loaded}
+
+
+@contextmanager
+def _faults_of(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as err:
+        raise ModelFileError(path, f"cannot be read: {err.strerror or err}") from err
+    except (ValueError, EOFError, BadZipFile) as err:  # a damaged header, or pickled objects
+        raise ModelFileError(path, f"not a NumPy file of numbers: {err}") from err

@@ -1,0 +1,196 @@
+"""What an import is going to write: a network, its tables, and the ``graph.json`` that joins them."""
+
+import difflib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from serving.errors import ConfigError
+from serving.importers.checkpoint import Checkpoint, find_table, missing
+from serving.importers.network import ImportedNetwork, NetworkInput, read_network
+from serving.importers.rows import TableRows
+from serving.importers.sources import open_checkpoint, open_table
+from serving.importers.trial import try_network
+from serving.model.graph import parse_graph
+from serving.model.records import Combiner, Graph
+from serving.model.version_writer import ONNX_FILE
+
+_NO_LIMIT = 2**31 - 1  # keys of a sample: none of the sources has one
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedTable:
+    """One table: the network's input that it feeds is called as it is.
+
+    Attributes:
+        name: of the table and of the input.
+        rows: where its rows come from.
+        slots: S.
+        combiner: how the rows of one slot are pooled.
+    """
+
+    name: str
+    rows: TableRows
+    slots: int
+    combiner: Combiner
+
+
+@dataclass(frozen=True, slots=True)
+class ImportPlan:
+    """A model that can be written; everything has been checked but the vectors' values.
+
+    Attributes:
+        network: the dense network.
+        dense: its input for dense features; None where F is 0.
+        tables: in the order of the network's inputs, which is their order in a request.
+        max_batchsize: most samples of one request.
+    """
+
+    network: ImportedNetwork
+    dense: NetworkInput | None
+    tables: tuple[PlannedTable, ...]
+    max_batchsize: int
+
+    def document(self) -> dict[str, Any]:
+        """Return ``graph.json``: Data and one embedding layer per table; the network takes the place of the others."""
+        names = {table.name for table in self.tables}
+        dense = self.dense or NetworkInput(_fresh("dense", names), (0,))
+        keys = {table.name: _fresh(f"{table.name}_keys", {*names, dense.name}) for table in self.tables}
+        data = {
+            "type": "Data",
+            "label": {"label_dim": self.network.label_dim},
+            "dense": {"top": dense.name, "dense_dim": dense.sizes[0]},
+            "sparse": [
+                {"top": keys[table.name], "slot_num": table.slots, "max_feature_num_per_sample": _NO_LIMIT}
+                for table in self.tables
+            ],
+        }
+        inference = {
+            "max_batchsize": self.max_batchsize,
+            "input_key_type": "I64",
+            "dense_model_file": ONNX_FILE,
+            "sparse_model_file": [table.name for table in self.tables],
+        }
+        return {"inference": inference, "layers": [data, *(_embedding(table, keys) for table in self.tables)]}
+
+    def graph(self) -> Graph:
+        """Return what ``document`` means."""
+        return parse_graph(self.document(), str(self.network.path), inputs_only=True)
+
+    def describe(self) -> Iterator[str]:
+        """Lines for the user: what a request must bring, in its order, and where the rows come from."""
+        dense = f"{self.dense.sizes[0]} dense features ({self.dense.name})" if self.dense else "no dense features"
+        yield f"network {self.network.path}: {dense}, answers [B, {self.network.label_dim}]"
+        for table in self.tables:
+            keys = "row numbers are the keys" if table.rows.keys is None else "with keys"
+            yield (
+                f"table {table.name}: {table.slots} slot{'s' * (table.slots > 1)}, {table.combiner}; "
+                f"{table.rows.rows:,} rows of {table.rows.dim} from {table.rows.source}, {keys}"
+            )
+
+
+def plan_import(
+    network: str | Path,
+    combiner: Combiner,
+    tables: Mapping[str, str | Path] | None = None,
+    checkpoint: str | Path | None = None,
+    combiners: Mapping[str, Combiner] | None = None,
+    logits: bool = False,
+    max_batchsize: int = 1024,
+) -> ImportPlan:
+    """Open the network and the tables it needs, and check that they fit.
+
+    Args:
+        network: the dense network, an ONNX file. Each input is either a table's pooled vectors, float32[B, S, D] or
+            [B, S * D], or the dense features, [B, F]; the output is float32[B, L], probabilities.
+        combiner: how the rows of one slot are pooled. No file says, and a wrong guess gives wrong answers unnoticed.
+        tables: where the rows of a table are, by the name of its input; see ``open_table`` for the forms.
+        checkpoint: where the tables of all other inputs are looked for by name; see ``open_checkpoint``. One input
+            without a table is that of the dense features.
+        combiners: of tables that are pooled in another way than ``combiner``.
+        logits: the network answers with logits; a Sigmoid is put behind it.
+        max_batchsize: most samples of one request.
+
+    Raises:
+        ConfigError: the arguments do not fit the network: a table for no input, an input for no table, a table of
+            another D.
+        ModelFileError: a file cannot be read, or is not what its place needs.
+        MissingExtraError: a package is needed that is not installed.
+    """
+    imported = read_network(Path(network), logits)
+    source = str(network)
+    inputs = {entry.name: entry for entry in imported.inputs}
+    given = dict(tables or {})
+    for name in given:
+        if name not in inputs:
+            raise ConfigError(source, f"table {name!r}", f"no input of the network is called so{_hint(name, inputs)}")
+    found = open_checkpoint(Path(checkpoint)) if checkpoint is not None else None
+    rows = {name: opened for name in inputs if (opened := _rows_of(name, given, found)) is not None}
+    dense = _dense_input(source, [entry for name, entry in inputs.items() if name not in rows], found)
+    own = combiners or {}
+    for name in own.keys() - rows.keys():
+        raise ConfigError(source, "combiner", f"no table is called {name!r}{_hint(name, rows)}")
+    planned = tuple(
+        PlannedTable(name, opened, _slots(source, inputs[name], opened), own.get(name, combiner))
+        for name, opened in rows.items()
+    )
+    if not planned:
+        raise ConfigError(source, "", "no table for any of its inputs; a model has at least one")
+    plan = ImportPlan(imported, dense, planned, max_batchsize)
+    graph = plan.graph()  # which checks the names
+    for table in planned:
+        table.rows.check_keys()
+    try_network(graph, imported, [table.rows for table in planned])
+    return plan
+
+
+def _rows_of(name: str, given: Mapping[str, str | Path], checkpoint: Checkpoint | None) -> TableRows | None:
+    if name in given:
+        return open_table(name, given[name])
+    found = find_table(checkpoint, name) if checkpoint is not None else None
+    return checkpoint.rows(found) if checkpoint is not None and found is not None else None
+
+
+def _dense_input(source: str, left: list[NetworkInput], checkpoint: Checkpoint | None) -> NetworkInput | None:
+    """Return the one input without a table, if it can be that of the dense features."""
+    vectors = [entry for entry in left if len(entry.sizes) == 2]
+    if vectors and checkpoint is not None:
+        raise missing(checkpoint, vectors[0].name)
+    if vectors or len(left) > 1:
+        names = ", ".join(f"{entry.name!r} [B, {', '.join(map(str, entry.sizes))}]" for entry in vectors or left)
+        reason = f"no table for {names}; only one input, [B, F], may have none, that of the dense features"
+        raise ConfigError(source, "", reason)
+    return left[0] if left else None
+
+
+def _slots(source: str, entry: NetworkInput, rows: TableRows) -> int:
+    """Return S, which the input's sizes tell beside the table's D."""
+    *slots, width = entry.sizes
+    if slots and width == rows.dim:
+        return slots[0]
+    if not slots and width % rows.dim == 0:
+        return width // rows.dim
+    expected = f"[B, {', '.join(map(str, entry.sizes))}]"
+    raise ConfigError(source, f"input {entry.name!r}", f"is {expected}, but {rows.source} has rows of {rows.dim}")
+
+
+def _embedding(table: PlannedTable, keys: Mapping[str, str]) -> dict[str, Any]:
+    return {
+        "name": table.name,
+        "type": "DistributedSlotSparseEmbeddingHash",
+        "bottom": keys[table.name],
+        "top": table.name,
+        "sparse_embedding_hparam": {"embedding_vec_size": table.rows.dim, "combiner": table.combiner},
+    }
+
+
+def _fresh(name: str, taken: set[str]) -> str:
+    while name in taken:
+        name += "_"
+    return name
+
+
+def _hint(name: str, known: Mapping[str, object]) -> str:
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f"; did you mean {close[0]!r}?" if close else f"; there are {', '.join(map(repr, known)) or 'none'}"

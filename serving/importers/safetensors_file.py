@@ -1,0 +1,112 @@
+"""Safetensors files: the length of a JSON header, the header, and the tensors' bytes, which are read where they lie.
+
+Format (https://github.com/huggingface/safetensors, "Format"): a uint64, the size of the header in bytes; the header,
+``{"<name>": {"dtype": "F32", "shape": [V, D], "data_offsets": [begin, end]}, ..., "__metadata__": {...}}``; the data,
+from whose first byte the offsets count. Numbers are little-endian, tensors row-major and dense.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from serving.errors import ConfigError, ModelFileError
+from serving.importers.checkpoint import matrices_of
+from serving.importers.rows import TableRows, check_matrix
+from serving.model.json_fields import Fields
+from serving.model.sparse_rows import Vectors
+from serving.model.strict_json import parse_json
+
+_LARGEST_HEADER_BYTES = 100_000_000  # the format's own limit
+_LARGEST = 2**63 - 1
+_STORED = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}
+_NAMES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16", "F64": "float64", "I64": "int64", "I32": "int32"}
+
+
+@dataclass(frozen=True, slots=True)
+class _Tensor:
+    """One entry of the header; ``begin`` and ``end`` count from the file's first byte."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+
+
+class SafetensorsFile:
+    """The tensors of a safetensors file; see ``Checkpoint``."""
+
+    def __init__(self, path: Path) -> None:
+        """Read the header.
+
+        Raises:
+            ModelFileError: the file cannot be read, or is not of this format.
+        """
+        self.path = path
+        self._tensors = _read_header(path)
+
+    def names(self) -> Sequence[str]:
+        """See ``Checkpoint.names``."""
+        return list(self._tensors)
+
+    def tables(self) -> Sequence[str]:
+        """See ``Checkpoint.tables``."""
+        return matrices_of({name: tensor.shape for name, tensor in self._tensors.items()})
+
+    def rows(self, name: str) -> TableRows:
+        """See ``Checkpoint.rows``."""
+        tensor = self._tensors[name]
+        source = f"{self.path}#{name}"
+        check_matrix(source, _NAMES.get(tensor.dtype, tensor.dtype), tensor.dtype in _STORED, tensor.shape)
+        dtype = np.dtype(_STORED[tensor.dtype])
+        expected = math.prod(tensor.shape) * dtype.itemsize
+        if tensor.end - tensor.begin != expected:
+            reason = f"expected {expected:,} bytes for {_NAMES[tensor.dtype]} {list(tensor.shape)}"
+            raise ModelFileError(source, f"{reason}, found offsets of {tensor.end - tensor.begin:,}")
+        stored = np.memmap(self.path, dtype, "r", tensor.begin, tensor.shape)
+
+        def read(begin: int, end: int) -> Vectors:
+            if tensor.dtype == "BF16":  # the upper half of a float32
+                return (stored[begin:end].astype(np.uint32) << 16).view(np.float32)
+            return np.array(stored[begin:end], np.float32)
+
+        return TableRows(source, stored.shape[0], stored.shape[1], None, read)
+
+
+def _read_header(path: Path) -> dict[str, _Tensor]:
+    """Read the header and check that every tensor lies inside the file."""
+    try:
+        with path.open("rb") as file:
+            size_bytes = path.stat().st_size
+            header_bytes = int.from_bytes(file.read(8), "little")
+            if size_bytes < 8 or not 2 <= header_bytes <= min(size_bytes - 8, _LARGEST_HEADER_BYTES):
+                raise ModelFileError(path, f"not a safetensors file: {size_bytes:,} bytes, header {header_bytes:,}")
+            header = file.read(header_bytes).decode()
+    except OSError as err:
+        raise ModelFileError(path, f"cannot be read: {err.strerror}") from err
+    except UnicodeDecodeError as err:
+        raise ModelFileError(path, "not a safetensors file: the header is not UTF-8") from err
+    try:
+        fields = Fields(parse_json(header, ""), "", "")
+        names = [name for name in fields if name != "__metadata__"]
+        tensors = {name: _read_tensor(fields.object(name), 8 + header_bytes) for name in names}
+    except ConfigError as err:
+        where = ": ".join(part for part in (err.path, err.reason) if part)
+        raise ModelFileError(path, f"not a safetensors file: header: {where}") from err
+    for name, tensor in tensors.items():
+        if not tensor.begin <= tensor.end <= size_bytes:
+            reason = f"expected at least {tensor.end:,} bytes, found {size_bytes:,}: the file is truncated"
+            raise ModelFileError(f"{path}#{name}", reason)
+    return tensors
+
+
+def _read_tensor(fields: Fields, data_begin: int) -> _Tensor:
+    fields.allow(("dtype", "shape", "data_offsets"))
+    offsets = fields.integers("data_offsets", minimum=0, maximum=_LARGEST)
+    if len(offsets) != 2:
+        raise fields.error(f"expected a begin and an end, got {len(offsets)} numbers", "data_offsets")
+    is_scalar = fields.value("shape") == []
+    shape = () if is_scalar else fields.integers("shape", minimum=0, maximum=_LARGEST)
+    return _Tensor(fields.text("dtype"), shape, data_begin + offsets[0], data_begin + offsets[1])

@@ -1,0 +1,95 @@
+"""From what a user writes behind ``--table`` or ``--checkpoint`` to rows."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from serving.errors import ModelFileError
+from serving.importers.checkpoint import Checkpoint, find_table, missing
+from serving.importers.dynamicemb import DynamicEmbDump
+from serving.importers.numpy_files import open_npy, open_npz, open_pair
+from serving.importers.rows import TableRows
+from serving.importers.safetensors_file import SafetensorsFile
+from serving.importers.torch_file import TorchFile
+
+_CONVERTED = (
+    "a folder of torch.distributed.checkpoint, whose index is a pickle that would be run; make one file of it: "
+    "python -m torch.distributed.checkpoint.format_utils dcp_to_torch FOLDER FILE.pt"
+)
+
+
+class TableFolders:
+    """A folder of tables in HugeCTR's directory format, each in a folder of its name; see ``Checkpoint``."""
+
+    def __init__(self, path: Path) -> None:
+        """List the tables; there may be none."""
+        self.path = path
+        self._tables = sorted(file.parent.name for file in path.glob("*/emb_vector"))
+
+    def names(self) -> Sequence[str]:
+        """See ``Checkpoint.names``."""
+        return self._tables
+
+    def tables(self) -> Sequence[str]:
+        """See ``Checkpoint.tables``: every name."""
+        return self._tables
+
+    def rows(self, name: str) -> TableRows:
+        """See ``Checkpoint.rows``."""
+        return open_pair(self.path / name / "key", self.path / name / "emb_vector")
+
+
+def open_checkpoint(path: Path) -> Checkpoint:
+    """Open a file or folder that holds tables by name.
+
+    Raises:
+        ModelFileError: there is none, or it is of no form that is known.
+        MissingExtraError: reading it takes PyTorch, which is not installed.
+    """
+    if not path.exists():
+        raise ModelFileError(path, "no such file or folder")
+    if not path.is_dir():
+        if path.suffix == ".safetensors":
+            return SafetensorsFile(path)
+        if path.suffix in (".pt", ".pth"):
+            return TorchFile(path)
+        raise ModelFileError(path, f"expected .safetensors, .pt or .pth, found {path.suffix or 'no suffix'!r}")
+    if (path / ".metadata").exists():
+        raise ModelFileError(path, _CONVERTED)
+    for checkpoint in (DynamicEmbDump(path), TableFolders(path)):
+        if checkpoint.tables():
+            return checkpoint
+    expected = "<table>_emb_keys.rank_0.world_size_1 and the like (DynamicEmb), or <table>/key and <table>/emb_vector"
+    raise ModelFileError(path, f"no tables in it: expected {expected}")
+
+
+def open_table(table: str, source: str | Path) -> TableRows:
+    """Open what ``source`` names as the rows of ``table``.
+
+    Args:
+        table: its name, under which it is looked for where ``source`` is a checkpoint and names no tensor.
+        source: ``FILE.npy``, ``FILE.npz``, ``KEYS,VECTORS``, a folder of ``key`` and ``emb_vector``, ``CHECKPOINT`` or
+            ``CHECKPOINT#NAME``. A path that exists as it stands is that path, whatever marks it has in it.
+
+    Raises:
+        ModelFileError: it cannot be read, or is no table.
+        MissingExtraError: reading it takes PyTorch, which is not installed.
+    """
+    path, text = Path(source), str(source)
+    if not path.exists() and text.count(",") == 1:
+        keys, vectors = text.split(",")
+        return open_pair(Path(keys), Path(vectors))
+    name = None
+    if not path.exists() and "#" in text:
+        file, _, name = text.partition("#")
+        path = Path(file)
+    if name is None and path.suffix == ".npy":
+        return open_npy(path)
+    if name is None and path.suffix == ".npz":
+        return open_npz(path)
+    if name is None and (path / "emb_vector").exists():
+        return open_pair(path / "key", path / "emb_vector")
+    checkpoint = open_checkpoint(path)
+    found = find_table(checkpoint, table) if name is None else name if name in checkpoint.names() else None
+    if found is None:
+        raise missing(checkpoint, table if name is None else name)
+    return checkpoint.rows(found)

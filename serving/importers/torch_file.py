@@ -1,0 +1,89 @@
+"""PyTorch files (.pt, .pth): a ``state_dict``, as ``torch.save(model.state_dict(), file)`` writes it.
+
+They are read by ``torch.load(weights_only=True)``, which runs no code of the file's; so a pickled model is refused.
+Tensors stay on the disk until they are read, but for those of PyTorch before 1.6, which are read as a whole.
+"""
+
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any
+from zipfile import is_zipfile
+
+from serving.errors import MissingExtraError, ModelFileError
+from serving.importers.checkpoint import matrices_of
+from serving.importers.rows import TableRows, check_matrix
+from serving.model.sparse_rows import Vectors
+
+# As what damage in a file shows: the unpickler is an interpreter, and stumbles like a program.
+_DAMAGED = (RuntimeError, ValueError, LookupError, EOFError, AttributeError, TypeError, AssertionError, struct.error)
+
+
+class TorchFile:
+    """The tensors of a PyTorch file, those of inner dictionaries by dotted names; see ``Checkpoint``."""
+
+    def __init__(self, path: Path) -> None:
+        """Read what the tensors are.
+
+        Raises:
+            MissingExtraError: PyTorch is not installed.
+            ModelFileError: the file cannot be read, or holds more than tensors and plain data.
+        """
+        self.path = path
+        self._tensors = dict(_tensors_in(_load(path)))
+        if not self._tensors:
+            raise ModelFileError(path, "expected a dictionary of tensors, as model.state_dict() is, found no tensor")
+
+    def names(self) -> Sequence[str]:
+        """See ``Checkpoint.names``."""
+        return list(self._tensors)
+
+    def tables(self) -> Sequence[str]:
+        """See ``Checkpoint.tables``."""
+        return matrices_of({name: tuple(tensor.shape) for name, tensor in self._tensors.items()})
+
+    def rows(self, name: str) -> TableRows:
+        """See ``Checkpoint.rows``."""
+        import torch
+
+        tensor = self._tensors[name].detach()
+        source = f"{self.path}#{name}"
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        is_plain = tensor.layout == torch.strided and tensor.device.type == "cpu"
+        is_float = tensor.dtype in (torch.float32, torch.float16, torch.bfloat16)
+        check_matrix(source, dtype if is_plain else f"{tensor.layout} {dtype}", is_plain and is_float, tensor.shape)
+
+        def read(begin: int, end: int) -> Vectors:
+            vectors: Vectors = tensor[begin:end].to(torch.float32, copy=True).contiguous().numpy()
+            return vectors
+
+        return TableRows(source, tensor.shape[0], tensor.shape[1], None, read)
+
+
+def _load(path: Path) -> Any:
+    try:
+        import torch
+    except ImportError as err:
+        raise MissingExtraError("torch", "train", f"reading {path}") from err
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=is_zipfile(path))
+    except OSError as err:
+        raise ModelFileError(path, f"cannot be read: {err.strerror or err}") from err
+    except UnpicklingError as err:
+        reason = "holds more than tensors, and reading it would run its code; save the tensors alone: "
+        raise ModelFileError(path, f"{reason}torch.save(model.state_dict(), file)") from err
+    except _DAMAGED as err:
+        lines = str(err).splitlines() or [type(err).__name__]
+        raise ModelFileError(path, f"PyTorch cannot read it: {lines[0]}") from err
+
+
+def _tensors_in(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """Find the tensors in nested dictionaries; what else is in them, an optimizer's numbers say, is passed over."""
+    import torch
+
+    if isinstance(value, torch.Tensor) and name:
+        yield name, value
+    elif isinstance(value, Mapping):
+        for key, member in value.items():
+            yield from _tensors_in(member, f"{name}.{key}" if name else str(key))

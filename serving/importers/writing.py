@@ -1,0 +1,84 @@
+"""Write a planned import into a model repository."""
+
+import json
+import logging
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from serving.config import read_inference_config
+from serving.config.capacity import open_table_file
+from serving.dense.files import open_dense
+from serving.importers.plan import ImportPlan, PlannedTable
+from serving.importers.trial import answer_to, rows_tried
+from serving.model.sparse_rows import Keys, Vectors
+from serving.model.sparse_writer import write_sparse_batches
+from serving.model.version_writer import GRAPH_FILE, ONNX_FILE, write_version
+
+_BATCH_BYTES = 16 << 20  # of vectors in memory at a time
+
+_log = logging.getLogger(__name__)
+
+
+def write_model(plan: ImportPlan, repository: str | Path, name: str, version: int | None = None) -> Path:
+    """Write ``<repository>/<name>/<version>/``, complete or absent; see ``write_version``.
+
+    Vectors pass through memory in batches. A row that is not finite is written all the same, as it may be one of
+    millions and never asked for, and a warning is logged. Before the version appears, its files are opened as a server
+    opens them, and one prediction is made of them.
+
+    Args:
+        plan: what to write.
+        repository: the model repository; made if it does not exist.
+        name: the model's name: letters, digits, ``_`` and ``-``.
+        version: at least 1; by default one more than the newest there.
+
+    Returns:
+        the version's folder.
+
+    Raises:
+        OutputError: the name or the version cannot be used, or the file system refuses.
+        ConfigError: a table has the name of one of the files beside it.
+        ModelFileError: a source has changed or is damaged.
+    """
+    write_files = partial(_write_files, plan=plan, name=name)
+    return write_version(Path(repository), name, plan.graph(), write_files, version)
+
+
+def _write_files(folder: Path, plan: ImportPlan, name: str) -> None:
+    (folder / GRAPH_FILE).write_text(json.dumps(plan.document(), indent=2) + "\n")
+    (folder / ONNX_FILE).write_bytes(plan.network.content())
+    for table in plan.tables:
+        batch_rows = max(1, _BATCH_BYTES // (4 * table.rows.dim))
+        write_sparse_batches(folder / table.name, _told_of_faults(table, table.rows.batches(batch_rows)))
+    _predict_once(folder, name)
+
+
+def _told_of_faults(table: PlannedTable, batches: Iterator[tuple[Keys, Vectors]]) -> Iterator[tuple[Keys, Vectors]]:
+    """Pass the batches on; in the end, log how many rows are not finite."""
+    count, first = 0, 0
+    for keys, vectors in batches:
+        faulty = ~np.isfinite(vectors).all(axis=1)
+        if faulty.any():
+            first = first if count else int(keys[np.argmax(faulty)])
+            count += int(np.count_nonzero(faulty))
+        yield keys, vectors
+    if count:
+        rows = f"{count:,} of {table.rows.rows:,} rows have values that are NaN or infinite"
+        _log.warning(
+            "%s: %s, the first is that of key %d; a request for one is refused", table.rows.source, rows, first
+        )
+
+
+def _predict_once(folder: Path, name: str) -> None:
+    """Open the files as a server does, and predict from the first rows of each table.
+
+    Raises:
+        ModelFileError: they make no model.
+    """
+    config = read_inference_config(folder / GRAPH_FILE, name)
+    graph, network = open_dense(config.graph_file, config.dense_file, config.onnx_file)
+    first_rows = [next(open_table_file(config, table).batches(rows_tried(table.slots)))[1] for table in config.tables]
+    answer_to(graph, network, first_rows, str(folder))

@@ -1,0 +1,112 @@
+"""The `hotrow import` command."""
+
+import numpy as np
+import pytest
+
+from serving.cli.main import main
+
+
+@pytest.fixture
+def run(network, tables, tmp_path):
+    """Run `hotrow import` with what every import needs, and more."""
+
+    def run(*more, combiner="sum"):
+        given = [f"--table={name}={path}" for name, path in tables.items()]
+        own = f"--network={network} --repository={tmp_path / 'models'} --name=ctr --combiner={combiner}"
+        return main(["import", *own.split(), *given, *more])
+
+    return run
+
+
+def test_a_model_is_described_and_written(run, tables, tmp_path, capsys):
+    assert run("--combiner=users=mean", "--max-batchsize=9", "--version=3") == 0
+
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].endswith("dense.onnx: 3 dense features (dense), answers [B, 1]")
+    assert lines[1].startswith("table ads: 2 slots, sum; 30 rows of 4 from ")
+    assert lines[2].startswith("table users: 1 slot, mean; 20 rows of 4 from ")
+    assert lines[3:] == [
+        f"model written to {tmp_path / 'models' / 'ctr' / '3'}",
+        f"serve it: hotrow serve {tmp_path / 'models'}",
+    ]
+    assert '"max_batchsize": 9' in (tmp_path / "models" / "ctr" / "3" / "graph.json").read_text()
+    assert main(["check", str(tmp_path / "models")]) == 0
+
+
+def test_a_dry_run_describes_and_writes_nothing(run, tmp_path, capsys):
+    assert run("--dry-run") == 0
+
+    assert capsys.readouterr().out.count("\n") == 3
+    assert not (tmp_path / "models").exists()
+
+
+def test_logits_are_made_probabilities(run, sketch, network, capsys):
+    sketch.write(network, sigmoid=False)
+
+    assert run("--dry-run") == 1
+    assert "are no probabilities; if they are logits, say so" in capsys.readouterr().err
+    assert run("--logits") == 0
+
+
+def test_what_the_checkpoint_has_need_not_be_named(network, tmp_path, capsys):
+    for name, rows in (("ads", 30), ("users", 20)):
+        (tmp_path / "tables" / name).mkdir(parents=True)
+        np.arange(rows).tofile(tmp_path / "tables" / name / "key")
+        np.ones((rows, 4), np.float32).tofile(tmp_path / "tables" / name / "emb_vector")
+
+    options = f"--network {network} --checkpoint {tmp_path / 'tables'} --combiner sum --name ctr"
+    assert main(["import", *options.split(), "--repository", str(tmp_path / "models")]) == 0
+
+    assert "20 rows of 4" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("more", "expected"),
+    [
+        (["--table=ads=x.npy"], "hotrow import: --table: ads: given twice"),
+        (["--combiner=mean"], "hotrow import: --combiner: given twice"),
+        (["--combiner=user=mean"], "no table is called 'user'; did you mean 'users'?"),
+        (["--name=a b"], "expected 1 to 120 letters"),
+    ],
+)
+def test_an_error_is_one_line_and_the_exit_code_1(run, capsys, more, expected):
+    assert run(*more) == 1
+
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith("hotrow import: ")
+    assert expected in line
+
+
+def test_a_combiner_of_one_table_alone_is_not_enough(run, capsys):
+    assert run(combiner="ads=sum") == 1
+
+    assert "expected sum or mean for all tables too" in capsys.readouterr().err
+
+
+def test_a_version_that_exists_is_left_alone(run, capsys):
+    assert run("--version=1") == 0
+    assert run("--version=1") == 1
+
+    assert "this version exists, and a version is never changed" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ("", "--network"),
+        ("--network n --repository r --name x", "--combiner"),
+        ("--table ads", "expected NAME=SOURCE, but 'ads' came"),
+        ("--table =ads.npy", "expected NAME=SOURCE, but '=ads.npy' came"),
+        ("--table ads=", "expected NAME=SOURCE, but 'ads=' came"),
+        ("--combiner max", "expected sum, mean, NAME=sum or NAME=mean, but 'max' came"),
+        ("--combiner ads=max", "but 'ads=max' came"),
+        ("--version 0", "expected a whole number from 1"),
+        ("--max-batchsize 0", "expected a whole number from 1"),
+    ],
+)
+def test_a_wrong_command_line_exits_with_2_and_says_what_was_expected(capsys, arguments, expected):
+    with pytest.raises(SystemExit) as stopped:
+        main(["import", *arguments.split()])
+
+    assert stopped.value.code == 2
+    assert expected in capsys.readouterr().err

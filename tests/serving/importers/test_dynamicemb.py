@@ -1,0 +1,132 @@
+"""Dumps as ``DynamicEmbDump`` lays them out: a folder per collection, a pair of files per table and rank."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from serving.errors import ModelFileError
+from serving.importers.sources import open_checkpoint, open_table
+
+COLLECTION = "model.sparse_arch._embedding_bag_collection"
+
+
+def write_rank(folder, table, rank, world_size, keys, dim=3):
+    """One rank's part; every float of a key's vector is the key's half."""
+    folder.mkdir(parents=True, exist_ok=True)
+    keys = np.array(keys, "<i8")
+    keys.tofile(folder / f"{table}_emb_keys.rank_{rank}.world_size_{world_size}")
+    np.repeat(keys / 2, dim).astype("<f4").tofile(folder / f"{table}_emb_values.rank_{rank}.world_size_{world_size}")
+    keys.tofile(folder / f"{table}_emb_scores.rank_{rank}.world_size_{world_size}")
+
+
+def everything(rows, batch_rows):
+    table = {}
+    for keys, vectors in rows.batches(batch_rows):
+        assert keys.size <= batch_rows
+        assert vectors.dtype == np.float32
+        table.update(zip(keys.tolist(), vectors.tolist(), strict=True))
+    return table
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    ranks=st.lists(st.integers(0, 5), min_size=1, max_size=4).filter(any),
+    batch_rows=st.integers(1, 7),
+    dim=st.integers(1, 3),
+)
+def test_the_rows_of_all_ranks_are_one_table(tmp_path_factory, ranks, batch_rows, dim):
+    dump = tmp_path_factory.mktemp("dump")
+    for rank, count in enumerate(ranks):  # keys of a rank are those with this remainder, as in row-wise sharding
+        write_rank(dump / COLLECTION, "ads", rank, len(ranks), [rank + len(ranks) * i for i in range(count)], dim)
+
+    rows = open_table("ads", dump)
+
+    expected = {rank + len(ranks) * i for rank, count in enumerate(ranks) for i in range(count)}
+    assert (rows.rows, rows.dim) == (len(expected), dim)
+    assert everything(rows, batch_rows) == {key: [key / 2] * dim for key in expected}
+    rows.check_keys()
+
+
+def test_more_than_nine_ranks_are_one_table(tmp_path):
+    for rank in range(12):
+        write_rank(tmp_path, "ads", rank, 12, [rank])
+
+    assert sorted(everything(open_table("ads", tmp_path), 5)) == list(range(12))
+
+
+def test_tables_are_found_in_the_dump_its_collection_and_by_their_whole_name(tmp_path):
+    write_rank(tmp_path / COLLECTION, "ads", 0, 1, [1])
+    write_rank(tmp_path / COLLECTION, "ads_emb", 0, 1, [2])
+    write_rank(tmp_path / "model.other", "users", 0, 1, [3])
+
+    assert everything(open_table("ads", tmp_path), 9).keys() == {1}
+    assert everything(open_table("ads_emb", tmp_path / COLLECTION), 9).keys() == {2}
+    assert everything(open_table("anything", f"{tmp_path}#model.other/users"), 9).keys() == {3}
+    assert len(open_checkpoint(tmp_path).tables()) == 3
+
+
+class TestRefused:
+    def test_a_rank_whose_files_are_missing(self, tmp_path):
+        for rank in (0, 2):
+            write_rank(tmp_path, "ads", rank, 4, [rank])
+
+        with pytest.raises(
+            ModelFileError, match="#ads: expected the files of 4 ranks: the files of rank 1, 3 are missing"
+        ):
+            open_table("ads", tmp_path)
+
+    def test_a_rank_beyond_the_last(self, tmp_path):
+        for rank in (0, 1, 2):
+            write_rank(tmp_path, "ads", rank, 2, [rank])
+
+        with pytest.raises(ModelFileError, match="expected the files of 2 ranks: found those of rank 0, 1, 2"):
+            open_table("ads", tmp_path)
+
+    def test_files_of_two_dumps(self, tmp_path):
+        write_rank(tmp_path, "ads", 0, 1, [1])
+        write_rank(tmp_path, "ads", 0, 2, [1])
+
+        with pytest.raises(ModelFileError, match=r"expected the files of one dump, found world sizes \[1, 2\]"):
+            open_table("ads", tmp_path)
+
+    def test_keys_without_their_vectors(self, tmp_path):
+        write_rank(tmp_path, "ads", 0, 1, [1])
+        (tmp_path / "ads_emb_values.rank_0.world_size_1").unlink()
+
+        with pytest.raises(ModelFileError, match=r"ads_emb_values\.rank_0\.world_size_1: cannot be read: No such file"):
+            open_table("ads", tmp_path)
+
+    @pytest.mark.parametrize(("keys", "floats"), [([1, 2], 5), ([], 3)])
+    def test_vectors_that_do_not_divide_among_the_keys(self, tmp_path, keys, floats):
+        write_rank(tmp_path, "ads", 0, 1, keys)
+        np.ones(floats, "<f4").tofile(tmp_path / "ads_emb_values.rank_0.world_size_1")
+
+        with pytest.raises(ModelFileError, match=rf"for each of {len(keys)} keys .*, found {4 * floats} bytes"):
+            open_table("ads", tmp_path)
+
+    def test_ranks_of_different_dimensions(self, tmp_path):
+        write_rank(tmp_path, "ads", 0, 2, [1], dim=3)
+        write_rank(tmp_path, "ads", 1, 2, [2], dim=4)
+
+        with pytest.raises(ModelFileError, match=r"expected vectors of one dimension on all ranks, found \[3, 4\]"):
+            open_table("ads", tmp_path)
+
+    def test_a_table_without_rows(self, tmp_path):
+        write_rank(tmp_path, "ads", 0, 1, [])
+
+        with pytest.raises(ModelFileError, match="expected at least one row, found none on any rank"):
+            open_table("ads", tmp_path)
+
+    def test_vectors_of_no_floats(self, tmp_path):
+        write_rank(tmp_path, "ads", 0, 1, [1], dim=0)
+
+        with pytest.raises(ModelFileError, match=r"for each of 1 keys .*, found 0 bytes"):
+            open_table("ads", tmp_path)
+
+    def test_a_key_that_two_ranks_have(self, tmp_path):
+        for rank in (0, 1):
+            write_rank(tmp_path, "ads", rank, 2, [5, rank])
+
+        with pytest.raises(ModelFileError, match="#ads: key 5 is in row 0 and again in row 2"):
+            open_table("ads", tmp_path).check_keys()

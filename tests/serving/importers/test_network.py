@@ -1,0 +1,126 @@
+import sys
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import TensorProto
+
+from serving.errors import MissingExtraError, ModelFileError
+from serving.importers.network import NetworkInput, read_network
+
+
+def run(content, *tensors):
+    session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
+    [answer] = session.run(None, dict(zip((entry.name for entry in session.get_inputs()), tensors, strict=True)))
+    return answer
+
+
+TENSORS = [np.random.default_rng(1).normal(size=(2, *sizes)).astype(np.float32) for sizes in ((3,), (2, 4), (4,))]
+
+
+def test_inputs_and_labels_are_read(network, sketch_of, tmp_path):
+    assert read_network(network).inputs == (
+        NetworkInput("dense", (3,)),
+        NetworkInput("ads", (2, 4)),
+        NetworkInput("users", (4,)),
+    )
+    assert read_network(network).label_dim == 1
+    three = sketch_of({"ads": (2, 4)}, labels=3).write(tmp_path / "three.onnx")
+    assert read_network(three).label_dim == 3
+    flat = sketch_of({"ads": (2, 4)}).write(tmp_path / "flat.onnx", output_shape=["B"])
+    assert read_network(flat).label_dim == 1
+
+
+def test_weights_in_a_file_beside_are_taken_in(sketch, tmp_path):
+    path = tmp_path / "dense.onnx"
+    onnx.save(sketch.model(), path, save_as_external_data=True, location="dense.onnx.data", size_threshold=0)
+    assert (tmp_path / "dense.onnx.data").stat().st_size > 0
+
+    answer = run(read_network(path).content(), *TENSORS)
+
+    np.testing.assert_allclose(answer, sketch.probabilities(*TENSORS), atol=1e-6)
+
+
+def test_weights_that_are_listed_as_inputs_are_none(sketch, tmp_path):
+    model = sketch.model()
+    weight = onnx.helper.make_tensor_value_info("weight", TensorProto.FLOAT, sketch.weight.shape)
+    model.graph.input.append(weight)
+    onnx.save(model, tmp_path / "old.onnx")
+
+    assert [entry.name for entry in read_network(tmp_path / "old.onnx").inputs] == ["dense", "ads", "users"]
+
+
+@pytest.mark.parametrize("taken", ["all", "probabilities"])
+def test_logits_get_a_sigmoid_of_a_name_that_is_free(sketch, tmp_path, taken):
+    model = sketch.model(sigmoid=False)
+    for node in model.graph.node:
+        for names in (node.input, node.output):
+            names[:] = [taken if name == "all" else name for name in names]
+    onnx.save(model, tmp_path / "logits.onnx")
+
+    answer = run(read_network(tmp_path / "logits.onnx", logits=True).content(), *TENSORS)
+
+    np.testing.assert_allclose(answer, sketch.probabilities(*TENSORS), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"dtype": TensorProto.FLOAT16}, r"input 'dense' is float16 \[B, 3\], expected float \[B, F\]"),
+        ({"dtype": TensorProto.INT64}, r"input 'dense' is int64 \[B, 3\]"),
+        ({"samples": 1}, r"input 'dense' is float \[1, 3\], expected a free number of samples"),
+        ({"outputs": ["answer", "logits"]}, r"expected one output, the probabilities, found 2: 'answer', 'logits'"),
+        ({"output_shape": ["B", "L"]}, r"output 'answer' is float \[B, L\], expected a free number .* fixed sizes"),
+        ({"output_shape": ["B", 1, 1]}, r"output 'answer' is float \[B, 1, 1\], expected float \[B, L\]"),
+        ({"output_shape": ["B", None]}, r"output 'answer' is float \[B, \?\], expected a free"),
+    ],
+    ids=str,
+)
+def test_a_network_of_another_form_is_refused(sketch, tmp_path, changes, expected):
+    with pytest.raises(ModelFileError, match=expected):
+        read_network(sketch.write(tmp_path / "dense.onnx", **changes))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "expected"),
+    [
+        (("S", 4), r"input 'ads' is float \[B, S, 4\], expected a free number of samples and fixed sizes"),
+        ((2, 2, 4), r"input 'ads' is float \[B, 2, 2, 4\], expected float \[B, F\], \[B, S, D\] or \[B, S \* D\]"),
+        ((), r"input 'ads' is float \[B\], expected float"),
+    ],
+)
+def test_an_input_of_another_shape_is_refused(sketch, tmp_path, sizes, expected):
+    sketch.inputs = {"ads": sizes}
+
+    with pytest.raises(ModelFileError, match=expected):
+        read_network(sketch.write(tmp_path / "dense.onnx"))
+
+
+@pytest.mark.parametrize("content", [b"", b"not protobuf", b"\x08\x08"])
+def test_a_file_that_is_no_network_is_refused(tmp_path, content):
+    (tmp_path / "dense.onnx").write_bytes(content)
+
+    with pytest.raises(ModelFileError, match=r"dense\.onnx: "):
+        read_network(tmp_path / "dense.onnx")
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(ModelFileError, match=r"absent\.onnx: cannot be read: No such file"):
+        read_network(tmp_path / "absent.onnx")
+
+
+def test_missing_weights_beside_are_named(sketch, tmp_path):
+    path = tmp_path / "dense.onnx"
+    onnx.save(sketch.model(), path, save_as_external_data=True, location="dense.onnx.data", size_threshold=0)
+    (tmp_path / "dense.onnx.data").unlink()
+
+    with pytest.raises(ModelFileError, match=r"dense\.onnx.data"):
+        read_network(path)
+
+
+def test_where_onnx_is_not_installed_the_extra_is_named(network, monkeypatch):
+    monkeypatch.setitem(sys.modules, "onnx", None)
+
+    with pytest.raises(MissingExtraError, match=r"needs the package 'onnx': pip install 'hotrow\[onnx\]'"):
+        read_network(network)
