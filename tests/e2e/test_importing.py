@@ -34,7 +34,7 @@ def recipes():
 
 
 class StandIn(nn.Module):
-    """The modules of TorchRec's DLRM, called as there, without its sharding: TorchRec needs a GPU build to install."""
+    """TorchRec's DLRM as far as the page sees it: the same modules by the same names, in plain PyTorch."""
 
     class Interaction(nn.Module):
         def forward(self, dense, sparse):
