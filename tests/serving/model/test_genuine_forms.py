@@ -79,6 +79,60 @@ def with_layer(document, layer):
     return graph, new
 
 
+_INIT = {"weight_init": "XavierUniform", "bias_init": "Zero"}
+_NORM_INIT = {"gamma_init": "Uniform", "beta_init": "XavierNorm"}
+_FLOAT32_POINT_9 = 0.8999999761581421  # how the exporter writes 0.9
+
+# Every member that graph_to_json of v3.1 to v24.06 can write beside type, bottom and top (add_dense_layer.cpp).
+EXPORTED = [
+    {"type": "BatchNorm", "bn_param": {"factor": _FLOAT32_POINT_9, "eps": 9.999999747378752e-06, **_NORM_INIT}},
+    {"type": "LayerNorm", "ln_param": {"eps": 9.999999747378752e-06, **_NORM_INIT}},
+    {"type": "Dropout", "rate": 0.5},
+    {"type": "ELU", "elu_param": {"alpha": 1.0}},
+    {"type": "InnerProduct", "fc_param": {"num_output": 4, **_INIT}},
+    {
+        "type": "FusedInnerProduct", "position": "None", "activation": "Relu", "fc_param": {"num_output": 4, **_INIT},
+    },
+    {
+        "type": "MLP",
+        "mlp_param": {"num_output": 1, "num_outputs": [4, 2], "use_bias": True, "activation": "Relu", **_INIT},
+    },
+    {
+        "type": "MLP",
+        "mlp_param": {
+            "num_output": 1, "num_outputs": [4, 2], "biases": [True, False], "activations": ["Relu", "None"], **_INIT,
+        },
+    },
+    {"type": "MultiCross", "mc_param": {"num_layers": 2, **_INIT}},
+    {"type": "Reshape", "leading_dim": 8, "time_step": 0},
+    {"type": "Reshape", "leading_dim": 4, "time_step": 2},
+    {"type": "Reshape", "bottom": "embedding1", "selected": [0, 2]},
+    {"type": "Concat", "bottom": ["fc1", "fc1"], "axis": 1},
+    {"type": "Slice", "ranges": [[0, 8]]},
+    {"type": "WeightMultiply", "weight_dims": [8, 2], "weight_init": "Uniform"},
+    {"type": "FmOrder2", "out_dim": 4},
+    {"type": "ReduceSum", "axis": 1},
+    {"type": "ReduceMean", "axis": 1},
+    {"type": "Gather", "indices": [1, 0]},
+    {"type": "PReLU_Dice", "prelu_dice_param": {"alpha": 0.20000000298023224, "eps": 9.99999993922529e-09}},
+    {"type": "Scale", "scale_param": {"axis": 0, "factor": 10.0}},
+    {"type": "Softmax", "factor": 1.0},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("layer", EXPORTED, ids=lambda layer: layer["type"])
+def test_every_member_that_the_exporter_writes_is_read(document, layer):
+    entry = {"bottom": "fc1", "top": "new", **layer}
+    document["layers"].insert(RELU, entry)
+    document["layers"].insert(RELU + 1, {"type": "Reshape", "bottom": "fc1", "top": "fc1_again"})
+    document["layers"][RELU + 2]["bottom"] = "fc1_again"
+
+    graph = parse_graph(document, "graph.json")
+
+    [new] = [one for one in graph.layers if one.tops == ("new",)]
+    assert new.type == layer["type"]
+
+
 @pytest.mark.parametrize("alpha", ["alpha", "elu_alpha"])
 @pytest.mark.parametrize("epsilon", ["eps", "epsilon"])
 def test_dice_has_two_names_for_each_of_its_numbers(document, alpha, epsilon):
