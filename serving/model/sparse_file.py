@@ -170,9 +170,11 @@ def _open_directory(path: Path, dim: int, key_type: KeyType) -> SparseModel:
             continue
         found = _size_bytes(path / name)
         if found != rows * row_bytes:
+            floats, rest = divmod(found, 4 * rows)
+            hint = f", as if of {floats} floats each" if name == "emb_vector" and floats and not rest else ""
             raise ModelFileError(
                 path / name,
-                f"expected {rows * row_bytes:,} bytes for {rows:,} keys of {row_bytes} bytes, found {found:,}",
+                f"expected {rows * row_bytes:,} bytes for {rows:,} keys of {row_bytes} bytes, found {found:,}{hint}",
             )
     keys = np.memmap(path / "key", dtype="<i8", mode="r", shape=(rows,))
     vectors = np.memmap(path / "emb_vector", dtype="<f4", mode="r", shape=(rows, dim))

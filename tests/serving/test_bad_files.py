@@ -275,7 +275,8 @@ def test_every_two_files_exchanged_are_refused_without_a_manifest_too_but_twins(
 def test_tables_of_other_dimensions_exchanged_are_refused(bare):
     exchange(bare / "user", bare / "tag")
 
-    assert refusal(bare) == f"{bare / 'user' / 'emb_vector'}: expected 48 bytes for 4 keys of 12 bytes, found 32"
+    message = "expected 48 bytes for 4 keys of 12 bytes, found 32, as if of 2 floats each"
+    assert refusal(bare) == f"{bare / 'user' / 'emb_vector'}: {message}"
 
 
 def test_tables_of_one_size_exchanged_are_told_by_the_manifest_alone(version):
