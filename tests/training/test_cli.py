@@ -118,9 +118,48 @@ def test_the_genuine_sample_trains_and_serves(tmp_path, capsys):
     assert ((predictions > 0) & (predictions < 1)).all()
 
 
+def test_generated_samples_of_two_labels_are_reported_by_label(tmp_path, capsys):
+    assert cli.main(["--synthetic", "2000", "--model", "mmoe", "--output", str(tmp_path)]) == 0
+
+    output = capsys.readouterr().out
+    assert re.search(r"^best known AUC click 0\.\d{4}, purchase 0\.\d{4}$", output, re.MULTILINE)
+    line = (
+        r"^AUC click 0\.\d{4}, purchase 0\.\d{4}  \(evaluation: 200 rows, log loss click 0\.\d{4}, purchase 0\.\d{4}\)$"
+    )
+    assert re.search(line, output, re.MULTILINE)
+
+
+def test_arrays_of_ones_own_become_a_model(tmp_path, capsys):
+    rng = np.random.default_rng(0)
+    for name, rows in (("train", 300), ("eval", 50)):
+        item = rng.integers(0, 9, (rows, 1))
+        np.savez(tmp_path / f"{name}.npz", label=item[:, 0] > 4, user=rng.integers(0, 5, rows), item=item)
+    data = ["--data", str(tmp_path / "train.npz"), "--eval-data", str(tmp_path / "eval.npz")]
+
+    options = ["--epochs", "30", "--batch-size", "20", "--output", str(tmp_path / "out")]
+    assert cli.main([*data, "--model", "ncf", *options]) == 0
+
+    assert figures(capsys.readouterr().out, "AUC")[-1] > 0.99
+    with load_model(tmp_path / "out" / "ncf") as session:
+        likely, unlikely = session.predict(None, [1, 7, 1, 2], [0, 1, 2, 3, 4])[:, 0]
+    assert likely > 0.9 > 0.1 > unlikely
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["--data", "absent.npz", "--output", "out"], "absent.npz: no such file"),
+        (["--data", "bad.npz", "--output", "out"], "bad.npz: not a readable .npz file"),
+        (["--data", "one.npz", "--output", "out", "--model", "ncf"], "one.npz: 1 sample, expected at least 2"),
+        (["--data", "one.npz", "--output", "out"], "one.npz array dense: missing; the file has label, user, item"),
+        (
+            ["--data", "two.txt", "--output", "out", "--model", "din"],
+            "the graph reads 0 dense features, the data has 13",
+        ),
+        (
+            ["--synthetic", "10", "--output", "out", "--model", "other.json"],
+            "other.json: layers[0]: nothing is generated for 1 labels, 0 dense features and the slots user 2, item 1; ",
+        ),
         (["--data", "absent.txt", "--output", "out"], "absent.txt: no such file"),
         (["--data", "bad.txt", "--output", "out"], "bad.txt line 1: 1 columns, expected 40"),
         (["--data", "one.txt", "--output", "out"], "one.txt: 1 sample, expected at least 2"),
@@ -138,6 +177,13 @@ def test_what_cannot_be_done_is_said_in_one_line_with_exit_code_2(tmp_path, monk
     monkeypatch.chdir(tmp_path)
     Path("bad.txt").write_text("what?\n")
     write_criteo(Path("one.txt"), 1)
+    write_criteo(Path("two.txt"), 2)
+    Path("bad.npz").write_text("what?\n")
+    np.savez("one.npz", label=[1], user=[1], item=[1])
+    ncf = json.loads(built_in_graphs()["ncf"].read_text())
+    ncf["layers"][0]["sparse"][0].update(slot_num=2, max_feature_num_per_sample=2)
+    ncf["layers"][3].update(leading_dim=48)
+    Path("other.json").write_text(json.dumps(ncf))
 
     code = cli.main(arguments)
 

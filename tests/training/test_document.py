@@ -5,8 +5,11 @@ from pathlib import Path
 import pytest
 
 from serving.errors import ConfigError
+from training.ctr_model import CtrModel
 from training.document import open_document
+from training.generator import generate_for
 from training.optimizer import Adam, LearningRateSchedule
+from training.trainer import train
 
 DATA = Path(os.environ.get("HOTROW_TEST_DATA", Path(__file__).parents[3] / "shared" / "data"))
 
@@ -38,6 +41,24 @@ def test_hugectrs_own_training_graph_is_read_with_its_optimizer():
     assert document.update_type == "Global"
     assert document.adam == Adam(0.9, 0.999, 1e-7)
     assert document.schedule == LearningRateSchedule(0.001)
+
+
+def test_hugectrs_own_din_trains_once_its_last_reshape_is_mended(tmp_path):
+    path = DATA / "hugectr_configs" / "din_train.json"
+    if not path.exists():
+        pytest.skip(f"no real data: {path} is absent (HOTROW_TEST_DATA)")
+    din = json.loads(path.read_text())
+    wrong = din["layers"][22]
+    assert (wrong["bottom"], wrong["top"]) == ("reshape_reduce_item_his", "reduce_item_his")
+    wrong["bottom"], wrong["top"] = wrong["top"], wrong["bottom"]
+    document = opened(tmp_path, din)
+    samples = generate_for(open_document("din").graph, 6_000, seed=0).samples
+    model = CtrModel(document.graph, seed=0, adam=document.adam)
+
+    options = {"epochs": 3, "batch_size": 64, "schedule": document.schedule, "seed": 0}
+    *_, last = train(model, samples[:5_000], samples[5_000:], **options)
+
+    assert last.auc[0] > 0.6  # 0.68 was seen
 
 
 def test_a_schedule_is_read_from_the_optimizer(tmp_path, document):

@@ -137,6 +137,8 @@ FORMULAS = {
     "wdl": wdl,
 }  # fmt: skip
 
+AVERAGED = ["sparse_embedding_history"]
+
 
 @pytest.fixture(scope="module", params=built_in_graphs())
 def family(request, tmp_path_factory):
@@ -150,13 +152,13 @@ def family(request, tmp_path_factory):
 
 
 def pooled(embedding, table, bags):
-    """Sum or average the rows of each bag, key by key; a key that was never trained counts as zeros."""
+    """Sum the rows of each bag, key by key, or average them; a key that was never trained counts as zeros."""
     rows = dict(zip(*(array.tolist() for array in table.rows()), strict=True))
     vectors = np.zeros((len(bags.row_ptrs) - 1, embedding.dim))
     for bag, (begin, end) in enumerate(zip(bags.row_ptrs[:-1], bags.row_ptrs[1:], strict=True)):
         for key in bags.keys[begin:end].tolist():
             vectors[bag] += rows.get(key, 0.0)
-        if embedding.combiner == "mean" and end > begin:
+        if embedding.table in AVERAGED and end > begin:
             vectors[bag] /= end - begin
     return vectors.reshape(-1, embedding.slots, embedding.dim)
 

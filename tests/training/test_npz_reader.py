@@ -1,14 +1,16 @@
+import dataclasses
 import io
 import re
 import zipfile
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from training.document import open_document
+from training.document import Label, open_document
 from training.errors import DataError
 from training.generator import generate_for
 from training.npz_reader import read_npz
@@ -68,6 +70,28 @@ def test_integers_and_booleans_of_any_width_are_read_and_one_column_may_be_left_
     assert samples.dense.shape == (2, 0)
     assert lists_of(samples.bags)[0] == [[7], *([key] for key in range(11)), *[[]] * 11]
     assert lists_of(samples.bags)[1] == [[2**32 - 1], *([key] for key in range(11, 22)), *[[]] * 10, [5]]
+
+
+def test_a_label_of_several_columns_is_one_array(tmp_path):
+    several = dataclasses.replace(MMOE, labels=(Label("both", (1.0, 1.0)),))
+    arrays = good(click=None, purchase=None, both=[[1, 0], [0, 0], [1, 1]])
+
+    assert read_npz(write(tmp_path, arrays), several).labels.tolist() == [[1, 0], [0, 0], [1, 1]]
+    with pytest.raises(DataError, match=r"array both: expected shape \[3, 2\], got \[3\]"):
+        read_npz(write(tmp_path, arrays | {"both": np.zeros(3)}), several)
+
+
+def test_the_pages_example_is_read(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    page = (Path(__file__).parents[2] / "docs" / "models.md").read_text()
+    [block] = re.findall(r"^```python\n(.*?)^```", page, flags=re.DOTALL | re.MULTILINE)
+
+    exec(block, {})
+    samples = read_npz(Path("train.npz"), MMOE)
+
+    assert samples.labels.tolist() == [[1, 0], [0, 0]]
+    assert lists_of(samples.bags)[0][3] == [4, 4, 9]
+    assert lists_of(samples.bags)[1][2:] == [[], []]
 
 
 @pytest.mark.parametrize("model", [DIN, MMOE])

@@ -227,6 +227,16 @@ def test_a_graph_that_reads_other_inputs_than_the_data_has_is_refused(document, 
         trained(document, generate(20, seed=0).samples)
 
 
+def test_a_sample_with_more_keys_than_a_request_may_have_is_refused(document):
+    good = generate(20, seed=0).samples
+    sizes = np.ones(20 * 26, dtype=np.int64)
+    sizes[13 * 26 + 2] = 36  # 41 keys in the first six slots
+    crowded = Bags(np.arange(sizes.sum()), np.concatenate([[0], np.cumsum(sizes)]), 26)
+
+    with pytest.raises(ConfigError, match=r"sparse\[0\]: at most 40 keys are allowed, but sample 13 has 41"):
+        trained(document, Samples(good.labels, good.dense, crowded))
+
+
 def test_samples_of_other_slots_than_the_graphs_are_refused(document):
     good = generate(20, seed=0).samples
 

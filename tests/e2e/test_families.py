@@ -1,0 +1,63 @@
+"""Graphs with several tables, empty slots, bags of many keys and two labels, asked over HTTP."""
+
+import json
+
+import numpy as np
+import pytest
+import tritonclient.http
+
+from training.ctr_model import CtrModel
+from training.document import open_document
+from training.export import export_model
+from training.generator import generate_for
+from training.trainer import predict_logits, train
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """DIN and MMoE in one repository; twenty samples of each, and what their trainer predicts for them."""
+    repository, asked = tmp_path_factory.mktemp("families"), {}
+    for name in ("din", "mmoe"):
+        document = open_document(name)
+        samples = generate_for(document.graph, 500, seed=0).samples
+        model = CtrModel(document.graph, seed=0)
+        list(train(model, samples, samples, epochs=1, batch_size=50, schedule=document.schedule, seed=0))
+        export_model(model, document.document, repository, name)
+        asked[name] = samples[:20], 1 / (1 + np.exp(-predict_logits(model, samples[:20]).astype(np.float64)))
+    return repository, asked
+
+
+def test_samples_with_a_list_of_keys_per_slot_are_answered(trained, start):
+    repository, asked = trained
+    served = start(repository)
+
+    for name, (samples, expected) in asked.items():
+        ends = iter(np.split(samples.bags.keys, samples.bags.row_ptrs[1:-1]))
+        entries = [
+            {"dense": dense.tolist(), "keys": [next(ends).tolist() for _ in range(samples.bags.slots)]}
+            for dense in samples.dense
+        ]
+        assert [] in entries[0]["keys"] + entries[1]["keys"]
+        status, _, body = served.ask(f"/predict/{name}", {"samples": entries})
+
+        answer = json.loads(body)
+        assert (status, answer["defaulted_keys"]) == (200, 0)
+        np.testing.assert_allclose(answer["predictions"], expected, atol=1e-5)
+
+
+def test_the_bags_of_training_are_what_a_client_sends(trained, start):
+    repository, asked = trained
+    served = start(repository)
+
+    with tritonclient.http.InferenceServerClient(f"{served.host}:{served.port}") as client:
+        for name, (samples, expected) in asked.items():
+            inputs = []
+            for tensor, array, datatype in (
+                ("DES", samples.dense, "FP32"),
+                ("CATCOLUMN", samples.bags.keys, "INT64"),
+                ("ROWINDEX", samples.bags.row_ptrs.astype(np.int32), "INT32"),
+            ):
+                inputs.append(tritonclient.http.InferInput(tensor, [1, array.size], datatype))
+                inputs[-1].set_data_from_numpy(array.reshape(1, -1))
+
+            np.testing.assert_allclose(client.infer(name, inputs).as_numpy("OUTPUT0"), expected, atol=1e-5)
