@@ -1,6 +1,7 @@
 """``hotrow import``: a model that was not trained with HugeCTR, into a model repository."""
 
 import argparse
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar, get_args
@@ -91,9 +92,16 @@ def import_model(options: argparse.Namespace) -> int:
     for line in plan.describe():
         print(line, flush=True)
     if not options.dry_run:
-        print(f"model written to {write_model(plan, options.repository, options.name, options.version)}")
+        progress = _show_progress if sys.stderr.isatty() else None
+        path = write_model(plan, options.repository, options.name, options.version, progress)
+        print(f"model written to {path}")
         print(f"serve it: hotrow serve {options.repository}")
     return 0
+
+
+def _show_progress(table: str, written: int, rows: int) -> None:
+    """Rewrite one line of the terminal."""
+    print(f"\r{table}: {written / rows:.0%}", end="\n" if written == rows else "", file=sys.stderr, flush=True)
 
 
 def _pair(text: str) -> tuple[str, str]:

@@ -30,6 +30,7 @@ def refusals() -> tuple[type[Exception], ...]:
         state.NoSuchFile,
         state.NotImplemented,
         state.RuntimeException,
+        UnicodeDecodeError,  # of damage in a name
     )
 
 
@@ -59,7 +60,8 @@ def open_session(model: bytes | Path, threads: int, source: str) -> Any:
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     try:
         content = model if isinstance(model, bytes) else str(model)
-        return runtime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+        # without the fallback, which prints and tries once more with the same provider
+        return runtime.InferenceSession(content, options, providers=["CPUExecutionProvider"], enable_fallback=0)
     except refusals() as err:
         raise ModelFileError(source, f"ONNX Runtime cannot open it: {one_line(err)}") from err
 

@@ -61,7 +61,7 @@ def find_table(checkpoint: Checkpoint, table: str) -> str | None:
     if len(found) > 1:
         found = [name for name in found if _TORCHREC.search(name)] or found
     if len(found) > 1:
-        reason = f"which one is the table {table!r}: {_show(found)}? Name it: {table}={checkpoint.path}#NAME"
+        reason = f"which one is the table {table!r}: {show_names(found)}? Name it: {table}={checkpoint.path}#NAME"
         raise ModelFileError(checkpoint.path, reason)
     return found[0] if found else None
 
@@ -73,10 +73,15 @@ def missing(checkpoint: Checkpoint, wanted: str) -> ModelFileError:
     near = difflib.get_close_matches(wanted, names, n=_MOST_NAMES_SHOWN, cutoff=0.5)
     near += [by_short_name[short] for short in difflib.get_close_matches(table_name(wanted), by_short_name, n=3)]
     near = list(dict.fromkeys(near))
-    there = f"nearest are {_show(near)}" if near else f"there is {_show(checkpoint.tables() or names) or 'nothing'}"
+    there = (
+        f"nearest are {show_names(near)}"
+        if near
+        else f"there is {show_names(checkpoint.tables() or names) or 'nothing'}"
+    )
     return ModelFileError(checkpoint.path, f"no table {wanted!r}; {there}")
 
 
-def _show(names: Sequence[str]) -> str:
+def show_names(names: Sequence[str]) -> str:
+    """Return the first of many names, for a message."""
     more = f", and {len(names) - _MOST_NAMES_SHOWN} more" if len(names) > _MOST_NAMES_SHOWN else ""
     return ", ".join(map(repr, names[:_MOST_NAMES_SHOWN])) + more

@@ -92,6 +92,8 @@ def _sizes(path: Path, kind: str, entry: Any, ranks: tuple[int, int]) -> tuple[i
     """Return the sizes behind B of a float32 input or output; ``ranks``: how many there may be."""
     import onnx
 
+    if not isinstance(entry.name, str):  # protobuf gives bytes for what is not UTF-8
+        raise ModelFileError(path, f"{kind} {entry.name!r}: expected a name in UTF-8")
     tensor = entry.type.tensor_type
     dtype = onnx.TensorProto.DataType.Name(tensor.elem_type).lower()
     shape = [dim.dim_value if dim.HasField("dim_value") else dim.dim_param or "?" for dim in tensor.shape.dim]

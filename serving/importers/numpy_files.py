@@ -10,17 +10,22 @@ The bare form is what ``ndarray.tofile`` writes, and what NVIDIA's NV Embedding 
 what the sizes of both files make it.
 """
 
+import tokenize
+import zipfile
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
 
 from serving.errors import ModelFileError
 from serving.importers.rows import TableRows, rows_of_array
+
+# As what pickled objects, and damage in a header, an archive or its compression show.
+_UNREADABLE = (EOFError, RuntimeError, SyntaxError, ValueError, tokenize.TokenError, zipfile.BadZipFile, zlib.error)
 
 
 def open_npy(path: Path) -> TableRows:
@@ -101,5 +106,5 @@ def _faults_of(path: Path) -> Iterator[None]:
         yield
     except OSError as err:
         raise ModelFileError(path, f"cannot be read: {err.strerror or err}") from err
-    except (ValueError, EOFError, BadZipFile) as err:  # a damaged header, or pickled objects
+    except _UNREADABLE as err:
         raise ModelFileError(path, f"not a NumPy file of numbers: {err}") from err

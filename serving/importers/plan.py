@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from serving.errors import ConfigError
-from serving.importers.checkpoint import Checkpoint, find_table, missing
+from serving.importers.checkpoint import Checkpoint, find_table, missing, show_names
 from serving.importers.network import ImportedNetwork, NetworkInput, read_network
 from serving.importers.rows import TableRows
 from serving.importers.sources import open_checkpoint, open_table
@@ -45,12 +45,14 @@ class ImportPlan:
         dense: its input for dense features; None where F is 0.
         tables: in the order of the network's inputs, which is their order in a request.
         max_batchsize: most samples of one request.
+        unused: what in the checkpoint may be a table, and no input is called like.
     """
 
     network: ImportedNetwork
     dense: NetworkInput | None
     tables: tuple[PlannedTable, ...]
     max_batchsize: int
+    unused: tuple[str, ...]
 
     def document(self) -> dict[str, Any]:
         """Return ``graph.json``: Data and one embedding layer per table; the network takes the place of the others."""
@@ -88,6 +90,8 @@ class ImportPlan:
                 f"table {table.name}: {table.slots} slot{'s' * (table.slots > 1)}, {table.combiner}; "
                 f"{table.rows.rows:,} rows of {table.rows.dim} from {table.rows.source}, {keys}"
             )
+        if self.unused:
+            yield f"not used, as no input is called so: {show_names(self.unused)}"
 
 
 def plan_import(
@@ -121,13 +125,14 @@ def plan_import(
     imported = read_network(Path(network), logits)
     source = str(network)
     inputs = {entry.name: entry for entry in imported.inputs}
-    given = dict(tables or {})
+    given = tables or {}
     for name in given:
         if name not in inputs:
             raise ConfigError(source, f"table {name!r}", f"no input of the network is called so{_hint(name, inputs)}")
-    found = open_checkpoint(Path(checkpoint)) if checkpoint is not None else None
-    rows = {name: opened for name in inputs if (opened := _rows_of(name, given, found)) is not None}
-    dense = _dense_input(source, [entry for name, entry in inputs.items() if name not in rows], found)
+    place = open_checkpoint(Path(checkpoint)) if checkpoint is not None else None
+    found = {name: find_table(place, name) for name in inputs if name not in given} if place is not None else {}
+    rows = {name: opened for name in inputs if (opened := _open(name, given, place, found)) is not None}
+    dense = _dense_input(source, [entry for name, entry in inputs.items() if name not in rows], place)
     own = combiners or {}
     for name in own.keys() - rows.keys():
         raise ConfigError(source, "combiner", f"no table is called {name!r}{_hint(name, rows)}")
@@ -137,7 +142,8 @@ def plan_import(
     )
     if not planned:
         raise ConfigError(source, "", "no table for any of its inputs; a model has at least one")
-    plan = ImportPlan(imported, dense, planned, max_batchsize)
+    unused = tuple(name for name in place.tables() if name not in found.values()) if place is not None else ()
+    plan = ImportPlan(imported, dense, planned, max_batchsize, unused)
     graph = plan.graph()  # which checks the names
     for table in planned:
         table.rows.check_keys()
@@ -145,11 +151,13 @@ def plan_import(
     return plan
 
 
-def _rows_of(name: str, given: Mapping[str, str | Path], checkpoint: Checkpoint | None) -> TableRows | None:
+def _open(
+    name: str, given: Mapping[str, str | Path], checkpoint: Checkpoint | None, found: Mapping[str, str | None]
+) -> TableRows | None:
     if name in given:
         return open_table(name, given[name])
-    found = find_table(checkpoint, name) if checkpoint is not None else None
-    return checkpoint.rows(found) if checkpoint is not None and found is not None else None
+    inside = found.get(name)
+    return checkpoint.rows(inside) if checkpoint is not None and inside is not None else None
 
 
 def _dense_input(source: str, left: list[NetworkInput], checkpoint: Checkpoint | None) -> NetworkInput | None:

@@ -5,11 +5,11 @@ Tensors stay on the disk until they are read, but for those of PyTorch before 1.
 """
 
 import struct
+import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
-from zipfile import is_zipfile
 
 from serving.errors import MissingExtraError, ModelFileError
 from serving.importers.checkpoint import matrices_of
@@ -17,7 +17,10 @@ from serving.importers.rows import TableRows, check_matrix
 from serving.model.sparse_rows import Vectors
 
 # As what damage in a file shows: the unpickler is an interpreter, and stumbles like a program.
-_DAMAGED = (RuntimeError, ValueError, LookupError, EOFError, AttributeError, TypeError, AssertionError, struct.error)
+_DAMAGED = (
+    *(RuntimeError, ValueError, LookupError, EOFError, AttributeError, TypeError, AssertionError),
+    *(struct.error, zipfile.BadZipFile),
+)
 
 
 class TorchFile:
@@ -67,7 +70,7 @@ def _load(path: Path) -> Any:
     except ImportError as err:
         raise MissingExtraError("torch", "train", f"reading {path}") from err
     try:
-        return torch.load(path, map_location="cpu", weights_only=True, mmap=is_zipfile(path))
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     except OSError as err:
         raise ModelFileError(path, f"cannot be read: {err.strerror or err}") from err
     except UnpicklingError as err:

@@ -2,9 +2,10 @@
 
 import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 
@@ -19,10 +20,19 @@ from serving.model.version_writer import GRAPH_FILE, ONNX_FILE, write_version
 
 _BATCH_BYTES = 16 << 20  # of vectors in memory at a time
 
+#: Table, rows written, V.
+Progress: TypeAlias = Callable[[str, int, int], None]
+
 _log = logging.getLogger(__name__)
 
 
-def write_model(plan: ImportPlan, repository: str | Path, name: str, version: int | None = None) -> Path:
+def write_model(
+    plan: ImportPlan,
+    repository: str | Path,
+    name: str,
+    version: int | None = None,
+    progress: Progress | None = None,
+) -> Path:
     """Write ``<repository>/<name>/<version>/``, complete or absent; see ``write_version``.
 
     Vectors pass through memory in batches. A row that is not finite is written all the same, as it may be one of
@@ -34,6 +44,7 @@ def write_model(plan: ImportPlan, repository: str | Path, name: str, version: in
         repository: the model repository; made if it does not exist.
         name: the model's name: letters, digits, ``_`` and ``-``.
         version: at least 1; by default one more than the newest there.
+        progress: called after each batch with the table's name, the rows written of it, and V.
 
     Returns:
         the version's folder.
@@ -43,33 +54,39 @@ def write_model(plan: ImportPlan, repository: str | Path, name: str, version: in
         ConfigError: a table has the name of one of the files beside it.
         ModelFileError: a source has changed or is damaged.
     """
-    write_files = partial(_write_files, plan=plan, name=name)
+    write_files = partial(_write_files, plan=plan, name=name, progress=progress or _say_nothing)
     return write_version(Path(repository), name, plan.graph(), write_files, version)
 
 
-def _write_files(folder: Path, plan: ImportPlan, name: str) -> None:
+def _write_files(folder: Path, plan: ImportPlan, name: str, progress: Progress) -> None:
     (folder / GRAPH_FILE).write_text(json.dumps(plan.document(), indent=2) + "\n")
     (folder / ONNX_FILE).write_bytes(plan.network.content())
     for table in plan.tables:
         batch_rows = max(1, _BATCH_BYTES // (4 * table.rows.dim))
-        write_sparse_batches(folder / table.name, _told_of_faults(table, table.rows.batches(batch_rows)))
+        write_sparse_batches(folder / table.name, _watched(table, batch_rows, progress))
     _predict_once(folder, name)
 
 
-def _told_of_faults(table: PlannedTable, batches: Iterator[tuple[Keys, Vectors]]) -> Iterator[tuple[Keys, Vectors]]:
-    """Pass the batches on; in the end, log how many rows are not finite."""
-    count, first = 0, 0
-    for keys, vectors in batches:
+def _watched(table: PlannedTable, batch_rows: int, progress: Progress) -> Iterator[tuple[Keys, Vectors]]:
+    """Pass a table's batches on and tell of them; in the end, log how many rows are not finite."""
+    written, faults, first = 0, 0, 0
+    for keys, vectors in table.rows.batches(batch_rows):
         faulty = ~np.isfinite(vectors).all(axis=1)
         if faulty.any():
-            first = first if count else int(keys[np.argmax(faulty)])
-            count += int(np.count_nonzero(faulty))
+            first = first if faults else int(keys[np.argmax(faulty)])
+            faults += int(np.count_nonzero(faulty))
         yield keys, vectors
-    if count:
-        rows = f"{count:,} of {table.rows.rows:,} rows have values that are NaN or infinite"
+        written += keys.size
+        progress(table.name, written, table.rows.rows)
+    if faults:
+        rows = f"{faults:,} of {table.rows.rows:,} rows have values that are NaN or infinite"
         _log.warning(
             "%s: %s, the first is that of key %d; a request for one is refused", table.rows.source, rows, first
         )
+
+
+def _say_nothing(table: str, written: int, rows: int) -> None:
+    """The progress of a table, for nobody."""
 
 
 def _predict_once(folder: Path, name: str) -> None:

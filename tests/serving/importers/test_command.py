@@ -1,5 +1,7 @@
 """The `hotrow import` command."""
 
+import sys
+
 import numpy as np
 import pytest
 
@@ -38,6 +40,14 @@ def test_a_dry_run_describes_and_writes_nothing(run, tmp_path, capsys):
 
     assert capsys.readouterr().out.count("\n") == 3
     assert not (tmp_path / "models").exists()
+
+
+def test_on_a_terminal_progress_is_shown(run, capsys, monkeypatch):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+
+    assert run() == 0
+
+    assert capsys.readouterr().err == "\rads: 100%\n\rusers: 100%\n"
 
 
 def test_logits_are_made_probabilities(run, sketch, network, capsys):

@@ -105,6 +105,13 @@ def test_a_file_that_is_no_network_is_refused(tmp_path, content):
         read_network(tmp_path / "dense.onnx")
 
 
+def test_a_name_that_is_no_text_is_refused(network):
+    network.write_bytes(network.read_bytes().replace(b"dense", b"\xffense"))
+
+    with pytest.raises(ModelFileError, match=r"input b'\\xffense': expected a name in UTF-8"):
+        read_network(network)
+
+
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(ModelFileError, match=r"absent\.onnx: cannot be read: No such file"):
         read_network(tmp_path / "absent.onnx")

@@ -73,6 +73,17 @@ def test_the_plan_says_what_a_request_brings_and_where_rows_come_from(network, t
     ]
 
 
+def test_tables_of_the_checkpoint_that_no_input_takes_are_told_of(network, tables, tmp_path):
+    for name in ("ads", "user", "item"):
+        np.arange(30).tofile(folder_file(tmp_path / "model" / name, "key"))
+        np.ones((30, 4), np.float32).tofile(tmp_path / "model" / name / "emb_vector")
+
+    plan = plan_import(network, "sum", {"users": tables["users"]}, checkpoint=tmp_path / "model")
+
+    assert plan.unused == ("item", "user")
+    assert list(plan.describe())[-1] == "not used, as no input is called so: 'item', 'user'"
+
+
 class TestRefused:
     def test_a_table_for_no_input(self, network, tables):
         with pytest.raises(

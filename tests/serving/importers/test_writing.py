@@ -68,8 +68,11 @@ def test_the_version_is_complete_and_says_what_was_asked_for(plan, tmp_path):
 def test_rows_pass_in_batches_and_none_is_lost(plan, tables, tmp_path, monkeypatch):
     monkeypatch.setattr(writing, "_BATCH_BYTES", 4 * 4 * 7)  # 7 rows
 
-    path = write_model(plan, tmp_path / "models", "ctr")
+    told = []
 
+    path = write_model(plan, tmp_path / "models", "ctr", progress=lambda *numbers: told.append(numbers))
+
+    assert [numbers for numbers in told if numbers[0] == "users"] == [("users", rows, 20) for rows in (7, 14, 20)]
     for table, file in tables.items():
         vectors = np.load(file)
         assert np.fromfile(path / table / "key", "<i8").tolist() == list(range(len(vectors)))

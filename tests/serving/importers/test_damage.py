@@ -1,0 +1,71 @@
+"""Bytes gone wrong in every kind of file: it is read, as the damage may be in a number, or refused with its name."""
+
+import shutil
+
+import numpy as np
+import pytest
+import safetensors.numpy
+import torch
+
+from serving.errors import ServingError
+from serving.importers import plan_import
+from serving.importers.sources import open_table
+
+VECTORS = np.ones((10, 4), np.float32)
+WRITERS = {
+    "ads.npy": lambda path: np.save(path, VECTORS),
+    "ads.npz": lambda path: np.savez(path, keys=np.arange(10), vectors=VECTORS),
+    "packed.npz": lambda path: np.savez_compressed(path, keys=np.arange(10), vectors=VECTORS),
+    "ads.safetensors": lambda path: safetensors.numpy.save_file({"ads": VECTORS}, path),
+    "ads.pt": lambda path: torch.save({"ads": torch.ones(10, 4)}, path),
+    "old.pt": lambda path: torch.save({"ads": torch.ones(10, 4)}, path, _use_new_zipfile_serialization=False),
+}
+
+
+def damaged(content, times):
+    """Copies of ``content`` with one or two bytes changed, or cut short."""
+    rng = np.random.default_rng(0)
+    for _ in range(times):
+        copy = bytearray(content)
+        for _ in range(rng.integers(1, 3)):
+            copy[rng.integers(min(len(copy), 2000))] ^= int(rng.integers(1, 256))
+        yield copy
+    for size in rng.choice(len(content), times // 5, replace=False):
+        yield content[:size]
+
+
+def refusals(path, content, times, use):
+    """How many of the damaged files are refused; all of these name the file."""
+    count = 0
+    for copy in damaged(content, times):
+        path.unlink(missing_ok=True)  # a file that is mapped must not be cut
+        path.write_bytes(copy)
+        try:
+            use()
+        except ServingError as err:
+            assert path.name in str(err)  # noqa: PT017
+            count += 1
+    return count
+
+
+@pytest.mark.filterwarnings("ignore:Detected pickle protocol", "ignore:Reading `.npy`", "ignore:invalid value")
+@pytest.mark.parametrize("name", WRITERS)
+def test_a_damaged_table_is_read_or_refused(tmp_path, name):
+    path = tmp_path / name
+    WRITERS[name](path)
+
+    def use():
+        rows = open_table("ads", path)
+        rows.check_keys()
+        for _ in rows.batches(4):
+            pass
+
+    use()
+    assert refusals(path, path.read_bytes(), 150, use) > 20
+
+
+def test_a_damaged_network_is_read_or_refused(network, tables, tmp_path):
+    path = tmp_path / "damaged.onnx"
+    shutil.copy(network, path)
+
+    assert refusals(path, path.read_bytes(), 100, lambda: plan_import(path, "sum", tables)) > 20
