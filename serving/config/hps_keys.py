@@ -2,34 +2,11 @@
 
 # By the object that holds them; such a key is refused by name instead of being called unknown.
 UNSUPPORTED = {
-    "": frozenset({"fuse_embedding_table", "update_source"}),
-    "models": frozenset(
-        {
-            "embedding_cache_type",
-            "enable_pagelock",
-            "fp8_quant",
-            "fuse_embedding_table",
-            "non_trainable_params_file",
-            "refresh_delay",
-            "refresh_interval",
-            "use_static_table",
-        }
-    ),
+    "": frozenset({"update_source"}),
     "volatile_db": frozenset(
         {
-            "address",
-            "allocation_rate",
-            "cache_missed_embeddings",
             "enable_tls",
-            "initial_cache_rate",
-            "initialize_after_startup",
-            "max_batch_size",
             "num_node_connections",
-            "num_partitions",
-            "overflow_margin",
-            "overflow_policy",
-            "overflow_resolution_target",
-            "password",
             "shared_memory_auto_remove",
             "shared_memory_name",
             "shared_memory_size",
@@ -37,11 +14,8 @@ UNSUPPORTED = {
             "tls_client_certificate",
             "tls_client_key",
             "tls_server_name_identification",
-            "update_filters",
-            "user_name",
         }
     ),
-    "persistent_db": frozenset({"initialize_after_startup", "update_filters"}),
 }
 
 # Spelling -> what it means here; None: HPS knows it, Hotrow does not support it yet.

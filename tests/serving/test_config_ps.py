@@ -128,10 +128,44 @@ def test_what_shapes_a_gpu_cache_or_a_gpus_network_changes_nothing(ps):
         "num_of_worker_buffer_in_pool": "4", "num_of_refresher_buffer_in_pool": 1, "gpucacheper": "0.5",
         "cache_refresh_percentage_per_iteration": 0.2, "mixed_precision": True, "use_mixed_precision": False,
         "scaler": 1.0, "use_algorithm_search": True, "use_cuda_graph": True, "thread_pool_size": 16, "init_ec": True,
-        "use_context_stream": True, "use_hctr_cache_implementation": False,
+        "use_context_stream": True, "use_hctr_cache_implementation": False, "refresh_delay": 0, "refresh_interval": 5.0,
+        "use_static_table": False, "embedding_cache_type": "dynamic", "enable_pagelock": True, "fp8_quant": False,
     }  # fmt: skip
 
     assert ps(in_model(**gpu)) == plain
+
+
+def test_what_shapes_hps_own_stores_changes_nothing(ps):
+    plain = ps()
+
+    def change(document):  # as in the samples of HugeCTR's Triton backend, old and new
+        document["fuse_embedding_table"] = False
+        document["volatile_db"].update(
+            num_partitions=8, allocation_rate=268435456, max_batch_size=65536, max_get_batch_size=100000,
+            max_set_batch_size="100000", overflow_margin=10000000, overflow_policy="evict_oldest",
+            overflow_resolution_target=0.8, initial_cache_rate="1.0", cache_missed_embeddings=False,
+            initialize_after_startup=True, refresh_time_after_fetch=False, update_filters=["^hps_.+$"],
+            address="127.0.0.1:7000", user_name="default", password="", algorithm="phm",
+        )  # fmt: skip
+        document["persistent_db"].update(
+            max_get_batch_size=10000, max_set_batch_size=10000, update_filters=[".+"], initialize_after_startup=True
+        )
+
+    assert ps(change) == plain
+
+
+@pytest.mark.parametrize("said", ["", "model/_dense_10.model.ntp.json", "./model/../model/_dense_10.model.ntp.json"])
+def test_the_parameters_that_are_not_trained_lie_beside_the_dense_file(ps, said):
+    plain = ps()
+
+    assert ps(in_model(non_trainable_params_file=said)) == plain
+
+
+def test_parameters_that_are_not_trained_are_not_looked_for_elsewhere(ps):
+    with pytest.raises(ConfigError, match=r"expected .*/_dense_10\.model\.ntp\.json, .*; got 'other\.json'") as caught:
+        ps(in_model(non_trainable_params_file="other.json"))
+
+    assert caught.value.path == "models[0].non_trainable_params_file"
 
 
 def in_model(**change):
@@ -147,9 +181,10 @@ def in_tier(tier, **change):
     [
         (lambda d: d.pop("supportlonglong"), "supportlonglong", "required"),
         (lambda d: d.update(supportlonglong=1), "supportlonglong", "boolean"),
-        (lambda d: d.update(fuse_embedding_table=True), "fuse_embedding_table", "HPS knows this key"),
+        (lambda d: d.update(update_source={}), "update_source", "HPS knows this key"),
+        (lambda d: d.update(fuse_embedding_table=True), "fuse_embedding_table", "supports only false here, got True"),
         (lambda d: d.update(volatile=1), "volatile", "unknown key"),
-        (in_model(fp8_quant=True), "models[0].fp8_quant", "HPS knows this key"),
+        (in_model(fp8_quant=True), "models[0].fp8_quant", "supports only false here, got True"),
         (in_model(gpucacheper=-0.5), "models[0].gpucacheper", "greater than or equal to 0, got -0.5"),
         (in_model(gpucacheper="half"), "models[0].gpucacheper", "valid number, got 'half'"),
         (in_model(use_cuda_graph=1), "models[0].use_cuda_graph", "valid boolean, got 1"),
@@ -188,16 +223,26 @@ def in_tier(tier, **change):
         (in_tier("volatile_db", type="multi_process_hash_map"), "volatile_db.type", "HPS knows the type"),
         (in_tier("volatile_db", type="hash_mapp"), "volatile_db.type", "expected one of disabled, .* 'hash_mapp'"),
         (in_tier("volatile_db", type=3), "volatile_db.type", "expected one of"),
+        (in_tier("volatile_db", enable_tls=True), "volatile_db.enable_tls", "HPS knows this key, Hotrow does not"),
+        (in_tier("volatile_db", overflow_margin=0), "volatile_db.overflow_margin", "greater than or equal to 1"),
+        (in_tier("volatile_db", initial_cache_rate=0.5), "volatile_db.initial_cache_rate", "only 1.0 here, got 0.5"),
+        (in_tier("volatile_db", initial_cache_rate=True), "volatile_db.initial_cache_rate", "only 1.0 here, got True"),
         (
-            in_tier("volatile_db", overflow_margin=9),
-            "volatile_db.overflow_margin",
-            "HPS knows this key, Hotrow does not",
+            in_tier("volatile_db", initialize_after_startup=False),
+            "volatile_db.initialize_after_startup",
+            "supports only true here, got False",
         ),
+        (
+            in_tier("volatile_db", cache_missed_embeddings="true"),
+            "volatile_db.cache_missed_embeddings",
+            "supports only false here, got 'true'",
+        ),
+        (in_tier("volatile_db", overflow_policy="evict_none"), "volatile_db.overflow_policy", "got 'evict_none'"),
         (in_tier("volatile_db", capacity_bytes=9), "volatile_db", "capacity_rows or capacity_bytes, got both"),
         (in_tier("volatile_db", capacity_rows=0), "volatile_db.capacity_rows", "greater than or equal to 1"),
         (in_tier("volatile_db", capacity=1), "volatile_db.capacity", "unknown key"),
         (lambda d: d["volatile_db"].pop("type"), "volatile_db.type", "required"),
-        (in_tier("persistent_db", update_filters=[]), "persistent_db.update_filters", "HPS knows this key"),
+        (in_tier("persistent_db", update_filters=".+"), "persistent_db.update_filters", "valid list"),
         (in_tier("persistent_db", type="rocks-db"), "persistent_db.type", "expected one of"),
         (in_tier("persistent_db", num_threads=2000000000), "persistent_db.num_threads", "less than or equal to 1024"),
         (lambda d: d["persistent_db"].pop("path"), "persistent_db", "path is required"),

@@ -1,0 +1,213 @@
+"""The clauses of HPS's ``ps.json``, as HugeCTR v3.3 to v24.06 and its Triton backends read it."""
+
+import json
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from serving.config.hps_keys import PERSISTENT_TYPES, VOLATILE_TYPES
+from serving.config.validation import Clause
+from serving.model.json_fields import LARGEST_FLOAT32
+from serving.model.names import TABLE_NAME
+
+FileName = Annotated[str, Field(min_length=1)]
+TableName = Annotated[str, Field(pattern=rf"^{TABLE_NAME.pattern}$")]
+
+
+def _unquoted(value: Any) -> Any:
+    """Return the number or truth value that a string holds: HugeCTR's Triton backend reads ``"64"`` as 64."""
+    if not isinstance(value, str) or len(value) > 32:
+        return value
+    try:
+        parsed = json.loads(value.lower())  # it reads "True", too
+    except ValueError:
+        return value
+    return parsed if isinstance(parsed, (bool, int, float)) else value
+
+
+_Unquoted = BeforeValidator(_unquoted)
+Switch = Annotated[bool, _Unquoted]
+Float32 = Annotated[float, _Unquoted, Field(ge=-LARGEST_FLOAT32, le=LARGEST_FLOAT32)]
+Share = Annotated[float, _Unquoted, Field(ge=0.0, allow_inf_nan=False)]
+Count = Annotated[int, _Unquoted, Field(ge=1)]
+Whole = Annotated[int, _Unquoted, Field(ge=0)]
+Part = Annotated[float, _Unquoted, Field(gt=0.0, lt=1.0)]
+
+
+def _only(accepted: bool | float) -> BeforeValidator:
+    """A check that HPS's key says what Hotrow does in any case."""
+
+    def check(value: Any) -> Any:
+        said = _unquoted(value)
+        if isinstance(said, bool) != isinstance(accepted, bool) or said != accepted:
+            raise ValueError(f"Hotrow supports only {json.dumps(accepted)} here, got {value!r}")
+        return accepted
+
+    return BeforeValidator(check)
+
+
+Never = Annotated[bool, _only(False)]
+Always = Annotated[bool, _only(True)]
+
+
+OverflowPolicy = Literal["evict_oldest", "oldest", "evict_least_used", "least_used", "evict_random", "random"]
+
+
+class ModelClause(Clause):
+    """One entry of ``models`` (sources: HPS's configuration, HugeCTR v24.06, and the HugeCTR backend of Triton).
+
+    A number or a truth value may stand in a string.
+
+    Attributes:
+        model: the model's name.
+        sparse_files: one folder or file per embedding layer, in graph order.
+        dense_file: the dense weights, or an ONNX network (``.onnx``) in place of layers and weights.
+        network_file: the layer graph; with an ONNX network, its inputs.
+        max_batch_size: most samples of one request.
+        gpucache: whether a GPU embedding cache is asked for. HPS's default is true, so is this one.
+        hit_rate_threshold: when a GPU cache is filled; no effect on the CPU.
+        embedding_table_names: names of the tables; the graph's where absent.
+        embedding_vecsize_per_table: must agree with the graph.
+        default_value_for_each_table: every float of an unknown key's vector; the graph's where absent.
+        maxnum_catfeature_query_per_table_per_sample: most keys of one sample; the graph's where absent.
+        maxnum_des_feature_per_sample: must not be less than the graph's dense features.
+        deployed_device_list: GPUs the model is deployed on; no effect on the CPU.
+        label_dim: must agree with the graph.
+        slot_num: must agree with the graph, over all tables.
+
+        non_trainable_params_file: must be the file beside ``dense_file`` that Hotrow reads, ``<dense_file>.ntp.json``.
+        fp8_quant, fuse_embedding_table: must be false.
+
+    The attributes behind these shape a GPU cache or a GPU's network; no effect on the CPU.
+    """
+
+    model: str
+    sparse_files: list[FileName]
+    dense_file: FileName
+    network_file: FileName
+    max_batch_size: Count = 64
+    gpucache: Switch = True
+    hit_rate_threshold: Share = 0.9
+    embedding_table_names: list[TableName] | None = None
+    embedding_vecsize_per_table: list[Count] | None = None
+    default_value_for_each_table: list[Float32] | None = None
+    maxnum_catfeature_query_per_table_per_sample: list[Count] | None = None
+    maxnum_des_feature_per_sample: Whole | None = None
+    deployed_device_list: list[Whole] | None = None
+    label_dim: Count | None = None
+    slot_num: Count | None = None
+    non_trainable_params_file: str | None = None
+    fp8_quant: Never = False
+    fuse_embedding_table: Never = False
+
+    cache_refresh_percentage_per_iteration: Share | None = None
+    embedding_cache_type: Literal["dynamic", "static", "uvm", "stochastic"] | None = None
+    enable_pagelock: Switch | None = None
+    gpucacheper: Share | None = None
+    init_ec: Switch | None = None
+    mixed_precision: Switch | None = None
+    num_of_refresher_buffer_in_pool: Whole | None = None
+    num_of_worker_buffer_in_pool: Whole | None = None
+    refresh_delay: Share | None = None
+    refresh_interval: Share | None = None
+    scaler: Share | None = None
+    thread_pool_size: Whole | None = None
+    use_algorithm_search: Switch | None = None
+    use_context_stream: Switch | None = None
+    use_cuda_graph: Switch | None = None
+    use_hctr_cache_implementation: Switch | None = None
+    use_mixed_precision: Switch | None = None
+    use_static_table: Switch | None = None
+
+
+def _volatile_type(value: Any) -> str:
+    return _spelling(value, VOLATILE_TYPES)
+
+
+def _persistent_type(value: Any) -> str:
+    return _spelling(value, PERSISTENT_TYPES)
+
+
+def _spelling(value: Any, spellings: dict[str, str | None]) -> str:
+    if not isinstance(value, str) or value not in spellings:
+        accepted = ", ".join(text for text, meaning in spellings.items() if meaning)
+        raise ValueError(f"expected one of {accepted}, got {value!r}")
+    meaning = spellings[value]
+    if meaning is None:
+        raise ValueError(f"HPS knows the type {value!r}, Hotrow does not support it yet")
+    return meaning
+
+
+class VolatileDbClause(Clause):
+    """``volatile_db``.
+
+    Attributes:
+        type: RAM, or none.
+        capacity_rows: Hotrow's own: most rows in RAM, over all tables.
+        capacity_bytes: Hotrow's own: the same in bytes; one of the two.
+        cache_missed_embeddings: must be false.
+        initialize_after_startup: must be true: RAM is filled from the models' files.
+        initial_cache_rate: must be 1: RAM is filled as far as its capacity goes.
+
+    The attributes behind these shape HPS's hash maps, Redis, or the updates from Kafka (``update_source``, refused); no
+    effect here. Beyond ``overflow_margin`` HPS evicts rows; Hotrow keeps every row that no other tier holds.
+    """
+
+    type: Annotated[Literal["disabled", "hash_map"], BeforeValidator(_volatile_type)]
+    capacity_rows: Count | None = None
+    capacity_bytes: Count | None = None
+    cache_missed_embeddings: Never = False
+    initialize_after_startup: Always = True
+    initial_cache_rate: Annotated[float, _only(1.0)] = 1.0
+
+    address: str | None = None
+    algorithm: str | None = None
+    allocation_rate: Count | None = None
+    max_batch_size: Count | None = None
+    max_get_batch_size: Count | None = None
+    max_set_batch_size: Count | None = None
+    num_partitions: Count | None = None
+    overflow_margin: Count | None = None
+    overflow_policy: OverflowPolicy | None = None
+    overflow_resolution_target: Part | None = None
+    password: str | None = None
+    refresh_time_after_fetch: Switch | None = None
+    update_filters: list[str] | None = None
+    user_name: str | None = None
+
+    @model_validator(mode="after")
+    def _one_capacity(self) -> Self:
+        if self.capacity_rows is not None and self.capacity_bytes is not None:
+            raise ValueError("expected capacity_rows or capacity_bytes, got both")
+        return self
+
+
+class PersistentDbClause(Clause):
+    """``persistent_db``; the attributes behind ``initialize_after_startup``, which must be true, have no effect."""
+
+    type: Annotated[Literal["disabled", "rocks_db"], BeforeValidator(_persistent_type)]
+    path: FileName | None = None
+    read_only: bool = False
+    num_threads: Annotated[int, Field(ge=1, le=1024)] = 16
+    max_batch_size: Count = 65536
+    initialize_after_startup: Always = True
+
+    max_get_batch_size: Count | None = None
+    max_set_batch_size: Count | None = None
+    update_filters: list[str] | None = None
+
+    @model_validator(mode="after")
+    def _has_path(self) -> Self:
+        if self.type != "disabled" and self.path is None:
+            raise ValueError("path is required where the type is rocks_db")
+        return self
+
+
+class PsDocument(Clause):
+    """The whole ``ps.json``."""
+
+    supportlonglong: Switch
+    fuse_embedding_table: Never = False
+    models: list[ModelClause] = Field(default_factory=list)
+    volatile_db: VolatileDbClause = VolatileDbClause(type="hash_map")
+    persistent_db: PersistentDbClause = PersistentDbClause(type="disabled")
