@@ -16,6 +16,11 @@ class NetworkInput:
     name: str
     sizes: tuple[int, ...]
 
+    @property
+    def shape(self) -> str:
+        """The shape as messages write it: ``[B, 2, 16]``."""
+        return f"[B, {', '.join(map(str, self.sizes))}]"
+
 
 @dataclass(frozen=True, slots=True)
 class ImportedNetwork:

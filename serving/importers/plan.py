@@ -1,16 +1,15 @@
 """What an import is going to write: a network, its tables, and the ``graph.json`` that joins them."""
 
-import difflib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from serving.errors import ConfigError
-from serving.importers.checkpoint import Checkpoint, find_table, missing, show_names
+from serving.importers.checkpoint import show_names
+from serving.importers.matching import hint, match_tables
 from serving.importers.network import ImportedNetwork, NetworkInput, read_network
 from serving.importers.rows import TableRows
-from serving.importers.sources import open_checkpoint, open_table
 from serving.importers.trial import try_network
 from serving.model.graph import parse_graph
 from serving.model.records import Combiner, Graph
@@ -123,53 +122,21 @@ def plan_import(
         MissingExtraError: a package is needed that is not installed.
     """
     imported = read_network(Path(network), logits)
-    source = str(network)
-    inputs = {entry.name: entry for entry in imported.inputs}
-    given = tables or {}
-    for name in given:
-        if name not in inputs:
-            raise ConfigError(source, f"table {name!r}", f"no input of the network is called so{_hint(name, inputs)}")
-    place = open_checkpoint(Path(checkpoint)) if checkpoint is not None else None
-    found = {name: find_table(place, name) for name in inputs if name not in given} if place is not None else {}
-    rows = {name: opened for name in inputs if (opened := _open(name, given, place, found)) is not None}
-    dense = _dense_input(source, [entry for name, entry in inputs.items() if name not in rows], place)
+    matching = match_tables(imported, tables or {}, checkpoint)
     own = combiners or {}
-    for name in own.keys() - rows.keys():
-        raise ConfigError(source, "combiner", f"no table is called {name!r}{_hint(name, rows)}")
+    for name in own.keys() - matching.rows.keys():
+        raise ConfigError(str(network), "combiner", f"no table is called {name!r}{hint(name, matching.rows)}")
+    inputs = {entry.name: entry for entry in imported.inputs}
     planned = tuple(
-        PlannedTable(name, opened, _slots(source, inputs[name], opened), own.get(name, combiner))
-        for name, opened in rows.items()
+        PlannedTable(name, rows, _slots(str(network), inputs[name], rows), own.get(name, combiner))
+        for name, rows in matching.rows.items()
     )
-    if not planned:
-        raise ConfigError(source, "", "no table for any of its inputs; a model has at least one")
-    unused = tuple(name for name in place.tables() if name not in found.values()) if place is not None else ()
-    plan = ImportPlan(imported, dense, planned, max_batchsize, unused)
+    plan = ImportPlan(imported, matching.dense, planned, max_batchsize, matching.unused)
     graph = plan.graph()  # which checks the names
     for table in planned:
         table.rows.check_keys()
     try_network(graph, imported, [table.rows for table in planned])
     return plan
-
-
-def _open(
-    name: str, given: Mapping[str, str | Path], checkpoint: Checkpoint | None, found: Mapping[str, str | None]
-) -> TableRows | None:
-    if name in given:
-        return open_table(name, given[name])
-    inside = found.get(name)
-    return checkpoint.rows(inside) if checkpoint is not None and inside is not None else None
-
-
-def _dense_input(source: str, left: list[NetworkInput], checkpoint: Checkpoint | None) -> NetworkInput | None:
-    """Return the one input without a table, if it can be that of the dense features."""
-    vectors = [entry for entry in left if len(entry.sizes) == 2]
-    if vectors and checkpoint is not None:
-        raise missing(checkpoint, vectors[0].name)
-    if vectors or len(left) > 1:
-        names = ", ".join(f"{entry.name!r} [B, {', '.join(map(str, entry.sizes))}]" for entry in vectors or left)
-        reason = f"no table for {names}; only one input, [B, F], may have none, that of the dense features"
-        raise ConfigError(source, "", reason)
-    return left[0] if left else None
 
 
 def _slots(source: str, entry: NetworkInput, rows: TableRows) -> int:
@@ -179,8 +146,8 @@ def _slots(source: str, entry: NetworkInput, rows: TableRows) -> int:
         return slots[0]
     if not slots and width % rows.dim == 0:
         return width // rows.dim
-    expected = f"[B, {', '.join(map(str, entry.sizes))}]"
-    raise ConfigError(source, f"input {entry.name!r}", f"is {expected}, but {rows.source} has rows of {rows.dim}")
+    reason = f"is {entry.shape}, but {rows.source} has rows of {rows.dim}"
+    raise ConfigError(source, f"input {entry.name!r}", reason)
 
 
 def _embedding(table: PlannedTable, keys: Mapping[str, str]) -> dict[str, Any]:
@@ -197,8 +164,3 @@ def _fresh(name: str, taken: set[str]) -> str:
     while name in taken:
         name += "_"
     return name
-
-
-def _hint(name: str, known: Mapping[str, object]) -> str:
-    close = difflib.get_close_matches(name, list(known), n=1)
-    return f"; did you mean {close[0]!r}?" if close else f"; there are {', '.join(map(repr, known)) or 'none'}"

@@ -55,6 +55,14 @@ def test_a_network_may_have_no_dense_features(sketch_of, tables, tmp_path):
     assert plan.graph().dense_dim == 0
 
 
+def test_one_source_may_feed_several_inputs(sketch_of, tables, tmp_path):
+    path = sketch_of({"shown": (4,), "clicked": (4,)}).write(tmp_path / "two.onnx")
+
+    plan = plan_import(path, "sum", {"shown": tables["ads"], "clicked": tables["ads"]})
+
+    assert [(table.name, table.rows.rows) for table in plan.tables] == [("shown", 30), ("clicked", 30)]
+
+
 def test_names_that_the_graph_adds_do_not_meet_those_of_the_network(sketch_of, tables, tmp_path):
     path = sketch_of({"dense": (2, 4), "dense_keys": (4,)}).write(tmp_path / "names.onnx")
 
@@ -107,10 +115,14 @@ class TestRefused:
             plan_import(network, "sum", {"users": tables["users"]}, checkpoint=tmp_path / "model")
 
     def test_a_network_without_a_table(self, sketch_of, tmp_path):
-        path = sketch_of({"dense": (3,)}).write(tmp_path / "dense.onnx")
+        path = sketch_of({"user": (4,)}).write(tmp_path / "dense.onnx")
+        np.arange(30).tofile(folder_file(tmp_path / "model" / "users", "key"))
+        np.ones((30, 4), np.float32).tofile(tmp_path / "model" / "users" / "emb_vector")
 
         with pytest.raises(ConfigError, match="no table for any of its inputs"):
             plan_import(path, "sum")
+        with pytest.raises(ModelFileError, match="no table 'user'; nearest are 'users'"):
+            plan_import(path, "sum", checkpoint=tmp_path / "model")
 
     @pytest.mark.parametrize(("table", "shape"), [("ads", "[B, 2, 4]"), ("users", "[B, 4]")])
     def test_a_table_of_another_dimension(self, network, tables, table, shape):
