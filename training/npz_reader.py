@@ -149,13 +149,13 @@ def _read_member(archive: zipfile.ZipFile, member: str) -> Array:
 def _labels(arrays: _Arrays, name: str, shape: tuple[int, int]) -> NDArray[np.float32]:
     values = arrays.numbers(name, shape)
     arrays.refuse(name, (values != 0) & (values != 1), "0 or 1")
-    return values.astype(np.float32)
+    return values.astype(np.float32, copy=False)
 
 
 def _dense(arrays: _Arrays, name: str, shape: tuple[int, int]) -> NDArray[np.float32]:
     values = arrays.numbers(name, shape)
     with np.errstate(over="ignore"):
-        dense = values.astype(np.float32)
+        dense = values.astype(np.float32, copy=False)
     arrays.refuse(name, ~np.isfinite(dense), "finite float32 numbers")
     return dense
 
@@ -173,7 +173,7 @@ def _bags(arrays: _Arrays, entry: SparseInput, rows: int) -> Bags:
 
 def _keys(arrays: _Arrays, name: str, values: Array) -> Ints:
     arrays.refuse(name, (values < SMALLEST_KEY) | (values > LARGEST_KEY), f"keys from {SMALLEST_KEY} to {LARGEST_KEY}")
-    return values.astype(np.int64)
+    return values.astype(np.int64, copy=False)
 
 
 def _row_ptrs(arrays: _Arrays, name: str, length: int, keys: int) -> Ints:
@@ -181,7 +181,7 @@ def _row_ptrs(arrays: _Arrays, name: str, length: int, keys: int) -> Ints:
     if values.shape != (length,):
         raise arrays.fail(name, f"expected shape [{length}], an offset per slot and one more, got {list(values.shape)}")
     arrays.refuse(name, (values < 0) | (values > keys), f"offsets from 0 to {keys}, the number of keys")
-    offsets = values.astype(np.int64)
+    offsets = values.astype(np.int64, copy=False)
     if offsets[0] != 0 or offsets[-1] != keys:
         raise arrays.fail(name, f"expected offsets from 0 to {keys}, got {offsets[0]} to {offsets[-1]}")
     arrays.refuse(name, np.diff(offsets, prepend=0) < 0, "offsets that never fall")

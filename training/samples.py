@@ -81,6 +81,8 @@ class Bags:
     @classmethod
     def side_by_side(cls, parts: Sequence[Self]) -> Self:
         """Put the slots of the same samples one after another; ``parts``, of one B, must not be empty."""
+        if len(parts) == 1:
+            return parts[0]
         slots = sum(part.slots for part in parts)
         if all(part._row_ptrs is None for part in parts):
             keys = np.concatenate([part.keys.reshape(-1, part.slots) for part in parts], axis=1)

@@ -121,9 +121,10 @@ def check_samples_fit(graph: Graph, samples: Samples) -> None:
     ):
         if asked != there:
             raise ConfigError(graph.source, path, f"the graph reads {asked} {what}, the data has {there}")
-    parts = samples.bags.split([entry.slots for entry in graph.sparse])
-    for index, (entry, bags) in enumerate(zip(graph.sparse, parts, strict=True)):
-        counts = bags.sizes.sum(axis=1)
+    sizes, first = samples.bags.sizes, 0
+    for index, entry in enumerate(graph.sparse):
+        counts = sizes[:, first : first + entry.slots].sum(axis=1)
+        first += entry.slots
         if counts.max() > entry.max_keys_per_sample:
             sample = int(np.argmax(counts > entry.max_keys_per_sample))
             reason = f"at most {entry.max_keys_per_sample} keys are allowed, but sample {sample} has {counts[sample]}"

@@ -1,6 +1,8 @@
 """Graphs with several tables, empty slots, bags of many keys and two labels, asked over HTTP."""
 
 import json
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -43,6 +45,17 @@ def test_samples_with_a_list_of_keys_per_slot_are_answered(trained, start):
         answer = json.loads(body)
         assert (status, answer["defaulted_keys"]) == (200, 0)
         np.testing.assert_allclose(answer["predictions"], expected, atol=1e-5)
+
+
+def test_the_request_of_the_page_is_answered(trained, start):
+    repository, _ = trained
+    page = (Path(__file__).parents[2] / "docs" / "models.md").read_text()
+    [block] = re.findall(r"^```json\n(.*?)^```", page, flags=re.DOTALL | re.MULTILINE)
+
+    status, _, body = start(repository).ask("/predict/mmoe", block.encode())
+
+    assert status == 200
+    assert np.shape(json.loads(body)["predictions"]) == (2, 2)
 
 
 def test_the_bags_of_training_are_what_a_client_sends(trained, start):

@@ -4,8 +4,15 @@ import runpy
 import sys
 from pathlib import Path
 
+import numpy as np
+import pytest
+
 from serving.config import read_ps_config
+from training.built_in import built_in_graphs
 from training.criteo_reader import read_criteo
+from training.document import open_document
+from training.generator import generate_for
+from training.npz_reader import read_npz
 
 ROOT = Path(__file__).parents[2]
 
@@ -28,6 +35,19 @@ def test_the_example_writes_a_criteo_file(tmp_path, monkeypatch):
     run(monkeypatch, "write_criteo_file.py", tmp_path / "raw.txt", 1000, 3)
 
     assert len(read_criteo(tmp_path / "raw.txt")) == 1000
+
+
+@pytest.mark.parametrize("model", built_in_graphs())
+def test_the_example_writes_the_arrays_that_a_model_reads(tmp_path, monkeypatch, capsys, model):
+    run(monkeypatch, "write_npz_file.py", model, tmp_path / "train.npz", 100, 3)
+
+    document = open_document(model)
+    read, written = read_npz(tmp_path / "train.npz", document), generate_for(document.graph, 100, seed=3).samples
+    np.testing.assert_array_equal(read.labels, written.labels)
+    np.testing.assert_array_equal(read.dense, written.dense)
+    np.testing.assert_array_equal(read.bags.keys, written.bags.keys)
+    np.testing.assert_array_equal(read.bags.row_ptrs, written.bags.row_ptrs)
+    assert f"hotrow-train --model {model} --data {tmp_path / 'train.npz'}" in capsys.readouterr().out
 
 
 def test_the_repository_in_the_source_tree_has_tiers_and_no_model(tmp_path):

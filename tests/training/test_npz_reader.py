@@ -59,7 +59,7 @@ def test_integers_and_booleans_of_any_width_are_read_and_one_column_may_be_left_
     arrays = {
         "label": np.array([[True], [False]]),
         "user": np.array([7, 2**32 - 1], np.uint32),
-        "goods": np.arange(22, dtype=np.int16).reshape(2, 11),
+        "goods": np.asfortranarray(np.arange(22, dtype=np.int16).reshape(2, 11)),
         "categories.keys": np.array([5], np.uint64),
         "categories.row_ptrs": np.array([0] * 22 + [1], np.uint8),
     }
