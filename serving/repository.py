@@ -5,6 +5,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Self
 
+from serving.calibration import refuse_shared_calibration
 from serving.config import (
     ModelConfig,
     ParameterServerConfig,
@@ -15,6 +16,7 @@ from serving.config import (
     refuse_gpu_cache,
 )
 from serving.config.model_directory import version_number
+from serving.dense.calibration import DEFAULT_TOLERANCE
 from serving.dense.network import Engine
 from serving.errors import ConfigError, UnknownModelError
 from serving.lookup import LookupSession
@@ -37,17 +39,28 @@ class ModelRepository:
     else may be called from any thread in between.
     """
 
-    def __init__(self, path: str | Path, engine: Engine = "auto", threads: int = 1) -> None:
+    def __init__(
+        self,
+        path: str | Path,
+        engine: Engine = "auto",
+        threads: int = 1,
+        calibration: str | Path | None = None,
+        tolerance: float = DEFAULT_TOLERANCE,
+    ) -> None:
         """Describe a repository; nothing is read before ``load``.
 
         Args:
             path: the repository's folder.
             engine: what runs dense networks.
             threads: threads of one dense network's run.
+            calibration: of the engine int8, the samples to measure its one model on; None: each model's own.
+            tolerance: of the engine int8, the largest difference of a probability on these samples.
         """
         self.path = Path(path)
         self._engine = engine
         self._threads = threads
+        self._calibration = calibration
+        self._tolerance = tolerance
         self._server: ParameterServer | None = None
         self._sessions: dict[str, InferenceSession] = {}
 
@@ -61,12 +74,13 @@ class ModelRepository:
         """
         ps = self.ps_config()
         configs = self._configs(ps)
+        refuse_shared_calibration(self._calibration, len(configs))
         self._server = ParameterServer.from_config(ps.model_copy(update={"models": ()}))
         try:
             for config in configs:
                 self._server.load_model(config)
                 lookup = LookupSession(self._server, config)
-                self._sessions[config.name] = InferenceSession(config, 0, lookup, self._engine, self._threads)
+                self._sessions[config.name] = self._open(config, lookup)
         except BaseException:
             self.close()
             raise
@@ -152,6 +166,8 @@ class ModelRepository:
             size_bytes += config.dense_file.stat().st_size
             tables = ", ".join(f"{table.name} [{table.slots} x {table.dim}]" for table in config.tables)
             yield f"model {name} version {config.version}: {size_bytes / 2**20:,.1f} MiB, tables {tables}"
+            if session.quantization is not None:
+                yield f"  {session.quantization}"
         yield f"tiers {', '.join(store.name for store in self._server.stores)}"
 
     def close(self) -> None:
@@ -188,6 +204,9 @@ class ModelRepository:
             reason = f"means {ps.key_type} keys for all models, but {other.graph_file} has {other.key_type}"
             raise ConfigError(ps.source, "supportlonglong", reason)
         return [_as_listed(config, listed[config.name], ps) if config.name in listed else config for config in configs]
+
+    def _open(self, config: ModelConfig, lookup: LookupSession) -> InferenceSession:
+        return InferenceSession(config, 0, lookup, self._engine, self._threads, self._calibration, self._tolerance)
 
     def _model_directories(self) -> Sequence[Path]:
         """Folders that hold at least one version folder; hidden folders and plain files are not looked at."""

@@ -12,7 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serving.batch import Batch, read_batch
+from serving.calibration import look_up_calibration
 from serving.config import ModelConfig, read_inference_config, read_model_directory
+from serving.dense.calibration import DEFAULT_TOLERANCE
 from serving.dense.files import open_dense
 from serving.dense.network import Engine
 from serving.errors import ConfigError, RequestError, UnknownModelError
@@ -40,7 +42,8 @@ class InferenceSession:
     Attributes:
         config: the model.
         graph: its layer graph; of a network that is an ONNX file, its inputs.
-        engine: what runs the dense network, ``"numpy"`` or ``"onnx"``.
+        engine: what runs the dense network, ``"numpy"``, ``"onnx"`` or ``"int8"``.
+        quantization: of the engine int8, what was measured when it was opened; else None.
         embedding_cache: where its embeddings are looked up.
     """
 
@@ -51,6 +54,8 @@ class InferenceSession:
         embedding_cache: LookupSession,
         engine: Engine = "auto",
         threads: int = 1,
+        calibration: str | Path | None = None,
+        tolerance: float = DEFAULT_TOLERANCE,
     ) -> None:
         """Open the dense network beside the embeddings.
 
@@ -60,9 +65,12 @@ class InferenceSession:
             embedding_cache: what ``CreateEmbeddingCache`` returned, of the same model.
             engine: see ``open_network``.
             threads: of one dense network call in ONNX Runtime.
+            calibration: of the engine int8, the samples to measure it on; see ``look_up_calibration``.
+            tolerance: of the engine int8, the largest difference of a probability on these samples.
 
         Raises:
-            ConfigError: the configuration cannot be accepted, or is not the embedding cache's.
+            ConfigError: the configuration cannot be accepted, or is not the embedding cache's, or the engine int8 has
+                no calibration or errs beyond the tolerance.
             ModelFileError: the dense weights or the ONNX network are missing, damaged, or not the graph's.
             MissingExtraError: the engine, or the model's ONNX network, needs a package that is not installed.
         """
@@ -74,7 +82,9 @@ class InferenceSession:
         self.config = config
         self.embedding_cache = embedding_cache
         files = (config.graph_file, config.dense_file, config.onnx_file)
-        self.graph, self._network = open_dense(*files, engine, threads)
+        measure = look_up_calibration(embedding_cache, calibration, tolerance) if engine == "int8" else None
+        self.graph, self._network = open_dense(*files, engine, threads, measure)
+        self.quantization = self._network.quantization
         self.engine = self._network.engine
         self._release: Callable[[], None] | None = None  # set by load_model
 
@@ -139,6 +149,8 @@ def load_model(
     parameter_server: ParameterServer | None = None,
     engine: Engine = "auto",
     threads: int = 1,
+    calibration: str | Path | None = None,
+    tolerance: float = DEFAULT_TOLERANCE,
 ) -> InferenceSession:
     """Open a model directory, ready to predict. Closing the session gives back all that was opened for it.
 
@@ -147,9 +159,12 @@ def load_model(
         parameter_server: what is to hold the model's embeddings; None: RAM, as much as the model needs.
         engine: see ``open_network``.
         threads: of one dense network call in ONNX Runtime.
+        calibration: see ``InferenceSession``.
+        tolerance: see ``InferenceSession``.
 
     Raises:
-        ConfigError: ``graph.json`` cannot be accepted, or the model is already loaded in ``parameter_server``.
+        ConfigError: ``graph.json`` cannot be accepted, the model is already loaded in ``parameter_server``, or the
+            engine int8 has no calibration or errs beyond the tolerance.
         ModelFileError: a file is missing or damaged.
         MissingExtraError: the engine, or the model's ONNX network, needs a package that is not installed.
         StoreError: the embeddings cannot be held.
@@ -162,7 +177,8 @@ def load_model(
     release = server.close if parameter_server is None else partial(_unload, server, config)
     server.load_model(config)
     try:
-        session = InferenceSession(config, 0, LookupSession(server, config), engine, threads)
+        lookup = LookupSession(server, config)
+        session = InferenceSession(config, 0, lookup, engine, threads, calibration, tolerance)
     except BaseException:
         release()
         raise

@@ -6,18 +6,25 @@ from pathlib import Path
 from typing import Any
 
 from serving.dense.onnx import build_onnx
+from serving.model.calibration_file import CALIBRATION_FILE, write_calibration
 from serving.model.dense_file import write_dense
 from serving.model.graph import inference_document, parse_graph
 from serving.model.sparse_file import write_sparse_directory
 from serving.model.version_writer import DENSE_FILE, GRAPH_FILE, ONNX_FILE, write_version
 from training.ctr_model import CtrModel
+from training.samples import Samples
 
 _MAX_BATCHSIZE = 1024
 _HIT_RATE_THRESHOLD = 0.5
 
 
 def export_model(
-    model: CtrModel, document: dict[str, Any], repository: Path, name: str, version: int | None = None
+    model: CtrModel,
+    document: dict[str, Any],
+    repository: Path,
+    name: str,
+    version: int | None = None,
+    calibration: Samples | None = None,
 ) -> Path:
     """Write ``<repository>/<name>/<version>/``, complete or absent; see ``write_version``.
 
@@ -27,6 +34,7 @@ def export_model(
         repository: the model repository; made if it does not exist.
         name: the model's name: letters, digits, ``_`` and ``-``.
         version: at least 1; by default one more than the newest there.
+        calibration: some samples that the model has not learnt from; the engine int8 measures its error on them.
 
     Returns:
         the version's folder.
@@ -35,11 +43,11 @@ def export_model(
         OutputError: the name or the version cannot be used, or the file system refuses.
         ConfigError: a table has the name of one of the files beside it.
     """
-    write_files = partial(_write_files, model=model, document=document)
+    write_files = partial(_write_files, model=model, document=document, calibration=calibration)
     return write_version(repository, name, model.graph, write_files, version)
 
 
-def _write_files(folder: Path, model: CtrModel, document: dict[str, Any]) -> None:
+def _write_files(folder: Path, model: CtrModel, document: dict[str, Any], calibration: Samples | None) -> None:
     inference = {
         "max_batchsize": _MAX_BATCHSIZE,
         "hit_rate_threshold": _HIT_RATE_THRESHOLD,
@@ -55,3 +63,6 @@ def _write_files(folder: Path, model: CtrModel, document: dict[str, Any]) -> Non
     (folder / ONNX_FILE).write_bytes(build_onnx(graph, weights))
     for embedding, table in zip(graph.embeddings, model.tables, strict=True):
         write_sparse_directory(folder / embedding.table, *table.rows())
+    if calibration is not None:
+        bags = calibration.bags
+        write_calibration(folder / CALIBRATION_FILE, calibration.dense, bags.keys, bags.row_ptrs)

@@ -20,6 +20,7 @@ from training.npz_reader import read_npz
 from training.samples import Samples
 from training.trainer import train
 
+_CALIBRATION_SAMPLES = 512  # of those held out, to measure the engine int8 on
 _HELD_OUT = 10  # one sample in ten, the last ones, is held out for evaluation
 
 
@@ -40,7 +41,8 @@ def run(options: argparse.Namespace) -> Iterator[str]:
         yield best_known
     model = _model(document, options.seed)
     yield from _train(options, document, model, samples, evaluation)
-    path = export_model(model, document.document, options.output, name)
+    calibration = evaluation[:_CALIBRATION_SAMPLES]
+    path = export_model(model, document.document, options.output, name, calibration=calibration)
     yield f"model written to {path}"
     yield f"serve it: hotrow serve {options.output}"
 

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from serving.calibration import refuse_shared_calibration
+from serving.cli.engine_options import add_engine_options
 from serving.config import (
     ModelConfig,
     VolatileDbConfig,
@@ -16,13 +18,18 @@ from serving.config import (
     refuse_gpu_cache,
 )
 from serving.config.model_directory import GRAPH_FILE, complete_versions
+from serving.dense.calibration import Quantization
 from serving.dense.files import open_dense
 from serving.dense.network import Engine
 from serving.errors import ConfigError
+from serving.lookup import LookupSession
 from serving.model.graph import is_network_file
 from serving.model.strict_json import read_json
+from serving.parameter_server import ParameterServer
 from serving.parameter_server.loading import LOAD_BATCH_ROWS, table_source
 from serving.repository import ModelRepository
+from serving.session import InferenceSession
+from serving.storage import MemoryStore
 
 
 def add_parser(commands: Any) -> None:
@@ -38,19 +45,23 @@ def add_parser(commands: Any) -> None:
         metavar="CONFIG",
         help="a v3.0 inference JSON, a ps.json, a model directory or a repository",
     )
+    add_engine_options(parser, None, "also open the dense network in this engine, and say what int8 costs")
     parser.set_defaults(run=check, error_code=1)
 
 
 def check(options: argparse.Namespace) -> int:
     """Print what the configuration describes; the first thing wrong with it is a HotrowError."""
     models, tier = read_config(options.config)
+    refuse_shared_calibration(options.calibration, len(models))
     total_bytes = 0
     for config in models:
         refuse_gpu_cache(config, str(options.config))
-        _check_dense(config)
+        quantization = _check_dense(config, options)
         _check_tables(config)
         needed = memory_needed(config)
         print(f"model {config.name}" + (f" version {config.version}" if config.version else ""))
+        if quantization is not None:
+            print(f"  {quantization}")
         for part, size_bytes in needed.items():
             print(f"  {part:<32} {_mib(size_bytes):>16}")
         total_bytes += sum(needed.values())
@@ -94,10 +105,17 @@ def _limit(tier: VolatileDbConfig) -> str:
     return ""
 
 
-def _check_dense(config: ModelConfig) -> None:
-    """Open the dense network as serving would; of layers and weights on NumPy, which is always there."""
-    engine: Engine = "auto" if is_network_file(config.dense_file) else "numpy"
+def _check_dense(config: ModelConfig, options: argparse.Namespace) -> Quantization | None:
+    """Open the dense network; layers and weights, unless an engine is asked for, on NumPy, which is always there."""
+    if options.engine == "int8":
+        with ParameterServer([MemoryStore()]) as server:
+            server.load_model(config)
+            lookup = LookupSession(server, config)
+            measured = {"calibration": options.calibration, "tolerance": options.tolerance}
+            return InferenceSession(config, 0, lookup, options.engine, **measured).quantization
+    engine: Engine = options.engine or ("auto" if is_network_file(config.dense_file) else "numpy")
     open_dense(config.graph_file, config.dense_file, config.onnx_file, engine)
+    return None
 
 
 def _check_tables(config: ModelConfig) -> None:

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from serving.cli.engine_options import add_engine_options
 from serving.cli.numbers import whole_number
 from serving.frontend.body import Limits
 
@@ -42,12 +43,7 @@ def add_parser(commands: Any) -> None:
         metavar="N",
         help="requests run at a time (default: %(default)s)",
     )
-    parser.add_argument(
-        "--engine",
-        choices=("auto", "onnx", "numpy"),
-        default="auto",
-        help="runs the dense network (default: %(default)s)",
-    )
+    add_engine_options(parser, "auto", "runs the dense network (default: %(default)s)")
     parser.add_argument(
         "--max-body-bytes",
         type=whole_number(1, _LARGEST_BODY_BYTES),
@@ -75,7 +71,10 @@ def serve(options: argparse.Namespace) -> int:
 
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", level=logging.INFO)
     listener = listen(options.host, options.http_port)
-    with listener, ModelRepository(options.repository, engine=options.engine) as repository:
+    repository = ModelRepository(
+        options.repository, options.engine, calibration=options.calibration, tolerance=options.tolerance
+    )
+    with listener, repository:
         repository.load()
         print(f"hotrow {server_version()}")
         for line in repository.describe():

@@ -3,7 +3,8 @@
 import dataclasses
 from pathlib import Path
 
-from serving.dense.network import DenseNetwork, Engine, check_engine, open_network
+from serving.dense.calibration import Calibration
+from serving.dense.network import DenseNetwork, Engine, check_engine, open_network, required
 from serving.errors import ConfigError, ModelFileError
 from serving.model.dense_file import read_dense
 from serving.model.graph import is_network_file, read_model_graph
@@ -11,7 +12,12 @@ from serving.model.records import Graph
 
 
 def open_dense(
-    graph_file: Path, dense_file: Path, onnx_file: Path | None, engine: Engine = "auto", threads: int = 1
+    graph_file: Path,
+    dense_file: Path,
+    onnx_file: Path | None,
+    engine: Engine = "auto",
+    threads: int = 1,
+    calibration: Calibration | None = None,
 ) -> tuple[Graph, DenseNetwork]:
     """Open the dense network of a model.
 
@@ -21,23 +27,29 @@ def open_dense(
         onnx_file: see ``open_network``; of no use to an ONNX file.
         engine: see ``open_network``; an ONNX file runs on ONNX Runtime only.
         threads: of one call in ONNX Runtime.
+        calibration: what the engine int8 is measured on; it needs one.
 
     Raises:
-        ConfigError: the graph cannot be accepted, or ``engine`` cannot run an ONNX file.
+        ConfigError: the graph cannot be accepted, or ``engine`` cannot run an ONNX file; or see ``open_int8``.
         ModelFileError: the weights or the ONNX file are missing, damaged, or not the graph's.
         MissingExtraError: see ``open_network``; also where ``dense_file`` is an ONNX file and ONNX Runtime missing.
-        ValueError: there is no such ``engine``.
+        ValueError: there is no such ``engine``, or it lacks its calibration.
     """
     check_engine(engine)
     graph = read_model_graph(graph_file, dense_file)
     if not is_network_file(dense_file):
-        return graph, open_network(graph, read_dense(dense_file, graph), engine, onnx_file, threads)
+        weights = read_dense(dense_file, graph)
+        return graph, open_network(graph, weights, engine, onnx_file, threads, calibration)
     if engine == "numpy":
-        reason = "an ONNX network runs on ONNX Runtime, by the engine auto or onnx; the engine numpy cannot run it"
+        reason = "an ONNX network runs on ONNX Runtime: engine auto, onnx or int8; the engine numpy cannot run it"
         raise ConfigError(str(dense_file), "", reason)
     from serving.dense.own_network import open_own_network
 
     network, mixes_samples = open_own_network(graph, dense_file, threads)
+    if engine == "int8":
+        from serving.dense.int8 import open_int8
+
+        network = open_int8(graph, network, dense_file, required(calibration), threads, str(dense_file))
     return dataclasses.replace(graph, mixes_samples=mixes_samples), network
 
 

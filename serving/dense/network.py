@@ -3,11 +3,12 @@
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal, Protocol, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
+from serving.dense.calibration import Calibration, Quantization
 from serving.dense.layers import LAYERS, LayerFunction
 from serving.dense.primitives import Array
 from serving.errors import MissingExtraError
@@ -15,7 +16,7 @@ from serving.model.dense_file import Weights, check_weights
 from serving.model.records import Graph
 
 Floats = NDArray[np.float32]
-Engine = Literal["auto", "numpy", "onnx"]
+Engine = Literal["auto", "numpy", "onnx", "int8"]
 
 _log = logging.getLogger(__name__)
 
@@ -24,10 +25,12 @@ class DenseNetwork(Protocol):
     """A graph with weights, ready to run. May be called from any thread, by several at once.
 
     Attributes:
-        engine: ``"numpy"`` or ``"onnx"``.
+        engine: ``"numpy"``, ``"onnx"`` or ``"int8"``.
+        quantization: what 8-bit products do to its answers; None where it has none.
     """
 
     engine: str
+    quantization: Quantization | None
 
     def __call__(self, dense: Floats, embeddings: Sequence[Floats]) -> Floats:
         """Return the probabilities.
@@ -94,6 +97,7 @@ class NumpyNetwork:
     """The reference: NumPy and its BLAS, which decides on its own number of threads. See ``DenseNetwork``."""
 
     engine = "numpy"
+    quantization: Quantization | None = None
 
     def __init__(self, graph: Graph, weights: Weights) -> None:
         """Keep the graph and its weights; nobody may change the arrays afterwards.
@@ -117,8 +121,15 @@ class NumpyNetwork:
 
 def check_engine(engine: str) -> None:
     """Raise ValueError where there is no such engine."""
-    if engine not in ("auto", "numpy", "onnx"):
-        raise ValueError(f"expected engine auto, numpy or onnx, got {engine!r}")
+    if engine not in get_args(Engine):
+        raise ValueError(f"expected engine auto, numpy, onnx or int8, got {engine!r}")
+
+
+def required(calibration: Calibration | None) -> Calibration:
+    """Return what the engine int8 cannot do without, or raise ValueError."""
+    if calibration is None:
+        raise ValueError("the engine int8 needs a calibration")
+    return calibration
 
 
 def open_network(
@@ -127,6 +138,7 @@ def open_network(
     engine: Engine = "auto",
     onnx_file: str | Path | None = None,
     threads: int = 1,
+    calibration: Calibration | None = None,
 ) -> DenseNetwork:
     """Return the network that runs ``graph``.
 
@@ -134,14 +146,16 @@ def open_network(
         graph: the structure.
         weights: its weights.
         engine: ``"numpy"``; ``"onnx"`` for ONNX Runtime; ``"auto"`` for ONNX Runtime where it is installed and has
-            a model to run, else NumPy.
+            a model to run, else NumPy; ``"int8"`` for ONNX Runtime with 8-bit products, see ``open_int8``.
         onnx_file: the model as ``build_onnx`` made it. One made from another graph or other weights is not used:
             the model is then built anew, which takes ndonnx. None: always build.
         threads: of one call in ONNX Runtime.
+        calibration: what the engine int8 is measured on; it needs one.
 
     Raises:
-        MissingExtraError: ``engine`` is ``"onnx"``, and ONNX Runtime is missing, or what builds a model.
-        ValueError: the weights are not the graph's, or ``engine`` is not one of the three.
+        MissingExtraError: ``engine`` is ``"onnx"`` or ``"int8"``, and ONNX Runtime is missing, or what builds a model.
+        ConfigError: see ``open_int8``.
+        ValueError: the weights are not the graph's, ``engine`` is not one of the four, or lacks its calibration.
     """
     check_engine(engine)
     check_weights(graph, weights)
@@ -150,9 +164,14 @@ def open_network(
     from serving.dense.onnx import open_onnx  # which needs this module
 
     try:
-        return open_onnx(graph, weights, onnx_file, threads)
+        network, model = open_onnx(graph, weights, onnx_file, threads)
     except MissingExtraError as err:
-        if engine == "onnx":
+        if engine != "auto":
             raise
         _log.info("%s; the dense network runs on NumPy", err)
         return NumpyNetwork(graph, weights)
+    if engine != "int8":
+        return network
+    from serving.dense.int8 import open_int8
+
+    return open_int8(graph, network, model, required(calibration), threads, graph.source)

@@ -8,9 +8,11 @@ import json
 import logging
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
+from serving.dense.calibration import Quantization
 from serving.dense.network import Floats, input_tensors, run_graph
 from serving.dense.onnx_signature import flat_inputs
 from serving.dense.runtime import import_runtime, one_line, open_session, refusals
@@ -79,9 +81,14 @@ class OnnxNetwork:
         inputs: the tensors that the model reads, by their names in the graph.
     """
 
-    engine = "onnx"
-
-    def __init__(self, graph: Graph, model: bytes | Path, threads: int = 1, source: str = "the ONNX model") -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        model: bytes | Path,
+        threads: int = 1,
+        source: str = "the ONNX model",
+        engine: Literal["onnx", "int8"] = "onnx",
+    ) -> None:
         """Open a model: one that ``build_onnx`` made of ``graph``, or one that somebody else made for its inputs.
 
         Args:
@@ -89,6 +96,7 @@ class OnnxNetwork:
             model: the ONNX model, or its file.
             threads: how many threads work on one call.
             source: the model's file, for messages.
+            engine: what to call it.
 
         Raises:
             MissingExtraError: ONNX Runtime is not installed.
@@ -96,12 +104,14 @@ class OnnxNetwork:
                 or output are not the graph's.
             ValueError: ``threads`` is less than 1.
         """
+        self.engine: str = engine
+        self.quantization: Quantization | None = None
         self._graph = graph
         self._session = open_session(model, threads, source)
         self._refusals = refusals()
         is_flat = flat_inputs(self._session, graph, source)
         self.inputs = tuple(is_flat)
-        self._flat = {name for name, flat in is_flat.items() if flat}
+        self._flat = {one.top: one.slots * one.dim for one in graph.embeddings if is_flat.get(one.top)}
 
     @classmethod
     def from_file(cls, graph: Graph, weights: Weights, path: str | Path, threads: int = 1) -> "OnnxNetwork":
@@ -133,14 +143,12 @@ class OnnxNetwork:
         Raises:
             RequestError: a model that somebody else made cannot run on these values, or gives no answer per sample.
         """
-        tensors = input_tensors(self._graph, dense, embeddings)
+        feeds = self.feeds(dense, embeddings)
         shape = (dense.shape[0], self._graph.label_dim)
         if not shape[0]:
             return np.empty(shape, np.float32)
-        for name in self._flat:
-            tensors[name] = tensors[name].reshape(shape[0], -1)
         try:
-            output: Floats = self._session.run(None, {name: tensors[name] for name in self.inputs})[0]
+            output: Floats = self._session.run(None, feeds)[0]
         except self._refusals as err:
             raise RequestError(f"the network cannot run on this batch: {one_line(err)}") from err
         if output.shape == shape:
@@ -149,9 +157,21 @@ class OnnxNetwork:
             return output.reshape(shape)
         raise RequestError(f"the network answers with the shape {list(output.shape)}, expected {list(shape)}")
 
+    def feeds(self, dense: Floats, embeddings: Sequence[Floats]) -> dict[str, Floats]:
+        """Return the arguments of a call as the model's inputs, checked; see ``DenseNetwork.__call__``."""
+        tensors = input_tensors(self._graph, dense, embeddings)
+        for name, width in self._flat.items():
+            tensors[name] = tensors[name].reshape(-1, width)
+        return {name: tensors[name] for name in self.inputs}
 
-def open_onnx(graph: Graph, weights: Weights, onnx_file: str | Path | None, threads: int) -> OnnxNetwork:
+
+def open_onnx(
+    graph: Graph, weights: Weights, onnx_file: str | Path | None, threads: int
+) -> tuple[OnnxNetwork, bytes | Path]:
     """Open ``onnx_file`` if it was made of this graph and these weights; else build the model.
+
+    Returns:
+        the network, and its model: the file, or what was built.
 
     Raises:
         MissingExtraError: ONNX Runtime is not installed, or what builds a model where one must be built.
@@ -160,7 +180,8 @@ def open_onnx(graph: Graph, weights: Weights, onnx_file: str | Path | None, thre
     import_runtime()  # before time is spent on a model that cannot be run
     if onnx_file is not None:
         try:
-            return OnnxNetwork.from_file(graph, weights, onnx_file, threads)
+            return OnnxNetwork.from_file(graph, weights, onnx_file, threads), Path(onnx_file)
         except ModelFileError as err:
             _log.warning("%s; building the model anew", err)
-    return OnnxNetwork(graph, build_onnx(graph, weights), threads)
+    model = build_onnx(graph, weights)
+    return OnnxNetwork(graph, model, threads), model

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from serving.errors import ConfigError, OutputError
 from serving.model.atomic import atomic_directory, atomic_write, sync
+from serving.model.calibration_file import CALIBRATION_FILE
 from serving.model.manifest import MANIFEST_NAME, write_manifest
 from serving.model.names import MODEL_NAME
 from serving.model.records import Graph
@@ -23,6 +24,7 @@ _OWN_NAMES = {
     statistics_path(DENSE_FILE).name,
     ONNX_FILE,
     GRAPH_FILE,
+    CALIBRATION_FILE,
     _ENTRY_FILE,
     MANIFEST_NAME,
     "__pycache__",

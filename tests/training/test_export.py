@@ -127,6 +127,19 @@ def test_a_version_holds_the_documented_files_and_only_keys_seen_in_training(tra
         assert sorted(written.tolist()) == np.unique(bags.keys).tolist()
 
 
+def test_a_calibration_is_a_request_beside_the_graph(trained, document, tmp_path):
+    samples = generate(700, seed=1).samples[600:]
+
+    version = export_model(trained, document, tmp_path, "two", calibration=samples)
+
+    assert "calibration.npz" in verify_manifest(version).files
+    with np.load(version / "calibration.npz") as archive:
+        assert set(archive.files) == {"DES", "CATCOLUMN", "ROWINDEX"}
+        request = archive["DES"], archive["CATCOLUMN"], archive["ROWINDEX"]
+    with load_model(version) as session:
+        np.testing.assert_allclose(session.predict(*request), sigmoid(trained.logits(samples)), atol=1e-5)
+
+
 def test_the_next_version_follows_the_newest(trained, document, version):
     repository = version.parent.parent
 

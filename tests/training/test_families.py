@@ -31,7 +31,8 @@ def family(request, tmp_path_factory):
     model = CtrModel(document.graph, seed=0, adam=document.adam, label_weights=document.label_weights)
     samples, held_out = data.samples[:CUT], data.samples[CUT:]
     *_, result = train(model, samples, held_out, epochs=2, batch_size=256, schedule=document.schedule, seed=0)
-    version = export_model(model, document.document, tmp_path_factory.mktemp("models"), request.param)
+    repository = tmp_path_factory.mktemp("models")
+    version = export_model(model, document.document, repository, request.param, calibration=held_out[-512:])
     return SimpleNamespace(
         name=request.param, graph=document.graph, data=data, model=model, auc=result.auc, version=version
     )
@@ -74,6 +75,18 @@ def test_a_served_family_predicts_what_the_trainer_predicts(family, asked, expec
     assert predictions.shape == (50, family.graph.label_dim)
     np.testing.assert_allclose(predictions, expected, rtol=0, atol=1e-5)
     assert (np.ptp(predictions, axis=0) > 0.1).all()
+
+
+def test_a_served_family_predicts_nearly_the_same_on_integers(family, asked, expected):
+    with serving.load_model(family.version, engine="int8") as session:
+        predictions = session.predict(asked.dense, asked.bags.keys, asked.bags.row_ptrs)
+
+    record = session.quantization
+    assert record.quantized >= 1
+    assert 0 < record.max_error <= 0.01
+    assert record.samples == 512
+    # a seventh of these keys is unknown, which the calibration has not seen
+    assert 1e-5 < np.abs(predictions - expected).max() < 0.05
 
 
 def test_an_answer_does_not_depend_on_the_other_samples_of_its_request(family, asked, expected):

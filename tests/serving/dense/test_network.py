@@ -178,7 +178,7 @@ def test_weights_of_another_graph_are_refused(graph, weights, engine):
 
 
 def test_an_engine_nobody_knows_is_refused(graph, weights):
-    with pytest.raises(ValueError, match="expected engine auto, numpy or onnx, got 'torch'"):
+    with pytest.raises(ValueError, match="expected engine auto, numpy, onnx or int8, got 'torch'"):
         open_network(graph, weights, "torch")
 
 

@@ -350,7 +350,7 @@ def test_numpy_cannot_run_it(files):
 
 
 def test_an_engine_nobody_knows_is_refused(files):
-    with pytest.raises(ValueError, match="expected engine auto, numpy or onnx, got 'torch'"):
+    with pytest.raises(ValueError, match="expected engine auto, numpy, onnx or int8, got 'torch'"):
         open_dense(*files, "torch")
 
 

@@ -1,0 +1,79 @@
+"""The calibration batch of the engine int8: one request in a file, looked up in the model's own tables."""
+
+import zipfile
+from pathlib import Path
+
+import numpy as np
+
+from serving.batch import DENSE, INT32_MAX, KEYS, ROW_PTRS, read_batch
+from serving.config import ModelConfig
+from serving.dense.calibration import Calibration
+from serving.errors import ConfigError, ModelFileError, RequestError
+from serving.lookup import LookupSession
+from serving.model.calibration_file import CALIBRATION_FILE
+
+
+def look_up_calibration(lookup: LookupSession, file: str | Path | None, tolerance: float) -> Calibration:
+    """Read a calibration batch and look its keys up.
+
+    Args:
+        lookup: the model's embeddings.
+        file: a ``.npz`` of one request by the names on the wire: ``DES`` (may be absent where F is 0), ``CATCOLUMN``
+            and ``ROWINDEX``, in the forms that ``read_batch`` takes, of any number of samples. None: the
+            ``calibration.npz`` beside the model's graph.
+        tolerance: the largest difference of a probability that is accepted.
+
+    Raises:
+        ConfigError: no file is given and there is none, or ``tolerance`` is not above 0 and at most 1.
+        ModelFileError: the file is missing or is not such a request, or none of its keys is in the tables.
+        StoreError: a tier did not answer.
+    """
+    if not 0 < tolerance <= 1:
+        raise ConfigError("engine int8", "tolerance", f"expected more than 0 and at most 1, got {tolerance!r}")
+    path = lookup.config.graph_file.parent / CALIBRATION_FILE if file is None else Path(file)
+    if file is None and not path.exists():
+        reason = (
+            f"the engine int8 needs samples to measure its error on: give a calibration file ({_FORM}), or put it here"
+        )
+        raise ConfigError(str(path), "", reason)
+    try:
+        # the limit is one for requests
+        config = lookup.config.model_copy(update={"max_batchsize": INT32_MAX})
+        batch = read_batch(config, **_read(path, lookup.config))
+    except RequestError as err:
+        raise ModelFileError(path, str(err)) from err
+    looked_up = lookup.lookup_pooled(batch)
+    keys = sum(table.keys.size for table in batch.tables)
+    if keys and looked_up.defaulted_keys == keys:
+        raise ModelFileError(path, f"none of its {keys} keys is in the model's tables")
+    return Calibration(batch.dense, looked_up.embeddings, tolerance)
+
+
+def refuse_shared_calibration(file: str | Path | None, models: int) -> None:
+    """Raise ConfigError where one file is given for several models, whose requests differ."""
+    if file is not None and models > 1:
+        reason = f"is one file for {models} models: put a {CALIBRATION_FILE} beside the graph of each instead"
+        raise ConfigError(str(file), "", reason)
+
+
+_FORM = f".npz with the arrays {DENSE}, {KEYS} and {ROW_PTRS} of one request, some 500 samples"
+
+
+def _read(path: Path, config: ModelConfig) -> dict[str, np.ndarray | None]:
+    """Return the arguments of ``read_batch``."""
+    try:
+        with path.open("rb") as file:
+            archive = np.load(file, allow_pickle=False)
+            if not isinstance(archive, np.lib.npyio.NpzFile):
+                raise ModelFileError(path, f"expected a {_FORM}; this is one array")
+            arrays = {name: archive[name] for name in archive.files}
+    except FileNotFoundError as err:
+        raise ModelFileError(path, "no such file") from err
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as err:
+        raise ModelFileError(path, f"expected a {_FORM}: {err}") from err
+    required = {KEYS, ROW_PTRS} | ({DENSE} if config.dense_dim else set())
+    if not required <= arrays.keys() <= required | {DENSE}:
+        raise ModelFileError(
+            path, f"expected the arrays {', '.join(sorted(required))}, got {', '.join(arrays) or 'none'}"
+        )
+    return {"dense": arrays.get(DENSE), "keys": arrays[KEYS], "row_ptrs": arrays[ROW_PTRS]}

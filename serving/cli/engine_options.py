@@ -1,0 +1,34 @@
+"""The options of commands that open a dense network."""
+
+import argparse
+from pathlib import Path
+from typing import get_args
+
+from serving.cli.numbers import probability
+from serving.dense.calibration import DEFAULT_TOLERANCE
+from serving.dense.network import Engine
+
+
+def add_engine_options(parser: argparse.ArgumentParser, default: Engine | None, meaning: str) -> None:
+    """Add ``--engine``, and what goes with the engine int8.
+
+    Args:
+        parser: the command's.
+        default: the engine where none is asked for.
+        meaning: the help text of ``--engine``.
+    """
+    parser.add_argument("--engine", choices=get_args(Engine), default=default, help=meaning)
+    parser.add_argument(
+        "--calibration",
+        type=Path,
+        metavar="FILE.npz",
+        help="with --engine int8: a request (DES, CATCOLUMN, ROWINDEX) to measure the error of one model on "
+        "(default: calibration.npz beside the model's graph)",
+    )
+    parser.add_argument(
+        "--tolerance",
+        type=probability,
+        default=DEFAULT_TOLERANCE,
+        metavar="P",
+        help="with --engine int8: how far off a probability may be there (default: %(default)s)",
+    )

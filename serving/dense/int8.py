@@ -1,0 +1,119 @@
+"""The engine int8: products with weights on 8-bit integers, measured before they are used."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from serving.dense.calibration import Calibration, Quantization
+from serving.dense.network import Floats
+from serving.dense.onnx import OnnxNetwork
+from serving.dense.runtime import one_line, refusals
+from serving.errors import ConfigError, MissingExtraError
+from serving.model.records import Graph
+
+if TYPE_CHECKING:
+    from serving.dense.quantizing import Product
+
+_log = logging.getLogger(__name__)
+
+
+def open_int8(
+    graph: Graph, exact: OnnxNetwork, model: bytes | Path, calibration: Calibration, threads: int, source: str
+) -> OnnxNetwork:
+    """Quantise a network on this machine and measure it there: how integers are multiplied depends on the processor.
+
+    All products with a weight are tried first. While an answer is off by more than the tolerance, the product that
+    errs most, alone, for each multiplication that it saves goes back to float32.
+
+    Args:
+        graph: the structure, or the inputs alone.
+        exact: the float32 network.
+        model: its ONNX model, or the file.
+        calibration: what to measure on.
+        threads: how many threads work on one call.
+        source: the model's file, for messages.
+
+    Raises:
+        ConfigError: the network has no product with a weight, or errs beyond the tolerance even with one of them; the
+            calibration has too few samples for it, or answers that are not finite; or it cannot be quantised.
+        MissingExtraError: a package of the extra ``onnx`` is not installed.
+        ValueError: the calibration's arrays are not the graph's.
+    """
+    quantizing = _import_quantizing()
+    if too_few := graph.too_few(len(calibration.dense)):
+        raise ConfigError(source, "", f"engine int8: the calibration: {too_few}")
+    expected = exact(calibration.dense, calibration.embeddings)
+    if not np.isfinite(expected).all():
+        raise ConfigError(source, "", "engine int8: not all answers to the calibration's samples are finite numbers")
+    feeds = exact.feeds(calibration.dense, calibration.embeddings)
+    failures: tuple[type[Exception], ...] = (*refusals(), ValueError, RuntimeError)
+    try:
+        folded = quantizing.fold_constants(model)
+        products = quantizing.weight_products(folded)
+        scales = quantizing.column_scales(folded, products, feeds)
+        total = quantizing.count_products(folded)
+        trials = _Trials(quantizing, graph, folded, scales, total, calibration, expected, threads, source)
+        return trials.choose(products)
+    except failures as err:
+        raise ConfigError(source, "", f"engine int8: the network cannot be quantised: {one_line(err)}") from err
+
+
+@dataclass(frozen=True, slots=True)
+class _Trials:
+    """A model of which any choice of products can be quantised and measured."""
+
+    quantizing: ModuleType
+    graph: Graph
+    model: Any
+    scales: Mapping[str, Floats]
+    total: int
+    calibration: Calibration
+    expected: Floats
+    threads: int
+    source: str
+
+    def choose(self, products: "Sequence[Product]") -> OnnxNetwork:
+        """Return the network with as many of ``products``, those with a weight, on integers as the tolerance allows."""
+        if not products:
+            reason = f"engine int8: the network has {self.total} products of matrices, none with a weight"
+            raise ConfigError(self.source, "", reason)
+        network, whole = self._measure(products)
+        result = whole
+        if not self._is_close(whole) and len(products) > 1:
+            alone = {product.top: self._measure([product])[1].max_error for product in products}
+            worst_first = sorted(products, key=lambda product: -alone[product.top] / product.weight.size)
+            for dropped in range(1, len(products)):
+                network, result = self._measure(worst_first[dropped:])
+                if self._is_close(result):
+                    break
+        if not self._is_close(result):
+            least = f" ({result.max_error:.2g} with a single product)" if len(products) > 1 else ""
+            reason = f"engine int8: {whole}{least}; the tolerance is {self.calibration.tolerance:g}"
+            raise ConfigError(self.source, "", reason)
+        _log.info("%s: %s", self.source, result)
+        network.quantization = result
+        return network
+
+    def _measure(self, products: "Sequence[Product]") -> tuple[OnnxNetwork, Quantization]:
+        """Return the network with these products on integers, and how far off it is."""
+        model = self.quantizing.quantize(self.model, products, self.scales)
+        network = OnnxNetwork(self.graph, model, self.threads, self.source, engine="int8")
+        errors = np.abs(network(self.calibration.dense, self.calibration.embeddings) - self.expected)
+        largest, mean = float(errors.max()), float(errors.mean())
+        return network, Quantization(largest, mean, len(self.expected), len(products), self.total)
+
+    def _is_close(self, result: Quantization) -> bool:
+        return result.max_error <= self.calibration.tolerance  # which NaN is not
+
+
+def _import_quantizing() -> ModuleType:
+    try:
+        import serving.dense.quantizing as quantizing
+    except ImportError as err:
+        raise MissingExtraError((err.name or "onnx").partition(".")[0], "onnx", "the engine int8") from err
+    return quantizing

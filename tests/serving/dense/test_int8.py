@@ -1,0 +1,327 @@
+"""The engine int8 on networks written here with onnx.helper, and on the small DCN."""
+
+import logging
+import sys
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from serving.dense.calibration import Calibration
+from serving.dense.network import open_network
+from serving.dense.onnx import OnnxNetwork, build_onnx
+from serving.errors import ConfigError, MissingExtraError
+from serving.model.graph import parse_graph
+
+onnx = pytest.importorskip("onnx")
+pytest.importorskip("onnxruntime")
+
+from serving.dense import quantizing  # noqa: E402  which needs both
+from serving.dense.int8 import open_int8  # noqa: E402
+
+FEATURES, SLOTS, DIM = 6, 2, 4
+INPUTS = {
+    "layers": [
+        {
+            "type": "Data",
+            "label": {"label_dim": 1},
+            "dense": {"top": "dense", "dense_dim": FEATURES},
+            "sparse": [{"top": "keys", "slot_num": SLOTS, "nnz_per_slot": 1}],
+        },
+        {
+            "type": "DistributedSlotSparseEmbeddingHash",
+            "bottom": "keys",
+            "top": "user",
+            "sparse_embedding_hparam": {"embedding_vec_size": DIM, "combiner": "sum"},
+        },
+    ]
+}
+GRAPH = parse_graph(INPUTS, "graph.json", inputs_only=True)
+
+
+def node(kind, inputs, outputs, **attributes):
+    return onnx.helper.make_node(kind, inputs.split(), outputs.split(), **attributes)
+
+
+def network_of(nodes, arrays):
+    """Return the ONNX model of ``nodes``, from dense and user to clicks."""
+    shapes = {"dense": ["B", FEATURES], "user": ["B", SLOTS, DIM], "clicks": ["B", 1]}
+    values = {name: onnx.helper.make_tensor_value_info(name, 1, shape) for name, shape in shapes.items()}
+    constants = [onnx.numpy_helper.from_array(np.asarray(array), name) for name, array in arrays.items()]
+    graph = onnx.helper.make_graph(nodes, "own", [values["dense"], values["user"]], [values["clicks"]], constants)
+    return onnx.helper.make_model(graph, ir_version=10, opset_imports=[onnx.helper.make_opsetid("", 21)])
+
+
+def draw(samples, seed=0):
+    rng = np.random.default_rng(seed)
+    shapes = [(samples, FEATURES), (samples, SLOTS, DIM)]
+    dense, user = (rng.standard_normal(shape).astype(np.float32) for shape in shapes)
+    return dense, [user]
+
+
+def open_both(model, samples=None, tolerance=0.01):
+    """Return the float32 network and the int8 one."""
+    content = model if isinstance(model, bytes) else model.SerializeToString()
+    exact = OnnxNetwork(GRAPH, content)
+    calibration = Calibration(*(samples or draw(256)), tolerance)
+    return exact, open_int8(GRAPH, exact, content, calibration, 1, "net.onnx")
+
+
+RNG = np.random.default_rng(3)
+W1, W2, B1 = (RNG.normal(0, 0.3, shape).astype(np.float32) for shape in [(FEATURES, 16), (16, 1), (16,)])
+W_USER = RNG.normal(0, 0.3, (DIM, 5)).astype(np.float32)
+ENDING = [node("Relu", "a", "h"), node("MatMul", "h w2", "logit"), node("Sigmoid", "logit", "clicks")]
+ARRAYS = {"w1": W1, "b1": B1, "w2": W2, "w1_t": W1.T, "w_user": W_USER, "one": np.array(1), "zero": np.array(0)}
+TWO_LAYERS = network_of([node("Gemm", "dense w1 b1", "a"), *ENDING], ARRAYS)
+
+SHAPES = {
+    "a Gemm with a bias": ([node("Gemm", "dense w1 b1", "a")], 2),
+    "a Gemm of PyTorch, whose weight is transposed": ([node("Gemm", "dense w1_t b1", "a", transB=1)], 2),
+    "a Gemm without a bias": ([node("Gemm", "dense w1", "a")], 2),
+    "a MatMul and an Add": ([node("MatMul", "dense w1", "p"), node("Add", "p b1", "a")], 2),
+    "two products of one input": (
+        [node("MatMul", "dense w1", "p"), node("Gemm", "dense w1 b1", "q"), node("Add", "p q", "a")],
+        3,
+    ),
+    "a product of three dimensions": (
+        [
+            node("MatMul", "user w_user", "u"),
+            node("ReduceSum", "u", "s", keepdims=0),
+            node("Gemm", "dense w1 b1", "p"),
+            node("Add", "p s", "a"),
+        ],
+        3,
+    ),
+}
+
+
+@pytest.mark.parametrize(("nodes", "products"), SHAPES.values(), ids=SHAPES.keys())
+def test_every_form_of_a_product_with_a_weight_is_of_integers_and_nearly_exact(nodes, products):
+    exact, network = open_both(network_of([*nodes, *ENDING], ARRAYS), tolerance=0.05)
+
+    samples = draw(200, seed=1)
+    errors = np.abs(network(*samples) - exact(*samples))
+    assert (network.engine, exact.engine, exact.quantization) == ("int8", "onnx", None)
+    assert (network.quantization.quantized, network.quantization.products) == (products, products)
+    assert 0 < errors.max() < 0.05
+
+
+def test_the_record_says_what_was_measured(caplog):
+    samples = draw(256)
+    with caplog.at_level(logging.INFO, "serving.dense.int8"):
+        exact, network = open_both(TWO_LAYERS, samples)
+
+    errors = np.abs(network(*samples) - exact(*samples))
+    record = network.quantization
+    assert (record.max_error, record.mean_error, record.samples) == (errors.max(), errors.mean(), 256)
+    assert f"net.onnx: {record}" in caplog.text
+    assert "int8 in 2 of 2 products; on 256 samples a probability is off by 0.0" in str(record)
+
+
+def quantized_model(model):
+    folded = quantizing.fold_constants(model.SerializeToString())
+    products = quantizing.weight_products(folded)
+    dense, (user,) = draw(64)
+    scales = quantizing.column_scales(folded, products, {"dense": dense, "user": user})
+    return onnx.load_model_from_string(quantizing.quantize(folded, products, scales))
+
+
+def test_products_become_integer_products_and_float_ones_are_gone():
+    model = quantized_model(TWO_LAYERS)
+
+    kinds = Counter(one.op_type for one in model.graph.node)
+    assert (kinds["MatMulInteger"], kinds["DynamicQuantizeLinear"]) == (2, 2)
+    assert not kinds.keys() & {"MatMul", "Gemm"}
+    onnx.checker.check_model(model, full_check=True)
+
+
+@pytest.mark.parametrize(("saturates", "largest"), [(False, 127), (True, 63)])
+def test_weights_have_seven_bits_where_sums_of_eight_would_be_clipped(monkeypatch, saturates, largest):
+    monkeypatch.setattr(quantizing, "products_saturate", lambda: saturates)
+
+    model = quantized_model(TWO_LAYERS)
+
+    weights = [onnx.numpy_helper.to_array(one) for one in model.graph.initializer if one.name.endswith("/weight")]
+    assert [weight.dtype for weight in weights] == [np.int8, np.int8]
+    assert all((np.abs(weight.astype(int)).max(axis=0) == largest).all() for weight in weights)
+
+
+@settings(deadline=None, max_examples=30)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    magnitudes=st.lists(st.floats(-2, 3), min_size=FEATURES, max_size=FEATURES),
+    samples=st.integers(2, 40),
+)
+def test_a_product_is_off_by_no_more_than_half_steps(seed, magnitudes, samples):
+    """The bound: half a step of every factor, times the other factor; steps are those of the balanced columns."""
+    rng = np.random.default_rng(seed)
+    weight = rng.normal(0, 1, (FEATURES, 1)).astype(np.float32)
+    dense = (rng.normal(0, 1, (samples, FEATURES)) * 10.0 ** np.array(magnitudes)).astype(np.float32)
+    folded = quantizing.fold_constants(
+        network_of([node("MatMul", "dense w", "clicks")], {"w": weight}).SerializeToString()
+    )
+    products = quantizing.weight_products(folded)
+    feeds = {"dense": dense, "user": np.zeros((samples, SLOTS, DIM), np.float32)}
+    scales = quantizing.column_scales(folded, products, feeds)
+    network = OnnxNetwork(GRAPH, quantizing.quantize(folded, products, scales))
+
+    answer = network(dense, [feeds["user"]])
+
+    left, right = dense.astype(np.float64) / scales["dense"], weight * scales["dense"].astype(np.float64)[:, None]
+    left_step = (max(left.max(), 0) - min(left.min(), 0)) / 255
+    right_step = np.abs(right).max() / (63 if quantizing.products_saturate() else 127)
+    # the zero of the left side is rounded to a step too, so the ends of its range are off by a whole one
+    bound = left_step * np.abs(right).sum() + right_step / 2 * (np.abs(left).sum(axis=1) + FEATURES * left_step)
+    exact = dense.astype(np.float64) @ weight
+    assert (np.abs(answer - exact)[:, 0] <= bound * 1.001 + 1e-6 * np.abs(exact).max()).all()
+
+
+def test_columns_of_very_different_sizes_are_balanced():
+    """A column a hundred times as large as others, as counts beside embeddings: 256 steps would not do."""
+    sizes = np.array([100, 1, 1, 1, 1, 1], np.float32)
+    model = network_of([node("MatMul", "dense w1", "a"), *ENDING], {**ARRAYS, "w1": W1 / sizes[:, None]})
+    dense, tables = draw(256)
+
+    _, network = open_both(model, (dense * sizes, tables), tolerance=0.02)
+
+    assert network.quantization.quantized == 2
+
+
+def in_outliers(nodes, **arrays):
+    """Return a model, and samples of which one, in every column, is ten thousand times as large as the others."""
+    dense, tables = draw(64)
+    dense[0] = 1e4
+    return network_of(nodes, {**ARRAYS, **arrays}), (dense, tables)
+
+
+def test_a_network_that_errs_beyond_the_tolerance_is_refused_with_the_figure():
+    model, samples = in_outliers([node("MatMul", "dense w", "logit"), ENDING[-1]], w=np.ones((FEATURES, 1), np.float32))
+
+    with pytest.raises(ConfigError) as caught:
+        open_both(model, samples)
+
+    assert "net.onnx: engine int8: int8 in 1 of 1 products; on 64 samples a probability is off by 0." in str(
+        caught.value
+    )
+    assert str(caught.value).endswith("on average; the tolerance is 0.01")
+
+
+def test_a_product_that_errs_too_much_stays_in_float32():
+    nodes = [
+        node("MatMul", "dense w", "outliers"),
+        node("ReduceMean", "user axes", "mean", keepdims=0),
+        node("MatMul", "mean w_mean", "others"),
+        node("Add", "outliers others", "logit"),
+        ENDING[-1],
+    ]
+    arrays = {
+        "w": np.ones((FEATURES, 1), np.float32),
+        "axes": np.array([1]),
+        "w_mean": np.full((DIM, 1), 0.5, np.float32),
+    }
+    model, samples = in_outliers(nodes, **arrays)
+
+    exact, network = open_both(model, samples)
+
+    assert (network.quantization.quantized, network.quantization.products) == (1, 2)
+    assert network.quantization.max_error <= 0.01
+    assert np.abs(network(*samples) - exact(*samples)).max() == network.quantization.max_error
+
+
+@pytest.mark.parametrize(
+    ("nodes", "products"),
+    [
+        ([node("ReduceMean", "dense one_axis", "mean", keepdims=1), node("Sigmoid", "mean", "clicks")], 0),
+        (
+            [
+                node("Transpose", "user", "turned", perm=[0, 2, 1]),
+                node("MatMul", "user turned", "gram"),
+                node("ReduceMean", "gram two_axes", "mean", keepdims=0),
+                node("Unsqueeze", "mean one_axis", "column"),
+                node("Sigmoid", "column", "clicks"),
+            ],
+            1,
+        ),
+    ],
+    ids=["no product", "a product of two inputs"],
+)
+def test_a_network_without_a_product_with_a_weight_is_refused(nodes, products):
+    model = network_of(nodes, {"one_axis": np.array([1]), "two_axes": np.array([1, 2])})
+
+    with pytest.raises(ConfigError, match=f"engine int8: the network has {products} products of matrices, none with a"):
+        open_both(model)
+
+
+def test_a_network_whose_answers_are_no_numbers_is_refused():
+    model = network_of([node("Gemm", "dense w1 b1", "a"), *ENDING], {**ARRAYS, "w2": np.full_like(W2, np.nan)})
+
+    with pytest.raises(ConfigError, match="not all answers to the calibration's samples are finite"):
+        open_both(model)
+
+
+def test_many_threads_get_the_answers_of_one():
+    _, network = open_both(TWO_LAYERS, tolerance=0.05)
+    requests = [draw(1 + seed % 9, seed) for seed in range(40)]
+    alone = [network(*request) for request in requests]
+
+    with ThreadPoolExecutor(4) as pool:
+        together = list(pool.map(lambda request: network(*request), requests))
+
+    assert all(np.array_equal(a, b) for a, b in zip(alone, together, strict=True))
+    assert network(*draw(0)).shape == (0, 1)
+
+
+@pytest.fixture
+def needs_ndonnx():
+    pytest.importorskip("ndonnx")
+
+
+@pytest.mark.usefixtures("needs_ndonnx")
+@pytest.mark.parametrize("is_stored", [True, False])
+def test_layers_and_weights_run_on_integers_too(graph, weights, draw_inputs, tmp_path, is_stored):
+    file = tmp_path / "dense.onnx"
+    if is_stored:
+        file.write_bytes(build_onnx(graph, weights))
+    calibration = Calibration(*draw_inputs(graph, 256), 0.05)
+
+    network = open_network(graph, weights, "int8", file, calibration=calibration)
+
+    samples = draw_inputs(graph, 64, seed=9)
+    errors = np.abs(network(*samples) - open_network(graph, weights, "numpy")(*samples))
+    assert (network.quantization.quantized, network.quantization.products) == (3, 3)
+    assert 0 < errors.max() < 0.05
+
+
+@pytest.mark.usefixtures("needs_ndonnx")
+def test_too_few_samples_for_the_graph_are_refused(document, draw_weights, draw_inputs):
+    third = {"name": "third", "type": "Gather", "bottom": "dense", "top": "third", "indices": [2]}
+    graph = parse_graph({"layers": [*document["layers"][:-1], third, document["layers"][-1]]}, "graph.json")
+
+    with pytest.raises(ConfigError, match=r"graph\.json: engine int8: the calibration: expected at least 3 samples"):
+        open_network(graph, draw_weights(graph), "int8", calibration=Calibration(*draw_inputs(graph, 2)))
+
+
+@pytest.mark.usefixtures("needs_ndonnx")
+def test_without_a_calibration_there_is_no_int8(graph, weights):
+    with pytest.raises(ValueError, match="the engine int8 needs a calibration"):
+        open_network(graph, weights, "int8")
+
+
+def test_a_missing_package_is_named_with_its_extra(monkeypatch):
+    monkeypatch.delitem(sys.modules, "serving.dense.quantizing")
+    monkeypatch.setitem(sys.modules, "onnx", None)
+
+    with pytest.raises(
+        MissingExtraError, match=r"the engine int8 needs the package 'onnx': pip install 'hotrow\[onnx\]'"
+    ):
+        open_both(TWO_LAYERS)
+
+
+def test_without_onnx_runtime_its_extra_is_named(graph, weights, draw_inputs, monkeypatch):
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+
+    with pytest.raises(MissingExtraError, match=r"'onnxruntime': pip install 'hotrow\[onnx\]'"):
+        open_network(graph, weights, "int8", calibration=Calibration(*draw_inputs(graph, 8)))
