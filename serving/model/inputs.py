@@ -12,7 +12,8 @@ from serving.model.sparse_rows import RowLayout
 # depend on them.
 _DATA_IGNORED = (
     "source", "eval_source", "check", "format", "num_samples", "eval_num_samples", "slot_size_array",
-    "float_label_dense", "cache_eval_data", "num_workers",
+    "slot_size", "float_label_dense", "cache_eval_data", "num_workers", "async_param",
+    "num_iterations_statistics",
 )  # fmt: skip
 _EMBEDDING_IGNORED = (
     "max_vocabulary_size_per_gpu", "max_vocabulary_size_global", "workspace_size_per_gpu_in_mb", "slot_size_array",
@@ -20,8 +21,9 @@ _EMBEDDING_IGNORED = (
     # HybridSparseEmbedding's, as HugeCTR exports them
     "max_num_frequent_categories", "max_num_infrequent_samples", "p_dup_max", "max_all_reduce_bandwidth",
     "max_all_to_all_bandwidth", "efficiency_bandwidth_ratio", "communication_type", "hybrid_embedding_type",
+    "num_iterations_statistics",
 )  # fmt: skip
-_EMBEDDING_TRAINING = ("optimizer", "hybrid_embedding_param", "plan_file")
+_EMBEDDING_TRAINING = ("optimizer", "hybrid_embedding_param", "plan_file", "slot_size")
 _SPARSE_TYPES = {"DistributedSlot": "DistributedSlot", "LocalizedSlot": "LocalizedSlot"}
 _LARGEST_DIM = 65_536  # floats in a row of a host table
 _COMBINERS: Mapping[int | str, Combiner] = {0: "sum", 1: "mean", "sum": "sum", "mean": "mean"}

@@ -42,6 +42,12 @@ def drop(*path):
 SAME_GRAPH = {
     "v2.0 counts the table's rows": put(EMBEDDING, "sparse_embedding_hparam", vocabulary_size=100, load_factor=0.75),
     "or their most": put(EMBEDDING, "sparse_embedding_hparam", max_vocabulary_size=100),
+    "raw training data that threads read": put(
+        DATA, format="RawAsync", num_iterations_statistics=20,
+        async_param={"num_threads": 32, "num_batches_per_thread": 4, "io_block_size": 552960, "io_depth": 2},
+    ),
+    "v2.1 says the slots' sizes of raw data": put(DATA, format="Raw", slot_size=[30, 70], cache_eval_data=True),
+    "and of a one-hot table": put(EMBEDDING, slot_size=[30, 70]),
     "a plan of the exchange between GPUs": put(EMBEDDING, plan_file="all2all_plan_bi_1.json"),
     "such a plan for each of two nodes": put(EMBEDDING, plan_file=["all2all_plan_bi_1.json", "all2all_plan_bi_1.json"]),
     "dense features aligned for mixed precision": put(DATA, "dense", aligned="Auto"),
