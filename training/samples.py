@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import Self
 
 import numpy as np
@@ -64,11 +65,7 @@ class Bags:
 
     def __getitem__(self, rows: slice | Ints) -> Self:
         """Select samples by slice or by int64 positions."""
-        if self._row_ptrs is None:
-            return self.one_key_each(self.keys.reshape(-1, self.slots)[rows])
-        starts = self._row_ptrs[:-1].reshape(-1, self.slots)[rows].reshape(-1)
-        row_ptrs = _offsets(self.sizes[rows])
-        return type(self)(self.keys[_positions(starts, row_ptrs)], row_ptrs, self.slots)
+        return self._select(rows, slice(None))
 
     @classmethod
     def joined(cls, parts: Sequence[Self]) -> Self:
@@ -90,26 +87,26 @@ class Bags:
         row_ptrs = _offsets(np.concatenate([part.sizes for part in parts], axis=1))
         starts = row_ptrs[:-1].reshape(-1, slots)
         keys = np.empty(row_ptrs[-1], dtype=np.int64)
-        first = 0
-        for part in parts:
-            keys[_positions(starts[:, first : first + part.slots].reshape(-1), part.row_ptrs)] = part.keys
-            first += part.slots
+        bounds = pairwise(accumulate((part.slots for part in parts), initial=0))
+        for part, (begin, end) in zip(parts, bounds, strict=True):
+            keys[_positions(starts[:, begin:end].reshape(-1), part.row_ptrs)] = part.keys
         return cls(keys, row_ptrs, slots)
 
     def split(self, slots: Sequence[int]) -> list[Self]:
         """Undo ``side_by_side``: ``slots`` are those of the parts, S in all."""
         if len(slots) == 1:
             return [self]
-        ends = np.cumsum(slots)
-        return [self._columns(slice(end - count, end)) for end, count in zip(ends.tolist(), slots, strict=True)]
+        bounds = pairwise(accumulate(slots, initial=0))
+        return [self._select(slice(None), slice(begin, end)) for begin, end in bounds]
 
-    def _columns(self, columns: slice) -> Self:
-        slots = columns.stop - columns.start
+    def _select(self, rows: slice | Ints, columns: slice) -> Self:
         if self._row_ptrs is None:
-            return self.one_key_each(self.keys.reshape(-1, self.slots)[:, columns])
-        starts = self._row_ptrs[:-1].reshape(-1, self.slots)[:, columns].reshape(-1)
-        row_ptrs = _offsets(self.sizes[:, columns])
-        return type(self)(self.keys[_positions(starts, row_ptrs)], row_ptrs, slots)
+            return self.one_key_each(self.keys.reshape(-1, self.slots)[rows][:, columns])
+        starts, ends = (
+            ptrs.reshape(-1, self.slots)[rows][:, columns] for ptrs in (self._row_ptrs[:-1], self._row_ptrs[1:])
+        )
+        row_ptrs = _offsets(ends - starts)
+        return type(self)(self.keys[_positions(starts.reshape(-1), row_ptrs)], row_ptrs, starts.shape[1])
 
 
 def _offsets(sizes: Ints) -> Ints:
