@@ -49,6 +49,13 @@ def look_up_calibration(lookup: LookupSession, file: str | Path | None, toleranc
     return Calibration(batch.dense, looked_up.embeddings, tolerance)
 
 
+def refuse_idle_calibration(file: str | Path | None, engine: str | None) -> None:
+    """Raise ConfigError where a file is given that nothing would be measured on."""
+    if file is not None and engine != "int8":
+        chosen = f"the engine is {engine}" if engine else "no engine was chosen"
+        raise ConfigError(str(file), "", f"is a calibration for the engine int8, but {chosen}")
+
+
 def refuse_shared_calibration(file: str | Path | None, models: int) -> None:
     """Raise ConfigError where one file is given for several models, whose requests differ."""
     if file is not None and models > 1:

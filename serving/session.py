@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serving.batch import Batch, read_batch
-from serving.calibration import look_up_calibration
+from serving.calibration import look_up_calibration, refuse_idle_calibration
 from serving.config import ModelConfig, read_inference_config, read_model_directory
 from serving.dense.calibration import DEFAULT_TOLERANCE
 from serving.dense.files import open_dense
@@ -69,8 +69,8 @@ class InferenceSession:
             tolerance: of the engine int8, the largest difference of a probability on these samples.
 
         Raises:
-            ConfigError: the configuration cannot be accepted, or is not the embedding cache's, or the engine int8 has
-                no calibration or errs beyond the tolerance.
+            ConfigError: the configuration cannot be accepted, or is not the embedding cache's; the engine int8 has no
+                calibration or errs beyond the tolerance; another engine has one.
             ModelFileError: the dense weights or the ONNX network are missing, damaged, or not the graph's.
             MissingExtraError: the engine, or the model's ONNX network, needs a package that is not installed.
         """
@@ -82,6 +82,7 @@ class InferenceSession:
         self.config = config
         self.embedding_cache = embedding_cache
         files = (config.graph_file, config.dense_file, config.onnx_file)
+        refuse_idle_calibration(calibration, engine)
         measure = look_up_calibration(embedding_cache, calibration, tolerance) if engine == "int8" else None
         self.graph, self._network = open_dense(*files, engine, threads, measure)
         self.quantization = self._network.quantization

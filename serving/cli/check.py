@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from serving.calibration import refuse_shared_calibration
+from serving.calibration import refuse_idle_calibration, refuse_shared_calibration
 from serving.cli.engine_options import add_engine_options
 from serving.config import (
     ModelConfig,
@@ -52,6 +52,7 @@ def add_parser(commands: Any) -> None:
 def check(options: argparse.Namespace) -> int:
     """Print what the configuration describes; the first thing wrong with it is a HotrowError."""
     models, tier = read_config(options.config)
+    refuse_idle_calibration(options.calibration, options.engine)
     refuse_shared_calibration(options.calibration, len(models))
     total_bytes = 0
     for config in models:

@@ -54,6 +54,8 @@ def open_int8(
     failures: tuple[type[Exception], ...] = (*refusals(), ValueError, RuntimeError)
     try:
         folded = quantizing.fold_constants(model)
+        if (found := quantizing.opset(folded)) < (least := quantizing.LEAST_OPSET):
+            raise ConfigError(source, "", f"engine int8: expected operators of opset {least} or newer, got {found}")
         products = quantizing.weight_products(folded)
         scales = quantizing.column_scales(folded, products, feeds)
         total = quantizing.count_products(folded)

@@ -65,8 +65,10 @@ def _try(network: OnnxNetwork, graph: Graph, file: Path) -> bool:
     together = _answer(network, dense, tables, file)
     each = [slice(sample, sample + 1) for sample in range(_TRIAL_SAMPLES)]
     alone = np.concatenate([_answer(network, dense[one], [table[one] for table in tables], file) for one in each])
+    answer = [float(f"{value:.6g}") for value in together[0]]
+    if not np.isfinite(together).all():
+        _log.warning("%s: answers such as %s are no numbers; has it weights that are NaN or infinite?", file, answer)
     if (together < 0).any() or (together > 1).any():
-        answer = [float(f"{value:.6g}") for value in together[0]]
         _log.warning("%s: answers such as %s are no probabilities; does a sigmoid lack at its end?", file, answer)
     mixes = not np.allclose(together, alone, rtol=0, atol=_MOST_ROUNDING, equal_nan=True)
     if mixes:

@@ -86,6 +86,19 @@ def test_the_calls_of_hugectr_take_the_engine_too(write_model, tmp_path):
         assert_near(InferenceSession(model.config_file, 0, cache, **options), model)
 
 
+@pytest.mark.parametrize(("engine", "chosen"), [("auto", "the engine is auto"), (None, "no engine was chosen")])
+def test_a_calibration_that_nothing_would_be_measured_on_is_refused(write_version, tmp_path, capsys, engine, chosen):
+    model, directory = write_version()
+    file = write_calibration(tmp_path / "mine.npz", model)
+
+    if engine:
+        with pytest.raises(ConfigError, match=f"mine.npz: is a calibration for the engine int8, but {chosen}"):
+            load_model(directory, engine=engine, calibration=file)
+    arguments = ["--engine", engine] if engine else []
+    assert main(["check", str(directory), *arguments, "--calibration", str(file)]) == 1
+    assert f"is a calibration for the engine int8, but {chosen}" in capsys.readouterr().err
+
+
 def test_more_samples_than_a_request_may_have_are_fine(write_version):
     model, directory = write_version()
     write_calibration(directory / "calibration.npz", model, samples=300)

@@ -262,6 +262,41 @@ def test_a_network_whose_answers_are_no_numbers_is_refused():
         open_both(model)
 
 
+def test_operators_that_are_too_old_are_refused():
+    model = network_of([node("Gemm", "dense w1 b1", "a"), *ENDING], ARRAYS)
+    model.opset_import[0].version = 9
+
+    with pytest.raises(ConfigError, match="engine int8: expected operators of opset 11 or newer, got 9"):
+        open_both(model)
+
+
+def test_a_product_of_no_columns_or_of_infinities_stays_as_it_is():
+    """A network may give finite answers from infinite values, as 1 / inf; no scale of integers holds them."""
+    nodes = [
+        node("Slice", "dense zero_1 zero_1 one_1", "none"),
+        node("MatMul", "none w_none", "nothing"),
+        node("Div", "dense zero_f", "infinite"),
+        node("MatMul", "infinite w_inf", "far"),
+        node("Reciprocal", "far", "near"),
+        node("Gemm", "dense w1 b1", "b"),
+        node("Sum", "nothing near b", "a"),
+        *ENDING,
+    ]
+    arrays = {
+        **ARRAYS,
+        "zero_1": np.array([0]),
+        "one_1": np.array([1]),
+        "w_none": np.ones((0, 16), np.float32),
+        "w_inf": np.ones((FEATURES, 16), np.float32),
+        "zero_f": np.float32(0),
+    }
+    dense, tables = draw(64)
+
+    _, network = open_both(network_of(nodes, arrays), (np.abs(dense), tables), tolerance=0.05)
+
+    assert (network.quantization.quantized, network.quantization.products) == (2, 4)
+
+
 def test_many_threads_get_the_answers_of_one():
     _, network = open_both(TWO_LAYERS, tolerance=0.05)
     requests = [draw(1 + seed % 9, seed) for seed in range(40)]

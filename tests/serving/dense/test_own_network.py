@@ -168,6 +168,15 @@ def test_answers_that_are_no_probabilities_are_told(open_onnx_file, caplog):
     assert "are no probabilities; does a sigmoid lack at its end?" in caplog.text
 
 
+def test_answers_that_are_no_numbers_are_told(open_onnx_file, caplog):
+    weights = replaced(CONSTANTS, "w_item", constant("w_item", np.full_like(W_ITEM, np.nan)))
+
+    with caplog.at_level(logging.WARNING):
+        open_onnx_file(constants=weights)
+
+    assert "answers such as [nan, nan] are no numbers; has it weights that are NaN or infinite?" in caplog.text
+
+
 def test_a_network_that_mixes_samples_is_told_apart(open_onnx_file, caplog):
     nodes = [
         *LOGISTIC[:4],
