@@ -12,7 +12,8 @@ import numpy as np
 
 from benchmarks.report import Record, parse_arguments, publish
 from serving.storage import RocksDbStore, TableSpec
-from serving.storage.rocksdb_engine import import_rocksdict, key_list, open_database
+from serving.storage.hps_layout import key_list
+from serving.storage.rocksdb_engine import import_rocksdict, open_database
 
 DIM = 32
 TABLE = "model.table"
@@ -25,7 +26,7 @@ def main():
         path = Path(folder) / "db"
         store = RocksDbStore(path, num_threads=2)
         store.open_table(TableSpec(TABLE, DIM), rows)
-        store.bulk_load(TABLE, batches(rows), "benchmark")
+        store.bulk_load(TableSpec(TABLE, DIM), batches(rows), "benchmark")
         database, families = open_database(import_rocksdict(), path, read_only=True, num_threads=2)
         peer = families[f"hps_et.{TABLE}"]
         check(store, peer, rows)

@@ -99,6 +99,8 @@ def _limit(tier: VolatileDbConfig) -> str:
     """What a memory tier that holds less than every row says about itself; empty where it holds them all."""
     if tier.type == "disabled":
         return "volatile_db is disabled, and tables take none"
+    if tier.type == "redis_cluster":
+        return "volatile_db is Redis, and tables take none here"
     if tier.capacity_rows is not None:
         return f"volatile_db.capacity_rows lets {tier.capacity_rows:,} in"
     if tier.capacity_bytes is not None:

@@ -13,6 +13,8 @@ from serving.config.records import (
     ModelConfig,
     ParameterServerConfig,
     PersistentDbConfig,
+    RedisConfig,
+    RedisTlsConfig,
     TableConfig,
     VolatileDbConfig,
 )
@@ -22,6 +24,8 @@ __all__ = [
     "ModelConfig",
     "ParameterServerConfig",
     "PersistentDbConfig",
+    "RedisConfig",
+    "RedisTlsConfig",
     "TableConfig",
     "VolatileDbConfig",
     "memory_needed",

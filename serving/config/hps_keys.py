@@ -1,21 +1,12 @@
 """What HPS's ``ps.json`` (HugeCTR v24.06) may say beyond what Hotrow supports, and HPS's spellings of the tiers."""
 
+from collections.abc import Mapping
+from typing import Any
+
 # By the object that holds them; such a key is refused by name instead of being called unknown.
 UNSUPPORTED = {
     "": frozenset({"update_source"}),
-    "volatile_db": frozenset(
-        {
-            "enable_tls",
-            "num_node_connections",
-            "shared_memory_auto_remove",
-            "shared_memory_name",
-            "shared_memory_size",
-            "tls_ca_certificate",
-            "tls_client_certificate",
-            "tls_client_key",
-            "tls_server_name_identification",
-        }
-    ),
+    "volatile_db": frozenset({"shared_memory_auto_remove", "shared_memory_name", "shared_memory_size"}),
 }
 
 # Spelling -> what it means here; None: HPS knows it, Hotrow does not support it yet.
@@ -24,9 +15,24 @@ VOLATILE_TYPES: dict[str, str | None] = {
     **dict.fromkeys(("hash_map", "hashmap", "hash", "map"), "hash_map"),
     **dict.fromkeys(("parallel_hash_map", "parallel_hashmap", "parallel_hash", "parallel_map"), "hash_map"),
     **dict.fromkeys(("multi_process_hash_map", "multi_process_hashmap", "multi_process_hash", "multi_process_map")),
-    **dict.fromkeys(("redis_cluster", "redis")),
+    **dict.fromkeys(("redis_cluster", "redis"), "redis_cluster"),
 }
 PERSISTENT_TYPES: dict[str, str | None] = {
     **dict.fromkeys(("disabled", "disable", "none"), "disabled"),
     **dict.fromkeys(("rocks_db", "rocksdb", "rocks"), "rocks_db"),
 }
+
+
+def spelling(value: Any, spellings: Mapping[str, str | None]) -> str:
+    """What ``value`` means here.
+
+    Raises:
+        ValueError: it is none of ``spellings``, or Hotrow does not support what it means.
+    """
+    if not isinstance(value, str) or value not in spellings:
+        accepted = ", ".join(text for text, meaning in spellings.items() if meaning)
+        raise ValueError(f"expected one of {accepted}, got {value!r}")
+    meaning = spellings[value]
+    if meaning is None:
+        raise ValueError(f"HPS knows the type {value!r}, Hotrow does not support it yet")
+    return meaning

@@ -14,7 +14,6 @@ from serving.config.records import (
     ParameterServerConfig,
     PersistentDbConfig,
     TableConfig,
-    VolatileDbConfig,
 )
 from serving.config.validation import Clause, read_clause
 from serving.errors import ConfigError
@@ -52,7 +51,7 @@ def read_ps_config(file: str | Path) -> ParameterServerConfig:
             raise ConfigError(source, f"models[{index}].model", f"the name {name!r} is taken by an earlier model")
     return ParameterServerConfig(
         models=models,
-        volatile_db=VolatileDbConfig(**_known(volatile, VolatileDbConfig)),
+        volatile_db=volatile.record(file.parent),
         persistent_db=PersistentDbConfig(
             **_known(persistent, PersistentDbConfig, "path"),
             path=file.parent / persistent.path if persistent.path else None,

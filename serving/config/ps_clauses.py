@@ -1,56 +1,16 @@
 """The clauses of HPS's ``ps.json``, as HugeCTR v3.3 to v24.06 and its Triton backends read it."""
 
-import json
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from serving.config.hps_keys import PERSISTENT_TYPES, VOLATILE_TYPES
+from serving.config.hps_keys import PERSISTENT_TYPES, spelling
+from serving.config.scalars import Always, Count, FileName, Float32, Never, Share, Switch, Whole
 from serving.config.validation import Clause
-from serving.model.json_fields import LARGEST_FLOAT32
+from serving.config.volatile_db import VolatileDbClause
 from serving.model.names import TABLE_NAME
 
-FileName = Annotated[str, Field(min_length=1)]
 TableName = Annotated[str, Field(pattern=rf"^{TABLE_NAME.pattern}$")]
-
-
-def _unquoted(value: Any) -> Any:
-    """Return the number or truth value that a string holds: HugeCTR's Triton backend reads ``"64"`` as 64."""
-    if not isinstance(value, str) or len(value) > 32:
-        return value
-    try:
-        parsed = json.loads(value.lower())  # it reads "True", too
-    except ValueError:
-        return value
-    return parsed if isinstance(parsed, (bool, int, float)) else value
-
-
-_Unquoted = BeforeValidator(_unquoted)
-Switch = Annotated[bool, _Unquoted]
-Float32 = Annotated[float, _Unquoted, Field(ge=-LARGEST_FLOAT32, le=LARGEST_FLOAT32)]
-Share = Annotated[float, _Unquoted, Field(ge=0.0, allow_inf_nan=False)]
-Count = Annotated[int, _Unquoted, Field(ge=1)]
-Whole = Annotated[int, _Unquoted, Field(ge=0)]
-Part = Annotated[float, _Unquoted, Field(gt=0.0, lt=1.0)]
-
-
-def _only(accepted: bool | float) -> BeforeValidator:
-    """A check that HPS's key says what Hotrow does in any case."""
-
-    def check(value: Any) -> Any:
-        said = _unquoted(value)
-        if isinstance(said, bool) != isinstance(accepted, bool) or said != accepted:
-            raise ValueError(f"Hotrow supports only {json.dumps(accepted)} here, got {value!r}")
-        return accepted
-
-    return BeforeValidator(check)
-
-
-Never = Annotated[bool, _only(False)]
-Always = Annotated[bool, _only(True)]
-
-
-OverflowPolicy = Literal["evict_oldest", "oldest", "evict_least_used", "least_used", "evict_random", "random"]
 
 
 class ModelClause(Clause):
@@ -120,66 +80,8 @@ class ModelClause(Clause):
     use_static_table: Switch | None = None
 
 
-def _volatile_type(value: Any) -> str:
-    return _spelling(value, VOLATILE_TYPES)
-
-
 def _persistent_type(value: Any) -> str:
-    return _spelling(value, PERSISTENT_TYPES)
-
-
-def _spelling(value: Any, spellings: dict[str, str | None]) -> str:
-    if not isinstance(value, str) or value not in spellings:
-        accepted = ", ".join(text for text, meaning in spellings.items() if meaning)
-        raise ValueError(f"expected one of {accepted}, got {value!r}")
-    meaning = spellings[value]
-    if meaning is None:
-        raise ValueError(f"HPS knows the type {value!r}, Hotrow does not support it yet")
-    return meaning
-
-
-class VolatileDbClause(Clause):
-    """``volatile_db``.
-
-    Attributes:
-        type: RAM, or none.
-        capacity_rows: Hotrow's own: most rows in RAM, over all tables.
-        capacity_bytes: Hotrow's own: the same in bytes; one of the two.
-        cache_missed_embeddings: must be false.
-        initialize_after_startup: must be true: RAM is filled from the models' files.
-        initial_cache_rate: must be 1: RAM is filled as far as its capacity goes.
-
-    The attributes behind these shape HPS's hash maps, Redis, or the updates from Kafka (``update_source``, refused); no
-    effect here. Beyond ``overflow_margin`` HPS evicts rows; Hotrow keeps every row that no other tier holds.
-    """
-
-    type: Annotated[Literal["disabled", "hash_map"], BeforeValidator(_volatile_type)]
-    capacity_rows: Count | None = None
-    capacity_bytes: Count | None = None
-    cache_missed_embeddings: Never = False
-    initialize_after_startup: Always = True
-    initial_cache_rate: Annotated[float, _only(1.0)] = 1.0
-
-    address: str | None = None
-    algorithm: str | None = None
-    allocation_rate: Count | None = None
-    max_batch_size: Count | None = None
-    max_get_batch_size: Count | None = None
-    max_set_batch_size: Count | None = None
-    num_partitions: Count | None = None
-    overflow_margin: Count | None = None
-    overflow_policy: OverflowPolicy | None = None
-    overflow_resolution_target: Part | None = None
-    password: str | None = None
-    refresh_time_after_fetch: Switch | None = None
-    update_filters: list[str] | None = None
-    user_name: str | None = None
-
-    @model_validator(mode="after")
-    def _one_capacity(self) -> Self:
-        if self.capacity_rows is not None and self.capacity_bytes is not None:
-            raise ValueError("expected capacity_rows or capacity_bytes, got both")
-        return self
+    return spelling(value, PERSISTENT_TYPES)
 
 
 class PersistentDbClause(Clause):

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, SecretStr
 
 from serving.model.records import Combiner
 from serving.model.sparse_rows import KeyType, RowLayout
@@ -73,18 +73,62 @@ class ModelConfig(_Record):
         return f"{self.name}.{table.name}"
 
 
-class VolatileDbConfig(_Record):
-    """The memory tier.
+class RedisTlsConfig(_Record):
+    """How connections to Redis are encrypted.
 
     Attributes:
-        type: ``"hash_map"`` or ``"disabled"``.
-        capacity_rows: most rows over all tables; None means as many as the models need.
-        capacity_bytes: most bytes over all tables, instead of ``capacity_rows``.
+        ca_certificate: authorities a server's certificate must come from, a file or a folder; None: the system's.
+        client_certificate: what the client shows a server that asks; None: nothing.
+        client_key: the private key of it; None: it is in the same file.
+        server_name: the name that is asked for and that the server's certificate must be for; empty: any.
     """
 
-    type: Literal["disabled", "hash_map"] = "hash_map"
+    ca_certificate: Path | None = None
+    client_certificate: Path | None = None
+    client_key: Path | None = None
+    server_name: str = ""
+
+
+class RedisConfig(_Record):
+    """A Redis server or cluster that holds embedding tables.
+
+    Attributes:
+        addresses: ``(host, port)`` of nodes that are asked which nodes there are, in this order.
+        user_name: ``"default"``, or a user of Redis 6's access control lists.
+        password: empty where the user needs none.
+        num_partitions: Redis hashes that share the rows of one table; must not change once a table is written.
+        num_node_connections: most connections to one node.
+        max_batch_size: most keys of one round of commands.
+        connect_timeout_ms: most time one connection may take, TLS and authentication included.
+        timeout_ms: most time one round of commands may take, connecting and retrying included.
+        tls: None: not encrypted.
+    """
+
+    addresses: tuple[tuple[str, int], ...] = (("127.0.0.1", 7000),)
+    user_name: str = "default"
+    password: SecretStr = SecretStr("")
+    num_partitions: int = 16
+    num_node_connections: int = 5
+    max_batch_size: int = 65536
+    connect_timeout_ms: int = 500
+    timeout_ms: int = 2000
+    tls: RedisTlsConfig | None = None
+
+
+class VolatileDbConfig(_Record):
+    """The faster tier.
+
+    Attributes:
+        type: ``"hash_map"`` (RAM), ``"redis_cluster"`` or ``"disabled"``.
+        capacity_rows: most rows in RAM over all tables; None means as many as the models need.
+        capacity_bytes: most bytes in RAM over all tables, instead of ``capacity_rows``.
+        redis: where the type is ``"redis_cluster"``; None otherwise.
+    """
+
+    type: Literal["disabled", "hash_map", "redis_cluster"] = "hash_map"
     capacity_rows: int | None = None
     capacity_bytes: int | None = None
+    redis: RedisConfig | None = None
 
 
 class PersistentDbConfig(_Record):

@@ -57,5 +57,5 @@ def _reason(error: Any, unsupported: KeysByHolder) -> str:
         return "unknown key"
     if error["type"] == "value_error":
         return str(error["ctx"]["error"])
-    came = repr(error["input"])
+    came = "..." if location[-1] == "password" else repr(error["input"])
     return f"{error['msg'][0].lower()}{error['msg'][1:]}, got {came if len(came) <= 80 else came[:77] + '...'}"

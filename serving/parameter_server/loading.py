@@ -84,10 +84,8 @@ def _load_durable(store: DurableStore, source: TableSource) -> None:
     name, digest = source.spec.name, source.model.digest()
     if store.loaded_from(name) != digest:
         _announce(source, store)
-        batches = source.model.batches(LOAD_BATCH_ROWS)  # which checks every key, before the old rows are dropped
-        store.drop_table(name)  # it may have been of another dimension
-        store.open_table(source.spec, source.model.rows)
-        store.bulk_load(name, batches, digest)
+        batches = source.model.batches(LOAD_BATCH_ROWS)  # which checks every key, before the old rows are touched
+        store.bulk_load(source.spec, batches, digest)
     else:
         store.open_table(source.spec, source.model.rows)
 

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -17,7 +18,7 @@ from serving.model.sparse_rows import LARGEST_KEY, SMALLEST_KEY
 from serving.parameter_server.counters import TableCounters, TableCounting
 from serving.parameter_server.loading import drop_tables, load_tables, table_source
 from serving.parameter_server.tier import Tier
-from serving.storage import MemoryStore, RocksDbStore
+from serving.storage import MemoryStore, RedisStore, RocksDbStore
 from serving.storage.store import Keys, Mask, RowPtrs, Store, Vectors
 
 NOWHERE = -1
@@ -304,10 +305,13 @@ def _table(config: ModelConfig, table: TableConfig) -> _Table:
 def _open_stores(config: ParameterServerConfig) -> list[Store]:
     stores: list[Store] = []
     volatile, persistent = config.volatile_db, config.persistent_db
-    if volatile.type == "hash_map":
-        stores.append(MemoryStore(volatile.capacity_rows, volatile.capacity_bytes))
-    if persistent.type == "rocks_db" and persistent.path is not None:
-        stores.append(
-            RocksDbStore(persistent.path, persistent.read_only, persistent.num_threads, persistent.max_batch_size)
-        )
+    with ExitStack() as opened:
+        if volatile.type == "hash_map":
+            stores.append(MemoryStore(volatile.capacity_rows, volatile.capacity_bytes))
+        if volatile.redis is not None:
+            stores.append(opened.enter_context(closing(RedisStore(volatile.redis))))
+        if persistent.type == "rocks_db" and persistent.path is not None:
+            threads, keys = persistent.num_threads, persistent.max_batch_size
+            stores.append(RocksDbStore(persistent.path, persistent.read_only, threads, keys))
+        opened.pop_all()
     return stores

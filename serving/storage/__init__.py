@@ -1,7 +1,8 @@
 """Storage tiers of embedding rows, one file per kind; ``Store`` says what each must do."""
 
 from serving.storage.memory_store import MemoryStore
+from serving.storage.redis_store import RedisStore
 from serving.storage.rocksdb_store import RocksDbStore
 from serving.storage.store import DurableStore, PooledStore, Store, TableSpec
 
-__all__ = ["DurableStore", "MemoryStore", "PooledStore", "RocksDbStore", "Store", "TableSpec"]
+__all__ = ["DurableStore", "MemoryStore", "PooledStore", "RedisStore", "RocksDbStore", "Store", "TableSpec"]

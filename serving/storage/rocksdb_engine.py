@@ -1,8 +1,4 @@
-"""How RocksDB is opened and spoken to: options, byte layouts, and its errors. The store above says what is kept where.
-
-Byte layouts are HPS's (HugeCTR v24.06): one column family per table, named with the table's tag; a key is its raw
-native-endian bytes, 8 for int64 models and 4 for uint32 models; a value is the row's float32 bytes.
-"""
+"""How RocksDB is opened and spoken to: options, order of keys, errors. The store says what is kept where."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serving.errors import MissingExtraError, StoreError
-from serving.storage.store import Keys, Vectors
+from serving.storage.store import Keys
 
 STORE_NAME = "rocksdb"
 BLOOM_BITS_PER_KEY = 10
@@ -74,32 +70,6 @@ def translated_errors(path: Path, table: str = "") -> Iterator[None]:
         if "/LOCK" in reason:
             reason = f"already open for writing; close the other or open this one read-only ({reason})"
         raise StoreError(STORE_NAME, table, f"{path}: {reason}") from err
-
-
-def storable(keys: Keys, key_bytes: int) -> NDArray[np.bool_] | None:
-    """Which keys fit a key of ``key_bytes`` bytes; None where all do."""
-    if key_bytes == 8:
-        return None
-    fits = (keys >= 0) & (keys <= 0xFFFFFFFF)
-    return None if fits.all() else fits
-
-
-def key_list(keys: Keys, key_bytes: int) -> list[bytes]:
-    """Raw native-endian bytes of each key."""
-    raw = keys if key_bytes == 8 else keys.astype(np.uint32)
-    listed: list[bytes] = np.ascontiguousarray(raw).view(f"V{key_bytes}").tolist()
-    return listed
-
-
-def row_list(rows: Vectors) -> list[bytes]:
-    """Float32 bytes of each row."""
-    listed: list[bytes] = np.ascontiguousarray(rows).view(f"V{4 * rows.shape[1]}").reshape(-1).tolist()
-    return listed
-
-
-def keys_of(raw: list[bytes], key_bytes: int) -> Keys:
-    """The inverse of ``key_list``."""
-    return np.frombuffer(b"".join(raw), dtype=np.int64 if key_bytes == 8 else np.uint32).astype(np.int64)
 
 
 def bytewise_order(keys: Keys, key_bytes: int) -> NDArray[np.intp]:

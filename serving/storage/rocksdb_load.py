@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from serving.storage.rocksdb_engine import bytewise_order, key_list, row_list
+from serving.storage.hps_layout import key_list, row_list
+from serving.storage.rocksdb_engine import bytewise_order
 from serving.storage.store import Keys, TableSpec, Vectors
 
 # Rows of one sorted file are gathered in memory; a table of more becomes several files, merged once at the end.

@@ -9,14 +9,11 @@ from typing import Any
 import numpy as np
 
 from serving.errors import StoreError
+from serving.storage.hps_layout import key_list, keys_of, row_list, storable, tag
 from serving.storage.rocksdb_engine import (
     STORE_NAME,
     import_rocksdict,
-    key_list,
-    keys_of,
     open_database,
-    row_list,
-    storable,
     table_options,
     translated_errors,
 )
@@ -76,7 +73,7 @@ class RocksDbStore:
     def open_table(self, spec: TableSpec, capacity_rows: int) -> None:
         """See ``Store.open_table``; a read-only store must already have the table."""
         with self._lock, self._translated(spec.name):
-            family = self._families.get(_tag(spec.name))
+            family = self._families.get(tag(spec.name))
             if family is None:
                 self._check_writable(spec.name)
                 family = self._create_family(spec.name)
@@ -123,7 +120,7 @@ class RocksDbStore:
                 raise self._error(table, f"holds vectors of {held.spec.dim} floats, got {rows.shape[1]}")
             if storable(keys, held.spec.key_bytes) is not None:
                 raise self._error(table, f"a key does not fit {held.spec.key_bytes} bytes")
-            handle = self._database.get_column_family_handle(_tag(table))
+            handle = self._database.get_column_family_handle(tag(table))
             for start in range(0, keys.size, WRITE_BATCH_ROWS):
                 part = slice(start, start + WRITE_BATCH_ROWS)
                 batch = self._rocksdict.WriteBatch(raw_mode=True)
@@ -140,7 +137,7 @@ class RocksDbStore:
                 return 0
             held = self._writable_table(table)
             fits = storable(keys, held.spec.key_bytes)
-            handle = self._database.get_column_family_handle(_tag(table))
+            handle = self._database.get_column_family_handle(tag(table))
             raw = key_list(keys if fits is None else keys[fits], held.spec.key_bytes)
             for start in range(0, len(raw), WRITE_BATCH_ROWS):
                 batch = self._rocksdict.WriteBatch(raw_mode=True)
@@ -155,10 +152,10 @@ class RocksDbStore:
         """See ``Store.drop_table``; a read-only store only closes it."""
         with self._lock, self._translated(table):
             self._tables = {name: held for name, held in self._tables.items() if name != table}
-            if not self._read_only and _tag(table) in self._families:
+            if not self._read_only and tag(table) in self._families:
                 self._forget_load(table)
-                del self._families[_tag(table)]
-                self._database.drop_column_family(_tag(table))
+                del self._families[tag(table)]
+                self._database.drop_column_family(tag(table))
 
     def items(self, table: str, batch_rows: int = 65536) -> Iterator[tuple[Keys, Vectors]]:
         """See ``Store.items``; in the order of the keys' raw bytes."""
@@ -184,23 +181,20 @@ class RocksDbStore:
             digest = self._database.get(_digest_key(table))
             return None if digest is None else bytes(digest).decode()
 
-    def bulk_load(self, table: str, batches: Iterator[tuple[Keys, Vectors]], digest: str) -> None:
+    def bulk_load(self, spec: TableSpec, batches: Iterator[tuple[Keys, Vectors]], digest: str) -> None:
         """See ``DurableStore.bulk_load``.
 
         The old rows go first, and with them the record of what they were loaded from; the new record is written when
         every row is in the database and on the disk. Between the two the table counts as not loaded.
         """
-        with self._lock, self._translated(table):
+        with self._lock, self._translated(spec.name):
             if self._read_only:
-                held = self.loaded_from(table)
-                raise self._error(table, f"open read-only, and loaded from {held}, not from {digest}")
-            spec = self._writable_table(table).spec
-            self._forget_load(table)
-            self._database.drop_column_family(_tag(table))
-            family = self._create_family(table)
-            self._tables = {**self._tables, table: _Table(spec, family)}
-            self._ingest(family, spec, batches)
-            self._database.put(_digest_key(table), digest.encode())
+                held = self.loaded_from(spec.name)
+                raise self._error(spec.name, f"open read-only, and loaded from {held}, not from {digest}")
+            self.drop_table(spec.name)
+            self.open_table(spec, capacity_rows=0)
+            self._ingest(self._tables[spec.name].family, spec, batches)
+            self._database.put(_digest_key(spec.name), digest.encode())
             self._database.flush_wal(True)
 
     def close(self) -> None:
@@ -270,8 +264,8 @@ class RocksDbStore:
             raise self._error(table.spec.name, reason)
 
     def _create_family(self, table: str) -> Any:
-        family = self._database.create_column_family(_tag(table), self._options)
-        self._families[_tag(table)] = family
+        family = self._database.create_column_family(tag(table), self._options)
+        self._families[tag(table)] = family
         return family
 
     def _forget_load(self, table: str) -> None:
@@ -300,10 +294,6 @@ class RocksDbStore:
     def _translated(self, table: str) -> Any:
         self._check_open(table)
         return translated_errors(self._path, table)
-
-
-def _tag(table: str) -> str:
-    return f"hps_et.{table}"
 
 
 def _digest_key(table: str) -> bytes:

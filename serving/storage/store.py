@@ -126,8 +126,8 @@ class DurableStore(Store, Protocol):
     def loaded_from(self, table: str) -> str | None:
         """The digest given to the last ``bulk_load`` of this table that ran to its end; None if there is none."""
 
-    def bulk_load(self, table: str, batches: Iterator[tuple[Keys, Vectors]], digest: str) -> None:
-        """Replace a table's rows by ``batches`` as one act.
+    def bulk_load(self, spec: TableSpec, batches: Iterator[tuple[Keys, Vectors]], digest: str) -> None:
+        """Replace a table, of whatever dimension it was, by ``batches`` as one act, and open it.
 
         A process killed in the middle leaves either the old rows or a table whose ``loaded_from`` is None, never a
         part of the new rows that passes for the whole.

@@ -34,7 +34,7 @@ def batches(generation):
 generation = 0
 while True:
     generation += 1
-    store.bulk_load({TABLE!r}, batches(generation), str(generation))
+    store.bulk_load(TableSpec({TABLE!r}, 4), batches(generation), str(generation))
     print("loaded", generation, flush=True)
     for number in range(5):
         first = 1_000_000 * generation + {BATCH_ROWS} * number
@@ -88,7 +88,7 @@ def test_a_killed_load_is_made_good_by_the_next_one(tmp_path):
     store.open_table(TableSpec(TABLE, 4), 0)
     assert store.loaded_from(TABLE) is None
 
-    store.bulk_load(TABLE, iter([(np.arange(10), np.ones((10, 4), np.float32))]), "again")
+    store.bulk_load(TableSpec(TABLE, 4), iter([(np.arange(10), np.ones((10, 4), np.float32))]), "again")
 
     assert fetch(store, range(11))[1].tolist() == [True] * 10 + [False]
     assert not (tmp_path / "db" / "loading").exists()

@@ -29,12 +29,12 @@ def rows_of(keys, value=0.0):
     return (np.asarray(keys, dtype=np.float64)[:, None] % 1000 + value + np.arange(4)).astype(np.float32)
 
 
-def load(store, keys, digest="digest", batch_rows=100, value=0.0):
+def load(store, keys, digest="digest", batch_rows=100, value=0.0, key_bytes=8):
     keys = np.asarray(keys, dtype=np.int64)
     batches = (
         (keys[i : i + batch_rows], rows_of(keys[i : i + batch_rows], value)) for i in range(0, keys.size, batch_rows)
     )
-    store.bulk_load(TABLE, batches, digest)
+    store.bulk_load(TableSpec(TABLE, 4, key_bytes), batches, digest)
 
 
 def fetch(store, keys):
@@ -95,7 +95,7 @@ def test_of_duplicates_in_a_bulk_load_the_last_wins(path, monkeypatch, run_bytes
     with open_closing(path) as store:
         batches = [(np.array([7, 8, 7]), rows_of([1, 2, 3])), (np.array([8, 9]), rows_of([4, 5]))]
 
-        store.bulk_load(TABLE, iter(batches), "digest")
+        store.bulk_load(TableSpec(TABLE, 4), iter(batches), "digest")
 
         assert (fetch(store, [7, 8, 9])[0] == rows_of([3, 4, 5])).all()
 
@@ -115,7 +115,7 @@ def test_a_bulk_load_replaces_what_the_table_held(path):
 def test_an_empty_bulk_load_leaves_an_empty_table_that_counts_as_loaded(path):
     with open_closing(path) as store:
         load(store, [1, 2])
-        store.bulk_load(TABLE, iter(()), "nothing")
+        store.bulk_load(TableSpec(TABLE, 4), iter(()), "nothing")
 
         assert not fetch(store, [1, 2])[1].any()
         assert store.loaded_from(TABLE) == "nothing"
@@ -131,7 +131,7 @@ def test_a_bulk_load_that_fails_halfway_does_not_count_as_loaded_and_leaves_no_f
     with open_closing(path) as store:
         load(store, [1], "before")
         with pytest.raises(StoreError, match="the file ends here"):
-            store.bulk_load(TABLE, batches(), "after")
+            store.bulk_load(TableSpec(TABLE, 4), batches(), "after")
 
         assert store.loaded_from(TABLE) is None
         assert not (path / "loading").exists()
@@ -163,7 +163,7 @@ def test_keys_and_values_have_the_layout_of_hps(path, key_bytes, code):
 
     key = 2**32 - 2
     with open_closing(path, key_bytes=key_bytes) as store:
-        load(store, [key])
+        load(store, [key], key_bytes=key_bytes)
         store.insert(TABLE, np.array([3]), rows_of([3]))
     options = rocksdict.Options(raw_mode=True)
     raw = rocksdict.Rdict(str(path), options, {"default": options, TAG: options}, rocksdict.AccessType.read_only(False))

@@ -1,0 +1,141 @@
+"""``volatile_db`` of a ``ps.json``: RAM, or a Redis server or cluster."""
+
+import re
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BeforeValidator, Field, SecretStr, model_validator
+
+from serving.config.hps_keys import VOLATILE_TYPES, spelling
+from serving.config.records import RedisConfig, RedisTlsConfig, VolatileDbConfig
+from serving.config.scalars import Always, Count, FileName, Never, Part, Switch, only
+from serving.config.validation import Clause
+
+Milliseconds = Annotated[Count, Field(le=3_600_000)]
+OverflowPolicy = Literal["evict_oldest", "oldest", "evict_least_used", "least_used", "evict_random", "random"]
+# Hotrow's own keys say something about one type only; of HPS's, those of another type have no effect.
+OWN_KEYS = {
+    "hash_map": frozenset({"capacity_rows", "capacity_bytes"}),
+    "redis_cluster": frozenset({"connect_timeout_ms", "timeout_ms"}),
+}
+_HOST_AND_PORT = re.compile(r"(?:\[(?P<v6>[0-9a-fA-F:.]+)\]|(?P<host>[^\s:\[\]]+)):(?P<port>[0-9]{1,5})")
+
+
+def _volatile_type(value: Any) -> str:
+    return spelling(value, VOLATILE_TYPES)
+
+
+def _addresses(value: Any) -> tuple[tuple[str, int], ...]:
+    """``host:port``, one or several, separated by ``;`` or ``,``; an IPv6 host stands in brackets."""
+    addresses = []
+    for part in re.split(r"[;,]", value if isinstance(value, str) else repr(value)):
+        match = _HOST_AND_PORT.fullmatch(part.strip())
+        if match is None or not 0 < int(match["port"]) < 65536:
+            raise ValueError(f"expected <host>:<port>, got {part!r}")
+        addresses.append((match["v6"] or match["host"], int(match["port"])))
+    return tuple(addresses)
+
+
+class VolatileDbClause(Clause):
+    """``volatile_db`` (source: HPS's configuration, HugeCTR v24.06).
+
+    Attributes:
+        type: RAM, Redis, or none.
+        capacity_rows: Hotrow's own: most rows in RAM, over all tables.
+        capacity_bytes: Hotrow's own: the same in bytes; one of the two.
+        cache_missed_embeddings: must be false.
+        initialize_after_startup: must be true: the tier is filled from the models' files.
+        initial_cache_rate: must be 1: it is filled as far as its capacity goes.
+        connect_timeout_ms: Hotrow's own: see ``RedisConfig``.
+        timeout_ms: Hotrow's own: see ``RedisConfig``.
+
+    From ``address`` to ``tls_server_name_identification`` the attributes are those of ``RedisConfig``; no effect on RAM.
+    The attributes behind these shape HPS's hash maps, or the updates from Kafka (``update_source``, refused); no effect
+    here. Beyond ``overflow_margin`` HPS evicts rows; Hotrow keeps every row that no other tier holds.
+    """
+
+    type: Annotated[Literal["disabled", "hash_map", "redis_cluster"], BeforeValidator(_volatile_type)]
+    capacity_rows: Count | None = None
+    capacity_bytes: Count | None = None
+    cache_missed_embeddings: Never = False
+    initialize_after_startup: Always = True
+    initial_cache_rate: Annotated[float, only(1.0)] = 1.0
+    connect_timeout_ms: Milliseconds = 500
+    timeout_ms: Milliseconds = 2000
+
+    address: Annotated[tuple[tuple[str, int], ...], BeforeValidator(_addresses)] = (("127.0.0.1", 7000),)
+    user_name: FileName = "default"
+    password: SecretStr = SecretStr("")
+    num_partitions: Count = 16
+    num_node_connections: Count = 5
+    max_batch_size: Count = 65536
+    enable_tls: Switch = False
+    tls_ca_certificate: FileName | None = None
+    tls_client_certificate: FileName | None = None
+    tls_client_key: FileName | None = None
+    tls_server_name_identification: str = ""
+
+    algorithm: str | None = None
+    allocation_rate: Count | None = None
+    max_get_batch_size: Count | None = None
+    max_set_batch_size: Count | None = None
+    overflow_margin: Count | None = None
+    overflow_policy: OverflowPolicy | None = None
+    overflow_resolution_target: Part | None = None
+    refresh_time_after_fetch: Switch | None = None
+    update_filters: list[str] | None = None
+
+    @model_validator(mode="after")
+    def _own_keys_fit_the_type(self) -> Self:
+        for kind, keys in OWN_KEYS.items():
+            strange = sorted(self.model_fields_set & keys)
+            if strange and self.type != kind:
+                raise ValueError(f"{strange[0]}: only a {kind} has it, the type is {self.type}")
+        if self.capacity_rows is not None and self.capacity_bytes is not None:
+            raise ValueError("expected capacity_rows or capacity_bytes, got both")
+        return self
+
+    @model_validator(mode="after")
+    def _redis_is_consistent(self) -> Self:
+        if self.type != "redis_cluster":
+            return self
+        if not self.num_node_connections <= self.num_partitions <= 65535:
+            raise ValueError(
+                f"num_partitions: expected num_node_connections ({self.num_node_connections}) to 65535, "
+                f"got {self.num_partitions}"
+            )
+        if self.tls_client_key is not None and self.tls_client_certificate is None:
+            raise ValueError("tls_client_key: without tls_client_certificate")
+        given = sorted(key for key in self.model_fields_set if key.startswith("tls_"))
+        if given and "enable_tls" not in self.model_fields_set:
+            raise ValueError(f"{given[0]}: enable_tls is absent, so nothing would be encrypted")
+        return self
+
+    def record(self, folder: Path) -> VolatileDbConfig:
+        """The clause as a record; relative files start from ``folder``."""
+        redis = self._redis(folder) if self.type == "redis_cluster" else None
+        return VolatileDbConfig(
+            type=self.type, capacity_rows=self.capacity_rows, capacity_bytes=self.capacity_bytes, redis=redis
+        )
+
+    def _redis(self, folder: Path) -> RedisConfig:
+        def file(name: str | None) -> Path | None:
+            return None if name is None else folder / name
+
+        tls = RedisTlsConfig(
+            ca_certificate=file(self.tls_ca_certificate),
+            client_certificate=file(self.tls_client_certificate),
+            client_key=file(self.tls_client_key),
+            server_name=self.tls_server_name_identification,
+        )
+        return RedisConfig(
+            addresses=self.address,
+            user_name=self.user_name,
+            password=self.password,
+            num_partitions=self.num_partitions,
+            num_node_connections=self.num_node_connections,
+            max_batch_size=self.max_batch_size,
+            connect_timeout_ms=self.connect_timeout_ms,
+            timeout_ms=self.timeout_ms,
+            tls=tls if self.enable_tls else None,
+        )

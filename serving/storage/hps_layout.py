@@ -1,0 +1,66 @@
+"""How HPS (HugeCTR v24.06) names a table and lays out its keys and rows, in RocksDB and in Redis alike.
+
+A table is known by its tag, ``hps_et.<model>.<table>``. A key is its raw native-endian bytes, 8 for int64 models and 4
+for uint32 models; a value is the row's float32 bytes.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from serving.storage.store import Keys, Vectors
+
+
+def tag(table: str) -> str:
+    """The tag of a table's full name."""
+    return f"hps_et.{table}"
+
+
+def storable(keys: Keys, key_bytes: int) -> NDArray[np.bool_] | None:
+    """Which keys fit a key of ``key_bytes`` bytes; None where all do."""
+    if key_bytes == 8:
+        return None
+    fits = (keys >= 0) & (keys <= 0xFFFFFFFF)
+    return None if fits.all() else fits
+
+
+def raw_keys(keys: Keys, key_bytes: int) -> NDArray[np.int64] | NDArray[np.uint32]:
+    """Keys in the width in which they are stored, contiguous."""
+    return np.ascontiguousarray(keys, np.int64) if key_bytes == 8 else np.ascontiguousarray(keys, np.uint32)
+
+
+def key_list(keys: Keys, key_bytes: int) -> list[bytes]:
+    """Raw native-endian bytes of each key."""
+    listed: list[bytes] = raw_keys(keys, key_bytes).view(f"V{key_bytes}").tolist()
+    return listed
+
+
+def row_list(rows: Vectors) -> list[bytes]:
+    """Float32 bytes of each row."""
+    listed: list[bytes] = np.ascontiguousarray(rows).view(f"V{4 * rows.shape[1]}").reshape(-1).tolist()
+    return listed
+
+
+def keys_of(raw: list[bytes], key_bytes: int) -> Keys:
+    """The inverse of ``key_list``."""
+    return np.frombuffer(b"".join(raw), dtype=np.int64 if key_bytes == 8 else np.uint32).astype(np.int64)
+
+
+def mix(keys: Keys) -> NDArray[np.uint64]:
+    """HPS's hash of a key, rrmxmx; modulo the number of partitions it says which of them holds the key.
+
+    Source: Pelle Evensen's rrmxmx, as in HugeCTR v24.06's ``HCTR_HPS_KEY_TO_PART_INDEX``.
+
+    Args:
+        keys: int64[N]; uint32 keys widened.
+
+    Returns:
+        uint64[N].
+    """
+    x = keys.astype(np.int64, copy=False).view(np.uint64)
+    x = (x ^ _rotated(x, 25) ^ _rotated(x, 50)) * np.uint64(0xA24BAED4963EE407)
+    x = (x ^ _rotated(x, 24) ^ _rotated(x, 49)) * np.uint64(0x9FB21C651E98DF25)
+    return x ^ (x >> np.uint64(28))
+
+
+def _rotated(x: NDArray[np.uint64], bits: int) -> NDArray[np.uint64]:
+    return (x >> np.uint64(bits)) | (x << np.uint64(64 - bits))

@@ -1,0 +1,131 @@
+"""What is said to Redis about a table: HPS's hashes, one per partition, read and written by arrays of keys.
+
+Source of the names and layouts: HPS's Redis back-end, HugeCTR v24.06. Partition n of a table is the hash
+``hps_et{<tag>/p<n>}v``; a field is a key's raw bytes, its value the row's float32 bytes. HPS's ``hps_et{<tag>/p<n>}t``
+has what its overflow policies need to know of each key. The braces keep both on one node of a cluster.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from serving.storage.hps_layout import raw_keys, tag
+from serving.storage.redis_connection import RedisConnection, import_hiredis
+from serving.storage.redis_topology import slot_of
+from serving.storage.store import Keys, Vectors
+
+# Redis runs a script as one act. Carried out twice, because its answer was lost on the way, it changes nothing more.
+SWAP = """
+local loading, values, times, record = unpack(KEYS)
+local mark, has_rows = ARGV[1], ARGV[2] == '1'
+if redis.call('GET', record) == mark then return 0 end
+if has_rows and redis.call('EXISTS', loading) == 0 then
+  return redis.error_reply('ERR the rows gathered so far are gone')
+end
+redis.call('UNLINK', values, times)
+if has_rows then
+  redis.call('RENAME', loading, values)
+  redis.call('PERSIST', values)
+end
+redis.call('SET', record, mark)
+return 1
+"""
+
+
+class Partition:
+    """The names of one partition's keys in Redis.
+
+    Attributes:
+        values: HPS's hash of rows.
+        times: HPS's hash of what its overflow policies know; Hotrow only removes from it.
+        record: Hotrow's own string, ``<digest of what the rows were loaded from> <load>``.
+        slot: the hash slot of all of them.
+    """
+
+    __slots__ = ("record", "slot", "times", "values")
+
+    def __init__(self, table: str, number: int) -> None:
+        """Name partition ``number`` of a table's full name."""
+        stem = f"hps_et{{{tag(table)}/p{number}}}"
+        self.values = f"{stem}v".encode()
+        self.times = f"{stem}t".encode()
+        self.record = f"{stem}.hotrow.loaded_from".encode()
+        self.slot = slot_of(self.values)
+
+    def loading(self, load: str) -> bytes:
+        """Hotrow's own hash in which ``load`` gathers the rows that will replace ``values``."""
+        return self.values + f".hotrow.loading.{load}".encode()
+
+
+@dataclass(frozen=True, slots=True)
+class PlainCommand:
+    """A command whose reply is read as it is."""
+
+    slot: int
+    payload: bytes
+
+    def read(self, connection: RedisConnection, deadline: float) -> Any:
+        """See ``Command.read``."""
+        return connection.read_reply(deadline)
+
+
+@dataclass(frozen=True, slots=True)
+class FetchCommand:
+    """HMGET: where every row is there they go straight into ``take``; else the reply is the list of values."""
+
+    slot: int
+    payload: bytes
+    count: int
+    value_bytes: int
+    take: Callable[[NDArray[np.void]], None]
+
+    def read(self, connection: RedisConnection, deadline: float) -> Any:
+        """See ``Command.read``; None where ``take`` has been called."""
+        values = connection.read_values(self.count, self.value_bytes, deadline)
+        if isinstance(values, np.ndarray):
+            self.take(values)
+            return None
+        return values
+
+
+def plain(slot: int, *words: bytes | str | int) -> PlainCommand:
+    """A command of a few words."""
+    return PlainCommand(slot, import_hiredis().pack_command(words))
+
+
+def swap(one: Partition, load: str, digest: str, has_rows: bool) -> PlainCommand:
+    """Put the rows that ``load`` gathered, none where ``has_rows`` is False, in the place of a partition's."""
+    keys = (one.loading(load), one.values, one.times, one.record)
+    return plain(one.slot, "EVAL", SWAP, len(keys), *keys, f"{digest} {load}", int(has_rows))
+
+
+def header(name: bytes, key: bytes, words: int) -> bytes:
+    """The beginning of a command of ``words`` words: its name and its key."""
+    return b"*%d\r\n$%d\r\n%s\r\n$%d\r\n%s\r\n" % (words, len(name), name, len(key), key)
+
+
+def encoded_fields(keys: Keys, key_bytes: int) -> NDArray[np.uint8]:
+    """Each key as one word of a command: uint8[N, key_bytes + 6]."""
+    encoded = np.empty((keys.size, key_bytes + 6), dtype=np.uint8)
+    _encode(encoded, raw_keys(keys, key_bytes).view(np.uint8).reshape(-1, key_bytes))
+    return encoded
+
+
+def encoded_rows(keys: Keys, rows: Vectors, key_bytes: int) -> NDArray[np.uint8]:
+    """Each key and its row as two words of a command: uint8[N, ...]."""
+    field_bytes, row_bytes = key_bytes + 6, 4 * rows.shape[1]
+    encoded = np.empty((keys.size, field_bytes + row_bytes + len(str(row_bytes)) + 5), dtype=np.uint8)
+    _encode(encoded[:, :field_bytes], raw_keys(keys, key_bytes).view(np.uint8).reshape(-1, key_bytes))
+    _encode(encoded[:, field_bytes:], np.ascontiguousarray(rows).view(np.uint8).reshape(-1, row_bytes))
+    return encoded
+
+
+def _encode(out: NDArray[np.uint8], words: NDArray[np.uint8]) -> None:
+    r"""Write ``$<length>\r\n<word>\r\n`` into each row of ``out``."""
+    head = np.frombuffer(b"$%d\r\n" % words.shape[1], dtype=np.uint8)
+    out[:, : head.size] = head
+    out[:, head.size : -2] = words
+    out[:, -2:] = np.frombuffer(b"\r\n", dtype=np.uint8)

@@ -1,0 +1,62 @@
+"""The connections to one Redis node: a few, handed to one caller at a time."""
+
+import ssl
+import threading
+
+from serving.config import RedisConfig
+from serving.storage.redis_connection import Address, RedisConnection, RedisNodeError, seconds_left
+
+
+class NodePool:
+    """At most ``num_node_connections`` connections to one node. Every method may be called from any thread."""
+
+    def __init__(self, address: Address, config: RedisConfig, tls: ssl.SSLContext | None) -> None:
+        """Open nothing yet."""
+        self.address = address
+        self._config = config
+        self._tls = tls
+        self._permits = threading.Semaphore(config.num_node_connections)
+        self._lock = threading.Lock()  # guards the two below
+        self._idle: list[RedisConnection] = []
+        self._is_closed = False
+
+    def take(self, deadline: float) -> RedisConnection:
+        """A connection of the caller's own, until it is given back.
+
+        Raises:
+            RedisNodeError: the node cannot be reached, or others keep all connections until ``deadline``.
+        """
+        try:
+            has_permit = self._permits.acquire(timeout=seconds_left(deadline))
+        except TimeoutError:
+            has_permit = False
+        if not has_permit:
+            raise RedisNodeError(self.address, f"all {self._config.num_node_connections} connections are busy")
+        try:
+            with self._lock:
+                idle = self._idle.pop() if self._idle else None
+            return idle or RedisConnection(self.address, self._config, self._tls, deadline)
+        except BaseException:
+            self._permits.release()
+            raise
+
+    def give_back(self, connection: RedisConnection) -> None:
+        """Keep the connection for the next caller if it is sound, else close it and every idle one.
+
+        Connections to a node that went away break all at once; the next caller must not try them one after the other.
+        """
+        with self._lock:
+            keeps = connection.is_reusable and not self._is_closed
+            stale = [] if keeps else [connection, *self._idle]
+            self._idle = [connection, *self._idle] if keeps else []
+        for one in stale:
+            one.close()
+        self._permits.release()
+
+    def close(self) -> None:
+        """Close what is idle now, and what is given back later."""
+        with self._lock:
+            self._is_closed = True
+            stale, self._idle = self._idle, []
+        for one in stale:
+            one.close()

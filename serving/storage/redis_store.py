@@ -1,0 +1,194 @@
+"""The shared tier: embedding tables in a Redis server or cluster, laid out as HPS does."""
+
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import numpy as np
+
+from serving.config import RedisConfig
+from serving.errors import StoreError
+from serving.storage.hps_layout import storable
+from serving.storage.redis_cluster import RedisCluster
+from serving.storage.redis_connection import RedisNodeError
+from serving.storage.redis_table import STORE_NAME, RedisTable
+from serving.storage.store import Keys, Mask, TableSpec, Vectors
+
+logger = logging.getLogger(__name__)
+
+# Warn when the busiest node has this many times its fair share of a table's partitions.
+LOPSIDED_RATIO = 1.5
+
+
+class RedisStore:
+    """Rows in Redis, shared by every process that connects to it. See ``DurableStore``.
+
+    Tables have HPS's layout (HugeCTR v24.06), so what HPS wrote can be read, and the other way round. Rows outlive the
+    process: a table that is there and was loaded from the same files is not loaded again. A partition whose record of
+    that load is gone, because its node came back empty, counts as a tier that does not answer, not as one without keys.
+    """
+
+    def __init__(self, config: RedisConfig) -> None:
+        """Connect.
+
+        Raises:
+            MissingExtraError: hiredis is not installed.
+            StoreError: no node answers, the user is refused, or a TLS file cannot be read.
+        """
+        self._config = config
+        self._is_closed = False
+        self._tables: dict[str, RedisTable] = {}  # replaced as a whole, never changed in place
+        try:
+            self._cluster = RedisCluster(config)
+        except RedisNodeError as err:
+            raise StoreError(STORE_NAME, "", str(err)) from err
+        except OSError as err:
+            raise StoreError(STORE_NAME, "", f"TLS: {err}") from err
+
+    @property
+    def name(self) -> str:
+        """See ``Store.name``."""
+        return STORE_NAME
+
+    def open_table(self, spec: TableSpec, capacity_rows: int) -> None:
+        """See ``Store.open_table``; some rows of each partition are looked at.
+
+        Raises:
+            StoreError: besides ``Store.open_table``'s reasons, the table was written with another ``num_partitions``.
+        """
+        with self._translated(spec.name):
+            table = self._table(spec)
+            table.check()
+        self._take(table)
+
+    def capacity_rows(self, table: str) -> int | None:
+        """See ``Store.capacity_rows``."""
+        self._check_open(table)
+        return None if table in self._tables else 0
+
+    def tables(self) -> list[str]:
+        """See ``Store.tables``."""
+        self._check_open()
+        return sorted(self._tables)
+
+    def count(self, table: str) -> int:
+        """See ``Store.count``; exact."""
+        with self._translated(table):
+            held = self._tables.get(table)
+            return held.count() if held else 0
+
+    def spread(self, table: str) -> Mapping[str, int]:
+        """By node, ``"host:port"``, how many of an open table's partitions it holds; empty for an unknown table."""
+        self._check_open(table)
+        held = self._tables.get(table)
+        if held is None:
+            return {}
+        spread = self._cluster.topology.spread([one.slot for one in held.partitions])
+        return {str(node): count for node, count in spread.items()}
+
+    def fetch(self, table: str, keys: Keys, out: Vectors) -> Mask:
+        """See ``Store.fetch``."""
+        self._check_open(table)
+        held = self._tables.get(table)
+        found = np.zeros(keys.size, dtype=np.bool_)
+        if held is None:
+            out[...] = 0.0
+            return found
+        if out.shape[1] != held.spec.dim:
+            raise StoreError(STORE_NAME, table, f"holds vectors of {held.spec.dim} floats, asked for {out.shape[1]}")
+        fits = storable(keys, held.spec.key_bytes)
+        with self._translated(table):
+            if fits is None and out.flags.c_contiguous:
+                held.fetch(keys, out, found)
+                return found
+            wanted = np.flatnonzero(fits) if fits is not None else np.arange(keys.size)
+            rows, hits = np.empty((wanted.size, held.spec.dim), dtype=np.float32), np.empty(wanted.size, dtype=np.bool_)
+            held.fetch(keys[wanted], rows, hits)
+        out[...], out[wanted], found[wanted] = 0.0, rows, hits
+        return found
+
+    def insert(self, table: str, keys: Keys, rows: Vectors) -> None:
+        """See ``Store.insert``; when it fails, some of the rows may have been written."""
+        self._check_open(table)
+        held = self._tables.get(table)
+        if held is None:
+            raise StoreError(STORE_NAME, table, "not an open table")
+        if rows.shape[1] != held.spec.dim:
+            raise StoreError(STORE_NAME, table, f"holds vectors of {held.spec.dim} floats, got {rows.shape[1]}")
+        if storable(keys, held.spec.key_bytes) is not None:
+            raise StoreError(STORE_NAME, table, f"a key does not fit {held.spec.key_bytes} bytes")
+        with self._translated(table):
+            held.insert(keys, rows)
+
+    def evict(self, table: str, keys: Keys) -> int | None:
+        """See ``Store.evict``; exact, unless an answer was lost on the way and the command sent again."""
+        with self._translated(table):
+            held = self._tables.get(table)
+            if held is None:
+                return 0
+            fits = storable(keys, held.spec.key_bytes)
+            return held.evict(keys if fits is None else keys[fits])
+
+    def drop_table(self, table: str) -> None:
+        """See ``Store.drop_table``; every process that shares the table loses it."""
+        with self._translated(table):
+            held = self._tables.get(table) or self._table(TableSpec(table, dim=1))
+            self._tables = {name: one for name, one in self._tables.items() if name != table}
+            held.drop()
+
+    def items(self, table: str, batch_rows: int = 65536) -> Iterator[tuple[Keys, Vectors]]:
+        """See ``Store.items``; while others write, a row may come twice."""
+        with self._translated(table):
+            held = self._tables.get(table)
+            if held is not None:
+                yield from held.items(batch_rows)
+
+    def loaded_from(self, table: str) -> str | None:
+        """See ``DurableStore.loaded_from``; None too where a partition has lost what it was loaded with."""
+        with self._translated(table):
+            return (self._tables.get(table) or self._table(TableSpec(table, dim=1))).loaded_from()
+
+    def bulk_load(self, spec: TableSpec, batches: Iterator[tuple[Keys, Vectors]], digest: str) -> None:
+        """See ``DurableStore.bulk_load``.
+
+        Processes that share the table read on all the while; each partition changes in one instant. Redis needs room
+        for the old and the new rows together.
+        """
+        with self._translated(spec.name):
+            table = self._table(spec)
+            table.load(batches, digest)
+        self._take(table)
+
+    def close(self) -> None:
+        """See ``Store.close``; the rows stay."""
+        self._is_closed = True
+        self._tables = {}
+        self._cluster.close()
+
+    def _table(self, spec: TableSpec) -> RedisTable:
+        return RedisTable(self._cluster, self._config, spec)
+
+    def _take(self, table: RedisTable) -> None:
+        """Answer for ``table`` from now on, and tell how evenly the nodes hold it."""
+        name = table.spec.name
+        self._tables = {**self._tables, name: table}
+        spread = self.spread(name)
+        fair_share = len(table.partitions) / len(spread)
+        is_lopsided = max(spread.values()) >= LOPSIDED_RATIO * fair_share
+        text = ", ".join(f"{node} holds {count}" for node, count in spread.items())
+        if is_lopsided:
+            logger.warning("%s: the nodes share its partitions unevenly, one will be the busiest: %s", name, text)
+        else:
+            logger.info("%s: partitions by node: %s", name, text)
+
+    def _check_open(self, table: str = "") -> None:
+        if self._is_closed:
+            raise StoreError(STORE_NAME, table, "the store is closed")
+
+    @contextmanager
+    def _translated(self, table: str) -> Iterator[None]:
+        self._check_open(table)
+        try:
+            yield
+        except RedisNodeError as err:
+            raise StoreError(STORE_NAME, table, str(err)) from err

@@ -1,0 +1,268 @@
+"""One embedding table in Redis: which partition holds a key, and the commands that read and write them all."""
+
+import secrets
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from serving.config import RedisConfig
+from serving.errors import StoreError
+from serving.storage.hps_layout import keys_of, mix
+from serving.storage.redis_cluster import Command, RedisCluster
+from serving.storage.redis_commands import (
+    FetchCommand,
+    Partition,
+    PlainCommand,
+    encoded_fields,
+    encoded_rows,
+    header,
+    plain,
+    swap,
+)
+from serving.storage.redis_connection import RedisNodeError
+from serving.storage.store import Keys, Mask, TableSpec, Vectors
+
+STORE_NAME = "redis"
+# Redis does nothing else while it works on one command.
+MOST_FIELDS = 10_000
+MOST_COMMAND_BYTES = 4 * 2**20
+# What is sent or received before time starts anew.
+MOST_ROUND_BYTES = 16 * 2**20
+SCAN_FIELDS = 1000
+SAMPLE_FIELDS = 10
+# Rows of a load that was killed are forgotten by Redis after this time.
+LOADING_TTL_S = 600
+
+
+class _Group(NamedTuple):
+    """Keys of one partition, as many as one command takes: ``order[begin:end]`` of a round's keys."""
+
+    partition: int
+    begin: int
+    end: int
+
+
+class RedisTable:
+    """The rows of one table. Every method may be called from any thread.
+
+    Every method raises RedisNodeError where a node does not answer, and StoreError where Redis holds what is not such a
+    table.
+    """
+
+    def __init__(self, cluster: RedisCluster, config: RedisConfig, spec: TableSpec) -> None:
+        """Name its partitions; nothing is asked yet."""
+        self.spec = spec
+        self.partitions = tuple(Partition(spec.name, number) for number in range(config.num_partitions))
+        self._cluster = cluster
+        self._max_batch_size = config.max_batch_size
+        self._row_bytes = 4 * spec.dim
+        self._is_recorded = False  # every partition has a record of the load that filled it
+
+    def check(self) -> None:
+        """Look at some rows of each partition: their widths, and whether they are in the partition of their key."""
+        scans = [plain(one.slot, "HSCAN", one.values, 0, "COUNT", SAMPLE_FIELDS) for one in self.partitions]
+        records = [plain(one.slot, "EXISTS", one.record) for one in self.partitions]
+        replies = self._cluster.run([*scans, *records])
+        for number, (_, flat) in enumerate(replies[: len(scans)]):
+            keys, _ = self._decoded(flat)
+            places = self._places(keys)
+            if (places != number).any():
+                at = int(np.argmax(places != number))
+                reason = f"holds key {keys[at]} in partition {number}, of {len(scans)} it belongs in {places[at]}"
+                raise self._error(f"{reason}: num_partitions differs from that with which the table was written")
+        if self._partitions_beyond():
+            raise self._error(f"was written with more than {len(scans)} partitions: num_partitions differs")
+        self._is_recorded = all(replies[len(scans) :])
+
+    def count(self) -> int:
+        """Rows held."""
+        return sum(self._cluster.run([plain(one.slot, "HLEN", one.values) for one in self.partitions]))
+
+    def fetch(self, keys: Keys, out: Vectors, found: Mask) -> None:
+        """Read rows.
+
+        Args:
+            keys: int64[N], all of which the table's key width can hold.
+            out: float32[N, D], contiguous; overwritten.
+            found: bool[N]; overwritten.
+        """
+        for part in self._rounds(keys.size, self._row_bytes):
+            self._fetch_round(keys[part], out[part], found[part])
+
+    def insert(self, keys: Keys, rows: Vectors) -> None:
+        """Insert or overwrite int64[N] keys and their float32[N, D] rows."""
+        self._insert([one.values for one in self.partitions], keys, rows)
+
+    def evict(self, keys: Keys) -> int:
+        """Remove keys, with what HPS's overflow policies know of them; returns how many were held."""
+        evicted = 0
+        for part in self._rounds(keys.size, self.spec.key_bytes):
+            order, groups = self._grouped(keys[part], self.spec.key_bytes)
+            fields = encoded_fields(keys[part][order], self.spec.key_bytes)
+            commands = []
+            for group in groups:
+                one, payload = self.partitions[group.partition], fields[group.begin : group.end].tobytes()
+                words = group.end - group.begin + 2
+                commands += [
+                    PlainCommand(one.slot, header(b"HDEL", name, words) + payload) for name in (one.values, one.times)
+                ]
+            evicted += sum(self._cluster.run(commands)[::2])
+        return evicted
+
+    def drop(self) -> None:
+        """Remove every row, and what is known of them."""
+        self._cluster.run([_unlink(one) for one in (*self.partitions, *self._partitions_beyond())])
+        self._is_recorded = False
+
+    def items(self, batch_rows: int) -> Iterator[tuple[Keys, Vectors]]:
+        """All rows, by partition. While others write, a row may come twice."""
+        flat: list[bytes] = []  # key, row, key, row, ...
+        for one in self.partitions:
+            cursor = b"0"
+            while True:
+                scan = plain(one.slot, "HSCAN", one.values, cursor, "COUNT", min(batch_rows, SCAN_FIELDS))
+                ((cursor, fields),) = self._cluster.run([scan])
+                flat += fields
+                while len(flat) >= 2 * batch_rows:
+                    yield self._decoded(flat[: 2 * batch_rows])
+                    del flat[: 2 * batch_rows]
+                if cursor == b"0":
+                    break
+        if flat:
+            yield self._decoded(flat)
+
+    def loaded_from(self) -> str | None:
+        """The digest of the load that filled the table; None where a partition has none or another."""
+        records = self._cluster.run([plain(one.slot, "GET", one.record) for one in self.partitions])
+        digests = {record and record.split()[0].decode() for record in records}
+        return digests.pop() if len(digests) == 1 else None
+
+    def load(self, batches: Iterator[tuple[Keys, Vectors]], digest: str) -> None:
+        """Replace the table.
+
+        The rows are gathered under other names and then take the place of the old ones; each partition changes in one
+        instant, together with the record of what it was loaded from.
+        """
+        load = secrets.token_hex(8)
+        names = [one.loading(load) for one in self.partitions]
+        filled: set[int] = set()
+        try:
+            for keys, rows in batches:
+                filled |= self._insert(names, keys, rows, LOADING_TTL_S)
+            swaps = [swap(one, load, digest, number in filled) for number, one in enumerate(self.partitions)]
+            self._cluster.run([*swaps, *(_unlink(one) for one in self._partitions_beyond())])
+        except BaseException:
+            with suppress(RedisNodeError):
+                self._cluster.run([plain(one.slot, "UNLINK", one.loading(load)) for one in self.partitions])
+            raise
+        self._is_recorded = True
+
+    def _fetch_round(self, keys: Keys, out: Vectors, found: Mask) -> None:
+        order, groups = self._grouped(keys, self._row_bytes)
+        fields = encoded_fields(keys[order], self.spec.key_bytes)
+        rows = out.view(f"V{self._row_bytes}").reshape(-1)
+        places = [order[group.begin : group.end] for group in groups]
+        commands = []
+        for group, at in zip(groups, places, strict=True):
+            one = self.partitions[group.partition]
+            payload = header(b"HMGET", one.values, at.size + 2) + fields[group.begin : group.end].tobytes()
+            commands.append(FetchCommand(one.slot, payload, at.size, self._row_bytes, partial(_put, rows, at)))
+        found[...] = True
+        incomplete: dict[int, None] = {}
+        for group, at, values in zip(groups, places, self._cluster.run(commands), strict=True):
+            if values is None:
+                continue
+            present = np.fromiter((value is not None for value in values), dtype=np.bool_, count=at.size)
+            held = [value for value in values if value is not None]
+            self._check_values(keys[at[present]], held)
+            out[at] = 0.0
+            out[at[present]] = np.frombuffer(b"".join(held), dtype=np.float32).reshape(-1, self.spec.dim)
+            found[at] = present
+            if not present.all():
+                incomplete[group.partition] = None
+        if incomplete and self._is_recorded:
+            self._check_kept([self.partitions[number] for number in incomplete])
+
+    def _check_kept(self, partitions: Sequence[Partition]) -> None:
+        """Tell keys that nobody has from keys that were lost: a node that came back empty has no records either."""
+        kept = self._cluster.run([plain(one.slot, "EXISTS", one.record) for one in partitions])
+        if not all(kept):
+            lost = partitions[kept.index(0)]
+            raise self._error(f"{lost.values.decode()} has lost the rows it was loaded with")
+
+    def _insert(self, names: Sequence[bytes], keys: Keys, rows: Vectors, ttl_s: int | None = None) -> set[int]:
+        """Write rows into the hashes ``names``, one per partition; returns which of them got some."""
+        filled: set[int] = set()
+        for part in self._rounds(keys.size, self._row_bytes):
+            order, groups = self._grouped(keys[part], self._row_bytes)
+            words = encoded_rows(keys[part][order], rows[part][order], self.spec.key_bytes)
+            commands: list[Command] = []
+            for number, begin, end in groups:
+                slot, name = self.partitions[number].slot, names[number]
+                payload = header(b"HSET", name, 2 * (end - begin) + 2) + words[begin:end].tobytes()
+                commands.append(PlainCommand(slot, payload))
+                if ttl_s is not None:
+                    commands.append(plain(slot, "EXPIRE", name, ttl_s))
+                filled.add(number)
+            self._cluster.run(commands)
+        return filled
+
+    def _grouped(self, keys: Keys, bytes_per_key: int) -> tuple[NDArray[np.intp], list[_Group]]:
+        """The order of ``keys`` by partition, equal keys in their order, and the commands that takes."""
+        places = self._places(keys).astype(np.uint16)
+        order = np.argsort(places, kind="stable")
+        ends = np.cumsum(np.bincount(places, minlength=len(self.partitions))).tolist()
+        most = max(min(MOST_FIELDS, self._max_batch_size, MOST_COMMAND_BYTES // bytes_per_key), 1)
+        groups = [
+            _Group(number, begin, min(begin + most, end))
+            for number, (start, end) in enumerate(zip([0, *ends], ends, strict=False))
+            for begin in range(start, end, most)
+        ]
+        return order, groups
+
+    def _rounds(self, count: int, bytes_per_key: int) -> Iterator[slice]:
+        rows = max(min(self._max_batch_size, MOST_ROUND_BYTES // bytes_per_key), 1)
+        return (slice(start, start + rows) for start in range(0, count, rows))
+
+    def _places(self, keys: Keys) -> NDArray[np.uint64]:
+        return mix(keys) % np.uint64(len(self.partitions))
+
+    def _partitions_beyond(self) -> list[Partition]:
+        """Partitions that a larger ``num_partitions`` would have left."""
+        beyond: list[Partition] = []
+        while True:
+            one = Partition(self.spec.name, len(self.partitions) + len(beyond))
+            if not self._cluster.run([plain(one.slot, "EXISTS", one.values)])[0]:
+                return beyond
+            beyond.append(one)
+
+    def _decoded(self, flat: Sequence[bytes]) -> tuple[Keys, Vectors]:
+        raw_keys, values = list(flat[::2]), list(flat[1::2])
+        strange = next((key for key in raw_keys if len(key) != self.spec.key_bytes), None)
+        if strange is not None:
+            raise self._error(f"holds a key of {len(strange)} bytes, expected {self.spec.key_bytes}")
+        keys = keys_of(raw_keys, self.spec.key_bytes)
+        self._check_values(keys, values)
+        return keys, np.frombuffer(b"".join(values), dtype=np.float32).reshape(-1, self.spec.dim)
+
+    def _check_values(self, keys: Keys, values: Sequence[bytes]) -> None:
+        if set(map(len, values)) - {self._row_bytes}:
+            at = next(place for place, value in enumerate(values) if len(value) != self._row_bytes)
+            dim = self.spec.dim
+            reason = f"the value of key {keys[at]} has {len(values[at])} bytes, {dim} floats are {self._row_bytes}"
+            raise self._error(reason)
+
+    def _error(self, reason: str) -> StoreError:
+        return StoreError(STORE_NAME, self.spec.name, reason)
+
+
+def _put(rows: NDArray[np.void], at: NDArray[np.intp], values: NDArray[np.void]) -> None:
+    rows[at] = values
+
+
+def _unlink(one: Partition) -> Command:
+    return plain(one.slot, "UNLINK", one.values, one.times, one.record)
