@@ -15,7 +15,7 @@ KeysByHolder = Mapping[str, frozenset[str]]
 class Clause(BaseModel):
     """One object of a JSON document, keys and types exactly as written there."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, hide_input_in_errors=True)
 
 
 def read_clause(kind: type[C], document: Any, source: str, unsupported: KeysByHolder | None = None) -> C:
@@ -57,5 +57,7 @@ def _reason(error: Any, unsupported: KeysByHolder) -> str:
         return "unknown key"
     if error["type"] == "value_error":
         return str(error["ctx"]["error"])
-    came = "..." if location[-1] == "password" else repr(error["input"])
+    came = repr(error["input"])
+    if "password" in (*location[-1:], *came.split("'")):
+        came = "..."
     return f"{error['msg'][0].lower()}{error['msg'][1:]}, got {came if len(came) <= 80 else came[:77] + '...'}"

@@ -3,7 +3,9 @@
 import socket
 import ssl
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -58,17 +60,27 @@ def tls_context(tls: RedisTlsConfig) -> ssl.SSLContext:
     ``server_name`` is given, be for that name.
 
     Raises:
-        OSError: a file cannot be read (``ssl.SSLError``: is not what it should be).
+        OSError: a file cannot be read, or is not what it should be; the message names it.
     """
     authorities = tls.ca_certificate
-    context = ssl.create_default_context(
-        cafile=authorities if authorities and not authorities.is_dir() else None,
-        capath=authorities if authorities and authorities.is_dir() else None,
-    )
+    is_folder = authorities is not None and authorities.is_dir()
+    with _naming(authorities):
+        context = ssl.create_default_context(
+            cafile=None if is_folder else authorities, capath=authorities if is_folder else None
+        )
     context.check_hostname = bool(tls.server_name)
     if tls.client_certificate is not None:
-        context.load_cert_chain(tls.client_certificate, tls.client_key)
+        with _naming(tls.client_certificate, tls.client_key):
+            context.load_cert_chain(tls.client_certificate, tls.client_key, password="")  # else OpenSSL would ask
     return context
+
+
+@contextmanager
+def _naming(*files: Path | None) -> Iterator[None]:
+    try:
+        yield
+    except OSError as err:
+        raise OSError(f"{', '.join(str(file) for file in files if file)}: {_reason(err)}") from err
 
 
 def seconds_left(deadline: float) -> float:

@@ -1,4 +1,5 @@
 import json
+import traceback
 
 import pytest
 
@@ -99,6 +100,71 @@ def test_volatile_types_are_spelt_as_in_hps(ps, spelling, meaning):
     assert ps(lambda document: document.update(volatile_db={"type": spelling})).volatile_db.type == meaning
 
 
+@pytest.mark.parametrize("spelling", ["redis_cluster", "redis"])
+def test_redis_is_spelt_as_in_hps_and_has_its_defaults(ps, spelling):
+    tier = ps(lambda document: document.update(volatile_db={"type": spelling})).volatile_db
+
+    assert tier.type == "redis_cluster"
+    redis = tier.redis
+    assert (redis.addresses, redis.user_name, redis.tls) == ((("127.0.0.1", 7000),), "default", None)
+    assert redis.password.get_secret_value() == ""
+    assert (redis.num_partitions, redis.num_node_connections, redis.max_batch_size) == (16, 5, 65536)
+    assert (redis.connect_timeout_ms, redis.timeout_ms) == (500, 2000)
+
+
+def test_everything_that_is_said_of_redis_is_read(ps, tmp_path):
+    said = {
+        "type": "redis_cluster",
+        "address": "10.0.0.1:7000;host-b.local:7001, [::1]:7002",
+        "user_name": "hotrow",
+        "password": "open sesame",
+        "num_partitions": "8",
+        "num_node_connections": 3,
+        "max_batch_size": 1000,
+        "connect_timeout_ms": 50,
+        "timeout_ms": 70,
+        "enable_tls": True,
+        "tls_ca_certificate": "ca.crt",
+        "tls_client_certificate": "certs/client.crt",
+        "tls_client_key": "certs/client.key",
+        "tls_server_name_identification": "redis.localhost",
+    }
+
+    config = ps(lambda document: document.update(volatile_db=said))
+
+    redis = config.volatile_db.redis
+    assert redis.addresses == (("10.0.0.1", 7000), ("host-b.local", 7001), ("::1", 7002))
+    assert (redis.user_name, redis.password.get_secret_value()) == ("hotrow", "open sesame")
+    assert (redis.num_partitions, redis.num_node_connections, redis.max_batch_size) == (8, 3, 1000)
+    assert (redis.connect_timeout_ms, redis.timeout_ms) == (50, 70)
+    assert redis.tls.ca_certificate == tmp_path / "ca.crt"
+    assert (redis.tls.client_certificate, redis.tls.client_key) == (
+        tmp_path / "certs" / "client.crt",
+        tmp_path / "certs" / "client.key",
+    )
+    assert redis.tls.server_name == "redis.localhost"
+    assert "open sesame" not in repr(config)
+
+
+@pytest.mark.parametrize(
+    "volatile_db",
+    [
+        {"type": "redis", "password": ["open sesame"]},
+        {"type": "redis", "password": {"open": "open sesame"}},
+        {"type": "redis", "password": "open sesame", "num_partitions": 1},
+        {"type": "redis", "password": "open sesame", "address": "nowhere"},
+        [{"type": "redis", "password": "open sesame"}],
+    ],
+)
+def test_a_password_is_in_no_error_nor_in_what_caused_it(ps, volatile_db):
+    with pytest.raises(ConfigError) as caught:
+        ps(lambda document: document.update(volatile_db=volatile_db))
+
+    shown = "".join(traceback.format_exception(caught.value))
+    assert "volatile_db" in shown
+    assert "open sesame" not in shown
+
+
 @pytest.mark.parametrize("spelling", ["rocks_db", "rocksdb", "rocks"])
 def test_persistent_types_are_spelt_as_in_hps(ps, spelling):
     assert ps(lambda document: document["persistent_db"].update(type=spelling)).persistent_db.type == "rocks_db"
@@ -146,6 +212,7 @@ def test_what_shapes_hps_own_stores_changes_nothing(ps):
             overflow_resolution_target=0.8, initial_cache_rate="1.0", cache_missed_embeddings=False,
             initialize_after_startup=True, refresh_time_after_fetch=False, update_filters=["^hps_.+$"],
             address="127.0.0.1:7000", user_name="default", password="", algorithm="phm",
+            num_node_connections=5, enable_tls=False, tls_ca_certificate="cacertbundle.crt",
         )  # fmt: skip
         document["persistent_db"].update(
             max_get_batch_size=10000, max_set_batch_size=10000, update_filters=[".+"], initialize_after_startup=True
@@ -174,6 +241,10 @@ def in_model(**change):
 
 def in_tier(tier, **change):
     return lambda document: document[tier].update(change)
+
+
+def in_redis(**change):
+    return lambda document: document.update(volatile_db={"type": "redis_cluster", **change})
 
 
 @pytest.mark.parametrize(
@@ -219,11 +290,39 @@ def in_tier(tier, **change):
         (in_model(slot_num=26), "models[0].slot_num", "26, but the graph has 5"),
         (in_model(deployed_device_list=["cuda:0"]), "models[0].deployed_device_list[0]", "integer"),
         (lambda d: d["models"].append(d["models"][0]), "models[1].model", "taken"),
-        (in_tier("volatile_db", type="redis_cluster"), "volatile_db.type", "HPS knows the type 'redis_cluster'"),
+        (in_tier("volatile_db", type="redis_cluster"), "volatile_db", "capacity_rows: only a hash_map has it"),
+        (
+            in_tier("volatile_db", timeout_ms=1),
+            "volatile_db",
+            "timeout_ms: only a redis_cluster has it, .* is hash_map",
+        ),
+        (in_redis(address="a"), "volatile_db.address", "expected <host>:<port>, got 'a'"),
+        (in_redis(address="a:1;"), "volatile_db.address", "expected <host>:<port>, got ''"),
+        (in_redis(address="a:65536"), "volatile_db.address", "got 'a:65536'"),
+        (in_redis(address="::1:7000"), "volatile_db.address", "got '::1:7000'"),
+        (in_redis(address=["a:1"]), "volatile_db.address", "expected <host>:<port>"),
+        (in_redis(num_partitions=4), "volatile_db", r"num_partitions: expected num_node_connections \(5\) .*, got 4"),
+        (in_redis(num_partitions=65536), "volatile_db", "to 65535, got 65536"),
+        (in_redis(num_node_connections=0), "volatile_db.num_node_connections", "greater than or equal to 1"),
+        (in_redis(timeout_ms=0), "volatile_db.timeout_ms", "greater than or equal to 1"),
+        (in_redis(connect_timeout_ms=0), "volatile_db.connect_timeout_ms", "greater than or equal to 1"),
+        (in_redis(connect_timeout_ms=3_600_001), "volatile_db.connect_timeout_ms", "less than or equal to 3600000"),
+        (in_redis(user_name=""), "volatile_db.user_name", "at least 1 character"),
+        (
+            in_redis(enable_tls=True, tls_client_key="k"),
+            "volatile_db",
+            "tls_client_key: without tls_client_certificate",
+        ),
+        (in_redis(tls_ca_certificate="ca"), "volatile_db", "tls_ca_certificate: enable_tls is absent"),
+        (in_redis(shared_memory_name="a"), "volatile_db.shared_memory_name", "HPS knows this key"),
         (in_tier("volatile_db", type="multi_process_hash_map"), "volatile_db.type", "HPS knows the type"),
         (in_tier("volatile_db", type="hash_mapp"), "volatile_db.type", "expected one of disabled, .* 'hash_mapp'"),
         (in_tier("volatile_db", type=3), "volatile_db.type", "expected one of"),
-        (in_tier("volatile_db", enable_tls=True), "volatile_db.enable_tls", "HPS knows this key, Hotrow does not"),
+        (
+            in_tier("volatile_db", shared_memory_size=1),
+            "volatile_db.shared_memory_size",
+            "HPS knows this key, Hotrow does not",
+        ),
         (in_tier("volatile_db", overflow_margin=0), "volatile_db.overflow_margin", "greater than or equal to 1"),
         (in_tier("volatile_db", initial_cache_rate=0.5), "volatile_db.initial_cache_rate", "only 1.0 here, got 0.5"),
         (in_tier("volatile_db", initial_cache_rate=True), "volatile_db.initial_cache_rate", "only 1.0 here, got True"),

