@@ -49,8 +49,8 @@ class VolatileDbClause(Clause):
         connect_timeout_ms: Hotrow's own: see ``RedisConfig``.
         timeout_ms: Hotrow's own: see ``RedisConfig``.
 
-    From ``address`` to ``tls_server_name_identification`` the attributes are those of ``RedisConfig``; no effect on RAM.
-    The attributes behind these shape HPS's hash maps, or the updates from Kafka (``update_source``, refused); no effect
+    From ``address`` to ``tls_server_name_identification`` the attributes are ``RedisConfig``'s; no effect on RAM. The
+    attributes behind these shape HPS's hash maps, or the updates from Kafka (``update_source``, refused); no effect
     here. Beyond ``overflow_margin`` HPS evicts rows; Hotrow keeps every row that no other tier holds.
     """
 

@@ -192,7 +192,7 @@ def test_a_database_that_hps_wrote_can_be_read(path):
 
 def test_a_key_that_is_no_uint32_is_absent_from_a_uint32_table_and_not_taken(path):
     with open_closing(path, key_bytes=4) as store:
-        load(store, [2**32 - 1, 0])
+        load(store, [2**32 - 1, 0], key_bytes=4)
 
         out, found = fetch(store, [-1, 2**32 - 1, 2**32, 0])
 
