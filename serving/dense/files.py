@@ -4,7 +4,7 @@ import dataclasses
 from pathlib import Path
 
 from serving.dense.calibration import Calibration
-from serving.dense.network import DenseNetwork, Engine, check_engine, open_network, required
+from serving.dense.network import DenseNetwork, Engine, check_engine, open_network
 from serving.errors import ConfigError, ModelFileError
 from serving.model.dense_file import read_dense
 from serving.model.graph import is_network_file, read_model_graph
@@ -49,7 +49,7 @@ def open_dense(
     if engine == "int8":
         from serving.dense.int8 import open_int8
 
-        network = open_int8(graph, network, dense_file, required(calibration), threads, str(dense_file))
+        network = open_int8(graph, network, dense_file, calibration, threads, str(dense_file))
     return dataclasses.replace(graph, mixes_samples=mixes_samples), network
 
 

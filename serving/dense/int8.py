@@ -23,7 +23,7 @@ _log = logging.getLogger(__name__)
 
 
 def open_int8(
-    graph: Graph, exact: OnnxNetwork, model: bytes | Path, calibration: Calibration, threads: int, source: str
+    graph: Graph, exact: OnnxNetwork, model: bytes | Path, calibration: Calibration | None, threads: int, source: str
 ) -> OnnxNetwork:
     """Quantise a network on this machine and measure it there: how integers are multiplied depends on the processor.
 
@@ -42,8 +42,10 @@ def open_int8(
         ConfigError: the network has no product with a weight, or errs beyond the tolerance even with one of them; the
             calibration has too few samples for it, or answers that are not finite; or it cannot be quantised.
         MissingExtraError: a package of the extra ``onnx`` is not installed.
-        ValueError: the calibration's arrays are not the graph's.
+        ValueError: there is no calibration, or its arrays are not the graph's.
     """
+    if calibration is None:
+        raise ValueError("the engine int8 needs a calibration")
     quantizing = _import_quantizing()
     if too_few := graph.too_few(len(calibration.dense)):
         raise ConfigError(source, "", f"engine int8: the calibration: {too_few}")

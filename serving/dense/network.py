@@ -125,13 +125,6 @@ def check_engine(engine: str) -> None:
         raise ValueError(f"expected engine auto, numpy, onnx or int8, got {engine!r}")
 
 
-def required(calibration: Calibration | None) -> Calibration:
-    """Return what the engine int8 cannot do without, or raise ValueError."""
-    if calibration is None:
-        raise ValueError("the engine int8 needs a calibration")
-    return calibration
-
-
 def open_network(
     graph: Graph,
     weights: Weights,
@@ -174,4 +167,4 @@ def open_network(
         return network
     from serving.dense.int8 import open_int8
 
-    return open_int8(graph, network, model, required(calibration), threads, graph.source)
+    return open_int8(graph, network, model, calibration, threads, graph.source)

@@ -1,6 +1,8 @@
 """Graphs without a network: what stands in front of an ONNX network."""
 
 import json
+import re
+from pathlib import Path
 
 import pytest
 
@@ -30,6 +32,18 @@ def test_the_labels_of_several_tasks_are_side_by_side(inputs):
     inputs["layers"][0]["label"] = {"top": ["click", "buy"], "label_dim": [1, 2]}
 
     assert parse_graph(inputs, "graph.json", inputs_only=True).label_dim == 3
+
+
+def test_the_example_in_the_documentation_is_such_a_graph():
+    page = (Path(__file__).parents[3] / "docs" / "configuration.md").read_text()
+    (block,) = re.findall(
+        r"```json\n(.*?)```", page.partition("## A dense network of your own")[2].partition("\n## ")[0], re.S
+    )
+
+    graph = parse_graph(json.loads(block), "configuration.md", inputs_only=True)
+
+    assert (graph.dense_top, graph.dense_dim, graph.label_dim) == ("dense", 13, 1)
+    assert graph.shapes["user_vectors"] == (B, 2, 16)
 
 
 @pytest.mark.parametrize("first", [2, -1], ids=["a dense layer", "a loss"])

@@ -1,0 +1,57 @@
+"""A server whose dense networks run on 8-bit integers, and one whose network is a file of its own."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+
+from benchmarks.tiny_model import flatten
+from serving.cli.main import main
+from serving.model.calibration_file import write_calibration
+
+pytest.importorskip("onnx")
+pytest.importorskip("ndonnx")
+
+
+def write(model, repository, samples=200):
+    """Write the model with a calibration beside its graph; the version's folder."""
+    version = model.write(repository)
+    (version / "manifest.json").unlink()
+    dense, bags = model.sample_requests(samples, seed=1)
+    write_calibration(version / "calibration.npz", dense, *flatten(bags))
+    return version
+
+
+def errors_of(model, served):
+    """How far off the server's answers to forty samples are."""
+    dense, bags = model.sample_requests(40, seed=2)
+    samples = [{"dense": row.tolist(), "keys": slots} for row, slots in zip(dense, bags, strict=True)]
+    code, _, body = served.ask("/predict/tiny", json.dumps({"samples": samples}).encode())
+    assert code == 200
+    return np.abs(np.array(json.loads(body)["predictions"]) - model.probabilities(dense, bags))
+
+
+@pytest.mark.slow
+def test_a_server_on_integers_answers_nearly_what_the_model_says(model, tmp_path, start):
+    write(model, tmp_path / "repository")
+
+    served = start(tmp_path / "repository", "--engine", "int8", "--tolerance", "0.05")
+
+    assert 1e-5 < errors_of(model, served).max() < 0.1
+
+
+@pytest.mark.slow
+def test_a_server_runs_a_network_that_is_a_file_of_its_own(model, tmp_path, start):
+    version = write(model, tmp_path / "repository")
+    assert main(["export-onnx", str(version), str(tmp_path / "net.onnx")]) == 0
+    shutil.move(tmp_path / "net.onnx", version / "net.onnx")
+    (version / "dense.model").unlink()
+    document = json.loads((version / "graph.json").read_text())
+    document["inference"]["dense_model_file"] = "net.onnx"
+    document["layers"] = document["layers"][: 1 + len(model.tables)]
+    (version / "graph.json").write_text(json.dumps(document))
+
+    served = start(tmp_path / "repository")
+
+    assert errors_of(model, served).max() < 1e-5
