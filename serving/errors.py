@@ -3,7 +3,8 @@
 A request flows frontend -> protocol -> repository -> batch -> session -> lookup -> storage. The first three and the
 batch raise a RequestError: the caller sent something that cannot be answered, and sending it again will not help.
 Storage raises a StoreError: the same request may succeed later. ConfigError and ModelFileError are raised while
-something is opened, before any request is accepted; OutputError while a model is written, which no server does.
+something is opened, before any request is accepted; OutputError while a model is written and TraceError while
+traffic is read back, which no server does.
 ``serving.frontend.codes`` is the one table from here to HTTP codes.
 """
 
@@ -56,6 +57,16 @@ class ModelFileError(ServingError):
 
 class OutputError(ServingError):
     """A model cannot be written where it was asked to go."""
+
+
+class TraceError(ServingError):
+    """A recorded trace cannot be read, or does not fit the model it is said to be of."""
+
+    def __init__(self, where: str, reason: str) -> None:
+        """Name the file, and the place in it; say what was expected and what came."""
+        super().__init__(f"{where}: {reason}")
+        self.where = where
+        self.reason = reason
 
 
 class StoreError(ServingError):

@@ -16,6 +16,7 @@ from serving.config import (
     refuse_gpu_cache,
 )
 from serving.config.model_directory import version_number
+from serving.config.ps import check_capacity_tables
 from serving.dense.calibration import DEFAULT_TOLERANCE
 from serving.dense.network import Engine
 from serving.errors import ConfigError, UnknownModelError
@@ -203,7 +204,11 @@ class ModelRepository:
         if other is not None and Path(ps.source).exists():
             reason = f"means {ps.key_type} keys for all models, but {other.graph_file} has {other.key_type}"
             raise ConfigError(ps.source, "supportlonglong", reason)
-        return [_as_listed(config, listed[config.name], ps) if config.name in listed else config for config in configs]
+        served = [
+            _as_listed(config, listed[config.name], ps) if config.name in listed else config for config in configs
+        ]
+        check_capacity_tables(ps.volatile_db, served, ps.source)
+        return served
 
     def _open(self, config: ModelConfig, lookup: LookupSession) -> InferenceSession:
         return InferenceSession(config, 0, lookup, self._engine, self._threads, self._calibration, self._tolerance)

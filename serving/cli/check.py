@@ -105,6 +105,8 @@ def _limit(tier: VolatileDbConfig) -> str:
         return f"volatile_db.capacity_rows lets {tier.capacity_rows:,} in"
     if tier.capacity_bytes is not None:
         return f"volatile_db.capacity_bytes gives tables {_mib(tier.capacity_bytes)}"
+    if tier.capacity_rows_per_table is not None:
+        return f"volatile_db.capacity_rows_per_table limits {len(tier.capacity_rows_per_table):,} of the tables"
     return ""
 
 

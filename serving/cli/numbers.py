@@ -1,5 +1,6 @@
 """Numbers on the command line: argparse's types for options, which say what they expected."""
 
+import re
 from argparse import ArgumentTypeError
 from collections.abc import Callable
 
@@ -43,3 +44,39 @@ def seconds(longest_s: int) -> Callable[[str], float]:
         raise ArgumentTypeError(f"expected more than 0 and at most {longest_s} seconds, but {text[:32]!r} came")
 
     return parse
+
+
+def ratio(text: str) -> float:
+    """The type of an option that takes a part of a whole: more than 0 and at most 1."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if 0 < number <= 1:
+        return number
+    raise ArgumentTypeError(f"expected a number of more than 0 and at most 1, but {text[:32]!r} came")
+
+
+_UNITS = {"": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+
+
+def memory_size(text: str) -> int:
+    """The type of an option that takes an amount of memory: ``8GiB``, ``1.5 TiB``, or plain bytes."""
+    match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,9})?) ?([KMGT]iB|)", text, flags=re.ASCII)
+    size_bytes = int(float(match[1]) * _UNITS[match[2]]) if match else 0
+    if size_bytes < 1:
+        raise ArgumentTypeError(f"expected bytes, or a number of KiB, MiB, GiB or TiB, but {text[:32]!r} came")
+    return size_bytes
+
+
+def cache_sizes(text: str) -> tuple[int | float, ...]:
+    """The type of an option that takes sizes of a cache: whole numbers are rows, ``5%`` is 0.05 of a table."""
+    return tuple(_cache_size(part.strip()) for part in text.split(","))
+
+
+def _cache_size(text: str) -> int | float:
+    if re.fullmatch(r"\d{1,10}", text, flags=re.ASCII) and int(text):
+        return int(text)
+    if re.fullmatch(r"\d{1,3}(\.\d{1,6})?%", text, flags=re.ASCII) and 0 < float(text[:-1]) <= 100:
+        return float(text[:-1]) / 100
+    raise ArgumentTypeError(f"expected rows, or a part of a table such as 5%, but {text[:32]!r} came")

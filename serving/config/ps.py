@@ -14,6 +14,7 @@ from serving.config.records import (
     ParameterServerConfig,
     PersistentDbConfig,
     TableConfig,
+    VolatileDbConfig,
 )
 from serving.config.validation import Clause, read_clause
 from serving.errors import ConfigError
@@ -49,9 +50,12 @@ def read_ps_config(file: str | Path) -> ParameterServerConfig:
     for index, name in enumerate(names):
         if name in names[:index]:
             raise ConfigError(source, f"models[{index}].model", f"the name {name!r} is taken by an earlier model")
+    tier = volatile.record(file.parent)
+    if models:  # else a repository's folders say which there are
+        check_capacity_tables(tier, models, source)
     return ParameterServerConfig(
         models=models,
-        volatile_db=volatile.record(file.parent),
+        volatile_db=tier,
         persistent_db=PersistentDbConfig(
             **_known(persistent, PersistentDbConfig, "path"),
             path=file.parent / persistent.path if persistent.path else None,
@@ -59,6 +63,20 @@ def read_ps_config(file: str | Path) -> ParameterServerConfig:
         key_type=key_type,
         source=source,
     )
+
+
+def check_capacity_tables(volatile: VolatileDbConfig, models: Sequence[ModelConfig], source: str) -> None:
+    """Refuse a ``capacity_rows_per_table`` with the name of a table that none of ``models`` has.
+
+    Raises:
+        ConfigError: there is such a name.
+    """
+    tables = {model.full_name(table) for model in models for table in model.tables}
+    unknown = sorted((volatile.capacity_rows_per_table or {}).keys() - tables)
+    if unknown:
+        expected = ", ".join(repr(name) for name in sorted(tables))
+        path = "volatile_db.capacity_rows_per_table"
+        raise ConfigError(source, path, f"no model has a table {unknown[0][:64]!r}; expected some of {expected}")
 
 
 def _known(clause: Clause, record: type[BaseModel], *besides: str) -> dict[str, Any]:

@@ -122,12 +122,15 @@ class VolatileDbConfig(_Record):
         type: ``"hash_map"`` (RAM), ``"redis_cluster"`` or ``"disabled"``.
         capacity_rows: most rows in RAM over all tables; None means as many as the models need.
         capacity_bytes: most bytes in RAM over all tables, instead of ``capacity_rows``.
+        capacity_rows_per_table: most rows in RAM of each table, by its full name, instead of one budget for all; a
+            table that is not named gets all of its rows.
         redis: where the type is ``"redis_cluster"``; None otherwise.
     """
 
     type: Literal["disabled", "hash_map", "redis_cluster"] = "hash_map"
     capacity_rows: int | None = None
     capacity_bytes: int | None = None
+    capacity_rows_per_table: dict[str, int] | None = None
     redis: RedisConfig | None = None
 
 

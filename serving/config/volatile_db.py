@@ -8,14 +8,14 @@ from pydantic import BeforeValidator, Field, SecretStr, model_validator
 
 from serving.config.hps_keys import VOLATILE_TYPES, spelling
 from serving.config.records import RedisConfig, RedisTlsConfig, VolatileDbConfig
-from serving.config.scalars import Always, Count, FileName, Never, Part, Switch, only
+from serving.config.scalars import Always, Count, FileName, Never, Part, Switch, Whole, only
 from serving.config.validation import Clause
 
 Milliseconds = Annotated[Count, Field(le=3_600_000)]
 OverflowPolicy = Literal["evict_oldest", "oldest", "evict_least_used", "least_used", "evict_random", "random"]
 # Hotrow's own keys say something about one type only; of HPS's, those of another type have no effect.
 OWN_KEYS = {
-    "hash_map": frozenset({"capacity_rows", "capacity_bytes"}),
+    "hash_map": frozenset({"capacity_rows", "capacity_bytes", "capacity_rows_per_table"}),
     "redis_cluster": frozenset({"connect_timeout_ms", "timeout_ms"}),
 }
 _HOST_AND_PORT = re.compile(r"(?:\[(?P<v6>[0-9a-fA-F:.]+)\]|(?P<host>[^\s:\[\]]+)):(?P<port>[0-9]{1,5})")
@@ -42,7 +42,8 @@ class VolatileDbClause(Clause):
     Attributes:
         type: RAM, Redis, or none.
         capacity_rows: Hotrow's own: most rows in RAM, over all tables.
-        capacity_bytes: Hotrow's own: the same in bytes; one of the two.
+        capacity_bytes: Hotrow's own: the same in bytes.
+        capacity_rows_per_table: Hotrow's own: most rows in RAM of each table, by full name; one of the three.
         cache_missed_embeddings: must be false.
         initialize_after_startup: must be true: the tier is filled from the models' files.
         initial_cache_rate: must be 1: it is filled as far as its capacity goes.
@@ -57,6 +58,7 @@ class VolatileDbClause(Clause):
     type: Annotated[Literal["disabled", "hash_map", "redis_cluster"], BeforeValidator(_volatile_type)]
     capacity_rows: Count | None = None
     capacity_bytes: Count | None = None
+    capacity_rows_per_table: dict[str, Whole] | None = None
     cache_missed_embeddings: Never = False
     initialize_after_startup: Always = True
     initial_cache_rate: Annotated[float, only(1.0)] = 1.0
@@ -91,8 +93,9 @@ class VolatileDbClause(Clause):
             strange = sorted(self.model_fields_set & keys)
             if strange and self.type != kind:
                 raise ValueError(f"{strange[0]}: only a {kind} has it, the type is {self.type}")
-        if self.capacity_rows is not None and self.capacity_bytes is not None:
-            raise ValueError("expected capacity_rows or capacity_bytes, got both")
+        capacities = [name for name in sorted(OWN_KEYS["hash_map"]) if getattr(self, name) is not None]
+        if len(capacities) > 1:
+            raise ValueError(f"expected one capacity, got {' and '.join(capacities)}")
         return self
 
     @model_validator(mode="after")
@@ -115,7 +118,11 @@ class VolatileDbClause(Clause):
         """The clause as a record; relative files start from ``folder``."""
         redis = self._redis(folder) if self.type == "redis_cluster" else None
         return VolatileDbConfig(
-            type=self.type, capacity_rows=self.capacity_rows, capacity_bytes=self.capacity_bytes, redis=redis
+            type=self.type,
+            capacity_rows=self.capacity_rows,
+            capacity_bytes=self.capacity_bytes,
+            capacity_rows_per_table=self.capacity_rows_per_table,
+            redis=redis,
         )
 
     def _redis(self, folder: Path) -> RedisConfig:

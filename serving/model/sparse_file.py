@@ -119,6 +119,11 @@ class SparseModel:
         repeated = repeated_keys(self.path, self._keys, self._key_type)
         return _first_of_each(self._read(batch_rows), repeated) if repeated.size else self._read(batch_rows)
 
+    def key_batches(self, batch_rows: int) -> Iterator[Keys]:
+        """The keys alone, in file order, unchecked: int64[n], at most ``batch_rows`` at a time, at least 1."""
+        for begin in range(0, self.rows, batch_rows):
+            yield np.array(self._keys[begin : begin + batch_rows], dtype=np.int64)
+
     def _read(self, batch_rows: int) -> Iterator[tuple[Keys, Vectors]]:
         for begin in range(0, self.rows, batch_rows):
             part = slice(begin, begin + batch_rows)

@@ -307,7 +307,8 @@ def _open_stores(config: ParameterServerConfig) -> list[Store]:
     volatile, persistent = config.volatile_db, config.persistent_db
     with ExitStack() as opened:
         if volatile.type == "hash_map":
-            stores.append(MemoryStore(volatile.capacity_rows, volatile.capacity_bytes))
+            per_table = volatile.capacity_rows_per_table
+            stores.append(MemoryStore(volatile.capacity_rows, volatile.capacity_bytes, per_table))
         if volatile.redis is not None:
             stores.append(opened.enter_context(closing(RedisStore(volatile.redis))))
         if persistent.type == "rocks_db" and persistent.path is not None:

@@ -1,7 +1,7 @@
 """The memory tier: one host table per embedding table."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
@@ -17,27 +17,38 @@ class MemoryStore:
     """Rows in RAM, within one budget for all tables together. See ``PooledStore``.
 
     A table takes its memory when it is opened. With a budget it gets as many rows as it asks for, or what is left:
-    tables are served in the order in which they are opened. Without one it gets some headroom on top.
+    tables are served in the order in which they are opened. Without one it gets some headroom on top, or, where it has
+    a capacity of its own, at most that.
     ``fetch``, ``fetch_pooled`` and ``items`` take no lock.
     """
 
-    def __init__(self, capacity_rows: int | None = None, capacity_bytes: int | None = None) -> None:
+    def __init__(
+        self,
+        capacity_rows: int | None = None,
+        capacity_bytes: int | None = None,
+        capacity_rows_per_table: Mapping[str, int] | None = None,
+    ) -> None:
         """Set the budget.
 
         Args:
             capacity_rows: most rows over all tables.
-            capacity_bytes: most bytes over all tables, keys and spare rows included. At most one of the two may be
-                given; with neither, every table gets what it asks for and headroom.
+            capacity_bytes: most bytes over all tables, keys and spare rows included.
+            capacity_rows_per_table: most rows of each table that is named, by full name; 0 keeps none of it in RAM.
+                At most one of the three may be given; with none, every table gets what it asks for and headroom.
 
         Raises:
-            ValueError: both are given, or one is less than 1.
+            ValueError: more than one is given, a budget is less than 1, or a table's capacity less than 0.
         """
-        if capacity_rows is not None and capacity_bytes is not None:
-            raise ValueError("expected capacity_rows or capacity_bytes, got both")
+        if sum(one is not None for one in (capacity_rows, capacity_bytes, capacity_rows_per_table)) > 1:
+            raise ValueError("expected one of capacity_rows, capacity_bytes and capacity_rows_per_table, got more")
         for name, value in (("capacity_rows", capacity_rows), ("capacity_bytes", capacity_bytes)):
             if value is not None and value < 1:
                 raise ValueError(f"{name}: expected at least 1, got {value}")
+        for name, value in (capacity_rows_per_table or {}).items():
+            if value < 0:
+                raise ValueError(f"capacity_rows_per_table: expected at least 0 for {name!r}, got {value}")
         self._capacity_rows = capacity_rows
+        self._capacity_rows_per_table = dict(capacity_rows_per_table or {})
         self._capacity_bytes = capacity_bytes
         # Replaced as a whole, never changed in place, so that readers need no lock. None once closed.
         self._tables: dict[str, HostTable | None] | None = {}
@@ -56,7 +67,7 @@ class MemoryStore:
             if spec.name in tables:
                 self._check_dim(spec.name, self._dims[spec.name], spec.dim)
                 return
-            left = self._rows_left(tables, spec.dim)
+            left = self._rows_left(tables, spec)
             rows = rows_with_headroom(capacity_rows) if left is None else min(max(capacity_rows, 1), left, MOST_ROWS)
             try:
                 table = HostTable(spec.dim, rows) if rows else None
@@ -152,15 +163,17 @@ class MemoryStore:
         if dim != asked:
             raise StoreError(self.name, table, f"holds vectors of {dim} floats, asked for {asked}")
 
-    def _rows_left(self, tables: dict[str, HostTable | None], dim: int) -> int | None:
-        """Rows of ``dim`` floats that the rest of the budget has room for; None without a budget."""
+    def _rows_left(self, tables: dict[str, HostTable | None], spec: TableSpec) -> int | None:
+        """Rows of the table that its own capacity, or the rest of the budget, has room for; None without either."""
+        if spec.name in self._capacity_rows_per_table:
+            return self._capacity_rows_per_table[spec.name]
         if self._capacity_rows is not None:
             rows_held = sum(table.capacity_rows for table in tables.values() if table is not None)
             return max(self._capacity_rows - rows_held, 0)
         if self._capacity_bytes is None:
             return None
         bytes_left = self._capacity_bytes - sum(map(self.memory_bytes, tables))
-        return rows_within(bytes_left, dim)
+        return rows_within(bytes_left, spec.dim)
 
 
 def rows_within(size_bytes: int, dim: int) -> int:

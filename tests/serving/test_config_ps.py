@@ -46,6 +46,21 @@ def ps(write_model, tmp_path):
     return read
 
 
+def rows_per_table(value):
+    """Give each table a capacity of its own in place of the one that they share."""
+
+    def change(document):
+        document["volatile_db"] = {"type": "hash_map", "capacity_rows_per_table": value}
+
+    return change
+
+
+def test_a_capacity_per_table_is_read(ps):
+    config = ps(rows_per_table({"dcn.ad": 3, "dcn.user": 0}))
+
+    assert config.volatile_db.capacity_rows_per_table == {"dcn.ad": 3, "dcn.user": 0}
+
+
 def test_everything_that_is_said_is_read(ps, tmp_path):
     config = ps()
 
@@ -337,7 +352,16 @@ def in_redis(**change):
             "supports only false here, got 'true'",
         ),
         (in_tier("volatile_db", overflow_policy="evict_none"), "volatile_db.overflow_policy", "got 'evict_none'"),
-        (in_tier("volatile_db", capacity_bytes=9), "volatile_db", "capacity_rows or capacity_bytes, got both"),
+        (in_tier("volatile_db", capacity_bytes=9), "volatile_db", "one capacity, got capacity_bytes and capacity_rows"),
+        (
+            in_tier("volatile_db", capacity_rows_per_table={}),
+            "volatile_db",
+            "one capacity, got capacity_rows and capacity_rows_per_table",
+        ),
+        (rows_per_table({"dcn.item": 3}), "volatile_db.capacity_rows_per_table", "no model has a table 'dcn.item'"),
+        (rows_per_table({"user": 3}), "volatile_db.capacity_rows_per_table", "expected some of 'dcn.ad', 'dcn.user'"),
+        (rows_per_table({"dcn.ad": -1}), "volatile_db.capacity_rows_per_table.dcn.ad", "greater than or equal to 0"),
+        (rows_per_table([3, 4]), "volatile_db.capacity_rows_per_table", "valid dictionary"),
         (in_tier("volatile_db", capacity_rows=0), "volatile_db.capacity_rows", "greater than or equal to 1"),
         (in_tier("volatile_db", capacity=1), "volatile_db.capacity", "unknown key"),
         (lambda d: d["volatile_db"].pop("type"), "volatile_db.type", "required"),

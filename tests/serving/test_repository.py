@@ -156,6 +156,15 @@ class TestWhatIsServed:
         assert float(lines[0].partition(": ")[2].partition(" MiB")[0]) == pytest.approx(1.0, abs=0.1)
         assert lines[1] == "tiers memory, rocksdb"
 
+    def test_a_capacity_per_table_holds_for_the_models_of_the_folders(self, tmp_path, loaded):
+        TinyModel(rows=1000).write(tmp_path)
+        limit = {"type": "hash_map", "capacity_rows_per_table": {"tiny.item": 0}}
+        ps_json(tmp_path, volatile_db=limit, persistent_db={"type": "rocks_db", "path": "rows"})
+
+        repository = loaded(tmp_path)
+
+        assert_serves(repository.session("tiny"), TinyModel(rows=1000))
+
 
 class TestWhatIsRefused:
     def refused(self, path, error=ConfigError):
@@ -163,6 +172,12 @@ class TestWhatIsRefused:
             repository.load()
         assert not repository.models()
         return str(caught.value)
+
+    def test_a_capacity_for_a_table_that_no_model_has(self, tmp_path):
+        TinyModel().write(tmp_path)
+        ps_json(tmp_path, volatile_db={"type": "hash_map", "capacity_rows_per_table": {"tiny.itme": 5}})
+
+        assert "no model has a table 'tiny.itme'; expected some of 'tiny.item', 'tiny.user'" in self.refused(tmp_path)
 
     def test_a_folder_that_does_not_exist(self, tmp_path):
         assert "nowhere: no such folder" in self.refused(tmp_path / "nowhere")

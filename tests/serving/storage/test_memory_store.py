@@ -99,8 +99,25 @@ def test_all_tables_together_keep_within_the_budget_of_bytes():
     assert rows[:2] == [9000, 9000]
 
 
+def test_a_table_with_a_capacity_of_its_own_gets_at_most_that_and_others_get_all_they_ask_for():
+    store = MemoryStore(capacity_rows_per_table={"m.a": 10, "m.b": 0, "m.c": 900})
+
+    for name in ("m.a", "m.b", "m.c", "m.d"):
+        store.open_table(TableSpec(name, 4), 100)
+
+    assert [store.capacity_rows(name) for name in ("m.a", "m.b", "m.c")] == [10, 0, 100]
+    assert store.capacity_rows("m.d") > 100  # with headroom
+
+
 @pytest.mark.parametrize(
-    "budget", [{"capacity_rows": 0}, {"capacity_bytes": -1}, {"capacity_rows": 1, "capacity_bytes": 1}]
+    "budget",
+    [
+        {"capacity_rows": 0},
+        {"capacity_bytes": -1},
+        {"capacity_rows_per_table": {"m.a": -1}},
+        {"capacity_rows": 1, "capacity_bytes": 1},
+        {"capacity_rows": 1, "capacity_rows_per_table": {}},
+    ],
 )
 def test_a_budget_that_makes_no_sense_is_refused(budget):
     with pytest.raises(ValueError, match="expected"):

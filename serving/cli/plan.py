@@ -1,0 +1,154 @@
+"""``hotrow plan``: what a model takes in each tier, and, from recorded traffic, how often each would answer."""
+
+import argparse
+import csv
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from serving.cli.check import read_config
+from serving.cli.numbers import cache_sizes, memory_size, ratio
+from serving.config import ModelConfig
+from serving.errors import ConfigError, OutputError, TraceError
+from serving.planner import (
+    POLICIES,
+    Share,
+    TablePlan,
+    divide_budget,
+    gpu_share_for,
+    plan_tables,
+    read_trace,
+    table_sizes,
+)
+from serving.planner.chart import chart, draw
+from serving.planner.report import (
+    CSV_COLUMNS,
+    amount,
+    csv_rows,
+    describe_shares,
+    describe_sizes,
+    describe_table,
+)
+
+_DEFAULT_SIZES = "1%,2%,5%,10%,20%,50%,100%"
+_PICTURES = (".svg", ".png")
+_NEED_A_TRACE = ("table", "hit_rate", "ram", "sample", "csv", "plot")
+
+
+def add_parser(commands: Any) -> None:
+    """Add the command to the ``hotrow`` parser's subparsers."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "plan",
+        help="choose cache sizes from recorded traffic; memory of each tier before loading",
+        description="Print what each table takes in each tier and, with a trace, the hit rate of each cache size.",
+    )
+    parser.add_argument("config", type=Path, metavar="CONFIG", help="what `hotrow check` takes")
+    parser.add_argument(
+        "trace", type=Path, nargs="*", metavar="TRACE", help="recorded lookups: .npy, .npz, .json, .jsonl or folders"
+    )
+    parser.add_argument("--model", default="", metavar="NAME", help="plan this model alone")
+    parser.add_argument("--table", default="", metavar="NAME", help="the table that .npy files are about")
+    parser.add_argument(
+        "--sizes",
+        type=cache_sizes,
+        default=_DEFAULT_SIZES,
+        metavar="LIST",
+        help=f"rows, or parts of a table (default: {_DEFAULT_SIZES.replace('%', '%%')})",
+    )
+    parser.add_argument("--hit-rate", type=ratio, metavar="RATIO", help="say which sizes reach it")
+    parser.add_argument("--ram", type=memory_size, metavar="SIZE", help="divide this much among the tables: 8GiB")
+    parser.add_argument(
+        "--policy",
+        choices=tuple(POLICIES),
+        default="file",
+        help="which rows --ram counts on; `file` is what the RAM tier holds (default: %(default)s)",
+    )
+    parser.add_argument("--sample", type=ratio, metavar="RATIO", help="estimate lru from this part of the rows")
+    parser.add_argument("--csv", type=Path, metavar="FILE", help="write the curves as numbers")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help=f"draw the curves: {', '.join(_PICTURES)}")
+    parser.set_defaults(run=plan, error_code=1)
+
+
+def plan(options: argparse.Namespace) -> int:
+    """Print the plan. Whatever is wrong with the configuration or the trace is a HotrowError."""
+    models = _models(options)
+    if not options.trace:
+        given = next((name for name in _NEED_A_TRACE if getattr(options, name)), None)
+        if given is not None:
+            raise TraceError(f"--{given.replace('_', '-')}", "needs a trace")
+        print(*describe_sizes(table_sizes(models)), sep="\n")
+        return 0
+    if options.plot is not None and options.plot.suffix not in _PICTURES:
+        raise OutputError(f"--plot: expected a file that ends in {', '.join(_PICTURES)}, but {options.plot} came")
+    trace = read_trace(options.trace, models, options.table)
+    plans = []
+    for one in plan_tables(models, trace, options.sample):
+        plans.append(one)
+        _print_table(one, options)
+    if options.hit_rate is not None:
+        _print_gpu_shares(models, plans, options.hit_rate)
+    if options.ram is not None:
+        _print_shares(plans, options)
+    if options.csv is not None:
+        _write_csv(plans, options)
+    if options.plot is not None:
+        draw(plans, options.plot)
+    return 0
+
+
+def _models(options: argparse.Namespace) -> Sequence[ModelConfig]:
+    models, _ = read_config(options.config)
+    if not options.model:
+        return models
+    chosen = [config for config in models if config.name == options.model]
+    if not chosen:
+        names = ", ".join(repr(config.name) for config in models)
+        raise ConfigError(str(options.config), "", f"no model {options.model[:64]!r} in it; there is {names}")
+    return chosen
+
+
+def _rows(options: argparse.Namespace, one: TablePlan) -> NDArray[np.int64]:
+    """The sizes asked for, as rows of this table, ascending."""
+    rows = (size if isinstance(size, int) else round(size * one.rows) for size in options.sizes)
+    return np.unique([min(max(held, 1), one.rows) for held in rows])
+
+
+def _print_table(one: TablePlan, options: argparse.Namespace) -> None:
+    print(*describe_table(one, _rows(options, one), options.hit_rate), sep="\n")
+    if one.lookups:
+        print("", *chart(one), "", sep="\n")
+
+
+def _print_gpu_shares(models: Sequence[ModelConfig], plans: Sequence[TablePlan], hit_rate: float) -> None:
+    for config in models:
+        names = {config.full_name(table) for table in config.tables}
+        share = gpu_share_for([one for one in plans if one.name in names], "lru", hit_rate)
+        found = f'"gpucacheper": {share:g}' if share is not None else "out of reach"
+        print(f"model {config.name}: hit rate {hit_rate:g} of lru over all of its tables: {found}")
+
+
+def _print_shares(plans: Sequence[TablePlan], options: argparse.Namespace) -> None:
+    shares = divide_budget(plans, options.policy, options.ram)
+    print(f"{amount(options.ram)} of RAM, policy {options.policy}:")
+    print(*describe_shares(shares, plans, options.policy), sep="\n")
+    print("for ps.json, beside a persistent_db that holds the other rows:")
+    print(json.dumps({"volatile_db": _memory_tier(shares)}, indent=2))
+
+
+def _memory_tier(shares: Sequence[Share]) -> dict[str, Any]:
+    return {"type": "hash_map", "capacity_rows_per_table": {share.table: share.rows for share in shares}}
+
+
+def _write_csv(plans: Sequence[TablePlan], options: argparse.Namespace) -> None:
+    try:
+        with options.csv.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.writer(file)
+            writer.writerow(CSV_COLUMNS)
+            for one in plans:
+                writer.writerows(csv_rows(one, _rows(options, one)))
+    except OSError as err:
+        raise OutputError(f"{options.csv}: cannot be written: {err.strerror}") from err

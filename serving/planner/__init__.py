@@ -1,0 +1,29 @@
+"""What a model would take in each storage tier, and how often each tier would answer: worked out before it is loaded.
+
+``trace`` reads the keys that were looked up, ``reuse`` and ``policies`` turn them into a ``HitCurve`` per table and
+policy, ``memory`` says what rows cost, ``budget`` divides RAM among tables; ``report`` and ``chart`` show it.
+"""
+
+from serving.planner.budget import Share, divide_budget, gpu_share_for
+from serving.planner.curve import HitCurve
+from serving.planner.memory import TableSize, disk_bytes, gpu_bytes, ram_bytes, table_sizes
+from serving.planner.plan import TablePlan, plan_tables
+from serving.planner.policies import POLICIES
+from serving.planner.trace import Trace, read_trace
+
+__all__ = [
+    "POLICIES",
+    "HitCurve",
+    "Share",
+    "TablePlan",
+    "TableSize",
+    "Trace",
+    "disk_bytes",
+    "divide_budget",
+    "gpu_bytes",
+    "gpu_share_for",
+    "plan_tables",
+    "ram_bytes",
+    "read_trace",
+    "table_sizes",
+]

@@ -1,0 +1,117 @@
+"""One budget of RAM for several tables: which rows are worth their bytes."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from serving.planner.curve import HitCurve
+from serving.planner.memory import ram_bytes
+from serving.planner.plan import TablePlan
+from serving.storage.memory_store import rows_within
+
+_MOST_STEPS = 4096  # of one curve that are looked at
+_GPU_SHARES = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What one table gets of a budget.
+
+    Attributes:
+        table: full name.
+        rows: rows to hold.
+        ram_bytes: what they take, exact.
+        hits: lookups of the trace that they answer.
+    """
+
+    table: str
+    rows: int
+    ram_bytes: int
+    hits: float
+
+
+def gpu_share_for(plans: Sequence[TablePlan], policy: str, hit_rate: float) -> float | None:
+    """The smallest ``gpucacheper`` with which the tables of one model together reach ``hit_rate``.
+
+    It is one number for all tables of a model: the part of each table's rows that its GPU cache holds.
+
+    Returns:
+        a multiple of 0.0001; None where even caches of all rows do not reach it.
+    """
+    shares = np.arange(1, _GPU_SHARES + 1)
+    hits = np.zeros(shares.size)
+    for plan in plans:
+        hits += plan.curves[policy].hits_at(-(-shares * plan.rows // _GPU_SHARES))
+    reached = hits / max(sum(plan.lookups for plan in plans), 1) >= hit_rate
+    return float(shares[np.argmax(reached)] / _GPU_SHARES) if reached[-1] else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """Growing table number ``table`` to ``rows`` rows, for ``hits_per_byte`` more hits per byte."""
+
+    hits_per_byte: float
+    table: int
+    rows: int
+
+
+def divide_budget(plans: Sequence[TablePlan], policy: str, budget_bytes: int) -> list[Share]:
+    """Divide ``budget_bytes`` of RAM so that the tables together answer the most lookups.
+
+    Greedy on the concave hulls of hits by bytes: always the step that gains the most hits per byte. That is the best
+    division there is, but for the last step, which may not fit whole (Fox, "Discrete optimization via marginal
+    analysis", Management Science 13(3), 1966).
+
+    Args:
+        plans: the tables; their full names differ.
+        policy: whose curves count, a key of ``TablePlan.curves``.
+        budget_bytes: for all tables together.
+
+    Returns:
+        a share per table, in the order of ``plans``; together they take at most ``budget_bytes``.
+    """
+    steps = [step for number, plan in enumerate(plans) for step in _steps(number, plan, plan.curves[policy])]
+    steps.sort(key=lambda step: -step.hits_per_byte)  # stable, so that a table's own steps stay in order
+    rows = [0] * len(plans)
+    taken = [0] * len(plans)
+    is_full = [False] * len(plans)
+    for step in steps:
+        if is_full[step.table]:
+            continue
+        dim = plans[step.table].dim
+        left = budget_bytes - sum(taken) + taken[step.table]
+        fits = step.rows if ram_bytes(dim, step.rows) <= left else min(rows_within(left, dim), step.rows)
+        is_full[step.table] = fits < step.rows
+        rows[step.table] = max(rows[step.table], fits)
+        taken[step.table] = ram_bytes(dim, rows[step.table])
+    return [
+        Share(plan.name, held, size_bytes, float(plan.curves[policy].hits_at(held)))
+        for plan, held, size_bytes in zip(plans, rows, taken, strict=True)
+    ]
+
+
+def _steps(number: int, plan: TablePlan, curve: HitCurve) -> list[_Step]:
+    """The steps of the curve's concave hull over bytes, steepest first."""
+    rows = _thinned(np.minimum(curve.rows[1:], plan.rows))
+    bytes_by_step = [ram_bytes(plan.dim, int(held)) for held in rows]
+    hull: list[tuple[int, float, int]] = [(0, 0.0, 0)]
+    for size_bytes, hits, held in zip(bytes_by_step, curve.hits_at(rows).tolist(), rows.tolist(), strict=True):
+        while len(hull) > 1 and _slope(hull[-2], hull[-1]) <= _slope(hull[-2], (size_bytes, hits, held)):
+            hull.pop()
+        hull.append((size_bytes, hits, held))
+    return [_Step(_slope(low, high), number, high[2]) for low, high in pairwise(hull)]
+
+
+def _slope(low: tuple[int, float, int], high: tuple[int, float, int]) -> float:
+    """Hits per byte; steps that take no more bytes, as memory comes in pages, are free."""
+    return (high[1] - low[1]) / (high[0] - low[0]) if high[0] > low[0] else float("inf")
+
+
+def _thinned(rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    """At most ``_MOST_STEPS`` of ascending row counts, the last always among them."""
+    if rows.size <= _MOST_STEPS:
+        return rows
+    return rows[np.unique(np.geomspace(1, rows.size, _MOST_STEPS).astype(np.int64)) - 1]

@@ -1,0 +1,114 @@
+"""From a model and a trace to one record per table: who looked what up, and the hit curve of every policy."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kernels.host import KeyIndex
+from serving.config import ModelConfig, TableConfig
+from serving.config.capacity import open_table_file
+from serving.errors import TraceError
+from serving.planner.curve import HitCurve
+from serving.planner.policies import POLICIES, Places, sampled_lru_curves, standard_error
+from serving.planner.reuse import MOST_LOOKUPS
+from serving.planner.trace import Keys, Trace
+
+_READ_ROWS = 1 << 20
+_CURVE_POINTS = 100
+
+
+@dataclass(frozen=True, slots=True)
+class TablePlan:
+    """One table and what a trace says about it.
+
+    Attributes:
+        name: full name.
+        dim: D.
+        rows: V.
+        lookups: N.
+        unknown: how many of them are of keys that the table does not have; those are never held, so always misses.
+        distinct: rows that were looked up at least once; as many lookups were the first of their row.
+        curves: by policy name, see ``serving.planner.policies``.
+        lru_groups: of a sampled LRU curve, the estimates that its error comes from; empty where it is exact.
+    """
+
+    name: str
+    dim: int
+    rows: int
+    lookups: int
+    unknown: int
+    distinct: int
+    curves: dict[str, HitCurve]
+    lru_groups: tuple[HitCurve, ...] = ()
+
+    def lru_error(self, rows: NDArray[np.integer]) -> NDArray[np.float64]:
+        """The standard error of LRU's hit rate at each of ``rows``: zeros where the curve is exact."""
+        return standard_error(self.lru_groups, rows) if self.lru_groups else np.zeros(rows.shape)
+
+    def curve_rows(self) -> NDArray[np.int64]:
+        """Sizes that show the curves' shape: one row to the whole table, equally far apart on a logarithmic scale."""
+        return np.unique(np.geomspace(1, self.rows, _CURVE_POINTS).round().astype(np.int64))
+
+
+def plan_tables(models: Sequence[ModelConfig], trace: Trace, sample_ratio: float | None = None) -> Iterator[TablePlan]:
+    """Plan every table of ``models``, in order.
+
+    Args:
+        models: the models.
+        trace: the keys that were looked up, by full table name; tables without one are planned as never looked up.
+        sample_ratio: estimate LRU's curve from this part of the rows; None computes it exactly.
+
+    Raises:
+        ModelFileError: a table's file is missing or is not what the configuration says.
+        TraceError: there are too many lookups for the exact curve, or too few rows for the sample.
+    """
+    for config in models:
+        for table in config.tables:
+            name = config.full_name(table)
+            yield _plan_table(config, table, trace.get(name, np.empty(0, dtype=np.int64)), sample_ratio)
+
+
+def _plan_table(config: ModelConfig, table: TableConfig, keys: Keys, sample_ratio: float | None) -> TablePlan:
+    index = _file_order(config, table)
+    found = index.find(keys)
+    known: Places = found[found >= 0]
+    if len(index) <= np.iinfo(np.int32).max:
+        known = known.astype(np.int32)  # sorts sooner
+    name = config.full_name(table)
+    if known.size > MOST_LOOKUPS:
+        raise TraceError(name, f"{known.size:,} lookups, but a curve takes at most {MOST_LOOKUPS:,}")
+    curves, groups = _curves(name, known, keys.size, sample_ratio)
+    return TablePlan(
+        name=name,
+        dim=table.dim,
+        rows=len(index),
+        lookups=keys.size,
+        unknown=keys.size - known.size,
+        distinct=int(np.count_nonzero(np.bincount(known))),
+        curves=curves,
+        lru_groups=groups,
+    )
+
+
+def _curves(
+    name: str, known: Places, lookups: int, sample_ratio: float | None
+) -> tuple[dict[str, HitCurve], tuple[HitCurve, ...]]:
+    if sample_ratio is None or not known.size:
+        return {policy: curve_of(known, lookups) for policy, curve_of in POLICIES.items()}, ()
+    try:
+        lru, groups = sampled_lru_curves(known, lookups, sample_ratio)
+    except ValueError as err:
+        raise TraceError(name, f"--sample: {err}") from err
+    exact = {policy: curve_of(known, lookups) for policy, curve_of in POLICIES.items() if policy != "lru"}
+    return {"lru": lru, **exact}, groups
+
+
+def _file_order(config: ModelConfig, table: TableConfig) -> KeyIndex:
+    """Key -> place of its row in the table's file."""
+    model = open_table_file(config, table)
+    index = KeyIndex(model.rows)
+    for keys in model.key_batches(_READ_ROWS):
+        index.find_or_insert(keys)
+    return index

@@ -1,0 +1,107 @@
+"""A plan as lines of text and as rows of numbers."""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from serving.planner.budget import Share
+from serving.planner.memory import TableSize, gpu_bytes, ram_bytes
+from serving.planner.plan import TablePlan
+
+CSV_COLUMNS = ("table", "rows", "rows_ratio", "policy", "hit_rate", "standard_error", "ram_bytes", "gpu_bytes")
+
+
+def describe_sizes(sizes: Sequence[TableSize]) -> Iterator[str]:
+    """What each table takes in each tier."""
+    width = max(len("table"), *(len(size.name) for size in sizes))
+    yield f"{'table':<{width}} {'rows':>14} {'dim':>5} {'RAM':>12} {'GPU cache':>12} {'disk, about':>12}"
+    for size in sizes:
+        amounts = (size.ram_bytes, size.gpu_bytes, size.disk_bytes)
+        yield f"{size.name:<{width}} {size.rows:>14,} {size.dim:>5} " + " ".join(
+            f"{amount(one):>12}" for one in amounts
+        )
+    totals = (
+        sum(one.ram_bytes for one in sizes),
+        sum(one.gpu_bytes for one in sizes),
+        sum(one.disk_bytes for one in sizes),
+    )
+    yield f"{'total':<{width}} {'':>14} {'':>5} " + " ".join(f"{amount(one):>12}" for one in totals)
+
+
+def describe_table(plan: TablePlan, rows: NDArray[np.int64], hit_rate: float | None) -> Iterator[str]:
+    """What a trace says about one table.
+
+    Args:
+        plan: the table.
+        rows: int64[K], the cache sizes to show.
+        hit_rate: also say which size reaches it, if given.
+    """
+    yield f"table {plan.name}: {plan.rows:,} rows of {plan.dim} floats"
+    yield (
+        f"  {plan.lookups:,} lookups of {plan.distinct:,} rows; {_percent(plan.distinct, plan.lookups)} of the lookups "
+        f"are the first of their row, {_percent(plan.unknown, plan.lookups)} of unknown keys"
+    )
+    if not plan.lookups:
+        return
+    yield _aligned("rows", "of table", *plan.curves, "RAM", "GPU cache")
+    rates = np.stack([curve.hit_rate(rows) for curve in plan.curves.values()], axis=1)
+    for held, row in zip(rows.tolist(), rates.tolist(), strict=True):
+        memory = amount(ram_bytes(plan.dim, held)), amount(gpu_bytes(plan.dim, held))
+        yield _aligned(f"{held:,}", _percent(held, plan.rows), *(f"{rate:.4f}" for rate in row), *memory)
+    if plan.lru_groups:
+        yield f"  lru is estimated from a sample; standard error at most {plan.lru_error(rows).max():.4f}"
+    if hit_rate is not None:
+        yield from _sizes_for(plan, hit_rate)
+
+
+def _sizes_for(plan: TablePlan, hit_rate: float) -> Iterator[str]:
+    for name, curve in plan.curves.items():
+        rows = curve.rows_for(hit_rate)
+        if rows is None:
+            yield f"  hit rate {hit_rate:g}, {name}: out of reach, at most {curve.best_hit_rate:.4f}"
+        else:
+            yield f"  hit rate {hit_rate:g}, {name}: {rows:,} rows, {rows / plan.rows:.4g} of the table"
+
+
+def describe_shares(shares: Sequence[Share], plans: Sequence[TablePlan], policy: str) -> Iterator[str]:
+    """How a budget was divided, and what comes of it: under ``policy``, and as the RAM tier fills itself."""
+    width = max(len(share.table) for share in shares)
+    for share, plan in zip(shares, plans, strict=True):
+        of_rows = f"{share.rows:>14,} of {plan.rows:>14,} rows {amount(share.ram_bytes):>12}"
+        yield f"  {share.table:<{width}} {of_rows}   hit rate {share.hits / max(plan.lookups, 1):.4f}"
+    lookups = max(sum(plan.lookups for plan in plans), 1)
+    hits = sum(share.hits for share in shares)
+    yield f"  together {amount(sum(share.ram_bytes for share in shares))}, hit rate {hits / lookups:.4f}"
+    if policy != "file":
+        hits = sum(float(plan.curves["file"].hits_at(share.rows)) for share, plan in zip(shares, plans, strict=True))
+        yield f"  with the first rows of the files, which is what the RAM tier holds: hit rate {hits / lookups:.4f}"
+
+
+def csv_rows(plan: TablePlan, rows: NDArray[np.int64]) -> Iterator[tuple[str | int | float, ...]]:
+    """The hit curves as numbers: one row, as ``CSV_COLUMNS`` says, for each policy, size and some sizes in between."""
+    sizes = np.union1d(rows, plan.curve_rows())
+    errors = plan.lru_error(sizes)
+    for name, curve in plan.curves.items():
+        for held, rate, error in zip(sizes.tolist(), curve.hit_rate(sizes).tolist(), errors.tolist(), strict=True):
+            of_memory = (ram_bytes(plan.dim, held), gpu_bytes(plan.dim, held))
+            yield plan.name, held, held / plan.rows, name, rate, error if name == "lru" else 0.0, *of_memory
+
+
+def amount(size_bytes: int) -> str:
+    """Bytes for people: ``1.50 GiB``."""
+    size, unit = float(size_bytes), "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if size < 1024:
+            break
+        size, unit = size / 1024, larger
+    return f"{size:,.0f} B" if unit == "B" else f"{size:,.2f} {unit}"
+
+
+def _percent(part: int, whole: int) -> str:
+    return f"{100 * part / max(whole, 1):.3g} %"
+
+
+def _aligned(*cells: str) -> str:
+    first, second, *others = cells
+    return f"  {first:>14} {second:>9}" + "".join(f" {cell:>12}" for cell in others)

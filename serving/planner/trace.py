@@ -1,0 +1,228 @@
+"""Recorded traffic: which keys were looked up in which table, in which order, from files of several forms.
+
+==========  ==========================================================================================================
+``.npy``    integers [N], the keys of one table: of the table that ``table`` names, of the model's only one, or of the
+            one that the file is called after
+``.npz``    one such array per table, by its name; or a request's ``CATCOLUMN`` and ``ROWINDEX``, [n] or [1, n], or
+            [Q, n] for Q requests of equal size. A ``DES`` beside them is not looked at
+``.json``   one request in the form of ``POST /predict/<model>``
+``.jsonl``  one such request per line
+==========  ==========================================================================================================
+
+Requests are read by the code that serves them, so keys go to the same tables in the same order. Their number of
+samples is not limited here.
+"""
+
+import tokenize
+import zipfile
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from serving.arrays import flat_integers
+from serving.batch import DENSE, INT32_MAX, KEYS, ROW_PTRS, Batch, read_batch
+from serving.config import ModelConfig
+from serving.errors import RequestError, TraceError
+from serving.model.sparse_rows import key_range
+from serving.protocol.samples import decode_samples
+
+Keys = NDArray[np.int64]
+#: By full table name, in the order of the lookups.
+Trace = Mapping[str, Keys]
+_Named = Iterator[tuple[str, Keys]]
+#: What NumPy and zipfile raise for files that are not as they should be.
+_DAMAGE = (
+    ValueError,
+    TypeError,
+    KeyError,
+    EOFError,
+    SyntaxError,
+    MemoryError,
+    RuntimeError,
+    tokenize.TokenError,
+    zipfile.BadZipFile,
+    zlib.error,
+)
+
+
+def read_trace(paths: Sequence[Path], models: Sequence[ModelConfig], table: str = "") -> Trace:
+    """Read files, or folders of them in the order of their names, as one trace.
+
+    Args:
+        paths: files and folders, in the order of the traffic.
+        models: whose tables may be meant. Requests do not name their model, so there must be one of it alone.
+        table: the table that ``.npy`` files are about; its full name, or its name where only one model has it.
+
+    Returns:
+        int64[N] by full table name, for the tables that were looked up.
+
+    Raises:
+        TraceError: a file cannot be read as what its name says, or does not fit the models; the message names it, and
+            the place in it. Also if there is no file, or no key in any.
+    """
+    reader = _Reader(models, table)
+    parts: dict[str, list[Keys]] = {}
+    for file in _files(paths):
+        for name, keys in reader.read(file):
+            parts.setdefault(name, []).append(keys)
+    trace = {name: np.concatenate(arrays) for name, arrays in parts.items()}
+    if not any(keys.size for keys in trace.values()):
+        raise TraceError(", ".join(map(str, paths)), "the trace has no keys")
+    return trace
+
+
+def _files(paths: Iterable[Path]) -> Iterator[Path]:
+    for path in paths:
+        if not path.is_dir():
+            yield path
+            continue
+        inside = sorted(child for child in path.iterdir() if not child.name.startswith("."))
+        if not inside:
+            raise TraceError(str(path), "the folder is empty")
+        yield from inside
+
+
+class _Reader:
+    """Reads one file after the other, for models that stay the same."""
+
+    def __init__(self, models: Sequence[ModelConfig], table: str) -> None:
+        self._models = models
+        self._owners = {config.full_name(one): config for config in models for one in config.tables}
+        self._table = self._find(table, "--table") if table else ""
+        self._forms: dict[str, Callable[[Path], _Named]] = {
+            ".npy": self._array,
+            ".npz": self._arrays,
+            ".json": self._document,
+            ".jsonl": self._lines,
+        }
+
+    def read(self, file: Path) -> _Named:
+        """Every array of keys in ``file``, with its table's full name."""
+        form = self._forms.get(file.suffix)
+        if form is None:
+            raise TraceError(str(file), f"expected a file that ends in {', '.join(self._forms)}")
+        if file.exists() and not file.is_file():  # reading a pipe would wait for ever
+            raise TraceError(str(file), "not a regular file")
+        return form(file)
+
+    def _array(self, file: Path) -> _Named:
+        name = self._table or (next(iter(self._owners)) if len(self._owners) == 1 else self._find(file.stem, str(file)))
+        array = _load(file)
+        if isinstance(array, dict):
+            raise TraceError(str(file), "holds an archive of arrays, which is called .npz")
+        yield name, self._table_keys(array, name, str(file))
+
+    def _arrays(self, file: Path) -> _Named:
+        arrays = _load(file)
+        if not isinstance(arrays, dict):
+            raise TraceError(str(file), "holds one array without a name, which is called .npy")
+        if not arrays.keys() & {DENSE, KEYS, ROW_PTRS}:
+            for name, array in arrays.items():
+                table = self._find(name, str(file))
+                yield table, self._table_keys(array, table, f"{file}: {name}")
+            return
+        unknown = sorted(arrays.keys() - {DENSE, KEYS, ROW_PTRS})
+        if unknown or not {KEYS, ROW_PTRS} <= arrays.keys():
+            found = ", ".join(repr(name[:64]) for name in sorted(arrays))
+            raise TraceError(str(file), f"expected {KEYS} and {ROW_PTRS}, with or without {DENSE}, found {found}")
+        yield from self._tensors(_requests(arrays[KEYS]), _requests(arrays[ROW_PTRS]), file)
+
+    def _tensors(self, keys: NDArray[Any], row_ptrs: NDArray[Any], file: Path) -> _Named:
+        config = self._only_model(str(file))
+        if len(keys) != len(row_ptrs):
+            raise TraceError(str(file), f"{KEYS} has {len(keys):,} requests, {ROW_PTRS} has {len(row_ptrs):,}")
+        without_dense = _without_limits(config).model_copy(update={"dense_dim": 0})
+        for number, (request_keys, request_ptrs) in enumerate(zip(keys, row_ptrs, strict=True)):
+            where = str(file) if len(keys) == 1 else f"{file}: request {number}"
+            try:
+                batch = read_batch(without_dense, None, request_keys, request_ptrs)
+            except RequestError as err:
+                raise TraceError(where, str(err)) from err
+            yield from _by_table(config, batch)
+
+    def _document(self, file: Path) -> _Named:
+        try:
+            body = file.read_bytes()
+        except OSError as err:
+            raise TraceError(str(file), f"cannot be read: {err.strerror}") from err
+        yield from self._samples(body, str(file))
+
+    def _lines(self, file: Path) -> _Named:
+        try:
+            with file.open("rb") as lines:
+                for number, line in enumerate(lines, start=1):
+                    if line.strip():
+                        yield from self._samples(line, f"{file}: line {number}")
+        except OSError as err:
+            raise TraceError(str(file), f"cannot be read: {err.strerror}") from err
+
+    def _samples(self, body: bytes, where: str) -> _Named:
+        config = self._only_model(where)
+        try:
+            batch = decode_samples(body, _without_limits(config))
+        except RequestError as err:
+            raise TraceError(where, str(err)) from err
+        yield from _by_table(config, batch)
+
+    def _only_model(self, where: str) -> ModelConfig:
+        if len(self._models) != 1:
+            names = ", ".join(repr(config.name) for config in self._models)
+            raise TraceError(where, f"requests do not name their model; say which with --model: {names}")
+        return self._models[0]
+
+    def _find(self, name: str, where: str) -> str:
+        """The full name of the table called ``name``."""
+        if name in self._owners:
+            return name
+        called_so = [full for full, config in self._owners.items() if full == f"{config.name}.{name}"]
+        if len(called_so) == 1:
+            return called_so[0]
+        problem = "several models have" if called_so else "no model has"
+        expected = ", ".join(repr(full) for full in self._owners)
+        raise TraceError(where, f"{problem} a table {name[:64]!r}; expected one of {expected}")
+
+    def _table_keys(self, array: Any, table: str, where: str) -> Keys:
+        try:
+            keys = flat_integers(array, "keys")
+        except RequestError as err:
+            raise TraceError(where, str(err)) from err
+        smallest, largest = key_range(self._owners[table].key_type)
+        wrong = (keys < smallest) | (keys > largest)
+        if wrong.any():
+            at = int(np.argmax(wrong))
+            raise TraceError(where, f"{keys[at]} at position {at}: a key of this table lies in {smallest}..{largest}")
+        return keys
+
+
+def _without_limits(config: ModelConfig) -> ModelConfig:
+    """The model, for samples of many requests at once."""
+    return config.model_copy(update={"max_batchsize": INT32_MAX})
+
+
+def _by_table(config: ModelConfig, batch: Batch) -> _Named:
+    for table, lookups in zip(config.tables, batch.tables, strict=True):
+        yield config.full_name(table), lookups.keys
+
+
+def _requests(array: NDArray[Any]) -> NDArray[Any]:
+    """One request per row; an array that has no rows is one request."""
+    return array if array.ndim == 2 else array[np.newaxis]
+
+
+def _load(file: Path) -> Any:
+    """The array in an .npy file, or the dict of arrays in an .npz file."""
+    try:
+        with file.open("rb") as opened:  # NumPy leaves a damaged archive that it opened itself open
+            loaded = np.load(opened, allow_pickle=False)
+            if not isinstance(loaded, np.lib.npyio.NpzFile):
+                return loaded
+            with loaded:
+                return {name: loaded[name] for name in loaded.files}
+    except OSError as err:
+        raise TraceError(str(file), f"cannot be read: {err.strerror or err}") from err
+    except _DAMAGE as err:
+        raise TraceError(str(file), f"damaged, or no NumPy file of plain numbers: {err}") from err

@@ -1,0 +1,260 @@
+"""`hotrow plan`, end to end, and what docs/planning.md shows, run as it stands there."""
+
+import csv
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks.tiny_model import TinyModel
+from serving import ParameterServer
+from serving.cli.main import main
+from serving.config import read_model_directory, read_ps_config
+
+ROOT = Path(__file__).parents[2]
+GUIDE = (ROOT / "docs" / "planning.md").read_text()
+
+
+@pytest.fixture
+def repository(tmp_path):
+    """One model of two tables with 1,000 rows of 16 floats each, and a trace of it."""
+    TinyModel(rows=1000, dim=16).write(tmp_path / "models", "ctr")
+    rng = np.random.default_rng(0)
+    np.savez(tmp_path / "trace.npz", user=rng.zipf(1.3, 5000) % 1000, item=rng.integers(0, 1000, 20_000))
+    return tmp_path / "models"
+
+
+def plan(*arguments):
+    return main(["plan", *map(str, arguments)])
+
+
+def rows_of(output):
+    """The lines of the first table's sizes: cells split at two or more spaces."""
+    table = output.partition("table ctr.item")[0]
+    return [re.split(r"\s{2,}", line.strip()) for line in table.splitlines() if re.match(r"\s+[\d,]+\s+[\d.]+ %", line)]
+
+
+def test_without_a_trace_every_table_has_a_line_and_all_of_them_a_total(repository, capsys):
+    assert plan(repository) == 0
+
+    header, *lines = [re.split(r"\s{2,}", line.strip()) for line in capsys.readouterr().out.splitlines()]
+    assert header[-3:] == ["RAM", "GPU cache", "disk, about"]
+    assert [line[0] for line in lines] == ["ctr.user", "ctr.item", "total"]
+    assert lines[0][1].split()[0] == "1,000"
+    # 1,000 rows of 64 bytes and 67 lines of keys of 128
+    assert lines[0][-2] == "70.88 KiB"
+
+
+def test_the_hit_rates_of_the_default_sizes_are_printed_for_every_policy(repository, tmp_path, capsys):
+    assert plan(repository, tmp_path / "trace.npz", "--hit-rate", 0.9) == 0
+
+    output = capsys.readouterr().out
+    assert "table ctr.user: 1,000 rows of 16 floats\n  5,000 lookups of" in output
+    rows = rows_of(output)
+    assert [row[0] for row in rows] == ["10", "20", "50", "100", "200", "500", "1,000"]
+    assert [row[1] for row in rows] == ["1 %", "2 %", "5 %", "10 %", "20 %", "50 %", "100 %"]
+    rates = np.array([[float(cell) for cell in row[2:5]] for row in rows])
+    assert (np.diff(rates, axis=0) >= 0).all()
+    assert (rates[:, 1] >= rates.max(axis=1)).all()  # nothing beats the best fixed set on these
+    assert rates[-1, 1] == rates[-1, 2] == 1
+    assert re.search(r"hit rate 0\.9, pinned: [\d,]+ rows, 0\.\d+ of the table", output)
+    assert re.search(r"hit rate 0\.9 of lru over all of its tables: \"gpucacheper\": 0\.\d+", output)
+
+
+def test_a_hit_rate_that_no_size_reaches_is_said(repository, tmp_path, capsys):
+    np.save(tmp_path / "t.npy", np.arange(100))
+
+    assert plan(repository, tmp_path / "t.npy", "--table", "user", "--hit-rate", 0.5) == 0
+
+    output = capsys.readouterr().out
+    assert "hit rate 0.5, lru: out of reach, at most 0.0000" in output
+    assert "over all of its tables: out of reach" in output
+    assert "table ctr.item: 1,000 rows of 16 floats\n  0 lookups of 0 rows" in output
+
+
+def test_sizes_are_rows_or_parts_of_the_table_and_never_more_than_it_has(repository, tmp_path, capsys):
+    assert plan(repository, tmp_path / "trace.npz", "--sizes", "5000, 2.5%,7") == 0
+
+    assert [row[0] for row in rows_of(capsys.readouterr().out)] == ["7", "25", "1,000"]
+
+
+@pytest.mark.parametrize("policy", ["file", "lru", "pinned"])
+def test_the_fragment_for_ps_json_opens_and_gives_every_table_its_rows(repository, tmp_path, capsys, policy):
+    assert plan(repository, tmp_path / "trace.npz", "--ram", "100KiB", "--policy", policy) == 0
+
+    output = capsys.readouterr().out
+    fragment = json.loads(output[output.index("\n{") :])
+    entry = {
+        "model": "ctr",
+        "sparse_files": ["ctr/1/user", "ctr/1/item"],
+        "dense_file": "ctr/1/dense.model",
+        "network_file": "ctr/1/graph.json",
+        "gpucache": False,
+        "gpucacheper": 0.25,
+    }
+    tiers = {**fragment, "persistent_db": {"type": "rocks_db", "path": "rows"}}
+    (repository / "ps.json").write_text(json.dumps({"supportlonglong": True, "models": [entry], **tiers}))
+    rows = read_ps_config(repository / "ps.json").volatile_db.capacity_rows_per_table
+    assert set(rows) == {"ctr.user", "ctr.item"}
+    with ParameterServer.from_config(repository / "ps.json") as server:
+        memory = server.stores[0]
+        assert {name: memory.capacity_rows(name) for name in rows} == rows
+        assert 0 < sum(map(memory.memory_bytes, rows)) <= 100 * 2**10
+    assert ("which is what the RAM tier holds: hit rate" in output) == (policy != "file")
+
+
+def test_the_promised_hit_rate_of_the_ram_tier_is_the_one_that_serving_counts(repository, tmp_path, capsys):
+    assert plan(repository, tmp_path / "trace.npz", "--ram", "150KiB") == 0
+
+    output = capsys.readouterr().out
+    promised = dict(re.findall(r"(ctr\.\w+) .* rows .* hit rate (0\.\d+)", output))
+    tiers = {**json.loads(output[output.index("\n{") :]), "persistent_db": {"type": "rocks_db", "path": "rows"}}
+    (repository / "ps.json").write_text(json.dumps({"supportlonglong": True, **tiers}))
+
+    with ParameterServer.from_config(repository / "ps.json") as server, np.load(tmp_path / "trace.npz") as trace:
+        server.load_model(read_model_directory(repository / "ctr"))
+        for table in ("ctr.user", "ctr.item"):
+            server.lookup(table, trace[table.removeprefix("ctr.")].astype(np.int64))
+            counters = server.counters()[table]
+            hit_rate = counters.hits.get("memory", 0) / counters.keys
+            assert hit_rate == pytest.approx(float(promised[table]), abs=6e-5)  # four decimals are printed
+
+
+def test_csv_has_the_curves_of_all_tables(repository, tmp_path):
+    assert plan(repository, tmp_path / "trace.npz", "--csv", tmp_path / "curves.csv", "--sizes", "123") == 0
+
+    with (tmp_path / "curves.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert {(row["table"], row["policy"]) for row in rows} == {
+        (table, policy) for table in ("ctr.user", "ctr.item") for policy in ("lru", "pinned", "file")
+    }
+    whole = [row for row in rows if row["rows"] == "1000" and row["policy"] == "file"]
+    assert [(row["rows_ratio"], row["hit_rate"]) for row in whole] == [("1.0", "1.0")] * 2
+    assert any(row["rows"] == "123" for row in rows)
+
+
+@pytest.mark.parametrize(("ending", "begins"), [(".png", b"\x89PNG"), (".svg", b"<?xml")])
+def test_a_plot_is_drawn_by_matplotlib(repository, tmp_path, ending, begins):
+    pytest.importorskip("matplotlib")
+    picture = tmp_path / f"curves{ending}"
+
+    done = subprocess.run(
+        [sys.executable, "-m", "serving.cli.main", "plan", repository, tmp_path / "trace.npz", "--plot", picture],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "MPLCONFIGDIR": str(tmp_path)},
+        check=True,
+        capture_output=True,
+    )
+
+    assert not done.stderr
+    assert picture.read_bytes().startswith(begins)
+
+
+def test_without_matplotlib_the_extra_is_named(repository, tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+
+    assert plan(repository, tmp_path / "trace.npz", "--plot", tmp_path / "x.svg") == 1
+
+    assert "--plot needs the package 'matplotlib': pip install 'hotrow[plot]'" in capsys.readouterr().err
+
+
+def test_a_sample_says_how_far_off_it_may_be(repository, tmp_path, capsys):
+    assert plan(repository, tmp_path / "trace.npz", "--sample", "0.5") == 0
+
+    assert re.search(r"lru is estimated from a sample; standard error at most 0\.\d+", capsys.readouterr().out)
+
+
+def test_one_model_of_several_is_chosen_by_its_name(repository, tmp_path, capsys):
+    TinyModel(rows=10).write(repository, "other")
+
+    assert plan(repository, "--model", "other") == 0
+
+    output = capsys.readouterr().out
+    assert "other.user" in output
+    assert "ctr.user" not in output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["{models}", "--model", "cvr"], "no model 'cvr' in it; there is 'ctr'"),
+        (["{models}", "--hit-rate", "0.9"], "--hit-rate: needs a trace"),
+        (["{models}", "--ram", "1GiB"], "--ram: needs a trace"),
+        (
+            ["{models}", "{trace}", "--plot", "x.txt"],
+            "--plot: expected a file that ends in .svg, .png, but x.txt",
+        ),
+        (["{models}", "{trace}", "--plot", "{none}/x.svg"], "x.svg: cannot be written: No such file"),
+        (["{models}", "{trace}", "--csv", "{none}/x.csv"], "x.csv: cannot be written: No such file"),
+        (["{models}", "{none}.npy", "--table", "user"], "cannot be read: No such file"),
+        (["{none}"], "no such file"),
+        (["{models}", "{trace}", "--sample", "0.0001"], "ctr.user: --sample: "),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_what_cannot_be_planned_is_one_line_and_exit_code_1(repository, tmp_path, capsys, arguments, expected):
+    places = {"models": repository, "trace": tmp_path / "trace.npz", "none": tmp_path / "none"}
+
+    assert plan(*(argument.format(**places) for argument in arguments)) == 1
+
+    error = capsys.readouterr().err
+    assert error.startswith("hotrow plan: ")
+    assert expected in error
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ("plan", "CONFIG"),
+        ("plan x --hit-rate 0", "expected a number of more than 0 and at most 1, but '0' came"),
+        ("plan x --hit-rate 1.01", "at most 1, but '1.01' came"),
+        ("plan x --hit-rate nan", "at most 1, but 'nan' came"),
+        ("plan x --sample much", "at most 1, but 'much' came"),
+        ("plan x --ram 8GB", "expected bytes, or a number of KiB, MiB, GiB or TiB, but '8GB' came"),
+        ("plan x --ram 0", "TiB, but '0' came"),
+        ("plan x --ram -1GiB", "expected one argument"),
+        ("plan x --sizes 0", "expected rows, or a part of a table such as 5%, but '0' came"),
+        ("plan x --sizes 5,", "such as 5%, but '' came"),
+        ("plan x --sizes 101%", "such as 5%, but '101%' came"),
+        ("plan x --sizes 0%", "such as 5%, but '0%' came"),
+        ("plan x --policy fifo", "'fifo'"),
+    ],
+)
+def test_a_wrong_command_line_exits_with_2_and_says_what_was_expected(arguments, expected, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main(arguments.split())
+
+    assert stopped.value.code == 2
+    assert expected in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "size_bytes"), [("1", 1), ("8GiB", 2**33), ("1.5 MiB", 3 * 2**19), ("0.5KiB", 512), ("1TiB", 2**40)]
+)
+def test_amounts_of_memory_are_bytes_or_binary_units(text, size_bytes):
+    from serving.cli.numbers import memory_size
+
+    assert memory_size(text) == size_bytes
+
+
+@pytest.mark.slow
+def test_the_guides_example_prints_what_the_guide_shows(tmp_path):
+    train, record, command = re.findall(r"^```(?:python)?\n(.*?)^```", GUIDE, flags=re.DOTALL | re.MULTILINE)[:3]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+
+    def run(*arguments):
+        return subprocess.run(
+            [sys.executable, *arguments], cwd=tmp_path, env=environment, check=True, capture_output=True, text=True
+        ).stdout
+
+    run("-m", "training.cli", *train.split()[1:])
+    run("-c", record)
+    prompt, _, shown = command.partition("\n")
+    assert prompt.startswith("$ hotrow plan ")
+    assert run("-m", "serving.cli.main", *prompt.split()[2:]) == shown

@@ -1,0 +1,273 @@
+"""Traces of every form, and what is no trace."""
+
+import contextlib
+import json
+import os
+import zipfile
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from benchmarks.tiny_model import TinyModel, flatten
+from serving.config import read_model_directory
+from serving.errors import TraceError
+from serving.planner import read_trace
+
+TWO_TABLES = TinyModel()  # user with one slot, item with two
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    """One model of two tables, and one of one table."""
+    folder = tmp_path_factory.mktemp("models")
+    TWO_TABLES.write(folder, "two")
+    TinyModel(tables={"ad": 1}, key_type="I32").write(folder, "one")
+    return {name: read_model_directory(folder / name) for name in ("two", "one")}
+
+
+def keys_of(bags):
+    """What each table of the model ``two`` is asked for, in sample order."""
+    return {
+        "two.user": [key for sample in bags for key in sample[0]],
+        "two.item": [key for sample in bags for bag in sample[1:] for key in bag],
+    }
+
+
+def body(dense, bags):
+    samples = [{"dense": features.tolist(), "keys": keys} for features, keys in zip(dense, bags, strict=True)]
+    return json.dumps({"samples": samples})
+
+
+def as_lists(trace):
+    return {name: keys.tolist() for name, keys in trace.items()}
+
+
+class TestForms:
+    def test_an_npy_file_is_about_a_models_only_table(self, tmp_path, models):
+        np.save(tmp_path / "t.npy", np.array([5, 6, 5], dtype=np.uint32))
+
+        trace = read_trace([tmp_path / "t.npy"], [models["one"]])
+
+        assert as_lists(trace) == {"one.ad": [5, 6, 5]}
+        assert trace["one.ad"].dtype == np.int64
+
+    @pytest.mark.parametrize(("file", "table"), [("item.npy", ""), ("two.item.npy", ""), ("t.npy", "item")])
+    def test_of_several_tables_the_files_name_or_the_option_says_which(self, tmp_path, models, file, table):
+        np.save(tmp_path / file, np.array([1, 2]))
+
+        trace = read_trace([tmp_path / file], list(models.values()), table)
+
+        assert as_lists(trace) == {"two.item": [1, 2]}
+
+    def test_an_npz_file_has_an_array_per_table(self, tmp_path, models):
+        np.savez(tmp_path / "t.npz", **{"user": [1, 2], "one.ad": np.array([[3, 4, 5]])})
+
+        trace = read_trace([tmp_path / "t.npz"], list(models.values()))
+
+        assert as_lists(trace) == {"two.user": [1, 2], "one.ad": [3, 4, 5]}
+
+    @pytest.mark.parametrize("offsets", ["one CSR", "one block per table"])
+    @pytest.mark.parametrize("samples", [1, 200], ids=["one sample", "more samples than a request may have"])
+    def test_the_tensors_of_requests_go_to_tables_as_in_serving(self, tmp_path, models, offsets, samples):
+        dense, bags = TWO_TABLES.sample_requests(samples, seed=1)
+        keys, row_ptrs = flatten(bags)
+        if offsets == "one block per table":
+            row_ptrs = np.concatenate(
+                [
+                    np.cumsum([0, *(len(bag) for sample in bags for bag in sample[part])])
+                    for part in (slice(1), slice(1, 3))
+                ]
+            )
+        np.savez(tmp_path / "t.npz", DES=dense, CATCOLUMN=keys[None], ROWINDEX=row_ptrs)
+
+        trace = read_trace([tmp_path / "t.npz"], [models["two"]])
+
+        assert as_lists(trace) == keys_of(bags)
+
+    def test_rows_of_a_matrix_are_requests(self, tmp_path, models):
+        np.savez(tmp_path / "t.npz", CATCOLUMN=[[1, 2, 3], [4, 5, 6]], ROWINDEX=[[0, 1, 2, 3], [0, 0, 3, 3]])
+
+        trace = read_trace([tmp_path / "t.npz"], [models["two"]])
+
+        assert as_lists(trace) == {"two.user": [1], "two.item": [2, 3, 4, 5, 6]}
+
+    def test_lines_of_json_are_requests_and_empty_lines_are_nothing(self, tmp_path, models):
+        dense, bags = TWO_TABLES.sample_requests(70)
+        lines = [body(dense[:1], bags[:1]), "", body(dense[1:], bags[1:])]
+        (tmp_path / "t.jsonl").write_text("\n".join(lines) + "\n")
+
+        assert as_lists(read_trace([tmp_path / "t.jsonl"], [models["two"]])) == keys_of(bags)
+
+    def test_a_json_file_is_one_request(self, tmp_path, models):
+        dense, bags = TWO_TABLES.sample_requests(3)
+        (tmp_path / "t.json").write_text(json.dumps(json.loads(body(dense, bags)), indent=2))
+
+        assert as_lists(read_trace([tmp_path / "t.json"], [models["two"]])) == keys_of(bags)
+
+    def test_folders_are_read_in_the_order_of_names_and_paths_in_the_order_given(self, tmp_path, models):
+        (tmp_path / "days").mkdir()
+        for name, key in (("days/b.npy", 2), ("days/a.npy", 1), ("late.npy", 3)):
+            np.save(tmp_path / name, np.array([key]))
+        (tmp_path / "days" / ".hidden").write_text("")
+
+        trace = read_trace([tmp_path / "late.npy", tmp_path / "days"], [models["one"]])
+
+        assert as_lists(trace) == {"one.ad": [3, 1, 2]}
+
+
+def npy(name, array):
+    return lambda folder: np.save(folder / name, array)
+
+
+def npz(**arrays):
+    return lambda folder: np.savez(folder / "t.npz", **arrays)
+
+
+def text(name, content):
+    return lambda folder: (folder / name).write_text(content)
+
+
+def encrypted(folder):
+    with zipfile.ZipFile(folder / "t.npz", "w") as archive:
+        archive.writestr("user.npy", b"")
+    packed = bytearray((folder / "t.npz").read_bytes())
+    packed[6] |= 1
+    packed[packed.index(b"PK\1\2") + 8] |= 1
+    (folder / "t.npz").write_bytes(packed)
+
+
+def rename(folder):
+    np.savez(folder / "t.npz", user=[1])
+    (folder / "t.npz").rename(folder / "user.npy")
+
+
+def rename_array(folder):
+    np.save(folder / "t.npy", np.array([1]))
+    (folder / "t.npy").rename(folder / "t.npz")
+
+
+ONE, TWO, BOTH = ["one"], ["two"], ["two", "one"]
+
+
+@pytest.mark.parametrize(
+    ("write", "which", "expected"),
+    [
+        pytest.param(lambda _: None, ONE, "the folder is empty", id="an empty folder"),
+        pytest.param(text("t.csv", "1\n2\n"), ONE, "t.csv: expected a file that ends in .npy, .npz", id="a suffix"),
+        pytest.param(lambda f: (f / "t.npy").mkdir(), ONE, "t.npy: not a regular file", id="a folder in a folder"),
+        pytest.param(lambda f: os.mkfifo(f / "t.npy"), ONE, "t.npy: not a regular file", id="a pipe"),
+        pytest.param(lambda f: (f / "t.npy").symlink_to("x"), ONE, "t.npy: cannot be read: No such", id="no file"),
+        pytest.param(lambda f: (f / "t.json").symlink_to("x"), ONE, "t.json: cannot be read: No such", id="no json"),
+        pytest.param(lambda f: (f / "t.jsonl").symlink_to("x"), ONE, "t.jsonl: cannot be read: No", id="no lines"),
+        pytest.param(
+            npy("t.npy", np.array([1.5])), ONE, "t.npy: keys: expected integers, got an array of float64", id="floats"
+        ),
+        pytest.param(npy("t.npy", np.array([True])), ONE, "got an array of bool", id="truth values"),
+        pytest.param(npy("t.npy", np.zeros((2, 2), int)), ONE, "shape [n] or [1, n], got [2, 2]", id="a matrix"),
+        pytest.param(npy("t.npy", np.array([2**64 - 1], np.uint64)), ONE, "does not fit int64", id="beyond int64"),
+        pytest.param(
+            npy("t.npy", np.array([3, -1])),
+            ONE,
+            "t.npy: -1 at position 1: a key of this table lies in 0..4294967295",
+            id="no uint32",
+        ),
+        pytest.param(
+            npy("user.npy", np.array([2**63 - 1])), TWO, "user.npy: 9223372036854775807 at position 0", id="reserved"
+        ),
+        pytest.param(npy("t.npy", np.array([])[:0].astype(int)), ONE, "the trace has no keys", id="no keys"),
+        pytest.param(
+            npy("t.npy", np.array([1])),
+            TWO,
+            "no model has a table 't'; expected one of 'two.user', 'two.item'",
+            id="whose",
+        ),
+        pytest.param(
+            npy("t.npy", np.array([None])), ONE, "t.npy: damaged, or no NumPy file of plain numbers", id="pickled"
+        ),
+        pytest.param(text("t.npy", "1\n2\n"), ONE, "t.npy: damaged, or no NumPy file", id="text as npy"),
+        pytest.param(text("t.npy", ""), ONE, "t.npy: damaged, or no NumPy file", id="nothing as npy"),
+        pytest.param(text("t.npz", "PK\3\4"), ONE, "t.npz: damaged, or no NumPy file", id="half a zip"),
+        pytest.param(encrypted, TWO, "t.npz: damaged, or no NumPy file", id="an encrypted zip"),
+        pytest.param(rename, TWO, "user.npy: holds an archive of arrays, which is called .npz", id="npz as npy"),
+        pytest.param(rename_array, TWO, "t.npz: holds one array without a name, which is called .npy", id="npy as npz"),
+        pytest.param(npz(users=[1]), TWO, "t.npz: no model has a table 'users'", id="a table's name"),
+        pytest.param(npz(user=[1.5]), TWO, "t.npz: user: keys: expected integers", id="floats in an archive"),
+        pytest.param(
+            npz(CATCOLUMN=[1]),
+            TWO,
+            "expected CATCOLUMN and ROWINDEX, with or without DES, found 'CATCOLUMN'",
+            id="no offsets",
+        ),
+        pytest.param(npz(DES=[1.0]), TWO, "found 'DES'", id="no keys but dense"),
+        pytest.param(
+            npz(CATCOLUMN=[1], ROWINDEX=[0], user=[1]), TWO, "found 'CATCOLUMN', 'ROWINDEX', 'user'", id="both forms"
+        ),
+        pytest.param(
+            npz(CATCOLUMN=[1, 2], ROWINDEX=[0, 1, 1, 1]), TWO, "t.npz: ROWINDEX: the offsets end at 1", id="offsets"
+        ),
+        pytest.param(
+            npz(CATCOLUMN=[[1], [2]], ROWINDEX=[0, 1, 1, 1]),
+            TWO,
+            "CATCOLUMN has 2 requests, ROWINDEX has 1",
+            id="requests",
+        ),
+        pytest.param(
+            npz(CATCOLUMN=[[1], [2]], ROWINDEX=[[0, 1, 1, 1], [0, 1, 1, 0]]),
+            TWO,
+            "request 1: ROWINDEX: falls from 1 to 0",
+            id="second request",
+        ),
+        pytest.param(
+            npz(CATCOLUMN=[1], ROWINDEX=[0, 1, 1, 1]), BOTH, "say which with --model: 'two', 'one'", id="whose request"
+        ),
+        pytest.param(text("t.json", "[]"), TWO, "t.json: the body must be a JSON object", id="a list"),
+        pytest.param(
+            text("t.jsonl", '{"samples": []}'), TWO, "t.jsonl: line 1: samples: the list is empty", id="no sample"
+        ),
+        pytest.param(text("t.jsonl", "\n{"), TWO, "t.jsonl: line 2: the body is not JSON", id="half a line"),
+        pytest.param(text("t.jsonl", "{}"), BOTH, "t.jsonl: line 1: requests do not name their model", id="whose line"),
+    ],
+)
+def test_what_is_no_trace_is_refused_with_file_and_place(tmp_path, models, write, which, expected):
+    write(tmp_path)
+
+    with pytest.raises(TraceError) as caught:
+        read_trace([tmp_path], [models[name] for name in which])
+
+    assert str(tmp_path) in str(caught.value)
+    assert expected in str(caught.value)
+
+
+def test_a_table_that_two_models_have_needs_its_full_name(tmp_path, models):
+    np.save(tmp_path / "user.npy", np.array([1]))
+    other = models["two"].model_copy(update={"name": "other"})
+
+    with pytest.raises(TraceError, match="several models have a table 'user'"):
+        read_trace([tmp_path / "user.npy"], [models["two"], other])
+    assert list(read_trace([tmp_path / "user.npy"], [models["two"], other], "other.user")) == ["other.user"]
+
+
+def test_an_option_that_names_no_table_is_refused(tmp_path, models):
+    with pytest.raises(TraceError, match="--table: no model has a table 'users'"):
+        read_trace([tmp_path], [models["two"]], "users")
+
+
+@settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data(), form=st.sampled_from(["user.npy", "t.npz"]))
+def test_a_damaged_file_is_read_or_refused_and_nothing_else(tmp_path, models, data, form):
+    if form == "t.npz":
+        np.savez_compressed(tmp_path / form, user=np.arange(30), item=np.arange(5))
+    else:
+        np.save(tmp_path / form, np.arange(30))
+    content = bytearray((tmp_path / form).read_bytes())
+    for _ in range(data.draw(st.integers(1, 3))):
+        content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
+    (tmp_path / form).write_bytes(content[: data.draw(st.integers(0, len(content)))])
+
+    trace = {}
+    with contextlib.suppress(TraceError):
+        trace = read_trace([tmp_path / form], [models["two"]])
+
+    assert trace.keys() <= {"two.user", "two.item"}
