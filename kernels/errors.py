@@ -26,6 +26,28 @@ class ReservedKeyError(HotrowError, ValueError):
         return type(self), (self.key, self.position)
 
 
+class RowValueError(HotrowError, ValueError):
+    """A row has a value that the form in which it is to be kept cannot hold.
+
+    It would become infinite (fp16 beyond 65,504 and its half step, say), or is NaN or infinite where int8 or uint8 is
+    asked for.
+    """
+
+    def __init__(self, row_dtype: str, value: float, position: int, column: int, key: int | None = None) -> None:
+        """Name the first such value, where it stands among the rows given, and its key where there is one."""
+        row = f"row {position}" if key is None else f"row {position}, of key {key}"
+        super().__init__(f"{row}: column {column} is {value:.9g}, which {row_dtype} rows cannot hold")
+        self.row_dtype = row_dtype
+        self.value = value
+        self.position = position
+        self.column = column
+        self.key = key
+
+    def __reduce__(self) -> tuple[type["RowValueError"], tuple[str, float, int, int, int | None]]:
+        """Let the error cross a process border."""
+        return type(self), (self.row_dtype, self.value, self.position, self.column, self.key)
+
+
 class TableFullError(HotrowError):
     """A host table has no room for the rows to be inserted; nothing of the call was written."""
 

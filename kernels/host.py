@@ -10,14 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from kernels import _host
-from kernels._host import pool_rows, split_by_table
+from kernels._host import pool_rows, round_rows, split_by_table
 
-__all__ = ["HostTable", "HostTableStats", "KeyIndex", "pool_rows", "split_by_table"]
+__all__ = ["HostTable", "HostTableStats", "KeyIndex", "RowDtype", "pool_rows", "round_rows", "split_by_table"]
+
+RowDtype = Literal["fp32", "fp16", "bf16", "int8", "uint8"]
 
 
 @dataclass(frozen=True)
@@ -46,20 +49,31 @@ class HostTableStats:
 class HostTable(_host.HostTable):
     """One table's embedding rows in RAM: int64 key -> float32[D].
 
+    Rows are given and returned in float32 and kept as ``row_dtype`` says, each value rounded to the nearest there is,
+    ties to even:
+
+    - ``"fp32"``: 4 D bytes, any bits;
+    - ``"fp16"``, ``"bf16"``: 2 D bytes; a finite value must stay finite;
+    - ``"int8"``: D + 4 bytes, value = code * scale, scale = max|x| / 127 of the row; finite values only;
+    - ``"uint8"``: D + 8 bytes, value = code * scale + min x, scale = (max x - min x) / 255; finite values only.
+
+    fp32, fp16 and bf16 rows of at most 64 bytes take the next power of two, longer ones whole 32 bytes.
+
     Every method may be called from any thread. Reads (``fetch``, ``fetch_pooled``, ``items``) take no lock and wait for
     nobody; each row they return is one that was written whole. Writes (``insert``, ``evict``) take turns; a reader sees
     a write row by row. A write waits for reads only if it uses up all spare rows while one read runs.
     Another thread may change the arguments of a running call: which rows it then reads or writes is open, but it stays
     inside the arrays and leaves the table whole.
     After ``os.fork()`` the child may read. It must not write if other threads used the table at the time of the fork.
-    All memory is taken, and touched, by the constructor: ``HostTable.memory_bytes(dim, capacity_rows)``.
+    All memory is taken, and touched, by the constructor: ``HostTable.memory_bytes(dim, capacity_rows, row_dtype)``.
 
     Args:
         dim: embedding_vec_size, 1 to 65,536.
         capacity_rows: most keys held at a time, 1 to 3,500,000,000.
+        row_dtype: the form in which rows are kept.
 
     Raises:
-        ValueError: a number is out of its range.
+        ValueError: a number is out of its range, or ``row_dtype`` is unknown.
         MemoryError: the system does not give the memory.
     """
 

@@ -14,8 +14,11 @@
 #include "arguments.hpp"
 #include "docs.hpp"
 #include "host_table.hpp"
+#include "key_arguments.hpp"
 #include "key_index.hpp"
 #include "lookup.hpp"
+#include "python_names.hpp"
+#include "row_encode.hpp"
 #include "split.hpp"
 
 namespace hotrow {
@@ -23,100 +26,8 @@ namespace {
 
 constexpr size_t kTinyKeys = 64;
 
-// Python objects that are looked up once. Never freed: the interpreter may be gone before static destructors run.
-struct PythonNames {
-  nb::object empty = nb::module_::import_("numpy").attr("empty");
-  nb::object bool_ = nb::module_::import_("numpy").attr("dtype")("bool");
-  nb::object int32 = nb::module_::import_("numpy").attr("dtype")("int32");
-  nb::object int64 = nb::module_::import_("numpy").attr("dtype")("int64");
-  nb::object float32 = nb::module_::import_("numpy").attr("dtype")("float32");
-  nb::object reserved_key_error = nb::module_::import_("kernels.errors").attr("ReservedKeyError");
-  nb::object table_full_error = nb::module_::import_("kernels.errors").attr("TableFullError");
-};
-
-const PythonNames& python() {
-  static const auto* names = new PythonNames;
-  return *names;
-}
-
-[[noreturn]] void raise(const nb::object& error, const nb::tuple& arguments) {
-  PyErr_SetObject(error.ptr(), arguments.ptr());
-  throw nb::python_error();
-}
-
 void release_gil_unless(bool tiny, std::optional<nb::gil_scoped_release>& release) {
   if (!tiny) release.emplace();
-}
-
-// int64[N] without reserved keys.
-//
-// Without the GIL, or where `out` lies over an argument, an array may change after its check. Lookups bear that with
-// keys and read them in place: whatever a key has become, it is found or it is not. Writers take a copy and check that.
-class Keys {
- public:
-  enum Use { kLookUp, kWrite };
-
-  Keys(nb::handle object, Use use) : array_(object, "keys", "int64[N]", Array::kCopy) {
-    array_.require(Dtype::kInt64, 1);
-    if (use == kWrite || !array_.is_aligned()) copy_ = array_.copy<int64_t>();
-    const size_t position = lookup_loops().first_reserved(begin(), count());
-    if (position < count())
-      raise(python().reserved_key_error, nb::make_tuple(begin()[position], static_cast<int64_t>(position)));
-  }
-  const int64_t* begin() const { return copy_ ? copy_.get() : array_.data<const int64_t>(); }
-  size_t count() const { return array_.size(0); }
-
- private:
-  Array array_;
-  std::unique_ptr<int64_t[]> copy_;
-};
-
-// CSR offsets into N keys: from 0, never falling, to N. Always a copy, as int64: an offset that changed after its check
-// would lead outside the arrays.
-class RowPtrs {
- public:
-  RowPtrs(nb::handle object, size_t keys) {
-    const Array array(object, "row_ptrs", "int32[R + 1] or int64[R + 1]", Array::kCopy);
-    const bool narrow = array.has(Dtype::kInt32);
-    array.require(narrow ? Dtype::kInt32 : Dtype::kInt64, 1);
-    if (array.size(0) == 0) throw nb::value_error("row_ptrs: expected at least one offset, got none");
-    bags_ = array.size(0) - 1;
-    if (narrow) {
-      const auto offsets = array.copy<int32_t>();
-      offsets_.reset(new int64_t[bags_ + 1]);
-      std::copy_n(offsets.get(), bags_ + 1, offsets_.get());
-    } else {
-      offsets_ = array.copy<int64_t>();
-    }
-    check(keys);
-  }
-
-  const int64_t* begin() const { return offsets_.get(); }
-  size_t bags() const { return bags_; }
-
- private:
-  void check(size_t keys) const {
-    if (offsets_[0] != 0) refuse(0, "the first offset must be 0");
-    for (size_t i = 0; i < bags_; ++i)
-      if (offsets_[i + 1] < offsets_[i]) refuse(i + 1, "offsets must not fall");
-    if (offsets_[bags_] != static_cast<int64_t>(keys))
-      refuse(bags_, "the last offset must be the number of keys, " + std::to_string(keys));
-  }
-
-  [[noreturn]] void refuse(size_t position, const std::string& rule) const {
-    const std::string message = "row_ptrs: " + rule + ", got " + std::to_string(offsets_[position]) + " at position " +
-                                std::to_string(position);
-    throw nb::value_error(message.c_str());
-  }
-
-  std::unique_ptr<int64_t[]> offsets_;
-  size_t bags_ = 0;
-};
-
-Combiner parse_combiner(const std::string& name) {
-  if (name == "sum") return Combiner::kSum;
-  if (name == "mean") return Combiner::kMean;
-  throw nb::value_error(("combiner: expected 'sum' or 'mean', got '" + name + "'").c_str());
 }
 
 // Whole numbers come as int64 so that a wrong one is told apart from a wrong type.
@@ -127,16 +38,22 @@ uint64_t in_range(const char* name, int64_t value, uint64_t most) {
   return static_cast<uint64_t>(value);
 }
 
-void construct_table(HostTable* self, int64_t dim, int64_t capacity_rows) {
+void construct_table(HostTable* self, int64_t dim, int64_t capacity_rows, const std::string& row_dtype) {
   const auto checked_dim = static_cast<uint32_t>(in_range("dim", dim, HostTable::kMaxDim));
   const uint64_t capacity = in_range("capacity_rows", capacity_rows, HostTable::kMaxCapacityRows);
+  const RowType row_type = parse_row_type(row_dtype);
   const nb::gil_scoped_release release;
-  new (self) HostTable(checked_dim, capacity);
+  new (self) HostTable(checked_dim, capacity, row_type);
 }
 
-uint64_t table_memory_bytes(int64_t dim, int64_t capacity_rows) {
+uint64_t table_memory_bytes(int64_t dim, int64_t capacity_rows, const std::string& row_dtype) {
   return HostTable::memory_bytes_for(static_cast<uint32_t>(in_range("dim", dim, HostTable::kMaxDim)),
-                                     in_range("capacity_rows", capacity_rows, HostTable::kMaxCapacityRows));
+                                     in_range("capacity_rows", capacity_rows, HostTable::kMaxCapacityRows),
+                                     parse_row_type(row_dtype));
+}
+
+[[noreturn]] void raise_unfit(const UnfitValue& unfit, RowType row_type, const nb::object& key) {
+  raise(python().row_value_error, nb::make_tuple(row_type_name(row_type), unfit.value, unfit.row, unfit.column, key));
 }
 
 nb::object fetch(HostTable& table, nb::handle keys_in, nb::handle out_in) {
@@ -154,19 +71,17 @@ nb::object fetch(HostTable& table, nb::handle keys_in, nb::handle out_in) {
 }
 
 nb::object fetch_pooled(HostTable& table, nb::handle keys_in, nb::handle row_ptrs_in, nb::handle out_in,
-                        const std::string& combiner_name) {
-  const Combiner combiner = parse_combiner(combiner_name);
+                        const std::string& combiner, nb::handle weights_in) {
   const Keys keys(keys_in, Keys::kLookUp);
-  const RowPtrs row_ptrs(row_ptrs_in, keys.count());
+  const BagArguments bags(row_ptrs_in, combiner, weights_in, keys.count());
   Array out(out_in, "out", "float32[R, D]", Array::kWrite);
   out.require(Dtype::kFloat32, 2);
-  out.require_shape(row_ptrs.bags(), table.dim());
+  out.require_shape(bags.count(), table.dim());
   nb::object found = python().empty(keys.count(), python().bool_);
   const Array found_array(found, "found", "bool[N]", Array::kWrite);
   std::optional<nb::gil_scoped_release> release;
-  release_gil_unless(keys.count() <= kTinyKeys && row_ptrs.bags() <= kTinyKeys, release);
-  table.fetch_pooled(keys.begin(), row_ptrs.begin(), row_ptrs.bags(), out.data<float>(), combiner,
-                     found_array.data<bool>());
+  release_gil_unless(keys.count() <= kTinyKeys && bags.count() <= kTinyKeys, release);
+  table.fetch_pooled(keys.begin(), bags.bags(), out.data<float>(), found_array.data<bool>());
   release.reset();
   return found;
 }
@@ -177,14 +92,18 @@ void insert(HostTable& table, nb::handle keys_in, nb::handle rows_in) {
   rows.require(Dtype::kFloat32, 2);
   rows.require_shape(keys.count(), table.dim());
   std::optional<TableFull> full;
+  std::optional<UnfitValue> unfit;
   {
     const nb::gil_scoped_release release;
     try {
       table.insert(keys.begin(), rows.data<const float>(), keys.count());
     } catch (const TableFull& error) {
       full = error;
+    } catch (const UnfitValue& error) {
+      unfit = error;
     }
   }
+  if (unfit) raise_unfit(*unfit, table.row_type(), nb::int_(keys.begin()[unfit->row]));
   if (full) raise(python().table_full_error, nb::make_tuple(table.capacity_rows(), full->rows, full->new_rows));
 }
 
@@ -217,21 +136,41 @@ nb::tuple table_stats(const HostTable& table) {
                         table.bucket_count(), load, table.memory_bytes(), table.longest_probe());
 }
 
-void pool_rows(nb::handle rows_in, nb::handle row_ptrs_in, nb::handle out_in, const std::string& combiner_name) {
-  const Combiner combiner = parse_combiner(combiner_name);
-  Array rows(rows_in, "rows", "float32[N, D]");
+// float32[N, D] with as many columns as a table's rows may have.
+void require_rows(const Array& rows) {
   rows.require(Dtype::kFloat32, 2);
-  const RowPtrs row_ptrs(row_ptrs_in, rows.size(0));
-  Array out(out_in, "out", "float32[R, D]", Array::kWrite);
-  out.require(Dtype::kFloat32, 2);
   if (rows.size(1) > HostTable::kMaxDim)
     throw nb::value_error(("rows: expected at most " + std::to_string(HostTable::kMaxDim) + " columns, got " +
                            std::to_string(rows.size(1))).c_str());
-  out.require_shape(row_ptrs.bags(), static_cast<int64_t>(rows.size(1)));
+}
+
+void pool_rows(nb::handle rows_in, nb::handle row_ptrs_in, nb::handle out_in, const std::string& combiner,
+               nb::handle weights_in) {
+  const Array rows(rows_in, "rows", "float32[N, D]");
+  require_rows(rows);
+  const BagArguments bags(row_ptrs_in, combiner, weights_in, rows.size(0));
+  Array out(out_in, "out", "float32[R, D]", Array::kWrite);
+  out.require(Dtype::kFloat32, 2);
+  out.require_shape(bags.count(), static_cast<int64_t>(rows.size(1)));
   std::optional<nb::gil_scoped_release> release;
-  release_gil_unless(rows.size(0) <= kTinyKeys && row_ptrs.bags() <= kTinyKeys, release);
-  lookup_loops().pool_rows(rows.data<const float>(), static_cast<uint32_t>(rows.size(1)), row_ptrs.begin(),
-                           row_ptrs.bags(), out.data<float>(), combiner);
+  release_gil_unless(rows.size(0) <= kTinyKeys && bags.count() <= kTinyKeys, release);
+  lookup_loops().pool_rows(rows.data<const float>(), static_cast<uint32_t>(rows.size(1)), bags.bags(),
+                           out.data<float>());
+}
+
+void round_rows(nb::handle rows_in, const std::string& row_dtype, nb::handle out_in) {
+  const RowType row_type = parse_row_type(row_dtype);
+  const Array rows(rows_in, "rows", "float32[N, D]");
+  require_rows(rows);
+  const Array out(out_in, "out", "float32[N, D]", Array::kWrite);
+  out.require(Dtype::kFloat32, 2);
+  out.require_shape(rows.size(0), static_cast<int64_t>(rows.size(1)));
+  std::optional<nb::gil_scoped_release> release;
+  release_gil_unless(rows.size(0) <= kTinyKeys, release);
+  const auto unfit = round_rows(row_type, rows.data<const float>(), static_cast<uint32_t>(rows.size(1)), rows.size(0),
+                                out.data<float>());
+  release.reset();
+  if (unfit) raise_unfit(*unfit, row_type, nb::none());
 }
 
 // (keys, row_ptrs, most keys of a sample by table), or None where the offsets are no CSR of the keys.
@@ -320,14 +259,16 @@ NB_MODULE(_host, module) {
   python();
 
   nb::class_<HostTable>(module, "HostTable", docs::kTable)
-      .def("__init__", &construct_table, nb::arg("dim"), nb::arg("capacity_rows"))
-      .def_static("memory_bytes", &table_memory_bytes, nb::arg("dim"), nb::arg("capacity_rows"), docs::kMemoryBytes)
+      .def("__init__", &construct_table, nb::arg("dim"), nb::arg("capacity_rows"), nb::arg("row_dtype") = "fp32")
+      .def_static("memory_bytes", &table_memory_bytes, nb::arg("dim"), nb::arg("capacity_rows"),
+                  nb::arg("row_dtype") = "fp32", docs::kMemoryBytes)
       .def_prop_ro("dim", &HostTable::dim)
+      .def_prop_ro("row_dtype", [](const HostTable& table) { return row_type_name(table.row_type()); })
       .def_prop_ro("capacity_rows", &HostTable::capacity_rows)
       .def("__len__", [](const HostTable& table) { return static_cast<size_t>(table.rows()); })
       .def("fetch", &fetch, nb::arg("keys").none(), nb::arg("out").none(), docs::kFetch)
       .def("fetch_pooled", &fetch_pooled, nb::arg("keys").none(), nb::arg("row_ptrs").none(), nb::arg("out").none(),
-           nb::arg("combiner"), docs::kFetchPooled)
+           nb::arg("combiner"), nb::arg("weights").none() = nb::none(), docs::kFetchPooled)
       .def("insert", &insert, nb::arg("keys").none(), nb::arg("rows").none(), docs::kInsert)
       .def("evict", &evict, nb::arg("keys").none(), docs::kEvict)
       .def("_read_items", &read_items, nb::arg("cursor"), nb::arg("max_rows"))
@@ -342,7 +283,9 @@ NB_MODULE(_host, module) {
       .def("__len__", &key_count);
 
   module.def("pool_rows", &pool_rows, nb::arg("rows").none(), nb::arg("row_ptrs").none(), nb::arg("out").none(),
-             nb::arg("combiner"), docs::kPoolRows);
+             nb::arg("combiner"), nb::arg("weights").none() = nb::none(), docs::kPoolRows);
+  module.def("round_rows", nb::overload_cast<nb::handle, const std::string&, nb::handle>(&round_rows),
+             nb::arg("rows").none(), nb::arg("row_dtype"), nb::arg("out").none(), docs::kRoundRows);
   module.def("split_by_table", &split, nb::arg("keys").none(), nb::arg("row_ptrs").none(), nb::arg("slots"),
              docs::kSplitByTable);
   module.def("instruction_set", [] { return lookup_loops().name; });

@@ -10,9 +10,10 @@ constexpr const char* kMemoryBytes = R"(Return what a table takes from the syste
 Args:
     dim: embedding_vec_size, 1 to 65,536.
     capacity_rows: most keys held at a time, 1 to 3,500,000,000.
+    row_dtype: the form in which rows are kept, see ``HostTable``.
 
 Raises:
-    ValueError: a number is out of its range.
+    ValueError: a number is out of its range, or ``row_dtype`` is unknown.
 )";
 
 constexpr const char* kFetch = R"(Read rows into ``out``.
@@ -33,13 +34,17 @@ Raises:
 constexpr const char* kFetchPooled = R"(Read bags of rows and combine each bag into one row of ``out``.
 
 Rows are added in key order, in float32, one after the other, from zero: the same bits, NaN payloads aside, as
-``pool_rows`` of the rows gathered in that order. An absent key adds nothing, but the mean counts it.
+``pool_rows`` of the rows gathered in that order. An absent key counts as a row of zeros. Weighted rows are first
+multiplied by their weight, in float32.
 
 Args:
     keys: int64[N], C-contiguous, bag after bag.
     row_ptrs: int32[R + 1] or int64[R + 1]; bag r is ``keys[row_ptrs[r]:row_ptrs[r + 1]]``.
     out: float32[R, D], C-contiguous and writable; an empty bag becomes zeros.
     combiner: ``"sum"``, or ``"mean"``: the sum divided by the number of keys in the bag.
+    weights: float32[N], one per key, or None. The sum becomes the weighted sum, the mean the weighted sum divided by
+        the sum of the weights (added in key order), as in TensorFlow's ``tf.nn.embedding_lookup_sparse``; where that
+        sum is 0, the bag becomes zeros.
 
 Returns:
     found: bool[N], per key.
@@ -55,9 +60,10 @@ constexpr const char* kInsert = R"(Insert rows, or overwrite those of keys that 
 
 Args:
     keys: int64[N], C-contiguous; of equal keys the last one wins.
-    rows: float32[N, D], C-contiguous; any values, NaN included.
+    rows: float32[N, D], C-contiguous; any values that the table's ``row_dtype`` can hold.
 
 Raises:
+    RowValueError: a value is none that ``row_dtype`` can hold; nothing was written.
     TableFullError: the call adds more keys than there is room for; nothing was written.
     ReservedKeyError: a key is reserved; nothing was written.
     TypeError: an argument is no array, or one of another dtype.
@@ -107,11 +113,28 @@ Args:
     row_ptrs: int32[R + 1] or int64[R + 1]; bag r is ``rows[row_ptrs[r]:row_ptrs[r + 1]]``.
     out: float32[R, D], C-contiguous and writable; must not overlap ``rows``; an empty bag becomes zeros.
     combiner: ``"sum"``, or ``"mean"``: the sum divided by the number of rows in the bag.
+    weights: float32[N], one per row, or None. The sum becomes the weighted sum, the mean the weighted sum divided by
+        the sum of the weights (added in row order), as in TensorFlow's ``tf.nn.embedding_lookup_sparse``; where that
+        sum is 0, the bag becomes zeros.
 
 Raises:
     TypeError: an argument is no array, or one of another dtype.
     ValueError: an argument has another shape, is not contiguous, ``out`` is read-only or not aligned, the combiner
         is unknown, or ``row_ptrs`` does not begin with 0, falls, or does not end with N.
+)";
+
+constexpr const char* kRoundRows = R"(Round rows to what a table of ``row_dtype`` would give back for them, bit for bit.
+
+Args:
+    rows: float32[N, D], C-contiguous; D at most 65,536.
+    row_dtype: see ``HostTable``.
+    out: float32[N, D], C-contiguous and writable; may be ``rows`` itself, but must not overlap it otherwise.
+
+Raises:
+    RowValueError: a value is none that ``row_dtype`` can hold; rows before it may have been written.
+    TypeError: an argument is no array, or one of another dtype.
+    ValueError: an argument has another shape, is not contiguous, ``out`` is read-only or not aligned, or ``row_dtype``
+        is unknown.
 )";
 
 constexpr const char* kSplitByTable = R"(Split a request's keys by embedding table.

@@ -1,6 +1,8 @@
 #include "host_table.hpp"
 
 #include <algorithm>
+#include <cstring>
+#include <memory>
 #include <vector>
 
 namespace hotrow {
@@ -10,9 +12,10 @@ uint64_t HostTable::spare_rows_for(uint64_t capacity_rows) {
   return std::max(capacity_rows / 5, fewest);
 }
 
-uint64_t HostTable::memory_bytes_for(uint32_t dim, uint64_t capacity_rows) {
+uint64_t HostTable::memory_bytes_for(uint32_t dim, uint64_t capacity_rows, RowType row_type) {
   const uint64_t rows = capacity_rows + spare_rows_for(capacity_rows);
-  return HugeArray::rounded(BucketIndex::bytes_for(capacity_rows)) + HugeArray::rounded(RowArena::bytes_for(dim, rows));
+  return HugeArray::rounded(BucketIndex::bytes_for(capacity_rows)) +
+         HugeArray::rounded(RowArena::bytes_for(row_stride_bytes(row_type, dim), rows));
 }
 
 void HostTable::fetch(const int64_t* keys, size_t n, float* out, bool* found) {
@@ -23,15 +26,15 @@ void HostTable::fetch(const int64_t* keys, size_t n, float* out, bool* found) {
   }
 }
 
-void HostTable::fetch_pooled(const int64_t* keys, const int64_t* row_ptrs, size_t bags, float* out, Combiner combiner,
-                             bool* found) {
+void HostTable::fetch_pooled(const int64_t* keys, const Bags& bags, float* out, bool* found) {
   const LookupLoops& loops = lookup_loops();
-  for (size_t begin = 0; begin < bags;) {
-    const int64_t* limit = std::upper_bound(row_ptrs + begin + 1, row_ptrs + bags + 1,
+  const int64_t* row_ptrs = bags.row_ptrs;
+  for (size_t begin = 0; begin < bags.count;) {
+    const int64_t* limit = std::upper_bound(row_ptrs + begin + 1, row_ptrs + bags.count + 1,
                                             row_ptrs[begin] + static_cast<int64_t>(kReaderKeys));
     const size_t end = std::max(begin + 1, static_cast<size_t>(limit - row_ptrs) - 1);
     const Epochs::Reader reader(epochs_);
-    loops.fetch_pooled(view(), keys, row_ptrs, begin, end, out, combiner, found);
+    loops.fetch_pooled(view(), keys, bags, begin, end, out, found);
     begin = end;
   }
 }
@@ -50,10 +53,10 @@ void HostTable::check_room(const int64_t* keys, size_t n) const {
   if (new_rows > room) throw TableFull{rows(), new_rows};
 }
 
-void HostTable::write_one(int64_t key, const float* row) {
+void HostTable::write_one(int64_t key, const std::byte* row, size_t bytes) {
   arena_.prefetch(kWriterAhead);
   const uint32_t number = arena_.take();
-  std::copy_n(row, dim_, arena_.row(number));
+  std::memcpy(arena_.row(number), row, bytes);
   if (const auto place = index_.find(key)) {
     const uint32_t old = index_.row_at(*place);
     index_.overwrite(*place, number);
@@ -88,10 +91,19 @@ void HostTable::write_in_epochs(const int64_t* keys, size_t n, WriteOne write_on
   }
 }
 
+// Rows are encoded before the lock is taken: other writers go on, and a row that does not fit leaves no trace.
 void HostTable::insert(const int64_t* keys, const float* rows, size_t n) {
+  if (row_type_ == RowType::kFp32) return write_encoded(keys, reinterpret_cast<const std::byte*>(rows), n);
+  const std::unique_ptr<std::byte[]> encoded(new std::byte[n * row_bytes(row_type_, dim_)]);
+  if (const auto unfit = encode_rows(row_type_, rows, dim_, n, encoded.get())) throw *unfit;
+  write_encoded(keys, encoded.get(), n);
+}
+
+void HostTable::write_encoded(const int64_t* keys, const std::byte* rows, size_t n) {
+  const size_t bytes = row_bytes(row_type_, dim_);
   const std::lock_guard<std::mutex> turn(writers_);
   check_room(keys, n);
-  write_in_epochs(keys, n, [&](size_t i) { write_one(keys[i], rows + i * dim_); });
+  write_in_epochs(keys, n, [&](size_t i) { write_one(keys[i], rows + i * bytes, bytes); });
 }
 
 int64_t HostTable::evict(const int64_t* keys, size_t n) {
@@ -103,6 +115,7 @@ int64_t HostTable::evict(const int64_t* keys, size_t n) {
 
 size_t HostTable::read_items(uint64_t& cursor, size_t max_rows, int64_t* keys, float* rows) {
   const TableView table = view();
+  const LookupLoops& loops = lookup_loops();
   const uint64_t slots = table.index.bucket_count * kSlots;
   size_t count = 0;
   while (count < max_rows && cursor < slots) {
@@ -115,7 +128,7 @@ size_t HostTable::read_items(uint64_t& cursor, size_t max_rows, int64_t* keys, f
       const uint32_t number = key == kEmpty ? kNoRow : bucket.row_of(key, slot);
       if (number == kNoRow) continue;
       keys[count] = key;
-      std::copy_n(table.rows.at(number), dim_, rows + count * dim_);
+      loops.decode(row_type_, table.rows.at(number), 0, dim_, 1, rows + count * dim_);
       ++count;
     }
   }

@@ -1,4 +1,4 @@
-// One table's embedding rows in RAM: int64 key -> float32[dim].
+// One table's embedding rows in RAM: int64 key -> float32[dim], kept in one of the forms of row_type.hpp.
 //
 // Made of an index (bucket_index.hpp), an arena of rows (row_arena.hpp) and epochs (epochs.hpp). A write never changes
 // a row in place: it fills a free row, points the index at it and retires the old one, so a reader sees the old row or
@@ -17,6 +17,8 @@
 #include "epochs.hpp"
 #include "lookup.hpp"
 #include "row_arena.hpp"
+#include "row_encode.hpp"
+#include "row_type.hpp"
 
 namespace hotrow {
 
@@ -32,16 +34,19 @@ class HostTable {
   static constexpr uint64_t kMaxCapacityRows = 3'500'000'000;  // with the spare rows below 2^32
 
   // 1 <= dim <= kMaxDim, 1 <= capacity_rows <= kMaxCapacityRows. Throws std::bad_alloc.
-  HostTable(uint32_t dim, uint64_t capacity_rows)
+  HostTable(uint32_t dim, uint64_t capacity_rows, RowType row_type)
       : dim_(dim),
+        row_type_(row_type),
         capacity_rows_(capacity_rows),
         index_(capacity_rows),
-        arena_(dim, static_cast<uint32_t>(capacity_rows + spare_rows_for(capacity_rows)), epochs_) {}
+        arena_(row_stride_bytes(row_type, dim),
+               static_cast<uint32_t>(capacity_rows + spare_rows_for(capacity_rows)), epochs_) {}
 
   static uint64_t spare_rows_for(uint64_t capacity_rows);
-  static uint64_t memory_bytes_for(uint32_t dim, uint64_t capacity_rows);
+  static uint64_t memory_bytes_for(uint32_t dim, uint64_t capacity_rows, RowType row_type);
 
   uint32_t dim() const { return dim_; }
+  RowType row_type() const { return row_type_; }
   uint64_t capacity_rows() const { return capacity_rows_; }
   int64_t rows() const { return rows_.load(std::memory_order_relaxed); }
   uint64_t bucket_count() const { return index_.bucket_count(); }
@@ -51,12 +56,11 @@ class HostTable {
   // keys[n] -> out[n][dim], zeros where absent; found[n]. A reserved key is absent.
   void fetch(const int64_t* keys, size_t n, float* out, bool* found);
 
-  // Bags of keys -> out[bags][dim]; found[n] per key. An absent key adds nothing but counts for the mean.
-  void fetch_pooled(const int64_t* keys, const int64_t* row_ptrs, size_t bags, float* out, Combiner combiner,
-                    bool* found);
+  // Bags of keys -> out[bags.count][dim]; found[n] per key. An absent key counts as a row of zeros.
+  void fetch_pooled(const int64_t* keys, const Bags& bags, float* out, bool* found);
 
   // Insert or overwrite; of equal keys the last wins. No key is reserved (here and in evict).
-  // Throws TableFull before anything is written.
+  // Throws TableFull, or UnfitValue where the table's row type cannot hold a value, before anything is written.
   void insert(const int64_t* keys, const float* rows, size_t n);
 
   // Returns how many of the keys were present.
@@ -72,14 +76,16 @@ class HostTable {
   static constexpr size_t kWriterKeys = 4096;  // keys written per epoch
   static constexpr size_t kWriterAhead = 32;
 
-  TableView view() const { return {index_.view(), arena_.view(), dim_}; }
+  TableView view() const { return {index_.view(), arena_.view(), dim_, row_type_}; }
   void check_room(const int64_t* keys, size_t n) const;
-  void write_one(int64_t key, const float* row);
+  void write_encoded(const int64_t* keys, const std::byte* rows, size_t n);
+  void write_one(int64_t key, const std::byte* row, size_t bytes);
   bool evict_one(int64_t key);
   template <class WriteOne>
   void write_in_epochs(const int64_t* keys, size_t n, WriteOne write_one);
 
   const uint32_t dim_;
+  const RowType row_type_;
   const uint64_t capacity_rows_;
   std::mutex writers_;  // guards index_'s and arena_'s writing methods
   Epochs epochs_;       // before arena_, which refers to it

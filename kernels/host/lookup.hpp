@@ -8,6 +8,7 @@
 
 #include "bucket.hpp"
 #include "row_arena.hpp"
+#include "row_type.hpp"
 
 namespace hotrow {
 
@@ -18,6 +19,15 @@ struct TableView {
   IndexView index;
   RowsView rows;
   uint32_t dim;
+  RowType row_type;
+};
+
+// Bags of keys, or of rows, that lie one after the other.
+struct Bags {
+  const int64_t* row_ptrs;  // [count + 1]
+  size_t count;
+  Combiner combiner;
+  const float* weights;  // one per key, or nullptr
 };
 
 // One instruction set's loops. Callers refuse reserved keys with first_reserved; one that comes all the same is absent.
@@ -33,13 +43,15 @@ struct LookupLoops {
   // keys[n] -> out[n][dim], zeros where absent; found[n].
   void (*fetch)(const TableView& table, const int64_t* keys, size_t n, float* out, bool* found);
 
-  // Bags [begin, end) of the keys: row_ptrs[bags + 1], out[bags][dim], found per key.
-  void (*fetch_pooled)(const TableView& table, const int64_t* keys, const int64_t* row_ptrs, size_t begin, size_t end,
-                       float* out, Combiner combiner, bool* found);
+  // Bags [begin, end) of the keys: out[bags][dim], found per key.
+  void (*fetch_pooled)(const TableView& table, const int64_t* keys, const Bags& bags, size_t begin, size_t end,
+                       float* out, bool* found);
 
   // The same pooling, of rows[n][dim] that lie one after the other in key order.
-  void (*pool_rows)(const float* rows, uint32_t dim, const int64_t* row_ptrs, size_t bags, float* out,
-                    Combiner combiner);
+  void (*pool_rows)(const float* rows, uint32_t dim, const Bags& bags, float* out);
+
+  // n stored rows, stride_bytes apart, -> out[n][dim].
+  void (*decode)(RowType type, const std::byte* rows, size_t stride_bytes, uint32_t dim, size_t n, float* out);
 };
 
 const LookupLoops& portable_loops();
@@ -47,7 +59,7 @@ const LookupLoops& portable_loops();
 const LookupLoops& avx2_loops();
 #endif
 
-// AVX2 where the CPU has it and HOTROW_DISABLE_AVX2 is not set to 1.
+// AVX2 (with F16C) where the CPU has it and HOTROW_DISABLE_AVX2 is not set to 1.
 const LookupLoops& lookup_loops();
 
 // For tests: go over to AVX2 or to the portable loops. Returns whether AVX2 now runs.

@@ -3,9 +3,10 @@
 
 #include <immintrin.h>
 
+#include "lanes.hpp"
 #include "lookup.hpp"
 
-#define HOTROW_TARGET __attribute__((target("avx2")))
+#define HOTROW_TARGET __attribute__((target("avx2,f16c")))
 
 namespace hotrow {
 namespace {
@@ -29,14 +30,29 @@ HOTROW_PROBE unsigned matches(const Bucket& bucket, int64_t key) {
   return slots;
 }
 
+HOTROW_TARGET inline Lane8 from_halves(const std::byte* halves) {
+  return reinterpret_cast<Lane8>(_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(halves))));
+}
+
+// GCC takes a vector of eight bytes apart before it converts it.
+HOTROW_TARGET inline Lane8 from_signed_bytes(const int8_t* bytes) {
+  const __m128i eight = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(bytes));
+  return reinterpret_cast<Lane8>(_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(eight)));
+}
+
+HOTROW_TARGET inline Lane8 from_bytes(const uint8_t* bytes) {
+  const __m128i eight = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(bytes));
+  return reinterpret_cast<Lane8>(_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(eight)));
+}
+
 #include "lookup_loops.inl"
 
 }  // namespace avx2
 }  // namespace
 
 const LookupLoops& avx2_loops() {
-  static constexpr LookupLoops loops{"avx2",          avx2::first_reserved,   avx2::find,
-                                     avx2::fetch_any, avx2::fetch_pooled_any, avx2::pool_rows_any};
+  static constexpr LookupLoops loops{"avx2",           avx2::first_reserved, avx2::find,      avx2::fetch_any,
+                                     avx2::fetch_pooled_any, avx2::pool_rows_any,  avx2::decode_any};
   return loops;
 }
 

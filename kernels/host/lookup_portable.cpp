@@ -2,9 +2,11 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "lanes.hpp"
 #include "lookup.hpp"
 
 #define HOTROW_TARGET
+#pragma GCC diagnostic ignored "-Wpsabi"  // of vectors as return values: the functions are inlined
 
 namespace hotrow {
 namespace {
@@ -18,13 +20,30 @@ inline unsigned matches(const Bucket& bucket, int64_t key) {
   return slots;
 }
 
+// from_half, eight times.
+inline Lane8 from_halves(const std::byte* halves) {
+  const Words8 bits = __builtin_convertvector(*reinterpret_cast<const Halves8*>(halves), Words8);
+  const Words8 moved = (bits & 0x7FFF) << 13;
+  const auto size = reinterpret_cast<Words8>(reinterpret_cast<Lane8>(moved) * 0x1p112f);
+  const auto special = reinterpret_cast<Words8>(moved >= 0x0F800000) & 0x7F800000;
+  return reinterpret_cast<Lane8>(size | special | (bits & 0x8000) << 16);
+}
+
+inline Lane8 from_signed_bytes(const int8_t* bytes) {
+  return __builtin_convertvector(*reinterpret_cast<const SignedBytes8*>(bytes), Lane8);
+}
+
+inline Lane8 from_bytes(const uint8_t* bytes) {
+  return __builtin_convertvector(*reinterpret_cast<const Bytes8*>(bytes), Lane8);
+}
+
 #include "lookup_loops.inl"
 
 }  // namespace portable
 
 const LookupLoops* chosen(bool avx2) {
 #if defined(__x86_64__)
-  if (avx2 && __builtin_cpu_supports("avx2")) return &avx2_loops();
+  if (avx2 && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c")) return &avx2_loops();
 #else
   (void)avx2;
 #endif
@@ -45,8 +64,9 @@ std::atomic<const LookupLoops*>& current() {
 }  // namespace
 
 const LookupLoops& portable_loops() {
-  static constexpr LookupLoops loops{"portable",          portable::first_reserved,   portable::find,
-                                     portable::fetch_any, portable::fetch_pooled_any, portable::pool_rows_any};
+  static constexpr LookupLoops loops{
+      "portable",          portable::first_reserved,   portable::find,          portable::fetch_any,
+      portable::fetch_pooled_any, portable::pool_rows_any, portable::decode_any};
   return loops;
 }
 

@@ -3,7 +3,7 @@
 // A row is free, in the index, or retired: taken out of the index in some epoch and waiting until no reader can hold
 // it. Free rows are reused last in, first out.
 //
-// One row more than asked for lies at the end, always zero: what an absent key reads.
+// One row more than asked for lies at the end, always zero bytes: what an absent key reads, zeros in every row type.
 //
 // Only the writer calls methods other than view(); callers keep writers apart.
 #pragma once
@@ -24,31 +24,21 @@ namespace hotrow {
 struct RowsView {
   const std::byte* rows;
   size_t stride_bytes;
-  const float* zeros;
+  const std::byte* zeros;
 
-  const float* at(uint32_t row) const {
-    return row == kNoRow ? zeros : reinterpret_cast<const float*>(rows + row * stride_bytes);
-  }
+  const std::byte* at(uint32_t row) const { return row == kNoRow ? zeros : rows + row * stride_bytes; }
 };
 
 class RowArena {
  public:
-  RowArena(uint32_t dim, uint32_t rows, Epochs& epochs)
-      : stride_bytes_(stride_for(dim)), rows_(rows), memory_(bytes_for(dim, rows)), epochs_(epochs) {}
+  RowArena(size_t stride_bytes, uint32_t rows, Epochs& epochs)
+      : stride_bytes_(stride_bytes), rows_(rows), memory_(bytes_for(stride_bytes, rows)), epochs_(epochs) {}
 
-  // A row shorter than a cache line takes a power of two, so that it lies in one line; a longer one, whole 32 bytes.
-  static size_t stride_for(uint32_t dim) {
-    const size_t bytes = size_t{dim} * sizeof(float);
-    if (bytes > 64) return (bytes + 31) / 32 * 32;
-    size_t stride = sizeof(float);
-    while (stride < bytes) stride *= 2;
-    return stride;
-  }
-  static size_t bytes_for(uint32_t dim, uint64_t rows) { return (rows + 1) * stride_for(dim); }
+  static size_t bytes_for(size_t stride_bytes, uint64_t rows) { return (rows + 1) * stride_bytes; }
 
   RowsView view() const { return {memory_.data(), stride_bytes_, row(rows_)}; }
   size_t memory_bytes() const { return memory_.bytes(); }
-  float* row(uint32_t number) const { return reinterpret_cast<float*>(memory_.data() + number * stride_bytes_); }
+  std::byte* row(uint32_t number) const { return memory_.data() + number * stride_bytes_; }
 
   // Make sure that `rows` rows can be retired without an allocation, so that a write cannot fail half way.
   void reserve_retired(size_t rows) {
@@ -76,6 +66,7 @@ class RowArena {
     if (ahead >= free_.size()) return;
     const auto* line = reinterpret_cast<const char*>(row(free_[free_.size() - 1 - ahead]));
     for (size_t at = 0; at < stride_bytes_; at += 64) __builtin_prefetch(line + at, 1, 2);
+    __builtin_prefetch(line + stride_bytes_ - 1, 1, 2);  // a row-wise row may begin anywhere in a line
   }
 
   // A row that was just unlinked from the index.

@@ -1,8 +1,9 @@
 // Readers beside several writers, for the sanitizers. Exits 0 if every answer was right.
 //
-//   host_table_stress <milliseconds> <avx2|portable>
+//   host_table_stress <milliseconds> <avx2|portable> <fp32|int8>
 //
-// Every row tells which key and version it was written for, in every column, so a torn row, another key's row or a row
+// Every row tells which key and version it was written for, in every column but the first, in numbers that int8 rows keep
+// unchanged: the first column, 127, makes their scale 1. So a torn row, another key's row or a row
 // that was reused under a reader shows. Keys of the lower half are never evicted and must always be found; each writer
 // owns every n-th of the others and evicts, re-inserts and replaces them by fresh keys.
 #include <pthread.h>
@@ -41,14 +42,17 @@ void require(bool condition, const char* what) {
   std::abort();
 }
 
-// Columns hold key, version, key, version, ...
+int of_key(int64_t key) { return static_cast<int>(key % 113); }
+
+// Columns hold 127, key, version, key, version, ...
 void fill(float* row, int64_t key, int version) {
-  for (uint32_t c = 0; c < kDim; ++c) row[c] = static_cast<float>(c % 2 ? version : key % 65536);
+  row[0] = 127.0f;
+  for (uint32_t c = 1; c < kDim; ++c) row[c] = static_cast<float>(c % 2 ? of_key(key) : version % 128);
 }
 
 void check(const float* row, int64_t key) {
-  require(row[0] == static_cast<float>(key % 65536), "a row of another key");
-  for (uint32_t c = 0; c < kDim; ++c) require(row[c] == row[c % 2], "a torn row");
+  require(row[0] == 127.0f && row[1] == static_cast<float>(of_key(key)), "a row of another key");
+  for (uint32_t c = 3; c < kDim; ++c) require(row[c] == row[c - 2], "a torn row");
 }
 
 void check_zeros(const float* row) {
@@ -101,10 +105,10 @@ void look_up_pooled(HostTable& table) {
   bool found[6];
   for (int64_t key = 0; !stop.load(); key = (key + 1) % (kFixed - 1)) {
     const int64_t keys[] = {key, key, key, key + 1, key + 1, key + 1};
-    table.fetch_pooled(keys, row_ptrs.data(), 2, out.data(), Combiner::kSum, found);
-    for (uint32_t c = 0; c < kDim; c += 2) {
-      require(out[c] == static_cast<float>(3 * key), "a wrong sum");
-      require(out[kDim + c] == static_cast<float>(3 * key + 3), "a wrong sum");
+    table.fetch_pooled(keys, {row_ptrs.data(), 2, Combiner::kSum, nullptr}, out.data(), found);
+    for (uint32_t c = 1; c < kDim; c += 2) {
+      require(out[c] == static_cast<float>(3 * of_key(key)), "a wrong sum");
+      require(out[kDim + c] == static_cast<float>(3 * of_key(key + 1)), "a wrong sum");
     }
   }
 }
@@ -182,7 +186,7 @@ void crowd_the_epochs() {
 // A row that a reader may hold is not handed out before the reader has left.
 void hold_back_a_retired_row() {
   Epochs epochs;
-  RowArena arena(kDim, 1, epochs);
+  RowArena arena(kDim * sizeof(float), 1, epochs);
   const uint32_t only = arena.take();
   arena.reserve_retired(1);
   auto reader = std::make_unique<Epochs::Reader>(epochs);
@@ -208,14 +212,14 @@ void share_one_slot() {
   constexpr int64_t kOurs = 1, kTheirs = 2;
   Epochs epochs;
   BucketIndex index(1);
-  RowArena arena(kDim, 64, epochs);
+  RowArena arena(kDim * sizeof(float), 64, epochs);
   std::atomic<bool> done{false};
   std::thread reader([&] {
     while (!done.load()) {
       const Epochs::Reader stay(epochs);
       for (int i = 0; i < 100; ++i) {
         const uint32_t row = index.view().buckets[0].row_of(kOurs, 0);
-        if (row != kNoRow) check(arena.row(row), kOurs);
+        if (row != kNoRow) check(reinterpret_cast<const float*>(arena.row(row)), kOurs);
       }
     }
   });
@@ -224,7 +228,7 @@ void share_one_slot() {
     const int64_t key = turn % 2 ? kOurs : kTheirs, other = kOurs + kTheirs - key;
     arena.reserve_retired(1);
     const uint32_t row = arena.take();
-    fill(arena.row(row), key, turn % 1000);
+    fill(reinterpret_cast<float*>(arena.row(row)), key, turn % 1000);
     if (const auto place = index.find(other)) {
       arena.retire(index.row_at(*place));
       index.erase(other, *place);
@@ -240,7 +244,7 @@ void share_one_slot() {
 
 // Callers refuse reserved keys, but a key may turn into the mark of a free slot after they looked: it is absent.
 void look_up_the_mark_of_a_free_slot() {
-  HostTable table(kDim, 1);
+  HostTable table(kDim, 1, RowType::kFp32);
   KeyIndex index(1);
   bool found = true;
   int64_t row = 0;
@@ -254,14 +258,15 @@ void look_up_the_mark_of_a_free_slot() {
 }  // namespace
 
 int main(int argc, char** argv) {
-  require(argc == 3, "usage: host_table_stress <milliseconds> <avx2|portable>");
+  require(argc == 4, "usage: host_table_stress <milliseconds> <avx2|portable> <fp32|int8>");
   use_avx2(std::string(argv[2]) == "avx2");
   churn_an_index();
   crowd_the_epochs();
   hold_back_a_retired_row();
   look_up_the_mark_of_a_free_slot();
   share_one_slot();
-  HostTable table(kDim, kFixed + kWriters * kBatch);
+  const RowType row_type = std::string(argv[3]) == "int8" ? RowType::kInt8 : RowType::kFp32;
+  HostTable table(kDim, kFixed + kWriters * kBatch, row_type);
   KeyIndex index(1);
   std::vector<int64_t> keys(kFixed);
   std::vector<float> rows(kFixed * kDim);

@@ -4,11 +4,13 @@ import pickle
 
 import pytest
 
-from kernels.errors import ReservedKeyError, TableFullError
+from kernels.errors import ReservedKeyError, RowValueError, TableFullError
 
 
 @pytest.mark.parametrize(
-    "error", [ReservedKeyError(-(2**63), 3), TableFullError(10, 9, 2)], ids=lambda e: type(e).__name__
+    "error",
+    [ReservedKeyError(-(2**63), 3), RowValueError("fp16", 70000.0, 3, 1, 17), TableFullError(10, 9, 2)],
+    ids=lambda e: type(e).__name__,
 )
 def test_an_error_crosses_a_process_border_whole(error):
     arrived = pickle.loads(pickle.dumps(error))

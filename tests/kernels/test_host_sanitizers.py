@@ -33,7 +33,7 @@ def build(tmp_path_factory, sanitizer):
     program = folder / "host_table_stress"
     sources = [
         HERE / "host_table_stress.cpp",
-        *(SOURCES / f"{name}.cpp" for name in ("host_table", "lookup_avx2", "lookup_portable")),
+        *(SOURCES / f"{name}.cpp" for name in ("host_table", "lookup_avx2", "lookup_portable", "row_encode")),
     ]
     subprocess.run([compiler, *flags, f"-I{SOURCES}", *sources, "-o", program], check=True)
     return program
@@ -45,9 +45,9 @@ def stress_program(request, tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("loops", ["avx2", "portable"])
-def test_readers_beside_writers_see_whole_rows_and_no_sanitizer_complains(stress_program, loops):
-    command = [stress_program, "2000", loops]
+@pytest.mark.parametrize(("loops", "row_dtype"), [("avx2", "fp32"), ("portable", "fp32"), ("avx2", "int8")])
+def test_readers_beside_writers_see_whole_rows_and_no_sanitizer_complains(stress_program, loops, row_dtype):
+    command = [stress_program, "2000", loops, row_dtype]
     if shutil.which("setarch"):  # the thread sanitizer of older compilers fails on a randomised address space
         command = ["setarch", platform.machine(), "-R", *command]
 

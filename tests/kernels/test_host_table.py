@@ -19,7 +19,7 @@ from hypothesis.stateful import (
 )
 
 from kernels.errors import ReservedKeyError, TableFullError
-from kernels.host import HostTable, pool_rows
+from kernels.host import HostTable, pool_rows, round_rows
 
 POISON = np.float32(-12345.0)
 RESERVED = [-(2**63), -(2**63) + 1, 2**63 - 2, 2**63 - 1]
@@ -69,9 +69,13 @@ class TableMachine(RuleBasedStateMachine):
 
     keys = st.lists(st.one_of(st.integers(-20, 20), st.sampled_from(EDGE_KEYS)), max_size=40)
 
-    @initialize(dim=st.sampled_from([1, 3, 8, 10, 32]), capacity=st.sampled_from([1, 5, 24]))
-    def make(self, dim, capacity):
-        self.table = HostTable(dim, capacity)
+    @initialize(
+        dim=st.sampled_from([1, 3, 8, 10, 32]),
+        capacity=st.sampled_from([1, 5, 24]),
+        row_dtype=st.sampled_from(["fp32", "fp16", "bf16", "int8", "uint8"]),
+    )
+    def make(self, dim, capacity, row_dtype):
+        self.table = HostTable(dim, capacity, row_dtype)
         self.model = {}
         self.version = 0
 
@@ -86,6 +90,7 @@ class TableMachine(RuleBasedStateMachine):
             assert (caught.value.rows, caught.value.new_rows) == (len(self.model), new_rows)
         else:
             self.table.insert(int64(keys), rows)
+            round_rows(rows, self.table.row_dtype, rows)
             self.model.update(zip(keys, rows, strict=True))
 
     @precondition(lambda self: self.model)

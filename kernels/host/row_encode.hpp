@@ -1,0 +1,27 @@
+// From float32 rows to the form in which a table keeps them (row_type.hpp), and there and back.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+
+#include "row_type.hpp"
+
+namespace hotrow {
+
+// A value that a row type cannot hold.
+struct UnfitValue {
+  size_t row;
+  uint32_t column;
+  float value;
+};
+
+// rows[n][dim] -> out[n][row_bytes(type, dim)]; `out` need not be aligned. Stops at the first row with a value that
+// does not fit and returns the first such value of it (where the row's range is at fault, the largest in magnitude).
+std::optional<UnfitValue> encode_rows(RowType type, const float* rows, uint32_t dim, size_t n, std::byte* out);
+
+// rows[n][dim] as they come back from a table of this type -> out[n][dim], which may be `rows` itself. Returns like
+// encode_rows; rows before the unfit one may then have been written.
+std::optional<UnfitValue> round_rows(RowType type, const float* rows, uint32_t dim, size_t n, float* out);
+
+}  // namespace hotrow
