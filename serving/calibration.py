@@ -1,6 +1,8 @@
 """The calibration batch of the engine int8: one request in a file, looked up in the model's own tables."""
 
+import tokenize
 import zipfile
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -63,6 +65,11 @@ def refuse_shared_calibration(file: str | Path | None, models: int) -> None:
         raise ConfigError(str(file), "", reason)
 
 
+# As what pickled objects, and damage in a header, an archive or its compression show.
+_UNREADABLE = (
+    *(OSError, EOFError, RuntimeError, SyntaxError, ValueError),
+    *(tokenize.TokenError, zipfile.BadZipFile, zlib.error),
+)
 _FORM = f".npz with the arrays {DENSE}, {KEYS} and {ROW_PTRS} of one request, some 500 samples"
 
 
@@ -76,7 +83,7 @@ def _read(path: Path, config: ModelConfig) -> dict[str, np.ndarray | None]:
             arrays = {name: archive[name] for name in archive.files}
     except FileNotFoundError as err:
         raise ModelFileError(path, "no such file") from err
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as err:
+    except _UNREADABLE as err:
         raise ModelFileError(path, f"expected a {_FORM}: {err}") from err
     required = {KEYS, ROW_PTRS} | ({DENSE} if config.dense_dim else set())
     if not required <= arrays.keys() <= required | {DENSE}:

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import inf, isfinite
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -89,8 +90,7 @@ class _Trials:
         network, whole = self._measure(products)
         result = whole
         if not self._is_close(whole) and len(products) > 1:
-            alone = {product.top: self._measure([product])[1].max_error for product in products}
-            worst_first = sorted(products, key=lambda product: -alone[product.top] / product.weight.size)
+            worst_first = sorted(products, key=self._error_of_a_multiplication, reverse=True)
             for dropped in range(1, len(products)):
                 network, result = self._measure(worst_first[dropped:])
                 if self._is_close(result):
@@ -102,6 +102,10 @@ class _Trials:
         _log.info("%s: %s", self.source, result)
         network.quantization = result
         return network
+
+    def _error_of_a_multiplication(self, product: "Product") -> float:
+        error = self._measure([product])[1].max_error
+        return error / product.weight.size if isfinite(error) else inf
 
     def _measure(self, products: "Sequence[Product]") -> tuple[OnnxNetwork, Quantization]:
         """Return the network with these products on integers, and how far off it is."""

@@ -8,6 +8,7 @@ https://arxiv.org/abs/2211.10438).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -22,6 +23,7 @@ from serving.dense.runtime import import_runtime, open_session
 Array = NDArray[Any]
 Floats = NDArray[np.float32]
 
+_LARGEST_BYTES = 2**31 - 1  # of a protobuf message
 LEAST_OPSET = 11  # whose DynamicQuantizeLinear is the last of the operators used here to have come
 
 # How much of the difference between columns goes over to the weights. Of 0.65, 0.8 and 0.9 this one has the least mean
@@ -45,15 +47,23 @@ class Product(NamedTuple):
 
 
 def fold_constants(model: bytes | Path) -> Any:
-    """Return the model with what depends on constants alone computed, so that its weights are initializers."""
+    """Return the model with what depends on constants alone computed, so that its weights are initializers.
+
+    Raises:
+        ValueError: with the weights that lay in files beside it, the model has more than 2 GiB.
+    """
     runtime = import_runtime()
+    if isinstance(model, Path):
+        loaded = onnx.load(model)
+        if loaded.ByteSize() > _LARGEST_BYTES:
+            raise ValueError(f"it has {loaded.ByteSize():,} bytes, and {_LARGEST_BYTES:,} are the most")
+        model = loaded.SerializeToString()
     with TemporaryDirectory() as folder:
         options = runtime.SessionOptions()
         options.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_ENABLE_BASIC
         options.optimized_model_filepath = str(Path(folder, "folded.onnx"))
         options.log_severity_level = 4
-        content = model if isinstance(model, bytes) else str(model)
-        runtime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+        runtime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
         return onnx.load(options.optimized_model_filepath)
 
 
@@ -110,6 +120,7 @@ def quantize(model: Any, products: Iterable[Product], scales: Mapping[str, Float
     return content
 
 
+@cache
 def products_saturate() -> bool:
     """Whether this machine multiplies 8-bit integers in a way that clips sums of two products to 16 bits.
 

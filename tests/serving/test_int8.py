@@ -1,12 +1,17 @@
 """The engine int8 from a session's point of view: where its calibration comes from, what it says, what it refuses."""
 
+import contextlib
 import json
 import sys
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from benchmarks.tiny_model import TinyModel, flatten
 from serving import CreateEmbeddingCache, CreateParameterServer, InferenceSession, load_model
+from serving.calibration import look_up_calibration
 from serving.cli.main import main
 from serving.config import read_model_directory
 from serving.errors import ConfigError, MissingExtraError, ModelFileError
@@ -187,6 +192,33 @@ def test_a_wrong_calibration_is_refused(write_version, tmp_path, write, message)
 
     assert str(caught.value).startswith(str(path))
     assert message in str(caught.value)
+
+
+@settings(deadline=None, max_examples=150)
+@given(position=st.integers(0, 10**6), change=st.integers(1, 255), is_compressed=st.booleans())
+def test_damage_anywhere_in_a_calibration_is_refused_or_does_no_harm(damaged, position, change, is_compressed):
+    lookup, contents, path = damaged
+    content = bytearray(contents[is_compressed])
+    content[position % len(content)] ^= change
+    path.write_bytes(content)
+
+    with contextlib.suppress(ModelFileError):
+        assert look_up_calibration(lookup, path, TOLERANCE).dense.shape[0] >= 1
+
+
+@pytest.fixture(scope="module")
+def damaged(tmp_path_factory):
+    """Give the lookup of a model, a calibration, plain and compressed, and a path for damaged ones."""
+    folder = tmp_path_factory.mktemp("damaged")
+    model = TinyModel(rows=20)
+    dense, bags = model.sample_requests(5)
+    keys, offsets = flatten(bags)
+    arrays = {"DES": dense, "CATCOLUMN": keys, "ROWINDEX": offsets}
+    np.savez(folder / "plain.npz", **arrays)
+    np.savez_compressed(folder / "packed.npz", **arrays)
+    with load_model(model.write(folder / "models"), engine="numpy") as session:
+        contents = [(folder / name).read_bytes() for name in ("plain.npz", "packed.npz")]
+        yield session.embedding_cache, contents, folder / "damaged.npz"
 
 
 @pytest.mark.parametrize("tolerance", [0, -0.1, 1.1, float("nan"), float("inf")])

@@ -262,6 +262,31 @@ def test_a_network_whose_answers_are_no_numbers_is_refused():
         open_both(model)
 
 
+@pytest.fixture
+def network_file(tmp_path):
+    """Give a network with its weights in a file beside it, opened."""
+    file = tmp_path / "net.onnx"
+    copy = onnx.load_model_from_string(TWO_LAYERS.SerializeToString())  # saving moves the weights out
+    onnx.save(copy, file, save_as_external_data=True, location="net.weights", size_threshold=0)
+    return file, OnnxNetwork(GRAPH, file)
+
+
+def test_weights_in_a_file_beside_the_network_are_found(network_file):
+    file, exact = network_file
+
+    network = open_int8(GRAPH, exact, file, Calibration(*draw(256), 0.05), 1, str(file))
+
+    assert network.quantization.quantized == 2
+
+
+def test_a_network_that_no_message_holds_is_refused(network_file, monkeypatch):
+    file, exact = network_file
+    monkeypatch.setattr(quantizing, "_LARGEST_BYTES", 500)
+
+    with pytest.raises(ConfigError, match=r"cannot be quantised: it has [\d,]+ bytes, and 500 are the most"):
+        open_int8(GRAPH, exact, file, Calibration(*draw(256), 0.05), 1, str(file))
+
+
 def test_operators_that_are_too_old_are_refused():
     model = network_of([node("Gemm", "dense w1 b1", "a"), *ENDING], ARRAYS)
     model.opset_import[0].version = 9
