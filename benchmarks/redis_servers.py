@@ -78,7 +78,7 @@ class RedisServers:
 
     def client(self):
         """A client of redis-py's."""
-        return redis.RedisCluster(port=self.nodes[0].port, protocol=2)
+        return redis.RedisCluster(host="127.0.0.1", port=self.nodes[0].port, protocol=2)
 
     def kill(self):
         """End all nodes."""

@@ -5,6 +5,7 @@ import ssl
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -196,14 +197,13 @@ class RedisConnection:
         while received < needed:
             received += self._receive_into(memoryview(self._buffer)[received:needed], deadline)
             whole = max(received - len(start), 0) // stride
-            rest = bytes(
-                self._buffer[len(start) + whole * stride : min(received, len(start) + whole * stride + len(head))]
+            rest_at = len(start) + whole * stride
+            is_uniform = (
+                start.startswith(bytes(self._buffer[: min(received, len(start))]))
+                and (values["head"][compared:whole] == head).all()
+                and head.startswith(bytes(self._buffer[rest_at : min(received, rest_at + len(head))]))
             )
-            if (
-                self._buffer[: min(received, len(start))] != start[:received]
-                or (values["head"][compared:whole] != head).any()
-                or not head.startswith(rest)
-            ):
+            if not is_uniform:
                 self._reader.feed(self._buffer, 0, received)
                 return None
             compared = whole
@@ -248,6 +248,7 @@ def _connected(address: Address, tls: ssl.SSLContext | None, name: str | None, d
         raise
 
 
+@lru_cache
 def _value_dtype(head_bytes: int, value_bytes: int) -> np.dtype[np.void]:
     r"""One value of a reply: ``$<length>\r\n``, its bytes, ``\r\n``."""
     return np.dtype([("head", f"S{head_bytes}"), ("value", f"V{value_bytes}"), ("end", "S2")])

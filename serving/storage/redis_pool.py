@@ -2,9 +2,14 @@
 
 import ssl
 import threading
+import time
 
 from serving.config import RedisConfig
 from serving.storage.redis_connection import Address, RedisConnection, RedisNodeError, seconds_left
+
+# After an attempt to connect has failed, nobody tries again for this many times as long as it took: a node that refuses
+# is asked again at once, but one that keeps silent does not hold up every caller.
+PAUSE_RATIO = 4
 
 
 class NodePool:
@@ -16,7 +21,9 @@ class NodePool:
         self._config = config
         self._tls = tls
         self._permits = threading.Semaphore(config.num_node_connections)
-        self._lock = threading.Lock()  # guards the two below
+        self._lock = threading.Lock()  # guards what is below
+        self._failure = ""
+        self._paused_until = 0.0
         self._idle: list[RedisConnection] = []
         self._is_closed = False
 
@@ -34,10 +41,26 @@ class NodePool:
             raise RedisNodeError(self.address, f"all {self._config.num_node_connections} connections are busy")
         try:
             with self._lock:
-                idle = self._idle.pop() if self._idle else None
-            return idle or RedisConnection(self.address, self._config, self._tls, deadline)
+                if self._idle:
+                    return self._idle.pop()
+                is_paused = time.monotonic() < self._paused_until
+                failure = self._failure
+            if is_paused:
+                raise RedisNodeError(self.address, f"{failure}, a moment ago", is_unreachable=True)
+            return self._connect(deadline)
         except BaseException:
             self._permits.release()
+            raise
+
+    def _connect(self, deadline: float) -> RedisConnection:
+        began = time.monotonic()
+        try:
+            return RedisConnection(self.address, self._config, self._tls, deadline)
+        except RedisNodeError as err:
+            now = time.monotonic()
+            with self._lock:
+                self._failure = err.reason
+                self._paused_until = now + PAUSE_RATIO * (now - began)
             raise
 
     def give_back(self, connection: RedisConnection) -> None:

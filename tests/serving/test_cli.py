@@ -139,8 +139,9 @@ class TestCheck:
             ({"type": "hash_map", "capacity_rows": 1500}, "volatile_db.capacity_rows lets 1,500 in"),
             ({"type": "hash_map", "capacity_bytes": 2**20}, "volatile_db.capacity_bytes gives tables 1.00 MiB"),
             ({"type": "disabled"}, "volatile_db is disabled, and tables take none"),
+            ({"type": "redis_cluster"}, "volatile_db is Redis, and tables take none here"),
         ],
-        ids=["no limit", "rows", "bytes", "no memory tier"],
+        ids=["no limit", "rows", "bytes", "no memory tier", "Redis"],
     )
     def test_a_repository_whose_memory_is_limited_says_so(self, tmp_path, capsys, file, volatile_db, expected):
         TinyModel().write(tmp_path)

@@ -36,6 +36,14 @@ def redis_cluster(shared_redis_cluster):
     return shared_redis_cluster
 
 
+@pytest.fixture
+def own_server(tmp_path):
+    """A server of the test's own, which keeps its rows when it is killed."""
+    server = RedisServer(tmp_path / "redis", "--appendonly", "yes", "--appendfsync", "always")
+    yield server
+    server.kill()
+
+
 @pytest.fixture(params=["memory", "rocksdb", "redis", "redis_cluster"])
 def store(request, tmp_path):
     """Every kind of store, empty."""

@@ -52,14 +52,6 @@ def answers(store):
 
 
 @pytest.fixture
-def own_server(tmp_path):
-    """A server of the test's own, which keeps its rows when it is killed."""
-    server = RedisServer(tmp_path / "redis", "--appendonly", "yes", "--appendfsync", "always")
-    yield server
-    server.kill()
-
-
-@pytest.fixture
 def own_cluster(tmp_path):
     """A cluster of the test's own, with a replica for each master."""
     cluster = RedisServers(tmp_path / "cluster", masters=3, replicas=1)

@@ -1,0 +1,153 @@
+"""Redis as a tier of a parameter server: what is loaded when, and who answers when it is down."""
+
+import json
+import logging
+
+import numpy as np
+import pytest
+
+from benchmarks.redis_servers import RedisServer, free_port, wait_until
+from serving.errors import StoreError
+from serving.parameter_server import ParameterServer
+from serving.storage import RocksDbStore
+from serving.storage.redis_table import RedisTable
+
+
+@pytest.fixture
+def model(write_model):
+    return write_model(write_model.table(rows=300), write_model.table(dim=6, rows=100))
+
+
+@pytest.fixture
+def ps_file(model, tmp_path):
+    """Write a ps.json with the model, a Redis at ``port``, and RocksDB unless ``alone``."""
+
+    def write(port, alone=False):
+        entry = {
+            "model": "dcn",
+            "sparse_files": ["model/0_sparse_10.model", "model/1_sparse_10.model"],
+            "dense_file": "model/_dense_10.model",
+            "network_file": "model/model.json",
+            "gpucache": False,
+        }
+        document = {
+            "supportlonglong": True,
+            "models": [entry],
+            "volatile_db": {"type": "redis_cluster", "address": f"127.0.0.1:{port}", "timeout_ms": 5000},
+        }
+        if not alone:
+            document["persistent_db"] = {"type": "rocks_db", "path": "rows", "num_threads": 1}
+        (tmp_path / "ps.json").write_text(json.dumps(document))
+        return tmp_path / "ps.json"
+
+    return write
+
+
+def assert_served(server, model):
+    for index, rows in enumerate(model.tables):
+        answer, found = server.lookup(f"dcn.table{index}", np.array(list(rows), dtype=np.int64))
+        assert found.all()
+        assert answer.tobytes() == b"".join(row.tobytes() for row in rows.values())
+
+
+def test_redis_answers_before_rocksdb_and_holds_every_row(redis_server, model, ps_file):
+    with ParameterServer.from_config(ps_file(redis_server.port)) as server:
+        assert [store.name for store in server.stores] == ["redis", "rocksdb"]
+        assert_served(server, model)
+        assert not server.lookup("dcn.table0", np.array([10**9]))[1].any()
+        assert server.counters()["dcn.table0"].hits == {"redis": 300}
+
+
+def test_bags_are_pooled_from_the_rows_that_redis_holds(redis_server, model, ps_file):
+    rows = model.tables[0]
+    keys = np.array(list(rows)[:6], dtype=np.int64)
+
+    with ParameterServer.from_config(ps_file(redis_server.port, alone=True)) as server:
+        pooled, found = server.lookup_pooled("dcn.table0", keys, np.array([0, 2, 2, 6], dtype=np.int32), "sum")
+
+    assert found.all()
+    vectors = [rows[key] for key in keys.tolist()]
+    expected = [vectors[0] + vectors[1], np.zeros_like(vectors[0]), vectors[2] + vectors[3] + vectors[4] + vectors[5]]
+    np.testing.assert_allclose(pooled, np.array(expected), rtol=1e-6, atol=1e-6)  # the order of additions may differ
+
+
+def test_what_redis_holds_from_the_same_files_is_not_loaded_again(redis_server, model, ps_file, monkeypatch):
+    ParameterServer.from_config(ps_file(redis_server.port, alone=True)).close()
+    monkeypatch.setattr(RedisTable, "load", lambda *_: pytest.fail("loaded again"))
+
+    with ParameterServer.from_config(ps_file(redis_server.port, alone=True)) as server:
+        assert_served(server, model)
+
+
+@pytest.mark.parametrize("drop", [False, True])
+def test_an_unloaded_model_stays_in_redis_unless_it_is_dropped(redis_server, model, ps_file, drop):
+    with ParameterServer.from_config(ps_file(redis_server.port, alone=True)) as server:
+        server.unload_model("dcn", drop_durable=drop)
+
+    with redis_server.client() as client:
+        assert bool(client.dbsize()) == (not drop)
+
+
+def test_while_redis_is_down_rocksdb_answers_and_the_outage_is_logged_once(own_server, model, ps_file, caplog):
+    with ParameterServer.from_config(ps_file(own_server.port)) as server:
+        own_server.kill()
+        with caplog.at_level(logging.WARNING):
+            for _ in range(3):
+                assert_served(server, model)
+        assert len([record for record in caplog.records if "tier redis does not answer" in record.message]) == 1
+        assert server.counters()["dcn.table0"].tier_errors == {"redis": 3}
+        assert server.counters()["dcn.table0"].hits == {"rocksdb": 900}
+
+        own_server.start()
+
+        def redis_answers():
+            server.lookup("dcn.table0", np.array([next(iter(model.tables[0]))], dtype=np.int64))
+            return "redis" in server.counters()["dcn.table0"].hits
+
+        wait_until(redis_answers, "Redis answers again")
+        assert_served(server, model)
+        assert len([record for record in caplog.records if "tier redis answers again" in record.message]) == 1
+
+
+def test_what_a_restarted_redis_has_lost_comes_from_rocksdb(tmp_path, model, ps_file):
+    redis = RedisServer(tmp_path / "redis")
+    with ParameterServer.from_config(ps_file(redis.port)) as server:
+        redis.kill()
+        redis.start()
+
+        assert_served(server, model)
+
+    with ParameterServer.from_config(ps_file(redis.port)) as server:  # loads it again
+        assert_served(server, model)
+        assert server.counters()["dcn.table0"].hits == {"redis": 300}
+    redis.kill()
+
+
+def test_where_redis_is_the_only_tier_its_outage_is_no_default(tmp_path, model, ps_file):
+    redis = RedisServer(tmp_path / "redis")
+    with ParameterServer.from_config(ps_file(redis.port, alone=True)) as server:
+        redis.kill()
+        with pytest.raises(StoreError, match="cannot connect"):
+            assert_served(server, model)
+        redis.start()
+        with pytest.raises(StoreError, match="has lost the rows"):
+            assert_served(server, model)
+    redis.kill()
+
+
+def test_a_redis_that_is_down_at_the_start_is_an_error_that_names_it(ps_file):
+    port = free_port()
+
+    with pytest.raises(StoreError, match=f"redis: 127.0.0.1:{port}: cannot connect: Connection refused"):
+        ParameterServer.from_config(ps_file(port))
+
+
+def test_a_tier_that_cannot_be_opened_closes_those_before_it(redis_server, ps_file, tmp_path):
+    rocksdb = RocksDbStore(tmp_path / "rows", num_threads=1)
+
+    with pytest.raises(StoreError, match="already open for writing"):
+        ParameterServer.from_config(ps_file(redis_server.port))
+
+    with redis_server.client() as client:
+        wait_until(lambda: len(client.client_list()) == 1, "only this client is left")
+    rocksdb.close()
