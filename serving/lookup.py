@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serving.batch import Batch
-from serving.config import ModelConfig, refuse_gpu_cache
+from serving.config import ModelConfig
 from serving.errors import UnknownModelError
 from serving.parameter_server import ParameterServer
 
@@ -38,10 +38,8 @@ class LookupSession:
 
         Raises:
             UnknownModelError: it does not.
-            DeviceUnavailableError: the model asks for a GPU embedding cache.
         """
         self._held = server.model(config.name, config.version)
-        refuse_gpu_cache(config)
         self.server = server
         self.config = config
         self.device_id = device_id

@@ -13,7 +13,6 @@ from serving.config import (
     VolatileDbConfig,
     read_model_directory,
     read_ps_config,
-    refuse_gpu_cache,
 )
 from serving.config.model_directory import version_number
 from serving.config.ps import check_capacity_tables
@@ -221,7 +220,6 @@ class ModelRepository:
 
 def _as_listed(config: ModelConfig, listed: ModelConfig, ps: ParameterServerConfig) -> ModelConfig:
     """The served version with what ``ps.json`` says of the model, which must mean the very same files."""
-    refuse_gpu_cache(listed, ps.source)
     for ours, theirs in zip(_files(config), _files(listed), strict=True):
         if ours.resolve() != theirs.resolve():
             reason = f"names {theirs}, but the served version {config.version} has {ours}"

@@ -15,7 +15,6 @@ from serving.config import (
     read_inference_config,
     read_model_directory,
     read_ps_config,
-    refuse_gpu_cache,
 )
 from serving.config.model_directory import GRAPH_FILE, complete_versions
 from serving.dense.calibration import Quantization
@@ -56,7 +55,6 @@ def check(options: argparse.Namespace) -> int:
     refuse_shared_calibration(options.calibration, len(models))
     total_bytes = 0
     for config in models:
-        refuse_gpu_cache(config, str(options.config))
         quantization = _check_dense(config, options)
         _check_tables(config)
         needed = memory_needed(config)

@@ -5,7 +5,6 @@ directory of a model repository) and ``read_ps_config`` (HPS's ``ps.json``) all 
 """
 
 from serving.config.capacity import MOST_ROWS, memory_needed, rows_with_headroom
-from serving.config.device import refuse_gpu_cache
 from serving.config.inference import read_inference_config
 from serving.config.model_directory import read_model_directory
 from serving.config.ps import read_ps_config
@@ -32,6 +31,5 @@ __all__ = [
     "read_inference_config",
     "read_model_directory",
     "read_ps_config",
-    "refuse_gpu_cache",
     "rows_with_headroom",
 ]

@@ -52,7 +52,7 @@ class ModelConfig(_Record):
         hit_rate_threshold: when a GPU cache is filled; kept, without effect on the CPU.
         dense_dim: F.
         label_dim: L.
-        gpu_cache: the configuration asks for a GPU embedding cache (``gpucache`` of ps.json).
+        gpu_cache: where there is a GPU, it is to hold a cache of the embeddings (``gpucache`` of ps.json).
     """
 
     name: str

@@ -1,6 +1,7 @@
 """From a model's files to its dense network, whichever form they have."""
 
 import dataclasses
+import logging
 from pathlib import Path
 
 from serving.dense.calibration import Calibration
@@ -9,6 +10,8 @@ from serving.errors import ConfigError, ModelFileError
 from serving.model.dense_file import read_dense
 from serving.model.graph import is_network_file, read_model_graph
 from serving.model.records import Graph
+
+_log = logging.getLogger(__name__)
 
 
 def open_dense(
@@ -39,6 +42,8 @@ def open_dense(
     graph = read_model_graph(graph_file, dense_file)
     if not is_network_file(dense_file):
         weights = read_dense(dense_file, graph)
+        if graph.output == graph.logits:
+            _log.warning("%s: ends without Sigmoid or Softmax: the answers are no probabilities", graph_file)
         return graph, open_network(graph, weights, engine, onnx_file, threads, calibration)
     if engine == "numpy":
         reason = "an ONNX network runs on ONNX Runtime: engine auto, onnx or int8; the engine numpy cannot run it"

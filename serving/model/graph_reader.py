@@ -172,9 +172,13 @@ class GraphReader:
 
     def _check_last(self, fields: Fields) -> None:
         kind = fields.text("type")
-        if kind not in _ACTIVATIONS and kind not in ACTIVATION_OF_LOSS:
+        if self._losses and kind not in _ACTIVATIONS and kind not in ACTIVATION_OF_LOSS:
             expected = ", ".join((*_ACTIVATIONS, *ACTIVATION_OF_LOSS))
             raise fields.error(f"the last layer must be one of {expected}, got {kind}", "type")
+        if kind in EMBEDDING_TYPES:
+            raise fields.error(f"the last layer must be one of the network, got {kind}", "type")
+        if kind in LAYER_TYPES and len(self._layers[-1].tops) > 1:
+            raise fields.error(f"expected one top of the last layer, got {len(self._layers[-1].tops)}", "top")
 
     def _check_inputs(self) -> None:
         """Check that every input of Data is read."""
@@ -188,7 +192,14 @@ class GraphReader:
                 raise self._document[0].error(f"no loss reads {label.top!r}", "label.top")
 
     def _outputs(self) -> list[Layer]:
-        """Return the layers that make probabilities: those of the losses, else the activations nobody reads."""
+        """Return the layers that make the answer.
+
+        Those of the losses; else the activations nobody reads; where the last layer is none, that one, whatever its
+        values are, as in HugeCTR.
+        """
+        if not self._losses and self._layers[-1].type not in _ACTIVATIONS:
+            self._check_output_columns(self._layers[-1:])
+            return self._layers[-1:]
         if not self._losses:
             read = {bottom for layer in self._layers for bottom in layer.bottoms}
             outputs = [x for x in self._layers if x.type in _ACTIVATIONS and x.tops[0] not in read]
@@ -214,7 +225,9 @@ class GraphReader:
             raise last.error(f"expected shape [B, {expected}] from label_dim, got {got}", "bottom")
 
     def _join_outputs(self, outputs: Sequence[Layer]) -> tuple[str, str]:
-        """Return the names of the logits and of the probabilities; several outputs are put side by side."""
+        """Return the names of the logits and of the answer; several outputs are put side by side."""
+        if len(outputs) == 1 and outputs[0].type not in _ACTIVATIONS:
+            return outputs[0].tops[0], outputs[0].tops[0]
         if len(outputs) == 1:
             return outputs[0].bottoms[0], outputs[0].tops[0]
         joined = []

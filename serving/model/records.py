@@ -108,8 +108,8 @@ class Graph:
             and ``output`` are then empty too.
         logits: name of the tensor that the last activation reads (what a training loss is computed on); of several
             outputs the tensors side by side, [B, L].
-        output: name of the tensor with the probabilities, [B, L]; several outputs stand in it side by side, in
-            document order.
+        output: name of the tensor with the answer, [B, L]: probabilities, or the values of a last layer that is no
+            activation, which is ``logits`` too; several outputs stand in it side by side, in document order.
         shapes: shape of every tensor by name.
         weights: all weights in dense-file order.
         statistics: the running means and variances of BatchNorm layers, which lie beside the dense file and are not

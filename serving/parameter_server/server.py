@@ -1,5 +1,6 @@
 """The parameter server: which stores are asked for a key, in which order, and what comes of it."""
 
+import logging
 import threading
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
@@ -11,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernels.host import pool_rows
-from serving.config import ModelConfig, ParameterServerConfig, TableConfig, read_ps_config, refuse_gpu_cache
+from serving.config import ModelConfig, ParameterServerConfig, TableConfig, read_ps_config
 from serving.errors import ConfigError, RequestError, StoreError, UnknownModelError
 from serving.model.records import Combiner
 from serving.model.sparse_rows import LARGEST_KEY, SMALLEST_KEY
@@ -20,6 +21,8 @@ from serving.parameter_server.loading import drop_tables, load_tables, table_sou
 from serving.parameter_server.tier import Tier
 from serving.storage import MemoryStore, RedisStore, RocksDbStore
 from serving.storage.store import Keys, Mask, RowPtrs, Store, Vectors
+
+logger = logging.getLogger(__name__)
 
 NOWHERE = -1
 Depths = NDArray[np.int8]  # by key: which tier held it, counted from the fastest, or NOWHERE
@@ -71,14 +74,11 @@ class ParameterServer:
 
         Raises:
             ConfigError: the file cannot be accepted.
-            DeviceUnavailableError: a model asks for a GPU embedding cache.
             StoreError: a store cannot be opened, or cannot hold a model.
             ModelFileError: a model's file is missing or damaged.
         """
         if not isinstance(config, ParameterServerConfig):
             config = read_ps_config(config)
-        for model in config.models:
-            refuse_gpu_cache(model, config.source)
         server = cls(_open_stores(config))
         try:
             for model in config.models:
@@ -113,6 +113,8 @@ class ParameterServer:
             added = {name: _table(config, table) for name, table in zip(names, config.tables, strict=True)}
             self._tables = {**self._tables, **added}
             self._models = (*self._models, config)
+        if config.gpu_cache:
+            logger.warning("model %r: gpucache is true, but there is no GPU cache: its tiers answer alone", config.name)
 
     def unload_model(self, name: str, version: int | None = None, *, drop_durable: bool = False) -> None:
         """Forget a model. Lookups that still run on it fail with UnknownModelError: let them end first.

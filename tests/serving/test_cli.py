@@ -124,12 +124,13 @@ class TestCheck:
             "sparse_files": ["tiny/1/user", "tiny/1/item"],
             "dense_file": "tiny/1/dense.model",
             "network_file": "tiny/1/graph.json",
-        }  # and HPS's default, a GPU cache
+            "fp8_quant": True,
+        }
         (tmp_path / "ps.json").write_text(json.dumps({"supportlonglong": True, "models": [entry]}))
 
         assert main(["check", str(tmp_path / "ps.json")]) == 1
 
-        assert "ps.json: model 'listed': gpucache is true; set it to false" in capsys.readouterr().err
+        assert "ps.json: models[0].fp8_quant: " in capsys.readouterr().err
 
     @pytest.mark.parametrize("file", ["", "ps.json"])
     @pytest.mark.parametrize(

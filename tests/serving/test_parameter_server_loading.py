@@ -3,7 +3,6 @@ import json
 import numpy as np
 import pytest
 
-from kernels.errors import DeviceUnavailableError
 from serving.config import read_inference_config, read_model_directory
 from serving.errors import ConfigError, ModelFileError, StoreError, StoreFullError, UnknownModelError
 from serving.parameter_server import ParameterServer
@@ -235,12 +234,12 @@ class TestFromConfig:
             assert [store.name for store in server.stores] == left
             assert_served(server, model)
 
-    def test_a_gpu_cache_is_refused_before_anything_is_opened(self, ps_file, tmp_path):
+    def test_hpss_default_of_a_gpu_cache_is_served_without_one_and_said_to_be(self, ps_file, model, caplog):
         file = ps_file(lambda document: document["models"][0].pop("gpucache"))
 
-        with pytest.raises(DeviceUnavailableError, match="'dcn': gpucache is true; set it to false"):
-            ParameterServer.from_config(file)
-        assert not (tmp_path / "ps_db").exists()
+        with ParameterServer.from_config(file) as server:
+            assert_served(server, model)
+        assert "model 'dcn': gpucache is true, but there is no GPU cache" in caplog.text
 
     def test_a_model_that_cannot_be_loaded_closes_what_was_opened(self, ps_file, tmp_path):
         file = ps_file()

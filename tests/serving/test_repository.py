@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from benchmarks.tiny_model import TinyModel, flatten
-from kernels.errors import DeviceUnavailableError
 from serving.errors import ConfigError, ModelFileError, UnknownModelError
 from serving.repository import ModelRepository
 
@@ -226,12 +225,6 @@ class TestWhatIsRefused:
         ps_json(tmp_path, [listed(directory)])
 
         assert "supportlonglong: means I64 keys" in self.refused(tmp_path)
-
-    def test_a_model_in_ps_json_that_wants_a_gpu_cache(self, tmp_path):
-        directory = TinyModel().write(tmp_path)
-        ps_json(tmp_path, [listed(directory, gpucache=True)])
-
-        assert "'tiny': gpucache is true" in self.refused(tmp_path, DeviceUnavailableError)
 
     def test_an_unknown_model(self, tmp_path, loaded):
         TinyModel().write(tmp_path, "a")

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 import serving
-from kernels.errors import DeviceUnavailableError
 from serving import InferenceSession, ParameterServer, load_model
 from serving.batch import read_batch
 from serving.config import read_inference_config
@@ -253,15 +252,6 @@ def test_a_lookup_session_of_a_model_that_is_not_loaded_is_refused(write_model):
         LookupSession(server, config)
 
 
-def test_a_lookup_session_with_a_gpu_cache_is_refused(write_model):
-    config = read_inference_config(write_model().config_file, "dcn").model_copy(update={"gpu_cache": True})
-
-    with ParameterServer([MemoryStore()]) as server:
-        server.load_model(config)
-        with pytest.raises(DeviceUnavailableError, match="set it to false"):
-            LookupSession(server, config)
-
-
 def test_load_model_opens_a_directory_and_closing_gives_everything_back(write_version):
     model, directory = write_version()
     dense, bags = model.draw_request(np.random.default_rng(7), samples=3)
@@ -273,6 +263,22 @@ def test_load_model_opens_a_directory_and_closing_gives_everything_back(write_ve
     session.close()
     with pytest.raises(UnknownModelError):
         session.predict(dense, keys, row_ptrs)
+
+
+def test_a_model_that_ends_without_an_activation_answers_with_logits_and_warns(write_version, caplog):
+    model, directory = write_version()
+    document = json.loads((directory / "graph.json").read_text())
+    assert document["layers"].pop()["type"] == "Sigmoid"
+    (directory / "graph.json").write_text(json.dumps(document))
+    (directory / "manifest.json").unlink(missing_ok=True)
+    dense, bags = model.draw_request(np.random.default_rng(7), samples=3)
+
+    for engine in ("numpy", "auto"):
+        with load_model(directory, engine=engine) as session:
+            logits = session.predict(dense, *model.flatten(bags)[:2])
+
+        np.testing.assert_allclose(1 / (1 + np.exp(-logits)), model.expected(dense, bags), **TOLERANCE)
+        assert "graph.json: ends without Sigmoid or Softmax" in caplog.text
 
 
 def test_load_model_into_a_given_server_leaves_that_open(write_version):

@@ -52,6 +52,12 @@ def test_the_label_of_a_cross_entropy_may_be_the_number_of_a_class():
     assert graph.label_dim == 5
 
 
+def test_a_graph_that_ends_without_an_activation_answers_with_its_last_layers_values():
+    graph = parse({"label_dim": 2}, fc("hidden", 3), {"type": "Sigmoid", "bottom": "hidden", "top": "p"}, fc("a", 2))
+
+    assert (graph.output, graph.logits, graph.label_dim) == ("a", "a", 2)
+
+
 TWO = {"top": ["click", "buy"], "label_dim": [1, 2]}
 TWO_TASKS = [
     fc("a", 1),
@@ -139,6 +145,21 @@ def test_an_activation_in_the_middle_is_no_output():
             [*TWO_TASKS, fc("c", 1)],
             "layers[6].type: the last layer must be one of Sigmoid, Softmax, Binary",
             id="product-after-the-losses",
+        ),
+        pytest.param(
+            {"label_dim": 3}, [fc("a", 2)], "layers[2].bottom: expected shape [B, 3] from label_dim", id="raw-columns"
+        ),
+        pytest.param(
+            {"label_dim": 2},
+            [fc("a", 2), EMBEDDING | {"top": "last"}],
+            "layers[3].type: the last layer must be one of the network, got HybridSparseEmbedding",
+            id="embedding-at-the-end",
+        ),
+        pytest.param(
+            {"label_dim": 2},
+            [{"type": "Slice", "bottom": "dense", "top": ["a", "b"], "ranges": [[0, 2], [2, 4]]}],
+            "layers[2].top: expected one top of the last layer, got 2",
+            id="last-layer-with-two-tops",
         ),
         pytest.param(
             {"label_dim": 3},
