@@ -15,7 +15,8 @@ from serving.config import (
     read_ps_config,
 )
 from serving.config.model_directory import version_number
-from serving.config.ps import check_capacity_tables
+from serving.config.ps import check_named_tables
+from serving.config.row_dtypes import with_row_dtypes
 from serving.dense.calibration import DEFAULT_TOLERANCE
 from serving.dense.network import Engine
 from serving.errors import ConfigError, UnknownModelError
@@ -206,8 +207,8 @@ class ModelRepository:
         served = [
             _as_listed(config, listed[config.name], ps) if config.name in listed else config for config in configs
         ]
-        check_capacity_tables(ps.volatile_db, served, ps.source)
-        return served
+        check_named_tables(ps.volatile_db, served, ps.source)
+        return [with_row_dtypes(config, ps.volatile_db) for config in served]
 
     def _open(self, config: ModelConfig, lookup: LookupSession) -> InferenceSession:
         return InferenceSession(config, 0, lookup, self._engine, self._threads, self._calibration, self._tolerance)

@@ -34,7 +34,9 @@ def memory_needed(config: ModelConfig) -> Mapping[str, int]:
         ModelFileError: a file is missing or is not what the configuration says.
     """
     needed = {
-        table.name: HostTable.memory_bytes(table.dim, rows_with_headroom(open_table_file(config, table).rows))
+        table.name: HostTable.memory_bytes(
+            table.dim, rows_with_headroom(open_table_file(config, table).rows), table.row_dtype
+        )
         for table in config.tables
     }
     return {**needed, "dense": config.dense_file.stat().st_size}

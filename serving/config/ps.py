@@ -16,6 +16,7 @@ from serving.config.records import (
     TableConfig,
     VolatileDbConfig,
 )
+from serving.config.row_dtypes import with_row_dtypes
 from serving.config.validation import Clause, read_clause
 from serving.errors import ConfigError
 from serving.model.graph import Graph, read_model_graph
@@ -52,7 +53,8 @@ def read_ps_config(file: str | Path) -> ParameterServerConfig:
             raise ConfigError(source, f"models[{index}].model", f"the name {name!r} is taken by an earlier model")
     tier = volatile.record(file.parent)
     if models:  # else a repository's folders say which there are
-        check_capacity_tables(tier, models, source)
+        check_named_tables(tier, models, source)
+    models = tuple(with_row_dtypes(model, tier) for model in models)
     return ParameterServerConfig(
         models=models,
         volatile_db=tier,
@@ -65,18 +67,19 @@ def read_ps_config(file: str | Path) -> ParameterServerConfig:
     )
 
 
-def check_capacity_tables(volatile: VolatileDbConfig, models: Sequence[ModelConfig], source: str) -> None:
-    """Refuse a ``capacity_rows_per_table`` with the name of a table that none of ``models`` has.
+def check_named_tables(volatile: VolatileDbConfig, models: Sequence[ModelConfig], source: str) -> None:
+    """Refuse a key of ``volatile_db`` that names a table which none of ``models`` has.
 
     Raises:
         ConfigError: there is such a name.
     """
     tables = {model.full_name(table) for model in models for table in model.tables}
-    unknown = sorted((volatile.capacity_rows_per_table or {}).keys() - tables)
-    if unknown:
-        expected = ", ".join(repr(name) for name in sorted(tables))
-        path = "volatile_db.capacity_rows_per_table"
-        raise ConfigError(source, path, f"no model has a table {unknown[0][:64]!r}; expected some of {expected}")
+    for key in ("capacity_rows_per_table", "row_dtype_per_table"):
+        unknown = sorted((getattr(volatile, key) or {}).keys() - tables)
+        if unknown:
+            expected = ", ".join(repr(name) for name in sorted(tables))
+            reason = f"no model has a table {unknown[0][:64]!r}; expected some of {expected}"
+            raise ConfigError(source, f"volatile_db.{key}", reason)
 
 
 def _known(clause: Clause, record: type[BaseModel], *besides: str) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, SecretStr
 
+from kernels.host import RowDtype
 from serving.model.records import Combiner
 from serving.model.sparse_rows import KeyType, RowLayout
 
@@ -25,6 +26,8 @@ class TableConfig(_Record):
         file: the sparse model, a directory (``key`` + ``emb_vector``) or a single file.
         row_layout: form of a single file's rows.
         max_keys_per_sample: over all slots of this table; None means no limit.
+        row_dtype: the form in which RAM keeps the rows (``kernels.host.HostTable``); answers are made of the rows as
+            that form rounds them, whichever tier they come from.
     """
 
     name: str
@@ -35,6 +38,7 @@ class TableConfig(_Record):
     file: Path
     row_layout: RowLayout = "distributed"
     max_keys_per_sample: int | None = None
+    row_dtype: RowDtype = "fp32"
 
 
 class ModelConfig(_Record):
@@ -124,6 +128,8 @@ class VolatileDbConfig(_Record):
         capacity_bytes: most bytes in RAM over all tables, instead of ``capacity_rows``.
         capacity_rows_per_table: most rows in RAM of each table, by its full name, instead of one budget for all; a
             table that is not named gets all of its rows.
+        row_dtype: the form in which RAM keeps rows; see ``TableConfig``.
+        row_dtype_per_table: another form for some tables, by their full names.
         redis: where the type is ``"redis_cluster"``; None otherwise.
     """
 
@@ -131,6 +137,8 @@ class VolatileDbConfig(_Record):
     capacity_rows: int | None = None
     capacity_bytes: int | None = None
     capacity_rows_per_table: dict[str, int] | None = None
+    row_dtype: RowDtype = "fp32"
+    row_dtype_per_table: dict[str, RowDtype] | None = None
     redis: RedisConfig | None = None
 
 

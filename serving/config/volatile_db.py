@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, SecretStr, model_validator
 
+from kernels.host import RowDtype
 from serving.config.hps_keys import VOLATILE_TYPES, spelling
 from serving.config.records import RedisConfig, RedisTlsConfig, VolatileDbConfig
 from serving.config.scalars import Always, Count, FileName, Never, Part, Switch, Whole, only
@@ -14,8 +15,9 @@ from serving.config.validation import Clause
 Milliseconds = Annotated[Count, Field(le=3_600_000)]
 OverflowPolicy = Literal["evict_oldest", "oldest", "evict_least_used", "least_used", "evict_random", "random"]
 # Hotrow's own keys say something about one type only; of HPS's, those of another type have no effect.
+CAPACITIES = frozenset({"capacity_rows", "capacity_bytes", "capacity_rows_per_table"})
 OWN_KEYS = {
-    "hash_map": frozenset({"capacity_rows", "capacity_bytes", "capacity_rows_per_table"}),
+    "hash_map": CAPACITIES | {"row_dtype", "row_dtype_per_table"},
     "redis_cluster": frozenset({"connect_timeout_ms", "timeout_ms"}),
 }
 _HOST_AND_PORT = re.compile(r"(?:\[(?P<v6>[0-9a-fA-F:.]+)\]|(?P<host>[^\s:\[\]]+)):(?P<port>[0-9]{1,5})")
@@ -44,6 +46,8 @@ class VolatileDbClause(Clause):
         capacity_rows: Hotrow's own: most rows in RAM, over all tables.
         capacity_bytes: Hotrow's own: the same in bytes.
         capacity_rows_per_table: Hotrow's own: most rows in RAM of each table, by full name; one of the three.
+        row_dtype: Hotrow's own: the form in which RAM keeps rows.
+        row_dtype_per_table: Hotrow's own: the same for some tables, by full name.
         cache_missed_embeddings: must be false.
         initialize_after_startup: must be true: the tier is filled from the models' files.
         initial_cache_rate: must be 1: it is filled as far as its capacity goes.
@@ -59,6 +63,8 @@ class VolatileDbClause(Clause):
     capacity_rows: Count | None = None
     capacity_bytes: Count | None = None
     capacity_rows_per_table: dict[str, Whole] | None = None
+    row_dtype: RowDtype = "fp32"
+    row_dtype_per_table: dict[str, RowDtype] | None = None
     cache_missed_embeddings: Never = False
     initialize_after_startup: Always = True
     initial_cache_rate: Annotated[float, only(1.0)] = 1.0
@@ -93,7 +99,7 @@ class VolatileDbClause(Clause):
             strange = sorted(self.model_fields_set & keys)
             if strange and self.type != kind:
                 raise ValueError(f"{strange[0]}: only a {kind} has it, the type is {self.type}")
-        capacities = [name for name in sorted(OWN_KEYS["hash_map"]) if getattr(self, name) is not None]
+        capacities = [name for name in sorted(CAPACITIES) if getattr(self, name) is not None]
         if len(capacities) > 1:
             raise ValueError(f"expected one capacity, got {' and '.join(capacities)}")
         return self
@@ -122,6 +128,8 @@ class VolatileDbClause(Clause):
             capacity_rows=self.capacity_rows,
             capacity_bytes=self.capacity_bytes,
             capacity_rows_per_table=self.capacity_rows_per_table,
+            row_dtype=self.row_dtype,
+            row_dtype_per_table=self.row_dtype_per_table,
             redis=redis,
         )
 

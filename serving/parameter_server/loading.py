@@ -3,11 +3,13 @@
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from serving.config import ModelConfig, TableConfig
 from serving.config.capacity import open_table_file
 from serving.errors import StoreFullError
 from serving.model.sparse_file import SparseModel
+from serving.storage.row_dtype import rounded
 from serving.storage.store import DurableStore, Store, TableSpec
 
 logger = logging.getLogger(__name__)
@@ -29,7 +31,8 @@ def table_source(config: ModelConfig, table: TableConfig) -> TableSource:
     Raises:
         ModelFileError: its file is missing or is not such a model.
     """
-    spec = TableSpec(config.full_name(table), table.dim, key_bytes=8 if config.key_type == "I64" else 4)
+    key_bytes: Literal[4, 8] = 8 if config.key_type == "I64" else 4
+    spec = TableSpec(config.full_name(table), table.dim, key_bytes, table.row_dtype)
     return TableSource(spec, open_table_file(config, table))
 
 
@@ -38,10 +41,11 @@ def load_tables(stores: Sequence[Store], sources: Sequence[TableSource]) -> None
 
     A durable store is loaded unless it already holds the table from the same files. Where no store is durable, each
     must have room for all rows; else a store takes the first rows of a file, in file order, up to its capacity.
+    Of a table with a narrow row type every row must fit that type, wherever it will lie.
 
     Raises:
         StoreFullError: no store is durable, and one has too little room; raised before anything is loaded.
-        StoreError: a store cannot take the rows.
+        StoreError: a store cannot take the rows, or a value does not fit the table's row type.
         ModelFileError: a file is damaged.
     """
     durable = [store for store in stores if isinstance(store, DurableStore)]
@@ -94,10 +98,12 @@ def _load_volatile(store: Store, source: TableSource) -> None:
     _announce(source, store)
     room = store.capacity_rows(source.spec.name)
     left = source.model.rows if room is None else room
+    spec = source.spec
     for keys, rows in source.model.batches(LOAD_BATCH_ROWS):
-        if not left:
+        if not left and spec.row_dtype == "fp32":
             return
-        store.insert(source.spec.name, keys[:left], rows[:left])
+        store.insert(spec.name, keys[:left], rows[:left])
+        rounded(store.name, spec.name, spec.row_dtype, keys[left:], rows[left:])  # the rest must fit the row type, too
         left -= min(left, keys.size)
 
 

@@ -11,7 +11,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.host import pool_rows
+from kernels.host import RowDtype, pool_rows
 from serving.config import ModelConfig, ParameterServerConfig, TableConfig, read_ps_config
 from serving.errors import ConfigError, RequestError, StoreError, UnknownModelError
 from serving.model.records import Combiner
@@ -32,6 +32,7 @@ Depths = NDArray[np.int8]  # by key: which tier held it, counted from the fastes
 class _Table:
     name: str
     dim: int
+    row_dtype: RowDtype
     default_value: float
     counting: TableCounting
 
@@ -182,7 +183,8 @@ class ParameterServer:
         """Look up bags of rows, each pooled into one vector.
 
         Which store holds a row does not change a bit of the answer: a bag is pooled by the first store if that holds
-        every row of it, else from rows gathered over all stores, in key order, by the same code.
+        every row of it, else from rows gathered over all stores, in key order, by the same code. A row counts as the
+        table's row type rounds it, even where it comes from a store that keeps float32.
 
         Args:
             table: the table's full name.
@@ -268,10 +270,12 @@ class ParameterServer:
                 outage = found
                 continue
             hits = missing[found]
-            rows[hits], depths[hits] = part[found], depth
-            if self._promote and hits.size:
+            hit_keys, hit_rows, row_dtype = wanted[found], part[found], held.row_dtype
+            rows[hits] = tier.as_served(held.name, row_dtype, hit_keys, hit_rows)
+            depths[hits] = depth
+            if self._promote and hits.size and not tier.gives_rounded(row_dtype):  # a row must not be rounded twice
                 for faster in self._tiers[:depth]:
-                    faster.promote(held.name, wanted[found], part[found], held.counting)
+                    faster.promote(held.name, hit_keys, hit_rows, held.counting)
             missing = missing[~found]
         if missing.size and outage is not None:
             raise outage
@@ -301,7 +305,7 @@ class ParameterServer:
 
 def _table(config: ModelConfig, table: TableConfig) -> _Table:
     counting = TableCounting(config.name, config.version, table.name)
-    return _Table(config.full_name(table), table.dim, table.default_value, counting)
+    return _Table(config.full_name(table), table.dim, table.row_dtype, table.default_value, counting)
 
 
 def _open_stores(config: ParameterServerConfig) -> list[Store]:

@@ -3,9 +3,11 @@
 import logging
 import threading
 
+from kernels.host import RowDtype
 from serving.errors import StoreError, StoreFullError
 from serving.model.records import Combiner
 from serving.parameter_server.counters import TableCounting
+from serving.storage.row_dtype import rounded
 from serving.storage.store import Keys, Mask, PooledStore, RowPtrs, Store, Vectors
 
 logger = logging.getLogger(__name__)
@@ -43,6 +45,18 @@ class Tier:
             return self._failed(err, counting)
         self._answered()
         return found
+
+    def gives_rounded(self, row_dtype: RowDtype) -> bool:
+        """Whether rows of a table of ``row_dtype`` come from here as that type rounds them: see ``PooledStore``."""
+        return row_dtype != "fp32" and self._pooled is not None
+
+    def as_served(self, table: str, row_dtype: RowDtype, keys: Keys, rows: Vectors) -> Vectors:
+        """Rows that this tier gave, as every tier of the server gives them: rounded to ``row_dtype``, once.
+
+        Raises:
+            StoreError: a store that keeps float32 has a value that ``row_dtype`` cannot hold.
+        """
+        return rows if self.gives_rounded(row_dtype) else rounded(self.name, table, row_dtype, keys, rows)
 
     def promote(self, table: str, keys: Keys, rows: Vectors, counting: TableCounting) -> None:
         """Take rows that a slower tier held, if there is room for them."""

@@ -5,8 +5,8 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from kernels.errors import ReservedKeyError, TableFullError
-from kernels.host import HostTable
+from kernels.errors import ReservedKeyError, RowValueError, TableFullError
+from kernels.host import HostTable, RowDtype
 from serving.config import MOST_ROWS, rows_with_headroom
 from serving.errors import StoreError, StoreFullError
 from serving.model.records import Combiner
@@ -52,7 +52,7 @@ class MemoryStore:
         self._capacity_bytes = capacity_bytes
         # Replaced as a whole, never changed in place, so that readers need no lock. None once closed.
         self._tables: dict[str, HostTable | None] | None = {}
-        self._dims: dict[str, int] = {}
+        self._specs: dict[str, TableSpec] = {}
         self._lock = threading.Lock()  # one open_table, drop_table or close at a time
 
     @property
@@ -65,16 +65,21 @@ class MemoryStore:
         with self._lock:
             tables = self._open_tables(spec.name)
             if spec.name in tables:
-                self._check_dim(spec.name, self._dims[spec.name], spec.dim)
+                held = self._specs[spec.name]
+                self._check_dim(spec.name, held.dim, spec.dim)
+                if held.row_dtype != spec.row_dtype:
+                    raise StoreError(
+                        self.name, spec.name, f"holds {held.row_dtype} rows, asked to hold {spec.row_dtype}"
+                    )
                 return
             left = self._rows_left(tables, spec)
             rows = rows_with_headroom(capacity_rows) if left is None else min(max(capacity_rows, 1), left, MOST_ROWS)
             try:
-                table = HostTable(spec.dim, rows) if rows else None
+                table = HostTable(spec.dim, rows, spec.row_dtype) if rows else None
             except MemoryError as err:
-                size = HostTable.memory_bytes(spec.dim, rows)
+                size = HostTable.memory_bytes(spec.dim, rows, spec.row_dtype)
                 raise StoreError(self.name, spec.name, f"the system refused {size:,} bytes for {rows:,} rows") from err
-            self._dims = {**self._dims, spec.name: spec.dim}
+            self._specs = {**self._specs, spec.name: spec}
             self._tables = {**tables, spec.name: table}
 
     def capacity_rows(self, table: str) -> int | None:
@@ -85,7 +90,7 @@ class MemoryStore:
     def memory_bytes(self, table: str) -> int:
         """RAM the table takes: its keys, rows and spare rows; 0 for an unknown table."""
         held = self._open_tables(table).get(table)
-        return HostTable.memory_bytes(held.dim, held.capacity_rows) if held is not None else 0
+        return HostTable.memory_bytes(held.dim, held.capacity_rows, held.row_dtype) if held is not None else 0
 
     def tables(self) -> list[str]:
         """See ``Store.tables``."""
@@ -119,7 +124,7 @@ class MemoryStore:
         tables = self._open_tables(table)
         if table not in tables:
             raise StoreError(self.name, table, "not an open table")
-        self._check_dim(table, self._dims[table], rows.shape[1])
+        self._check_dim(table, self._specs[table].dim, rows.shape[1])
         held = tables[table]
         if held is None:
             if keys.size:
@@ -129,7 +134,7 @@ class MemoryStore:
             held.insert(keys, rows)
         except TableFullError as err:
             raise StoreFullError(self.name, table, str(err)) from err
-        except ReservedKeyError as err:
+        except (ReservedKeyError, RowValueError) as err:
             raise StoreError(self.name, table, str(err)) from err
 
     def evict(self, table: str, keys: Keys) -> int | None:
@@ -141,7 +146,7 @@ class MemoryStore:
         """See ``Store.drop_table``; the memory goes back once the last reader has left."""
         with self._lock:
             self._tables = {name: held for name, held in self._open_tables(table).items() if name != table}
-            self._dims = {name: dim for name, dim in self._dims.items() if name != table}
+            self._specs = {name: spec for name, spec in self._specs.items() if name != table}
 
     def items(self, table: str, batch_rows: int = 65536) -> Iterator[tuple[Keys, Vectors]]:
         """See ``Store.items``."""
@@ -173,15 +178,15 @@ class MemoryStore:
         if self._capacity_bytes is None:
             return None
         bytes_left = self._capacity_bytes - sum(map(self.memory_bytes, tables))
-        return rows_within(bytes_left, spec.dim)
+        return rows_within(bytes_left, spec.dim, spec.row_dtype)
 
 
-def rows_within(size_bytes: int, dim: int) -> int:
-    """The most rows of ``dim`` floats that a host table of at most ``size_bytes`` has room for; 0 if not even one."""
-    fits, too_many = 0, min(max(size_bytes, 0) // (4 * dim) + 1, MOST_ROWS + 1)
+def rows_within(size_bytes: int, dim: int, row_dtype: RowDtype = "fp32") -> int:
+    """The most rows of ``dim`` columns that a host table of at most ``size_bytes`` has room for; 0 if not even one."""
+    fits, too_many = 0, min(max(size_bytes, 0) // dim + 1, MOST_ROWS + 1)  # no row takes less than a byte per column
     while too_many - fits > 1:
         middle = (fits + too_many) // 2
-        if HostTable.memory_bytes(dim, middle) <= size_bytes:
+        if HostTable.memory_bytes(dim, middle, row_dtype) <= size_bytes:
             fits = middle
         else:
             too_many = middle

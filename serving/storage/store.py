@@ -7,6 +7,7 @@ from typing import Literal, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from kernels.host import RowDtype
 from serving.model.records import Combiner
 
 Keys = NDArray[np.int64]
@@ -23,11 +24,13 @@ class TableSpec:
         name: full name, ``ModelConfig.full_name``.
         dim: D, floats per row.
         key_bytes: width of a key in stores that keep raw key bytes: 8 (int64 models) or 4 (uint32 models).
+        row_dtype: the form in which a ``PooledStore`` keeps the rows; any other keeps float32.
     """
 
     name: str
     dim: int
     key_bytes: Literal[4, 8] = 8
+    row_dtype: RowDtype = "fp32"
 
 
 class Store(Protocol):
@@ -102,7 +105,11 @@ class Store(Protocol):
 
 @runtime_checkable
 class PooledStore(Store, Protocol):
-    """A store that can pool bags of rows in the same pass that finds them."""
+    """A store that can pool bags of rows in the same pass that finds them.
+
+    It keeps rows in the form of ``TableSpec.row_dtype``: ``fetch``, ``fetch_pooled`` and ``items`` give them as that
+    form rounds them, ``insert`` refuses those that it cannot hold.
+    """
 
     def fetch_pooled(self, table: str, keys: Keys, row_ptrs: RowPtrs, out: Vectors, combiner: Combiner) -> Mask:
         """Pool rows into ``out``; absent keys contribute zeros.

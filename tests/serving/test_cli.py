@@ -12,7 +12,10 @@ import numpy as np
 import pytest
 
 from benchmarks.tiny_model import TinyModel
+from kernels.host import round_rows
 from serving.cli.main import main
+from serving.model.manifest import write_manifest
+from serving.model.sparse_file import write_sparse_directory
 
 
 def test_the_version_is_printed(capsys):
@@ -108,6 +111,37 @@ class TestCheck:
         out = capsys.readouterr().out
         assert "user" in out
         assert "total" in out
+
+    def test_of_narrow_tables_the_rounding_error_is_told(self, tmp_path, capsys):
+        model = TinyModel(rows=2000, dim=16)
+        model.write(tmp_path)
+        tier = {"type": "hash_map", "row_dtype_per_table": {"tiny.user": "int8"}}
+        (tmp_path / "ps.json").write_text(json.dumps({"supportlonglong": True, "volatile_db": tier}))
+        rows = model.vectors("user")
+        rounded = rows.copy()
+        round_rows(rows, "int8", rounded)
+        errors = np.abs(rounded - rows)
+
+        assert main(["check", str(tmp_path)]) == 0
+
+        lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
+        said = f"int8, off by {errors.mean():.2g} on average and {errors.max():.2g} at most (mean magnitude 0.8)"
+        assert lines["user"].endswith(said)
+        assert lines["item"].endswith("MiB")
+        assert float(lines["user"].split()[1]) < float(lines["item"].split()[1])
+
+    def test_a_row_that_a_narrow_table_cannot_hold_is_refused(self, tmp_path, capsys):
+        version = TinyModel().write(tmp_path)
+        rows = TinyModel().vectors("user")
+        rows[7, 1] = 1e6
+        write_sparse_directory(version / "user", np.arange(1000), rows)
+        ps = {"supportlonglong": True, "volatile_db": {"type": "hash_map", "row_dtype": "fp16"}}
+        (tmp_path / "ps.json").write_text(json.dumps({**ps, "models": []}))
+        write_manifest(version, "tiny", 1)
+
+        assert main(["check", str(tmp_path)]) == 1
+
+        assert "of key 7: column 1 is 1000000, which fp16 rows cannot hold" in capsys.readouterr().err
 
     def test_an_inference_json_may_have_any_file_name(self, tmp_path, capsys):
         version = TinyModel().write(tmp_path)

@@ -3,7 +3,7 @@ import traceback
 
 import pytest
 
-from serving.config import read_ps_config
+from serving.config import memory_needed, read_ps_config
 from serving.errors import ConfigError
 
 
@@ -59,6 +59,21 @@ def test_a_capacity_per_table_is_read(ps):
     config = ps(rows_per_table({"dcn.ad": 3, "dcn.user": 0}))
 
     assert config.volatile_db.capacity_rows_per_table == {"dcn.ad": 3, "dcn.user": 0}
+
+
+def test_row_types_are_read_for_all_tables_and_for_some(ps):
+    unsaid = ps()
+    said = ps(in_tier("volatile_db", row_dtype="bf16", row_dtype_per_table={"dcn.ad": "int8"}))
+
+    assert [table.row_dtype for table in unsaid.models[0].tables] == ["fp32", "fp32"]
+    assert [(table.name, table.row_dtype) for table in said.models[0].tables] == [("user", "bf16"), ("ad", "int8")]
+
+
+def test_memory_needed_counts_the_row_type(ps):
+    wide, narrow = (memory_needed(ps(in_tier("volatile_db", row_dtype=one)).models[0]) for one in ("fp32", "int8"))
+
+    assert wide.keys() == narrow.keys()
+    assert narrow["ad"] < wide["ad"]
 
 
 def test_everything_that_is_said_is_read(ps, tmp_path):
@@ -307,6 +322,11 @@ def in_redis(**change):
         (lambda d: d["models"].append(d["models"][0]), "models[1].model", "taken"),
         (in_tier("volatile_db", type="redis_cluster"), "volatile_db", "capacity_rows: only a hash_map has it"),
         (
+            lambda d: d.update(volatile_db={"type": "redis_cluster", "row_dtype": "int8"}),
+            "volatile_db",
+            "row_dtype: only a hash_map has it",
+        ),
+        (
             in_tier("volatile_db", timeout_ms=1),
             "volatile_db",
             "timeout_ms: only a redis_cluster has it, .* is hash_map",
@@ -357,6 +377,21 @@ def in_redis(**change):
             in_tier("volatile_db", capacity_rows_per_table={}),
             "volatile_db",
             "one capacity, got capacity_rows and capacity_rows_per_table",
+        ),
+        (
+            in_tier("volatile_db", row_dtype="int4"),
+            "volatile_db.row_dtype",
+            "'fp32', 'fp16', 'bf16', 'int8' or 'uint8'",
+        ),
+        (
+            in_tier("volatile_db", row_dtype_per_table={"dcn.ad": "half"}),
+            "volatile_db.row_dtype_per_table.dcn.ad",
+            "'fp32', 'fp16', 'bf16', 'int8' or 'uint8'",
+        ),
+        (
+            in_tier("volatile_db", row_dtype_per_table={"ad": "int8"}),
+            "volatile_db.row_dtype_per_table",
+            "no model has a table 'ad'; expected some of 'dcn.ad', 'dcn.user'",
         ),
         (rows_per_table({"dcn.item": 3}), "volatile_db.capacity_rows_per_table", "no model has a table 'dcn.item'"),
         (rows_per_table({"user": 3}), "volatile_db.capacity_rows_per_table", "expected some of 'dcn.ad', 'dcn.user'"),

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kernels.host import round_rows
 from serving.config import ModelConfig, TableConfig
 from serving.errors import RequestError, StoreError, UnknownModelError
 from serving.model.sparse_file import write_sparse_directory
@@ -75,8 +76,16 @@ def config(tmp_path_factory):
     return model_of(folder)
 
 
-def model_of(folder, default_value=0.0, version=0):
-    table = TableConfig(name="t", dim=3, slots=1, combiner="sum", default_value=default_value, file=folder / "t")
+def model_of(folder, default_value=0.0, version=0, row_dtype="fp32"):
+    table = TableConfig(
+        name="t",
+        dim=3,
+        slots=1,
+        combiner="sum",
+        default_value=default_value,
+        file=folder / "t",
+        row_dtype=row_dtype,
+    )
     return ModelConfig(
         name="m",
         version=version,
@@ -91,12 +100,18 @@ def model_of(folder, default_value=0.0, version=0):
     )
 
 
-def pooled_by_hand(bags, known, default_value, combiner):
+def rows_as(row_dtype):
+    rows = ROWS.copy()
+    round_rows(rows, row_dtype, rows)
+    return rows
+
+
+def pooled_by_hand(bags, known, default_value, combiner, rows=ROWS):
     """Add rows one after the other in float32, the way the answer is defined."""
     out = np.zeros((len(bags), 3), dtype=np.float32)
     for place, bag in enumerate(bags):
         for key in bag:
-            out[place] += ROWS[KEYS.index(key)] if key in known else np.float32(default_value)
+            out[place] += rows[KEYS.index(key)] if key in known else np.float32(default_value)
         if combiner == "mean" and len(bag) > 1:
             out[place] /= np.float32(len(bag))
     return out
@@ -129,11 +144,12 @@ BAGS = st.lists(st.lists(st.sampled_from(KEYS + UNKNOWN), max_size=6), min_size=
     default_value=st.sampled_from([0.0, 0.25]),
     combiner=st.sampled_from(["sum", "mean"]),
     fastest=st.sampled_from([MemoryStore, DictStore]),
+    row_dtype=st.sampled_from(["fp32", "bf16", "int8", "uint8"]),
 )
 def test_no_bit_of_an_answer_depends_on_which_tier_holds_a_row(
-    config, bags, tier_of_key, default_value, combiner, fastest
+    config, bags, tier_of_key, default_value, combiner, fastest, row_dtype
 ):
-    config = model_of(config.tables[0].file.parent, default_value)
+    config = model_of(config.tables[0].file.parent, default_value, row_dtype=row_dtype)
     known = [key for key, tier in zip(KEYS, tier_of_key, strict=True) if tier < 3]
     keys, row_ptrs = flatten(bags)
     whole = serve(config, MemoryStore())
@@ -146,7 +162,7 @@ def test_no_bit_of_an_answer_depends_on_which_tier_holds_a_row(
     answer, found = split.lookup_pooled("m.t", keys, row_ptrs, combiner)
 
     assert answer.tobytes() == expected.tobytes()
-    np.testing.assert_array_equal(answer, pooled_by_hand(bags, known, default_value, combiner))
+    np.testing.assert_array_equal(answer, pooled_by_hand(bags, known, default_value, combiner, rows_as(row_dtype)))
     assert found.tolist() == expected_found.tolist() == [key in known for key in keys.tolist()]
 
 
@@ -181,6 +197,32 @@ def test_answers_stay_the_same_while_rows_leave_and_enter_the_fast_tier(config):
         np.testing.assert_array_equal(server.lookup_pooled("m.t", keys, row_ptrs, "sum")[0], expected)
     stop.set()
     churner.join()
+
+
+@pytest.mark.parametrize("row_dtype", ["bf16", "int8", "uint8"])
+def test_a_promoted_row_of_a_narrow_table_is_rounded_once(config, row_dtype):
+    config = model_of(config.tables[0].file.parent, row_dtype=row_dtype)
+    server = serve(config, MemoryStore(), MemoryStore(), DictStore("slow"), promote=True)
+    for store in server.stores[:2]:
+        keep(store, [])
+
+    answers = [server.lookup("m.t", np.array(KEYS))[0].tobytes()]
+    server.stores[0].evict("m.t", np.array(KEYS[::2]))
+    answers += [server.lookup("m.t", np.array(KEYS))[0].tobytes() for _ in range(2)]
+
+    assert answers == [rows_as(row_dtype).tobytes()] * 3
+    assert server.stores[1].count("m.t") == len(KEYS)
+
+
+def test_a_slower_tiers_row_that_the_row_type_cannot_hold_is_an_error_that_names_its_key(config):
+    server = serve(model_of(config.tables[0].file.parent, row_dtype="int8"), MemoryStore(), DictStore("slow"))
+    keep(server.stores[0], KEYS[:5])
+    server.stores[1].rows["m.t"][KEYS[7]] = np.array([1.0, np.nan, 1.0], dtype=np.float32)
+
+    with pytest.raises(StoreError, match=rf"^slow: .*'m\.t'.* of key {KEYS[7]}: column 1 is nan, which int8 rows"):
+        server.lookup("m.t", np.array(KEYS))
+
+    assert server.lookup("m.t", np.array(KEYS[:7]))[1].all()
 
 
 def test_slower_tiers_are_asked_for_missing_keys_only(config):

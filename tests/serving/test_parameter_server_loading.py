@@ -5,6 +5,7 @@ import pytest
 
 from serving.config import read_inference_config, read_model_directory
 from serving.errors import ConfigError, ModelFileError, StoreError, StoreFullError, UnknownModelError
+from serving.model.sparse_file import write_sparse_directory
 from serving.parameter_server import ParameterServer
 from serving.storage import MemoryStore, RocksDbStore
 
@@ -66,6 +67,32 @@ def test_before_a_durable_tier_memory_takes_the_first_rows_that_fit(model, tmp_p
         assert [memory.count("dcn.table0"), memory.count("dcn.table1")] == [300, 20]
         assert_served(server, model)
         assert server.counters()["dcn.table1"].hits == {"memory": 20, "rocksdb": 80}
+
+
+def test_a_row_that_does_not_fit_the_row_type_is_refused_at_loading_wherever_it_would_lie(model, tmp_path):
+    config = config_of(model)
+    rows = np.ones((10, 4), dtype=np.float32)
+    rows[8, 2] = 70000.0
+    write_sparse_directory(tmp_path / "t", np.arange(10), rows)
+    change = {"file": tmp_path / "t", "row_dtype": "fp16"}
+    config = config.model_copy(update={"tables": (config.tables[0].model_copy(update=change),)})
+    for capacity_rows in (None, 3, 9):
+        with ParameterServer([MemoryStore(capacity_rows), rocksdb(tmp_path)]) as server:
+            with pytest.raises(StoreError, match="of key 8: column 2 is 70000, which fp16 rows cannot hold"):
+                server.load_model(config)
+            assert not server.models()
+
+
+def test_a_durable_tier_keeps_float32_whatever_the_row_type(model, tmp_path):
+    config = config_of(model)
+    narrow = [table.model_copy(update={"row_dtype": "int8"}) for table in config.tables]
+    with ParameterServer([MemoryStore(capacity_rows=320), rocksdb(tmp_path)]) as server:
+        server.load_model(config.model_copy(update={"tables": tuple(narrow)}))
+        assert server.counters().keys() == {"dcn.table0", "dcn.table1"}
+    with ParameterServer([rocksdb(tmp_path)]) as server:
+        server.load_model(config)
+
+        assert_served(server, model)
 
 
 def test_a_durable_tier_is_not_loaded_again_from_the_same_files(model, tmp_path, monkeypatch):

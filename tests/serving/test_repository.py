@@ -155,6 +155,24 @@ class TestWhatIsServed:
         assert float(lines[0].partition(": ")[2].partition(" MiB")[0]) == pytest.approx(1.0, abs=0.1)
         assert lines[1] == "tiers memory, rocksdb"
 
+    @pytest.mark.parametrize("row_dtype", ["fp16", "int8"])
+    def test_narrow_rows_give_the_same_answers_from_ram_and_from_the_disk(self, tmp_path, loaded, row_dtype):
+        answers = {}
+        for name, tier in {
+            "exact": {},
+            "ram": {"row_dtype": row_dtype},
+            "disk": {"row_dtype": row_dtype, "capacity_rows": 100},
+        }.items():
+            TinyModel().write(tmp_path / name)
+            disk = {"persistent_db": {"type": "rocks_db", "path": "rows"}} if name == "disk" else {}
+            ps_json(tmp_path / name, volatile_db={"type": "hash_map", **tier}, **disk)
+            session = loaded(tmp_path / name).session("tiny")
+            assert [table.row_dtype for table in session.config.tables] == [tier.get("row_dtype", "fp32")] * 2
+            answers[name], expected = probabilities(session, TinyModel())
+
+        assert answers["ram"].tobytes() == answers["disk"].tobytes() != answers["exact"].tobytes()
+        np.testing.assert_allclose(answers["ram"], expected, atol=0.02)
+
     def test_a_capacity_per_table_holds_for_the_models_of_the_folders(self, tmp_path, loaded):
         TinyModel(rows=1000).write(tmp_path)
         limit = {"type": "hash_map", "capacity_rows_per_table": {"tiny.item": 0}}
@@ -177,6 +195,12 @@ class TestWhatIsRefused:
         ps_json(tmp_path, volatile_db={"type": "hash_map", "capacity_rows_per_table": {"tiny.itme": 5}})
 
         assert "no model has a table 'tiny.itme'; expected some of 'tiny.item', 'tiny.user'" in self.refused(tmp_path)
+
+    def test_a_row_type_for_a_table_that_no_model_has(self, tmp_path):
+        TinyModel().write(tmp_path)
+        ps_json(tmp_path, volatile_db={"type": "hash_map", "row_dtype_per_table": {"tiny.itme": "int8"}})
+
+        assert "volatile_db.row_dtype_per_table: no model has a table 'tiny.itme'" in self.refused(tmp_path)
 
     def test_a_folder_that_does_not_exist(self, tmp_path):
         assert "nowhere: no such folder" in self.refused(tmp_path / "nowhere")

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from kernels.host import HostTable
+from kernels.host import HostTable, round_rows
 from serving.errors import StoreError, StoreFullError
 from serving.storage import DurableStore, MemoryStore, PooledStore, TableSpec
 from serving.storage.memory_store import rows_within
@@ -162,3 +162,49 @@ def test_a_reserved_key_is_not_taken():
 
     with pytest.raises(StoreError, match="reserved"):
         insert(store, [2**63 - 1])
+
+
+@pytest.mark.parametrize("row_dtype", ["fp16", "bf16", "int8", "uint8"])
+def test_a_narrow_table_gives_rounded_rows_and_takes_less(row_dtype):
+    store = MemoryStore()
+    store.open_table(TableSpec(TABLE, 64, row_dtype=row_dtype), 1000)
+    rows = np.random.default_rng(0).standard_normal((1000, 64), dtype=np.float32)
+    expected, out = np.empty_like(rows), np.empty_like(rows)
+    round_rows(rows, row_dtype, expected)
+
+    store.insert(TABLE, np.arange(1000), rows)
+
+    assert store.fetch(TABLE, np.arange(1000), out).all()
+    assert out.tobytes() == expected.tobytes() != rows.tobytes()
+    held = store.capacity_rows(TABLE)
+    assert store.memory_bytes(TABLE) == HostTable.memory_bytes(64, held, row_dtype) < HostTable.memory_bytes(64, held)
+
+
+def test_a_budget_of_bytes_has_room_for_more_narrow_rows():
+    stores = {row_dtype: MemoryStore(capacity_bytes=20_000_000) for row_dtype in ("fp32", "int8")}
+    for row_dtype, store in stores.items():
+        store.open_table(TableSpec(TABLE, 128, row_dtype=row_dtype), 10**6)
+
+    rows = {row_dtype: store.capacity_rows(TABLE) for row_dtype, store in stores.items()}
+
+    assert rows["int8"] > 2.9 * rows["fp32"]
+    assert HostTable.memory_bytes(128, rows["int8"], "int8") <= 20_000_000
+    assert HostTable.memory_bytes(128, rows["int8"] + 1, "int8") > 20_000_000
+
+
+def test_an_open_table_is_not_opened_with_another_row_type():
+    store = MemoryStore()
+    store.open_table(TableSpec(TABLE, 4), 10)
+
+    with pytest.raises(StoreError, match="holds fp32 rows, asked to hold int8"):
+        store.open_table(TableSpec(TABLE, 4, row_dtype="int8"), 10)
+
+
+def test_a_row_that_the_row_type_cannot_hold_is_refused():
+    store = MemoryStore()
+    store.open_table(TableSpec(TABLE, 4, row_dtype="int8"), 10)
+
+    with pytest.raises(StoreError, match="row 0, of key 5: column 0 is nan, which int8 rows cannot hold"):
+        insert(store, [5], value=np.nan)
+
+    assert store.count(TABLE) == 0
