@@ -77,15 +77,10 @@ def divide_budget(plans: Sequence[TablePlan], policy: str, budget_bytes: int) ->
     steps.sort(key=lambda step: -step.hits_per_byte)  # stable, so that a table's own steps stay in order
     rows = [0] * len(plans)
     taken = [0] * len(plans)
-    is_full = [False] * len(plans)
     for step in steps:
-        if is_full[step.table]:
-            continue
         dim = plans[step.table].dim
-        left = budget_bytes - sum(taken) + taken[step.table]
-        fits = step.rows if ram_bytes(dim, step.rows) <= left else min(rows_within(left, dim), step.rows)
-        is_full[step.table] = fits < step.rows
-        rows[step.table] = max(rows[step.table], fits)
+        room = budget_bytes - sum(taken) + taken[step.table]
+        rows[step.table] = step.rows if ram_bytes(dim, step.rows) <= room else rows_within(room, dim)
         taken[step.table] = ram_bytes(dim, rows[step.table])
     return [
         Share(plan.name, held, size_bytes, float(plan.curves[policy].hits_at(held)))

@@ -61,6 +61,7 @@ def _sizes_for(plan: TablePlan, hit_rate: float) -> Iterator[str]:
         if rows is None:
             yield f"  hit rate {hit_rate:g}, {name}: out of reach, at most {curve.best_hit_rate:.4f}"
         else:
+            rows = min(rows, plan.rows)  # an estimate may lie beyond
             yield f"  hit rate {hit_rate:g}, {name}: {rows:,} rows, {rows / plan.rows:.4g} of the table"
 
 

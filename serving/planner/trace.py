@@ -16,6 +16,7 @@ samples is not limited here.
 import tokenize
 import zipfile
 import zlib
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ Keys = NDArray[np.int64]
 #: By full table name, in the order of the lookups.
 Trace = Mapping[str, Keys]
 _Named = Iterator[tuple[str, Keys]]
+_MOST_SMALL_PARTS = 4096
 #: What NumPy and zipfile raise for files that are not as they should be.
 _DAMAGE = (
     ValueError,
@@ -65,11 +67,11 @@ def read_trace(paths: Sequence[Path], models: Sequence[ModelConfig], table: str 
             the place in it. Also if there is no file, or no key in any.
     """
     reader = _Reader(models, table)
-    parts: dict[str, list[Keys]] = {}
+    parts: defaultdict[str, _Parts] = defaultdict(_Parts)
     for file in _files(paths):
         for name, keys in reader.read(file):
-            parts.setdefault(name, []).append(keys)
-    trace = {name: np.concatenate(arrays) for name, arrays in parts.items()}
+            parts[name].append(keys)
+    trace = {name: of_table.joined() for name, of_table in parts.items()}
     if not any(keys.size for keys in trace.values()):
         raise TraceError(", ".join(map(str, paths)), "the trace has no keys")
     return trace
@@ -84,6 +86,24 @@ def _files(paths: Iterable[Path]) -> Iterator[Path]:
         if not inside:
             raise TraceError(str(path), "the folder is empty")
         yield from inside
+
+
+class _Parts:
+    """Keys of one table, piece by piece. Small pieces are joined early: a million of them would take gigabytes."""
+
+    def __init__(self) -> None:
+        self._joined: list[Keys] = []
+        self._small: list[Keys] = []
+
+    def append(self, keys: Keys) -> None:
+        self._small.append(keys)
+        if len(self._small) == _MOST_SMALL_PARTS:
+            self._joined.append(np.concatenate(self._small))
+            self._small = []
+
+    def joined(self) -> Keys:
+        """All of them, in order."""
+        return np.concatenate([*self._joined, *self._small])
 
 
 class _Reader:

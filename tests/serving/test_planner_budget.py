@@ -156,6 +156,14 @@ class TestBudget:
 
         assert [(share.rows, share.hits) for share in shares] == [(3, 3), (10, 1), (0, 0)]
 
+    def test_a_budget_that_fits_exactly_is_used_to_the_last_step(self):
+        falling = np.repeat(np.arange(2000), np.geomspace(1000, 1, 2000).astype(int))
+        plans = [table("m.a", falling, 2000, dim=64), table("m.b", falling, 2000, dim=16)]
+
+        shares = divide_budget(plans, "pinned", ram_bytes(64, 2000) + ram_bytes(16, 2000))
+
+        assert [(share.rows, share.hits) for share in shares] == [(2000, falling.size)] * 2
+
     def test_the_table_with_more_hits_per_byte_comes_first(self):
         hot, cold = [0] * 1000 + [1] * 1000, list(range(2))
         plans = [table("m.cold", cold, 2), table("m.wide", hot, 2, dim=4096), table("m.hot", hot, 2)]

@@ -14,6 +14,7 @@ from benchmarks.tiny_model import TinyModel, flatten
 from serving.config import read_model_directory
 from serving.errors import TraceError
 from serving.planner import read_trace
+from serving.planner import trace as trace_module
 
 TWO_TABLES = TinyModel()  # user with one slot, item with two
 
@@ -100,6 +101,15 @@ class TestForms:
 
         assert as_lists(read_trace([tmp_path / "t.jsonl"], [models["two"]])) == keys_of(bags)
 
+    def test_many_small_requests_keep_their_order(self, tmp_path, models, monkeypatch):
+        monkeypatch.setattr(trace_module, "_MOST_SMALL_PARTS", 3)
+        keys = np.random.default_rng(0).integers(0, 50, (20, 3))
+        np.savez(tmp_path / "t.npz", CATCOLUMN=keys, ROWINDEX=np.tile([0, 1, 2, 3], (20, 1)))
+
+        trace = read_trace([tmp_path / "t.npz"], [models["two"]])
+
+        assert as_lists(trace) == {"two.user": keys[:, 0].tolist(), "two.item": keys[:, 1:].reshape(-1).tolist()}
+
     def test_a_json_file_is_one_request(self, tmp_path, models):
         dense, bags = TWO_TABLES.sample_requests(3)
         (tmp_path / "t.json").write_text(json.dumps(json.loads(body(dense, bags)), indent=2))
@@ -108,13 +118,14 @@ class TestForms:
 
     def test_folders_are_read_in_the_order_of_names_and_paths_in_the_order_given(self, tmp_path, models):
         (tmp_path / "days").mkdir()
-        for name, key in (("days/b.npy", 2), ("days/a.npy", 1), ("late.npy", 3)):
-            np.save(tmp_path / name, np.array([key]))
+        np.save(tmp_path / "late.npy", np.array([99]))
+        for key in np.random.default_rng(0).permutation(30):
+            np.save(tmp_path / "days" / f"{key:02}.npy", np.array([key]))
         (tmp_path / "days" / ".hidden").write_text("")
 
         trace = read_trace([tmp_path / "late.npy", tmp_path / "days"], [models["one"]])
 
-        assert as_lists(trace) == {"one.ad": [3, 1, 2]}
+        assert as_lists(trace) == {"one.ad": [99, *range(30)]}
 
 
 def npy(name, array):
