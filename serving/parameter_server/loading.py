@@ -79,7 +79,7 @@ def _check_room(stores: Sequence[Store], sources: Sequence[TableSource]) -> None
                 rows, needed = source.model.rows, sum(one.model.rows for one in sources)
                 reason = (
                     f"the model file has {rows:,} rows, there is room for {capacity:,} (all tables of the model: "
-                    f"{needed:,}); raise the capacity in volatile_db, or add a persistent_db"
+                    f"{needed:,}); raise volatile_db.capacity_rows, or what is set in its place, or add a persistent_db"
                 )
                 raise StoreFullError(store.name, source.spec.name, reason)
 
