@@ -18,9 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serving.model.graph import Graph
-from training.keyed_random import keyed_uniform
 from training.samples import Bags, Samples
-from training.synthetic import SyntheticSamples, power_law_keys
+from training.synthetic import SyntheticSamples, planted_weights, power_law_keys, true_uniform
 
 HISTORY = 10  # goods at most
 _SHOPPERS, _CATEGORIES, _GOODS_OF_A_CATEGORY = 300, 20, 20
@@ -104,7 +103,7 @@ def _generate(form: _Form, rows: int, seed: int) -> SyntheticSamples:
 
 def _draw(rng: np.random.Generator, rows: int, seed: int) -> _Visits:
     shopper = power_law_keys(rng.random(rows), _ALPHA, 0, _SHOPPERS - 1)
-    favourites = (keyed_uniform(shopper, 2, seed) * _CATEGORIES).astype(np.int64)
+    favourites = (true_uniform(shopper, 2, seed) * _CATEGORIES).astype(np.int64)
     past = _goods(rng, favourites, (rows, HISTORY), _FAVOURITE_RATIO)
     return _Visits(
         shopper=shopper,
@@ -129,18 +128,13 @@ def _category(goods: Ints) -> Ints:
     return goods % _CATEGORIES
 
 
-def _planted(keys: Ints, seed: int) -> Floats:
-    """Draw one weight of mean 0 and variance 1 for every key."""
-    return np.asarray((2 * keyed_uniform(keys, 1, seed)[:, 0] - 1) * 3**0.5)
-
-
 def _sigmoid(logits: Floats) -> Floats:
     return np.asarray(1 / (1 + np.exp(-logits)))
 
 
 def _appeal(visits: _Visits, seed: int) -> Floats:
     """Logits of the good and the shopper without their past."""
-    return 0.5 * _planted(visits.target, seed + 1) + 0.5 * _planted(visits.shopper, seed + 2)
+    return 0.5 * planted_weights(visits.target, seed + 1) + 0.5 * planted_weights(visits.shopper, seed + 2)
 
 
 def _in_favourites(visits: _Visits, seed: int) -> Floats:
@@ -159,7 +153,7 @@ def _by_recent_history(visits: _Visits, seed: int) -> Floats:
 
 def _click_and_purchase(visits: _Visits, seed: int) -> Floats:
     click = _by_history(visits, seed)
-    purchase = _sigmoid(_planted(visits.target, seed + 3) - 1.5 * visits.price)
+    purchase = _sigmoid(planted_weights(visits.target, seed + 3) - 1.5 * visits.price)
     return np.concatenate([click, click * purchase[:, None]], axis=1)
 
 

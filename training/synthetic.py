@@ -24,6 +24,9 @@ _MISSING_CATEGORY_RATIO = 0.03
 _PAIRS = ((0, 1), (2, 3), (4, 5))  # slots whose keys also act together
 _SCRAMBLE = 2654435761  # odd, so rank * _SCRAMBLE mod 2^32 gives every rank its own category
 _BLOCK_ROWS = 65_536
+# Added to the seeds of the truth: tables draw the first weights of their keys by the same hash, with a run's seed and
+# those that follow it, and a model must not start with what it is to learn.
+_TRUTH_SEEDS = 2**32
 
 
 def power_law_keys(uniform: NDArray[np.float64], alpha: float, lowest: int, highest: int) -> NDArray[np.int64]:
@@ -115,15 +118,20 @@ def _draw(rng: np.random.Generator, rows: int, seed: int) -> SyntheticCriteo:
 
 def true_logits(dense: NDArray[np.float32], keys: NDArray[np.int64], seed: int) -> NDArray[np.float64]:
     """Compute the logits, float64[B], of dense features float32[B, 13] and keys int64[B, 26] under a seed's truth."""
-    key_weights = _planted(keys.reshape(-1), seed).reshape(keys.shape).sum(axis=1) * 0.25
-    dense_weights = _planted(np.arange(DENSE_FEATURES), seed) * 0.2
+    key_weights = planted_weights(keys.reshape(-1), seed).reshape(keys.shape).sum(axis=1) * 0.25
+    dense_weights = planted_weights(np.arange(DENSE_FEATURES), seed) * 0.2
     logits = key_weights + (dense - 1.5) @ dense_weights - 1
     for number, (left, right) in enumerate(_PAIRS):
         both = keys[:, left] * SLOTS + keys[:, right]
-        logits = logits + _planted(both, seed + 1 + number) * 0.3
+        logits = logits + planted_weights(both, seed + 1 + number) * 0.3
     return np.asarray(logits, dtype=np.float64)
 
 
-def _planted(keys: NDArray[np.int64], seed: int) -> NDArray[np.float64]:
-    """Draw one weight of mean 0 and variance 1 for every key."""
-    return (2 * keyed_uniform(keys, 1, seed)[:, 0] - 1) * 3**0.5
+def true_uniform(keys: NDArray[np.int64], columns: int, seed: int) -> NDArray[np.float64]:
+    """Draw float64[N, columns] of the truth, uniformly from [0, 1); no table starts with any of them."""
+    return keyed_uniform(keys, columns, seed + _TRUTH_SEEDS)
+
+
+def planted_weights(keys: NDArray[np.int64], seed: int) -> NDArray[np.float64]:
+    """Draw one weight of mean 0 and variance 1 for every key of int64[N]: float64[N] of the truth."""
+    return np.asarray((2 * true_uniform(keys, 1, seed)[:, 0] - 1) * 3**0.5)

@@ -3,8 +3,12 @@ import pytest
 
 from training.criteo import write_lines
 from training.criteo_reader import read_criteo
+from training.ctr_model import CtrModel
+from training.document import open_document
+from training.embedding_table import EmbeddingTable
 from training.metrics import area_under_curve
-from training.synthetic import generate, power_law_keys, true_logits
+from training.samples import Bags
+from training.synthetic import generate, planted_weights, power_law_keys, true_logits, true_uniform
 
 
 def test_power_law_keys_have_hugectrs_golden_values():
@@ -83,3 +87,32 @@ def test_keys_of_some_slots_act_together_and_of_others_on_their_own(left, right,
     surplus = (both - left_changed) - (right_changed - neither)
     assert (abs(surplus) > 1e-6) == act_together
     assert abs(left_changed - neither) > 1e-6
+
+
+def test_no_row_of_a_table_starts_with_what_is_to_be_learnt():
+    embedding = open_document("ncf").graph.embeddings[0]
+    keys = np.arange(4000, dtype=np.int64)
+    truths = [true_uniform(keys, 2, seed) for seed in range(6)]
+    truths += [planted_weights(keys, seed)[:, None] for seed in range(6)]
+
+    for seed in range(6):
+        table = EmbeddingTable(embedding, seed=seed)
+        table.touch(Bags.one_key_each(keys[:, None]))
+        _, first_weights = table.rows()
+        for truth in truths:
+            together = np.corrcoef(np.concatenate([first_weights, truth], axis=1), rowvar=False)
+            assert np.abs(together[: embedding.dim, embedding.dim :]).max() < 0.1
+
+
+def test_the_first_weights_of_a_model_say_nothing_of_the_generated_truth():
+    samples = generate(1, seed=0).samples
+    keys = np.repeat(samples.bags.keys.reshape(1, 26), 2000, axis=0)
+    keys[:, 25] = np.arange(2000) + 10**9
+    model = CtrModel(open_document("ncf").graph, seed=0)
+    logits = true_logits(np.repeat(samples.dense, 2000, axis=0), keys, seed=0)
+
+    model.tables[0].touch(Bags.one_key_each(keys[:, 25:]))
+    _, first_weights = model.tables[0].rows()
+
+    for column in first_weights.T:
+        assert abs(np.corrcoef(column, logits)[0, 1]) < 0.12
