@@ -1,8 +1,5 @@
 """The calibration batch of the engine int8: one request in a file, looked up in the model's own tables."""
 
-import tokenize
-import zipfile
-import zlib
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +10,7 @@ from serving.dense.calibration import Calibration
 from serving.errors import ConfigError, ModelFileError, RequestError
 from serving.lookup import LookupSession
 from serving.model.calibration_file import CALIBRATION_FILE
+from serving.model.numpy_faults import UNREADABLE, explain
 
 
 def look_up_calibration(lookup: LookupSession, file: str | Path | None, tolerance: float) -> Calibration:
@@ -65,11 +63,6 @@ def refuse_shared_calibration(file: str | Path | None, models: int) -> None:
         raise ConfigError(str(file), "", reason)
 
 
-# As what pickled objects, and damage in a header, an archive or its compression show.
-_UNREADABLE = (
-    *(OSError, EOFError, RuntimeError, SyntaxError, ValueError),
-    *(tokenize.TokenError, zipfile.BadZipFile, zlib.error),
-)
 _FORM = f".npz with the arrays {DENSE}, {KEYS} and {ROW_PTRS} of one request, some 500 samples"
 
 
@@ -83,8 +76,8 @@ def _read(path: Path, config: ModelConfig) -> dict[str, np.ndarray | None]:
             arrays = {name: archive[name] for name in archive.files}
     except FileNotFoundError as err:
         raise ModelFileError(path, "no such file") from err
-    except _UNREADABLE as err:
-        raise ModelFileError(path, f"expected a {_FORM}: {err}") from err
+    except (OSError, MemoryError, *UNREADABLE) as err:
+        raise ModelFileError(path, f"expected a {_FORM}: {explain(err)}") from err
     required = {KEYS, ROW_PTRS} | ({DENSE} if config.dense_dim else set())
     if not required <= arrays.keys() <= required | {DENSE}:
         raise ModelFileError(

@@ -11,9 +11,7 @@ What a file holds, for B samples; ``<name>`` is a ``top`` of the graph's Data la
 Where B values make up an array with one column, [B] does as well as [B, 1].
 """
 
-import tokenize
 import zipfile
-import zlib
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +19,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serving.model.graph import SparseInput
+from serving.model.numpy_faults import UNREADABLE, explain
 from serving.model.sparse_rows import LARGEST_KEY, SMALLEST_KEY
 from training.document import TrainingDocument
 from training.errors import DataError
 from training.samples import Bags, Samples
 
 _NO_KEY = -1
-# What NumPy and zipfile raise for a file that is not what it says, is cut short, or was changed.
-_UNREADABLE = (EOFError, RuntimeError, SyntaxError, ValueError, tokenize.TokenError, zipfile.BadZipFile, zlib.error)
 
 Array = NDArray[Any]
 Ints = NDArray[np.int64]
@@ -76,8 +73,8 @@ class _Arrays:
             raise DataError(path, (err.strerror or str(err)).lower()) from err
         except MemoryError as err:
             raise DataError(path, "the array does not fit into memory", array=name) from err
-        except _UNREADABLE as err:
-            raise DataError(path, f"not a readable .npz file: {err}", array=name) from err
+        except UNREADABLE as err:
+            raise DataError(path, f"not a readable .npz file: {explain(err)}", array=name) from err
 
     def __contains__(self, name: str) -> bool:
         return name in self._arrays

@@ -10,9 +10,6 @@ The bare form is what ``ndarray.tofile`` writes, and what NVIDIA's NV Embedding 
 what the sizes of both files make it.
 """
 
-import tokenize
-import zipfile
-import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,9 +20,7 @@ from numpy.typing import NDArray
 
 from serving.errors import ModelFileError
 from serving.importers.rows import TableRows, rows_of_array
-
-# As what pickled objects, and damage in a header, an archive or its compression show.
-_UNREADABLE = (EOFError, RuntimeError, SyntaxError, ValueError, tokenize.TokenError, zipfile.BadZipFile, zlib.error)
+from serving.model.numpy_faults import UNREADABLE, explain
 
 
 def open_npy(path: Path) -> TableRows:
@@ -106,5 +101,7 @@ def _faults_of(path: Path) -> Iterator[None]:
         yield
     except OSError as err:
         raise ModelFileError(path, f"cannot be read: {err.strerror or err}") from err
-    except _UNREADABLE as err:
-        raise ModelFileError(path, f"not a NumPy file of numbers: {err}") from err
+    except MemoryError as err:
+        raise ModelFileError(path, f"does not fit into memory: {explain(err)}") from err
+    except UNREADABLE as err:
+        raise ModelFileError(path, f"not a NumPy file of numbers: {explain(err)}") from err

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import sys
+import zipfile
 
 import numpy as np
 import pytest
@@ -49,6 +50,13 @@ def arrays_of(model, samples=300, seed=1, **change):
 def write_calibration(path, model, **change):
     np.savez(path, **arrays_of(model, **change))
     return path
+
+
+def write_header(path, shape):
+    """Write an archive of one array that is nothing but a header."""
+    header = f"{{'descr': '<f4', 'fortran_order': False, 'shape': {shape}}}\n".encode()
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("DES.npy", b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header)
 
 
 def assert_near(session, model):
@@ -139,6 +147,8 @@ WRONG_FILES = {
         lambda path, model: path.write_bytes(path.read_bytes()[:400]),
         "expected a .npz with the arrays",
     ),
+    "a shape of no integers": (lambda path, model: write_header(path, "(True, 4)"), "expected a .npz with the arrays"),
+    "a shape of petabytes": (lambda path, model: write_header(path, (1 << 50,)), "expected a .npz with the arrays"),
     "an empty file": (lambda path, model: path.write_bytes(b""), "expected a .npz with the arrays DES"),
     "one array": (
         lambda path, model: [np.save(path.with_suffix(".npy"), np.zeros(3)), path.with_suffix(".npy").rename(path)],

@@ -190,6 +190,11 @@ def plain(array):
     return file.getvalue()
 
 
+def headed(shape):
+    header = f"{{'descr': '<f4', 'fortran_order': False, 'shape': {shape}}}\n".encode()
+    return b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header + bytes(64)
+
+
 OBJECTS = np.array([{}, None], dtype=object)
 
 
@@ -202,6 +207,15 @@ OBJECTS = np.array([{}, None], dtype=object)
         pytest.param(packed(good())[:-40], "train.npz: not a readable .npz file: ", id="cut-short"),
         pytest.param(archive(click=b"x"), "train.npz array click: ", id="member-is-no-array"),
         pytest.param(archive(click=plain(np.zeros(9))[:-8]), "train.npz array click: ", id="member-cut-short"),
+        pytest.param(
+            archive(click=headed("(True, 4)")), "train.npz array click: not a readable", id="shape-of-no-integers"
+        ),
+        pytest.param(
+            archive(click=headed((1 << 70, 4))), "train.npz array click: not a readable", id="shape-beyond-int64"
+        ),
+        pytest.param(
+            archive(click=headed((1 << 50,))), "click: the array does not fit into memory", id="shape-of-petabytes"
+        ),
         pytest.param(archive(), "train.npz array click: missing; the file has no arrays", id="no-arrays"),
         pytest.param(b"".join([packed(good())[:60], b"??", packed(good())[62:]]), "train.npz", id="changed"),
     ],

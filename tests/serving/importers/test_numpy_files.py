@@ -1,3 +1,6 @@
+import struct
+import zipfile
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -109,6 +112,26 @@ class TestRefused:
 
         with pytest.raises(ModelFileError, match=f"{name}: (not a NumPy file of numbers|expected the arrays)"):
             open_table("ads", tmp_path / name)
+
+    @pytest.mark.parametrize(
+        "shape", ["(True, 4)", "(1 << 70, 4)", "(1 << 40, 1024)", "(-2, 4)", f"({'(' * 4000}"], ids=len
+    )
+    @pytest.mark.parametrize("name", ["ads.npy", "ads.npz"])
+    def test_a_header_of_no_shape_that_can_be(self, tmp_path, name, shape):
+        shape = shape.replace("1 << 70", str(1 << 70)).replace("1 << 40", str(1 << 40))
+        header = f"{{'descr': '<f4', 'fortran_order': False, 'shape': {shape}}}\n".encode()
+        content = b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header + bytes(64)
+        if name == "ads.npz":
+            with zipfile.ZipFile(tmp_path / name, "w") as archive:
+                archive.writestr("vectors.npy", content)
+        else:
+            (tmp_path / name).write_bytes(content)
+
+        with pytest.raises(
+            ModelFileError, match=f"{name}: (not a NumPy file of numbers|does not fit into memory)"
+        ) as caught:
+            open_table("ads", tmp_path / name)
+        assert len(str(caught.value)) < 1000
 
     def test_a_truncated_matrix(self, tmp_path):
         np.save(tmp_path / "ads.npy", VECTORS)
