@@ -15,7 +15,7 @@ https://github.com/NVIDIA/recsys-examples
 
 import re
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +26,7 @@ from serving.importers.rows import TableRows
 from serving.model.sparse_rows import Keys, Vectors
 
 _KEY_FILE = re.compile(r"(?P<table>.+)_emb_keys\.rank_(?P<rank>\d+)\.world_size_(?P<size>\d+)")
+_MOST_RANKS_SHOWN = 5
 
 
 class DynamicEmbDump:
@@ -77,9 +78,11 @@ class DynamicEmbDump:
         sizes = sorted({size for _, size, _ in entries})
         if len(sizes) > 1:
             raise ModelFileError(source, f"expected the files of one dump, found world sizes {sizes}")
-        missing = sorted(set(range(sizes[0])) - {rank for rank, _, _ in entries})
-        if missing or len(entries) != sizes[0]:
-            ranks = ", ".join(map(str, missing or sorted(rank for rank, _, _ in entries)))
+        there = sorted(rank for rank, _, _ in entries)
+        # the world size is but a number in a file's name: nothing may grow with it
+        missing = list(islice((rank for rank in range(sizes[0]) if rank not in there), _MOST_RANKS_SHOWN))
+        if missing or len(there) != sizes[0]:
+            ranks = ", ".join(map(str, missing or there[:_MOST_RANKS_SHOWN]))
             reason = f"the files of rank {ranks} are missing" if missing else f"found those of rank {ranks}"
             raise ModelFileError(source, f"expected the files of {sizes[0]} ranks: {reason}")
         return [file for _, _, file in sorted(entries)]

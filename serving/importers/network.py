@@ -100,7 +100,8 @@ def _sizes(path: Path, kind: str, entry: Any, ranks: tuple[int, int]) -> tuple[i
     if not isinstance(entry.name, str):  # protobuf gives bytes for what is not UTF-8
         raise ModelFileError(path, f"{kind} {entry.name!r}: expected a name in UTF-8")
     tensor = entry.type.tensor_type
-    dtype = onnx.TensorProto.DataType.Name(tensor.elem_type).lower()
+    dtypes = {number: name.lower() for name, number in onnx.TensorProto.DataType.items()}
+    dtype = dtypes.get(tensor.elem_type, f"of type {tensor.elem_type}")
     shape = [dim.dim_value if dim.HasField("dim_value") else dim.dim_param or "?" for dim in tensor.shape.dim]
     came = f"{kind} {entry.name!r} is {dtype} [{', '.join(map(str, shape))}]"
     if tensor.elem_type != onnx.TensorProto.FLOAT or len(shape) - 1 not in ranks:

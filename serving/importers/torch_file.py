@@ -6,7 +6,7 @@ Tensors stay on the disk until they are read, but for those of PyTorch before 1.
 
 import struct
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
@@ -34,7 +34,7 @@ class TorchFile:
             ModelFileError: the file cannot be read, or holds more than tensors and plain data.
         """
         self.path = path
-        self._tensors = dict(_tensors_in(_load(path)))
+        self._tensors = _tensors_in(_load(path))
         if not self._tensors:
             raise ModelFileError(path, "expected a dictionary of tensors, as model.state_dict() is, found no tensor")
 
@@ -81,12 +81,22 @@ def _load(path: Path) -> Any:
         raise ModelFileError(path, f"PyTorch cannot read it: {lines[0]}") from err
 
 
-def _tensors_in(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """Find the tensors in nested dictionaries; what else is in them, an optimizer's numbers say, is passed over."""
+def _tensors_in(content: Any) -> dict[str, Any]:
+    """Find the tensors in nested dictionaries; what else is in them, an optimizer's numbers say, is passed over.
+
+    A file may have a dictionary in several places, even inside itself: it is looked through once.
+    """
     import torch
 
-    if isinstance(value, torch.Tensor) and name:
-        yield name, value
-    elif isinstance(value, Mapping):
-        for key, member in value.items():
-            yield from _tensors_in(member, f"{name}.{key}" if name else str(key))
+    tensors: dict[str, Any] = {}
+    seen: set[int] = set()
+    waiting = [("", content)]
+    while waiting:
+        name, value = waiting.pop()
+        if isinstance(value, torch.Tensor) and name:
+            tensors[name] = value
+        elif isinstance(value, dict) and id(value) not in seen:
+            seen.add(id(value))
+            members = [(f"{name}.{key}" if name else str(key), member) for key, member in value.items()]
+            waiting += reversed(members)
+    return tensors

@@ -100,6 +100,16 @@ def test_tensors_in_inner_dictionaries_have_dotted_names(tmp_path):
     assert open_checkpoint(tmp_path / "m.pt").names() == ["model.ads.weight", "optimizer.state.0"]
 
 
+def test_a_dictionary_that_is_in_several_places_or_inside_itself_is_looked_through_once(tmp_path):
+    tensors = {"inner": {"ads": torch.ones(2, 3)}}
+    tensors["inner"]["outer"] = tensors
+    for _ in range(40):
+        tensors = {"left": tensors, "right": tensors}
+    torch.save(tensors, tmp_path / "model.pt")
+
+    assert open_checkpoint(tmp_path / "model.pt").names() == [".".join(["left"] * 40 + ["inner.ads"])]
+
+
 def test_rows_of_a_view_are_read_in_its_order(tmp_path):
     tensor = torch.randn(3, 20).T  # not contiguous
     save_torch({"ads": tensor}, tmp_path / "m.pt")

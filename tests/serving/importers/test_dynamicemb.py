@@ -76,6 +76,12 @@ class TestRefused:
         ):
             open_table("ads", tmp_path)
 
+    def test_a_world_size_of_any_number_in_a_name(self, tmp_path):
+        write_rank(tmp_path, "ads", 0, 10**15, [1])
+
+        with pytest.raises(ModelFileError, match="000 ranks: the files of rank 1, 2, 3, 4, 5 are missing"):
+            open_table("ads", tmp_path)
+
     def test_a_rank_beyond_the_last(self, tmp_path):
         for rank in (0, 1, 2):
             write_rank(tmp_path, "ads", rank, 2, [rank])

@@ -112,6 +112,15 @@ def test_a_name_that_is_no_text_is_refused(network):
         read_network(network)
 
 
+def test_numbers_of_a_type_that_onnx_does_not_know_are_refused(sketch, tmp_path):
+    model = sketch.model()
+    model.graph.input[0].type.tensor_type.elem_type = 999
+    (tmp_path / "odd.onnx").write_bytes(model.SerializeToString())
+
+    with pytest.raises(ModelFileError, match=r"input 'dense' is of type 999 \[B, 3\], expected float"):
+        read_network(tmp_path / "odd.onnx")
+
+
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(ModelFileError, match=r"absent\.onnx: cannot be read: No such file"):
         read_network(tmp_path / "absent.onnx")
