@@ -13,7 +13,7 @@ from serving.importers.rows import TableRows
 from serving.importers.trial import try_network
 from serving.model.graph import parse_graph
 from serving.model.records import Combiner, Graph
-from serving.model.version_writer import ONNX_FILE
+from serving.model.version_writer import ONNX_FILE, check_table_names
 
 _NO_LIMIT = 2**31 - 1  # keys of a sample: none of the sources has one
 
@@ -132,7 +132,8 @@ def plan_import(
         for name, rows in matching.rows.items()
     )
     plan = ImportPlan(imported, matching.dense, planned, max_batchsize, matching.unused)
-    graph = plan.graph()  # which checks the names
+    graph = plan.graph()  # which checks what tables may be called
+    check_table_names(graph)
     for table in planned:
         table.rows.check_keys()
     try_network(graph, imported, [table.rows for table in planned])

@@ -53,9 +53,11 @@ class TorchFile:
         tensor = self._tensors[name].detach()
         source = f"{self.path}#{name}"
         dtype = str(tensor.dtype).removeprefix("torch.")
-        is_plain = tensor.layout == torch.strided and tensor.device.type == "cpu"
+        # a subclass is a part of a tensor, or computes its values
+        is_plain = type(tensor) is torch.Tensor and tensor.layout == torch.strided and tensor.device.type == "cpu"
         is_float = tensor.dtype in (torch.float32, torch.float16, torch.bfloat16)
-        check_matrix(source, dtype if is_plain else f"{tensor.layout} {dtype}", is_plain and is_float, tensor.shape)
+        found = dtype if is_plain else f"{type(tensor).__name__}, {tensor.layout}, on {tensor.device}: {dtype}"
+        check_matrix(source, found, is_plain and is_float, tensor.shape)
 
         def read(begin: int, end: int) -> Vectors:
             vectors: Vectors = tensor[begin:end].to(torch.float32, copy=True).contiguous().numpy()
@@ -74,8 +76,11 @@ def _load(path: Path) -> Any:
     except OSError as err:
         raise ModelFileError(path, f"cannot be read: {err.strerror or err}") from err
     except UnpicklingError as err:
-        reason = "holds more than tensors, and reading it would run its code; save the tensors alone: "
-        raise ModelFileError(path, f"{reason}torch.save(model.state_dict(), file)") from err
+        reason = (
+            "holds more than tensors, and reading it would run its code; save the tensors alone: "
+            "torch.save(model.state_dict(), file), of a sharded model by torch.distributed.checkpoint"
+        )
+        raise ModelFileError(path, reason) from err
     except _DAMAGED as err:
         lines = str(err).splitlines() or [type(err).__name__]
         raise ModelFileError(path, f"PyTorch cannot read it: {lines[0]}") from err

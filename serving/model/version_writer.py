@@ -63,12 +63,13 @@ def write_version(
         with _turn(folder):
             _remove_unfinished(folder)
             target = folder / str(_next_version(folder) if version is None else _free_version(folder, version))
-            _write_if_absent(folder / "config.pbtxt", triton_config(name, graph))
-            _write_if_absent(repository / "ps.json", json.dumps(_TIERS, indent=2) + "\n")
             with atomic_directory(target) as unfinished:
                 (unfinished / _ENTRY_FILE).write_text(TRITON_ENTRY)
                 write_files(unfinished)
                 write_manifest(unfinished, name, int(target.name))
+                # not sooner: what a failure left would stay, and describe this model to Triton in place of the next
+                _write_if_absent(folder / "config.pbtxt", triton_config(name, graph))
+                _write_if_absent(repository / "ps.json", json.dumps(_TIERS, indent=2) + "\n")
             sync(repository)
     except OSError as err:
         raise OutputError(f"{folder}: cannot write the model: {err.strerror or err}") from err
@@ -90,6 +91,15 @@ def check_output(repository: Path, name: str, graph: Graph) -> None:
         raise OutputError(f"{repository}: cannot be made: {err.strerror or err}") from err
     if not os.access(repository, os.W_OK | os.X_OK):
         raise OutputError(f"{repository}: cannot be written")
+    check_table_names(graph)
+
+
+def check_table_names(graph: Graph) -> None:
+    """Check that no table has the name of one of the files beside it.
+
+    Raises:
+        ConfigError: one has.
+    """
     for embedding in graph.embeddings:
         if embedding.table in _OWN_NAMES:
             raise ConfigError(graph.source, "layers", f"a table cannot be called {embedding.table!r}: a file is")

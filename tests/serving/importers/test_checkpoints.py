@@ -175,7 +175,30 @@ class TestRefused:
     def test_a_sparse_tensor(self, tmp_path):
         torch.save({"ads": torch.eye(3).to_sparse()}, tmp_path / "model.pt")
 
-        with pytest.raises(ModelFileError, match=r"got torch\.sparse_coo float32 \[3, 3\]"):
+        with pytest.raises(ModelFileError, match=r"got Tensor, torch\.sparse_coo, on cpu: float32 \[3, 3\]"):
+            open_table("ads", tmp_path / "model.pt")
+
+    def test_a_tensor_without_values(self, tmp_path):
+        torch.save({"ads": torch.ones(3, 3, device="meta")}, tmp_path / "model.pt")
+
+        with pytest.raises(ModelFileError, match=r"got Tensor, torch\.strided, on meta: float32 \[3, 3\]"):
+            open_table("ads", tmp_path / "model.pt")
+
+    def test_a_shard_of_a_tensor(self, tmp_path):
+        """Which a process reads only where something has imported its class."""
+        import torch.distributed.tensor as distributed
+
+        torch.distributed.init_process_group(
+            "gloo", store=torch.distributed.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1
+        )
+        try:
+            mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (1,))
+            shard = distributed.distribute_tensor(torch.ones(4, 3), mesh, [distributed.Shard(0)])
+            torch.save({"ads": shard}, tmp_path / "model.pt")
+        finally:
+            torch.distributed.destroy_process_group()
+
+        with pytest.raises(ModelFileError, match=r"got DTensor, torch\.strided, on cpu: float32 \[4, 3\]"):
             open_table("ads", tmp_path / "model.pt")
 
     @pytest.mark.parametrize("content", [b"", b"text", b"PK\x03\x04 half", b"\x80\x02}q\x00."])

@@ -149,6 +149,12 @@ class TestRefused:
         with pytest.raises(ConfigError, match=r"ads\.onnx.*a table's name has letters, digits.* got 'ads/bag:0'"):
             plan_import(path, "sum", {"ads/bag:0": tables["ads"]})
 
+    def test_a_name_that_a_file_of_the_version_has(self, sketch_of, tables, tmp_path):
+        path = sketch_of({"graph.json": (2, 4)}).write(tmp_path / "ads.onnx")
+
+        with pytest.raises(ConfigError, match=r"ads\.onnx.*a table cannot be called 'graph\.json': a file is"):
+            plan_import(path, "sum", {"graph.json": tables["ads"]})
+
     def test_answers_that_are_logits(self, sketch, tables, tmp_path):
         path = sketch.write(tmp_path / "logits.onnx", sigmoid=False)
 

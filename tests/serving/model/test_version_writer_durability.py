@@ -1,5 +1,6 @@
 """A version is complete or absent: whatever fails, whoever is killed, however many write at once."""
 
+import dataclasses
 import os
 import signal
 import subprocess
@@ -13,6 +14,7 @@ import pytest
 
 from benchmarks.tiny_model import TinyModel
 from kernels.errors import HotrowError
+from serving.errors import OutputError
 from serving.model.graph import parse_graph
 from serving.model.manifest import verify_manifest
 from serving.model.sparse_file import write_sparse_directory
@@ -77,6 +79,18 @@ def test_what_raises_while_the_files_are_written_leaves_nothing(tmp_path):
 
     assert versions_of(tmp_path / "two") == []
     assert not list((tmp_path / "two").glob(".*.tmp"))
+    assert not (tmp_path / "two" / "config.pbtxt").exists()  # it would stay, and describe another model than the next
+
+
+def test_tritons_configuration_is_of_the_first_version_that_was_written(tmp_path):
+    def fail(folder):
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(OutputError, match="No space left"):
+        write_version(tmp_path, "two", dataclasses.replace(GRAPH, label_dim=7), fail)
+    write(tmp_path)
+
+    assert 'OUTPUT0" data_type: TYPE_FP32 dims: [ -1, 1 ]' in (tmp_path / "two" / "config.pbtxt").read_text()
 
 
 def test_folders_that_a_killed_writer_left_are_cleared_by_the_next(tmp_path):
