@@ -6,6 +6,7 @@ from typing import Any
 
 from serving.cli.check import read_config
 from serving.dense.files import read_onnx
+from serving.dense.onnx_file import signature
 from serving.errors import ConfigError, OutputError
 from serving.model.atomic import atomic_write
 from serving.model.graph import is_network_file
@@ -38,15 +39,16 @@ def export_onnx(options: argparse.Namespace) -> int:
         names = ", ".join(model.name for model in models)
         raise ConfigError(str(options.config), "", f"has {len(models)} models ({names}); give the directory of one")
     (config,) = models
-    graph, content = read_onnx(config.graph_file, config.dense_file)
+    content = read_onnx(config.graph_file, config.dense_file)
     try:
         with atomic_write(options.file) as file:
             file.write(content)
     except OSError as err:
         raise OutputError(f"{options.file}: cannot be written: {err.strerror}") from err
     print(f"model {config.name} written to {options.file}")
-    print(f"  input  {graph.dense_top} float32[B, {graph.dense_dim}]")
-    for embedding in graph.embeddings:
-        print(f"  input  {embedding.top} float32[B, {embedding.slots}, {embedding.dim}]")
-    print(f"  output float32[B, {graph.label_dim}]")
+    inputs, outputs = signature(content)
+    for name, shape in inputs.items():
+        print(f"  input  {name} float32{shape}")
+    for name, shape in outputs.items():
+        print(f"  output {name} float32{shape}")
     return 0

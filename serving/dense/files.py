@@ -58,10 +58,10 @@ def open_dense(
     return dataclasses.replace(graph, mixes_samples=mixes_samples), network
 
 
-def read_onnx(graph_file: Path, dense_file: Path) -> tuple[Graph, bytes]:
+def read_onnx(graph_file: Path, dense_file: Path) -> bytes:
     """Return the dense network of a model as one ONNX model: built of its layers, or its ONNX file as it is.
 
-    Inputs are called as in the graph; see ``build_onnx``.
+    Inputs are called as in the graph, those that nobody reads left out; see ``build_onnx``.
 
     Raises:
         ConfigError: the graph cannot be accepted.
@@ -70,12 +70,13 @@ def read_onnx(graph_file: Path, dense_file: Path) -> tuple[Graph, bytes]:
         MissingExtraError: a package of the extra ``onnx`` is not installed.
     """
     from serving.dense.onnx import build_onnx
-    from serving.dense.own_network import has_files_beside, open_own_network
+    from serving.dense.onnx_file import has_files_beside
+    from serving.dense.own_network import open_own_network
 
     graph = read_model_graph(graph_file, dense_file)
     if not is_network_file(dense_file):
-        return graph, build_onnx(graph, read_dense(dense_file, graph))
+        return build_onnx(graph, read_dense(dense_file, graph))
     open_own_network(graph, dense_file)
     if has_files_beside(dense_file):
         raise ModelFileError(dense_file, "has weights in files beside it: copy them all instead of exporting")
-    return graph, dense_file.read_bytes()
+    return dense_file.read_bytes()

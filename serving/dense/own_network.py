@@ -8,7 +8,7 @@ import numpy as np
 from serving.dense.network import Floats
 from serving.dense.onnx import OnnxNetwork
 from serving.dense.onnx_signature import unread_tables
-from serving.errors import MissingExtraError, ModelFileError, ServingError
+from serving.errors import ModelFileError, ServingError
 from serving.model.records import Graph
 
 _log = logging.getLogger(__name__)
@@ -40,20 +40,6 @@ def open_own_network(graph: Graph, file: Path, threads: int = 1) -> tuple[OnnxNe
     for table in unread_tables(network.inputs, graph):
         _log.warning("%s: no input reads the table %r, which is looked up in vain", file, table)
     return network, _try(network, graph, file)
-
-
-def has_files_beside(file: Path) -> bool:
-    """Whether weights of an ONNX file lie in other files, as those of one of more than 2 GiB do.
-
-    Raises:
-        MissingExtraError: the package onnx is not installed.
-    """
-    try:
-        import onnx
-    except ImportError as err:
-        raise MissingExtraError("onnx", "onnx", "looking into an ONNX file") from err
-    model = onnx.load(file, load_external_data=False)
-    return any(one.data_location == onnx.TensorProto.EXTERNAL for one in model.graph.initializer)
 
 
 def _try(network: OnnxNetwork, graph: Graph, file: Path) -> bool:

@@ -54,7 +54,7 @@ def test_the_file_runs_in_onnx_runtime_on_looked_up_vectors(version, tmp_path, c
         "  input  dense float32[B, 3]",
         "  input  user_vectors float32[B, 1, 4]",
         "  input  item_vectors float32[B, 2, 4]",
-        "  output float32[B, 1]",
+        "  output probability float32[B, 1]",
     ]
     onnx.checker.check_model(onnx.load(file), full_check=True)
     with load_model(version) as session:
@@ -65,6 +65,30 @@ def test_the_file_runs_in_onnx_runtime_on_looked_up_vectors(version, tmp_path, c
     (answer,) = runtime.run(None, {"dense": batch.dense, "user_vectors": user, "item_vectors": item})
     np.testing.assert_allclose(answer, by_session, rtol=1e-6)
     np.testing.assert_allclose(answer, expected, rtol=1e-4)
+
+
+def test_the_inputs_told_are_those_of_the_file(version, tmp_path, capsys):
+    """A network of one's own may take a table flat, and leave another or the dense features out."""
+    helper, file = onnx.helper, tmp_path / "net.onnx"
+    graph = helper.make_graph(
+        [
+            helper.make_node("MatMul", ["item_vectors", "weight"], ["logit"]),
+            helper.make_node("Sigmoid", ["logit"], ["click"]),
+        ],
+        "flat",
+        [helper.make_tensor_value_info("item_vectors", onnx.TensorProto.FLOAT, ["B", 8])],
+        [helper.make_tensor_value_info("click", onnx.TensorProto.FLOAT, ["B", 1])],
+        [onnx.numpy_helper.from_array(np.full((8, 1), 0.1, np.float32), "weight")],
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), file)
+    own = as_own_network(version, file, tmp_path)
+
+    assert main(["export-onnx", str(own), str(tmp_path / "again.onnx")]) == 0
+
+    assert capsys.readouterr().out.splitlines()[1:] == [
+        "  input  item_vectors float32[B, 8]",
+        "  output click float32[B, 1]",
+    ]
 
 
 def test_the_file_serves_as_a_network_of_ones_own_and_is_exported_as_it_is(version, tmp_path):
@@ -146,5 +170,39 @@ def test_a_network_with_files_beside_it_cannot_be_one_file(version, tmp_path, ca
         model.graph.initializer.append(tensor)
         model.graph.node.remove(node)
     onnx.save(model, own / "net.onnx", save_as_external_data=True, location="weights", size_threshold=70)
+
+    assert "net.onnx: has weights in files beside it" in refused(capsys, own, tmp_path / "again.onnx")
+
+
+@pytest.mark.parametrize("place", ["initializer", "constant"])
+def test_weights_beside_are_found_in_the_arms_of_an_if_too(version, tmp_path, capsys, place):
+    helper = onnx.helper
+    weight = onnx.numpy_helper.from_array(np.full((8, 1), 0.1, np.float32), "weight")
+    onnx.external_data_helper.set_external_data(weight, "weights")
+    content = weight.raw_data
+    weight.ClearField("raw_data")
+    constants = [helper.make_node("Constant", [], ["weight"], value=weight)] if place == "constant" else []
+    result = helper.make_tensor_value_info("logit", onnx.TensorProto.FLOAT, ["B", 1])
+    arm = helper.make_graph(
+        [*constants, helper.make_node("MatMul", ["item_vectors", "weight"], ["logit"])],
+        "arm",
+        [],
+        [result],
+        [] if constants else [weight],
+    )
+    graph = helper.make_graph(
+        [
+            helper.make_node("Constant", [], ["true"], value=onnx.numpy_helper.from_array(np.array(True))),
+            helper.make_node("If", ["true"], ["either"], then_branch=arm, else_branch=arm),
+            helper.make_node("Sigmoid", ["either"], ["click"]),
+        ],
+        "branches",
+        [helper.make_tensor_value_info("item_vectors", onnx.TensorProto.FLOAT, ["B", 8])],
+        [helper.make_tensor_value_info("click", onnx.TensorProto.FLOAT, ["B", 1])],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    (tmp_path / "tiny.onnx").write_bytes(model.SerializeToString())
+    own = as_own_network(version, tmp_path / "tiny.onnx", tmp_path)
+    (own / "weights").write_bytes(content)
 
     assert "net.onnx: has weights in files beside it" in refused(capsys, own, tmp_path / "again.onnx")
