@@ -6,6 +6,25 @@ from typing import Any
 
 from serving.errors import MissingExtraError
 
+_LARGEST_BYTES = 2**31 - 1  # of a protobuf message
+
+
+def serialized(model: Any) -> bytes:
+    """Return an ``onnx.ModelProto`` as one file's content.
+
+    Raises:
+        ValueError: it has more than 2 GiB, as one may that has taken in weights from files beside it.
+    """
+    from google.protobuf.message import EncodeError
+
+    try:
+        content: bytes = model.SerializeToString()
+    except EncodeError as err:  # which gives no reason; nothing else can be wrong with a model that has been read
+        raise ValueError(f"it has more than {_LARGEST_BYTES:,} bytes, the most of an ONNX file") from err
+    if len(content) > _LARGEST_BYTES:  # protobuf without its native part writes what nobody can read
+        raise ValueError(f"it has {len(content):,} bytes, and {_LARGEST_BYTES:,} are the most of an ONNX file")
+    return content
+
 
 def has_files_beside(file: Path) -> bool:
     """Whether weights of an ONNX file lie in other files, as those of one of more than 2 GiB do.

@@ -18,12 +18,12 @@ import onnx
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
+from serving.dense.onnx_file import serialized
 from serving.dense.runtime import import_runtime, open_session
 
 Array = NDArray[Any]
 Floats = NDArray[np.float32]
 
-_LARGEST_BYTES = 2**31 - 1  # of a protobuf message
 LEAST_OPSET = 11  # whose DynamicQuantizeLinear is the last of the operators used here to have come
 
 # How much of the difference between columns goes over to the weights. Of 0.65, 0.8 and 0.9 this one has the least mean
@@ -54,10 +54,7 @@ def fold_constants(model: bytes | Path) -> Any:
     """
     runtime = import_runtime()
     if isinstance(model, Path):
-        loaded = onnx.load(model)
-        if loaded.ByteSize() > _LARGEST_BYTES:
-            raise ValueError(f"it has {loaded.ByteSize():,} bytes, and {_LARGEST_BYTES:,} are the most")
-        model = loaded.SerializeToString()
+        model = serialized(onnx.load(model))
     with TemporaryDirectory() as folder:
         options = runtime.SessionOptions()
         options.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_ENABLE_BASIC

@@ -4,9 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from serving.dense.onnx_file import serialized
 from serving.errors import MissingExtraError, ModelFileError
-
-_LARGEST_BYTES = 2**31 - 1  # of a protobuf message
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +43,10 @@ class ImportedNetwork:
         Raises:
             ModelFileError: it has more than 2 GiB.
         """
-        size_bytes = self.model.ByteSize()
-        if size_bytes > _LARGEST_BYTES:
-            raise ModelFileError(self.path, f"expected at most {_LARGEST_BYTES:,} bytes, found {size_bytes:,}")
-        content: bytes = self.model.SerializeToString()
-        return content
+        try:
+            return serialized(self.model)
+        except ValueError as err:
+            raise ModelFileError(self.path, str(err)) from err
 
 
 def read_network(path: Path, logits: bool = False) -> ImportedNetwork:

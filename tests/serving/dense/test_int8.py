@@ -297,7 +297,7 @@ def test_weights_in_a_file_beside_the_network_are_found(network_file):
 
 def test_a_network_that_no_message_holds_is_refused(network_file, monkeypatch):
     file, exact = network_file
-    monkeypatch.setattr(quantizing, "_LARGEST_BYTES", 500)
+    monkeypatch.setattr("serving.dense.onnx_file._LARGEST_BYTES", 500)
 
     with pytest.raises(ConfigError, match=r"cannot be quantised: it has [\d,]+ bytes, and 500 are the most"):
         open_int8(GRAPH, exact, file, Calibration(*draw(256), 0.05), 1, str(file))

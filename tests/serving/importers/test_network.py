@@ -121,6 +121,13 @@ def test_numbers_of_a_type_that_onnx_does_not_know_are_refused(sketch, tmp_path)
         read_network(tmp_path / "odd.onnx")
 
 
+def test_a_network_too_large_for_one_file_is_refused(network, monkeypatch):
+    monkeypatch.setattr("serving.dense.onnx_file._LARGEST_BYTES", 100)
+
+    with pytest.raises(ModelFileError, match=r"dense\.onnx: it has \d+ bytes, and 100 are the most of an ONNX file"):
+        read_network(network).content()
+
+
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(ModelFileError, match=r"absent\.onnx: cannot be read: No such file"):
         read_network(tmp_path / "absent.onnx")
