@@ -5,6 +5,7 @@
 - lookup: against a C loop that copies rows whose numbers are known, with prefetch (benchmarks/host_gather.c)
 - call: 26 keys from Python, against numpy.take with known row numbers
 - pooled: against torch.nn.functional.embedding_bag with known row numbers
+- row_dtype: lookups of narrow rows, one by one and in bags of 20, against the same table of float32 rows
 - beside_writer: a reader's rate and p99 while another thread replaces rows at full rate, against the same reader alone
 """
 
@@ -14,6 +15,7 @@ import tempfile
 import threading
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -181,6 +183,34 @@ def pooled(subject, scale):
         yield Record.of("host_table.pooled", {"dim": subject.dim, "hotness": hotness, "peer": "torch"}, "Mrow/s", pairs)
 
 
+def row_dtypes(subject, scale):
+    """Records of lookups by row type against the float32 table; their memory against the float32 table's."""
+    row_ptrs = np.arange(0, BATCH_KEYS + 1, 20)
+    count, bags = int(row_ptrs[-1]), row_ptrs.size - 1
+    batches = [keys[:count].copy() for keys, _ in subject.batches("uniform", scale.batches)]
+    calls = {
+        "fetch": lambda table, keys: table.fetch(keys, subject.out[:count]),
+        "pooled": lambda table, keys: table.fetch_pooled(keys, row_ptrs, subject.out[:bags], "sum"),
+    }
+
+    def run(call, table):
+        for keys in batches:
+            call(table, keys)
+
+    for row_dtype in ("fp16", "bf16", "int8", "uint8"):
+        table = HostTable(subject.dim, subject.rows, row_dtype)
+        for start in range(0, subject.rows, LOAD_ROWS):
+            block = slice(start, start + LOAD_ROWS)
+            table.insert(subject.keys[block], subject.direct[block] % 127)  # what every type can hold
+        params = {"dim": subject.dim, "row_dtype": row_dtype, "peer": "fp32"}
+        for measure, call in calls.items():
+            ours, peer = partial(run, call, table), partial(run, call, subject.table)
+            pairs = take_turns(ours, peer, scale.rounds, scale.batches * count / 1e6)
+            yield Record.of("host_table.row_dtype", {**params, "measure": measure}, "Mrow/s", pairs)
+        sizes = (table.stats().memory_bytes / 2**20, subject.table.stats().memory_bytes / 2**20)
+        yield Record.of("host_table.row_dtype_memory", {**params, "less": "is better"}, "MiB", [sizes])
+
+
 class Writer:
     """A thread that replaces random rows of the table at full rate, as long as it is told to."""
 
@@ -240,6 +270,7 @@ def main():
     for dim in scale.rows:
         subject = Subject(dim, scale)
         records += [*lookup(subject, scale, library), *call(subject, scale), *pooled(subject, scale)]
+        records += row_dtypes(subject, scale)
         if dim == 32:
             records += beside_writer(subject, scale)
         del subject

@@ -10,6 +10,7 @@ namespace hotrow {
 typedef float Lane8 __attribute__((vector_size(32), aligned(4), may_alias));
 typedef uint32_t Words8 __attribute__((vector_size(32), aligned(4), may_alias));
 typedef uint16_t Halves8 __attribute__((vector_size(16), aligned(1), may_alias));
+typedef uint16_t Unaligned16 __attribute__((aligned(1), may_alias));
 typedef int8_t SignedBytes8 __attribute__((vector_size(8), aligned(1), may_alias));
 typedef uint8_t Bytes8 __attribute__((vector_size(8), aligned(1), may_alias));
 

@@ -7,7 +7,6 @@
 //
 // Rows of fp32 are aligned as floats are; no other row is taken to be aligned.
 
-typedef uint16_t Unaligned16 __attribute__((aligned(1), may_alias));
 typedef float UnalignedFloat __attribute__((aligned(1), may_alias));
 
 HOTROW_TARGET inline float read_float(const std::byte* at) { return *reinterpret_cast<const UnalignedFloat*>(at); }

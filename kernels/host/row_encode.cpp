@@ -26,6 +26,12 @@ float rounded(float value) {
   return (value + kShift) - kShift;
 }
 
+// `yes` or `no`, without a branch: compilers turn the loop into vector code only so.
+uint32_t select(bool condition, uint32_t yes, uint32_t no) {
+  const uint32_t mask = 0u - static_cast<uint32_t>(condition);
+  return (yes & mask) | (no & ~mask);
+}
+
 struct Half {
   static constexpr int32_t kFirstInfinite = 0x477FF000;  // 65520, halfway between the largest binary16 and 2^16
 
@@ -37,9 +43,9 @@ struct Half {
     // Subnormal: 0.5 has the exponent at which the float32 mantissa counts in units of 2^-24; the addition rounds.
     const uint32_t subnormal = bits_of(from_bits(size) + 0.5f) - 0x3F000000;
     const uint32_t nan = 0x7E00 | ((size >> 13) & 0x03FF);
-    uint32_t half = size < 0x38800000 ? subnormal : normal;
-    half = size >= static_cast<uint32_t>(kFirstInfinite) ? 0x7C00 : half;
-    half = size > static_cast<uint32_t>(kInfinity) ? nan : half;
+    uint32_t half = select(size < 0x38800000, subnormal, normal);
+    half = select(size >= static_cast<uint32_t>(kFirstInfinite), 0x7C00, half);
+    half = select(size > static_cast<uint32_t>(kInfinity), nan, half);
     return static_cast<uint16_t>(half | ((bits >> 16) & 0x8000));
   }
 };
@@ -51,7 +57,7 @@ struct Bfloat {
     const uint32_t bits = bits_of(value);
     const uint32_t nearest = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16;
     const uint32_t nan = (bits >> 16) | 0x0040;
-    return static_cast<uint16_t>((bits & 0x7FFFFFFF) > static_cast<uint32_t>(kInfinity) ? nan : nearest);
+    return static_cast<uint16_t>(select((bits & 0x7FFFFFFF) > static_cast<uint32_t>(kInfinity), nan, nearest));
   }
 };
 
@@ -63,12 +69,10 @@ uint32_t encode_narrow(const float* row, uint32_t dim, std::byte* out) {
   const auto overflows = [](float value) {
     return (magnitude(value) >= Narrow::kFirstInfinite) & (magnitude(value) < kInfinity);
   };
-  bool unfit = false;
-  for (uint32_t c = 0; c < dim; ++c) {
-    const uint16_t narrow = Narrow::of(row[c]);
-    std::memcpy(out + 2 * c, &narrow, sizeof narrow);
-    unfit |= overflows(row[c]);
-  }
+  auto* narrow = reinterpret_cast<Unaligned16*>(out);
+  for (uint32_t c = 0; c < dim; ++c) narrow[c] = Narrow::of(row[c]);
+  uint32_t unfit = 0;
+  for (uint32_t c = 0; c < dim; ++c) unfit |= static_cast<uint32_t>(overflows(row[c]));
   return unfit ? static_cast<uint32_t>(std::find_if(row, row + dim, overflows) - row) : kFits;
 }
 
