@@ -8,7 +8,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serving.planner.curve import HitCurve
-from serving.planner.memory import ram_bytes
 from serving.planner.plan import TablePlan
 from serving.storage.memory_store import rows_within
 
@@ -78,10 +77,11 @@ def divide_budget(plans: Sequence[TablePlan], policy: str, budget_bytes: int) ->
     rows = [0] * len(plans)
     taken = [0] * len(plans)
     for step in steps:
-        dim = plans[step.table].dim
+        plan = plans[step.table]
         room = budget_bytes - sum(taken) + taken[step.table]
-        rows[step.table] = step.rows if ram_bytes(dim, step.rows) <= room else rows_within(room, dim)
-        taken[step.table] = ram_bytes(dim, rows[step.table])
+        fits = plan.ram_bytes(step.rows) <= room
+        rows[step.table] = step.rows if fits else rows_within(room, plan.dim, plan.row_dtype)
+        taken[step.table] = plan.ram_bytes(rows[step.table])
     return [
         Share(plan.name, held, size_bytes, float(plan.curves[policy].hits_at(held)))
         for plan, held, size_bytes in zip(plans, rows, taken, strict=True)
@@ -91,7 +91,7 @@ def divide_budget(plans: Sequence[TablePlan], policy: str, budget_bytes: int) ->
 def _steps(number: int, plan: TablePlan, curve: HitCurve) -> list[_Step]:
     """The steps of the curve's concave hull over bytes, steepest first."""
     rows = _thinned(np.minimum(curve.rows[1:], plan.rows))
-    bytes_by_step = [ram_bytes(plan.dim, int(held)) for held in rows]
+    bytes_by_step = [plan.ram_bytes(int(held)) for held in rows]
     hull: list[tuple[int, float, int]] = [(0, 0.0, 0)]
     for size_bytes, hits, held in zip(bytes_by_step, curve.hits_at(rows).tolist(), rows.tolist(), strict=True):
         while len(hull) > 1 and _slope(hull[-2], hull[-1]) <= _slope(hull[-2], (size_bytes, hits, held)):

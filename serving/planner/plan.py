@@ -6,11 +6,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.host import KeyIndex
+from kernels.host import KeyIndex, RowDtype
 from serving.config import ModelConfig, TableConfig
 from serving.config.capacity import open_table_file
 from serving.errors import TraceError
 from serving.planner.curve import HitCurve
+from serving.planner.memory import ram_bytes
 from serving.planner.policies import POLICIES, Places, sampled_lru_curves, standard_error
 from serving.planner.reuse import MOST_LOOKUPS
 from serving.planner.trace import Keys, Trace
@@ -32,6 +33,7 @@ class TablePlan:
         distinct: rows that were looked up at least once; as many lookups were the first of their row.
         curves: by policy name, see ``serving.planner.policies``.
         lru_groups: of a sampled LRU curve, the estimates that its error comes from; empty where it is exact.
+        row_dtype: the form in which RAM keeps the rows.
     """
 
     name: str
@@ -42,6 +44,11 @@ class TablePlan:
     distinct: int
     curves: dict[str, HitCurve]
     lru_groups: tuple[HitCurve, ...] = ()
+    row_dtype: RowDtype = "fp32"
+
+    def ram_bytes(self, rows: int) -> int:
+        """RAM of a host table with room for ``rows`` of the rows, exact; 0 for no rows."""
+        return ram_bytes(self.dim, rows, self.row_dtype)
 
     def lru_error(self, rows: NDArray[np.integer]) -> NDArray[np.float64]:
         """The standard error of LRU's hit rate at each of ``rows``: zeros where the curve is exact."""
@@ -89,6 +96,7 @@ def _plan_table(config: ModelConfig, table: TableConfig, keys: Keys, sample_rati
         distinct=int(np.count_nonzero(np.bincount(known))),
         curves=curves,
         lru_groups=groups,
+        row_dtype=table.row_dtype,
     )
 
 

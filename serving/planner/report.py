@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serving.planner.budget import Share
-from serving.planner.memory import TableSize, gpu_bytes, ram_bytes
+from serving.planner.memory import TableSize, gpu_bytes
 from serving.planner.plan import TablePlan
 
 CSV_COLUMNS = ("table", "rows", "rows_ratio", "policy", "hit_rate", "standard_error", "ram_bytes", "gpu_bytes")
@@ -47,7 +47,7 @@ def describe_table(plan: TablePlan, rows: NDArray[np.int64], hit_rate: float | N
     yield _aligned("rows", "of table", *plan.curves, "RAM", "GPU cache")
     rates = np.stack([curve.hit_rate(rows) for curve in plan.curves.values()], axis=1)
     for held, row in zip(rows.tolist(), rates.tolist(), strict=True):
-        memory = amount(ram_bytes(plan.dim, held)), amount(gpu_bytes(plan.dim, held))
+        memory = amount(plan.ram_bytes(held)), amount(gpu_bytes(plan.dim, held))
         yield _aligned(f"{held:,}", _percent(held, plan.rows), *(f"{rate:.4f}" for rate in row), *memory)
     if plan.lru_groups:
         yield f"  lru is estimated from a sample; standard error at most {plan.lru_error(rows).max():.4f}"
@@ -85,7 +85,7 @@ def csv_rows(plan: TablePlan, rows: NDArray[np.int64]) -> Iterator[tuple[str | i
     errors = plan.lru_error(sizes)
     for name, curve in plan.curves.items():
         for held, rate, error in zip(sizes.tolist(), curve.hit_rate(sizes).tolist(), errors.tolist(), strict=True):
-            of_memory = (ram_bytes(plan.dim, held), gpu_bytes(plan.dim, held))
+            of_memory = (plan.ram_bytes(held), gpu_bytes(plan.dim, held))
             yield plan.name, held, held / plan.rows, name, rate, error if name == "lru" else 0.0, *of_memory
 
 

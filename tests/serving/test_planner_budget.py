@@ -1,5 +1,6 @@
 """Memory per tier against the tiers themselves, and divisions of a budget against all divisions."""
 
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -8,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.tiny_model import TinyModel
+from kernels.host import HostTable
 from serving import ParameterServer
 from serving.config import read_model_directory
 from serving.errors import TraceError
@@ -171,6 +173,15 @@ class TestBudget:
         shares = divide_budget(plans, "pinned", ram_bytes(16, 2))
 
         assert [share.hits for share in shares] == [0, 0, 2000]
+
+    def test_a_narrow_table_gets_more_rows_of_the_same_budget(self):
+        wide = table("m.a", range(5000), 5000, dim=128)
+        narrow = replace(wide, row_dtype="int8")
+
+        [wide_share], [narrow_share] = (divide_budget([plan], "file", 2**21) for plan in (wide, narrow))
+
+        assert narrow_share.rows > 2 * wide_share.rows
+        assert narrow_share.ram_bytes == HostTable.memory_bytes(128, narrow_share.rows, "int8") <= 2**21
 
     def test_a_budget_too_small_for_one_row_holds_none(self):
         [share] = divide_budget([table("m.a", [1], 10)], "file", 10)
