@@ -175,7 +175,7 @@ class TestBudget:
         assert [share.hits for share in shares] == [0, 0, 2000]
 
     def test_a_narrow_table_gets_more_rows_of_the_same_budget(self):
-        wide = table("m.a", range(5000), 5000, dim=128)
+        wide = table("m.a", range(20_000), 20_000, dim=128)
         narrow = replace(wide, row_dtype="int8")
 
         [wide_share], [narrow_share] = (divide_budget([plan], "file", 2**21) for plan in (wide, narrow))
