@@ -14,6 +14,7 @@ from serving.storage.redis_pool import NodePool
 from serving.storage.redis_topology import SLOTS, Topology, parse_cluster_slots, single_node
 
 MOST_ATTEMPTS = 4  # a broken connection, a slot that moved, and one that is just moving, in one call
+ASK_PAUSE_S = 0.1  # between questions for the topology while a node is down; one that MOVED is asked about at once
 # First words of the errors after which the same command may succeed elsewhere, or here a moment later.
 ELSEWHERE = frozenset({"MOVED", "ASK", "TRYAGAIN", "CLUSTERDOWN", "READONLY"})
 
@@ -81,7 +82,8 @@ class RedisCluster:
         self._pools: dict[Address, NodePool] = {}
         self._is_closed = False
         self._lock = threading.Lock()  # guards the two above
-        self._refreshing = threading.Lock()  # one refresh at a time
+        self._refreshing = threading.Lock()  # one refresh at a time; guards the next
+        self._asked_at = -ASK_PAUSE_S
         try:
             self._topology = self._discover(self._seeds, self._deadline())
         except BaseException:
@@ -130,9 +132,12 @@ class RedisCluster:
 
     def _may_succeed_now(self, failures: Sequence[RedisNodeError], before: Topology, deadline: float) -> bool:
         """Learn anew who holds what; False where trying again would only meet the same closed door."""
-        hints = [failure.elsewhere for failure in failures if isinstance(failure, _ElsewhereError)]
-        failed = {failure.address for failure in failures if not isinstance(failure, _ElsewhereError)}
-        after = self._refreshed(before, [hint for hint in hints if hint], failed, deadline)
+        elsewhere = [failure for failure in failures if isinstance(failure, _ElsewhereError)]
+        if all(failure.is_asking for failure in elsewhere) and len(elsewhere) == len(failures):
+            return True  # a slot on its way belongs to its old node until it has arrived
+        hints = [failure.elsewhere for failure in elsewhere if failure.elsewhere]
+        failed = {failure.address for failure in failures if failure not in elsewhere}
+        after = self._refreshed(before, hints, failed, deadline)
         only_unreachable = all(failure.is_unreachable for failure in failures)
         return not only_unreachable or not after.agrees_with(before)
 
@@ -196,17 +201,21 @@ class RedisCluster:
 
     def _refreshed(self, before: Topology, hints: Sequence[Address], failed: set[Address], deadline: float) -> Topology:
         """Ask for the topology, unless another thread has just done so; the old one where nobody answers."""
-        with self._refreshing:
-            if self._topology is not before:
-                return self._topology
-            known = (*hints, *before.masters, *before.replicas, *self._seeds)
-            asked = [node for node in dict.fromkeys(known) if node not in failed] or list(self._seeds)
-            try:
+        if not self._refreshing.acquire(timeout=max(deadline - time.monotonic(), 0)):
+            return before
+        try:
+            is_fresh = not hints and time.monotonic() < self._asked_at + ASK_PAUSE_S
+            if self._topology is before and not is_fresh:
+                known = (*hints, *before.masters, *before.replicas, *self._seeds)
+                asked = [node for node in dict.fromkeys(known) if node not in failed] or list(self._seeds)
+                self._asked_at = time.monotonic()
                 self._topology = self._discover(asked, deadline)
-            except RedisNodeError:
-                return before
-            self._forget_pools(self._topology)
-            return self._topology
+                self._forget_pools(self._topology)
+        except RedisNodeError:
+            return before
+        finally:
+            self._refreshing.release()
+        return self._topology
 
     def _forget_pools(self, topology: Topology) -> None:
         kept = {*topology.masters, *topology.replicas, *self._seeds}

@@ -1,6 +1,7 @@
 """The shared tier: embedding tables in a Redis server or cluster, laid out as HPS does."""
 
 import logging
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
@@ -37,7 +38,8 @@ class RedisStore:
         """
         self._config = config
         self._is_closed = False
-        self._tables: dict[str, RedisTable] = {}  # replaced as a whole, never changed in place
+        self._lock = threading.Lock()  # one change of the tables at a time
+        self._tables: dict[str, RedisTable] = {}  # replaced as a whole, never changed in place; readers take no lock
         try:
             self._cluster = RedisCluster(config)
         except RedisNodeError as err:
@@ -133,7 +135,8 @@ class RedisStore:
         """See ``Store.drop_table``; every process that shares the table loses it."""
         with self._translated(table):
             held = self._tables.get(table) or self._table(TableSpec(table, dim=1))
-            self._tables = {name: one for name, one in self._tables.items() if name != table}
+            with self._lock:
+                self._tables = {name: one for name, one in self._tables.items() if name != table}
             held.drop()
 
     def items(self, table: str, batch_rows: int = 65536) -> Iterator[tuple[Keys, Vectors]]:
@@ -161,8 +164,9 @@ class RedisStore:
 
     def close(self) -> None:
         """See ``Store.close``; the rows stay."""
-        self._is_closed = True
-        self._tables = {}
+        with self._lock:
+            self._is_closed = True
+            self._tables = {}
         self._cluster.close()
 
     def _table(self, spec: TableSpec) -> RedisTable:
@@ -171,7 +175,9 @@ class RedisStore:
     def _take(self, table: RedisTable) -> None:
         """Answer for ``table`` from now on, and tell how evenly the nodes hold it."""
         name = table.spec.name
-        self._tables = {**self._tables, name: table}
+        with self._lock:
+            self._check_open(name)
+            self._tables = {**self._tables, name: table}
         spread = self.spread(name)
         fair_share = len(table.partitions) / len(spread)
         is_lopsided = max(spread.values()) >= LOPSIDED_RATIO * fair_share

@@ -146,7 +146,7 @@ def test_a_broken_version_is_refused(tmp_path, opened):
 
 def test_inside_triton_no_web_framework_is_needed():
     """Triton's own Python has NumPy and pydantic, and what model.py imports is all the rest it needs."""
-    absent = ["fastapi", "starlette", "uvicorn", "orjson", "prometheus_client", "rocksdict", "redis", "torch"]
+    absent = ["fastapi", "starlette", "uvicorn", "orjson", "prometheus_client", "rocksdict", "hiredis", "torch"]
     program = f"import sys; sys.modules.update(dict.fromkeys({absent})); import serving.frontend.triton"
 
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)

@@ -23,10 +23,20 @@ KEYS = np.arange(1000)
 ROWS = (KEYS[:, None] + np.arange(4)).astype(np.float32)
 # For tests in which somebody stays silent.
 IMPATIENT = {"timeout_ms": 200, "connect_timeout_ms": 100}
+OPENED = []
 
 
 def open_store(server, **options):
-    return RedisStore(RedisConfig(addresses=(server.address,), **options))
+    """Open a store; it is closed when the test ends."""
+    OPENED.append(RedisStore(RedisConfig(addresses=(server.address,), **options)))
+    return OPENED[-1]
+
+
+@pytest.fixture(autouse=True)
+def close_stores():
+    yield
+    while OPENED:
+        OPENED.pop().close()
 
 
 def loaded_store(server, **options):
@@ -72,7 +82,6 @@ def test_a_server_that_is_down_is_an_error_that_names_it_and_one_that_is_back_is
 
     wait_until(lambda: answers(store), "the store answers again")
     fetch(store)
-    store.close()
 
 
 def test_connections_that_a_restart_broke_cost_no_answer(own_server):
@@ -96,7 +105,6 @@ def test_connections_that_a_restart_broke_cost_no_answer(own_server):
 
     for _ in range(5):
         fetch(store)
-    store.close()
 
 
 def test_readers_never_get_anothers_rows_while_the_server_dies_and_comes_back(own_server):
@@ -131,7 +139,6 @@ def test_readers_never_get_anothers_rows_while_the_server_dies_and_comes_back(ow
         reader.join()
 
     assert not failures
-    store.close()
 
 
 def test_a_server_that_came_back_empty_is_an_outage(redis_binary, tmp_path):
@@ -144,7 +151,6 @@ def test_a_server_that_came_back_empty_is_an_outage(redis_binary, tmp_path):
         fetch(store)
 
     assert store.loaded_from(SPEC.name) is None
-    store.close()
     server.kill()
 
 
@@ -160,7 +166,6 @@ def test_a_silent_server_is_an_error_within_the_time_that_is_configured(redis_se
 
     assert took_s < 1.0  # it was silent for longer
     wait_until(lambda: answers(store), "the store answers again")
-    store.close()
 
 
 def test_a_caller_waits_for_a_connection_no_longer_than_is_configured(redis_server):
@@ -173,7 +178,6 @@ def test_a_caller_waits_for_a_connection_no_longer_than_is_configured(redis_serv
 
     pool.give_back(taken)
     fetch(store)
-    store.close()
 
 
 class TestCluster:
@@ -189,13 +193,11 @@ class TestCluster:
             with node.client() as client:
                 hashes = [name for name in client.scan_iter() if name.endswith(b"v")]
                 assert len(hashes) == spread[f"127.0.0.1:{node.port}"]
-        store.close()
 
     def test_a_replica_tells_of_the_masters_too(self, redis_cluster):
         store = loaded_store(redis_cluster.nodes[4])
 
         fetch(store)
-        store.close()
 
     def test_callers_who_need_several_nodes_do_not_wait_for_each_other_in_a_ring(self, redis_cluster):
         store = loaded_store(redis_cluster.nodes[0], num_node_connections=1)
@@ -216,7 +218,6 @@ class TestCluster:
             reader.join()
 
         assert not failures
-        store.close()
 
     @pytest.mark.slow
     def test_a_replica_takes_its_masters_place(self, own_cluster):
@@ -235,7 +236,6 @@ class TestCluster:
         own_cluster.wait()
         fetch(store)
         assert store.count(SPEC.name) == KEYS.size
-        store.close()
 
     @pytest.mark.slow
     def test_slots_that_move_to_another_node_are_followed_under_reads(self, own_cluster):
@@ -260,7 +260,6 @@ class TestCluster:
         assert store._cluster.topology.owner(partition.slot) == own_cluster.nodes[1].address
         source.close()
         target.close()
-        store.close()
 
     def test_a_cluster_that_lopsidedly_holds_a_table_is_warned_of(self, redis_cluster, caplog):
         store = open_store(redis_cluster.nodes[0], num_partitions=1, num_node_connections=1)
@@ -272,7 +271,6 @@ class TestCluster:
         holder = Partition(SPEC.name, 0).slot * 3 // 16384
         assert "one node will be the busiest" in record.message
         assert f"127.0.0.1:{redis_cluster.nodes[holder].port} holds 1" in record.message
-        store.close()
 
     def test_a_slot_that_nobody_holds_is_an_error(self, redis_cluster, monkeypatch):
         store = loaded_store(redis_cluster.nodes[0])
@@ -281,7 +279,6 @@ class TestCluster:
 
         with pytest.raises(StoreError, match="no node of the cluster holds slot"):
             fetch(store)
-        store.close()
 
 
 class TlsProxy:
@@ -379,7 +376,6 @@ class TestTls:
 
         fetch(store)
         fetch(store, KEYS[::7])
-        store.close()
 
     @pytest.mark.parametrize(
         ("change", "reason"),

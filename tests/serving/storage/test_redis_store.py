@@ -3,13 +3,16 @@
 import logging
 import re
 import struct
+import subprocess
+import sys
 import threading
 
 import numpy as np
 import pytest
 
+from benchmarks.redis_servers import free_port
 from serving.config import RedisConfig
-from serving.errors import StoreError
+from serving.errors import MissingExtraError, StoreError
 from serving.storage import DurableStore, PooledStore, RedisStore, TableSpec
 from serving.storage.hps_layout import mix
 from serving.storage.redis_cluster import RedisCluster
@@ -18,10 +21,20 @@ TABLE = "model.table"
 DIM = 4
 PARTITIONS = 16
 SPEC = TableSpec(TABLE, DIM)
+OPENED = []
 
 
 def open_store(server, **options):
-    return RedisStore(RedisConfig(addresses=(server.address,), **options))
+    """Open a store; it is closed when the test ends."""
+    OPENED.append(RedisStore(RedisConfig(addresses=(server.address,), **options)))
+    return OPENED[-1]
+
+
+@pytest.fixture(autouse=True)
+def close_stores():
+    yield
+    while OPENED:
+        OPENED.pop().close()
 
 
 @pytest.fixture
@@ -33,9 +46,7 @@ def client(redis_server):
 
 @pytest.fixture
 def store(redis_server):
-    store = open_store(redis_server)
-    yield store
-    store.close()
+    return open_store(redis_server)
 
 
 def rows_of(keys, value=0.0):
@@ -141,7 +152,17 @@ def test_however_many_keys_one_command_takes_the_rows_are_the_same(redis_server,
     assert (out[10:210] == rows_of(range(200))).all()
     assert store.evict(TABLE, np.arange(150, 300)) == 50
     assert sorted(key for keys, _ in store.items(TABLE, 13) for key in keys.tolist()) == list(range(150))
-    store.close()
+
+
+def test_of_many_duplicates_in_one_insert_the_last_wins(store):
+    store.open_table(SPEC, 0)
+    keys = np.random.default_rng(0).integers(0, 50, 5000)
+    values = np.arange(5000, dtype=np.float32)
+
+    store.insert(TABLE, keys, np.repeat(values[:, None], DIM, axis=1))
+
+    last = dict(zip(keys.tolist(), values.tolist(), strict=True))
+    assert fetch(store, list(last))[0][:, 0].tolist() == list(last.values())
 
 
 def test_evicting_takes_away_what_hps_knows_of_a_key(store, client):
@@ -163,7 +184,6 @@ class TestLoading:
         other.open_table(SPEC, 0)
         assert fetch(other, range(1001))[1].sum() == 1000
         assert (fetch(other, range(1000))[0] == rows_of(range(1000))).all()
-        other.close()
 
     def test_a_load_replaces_what_the_table_held_of_whatever_dimension(self, store, client):
         store.bulk_load(TableSpec(TABLE, 2), iter([(np.arange(50), np.ones((50, 2), np.float32))]), "before")
@@ -205,7 +225,6 @@ class TestLoading:
         store.bulk_load(SPEC, batches(), "after")
 
         assert (fetch(reader, range(100))[0] == rows_of(range(100), 0.5)).all()
-        reader.close()
 
     def test_a_load_that_fails_halfway_leaves_the_old_rows_and_nothing_else(self, store, client):
         load(store, range(10), "before")
@@ -272,7 +291,6 @@ class TestLoading:
         for one in stores:
             assert one.loaded_from(TABLE) == "digest"
             assert (fetch(one, range(2000))[0] == rows_of(range(2000))).all()
-            one.close()
         assert not names(client, "loading")
 
     def test_a_dropped_table_is_gone_for_everybody(self, redis_server, store, client):
@@ -285,7 +303,6 @@ class TestLoading:
 
         assert names(client) == {"another"}
         assert store.loaded_from(TABLE) is None
-        other.close()
 
     def test_a_partition_that_came_back_empty_is_an_outage_and_not_a_lack_of_keys(self, store, client):
         load(store, range(100))
@@ -372,7 +389,6 @@ class TestUsers:
         load(store, range(10))
 
         assert fetch(store, range(10))[1].all()
-        store.close()
 
     @pytest.mark.parametrize(
         ("user", "reason"),
@@ -397,25 +413,10 @@ class TestUsers:
 
         with pytest.raises(StoreError, match=r"NOPERM.*hset"):
             store.insert(TABLE, np.array([1]), rows_of([1]))
-        store.close()
 
     def test_these_rights_are_enough(self, guarded, client):
-        commands = [
-            "hset",
-            "hmget",
-            "hdel",
-            "hlen",
-            "hscan",
-            "expire",
-            "persist",
-            "rename",
-            "unlink",
-            "exists",
-            "get",
-            "set",
-            "eval",
-            "cluster|slots",
-        ]
+        on_tables = ["hset", "hmget", "hdel", "hlen", "hscan", "expire", "unlink", "exists", "get", "eval"]
+        commands = [*on_tables, "rename", "persist", "set", "cluster|slots"]
         rights = ["resetkeys", "~hps_et*", "-@all", *(f"+{command}" for command in commands)]
         client.execute_command("ACL", "SETUSER", "hotrow", *rights)
         store = open_store(guarded, user_name="hotrow", password="battery staple")
@@ -428,7 +429,6 @@ class TestUsers:
         assert store.evict(TABLE, np.array([11])) == 1
         assert store.count(TABLE) == sum(keys.size for keys, _ in store.items(TABLE)) == 10
         store.drop_table(TABLE)
-        store.close()
 
     def test_a_password_is_not_shown(self, redis_server):
         config = RedisConfig(addresses=(redis_server.address,), password="open sesame")
@@ -436,21 +436,32 @@ class TestUsers:
         assert "open sesame" not in f"{config!r} {config}"
 
 
-def test_the_first_address_that_answers_is_enough(redis_server):
-    from benchmarks.redis_servers import free_port
+def test_without_hiredis_the_error_names_the_extra(redis_server, monkeypatch):
+    monkeypatch.setitem(sys.modules, "hiredis", None)
 
+    with pytest.raises(MissingExtraError, match=r"pip install 'hotrow\[redis\]'"):
+        open_store(redis_server)
+
+
+def test_hiredis_is_imported_only_when_a_store_is_opened():
+    code = "import sys, serving.storage; print('hiredis' in sys.modules)"
+
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert done.stdout.strip() == "False"
+
+
+def test_the_first_address_that_answers_is_enough(redis_server):
     closed = ("127.0.0.1", free_port())
 
     store = RedisStore(RedisConfig(addresses=(closed, redis_server.address)))
+    OPENED.append(store)
 
     load(store, [1])
     assert fetch(store, [1])[1].all()
-    store.close()
 
 
 def test_no_address_that_answers_is_an_error_that_names_them_all():
-    from benchmarks.redis_servers import free_port
-
     ports = [free_port(), free_port()]
 
     with pytest.raises(StoreError, match=f"127.0.0.1:{ports[0]}: .*refused.*127.0.0.1:{ports[1]}: .*refused"):
