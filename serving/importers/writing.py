@@ -80,9 +80,7 @@ def _watched(table: PlannedTable, batch_rows: int, progress: Progress) -> Iterat
         progress(table.name, written, table.rows.rows)
     if faults:
         rows = f"{faults:,} of {table.rows.rows:,} rows have values that are NaN or infinite"
-        _log.warning(
-            "%s: %s, the first is that of key %d; a request for one is refused", table.rows.source, rows, first
-        )
+        _log.warning("%s: %s, the first is that of key %d", table.rows.source, rows, first)
 
 
 def _say_nothing(table: str, written: int, rows: int) -> None:
