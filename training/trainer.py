@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from serving.errors import ConfigError
-from serving.model.graph import Graph
+from serving.model.graph import Graph, SparseInput
 from training.ctr_model import CtrModel
 from training.errors import DivergedError
 from training.metrics import area_under_curve, log_loss
@@ -66,11 +66,12 @@ def train(
         progress: draw a progress bar on a terminal's standard error.
 
     Raises:
-        ConfigError: the graph asks for other inputs than the samples have.
-        DivergedError: the loss became infinite or not a number.
+        ConfigError: the graph asks for other inputs than the samples have, or no key of an input in ``samples``.
+        DivergedError: the loss, or a logit of the evaluation, became infinite or not a number.
     """
     check_samples_fit(model.graph, samples)
     check_samples_fit(model.graph, evaluation)
+    _check_every_table_learns(model.graph, samples)
     rng = np.random.default_rng(seed)
     step = 0
     for epoch in range(1, epochs + 1):
@@ -90,12 +91,15 @@ def train(
                 loss_sum += loss * len(batch)
                 bar.update(len(batch))
         seconds = time.perf_counter() - started
-        columns = list(zip(evaluation.labels.T, predict_logits(model, evaluation).T, strict=True))
+        logits = predict_logits(model, evaluation)
+        if not np.isfinite(logits).all():  # the last step, whose loss came before it, may be the one too many
+            raise DivergedError(step, rate)
+        columns = list(zip(evaluation.labels.T, logits.T, strict=True))
         yield EpochResult(
             epoch=epoch,
             loss=loss_sum / len(samples),
-            auc=tuple(area_under_curve(labels, logits) for labels, logits in columns),
-            evaluation_loss=tuple(log_loss(labels, logits) for labels, logits in columns),
+            auc=tuple(area_under_curve(*column) for column in columns),
+            evaluation_loss=tuple(log_loss(*column) for column in columns),
             seconds=seconds,
         )
 
@@ -121,11 +125,24 @@ def check_samples_fit(graph: Graph, samples: Samples) -> None:
     ):
         if asked != there:
             raise ConfigError(graph.source, path, f"the graph reads {asked} {what}, the data has {there}")
-    sizes, first = samples.bags.sizes, 0
-    for index, entry in enumerate(graph.sparse):
-        counts = sizes[:, first : first + entry.slots].sum(axis=1)
-        first += entry.slots
+    for index, (entry, counts) in enumerate(_keys_per_sample(graph, samples)):
         if counts.max() > entry.max_keys_per_sample:
             sample = int(np.argmax(counts > entry.max_keys_per_sample))
             reason = f"at most {entry.max_keys_per_sample} keys are allowed, but sample {sample} has {counts[sample]}"
             raise ConfigError(graph.source, f"layers[0].sparse[{index}]", reason)
+
+
+def _check_every_table_learns(graph: Graph, samples: Samples) -> None:
+    """Check that each table will have a row: one without any is no model that could be written in the end."""
+    for index, (entry, counts) in enumerate(_keys_per_sample(graph, samples)):
+        if not counts.any():
+            reason = f"no sample to learn from has a key of {entry.top!r}, so its table would stay empty"
+            raise ConfigError(graph.source, f"layers[0].sparse[{index}]", reason)
+
+
+def _keys_per_sample(graph: Graph, samples: Samples) -> Iterator[tuple[SparseInput, NDArray[np.int64]]]:
+    """Return for each sparse input int64[B], how many keys of it each sample has."""
+    sizes, first = samples.bags.sizes, 0
+    for entry in graph.sparse:
+        yield entry, sizes[:, first : first + entry.slots].sum(axis=1)
+        first += entry.slots

@@ -197,6 +197,29 @@ def test_a_loss_that_is_no_number_ends_the_training(document):
         list(train(model, samples, samples, **options))
 
 
+def test_a_last_step_that_went_too_far_ends_the_training_too(document):
+    """Its own loss is that of the weights before it."""
+    samples = generate(20, seed=0).samples
+    model = CtrModel(parse_graph(document, "graph.json"), seed=0)
+    options = {"epochs": 1, "batch_size": 20, "schedule": LearningRateSchedule(1e30), "seed": 0}
+
+    with pytest.raises(DivergedError, match=r"not finite at step 1: a learning rate below 1e\+30"):
+        list(train(model, samples, samples, **options))
+
+
+def test_an_input_of_which_no_sample_has_a_key_is_refused_before_any_work():
+    graph = open_document("ncf").graph
+    labels, dense = np.zeros((4, 1), np.float32), np.empty((4, 0), np.float32)
+    users_alone = Bags.padded(np.arange(8).reshape(4, 2), np.array([[True, False]] * 4))
+    samples = Samples(labels, dense, users_alone)
+    whole = Samples(labels, dense, Bags.one_key_each(np.arange(8).reshape(4, 2)))
+    options = {"epochs": 1, "batch_size": 2, "schedule": RATE, "seed": 0}
+
+    with pytest.raises(ConfigError, match=r"sparse\[1\]: no sample to learn from has a key of 'item'"):
+        list(train(CtrModel(graph, seed=0), samples, whole, **options))
+    assert list(train(CtrModel(graph, seed=0), whole, samples, **options))
+
+
 def test_a_reserved_key_is_refused(document):
     samples = generate(20, seed=0).samples
     samples.bags.keys[82] = np.iinfo(np.int64).min
