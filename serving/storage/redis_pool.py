@@ -71,7 +71,7 @@ class NodePool:
         with self._lock:
             keeps = connection.is_reusable and not self._is_closed
             stale = [] if keeps else [connection, *self._idle]
-            self._idle = [connection, *self._idle] if keeps else []
+            self._idle = [*self._idle, connection] if keeps else []
         for one in stale:
             one.close()
         self._permits.release()

@@ -137,7 +137,7 @@ class RedisTable:
     def loaded_from(self) -> str | None:
         """The digest of the load that filled the table; None where a partition has none or another."""
         records = self._cluster.run([plain(one.slot, "GET", one.record) for one in self.partitions])
-        digests = {record and record.split()[0].decode() for record in records}
+        digests = {record and record.rpartition(b" ")[0].decode() for record in records}  # without the load
         return digests.pop() if len(digests) == 1 else None
 
     def load(self, batches: Iterator[tuple[Keys, Vectors]], digest: str) -> None:

@@ -188,9 +188,9 @@ class TestLoading:
     def test_a_load_replaces_what_the_table_held_of_whatever_dimension(self, store, client):
         store.bulk_load(TableSpec(TABLE, 2), iter([(np.arange(50), np.ones((50, 2), np.float32))]), "before")
 
-        load(store, range(40, 60), "after", value=0.5)
+        load(store, range(40, 60), "after, with a space", value=0.5)
 
-        assert store.loaded_from(TABLE) == "after"
+        assert store.loaded_from(TABLE) == "after, with a space"
         assert sorted(np.concatenate([keys for keys, _ in store.items(TABLE)])) == list(range(40, 60))
         assert (fetch(store, range(40, 60))[0] == rows_of(range(40, 60), 0.5)).all()
         assert not names(client, "loading")
