@@ -9,6 +9,7 @@ from typing import Any, TypeVar, get_args
 from serving.cli.numbers import whole_number
 from serving.errors import ConfigError
 from serving.model.records import Combiner
+from serving.model.version_writer import check_model_name
 
 T = TypeVar("T")
 
@@ -79,6 +80,7 @@ def import_model(options: argparse.Namespace) -> int:
     """Describe the model, and write it."""
     from serving.importers import plan_import, write_model  # not sooner: the other commands need not wait for it
 
+    check_model_name(options.name)
     combiner, combiners = _combiners(options.combiner)
     plan = plan_import(
         options.network,

@@ -1,5 +1,7 @@
 """What Triton Inference Server's Python backend needs to serve an exported model."""
 
+import re
+
 from serving.model.graph import Graph
 
 #: ``model.py`` of a version: Triton loads the class of this name from it.
@@ -9,6 +11,7 @@ from serving.frontend.triton import TritonPythonModel  # noqa: F401
 '''
 
 _INPUTS = (("DES", "TYPE_FP32"), ("CATCOLUMN", "TYPE_INT64"), ("ROWINDEX", "TYPE_INT32"))
+_ANSWER = re.compile(r'"OUTPUT0"[^}]*?dims:\s*\[\s*-1\s*,\s*(\d+)\s*\]')
 
 
 def triton_config(name: str, graph: Graph) -> str:
@@ -36,3 +39,9 @@ def triton_config(name: str, graph: Graph) -> str:
             "",
         ]
     )
+
+
+def label_dim_in(config: str) -> int | None:
+    """Return the L that a ``config.pbtxt`` says; None where it is not written as ``triton_config`` writes it."""
+    found = _ANSWER.search(config)
+    return int(found[1]) if found else None

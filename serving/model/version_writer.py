@@ -2,6 +2,7 @@
 
 import fcntl
 import json
+import logging
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -15,10 +16,10 @@ from serving.model.manifest import MANIFEST_NAME, write_manifest
 from serving.model.names import MODEL_NAME
 from serving.model.records import Graph
 from serving.model.statistics_file import statistics_path
-from serving.model.triton_config import TRITON_ENTRY, triton_config
+from serving.model.triton_config import TRITON_ENTRY, label_dim_in, triton_config
 
 GRAPH_FILE, DENSE_FILE, ONNX_FILE = "graph.json", "dense.model", "dense.onnx"
-_ENTRY_FILE = "model.py"
+_ENTRY_FILE, _CONFIG_FILE = "model.py", "config.pbtxt"
 _OWN_NAMES = {
     DENSE_FILE,
     statistics_path(DENSE_FILE).name,
@@ -29,6 +30,8 @@ _OWN_NAMES = {
     MANIFEST_NAME,
     "__pycache__",
 }
+_log = logging.getLogger(__name__)
+
 _TIERS = {"supportlonglong": True, "models": [], "volatile_db": {"type": "parallel_hash_map"}}
 
 
@@ -68,9 +71,10 @@ def write_version(
                 write_files(unfinished)
                 write_manifest(unfinished, name, int(target.name))
                 # not sooner: what a failure left would stay, and describe this model to Triton in place of the next
-                _write_if_absent(folder / "config.pbtxt", triton_config(name, graph))
+                _write_if_absent(folder / _CONFIG_FILE, triton_config(name, graph))
                 _write_if_absent(repository / "ps.json", json.dumps(_TIERS, indent=2) + "\n")
             sync(repository)
+            _compare_with_config(folder / _CONFIG_FILE, graph)
     except OSError as err:
         raise OutputError(f"{folder}: cannot write the model: {err.strerror or err}") from err
     return target
@@ -83,8 +87,7 @@ def check_output(repository: Path, name: str, graph: Graph) -> None:
         OutputError: it cannot.
         ConfigError: a table has the name of one of the files beside it.
     """
-    if not MODEL_NAME.fullmatch(name):
-        raise OutputError(f"model name {name!r}: expected 1 to 120 letters, digits, '_' or '-'")
+    check_model_name(name)
     try:
         repository.mkdir(parents=True, exist_ok=True)
     except OSError as err:
@@ -92,6 +95,16 @@ def check_output(repository: Path, name: str, graph: Graph) -> None:
     if not os.access(repository, os.W_OK | os.X_OK):
         raise OutputError(f"{repository}: cannot be written")
     check_table_names(graph)
+
+
+def check_model_name(name: str) -> None:
+    """Check that servers take this name.
+
+    Raises:
+        OutputError: they do not.
+    """
+    if not MODEL_NAME.fullmatch(name):
+        raise OutputError(f"model name {name!r}: expected 1 to 120 letters, digits, '_' or '-'")
 
 
 def check_table_names(graph: Graph) -> None:
@@ -139,3 +152,11 @@ def _write_if_absent(path: Path, text: str) -> None:
     if not path.exists():
         with atomic_write(path) as file:
             file.write(text.encode())
+
+
+def _compare_with_config(path: Path, graph: Graph) -> None:
+    """Tell where an older version's ``config.pbtxt``, which is left alone, says another L than this version has."""
+    said = label_dim_in(path.read_text(errors="replace"))
+    if said not in (None, graph.label_dim):
+        columns = f"that an answer has {said} columns, but this version's has {graph.label_dim}"
+        _log.warning("%s says %s: Triton will refuse it; correct the file", path, columns)

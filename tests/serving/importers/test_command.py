@@ -77,6 +77,7 @@ def test_what_the_checkpoint_has_need_not_be_named(network, tmp_path, capsys):
         (["--combiner=mean"], "hotrow import: --combiner: given twice"),
         (["--combiner=user=mean"], "no table is called 'user'; did you mean 'users'?"),
         (["--name=a b"], "expected 1 to 120 letters"),
+        (["--name=a b", "--dry-run"], "expected 1 to 120 letters"),
     ],
 )
 def test_an_error_is_one_line_and_the_exit_code_1(run, capsys, more, expected):

@@ -1,3 +1,4 @@
+import dataclasses
 import json
 
 import pytest
@@ -67,6 +68,19 @@ def test_the_next_version_follows_the_newest_and_leaves_what_is_there(write):
     assert (version.parent / "config.pbtxt").read_text() == "changed by hand"
     assert (repository / "ps.json").read_text() == "{}"
     verify_manifest(version)
+
+
+def test_a_version_that_answers_otherwise_than_tritons_configuration_says_is_told_of(write, caplog):
+    graph = graph_of(TinyModel(dense_dim=13))
+    config = write(graph=graph).parent / "config.pbtxt"
+    write(graph=graph)
+    assert caplog.messages == []
+
+    write(graph=dataclasses.replace(graph, label_dim=2))
+
+    [message] = caplog.messages
+    assert message.startswith(f"{config} says that an answer has 1 columns, but this version's has 2: Triton will")
+    assert "dims: [ -1, 1 ]" in config.read_text()
 
 
 @pytest.mark.parametrize("number", [1, 0, -1])
