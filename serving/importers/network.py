@@ -116,7 +116,8 @@ def _append_sigmoid(graph: Any) -> None:
     import onnx
 
     [output] = graph.output
-    taken = {output.name, *(name for node in graph.node for name in (*node.input, *node.output))}
+    named = {entry.name for entry in (*graph.input, *graph.initializer, output)}
+    taken = named.union(*((*node.input, *node.output) for node in graph.node))
     name = "probabilities"
     while name in taken:
         name += "_"

@@ -15,7 +15,7 @@ from serving.model.graph import parse_graph
 from serving.model.records import Combiner, Graph
 from serving.model.version_writer import ONNX_FILE, check_table_names
 
-_NO_LIMIT = 2**31 - 1  # keys of a sample: none of the sources has one
+_LARGEST = 2**31 - 1  # of what a request counts: its samples, and the keys of one, which no source limits
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class ImportPlan:
             "label": {"label_dim": self.network.label_dim},
             "dense": {"top": dense.name, "dense_dim": dense.sizes[0]},
             "sparse": [
-                {"top": keys[table.name], "slot_num": table.slots, "max_feature_num_per_sample": _NO_LIMIT}
+                {"top": keys[table.name], "slot_num": table.slots, "max_feature_num_per_sample": _LARGEST}
                 for table in self.tables
             ],
         }
@@ -121,6 +121,8 @@ def plan_import(
         ModelFileError: a file cannot be read, or is not what its place needs.
         MissingExtraError: a package is needed that is not installed.
     """
+    if not 1 <= max_batchsize <= _LARGEST:
+        raise ConfigError(str(network), "max_batchsize", f"expected 1 to {_LARGEST}, got {max_batchsize!r}")
     imported = read_network(Path(network), logits)
     matching = match_tables(imported, tables or {}, checkpoint)
     own = combiners or {}

@@ -64,6 +64,18 @@ def test_logits_get_a_sigmoid_of_a_name_that_is_free(sketch, tmp_path, taken):
     np.testing.assert_allclose(answer, sketch.probabilities(*TENSORS), atol=1e-6)
 
 
+def test_an_input_that_nobody_reads_keeps_its_name_beside_the_sigmoid(sketch, tmp_path):
+    model = sketch.model(sigmoid=False)
+    model.graph.input.append(onnx.helper.make_tensor_value_info("probabilities", TensorProto.FLOAT, ["B", 2]))
+    onnx.save(model, tmp_path / "logits.onnx")
+
+    network = read_network(tmp_path / "logits.onnx", logits=True)
+
+    assert network.inputs[-1] == NetworkInput("probabilities", (2,))
+    answer = run(network.content(), *TENSORS, np.zeros((2, 2), np.float32))
+    np.testing.assert_allclose(answer, sketch.probabilities(*TENSORS), atol=1e-6)
+
+
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [

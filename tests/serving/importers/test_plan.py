@@ -137,6 +137,11 @@ class TestRefused:
         with pytest.raises(ConfigError, match=r"combiner: no table is called 'dense'; there are 'ads', 'users'"):
             plan_import(network, "sum", tables, combiners={"dense": "mean"})
 
+    @pytest.mark.parametrize("size", [0, -1, 2**31])
+    def test_a_batch_of_no_size_that_can_be(self, network, tables, size):
+        with pytest.raises(ConfigError, match=f"max_batchsize: expected 1 to 2147483647, got {size}"):
+            plan_import(network, "sum", tables, max_batchsize=size)
+
     def test_keys_that_come_twice(self, network, tables, tmp_path):
         np.savez(tmp_path / "ads.npz", keys=np.array([1, 2, 1]), vectors=np.ones((3, 4), np.float32))
 
