@@ -4,6 +4,7 @@ import hashlib
 import importlib.util
 import random
 import shutil
+import signal
 import socket
 import subprocess
 import time
@@ -48,6 +49,14 @@ class RedisServer:
         """End the process with no chance to tidy up."""
         self._process.kill()
         self._process.wait()
+
+    def freeze(self):
+        """From now on it takes what is sent and answers nothing, until ``thaw``."""
+        self._process.send_signal(signal.SIGSTOP)
+
+    def thaw(self):
+        """Let it go on."""
+        self._process.send_signal(signal.SIGCONT)
 
     def _listens(self):
         if self._process.poll() is not None:

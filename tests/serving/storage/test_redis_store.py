@@ -241,6 +241,19 @@ class TestLoading:
         assert (fetch(store, range(10))[0] == rows_of(range(10))).all()
         assert names(client) == before
 
+    def test_a_server_without_room_is_an_error_and_keeps_the_old_rows(self, store, client):
+        load(store, range(10), "before")
+        client.config_set("maxmemory", client.info("memory")["used_memory"] + 2**20)
+        try:
+            with pytest.raises(StoreError, match="OOM command not allowed"):
+                load(store, range(100_000), "after", batch_rows=10_000)
+        finally:
+            client.config_set("maxmemory", 0)
+
+        assert store.loaded_from(TABLE) == "before"
+        assert (fetch(store, range(10))[0] == rows_of(range(10))).all()
+        assert not names(client, "loading")
+
     def test_what_a_killed_load_gathered_is_forgotten_by_redis_in_time(self, store, client):
         def batches():
             yield np.arange(200), rows_of(range(200))
