@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from serving.dense.calibration import Calibration, Quantization
+from serving.dense.calibration import SMALLEST_RATIO, Calibration, Quantization
 from serving.dense.network import Floats
 from serving.dense.onnx import OnnxNetwork
 from serving.dense.runtime import one_line, refusals
@@ -22,10 +22,50 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+# How many times the calibration's largest value a batch may have on integers: their steps grow with the largest value
+# of the whole batch, and so does the error of every sample in it.
+_MOST_GROWTH = 2
+
+
+class Int8Network:
+    """Products on integers for batches like the calibration, float32 for others. See ``DenseNetwork``.
+
+    One value far from the calibration's would cost all samples of its batch their precision, and a NaN would become an
+    integer like any other, with an answer that shows nothing of it.
+    """
+
+    engine = "int8"
+
+    def __init__(
+        self, integers: OnnxNetwork, exact: OnnxNetwork, calibration: Calibration, quantization: Quantization
+    ) -> None:
+        """Keep both networks, and how large the calibration's values are."""
+        self.quantization: Quantization | None = quantization
+        self._integers = integers
+        self._exact = exact
+        of_features = np.abs(calibration.dense).max(axis=0)
+        smallest = SMALLEST_RATIO * of_features.max(initial=0)
+        self._most_dense = _MOST_GROWTH * np.maximum(of_features, smallest)
+        self._most_embeddings = [_MOST_GROWTH * np.abs(table).max() for table in calibration.embeddings]
+
+    def __call__(self, dense: Floats, embeddings: Sequence[Floats]) -> Floats:
+        """See ``DenseNetwork.__call__``."""
+        network = self._integers if self._is_like_calibration(dense, embeddings) else self._exact
+        return network(dense, embeddings)
+
+    def _is_like_calibration(self, dense: Floats, embeddings: Sequence[Floats]) -> bool:
+        if not len(dense):
+            return True
+        # NaN is in the minimum, and within no bounds
+        return bool(np.all((dense.min(axis=0) >= -self._most_dense) & (dense.max(axis=0) <= self._most_dense))) and all(
+            -most <= table.min() and table.max() <= most
+            for table, most in zip(embeddings, self._most_embeddings, strict=True)
+        )
+
 
 def open_int8(
     graph: Graph, exact: OnnxNetwork, model: bytes | Path, calibration: Calibration | None, threads: int, source: str
-) -> OnnxNetwork:
+) -> Int8Network:
     """Quantise a network on this machine and measure it there: how integers are multiplied depends on the processor.
 
     All products with a weight are tried first. While an answer is off by more than the tolerance, the product that
@@ -33,7 +73,7 @@ def open_int8(
 
     Args:
         graph: the structure, or the inputs alone.
-        exact: the float32 network.
+        exact: the float32 network, which stays open for batches unlike the calibration.
         model: its ONNX model, or the file.
         calibration: what to measure on.
         threads: how many threads work on one call.
@@ -65,9 +105,10 @@ def open_int8(
         scales = quantizing.column_scales(folded, products, feeds)
         total = quantizing.count_products(folded)
         trials = _Trials(quantizing, graph, folded, scales, total, calibration, expected, threads, source)
-        return trials.choose(products)
+        network, measured = trials.choose(products)
     except failures as err:
         raise ConfigError(source, "", f"engine int8: the network cannot be quantised: {one_line(err)}") from err
+    return Int8Network(network, exact, calibration, measured)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +125,12 @@ class _Trials:
     threads: int
     source: str
 
-    def choose(self, products: "Sequence[Product]") -> OnnxNetwork:
-        """Return the network with as many of ``products``, those with a weight, on integers as the tolerance allows."""
+    def choose(self, products: "Sequence[Product]") -> tuple[OnnxNetwork, Quantization]:
+        """Return the network with as many of ``products``, those with a weight, on integers as the tolerance allows.
+
+        Returns:
+            the network, and how far off it is.
+        """
         if not products:
             reason = f"engine int8: the network has {self.total} products of matrices, none with a weight"
             raise ConfigError(self.source, "", reason)
@@ -102,8 +147,7 @@ class _Trials:
             reason = f"engine int8: {whole}{least}; the tolerance is {self.calibration.tolerance:g}"
             raise ConfigError(self.source, "", reason)
         _log.info("%s: %s", self.source, result)
-        network.quantization = result
-        return network
+        return network, result
 
     def _error_of_a_multiplication(self, product: "Product") -> float:
         error = self._measure([product])[1].max_error
@@ -112,7 +156,7 @@ class _Trials:
     def _measure(self, products: "Sequence[Product]") -> tuple[OnnxNetwork, Quantization]:
         """Return the network with these products on integers, and how far off it is."""
         model = self.quantizing.quantize(self.model, products, self.scales)
-        network = OnnxNetwork(self.graph, model, self.threads, self.source, engine="int8")
+        network = OnnxNetwork(self.graph, model, self.threads, self.source)
         errors = np.abs(network(self.calibration.dense, self.calibration.embeddings) - self.expected)
         largest, mean = float(errors.max()), float(errors.mean())
         return network, Quantization(largest, mean, len(self.expected), len(products), self.total)

@@ -8,7 +8,6 @@ import json
 import logging
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 
@@ -81,13 +80,15 @@ class OnnxNetwork:
         inputs: the tensors that the model reads, by their names in the graph.
     """
 
+    engine = "onnx"
+    quantization: Quantization | None = None
+
     def __init__(
         self,
         graph: Graph,
         model: bytes | Path,
         threads: int = 1,
         source: str = "the ONNX model",
-        engine: Literal["onnx", "int8"] = "onnx",
     ) -> None:
         """Open a model: one that ``build_onnx`` made of ``graph``, or one that somebody else made for its inputs.
 
@@ -96,7 +97,6 @@ class OnnxNetwork:
             model: the ONNX model, or its file.
             threads: how many threads work on one call.
             source: the model's file, for messages.
-            engine: what to call it.
 
         Raises:
             MissingExtraError: ONNX Runtime is not installed.
@@ -104,8 +104,6 @@ class OnnxNetwork:
                 or output are not the graph's.
             ValueError: ``threads`` is less than 1.
         """
-        self.engine: str = engine
-        self.quantization: Quantization | None = None
         self._graph = graph
         self._session = open_session(model, threads, source)
         self._refusals = refusals()

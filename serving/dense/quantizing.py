@@ -18,6 +18,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
+from serving.dense.calibration import SMALLEST_RATIO
 from serving.dense.onnx_file import serialized
 from serving.dense.runtime import import_runtime, open_session
 
@@ -29,9 +30,6 @@ LEAST_OPSET = 11  # whose DynamicQuantizeLinear is the last of the operators use
 # How much of the difference between columns goes over to the weights. Of 0.65, 0.8 and 0.9 this one has the least mean
 # error on other samples than those it saw, on most of the graphs that come with hotrow-train.
 _MIGRATION = 0.65
-# Columns that are smaller than this share of the largest, or that the calibration leaves at 0, count as this large: a
-# later batch may bring them. Of 0.001, 0.003, 0.01 and 0.03 this one is the best in the same way.
-_SMALLEST_RATIO = 0.01
 
 
 class Product(NamedTuple):
@@ -175,7 +173,7 @@ def _scales(x: Floats, weights: Sequence[Floats]) -> Floats:
 def _sizes(largest: Floats) -> NDArray[np.float64]:
     """Return the sizes of columns, none of them far from the largest."""
     sizes = largest.astype(np.float64)
-    return np.maximum(sizes, max(_SMALLEST_RATIO * sizes.max(), np.finfo(np.float32).tiny))
+    return np.maximum(sizes, max(SMALLEST_RATIO * sizes.max(), np.finfo(np.float32).tiny))
 
 
 def _append_left_side(model: Any, x: str, scales: Floats) -> None:

@@ -206,6 +206,36 @@ def test_every_second_sample_is_kept_from_the_balancing(first, monkeypatch):
     assert network.quantization.samples == 10
 
 
+FAR = {
+    "a feature of a thousand": (0, 1e3),
+    "a feature of minus a thousand": (0, -1e3),
+    "a feature that the calibration leaves at 0": (1, 0.5),
+    "a row of a thousand": ("user", 1e3),
+    "a row of minus a thousand": ("user", -1e3),
+    "a row that is infinite": ("user", np.inf),
+    "a row that is NaN": ("user", np.nan),
+}
+
+
+@pytest.mark.parametrize(("column", "value"), FAR.values(), ids=FAR.keys())
+def test_a_batch_unlike_the_calibration_is_answered_in_float32(column, value):
+    """In integers, one such sample would take the others' precision, and a NaN would get an answer like any other."""
+    nodes, _ = SHAPES["a product of three dimensions"]
+    dense, tables = draw(256)
+    dense[:, 1] = 0
+    exact, network = open_both(network_of([*nodes, *ENDING], ARRAYS), (dense, tables), tolerance=0.05)
+    dense, tables = draw(8, seed=1)
+    dense[:, 1] = 0
+    assert not np.array_equal(network(dense, tables), exact(dense, tables))
+
+    if column == "user":
+        tables[0][3, 1, 2] = value
+    else:
+        dense[3, column] = value
+
+    assert np.array_equal(network(dense, tables), exact(dense, tables), equal_nan=True)
+
+
 def in_outliers(nodes, **arrays):
     """Return a model, and samples of which one, in every column, is ten thousand times as large as the others."""
     dense, tables = draw(64)
