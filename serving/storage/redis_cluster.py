@@ -102,7 +102,8 @@ class RedisCluster:
         anew which of them holds what; so it may be carried out twice.
 
         Raises:
-            RedisNodeError: a node did not answer within ``timeout_ms``, or answered with an error.
+            RedisNodeError: a node did not answer within ``timeout_ms``, or answered with an error. To learn for the
+                next call who has taken its place may take ``connect_timeout_ms`` more.
         """
         deadline = self._deadline()
         calls = [_Call(command) for command in commands]
@@ -114,9 +115,10 @@ class RedisCluster:
             if outcome.refusals:
                 raise outcome.refusals[0]
             left = outcome.left
-            is_last = attempt == MOST_ATTEMPTS or time.monotonic() >= deadline
-            if left and (is_last or not self._may_succeed_now(outcome.failures, topology, deadline)):
-                raise outcome.failures[0]
+            if left:
+                may_succeed = self._may_succeed_now(outcome.failures, topology, deadline)
+                if not may_succeed or attempt == MOST_ATTEMPTS or time.monotonic() >= deadline:
+                    raise outcome.failures[0]
         return [call.reply for call in calls]
 
     def close(self) -> None:
@@ -137,7 +139,8 @@ class RedisCluster:
             return True  # a slot on its way belongs to its old node until it has arrived
         hints = [failure.elsewhere for failure in elsewhere if failure.elsewhere]
         failed = {failure.address for failure in failures if failure not in elsewhere}
-        after = self._refreshed(before, hints, failed, deadline)
+        ask_deadline = max(deadline, time.monotonic() + self._config.connect_timeout_ms / 1000)
+        after = self._refreshed(before, hints, failed, ask_deadline)
         only_unreachable = all(failure.is_unreachable for failure in failures)
         return not only_unreachable or not after.agrees_with(before)
 
@@ -207,10 +210,11 @@ class RedisCluster:
             is_fresh = not hints and time.monotonic() < self._asked_at + ASK_PAUSE_S
             if self._topology is before and not is_fresh:
                 known = (*hints, *before.masters, *before.replicas, *self._seeds)
-                asked = [node for node in dict.fromkeys(known) if node not in failed] or list(self._seeds)
+                asked = [node for node in dict.fromkeys(known) if node not in failed]
                 self._asked_at = time.monotonic()
-                self._topology = self._discover(asked, deadline)
-                self._forget_pools(self._topology)
+                if asked:
+                    self._topology = self._discover(asked, deadline)
+                    self._forget_pools(self._topology)
         except RedisNodeError:
             return before
         finally:

@@ -117,6 +117,7 @@ class RedisConnection:
         self._buffer = bytearray(READ_BYTES)
         self._outstanding = 0
         self._is_broken = False
+        self.waited_in_vain_s = 0.0  # for the reply that did not come
         name = config.tls.server_name if config.tls else None
         connect_deadline = min(deadline, time.monotonic() + config.connect_timeout_ms / 1000)
         try:
@@ -210,10 +211,13 @@ class RedisConnection:
         return values["value"]
 
     def _receive_into(self, room: memoryview, deadline: float) -> int:
+        began = time.monotonic()
         try:
             self._socket.settimeout(seconds_left(deadline))
             received = self._socket.recv_into(room)
         except OSError as err:
+            if isinstance(err, TimeoutError):
+                self.waited_in_vain_s = time.monotonic() - began
             raise self._broken(f"no reply: {_reason(err)}") from err
         if not received:
             raise self._broken("the node closed the connection")

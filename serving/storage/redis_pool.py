@@ -7,9 +7,9 @@ import time
 from serving.config import RedisConfig
 from serving.storage.redis_connection import Address, RedisConnection, RedisNodeError, seconds_left
 
-# After an attempt to connect has failed, nobody tries again for this many times as long as it took: a node that refuses
-# is asked again at once, but one that keeps silent does not hold up every caller.
-PAUSE_RATIO = 4
+# After somebody has waited for a node in vain, nobody else connects to it for this many times as long: a node that
+# refuses is asked again at once, but one that keeps silent does not hold up every caller.
+PAUSE_RATIO = 1.0
 
 
 class NodePool:
@@ -57,10 +57,8 @@ class NodePool:
         try:
             return RedisConnection(self.address, self._config, self._tls, deadline)
         except RedisNodeError as err:
-            now = time.monotonic()
             with self._lock:
-                self._failure = err.reason
-                self._paused_until = now + PAUSE_RATIO * (now - began)
+                self._pause(err.reason, time.monotonic() - began)
             raise
 
     def give_back(self, connection: RedisConnection) -> None:
@@ -72,9 +70,14 @@ class NodePool:
             keeps = connection.is_reusable and not self._is_closed
             stale = [] if keeps else [connection, *self._idle]
             self._idle = [*self._idle, connection] if keeps else []
+            if not keeps:
+                self._pause("no reply: timed out", connection.waited_in_vain_s)
         for one in stale:
             one.close()
         self._permits.release()
+
+    def _pause(self, failure: str, waited_s: float) -> None:
+        self._failure, self._paused_until = failure, time.monotonic() + PAUSE_RATIO * waited_s
 
     def close(self) -> None:
         """Close what is idle now, and what is given back later."""

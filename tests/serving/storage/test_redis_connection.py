@@ -160,7 +160,7 @@ class TestPool:
             yield listener
 
     def test_a_node_that_keeps_silent_does_not_hold_up_every_caller(self, silent):
-        config = RedisConfig(connect_timeout_ms=50, tls=RedisTlsConfig())
+        config = RedisConfig(connect_timeout_ms=500, tls=RedisTlsConfig())
         pool = NodePool(Address(*silent.getsockname()), config, tls_context(config.tls))
 
         with pytest.raises(RedisNodeError, match=r"cannot connect: .*timed out"):

@@ -14,7 +14,7 @@ import pytest
 from benchmarks.redis_servers import RedisServer, RedisServers, free_port, wait_until
 from serving.config import RedisConfig, RedisTlsConfig
 from serving.errors import StoreError
-from serving.storage import RedisStore, TableSpec
+from serving.storage import RedisStore, TableSpec, redis_pool
 from serving.storage.redis_commands import Partition
 from serving.storage.redis_topology import parse_cluster_slots
 
@@ -155,11 +155,13 @@ def test_a_server_that_came_back_empty_is_an_outage(redis_binary, tmp_path):
 
 
 def test_a_silent_server_is_an_error_in_the_end_and_is_used_again_when_it_answers(own_server):
-    store = loaded_store(own_server, **IMPATIENT)
+    store = loaded_store(own_server, timeout_ms=1000)
     own_server.freeze()
 
-    with pytest.raises(StoreError, match=f"127.0.0.1:{own_server.port}: no reply: timed out"):
+    with pytest.raises(StoreError, match=f"127.0.0.1:{own_server.port}: no reply: timed out$"):
         fetch(store)
+    with pytest.raises(StoreError, match=f"127.0.0.1:{own_server.port}: no reply: timed out, a moment ago"):
+        fetch(store)  # which did not wait again
 
     own_server.thaw()
     wait_until(lambda: answers(store), "the store answers again")
@@ -233,6 +235,19 @@ class TestCluster:
         own_cluster.wait()
         fetch(store)
         assert store.count(SPEC.name) == KEYS.size
+
+    @pytest.mark.slow
+    def test_a_replica_takes_the_place_of_a_master_that_keeps_silent(self, own_cluster, monkeypatch):
+        monkeypatch.setattr(redis_pool, "PAUSE_RATIO", 0.0)  # as for callers who come seldom
+        store = loaded_store(own_cluster.nodes[0], **IMPATIENT)
+        for master in own_cluster.nodes[:3]:
+            with master.client() as client:
+                client.wait(1, 5000)
+        own_cluster.nodes[0].freeze()
+
+        wait_until(lambda: answers(store), "the replica has taken over")
+
+        assert own_cluster.nodes[0].address not in store._cluster.topology.masters
 
     @pytest.mark.slow
     def test_slots_that_move_to_another_node_are_followed_under_reads(self, own_cluster):
