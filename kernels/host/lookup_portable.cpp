@@ -1,4 +1,8 @@
 // The reading loops in plain C++, for any CPU, and the choice between them and the AVX2 ones.
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
 #include <cstdlib>
 #include <cstring>
 
@@ -20,30 +24,50 @@ inline unsigned matches(const Bucket& bucket, int64_t key) {
   return slots;
 }
 
+// One doubling of width at a time, and floats from signed numbers: what vector instructions do. GCC takes a conversion
+// in one step apart into single numbers.
+typedef int16_t Short8 __attribute__((vector_size(16), aligned(1), may_alias));
+typedef int32_t Int8 __attribute__((vector_size(32)));
+
 // from_half, eight times.
 inline Lane8 from_halves(const std::byte* halves) {
-  const Words8 bits = __builtin_convertvector(*reinterpret_cast<const Halves8*>(halves), Words8);
+  const Short8& shorts = *reinterpret_cast<const Short8*>(halves);
+  const auto bits = reinterpret_cast<Words8>(__builtin_convertvector(shorts, Int8));  // upper halves: not looked at
   const Words8 moved = (bits & 0x7FFF) << 13;
   const auto size = reinterpret_cast<Words8>(reinterpret_cast<Lane8>(moved) * 0x1p112f);
-  const auto special = reinterpret_cast<Words8>(moved >= 0x0F800000) & 0x7F800000;
+  // All bits or none; a comparison GCC makes one by one.
+  const Int8 is_finite = (reinterpret_cast<Int8>(moved) - 0x0F800000) >> 31;
+  const auto special = reinterpret_cast<Words8>(~is_finite) & 0x7F800000;
   return reinterpret_cast<Lane8>(size | special | (bits & 0x8000) << 16);
 }
 
+inline Lane8 from_shorts(const Short8& shorts) {
+  return __builtin_convertvector(__builtin_convertvector(shorts, Int8), Lane8);
+}
+
 inline Lane8 from_signed_bytes(const int8_t* bytes) {
-  return __builtin_convertvector(*reinterpret_cast<const SignedBytes8*>(bytes), Lane8);
+  return from_shorts(__builtin_convertvector(*reinterpret_cast<const SignedBytes8*>(bytes), Short8));
 }
 
 inline Lane8 from_bytes(const uint8_t* bytes) {
-  return __builtin_convertvector(*reinterpret_cast<const Bytes8*>(bytes), Lane8);
+  return from_shorts(__builtin_convertvector(*reinterpret_cast<const Bytes8*>(bytes), Short8));
 }
 
 #include "lookup_loops.inl"
 
 }  // namespace portable
 
+#if defined(__x86_64__)
+// Whether the CPU has F16C, which not every compiler's __builtin_cpu_supports knows by name.
+bool converts_halves() {
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
+}
+#endif
+
 const LookupLoops* chosen(bool avx2) {
 #if defined(__x86_64__)
-  if (avx2 && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c")) return &avx2_loops();
+  if (avx2 && __builtin_cpu_supports("avx2") && converts_halves()) return &avx2_loops();
 #else
   (void)avx2;
 #endif

@@ -1,5 +1,5 @@
-// Stored rows as their readers see them: `Row<type>(address)` gives eight columns or one at a time, in float32. Included
-// by lookup_loops.inl in the namespace of one instruction set, after the definition of
+// Stored rows as their readers see them: `Row<type>(address)` gives eight columns or one at a time, in float32.
+// Included by lookup_loops.inl in the namespace of one instruction set, after the definition of
 //
 //   Lane8 from_halves(const std::byte*)         eight binary16 values
 //   Lane8 from_signed_bytes(const int8_t*)      eight whole numbers

@@ -20,7 +20,7 @@ int32_t magnitude(float value) { return static_cast<int32_t>(bits_of(value) & 0x
 // Orders as the values do; its own inverse.
 int32_t ordered(int32_t bits) { return bits ^ ((bits >> 31) & 0x7FFFFFFF); }
 
-// To the nearest whole number, ties to even, for magnitudes below 2^22: adding 1.5 * 2^23 leaves no room for a fraction.
+// To the nearest whole number, ties to even, for magnitudes below 2^22: added to 1.5 * 2^23, a fraction has no room.
 float rounded(float value) {
   constexpr float kShift = 12582912.0f;
   return (value + kShift) - kShift;

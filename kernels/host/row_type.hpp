@@ -14,16 +14,16 @@
 //   uint8        offset = min x, scale = (max x - min x) / 255
 //                                               q = clamp(round((x - offset) / scale), 0, 255)
 //
-// Where the scale is 0 (a row of zeros, or of equal values for uint8), so is every q. The clamp acts only where the scale
-// is so small that it is a subnormal. Eight-bit codes with float32 parameters per row are what FBGEMM and TorchRec call
-// row-wise quantization; -128 is left out so that int8 is symmetric.
+// Where the scale is 0 (a row of zeros, or of equal values for uint8), so is every q. The clamp acts only where the
+// scale is so small that it is a subnormal. Eight-bit codes with float32 parameters per row are what FBGEMM and TorchRec
+// call row-wise quantization; -128 is left out so that int8 is symmetric.
 //
 // A finite value that the form would make infinite, and NaN or infinity for int8 and uint8, are refused rather than
 // saturated: a clipped weight changes every answer it takes part in, and nobody would see it.
 //
 // Strides. fp32, fp16 and bf16: a row of at most 64 bytes takes a power of two, so that it lies in one cache line; a
-// longer one, whole 32 bytes. int8 and uint8: whole 4 bytes. They are chosen to fit more rows into memory, and a line of
-// its own would cost an int8 row of 32 columns 28 bytes of 64.
+// longer one, whole 32 bytes. int8 and uint8: whole 4 bytes. They are chosen to fit more rows into memory, and a line
+// of its own would cost an int8 row of 32 columns 28 bytes of 64.
 #pragma once
 
 #include <cstddef>
