@@ -15,8 +15,8 @@
 //                                               q = clamp(round((x - offset) / scale), 0, 255)
 //
 // Where the scale is 0 (a row of zeros, or of equal values for uint8), so is every q. The clamp acts only where the
-// scale is so small that it is a subnormal. Eight-bit codes with float32 parameters per row are what FBGEMM and TorchRec
-// call row-wise quantization; -128 is left out so that int8 is symmetric.
+// scale is so small that it is a subnormal. Eight-bit codes with float32 parameters per row are what FBGEMM and
+// TorchRec call row-wise quantization; -128 is left out so that int8 is symmetric.
 //
 // A finite value that the form would make infinite, and NaN or infinity for int8 and uint8, are refused rather than
 // saturated: a clipped weight changes every answer it takes part in, and nobody would see it.
