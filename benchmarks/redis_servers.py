@@ -41,7 +41,8 @@ class RedisServer:
 
     def start(self):
         """Start the process; after ``kill``, again, on the same port and files."""
-        command = [server_binary(), "--port", str(self.port), "--dir", str(self.folder), "--save", "", *self.options]
+        where = ["--bind", "127.0.0.1", "--port", str(self.port), "--dir", str(self.folder)]
+        command = [server_binary(), *where, "--save", "", *self.options]
         self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
         wait_until(lambda: self._listens(), f"redis-server on port {self.port} listens")
 

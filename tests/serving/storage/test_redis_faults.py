@@ -1,10 +1,8 @@
-"""Nodes that die, come back, change their parts or keep silent; and TLS."""
+"""Nodes that die, come back, change their parts or keep silent."""
 
 import logging
 import re
 import socket
-import ssl
-import subprocess
 import threading
 import time
 
@@ -12,7 +10,7 @@ import numpy as np
 import pytest
 
 from benchmarks.redis_servers import RedisServer, RedisServers, free_port, wait_until
-from serving.config import RedisConfig, RedisTlsConfig
+from serving.config import RedisConfig
 from serving.errors import StoreError
 from serving.storage import RedisStore, TableSpec, redis_pool
 from serving.storage.redis_commands import Partition
@@ -291,132 +289,6 @@ class TestCluster:
 
         with pytest.raises(StoreError, match="no node of the cluster holds slot"):
             fetch(store)
-
-
-class TlsProxy:
-    """Speaks TLS to clients and hands what they say to a Redis server without TLS."""
-
-    def __init__(self, server, context):
-        self._server = server
-        self._context = context
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.address = self._listener.getsockname()
-        self._thread = threading.Thread(target=self._accept, daemon=True)
-        self._thread.start()
-
-    def close(self):
-        self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-        self._thread.join()
-
-    def _accept(self):
-        while True:
-            try:
-                client, _ = self._listener.accept()
-            except OSError:
-                return
-            threading.Thread(target=self._serve, args=(client,), daemon=True).start()
-
-    def _serve(self, client):
-        try:
-            with (
-                self._context.wrap_socket(client, server_side=True) as secure,
-                socket.create_connection(self._server.address) as plain,
-            ):
-                self._pump(secure, plain)
-        except OSError:
-            client.close()
-
-    @staticmethod
-    def _pump(secure, plain):
-        """One request, then its replies, until there is nothing more to read on either side."""
-        secure.settimeout(0.002)
-        plain.settimeout(0.002)
-        while True:
-            for source, sink in ((secure, plain), (plain, secure)):
-                try:
-                    while data := source.recv(65536):
-                        sink.settimeout(5)
-                        sink.sendall(data)
-                        sink.settimeout(0.002)
-                    return
-                except TimeoutError:
-                    continue
-
-
-@pytest.fixture(scope="module")
-def certificates(tmp_path_factory):
-    """An authority, and what it vouches for: a server called redis.localhost, and a client."""
-    folder = tmp_path_factory.mktemp("certificates")
-
-    def openssl(*arguments):
-        subprocess.run(["openssl", *arguments], cwd=folder, check=True, capture_output=True)
-
-    openssl("req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", "ca.key", "-out", "ca.crt", "-subj", "/CN=CA")
-    for name in ("redis.localhost", "client"):
-        (folder / "names").write_text(f"subjectAltName=DNS:{name}")
-        openssl("req", "-newkey", "rsa:2048", "-nodes", "-keyout", f"{name}.key", "-out", "csr", "-subj", f"/CN={name}")
-        signing = ("-CA", "ca.crt", "-CAkey", "ca.key", "-CAcreateserial", "-extfile", "names", "-out", f"{name}.crt")
-        openssl("x509", "-req", "-in", "csr", *signing)
-    return folder
-
-
-@pytest.fixture
-def tls_proxy(redis_server, certificates):
-    """In front of the Redis server; it wants to see a client's certificate."""
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=certificates / "ca.crt")
-    context.load_cert_chain(certificates / "redis.localhost.crt", certificates / "redis.localhost.key")
-    context.verify_mode = ssl.CERT_REQUIRED
-    proxy = TlsProxy(redis_server, context)
-    yield proxy
-    proxy.close()
-
-
-def tls(certificates, **change):
-    files = {
-        "ca_certificate": certificates / "ca.crt",
-        "client_certificate": certificates / "client.crt",
-        "client_key": certificates / "client.key",
-    }
-    return RedisTlsConfig(**{**files, **change})
-
-
-class TestTls:
-    @pytest.mark.parametrize("server_name", ["", "redis.localhost"])
-    def test_rows_come_through_an_encrypted_connection(self, tls_proxy, certificates, server_name):
-        store = loaded_store(tls_proxy, tls=tls(certificates, server_name=server_name))
-
-        fetch(store)
-        fetch(store, KEYS[::7])
-
-    @pytest.mark.parametrize(
-        ("change", "reason"),
-        [
-            ({"server_name": "another.localhost"}, "CERTIFICATE_VERIFY_FAILED.*another.localhost"),
-            ({"ca_certificate": None}, "CERTIFICATE_VERIFY_FAILED"),
-            ({"client_certificate": None, "client_key": None}, "redis: 127.0.0.1:.*: "),
-        ],
-    )
-    def test_a_certificate_that_does_not_hold_is_refused(self, tls_proxy, certificates, change, reason):
-        with pytest.raises(StoreError, match=reason):
-            open_store(tls_proxy, tls=tls(certificates, **change), **IMPATIENT)
-
-    def test_a_server_without_tls_is_an_error(self, redis_server, certificates):
-        with pytest.raises(StoreError, match="cannot connect"):
-            open_store(redis_server, tls=tls(certificates), **IMPATIENT)
-
-    def test_a_client_without_tls_is_an_error(self, tls_proxy):
-        with pytest.raises(StoreError, match=r"127\.0\.0\.1"):
-            open_store(tls_proxy, **IMPATIENT)
-
-    @pytest.mark.parametrize("file", ["ca_certificate", "client_certificate", "client_key"])
-    def test_a_file_that_is_not_there_is_named(self, redis_server, certificates, file):
-        with pytest.raises(StoreError, match=r"redis: TLS: .*nowhere.*: No such file"):
-            open_store(redis_server, tls=tls(certificates, **{file: certificates / "nowhere"}))
-
-    def test_a_file_that_is_no_certificate_is_named(self, redis_server, certificates):
-        with pytest.raises(StoreError, match=r"redis: TLS: .*client\.key: "):
-            open_store(redis_server, tls=tls(certificates, ca_certificate=certificates / "client.key"))
 
 
 def test_a_port_that_speaks_another_protocol_is_an_error(tmp_path):

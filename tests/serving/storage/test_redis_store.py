@@ -1,4 +1,4 @@
-"""What is particular to Redis: HPS's bytes, loads, records of them, users, and what a wrong table is told."""
+"""What is particular to Redis: HPS's bytes, loads, records of them, and what a wrong table is told."""
 
 import logging
 import re
@@ -379,74 +379,6 @@ class TestWrongContent:
         with pytest.raises(StoreError, match="key 42 has 15 bytes"):
             list(store.items(TABLE))
         assert fetch(store, [41, 43])[1].all()
-
-
-class TestUsers:
-    PASSWORD = "correct horse"
-
-    @pytest.fixture
-    def guarded(self, redis_server, client):
-        """The server with a password for everybody and a user of its own."""
-        client.acl_setuser(
-            "hotrow", enabled=True, passwords=["+battery staple"], keys=["hps_et*"], categories=["+@all"]
-        )
-        client.config_set("requirepass", self.PASSWORD)
-        yield redis_server
-        client.config_set("requirepass", "")
-        client.acl_deluser("hotrow")
-
-    @pytest.mark.parametrize("user", [{"password": PASSWORD}, {"user_name": "hotrow", "password": "battery staple"}])
-    def test_the_right_password_is_accepted(self, guarded, user):
-        store = open_store(guarded, **user)
-
-        load(store, range(10))
-
-        assert fetch(store, range(10))[1].all()
-
-    @pytest.mark.parametrize(
-        ("user", "reason"),
-        [
-            ({}, "NOAUTH"),
-            ({"password": "wrong secret"}, "refuses user 'default': WRONGPASS"),
-            ({"user_name": "hotrow", "password": "wrong secret"}, "refuses user 'hotrow': WRONGPASS"),
-            ({"user_name": "nobody", "password": PASSWORD}, "refuses user 'nobody': WRONGPASS"),
-        ],
-    )
-    def test_a_user_who_is_refused_is_told_at_the_start_without_the_password(self, guarded, user, reason):
-        with pytest.raises(StoreError, match=reason) as caught:
-            open_store(guarded, **user)
-
-        assert f"127.0.0.1:{guarded.port}" in str(caught.value)
-        assert user.get("password", "wrong secret") not in str(caught.value)
-
-    def test_a_user_without_a_right_is_told_which(self, guarded, client):
-        client.execute_command("ACL", "SETUSER", "hotrow", "-hset")
-        store = open_store(guarded, user_name="hotrow", password="battery staple")
-        store.open_table(SPEC, 0)
-
-        with pytest.raises(StoreError, match=r"NOPERM.*hset"):
-            store.insert(TABLE, np.array([1]), rows_of([1]))
-
-    def test_these_rights_are_enough(self, guarded, client):
-        on_tables = ["hset", "hmget", "hdel", "hlen", "hscan", "expire", "unlink", "exists", "get", "eval"]
-        commands = [*on_tables, "rename", "persist", "set", "cluster|slots"]
-        rights = ["resetkeys", "~hps_et*", "-@all", *(f"+{command}" for command in commands)]
-        client.execute_command("ACL", "SETUSER", "hotrow", *rights)
-        store = open_store(guarded, user_name="hotrow", password="battery staple")
-
-        load(store, range(10))
-        store.open_table(SPEC, 0)
-        store.insert(TABLE, np.array([11]), rows_of([11]))
-
-        assert fetch(store, range(12))[1].sum() == 11
-        assert store.evict(TABLE, np.array([11])) == 1
-        assert store.count(TABLE) == sum(keys.size for keys, _ in store.items(TABLE)) == 10
-        store.drop_table(TABLE)
-
-    def test_a_password_is_not_shown(self, redis_server):
-        config = RedisConfig(addresses=(redis_server.address,), password="open sesame")
-
-        assert "open sesame" not in f"{config!r} {config}"
 
 
 def test_without_hiredis_the_error_names_the_extra(redis_server, monkeypatch):

@@ -1,0 +1,245 @@
+"""Who may use Redis, and what goes over the network: users, their rights, TLS."""
+
+import socket
+import ssl
+import subprocess
+import threading
+
+import numpy as np
+import pytest
+
+from serving.config import RedisConfig, RedisTlsConfig
+from serving.errors import StoreError
+from serving.storage import RedisStore, TableSpec
+
+SPEC = TableSpec("model.table", 4)
+KEYS = np.arange(1000)
+ROWS = (KEYS[:, None] + np.arange(4)).astype(np.float32)
+# For tests in which somebody stays silent.
+IMPATIENT = {"timeout_ms": 200, "connect_timeout_ms": 100}
+OPENED = []
+
+
+def open_store(server, **options):
+    """Open a store; it is closed when the test ends."""
+    OPENED.append(RedisStore(RedisConfig(addresses=(server.address,), **options)))
+    return OPENED[-1]
+
+
+@pytest.fixture(autouse=True)
+def close_stores():
+    yield
+    while OPENED:
+        OPENED.pop().close()
+
+
+@pytest.fixture
+def client(redis_server):
+    """A client of redis-py's, to tell Redis who may do what."""
+    with redis_server.client() as client:
+        yield client
+
+
+def loaded_store(server, **options):
+    store = open_store(server, **options)
+    store.bulk_load(SPEC, iter([(KEYS, ROWS)]), "digest")
+    return store
+
+
+def fetch(store, keys=KEYS):
+    """Fetch rows, all of which must be there and right."""
+    out = np.full((keys.size, 4), np.nan, dtype=np.float32)
+    found = store.fetch(SPEC.name, keys, out)
+    assert found.all()
+    assert (out == ROWS[keys]).all()
+
+
+class TestUsers:
+    PASSWORD = "correct horse"
+
+    @pytest.fixture
+    def guarded(self, redis_server, client):
+        """The server with a password for everybody and a user of its own."""
+        client.acl_setuser(
+            "hotrow", enabled=True, passwords=["+battery staple"], keys=["hps_et*"], categories=["+@all"]
+        )
+        client.config_set("requirepass", self.PASSWORD)
+        yield redis_server
+        client.config_set("requirepass", "")
+        client.acl_deluser("hotrow")
+
+    @pytest.mark.parametrize("user", [{"password": PASSWORD}, {"user_name": "hotrow", "password": "battery staple"}])
+    def test_the_right_password_is_accepted(self, guarded, user):
+        fetch(loaded_store(guarded, **user))
+
+    @pytest.mark.parametrize(
+        ("user", "reason"),
+        [
+            ({}, "NOAUTH"),
+            ({"password": "wrong secret"}, "refuses user 'default': WRONGPASS"),
+            ({"user_name": "hotrow", "password": "wrong secret"}, "refuses user 'hotrow': WRONGPASS"),
+            ({"user_name": "nobody", "password": PASSWORD}, "refuses user 'nobody': WRONGPASS"),
+        ],
+    )
+    def test_a_user_who_is_refused_is_told_at_the_start_without_the_password(self, guarded, user, reason):
+        with pytest.raises(StoreError, match=reason) as caught:
+            open_store(guarded, **user)
+
+        assert f"127.0.0.1:{guarded.port}" in str(caught.value)
+        assert user.get("password", "wrong secret") not in str(caught.value)
+
+    def test_a_user_without_a_right_is_told_which(self, guarded, client):
+        client.execute_command("ACL", "SETUSER", "hotrow", "-hset")
+        store = open_store(guarded, user_name="hotrow", password="battery staple")
+        store.open_table(SPEC, 0)
+
+        with pytest.raises(StoreError, match=r"NOPERM.*hset"):
+            store.insert(SPEC.name, KEYS, ROWS)
+
+    def test_these_rights_are_enough(self, guarded, client):
+        on_tables = ["hset", "hmget", "hdel", "hlen", "hscan", "expire", "unlink", "exists", "get", "eval"]
+        commands = [*on_tables, "rename", "persist", "set", "cluster|slots"]
+        rights = ["resetkeys", "~hps_et*", "-@all", *(f"+{command}" for command in commands)]
+        client.execute_command("ACL", "SETUSER", "hotrow", *rights)
+        store = open_store(guarded, user_name="hotrow", password="battery staple")
+
+        store.bulk_load(SPEC, iter([(KEYS[:500], ROWS[:500])]), "digest")
+        store.open_table(SPEC, 0)
+        store.insert(SPEC.name, KEYS[500:], ROWS[500:])
+
+        fetch(store)
+        assert store.loaded_from(SPEC.name) == "digest"
+        assert store.evict(SPEC.name, KEYS[:10]) == 10
+        assert store.count(SPEC.name) == sum(keys.size for keys, _ in store.items(SPEC.name)) == 990
+        store.drop_table(SPEC.name)
+
+    def test_a_password_is_not_shown(self, redis_server):
+        config = RedisConfig(addresses=(redis_server.address,), password="open sesame")
+
+        assert "open sesame" not in f"{config!r} {config}"
+
+
+class TlsProxy:
+    """Speaks TLS to clients and hands what they say to a Redis server without TLS."""
+
+    def __init__(self, server, context):
+        self._server = server
+        self._context = context
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = self._listener.getsockname()
+        self._thread = threading.Thread(target=self._accept, daemon=True)
+        self._thread.start()
+
+    def close(self):
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self._thread.join()
+
+    def _accept(self):
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._serve, args=(client,), daemon=True).start()
+
+    def _serve(self, client):
+        try:
+            with (
+                self._context.wrap_socket(client, server_side=True) as secure,
+                socket.create_connection(self._server.address) as plain,
+            ):
+                self._pump(secure, plain)
+        except OSError:
+            client.close()
+
+    @staticmethod
+    def _pump(secure, plain):
+        """One request, then its replies, until there is nothing more to read on either side."""
+        secure.settimeout(0.002)
+        plain.settimeout(0.002)
+        while True:
+            for source, sink in ((secure, plain), (plain, secure)):
+                try:
+                    while data := source.recv(65536):
+                        sink.settimeout(5)
+                        sink.sendall(data)
+                        sink.settimeout(0.002)
+                    return
+                except TimeoutError:
+                    continue
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory):
+    """An authority, and what it vouches for: a server called redis.localhost, and a client."""
+    folder = tmp_path_factory.mktemp("certificates")
+
+    def openssl(*arguments):
+        subprocess.run(["openssl", *arguments], cwd=folder, check=True, capture_output=True)
+
+    openssl("req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", "ca.key", "-out", "ca.crt", "-subj", "/CN=CA")
+    for name in ("redis.localhost", "client"):
+        (folder / "names").write_text(f"subjectAltName=DNS:{name}")
+        openssl("req", "-newkey", "rsa:2048", "-nodes", "-keyout", f"{name}.key", "-out", "csr", "-subj", f"/CN={name}")
+        signing = ("-CA", "ca.crt", "-CAkey", "ca.key", "-CAcreateserial", "-extfile", "names", "-out", f"{name}.crt")
+        openssl("x509", "-req", "-in", "csr", *signing)
+    return folder
+
+
+@pytest.fixture
+def tls_proxy(redis_server, certificates):
+    """In front of the Redis server; it wants to see a client's certificate."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=certificates / "ca.crt")
+    context.load_cert_chain(certificates / "redis.localhost.crt", certificates / "redis.localhost.key")
+    context.verify_mode = ssl.CERT_REQUIRED
+    proxy = TlsProxy(redis_server, context)
+    yield proxy
+    proxy.close()
+
+
+def tls(certificates, **change):
+    files = {
+        "ca_certificate": certificates / "ca.crt",
+        "client_certificate": certificates / "client.crt",
+        "client_key": certificates / "client.key",
+    }
+    return RedisTlsConfig(**{**files, **change})
+
+
+class TestTls:
+    @pytest.mark.parametrize("server_name", ["", "redis.localhost"])
+    def test_rows_come_through_an_encrypted_connection(self, tls_proxy, certificates, server_name):
+        store = loaded_store(tls_proxy, tls=tls(certificates, server_name=server_name))
+
+        fetch(store)
+        fetch(store, KEYS[::7])
+
+    @pytest.mark.parametrize(
+        ("change", "reason"),
+        [
+            ({"server_name": "another.localhost"}, "CERTIFICATE_VERIFY_FAILED.*another.localhost"),
+            ({"ca_certificate": None}, "CERTIFICATE_VERIFY_FAILED"),
+            ({"client_certificate": None, "client_key": None}, "redis: 127.0.0.1:.*: "),
+        ],
+    )
+    def test_a_certificate_that_does_not_hold_is_refused(self, tls_proxy, certificates, change, reason):
+        with pytest.raises(StoreError, match=reason):
+            open_store(tls_proxy, tls=tls(certificates, **change), **IMPATIENT)
+
+    def test_a_server_without_tls_is_an_error(self, redis_server, certificates):
+        with pytest.raises(StoreError, match="cannot connect"):
+            open_store(redis_server, tls=tls(certificates), **IMPATIENT)
+
+    def test_a_client_without_tls_is_an_error(self, tls_proxy):
+        with pytest.raises(StoreError, match=r"127\.0\.0\.1"):
+            open_store(tls_proxy, **IMPATIENT)
+
+    @pytest.mark.parametrize("file", ["ca_certificate", "client_certificate", "client_key"])
+    def test_a_file_that_is_not_there_is_named(self, redis_server, certificates, file):
+        with pytest.raises(StoreError, match=r"redis: TLS: .*nowhere.*: No such file"):
+            open_store(redis_server, tls=tls(certificates, **{file: certificates / "nowhere"}))
+
+    def test_a_file_that_is_no_certificate_is_named(self, redis_server, certificates):
+        with pytest.raises(StoreError, match=r"redis: TLS: .*client\.key: "):
+            open_store(redis_server, tls=tls(certificates, ca_certificate=certificates / "client.key"))
