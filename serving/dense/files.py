@@ -50,13 +50,13 @@ def open_dense(
         raise ConfigError(str(dense_file), "", reason)
     from serving.dense.own_network import open_own_network
 
-    exact, mixes_samples = open_own_network(graph, dense_file, threads)
-    network: DenseNetwork = exact
-    if engine == "int8":
-        from serving.dense.int8 import open_int8
+    network, mixes_samples = open_own_network(graph, dense_file, threads)
+    graph = dataclasses.replace(graph, mixes_samples=mixes_samples)
+    if engine != "int8":
+        return graph, network
+    from serving.dense.int8 import open_int8
 
-        network = open_int8(graph, exact, dense_file, calibration, threads, str(dense_file))
-    return dataclasses.replace(graph, mixes_samples=mixes_samples), network
+    return graph, open_int8(graph, network, dense_file, calibration, threads, str(dense_file))
 
 
 def read_onnx(graph_file: Path, dense_file: Path) -> bytes:

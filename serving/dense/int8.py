@@ -80,22 +80,26 @@ def open_int8(
         source: the model's file, for messages.
 
     Raises:
-        ConfigError: the network has no product with a weight, or errs beyond the tolerance even with one of them; the
-            calibration has too few samples for it, or answers that are not finite; or it cannot be quantised.
+        ConfigError: the network mixes samples, has no product with a weight, or errs beyond the tolerance even with one
+            of them; its answers to the calibration are not finite; or it cannot be quantised.
         MissingExtraError: a package of the extra ``onnx`` is not installed.
         ValueError: there is no calibration, or its arrays are not the graph's.
     """
     if calibration is None:
         raise ValueError("the engine int8 needs a calibration")
     quantizing = _import_quantizing()
-    if too_few := graph.too_few(len(calibration.dense)):
-        raise ConfigError(source, "", f"engine int8: the calibration: {too_few}")
+    if graph.mixes_samples:
+        # as by PReLU_Dice, which divides by the deviation of the batch at hand, and the error with it
+        reason = (
+            "engine int8: the answer to a sample depends on the others of its batch, so that what is measured on one "
+            "batch says nothing of another; take the engine onnx"
+        )
+        raise ConfigError(source, "", reason)
     expected = exact(calibration.dense, calibration.embeddings)
     if not np.isfinite(expected).all():
         raise ConfigError(source, "", "engine int8: not all answers to the calibration's samples are finite numbers")
     # columns are balanced on every second sample, so that the error is measured on others too
-    step = 1 if graph.too_few(len(calibration.dense) // 2) else 2
-    feeds = exact.feeds(calibration.dense[::step], [table[::step] for table in calibration.embeddings])
+    feeds = exact.feeds(calibration.dense[::2], [table[::2] for table in calibration.embeddings])
     failures: tuple[type[Exception], ...] = (*refusals(), ValueError, RuntimeError)
     try:
         folded = quantizing.fold_constants(model)

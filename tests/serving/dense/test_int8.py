@@ -402,12 +402,13 @@ def test_layers_and_weights_run_on_integers_too(graph, weights, draw_inputs, tmp
 
 
 @pytest.mark.usefixtures("needs_ndonnx")
-def test_too_few_samples_for_the_graph_are_refused(document, draw_weights, draw_inputs):
-    third = {"name": "third", "type": "Gather", "bottom": "dense", "top": "third", "indices": [2]}
-    graph = parse_graph({"layers": [*document["layers"][:-1], third, document["layers"][-1]]}, "graph.json")
+def test_a_graph_that_mixes_samples_is_refused(document, draw_weights, draw_inputs):
+    """On two samples that are alike PReLU_Dice divides by next to nothing: the error would be eight times as large."""
+    dice = {"type": "PReLU_Dice", "bottom": "dense", "top": "dice", "prelu_dice_param": {"alpha": 0.2, "eps": 1e-8}}
+    graph = parse_graph({"layers": [*document["layers"][:-1], dice, document["layers"][-1]]}, "graph.json")
 
-    with pytest.raises(ConfigError, match=r"graph\.json: engine int8: the calibration: expected at least 3 samples"):
-        open_network(graph, draw_weights(graph), "int8", calibration=Calibration(*draw_inputs(graph, 2)))
+    with pytest.raises(ConfigError, match=r"graph\.json: engine int8: the answer to a sample depends on the others"):
+        open_network(graph, draw_weights(graph), "int8", calibration=Calibration(*draw_inputs(graph, 64)))
 
 
 @pytest.mark.usefixtures("needs_ndonnx")

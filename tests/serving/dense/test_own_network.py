@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
+from serving.dense.calibration import Calibration
 from serving.dense.files import open_dense
 from serving.dense.own_network import open_own_network
 from serving.errors import ConfigError, MissingExtraError, ModelFileError, RequestError
@@ -177,20 +178,29 @@ def test_answers_that_are_no_numbers_are_told(open_onnx_file, caplog):
     assert "answers such as [nan, nan] are no numbers; has it weights that are NaN or infinite?" in caplog.text
 
 
-def test_a_network_that_mixes_samples_is_told_apart(open_onnx_file, caplog):
-    nodes = [
-        *LOGISTIC[:4],
-        node("Sum", "a b c", "raw"),
-        node("ReduceMean", "raw zero", "mean", keepdims=1),
-        node("Sub", "raw mean", "logits"),
-        LOGISTIC[-1],
-    ]
+MIXING = [
+    *LOGISTIC[:4],
+    node("Sum", "a b c", "raw"),
+    node("ReduceMean", "raw zero", "mean", keepdims=1),
+    node("Sub", "raw mean", "logits"),
+    LOGISTIC[-1],
+]
 
+
+def test_a_network_that_mixes_samples_is_told_apart(open_onnx_file, caplog):
     with caplog.at_level(logging.WARNING):
-        _, mixes_samples = open_onnx_file(nodes, constants=[*CONSTANTS, constant("zero", [0])])
+        _, mixes_samples = open_onnx_file(MIXING, constants=[*CONSTANTS, constant("zero", [0])])
 
     assert mixes_samples
     assert "the answer to a sample depends on the other samples" in caplog.text
+
+
+def test_a_network_that_mixes_samples_is_not_run_on_integers(tmp_path, open_onnx_file):
+    open_onnx_file(MIXING, constants=[*CONSTANTS, constant("zero", [0])])
+    (tmp_path / "graph.json").write_text(json.dumps(inputs_document()))
+
+    with pytest.raises(ConfigError, match=r"net\.onnx: engine int8: the answer to a sample depends on the others"):
+        open_dense(tmp_path / "graph.json", tmp_path / "net.onnx", None, "int8", 1, Calibration(*draw(64)))
 
 
 def test_many_threads_get_the_answers_of_one(open_onnx_file):
