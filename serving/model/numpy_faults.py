@@ -9,15 +9,18 @@ _MOST_CHARACTERS = 200  # NumPy quotes the whole header, which may have ten thou
 
 #: Besides OSError, and MemoryError where a header claims more than there can be.
 UNREADABLE: Final = (
-    *(
-        EOFError,
-        OverflowError,
-        RuntimeError,
-        SyntaxError,
-        TypeError,
-        ValueError,
-    ),  # of the header and of pickled objects
-    *(tokenize.TokenError, zipfile.BadZipFile, zlib.error),
+    # of the header and of pickled objects
+    EOFError,
+    LookupError,
+    OverflowError,
+    RuntimeError,
+    SyntaxError,
+    TypeError,
+    ValueError,
+    tokenize.TokenError,
+    # of the archive
+    zipfile.BadZipFile,
+    zlib.error,
 )
 
 

@@ -13,9 +13,6 @@ Requests are read by the code that serves them, so keys go to the same tables in
 samples is not limited here.
 """
 
-import tokenize
-import zipfile
-import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -28,6 +25,7 @@ from serving.arrays import flat_integers
 from serving.batch import DENSE, INT32_MAX, KEYS, ROW_PTRS, Batch, read_batch
 from serving.config import ModelConfig
 from serving.errors import RequestError, TraceError
+from serving.model.numpy_faults import UNREADABLE, explain
 from serving.model.sparse_rows import key_range
 from serving.protocol.samples import decode_samples
 
@@ -36,19 +34,6 @@ Keys = NDArray[np.int64]
 Trace = Mapping[str, Keys]
 _Named = Iterator[tuple[str, Keys]]
 _MOST_SMALL_PARTS = 4096
-#: What NumPy and zipfile raise for files that are not as they should be.
-_DAMAGE = (
-    ValueError,
-    TypeError,
-    KeyError,
-    EOFError,
-    SyntaxError,
-    MemoryError,
-    RuntimeError,
-    tokenize.TokenError,
-    zipfile.BadZipFile,
-    zlib.error,
-)
 
 
 def read_trace(paths: Sequence[Path], models: Sequence[ModelConfig], table: str = "") -> Trace:
@@ -244,5 +229,5 @@ def _load(file: Path) -> Any:
                 return {name: loaded[name] for name in loaded.files}
     except OSError as err:
         raise TraceError(str(file), f"cannot be read: {err.strerror or err}") from err
-    except _DAMAGE as err:
-        raise TraceError(str(file), f"damaged, or no NumPy file of plain numbers: {err}") from err
+    except (MemoryError, *UNREADABLE) as err:
+        raise TraceError(str(file), f"damaged, or no NumPy file of plain numbers: {explain(err)}") from err

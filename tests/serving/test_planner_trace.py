@@ -149,6 +149,13 @@ def encrypted(folder):
     (folder / "t.npz").write_bytes(packed)
 
 
+def header(dtype, shape):
+    """Write an array that is nothing but a header."""
+    content = f"{{'descr': {dtype}, 'fortran_order': False, 'shape': {shape}}}\n".encode()
+    content = b"\x93NUMPY\x01\x00" + len(content).to_bytes(2, "little") + content
+    return lambda folder: (folder / "t.npy").write_bytes(content)
+
+
 def rename(folder):
     np.savez(folder / "t.npz", user=[1])
     (folder / "t.npz").rename(folder / "user.npy")
@@ -199,6 +206,8 @@ ONE, TWO, BOTH = ["one"], ["two"], ["two", "one"]
         ),
         pytest.param(text("t.npy", "1\n2\n"), ONE, "t.npy: damaged, or no NumPy file", id="text as npy"),
         pytest.param(text("t.npy", ""), ONE, "t.npy: damaged, or no NumPy file", id="nothing as npy"),
+        pytest.param(header("()", "(1,)"), ONE, "t.npy: damaged, or no NumPy file", id="an empty type"),
+        pytest.param(header("'<i8'", (2**70,)), ONE, "t.npy: damaged, or no NumPy file", id="a shape beyond int64"),
         pytest.param(text("t.npz", "PK\3\4"), ONE, "t.npz: damaged, or no NumPy file", id="half a zip"),
         pytest.param(encrypted, TWO, "t.npz: damaged, or no NumPy file", id="an encrypted zip"),
         pytest.param(rename, TWO, "user.npy: holds an archive of arrays, which is called .npz", id="npz as npy"),
