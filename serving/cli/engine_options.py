@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import get_args
 
-from serving.cli.numbers import probability
+from serving.cli.numbers import ratio
 from serving.dense.calibration import DEFAULT_TOLERANCE
 from serving.dense.network import Engine
 
@@ -27,7 +27,7 @@ def add_engine_options(parser: argparse.ArgumentParser, default: Engine | None, 
     )
     parser.add_argument(
         "--tolerance",
-        type=probability,
+        type=ratio,
         default=DEFAULT_TOLERANCE,
         metavar="P",
         help="with --engine int8: how far off a probability may be there (default: %(default)s)",

@@ -20,17 +20,6 @@ def whole_number(smallest: int, largest: int) -> Callable[[str], int]:
     return parse
 
 
-def probability(text: str) -> float:
-    """The type of an option that takes a probability of more than 0 and at most 1."""
-    try:
-        number = float(text)
-    except ValueError:
-        number = 0.0
-    if 0 < number <= 1:  # which NaN is not
-        return number
-    raise ArgumentTypeError(f"expected more than 0 and at most 1, but {text[:32]!r} came")
-
-
 def seconds(longest_s: int) -> Callable[[str], float]:
     """The type of an option that takes a time of more than 0 and at most ``longest_s`` seconds."""
 
@@ -47,14 +36,14 @@ def seconds(longest_s: int) -> Callable[[str], float]:
 
 
 def ratio(text: str) -> float:
-    """The type of an option that takes a part of a whole: more than 0 and at most 1."""
+    """The type of an option that takes a part of a whole, or a probability: more than 0 and at most 1."""
     try:
         number = float(text)
     except ValueError:
         number = 0.0
-    if 0 < number <= 1:
+    if 0 < number <= 1:  # which NaN is not
         return number
-    raise ArgumentTypeError(f"expected a number of more than 0 and at most 1, but {text[:32]!r} came")
+    raise ArgumentTypeError(f"expected more than 0 and at most 1, but {text[:32]!r} came")
 
 
 _UNITS = {"": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}

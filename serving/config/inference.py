@@ -7,13 +7,12 @@ from pydantic import BeforeValidator, Field
 
 from serving.config.assembly import Place, build_tables, check_model_name, onnx_beside
 from serving.config.records import ModelConfig
+from serving.config.scalars import FileName
 from serving.config.validation import Clause, read_clause
 from serving.errors import ConfigError
 from serving.model.graph import is_network_file, parse_graph
 from serving.model.sparse_rows import KeyType
 from serving.model.strict_json import read_json
-
-FileName = Annotated[str, Field(min_length=1)]
 
 
 def _as_list(value: Any) -> Any:

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from serving.config.hps_keys import PERSISTENT_TYPES, spelling
-from serving.config.scalars import Always, Count, FileName, Float32, Never, Share, Switch, Whole
+from serving.config.scalars import Always, Count, FileName, Float32, Magnitude, Never, Switch, Whole
 from serving.config.validation import Clause
 from serving.config.volatile_db import VolatileDbClause
 from serving.model.names import TABLE_NAME
@@ -47,7 +47,7 @@ class ModelClause(Clause):
     network_file: FileName
     max_batch_size: Count = 64
     gpucache: Switch = True
-    hit_rate_threshold: Share = 0.9
+    hit_rate_threshold: Magnitude = 0.9
     embedding_table_names: list[TableName] | None = None
     embedding_vecsize_per_table: list[Count] | None = None
     default_value_for_each_table: list[Float32] | None = None
@@ -60,17 +60,17 @@ class ModelClause(Clause):
     fp8_quant: Never = False
     fuse_embedding_table: Never = False
 
-    cache_refresh_percentage_per_iteration: Share | None = None
+    cache_refresh_percentage_per_iteration: Magnitude | None = None
     embedding_cache_type: Literal["dynamic", "static", "uvm", "stochastic"] | None = None
     enable_pagelock: Switch | None = None
-    gpucacheper: Share | None = None
+    gpucacheper: Magnitude | None = None
     init_ec: Switch | None = None
     mixed_precision: Switch | None = None
     num_of_refresher_buffer_in_pool: Whole | None = None
     num_of_worker_buffer_in_pool: Whole | None = None
-    refresh_delay: Share | None = None
-    refresh_interval: Share | None = None
-    scaler: Share | None = None
+    refresh_delay: Magnitude | None = None
+    refresh_interval: Magnitude | None = None
+    scaler: Magnitude | None = None
     thread_pool_size: Whole | None = None
     use_algorithm_search: Switch | None = None
     use_context_stream: Switch | None = None

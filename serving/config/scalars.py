@@ -23,7 +23,7 @@ _Unquoted = BeforeValidator(_unquoted)
 FileName = Annotated[str, Field(min_length=1)]
 Switch = Annotated[bool, _Unquoted]
 Float32 = Annotated[float, _Unquoted, Field(ge=-LARGEST_FLOAT32, le=LARGEST_FLOAT32)]
-Share = Annotated[float, _Unquoted, Field(ge=0.0, allow_inf_nan=False)]
+Magnitude = Annotated[float, _Unquoted, Field(ge=0.0, allow_inf_nan=False)]
 Count = Annotated[int, _Unquoted, Field(ge=1)]
 Whole = Annotated[int, _Unquoted, Field(ge=0)]
 Part = Annotated[float, _Unquoted, Field(gt=0.0, lt=1.0)]

@@ -214,7 +214,7 @@ def test_what_cannot_be_planned_is_one_line_and_exit_code_1(repository, tmp_path
     ("arguments", "expected"),
     [
         ("plan", "CONFIG"),
-        ("plan x --hit-rate 0", "expected a number of more than 0 and at most 1, but '0' came"),
+        ("plan x --hit-rate 0", "expected more than 0 and at most 1, but '0' came"),
         ("plan x --hit-rate 1.01", "at most 1, but '1.01' came"),
         ("plan x --hit-rate nan", "at most 1, but 'nan' came"),
         ("plan x --sample much", "at most 1, but 'much' came"),
