@@ -30,8 +30,8 @@ V = TypeVar("V")
 def read_ps_config(file: str | Path) -> ParameterServerConfig:
     """Read an HPS ``ps.json``.
 
-    Relative paths start from the file's folder. Of the keys that HPS knows, those that no answer depends on here may have
-    any value of their type, those that Hotrow does not support are refused by name; others are refused as unknown.
+    Relative paths start from the file's folder. Of the keys that HPS knows, those that no answer depends on here may
+    have any value of their type, those that Hotrow does not support are refused by name; others are refused as unknown.
 
     Raises:
         ConfigError: the file cannot be accepted; the message has the JSON path.
