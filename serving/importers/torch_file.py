@@ -58,6 +58,8 @@ class TorchFile:
         is_float = tensor.dtype in (torch.float32, torch.float16, torch.bfloat16)
         found = dtype if is_plain else f"{type(tensor).__name__}, {tensor.layout}, on {tensor.device}: {dtype}"
         check_matrix(source, found, is_plain and is_float, tensor.shape)
+        if tensor.untyped_storage().nbytes() < tensor.numel() * tensor.element_size():
+            raise ModelFileError(source, "expected a value of its own for each place, got a tensor expanded from fewer")
 
         def read(begin: int, end: int) -> Vectors:
             vectors: Vectors = tensor[begin:end].to(torch.float32, copy=True).contiguous().numpy()

@@ -184,6 +184,13 @@ class TestRefused:
         with pytest.raises(ModelFileError, match=r"got Tensor, torch\.strided, on meta: float32 \[3, 3\]"):
             open_table("ads", tmp_path / "model.pt")
 
+    def test_a_tensor_that_shows_few_values_as_many(self, tmp_path):
+        """As a small file could ask for more rows than any disk has."""
+        torch.save({"ads": torch.ones(1, 3).expand(10**12, 3)}, tmp_path / "model.pt")
+
+        with pytest.raises(ModelFileError, match=r"model\.pt#ads: expected a value of its own for each place"):
+            open_table("ads", tmp_path / "model.pt")
+
     def test_a_shard_of_a_tensor(self, tmp_path):
         """Which a process reads only where something has imported its class."""
         import torch.distributed.tensor as distributed
