@@ -1,5 +1,6 @@
 """The calibration batch of the engine int8: one request in a file, looked up in the model's own tables."""
 
+import logging
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,8 @@ from serving.errors import ConfigError, ModelFileError, RequestError
 from serving.lookup import LookupSession
 from serving.model.calibration_file import CALIBRATION_FILE
 from serving.model.numpy_faults import UNREADABLE, explain
+
+_log = logging.getLogger(__name__)
 
 
 def look_up_calibration(lookup: LookupSession, file: str | Path | None, tolerance: float) -> Calibration:
@@ -46,6 +49,10 @@ def look_up_calibration(lookup: LookupSession, file: str | Path | None, toleranc
     keys = sum(table.keys.size for table in batch.tables)
     if keys and looked_up.defaulted_keys == keys:
         raise ModelFileError(path, f"none of its {keys} keys is in the model's tables")
+    if looked_up.defaulted_keys > keys / 2:  # the default value has far less to round than rows have
+        _log.warning(
+            "%s: %d of its %d keys are in no table; is it of this model?", path, looked_up.defaulted_keys, keys
+        )
     return Calibration(batch.dense, looked_up.embeddings, tolerance)
 
 

@@ -14,8 +14,9 @@ from serving.model.records import Graph
 _log = logging.getLogger(__name__)
 
 _TRIAL_SAMPLES = 3
-# Of two probabilities that one network gives to one sample, alone and among others: more is not rounding.
-_MOST_ROUNDING = 1e-3
+# Of two answers that one network gives to one sample, alone and among others: more is not rounding. It is a share of
+# the answer: probabilities of ads are of a thousandth themselves.
+_MOST_ROUNDING_RATIO, _MOST_ROUNDING = 1e-3, 1e-5
 
 
 def open_own_network(graph: Graph, file: Path, threads: int = 1) -> tuple[OnnxNetwork, bool]:
@@ -56,7 +57,7 @@ def _try(network: OnnxNetwork, graph: Graph, file: Path) -> bool:
         _log.warning("%s: answers such as %s are no numbers; has it weights that are NaN or infinite?", file, answer)
     if (together < 0).any() or (together > 1).any():
         _log.warning("%s: answers such as %s are no probabilities; does a sigmoid lack at its end?", file, answer)
-    mixes = not np.allclose(together, alone, rtol=0, atol=_MOST_ROUNDING, equal_nan=True)
+    mixes = not np.allclose(together, alone, rtol=_MOST_ROUNDING_RATIO, atol=_MOST_ROUNDING, equal_nan=True)
     if mixes:
         _log.warning("%s: the answer to a sample depends on the other samples of its batch", file)
     return mixes

@@ -204,6 +204,20 @@ def test_a_wrong_calibration_is_refused(write_version, tmp_path, write, message)
     assert message in str(caught.value)
 
 
+@pytest.mark.parametrize(("unknown_ratio", "is_told"), [(0.8, True), (0.2, False)])
+def test_a_calibration_of_mostly_unknown_keys_is_told(write_version, tmp_path, caplog, unknown_ratio, is_told):
+    model, directory = write_version()
+    dense, bags = model.draw_request(np.random.default_rng(1), 300, unknown_ratio)
+    keys, row_ptrs, _ = model.flatten(bags)
+    np.savez(tmp_path / "mine.npz", DES=dense, CATCOLUMN=np.array(keys), ROWINDEX=np.array(row_ptrs))
+
+    load_model(directory, engine="int8", calibration=tmp_path / "mine.npz", tolerance=0.2).close()
+
+    unknown = keys.count(123_456_789)
+    said = f"mine.npz: {unknown} of its {len(keys)} keys are in no table; is it of this model?"
+    assert (said in caplog.text) is is_told
+
+
 @settings(deadline=None, max_examples=150)
 @given(position=st.integers(0, 10**6), change=st.integers(1, 255), is_compressed=st.booleans())
 def test_damage_anywhere_in_a_calibration_is_refused_or_does_no_harm(damaged, position, change, is_compressed):

@@ -195,6 +195,18 @@ def test_a_network_that_mixes_samples_is_told_apart(open_onnx_file, caplog):
     assert "the answer to a sample depends on the other samples" in caplog.text
 
 
+def test_small_answers_that_mix_samples_are_told_apart_too(open_onnx_file):
+    """As of ads: a quarter more of 0.0003 is less than a thousandth."""
+    nodes = [*MIXING[:-2], node("Sub", "raw mean", "d"), node("Sub", "d eleven", "logits"), MIXING[-1]]
+
+    network, mixes_samples = open_onnx_file(
+        nodes, constants=[*CONSTANTS, constant("zero", [0]), constant("eleven", np.float32([11]))]
+    )
+
+    assert network(*draw(5)).max() < 0.01
+    assert mixes_samples
+
+
 def test_a_network_that_mixes_samples_is_not_run_on_integers(tmp_path, open_onnx_file):
     open_onnx_file(MIXING, constants=[*CONSTANTS, constant("zero", [0])])
     (tmp_path / "graph.json").write_text(json.dumps(inputs_document()))
