@@ -34,7 +34,12 @@ HOTROW_TARGET inline Lane8 from_halves(const std::byte* halves) {
   return reinterpret_cast<Lane8>(_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(halves))));
 }
 
-// GCC takes a vector of eight bytes apart before it converts it.
+// GCC takes narrow vectors apart before it widens them.
+HOTROW_TARGET inline Lane8 from_upper_halves(const std::byte* halves) {
+  const __m128i eight = _mm_loadu_si128(reinterpret_cast<const __m128i*>(halves));
+  return reinterpret_cast<Lane8>(_mm256_slli_epi32(_mm256_cvtepu16_epi32(eight), 16));
+}
+
 HOTROW_TARGET inline Lane8 from_signed_bytes(const int8_t* bytes) {
   const __m128i eight = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(bytes));
   return reinterpret_cast<Lane8>(_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(eight)));

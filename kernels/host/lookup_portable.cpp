@@ -41,6 +41,10 @@ inline Lane8 from_halves(const std::byte* halves) {
   return reinterpret_cast<Lane8>(size | special | (bits & 0x8000) << 16);
 }
 
+inline Lane8 from_upper_halves(const std::byte* halves) {
+  return reinterpret_cast<Lane8>(__builtin_convertvector(*reinterpret_cast<const Halves8*>(halves), Words8) << 16);
+}
+
 inline Lane8 from_shorts(const Short8& shorts) {
   return __builtin_convertvector(__builtin_convertvector(shorts, Int8), Lane8);
 }

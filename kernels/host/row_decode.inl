@@ -2,6 +2,7 @@
 // Included by lookup_loops.inl in the namespace of one instruction set, after the definition of
 //
 //   Lane8 from_halves(const std::byte*)         eight binary16 values
+//   Lane8 from_upper_halves(const std::byte*)   eight bfloat16 values
 //   Lane8 from_signed_bytes(const int8_t*)      eight whole numbers
 //   Lane8 from_bytes(const uint8_t*)            the same
 //
@@ -36,10 +37,7 @@ template <>
 struct Row<RowType::kBf16> {
   const std::byte* columns;
   HOTROW_TARGET explicit Row(const std::byte* row) : columns(row) {}
-  HOTROW_TARGET Lane8 lanes(uint32_t c) const {
-    const Halves8& halves = *reinterpret_cast<const Halves8*>(columns + 2 * size_t{c});
-    return reinterpret_cast<Lane8>(__builtin_convertvector(halves, Words8) << 16);
-  }
+  HOTROW_TARGET Lane8 lanes(uint32_t c) const { return from_upper_halves(columns + 2 * size_t{c}); }
   HOTROW_TARGET float at(uint32_t c) const {
     return from_bits(uint32_t{*reinterpret_cast<const Unaligned16*>(columns + 2 * size_t{c})} << 16);
   }
