@@ -10,6 +10,7 @@ from serving.dense.onnx_file import signature
 from serving.errors import ConfigError, OutputError
 from serving.model.atomic import atomic_write
 from serving.model.graph import is_network_file
+from serving.model.manifest import MANIFEST_NAME
 
 
 def add_parser(commands: Any) -> None:
@@ -34,6 +35,9 @@ def export_onnx(options: argparse.Namespace) -> int:
     """Write the file and print its inputs and output; the first thing wrong is a HotrowError."""
     if not is_network_file(options.file):
         raise OutputError(f"{options.file}: expected a name that ends in .onnx")
+    if (options.file.parent / MANIFEST_NAME).exists():
+        reason = f"its folder is a model's version, which takes no file that {MANIFEST_NAME} does not name"
+        raise OutputError(f"{options.file}: {reason}; write it elsewhere")
     models, _ = read_config(options.config)
     if len(models) != 1:
         names = ", ".join(model.name for model in models)

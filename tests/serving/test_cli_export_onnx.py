@@ -43,6 +43,17 @@ def as_own_network(version, file, folder):
     return own
 
 
+@pytest.mark.parametrize("name", ["mine.onnx", "dense.onnx"])
+def test_a_version_is_not_written_into(version, capsys, name):
+    before = {file: file.read_bytes() for file in version.rglob("*") if file.is_file()}
+
+    assert main(["export-onnx", str(version), str(version / name)]) == 1
+
+    assert f"{name}: its folder is a model's version, which takes no file that" in capsys.readouterr().err
+    assert {file: file.read_bytes() for file in version.rglob("*") if file.is_file()} == before
+    load_model(version).close()
+
+
 def test_the_file_runs_in_onnx_runtime_on_looked_up_vectors(version, tmp_path, capsys):
     file = tmp_path / "tiny.onnx"
     call, expected = predict_request()
