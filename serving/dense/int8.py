@@ -37,12 +37,19 @@ class Int8Network:
     engine = "int8"
 
     def __init__(
-        self, integers: OnnxNetwork, exact: OnnxNetwork, calibration: Calibration, quantization: Quantization
+        self,
+        integers: OnnxNetwork,
+        exact: OnnxNetwork,
+        calibration: Calibration,
+        quantization: Quantization,
+        source: str,
     ) -> None:
-        """Keep both networks, and how large the calibration's values are."""
+        """Keep both networks, and how large the calibration's values are; ``source`` is for messages."""
         self.quantization: Quantization | None = quantization
         self._integers = integers
         self._exact = exact
+        self._source = source
+        self._told = False
         of_features = np.abs(calibration.dense).max(axis=0)
         smallest = SMALLEST_RATIO * of_features.max(initial=0)
         self._most_dense = _MOST_GROWTH * np.maximum(of_features, smallest)
@@ -50,8 +57,14 @@ class Int8Network:
 
     def __call__(self, dense: Floats, embeddings: Sequence[Floats]) -> Floats:
         """See ``DenseNetwork.__call__``."""
-        network = self._integers if self._is_like_calibration(dense, embeddings) else self._exact
-        return network(dense, embeddings)
+        if self._is_like_calibration(dense, embeddings):
+            return self._integers(dense, embeddings)
+        if not self._told:  # once, or as often as threads meet here first
+            self._told = True
+            _log.warning(
+                "%s: a batch has values far from the calibration's; such are answered in float32", self._source
+            )
+        return self._exact(dense, embeddings)
 
     def _is_like_calibration(self, dense: Floats, embeddings: Sequence[Floats]) -> bool:
         if not len(dense):
@@ -112,7 +125,7 @@ def open_int8(
         network, measured = trials.choose(products)
     except failures as err:
         raise ConfigError(source, "", f"engine int8: the network cannot be quantised: {one_line(err)}") from err
-    return Int8Network(network, exact, calibration, measured)
+    return Int8Network(network, exact, calibration, measured, source)
 
 
 @dataclass(frozen=True, slots=True)
