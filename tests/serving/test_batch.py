@@ -359,3 +359,16 @@ def test_several_tables_of_a_wrong_length_are_told_both_forms():
         RequestError, match=r"ROWINDEX: expected B \* S \+ 2 \(or B \* S \+ 1\) offsets for S = 3 slots, got 6"
     ):
         read_batch(model(1, 2, features=0), None, [], [0] * 6)
+
+
+def test_the_documented_request_for_two_tables_means_the_same_bags_in_both_forms():
+    page = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text()
+    chapter = page.partition("\n## Requests for several tables\n")[2]
+    names = {}
+    exec(chapter.partition("```python\n")[2].partition("```")[0], names)
+
+    for form in ("ROWINDEX", "ROWINDEX_BY_TABLE"):
+        batch = read_batch(model(1, 2, features=0), None, names["CATCOLUMN"], names[form])
+
+        bags = [[table.keys[a:b].tolist() for a, b in pairwise(table.row_ptrs)] for table in batch.tables]
+        assert bags == [[[7], [8]], [[10, 11], [12], [], [13]]]

@@ -200,3 +200,10 @@ def test_the_openapi_document_describes_every_route_for_people(ask):
     assert {"/v2", "/v2/health/live", "/v2/models/{model}", "/predict/{model}", "/metrics"} <= set(paths)
     responses = paths["/predict/{model}"]["post"]["responses"]
     assert responses["200"]["content"]["application/json"]["schema"]["example"]["predictions"] == [[0.731]]
+
+
+def test_the_openapi_document_tells_how_the_tensors_of_several_tables_are_laid_out(ask):
+    description = ask("GET", "/openapi.json").json()["info"]["description"]
+
+    assert all(f"`{name}`" in description for name in ("DES", "CATCOLUMN", "ROWINDEX"))
+    assert "sample-major" in description
