@@ -26,9 +26,10 @@ _PROMETHEUS_TEXT = "text/plain; version=0.0.4; charset=utf-8"
 _DESCRIPTION = """\
 CTR model serving. KServe v2 inference is at `/v2/models/{model}/infer`.
 
-Its tensors: `DES`, dense features, sample by sample. `CATCOLUMN`, keys, sample-major: sample 0's keys of the first table,
-slot by slot, then of the second, and so on, then sample 1's. `ROWINDEX`, where each slot's keys begin: one CSR over all
-slots, samples * slots + 1 offsets, or, with several tables, one CSR per table, each starting at 0; the length decides.
+Its tensors: `DES`, dense features, sample by sample. `CATCOLUMN`, keys, sample-major: sample 0's keys of the first
+table, slot by slot, then of the second, and so on, then sample 1's. `ROWINDEX`, where each slot's keys begin: one CSR
+over all slots, samples * slots + 1 offsets, or, with several tables, one CSR per table, each starting at 0; the length
+decides.
 """
 _PREDICT_DOCS: dict[str, Any] = {
     "requestBody": {"required": True, "content": {"application/json": {"schema": SAMPLES_SCHEMA}}},
