@@ -8,6 +8,9 @@ traffic is read back, which no server does.
 ``serving.frontend.codes`` is the one table from here to HTTP codes.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from kernels.errors import HotrowError
 
 
@@ -96,3 +99,25 @@ class MissingExtraError(ServingError):
 
 class OverloadedError(ServingError):
     """The server has as many requests in hand as it accepts; the same request may succeed later."""
+
+
+@contextmanager
+def about(model: str, faults: list[HotrowError] | None = None) -> Iterator[None]:
+    """Note on an error inside the block which model it is about; ``told`` shows that.
+
+    Args:
+        model: the model's name.
+        faults: where given, the error is added to it and goes no further.
+    """
+    try:
+        yield
+    except HotrowError as err:
+        err.add_note(f"model {model[:64]!r}")
+        if faults is None:
+            raise
+        faults.append(err)
+
+
+def told(error: HotrowError) -> str:
+    """One line for an operator: what the error is about, as far as somebody noted it, and its message."""
+    return ": ".join((*getattr(error, "__notes__", ()), str(error)))

@@ -1,43 +1,30 @@
-"""The model repository: a folder per model, a folder per version, and the sessions that answer for them."""
+"""The model repository: the models that are served together, and the sessions that answer for them."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Self
 
 from serving.calibration import refuse_shared_calibration
-from serving.config import (
-    ModelConfig,
-    ParameterServerConfig,
-    PersistentDbConfig,
-    VolatileDbConfig,
-    read_model_directory,
-    read_ps_config,
-)
-from serving.config.model_directory import version_number
-from serving.config.ps import check_named_tables
-from serving.config.row_dtypes import with_row_dtypes
+from serving.config import ModelConfig, read_repository
 from serving.dense.calibration import DEFAULT_TOLERANCE
 from serving.dense.network import Engine
-from serving.errors import ConfigError, UnknownModelError
+from serving.errors import UnknownModelError, about
 from serving.lookup import LookupSession
 from serving.metrics import Reading
 from serving.parameter_server import ParameterServer
 from serving.session import InferenceSession
 from serving.storage import MemoryStore
 
-PS_FILE = "ps.json"
-
 #: In metrics, the tier of keys that no tier holds.
 _DEFAULTED_HELP = "Keys that no tier holds, answered with the default vector."
 
 
 class ModelRepository:
-    """The models of one folder: ``<repository>/<model>/<version>/``, storage tiers in ``ps.json`` beside the models.
+    """The models of one folder, ``<repository>/<model>/<version>/``, or of one JSON file, and the tiers of their rows.
 
-    Of every model the newest complete version is served. The folders say which models there are; ``ps.json`` says where
-    rows are kept. Without it one memory tier holds all rows. ``load`` and ``close`` belong to one thread; everything
-    else may be called from any thread in between.
+    ``serving.config.read_repository`` says which they are; one version of every model is served. ``load`` and ``close``
+    belong to one thread; everything else may be called from any thread in between.
     """
 
     def __init__(
@@ -51,7 +38,7 @@ class ModelRepository:
         """Describe a repository; nothing is read before ``load``.
 
         Args:
-            path: the repository's folder.
+            path: the repository's folder, a ``ps.json``, a v3.0 inference JSON or the folder of one model.
             engine: what runs dense networks.
             threads: threads of one dense network's run.
             calibration: of the engine int8, the samples to measure its one model on; None: each model's own.
@@ -69,50 +56,22 @@ class ModelRepository:
         """Load every model: all of them, or, if one is broken, none.
 
         Raises:
-            ConfigError: there is no such folder, no model in it, or a configuration cannot be accepted.
+            ConfigError: there is no such path, no model in it, or a configuration cannot be accepted.
             ModelFileError: a model's file is missing or damaged.
             StoreError: a tier cannot be opened or cannot take the rows.
         """
-        ps = self.ps_config()
-        configs = self._configs(ps)
-        refuse_shared_calibration(self._calibration, len(configs))
+        ps = read_repository(self.path)
+        refuse_shared_calibration(self._calibration, len(ps.models))
         self._server = ParameterServer.from_config(ps.model_copy(update={"models": ()}))
         try:
-            for config in configs:
-                self._server.load_model(config)
-                lookup = LookupSession(self._server, config)
-                self._sessions[config.name] = self._open(config, lookup)
+            for config in ps.models:
+                with about(config.name):
+                    self._server.load_model(config)
+                    lookup = LookupSession(self._server, config)
+                    self._sessions[config.name] = self._open(config, lookup)
         except BaseException:
             self.close()
             raise
-
-    def configs(self) -> Sequence[ModelConfig]:
-        """Read the configuration of every model that ``load`` would serve.
-
-        Raises:
-            ConfigError: see ``load``.
-            ModelFileError: a manifest does not describe the files beside it.
-        """
-        return self._configs(self.ps_config())
-
-    def ps_config(self) -> ParameterServerConfig:
-        """What ``ps.json`` says; where there is none, that one memory tier holds all rows.
-
-        Raises:
-            ConfigError: there is no such repository, or the file cannot be accepted.
-        """
-        if not self.path.is_dir():
-            raise ConfigError(str(self.path), "", "no such folder")
-        file = self.path / PS_FILE
-        if file.exists():
-            return read_ps_config(file)
-        return ParameterServerConfig(
-            models=(),
-            volatile_db=VolatileDbConfig(),
-            persistent_db=PersistentDbConfig(),
-            key_type="I64",
-            source=str(file),
-        )
 
     def models(self) -> Mapping[str, InferenceSession]:
         """The sessions by model name."""
@@ -192,41 +151,5 @@ class ModelRepository:
         stores = self._server.stores if self._server is not None else ()
         return sum(store.memory_bytes(table) for store in stores if isinstance(store, MemoryStore))
 
-    def _configs(self, ps: ParameterServerConfig) -> Sequence[ModelConfig]:
-        configs = [read_model_directory(directory) for directory in self._model_directories()]
-        if not configs:
-            raise ConfigError(str(self.path), "", "no model in it: expected <model>/<version>/graph.json")
-        listed = {model.name: model for model in ps.models}
-        missing = listed.keys() - {config.name for config in configs}
-        if missing:
-            raise ConfigError(ps.source, "models", f"lists {sorted(missing)[0]!r}, which has no folder in {self.path}")
-        other = next((config for config in configs if config.key_type != ps.key_type), None)
-        if other is not None and Path(ps.source).exists():
-            reason = f"means {ps.key_type} keys for all models, but {other.graph_file} has {other.key_type}"
-            raise ConfigError(ps.source, "supportlonglong", reason)
-        served = [
-            _as_listed(config, listed[config.name], ps) if config.name in listed else config for config in configs
-        ]
-        check_named_tables(ps.volatile_db, served, ps.source)
-        return [with_row_dtypes(config, ps.volatile_db) for config in served]
-
     def _open(self, config: ModelConfig, lookup: LookupSession) -> InferenceSession:
         return InferenceSession(config, 0, lookup, self._engine, self._threads, self._calibration, self._tolerance)
-
-    def _model_directories(self) -> Sequence[Path]:
-        """Folders that hold at least one version folder; hidden folders and plain files are not looked at."""
-        folders = (path for path in self.path.iterdir() if path.is_dir() and not path.name.startswith("."))
-        return sorted(path for path in folders if any(map(version_number, path.iterdir())))
-
-
-def _as_listed(config: ModelConfig, listed: ModelConfig, ps: ParameterServerConfig) -> ModelConfig:
-    """The served version with what ``ps.json`` says of the model, which must mean the very same files."""
-    for ours, theirs in zip(_files(config), _files(listed), strict=True):
-        if ours.resolve() != theirs.resolve():
-            reason = f"names {theirs}, but the served version {config.version} has {ours}"
-            raise ConfigError(ps.source, f"models: {listed.name!r}", reason)
-    return listed.model_copy(update={"version": config.version, "onnx_file": config.onnx_file})
-
-
-def _files(config: ModelConfig) -> Sequence[Path]:
-    return [config.graph_file, config.dense_file, *(table.file for table in config.tables)]

@@ -1,32 +1,22 @@
 """``hotrow check``: is this configuration, model or repository right, and how much memory will it take."""
 
 import argparse
-import re
-from collections.abc import Sequence
+import sys
 from pathlib import Path
 from typing import Any
 
+from kernels.errors import HotrowError
 from serving.calibration import refuse_idle_calibration, refuse_shared_calibration
 from serving.cli.engine_options import add_engine_options
-from serving.config import (
-    ModelConfig,
-    VolatileDbConfig,
-    memory_needed,
-    read_inference_config,
-    read_model_directory,
-    read_ps_config,
-)
-from serving.config.model_directory import GRAPH_FILE, complete_versions
+from serving.config import ModelConfig, TableConfig, VolatileDbConfig, memory_needed, read_repository
 from serving.dense.calibration import Quantization
 from serving.dense.files import open_dense
 from serving.dense.network import Engine
-from serving.errors import ConfigError
+from serving.errors import about, told
 from serving.lookup import LookupSession
 from serving.model.graph import is_network_file
-from serving.model.strict_json import read_json
 from serving.parameter_server import ParameterServer
 from serving.parameter_server.loading import LOAD_BATCH_ROWS, table_source
-from serving.repository import ModelRepository
 from serving.session import InferenceSession
 from serving.storage import MemoryStore
 from serving.storage.row_dtype import rounding_error
@@ -50,48 +40,43 @@ def add_parser(commands: Any) -> None:
 
 
 def check(options: argparse.Namespace) -> int:
-    """Print what the configuration describes; the first thing wrong with it is a HotrowError."""
-    models, tier = read_config(options.config)
+    """Print what the configuration describes, or one line for each thing wrong with its models.
+
+    What is wrong with the configuration as a whole is a HotrowError.
+    """
+    faults: list[HotrowError] = []
+    config = read_repository(options.config, faults)
     refuse_idle_calibration(options.calibration, options.engine)
-    refuse_shared_calibration(options.calibration, len(models))
-    total_bytes = 0
-    for config in models:
-        quantization = _check_dense(config, options)
-        rounding = _check_tables(config)
-        needed = memory_needed(config)
-        print(f"model {config.name}" + (f" version {config.version}" if config.version else ""))
-        if quantization is not None:
-            print(f"  {quantization}")
-        for part, size_bytes in needed.items():
-            print(f"  {part:<32} {_mib(size_bytes):>16}" + rounding.get(part, ""))
-        total_bytes += sum(needed.values())
+    refuse_shared_calibration(options.calibration, len(config.models))
+    total_bytes = sum(_check_model(model, options, faults) for model in config.models)
+    if faults:
+        for line in dict.fromkeys(map(told, faults)):  # int8 loads the tables as well: one fault may be found twice
+            print(f"hotrow check: {line}", file=sys.stderr)
+        return 1
     print(f"total {'':<28} {_mib(total_bytes):>16}")
-    limit = _limit(tier)
+    limit = _limit(config.volatile_db)
     if limit:
         print(f"that is with every row in RAM; {limit}")
     return 0
 
 
-def read_config(path: Path) -> tuple[Sequence[ModelConfig], VolatileDbConfig]:
-    """The models that ``path`` describes, whichever of the four forms it has, and the memory tier they would have.
-
-    Raises:
-        ConfigError: it is none of them, or something is wrong with it.
-        ModelFileError: a model's file is wrong.
-    """
-    if path.is_dir():
-        if (path / GRAPH_FILE).is_file() or complete_versions(path):
-            return [read_model_directory(path)], VolatileDbConfig()
-        repository = ModelRepository(path)
-        return repository.configs(), repository.ps_config().volatile_db
-    document = read_json(path)
-    if isinstance(document, dict) and "inference" in document:
-        name = re.sub(r"[^A-Za-z0-9_-]", "_", path.stem)[:120]  # the file does not say what the model is called
-        return [read_inference_config(path, name)], VolatileDbConfig()
-    if isinstance(document, dict) and {"models", "volatile_db", "persistent_db"} & document.keys():
-        ps = read_ps_config(path)
-        return ps.models or ModelRepository(path.parent).configs(), ps.volatile_db
-    raise ConfigError(str(path), "", "expected an inference JSON (with 'inference') or a ps.json (with 'models')")
+def _check_model(config: ModelConfig, options: argparse.Namespace, faults: list[HotrowError]) -> int:
+    """Print what a model takes and return it in bytes; 0 where there are faults, which are added to ``faults``."""
+    quantization, rounding, before = None, {}, len(faults)
+    with about(config.name, faults):
+        quantization = _check_dense(config, options)
+    for table in config.tables:
+        with about(config.name, faults):
+            rounding[table.name] = _check_table(config, table)
+    if len(faults) > before:
+        return 0
+    needed = memory_needed(config)
+    print(f"model {config.name} version {config.version}")
+    if quantization is not None:
+        print(f"  {quantization}")
+    for part, size_bytes in needed.items():
+        print(f"  {part:<32} {_mib(size_bytes):>16}" + rounding.get(part, ""))
+    return sum(needed.values())
 
 
 def _limit(tier: VolatileDbConfig) -> str:
@@ -122,18 +107,16 @@ def _check_dense(config: ModelConfig, options: argparse.Namespace) -> Quantizati
     return None
 
 
-def _check_tables(config: ModelConfig) -> dict[str, str]:
-    """Read every row, as loading would; say of narrow tables, by name, how far their rows are from the files'."""
-    said = {}
-    for table in config.tables:
-        batches = table_source(config, table).model.batches(LOAD_BATCH_ROWS)
-        error = rounding_error("memory", config.full_name(table), table.row_dtype, batches)
-        if table.row_dtype != "fp32":
-            said[table.name] = (
-                f"  {table.row_dtype}, off by {error.mean:.2g} on average and {error.largest:.2g} at most"
-                f" (mean magnitude {error.magnitude:.2g})"
-            )
-    return said
+def _check_table(config: ModelConfig, table: TableConfig) -> str:
+    """Read every row, as loading would; say of a narrow table how far its rows are from the file's."""
+    batches = table_source(config, table).model.batches(LOAD_BATCH_ROWS)
+    error = rounding_error("memory", config.full_name(table), table.row_dtype, batches)
+    if table.row_dtype == "fp32":
+        return ""
+    return (
+        f"  {table.row_dtype}, off by {error.mean:.2g} on average and {error.largest:.2g} at most"
+        f" (mean magnitude {error.magnitude:.2g})"
+    )
 
 
 def _mib(size_bytes: int) -> str:

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from serving.cli.check import read_config
+from serving.config import read_repository
 from serving.dense.files import read_onnx
 from serving.dense.onnx_file import signature
 from serving.errors import ConfigError, OutputError
@@ -38,7 +38,7 @@ def export_onnx(options: argparse.Namespace) -> int:
     if (options.file.parent / MANIFEST_NAME).exists():
         reason = f"its folder is a model's version, which takes no file that {MANIFEST_NAME} does not name"
         raise OutputError(f"{options.file}: {reason}; write it elsewhere")
-    models, _ = read_config(options.config)
+    models = read_repository(options.config).models
     if len(models) != 1:
         names = ", ".join(model.name for model in models)
         raise ConfigError(str(options.config), "", f"has {len(models)} models ({names}); give the directory of one")

@@ -24,12 +24,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if shadowed:
         print(f"hotrow: {shadowed}", file=sys.stderr)
         return _FAILED_TO_START
-    errors = import_module("kernels.errors")
+    # Not before it is known that `kernels` is ours.
+    from kernels.errors import HotrowError
+    from serving.errors import told
+
     options = _parser().parse_args(arguments)
     try:
         code: int = options.run(options)
-    except errors.HotrowError as err:
-        print(f"hotrow {options.command}: {err}", file=sys.stderr)
+    except HotrowError as err:
+        print(f"hotrow {options.command}: {told(err)}", file=sys.stderr)
         code = options.error_code
     except BrokenPipeError:  # the reader of our output, say `head`, has seen enough
         sys.stderr.close()

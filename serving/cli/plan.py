@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from serving.cli.check import read_config
 from serving.cli.numbers import cache_sizes, memory_size, ratio
-from serving.config import ModelConfig
+from serving.config import ModelConfig, read_repository
 from serving.errors import ConfigError, OutputError, TraceError
 from serving.planner import (
     POLICIES,
@@ -101,7 +100,7 @@ def plan(options: argparse.Namespace) -> int:
 
 
 def _models(options: argparse.Namespace) -> Sequence[ModelConfig]:
-    models, _ = read_config(options.config)
+    models = read_repository(options.config).models
     if not options.model:
         return models
     chosen = [config for config in models if config.name == options.model]

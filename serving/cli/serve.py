@@ -1,15 +1,19 @@
-"""``hotrow serve``: a model repository over HTTP."""
+"""``hotrow serve``: the models of a repository, or of HugeCTR's configuration files, over HTTP."""
 
 import argparse
 import gc
 import logging
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from serving.cli.engine_options import add_engine_options
 from serving.cli.numbers import whole_number
+from serving.errors import ConfigError, ModelFileError, ServingError, told
 from serving.frontend.body import Limits
+
+if TYPE_CHECKING:
+    from serving.repository import ModelRepository
 
 _MOST_THREADS = 1024
 _MOST_INFLIGHT = 65536
@@ -26,7 +30,10 @@ def add_parser(commands: Any) -> None:
     )
     limits = Limits()
     parser.add_argument(
-        "repository", type=Path, metavar="REPO", help="folder of <model>/<version>/, ps.json beside the models"
+        "repository",
+        type=Path,
+        metavar="REPO",
+        help="folder of <model>/<version>/, ps.json beside the models; or a ps.json or v3.0 inference JSON by itself",
     )
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     parser.add_argument(
@@ -75,7 +82,7 @@ def serve(options: argparse.Namespace) -> int:
         options.repository, options.engine, calibration=options.calibration, tolerance=options.tolerance
     )
     with listener, repository:
-        repository.load()
+        _load(repository)
         print(f"hotrow {server_version()}")
         for line in repository.describe():
             print(line)
@@ -91,3 +98,12 @@ def serve(options: argparse.Namespace) -> int:
             stop_timeout_s=_STOP_TIMEOUT_S,
         )
     return 0
+
+
+def _load(repository: "ModelRepository") -> None:
+    """Load all models or none: a broken one stops the start, rather than its clients later."""
+    try:
+        repository.load()
+    except (ConfigError, ModelFileError) as err:
+        advice = f"`hotrow check {repository.path}` lists everything that keeps the server from starting"
+        raise ServingError(f"{told(err)}; {advice}") from err

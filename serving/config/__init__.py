@@ -2,6 +2,7 @@
 
 Three doors, one record: ``read_inference_config`` (HugeCTR v3.0's inference JSON), ``read_model_directory`` (a version
 directory of a model repository) and ``read_ps_config`` (HPS's ``ps.json``) all make ``ModelConfig``.
+``read_repository`` tells them apart and reads what is served together.
 """
 
 from serving.config.capacity import MOST_ROWS, memory_needed, rows_with_headroom
@@ -17,6 +18,7 @@ from serving.config.records import (
     TableConfig,
     VolatileDbConfig,
 )
+from serving.config.repository import read_repository
 
 __all__ = [
     "MOST_ROWS",
@@ -31,5 +33,6 @@ __all__ = [
     "read_inference_config",
     "read_model_directory",
     "read_ps_config",
+    "read_repository",
     "rows_with_headroom",
 ]

@@ -1,5 +1,6 @@
 """HugeCTR v3.0's inference JSON: an ``inference`` clause beside the ``layers``."""
 
+import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -70,6 +71,11 @@ def read_inference_config(file: str | Path, name: str, i64_input_key: bool | Non
     """
     file = Path(file)
     return _read(file, check_model_name(name, str(file)), 0, i64_input_key)
+
+
+def name_after(file: Path) -> str:
+    """What a model is called after its inference JSON, which does not say it: the file's stem, as a name may be."""
+    return re.sub(r"[^A-Za-z0-9_-]", "_", file.stem)[:120]
 
 
 def read_version_graph(file: Path, name: str, version: int) -> ModelConfig:

@@ -48,13 +48,18 @@ def _check_place(directory: Path, manifest: Manifest) -> None:
         raise ModelFileError(directory / MANIFEST_NAME, reason)
 
 
+def is_model_directory(directory: Path) -> bool:
+    """Whether a folder is a version's or a model's, as against a repository's."""
+    return (directory / GRAPH_FILE).is_file() or bool(_complete_versions(directory))
+
+
 def version_number(directory: Path) -> int:
     """The version a folder's name stands for; 0 where it stands for none."""
     name = directory.name
     return int(name) if name.isascii() and name.isdecimal() and not name.startswith("0") else 0
 
 
-def complete_versions(directory: Path) -> list[Path]:
+def _complete_versions(directory: Path) -> list[Path]:
     """The version directories in a model directory, in no order."""
     return [child for child in directory.iterdir() if version_number(child) and (child / GRAPH_FILE).is_file()]
 
@@ -62,7 +67,7 @@ def complete_versions(directory: Path) -> list[Path]:
 def _newest_version(directory: Path) -> Path:
     if not directory.is_dir():
         raise ModelFileError(directory, "no such directory")
-    versions = complete_versions(directory)
+    versions = _complete_versions(directory)
     if not versions:
         raise ModelFileError(directory, f"expected {GRAPH_FILE}, or version folders 1, 2, ... that hold one")
     return max(versions, key=version_number)

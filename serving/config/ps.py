@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel
 
+from kernels.errors import HotrowError
 from serving.config.assembly import Place, build_tables, check_model_name, onnx_beside
 from serving.config.hps_keys import UNSUPPORTED
 from serving.config.ps_clauses import ModelClause, PsDocument
@@ -18,7 +19,7 @@ from serving.config.records import (
 )
 from serving.config.row_dtypes import with_row_dtypes
 from serving.config.validation import Clause, read_clause
-from serving.errors import ConfigError
+from serving.errors import ConfigError, about
 from serving.model.graph import Graph, read_model_graph
 from serving.model.sparse_rows import KeyType
 from serving.model.statistics_file import statistics_path
@@ -27,11 +28,16 @@ from serving.model.strict_json import read_json
 V = TypeVar("V")
 
 
-def read_ps_config(file: str | Path) -> ParameterServerConfig:
+def read_ps_config(file: str | Path, faults: list[HotrowError] | None = None) -> ParameterServerConfig:
     """Read an HPS ``ps.json``.
 
     Relative paths start from the file's folder. Of the keys that HPS knows, those that no answer depends on here may
     have any value of their type, those that Hotrow does not support are refused by name; others are refused as unknown.
+
+    Args:
+        file: the JSON file.
+        faults: empty; what is wrong with the files of single models is added to it in place of being raised, and these
+            models are left out.
 
     Raises:
         ConfigError: the file cannot be accepted; the message has the JSON path.
@@ -43,20 +49,19 @@ def read_ps_config(file: str | Path) -> ParameterServerConfig:
     if volatile.type == persistent.type == "disabled":
         raise ConfigError(source, "", "volatile_db and persistent_db are both disabled: no tier would hold a row")
     key_type: KeyType = "I64" if document.supportlonglong else "I32"
-    models = tuple(
-        _model(clause, Place(source, f"models[{index}]", file.parent), key_type)
-        for index, clause in enumerate(document.models)
-    )
-    names = [model.name for model in models]
+    models = []
+    for index, clause in enumerate(document.models):
+        with about(clause.model, faults):
+            models.append(_model(clause, Place(source, f"models[{index}]", file.parent), key_type))
+    names = [clause.model for clause in document.models]
     for index, name in enumerate(names):
         if name in names[:index]:
             raise ConfigError(source, f"models[{index}].model", f"the name {name!r} is taken by an earlier model")
     tier = volatile.record(file.parent)
-    if models:  # else a repository's folders say which there are
+    if models and not faults:  # else a repository's folders, or files put right, say which there are
         check_named_tables(tier, models, source)
-    models = tuple(with_row_dtypes(model, tier) for model in models)
     return ParameterServerConfig(
-        models=models,
+        models=tuple(with_row_dtypes(model, tier) for model in models),
         volatile_db=tier,
         persistent_db=PersistentDbConfig(
             **_known(persistent, PersistentDbConfig, "path"),

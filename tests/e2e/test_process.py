@@ -186,6 +186,25 @@ def test_after_a_kill_in_the_middle_of_traffic_nothing_is_lost(start, tiny_repos
     assert any('tier="rocksdb"' in line and not line.endswith(" 0.0") for line in hits)
 
 
+def test_a_ps_json_that_lists_its_models_is_served_and_asked_from_the_shell(start, tiny_repository, model, tmp_path):
+    entry = {
+        "model": "ctr",
+        "sparse_files": ["repository/tiny/1/user", "repository/tiny/1/item"],
+        "dense_file": "repository/tiny/1/dense.model",
+        "network_file": "repository/tiny/1/graph.json",
+    }
+    (tmp_path / "ps.json").write_text(json.dumps({"supportlonglong": True, "models": [entry]}))
+    body, expected = samples_of(model, 3, seed=4)
+    (tmp_path / "samples.json").write_bytes(body)
+
+    url = start(tmp_path / "ps.json").url
+    command = [sys.executable, "-m", "serving.cli.main", "predict", "ctr", tmp_path / "samples.json", "--url", url]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+
+    assert done.returncode == 0, done.stderr
+    np.testing.assert_allclose([float(line) for line in done.stdout.split()], expected.reshape(-1), atol=2e-6)
+
+
 def hotrow_serve(*arguments):
     """Run `hotrow serve` that is expected to end by itself."""
     command = [sys.executable, "-m", "serving.cli.main", "serve", *map(str, arguments)]

@@ -149,7 +149,7 @@ class TestCheck:
 
         assert main(["check", str(version / "dcn v2.best.json")]) == 0
 
-        assert capsys.readouterr().out.startswith("model dcn_v2_best\n")
+        assert capsys.readouterr().out.startswith("model dcn_v2_best version 1\n")
 
     def test_what_serving_would_refuse_is_refused(self, tmp_path, capsys):
         TinyModel().write(tmp_path)

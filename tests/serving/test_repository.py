@@ -203,10 +203,21 @@ class TestWhatIsRefused:
         assert "volatile_db.row_dtype_per_table: no model has a table 'tiny.itme'" in self.refused(tmp_path)
 
     def test_a_folder_that_does_not_exist(self, tmp_path):
-        assert "nowhere: no such folder" in self.refused(tmp_path / "nowhere")
+        assert "nowhere: no such file or folder" in self.refused(tmp_path / "nowhere")
 
     def test_an_empty_repository(self, tmp_path):
         assert "no model in it: expected <model>/<version>/graph.json" in self.refused(tmp_path)
+
+    @pytest.mark.parametrize("content", ["[]", "{}", '{"layers": []}'], ids=["a list", "nothing", "a training graph"])
+    def test_a_file_that_is_no_configuration(self, tmp_path, content):
+        (tmp_path / "x.json").write_text(content)
+
+        assert "x.json: expected an inference JSON (with 'inference') or a ps.json" in self.refused(tmp_path / "x.json")
+
+    def test_a_ps_json_without_models_and_without_folders_beside_it(self, tmp_path):
+        ps_json(tmp_path)
+
+        assert "no model in it" in self.refused(tmp_path / "ps.json")
 
     def test_a_model_of_which_no_version_is_complete(self, tmp_path):
         TinyModel().write(tmp_path)

@@ -1,0 +1,131 @@
+"""What a path serves: a repository's folder, a ``ps.json``, a v3.0 inference JSON or the folder of one model."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from kernels.errors import HotrowError
+from serving.config.inference import name_after, read_inference_config
+from serving.config.model_directory import is_model_directory, read_model_directory, version_number
+from serving.config.ps import check_named_tables, read_ps_config
+from serving.config.records import ModelConfig, ParameterServerConfig, PersistentDbConfig, VolatileDbConfig
+from serving.config.row_dtypes import with_row_dtypes
+from serving.errors import ConfigError, about
+from serving.model.strict_json import read_json
+
+PS_FILE = "ps.json"
+
+
+def read_repository(path: str | Path, faults: list[HotrowError] | None = None) -> ParameterServerConfig:
+    """Read the models that ``path`` serves, each with a version, and the tiers that hold their rows.
+
+    In a repository's folder the folders say which models there are, of each the newest complete version is meant, and
+    ``ps.json`` beside them says where rows are kept; a folder without any has the models that its ``ps.json`` lists. A
+    ``ps.json`` by itself has the models it lists, or, where it lists none, those of its folder. Without a ``ps.json``
+    one memory tier holds all rows. Of a model that a JSON file describes, the folder of its graph says which version
+    it is; where that folder's name is no number it is version 1.
+
+    Args:
+        path: a folder or a file.
+        faults: empty; what is wrong with single models is added to it in place of being raised, and the models that
+            come back are the others.
+
+    Raises:
+        ConfigError: there is no such path, it describes no models, or a configuration cannot be accepted.
+        ModelFileError: a model's file is missing, or its manifest does not describe the files beside it.
+    """
+    path = Path(path)
+    if not path.exists():
+        raise ConfigError(str(path), "", "no such file or folder")
+    if path.is_dir():
+        return _alone(read_model_directory(path)) if is_model_directory(path) else _read_folder(path, faults)
+    document = read_json(path)
+    if _has(document, "inference"):
+        return _alone(read_inference_config(path, name_after(path)))
+    if _has(document, "models", "volatile_db", "persistent_db"):
+        ps = read_ps_config(path, faults)
+        return _listed(ps) if ps.models or faults else _of_folders(ps, path.parent, faults)
+    raise ConfigError(str(path), "", "expected an inference JSON (with 'inference') or a ps.json (with 'models')")
+
+
+def _has(document: Any, *keys: str) -> bool:
+    return isinstance(document, dict) and not document.keys().isdisjoint(keys)
+
+
+def _alone(config: ModelConfig) -> ParameterServerConfig:
+    return _in_memory((_with_version(config),), config.key_type, str(config.graph_file))
+
+
+def _in_memory(models: tuple[ModelConfig, ...], key_type: Any, source: str) -> ParameterServerConfig:
+    return ParameterServerConfig(
+        models=models,
+        volatile_db=VolatileDbConfig(),
+        persistent_db=PersistentDbConfig(),
+        key_type=key_type,
+        source=source,
+    )
+
+
+def _listed(ps: ParameterServerConfig) -> ParameterServerConfig:
+    return ps.model_copy(update={"models": tuple(map(_with_version, ps.models))})
+
+
+def _with_version(config: ModelConfig) -> ModelConfig:
+    """Clients name a version, and Triton's first is 1."""
+    version = config.version or version_number(config.graph_file.resolve().parent) or 1
+    return config.model_copy(update={"version": version})
+
+
+def _read_folder(path: Path, faults: list[HotrowError] | None) -> ParameterServerConfig:
+    file = path / PS_FILE
+    ps = read_ps_config(file, faults) if file.exists() else _in_memory((), "I64", str(file))
+    if (ps.models or faults) and not _model_directories(path):
+        return _listed(ps)
+    return _of_folders(ps, path, faults)
+
+
+def _of_folders(ps: ParameterServerConfig, path: Path, faults: list[HotrowError] | None) -> ParameterServerConfig:
+    """The models of ``path``'s folders, with what ``ps`` says of them and of the tiers."""
+    directories = _model_directories(path)
+    if not directories:
+        raise ConfigError(str(path), "", "no model in it: expected <model>/<version>/graph.json")
+    listed = {model.name: model for model in ps.models}
+    served = []
+    for directory in directories:
+        with about(directory.name, faults):
+            config = read_model_directory(directory)
+            _check_key_type(config, ps)
+            served.append(_as_listed(config, listed[config.name], ps) if config.name in listed else config)
+    there = {config.name for config in served} | {directory.name for directory in directories}
+    for name in sorted(listed.keys() - there):
+        with about(name, faults):
+            raise ConfigError(ps.source, "models", f"lists {name!r}, which has no folder in {path}")
+    if not faults:  # else a table may be one of a model that cannot be read
+        check_named_tables(ps.volatile_db, served, ps.source)
+    models = tuple(with_row_dtypes(config, ps.volatile_db) for config in served)
+    return ps.model_copy(update={"models": models})
+
+
+def _model_directories(path: Path) -> Sequence[Path]:
+    """Folders that hold at least one version folder; hidden folders and plain files are not looked at."""
+    folders = (child for child in path.iterdir() if child.is_dir() and not child.name.startswith("."))
+    return sorted(folder for folder in folders if any(map(version_number, folder.iterdir())))
+
+
+def _check_key_type(config: ModelConfig, ps: ParameterServerConfig) -> None:
+    if config.key_type != ps.key_type and Path(ps.source).exists():
+        reason = f"means {ps.key_type} keys for all models, but {config.graph_file} has {config.key_type}"
+        raise ConfigError(ps.source, "supportlonglong", reason)
+
+
+def _as_listed(config: ModelConfig, listed: ModelConfig, ps: ParameterServerConfig) -> ModelConfig:
+    """The served version with what ``ps.json`` says of the model, which must mean the very same files."""
+    for ours, theirs in zip(_files(config), _files(listed), strict=True):
+        if ours.resolve() != theirs.resolve():
+            reason = f"names {theirs}, but the served version {config.version} has {ours}"
+            raise ConfigError(ps.source, f"models: {listed.name!r}", reason)
+    return listed.model_copy(update={"version": config.version, "onnx_file": config.onnx_file})
+
+
+def _files(config: ModelConfig) -> Sequence[Path]:
+    return [config.graph_file, config.dense_file, *(table.file for table in config.tables)]
