@@ -44,7 +44,10 @@ def _check_place(directory: Path, manifest: Manifest) -> None:
     is_version = bool(version_number(directory))
     if is_version and (manifest.model, manifest.version) != (directory.parent.name, version_number(directory)):
         here = f"{directory.parent.name}/{directory.name}"
-        reason = f"expected the manifest of {here}, found that of {manifest.model}/{manifest.version}"
+        reason = (
+            f"expected the manifest of {here}, found that of {manifest.model}/{manifest.version}; if the folder was"
+            " copied or renamed on purpose, correct 'model' and 'version' in this file, or remove it"
+        )
         raise ModelFileError(directory / MANIFEST_NAME, reason)
 
 

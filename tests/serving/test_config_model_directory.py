@@ -1,3 +1,6 @@
+import json
+import shutil
+
 import pytest
 
 from serving.config import read_model_directory
@@ -63,6 +66,28 @@ def test_version_folders_that_changed_places_are_refused(write_model, tmp_path):
 
     with pytest.raises(ModelFileError, match=r"manifest\.json: expected the manifest of dcn/3, found that of dcn/1"):
         read_model_directory(tmp_path / "dcn")
+
+
+def correct_the_manifest(file):
+    document = json.loads(file.read_text())
+    file.write_text(json.dumps({**document, "model": "copy", "version": 4}))
+
+
+@pytest.mark.parametrize("mend", [correct_the_manifest, lambda file: file.unlink()], ids=["corrected", "removed"])
+def test_a_copy_under_another_name_is_read_once_its_manifest_was_mended_as_the_message_says(
+    write_model, tmp_path, mend
+):
+    original = write_version(write_model, 1)
+    write_manifest(original, "dcn", 1)
+    copy = tmp_path / "copy" / "4"
+    shutil.copytree(original, copy)
+    with pytest.raises(ModelFileError, match="correct 'model' and 'version' in this file, or remove it"):
+        read_model_directory(copy)
+
+    mend(copy / "manifest.json")
+
+    config = read_model_directory(copy)
+    assert (config.name, config.version) == ("copy", 4)
 
 
 def test_a_directory_without_any_version_is_refused(tmp_path):
