@@ -17,6 +17,7 @@ from serving.lookup import LookupSession
 from serving.model.graph import is_network_file
 from serving.parameter_server import ParameterServer
 from serving.parameter_server.loading import LOAD_BATCH_ROWS, table_source
+from serving.parameter_server.preflight import check_tiers
 from serving.session import InferenceSession
 from serving.storage import MemoryStore
 from serving.storage.row_dtype import rounding_error
@@ -49,6 +50,7 @@ def check(options: argparse.Namespace) -> int:
     refuse_idle_calibration(options.calibration, options.engine)
     refuse_shared_calibration(options.calibration, len(config.models))
     total_bytes = sum(_check_model(model, options, faults) for model in config.models)
+    check_tiers(config, faults)
     if faults:
         for line in dict.fromkeys(map(told, faults)):  # int8 loads the tables as well: one fault may be found twice
             print(f"hotrow check: {line}", file=sys.stderr)

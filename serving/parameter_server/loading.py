@@ -1,7 +1,7 @@
 """How a model's rows get into the tiers: durable ones hold all of them, others as many as they have room for."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -54,7 +54,9 @@ def load_tables(stores: Sequence[Store], sources: Sequence[TableSource]) -> None
         for source in sources:
             store.open_table(source.spec, source.model.rows)
     if not durable:
-        _check_room(volatile, sources)
+        for store in volatile:
+            room = {source.spec.name: store.capacity_rows(source.spec.name) for source in sources}
+            check_room(store.name, room, sources)
     for source in sources:
         for store in durable:
             _load_durable(store, source)
@@ -70,18 +72,26 @@ def drop_tables(stores: Sequence[Store], tables: Sequence[str], drop_durable: bo
                 store.drop_table(table)
 
 
-def _check_room(stores: Sequence[Store], sources: Sequence[TableSource]) -> None:
-    for store in stores:
-        room = {source.spec.name: store.capacity_rows(source.spec.name) for source in sources}
-        for source in sources:
-            capacity = room[source.spec.name]
-            if capacity is not None and capacity < source.model.rows:
-                rows, needed = source.model.rows, sum(one.model.rows for one in sources)
-                reason = (
-                    f"the model file has {rows:,} rows, there is room for {capacity:,} (all tables of the model: "
-                    f"{needed:,}); raise volatile_db.capacity_rows, or what is set in its place, or add a persistent_db"
-                )
-                raise StoreFullError(store.name, source.spec.name, reason)
+def check_room(store: str, room: Mapping[str, int | None], sources: Sequence[TableSource]) -> None:
+    """Check that a store has room for every row of a model's tables.
+
+    Args:
+        store: its name.
+        room: the most rows it takes, by table; None where it does not say.
+        sources: the tables.
+
+    Raises:
+        StoreFullError: it has too little; the message says how much, and what can be done.
+    """
+    for source in sources:
+        capacity = room[source.spec.name]
+        if capacity is not None and capacity < source.model.rows:
+            rows, needed = source.model.rows, sum(one.model.rows for one in sources)
+            reason = (
+                f"the model file has {rows:,} rows, there is room for {capacity:,} (all tables of the model: "
+                f"{needed:,}); raise volatile_db.capacity_rows, or what is set in its place, or add a persistent_db"
+            )
+            raise StoreFullError(store, source.spec.name, reason)
 
 
 def _load_durable(store: DurableStore, source: TableSource) -> None:

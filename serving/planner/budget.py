@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from serving.planner.curve import HitCurve
 from serving.planner.plan import TablePlan
-from serving.storage.memory_store import rows_within
+from serving.storage.memory_budget import rows_within
 
 _MOST_STEPS = 4096  # of one curve that are looked at
 _GPU_SHARES = 10_000

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from kernels.errors import ReservedKeyError, RowValueError, TableFullError
-from kernels.host import HostTable, RowDtype
-from serving.config import MOST_ROWS, rows_with_headroom
+from kernels.host import HostTable
 from serving.errors import StoreError, StoreFullError
 from serving.model.records import Combiner
+from serving.storage.memory_budget import MemoryBudget
 from serving.storage.store import Keys, Mask, RowPtrs, TableSpec, Vectors
 
 
@@ -39,17 +39,7 @@ class MemoryStore:
         Raises:
             ValueError: more than one is given, a budget is less than 1, or a table's capacity less than 0.
         """
-        if sum(one is not None for one in (capacity_rows, capacity_bytes, capacity_rows_per_table)) > 1:
-            raise ValueError("expected one of capacity_rows, capacity_bytes and capacity_rows_per_table, got more")
-        for name, value in (("capacity_rows", capacity_rows), ("capacity_bytes", capacity_bytes)):
-            if value is not None and value < 1:
-                raise ValueError(f"{name}: expected at least 1, got {value}")
-        for name, value in (capacity_rows_per_table or {}).items():
-            if value < 0:
-                raise ValueError(f"capacity_rows_per_table: expected at least 0 for {name!r}, got {value}")
-        self._capacity_rows = capacity_rows
-        self._capacity_rows_per_table = dict(capacity_rows_per_table or {})
-        self._capacity_bytes = capacity_bytes
+        self._budget = MemoryBudget(capacity_rows, capacity_bytes, capacity_rows_per_table)
         # Replaced as a whole, never changed in place, so that readers need no lock. None once closed.
         self._tables: dict[str, HostTable | None] | None = {}
         self._specs: dict[str, TableSpec] = {}
@@ -72,8 +62,8 @@ class MemoryStore:
                         self.name, spec.name, f"holds {held.row_dtype} rows, asked to hold {spec.row_dtype}"
                     )
                 return
-            left = self._rows_left(tables, spec)
-            rows = rows_with_headroom(capacity_rows) if left is None else min(max(capacity_rows, 1), left, MOST_ROWS)
+            held_rows = {name: table.capacity_rows for name, table in tables.items() if table is not None}
+            rows = self._budget.rows_for(spec, capacity_rows, [(self._specs[name], n) for name, n in held_rows.items()])
             try:
                 table = HostTable(spec.dim, rows, spec.row_dtype) if rows else None
             except MemoryError as err:
@@ -167,27 +157,3 @@ class MemoryStore:
     def _check_dim(self, table: str, dim: int, asked: int) -> None:
         if dim != asked:
             raise StoreError(self.name, table, f"holds vectors of {dim} floats, asked for {asked}")
-
-    def _rows_left(self, tables: dict[str, HostTable | None], spec: TableSpec) -> int | None:
-        """Rows of the table that its own capacity, or the rest of the budget, has room for; None without either."""
-        if spec.name in self._capacity_rows_per_table:
-            return self._capacity_rows_per_table[spec.name]
-        if self._capacity_rows is not None:
-            rows_held = sum(table.capacity_rows for table in tables.values() if table is not None)
-            return max(self._capacity_rows - rows_held, 0)
-        if self._capacity_bytes is None:
-            return None
-        bytes_left = self._capacity_bytes - sum(map(self.memory_bytes, tables))
-        return rows_within(bytes_left, spec.dim, spec.row_dtype)
-
-
-def rows_within(size_bytes: int, dim: int, row_dtype: RowDtype = "fp32") -> int:
-    """The most rows of ``dim`` columns that a host table of at most ``size_bytes`` has room for; 0 if not even one."""
-    fits, too_many = 0, min(max(size_bytes, 0) // dim + 1, MOST_ROWS + 1)  # no row takes less than a byte per column
-    while too_many - fits > 1:
-        middle = (fits + too_many) // 2
-        if HostTable.memory_bytes(dim, middle, row_dtype) <= size_bytes:
-            fits = middle
-        else:
-            too_many = middle
-    return fits

@@ -1,7 +1,8 @@
 """How RocksDB is opened and spoken to: options, order of keys, errors. The store says what is kept where."""
 
+import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,29 @@ def open_database(rocksdict: Any, path: Path, read_only: bool, num_threads: int)
         names = rocksdict.Rdict.list_cf(str(path)) if (path / "CURRENT").exists() or read_only else ["default"]
         database = rocksdict.Rdict(str(path), options, {name: options for name in names}, access)
         return database, {name: database.get_column_family(name) for name in names if name != "default"}
+
+
+def check_database(path: Path, read_only: bool) -> None:
+    """Check, without making a database, that one can be opened at ``path``: its folder is made, and removed again.
+
+    Raises:
+        MissingExtraError: rocksdict is not installed.
+        StoreError: the folder cannot be made, or, with ``read_only``, has no database.
+    """
+    rocksdict = import_rocksdict()
+    if read_only:
+        with translated_errors(path):
+            rocksdict.Rdict.list_cf(str(path))
+        return
+    missing = [folder for folder in (path, *path.parents) if not os.path.lexists(folder)]
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as err:
+        raise StoreError(STORE_NAME, "", f"{path}: {err.strerror} (os error {err.errno})") from err
+    finally:
+        for folder in missing:
+            with suppress(OSError):  # was not made, or somebody else uses it already
+                folder.rmdir()
 
 
 @contextmanager

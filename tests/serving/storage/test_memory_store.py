@@ -5,7 +5,7 @@ import torch
 from kernels.host import HostTable, round_rows
 from serving.errors import StoreError, StoreFullError
 from serving.storage import DurableStore, MemoryStore, PooledStore, TableSpec
-from serving.storage.memory_store import rows_within
+from serving.storage.memory_budget import rows_within
 
 TABLE = "model.table"
 

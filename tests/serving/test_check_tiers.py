@@ -1,0 +1,109 @@
+"""`hotrow check` refuses the tiers that `hotrow serve` would refuse, in the same words, and leaves nothing behind."""
+
+import json
+import os
+import sys
+
+import pytest
+
+from benchmarks.tiny_model import TinyModel
+from kernels.host import HostTable
+from serving.cli.main import main
+from serving.errors import HotrowError, told
+from serving.repository import ModelRepository
+
+
+@pytest.fixture
+def repository(tmp_path):
+    """Write two models, of two tables of 1,000 rows each, and a ps.json of these tiers; the repository's folder."""
+    folder = tmp_path / "models"
+    for name in ("a", "b"):
+        TinyModel().write(folder, name)
+
+    def write(**tiers):
+        (folder / "ps.json").write_text(json.dumps({"supportlonglong": True, "models": [], **tiers}))
+        return folder
+
+    return write
+
+
+def why_serving_refuses(folder):
+    repository = ModelRepository(folder)
+    try:
+        with repository:
+            repository.load()
+    except HotrowError as err:
+        return told(err)
+    return ""
+
+
+@pytest.mark.parametrize(
+    ("capacity", "expected"),
+    [
+        ({"capacity_rows": 3999}, "'b.item': the model file has 1,000 rows, there is room for 999"),
+        ({"capacity_rows": 1000}, "'a.item': the model file has 1,000 rows, there is room for 0"),
+        ({"capacity_bytes": 2000}, "'a.user': the model file has 1,000 rows, there is room for "),
+        ({"capacity_rows_per_table": {"b.user": 10}}, "'b.user': the model file has 1,000 rows, there is room for 10 "),
+        ({"capacity_rows": 4000}, ""),
+        ({"capacity_bytes": 4 * HostTable.memory_bytes(4, 1000)}, ""),
+        ({"capacity_rows_per_table": {"b.user": 1000}}, ""),
+    ],
+    ids=str,
+)
+def test_memory_without_a_database_must_have_room_for_every_row(repository, capsys, capacity, expected):
+    folder = repository(volatile_db={"type": "hash_map", **capacity})
+
+    refused = main(["check", str(folder)])
+
+    error = capsys.readouterr().err
+    assert expected in error
+    assert refused == bool(expected)
+    assert error.partition("\n")[0] == (f"hotrow check: {why_serving_refuses(folder)}" if expected else "")
+
+
+def test_memory_before_a_database_may_be_small_and_no_database_is_made(repository, tmp_path):
+    disk = {"type": "rocks_db", "path": str(tmp_path / "data" / "rows")}
+
+    assert (
+        main(["check", str(repository(volatile_db={"type": "hash_map", "capacity_rows": 1}, persistent_db=disk))]) == 0
+    )
+
+    assert os.listdir(tmp_path) == ["models"]
+
+
+@pytest.mark.parametrize("path", ["/proc/x", "file", "file/x"])
+def test_a_database_whose_folder_cannot_be_made_is_refused(repository, tmp_path, capsys, path):
+    (tmp_path / "file").touch()
+    folder = repository(persistent_db={"type": "rocks_db", "path": str(tmp_path / path)})
+
+    assert main(["check", str(folder)]) == 1
+
+    assert capsys.readouterr().err == f"hotrow check: {why_serving_refuses(folder)}\n"
+
+
+def test_a_database_that_is_only_read_must_be_there(repository, tmp_path, capsys):
+    folder = repository(persistent_db={"type": "rocks_db", "path": str(tmp_path / "rows"), "read_only": True})
+
+    assert main(["check", str(folder)]) == 1
+
+    assert "rows/CURRENT: No such file" in capsys.readouterr().err
+    assert not (tmp_path / "rows").exists()
+
+
+def test_a_database_without_rocksdict_is_refused(repository, tmp_path, capsys, monkeypatch):
+    folder = repository(persistent_db={"type": "rocks_db", "path": str(tmp_path / "rows")})
+    monkeypatch.setitem(sys.modules, "rocksdict", None)
+
+    assert main(["check", str(folder)]) == 1
+
+    assert capsys.readouterr().err == f"hotrow check: {why_serving_refuses(folder)}\n"
+
+
+def test_a_database_that_is_there_already_is_left_as_it_is(repository, tmp_path):
+    folder = repository(persistent_db={"type": "rocks_db", "path": str(tmp_path / "rows")})
+    assert why_serving_refuses(folder) == ""
+    before = sorted(os.listdir(tmp_path / "rows"))
+
+    assert main(["check", str(folder)]) == 0
+
+    assert sorted(os.listdir(tmp_path / "rows")) == before
