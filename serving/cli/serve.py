@@ -105,5 +105,5 @@ def _load(repository: "ModelRepository") -> None:
     try:
         repository.load()
     except (ConfigError, ModelFileError) as err:
-        advice = f"`hotrow check {repository.path}` lists everything that keeps the server from starting"
+        advice = f"`hotrow check {repository.path}` lists the faults of every model"
         raise ServingError(f"{told(err)}; {advice}") from err

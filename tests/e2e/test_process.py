@@ -252,6 +252,17 @@ def test_a_repository_that_cannot_be_served_is_one_clear_line_and_exit_code_2(ti
     assert "listening" not in done.stdout
 
 
+def test_a_broken_model_is_named_and_so_is_the_command_that_lists_all_faults(tiny_repository, model):
+    model.write(tiny_repository, "other")
+    (tiny_repository / "tiny" / "1" / "user" / "key").write_bytes(b"123")
+
+    done = hotrow_serve(tiny_repository, "--http-port", "0")
+
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"hotrow serve: model 'tiny': {tiny_repository}/tiny/1/user/key: ")
+    assert f"; `hotrow check {tiny_repository}` lists the faults of every model" in done.stderr
+
+
 def test_two_servers_share_nothing_but_the_files(start, tiny_repository, tmp_path):
     other = TinyModel(seed=5)
     other.write(tmp_path / "other")

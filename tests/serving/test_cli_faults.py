@@ -1,0 +1,120 @@
+"""`hotrow check` says everything that is wrong with a repository's models, not the first thing only."""
+
+import json
+
+import numpy as np
+import pytest
+
+from benchmarks.tiny_model import TinyModel
+from serving.cli.main import main
+
+
+def checked(capsys, *arguments):
+    """Exit code, lines on standard output, and lines on standard error."""
+    code = main(["check", *map(str, arguments)])
+    captured = capsys.readouterr()
+    return code, captured.out.splitlines(), captured.err.splitlines()
+
+
+def unverified(version):
+    """The version without its manifest, so that its files may be spoilt one by one."""
+    (version / "manifest.json").unlink()
+    return version
+
+
+def repeat_a_key(table):
+    keys = np.fromfile(table / "key", np.int64)
+    keys[6] = keys[5]
+    keys.tofile(table / "key")
+
+
+def entry(name, version):
+    return {
+        "model": name,
+        "sparse_files": [str(version / "user"), str(version / "item")],
+        "dense_file": str(version / "dense.model"),
+        "network_file": str(version / "graph.json"),
+    }
+
+
+def test_every_fault_of_every_model_of_a_repository_is_a_line(tmp_path, capsys):
+    TinyModel().write(tmp_path, "good")
+    (TinyModel().write(tmp_path, "graphless") / "graph.json").write_text("{")
+    spoilt = unverified(TinyModel().write(tmp_path, "spoilt"))
+    (spoilt / "dense.model").write_bytes(b"1234")
+    repeat_a_key(spoilt / "user")
+    repeat_a_key(spoilt / "item")
+    (tmp_path / "unfinished" / "1").mkdir(parents=True)
+
+    code, out, err = checked(capsys, tmp_path)
+
+    assert code == 1
+    expected = [
+        ("graphless", "graphless/1/graph.json"),
+        ("unfinished", "unfinished: expected graph.json"),
+        ("spoilt", "spoilt/1/dense.model"),
+        ("spoilt", "spoilt/1/user/key: key 5 is in row 5 and again in row 6"),
+        ("spoilt", "spoilt/1/item/key: key 5 is in row 5 and again in row 6"),
+    ]
+    assert len(err) == len(expected)
+    for line, (model, fault) in zip(err, expected, strict=True):
+        assert line.startswith(f"hotrow check: model {model!r}: ")
+        assert fault in line
+    assert [line for line in out if line.startswith("model")] == ["model good version 1"]
+    assert not any(line.startswith("total") for line in out)
+
+
+def test_every_broken_model_that_a_ps_json_lists_is_a_line(tmp_path, capsys):
+    good = TinyModel().write(tmp_path, "good")
+    graphless = TinyModel().write(tmp_path, "graphless")
+    (graphless / "graph.json").unlink()
+    weightless = TinyModel().write(tmp_path, "weightless")
+    (weightless / "dense.model").unlink()
+    models = [entry("a", graphless), entry("b", good), entry("c", weightless)]
+    limit = {"type": "hash_map", "capacity_rows_per_table": {"a.user": 1000}}
+    file = tmp_path / "ps.json"
+    file.write_text(json.dumps({"supportlonglong": True, "models": models, "volatile_db": limit}))
+
+    code, out, err = checked(capsys, file)
+
+    assert (code, len(err)) == (1, 2)
+    assert err[0].startswith("hotrow check: model 'a': ")
+    assert "graph.json" in err[0]
+    assert err[1].startswith("hotrow check: model 'c': ")
+    assert "dense.model" in err[1]
+    assert out[0] == "model b version 1"
+
+
+def test_every_model_that_ps_json_lists_and_that_has_no_folder_is_a_line(tmp_path, capsys):
+    version = TinyModel().write(tmp_path)
+    models = [entry("y", version), entry("x", version)]
+    (tmp_path / "ps.json").write_text(json.dumps({"supportlonglong": True, "models": models}))
+
+    code, _, err = checked(capsys, tmp_path)
+
+    assert code == 1
+    assert [line.partition(", which")[0] for line in err] == [
+        f"hotrow check: model {name!r}: {tmp_path / 'ps.json'}: models: lists {name!r}" for name in "xy"
+    ]
+
+
+def test_a_table_of_a_model_that_cannot_be_read_is_not_called_unknown(tmp_path, capsys):
+    (TinyModel().write(tmp_path) / "graph.json").write_text("{")
+    TinyModel().write(tmp_path, "good")
+    limit = {"type": "hash_map", "capacity_rows_per_table": {"tiny.user": 5}}
+    (tmp_path / "ps.json").write_text(json.dumps({"supportlonglong": True, "models": [], "volatile_db": limit}))
+
+    _, _, err = checked(capsys, tmp_path)
+
+    assert len(err) == 1
+    assert "graph.json" in err[0]
+
+
+def test_a_fault_that_is_met_twice_is_told_once(tmp_path, capsys):
+    pytest.importorskip("onnxruntime")
+    repeat_a_key(unverified(TinyModel().write(tmp_path)) / "user")
+
+    code, _, err = checked(capsys, tmp_path, "--engine", "int8")
+
+    assert (code, len(err)) == (1, 1)
+    assert "key 5 is in row 5 and again in row 6" in err[0]
