@@ -6,10 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
+from kernels.errors import HotrowError
 from serving.cli.numbers import whole_number
-from serving.errors import ConfigError
+from serving.config import read_repository
+from serving.errors import ConfigError, told
 from serving.model.records import Combiner
 from serving.model.version_writer import check_model_name
+from serving.parameter_server.preflight import check_tiers
 
 T = TypeVar("T")
 
@@ -97,8 +100,21 @@ def import_model(options: argparse.Namespace) -> int:
         progress = _show_progress if sys.stderr.isatty() else None
         path = write_model(plan, options.repository, options.name, options.version, progress)
         print(f"model written to {path}")
-        print(f"serve it: hotrow serve {options.repository}")
+        _say_whether_served(options.repository)
     return 0
+
+
+def _say_whether_served(repository: Path) -> None:
+    """Say how to serve the repository, or, on standard error, why its tiers or other models forbid it."""
+    faults: list[HotrowError] = []
+    try:
+        check_tiers(read_repository(repository, faults), faults)
+    except HotrowError as err:
+        faults.append(err)
+    for fault in faults:
+        print(f"hotrow import: warning: hotrow serve will refuse it: {told(fault)}", file=sys.stderr)
+    if not faults:
+        print(f"serve it: hotrow serve {repository}")
 
 
 def _show_progress(table: str, written: int, rows: int) -> None:

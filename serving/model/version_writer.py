@@ -16,6 +16,7 @@ from serving.model.manifest import MANIFEST_NAME, write_manifest
 from serving.model.names import MODEL_NAME
 from serving.model.records import Graph
 from serving.model.statistics_file import statistics_path
+from serving.model.strict_json import read_json
 from serving.model.triton_config import TRITON_ENTRY, label_dim_in, triton_config
 
 GRAPH_FILE, DENSE_FILE, ONNX_FILE = "graph.json", "dense.model", "dense.onnx"
@@ -32,6 +33,7 @@ _OWN_NAMES = {
 }
 _log = logging.getLogger(__name__)
 
+_TIERS_FILE = "ps.json"
 _TIERS = {"supportlonglong": True, "models": [], "volatile_db": {"type": "parallel_hash_map"}}
 
 
@@ -57,7 +59,7 @@ def write_version(
 
     Raises:
         OutputError: the name or the version cannot be used, or the file system refuses.
-        ConfigError: a table has the name of one of the files beside it.
+        ConfigError: see ``check_output``.
     """
     check_output(repository, name, graph)
     folder = repository / name
@@ -72,7 +74,7 @@ def write_version(
                 write_manifest(unfinished, name, int(target.name))
                 # not sooner: what a failure left would stay, and describe this model to Triton in place of the next
                 _write_if_absent(folder / _CONFIG_FILE, triton_config(name, graph))
-                _write_if_absent(repository / "ps.json", json.dumps(_TIERS, indent=2) + "\n")
+                _write_if_absent(repository / _TIERS_FILE, json.dumps(_TIERS, indent=2) + "\n")
             sync(repository)
             _compare_with_config(folder / _CONFIG_FILE, graph)
     except OSError as err:
@@ -85,9 +87,11 @@ def check_output(repository: Path, name: str, graph: Graph) -> None:
 
     Raises:
         OutputError: it cannot.
-        ConfigError: a table has the name of one of the files beside it.
+        ConfigError: a table has the name of one of the files beside it, or the repository's ``ps.json`` is not JSON or
+            not of int64 keys, which all written models have.
     """
     check_model_name(name)
+    _check_tiers(repository / _TIERS_FILE)
     try:
         repository.mkdir(parents=True, exist_ok=True)
     except OSError as err:
@@ -116,6 +120,20 @@ def check_table_names(graph: Graph) -> None:
     for embedding in graph.embeddings:
         if embedding.table in _OWN_NAMES:
             raise ConfigError(graph.source, "layers", f"a table cannot be called {embedding.table!r}: a file is")
+
+
+def _check_tiers(path: Path) -> None:
+    """Check of a ``ps.json``, if there is one, what would keep servers from taking any model that is written here."""
+    if not path.exists():
+        return
+    document = read_json(path)
+    if not isinstance(document, dict):
+        raise ConfigError(str(path), "", f"expected an object, got {json.dumps(document)[:64]}")
+    said = document.get("supportlonglong")
+    if said is not True and str(said).lower() != "true":
+        came = json.dumps(said)[:64] if "supportlonglong" in document else "nothing"
+        reason = f"expected true, as the model's keys are int64, but {came} came; write into another repository"
+        raise ConfigError(str(path), "supportlonglong", reason)
 
 
 @contextmanager

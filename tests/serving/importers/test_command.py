@@ -121,3 +121,32 @@ def test_a_wrong_command_line_exits_with_2_and_says_what_was_expected(capsys, ar
 
     assert stopped.value.code == 2
     assert expected in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("tier", "expected"),
+    [
+        ('{"type": "hash_map", "capacity_rows": 40}', "'ctr.users': the model file has 20 rows, there is room for 10"),
+        ('{"type": "hash_map", "capacity_row": 40}', "ps.json: volatile_db.capacity_row"),
+    ],
+)
+def test_tiers_that_keep_the_repository_from_being_served_are_told(run, tmp_path, capsys, tier, expected):
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "ps.json").write_text(f'{{"supportlonglong": true, "volatile_db": {tier}}}')
+
+    assert run() == 0
+
+    out, error = capsys.readouterr()
+    assert "hotrow import: warning: hotrow serve will refuse it: " in error
+    assert expected in error
+    assert "serve it" not in out
+
+
+def test_a_repository_of_uint32_models_is_left_alone(run, tmp_path, capsys):
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "ps.json").write_text('{"supportlonglong": false}')
+
+    assert run() == 1
+
+    assert "ps.json: supportlonglong: expected true" in capsys.readouterr().err
+    assert not (tmp_path / "models" / "ctr").exists()

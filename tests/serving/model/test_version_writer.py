@@ -59,14 +59,14 @@ def test_the_next_version_follows_the_newest_and_leaves_what_is_there(write):
     version = write()
     repository = version.parent.parent
     (version.parent / "config.pbtxt").write_text("changed by hand")
-    (repository / "ps.json").write_text("{}")
+    (repository / "ps.json").write_text('{"supportlonglong": true}')
     (version.parent / "7").mkdir()
     (version.parent / "notes").mkdir()
 
     assert write().name == "8"
     assert write(version=3).name == "3"
     assert (version.parent / "config.pbtxt").read_text() == "changed by hand"
-    assert (repository / "ps.json").read_text() == "{}"
+    assert (repository / "ps.json").read_text() == '{"supportlonglong": true}'
     verify_manifest(version)
 
 
@@ -111,3 +111,35 @@ def test_a_repository_that_is_a_file_is_refused(write, tmp_path):
 def test_a_table_named_like_a_file_beside_it_is_refused_before_any_work(tmp_path, table):
     with pytest.raises(ConfigError, match=f"a table cannot be called '{table}'"):
         check_output(tmp_path, "two", graph_of(TinyModel(tables={table: 1})))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ('{"supportlonglong": false}', "ps.json: supportlonglong: expected true, .* but false came"),
+        ('{"supportlonglong": "false"}', 'ps.json: supportlonglong: expected true, .* but "false" came'),
+        ('{"models": []}', "ps.json: supportlonglong: expected true, .* but nothing came"),
+        ("[]", r"ps.json: expected an object, got \[\]"),
+        ('{"supportlonglong": true,}', "ps.json: line 1 column"),
+    ],
+)
+def test_a_ps_json_that_no_written_model_can_be_served_under_is_refused_before_anything_is_written(
+    write, tmp_path, text, expected
+):
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "ps.json").write_text(text)
+
+    with pytest.raises(ConfigError, match=expected):
+        write()
+
+    assert [path.name for path in (tmp_path / "models").iterdir()] == ["ps.json"]
+
+
+@pytest.mark.parametrize("said", ["true", '"True"'])
+def test_a_ps_json_of_int64_keys_is_left_as_it_is(write, tmp_path, said):
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "ps.json").write_text(f'{{"supportlonglong": {said}}}')
+
+    write()
+
+    assert (tmp_path / "models" / "ps.json").read_text() == f'{{"supportlonglong": {said}}}'
