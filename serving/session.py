@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from serving.batch import Batch, read_batch
 from serving.calibration import look_up_calibration, refuse_idle_calibration
-from serving.config import ModelConfig, read_inference_config, read_model_directory
+from serving.config import ModelConfig, read_inference_config, read_model, read_model_directory
 from serving.dense.calibration import DEFAULT_TOLERANCE
 from serving.dense.files import open_dense
 from serving.dense.network import Engine
@@ -153,10 +153,11 @@ def load_model(
     calibration: str | Path | None = None,
     tolerance: float = DEFAULT_TOLERANCE,
 ) -> InferenceSession:
-    """Open a model directory, ready to predict. Closing the session gives back all that was opened for it.
+    """Open one model, ready to predict. Closing the session gives back all that was opened for it.
 
     Args:
-        directory: a version directory, or a model directory, of which the newest complete version is taken.
+        directory: a version directory, a model directory, of which the newest complete version is taken, or a v3.0
+            inference JSON, after which the model is then called.
         parameter_server: what is to hold the model's embeddings; None: RAM, as much as the model needs.
         engine: see ``open_network``.
         threads: of one dense network call in ONNX Runtime.
@@ -164,7 +165,7 @@ def load_model(
         tolerance: see ``InferenceSession``.
 
     Raises:
-        ConfigError: ``graph.json`` cannot be accepted, the model is already loaded in ``parameter_server``, or the
+        ConfigError: the configuration cannot be accepted, the model is already loaded in ``parameter_server``, or the
             engine int8 has no calibration or errs beyond the tolerance.
         ModelFileError: a file is missing or damaged.
         MissingExtraError: the engine, or the model's ONNX network, needs a package that is not installed.
@@ -173,7 +174,7 @@ def load_model(
     if not isinstance(parameter_server, ParameterServer | None):
         reason = f"expected a ParameterServer or None, got {type(parameter_server).__name__}"
         raise ConfigError("load_model", "parameter_server", reason)
-    config = read_model_directory(directory)
+    config = read_model(directory)
     server = ParameterServer([MemoryStore()]) if parameter_server is None else parameter_server
     release = server.close if parameter_server is None else partial(_unload, server, config)
     server.load_model(config)

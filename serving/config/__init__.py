@@ -18,7 +18,7 @@ from serving.config.records import (
     TableConfig,
     VolatileDbConfig,
 )
-from serving.config.repository import read_repository
+from serving.config.repository import read_model, read_repository
 
 __all__ = [
     "MOST_ROWS",
@@ -31,6 +31,7 @@ __all__ = [
     "VolatileDbConfig",
     "memory_needed",
     "read_inference_config",
+    "read_model",
     "read_model_directory",
     "read_ps_config",
     "read_repository",

@@ -1,6 +1,7 @@
 """What a path serves: a repository's folder, a ``ps.json``, a v3.0 inference JSON or the folder of one model."""
 
 from collections.abc import Sequence
+from os.path import isfile  # says no where a path cannot be one; Path.is_file raises
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,31 @@ def read_repository(path: str | Path, faults: list[HotrowError] | None = None) -
         ModelFileError: a model's file is missing, or its manifest does not describe the files beside it.
     """
     path = Path(path)
+    try:
+        return _read(path, faults)
+    except OSError as err:  # a name that is too long, a folder that may not be listed
+        raise ConfigError(str(path)[:200], "", f"cannot be read: {err.strerror}") from err
+
+
+def read_model(path: str | Path) -> ModelConfig:
+    """Read one model: its folder (``read_model_directory``), or its v3.0 inference JSON, after which it is called.
+
+    Raises:
+        ConfigError: it is a file of another kind, or a configuration that cannot be accepted.
+        ModelFileError: there is nothing of that kind, or a file is not the one that the manifest describes.
+    """
+    if not isfile(path):
+        return read_model_directory(path)
+    if not _has(read_json(path), "inference"):
+        reason = (
+            "expected a model's folder, or an inference JSON (with 'inference'); the models that a ps.json lists are"
+            " loaded by ParameterServer.from_config, or served by `hotrow serve`"
+        )
+        raise ConfigError(str(path), "", reason)
+    return read_inference_config(path, name_after(Path(path)))
+
+
+def _read(path: Path, faults: list[HotrowError] | None) -> ParameterServerConfig:
     if not path.exists():
         raise ConfigError(str(path), "", "no such file or folder")
     if path.is_dir():

@@ -208,6 +208,9 @@ class TestWhatIsRefused:
     def test_an_empty_repository(self, tmp_path):
         assert "no model in it: expected <model>/<version>/graph.json" in self.refused(tmp_path)
 
+    def test_a_name_that_no_file_can_have(self, tmp_path):
+        assert "cannot be read: File name too long" in self.refused(tmp_path / ("x" * 300))
+
     @pytest.mark.parametrize("content", ["[]", "{}", '{"layers": []}'], ids=["a list", "nothing", "a training graph"])
     def test_a_file_that_is_no_configuration(self, tmp_path, content):
         (tmp_path / "x.json").write_text(content)

@@ -65,6 +65,24 @@ def test_probabilities_agree_with_pytorch_in_float64(write_model, open_session, 
     np.testing.assert_allclose(probabilities, model.expected(dense, bags), **TOLERANCE)
 
 
+def test_load_model_opens_an_inference_json_under_the_name_of_the_file(write_model):
+    model = write_model()
+    dense, bags = model.draw_request(np.random.default_rng(3), samples=4)
+    keys, row_ptrs, _ = model.flatten(bags)
+
+    with load_model(model.config_file, engine="numpy") as session:
+        np.testing.assert_allclose(session.predict(dense, keys, row_ptrs), model.expected(dense, bags), **TOLERANCE)
+        assert session.config.name == "model"
+
+
+@pytest.mark.parametrize("content", ['{"supportlonglong": true, "models": []}', "[]"], ids=["a ps.json", "no object"])
+def test_load_model_refuses_another_file_and_says_what_opens_it(tmp_path, content):
+    (tmp_path / "ps.json").write_text(content)
+
+    with pytest.raises(ConfigError, match=r"expected a model's folder, or an inference JSON.*\.from_config"):
+        load_model(tmp_path / "ps.json")
+
+
 def edit_layers(model, edit):
     """Change the layers in a written model's JSON."""
     document = json.loads(model.config_file.read_text())
