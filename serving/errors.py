@@ -118,6 +118,11 @@ def about(model: str, faults: list[HotrowError] | None = None) -> Iterator[None]
         faults.append(err)
 
 
+def is_about_a_model(error: HotrowError) -> bool:
+    """Whether somebody noted on the error which model it is about."""
+    return bool(getattr(error, "__notes__", ()))
+
+
 def told(error: HotrowError) -> str:
     """One line for an operator: what the error is about, as far as somebody noted it, and its message."""
     return ": ".join((*getattr(error, "__notes__", ()), str(error)))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from serving.cli.engine_options import add_engine_options
 from serving.cli.numbers import whole_number
-from serving.errors import ConfigError, ModelFileError, ServingError, told
+from serving.errors import ConfigError, ModelFileError, ServingError, is_about_a_model, told
 from serving.frontend.body import Limits
 
 if TYPE_CHECKING:
@@ -105,5 +105,7 @@ def _load(repository: "ModelRepository") -> None:
     try:
         repository.load()
     except (ConfigError, ModelFileError) as err:
+        if not is_about_a_model(err):
+            raise
         advice = f"`hotrow check {repository.path}` lists the faults of every model"
         raise ServingError(f"{told(err)}; {advice}") from err

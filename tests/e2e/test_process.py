@@ -248,6 +248,7 @@ def test_a_repository_that_cannot_be_served_is_one_clear_line_and_exit_code_2(ti
 
     assert done.returncode == 2
     assert expected in done.stderr
+    assert ("hotrow check" in done.stderr) == ("model 'tiny'" in done.stderr) == (spoil is break_weights)
     assert done.stderr.count("\n") == 1
     assert "listening" not in done.stdout
 
