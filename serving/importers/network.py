@@ -7,6 +7,10 @@ from typing import Any
 from serving.dense.onnx_file import serialized
 from serving.errors import MissingExtraError, ModelFileError
 
+_SQUASHING = ("Sigmoid", "HardSigmoid", "Softmax")
+# What may stand behind the last layer and leaves its values as they are; their first input is the tensor.
+_REARRANGING = ("Identity", "Cast", "Concat", "Flatten", "Reshape", "Squeeze", "Transpose", "Unsqueeze")
+
 
 @dataclass(frozen=True, slots=True)
 class NetworkInput:
@@ -64,7 +68,11 @@ def read_network(path: Path, logits: bool = False) -> ImportedNetwork:
     graph = model.graph
     if len(graph.output) != 1:
         names = ", ".join(repr(output.name) for output in graph.output)
-        raise ModelFileError(path, f"expected one output, the probabilities, found {len(graph.output)}: {names}")
+        raise ModelFileError(
+            path,
+            f"expected one output, the probabilities, found {len(graph.output)}: {names}; "
+            "concatenate them to one, [B, L]",
+        )
     initialized = {initializer.name for initializer in graph.initializer}  # older files list weights as inputs too
     inputs = tuple(
         NetworkInput(entry.name, _sizes(path, "input", entry, (1, 2)))
@@ -73,6 +81,7 @@ def read_network(path: Path, logits: bool = False) -> ImportedNetwork:
     )
     label_dim = _sizes(path, "output", graph.output[0], (0, 1))
     if logits:
+        _refuse_probabilities(path, graph)
         _append_sigmoid(graph)
     return ImportedNetwork(path, inputs, label_dim[0] if label_dim else 1, model)
 
@@ -110,6 +119,18 @@ def _sizes(path: Path, kind: str, entry: Any, ranks: tuple[int, int]) -> tuple[i
         advice = "export it with dynamic_shapes that free the first dimension alone"
         raise ModelFileError(path, f"{came}, expected a free number of samples and fixed sizes behind it: {advice}")
     return sizes
+
+
+def _refuse_probabilities(path: Path, graph: Any) -> None:
+    """Raise ModelFileError where the output is a Sigmoid's or Softmax's already: a second would go unnoticed."""
+    maker = {name: node for node in graph.node for name in node.output}
+    name = graph.output[0].name
+    while name in maker and maker[name].op_type in _REARRANGING:
+        name = maker[name].input[0]
+    if name in maker and maker[name].op_type in _SQUASHING:
+        kind = maker[name].op_type
+        reason = f"ends in a {kind}, so that its answers are no logits; leave --logits (logits=True) out"
+        raise ModelFileError(path, f"output {graph.output[0].name!r} {reason}")
 
 
 def _append_sigmoid(graph: Any) -> None:

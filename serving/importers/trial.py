@@ -35,7 +35,8 @@ def try_network(graph: Graph, network: ImportedNetwork, tables: Sequence[TableRo
     answer = answer_to(graph, opened, first_rows, str(network.path))
     if (answer < 0).any() or (answer > 1).any():
         shown = [float(f"{value:.6g}") for value in answer.reshape(-1)[:3]]
-        reason = f"answers such as {shown} are no probabilities; if they are logits, say so: a Sigmoid is then added"
+        reason = f"answers such as {shown} are no probabilities; if they are logits, say so by --logits "
+        reason += "(logits=True): a Sigmoid is then added"
         raise ModelFileError(network.path, reason)
 
 

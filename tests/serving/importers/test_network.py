@@ -64,6 +64,22 @@ def test_logits_get_a_sigmoid_of_a_name_that_is_free(sketch, tmp_path, taken):
     np.testing.assert_allclose(answer, sketch.probabilities(*TENSORS), atol=1e-6)
 
 
+@pytest.mark.parametrize("kind", ["Sigmoid", "HardSigmoid", "Softmax"])
+@pytest.mark.parametrize("behind", [(), ("Identity",), ("Identity", "Flatten")], ids=len)
+def test_logits_that_are_probabilities_already_are_refused(sketch, tmp_path, kind, behind):
+    model = sketch.model()
+    model.graph.node[-1].op_type = kind
+    for number, op_type in enumerate(behind):
+        output = model.graph.output[0].name
+        model.graph.node.append(onnx.helper.make_node(op_type, [output], [f"same{number}"]))
+        model.graph.output[0].name = f"same{number}"
+    onnx.save(model, tmp_path / "dense.onnx")
+
+    with pytest.raises(ModelFileError, match=rf"dense\.onnx: output '\w+' ends in a {kind}, .* leave --logits .* out"):
+        read_network(tmp_path / "dense.onnx", logits=True)
+    assert read_network(tmp_path / "dense.onnx").label_dim == 1
+
+
 def test_an_input_that_nobody_reads_keeps_its_name_beside_the_sigmoid(sketch, tmp_path):
     model = sketch.model(sigmoid=False)
     model.graph.input.append(onnx.helper.make_tensor_value_info("probabilities", TensorProto.FLOAT, ["B", 2]))
@@ -82,7 +98,10 @@ def test_an_input_that_nobody_reads_keeps_its_name_beside_the_sigmoid(sketch, tm
         ({"dtype": TensorProto.FLOAT16}, r"input 'dense' is float16 \[B, 3\], expected float \[B, F\]"),
         ({"dtype": TensorProto.INT64}, r"input 'dense' is int64 \[B, 3\]"),
         ({"samples": 1}, r"input 'dense' is float \[1, 3\], expected a free number of samples"),
-        ({"outputs": ["answer", "logits"]}, r"expected one output, the probabilities, found 2: 'answer', 'logits'"),
+        (
+            {"outputs": ["answer", "logits"]},
+            r"expected one output, the probabilities, found 2: 'answer', 'logits'; concatenate them to one, \[B, L\]",
+        ),
         ({"output_shape": ["B", "L"]}, r"output 'answer' is float \[B, L\], expected a free number .* fixed sizes"),
         ({"output_shape": ["B", 1, 1]}, r"output 'answer' is float \[B, 1, 1\], expected float \[B, L\]"),
         ({"output_shape": ["B", None]}, r"output 'answer' is float \[B, \?\], expected a free"),
