@@ -11,7 +11,7 @@ from serving.cli.numbers import whole_number
 from serving.config import read_repository
 from serving.errors import ConfigError, told
 from serving.model.records import Combiner
-from serving.model.version_writer import check_model_name
+from serving.model.version_writer import check_target
 from serving.parameter_server.preflight import check_tiers
 
 T = TypeVar("T")
@@ -83,7 +83,7 @@ def import_model(options: argparse.Namespace) -> int:
     """Describe the model, and write it."""
     from serving.importers import plan_import, write_model  # not sooner: the other commands need not wait for it
 
-    check_model_name(options.name)
+    check_target(options.repository, options.name, options.version)
     combiner, combiners = _combiners(options.combiner)
     plan = plan_import(
         options.network,

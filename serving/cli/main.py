@@ -38,6 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.close()
         code = 0
     except KeyboardInterrupt:
+        print(f"hotrow {options.command}: interrupted", file=sys.stderr)
         code = _INTERRUPTED
     return code
 

@@ -101,6 +101,33 @@ def check_output(repository: Path, name: str, graph: Graph) -> None:
     check_table_names(graph)
 
 
+def check_target(repository: Path, name: str, version: int | None = None) -> None:
+    """Check that a version can be written, as far as that can be told without making anything.
+
+    Args:
+        repository: the model repository, which need not exist.
+        name: the model's name.
+        version: the version's number; None is one that is free.
+
+    Raises:
+        OutputError: the name or the version cannot be used, or a file is in the way, or a folder is not writable.
+        ConfigError: see ``check_output``, of ``ps.json``.
+    """
+    check_model_name(name)
+    _check_tiers(repository / _TIERS_FILE)
+    folder = repository / name
+    try:
+        if version is not None:
+            _free_version(folder, version)
+        there = next(path for path in (folder, *folder.parents) if path.exists())
+    except OSError as err:
+        raise OutputError(f"{folder}: cannot be read: {err.strerror or err}") from err
+    if not there.is_dir():
+        raise OutputError(f"{there}: expected a folder, found a file")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise OutputError(f"{there}: cannot be written")
+
+
 def check_model_name(name: str) -> None:
     """Check that servers take this name.
 

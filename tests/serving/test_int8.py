@@ -149,6 +149,10 @@ WRONG_FILES = {
     ),
     "a shape of no integers": (lambda path, model: write_header(path, "(True, 4)"), "expected a .npz with the arrays"),
     "a shape of petabytes": (lambda path, model: write_header(path, (1 << 50,)), "expected a .npz with the arrays"),
+    "a million million rows": (
+        lambda path, model: write_header(path, (10**12,)),
+        "expected a .npz with the arrays DES",
+    ),
     "an empty file": (lambda path, model: path.write_bytes(b""), "expected a .npz with the arrays DES"),
     "one array": (
         lambda path, model: [np.save(path.with_suffix(".npy"), np.zeros(3)), path.with_suffix(".npy").rename(path)],

@@ -54,7 +54,7 @@ def test_logits_are_made_probabilities(run, sketch, network, capsys):
     sketch.write(network, sigmoid=False)
 
     assert run("--dry-run") == 1
-    assert "are no probabilities; if they are logits, say so" in capsys.readouterr().err
+    assert "are no probabilities; if they are logits, say so by --logits" in capsys.readouterr().err
     assert run("--logits") == 0
 
 
@@ -68,6 +68,64 @@ def test_what_the_checkpoint_has_need_not_be_named(network, tmp_path, capsys):
     assert main(["import", *options.split(), "--repository", str(tmp_path / "models")]) == 0
 
     assert "20 rows of 4" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("more", [[], ["--dry-run"]], ids=["import", "dry run"])
+class TestWhereNoVersionCanBe:
+    """Which is said before a network or a table is read: here they are missing."""
+
+    @pytest.fixture
+    def refusal(self, run, network, tables, capsys):
+        def refusal(*more):
+            for path in (network, *tables.values()):
+                path.unlink()
+            assert run(*more) == 1
+            captured = capsys.readouterr()
+            assert captured.out == ""
+            return captured.err
+
+        return refusal
+
+    def test_a_version_that_exists_is_refused(self, run, refusal, capsys, more):
+        assert run("--version=1") == 0
+        capsys.readouterr()
+
+        assert "1: this version exists, and a version is never changed" in refusal("--version=1", *more)
+
+    def test_a_name_that_no_server_takes_is_refused(self, refusal, more):
+        assert "expected 1 to 120 letters" in refusal("--name=a b", *more)
+
+    def test_a_repository_that_is_a_file_is_refused(self, refusal, tmp_path, more):
+        (tmp_path / "models").write_text("")
+
+        assert refusal(*more) == f"hotrow import: {tmp_path / 'models'}: expected a folder, found a file\n"
+
+    def test_a_model_that_is_a_file_is_refused(self, refusal, tmp_path, more):
+        (tmp_path / "models").mkdir()
+        (tmp_path / "models" / "ctr").write_text("")
+
+        assert refusal(*more) == f"hotrow import: {tmp_path / 'models' / 'ctr'}: expected a folder, found a file\n"
+
+    def test_tiers_that_are_no_json_are_refused(self, refusal, tmp_path, more):
+        (tmp_path / "models").mkdir()
+        (tmp_path / "models" / "ps.json").write_text("{")
+
+        assert "ps.json: " in refusal(*more)
+
+    def test_a_folder_that_cannot_be_written_is_refused(self, refusal, tmp_path, monkeypatch, more):
+        monkeypatch.setattr("os.access", lambda path, mode: False)  # whoever runs the tests
+
+        assert refusal(*more) == f"hotrow import: {tmp_path}: cannot be written\n"
+
+
+def test_an_interrupted_import_says_so(run, monkeypatch, capsys):
+    def interrupted(*_arguments, **_options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("serving.importers.plan_import", interrupted)
+
+    assert run() == 130
+    assert capsys.readouterr().err == "hotrow import: interrupted\n"
 
 
 @pytest.mark.parametrize(
