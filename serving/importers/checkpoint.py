@@ -49,6 +49,14 @@ def table_name(name: str) -> str:
     return re.split("[./]", name.removesuffix(".weight"))[-1]
 
 
+def is_called(name: str, table: str) -> bool:
+    """Tell whether ``name`` is ``table`` or ``table.weight``, with anything in front; a table's name may have dots."""
+    ends = (f".{table}", f"/{table}")
+    # an input that is called "weight" is not every module's weight
+    names = [name.removesuffix(".weight"), name] if table.endswith(".weight") else [name.removesuffix(".weight")]
+    return any(f".{one}".endswith(ends) for one in names)
+
+
 def find_table(checkpoint: Checkpoint, table: str) -> str | None:
     """Return the name under which a checkpoint has a table; None where it has none of this name.
 
@@ -57,13 +65,19 @@ def find_table(checkpoint: Checkpoint, table: str) -> str | None:
     Raises:
         ModelFileError: more than one may be meant.
     """
-    found = [name for name in checkpoint.tables() if name == table or table_name(name) == table]
+    found = [name for name in checkpoint.tables() if is_called(name, table)]
     if len(found) > 1:
         found = [name for name in found if _TORCHREC.search(name)] or found
     if len(found) > 1:
         reason = f"which one is the table {table!r}: {show_names(found)}? Name it: {table}={checkpoint.path}#NAME"
         raise ModelFileError(checkpoint.path, reason)
     return found[0] if found else None
+
+
+def likeness(checkpoint: Checkpoint, wanted: str) -> float:
+    """Return how like the likest table's name is to what no table is called, 0 to 1."""
+    names = (table_name(name) for name in checkpoint.tables())
+    return max((difflib.SequenceMatcher(None, table_name(wanted), name).ratio() for name in names), default=0)
 
 
 def missing(checkpoint: Checkpoint, wanted: str) -> ModelFileError:

@@ -1,15 +1,20 @@
 """Which rows feed which input of a network: matched by name."""
 
 import difflib
-from collections.abc import Iterable, Mapping
+import logging
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from serving.errors import ConfigError
-from serving.importers.checkpoint import Checkpoint, find_table, missing
+from serving.errors import ConfigError, ModelFileError, ServingError
+from serving.importers.checkpoint import Checkpoint, find_table, likeness, missing, show_names
 from serving.importers.network import ImportedNetwork, NetworkInput
 from serving.importers.rows import TableRows
 from serving.importers.sources import open_checkpoint, open_table
+
+_MISSPELT = 0.6  # of ``likeness``
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +56,15 @@ def match_tables(network: ImportedNetwork, tables: Mapping[str, str | Path], che
         found = {name: inside for name in names if name not in tables and (inside := find_table(place, name))}
         opened.update((name, place.rows(inside)) for name, inside in found.items())
         unused = tuple(inside for inside in place.tables() if inside not in found.values())
-    if not opened and place is not None and names:
-        raise missing(place, names[0])
+    left = [entry for entry in network.inputs if entry.name not in opened]
+    if not opened and left and place is not None:
+        raise _without_table(source, left, place)
     if not opened:
         raise ConfigError(source, "", "no table for any of its inputs; a model has at least one")
-    left = [entry for entry in network.inputs if entry.name not in opened]
-    return Matching({name: opened[name] for name in names if name in opened}, _dense(source, left, place), unused)
+    dense = _dense(source, left, place)
+    if dense is not None and place is not None:
+        _tell_of_feeding_tables(source, dense, place, unused)
+    return Matching({name: opened[name] for name in names if name in opened}, dense, unused)
 
 
 def hint(name: str, known: Iterable[str]) -> str:
@@ -68,11 +76,40 @@ def hint(name: str, known: Iterable[str]) -> str:
 
 def _dense(source: str, left: list[NetworkInput], checkpoint: Checkpoint | None) -> NetworkInput | None:
     """Return the one input without a table, if it can be that of the dense features."""
-    vectors = [entry for entry in left if len(entry.sizes) == 2]
-    if vectors and checkpoint is not None:
-        raise missing(checkpoint, vectors[0].name)
-    if vectors or len(left) > 1:
-        names = ", ".join(f"{entry.name!r} {entry.shape}" for entry in vectors or left)
-        reason = f"no table for {names}; only one input, [B, F], may have none, that of the dense features"
-        raise ConfigError(source, "", reason)
+    if len(left) > 1 or any(len(entry.sizes) == 2 for entry in left):
+        raise _without_table(source, left, checkpoint)
     return left[0] if left else None
+
+
+def _without_table(source: str, left: list[NetworkInput], checkpoint: Checkpoint | None) -> ServingError:
+    """Return the error that inputs lack a table; it names one that is surely a table's, if there is such a one.
+
+    That is one of [B, S, D]; or the only one; or of several [B, F], the one that a table of the checkpoint is called
+    almost like.
+    """
+    vectors = [entry for entry in left if len(entry.sizes) == 2]
+    if checkpoint is not None:
+        likest = max(vectors or left, key=lambda entry: likeness(checkpoint, entry.name))
+        if vectors or len(left) == 1 or likeness(checkpoint, likest.name) > _MISSPELT:
+            return missing(checkpoint, likest.name)
+    names = ", ".join(f"{entry.name!r} {entry.shape}" for entry in vectors or left)
+    reason = f"no table for {names}; only one input, [B, F], may have none, that of the dense features"
+    there = f"; in {checkpoint.path} there is {show_names(checkpoint.tables())}" if checkpoint is not None else ""
+    return ConfigError(source, "", reason + there)
+
+
+def _tell_of_feeding_tables(source: str, dense: NetworkInput, checkpoint: Checkpoint, unused: Sequence[str]) -> None:
+    """Warn where an unused table's rows would fill the input that was taken for dense features: is it misspelt?"""
+    fitting = [name for name in unused if _fills(dense, checkpoint, name)]
+    if fitting:
+        _log.warning(
+            "%s: input %r %s is taken for dense features, as no table is called so; should one of these feed it: %s?",
+            *(source, dense.name, dense.shape, show_names(fitting)),
+        )
+
+
+def _fills(entry: NetworkInput, checkpoint: Checkpoint, name: str) -> bool:
+    try:
+        return entry.sizes[0] % checkpoint.rows(name).dim == 0
+    except ModelFileError:  # it is no table
+        return False

@@ -77,6 +77,22 @@ def test_a_table_is_found_by_its_name_whatever_is_around_it(tmp_path, save, name
     assert vectors_of(open_table("x", f"{tmp_path / name}#{tensor_name}")).tolist() == tensors[tensor_name].tolist()
 
 
+@pytest.mark.parametrize("table", ["item.id", "Item.ID table", "ads.weight", "a.b.c"])
+@pytest.mark.parametrize("form", ["{}", "{}.weight", "module.tables.{}.weight", "tables.{}"])
+def test_a_table_whose_name_has_dots_is_found_too(tmp_path, table, form):
+    save_torch({form.format(table): torch.ones(2, 3), "user.id.x": torch.ones(9, 9)}, tmp_path / "m.pt")
+
+    assert open_table(table, tmp_path / "m.pt").rows == 2
+
+
+@pytest.mark.parametrize(("there", "wanted"), [("item_id", "id"), ("m.id", "item.id"), ("item.weight", "weight")])
+def test_a_table_is_not_found_by_a_part_of_its_name(tmp_path, there, wanted):
+    save_torch({there: torch.ones(2, 3)}, tmp_path / "m.pt")
+
+    with pytest.raises(ModelFileError, match=f"no table '{wanted}'"):
+        open_table(wanted, tmp_path / "m.pt")
+
+
 @pytest.mark.parametrize(("save", "name"), SAVERS)
 def test_weights_of_layers_are_not_taken_for_tables(tmp_path, save, name):
     model = nn.ModuleDict({"ads": nn.EmbeddingBag(5, 3), "dense": nn.Linear(13, 4), "norm": nn.LayerNorm(4)})

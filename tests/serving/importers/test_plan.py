@@ -92,7 +92,51 @@ def test_tables_of_the_checkpoint_that_no_input_takes_are_told_of(network, table
     assert list(plan.describe())[-1] == "not used, as no input is called so: 'item', 'user'"
 
 
+def folders(path, **dims):
+    """A checkpoint of tables by name."""
+    for name, dim in dims.items():
+        np.arange(30).tofile(folder_file(path / name, "key"))
+        np.ones((30, dim), np.float32).tofile(path / name / "emb_vector")
+    return path
+
+
+def test_dense_features_that_an_unused_table_would_fill_are_warned_of(sketch_of, tmp_path, caplog):
+    path = sketch_of({"adz": (16,), "users": (4,)}).write(tmp_path / "net.onnx")
+
+    plan = plan_import(path, "sum", checkpoint=folders(tmp_path / "model", ads=8, users=4, other=5))
+
+    assert plan.dense.name == "adz"
+    [message] = caplog.messages
+    assert message == (
+        f"{path}: input 'adz' [B, 16] is taken for dense features, as no table is called so; "
+        "should one of these feed it: 'ads'?"
+    )
+
+
+def test_dense_features_that_no_unused_table_would_fill_are_not(sketch_of, tmp_path, caplog):
+    path = sketch_of({"dense": (13,), "users": (4,)}).write(tmp_path / "net.onnx")
+
+    plan_import(path, "sum", checkpoint=folders(tmp_path / "model", ads=8, users=4))
+
+    assert caplog.messages == []
+
+
 class TestRefused:
+    @pytest.mark.parametrize("sizes", [(8,), (2, 4)], ids=str)
+    def test_an_input_whose_table_is_misspelt_and_not_that_of_the_dense_features(self, sketch_of, tmp_path, sizes):
+        path = sketch_of({"dense": (13,), "adz": sizes}).write(tmp_path / "net.onnx")
+
+        with pytest.raises(ModelFileError, match="no table 'adz'; nearest are 'ads'"):
+            plan_import(path, "sum", checkpoint=folders(tmp_path / "model", ads=4))
+
+    def test_inputs_of_which_any_may_be_the_dense_features(self, sketch_of, tmp_path):
+        path = sketch_of({"dense": (13,), "users": (8,)}).write(tmp_path / "net.onnx")
+
+        with pytest.raises(
+            ConfigError, match=r"no table for 'dense' \[B, 13\], 'users' \[B, 8\]; .*model there is 'xyz'"
+        ):
+            plan_import(path, "sum", checkpoint=folders(tmp_path / "model", xyz=4))
+
     def test_a_table_for_no_input(self, network, tables):
         with pytest.raises(
             ConfigError, match=r"table 'add': no input of the network is called so; did you mean 'ads'\?"
