@@ -75,4 +75,6 @@ def _shadowing_package() -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    from serving.cli.entry import run
+
+    sys.exit(run())

@@ -62,6 +62,12 @@ class Server(uvicorn.Server):
         await super().startup(sockets)
         self._ready()
 
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """See ``uvicorn.Server.handle_exit``; after a second SIGINT what is cut off is not told with tracebacks."""
+        super().handle_exit(sig, frame)
+        if self.force_exit:
+            logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
+
 
 def run(app: ASGIApp, listener: socket.socket, ready: Callable[[], None], stop_timeout_s: float) -> None:
     """Serve ``app`` on ``listener`` until SIGTERM or SIGINT; then answer what was accepted, and return.

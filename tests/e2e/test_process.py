@@ -1,5 +1,6 @@
 """The life of a server process: starting, being too busy, stopping, being killed."""
 
+import contextlib
 import json
 import signal
 import socket
@@ -145,6 +146,22 @@ def test_ctrl_c_exits_130_quietly(start, tiny_repository):
     assert served.stop(signal.SIGINT) == 130
     assert "Traceback" not in served.log.read_text()
     assert "KeyboardInterrupt" not in served.log.read_text()
+
+
+def test_a_second_ctrl_c_while_a_request_is_under_way_ends_quietly_too(start, tiny_repository, model):
+    served = start(tiny_repository)
+    body, _ = samples_of(model, 1, seed=1)
+    held = HeldRequest(served, body)
+
+    served.process.send_signal(signal.SIGINT)
+    until(lambda: refuses_connections(served))
+
+    assert served.stop(signal.SIGINT) == 130
+    with contextlib.suppress(ConnectionError):
+        assert held.finish() == (b"", b"")
+    log = served.log.read_text()
+    assert "Traceback" not in log
+    assert "CancelledError" not in log
 
 
 def test_after_a_kill_in_the_middle_of_traffic_nothing_is_lost(start, tiny_repository, model):

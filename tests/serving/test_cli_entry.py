@@ -1,0 +1,67 @@
+"""Ctrl-C while `hotrow` is still importing what it needs."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.tiny_model import TinyModel
+
+ROOT = Path(__file__).parents[2]
+
+# Python asks this finder first for every module; at the one that is named, SIGINT comes.
+PROGRAM = """
+import signal, sys
+
+interrupted = sys.argv.pop()
+
+
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == interrupted:
+            {interrupt}
+
+
+sys.meta_path.insert(0, Finder())
+from serving.cli.entry import run
+
+sys.exit(run())
+"""
+INTERRUPT = "signal.raise_signal(signal.SIGINT)"
+TURNED = f"""
+            try:
+                {INTERRUPT}
+            except KeyboardInterrupt:
+                raise AttributeError("module has no attribute 'capi'") from None
+"""
+FAULTY = "raise AttributeError('a fault of its own')"
+
+
+def run(program, module, *arguments):
+    command = [sys.executable, "-c", PROGRAM.format(interrupt=program), *map(str, arguments), module]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+
+
+@pytest.mark.parametrize("interrupt", [INTERRUPT, TURNED], ids=["as it comes", "made another error by a package"])
+@pytest.mark.parametrize("module", ["serving.cli.main", "kernels.errors", "numpy", "serving.cli.serve", "uvicorn"])
+def test_it_ends_with_130_and_not_a_word(tmp_path, module, interrupt):
+    TinyModel().write(tmp_path)
+
+    done = run(interrupt, module, "serve", tmp_path, "--http-port", "0")
+
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+def test_an_error_without_ctrl_c_is_told(tmp_path):
+    done = run(FAULTY, "serving.cli.serve", "serve", tmp_path)
+
+    assert done.returncode == 1
+    assert "a fault of its own" in done.stderr
+
+
+def test_the_exit_code_of_the_command_is_passed_on(tmp_path):
+    done = run(FAULTY, "nothing", "check", tmp_path / "none")
+
+    assert done.returncode == 1
+    assert done.stderr.startswith("hotrow check: ")
