@@ -158,7 +158,7 @@ def test_a_second_ctrl_c_while_a_request_is_under_way_ends_quietly_too(start, ti
 
     assert served.stop(signal.SIGINT) == 130
     with contextlib.suppress(ConnectionError):
-        assert held.finish() == (b"", b"")
+        held.finish()
     log = served.log.read_text()
     assert "Traceback" not in log
     assert "CancelledError" not in log
