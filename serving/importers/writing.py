@@ -95,5 +95,7 @@ def _predict_once(folder: Path, name: str) -> None:
     """
     config = read_inference_config(folder / GRAPH_FILE, name)
     graph, network = open_dense(config.graph_file, config.dense_file, config.onnx_file)
-    first_rows = [next(open_table_file(config, table).batches(rows_tried(table.slots)))[1] for table in config.tables]
+    # of faulty rows it was told as they were copied; a second warning would name a folder that is about to be renamed
+    batches = [open_table_file(config, table).batches(rows_tried(table.slots), warns=False) for table in config.tables]
+    first_rows = [next(batch)[1] for batch in batches]
     answer_to(graph, network, first_rows, str(folder))

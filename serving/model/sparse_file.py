@@ -98,11 +98,15 @@ class SparseModel:
         self._vectors = vectors
         self._content = content
 
-    def batches(self, batch_rows: int) -> Iterator[tuple[Keys, Vectors]]:
+    def batches(self, batch_rows: int, *, warns: bool = True) -> Iterator[tuple[Keys, Vectors]]:
         """Return the rows in file order, at most ``batch_rows`` at a time.
 
         All keys are checked before the first batch comes, which takes 8 bytes of memory per row. Vectors stay on the
         disk until their batch.
+
+        Args:
+            batch_rows: at least 1.
+            warns: log a warning of each batch with a value that is NaN or infinite.
 
         Returns:
             pairs of int64[n] and float32[n, D], C-contiguous and in memory of their own.
@@ -115,20 +119,21 @@ class SparseModel:
             raise ValueError(f"expected at least 1 row per batch, got {batch_rows}")
         if self.path.is_dir():
             refuse_repeated_keys(self.path / "key", self._keys, self._key_type)
-            return self._read(batch_rows)
+            return self._read(batch_rows, warns)
         repeated = repeated_keys(self.path, self._keys, self._key_type)
-        return _first_of_each(self._read(batch_rows), repeated) if repeated.size else self._read(batch_rows)
+        rows = self._read(batch_rows, warns)
+        return _first_of_each(rows, repeated) if repeated.size else rows
 
     def key_batches(self, batch_rows: int) -> Iterator[Keys]:
         """The keys alone, in file order, unchecked: int64[n], at most ``batch_rows`` at a time, at least 1."""
         for begin in range(0, self.rows, batch_rows):
             yield np.array(self._keys[begin : begin + batch_rows], dtype=np.int64)
 
-    def _read(self, batch_rows: int) -> Iterator[tuple[Keys, Vectors]]:
+    def _read(self, batch_rows: int, warns: bool) -> Iterator[tuple[Keys, Vectors]]:
         for begin in range(0, self.rows, batch_rows):
             part = slice(begin, begin + batch_rows)
             keys, vectors = np.array(self._keys[part], dtype=np.int64), np.array(self._vectors[part], dtype=np.float32)
-            if not np.isfinite(vectors).all():
+            if warns and not np.isfinite(vectors).all():
                 row = int(np.argmax(~np.isfinite(vectors).all(axis=1)))
                 _log.warning("%s: the row of key %d has values that are NaN or infinite", self.path, keys[row])
             yield keys, vectors

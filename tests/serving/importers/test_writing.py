@@ -87,8 +87,8 @@ def test_a_row_that_is_not_finite_is_written_and_told_of(network, tables, tmp_pa
     path = write_model(plan_import(network, "sum", tables), tmp_path / "models", "ctr")
 
     assert np.fromfile(path / "ads" / "emb_vector", "<f4").tobytes() == vectors.tobytes()
-    [record] = [record for record in caplog.records if record.name == "serving.importers.writing"]
-    assert record.getMessage() == (
+    [message] = caplog.messages
+    assert message == (
         f"{tables['ads']}: 3 of 30 rows have values that are NaN or infinite, the first is that of key 0"
     )
 
