@@ -12,10 +12,12 @@ from serving.importers.network import ImportedNetwork, NetworkInput, read_networ
 from serving.importers.rows import TableRows
 from serving.importers.trial import try_network
 from serving.model.graph import parse_graph
+from serving.model.names import TABLE_NAME
 from serving.model.records import Combiner, Graph
 from serving.model.version_writer import ONNX_FILE, check_table_names
 
 _LARGEST = 2**31 - 1  # of what a request counts: its samples, and the keys of one, which no source limits
+_RENAME = "export the network with other input_names"
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,12 +136,26 @@ def plan_import(
         for name, rows in matching.rows.items()
     )
     plan = ImportPlan(imported, matching.dense, planned, max_batchsize, matching.unused)
-    graph = plan.graph()  # which checks what tables may be called
-    check_table_names(graph)
+    graph = _checked_graph(plan)
     for table in planned:
         table.rows.check_keys()
     try_network(graph, imported, [table.rows for table in planned])
     return plan
+
+
+def _checked_graph(plan: ImportPlan) -> Graph:
+    """Return the plan's graph; what tables cannot be called is said of the inputs, as ``graph.json`` is ours."""
+    source = str(plan.network.path)
+    for table in plan.tables:
+        if not TABLE_NAME.fullmatch(table.name):
+            reason = "a table is called as its input is, and has 1 to 120 letters, digits, '_', '-' and '.'"
+            raise ConfigError(source, f"input {table.name!r}", f"{reason}; {_RENAME}")
+    graph = plan.graph()
+    try:
+        check_table_names(graph)
+    except ConfigError as err:
+        raise ConfigError(source, "inputs", f"{err.reason}; {_RENAME}") from err
+    return graph
 
 
 def _slots(source: str, entry: NetworkInput, rows: TableRows) -> int:

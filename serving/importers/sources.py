@@ -77,6 +77,11 @@ def open_table(table: str, source: str | Path) -> TableRows:
     path, text = Path(source), str(source)
     if not path.exists() and text.count(",") == 1:
         keys, vectors = text.split(",")
+        if not (keys and vectors):
+            empty = "vectors behind" if keys else "keys before"
+            raise ModelFileError(
+                f"table {table!r}", f"expected KEYS,VECTORS, got {text!r}: no file of {empty} the comma"
+            )
         return open_pair(Path(keys), Path(vectors))
     name = None
     if not path.exists() and "#" in text:

@@ -4,6 +4,7 @@ They are read by ``torch.load(weights_only=True)``, which runs no code of the fi
 Tensors stay on the disk until they are read, but for those of PyTorch before 1.6, which are read as a whole.
 """
 
+import errno
 import struct
 import zipfile
 from collections.abc import Sequence
@@ -21,6 +22,7 @@ _DAMAGED = (
     *(RuntimeError, ValueError, LookupError, EOFError, AttributeError, TypeError, AssertionError),
     *(struct.error, zipfile.BadZipFile),
 )
+_CUT_SHORT = "cut short, damaged, or no PyTorch file"
 
 
 class TorchFile:
@@ -56,8 +58,10 @@ class TorchFile:
         # a subclass is a part of a tensor, or computes its values
         is_plain = type(tensor) is torch.Tensor and tensor.layout == torch.strided and tensor.device.type == "cpu"
         is_float = tensor.dtype in (torch.float32, torch.float16, torch.bfloat16)
-        found = dtype if is_plain else f"{type(tensor).__name__}, {tensor.layout}, on {tensor.device}: {dtype}"
-        check_matrix(source, found, is_plain and is_float, tensor.shape)
+        if not is_plain:
+            found = f"{type(tensor).__name__}, {tensor.layout}, on {tensor.device}: {dtype} {list(tensor.shape)}"
+            raise ModelFileError(source, f"expected a plain tensor whose values are all in the file, got {found}")
+        check_matrix(source, dtype, is_float, tensor.shape)
         if tensor.untyped_storage().nbytes() < tensor.numel() * tensor.element_size():
             raise ModelFileError(source, "expected a value of its own for each place, got a tensor expanded from fewer")
 
@@ -76,7 +80,9 @@ def _load(path: Path) -> Any:
     try:
         return torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     except OSError as err:
-        raise ModelFileError(path, f"cannot be read: {err.strerror or err}") from err
+        # PyTorch seeks to where the rest should be
+        reason = _CUT_SHORT if err.errno == errno.EINVAL else f"cannot be read: {err.strerror or err}"
+        raise ModelFileError(path, reason) from err
     except UnpicklingError as err:
         reason = (
             "holds more than tensors, and reading it would run its code; save the tensors alone: "
@@ -85,7 +91,7 @@ def _load(path: Path) -> Any:
         raise ModelFileError(path, reason) from err
     except _DAMAGED as err:
         lines = str(err).splitlines() or [type(err).__name__]
-        raise ModelFileError(path, f"PyTorch cannot read it: {lines[0]}") from err
+        raise ModelFileError(path, f"{_CUT_SHORT}: {lines[0].split('. ')[0]}") from err
 
 
 def _tensors_in(content: Any) -> dict[str, Any]:

@@ -197,7 +197,9 @@ class TestRefused:
     def test_a_tensor_without_values(self, tmp_path):
         torch.save({"ads": torch.ones(3, 3, device="meta")}, tmp_path / "model.pt")
 
-        with pytest.raises(ModelFileError, match=r"got Tensor, torch\.strided, on meta: float32 \[3, 3\]"):
+        with pytest.raises(
+            ModelFileError, match=r"all in the file, got Tensor, torch\.strided, on meta: float32 \[3, 3\]"
+        ):
             open_table("ads", tmp_path / "model.pt")
 
     def test_a_tensor_that_shows_few_values_as_many(self, tmp_path):
@@ -237,7 +239,7 @@ class TestRefused:
         for size in (len(content) // 2, len(content) - 1):
             (tmp_path / "model.pt").write_bytes(content[:size])
 
-            with pytest.raises(ModelFileError, match=r"model\.pt: "):
+            with pytest.raises(ModelFileError, match=r"model\.pt: cut short, damaged, or no PyTorch file"):
                 open_checkpoint(tmp_path / "model.pt")
 
     def test_a_pytorch_file_where_pytorch_is_not_installed(self, tmp_path, monkeypatch):

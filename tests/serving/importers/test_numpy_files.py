@@ -135,6 +135,13 @@ class TestRefused:
             open_table("ads", tmp_path / name)
         assert len(str(caught.value)) < 1000
 
+    @pytest.mark.parametrize(
+        ("source", "expected"), [("k4,", "no file of vectors behind the comma"), (",v4", "no file of keys before the")]
+    )
+    def test_half_a_pair(self, source, expected):
+        with pytest.raises(ModelFileError, match=f"table 'users': expected KEYS,VECTORS, got '{source}': {expected}"):
+            open_table("users", source)
+
     def test_a_truncated_matrix(self, tmp_path):
         np.save(tmp_path / "ads.npy", VECTORS)
         (tmp_path / "ads.npy").write_bytes((tmp_path / "ads.npy").read_bytes()[:-1])
