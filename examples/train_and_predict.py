@@ -3,7 +3,7 @@
 Run: python examples/train_and_predict.py [REPOSITORY]
 """
 
-import sys
+import argparse
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +16,9 @@ from training.export import export_model
 from training.synthetic import generate
 from training.trainer import train
 
-repository = Path(sys.argv[1] if len(sys.argv) > 1 else "model_repository")
+parser = argparse.ArgumentParser(description="Train a small DCN, write it, open it, and predict.")
+parser.add_argument("repository", type=Path, nargs="?", default="model_repository", help="default: %(default)s")
+repository = parser.parse_args().repository
 
 # Samples from a known truth: the best AUC that any model can reach is known.
 rows, held_out = 20_000, 2_000

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from math import isfinite
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,8 @@ from serving.errors import ConfigError, RequestError, UnknownModelError
 from serving.lookup import LookupSession
 from serving.parameter_server import ParameterServer
 from serving.storage import MemoryStore
+
+_MOST_THREADS = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,13 +72,14 @@ class InferenceSession:
 
         Raises:
             ConfigError: the configuration cannot be accepted, or is not the embedding cache's; the engine int8 has no
-                calibration or errs beyond the tolerance; another engine has one.
+                calibration or errs beyond the tolerance; another engine has one; ``engine`` or ``threads`` is none.
             ModelFileError: the dense weights or the ONNX network are missing, damaged, or not the graph's.
             MissingExtraError: the engine, or the model's ONNX network, needs a package that is not installed.
         """
         if not isinstance(embedding_cache, LookupSession):
             reason = f"expected what CreateEmbeddingCache returned, got {type(embedding_cache).__name__}"
             raise ConfigError("InferenceSession", "embedding_cache", reason)
+        _check_runtime("InferenceSession", engine, threads)
         config = _read_config(config, embedding_cache.config)
         _check_cache(config, device_id, embedding_cache)
         self.config = config
@@ -166,7 +169,7 @@ def load_model(
 
     Raises:
         ConfigError: the configuration cannot be accepted, the model is already loaded in ``parameter_server``, or the
-            engine int8 has no calibration or errs beyond the tolerance.
+            engine int8 has no calibration or errs beyond the tolerance; ``engine`` or ``threads`` is none.
         ModelFileError: a file is missing or damaged.
         MissingExtraError: the engine, or the model's ONNX network, needs a package that is not installed.
         StoreError: the embeddings cannot be held.
@@ -174,6 +177,7 @@ def load_model(
     if not isinstance(parameter_server, ParameterServer | None):
         reason = f"expected a ParameterServer or None, got {type(parameter_server).__name__}"
         raise ConfigError("load_model", "parameter_server", reason)
+    _check_runtime("load_model", engine, threads)
     config = read_model(directory)
     server = ParameterServer([MemoryStore()]) if parameter_server is None else parameter_server
     release = server.close if parameter_server is None else partial(_unload, server, config)
@@ -209,6 +213,14 @@ def _read_config(config: str | Path | ModelConfig, of_cache: ModelConfig) -> Mod
     if path.is_dir():
         return read_model_directory(path)
     return read_inference_config(path, of_cache.name, of_cache.key_type == "I64")
+
+
+def _check_runtime(source: str, engine: Any, threads: Any) -> None:
+    """Check the arguments of ``source`` that say how the dense network is run, before anything is loaded."""
+    if engine not in get_args(Engine):
+        raise ConfigError(source, "engine", f"expected auto, numpy, onnx or int8, got {engine!r}")
+    if isinstance(threads, bool) or not isinstance(threads, int) or not 1 <= threads <= _MOST_THREADS:
+        raise ConfigError(source, "threads", f"expected a whole number from 1 to {_MOST_THREADS}, got {threads!r}")
 
 
 def _check_cache(config: ModelConfig, device_id: int, cache: LookupSession) -> None:

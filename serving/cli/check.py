@@ -7,7 +7,7 @@ from typing import Any
 
 from kernels.errors import HotrowError
 from serving.calibration import refuse_idle_calibration, refuse_shared_calibration
-from serving.cli.engine_options import add_engine_options
+from serving.cli.engine_options import add_engine_options, checked_tolerance
 from serving.config import ModelConfig, TableConfig, VolatileDbConfig, memory_needed, read_repository
 from serving.dense.calibration import Quantization
 from serving.dense.files import open_dense
@@ -48,6 +48,7 @@ def check(options: argparse.Namespace) -> int:
     faults: list[HotrowError] = []
     config = read_repository(options.config, faults)
     refuse_idle_calibration(options.calibration, options.engine)
+    options.tolerance = checked_tolerance(options)
     refuse_shared_calibration(options.calibration, len(config.models))
     total_bytes = sum(_check_model(model, options, faults) for model in config.models)
     check_tiers(config, faults)

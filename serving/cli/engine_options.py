@@ -7,6 +7,7 @@ from typing import get_args
 from serving.cli.numbers import ratio
 from serving.dense.calibration import DEFAULT_TOLERANCE
 from serving.dense.network import Engine
+from serving.errors import ConfigError
 
 
 def add_engine_options(parser: argparse.ArgumentParser, default: Engine | None, meaning: str) -> None:
@@ -28,7 +29,20 @@ def add_engine_options(parser: argparse.ArgumentParser, default: Engine | None, 
     parser.add_argument(
         "--tolerance",
         type=ratio,
-        default=DEFAULT_TOLERANCE,
         metavar="P",
-        help="with --engine int8: how far off a probability may be there (default: %(default)s)",
+        help=f"with --engine int8: how far off a probability may be there (default: {DEFAULT_TOLERANCE})",
     )
+
+
+def checked_tolerance(options: argparse.Namespace) -> float:
+    """The ``--tolerance`` of a command line, or the default.
+
+    Raises:
+        ConfigError: one is given that nothing would be held to.
+    """
+    if options.tolerance is None:
+        return DEFAULT_TOLERANCE
+    if options.engine != "int8":
+        chosen = f"the engine is {options.engine}" if options.engine else "no engine was chosen"
+        raise ConfigError("--tolerance", "", f"is one of the engine int8, but {chosen}")
+    return float(options.tolerance)

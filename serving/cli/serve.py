@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from serving.cli.engine_options import add_engine_options
+from serving.cli.engine_options import add_engine_options, checked_tolerance
 from serving.cli.numbers import whole_number
 from serving.errors import ConfigError, ModelFileError, ServingError, is_about_a_model, told
 from serving.frontend.body import Limits
@@ -77,9 +77,10 @@ def serve(options: argparse.Namespace) -> int:
     from serving.repository import ModelRepository
 
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", level=logging.INFO)
+    tolerance = checked_tolerance(options)
     listener = listen(options.host, options.http_port)
     repository = ModelRepository(
-        options.repository, options.engine, calibration=options.calibration, tolerance=options.tolerance
+        options.repository, options.engine, calibration=options.calibration, tolerance=tolerance
     )
     with listener, repository:
         _load(repository)

@@ -112,6 +112,15 @@ def test_a_calibration_that_nothing_would_be_measured_on_is_refused(write_versio
     assert f"is a calibration for the engine int8, but {chosen}" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("command", ["check", "serve"])
+def test_a_tolerance_that_nothing_would_be_held_to_is_refused(write_version, capsys, command):
+    _, directory = write_version()
+
+    assert main([command, str(directory), "--engine", "onnx", "--tolerance", "0.5"]) == (1 if command == "check" else 2)
+
+    assert "--tolerance: is one of the engine int8, but the engine is onnx" in capsys.readouterr().err
+
+
 def test_more_samples_than_a_request_may_have_are_fine(write_version):
     model, directory = write_version()
     write_calibration(directory / "calibration.npz", model, samples=300)

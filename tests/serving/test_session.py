@@ -414,3 +414,22 @@ print(*sorted(name for name in new - set(sys.stdlib_module_names) if not name.st
     ours = {"serving", "kernels"}
     of_pydantic = {"pydantic", "pydantic_core", "annotated_types", "typing_extensions", "typing_inspection"}
     assert set(done.stdout.split()) <= ours | of_pydantic | {"numpy", "array_api_compat"}
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"threads": 0}, "load_model: threads: expected a whole number from 1 to 1024, got 0"),
+        ({"threads": 1025}, "load_model: threads: expected a whole number from 1 to 1024, got 1025"),
+        ({"threads": 1.0}, "load_model: threads: expected a whole number from 1 to 1024, got 1.0"),
+        ({"threads": "2"}, "load_model: threads: expected a whole number from 1 to 1024, got '2'"),
+        ({"threads": True}, "load_model: threads: expected a whole number from 1 to 1024, got True"),
+        ({"engine": "torch"}, "load_model: engine: expected auto, numpy, onnx or int8, got 'torch'"),
+        ({"engine": None}, "load_model: engine: expected auto, numpy, onnx or int8, got None"),
+        ({"engine": ["onnx"]}, r"load_model: engine: expected auto, numpy, onnx or int8, got \['onnx'\]"),
+    ],
+    ids=str,
+)
+def test_an_engine_or_threads_that_cannot_be_are_refused_by_name(tmp_path, options, expected):
+    with pytest.raises(ConfigError, match=expected):
+        load_model(tmp_path, **options)

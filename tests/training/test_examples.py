@@ -31,6 +31,17 @@ def test_the_example_trains_and_predicts(tmp_path, monkeypatch, capsys):
     assert len(re.findall(r"click probability 0\.\d+", output)) == 2
 
 
+def test_the_example_that_is_asked_for_help_writes_nothing(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+
+    with pytest.raises(SystemExit) as stopped:
+        run(monkeypatch, "train_and_predict.py", "--help")
+
+    assert stopped.value.code == 0
+    assert "usage: train_and_predict.py" in capsys.readouterr().out
+    assert not any(tmp_path.iterdir())
+
+
 def test_the_example_writes_a_criteo_file(tmp_path, monkeypatch):
     run(monkeypatch, "write_criteo_file.py", tmp_path / "raw.txt", 1000, 3)
 
