@@ -3,6 +3,7 @@ import pytest
 from benchmarks.redis_servers import RedisServer, RedisServers, server_binary
 from serving.config import RedisConfig
 from serving.storage import MemoryStore, RedisStore, RocksDbStore
+from tests.serving.storage.redis_stores import OPENED
 
 
 @pytest.fixture(scope="session")
@@ -32,6 +33,21 @@ def redis_server(shared_redis_server):
     with shared_redis_server.client() as client:
         client.flushall()
     return shared_redis_server
+
+
+@pytest.fixture
+def client(redis_server):
+    """A client of redis-py's, to read and write by hand what Redis holds, and to tell it who may do what."""
+    with redis_server.client() as client:
+        yield client
+
+
+@pytest.fixture(autouse=True)
+def close_stores():
+    """Close what ``open_store`` opened."""
+    yield
+    while OPENED:
+        OPENED.pop().close()
 
 
 @pytest.fixture

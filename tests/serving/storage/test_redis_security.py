@@ -5,53 +5,11 @@ import ssl
 import subprocess
 import threading
 
-import numpy as np
 import pytest
 
 from serving.config import RedisConfig, RedisTlsConfig
 from serving.errors import StoreError
-from serving.storage import RedisStore, TableSpec
-
-SPEC = TableSpec("model.table", 4)
-KEYS = np.arange(1000)
-ROWS = (KEYS[:, None] + np.arange(4)).astype(np.float32)
-# For tests in which somebody stays silent.
-IMPATIENT = {"timeout_ms": 200, "connect_timeout_ms": 100}
-OPENED = []
-
-
-def open_store(server, **options):
-    """Open a store; it is closed when the test ends."""
-    OPENED.append(RedisStore(RedisConfig(addresses=(server.address,), **options)))
-    return OPENED[-1]
-
-
-@pytest.fixture(autouse=True)
-def close_stores():
-    yield
-    while OPENED:
-        OPENED.pop().close()
-
-
-@pytest.fixture
-def client(redis_server):
-    """A client of redis-py's, to tell Redis who may do what."""
-    with redis_server.client() as client:
-        yield client
-
-
-def loaded_store(server, **options):
-    store = open_store(server, **options)
-    store.bulk_load(SPEC, iter([(KEYS, ROWS)]), "digest")
-    return store
-
-
-def fetch(store, keys=KEYS):
-    """Fetch rows, all of which must be there and right."""
-    out = np.full((keys.size, 4), np.nan, dtype=np.float32)
-    found = store.fetch(SPEC.name, keys, out)
-    assert found.all()
-    assert (out == ROWS[keys]).all()
+from tests.serving.storage.redis_stores import IMPATIENT, KEYS, ROWS, SPEC, fetch, loaded_store, open_store
 
 
 class TestUsers:

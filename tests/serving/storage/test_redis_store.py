@@ -16,32 +16,10 @@ from serving.errors import MissingExtraError, StoreError
 from serving.storage import DurableStore, PooledStore, RedisStore, TableSpec
 from serving.storage.hps_layout import mix
 from serving.storage.redis_cluster import RedisCluster
+from tests.serving.storage.redis_stores import OPENED, SPEC, open_store
 
-TABLE = "model.table"
-DIM = 4
+TABLE, DIM = SPEC.name, SPEC.dim
 PARTITIONS = 16
-SPEC = TableSpec(TABLE, DIM)
-OPENED = []
-
-
-def open_store(server, **options):
-    """Open a store; it is closed when the test ends."""
-    OPENED.append(RedisStore(RedisConfig(addresses=(server.address,), **options)))
-    return OPENED[-1]
-
-
-@pytest.fixture(autouse=True)
-def close_stores():
-    yield
-    while OPENED:
-        OPENED.pop().close()
-
-
-@pytest.fixture
-def client(redis_server):
-    """A client of redis-py's, to write and read what Redis holds by hand."""
-    with redis_server.client() as client:
-        yield client
 
 
 @pytest.fixture
