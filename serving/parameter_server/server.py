@@ -3,38 +3,24 @@
 import logging
 import threading
 from collections.abc import Sequence
-from contextlib import ExitStack, closing
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
 import numpy as np
-from numpy.typing import NDArray
 
-from kernels.host import RowDtype, pool_rows
-from serving.config import ModelConfig, ParameterServerConfig, TableConfig, read_ps_config
-from serving.errors import ConfigError, RequestError, StoreError, UnknownModelError
+from serving.config import ModelConfig, ParameterServerConfig, read_ps_config
+from serving.errors import ConfigError, RequestError, UnknownModelError
 from serving.model.records import Combiner
 from serving.model.sparse_rows import LARGEST_KEY, SMALLEST_KEY
-from serving.parameter_server.counters import TableCounters, TableCounting
+from serving.parameter_server.counters import TableCounters
 from serving.parameter_server.loading import drop_tables, load_tables, table_source
+from serving.parameter_server.opening import open_stores
+from serving.parameter_server.served_table import ServedTable
 from serving.parameter_server.tier import Tier
-from serving.storage import MemoryStore, RedisStore, RocksDbStore
+from serving.parameter_server.tier_lookup import TierLookup
 from serving.storage.store import Keys, Mask, RowPtrs, Store, Vectors
 
 logger = logging.getLogger(__name__)
-
-NOWHERE = -1
-Depths = NDArray[np.int8]  # by key: which tier held it, counted from the fastest, or NOWHERE
-
-
-@dataclass(frozen=True, slots=True)
-class _Table:
-    name: str
-    dim: int
-    row_dtype: RowDtype
-    default_value: float
-    counting: TableCounting
 
 
 class ParameterServer:
@@ -62,12 +48,11 @@ class ParameterServer:
         if not stores:
             raise ValueError("expected at least one store, got none")
         self.stores = tuple(stores)
-        self._tiers = tuple(Tier(store) for store in stores)
-        self._promote = promote
+        self._lookup = TierLookup([Tier(store) for store in stores], promote)
         self._lock = threading.Lock()  # one load, unload or close at a time; lookups do not take it
         # Replaced as wholes, never changed in place, so that lookups need no lock.
         self._models: tuple[ModelConfig, ...] = ()
-        self._tables: dict[str, _Table] = {}
+        self._tables: dict[str, ServedTable] = {}
 
     @classmethod
     def from_config(cls, config: str | Path | ParameterServerConfig) -> Self:
@@ -80,7 +65,7 @@ class ParameterServer:
         """
         if not isinstance(config, ParameterServerConfig):
             config = read_ps_config(config)
-        server = cls(_open_stores(config))
+        server = cls(open_stores(config))
         try:
             for model in config.models:
                 server.load_model(model)
@@ -111,7 +96,7 @@ class ParameterServer:
             except BaseException:
                 drop_tables(self.stores, names, drop_durable=False)
                 raise
-            added = {name: _table(config, table) for name, table in zip(names, config.tables, strict=True)}
+            added = {name: ServedTable.of(config, table) for name, table in zip(names, config.tables, strict=True)}
             self._tables = {**self._tables, **added}
             self._models = (*self._models, config)
         if config.gpu_cache:
@@ -174,8 +159,7 @@ class ParameterServer:
         if keys.size and (keys.min() < SMALLEST_KEY or keys.max() > LARGEST_KEY):
             at = int(np.argmax((keys < SMALLEST_KEY) | (keys > LARGEST_KEY)))
             raise RequestError(f"table {table!r}: key {keys[at]} at position {at} is reserved")
-        rows, depths = self._gather(held, np.ascontiguousarray(keys))
-        found = self._count(held, depths)
+        rows, found = self._lookup.rows(held, np.ascontiguousarray(keys))
         self._check_still_loaded(held)
         return rows, found
 
@@ -201,7 +185,7 @@ class ParameterServer:
         """
         held = self._table(table)
         out = np.empty((row_ptrs.size - 1, held.dim), dtype=np.float32)
-        found = self._pool(held, keys, row_ptrs, out, combiner)
+        found = self._lookup.pool(held, keys, row_ptrs, out, combiner)
         self._check_still_loaded(held)
         return out, found
 
@@ -224,101 +208,13 @@ class ParameterServer:
         """Close it."""
         self.close()
 
-    def _table(self, name: str) -> _Table:
+    def _table(self, name: str) -> ServedTable:
         table = self._tables.get(name)
         if table is None:
             raise UnknownModelError(f"no loaded model has a table {name!r}")
         return table
 
-    def _check_still_loaded(self, held: _Table) -> None:
+    def _check_still_loaded(self, held: ServedTable) -> None:
         """Refuse an answer during which the table was unloaded: keys may be unknown for that reason alone."""
         if self._tables.get(held.name) is not held:
             raise UnknownModelError(f"table {held.name!r} was unloaded during the lookup")
-
-    def _pool(self, held: _Table, keys: Keys, row_ptrs: RowPtrs, out: Vectors, combiner: Combiner) -> Mask:
-        first = self._tiers[0]
-        pooled = first.fetch_pooled(held.name, keys, row_ptrs, out, combiner, held.counting)
-        if pooled is None or isinstance(pooled, StoreError):
-            rows, depths = self._gather(held, keys, outage=pooled)
-            pool_rows(rows, row_ptrs, out, combiner)
-            return self._count(held, depths)
-        if np.count_nonzero(pooled) == keys.size:
-            held.counting.looked_up({first.name: keys.size}, 0)
-            return pooled
-        depths = np.where(pooled, np.int8(0), np.int8(NOWHERE))
-        if len(self._tiers) > 1 or held.default_value:
-            self._pool_again(held, keys, row_ptrs, out, combiner, depths)
-        return self._count(held, depths)
-
-    def _gather(self, held: _Table, keys: Keys, outage: StoreError | None = None) -> tuple[Vectors, Depths]:
-        """Fetch rows from the first tier that has them, defaults filled in.
-
-        ``outage``: why the first tier has just not answered; it is not asked again.
-        """
-        rows = np.full((keys.size, held.dim), held.default_value, dtype=np.float32)
-        depths = np.full(keys.size, NOWHERE, dtype=np.int8)
-        missing = np.arange(keys.size)
-        for depth, tier in enumerate(self._tiers):
-            if not missing.size:
-                break
-            if depth == 0 and outage is not None:
-                continue
-            wanted = keys[missing]
-            part = np.empty((missing.size, held.dim), dtype=np.float32)
-            found = tier.fetch(held.name, wanted, part, held.counting)
-            if isinstance(found, StoreError):
-                outage = found
-                continue
-            hits = missing[found]
-            hit_keys, hit_rows, row_dtype = wanted[found], part[found], held.row_dtype
-            rows[hits] = tier.as_served(held.name, row_dtype, hit_keys, hit_rows)
-            depths[hits] = depth
-            if self._promote and hits.size and not tier.gives_rounded(row_dtype):  # a row must not be rounded twice
-                for faster in self._tiers[:depth]:
-                    faster.promote(held.name, hit_keys, hit_rows, held.counting)
-            missing = missing[~found]
-        if missing.size and outage is not None:
-            raise outage
-        return rows, depths
-
-    def _pool_again(
-        self, held: _Table, keys: Keys, row_ptrs: RowPtrs, out: Vectors, combiner: Combiner, depths: Depths
-    ) -> None:
-        """Pool every bag anew in which a key is NOWHERE by ``depths``; writes ``out`` and ``depths``."""
-        bags = np.unique(np.searchsorted(row_ptrs, np.flatnonzero(depths == NOWHERE), side="right") - 1)
-        sizes = row_ptrs[bags + 1] - row_ptrs[bags]
-        bag_ptrs = np.concatenate(([0], np.cumsum(sizes, dtype=np.int64)))
-        places = np.repeat(row_ptrs[bags] - bag_ptrs[:-1], sizes) + np.arange(bag_ptrs[-1])
-        rows, depths[places] = self._gather(held, keys[places])
-        pooled = np.empty((bags.size, held.dim), dtype=np.float32)
-        pool_rows(rows, bag_ptrs, pooled, combiner)
-        out[bags] = pooled
-
-    def _count(self, held: _Table, depths: Depths) -> Mask:
-        """Count one lookup; return which keys were found."""
-        counts = np.bincount(depths + 1, minlength=len(self._tiers) + 1).tolist()
-        hits = {tier.name: count for tier, count in zip(self._tiers, counts[1:], strict=True) if count}
-        held.counting.looked_up(hits, counts[0])
-        found: Mask = depths != NOWHERE
-        return found
-
-
-def _table(config: ModelConfig, table: TableConfig) -> _Table:
-    counting = TableCounting(config.name, config.version, table.name)
-    return _Table(config.full_name(table), table.dim, table.row_dtype, table.default_value, counting)
-
-
-def _open_stores(config: ParameterServerConfig) -> list[Store]:
-    stores: list[Store] = []
-    volatile, persistent = config.volatile_db, config.persistent_db
-    with ExitStack() as opened:
-        if volatile.type == "hash_map":
-            per_table = volatile.capacity_rows_per_table
-            stores.append(MemoryStore(volatile.capacity_rows, volatile.capacity_bytes, per_table))
-        if volatile.redis is not None:
-            stores.append(opened.enter_context(closing(RedisStore(volatile.redis))))
-        if persistent.type == "rocks_db" and persistent.path is not None:
-            threads, keys = persistent.num_threads, persistent.max_batch_size
-            stores.append(RocksDbStore(persistent.path, persistent.read_only, threads, keys))
-        opened.pop_all()
-    return stores

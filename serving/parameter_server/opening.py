@@ -1,0 +1,29 @@
+"""The stores of a ``ps.json``, fastest first."""
+
+from contextlib import ExitStack, closing
+
+from serving.config import ParameterServerConfig
+from serving.storage import MemoryStore, RedisStore, RocksDbStore
+from serving.storage.store import Store
+
+
+def open_stores(config: ParameterServerConfig) -> list[Store]:
+    """Open every tier that is not disabled.
+
+    Raises:
+        MissingExtraError: a tier needs a package that is not installed.
+        StoreError: a tier cannot be opened; those before it are closed again.
+    """
+    stores: list[Store] = []
+    volatile, persistent = config.volatile_db, config.persistent_db
+    with ExitStack() as opened:
+        if volatile.type == "hash_map":
+            per_table = volatile.capacity_rows_per_table
+            stores.append(MemoryStore(volatile.capacity_rows, volatile.capacity_bytes, per_table))
+        if volatile.redis is not None:
+            stores.append(opened.enter_context(closing(RedisStore(volatile.redis))))
+        if persistent.type == "rocks_db" and persistent.path is not None:
+            threads, keys = persistent.num_threads, persistent.max_batch_size
+            stores.append(RocksDbStore(persistent.path, persistent.read_only, threads, keys))
+        opened.pop_all()
+    return stores
