@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast test-numpy1 lint format bench bench-quick clean
+.PHONY: help demo test test-fast test-long test-numpy1 lint format bench bench-quick clean
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -22,14 +22,17 @@ help: ## list the commands
 demo: $(VENV)/.demo ## train, export, serve and ask a model; DATA=file.csv takes a Criteo file
 	@$(BIN)/python examples/demo.py $(if $(DATA),--data "$(DATA)")
 
-test: $(VENV)/.test ## everything a machine without a GPU can run
-	@$(BIN)/python -m pytest
+test: $(VENV)/.test ## everything a machine without a GPU can run, but the tests that take minutes
+	@$(BIN)/python -m pytest -m "not long"
 
 test-fast: $(VENV)/.test ## the tests without the slow ones
-	@$(BIN)/python -m pytest -m "not slow"
+	@$(BIN)/python -m pytest -m "not slow and not long"
+
+test-long: $(VENV)/.test ## the tests that take minutes each; the outcome goes to benchmarks/results/
+	@$(BIN)/python -m benchmarks.long_tests --json benchmarks/results/test_long.json
 
 test-numpy1: $(VENV)-numpy1/.done ## the serving tests under NumPy 1.26, without the heavy extras
-	@$(VENV)-numpy1/bin/python -m pytest -q -m "not slow" $(NUMPY1_TESTS)
+	@$(VENV)-numpy1/bin/python -m pytest -q -m "not slow and not long" $(NUMPY1_TESTS)
 
 lint: $(VENV)/.lint ## ruff, mypy strict, import contracts
 	@$(BIN)/ruff check .

@@ -1,0 +1,51 @@
+"""`make test-long` writes down what came of each long test."""
+
+import json
+import subprocess
+import sys
+
+TESTS = """
+import pytest
+
+@pytest.mark.long
+def test_good():
+    pass
+
+@pytest.mark.long
+def test_bad():
+    assert 1 == 2
+
+@pytest.mark.long
+def test_left_out():
+    pytest.skip("no such machine")
+
+def test_short():
+    raise RuntimeError("is not run")
+"""
+
+
+def run(tmp_path, tests):
+    (tmp_path / "test_it.py").write_text(tests)
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = long: takes minutes\n")
+    command = [sys.executable, "-m", "benchmarks.long_tests", "--json", tmp_path / "out.json", tmp_path / "test_it.py"]
+    code = subprocess.run(command, check=False, capture_output=True).returncode
+    return code, json.loads((tmp_path / "out.json").read_text()) if (tmp_path / "out.json").exists() else None
+
+
+def test_the_record_has_the_outcome_and_the_time_of_each_long_test_and_of_no_other(tmp_path):
+    code, record = run(tmp_path, TESTS)
+
+    assert code == 1
+    outcomes = {test["test"].partition("::")[2]: test["outcome"] for test in record["tests"]}
+    assert outcomes == {"test_good": "passed", "test_bad": "failed", "test_left_out": "skipped"}
+    assert all(test["seconds"] >= 0 for test in record["tests"])
+    assert [test.get("reason", "") for test in record["tests"]] == ["", "", "Skipped: no such machine"]
+    assert {"python", "numpy"} <= record["versions"].keys()
+    assert record["date"].startswith("20")
+
+
+def test_tests_that_cannot_be_read_leave_no_record(tmp_path):
+    code, record = run(tmp_path, "no python")
+
+    assert code != 0
+    assert record is None
