@@ -16,9 +16,20 @@ import numpy as np
 import numpy.typing as npt
 
 from kernels import _host
-from kernels._host import pool_rows, round_rows, split_by_table
+from kernels._host import decode_rows, encode_rows, pool_rows, round_rows, row_bytes, split_by_table
 
-__all__ = ["HostTable", "HostTableStats", "KeyIndex", "RowDtype", "pool_rows", "round_rows", "split_by_table"]
+__all__ = [
+    "HostTable",
+    "HostTableStats",
+    "KeyIndex",
+    "RowDtype",
+    "decode_rows",
+    "encode_rows",
+    "pool_rows",
+    "round_rows",
+    "row_bytes",
+    "split_by_table",
+]
 
 RowDtype = Literal["fp32", "fp16", "bf16", "int8", "uint8"]
 

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <cstring>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -13,7 +14,14 @@ namespace hotrow {
 
 namespace nb = nanobind;
 
-enum class Dtype { kInt64, kInt32, kFloat32, kBool };
+// What is done for so few keys or rows takes no longer than giving the GIL up and taking it back.
+constexpr size_t kTinyKeys = 64;
+
+inline void release_gil_unless(bool tiny, std::optional<nb::gil_scoped_release>& release) {
+  if (!tiny) release.emplace();
+}
+
+enum class Dtype { kInt64, kInt32, kFloat32, kBool, kUint8 };
 
 // A C-contiguous array borrowed from Python. Holds it until destroyed; create and destroy it with the GIL.
 class Array {
@@ -42,6 +50,7 @@ class Array {
       case Dtype::kInt32: return bytes == 4 && (code == "i" || code == "l");
       case Dtype::kFloat32: return code == "f";
       case Dtype::kBool: return code == "?";
+      case Dtype::kUint8: return code == "B";
     }
     return false;
   }

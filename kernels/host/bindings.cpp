@@ -18,17 +18,12 @@
 #include "key_index.hpp"
 #include "lookup.hpp"
 #include "python_names.hpp"
-#include "row_encode.hpp"
+#include "row_arguments.hpp"
+#include "row_codec.hpp"
 #include "split.hpp"
 
 namespace hotrow {
 namespace {
-
-constexpr size_t kTinyKeys = 64;
-
-void release_gil_unless(bool tiny, std::optional<nb::gil_scoped_release>& release) {
-  if (!tiny) release.emplace();
-}
 
 // Whole numbers come as int64 so that a wrong one is told apart from a wrong type.
 uint64_t in_range(const char* name, int64_t value, uint64_t most) {
@@ -50,10 +45,6 @@ uint64_t table_memory_bytes(int64_t dim, int64_t capacity_rows, const std::strin
   return HostTable::memory_bytes_for(static_cast<uint32_t>(in_range("dim", dim, HostTable::kMaxDim)),
                                      in_range("capacity_rows", capacity_rows, HostTable::kMaxCapacityRows),
                                      parse_row_type(row_dtype));
-}
-
-[[noreturn]] void raise_unfit(const UnfitValue& unfit, RowType row_type, const nb::object& key) {
-  raise(python().row_value_error, nb::make_tuple(row_type_name(row_type), unfit.value, unfit.row, unfit.column, key));
 }
 
 nb::object fetch(HostTable& table, nb::handle keys_in, nb::handle out_in) {
@@ -136,14 +127,6 @@ nb::tuple table_stats(const HostTable& table) {
                         table.bucket_count(), load, table.memory_bytes(), table.longest_probe());
 }
 
-// float32[N, D] with as many columns as a table's rows may have.
-void require_rows(const Array& rows) {
-  rows.require(Dtype::kFloat32, 2);
-  if (rows.size(1) > HostTable::kMaxDim)
-    throw nb::value_error(("rows: expected at most " + std::to_string(HostTable::kMaxDim) + " columns, got " +
-                           std::to_string(rows.size(1))).c_str());
-}
-
 void pool_rows(nb::handle rows_in, nb::handle row_ptrs_in, nb::handle out_in, const std::string& combiner,
                nb::handle weights_in) {
   const Array rows(rows_in, "rows", "float32[N, D]");
@@ -156,21 +139,6 @@ void pool_rows(nb::handle rows_in, nb::handle row_ptrs_in, nb::handle out_in, co
   release_gil_unless(rows.size(0) <= kTinyKeys && bags.count() <= kTinyKeys, release);
   lookup_loops().pool_rows(rows.data<const float>(), static_cast<uint32_t>(rows.size(1)), bags.bags(),
                            out.data<float>());
-}
-
-void round_rows(nb::handle rows_in, const std::string& row_dtype, nb::handle out_in) {
-  const RowType row_type = parse_row_type(row_dtype);
-  const Array rows(rows_in, "rows", "float32[N, D]");
-  require_rows(rows);
-  const Array out(out_in, "out", "float32[N, D]", Array::kWrite);
-  out.require(Dtype::kFloat32, 2);
-  out.require_shape(rows.size(0), static_cast<int64_t>(rows.size(1)));
-  std::optional<nb::gil_scoped_release> release;
-  release_gil_unless(rows.size(0) <= kTinyKeys, release);
-  const auto unfit = round_rows(row_type, rows.data<const float>(), static_cast<uint32_t>(rows.size(1)), rows.size(0),
-                                out.data<float>());
-  release.reset();
-  if (unfit) raise_unfit(*unfit, row_type, nb::none());
 }
 
 // (keys, row_ptrs, most keys of a sample by table), or None where the offsets are no CSR of the keys.
@@ -284,8 +252,7 @@ NB_MODULE(_host, module) {
 
   module.def("pool_rows", &pool_rows, nb::arg("rows").none(), nb::arg("row_ptrs").none(), nb::arg("out").none(),
              nb::arg("combiner"), nb::arg("weights").none() = nb::none(), docs::kPoolRows);
-  module.def("round_rows", nb::overload_cast<nb::handle, const std::string&, nb::handle>(&round_rows),
-             nb::arg("rows").none(), nb::arg("row_dtype"), nb::arg("out").none(), docs::kRoundRows);
+  bind_row_codec(module);
   module.def("split_by_table", &split, nb::arg("keys").none(), nb::arg("row_ptrs").none(), nb::arg("slots"),
              docs::kSplitByTable);
   module.def("instruction_set", [] { return lookup_loops().name; });

@@ -123,6 +123,47 @@ Raises:
         is unknown, or ``row_ptrs`` does not begin with 0, falls, or does not end with N.
 )";
 
+constexpr const char* kRowBytes = R"(Return how many bytes an encoded row takes: see ``HostTable`` for the forms.
+
+Args:
+    dim: D, 1 to 65,536.
+    row_dtype: see ``HostTable``.
+
+Raises:
+    ValueError: ``dim`` is out of its range, or ``row_dtype`` is unknown.
+)";
+
+constexpr const char* kEncodeRows = R"(Bring rows into the form in which a table of ``row_dtype`` keeps them.
+
+Little-endian, without padding: fp32, fp16 and bf16 are the values; int8 is the float32 scale, then int8[D]; uint8 the
+float32 scale, the float32 offset, then uint8[D].
+
+Args:
+    rows: float32[N, D], C-contiguous; D at most 65,536.
+    row_dtype: see ``HostTable``.
+
+Returns:
+    uint8[N, row_bytes(D, row_dtype)].
+
+Raises:
+    RowValueError: a value is none that ``row_dtype`` can hold.
+    TypeError: ``rows`` is no array, or one of another dtype.
+    ValueError: ``rows`` has another shape or is not contiguous, or ``row_dtype`` is unknown.
+)";
+
+constexpr const char* kDecodeRows = R"(Read encoded rows, with the bits of ``round_rows`` of the rows they were made of.
+
+Args:
+    encoded: uint8[N, row_bytes(D, row_dtype)], C-contiguous, as ``encode_rows`` gives them.
+    row_dtype: see ``HostTable``.
+    out: float32[N, D], C-contiguous and writable; must not overlap ``encoded``.
+
+Raises:
+    TypeError: an argument is no array, or one of another dtype.
+    ValueError: an argument has another shape, is not contiguous, ``out`` is read-only or not aligned, or ``row_dtype``
+        is unknown.
+)";
+
 constexpr const char* kRoundRows = R"(Round rows to what a table of ``row_dtype`` would give back for them, bit for bit.
 
 Args:

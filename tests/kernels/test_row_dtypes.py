@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from kernels.errors import RowValueError
-from kernels.host import HostTable, pool_rows, round_rows
+from kernels.host import HostTable, decode_rows, encode_rows, pool_rows, round_rows, row_bytes
 
 ROW_DTYPES = ["fp32", "fp16", "bf16", "int8", "uint8"]
 DIMS = [1, 3, 8, 16, 31, 32, 64, 100, 128, 130]
@@ -78,6 +78,86 @@ def test_fetched_rows_are_the_rounded_rows(dim, row_dtype):
 
     assert fetched(rows, row_dtype).tobytes() == expected.tobytes()
     assert rounded.tobytes() == expected.tobytes()
+
+
+def encoded_by_numpy(rows, row_dtype):
+    """The documented layout, made of what the oracles say; bf16 are the upper halves of rounded float32."""
+    if row_dtype in ("fp32", "fp16"):
+        return rows.astype("<f4" if row_dtype == "fp32" else "<f2").view(np.uint8)
+    if row_dtype == "bf16":
+        return (brain_floats(rows).view(np.uint32) >> 16).astype("<u2").view(np.uint8)
+    if row_dtype == "int8":
+        parameters = np.abs(rows).max(axis=1, keepdims=True) / np.float32(127)
+        scales, offsets, low, high, code = parameters, np.float32(0), -127, 127, np.int8
+    else:
+        offsets = rows.min(axis=1, keepdims=True)
+        scales = (rows.max(axis=1, keepdims=True) - offsets) / np.float32(255)
+        parameters, low, high, code = np.hstack([scales, offsets]), 0, 255, np.uint8
+    steps = np.rint(np.divide(rows - offsets, scales, out=np.zeros_like(rows), where=scales > 0))
+    return np.hstack([parameters.astype("<f4").view(np.uint8), np.clip(steps, low, high).astype(code).view(np.uint8)])
+
+
+@pytest.mark.parametrize("row_dtype", ROW_DTYPES)
+@pytest.mark.parametrize("dim", DIMS)
+def test_encoded_rows_have_the_documented_layout_and_decode_to_the_rounded_rows(dim, row_dtype):
+    rows = random_rows(row_dtype, dim)
+    decoded = np.full_like(rows, np.nan)
+
+    encoded = encode_rows(rows, row_dtype)
+    decode_rows(encoded, row_dtype, decoded)
+
+    assert encoded.dtype == np.uint8
+    assert encoded.shape == (200, row_bytes(dim, row_dtype))
+    assert encoded.tobytes() == encoded_by_numpy(rows, row_dtype).tobytes()
+    assert decoded.tobytes() == ORACLES[row_dtype](rows).tobytes()
+
+
+@pytest.mark.parametrize("row_dtype", ROW_DTYPES)
+def test_encoded_rows_may_lie_anywhere_and_be_read_only(row_dtype):
+    rows = random_rows(row_dtype, 9, n=70)
+    bytes_of = encode_rows(rows, row_dtype).tobytes()
+    askew = np.frombuffer(b"x" + bytes_of, dtype=np.uint8)[1:].reshape(70, -1)
+    decoded = np.empty_like(rows)
+
+    decode_rows(askew, row_dtype, decoded)
+
+    assert decoded.tobytes() == ORACLES[row_dtype](rows).tobytes()
+
+
+@pytest.mark.parametrize("row_dtype", ROW_DTYPES)
+def test_no_rows_encode_to_no_rows(row_dtype):
+    encoded = encode_rows(np.empty((0, 5), np.float32), row_dtype)
+
+    decode_rows(encoded, row_dtype, np.empty((0, 5), np.float32))
+
+    assert encoded.shape == (0, row_bytes(5, row_dtype))
+
+
+@pytest.mark.parametrize(("encoded", "out", "error"), [
+    (np.zeros((2, 7), np.int8), np.zeros((2, 3), np.float32), TypeError),
+    ([[0] * 7] * 2, np.zeros((2, 3), np.float32), TypeError),
+    (np.zeros((2, 7), np.uint8), np.zeros((2, 3)), TypeError),
+    (np.zeros((2, 8), np.uint8), np.zeros((2, 3), np.float32), ValueError),
+    (np.zeros((3, 7), np.uint8), np.zeros((2, 3), np.float32), ValueError),
+    (np.zeros((2, 14), np.uint8)[:, ::2], np.zeros((2, 3), np.float32), ValueError),
+    (np.zeros(14, np.uint8), np.zeros((2, 3), np.float32), ValueError),
+    (np.zeros((0, 65_541), np.uint8), np.zeros((0, 65_537), np.float32), ValueError),
+])  # fmt: skip
+def test_encoded_rows_of_another_form_are_not_decoded(encoded, out, error):
+    with pytest.raises(error, match=r"^(encoded|out): expected"):
+        decode_rows(encoded, "int8", out)
+
+
+@pytest.mark.parametrize("rows", [np.zeros((2, 3)), np.zeros(6, np.float32), np.zeros((0, 65_537), np.float32)])
+def test_rows_of_another_form_are_not_encoded(rows):
+    with pytest.raises((TypeError, ValueError), match=r"^rows: expected"):
+        encode_rows(rows, "int8")
+
+
+@pytest.mark.parametrize("dim", [0, -1, 65_537])
+def test_rows_of_no_width_have_no_size(dim):
+    with pytest.raises(ValueError, match=f"dim: expected 1 to 65536, got {dim}"):
+        row_bytes(dim, "int8")
 
 
 @settings(deadline=None, max_examples=150)
@@ -163,6 +243,8 @@ def test_a_value_that_does_not_fit_is_refused_by_key_and_nothing_is_written(row_
         table.insert(np.arange(100, 105), rows)
     with pytest.raises(RowValueError, match=r"^row 3: column 7 is ") as caught:
         round_rows(rows, row_dtype, np.empty_like(rows))
+    with pytest.raises(RowValueError, match=r"^row 3: column 7 is "):
+        encode_rows(rows, row_dtype)
 
     error = caught.value
     assert (error.row_dtype, error.position, error.column, error.key) == (row_dtype, 3, 7, None)
@@ -308,6 +390,9 @@ def test_an_unknown_row_dtype_is_refused(row_dtype):
         lambda: HostTable(4, 10, row_dtype),
         lambda: HostTable.memory_bytes(4, 10, row_dtype),
         lambda: round_rows(rows, row_dtype, rows),
+        lambda: encode_rows(rows, row_dtype),
+        lambda: decode_rows(np.zeros((1, 8), np.uint8), row_dtype, rows),
+        lambda: row_bytes(4, row_dtype),
     ):
         with pytest.raises(ValueError, match=f"row_dtype: expected one of 'fp32', 'fp16', .*, got '{row_dtype}'"):
             call()
