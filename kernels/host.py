@@ -22,6 +22,7 @@ __all__ = [
     "HostTable",
     "HostTableStats",
     "KeyIndex",
+    "OverflowPolicy",
     "RowDtype",
     "decode_rows",
     "encode_rows",
@@ -32,6 +33,7 @@ __all__ = [
 ]
 
 RowDtype = Literal["fp32", "fp16", "bf16", "int8", "uint8"]
+OverflowPolicy = Literal["evict_random", "evict_least_used", "evict_oldest", "evict_oldest_written"]
 
 
 @dataclass(frozen=True)
@@ -44,8 +46,9 @@ class HostTableStats:
         spare_rows: rows beyond the capacity, through which updates go.
         buckets: 64-byte buckets of the index, of five slots each.
         load_ratio: part of the slots that is used now.
-        memory_bytes: index, rows and spare rows.
+        memory_bytes: index, rows, spare rows and stamps.
         longest_probe_buckets: buckets visited to find the key that lies furthest from its home; 0 if there is none.
+        evicted_rows: keys that the table evicted to make room for others.
     """
 
     rows: int
@@ -55,6 +58,7 @@ class HostTableStats:
     load_ratio: float
     memory_bytes: int
     longest_probe_buckets: int
+    evicted_rows: int
 
 
 class HostTable(_host.HostTable):
@@ -76,15 +80,31 @@ class HostTable(_host.HostTable):
     Another thread may change the arguments of a running call: which rows it then reads or writes is open, but it stays
     inside the arrays and leaves the table whole.
     After ``os.fork()`` the child may read. It must not write if other threads used the table at the time of the fork.
-    All memory is taken, and touched, by the constructor: ``HostTable.memory_bytes(dim, capacity_rows, row_dtype)``.
+    All memory is taken, and touched, by the constructor: ``HostTable.memory_bytes`` of its arguments.
+
+    What an insert does when there is no room for its keys is the ``overflow_policy``:
+
+    - None: it is refused;
+    - ``"evict_random"``: any rows go;
+    - ``"evict_least_used"``: those go that were read least often since they were inserted. Counts above 31 are
+      estimates; each time a fifth of the capacity was evicted, they are halved;
+    - ``"evict_oldest"``: those go that were read or written least recently. Time is counted in rows that were added, to
+      a 128th of the capacity;
+    - ``"evict_oldest_written"``: the same, without regard to reads.
+
+    Rows go until at most ``target_rows`` are left, or fewer where the call needs more room. Who was first to go among
+    equals is open. All but ``"evict_random"`` take a byte more per row and spare row, which reads write to. Choosing
+    rows takes the inserting call a pass over the table; reads go on meanwhile.
 
     Args:
         dim: embedding_vec_size, 1 to 65,536.
         capacity_rows: most keys held at a time, 1 to 3,500,000,000.
         row_dtype: the form in which rows are kept.
+        overflow_policy: what a full table does; see above.
+        target_rows: how many rows an overflow leaves, 0 to ``capacity_rows``, which is the default.
 
     Raises:
-        ValueError: a number is out of its range, or ``row_dtype`` is unknown.
+        ValueError: a number is out of its range, or ``row_dtype`` or ``overflow_policy`` is unknown.
         MemoryError: the system does not give the memory.
     """
 

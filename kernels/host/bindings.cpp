@@ -3,6 +3,7 @@
 // Work is done without the GIL, save for reads of at most kTinyKeys keys: they take about as long as giving the GIL up
 // and taking it back, and they never wait.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
@@ -33,18 +34,44 @@ uint64_t in_range(const char* name, int64_t value, uint64_t most) {
   return static_cast<uint64_t>(value);
 }
 
-void construct_table(HostTable* self, int64_t dim, int64_t capacity_rows, const std::string& row_dtype) {
+// By the number of the policy; the first, to refuse, is None.
+constexpr const char* kOverflowPolicyNames[] = {"", "evict_random", "evict_least_used", "evict_oldest",
+                                                "evict_oldest_written"};
+
+OverflowPolicy parse_overflow_policy(const std::optional<std::string>& name) {
+  if (!name) return OverflowPolicy::kRefuse;
+  std::string known;
+  for (size_t policy = 1; policy < std::size(kOverflowPolicyNames); ++policy) {
+    if (*name == kOverflowPolicyNames[policy]) return static_cast<OverflowPolicy>(policy);
+    known += (known.empty() ? "" : ", ") + std::string(kOverflowPolicyNames[policy]);
+  }
+  throw nb::value_error(("overflow_policy: expected None or one of " + known + ", got '" + *name + "'").c_str());
+}
+
+nb::object overflow_policy(const HostTable& table) {
+  if (table.policy() == OverflowPolicy::kRefuse) return nb::none();
+  return nb::cast(kOverflowPolicyNames[static_cast<size_t>(table.policy())]);
+}
+
+void construct_table(HostTable* self, int64_t dim, int64_t capacity_rows, const std::string& row_dtype,
+                     const std::optional<std::string>& overflow_policy, std::optional<int64_t> target_rows) {
   const auto checked_dim = static_cast<uint32_t>(in_range("dim", dim, HostTable::kMaxDim));
   const uint64_t capacity = in_range("capacity_rows", capacity_rows, HostTable::kMaxCapacityRows);
   const RowType row_type = parse_row_type(row_dtype);
+  const OverflowPolicy policy = parse_overflow_policy(overflow_policy);
+  const int64_t target = target_rows.value_or(capacity_rows);
+  if (target < 0 || target > capacity_rows)
+    throw nb::value_error(("target_rows: expected 0 to capacity_rows, " + std::to_string(capacity_rows) + ", got " +
+                           std::to_string(target)).c_str());
   const nb::gil_scoped_release release;
-  new (self) HostTable(checked_dim, capacity, row_type);
+  new (self) HostTable(checked_dim, capacity, row_type, policy, static_cast<uint64_t>(target));
 }
 
-uint64_t table_memory_bytes(int64_t dim, int64_t capacity_rows, const std::string& row_dtype) {
+uint64_t table_memory_bytes(int64_t dim, int64_t capacity_rows, const std::string& row_dtype,
+                            const std::optional<std::string>& overflow_policy) {
   return HostTable::memory_bytes_for(static_cast<uint32_t>(in_range("dim", dim, HostTable::kMaxDim)),
                                      in_range("capacity_rows", capacity_rows, HostTable::kMaxCapacityRows),
-                                     parse_row_type(row_dtype));
+                                     parse_row_type(row_dtype), parse_overflow_policy(overflow_policy));
 }
 
 nb::object fetch(HostTable& table, nb::handle keys_in, nb::handle out_in) {
@@ -77,17 +104,18 @@ nb::object fetch_pooled(HostTable& table, nb::handle keys_in, nb::handle row_ptr
   return found;
 }
 
-void insert(HostTable& table, nb::handle keys_in, nb::handle rows_in) {
+int64_t insert(HostTable& table, nb::handle keys_in, nb::handle rows_in) {
   const Keys keys(keys_in, Keys::kWrite);
   Array rows(rows_in, "rows", "float32[N, D]");
   rows.require(Dtype::kFloat32, 2);
   rows.require_shape(keys.count(), table.dim());
   std::optional<TableFull> full;
   std::optional<UnfitValue> unfit;
+  int64_t evicted = 0;
   {
     const nb::gil_scoped_release release;
     try {
-      table.insert(keys.begin(), rows.data<const float>(), keys.count());
+      evicted = table.insert(keys.begin(), rows.data<const float>(), keys.count());
     } catch (const TableFull& error) {
       full = error;
     } catch (const UnfitValue& error) {
@@ -96,6 +124,7 @@ void insert(HostTable& table, nb::handle keys_in, nb::handle rows_in) {
   }
   if (unfit) raise_unfit(*unfit, table.row_type(), nb::int_(keys.begin()[unfit->row]));
   if (full) raise(python().table_full_error, nb::make_tuple(table.capacity_rows(), full->rows, full->new_rows));
+  return evicted;
 }
 
 int64_t evict(HostTable& table, nb::handle keys_in) {
@@ -124,7 +153,7 @@ nb::tuple read_items(HostTable& table, uint64_t cursor, int64_t max_rows) {
 nb::tuple table_stats(const HostTable& table) {
   const double load = static_cast<double>(table.rows()) / static_cast<double>(table.bucket_count() * kSlots);
   return nb::make_tuple(table.rows(), table.capacity_rows(), HostTable::spare_rows_for(table.capacity_rows()),
-                        table.bucket_count(), load, table.memory_bytes(), table.longest_probe());
+                        table.bucket_count(), load, table.memory_bytes(), table.longest_probe(), table.evicted_rows());
 }
 
 void pool_rows(nb::handle rows_in, nb::handle row_ptrs_in, nb::handle out_in, const std::string& combiner,
@@ -227,12 +256,14 @@ NB_MODULE(_host, module) {
   python();
 
   nb::class_<HostTable>(module, "HostTable", docs::kTable)
-      .def("__init__", &construct_table, nb::arg("dim"), nb::arg("capacity_rows"), nb::arg("row_dtype") = "fp32")
+      .def("__init__", &construct_table, nb::arg("dim"), nb::arg("capacity_rows"), nb::arg("row_dtype") = "fp32",
+           nb::arg("overflow_policy") = nb::none(), nb::arg("target_rows") = nb::none())
       .def_static("memory_bytes", &table_memory_bytes, nb::arg("dim"), nb::arg("capacity_rows"),
-                  nb::arg("row_dtype") = "fp32", docs::kMemoryBytes)
+                  nb::arg("row_dtype") = "fp32", nb::arg("overflow_policy") = nb::none(), docs::kMemoryBytes)
       .def_prop_ro("dim", &HostTable::dim)
       .def_prop_ro("row_dtype", [](const HostTable& table) { return row_type_name(table.row_type()); })
       .def_prop_ro("capacity_rows", &HostTable::capacity_rows)
+      .def_prop_ro("overflow_policy", &overflow_policy)
       .def("__len__", [](const HostTable& table) { return static_cast<size_t>(table.rows()); })
       .def("fetch", &fetch, nb::arg("keys").none(), nb::arg("out").none(), docs::kFetch)
       .def("fetch_pooled", &fetch_pooled, nb::arg("keys").none(), nb::arg("row_ptrs").none(), nb::arg("out").none(),

@@ -60,6 +60,13 @@ class BucketIndex {
     return std::nullopt;
   }
 
+  void prefetch_bucket(uint64_t bucket) const { __builtin_prefetch(&buckets()[bucket], 1, 2); }
+
+  // The key that lives there; kEmpty if none does.
+  int64_t key_at(Place place) const {
+    return buckets()[place.bucket].keys[place.slot].load(std::memory_order_relaxed);
+  }
+
   uint32_t row_at(Place place) const {
     return buckets()[place.bucket].rows[place.slot].load(std::memory_order_relaxed);
   }

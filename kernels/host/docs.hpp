@@ -5,15 +5,16 @@ namespace hotrow::docs {
 
 constexpr const char* kTable = R"(The native part of kernels.host.HostTable.)";
 
-constexpr const char* kMemoryBytes = R"(Return what a table takes from the system: index, rows and spare rows.
+constexpr const char* kMemoryBytes = R"(Return what a table takes from the system: index, rows, spare rows and stamps.
 
 Args:
     dim: embedding_vec_size, 1 to 65,536.
     capacity_rows: most keys held at a time, 1 to 3,500,000,000.
     row_dtype: the form in which rows are kept, see ``HostTable``.
+    overflow_policy: what it does when it is full, see ``HostTable``.
 
 Raises:
-    ValueError: a number is out of its range, or ``row_dtype`` is unknown.
+    ValueError: a number is out of its range, or ``row_dtype`` or ``overflow_policy`` is unknown.
 )";
 
 constexpr const char* kFetch = R"(Read rows into ``out``.
@@ -58,13 +59,19 @@ Raises:
 
 constexpr const char* kInsert = R"(Insert rows, or overwrite those of keys that are present.
 
+With an ``overflow_policy``, a call that adds more keys than there is room for first evicts others, none of its own.
+
 Args:
     keys: int64[N], C-contiguous; of equal keys the last one wins.
     rows: float32[N, D], C-contiguous; any values that the table's ``row_dtype`` can hold.
 
+Returns:
+    The number of keys evicted to make room.
+
 Raises:
     RowValueError: a value is none that ``row_dtype`` can hold; nothing was written.
-    TableFullError: the call adds more keys than there is room for; nothing was written.
+    TableFullError: the call adds more keys than there is room for, or, with a policy, has more than the table can
+        hold; nothing was written.
     ReservedKeyError: a key is reserved; nothing was written.
     TypeError: an argument is no array, or one of another dtype.
     ValueError: an argument has another shape or is not contiguous, or ``rows`` is not aligned.

@@ -12,10 +12,11 @@ uint64_t HostTable::spare_rows_for(uint64_t capacity_rows) {
   return std::max(capacity_rows / 5, fewest);
 }
 
-uint64_t HostTable::memory_bytes_for(uint32_t dim, uint64_t capacity_rows, RowType row_type) {
+uint64_t HostTable::memory_bytes_for(uint32_t dim, uint64_t capacity_rows, RowType row_type, OverflowPolicy policy) {
   const uint64_t rows = capacity_rows + spare_rows_for(capacity_rows);
   return HugeArray::rounded(BucketIndex::bytes_for(capacity_rows)) +
-         HugeArray::rounded(RowArena::bytes_for(row_stride_bytes(row_type, dim), rows));
+         HugeArray::rounded(RowArena::bytes_for(row_stride_bytes(row_type, dim), rows)) +
+         RowStamps::memory_bytes_for(policy, rows);
 }
 
 void HostTable::fetch(const int64_t* keys, size_t n, float* out, bool* found) {
@@ -39,29 +40,17 @@ void HostTable::fetch_pooled(const int64_t* keys, const Bags& bags, float* out, 
   }
 }
 
-void HostTable::check_room(const int64_t* keys, size_t n) const {
-  const auto room = static_cast<int64_t>(capacity_rows_) - rows();
-  if (static_cast<int64_t>(n) <= room) return;
-  std::vector<int64_t> added;
-  for (size_t i = 0; i < n; ++i) {
-    if (i + kWriterAhead < n) index_.prefetch(keys[i + kWriterAhead]);
-    if (!index_.find(keys[i])) added.push_back(keys[i]);
-  }
-  if (static_cast<int64_t>(added.size()) <= room) return;
-  std::sort(added.begin(), added.end());
-  const auto new_rows = std::unique(added.begin(), added.end()) - added.begin();
-  if (new_rows > room) throw TableFull{rows(), new_rows};
-}
-
 void HostTable::write_one(int64_t key, const std::byte* row, size_t bytes) {
   arena_.prefetch(kWriterAhead);
   const uint32_t number = arena_.take();
   std::memcpy(arena_.row(number), row, bytes);
   if (const auto place = index_.find(key)) {
     const uint32_t old = index_.row_at(*place);
+    stamps_.replaced(old, number);
     index_.overwrite(*place, number);
     arena_.retire(old);
   } else {
+    stamps_.added(number);
     index_.insert(key, number);
     rows_.store(rows() + 1, std::memory_order_relaxed);
   }
@@ -69,12 +58,16 @@ void HostTable::write_one(int64_t key, const std::byte* row, size_t bytes) {
 
 bool HostTable::evict_one(int64_t key) {
   const auto place = index_.find(key);
-  if (!place) return false;
-  const uint32_t old = index_.row_at(*place);
-  index_.erase(key, *place);
+  if (place) remove(key, *place);
+  return place.has_value();
+}
+
+void HostTable::remove(int64_t key, BucketIndex::Place place) {
+  const uint32_t old = index_.row_at(place);
+  index_.erase(key, place);
+  stamps_.removed(old);
   arena_.retire(old);
   rows_.store(rows() - 1, std::memory_order_relaxed);
-  return true;
 }
 
 template <class WriteOne>
@@ -92,18 +85,20 @@ void HostTable::write_in_epochs(const int64_t* keys, size_t n, WriteOne write_on
 }
 
 // Rows are encoded before the lock is taken: other writers go on, and a row that does not fit leaves no trace.
-void HostTable::insert(const int64_t* keys, const float* rows, size_t n) {
+int64_t HostTable::insert(const int64_t* keys, const float* rows, size_t n) {
   if (row_type_ == RowType::kFp32) return write_encoded(keys, reinterpret_cast<const std::byte*>(rows), n);
   const std::unique_ptr<std::byte[]> encoded(new std::byte[n * row_bytes(row_type_, dim_)]);
   if (const auto unfit = encode_rows(row_type_, rows, dim_, n, encoded.get())) throw *unfit;
-  write_encoded(keys, encoded.get(), n);
+  return write_encoded(keys, encoded.get(), n);
 }
 
-void HostTable::write_encoded(const int64_t* keys, const std::byte* rows, size_t n) {
+int64_t HostTable::write_encoded(const int64_t* keys, const std::byte* rows, size_t n) {
   const size_t bytes = row_bytes(row_type_, dim_);
   const std::lock_guard<std::mutex> turn(writers_);
-  check_room(keys, n);
+  const int64_t evicted = make_room(keys, n);
   write_in_epochs(keys, n, [&](size_t i) { write_one(keys[i], rows + i * bytes, bytes); });
+  stamps_.end_insert();
+  return evicted;
 }
 
 int64_t HostTable::evict(const int64_t* keys, size_t n) {

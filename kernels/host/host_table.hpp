@@ -7,22 +7,28 @@
 // Readers (fetch, fetch_pooled, read_items) take no lock and wait for nobody. Writers (insert, evict) take turns. A
 // writer waits for readers only when all spare rows were replaced during one reader's stay, which is kept short: a
 // reader that has much to read leaves and enters again every kReaderKeys keys (a longer bag is read in one stay).
+//
+// A table with a policy (row_stamps.hpp) makes room for new keys itself (overflow.cpp). Choosing the rows and removing
+// them is the inserting writer's work, in epochs like any other write: readers see that keys are gone, and no more.
 #pragma once
 
 #include <atomic>
 #include <cstdint>
 #include <mutex>
+#include <random>
+#include <vector>
 
 #include "bucket_index.hpp"
 #include "epochs.hpp"
 #include "lookup.hpp"
 #include "row_arena.hpp"
 #include "row_encode.hpp"
+#include "row_stamps.hpp"
 #include "row_type.hpp"
 
 namespace hotrow {
 
-// The call would add more keys than the table has room for.
+// The call would add more keys than the table has room for, or than it can make room for.
 struct TableFull {
   int64_t rows;
   int64_t new_rows;
@@ -33,17 +39,21 @@ class HostTable {
   static constexpr uint32_t kMaxDim = 1u << 16;
   static constexpr uint64_t kMaxCapacityRows = 3'500'000'000;  // with the spare rows below 2^32
 
-  // 1 <= dim <= kMaxDim, 1 <= capacity_rows <= kMaxCapacityRows. Throws std::bad_alloc.
-  HostTable(uint32_t dim, uint64_t capacity_rows, RowType row_type)
+  // 1 <= dim <= kMaxDim, 1 <= capacity_rows <= kMaxCapacityRows. With a policy a full table evicts rows until at most
+  // target_rows are left, fewer where an insert needs more room. Throws std::bad_alloc.
+  HostTable(uint32_t dim, uint64_t capacity_rows, RowType row_type, OverflowPolicy policy = OverflowPolicy::kRefuse,
+            uint64_t target_rows = 0)
       : dim_(dim),
         row_type_(row_type),
         capacity_rows_(capacity_rows),
+        target_rows_(target_rows),
         index_(capacity_rows),
         arena_(row_stride_bytes(row_type, dim),
-               static_cast<uint32_t>(capacity_rows + spare_rows_for(capacity_rows)), epochs_) {}
+               static_cast<uint32_t>(capacity_rows + spare_rows_for(capacity_rows)), epochs_),
+        stamps_(policy, capacity_rows, capacity_rows + spare_rows_for(capacity_rows)) {}
 
   static uint64_t spare_rows_for(uint64_t capacity_rows);
-  static uint64_t memory_bytes_for(uint32_t dim, uint64_t capacity_rows, RowType row_type);
+  static uint64_t memory_bytes_for(uint32_t dim, uint64_t capacity_rows, RowType row_type, OverflowPolicy policy);
 
   uint32_t dim() const { return dim_; }
   RowType row_type() const { return row_type_; }
@@ -51,7 +61,9 @@ class HostTable {
   int64_t rows() const { return rows_.load(std::memory_order_relaxed); }
   uint64_t bucket_count() const { return index_.bucket_count(); }
   uint64_t longest_probe() const { return index_.longest_probe(); }
-  uint64_t memory_bytes() const { return index_.memory_bytes() + arena_.memory_bytes(); }
+  uint64_t memory_bytes() const { return memory_bytes_for(dim_, capacity_rows_, row_type_, policy()); }
+  OverflowPolicy policy() const { return stamps_.policy(); }
+  int64_t evicted_rows() const { return evicted_rows_.load(std::memory_order_relaxed); }
 
   // keys[n] -> out[n][dim], zeros where absent; found[n]. A reserved key is absent.
   void fetch(const int64_t* keys, size_t n, float* out, bool* found);
@@ -59,9 +71,10 @@ class HostTable {
   // Bags of keys -> out[bags.count][dim]; found[n] per key. An absent key counts as a row of zeros.
   void fetch_pooled(const int64_t* keys, const Bags& bags, float* out, bool* found);
 
-  // Insert or overwrite; of equal keys the last wins. No key is reserved (here and in evict).
-  // Throws TableFull, or UnfitValue where the table's row type cannot hold a value, before anything is written.
-  void insert(const int64_t* keys, const float* rows, size_t n);
+  // Insert or overwrite; of equal keys the last wins. No key is reserved (here and in evict). Returns how many other
+  // keys were evicted to make room. Throws TableFull, or UnfitValue where the table's row type cannot hold a value,
+  // before anything is written.
+  int64_t insert(const int64_t* keys, const float* rows, size_t n);
 
   // Returns how many of the keys were present.
   int64_t evict(const int64_t* keys, size_t n);
@@ -76,22 +89,46 @@ class HostTable {
   static constexpr size_t kWriterKeys = 4096;  // keys written per epoch
   static constexpr size_t kWriterAhead = 32;
 
-  TableView view() const { return {index_.view(), arena_.view(), dim_, row_type_}; }
-  void check_room(const int64_t* keys, size_t n) const;
-  void write_encoded(const int64_t* keys, const std::byte* rows, size_t n);
+  // Rows with stamps below `last` go, and `wanted` of those `rows` that have `last`.
+  struct Cut {
+    uint8_t last;
+    int64_t wanted;
+    int64_t rows;
+  };
+  using RowNumbers = std::vector<uint32_t>;  // ascending
+
+  TableView view() const { return {index_.view(), arena_.view(), dim_, row_type_, stamps_.view()}; }
+  int64_t write_encoded(const int64_t* keys, const std::byte* rows, size_t n);
   void write_one(int64_t key, const std::byte* row, size_t bytes);
   bool evict_one(int64_t key);
+  void remove(int64_t key, BucketIndex::Place place);
   template <class WriteOne>
   void write_in_epochs(const int64_t* keys, size_t n, WriteOne write_one);
+
+  // overflow.cpp
+  int64_t make_room(const int64_t* keys, size_t n);
+  void evict_some(int64_t count, const RowNumbers& kept);
+  void evict_random(int64_t count, const RowNumbers& kept);
+  void evict_by_stamp(int64_t count, const RowNumbers& kept);
+  Cut cut_for(int64_t count, const RowNumbers& kept) const;
+  int64_t sweep(Cut cut, int64_t count, const RowNumbers& kept);
+  bool is_cut(Cut& cut, BucketIndex::Place place, const RowNumbers& kept);
+  void remove_at(BucketIndex::Place place);
 
   const uint32_t dim_;
   const RowType row_type_;
   const uint64_t capacity_rows_;
-  std::mutex writers_;  // guards index_'s and arena_'s writing methods
+  const uint64_t target_rows_;
+  std::mutex writers_;  // guards the writing methods of index_, arena_ and stamps_, and what overflow.cpp keeps
   Epochs epochs_;       // before arena_, which refers to it
   BucketIndex index_;
   RowArena arena_;
-  std::atomic<int64_t> rows_{0};  // written under writers_; relaxed: a count, it publishes nothing
+  RowStamps stamps_;
+  // Written under writers_; relaxed: counts, they publish nothing.
+  std::atomic<int64_t> rows_{0};
+  std::atomic<int64_t> evicted_rows_{0};  // to make room
+  std::mt19937_64 random_;
+  size_t epoch_removals_ = 0;
 };
 
 }  // namespace hotrow

@@ -8,6 +8,7 @@
 
 #include "bucket.hpp"
 #include "row_arena.hpp"
+#include "row_stamps.hpp"
 #include "row_type.hpp"
 
 namespace hotrow {
@@ -20,6 +21,7 @@ struct TableView {
   RowsView rows;
   uint32_t dim;
   RowType row_type;
+  StampsView stamps = {};
 };
 
 // Bags of keys, or of rows, that lie one after the other.

@@ -62,7 +62,7 @@ class RowStream {
  public:
   HOTROW_TARGET RowStream(const TableView& table, const int64_t* keys, size_t n, bool* found)
       : index_(table.index), rows_(table.rows), row_bytes_(row_bytes(kType, table.dim)), keys_(keys),
-        n_(n), found_(found) {
+        n_(n), found_(found), stamps_(table.stamps) {
     for (size_t i = 0; i < kBucketsAhead && i < n_; ++i) start(i);
     for (size_t i = 0; i < kRowsAhead && i < n_; ++i) resolve(i);
   }
@@ -70,6 +70,7 @@ class RowStream {
   // The next key's row; zeros if it is absent.
   HOTROW_TARGET Row<kType> next() {
     const std::byte* row = ring_[at_ % kRowsAhead];
+    if (stamps_.stamps) stamps_.touch(numbers_[at_ % kRowsAhead]);
     if (at_ + kRowsAhead < n_) resolve(at_ + kRowsAhead);
     ++at_;
     return Row<kType>(row);
@@ -92,6 +93,9 @@ class RowStream {
     const std::byte* row = rows_.at(number);
     prefetch_row<kType>(row, kDim ? row_bytes(kType, kDim) : row_bytes_);
     ring_[i % kRowsAhead] = row;
+    if (!stamps_.stamps) return;
+    stamps_.prefetch(number);
+    numbers_[i % kRowsAhead] = number;
   }
 
   const IndexView index_;
@@ -103,6 +107,8 @@ class RowStream {
   size_t at_ = 0;
   uint64_t homes_[kBucketsAhead];
   const std::byte* ring_[kRowsAhead];
+  StampsView stamps_;
+  uint32_t numbers_[kRowsAhead];  // of the rows in ring_, where there are stamps
 };
 
 // The order in which a row's lanes are read: its last ones first. Read from front to back, a row of several cache lines

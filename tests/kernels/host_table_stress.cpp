@@ -141,6 +141,38 @@ void number_keys(KeyIndex& index) {
   }
 }
 
+// Fresh keys push out others; the writer checks that its own are never among those, and that the bound holds.
+void overflow(HostTable& table) {
+  constexpr int64_t kFresh = 4000;
+  std::vector<int64_t> keys(kBatch);
+  std::vector<float> rows(kBatch * kDim), out(kBatch * kDim);
+  const std::unique_ptr<bool[]> found(new bool[kBatch]);
+  int64_t next = 0;
+  for (int version = 1; !stop.load(); version = version % 1000 + 1) {
+    for (size_t i = 0; i < kBatch; ++i) {
+      keys[i] = next++ % kFresh;
+      fill(&rows[i * kDim], keys[i], version);
+    }
+    table.insert(keys.data(), rows.data(), kBatch);
+    require(table.rows() <= static_cast<int64_t>(table.capacity_rows()), "a table grew beyond its capacity");
+    table.fetch(keys.data(), kBatch, out.data(), found.get());
+    require(std::all_of(found.get(), found.get() + kBatch, [](bool one) { return one; }), "an insert evicted its own");
+  }
+}
+
+void look_up_what_overflows(HostTable& table, int reader) {
+  std::mt19937_64 random(200 + static_cast<uint64_t>(reader));
+  std::vector<int64_t> keys(kBatch);
+  std::vector<float> out(kBatch * kDim);
+  const std::unique_ptr<bool[]> found(new bool[kBatch]);
+  while (!stop.load()) {
+    for (int64_t& key : keys) key = static_cast<int64_t>(random() % 4000);
+    table.fetch(keys.data(), kBatch, out.data(), found.get());
+    for (size_t i = 0; i < kBatch; ++i) found[i] ? check(&out[i * kDim], keys[i]) : check_zeros(&out[i * kDim]);
+    rows_checked.fetch_add(kBatch);
+  }
+}
+
 // 50 times the capacity in fresh keys must leave no trace: neither where keys lie nor how far a probe for an absent key
 // walks.
 void churn_an_index() {
@@ -267,6 +299,9 @@ int main(int argc, char** argv) {
   share_one_slot();
   const RowType row_type = std::string(argv[3]) == "int8" ? RowType::kInt8 : RowType::kFp32;
   HostTable table(kDim, kFixed + kWriters * kBatch, row_type);
+  HostTable random(kDim, 500, row_type, OverflowPolicy::kEvictRandom, 400);
+  HostTable least_used(kDim, 500, row_type, OverflowPolicy::kEvictLeastUsed, 400);
+  HostTable oldest(kDim, 500, row_type, OverflowPolicy::kEvictOldest, 400);
   KeyIndex index(1);
   std::vector<int64_t> keys(kFixed);
   std::vector<float> rows(kFixed * kDim);
@@ -282,11 +317,17 @@ int main(int argc, char** argv) {
   threads.emplace_back(look_up_pooled, std::ref(table));
   threads.emplace_back(walk, std::ref(table));
   for (int i = 0; i < 2; ++i) threads.emplace_back(number_keys, std::ref(index));
+  for (HostTable* evicting : {&random, &least_used, &oldest}) {
+    threads.emplace_back(overflow, std::ref(*evicting));
+    for (int i = 0; i < 2; ++i) threads.emplace_back(look_up_what_overflows, std::ref(*evicting), i);
+  }
   std::this_thread::sleep_for(std::chrono::milliseconds(std::atoi(argv[1])));
   stop.store(true);
   for (auto& thread : threads) thread.join();
 
   require(table.rows() == kFixed, "rows were lost or left over");
   require(table.longest_probe() <= 8, "churn lengthened the probes");
+  for (HostTable* evicting : {&random, &least_used, &oldest})
+    require(evicting->evicted_rows() > 0 && evicting->longest_probe() <= 12, "a table that overflows is not as it was");
   std::printf("%s %lld rows checked\n", lookup_loops().name, static_cast<long long>(rows_checked.load()));
 }
