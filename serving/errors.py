@@ -83,6 +83,10 @@ class StoreError(ServingError):
         self.reason = reason
 
 
+class StoreTimeoutError(StoreError):
+    """A storage tier did not answer within its time budget."""
+
+
 class StoreFullError(StoreError):
     """A storage tier has no room for the rows; nothing of the call was written."""
 

@@ -5,37 +5,19 @@ for models that do not exist share the empty model name.
 """
 
 import threading
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from itertools import accumulate
+from typing import Any
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-#: Upper bounds of the latency histogram's buckets, in seconds.
+from serving.histogram import Histogram
+
+#: Upper bounds of the request times' buckets, in seconds.
 LATENCY_BUCKETS_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
-
-
-class Histogram:
-    """Counts of observations by upper bound, and their sum. Not thread-safe by itself."""
-
-    def __init__(self) -> None:
-        """Start empty."""
-        self.counts = [0] * (len(LATENCY_BUCKETS_S) + 1)
-        self.sum_s = 0.0
-
-    def observe(self, seconds: float) -> None:
-        """Count one observation."""
-        self.counts[bisect_left(LATENCY_BUCKETS_S, seconds)] += 1
-        self.sum_s += seconds
-
-    def buckets(self) -> list[tuple[str, float]]:
-        """Prometheus's cumulative buckets."""
-        bounds = [*(f"{bound:g}" for bound in LATENCY_BUCKETS_S), "+Inf"]
-        return list(zip(bounds, map(float, accumulate(self.counts)), strict=True))
 
 
 class RequestMetrics:
@@ -67,7 +49,7 @@ class RequestMetrics:
             self._requests[model, code] += 1
             histogram = self._seconds.get(model)
             if histogram is None:
-                histogram = self._seconds[model] = Histogram()
+                histogram = self._seconds[model] = Histogram(LATENCY_BUCKETS_S)
             histogram.observe(seconds)
 
     def predicted(self, model: str, samples: int) -> None:
@@ -98,19 +80,21 @@ class RequestMetrics:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """One value of a counter that another part of the server keeps.
+    """One value that another part of the server keeps.
 
     Attributes:
         name: the metric's name without ``_total``.
         help: what it counts.
         labels: label names and values.
-        value: the count since the start.
+        value: of a counter, the count since the start; of a gauge, a number as it is now; of a histogram, its buckets.
+        is_gauge: whether the value may fall.
     """
 
     name: str
     help: str
     labels: tuple[tuple[str, str], ...]
-    value: float
+    value: float | Histogram
+    is_gauge: bool = False
 
 
 class Metrics(Collector):
@@ -126,11 +110,14 @@ class Metrics(Collector):
     def collect(self) -> Iterator[Metric]:
         """See ``prometheus_client.registry.Collector``."""
         yield from self._requests.families()
-        families: dict[str, CounterMetricFamily] = {}
+        families: dict[str, Any] = {}
         for reading in self._pulled():
-            names = [name for name, _ in reading.labels]
-            family = families.setdefault(reading.name, CounterMetricFamily(reading.name, reading.help, labels=names))
-            family.add_metric([value for _, value in reading.labels], reading.value)
+            family = families.setdefault(reading.name, _family(reading))
+            labels = [value for _, value in reading.labels]
+            if isinstance(reading.value, Histogram):
+                family.add_metric(labels, reading.value.buckets(), sum_value=reading.value.sum_s)
+            else:
+                family.add_metric(labels, reading.value)
         yield from families.values()
 
     def describe(self) -> list[Metric]:
@@ -140,3 +127,11 @@ class Metrics(Collector):
     def page(self) -> bytes:
         """The page in Prometheus's text format."""
         return generate_latest(self._registry)
+
+
+def _family(reading: Reading) -> Any:
+    """A metric family, empty, of what ``reading`` is of; Prometheus's classes have no common ``add_metric``."""
+    kind: Any = GaugeMetricFamily if reading.is_gauge else CounterMetricFamily
+    if isinstance(reading.value, Histogram):
+        kind = HistogramMetricFamily
+    return kind(reading.name, reading.help, labels=[name for name, _ in reading.labels])

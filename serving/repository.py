@@ -13,11 +13,9 @@ from serving.errors import UnknownModelError, about
 from serving.lookup import LookupSession
 from serving.metrics import Reading
 from serving.parameter_server import ParameterServer
+from serving.parameter_server.readings import table_readings
 from serving.session import InferenceSession
 from serving.storage import MemoryStore
-
-#: In metrics, the tier of keys that no tier holds.
-_DEFAULTED_HELP = "Keys that no tier holds, answered with the default vector."
 
 
 class ModelRepository:
@@ -102,19 +100,7 @@ class ModelRepository:
         if self._server is None:
             return
         for counters in self._server.counters().values():
-            labels = (("model", counters.model), ("version", str(counters.version)), ("table", counters.table))
-            yield Reading("hotrow_lookup_keys", "Keys looked up.", labels, counters.keys)
-            yield Reading("hotrow_defaulted_keys", _DEFAULTED_HELP, labels, counters.defaulted_keys)
-            asked = counters.keys
-            for store in self._server.stores:
-                of_tier = (*labels, ("tier", store.name))
-                hits, errors = counters.hits.get(store.name, 0), counters.tier_errors.get(store.name, 0)
-                asked -= hits
-                yield Reading("hotrow_tier_hits", "Keys that a tier answered.", of_tier, hits)
-                yield Reading(
-                    "hotrow_tier_misses", "Keys that a tier was asked for and did not answer.", of_tier, asked
-                )
-                yield Reading("hotrow_tier_errors", "Calls that a tier did not answer.", of_tier, errors)
+            yield from table_readings(counters)
 
     def describe(self) -> Iterator[str]:
         """Lines for an operator: the models, the RAM that each takes, and the tiers."""

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from serving.config.hps_keys import PERSISTENT_TYPES, spelling
-from serving.config.scalars import Always, Count, FileName, Float32, Magnitude, Never, Switch, Whole
+from serving.config.scalars import Count, FileName, Float32, Magnitude, Milliseconds, Never, Switch, Whole
 from serving.config.validation import Clause
 from serving.config.volatile_db import VolatileDbClause
 from serving.model.names import TABLE_NAME
@@ -85,14 +85,15 @@ def _persistent_type(value: Any) -> str:
 
 
 class PersistentDbClause(Clause):
-    """``persistent_db``; the attributes behind ``initialize_after_startup``, which must be true, have no effect."""
+    """``persistent_db``; ``timeout_ms`` is Hotrow's own; the attributes behind it have no effect."""
 
     type: Annotated[Literal["disabled", "rocks_db"], BeforeValidator(_persistent_type)]
     path: FileName | None = None
     read_only: bool = False
     num_threads: Annotated[int, Field(ge=1, le=1024)] = 16
     max_batch_size: Count = 65536
-    initialize_after_startup: Always = True
+    initialize_after_startup: Switch = True
+    timeout_ms: Milliseconds | None = None
 
     max_get_batch_size: Count | None = None
     max_set_batch_size: Count | None = None

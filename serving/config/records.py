@@ -131,6 +131,9 @@ class VolatileDbConfig(_Record):
         row_dtype: the form in which RAM keeps rows; see ``TableConfig``.
         row_dtype_per_table: another form for some tables, by their full names.
         redis: where the type is ``"redis_cluster"``; None otherwise.
+        cache_missed_embeddings: rows that the durable tier held are copied into this one.
+        initialize_after_startup: the models' files are loaded into it; else RAM starts empty, and Redis must have the
+            tables.
     """
 
     type: Literal["disabled", "hash_map", "redis_cluster"] = "hash_map"
@@ -140,6 +143,8 @@ class VolatileDbConfig(_Record):
     row_dtype: RowDtype = "fp32"
     row_dtype_per_table: dict[str, RowDtype] | None = None
     redis: RedisConfig | None = None
+    cache_missed_embeddings: bool = False
+    initialize_after_startup: bool = True
 
 
 class PersistentDbConfig(_Record):
@@ -151,6 +156,8 @@ class PersistentDbConfig(_Record):
         read_only: open beside another process; the tables must already be there.
         num_threads: background threads of the database.
         max_batch_size: most keys one database call carries.
+        timeout_ms: most time a lookup waits for it; None: as long as it takes.
+        initialize_after_startup: the models' files are loaded into it; else it must have the tables.
     """
 
     type: Literal["disabled", "rocks_db"] = "disabled"
@@ -158,6 +165,8 @@ class PersistentDbConfig(_Record):
     read_only: bool = False
     num_threads: int = 16
     max_batch_size: int = 65536
+    timeout_ms: int | None = None
+    initialize_after_startup: bool = True
 
 
 class ParameterServerConfig(_Record):

@@ -26,6 +26,7 @@ Float32 = Annotated[float, _Unquoted, Field(ge=-LARGEST_FLOAT32, le=LARGEST_FLOA
 Magnitude = Annotated[float, _Unquoted, Field(ge=0.0, allow_inf_nan=False)]
 Count = Annotated[int, _Unquoted, Field(ge=1)]
 Whole = Annotated[int, _Unquoted, Field(ge=0)]
+Milliseconds = Annotated[Count, Field(le=3_600_000)]
 Part = Annotated[float, _Unquoted, Field(gt=0.0, lt=1.0)]
 
 
@@ -42,4 +43,3 @@ def only(accepted: bool | float) -> BeforeValidator:
 
 
 Never = Annotated[bool, only(False)]
-Always = Annotated[bool, only(True)]

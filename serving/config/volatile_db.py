@@ -4,15 +4,14 @@ import re
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field, SecretStr, model_validator
+from pydantic import BeforeValidator, SecretStr, model_validator
 
 from kernels.host import RowDtype
 from serving.config.hps_keys import VOLATILE_TYPES, spelling
 from serving.config.records import RedisConfig, RedisTlsConfig, VolatileDbConfig
-from serving.config.scalars import Always, Count, FileName, Never, Part, Switch, Whole, only
+from serving.config.scalars import Count, FileName, Milliseconds, Part, Switch, Whole, only
 from serving.config.validation import Clause
 
-Milliseconds = Annotated[Count, Field(le=3_600_000)]
 OverflowPolicy = Literal["evict_oldest", "oldest", "evict_least_used", "least_used", "evict_random", "random"]
 # Hotrow's own keys say something about one type only; of HPS's, those of another type have no effect.
 CAPACITIES = frozenset({"capacity_rows", "capacity_bytes", "capacity_rows_per_table"})
@@ -48,8 +47,8 @@ class VolatileDbClause(Clause):
         capacity_rows_per_table: Hotrow's own: most rows in RAM of each table, by full name; one of the three.
         row_dtype: Hotrow's own: the form in which RAM keeps rows.
         row_dtype_per_table: Hotrow's own: the same for some tables, by full name.
-        cache_missed_embeddings: must be false.
-        initialize_after_startup: must be true: the tier is filled from the models' files.
+        cache_missed_embeddings: copy rows that ``persistent_db`` held into this tier, beside the lookups.
+        initialize_after_startup: load the models' files into it.
         initial_cache_rate: must be 1: it is filled as far as its capacity goes.
         connect_timeout_ms: Hotrow's own: see ``RedisConfig``.
         timeout_ms: Hotrow's own: see ``RedisConfig``.
@@ -65,8 +64,8 @@ class VolatileDbClause(Clause):
     capacity_rows_per_table: dict[str, Whole] | None = None
     row_dtype: RowDtype = "fp32"
     row_dtype_per_table: dict[str, RowDtype] | None = None
-    cache_missed_embeddings: Never = False
-    initialize_after_startup: Always = True
+    cache_missed_embeddings: Switch = False
+    initialize_after_startup: Switch = True
     initial_cache_rate: Annotated[float, only(1.0)] = 1.0
     connect_timeout_ms: Milliseconds = 500
     timeout_ms: Milliseconds = 2000
@@ -131,6 +130,8 @@ class VolatileDbClause(Clause):
             row_dtype=self.row_dtype,
             row_dtype_per_table=self.row_dtype_per_table,
             redis=redis,
+            cache_missed_embeddings=self.cache_missed_embeddings,
+            initialize_after_startup=self.initialize_after_startup,
         )
 
     def _redis(self, folder: Path) -> RedisConfig:

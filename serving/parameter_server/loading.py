@@ -5,12 +5,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
+
 from serving.config import ModelConfig, TableConfig
 from serving.config.capacity import open_table_file
-from serving.errors import StoreFullError
+from serving.errors import StoreError, StoreFullError
 from serving.model.sparse_file import SparseModel
 from serving.storage.row_dtype import rounded
-from serving.storage.store import DurableStore, Store, TableSpec
+from serving.storage.store import DurableStore, Keys, Store, TableSpec, Vectors
 
 logger = logging.getLogger(__name__)
 
@@ -36,16 +38,18 @@ def table_source(config: ModelConfig, table: TableConfig) -> TableSource:
     return TableSource(spec, open_table_file(config, table))
 
 
-def load_tables(stores: Sequence[Store], sources: Sequence[TableSource]) -> None:
-    """Bring every row of ``sources`` into the stores.
+def load_tables(stores: Sequence[Store], sources: Sequence[TableSource], kept: Sequence[Store] = ()) -> None:
+    """Bring every row of ``sources`` into the stores, but for those ``kept`` as they are.
 
     A durable store is loaded unless it already holds the table from the same files. Where no store is durable, each
     must have room for all rows; else a store takes the first rows of a file, in file order, up to its capacity.
-    Of a table with a narrow row type every row must fit that type, wherever it will lie.
+    Of a table with a narrow row type every row must fit that type, wherever it will lie. Where a durable store is kept
+    as it is, its rows, not the files', are what the stores before it get.
 
     Raises:
         StoreFullError: no store is durable, and one has too little room; raised before anything is loaded.
-        StoreError: a store cannot take the rows, or a value does not fit the table's row type.
+        StoreError: a store cannot take the rows, a value does not fit the table's row type, or a durable store that is
+            kept as it is has no such table.
         ModelFileError: a file is damaged.
     """
     durable = [store for store in stores if isinstance(store, DurableStore)]
@@ -54,22 +58,36 @@ def load_tables(stores: Sequence[Store], sources: Sequence[TableSource]) -> None
         for source in sources:
             store.open_table(source.spec, source.model.rows)
     if not durable:
-        for store in volatile:
+        for store in (store for store in volatile if store not in kept):
             room = {source.spec.name: store.capacity_rows(source.spec.name) for source in sources}
             check_room(store.name, room, sources)
     for source in sources:
         for store in durable:
-            _load_durable(store, source)
-        for store in volatile:
-            _load_volatile(store, source)
+            if store in kept:
+                _open_kept(store, source)
+            else:
+                _load_durable(store, source)
+        truth = durable[-1] if durable and durable[-1] in kept else None
+        for store in (store for store in volatile if store not in kept):
+            _load_volatile(store, source, truth)
 
 
 def drop_tables(stores: Sequence[Store], tables: Sequence[str], drop_durable: bool) -> None:
-    """Forget ``tables`` in every store; durable ones keep them unless ``drop_durable``."""
+    """Forget ``tables`` in every store; durable ones keep them unless ``drop_durable``.
+
+    Raises:
+        StoreError: a store did not answer, the first that did not; the others have forgotten them.
+    """
+    errors = []
     for store in stores:
         if drop_durable or not isinstance(store, DurableStore):
             for table in tables:
-                store.drop_table(table)
+                try:
+                    store.drop_table(table)
+                except StoreError as err:
+                    errors.append(err)
+    if errors:
+        raise errors[0]
 
 
 def check_room(store: str, room: Mapping[str, int | None], sources: Sequence[TableSource]) -> None:
@@ -104,17 +122,37 @@ def _load_durable(store: DurableStore, source: TableSource) -> None:
         store.open_table(source.spec, source.model.rows)
 
 
-def _load_volatile(store: Store, source: TableSource) -> None:
+def _open_kept(store: DurableStore, source: TableSource) -> None:
+    name = source.spec.name
+    store.open_table(source.spec, source.model.rows)
+    if not store.count(name):
+        raise StoreError(store.name, name, "has no rows, and initialize_after_startup is false: nothing is loaded")
+
+
+def _load_volatile(store: Store, source: TableSource, truth: Store | None) -> None:
+    """Fill a store with as many rows as it has room for: of the keys of the file, in its order.
+
+    ``truth``: the store that has the rows; None: the file.
+    """
     _announce(source, store)
     room = store.capacity_rows(source.spec.name)
     left = source.model.rows if room is None else room
     spec = source.spec
     for keys, rows in source.model.batches(LOAD_BATCH_ROWS):
-        if not left and spec.row_dtype == "fp32":
+        if not left and (spec.row_dtype == "fp32" or truth is not None):
             return
+        if truth is not None:
+            keys, rows = _held(truth, spec, keys[:left])
         store.insert(spec.name, keys[:left], rows[:left])
         rounded(store.name, spec.name, spec.row_dtype, keys[left:], rows[left:])  # the rest must fit the row type, too
         left -= min(left, keys.size)
+
+
+def _held(store: Store, spec: TableSpec, keys: Keys) -> tuple[Keys, Vectors]:
+    """Those of ``keys`` that ``store`` holds, and their rows."""
+    rows = np.empty((keys.size, spec.dim), dtype=np.float32)
+    found = store.fetch(spec.name, keys, rows)
+    return keys[found], rows[found]
 
 
 def _announce(source: TableSource, store: Store) -> None:

@@ -3,6 +3,7 @@
 from contextlib import ExitStack, closing
 
 from serving.config import ParameterServerConfig
+from serving.parameter_server.tier import TierSettings
 from serving.storage import MemoryStore, RedisStore, RocksDbStore
 from serving.storage.store import Store
 
@@ -27,3 +28,15 @@ def open_stores(config: ParameterServerConfig) -> list[Store]:
             stores.append(RocksDbStore(persistent.path, persistent.read_only, threads, keys))
         opened.pop_all()
     return stores
+
+
+def tier_settings(config: ParameterServerConfig) -> dict[str, TierSettings]:
+    """What ``config`` says of its tiers beside their stores; a Redis client keeps its time budget itself."""
+    volatile, persistent = config.volatile_db, config.persistent_db
+    settings = {}
+    if volatile.type != "disabled":
+        name = "redis" if volatile.redis is not None else "memory"
+        settings[name] = TierSettings(is_initialized=volatile.initialize_after_startup)
+    if persistent.type != "disabled":
+        settings["rocksdb"] = TierSettings(persistent.timeout_ms, persistent.initialize_after_startup)
+    return settings

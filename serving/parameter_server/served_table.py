@@ -1,10 +1,12 @@
 """What the parameter server knows of a table that it serves."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Self
 
 from kernels.host import RowDtype
 from serving.config import ModelConfig, TableConfig
+from serving.parameter_server.changes import Changes
 from serving.parameter_server.counters import TableCounting
 
 
@@ -18,6 +20,7 @@ class ServedTable:
         row_dtype: the form that every answer's rows are rounded to.
         default_value: every float of an unknown key's vector.
         counting: what is counted of it.
+        changes: who may write its rows, and which keys changed lately.
     """
 
     name: str
@@ -25,9 +28,10 @@ class ServedTable:
     row_dtype: RowDtype
     default_value: float
     counting: TableCounting
+    changes: Changes = field(default_factory=Changes)
 
     @classmethod
-    def of(cls, config: ModelConfig, table: TableConfig) -> Self:
-        """``table`` of the model ``config``."""
-        counting = TableCounting(config.name, config.version, table.name)
+    def of(cls, config: ModelConfig, table: TableConfig, tiers: Sequence[str]) -> Self:
+        """``table`` of the model ``config``, in tiers of these names, fastest first."""
+        counting = TableCounting(config.name, config.version, table.name, tiers)
         return cls(config.full_name(table), table.dim, table.row_dtype, table.default_value, counting)

@@ -2,22 +2,24 @@
 
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
 import numpy as np
 
 from serving.config import ModelConfig, ParameterServerConfig, read_ps_config
-from serving.errors import ConfigError, RequestError, UnknownModelError
+from serving.errors import ConfigError, UnknownModelError
 from serving.model.records import Combiner
-from serving.model.sparse_rows import LARGEST_KEY, SMALLEST_KEY
+from serving.parameter_server import updates
 from serving.parameter_server.counters import TableCounters
 from serving.parameter_server.loading import drop_tables, load_tables, table_source
-from serving.parameter_server.opening import open_stores
+from serving.parameter_server.opening import open_stores, tier_settings
+from serving.parameter_server.promotion import Promoter
 from serving.parameter_server.served_table import ServedTable
-from serving.parameter_server.tier import Tier
+from serving.parameter_server.tier import Tier, TierSettings
 from serving.parameter_server.tier_lookup import TierLookup
+from serving.parameter_server.updates import check_keys
 from serving.storage.store import Keys, Mask, RowPtrs, Store, Vectors
 
 logger = logging.getLogger(__name__)
@@ -35,20 +37,32 @@ class ParameterServer:
         stores: the stores, fastest first.
     """
 
-    def __init__(self, stores: Sequence[Store], promote: bool = False) -> None:
+    def __init__(
+        self, stores: Sequence[Store], promote: bool = False, settings: Mapping[str, TierSettings] | None = None
+    ) -> None:
         """Take the stores; the server closes them when it is closed.
 
         Args:
             stores: fastest first, at least one.
-            promote: copy rows that a slower store held into the faster ones, as long as those have room.
+            promote: copy rows that a slower store held into the faster ones, as long as those have room, beside the
+                lookups; see ``Promoter``. A default is never copied.
+            settings: of single tiers, by their stores' names.
 
         Raises:
-            ValueError: there is no store.
+            ValueError: there is no store, or settings name none of them.
         """
         if not stores:
             raise ValueError("expected at least one store, got none")
+        settings = settings or {}
+        strange = settings.keys() - {store.name for store in stores}
+        if strange:
+            raise ValueError(f"settings for {sorted(strange)}, but the stores are {[one.name for one in stores]}")
         self.stores = tuple(stores)
-        self._lookup = TierLookup([Tier(store) for store in stores], promote)
+        by_tier = [settings.get(store.name, TierSettings()) for store in stores]
+        self._kept = [store for store, one in zip(stores, by_tier, strict=True) if not one.is_initialized]
+        self._tiers = [Tier(store, depth, by_tier[depth]) for depth, store in enumerate(stores)]
+        self._promoter = Promoter() if promote else None
+        self._lookup = TierLookup(self._tiers, self._promoter)
         self._lock = threading.Lock()  # one load, unload or close at a time; lookups do not take it
         # Replaced as wholes, never changed in place, so that lookups need no lock.
         self._models: tuple[ModelConfig, ...] = ()
@@ -65,7 +79,8 @@ class ParameterServer:
         """
         if not isinstance(config, ParameterServerConfig):
             config = read_ps_config(config)
-        server = cls(open_stores(config))
+        promote = config.volatile_db.cache_missed_embeddings
+        server = cls(open_stores(config), promote, tier_settings(config))
         try:
             for model in config.models:
                 server.load_model(model)
@@ -92,34 +107,39 @@ class ParameterServer:
                 )
             sources = [table_source(config, table) for table in config.tables]
             try:
-                load_tables(self.stores, sources)
+                load_tables(self.stores, sources, self._kept)
             except BaseException:
                 drop_tables(self.stores, names, drop_durable=False)
                 raise
-            added = {name: ServedTable.of(config, table) for name, table in zip(names, config.tables, strict=True)}
+            tiers = [store.name for store in self.stores]
+            tables = [ServedTable.of(config, table, tiers) for table in config.tables]
+            added = {table.name: table for table in tables}
             self._tables = {**self._tables, **added}
             self._models = (*self._models, config)
         if config.gpu_cache:
             logger.warning("model %r: gpucache is true, but there is no GPU cache: its tiers answer alone", config.name)
 
-    def unload_model(self, name: str, version: int | None = None, *, drop_durable: bool = False) -> None:
-        """Forget a model. Lookups that still run on it fail with UnknownModelError: let them end first.
+    def unload_model(self, name: str, version: int | None = None) -> None:
+        """Forget a model; durable stores keep its rows for the next load.
+
+        Lookups that still run on it fail with UnknownModelError: let them end first.
 
         Args:
             name: the model's name.
             version: if given, the loaded version must be this one.
-            drop_durable: also remove its rows from durable stores, which otherwise keep them for the next start.
 
         Raises:
             UnknownModelError: it is not loaded.
             StoreError: a store does not answer; the model is forgotten all the same.
         """
-        with self._lock:
-            gone = self.model(name, version)
-            names = [gone.full_name(table) for table in gone.tables]
-            self._models = tuple(one for one in self._models if one is not gone)
-            self._tables = {key: table for key, table in self._tables.items() if key not in names}
-            drop_tables(self.stores, names, drop_durable)
+        self._forget(name, version, drop_durable=False)
+
+    def erase_model(self, name: str, version: int | None = None) -> None:
+        """Forget a model and remove its rows from every tier, durable ones too: HPS's ``erase_model_from_hps``.
+
+        See ``unload_model`` for arguments and errors. Processes that share a tier lose the rows as well.
+        """
+        self._forget(name, version, drop_durable=True)
 
     def models(self) -> tuple[ModelConfig, ...]:
         """The loaded models, in the order in which they were loaded."""
@@ -156,9 +176,7 @@ class ParameterServer:
             StoreError: a store did not answer, and no other holds one of the keys.
         """
         held = self._table(table)
-        if keys.size and (keys.min() < SMALLEST_KEY or keys.max() > LARGEST_KEY):
-            at = int(np.argmax((keys < SMALLEST_KEY) | (keys > LARGEST_KEY)))
-            raise RequestError(f"table {table!r}: key {keys[at]} at position {at} is reserved")
+        check_keys(table, keys)
         rows, found = self._lookup.rows(held, np.ascontiguousarray(keys))
         self._check_still_loaded(held)
         return rows, found
@@ -184,10 +202,49 @@ class ParameterServer:
             StoreError: a store did not answer, and no other holds one of the keys.
         """
         held = self._table(table)
-        out = np.empty((row_ptrs.size - 1, held.dim), dtype=np.float32)
-        found = self._lookup.pool(held, keys, row_ptrs, out, combiner)
+        out, found = self._lookup.pooled(held, keys, row_ptrs, combiner)
         self._check_still_loaded(held)
         return out, found
+
+    def insert(self, table: str, keys: Keys, rows: Vectors) -> None:
+        """Insert or overwrite rows in every tier, slowest first; of duplicates in one call the last wins.
+
+        When it returns, every lookup that starts finds the new rows. A tier before the slowest that has no room takes
+        only those whose keys it holds. Updates of one table wait for each other.
+
+        Args:
+            table: the table's full name.
+            keys: int64[N], none of them reserved.
+            rows: float32[N, D].
+
+        Raises:
+            UnknownModelError: no loaded model has this table.
+            RequestError: the arrays have other shapes or types, or a key is reserved.
+            StoreFullError: the slowest tier has no room; nothing was written.
+            StoreError: a tier did not take the rows, and those before it may still have the old ones: call again; or a
+                value does not fit the table's row type, and nothing was written.
+        """
+        updates.insert(self.stores, self._table(table), keys, rows)
+
+    def evict(self, table: str, keys: Keys) -> None:
+        """Remove rows from every tier, slowest first; absent keys are no error.
+
+        When it returns, every lookup that starts gets the table's default value for them.
+
+        Args:
+            table: the table's full name.
+            keys: int64[N], none of them reserved.
+
+        Raises:
+            UnknownModelError: no loaded model has this table.
+            RequestError: ``keys`` has another shape or type, or a key is reserved.
+            StoreError: a tier did not answer, and those before it may still have the rows: call again.
+        """
+        updates.evict(self.stores, self._table(table), keys)
+
+    def wait_for_promotions(self, timeout_s: float | None = None) -> bool:
+        """Wait until the promotions of the lookups so far are done; returns whether they were within ``timeout_s``."""
+        return self._promoter is None or self._promoter.wait(timeout_s)
 
     def counters(self) -> dict[str, TableCounters]:
         """Counts of every loaded table, by full name."""
@@ -197,8 +254,10 @@ class ParameterServer:
         """Forget the models and close the stores. Closing twice is allowed."""
         with self._lock:
             self._models, self._tables = (), {}
-            for store in self.stores:
-                store.close()
+            if self._promoter is not None:
+                self._promoter.close()
+            for tier in self._tiers:
+                tier.close()
 
     def __enter__(self) -> Self:
         """Return the server."""
@@ -213,6 +272,17 @@ class ParameterServer:
         if table is None:
             raise UnknownModelError(f"no loaded model has a table {name!r}")
         return table
+
+    def _forget(self, name: str, version: int | None, drop_durable: bool) -> None:
+        with self._lock:
+            gone = self.model(name, version)
+            tables = [self._tables[gone.full_name(table)] for table in gone.tables]
+            self._models = tuple(one for one in self._models if one is not gone)
+            self._tables = {key: table for key, table in self._tables.items() if table not in tables}
+            for table in tables:
+                with table.changes.lock:
+                    table.changes.is_gone = True
+            drop_tables(self.stores, [table.name for table in tables], drop_durable)
 
     def _check_still_loaded(self, held: ServedTable) -> None:
         """Refuse an answer during which the table was unloaded: keys may be unknown for that reason alone."""

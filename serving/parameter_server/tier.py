@@ -2,49 +2,72 @@
 
 import logging
 import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
 
 from kernels.host import RowDtype
-from serving.errors import StoreError, StoreFullError
+from serving.errors import StoreError, StoreFullError, StoreTimeoutError
 from serving.model.records import Combiner
-from serving.parameter_server.counters import TableCounting
+from serving.parameter_server.served_table import ServedTable
+from serving.parameter_server.time_budget import TimeBudget
 from serving.storage.row_dtype import rounded
 from serving.storage.store import Keys, Mask, PooledStore, RowPtrs, Store, Vectors
 
 logger = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class TierSettings:
+    """What is said of a tier beside its store.
+
+    Attributes:
+        timeout_ms: most time that a lookup waits for it; None: as long as it takes.
+        is_initialized: models' files are loaded into it; else it keeps what it has: RAM starts empty, a durable store
+            must have the tables.
+    """
+
+    timeout_ms: int | None = None
+    is_initialized: bool = True
+
+
 class Tier:
     """One store, and whether it is answering. An outage is logged once when it starts and once when it ends."""
 
-    def __init__(self, store: Store) -> None:
-        """Take ``store`` as answering."""
+    def __init__(self, store: Store, depth: int, settings: TierSettings) -> None:
+        """Take ``store`` as answering; ``depth`` counts from the fastest, 0."""
         self.store = store
         self.name = store.name
+        self._depth = depth
         self._pooled = store if isinstance(store, PooledStore) else None
+        self._budget = None if settings.timeout_ms is None else TimeBudget(store.name, settings.timeout_ms)
         self._lock = threading.Lock()  # guards the flag below, so that each outage is logged once
         self._is_down = False
 
-    def fetch(self, table: str, keys: Keys, out: Vectors, counting: TableCounting) -> Mask | StoreError:
-        """Return which keys were found, as ``Store.fetch`` does, or the error of a tier that did not answer."""
-        try:
-            found = self.store.fetch(table, keys, out)
-        except StoreError as err:
-            return self._failed(err, counting)
-        self._answered()
-        return found
+    def fetch(self, held: ServedTable, keys: Keys) -> tuple[Vectors, Mask] | StoreError:
+        """Return rows, float32[N, D], and which keys were found; or the error of a tier that did not answer."""
+
+        def fetch() -> tuple[Vectors, Mask]:
+            rows = np.empty((keys.size, held.dim), dtype=np.float32)
+            return rows, self.store.fetch(held.name, keys, rows)
+
+        return self._answer(held, keys, fetch)
 
     def fetch_pooled(
-        self, table: str, keys: Keys, row_ptrs: RowPtrs, out: Vectors, combiner: Combiner, counting: TableCounting
-    ) -> Mask | StoreError | None:
+        self, held: ServedTable, keys: Keys, row_ptrs: RowPtrs, combiner: Combiner
+    ) -> tuple[Vectors, Mask] | StoreError | None:
         """Return the same as ``fetch``, for ``PooledStore.fetch_pooled``; None where the store does not pool."""
-        if self._pooled is None:
+        store = self._pooled
+        if store is None:
             return None
-        try:
-            found = self._pooled.fetch_pooled(table, keys, row_ptrs, out, combiner)
-        except StoreError as err:
-            return self._failed(err, counting)
-        self._answered()
-        return found
+
+        def fetch() -> tuple[Vectors, Mask]:
+            out = np.empty((row_ptrs.size - 1, held.dim), dtype=np.float32)
+            return out, store.fetch_pooled(held.name, keys, row_ptrs, out, combiner)
+
+        return self._answer(held, keys, fetch)
 
     def gives_rounded(self, row_dtype: RowDtype) -> bool:
         """Whether rows of a table of ``row_dtype`` come from here as that type rounds them: see ``PooledStore``."""
@@ -58,17 +81,60 @@ class Tier:
         """
         return rows if self.gives_rounded(row_dtype) else rounded(self.name, table, row_dtype, keys, rows)
 
-    def promote(self, table: str, keys: Keys, rows: Vectors, counting: TableCounting) -> None:
-        """Take rows that a slower tier held, if there is room for them."""
+    def promote(self, held: ServedTable, keys: Keys, rows: Vectors) -> None:
+        """Take rows that a slower tier held, as far as there is room for them; unique keys. Their lock is held."""
+        taken = 0
+        try:
+            lacking = ~self.store.fetch(held.name, keys, np.empty_like(rows))
+            keys, rows = keys[lacking], rows[lacking]
+            taken = self._insert_what_fits(held.name, keys, rows)
+        except StoreError as err:
+            self._failed(err, held)
+        held.counting.promoted(self._depth, taken, keys.size - taken)
+
+    def drop_promotion(self, held: ServedTable, rows: int) -> None:
+        """Count rows that a slower tier held and that are not offered to this one."""
+        held.counting.promoted(self._depth, 0, rows)
+
+    def close(self) -> None:
+        """Close the store."""
+        if self._budget is not None:
+            self._budget.close()
+        self.store.close()
+
+    def _insert_what_fits(self, table: str, keys: Keys, rows: Vectors) -> int:
         try:
             self.store.insert(table, keys, rows)
+            return keys.size
         except StoreFullError:
-            return
-        except StoreError as err:
-            self._failed(err, counting)
+            room = (self.store.capacity_rows(table) or 0) - self.store.count(table)
+            if not 0 < room < keys.size:
+                return 0
+            return self._insert_what_fits(table, keys[:room], rows[:room])
 
-    def _failed(self, error: StoreError, counting: TableCounting) -> StoreError:
-        counting.tier_failed(self.name)
+    def _answer(
+        self, held: ServedTable, keys: Keys, fetch: Callable[[], tuple[Vectors, Mask]]
+    ) -> tuple[Vectors, Mask] | StoreError:
+        started = time.perf_counter()
+        try:
+            answer = fetch() if self._budget is None else self._within_budget(self._budget, held, keys, fetch)
+        except StoreError as err:
+            return self._failed(err, held)
+        held.counting.fetched(self._depth, time.perf_counter() - started)
+        if self._is_down:
+            self._answered()
+        return answer
+
+    def _within_budget(
+        self, budget: TimeBudget, held: ServedTable, keys: Keys, fetch: Callable[[], tuple[Vectors, Mask]]
+    ) -> tuple[Vectors, Mask]:
+        def probe() -> None:
+            self.store.fetch(held.name, keys[:1], np.empty((min(keys.size, 1), held.dim), dtype=np.float32))
+
+        return budget.call(held.name, fetch, probe)
+
+    def _failed(self, error: StoreError, held: ServedTable) -> StoreError:
+        held.counting.failed(self._depth, isinstance(error, StoreTimeoutError))
         with self._lock:
             started, self._is_down = not self._is_down, True
         if started:
@@ -76,8 +142,7 @@ class Tier:
         return error
 
     def _answered(self) -> None:
-        if self._is_down:
-            with self._lock:
-                ended, self._is_down = self._is_down, False
-            if ended:
-                logger.warning("tier %s answers again", self.name)
+        with self._lock:
+            ended, self._is_down = self._is_down, False
+        if ended:
+            logger.warning("tier %s answers again", self.name)

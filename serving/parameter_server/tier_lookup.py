@@ -8,91 +8,110 @@ from numpy.typing import NDArray
 from kernels.host import pool_rows
 from serving.errors import StoreError
 from serving.model.records import Combiner
+from serving.parameter_server.promotion import Promoter
 from serving.parameter_server.served_table import ServedTable
 from serving.parameter_server.tier import Tier
 from serving.storage.store import Keys, Mask, RowPtrs, Vectors
 
 NOWHERE = -1
-Depths = NDArray[np.int8]  # by key: which tier held it, counted from the fastest, or NOWHERE
+
+
+class _Search:
+    """Where the keys of one lookup were found.
+
+    Attributes:
+        depths: int8[N], by key: which tier held it, counted from the fastest, or NOWHERE.
+        asked_keys: by tier, how many keys it answered about.
+    """
+
+    __slots__ = ("asked_keys", "depths")
+
+    def __init__(self, keys: int, tiers: int) -> None:
+        self.depths: NDArray[np.int8] = np.full(keys, NOWHERE, dtype=np.int8)
+        self.asked_keys = [0] * tiers
 
 
 class TierLookup:
     """Looks keys up in ordered tiers. Every method may be called from any thread."""
 
-    def __init__(self, tiers: Sequence[Tier], promote: bool) -> None:
-        """Take the tiers, fastest first."""
+    def __init__(self, tiers: Sequence[Tier], promoter: Promoter | None) -> None:
+        """Take the tiers, fastest first; ``promoter`` is given the rows that faster tiers lack."""
         self._tiers = tuple(tiers)
-        self._promote = promote
+        self._promoter = promoter
 
     def rows(self, held: ServedTable, keys: Keys) -> tuple[Vectors, Mask]:
         """See ``ParameterServer.lookup``."""
-        rows, depths = self._gather(held, keys)
-        return rows, self._count(held, depths)
+        search = _Search(keys.size, len(self._tiers))
+        rows = self._gather(held, keys, search)
+        return rows, self._count(held, search)
 
-    def pool(self, held: ServedTable, keys: Keys, row_ptrs: RowPtrs, out: Vectors, combiner: Combiner) -> Mask:
-        """See ``ParameterServer.lookup_pooled``; writes ``out``."""
-        first = self._tiers[0]
-        pooled = first.fetch_pooled(held.name, keys, row_ptrs, out, combiner, held.counting)
-        if pooled is None or isinstance(pooled, StoreError):
-            rows, depths = self._gather(held, keys, outage=pooled)
-            pool_rows(rows, row_ptrs, out, combiner)
-            return self._count(held, depths)
-        if np.count_nonzero(pooled) == keys.size:
-            held.counting.looked_up({first.name: keys.size}, 0)
-            return pooled
-        depths = np.where(pooled, np.int8(0), np.int8(NOWHERE))
-        if len(self._tiers) > 1 or held.default_value:
-            self._pool_again(held, keys, row_ptrs, out, combiner, depths)
-        return self._count(held, depths)
+    def pooled(self, held: ServedTable, keys: Keys, row_ptrs: RowPtrs, combiner: Combiner) -> tuple[Vectors, Mask]:
+        """See ``ParameterServer.lookup_pooled``."""
+        answer = self._tiers[0].fetch_pooled(held, keys, row_ptrs, combiner)
+        search = _Search(keys.size, len(self._tiers))
+        if answer is None or isinstance(answer, StoreError):
+            out = np.empty((row_ptrs.size - 1, held.dim), dtype=np.float32)
+            pool_rows(self._gather(held, keys, search, outage=answer), row_ptrs, out, combiner)
+            return out, self._count(held, search)
+        out, found = answer
+        search.asked_keys[0] = keys.size
+        search.depths[found] = 0
+        if np.count_nonzero(found) < keys.size and (len(self._tiers) > 1 or held.default_value):
+            self._pool_again(held, keys, row_ptrs, out, combiner, search)
+        return out, self._count(held, search)
 
-    def _gather(self, held: ServedTable, keys: Keys, outage: StoreError | None = None) -> tuple[Vectors, Depths]:
-        """Fetch rows from the first tier that has them, defaults filled in.
+    def _gather(self, held: ServedTable, keys: Keys, search: _Search, outage: StoreError | None = None) -> Vectors:
+        """Fetch rows from the first tier that has them, defaults filled in; writes ``search``.
 
         ``outage``: why the first tier has just not answered; it is not asked again.
         """
         rows = np.full((keys.size, held.dim), held.default_value, dtype=np.float32)
-        depths = np.full(keys.size, NOWHERE, dtype=np.int8)
         missing = np.arange(keys.size)
+        lacking: list[Tier] = []  # faster tiers that answered and did not have what is still missing
+        moment = held.changes.now()
         for depth, tier in enumerate(self._tiers):
             if not missing.size:
                 break
             if depth == 0 and outage is not None:
                 continue
             wanted = keys[missing]
-            part = np.empty((missing.size, held.dim), dtype=np.float32)
-            found = tier.fetch(held.name, wanted, part, held.counting)
-            if isinstance(found, StoreError):
-                outage = found
+            answer = tier.fetch(held, wanted)
+            if isinstance(answer, StoreError):
+                outage = answer
                 continue
-            hits = missing[found]
-            hit_keys, hit_rows, row_dtype = wanted[found], part[found], held.row_dtype
-            rows[hits] = tier.as_served(held.name, row_dtype, hit_keys, hit_rows)
-            depths[hits] = depth
-            if self._promote and hits.size and not tier.gives_rounded(row_dtype):  # a row must not be rounded twice
-                for faster in self._tiers[:depth]:
-                    faster.promote(held.name, hit_keys, hit_rows, held.counting)
+            part, found = answer
+            search.asked_keys[depth] = missing.size
+            hits, hit_keys, hit_rows = missing[found], wanted[found], part[found]
+            rows[hits] = tier.as_served(held.name, held.row_dtype, hit_keys, hit_rows)
+            search.depths[hits] = depth
+            # A row must not be rounded twice.
+            if self._promoter and lacking and hits.size and not tier.gives_rounded(held.row_dtype):
+                self._promoter.offer(held, lacking, hit_keys, hit_rows, moment)
+            lacking = [*lacking, tier]
             missing = missing[~found]
         if missing.size and outage is not None:
             raise outage
-        return rows, depths
+        return rows
 
     def _pool_again(
-        self, held: ServedTable, keys: Keys, row_ptrs: RowPtrs, out: Vectors, combiner: Combiner, depths: Depths
+        self, held: ServedTable, keys: Keys, row_ptrs: RowPtrs, out: Vectors, combiner: Combiner, search: _Search
     ) -> None:
-        """Pool every bag anew in which a key is NOWHERE by ``depths``; writes ``out`` and ``depths``."""
-        bags = np.unique(np.searchsorted(row_ptrs, np.flatnonzero(depths == NOWHERE), side="right") - 1)
+        """Pool every bag anew in which a key is NOWHERE by ``search``; writes ``out`` and ``search``."""
+        bags = np.unique(np.searchsorted(row_ptrs, np.flatnonzero(search.depths == NOWHERE), side="right") - 1)
         sizes = row_ptrs[bags + 1] - row_ptrs[bags]
         bag_ptrs = np.concatenate(([0], np.cumsum(sizes, dtype=np.int64)))
         places = np.repeat(row_ptrs[bags] - bag_ptrs[:-1], sizes) + np.arange(bag_ptrs[-1])
-        rows, depths[places] = self._gather(held, keys[places])
+        again = _Search(places.size, len(self._tiers))
+        rows = self._gather(held, keys[places], again)
+        search.depths[places] = again.depths
+        search.asked_keys[1:] = again.asked_keys[1:]
         pooled = np.empty((bags.size, held.dim), dtype=np.float32)
         pool_rows(rows, bag_ptrs, pooled, combiner)
         out[bags] = pooled
 
-    def _count(self, held: ServedTable, depths: Depths) -> Mask:
+    def _count(self, held: ServedTable, search: _Search) -> Mask:
         """Count one lookup; return which keys were found."""
-        counts = np.bincount(depths + 1, minlength=len(self._tiers) + 1).tolist()
-        hits = {tier.name: count for tier, count in zip(self._tiers, counts[1:], strict=True) if count}
-        held.counting.looked_up(hits, counts[0])
-        found: Mask = depths != NOWHERE
+        counts = np.bincount(search.depths + 1, minlength=len(self._tiers) + 1).tolist()
+        held.counting.looked_up(search.asked_keys, counts[1:], counts[0])
+        found: Mask = search.depths != NOWHERE
         return found

@@ -46,6 +46,9 @@ def ps(write_model, tmp_path):
     return read
 
 
+NO_TIER = {"type": "disabled"}
+
+
 def rows_per_table(value):
     """Give each table a capacity of its own in place of the one that they share."""
 
@@ -362,15 +365,13 @@ def in_redis(**change):
         (in_tier("volatile_db", initial_cache_rate=0.5), "volatile_db.initial_cache_rate", "only 1.0 here, got 0.5"),
         (in_tier("volatile_db", initial_cache_rate=True), "volatile_db.initial_cache_rate", "only 1.0 here, got True"),
         (
-            in_tier("volatile_db", initialize_after_startup=False),
+            lambda d: d.update(volatile_db={"type": "map", "initialize_after_startup": False}, persistent_db=NO_TIER),
             "volatile_db.initialize_after_startup",
-            "supports only true here, got False",
+            "false, and there is no persistent_db",
         ),
-        (
-            in_tier("volatile_db", cache_missed_embeddings="true"),
-            "volatile_db.cache_missed_embeddings",
-            "supports only false here, got 'true'",
-        ),
+        (in_tier("volatile_db", cache_missed_embeddings=1), "volatile_db.cache_missed_embeddings", "valid boolean"),
+        (in_tier("volatile_db", timeout_ms=9), "volatile_db", "only a redis_cluster has it"),
+        (in_tier("persistent_db", timeout_ms=0), "persistent_db.timeout_ms", "greater than or equal to 1"),
         (in_tier("volatile_db", overflow_policy="evict_none"), "volatile_db.overflow_policy", "got 'evict_none'"),
         (in_tier("volatile_db", capacity_bytes=9), "volatile_db", "one capacity, got capacity_bytes and capacity_rows"),
         (

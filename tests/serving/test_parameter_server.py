@@ -1,6 +1,5 @@
 import logging
 import threading
-from collections import Counter
 
 import numpy as np
 import pytest
@@ -8,96 +7,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernels.host import round_rows
-from serving.config import ModelConfig, TableConfig
 from serving.errors import RequestError, StoreError, UnknownModelError
-from serving.model.sparse_file import write_sparse_directory
 from serving.parameter_server import ParameterServer
 from serving.storage import MemoryStore
-
-KEYS = list(range(1, 13))
-UNKNOWN = [777, -5]
-# Rows whose float32 sums depend on the order of addition, and zeros of both signs.
-ROWS = np.array([[1e8, 1.0, -0.0], [-1e8, 1e-8, -0.0], [0.1, 3e7, 0.0], [1e-40, -1.0, -0.0]] * 3, dtype=np.float32)
-ROWS *= np.arange(1, 13, dtype=np.float32)[:, None]
-
-
-class DictStore:
-    """A store that is a dict, does not pool, and can be out of order."""
-
-    def __init__(self, name="dict"):
-        self.name, self.rows, self.is_down, self.calls = name, {}, False, Counter()
-
-    def open_table(self, spec, capacity_rows):
-        self.rows.setdefault(spec.name, {})
-
-    def capacity_rows(self, table):
-        return None
-
-    def tables(self):
-        return sorted(self.rows)
-
-    def count(self, table):
-        return len(self.rows.get(table, {}))
-
-    def fetch(self, table, keys, out):
-        self.calls["fetch"] += 1
-        if self.is_down:
-            raise StoreError(self.name, table, "no answer")
-        held = self.rows.get(table, {})
-        out[...] = 0.0
-        for place, key in enumerate(keys.tolist()):
-            if key in held:
-                out[place] = held[key]
-        return np.array([key in held for key in keys.tolist()], dtype=bool)
-
-    def insert(self, table, keys, rows):
-        self.calls["insert"] += 1
-        self.rows[table] |= dict(zip(keys.tolist(), rows.copy(), strict=True))
-
-    def evict(self, table, keys):
-        for key in keys.tolist():
-            self.rows[table].pop(key, None)
-
-    def drop_table(self, table):
-        self.rows.pop(table, None)
-
-    def items(self, table, batch_rows=65536):
-        return iter(())
-
-    def close(self):
-        self.calls["close"] += 1
+from tests.serving.small_server import KEYS, ROWS, UNKNOWN, DictStore, keep, model_of, serve, write_model
 
 
 @pytest.fixture(scope="module")
 def config(tmp_path_factory):
-    """One model of one table with the KEYS and ROWS above."""
-    folder = tmp_path_factory.mktemp("model")
-    write_sparse_directory(folder / "t", np.array(KEYS), ROWS)
-    return model_of(folder)
-
-
-def model_of(folder, default_value=0.0, version=0, row_dtype="fp32"):
-    table = TableConfig(
-        name="t",
-        dim=3,
-        slots=1,
-        combiner="sum",
-        default_value=default_value,
-        file=folder / "t",
-        row_dtype=row_dtype,
-    )
-    return ModelConfig(
-        name="m",
-        version=version,
-        graph_file=folder / "graph.json",
-        dense_file=folder / "dense.model",
-        tables=(table,),
-        key_type="I64",
-        max_batchsize=64,
-        hit_rate_threshold=0.5,
-        dense_dim=0,
-        label_dim=1,
-    )
+    return write_model(tmp_path_factory.mktemp("model"))
 
 
 def rows_as(row_dtype):
@@ -121,17 +39,6 @@ def flatten(bags):
     return np.array([key for bag in bags for key in bag], dtype=np.int64), np.cumsum(
         [0, *map(len, bags)], dtype=np.int32
     )
-
-
-def serve(config, *stores, **options):
-    server = ParameterServer(stores, **options)
-    server.load_model(config)
-    return server
-
-
-def keep(store, keys):
-    """Take from ``store`` all but ``keys``."""
-    store.evict("m.t", np.array([key for key in KEYS if key not in keys], dtype=np.int64))
 
 
 BAGS = st.lists(st.lists(st.sampled_from(KEYS + UNKNOWN), max_size=6), min_size=1, max_size=6)
@@ -199,6 +106,13 @@ def test_answers_stay_the_same_while_rows_leave_and_enter_the_fast_tier(config):
     churner.join()
 
 
+def looked_up(server):
+    """All rows, after which everything is where it is promoted to."""
+    rows = server.lookup("m.t", np.array(KEYS))[0].tobytes()
+    assert server.wait_for_promotions(60)
+    return rows
+
+
 @pytest.mark.parametrize("row_dtype", ["bf16", "int8", "uint8"])
 def test_a_promoted_row_of_a_narrow_table_is_rounded_once(config, row_dtype):
     config = model_of(config.tables[0].file.parent, row_dtype=row_dtype)
@@ -206,9 +120,9 @@ def test_a_promoted_row_of_a_narrow_table_is_rounded_once(config, row_dtype):
     for store in server.stores[:2]:
         keep(store, [])
 
-    answers = [server.lookup("m.t", np.array(KEYS))[0].tobytes()]
+    answers = [looked_up(server)]
     server.stores[0].evict("m.t", np.array(KEYS[::2]))
-    answers += [server.lookup("m.t", np.array(KEYS))[0].tobytes() for _ in range(2)]
+    answers += [looked_up(server) for _ in range(2)]
 
     assert answers == [rows_as(row_dtype).tobytes()] * 3
     assert server.stores[1].count("m.t") == len(KEYS)
@@ -236,46 +150,6 @@ def test_slower_tiers_are_asked_for_missing_keys_only(config):
     server.lookup("m.t", np.array(KEYS))
 
     assert slow.calls["fetch"] == 1
-
-
-def test_a_default_is_never_stored(config):
-    server = serve(model_of(config.tables[0].file.parent, 9.0), MemoryStore(), DictStore(), promote=True)
-
-    server.lookup_pooled("m.t", np.array([777, 1]), np.array([0, 2]), "sum")
-    server.lookup("m.t", np.array([777, -5]))
-
-    for store in server.stores:
-        assert not store.fetch("m.t", np.array([777, -5]), np.empty((2, 3), np.float32)).any()
-
-
-@pytest.mark.parametrize("promote", [False, True])
-def test_found_rows_are_copied_into_faster_tiers_only_when_asked_for(config, promote):
-    server = serve(config, MemoryStore(), DictStore(), promote=promote)
-    keep(server.stores[0], [])
-
-    rows, _ = server.lookup("m.t", np.array([3, 777]))
-
-    out = np.empty((1, 3), np.float32)
-    assert server.stores[0].fetch("m.t", np.array([3]), out).tolist() == [promote]
-    if promote:
-        assert out.tobytes() == rows[:1].tobytes()
-
-
-def test_a_full_fast_tier_takes_no_promoted_rows_and_the_answer_is_right(config):
-    class FullStore(MemoryStore):
-        def capacity_rows(self, table):
-            return None
-
-    fast = FullStore(capacity_rows=len(KEYS))
-    server = serve(config, fast, DictStore(), promote=True)
-    fast.evict("m.t", np.array([1]))
-    fast.insert("m.t", np.array([10**6]), np.zeros((1, 3), np.float32))
-
-    rows, found = server.lookup("m.t", np.array([1]))
-
-    assert found.all()
-    assert rows.tobytes() == ROWS[:1].tobytes()
-    assert not fast.fetch("m.t", np.array([1]), np.empty((1, 3), np.float32)).any()
 
 
 class TestOutages:

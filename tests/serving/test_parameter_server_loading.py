@@ -208,16 +208,16 @@ def test_a_newer_version_takes_the_place_of_the_older_in_every_tier(write_model,
             server.model("dcn", 1)
 
 
-@pytest.mark.parametrize("drop_durable", [False, True])
-def test_an_unloaded_model_stays_in_durable_tiers_unless_it_is_dropped(model, tmp_path, drop_durable):
+@pytest.mark.parametrize("is_erased", [False, True])
+def test_an_unloaded_model_stays_in_durable_tiers_and_an_erased_one_in_none(model, tmp_path, is_erased):
     durable = rocksdb(tmp_path)
     with ParameterServer([MemoryStore(), durable]) as server:
         server.load_model(config_of(model))
 
-        server.unload_model("dcn", drop_durable=drop_durable)
+        (server.erase_model if is_erased else server.unload_model)("dcn")
 
         assert server.models() == ()
-        assert (durable.loaded_from("dcn.table0") is None) == drop_durable
+        assert (durable.loaded_from("dcn.table0") is None) == is_erased
 
 
 class TestFromConfig:

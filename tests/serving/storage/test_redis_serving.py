@@ -82,7 +82,7 @@ def test_what_redis_holds_from_the_same_files_is_not_loaded_again(redis_server, 
 @pytest.mark.parametrize("drop", [False, True])
 def test_an_unloaded_model_stays_in_redis_unless_it_is_dropped(redis_server, model, ps_file, drop):
     with ParameterServer.from_config(ps_file(redis_server.port, alone=True)) as server:
-        server.unload_model("dcn", drop_durable=drop)
+        (server.erase_model if drop else server.unload_model)("dcn")
 
     with redis_server.client() as client:
         assert bool(client.dbsize()) == (not drop)

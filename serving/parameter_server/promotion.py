@@ -1,0 +1,112 @@
+"""Promotion: rows that a slower tier held are copied into the faster ones, beside the lookups that met them."""
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from serving.parameter_server.served_table import ServedTable
+from serving.parameter_server.tier import Tier
+from serving.storage.store import Keys, Vectors
+
+logger = logging.getLogger(__name__)
+
+# Rows that wait, over all tables. More are dropped: a key that is asked for often is offered again soon.
+MOST_WAITING_BYTES = 64 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class _Offer:
+    held: ServedTable
+    tiers: Sequence[Tier]
+    keys: Keys
+    rows: Vectors
+    moment: int
+
+
+class Promoter:
+    """A bounded queue of rows and one thread, started by the first of them. Methods may be called from any thread."""
+
+    def __init__(self) -> None:
+        """Start no thread yet."""
+        self._condition = threading.Condition()  # guards the fields below
+        self._offers: deque[_Offer] = deque()
+        self._waiting_bytes = 0
+        self._is_busy = False
+        self._is_closed = False
+        self._thread: threading.Thread | None = None
+
+    def offer(self, held: ServedTable, tiers: Sequence[Tier], keys: Keys, rows: Vectors, moment: int) -> None:
+        """Have rows copied into ``tiers``, which lack them; never waits. What has no room in the queue is dropped.
+
+        Args:
+            held: the table.
+            tiers: fastest first.
+            keys: int64[N]; duplicates are allowed.
+            rows: float32[N, D], as the slower tier gave them; neither may change any more.
+            moment: ``Changes.now`` before they were read.
+        """
+        with self._condition:
+            room = 0 if self._is_closed else (MOST_WAITING_BYTES - self._waiting_bytes) // rows[:1].nbytes
+            if room > 0:
+                offer = _Offer(held, tiers, keys[:room], rows[:room], moment)
+                self._offers.append(offer)
+                self._waiting_bytes += offer.rows.nbytes
+                if self._thread is None:
+                    self._thread = threading.Thread(target=self._work, name="hotrow-promotion", daemon=True)
+                    self._thread.start()
+                self._condition.notify_all()
+        if room < keys.size:
+            for tier in tiers:
+                tier.drop_promotion(held, keys.size - room)
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait until nothing waits any more; returns whether that was so within ``timeout_s``."""
+        with self._condition:
+            return self._condition.wait_for(lambda: not self._offers and not self._is_busy, timeout_s)
+
+    def close(self) -> None:
+        """Drop what waits, and return when the thread has ended."""
+        with self._condition:
+            self._is_closed = True
+            self._offers.clear()
+            self._condition.notify_all()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _work(self) -> None:
+        while (offer := self._next()) is not None:
+            try:
+                _promote(offer)
+            except Exception:  # a thread's top: the rows stay where they are, the next are promoted
+                logger.exception("rows of %s were not promoted", offer.held.name)
+            del offer  # a thread that waits keeps no rows
+
+    def _next(self) -> _Offer | None:
+        with self._condition:
+            self._is_busy = False
+            self._condition.notify_all()
+            self._condition.wait_for(lambda: self._offers or self._is_closed)
+            if self._is_closed:
+                return None
+            offer = self._offers.popleft()
+            self._waiting_bytes -= offer.rows.nbytes
+            self._is_busy = True
+            return offer
+
+
+def _promote(offer: _Offer) -> None:
+    keys, first = np.unique(offer.keys, return_index=True)
+    changes = offer.held.changes
+    with changes.lock:
+        if changes.is_gone:
+            return
+        fresh = changes.unchanged_since(keys, offer.moment)
+        stale = int(fresh.size - np.count_nonzero(fresh))
+        for tier in reversed(offer.tiers):  # the slowest first: see ``updates``
+            if stale:
+                tier.drop_promotion(offer.held, stale)
+            tier.promote(offer.held, keys[fresh], offer.rows[first[fresh]])

@@ -1,0 +1,38 @@
+"""What the parameter server counted, for the metrics page."""
+
+from collections.abc import Iterator
+
+from serving.metrics import Reading
+from serving.parameter_server.counters import TableCounters, TierCounters
+
+Labels = tuple[tuple[str, str], ...]
+
+
+def table_readings(counters: TableCounters) -> Iterator[Reading]:
+    """Of one table, and of each tier."""
+    labels = (("model", counters.model), ("version", str(counters.version)), ("table", counters.table))
+    yield Reading("hotrow_lookup_keys", "Keys looked up.", labels, counters.keys)
+    yield Reading(
+        "hotrow_defaulted_keys",
+        "Keys that no tier holds, answered with the default vector.",
+        labels,
+        counters.defaulted_keys,
+    )
+    for tier in counters.tiers:
+        yield from _tier_readings(tier, (*labels, ("tier", tier.tier)))
+
+
+def _tier_readings(tier: TierCounters, labels: Labels) -> Iterator[Reading]:
+    yield Reading("hotrow_tier_hits", "Keys that a tier answered.", labels, tier.hits)
+    misses = tier.asked_keys - tier.hits
+    yield Reading("hotrow_tier_misses", "Keys that a tier was asked for and does not hold.", labels, misses)
+    yield Reading("hotrow_tier_errors", "Calls that a tier did not answer.", labels, tier.errors)
+    yield Reading("hotrow_tier_timeouts", "Calls that a tier's time budget ended.", labels, tier.timeouts)
+    yield Reading("hotrow_tier_promoted_rows", "Rows of slower tiers copied into this one.", labels, tier.promoted_rows)
+    yield Reading(
+        "hotrow_tier_dropped_promotions",
+        "Rows of slower tiers that were not copied into this one: no room, changed meanwhile, or too many waiting.",
+        labels,
+        tier.dropped_promotions,
+    )
+    yield Reading("hotrow_tier_fetch_seconds", "Time of a tier's answer to one call.", labels, tier.fetch_times)

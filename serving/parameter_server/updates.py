@@ -1,0 +1,75 @@
+"""Online updates: one call changes rows in every tier.
+
+The slowest tier is written first. What it has acknowledged survives, and no faster tier ever holds a newer row than it:
+where a call ends half-way, a restart at worst brings back what was not promised. Until the call returns a lookup may
+meet the old row in one tier and the new one in another; afterwards only the new one. Where the call fails, the tiers
+before the one that failed have the new rows, the others the old: it is to be made again, which does no harm.
+"""
+
+import numpy as np
+
+from serving.errors import RequestError, StoreError, StoreFullError, UnknownModelError
+from serving.model.sparse_rows import LARGEST_KEY, SMALLEST_KEY
+from serving.parameter_server.served_table import ServedTable
+from serving.storage.row_dtype import rounded
+from serving.storage.store import Keys, Store, Vectors
+
+
+def check_keys(table: str, keys: Keys) -> None:
+    """Refuse keys that no table can hold.
+
+    Raises:
+        RequestError: ``keys`` is not int64[N], or has one of the four reserved values.
+    """
+    if keys.ndim != 1 or keys.dtype != np.int64:
+        raise RequestError(f"table {table!r}: expected keys of int64[N], got {keys.dtype}{list(keys.shape)}")
+    if keys.size and (keys.min() < SMALLEST_KEY or keys.max() > LARGEST_KEY):
+        at = int(np.argmax((keys < SMALLEST_KEY) | (keys > LARGEST_KEY)))
+        raise RequestError(f"table {table!r}: key {keys[at]} at position {at} is reserved")
+
+
+def insert(stores: tuple[Store, ...], held: ServedTable, keys: Keys, rows: Vectors) -> None:
+    """See ``ParameterServer.insert``; ``stores`` are in the server's order, fastest first."""
+    check_keys(held.name, keys)
+    if rows.shape != (keys.size, held.dim) or rows.dtype != np.float32:
+        came = f"{rows.dtype}{list(rows.shape)}"
+        raise RequestError(f"table {held.name!r}: expected rows of float32[{keys.size}, {held.dim}], got {came}")
+    rounded(stores[0].name, held.name, held.row_dtype, keys, rows)  # before the first tier is written
+    *faster, slowest = stores
+    with held.changes.lock:
+        _check_served(held)
+        try:
+            slowest.insert(held.name, keys, rows)
+            for store in reversed(faster):
+                _overwrite(store, held.name, keys, rows)
+        finally:
+            held.changes.note(keys)
+
+
+def evict(stores: tuple[Store, ...], held: ServedTable, keys: Keys) -> None:
+    """See ``ParameterServer.evict``; ``stores`` are in the server's order, fastest first."""
+    check_keys(held.name, keys)
+    with held.changes.lock:
+        _check_served(held)
+        try:
+            for store in reversed(stores):
+                store.evict(held.name, keys)
+        finally:
+            held.changes.note(keys)
+
+
+def _overwrite(store: Store, table: str, keys: Keys, rows: Vectors) -> None:
+    """Write rows to a store before a slower one, which has them: where there is no room, only over those it holds."""
+    try:
+        store.insert(table, keys, rows)
+    except StoreFullError:
+        found = store.fetch(table, keys, np.empty_like(rows))
+        try:
+            store.insert(table, keys[found], rows[found])
+        except StoreError:
+            store.evict(table, keys[found])  # an old row must not stay
+
+
+def _check_served(held: ServedTable) -> None:
+    if held.changes.is_gone:
+        raise UnknownModelError(f"table {held.name!r} has been unloaded")

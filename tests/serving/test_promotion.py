@@ -1,0 +1,259 @@
+"""Rows that a slower tier held are copied into the faster ones, beside the lookups, and never a stale one."""
+
+import threading
+
+import numpy as np
+import pytest
+
+from serving.errors import StoreError, StoreFullError
+from serving.parameter_server import TierSettings, promotion
+from serving.storage import MemoryStore
+from tests.serving.small_server import KEYS, ROWS, DictStore, held_by, keep, model_of, serve, write_model
+
+WAIT_S = 60
+NEW = np.full((1, 3), 7.0, dtype=np.float32)
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory):
+    return write_model(tmp_path_factory.mktemp("model"))
+
+
+class GatedStore(DictStore):
+    """A store whose inserts wait at a gate, once it is shut."""
+
+    def __init__(self, name="gated"):
+        super().__init__(name)
+        self.gate, self.arrived, self.inserted = threading.Event(), threading.Event(), []
+        self.gate.set()
+
+    def insert(self, table, keys, rows):
+        self.arrived.set()
+        assert self.gate.wait(WAIT_S)
+        self.inserted.append(keys.tolist())
+        super().insert(table, keys, rows)
+
+    def shut(self):
+        self.gate.clear()
+        self.arrived.clear()
+        self.inserted.clear()
+
+
+@pytest.fixture
+def gated(config):
+    """A server whose fast tier is empty and takes promotions one by one, as its gate lets them."""
+    with serve(config, GatedStore(), DictStore("slow"), promote=True) as server:
+        keep(server.stores[0], [])
+        server.stores[0].shut()
+        yield server
+        server.stores[0].gate.set()
+
+
+def counters(server, depth=0):
+    return server.counters()["m.t"].tiers[depth]
+
+
+@pytest.mark.parametrize("promote", [False, True])
+def test_found_rows_are_copied_into_faster_tiers_only_when_asked_for(config, promote):
+    with serve(config, MemoryStore(), DictStore("middle"), DictStore("slow"), promote=promote) as server:
+        for store in server.stores[:2]:
+            keep(store, [])
+
+        server.lookup("m.t", np.array([3, 777]))
+        assert server.wait_for_promotions(WAIT_S)
+
+        expected = {3: ROWS[2].tolist()} if promote else {}
+        assert [held_by(store) for store in server.stores[:2]] == [expected] * 2
+        assert [counters(server, depth).promoted_rows for depth in range(3)] == [int(promote)] * 2 + [0]
+
+
+def test_rows_of_pooled_lookups_are_promoted_and_then_pooled_by_the_fast_tier(config):
+    with serve(config, MemoryStore(), DictStore("slow"), promote=True) as server:
+        keep(server.stores[0], [1])
+        arguments = "m.t", np.array([1, 2, 3]), np.array([0, 3]), "sum"
+
+        first = server.lookup_pooled(*arguments)[0]
+        assert server.wait_for_promotions(WAIT_S)
+        server.stores[1].calls.clear()
+        second = server.lookup_pooled(*arguments)[0]
+
+        assert first.tobytes() == second.tobytes()
+        assert server.stores[1].calls["fetch"] == 0
+
+
+def test_a_default_is_never_stored(config):
+    with serve(model_of(config.tables[0].file.parent, 9.0), MemoryStore(), DictStore(), promote=True) as server:
+        keep(server.stores[0], [])
+
+        server.lookup_pooled("m.t", np.array([777, 1]), np.array([0, 2]), "sum")
+        server.lookup("m.t", np.array([777, -5, 2]))
+
+        assert server.wait_for_promotions(WAIT_S)
+        assert held_by(server.stores[0]).keys() == {1, 2}
+        assert held_by(server.stores[1]).keys() == set(KEYS)
+
+
+def test_a_lookup_does_not_wait_for_its_promotion(gated):
+    rows, _ = gated.lookup("m.t", np.array([1]))
+
+    assert gated.stores[0].arrived.wait(WAIT_S)
+    assert rows.tobytes() == ROWS[:1].tobytes()
+    assert not gated.wait_for_promotions(0)
+
+
+def test_a_key_that_comes_several_times_is_written_once(gated):
+    for keys in ([1, 2, 1, 1], [2, 1, 3]):
+        gated.lookup("m.t", np.array(keys))
+    gated.stores[0].gate.set()
+
+    assert gated.wait_for_promotions(WAIT_S)
+    assert gated.stores[0].inserted == [[1, 2], [3]]
+    assert counters(gated).promoted_rows == 3
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        pytest.param(lambda server: server.insert("m.t", np.array([1]), NEW), {1: [7.0] * 3}, id="updated"),
+        pytest.param(lambda server: server.evict("m.t", np.array([1])), {}, id="evicted"),
+    ],
+)
+def test_a_row_that_changed_after_it_was_read_is_not_promoted(config, change, expected):
+    class ChangingStore(DictStore):
+        """Changes a row just after it was read."""
+
+        def fetch(self, table, keys, out):
+            found = super().fetch(table, keys, out)
+            if 1 in keys:
+                change(server)
+            return found
+
+    server = serve(config, DictStore("fast"), ChangingStore("slow"), promote=True)
+    with server:
+        keep(server.stores[0], [])
+
+        rows, _ = server.lookup("m.t", np.array([1, 2]))
+
+        assert rows.tobytes() == ROWS[:2].tobytes()  # read before the change
+        assert server.wait_for_promotions(WAIT_S)
+        assert held_by(server.stores[0]) == expected | {2: ROWS[1].tolist()}
+        assert counters(server).dropped_promotions == 1
+        assert server.lookup("m.t", np.array([1]))[0].tolist() == [expected.get(1, [0.0] * 3)]
+
+
+def test_an_update_during_a_promotion_comes_after_it(gated):
+    gated.lookup("m.t", np.array([1]))
+    assert gated.stores[0].arrived.wait(WAIT_S)
+    update = threading.Thread(target=gated.insert, args=("m.t", np.array([1]), NEW))
+    update.start()
+    gated.stores[0].gate.set()
+    update.join()
+
+    assert gated.lookup("m.t", np.array([1]))[0].tolist() == NEW.tolist()
+
+
+def test_nothing_is_promoted_into_a_model_that_took_the_place_of_the_one_it_was_read_from(config, gated):
+    other = serve(config, DictStore("other")).stores[0]
+    gated.lookup("m.t", np.array([1]))
+    assert gated.stores[0].arrived.wait(WAIT_S)
+    gated.lookup("m.t", np.array([2]))  # waits behind the first
+    unloading = threading.Thread(target=gated.unload_model, args=("m",))
+    unloading.start()
+    gated.stores[0].gate.set()
+    unloading.join()
+
+    assert gated.wait_for_promotions(WAIT_S)
+    assert gated.stores[0].tables() == []
+    gated.load_model(config)
+    assert held_by(gated.stores[0]) == held_by(other)
+
+
+def test_a_full_queue_drops_what_has_no_room_and_counts_it(gated, monkeypatch):
+    monkeypatch.setattr(promotion, "MOST_WAITING_BYTES", 2 * ROWS[0].nbytes)
+    gated.lookup("m.t", np.array([1]))
+    assert gated.stores[0].arrived.wait(WAIT_S)
+
+    gated.lookup("m.t", np.array([2, 3, 4]))
+    gated.lookup("m.t", np.array([5]))
+    gated.stores[0].gate.set()
+
+    assert gated.wait_for_promotions(WAIT_S)
+    assert gated.stores[0].inserted == [[1], [2, 3]]
+    assert counters(gated).dropped_promotions == 2
+
+
+def test_closing_ends_a_promotion_in_flight_and_drops_those_behind_it(config):
+    with serve(config, GatedStore(), DictStore("slow"), promote=True) as server:
+        fast = server.stores[0]
+        keep(fast, [])
+        fast.shut()
+        for key in (1, 2):
+            server.lookup("m.t", np.array([key]))
+        assert fast.arrived.wait(WAIT_S)
+        closing = threading.Thread(target=server.close)
+        closing.start()
+        while not server._promoter._is_closed:
+            pass
+        assert fast.calls["close"] == 0
+        fast.gate.set()
+        closing.join()
+
+    assert fast.inserted == [[1]]
+    assert fast.calls["close"] > 0
+
+
+def test_a_fast_tier_takes_promoted_rows_as_long_as_it_has_room(config):
+    memory = MemoryStore(capacity_rows=5)
+    settings = {"memory": TierSettings(is_initialized=False)}
+    with serve(config, memory, DictStore("slow"), promote=True, settings=settings) as server:
+        memory.insert("m.t", np.array(KEYS[:3]), ROWS[:3])
+
+        assert server.lookup("m.t", np.array(KEYS))[0].tobytes() == ROWS.tobytes()
+        assert server.wait_for_promotions(WAIT_S)
+        assert memory.count("m.t") == 5
+        assert (counters(server).promoted_rows, counters(server).dropped_promotions) == (2, 7)
+        assert server.lookup("m.t", np.array(KEYS))[0].tobytes() == ROWS.tobytes()
+        assert server.wait_for_promotions(WAIT_S)
+
+        assert memory.count("m.t") == 5
+        assert counters(server).tier == "memory"
+        assert counters(server).errors == 0
+
+
+def test_a_fast_tier_that_takes_no_rows_is_counted_and_the_next_promotions_go_on(config):
+    class Refusing(DictStore):
+        error = StoreError("fast", "m.t", "no")
+
+        def insert(self, table, keys, rows):
+            if 1 in keys and self.calls["insert"]:
+                raise self.error
+            super().insert(table, keys, rows)
+
+    with serve(config, Refusing("fast"), DictStore("slow"), promote=True) as server:
+        keep(server.stores[0], [])
+
+        for error in (server.stores[0].error, StoreFullError("fast", "m.t", "full"), ZeroDivisionError()):
+            server.stores[0].error = error
+            assert server.lookup("m.t", np.array([1]))[1].all()
+            assert server.wait_for_promotions(WAIT_S)
+        server.lookup("m.t", np.array([2]))
+        assert server.wait_for_promotions(WAIT_S)
+
+        assert held_by(server.stores[0]).keys() == {2}
+        assert (counters(server).errors, counters(server).dropped_promotions) == (1, 2)
+
+
+def test_nothing_is_promoted_into_a_tier_that_did_not_answer(config):
+    with serve(config, DictStore("fast"), DictStore("slow"), promote=True) as server:
+        server.stores[0].is_down = True
+        server.stores[0].calls.clear()
+
+        server.lookup("m.t", np.array([1]))
+
+        assert server.wait_for_promotions(WAIT_S)
+        assert server.stores[0].calls["insert"] == 0
+
+
+def test_a_server_without_promotions_has_nothing_to_wait_for(config):
+    with serve(config, DictStore()) as server:
+        assert server.wait_for_promotions(0)
