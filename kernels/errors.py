@@ -61,3 +61,17 @@ class TableFullError(HotrowError):
     def __reduce__(self) -> tuple[type["TableFullError"], tuple[int, int, int]]:
         """Let the error cross a process border."""
         return type(self), (self.capacity_rows, self.rows, self.new_rows)
+
+
+class SnapshotError(HotrowError):
+    """A snapshot cannot be read: no such file, no snapshot, damaged, cut short, or changed while it was open."""
+
+    def __init__(self, file: str, reason: str) -> None:
+        """Name the file and what is wrong with it."""
+        super().__init__(f"{file}: {reason}")
+        self.file = file
+        self.reason = reason
+
+    def __reduce__(self) -> tuple[type["SnapshotError"], tuple[str, str]]:
+        """Let the error cross a process border."""
+        return type(self), (self.file, self.reason)

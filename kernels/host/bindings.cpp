@@ -1,7 +1,4 @@
 // The Python face of the host kernels: kernels._host. Arguments are checked here, once; the C++ behind trusts them.
-//
-// Work is done without the GIL, save for reads of at most kTinyKeys keys: they take about as long as giving the GIL up
-// and taking it back, and they never wait.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
@@ -21,18 +18,12 @@
 #include "python_names.hpp"
 #include "row_arguments.hpp"
 #include "row_codec.hpp"
+#include "snapshot_bindings.hpp"
 #include "split.hpp"
+#include "table_reads.hpp"
 
 namespace hotrow {
 namespace {
-
-// Whole numbers come as int64 so that a wrong one is told apart from a wrong type.
-uint64_t in_range(const char* name, int64_t value, uint64_t most) {
-  if (value < 1 || static_cast<uint64_t>(value) > most)
-    throw nb::value_error((std::string(name) + ": expected 1 to " + std::to_string(most) + ", got " +
-                           std::to_string(value)).c_str());
-  return static_cast<uint64_t>(value);
-}
 
 // By the number of the policy; the first, to refuse, is None.
 constexpr const char* kOverflowPolicyNames[] = {"", "evict_random", "evict_least_used", "evict_oldest",
@@ -72,36 +63,6 @@ uint64_t table_memory_bytes(int64_t dim, int64_t capacity_rows, const std::strin
   return HostTable::memory_bytes_for(static_cast<uint32_t>(in_range("dim", dim, HostTable::kMaxDim)),
                                      in_range("capacity_rows", capacity_rows, HostTable::kMaxCapacityRows),
                                      parse_row_type(row_dtype), parse_overflow_policy(overflow_policy));
-}
-
-nb::object fetch(HostTable& table, nb::handle keys_in, nb::handle out_in) {
-  const Keys keys(keys_in, Keys::kLookUp);
-  Array out(out_in, "out", "float32[N, D]", Array::kWrite);
-  out.require(Dtype::kFloat32, 2);
-  out.require_shape(keys.count(), table.dim());
-  nb::object found = python().empty(keys.count(), python().bool_);
-  const Array found_array(found, "found", "bool[N]", Array::kWrite);
-  std::optional<nb::gil_scoped_release> release;
-  release_gil_unless(keys.count() <= kTinyKeys, release);
-  table.fetch(keys.begin(), keys.count(), out.data<float>(), found_array.data<bool>());
-  release.reset();
-  return found;
-}
-
-nb::object fetch_pooled(HostTable& table, nb::handle keys_in, nb::handle row_ptrs_in, nb::handle out_in,
-                        const std::string& combiner, nb::handle weights_in) {
-  const Keys keys(keys_in, Keys::kLookUp);
-  const BagArguments bags(row_ptrs_in, combiner, weights_in, keys.count());
-  Array out(out_in, "out", "float32[R, D]", Array::kWrite);
-  out.require(Dtype::kFloat32, 2);
-  out.require_shape(bags.count(), table.dim());
-  nb::object found = python().empty(keys.count(), python().bool_);
-  const Array found_array(found, "found", "bool[N]", Array::kWrite);
-  std::optional<nb::gil_scoped_release> release;
-  release_gil_unless(keys.count() <= kTinyKeys && bags.count() <= kTinyKeys, release);
-  table.fetch_pooled(keys.begin(), bags.bags(), out.data<float>(), found_array.data<bool>());
-  release.reset();
-  return found;
 }
 
 int64_t insert(HostTable& table, nb::handle keys_in, nb::handle rows_in) {
@@ -265,9 +226,9 @@ NB_MODULE(_host, module) {
       .def_prop_ro("capacity_rows", &HostTable::capacity_rows)
       .def_prop_ro("overflow_policy", &overflow_policy)
       .def("__len__", [](const HostTable& table) { return static_cast<size_t>(table.rows()); })
-      .def("fetch", &fetch, nb::arg("keys").none(), nb::arg("out").none(), docs::kFetch)
-      .def("fetch_pooled", &fetch_pooled, nb::arg("keys").none(), nb::arg("row_ptrs").none(), nb::arg("out").none(),
-           nb::arg("combiner"), nb::arg("weights").none() = nb::none(), docs::kFetchPooled)
+      .def("fetch", &fetch<HostTable>, nb::arg("keys").none(), nb::arg("out").none(), docs::kFetch)
+      .def("fetch_pooled", &fetch_pooled<HostTable>, nb::arg("keys").none(), nb::arg("row_ptrs").none(),
+           nb::arg("out").none(), nb::arg("combiner"), nb::arg("weights").none() = nb::none(), docs::kFetchPooled)
       .def("insert", &insert, nb::arg("keys").none(), nb::arg("rows").none(), docs::kInsert)
       .def("evict", &evict, nb::arg("keys").none(), docs::kEvict)
       .def("_read_items", &read_items, nb::arg("cursor"), nb::arg("max_rows"))
@@ -280,6 +241,8 @@ NB_MODULE(_host, module) {
            docs::kFindOrInsert)
       .def("keys", &all_keys, docs::kKeys)
       .def("__len__", &key_count);
+
+  bind_snapshots(module);
 
   module.def("pool_rows", &pool_rows, nb::arg("rows").none(), nb::arg("row_ptrs").none(), nb::arg("out").none(),
              nb::arg("combiner"), nb::arg("weights").none() = nb::none(), docs::kPoolRows);

@@ -203,4 +203,72 @@ Raises:
     ValueError: an argument has another shape or is not contiguous, the length of ``row_ptrs`` is neither, or B is 0.
 )";
 
+constexpr const char* kSnapshot = R"(The native part of kernels.snapshot.Snapshot.)";
+
+constexpr const char* kSnapshotFetch = R"(Read rows into ``out``, as ``HostTable.fetch`` does.
+
+Raises:
+    SnapshotError: the file is damaged where it was read, was cut short or written to since it was opened, or cannot
+        be read; ``out`` then holds anything.
+)";
+
+constexpr const char* kSnapshotFetchPooled = R"(Pool bags of rows, as ``HostTable.fetch_pooled`` does.
+
+Raises:
+    SnapshotError: see ``fetch``.
+)";
+
+constexpr const char* kReadKeys = R"(Return the keys of rows [first, first + count) in the order of writing: int64[N].
+
+Raises:
+    SnapshotError: see ``fetch``.
+    ValueError: there are not so many rows.
+)";
+
+constexpr const char* kReadItems = R"(Return keys and rows [first, first + count): int64[N], float32[N, D].
+
+Raises:
+    SnapshotError: see ``fetch``.
+    ValueError: there are not so many rows.
+)";
+
+constexpr const char* kCheckIndex = R"(Read the whole index and check it.
+
+Raises:
+    SnapshotError: it is damaged.
+)";
+
+constexpr const char* kCheckContent = R"(Read the whole file, check every byte, and find every key.
+
+Raises:
+    SnapshotError: it is damaged.
+)";
+
+constexpr const char* kSnapshotWriter = R"(The native part of kernels.snapshot.write_snapshot.)";
+
+constexpr const char* kAppend = R"(Write the next rows.
+
+Args:
+    keys: int64[N], C-contiguous, none of which came before.
+    rows: float32[N, D], C-contiguous.
+
+Raises:
+    RowValueError: a value is none that ``row_dtype`` can hold.
+    TableFullError: more rows came than were announced.
+    ReservedKeyError: a key is reserved.
+    ValueError: a key came before, or an argument has another shape or is not contiguous.
+    TypeError: an argument is no array, or one of another dtype.
+    OSError: the disk refuses.
+)";
+
+constexpr const char* kFinish = R"(Write what is left, the header last.
+
+Args:
+    source: 32 bytes that name what the rows came from.
+
+Raises:
+    OSError: the disk refuses.
+    ValueError: ``source`` has another length.
+)";
+
 }  // namespace hotrow::docs

@@ -36,6 +36,7 @@ struct TableFull {
 
 class HostTable {
  public:
+  static constexpr bool kReadsMayWait = false;
   static constexpr uint32_t kMaxDim = 1u << 16;
   static constexpr uint64_t kMaxCapacityRows = 3'500'000'000;  // with the spare rows below 2^32
 

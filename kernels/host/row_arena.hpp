@@ -20,13 +20,15 @@
 
 namespace hotrow {
 
-// What a reader needs of an arena.
+// What a reader needs of an arena. kNoRow, like every number beyond the rows, reads as zeros: not even a file that was
+// changed after it was checked (snapshot.hpp) leads outside the arena.
 struct RowsView {
   const std::byte* rows;
   size_t stride_bytes;
   const std::byte* zeros;
+  uint32_t count;
 
-  const std::byte* at(uint32_t row) const { return row == kNoRow ? zeros : rows + row * stride_bytes; }
+  const std::byte* at(uint32_t row) const { return row < count ? rows + row * stride_bytes : zeros; }
 };
 
 class RowArena {
@@ -36,7 +38,7 @@ class RowArena {
 
   static size_t bytes_for(size_t stride_bytes, uint64_t rows) { return (rows + 1) * stride_bytes; }
 
-  RowsView view() const { return {memory_.data(), stride_bytes_, row(rows_)}; }
+  RowsView view() const { return {memory_.data(), stride_bytes_, row(rows_), rows_}; }
   size_t memory_bytes() const { return memory_.bytes(); }
   std::byte* row(uint32_t number) const { return memory_.data() + number * stride_bytes_; }
 

@@ -1,0 +1,285 @@
+#include "snapshot.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include "mapped_reads.hpp"
+#include "page_faults.hpp"
+
+namespace hotrow {
+namespace {
+
+constexpr size_t kWindowPages = 512;  // read ahead of a walk through the file: 2 MiB
+
+std::string place(uint64_t page) {
+  return "the page of 4,096 bytes at offset " + std::to_string((page + 1) * kSnapshotPage);
+}
+
+// The header of a mapped file, checked for itself.
+SnapshotHeader read_header(const MappedFile& file) {
+  if (file.bytes() < kSnapshotPage)
+    throw FileFault{file.path(), "expected a header of 4096 bytes, found a file of " + std::to_string(file.bytes())};
+  SnapshotHeader header;
+  if (!read_mapped(file.data(), kSnapshotPage, [&] { std::memcpy(&header, file.data(), sizeof header); }))
+    throw FileFault{file.path(), "its header cannot be read"};
+  if (std::memcmp(header.magic, kSnapshotMagic, sizeof kSnapshotMagic) != 0) throw FileFault{file.path(), "no snapshot"};
+  if (header.format != kSnapshotFormat)
+    throw FileFault{file.path(), "format " + std::to_string(header.format) + ", expected " + std::to_string(kSnapshotFormat)};
+  if (header.checksum() != header.header_checksum) throw FileFault{file.path(), "its header is damaged: the checksum is wrong"};
+  const bool possible = header.dim >= 1 && header.dim <= kMostSnapshotDim && header.row_type < kRowTypes &&
+                        header.key_bytes == sizeof(int64_t) && header.rows <= header.capacity_rows &&
+                        header.capacity_rows <= kMostSnapshotRows && header.bucket_count >= 1 &&
+                        header.bucket_count <= 2 * kMostSnapshotRows &&
+                        header.rows <= header.bucket_count * kSlots;
+  if (!possible) throw FileFault{file.path(), "its header makes no sense"};
+  return header;
+}
+
+}  // namespace
+
+Snapshot::Snapshot(const std::string& path)
+    : file_(path),
+      header_(read_header(file_)),
+      layout_(header_.dim, row_type(), header_.capacity_rows, header_.bucket_count),
+      is_checked_(new std::atomic<bool>[layout_.index_pages()]()),
+      unchecked_pages_(layout_.index_pages()) {
+  if (layout_.file_bytes != file_.bytes())
+    fail("expected " + std::to_string(layout_.file_bytes) + " bytes by its header, found " +
+                        std::to_string(file_.bytes()));
+  const size_t bytes = layout_.index_pages() * sizeof(uint32_t);
+  file_.will_need(layout_.checksums, bytes);
+  uint32_t checksum = 0;
+  guarded([&] { checksum = crc32(checksums(), bytes); });
+  if (checksum != header_.index_checksum) fail("the checksums of its index are damaged");
+}
+
+TableView Snapshot::view() const {
+  const size_t stride = row_stride_bytes(row_type(), dim());
+  const auto* rows = at<const std::byte>(layout_.rows);
+  return {{at<const Bucket>(layout_.index), header_.bucket_count},
+          {rows, stride, rows + header_.capacity_rows * stride, static_cast<uint32_t>(header_.rows)},
+          dim(),
+          row_type()};
+}
+
+// Run `read`, which keeps the rules of read_mapped, and believe what it read.
+template <class Read>
+void Snapshot::guarded(const Read& read) const {
+  const bool was_read = read_mapped(file_.data(), file_.bytes(), read);
+  const std::string change = file_.change();
+  if (!change.empty()) fail(change);
+  if (!was_read) fail("cannot be read: the system reports a bus error, as of a failing disk");
+}
+
+void Snapshot::fail(const std::string& reason) const { throw FileFault{path(), reason}; }
+
+void Snapshot::raise_damaged(uint64_t page) const {
+  fail("is damaged: " + place(page) + " is not what was written");
+}
+
+bool Snapshot::has_checksum(uint64_t page) const {
+  return crc32(file_.data() + (page + 1) * kSnapshotPage, kSnapshotPage) == checksums()[page];
+}
+
+// A page of the index is what was written, and nothing that a reader must not meet was: a key without a row, a row
+// beyond the last.
+bool Snapshot::is_sound(uint64_t page) const {
+  if (!has_checksum(page)) return false;
+  const Bucket* buckets = view().index.buckets;
+  const uint64_t end = std::min((page + 1) * kBucketsPerPage, header_.bucket_count);
+  bool sound = true;
+  for (uint64_t b = page * kBucketsPerPage; b < end; ++b)
+    for (int slot = 0; slot < kSlots; ++slot) {
+      const int64_t key = buckets[b].keys[slot].load(std::memory_order_relaxed);
+      const uint32_t row = buckets[b].rows[slot].load(std::memory_order_relaxed);
+      sound &= key == kEmpty ? row == kNoRow : !is_reserved(key) && row < header_.rows;
+    }
+  return sound;
+}
+
+// Whether a probe may go past the page's last bucket.
+bool Snapshot::leads_on(uint64_t page) const {
+  const uint64_t last = std::min((page + 1) * kBucketsPerPage, header_.bucket_count) - 1;
+  return view().index.buckets[last].passed.load(std::memory_order_relaxed) != 0;
+}
+
+// Check a page of the index and those that probes go on to; the first damaged one, or kSound. A page counts as checked
+// only once the pages behind it are, for other threads go by it.
+uint64_t Snapshot::check_from(uint64_t page) {
+  const uint64_t pages = layout_.index_pages();
+  uint64_t count = 0;
+  for (uint64_t at = page; count < pages; at = (page + count) % pages) {
+    if (is_checked_[at].load(std::memory_order_relaxed)) break;
+    if (!is_sound(at)) return at;
+    ++count;
+    if (!leads_on(at)) break;
+  }
+  for (uint64_t i = count; i-- > 0;) mark_checked((page + i) % pages);
+  return kSound;
+}
+
+void Snapshot::mark_checked(uint64_t page) {
+  if (!is_checked_[page].exchange(true, std::memory_order_relaxed))
+    unchecked_pages_.fetch_sub(1, std::memory_order_relaxed);
+}
+
+// Check what probes for these keys may meet; the first damaged page, or kSound.
+uint64_t Snapshot::check_homes(const int64_t* keys, size_t n) {
+  if (unchecked_pages_.load(std::memory_order_relaxed) == 0) return kSound;
+  const IndexView index = view().index;
+  for (size_t i = 0; i < n; ++i) {
+    const uint64_t page = index.home(keys[i]) / kBucketsPerPage;
+    if (is_checked_[page].load(std::memory_order_relaxed)) continue;
+    if (const uint64_t damaged = check_from(page); damaged != kSound) return damaged;
+  }
+  return kSound;
+}
+
+template <class Read>
+void Snapshot::look_up(const int64_t* keys, size_t n, const Read& read) {
+  if (is_cold_.load(std::memory_order_relaxed)) prefetch(keys, n);
+  const PageFaults faults(n);
+  uint64_t damaged = kSound;
+  guarded([&] {
+    damaged = check_homes(keys, n);
+    if (damaged == kSound) read();
+  });
+  if (damaged != kSound) raise_damaged(damaged);
+  if (faults.have_waited()) is_cold_.store(true, std::memory_order_relaxed);
+}
+
+void Snapshot::fetch(const int64_t* keys, size_t n, float* out, bool* found) {
+  look_up(keys, n, [&] { lookup_loops().fetch(view(), keys, n, out, found); });
+}
+
+void Snapshot::fetch_pooled(const int64_t* keys, const Bags& bags, float* out, bool* found) {
+  const auto n = static_cast<size_t>(bags.row_ptrs[bags.count]);
+  look_up(keys, n, [&] { lookup_loops().fetch_pooled(view(), keys, bags, 0, bags.count, out, found); });
+}
+
+void Snapshot::read_rows(uint64_t first, size_t n, int64_t* keys, float* out) const {
+  const RowsView rows = view().rows;
+  const uint64_t keys_at = layout_.keys + first * sizeof(int64_t), rows_at = layout_.rows + first * rows.stride_bytes;
+  file_.will_need(keys_at, n * sizeof(int64_t));
+  if (out) file_.will_need(rows_at, n * rows.stride_bytes);
+  guarded([&] {
+    std::memcpy(keys, file_.data() + keys_at, n * sizeof(int64_t));
+    if (out) lookup_loops().decode(row_type(), file_.data() + rows_at, rows.stride_bytes, dim(), n, out);
+  });
+}
+
+// Ask for the pages that a lookup of these keys reads, so that the disk is read by many at a time and not one after
+// the other: first their buckets, then, as those tell where they are, their rows.
+void Snapshot::prefetch(const int64_t* keys, size_t n) {
+  const TableView table = view();
+  std::vector<uint64_t> pages(n);
+  for (size_t i = 0; i < n; ++i) pages[i] = 1 + table.index.home(keys[i]) / kBucketsPerPage;
+  bool is_cold = read_soon(pages);
+  std::vector<int64_t> numbers(n);
+  uint64_t damaged = kSound;
+  guarded([&] {
+    damaged = check_homes(keys, n);
+    if (damaged == kSound) lookup_loops().find(table.index, keys, n, numbers.data());
+  });
+  if (damaged != kSound) raise_damaged(damaged);
+  pages.clear();
+  for (const int64_t number : numbers) {
+    if (number < 0) continue;
+    const uint64_t begin = layout_.rows + static_cast<uint64_t>(number) * table.rows.stride_bytes;
+    const uint64_t last = (begin + row_bytes(row_type(), dim()) - 1) / kSnapshotPage;
+    for (uint64_t page = begin / kSnapshotPage; page <= last; ++page) pages.push_back(page);
+  }
+  is_cold |= read_soon(pages);
+  is_cold_.store(is_cold, std::memory_order_relaxed);
+}
+
+// Ask for pages of the file, unless all of a sample are in memory; whether any of it was not.
+bool Snapshot::read_soon(std::vector<uint64_t>& pages) const {
+  constexpr size_t kSample = 32;
+  const size_t step = std::max<size_t>(pages.size() / kSample, 1);
+  bool all_resident = true;
+  for (size_t i = 0; i < pages.size() && all_resident; i += step)
+    all_resident = file_.is_resident(pages[i] * kSnapshotPage);
+  if (all_resident) return false;
+  std::sort(pages.begin(), pages.end());
+  const auto end = std::unique(pages.begin(), pages.end());
+  for (auto at = pages.begin(); at != end;) {
+    auto next = at + 1;
+    while (next != end && *next == *at + static_cast<uint64_t>(next - at)) ++next;
+    file_.will_need(*at * kSnapshotPage, static_cast<size_t>(next - at) * kSnapshotPage);
+    at = next;
+  }
+  return true;
+}
+
+// The first page of [begin, end) that `is_right` refuses, or kSound; read in order, with the disk working ahead.
+template <class IsRight>
+uint64_t Snapshot::first_damaged(uint64_t begin, uint64_t end, const IsRight& is_right) const {
+  uint64_t damaged = kSound;
+  for (uint64_t at = begin; at < end && damaged == kSound; at += kWindowPages) {
+    file_.will_need((at + 1) * kSnapshotPage, 2 * kWindowPages * kSnapshotPage);
+    guarded([&] {
+      for (uint64_t page = at; page < std::min(at + kWindowPages, end) && damaged == kSound; ++page)
+        if (!is_right(page)) damaged = page;
+    });
+  }
+  return damaged;
+}
+
+uint64_t Snapshot::keys_in(uint64_t page) const {
+  const Bucket* buckets = view().index.buckets;
+  const uint64_t end = std::min((page + 1) * kBucketsPerPage, header_.bucket_count);
+  uint64_t keys = 0;
+  for (uint64_t b = page * kBucketsPerPage; b < end; ++b)
+    for (const auto& key : buckets[b].keys) keys += key.load(std::memory_order_relaxed) != kEmpty;
+  return keys;
+}
+
+void Snapshot::check_index() {
+  const uint64_t pages = layout_.index_pages();
+  uint64_t keys = 0;
+  const uint64_t damaged = first_damaged(0, pages, [&](uint64_t page) {
+    keys += keys_in(page);
+    return is_sound(page);
+  });
+  if (damaged != kSound) raise_damaged(damaged);
+  if (keys != rows())
+    fail("its index has " + std::to_string(keys) + " keys, expected " + std::to_string(rows()));
+  for (uint64_t page = 0; page < pages; ++page) mark_checked(page);
+}
+
+void Snapshot::check_content() {
+  check_index();
+  const uint64_t begin = layout_.index_pages(), end = layout_.pages();
+  file_.will_need(layout_.checksums, end * sizeof(uint32_t));
+  uint32_t checksum = 0;
+  guarded([&] { checksum = crc32(checksums() + begin, (end - begin) * sizeof(uint32_t)); });
+  if (checksum != header_.content_checksum) fail("the checksums of its rows are damaged");
+  const uint64_t damaged = first_damaged(begin, end, [&](uint64_t page) { return has_checksum(page); });
+  if (damaged != kSound) raise_damaged(damaged);
+  check_numbers();
+}
+
+// Every key is found, under its own number; what absent keys read is zeros.
+void Snapshot::check_numbers() const {
+  constexpr size_t kKeys = 8192;
+  const TableView table = view();
+  std::vector<int64_t> keys(kKeys), numbers(kKeys);
+  for (uint64_t first = 0; first < rows(); first += kKeys) {
+    const size_t n = std::min<uint64_t>(kKeys, rows() - first);
+    read_rows(first, n, keys.data(), nullptr);
+    guarded([&] { lookup_loops().find(table.index, keys.data(), n, numbers.data()); });
+    for (size_t i = 0; i < n; ++i)
+      if (numbers[i] != static_cast<int64_t>(first + i))
+        fail("row " + std::to_string(first + i) + " is not where its key " + std::to_string(keys[i]) +
+                            " leads");
+  }
+  bool is_zero = true;
+  guarded([&] {
+    for (size_t at = 0; at < table.rows.stride_bytes; ++at) is_zero &= table.rows.zeros[at] == std::byte{0};
+  });
+  if (!is_zero) fail("the row of absent keys is not zero");
+}
+
+}  // namespace hotrow

@@ -1,0 +1,90 @@
+// One table's rows in a file that is mapped read-only (snapshot_format.hpp), read by the host table's own loops.
+//
+// Every method may be called from any thread; nothing is ever written, so there are no epochs. A file that is cut
+// short, written to or cannot be read fails the calls that come upon it with FileFault; none of them ends the
+// process (mapped_reads.hpp) and none gives a row of such a file: what has been done to it is asked after the rows
+// were read.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "lookup.hpp"
+#include "mapped_file.hpp"
+#include "snapshot_format.hpp"
+
+namespace hotrow {
+
+class Snapshot {
+ public:
+  static constexpr bool kReadsMayWait = true;  // for the disk
+
+  // Throws FileFault, std::bad_alloc.
+  explicit Snapshot(const std::string& path);
+
+  uint32_t dim() const { return header_.dim; }
+  RowType row_type() const { return static_cast<RowType>(header_.row_type); }
+  uint64_t rows() const { return header_.rows; }
+  const std::string& path() const { return file_.path(); }
+  const SnapshotHeader& header() const { return header_; }
+  size_t file_bytes() const { return file_.bytes(); }
+
+  // See HostTable. Throw FileFault, after which `out` and `found` hold anything.
+  void fetch(const int64_t* keys, size_t n, float* out, bool* found);
+  void fetch_pooled(const int64_t* keys, const Bags& bags, float* out, bool* found);
+
+  // Keys and, unless `out` is null, rows by number: [first, first + n) -> keys[n], out[n][dim]. first + n <= rows().
+  void read_rows(uint64_t first, size_t n, int64_t* keys, float* out) const;
+
+  // Read the whole index. Throws FileFault where a byte is not what was written.
+  void check_index();
+
+  // Read all keys and rows, too, and find every key where it should be.
+  void check_content();
+
+ private:
+  static constexpr uint64_t kSound = UINT64_MAX;  // no page is damaged
+
+  TableView view() const;
+  const uint32_t* checksums() const { return at<const uint32_t>(layout_.checksums); }
+  template <class T>
+  T* at(uint64_t offset) const {
+    return reinterpret_cast<T*>(file_.data() + offset);
+  }
+  template <class Read>
+  void guarded(const Read& read) const;
+
+  bool has_checksum(uint64_t page) const;
+  bool is_sound(uint64_t page) const;
+  bool leads_on(uint64_t page) const;
+  uint64_t check_from(uint64_t page);
+  void mark_checked(uint64_t page);
+  uint64_t check_homes(const int64_t* keys, size_t n);
+  template <class Read>
+  void look_up(const int64_t* keys, size_t n, const Read& read);
+  template <class IsRight>
+  uint64_t first_damaged(uint64_t begin, uint64_t end, const IsRight& is_right) const;
+  uint64_t keys_in(uint64_t page) const;
+  void check_numbers() const;
+  [[noreturn]] void fail(const std::string& reason) const;
+  [[noreturn]] void raise_damaged(uint64_t page) const;
+
+  void prefetch(const int64_t* keys, size_t n);
+  bool read_soon(std::vector<uint64_t>& pages) const;
+
+  const MappedFile file_;
+  const SnapshotHeader header_;
+  const SnapshotLayout layout_;
+  // By page of the index: whether it was found sound; a probe that begins in such a page meets only such pages.
+  // release/acquire is not needed: the pages are written by nobody.
+  const std::unique_ptr<std::atomic<bool>[]> is_checked_;
+  std::atomic<uint64_t> unchecked_pages_;
+  // Whether the last lookup that looked met pages that are not in memory; then they are asked for ahead. Relaxed: a
+  // guess about the next one.
+  std::atomic<bool> is_cold_{true};
+};
+
+}  // namespace hotrow

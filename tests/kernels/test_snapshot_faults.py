@@ -1,0 +1,396 @@
+"""Snapshots that are damaged, cut short or changed: an error, never a wrong row and never the process's end."""
+
+import os
+import signal
+import struct
+import subprocess
+import sys
+import textwrap
+import threading
+
+import numpy as np
+import pytest
+
+from kernels.errors import SnapshotError
+from kernels.snapshot import Snapshot
+from tests.kernels.snapshot_files import (
+    HEADER,
+    HEADER_BYTES,
+    PAGE,
+    find,
+    header_of,
+    home,
+    random_rows,
+    seal,
+    seal_header,
+    sections,
+    set_field,
+    write,
+)
+
+DIM = 16
+STRIDE = 64
+ROWS = 20_000
+
+
+@pytest.fixture
+def table(tmp_path):
+    """A snapshot's path, its keys and rows."""
+    keys, rows = random_rows(ROWS, DIM)
+    write(tmp_path / "t.snapshot", keys, rows)
+    return tmp_path / "t.snapshot", keys, rows
+
+
+def fetch(snapshot, keys):
+    out = np.full((len(keys), snapshot.dim), np.nan, dtype=np.float32)
+    found = snapshot.fetch(np.asarray(keys, dtype=np.int64), out)
+    return out, found
+
+
+def changed(path, change):
+    """Write a copy with ``change`` applied to its bytes; returns its path."""
+    data = bytearray(path.read_bytes())
+    change(data)
+    copy = path.with_name("changed.snapshot")
+    copy.write_bytes(data)
+    return copy
+
+
+@pytest.mark.parametrize("field", HEADER)
+def test_a_header_with_a_damaged_field_is_refused(table, field):
+    path, _, _ = table
+    at, code = HEADER[field]
+
+    def damage(data):
+        data[at + struct.calcsize(code) - 1] ^= 0x10
+
+    with pytest.raises(SnapshotError, match=r"changed\.snapshot: (no snapshot|format \d+, expected 1|its header is)"):
+        Snapshot(changed(path, damage))
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("format", 2, "format 2, expected 1"),
+        ("dim", 0, "makes no sense"),
+        ("dim", 2**16 + 1, "makes no sense"),
+        ("dim", DIM + 1, "expected .* bytes by its header"),
+        ("row_type", 5, "makes no sense"),
+        ("row_type", 1, "expected .* bytes by its header"),
+        ("key_bytes", 4, "makes no sense"),
+        ("rows", ROWS + 1, "makes no sense"),
+        ("capacity_rows", 2**40, "makes no sense"),
+        ("capacity_rows", ROWS + 5000, "expected .* bytes by its header"),
+        ("bucket_count", 0, "makes no sense"),
+        ("bucket_count", 2**40, "makes no sense"),
+        ("bucket_count", 7000, "expected .* bytes by its header"),
+        ("index_checksum", 1, "checksums of its index"),
+    ],
+)
+def test_a_sealed_header_that_says_something_else_is_refused(table, field, value, message):
+    path, _, _ = table
+
+    def alter(data):
+        set_field(data, field, value)
+        seal_header(data)
+
+    with pytest.raises(SnapshotError, match=message):
+        Snapshot(changed(path, alter))
+
+
+def test_a_file_of_any_other_size_is_refused(table):
+    path, _, _ = table
+    size = path.stat().st_size
+
+    for other in (1, 7, HEADER_BYTES, PAGE - 1, PAGE, PAGE + 1, size // 2, size - 1, size + 1, size + PAGE):
+
+        def resize(data, other=other):
+            data[other:] = bytes(max(other - size, 0))
+
+        with pytest.raises(SnapshotError, match=r"expected"):
+            Snapshot(changed(path, resize))
+
+
+def test_a_snapshot_that_was_not_written_to_its_end_is_none(table):
+    path, _, _ = table
+
+    def forget_the_header(data):  # it is written last
+        data[:PAGE] = bytes(PAGE)
+
+    with pytest.raises(SnapshotError, match="no snapshot"):
+        Snapshot(changed(path, forget_the_header))
+
+
+def test_what_is_no_snapshot_is_refused_by_name(tmp_path):
+    (tmp_path / "text").write_text("keys and rows\n" * 1000)
+    (tmp_path / "empty").touch()
+    os.mkfifo(tmp_path / "pipe")
+
+    for name, reason in {
+        "text": "no snapshot",
+        "empty": "the file is empty",
+        "pipe": "not a regular file",
+        "absent": "No such file",
+        ".": "not a regular file",
+    }.items():
+        with pytest.raises(SnapshotError, match=reason) as caught:
+            Snapshot(tmp_path / name)
+        assert str(caught.value).startswith(str(tmp_path / name))
+
+
+@pytest.mark.parametrize("byte", [0, 41, 60, 63])  # of a key, a row number, the count of passing keys: both ends
+def test_a_damaged_index_fails_the_lookups_that_meet_it_and_no_others(table, byte):
+    path, keys, rows = table
+    count = header_of(path.read_bytes())["bucket_count"]
+    page = np.array([home(key, count) * 64 // PAGE for key in keys.tolist()])
+    snapshot = Snapshot(changed(path, lambda data: data.__setitem__(PAGE + 5 * PAGE + byte, data[6 * PAGE + byte] ^ 4)))
+    elsewhere = (page > 6) | (page < 3)  # a probe may go on to the next page
+
+    out, found = fetch(snapshot, keys[elsewhere])
+
+    assert found.all()
+    assert (out == rows[elsewhere]).all()
+    for _ in range(2):
+        with pytest.raises(SnapshotError, match=f"damaged: the page of 4,096 bytes at offset {6 * PAGE} is not"):
+            fetch(snapshot, keys[page == 5][:1])
+        with pytest.raises(SnapshotError, match="damaged"):
+            snapshot.fetch_pooled(keys, np.array([0, ROWS]), np.empty((1, DIM), np.float32), "sum")
+        with pytest.raises(SnapshotError, match="damaged"):
+            snapshot.check_index()
+
+
+def test_a_damaged_page_is_found_by_a_probe_that_goes_on_to_it(table):
+    path, keys, _ = table
+    data = path.read_bytes()
+    count = header_of(data)["bucket_count"]
+    # The last bucket of a page that keys went past, and a key whose home it is.
+    late = next(
+        key
+        for key in keys.tolist()
+        if home(key, count) % 64 == 63 and find(data, key) is not None and data[PAGE + 64 * home(key, count) + 60]
+    )
+    next_page = home(late, count) // 64 + 1
+    snapshot = Snapshot(changed(path, lambda data: data.__setitem__((1 + next_page) * PAGE + 8, 77)))
+
+    with pytest.raises(SnapshotError, match=f"at offset {(1 + next_page) * PAGE} "):
+        fetch(snapshot, [late])
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda keys, rows: (keys, (ROWS, *rows[1:])),  # a row beyond the last
+        lambda keys, rows: (keys, (2**32 - 1, *rows[1:])),  # no row: a search for its key would never end
+        lambda keys, rows: ((2**63 - 1, *keys[1:]), rows),  # a key that none may be
+        lambda keys, rows: ((-(2**63), *keys[1:]), rows),  # a free slot with a row
+    ],
+    ids=["row beyond the last", "key without a row", "reserved key", "row without a key"],
+)
+def test_an_index_that_was_made_to_mislead_is_refused_though_its_checksums_are_right(table, damage):
+    path, keys, _ = table
+    key = keys.tolist()[0]
+
+    def mislead(data):
+        count = header_of(data)["bucket_count"]
+        at = PAGE + 64 * home(key, count)
+        slots, numbers = damage(struct.unpack_from("<5q", data, at), struct.unpack_from("<5I", data, at + 40))
+        struct.pack_into("<5q5I", data, at, *slots, *numbers)
+        seal(data, STRIDE)
+
+    snapshot = Snapshot(changed(path, mislead))
+
+    with pytest.raises(SnapshotError, match="damaged"):
+        fetch(snapshot, [key])
+    with pytest.raises(SnapshotError, match="damaged"):
+        snapshot.check_index()
+
+
+@pytest.mark.parametrize("section", ["keys", "rows"])
+def test_damaged_keys_and_rows_are_found_by_reading_everything(table, section):
+    path, keys, _ = table
+    at = sections(header_of(path.read_bytes()), STRIDE)[section] + 3 * PAGE + 1000
+    snapshot = Snapshot(changed(path, lambda data: data.__setitem__(at, data[at] ^ 1)))
+
+    snapshot.check_index()
+    assert fetch(snapshot, keys)[1].all()
+    with pytest.raises(SnapshotError, match=f"at offset {at // PAGE * PAGE} "):
+        snapshot.check_content()
+
+
+def test_damaged_checksums_are_found(table):
+    path, _, _ = table
+    where = sections(header_of(path.read_bytes()), STRIDE)
+
+    with pytest.raises(SnapshotError, match="checksums of its index"):
+        Snapshot(changed(path, lambda data: data.__setitem__(where["checksums"], data[where["checksums"]] ^ 1)))
+    of_rows = changed(path, lambda data: data.__setitem__(-1, data[-1] ^ 1))
+    with pytest.raises(SnapshotError, match="checksums of its rows"):
+        Snapshot(of_rows).check_content()
+
+
+def test_reading_everything_finds_rows_in_the_wrong_place_though_all_checksums_are_right(table):
+    path, _, _ = table
+
+    def swap_two_keys(data):
+        at = sections(header_of(data), STRIDE)["keys"]
+        data[at : at + 16] = data[at + 8 : at + 16] + data[at : at + 8]
+        seal(data, STRIDE)
+
+    def fill_the_row_of_absent_keys(data):
+        data[sections(header_of(data), STRIDE)["rows"] + ROWS * STRIDE] = 1
+        seal(data, STRIDE)
+
+    with pytest.raises(SnapshotError, match="row 0 is not where its key"):
+        Snapshot(changed(path, swap_two_keys)).check_content()
+    with pytest.raises(SnapshotError, match="absent keys is not zero"):
+        Snapshot(changed(path, fill_the_row_of_absent_keys)).check_content()
+
+
+def test_an_index_that_lacks_a_key_is_found_though_its_checksums_are_right(table):
+    path, keys, _ = table
+    key = keys.tolist()[0]
+
+    def lose_a_key(data):
+        at = PAGE + 64 * home(key, header_of(data)["bucket_count"])
+        slot = struct.unpack_from("<5q", data, at).index(key)
+        struct.pack_into("<q", data, at + 8 * slot, -(2**63))
+        struct.pack_into("<I", data, at + 40 + 4 * slot, 2**32 - 1)
+        seal(data, STRIDE)
+
+    with pytest.raises(SnapshotError, match="its index has 19999 keys, expected 20000"):
+        Snapshot(changed(path, lose_a_key)).check_index()
+
+
+def test_a_file_that_is_written_to_while_open_gives_no_more_rows(table):
+    path, keys, _ = table
+    snapshot = Snapshot(path)
+    assert fetch(snapshot, keys)[1].all()
+    with path.open("r+b") as file:
+        file.seek(sections(header_of(path.read_bytes()), STRIDE)["rows"])
+        file.write(b"\1" * PAGE)
+
+    for call in (lambda: fetch(snapshot, keys[:1]), lambda: snapshot.read_items(0, 5), snapshot.check_index):
+        with pytest.raises(SnapshotError, match="was written to while it was open"):
+            call()
+
+
+def test_a_file_that_another_takes_the_place_of_by_renaming_or_that_is_deleted_stays_what_it_was(table):
+    path, keys, rows = table
+    snapshot = Snapshot(path)
+    write(path.with_name("new"), keys, -rows)
+
+    path.with_name("new").replace(path)
+    after_the_rename = fetch(snapshot, keys)
+    path.unlink()
+    after_the_deletion = fetch(snapshot, keys)
+
+    for out, found in (after_the_rename, after_the_deletion):
+        assert found.all()
+        assert (out == rows).all()
+
+
+def test_a_file_cut_short_while_threads_read_it_is_an_error_in_each_of_them(table):
+    path, keys, rows = table
+    snapshot = Snapshot(path)
+    started, ends = threading.Barrier(4), []
+    lock = threading.Lock()
+
+    def read(seed):
+        rng = np.random.default_rng(seed)
+        started.wait()
+        while True:
+            chosen = rng.integers(0, ROWS, 500)
+            try:
+                out, found = fetch(snapshot, keys[chosen])
+            except SnapshotError as err:
+                with lock:
+                    ends.append(str(err))
+                return
+            assert found.all()
+            assert (out == rows[chosen]).all()
+
+    threads = [threading.Thread(target=read, args=(seed,)) for seed in range(3)]
+    for thread in threads:
+        thread.start()
+    started.wait()
+
+    os.truncate(path, 3 * PAGE)
+
+    for thread in threads:
+        thread.join(timeout=60)
+    assert len(ends) == 3
+    assert all("bytes while it was open" in end for end in ends)
+    with pytest.raises(SnapshotError, match="bytes while it was open"):
+        snapshot.check_content()
+    with pytest.raises(SnapshotError, match="bytes while it was open"):
+        snapshot.fetch_pooled(keys, np.array([0, ROWS]), np.empty((1, DIM), np.float32), "sum")
+
+
+def run_python(script, *arguments):
+    return subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script), *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def test_a_bus_error_that_is_not_a_snapshots_goes_to_the_handler_before(table, tmp_path):
+    path, _, _ = table
+    script = """
+        import faulthandler, os, sys
+        import numpy as np
+        faulthandler.enable()
+        from kernels.snapshot import Snapshot
+        snapshot = Snapshot(sys.argv[1])
+        np.full(10000, 7).tofile(sys.argv[2])
+        other = np.memmap(sys.argv[2], mode="r")
+        os.truncate(sys.argv[2], 0)
+        print("reads", flush=True)
+        print(other[50000])
+    """
+
+    result = run_python(script, path, tmp_path / "other")
+
+    assert result.returncode == -signal.SIGBUS
+    assert result.stdout == "reads\n"
+    assert "Fatal Python error: Bus error" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("before", "code"), [("SIG_DFL", -signal.SIGBUS), ("SIG_IGN", 0), ("lambda *_: print('handled')", 0)]
+)
+def test_a_bus_error_that_is_sent_goes_to_the_handler_before(table, before, code):
+    path, _, _ = table
+    script = f"""
+        import os, signal, sys
+        signal.signal(signal.SIGBUS, {before if "lambda" in before else "signal." + before})
+        from kernels.snapshot import Snapshot
+        snapshot = Snapshot(sys.argv[1])
+        os.kill(os.getpid(), signal.SIGBUS)
+        for _ in range(10): pass
+    """
+
+    result = run_python(script, path)
+
+    assert result.returncode == code, result.stderr
+    assert result.stdout == ("handled\n" if "lambda" in before else "")
+
+
+def test_a_child_of_a_fork_reads_what_its_parent_opened(table):
+    path, _, _ = table
+    script = """
+        import os, sys
+        import numpy as np
+        from kernels.snapshot import Snapshot
+        snapshot = Snapshot(sys.argv[1])
+        keys, rows = snapshot.read_items(0, 1000)
+        out = np.empty_like(rows)
+        child = os.fork()
+        right = snapshot.fetch(keys, out).all() and (out == rows).all()
+        if child:
+            right = right and os.waitpid(child, 0)[1] == 0
+        os._exit(0 if right else 1)
+    """
+
+    assert run_python(script, path).returncode == 0
