@@ -7,14 +7,11 @@ has what its overflow policies need to know of each key. The braces keep both on
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from serving.storage.hps_layout import raw_keys, tag
-from serving.storage.redis_connection import RedisConnection, import_hiredis
-from serving.storage.redis_topology import slot_of
 from serving.storage.store import Keys, Vectors
 
 # Redis runs a script as one act. Carried out twice, because its answer was lost on the way, it changes nothing more.
@@ -42,10 +39,9 @@ class Partition:
         values: HPS's hash of rows.
         times: HPS's hash of what its overflow policies know; Hotrow only removes from it.
         record: Hotrow's own string, ``<digest of what the rows were loaded from> <load>``.
-        slot: the hash slot of all of them.
     """
 
-    __slots__ = ("record", "slot", "times", "values")
+    __slots__ = ("record", "times", "values")
 
     def __init__(self, table: str, number: int) -> None:
         """Name partition ``number`` of a table's full name."""
@@ -53,53 +49,52 @@ class Partition:
         self.values = f"{stem}v".encode()
         self.times = f"{stem}t".encode()
         self.record = f"{stem}.hotrow.loaded_from".encode()
-        self.slot = slot_of(self.values)
 
     def loading(self, load: str) -> bytes:
         """Hotrow's own hash in which ``load`` gathers the rows that will replace ``values``."""
         return self.values + f".hotrow.loading.{load}".encode()
 
 
-@dataclass(frozen=True, slots=True)
-class PlainCommand:
-    """A command whose reply is read as it is."""
-
-    slot: int
-    payload: bytes
-
-    def read(self, connection: RedisConnection, deadline: float) -> Any:
-        """See ``Command.read``."""
-        return connection.read_reply(deadline)
+class RedisNodeError(Exception):
+    """A node did not answer, or answered with an error; the store makes a StoreError of it. The message names it."""
 
 
 @dataclass(frozen=True, slots=True)
-class FetchCommand:
-    """HMGET: where every row is there they go straight into ``take``; else the reply is the list of values."""
+class Command:
+    """One command on one key.
 
-    slot: int
+    Attributes:
+        name: its first word.
+        key: its key; the node that holds it is asked.
+        payload: what is sent.
+        take: of an HMGET, what the rows are given to where every one is there; the reply is None then.
+        count: of an HMGET, how many rows it asks for.
+        value_bytes: of an HMGET, the size of a row.
+    """
+
+    name: str
+    key: bytes
     payload: bytes
-    count: int
-    value_bytes: int
-    take: Callable[[NDArray[np.void]], None]
-
-    def read(self, connection: RedisConnection, deadline: float) -> Any:
-        """See ``Command.read``; None where ``take`` has been called."""
-        values = connection.read_values(self.count, self.value_bytes, deadline)
-        if isinstance(values, np.ndarray):
-            self.take(values)
-            return None
-        return values
+    take: Callable[[NDArray[np.void]], None] | None = None
+    count: int = 0
+    value_bytes: int = 0
 
 
-def plain(slot: int, *words: bytes | str | int) -> PlainCommand:
+def plain(name: str, key: bytes, *words: bytes | str | int) -> Command:
     """A command of a few words."""
-    return PlainCommand(slot, import_hiredis().pack_command(words))
+    return Command(name, key, packed(name, key, *words))
 
 
-def swap(one: Partition, load: str, digest: str, has_rows: bool) -> PlainCommand:
+def packed(*words: bytes | str | int) -> bytes:
+    """Words as they are sent."""
+    raw = [word if isinstance(word, bytes) else str(word).encode() for word in words]
+    return b"*%d\r\n" % len(raw) + b"".join([b"$%d\r\n%s\r\n" % (len(word), word) for word in raw])
+
+
+def swap(one: Partition, load: str, digest: str, has_rows: bool) -> Command:
     """Put the rows that ``load`` gathered, none where ``has_rows`` is False, in the place of a partition's."""
     keys = (one.loading(load), one.values, one.times, one.record)
-    return plain(one.slot, "EVAL", SWAP, len(keys), *keys, f"{digest} {load}", int(has_rows))
+    return Command("EVAL", one.values, packed("EVAL", SWAP, len(keys), *keys, f"{digest} {load}", int(has_rows)))
 
 
 def header(name: bytes, key: bytes, words: int) -> bytes:

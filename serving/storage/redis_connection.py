@@ -1,64 +1,221 @@
-"""One connection to one Redis node: what is sent, and how its replies are read before a deadline."""
+"""What Hotrow adds to a connection of redis-py's: one deadline for all of a call, and rows that are not parsed."""
 
-import socket
 import ssl
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from queue import Empty, LifoQueue
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from redis import exceptions
+from redis._parsers import _HiredisParser
+from redis.connection import BlockingConnectionPool, Connection
 
 from serving.config import RedisConfig, RedisTlsConfig
-from serving.errors import MissingExtraError
 
-READ_BYTES = 65536
-_INCOMPLETE = object()
+_deadline: ContextVar[float] = ContextVar("deadline", default=float("inf"))
 
 
-class Address(NamedTuple):
-    """Where a node listens."""
-
-    host: str
-    port: int
-
-    def __str__(self) -> str:
-        """``host:port``, as in messages and in ``ps.json``."""
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
-
-
-class RedisNodeError(Exception):
-    """A node did not answer, or answered with an error; the store makes a StoreError of it."""
-
-    def __init__(self, address: Address, reason: str, is_unreachable: bool = False) -> None:
-        """Name the node, what happened, and whether no connection to it could be opened."""
-        super().__init__(f"{address}: {reason}")
-        self.address = address
-        self.reason = reason
-        self.is_unreachable = is_unreachable
+@contextmanager
+def within(seconds: float) -> Iterator[None]:
+    """Let whatever this thread waits for inside end after ``seconds``, or sooner where an outer block says so."""
+    token = _deadline.set(min(time.monotonic() + seconds, _deadline.get()))
+    try:
+        yield
+    finally:
+        _deadline.reset(token)
 
 
-def import_hiredis() -> Any:
-    """The ``hiredis`` module.
+@contextmanager
+def allowed(seconds: float) -> Iterator[None]:
+    """Let what this thread waits for inside take ``seconds``, even where an outer block says less."""
+    token = _deadline.set(max(time.monotonic() + seconds, _deadline.get()))
+    try:
+        yield
+    finally:
+        _deadline.reset(token)
+
+
+def seconds_left() -> float:
+    """Seconds that this thread may still wait.
 
     Raises:
-        MissingExtraError: it is not installed.
+        TimeoutError: there are none.
     """
-    try:
-        import hiredis
-    except ModuleNotFoundError as err:
-        raise MissingExtraError("hiredis", "redis", "a volatile_db of type redis_cluster") from err
-    return hiredis
+    left = _deadline.get() - time.monotonic()
+    if left <= 0:
+        raise TimeoutError("timed out")
+    return left
+
+
+class NoConnectionError(exceptions.ConnectionError):
+    """There is none to be had; the message says why."""
+
+
+class RowParser(_HiredisParser):
+    """Reads replies; those that are rows of one size, one after the other, it does not parse."""
+
+    @classmethod
+    def parse_error(cls, response: str) -> Exception:
+        """The exception for an error reply, with all of the server's words."""
+        error: Exception = super().parse_error(response)
+        error.args = (response,)
+        return error
+
+    def read_from_socket(self, *args: Any, **options: Any) -> Any:
+        """Receive something before the deadline."""
+        if self._sock is not None:
+            self._sock.settimeout(seconds_left())
+        return super().read_from_socket(*args, **options)
+
+    def read_uniform(self, start: bytes, count: int, value_bytes: int) -> NDArray[np.void] | None:
+        """Receive exactly as much as ``start`` and ``count`` values make; None, with the reader fed, if it is not that.
+
+        What has come is compared as it comes: a reply with an absent value is shorter, and waiting for more of it would
+        never end.
+        """
+        head = b"$%d\r\n" % value_bytes
+        stride = len(head) + value_bytes + 2
+        needed = len(start) + count * stride
+        if self._reader.has_data():
+            return None
+        if len(self._buffer) < needed:
+            self._buffer = bytearray(needed)
+        values = np.ndarray(count, _value_dtype(len(head), value_bytes), self._buffer, offset=len(start))
+        received = compared = 0
+        while received < needed:
+            received += self._receive_into(memoryview(self._buffer)[received:needed])
+            whole = max(received - len(start), 0) // stride
+            rest_at = len(start) + whole * stride
+            is_uniform = (
+                start.startswith(bytes(self._buffer[: min(received, len(start))]))
+                and (values["head"][compared:whole] == head).all()
+                and head.startswith(bytes(self._buffer[rest_at : min(received, rest_at + len(head))]))
+            )
+            if not is_uniform:
+                self._reader.feed(bytes(self._buffer[:received]))
+                return None
+            compared = whole
+        return values["value"]
+
+    def _receive_into(self, room: memoryview) -> int:
+        self._sock.settimeout(seconds_left())
+        received: int = self._sock.recv_into(room)
+        if not received:
+            raise exceptions.ConnectionError("the node closed the connection")
+        return received
+
+
+@lru_cache
+def _value_dtype(head_bytes: int, value_bytes: int) -> np.dtype[np.void]:
+    r"""One value of a reply: ``$<length>\r\n``, its bytes, ``\r\n``."""
+    return np.dtype([("head", f"S{head_bytes}"), ("value", f"V{value_bytes}"), ("end", "S2")])
+
+
+class RowConnection(Connection):
+    """A connection of redis-py's that waits no longer than its thread may, and speaks TLS under a name of its own.
+
+    Attributes:
+        unread: replies outstanding; a connection with any cannot be used for another command.
+    """
+
+    def __init__(self, *, connect_timeout_s: float, tls: ssl.SSLContext | None, tls_name: str, **options: Any) -> None:
+        """Take redis-py's options; connect nowhere yet."""
+        super().__init__(parser_class=RowParser, **options)
+        self._connect_timeout_s = connect_timeout_s
+        self._tls = tls
+        self._tls_name = tls_name
+        self.unread = 0
+
+    def connect(self) -> None:
+        """Connect and authenticate, all of it within the time of one connection."""
+        if self._sock is None:
+            self.unread = 0
+            with within(self._connect_timeout_s):
+                self.socket_connect_timeout = self.socket_timeout = seconds_left()
+                super().connect()
+
+    def can_read(self, timeout: float = 0) -> bool:
+        """Whether there is a reply that nobody asked for, as redis-py looks for before it lends a connection.
+
+        A server that speaks TLS 1.3 sends tickets for later sessions; redis-py would take them for a reply.
+        """
+        if not super().can_read(timeout):
+            return False
+        secure = self._sock
+        if isinstance(secure, ssl.SSLSocket):
+            secure.settimeout(0)
+            try:
+                secure.recv(1)
+            except ssl.SSLWantReadError:
+                return False
+        return True
+
+    def send_packed_command(self, command: Any, check_health: bool = True) -> None:
+        """Send bytes before the deadline."""
+        if self._sock is not None:
+            self._sock.settimeout(seconds_left())
+        super().send_packed_command(command, check_health)
+
+    def read_values(self, count: int, value_bytes: int) -> NDArray[np.void] | Any:
+        """The next reply, of HMGET: the fast path where every value is there and has ``value_bytes`` bytes.
+
+        Returns:
+            void[count] of ``value_bytes`` bytes each, strided, valid until the connection is used again; or, where a
+            value is absent or has another size, what redis-py's ``read_response`` returns.
+        """
+        values = self._parser.read_uniform(b"*%d\r\n" % count, count, value_bytes)
+        return self.read_response() if values is None else values
+
+    def _connect(self) -> Any:
+        connected = super()._connect()
+        if self._tls is None:
+            return connected
+        try:
+            connected.settimeout(seconds_left())
+            return self._tls.wrap_socket(connected, server_hostname=self._tls_name or None)
+        except BaseException:
+            connected.close()
+            raise
+
+
+class _IdleConnections(LifoQueue[Any]):
+    """Where a pool's connections wait for the next caller, and callers for a connection."""
+
+    def get(self, block: bool = True, timeout: float | None = None) -> Any:
+        try:
+            return super().get(block, seconds_left())
+        except (Empty, TimeoutError) as err:
+            raise NoConnectionError(f"all {self.maxsize} connections are busy") from err
+
+
+def pool_of(config: RedisConfig, tls: ssl.SSLContext | None, **options: Any) -> BlockingConnectionPool:
+    """A pool of at most ``num_node_connections`` connections, with redis-py's ``options``: at least host and port."""
+    return BlockingConnectionPool(
+        connection_class=RowConnection,
+        queue_class=_IdleConnections,
+        max_connections=config.num_node_connections,
+        username=None if config.user_name == "default" else config.user_name,
+        password=config.password.get_secret_value() or None,
+        driver_info=None,  # redis-py's name and version, which would take a right and two round trips
+        connect_timeout_s=config.connect_timeout_ms / 1000,
+        tls=tls,
+        tls_name=config.tls.server_name if config.tls else "",
+        **options,
+    )
 
 
 def tls_context(tls: RedisTlsConfig) -> ssl.SSLContext:
     """What a server's certificate must fulfil, and the client's own.
 
     The certificate must come from one of the given authorities (the system's, where none are given) and, where
-    ``server_name`` is given, be for that name.
+    ``server_name`` is given, be for that name. redis-py's own TLS asks for the name of the host only, and reads the
+    files at every connection.
 
     Raises:
         OSError: a file cannot be read, or is not what it should be; the message names it.
@@ -81,182 +238,10 @@ def _naming(*files: Path | None) -> Iterator[None]:
     try:
         yield
     except OSError as err:
-        raise OSError(f"{', '.join(str(file) for file in files if file)}: {_reason(err)}") from err
+        raise OSError(f"{', '.join(str(file) for file in files if file)}: {reason_of(err)}") from err
 
 
-def seconds_left(deadline: float) -> float:
-    """Seconds until ``deadline``, a time of ``time.monotonic``.
-
-    Raises:
-        TimeoutError: there are none.
-    """
-    left = deadline - time.monotonic()
-    if left <= 0:
-        raise TimeoutError("timed out")
-    return left
-
-
-class RedisConnection:
-    """A socket, authenticated, with replies in the order of commands. For one thread at a time.
-
-    After an error, or while a reply is outstanding, ``is_reusable`` is False and the connection can only be closed: no
-    reply is ever taken for that of another command.
-    """
-
-    def __init__(self, address: Address, config: RedisConfig, tls: ssl.SSLContext | None, deadline: float) -> None:
-        """Connect and authenticate.
-
-        Raises:
-            RedisNodeError: the node cannot be reached, or refuses the user.
-        """
-        hiredis = import_hiredis()
-        self.address = address
-        self._reply_error: type[Exception] = hiredis.ReplyError
-        self._protocol_error: type[Exception] = hiredis.ProtocolError
-        self._reader = hiredis.Reader(notEnoughData=_INCOMPLETE)
-        self._buffer = bytearray(READ_BYTES)
-        self._outstanding = 0
-        self._is_broken = False
-        self.waited_in_vain_s = 0.0  # for the reply that did not come
-        name = config.tls.server_name if config.tls else None
-        connect_deadline = min(deadline, time.monotonic() + config.connect_timeout_ms / 1000)
-        try:
-            self._socket = _connected(address, tls, name, connect_deadline)
-        except OSError as err:
-            raise RedisNodeError(address, f"cannot connect: {_reason(err)}", is_unreachable=True) from err
-        try:
-            self._authenticate(config, connect_deadline, hiredis.pack_command)
-        except BaseException:
-            self.close()
-            raise
-
-    @property
-    def is_reusable(self) -> bool:
-        """Whether the connection is sound and no reply is outstanding."""
-        return not self._is_broken and not self._outstanding
-
-    def send(self, payloads: Sequence[bytes], deadline: float) -> None:
-        """Send commands, one payload each.
-
-        Raises:
-            RedisNodeError: the node does not take them.
-        """
-        self._outstanding += len(payloads)
-        try:
-            self._socket.settimeout(seconds_left(deadline))
-            self._socket.sendall(b"".join(payloads))
-        except OSError as err:
-            raise self._broken(f"cannot send: {_reason(err)}") from err
-
-    def read_reply(self, deadline: float) -> Any:
-        """The next reply: bytes, int, None, a list of these, or hiredis's ReplyError, which is returned, not raised.
-
-        Raises:
-            RedisNodeError: it does not come whole before ``deadline``.
-        """
-        try:
-            while (reply := self._reader.gets()) is _INCOMPLETE:
-                received = self._receive_into(memoryview(self._buffer)[:READ_BYTES], deadline)
-                self._reader.feed(self._buffer, 0, received)
-        except self._protocol_error as err:
-            raise self._broken(f"not a Redis reply: {err}") from err
-        self._outstanding -= 1
-        return reply
-
-    def read_values(self, count: int, value_bytes: int, deadline: float) -> NDArray[np.void] | Any:
-        """The next reply, of HMGET: the fast path where every value is there and has ``value_bytes`` bytes.
-
-        Returns:
-            void[count] of ``value_bytes`` bytes each, strided, valid until the connection is used again; or, where a
-            value is absent or has another size, what ``read_reply`` returns.
-        """
-        if not self._reader.has_data():
-            values = self._read_uniform(count, value_bytes, deadline)
-            if values is not None:
-                self._outstanding -= 1
-                return values
-        return self.read_reply(deadline)
-
-    def close(self) -> None:
-        """Close the socket."""
-        self._is_broken = True
-        self._socket.close()
-
-    def _read_uniform(self, count: int, value_bytes: int, deadline: float) -> NDArray[np.void] | None:
-        """Receive exactly as much as ``count`` values make; None, with all of it fed to the reader, if they are not.
-
-        What has come is compared as it comes: a reply with an absent value is shorter, and waiting for more of it would
-        never end.
-        """
-        start, head = b"*%d\r\n" % count, b"$%d\r\n" % value_bytes
-        stride = len(head) + value_bytes + 2
-        needed = len(start) + count * stride
-        if len(self._buffer) < needed:
-            self._buffer = bytearray(needed)
-        values = np.ndarray(count, _value_dtype(len(head), value_bytes), self._buffer, offset=len(start))
-        received = compared = 0
-        while received < needed:
-            received += self._receive_into(memoryview(self._buffer)[received:needed], deadline)
-            whole = max(received - len(start), 0) // stride
-            rest_at = len(start) + whole * stride
-            is_uniform = (
-                start.startswith(bytes(self._buffer[: min(received, len(start))]))
-                and (values["head"][compared:whole] == head).all()
-                and head.startswith(bytes(self._buffer[rest_at : min(received, rest_at + len(head))]))
-            )
-            if not is_uniform:
-                self._reader.feed(self._buffer, 0, received)
-                return None
-            compared = whole
-        return values["value"]
-
-    def _receive_into(self, room: memoryview, deadline: float) -> int:
-        began = time.monotonic()
-        try:
-            self._socket.settimeout(seconds_left(deadline))
-            received = self._socket.recv_into(room)
-        except OSError as err:
-            if isinstance(err, TimeoutError):
-                self.waited_in_vain_s = time.monotonic() - began
-            raise self._broken(f"no reply: {_reason(err)}") from err
-        if not received:
-            raise self._broken("the node closed the connection")
-        return received
-
-    def _authenticate(self, config: RedisConfig, deadline: float, pack_command: Any) -> None:
-        password = config.password.get_secret_value()
-        if not password and config.user_name == "default":
-            return
-        user = () if config.user_name == "default" else (config.user_name,)
-        self.send([pack_command(("AUTH", *user, password))], deadline)
-        reply = self.read_reply(deadline)
-        if isinstance(reply, self._reply_error):
-            raise RedisNodeError(self.address, f"refuses user {config.user_name!r}: {reply}")
-
-    def _broken(self, reason: str) -> RedisNodeError:
-        self.close()
-        return RedisNodeError(self.address, reason)
-
-
-def _connected(address: Address, tls: ssl.SSLContext | None, name: str | None, deadline: float) -> socket.socket:
-    connected = socket.create_connection(address, timeout=seconds_left(deadline))
-    try:
-        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        if tls is None:
-            return connected
-        connected.settimeout(seconds_left(deadline))
-        return tls.wrap_socket(connected, server_hostname=name or None)
-    except BaseException:
-        connected.close()
-        raise
-
-
-@lru_cache
-def _value_dtype(head_bytes: int, value_bytes: int) -> np.dtype[np.void]:
-    r"""One value of a reply: ``$<length>\r\n``, its bytes, ``\r\n``."""
-    return np.dtype([("head", f"S{head_bytes}"), ("value", f"V{value_bytes}"), ("end", "S2")])
-
-
-def _reason(error: OSError) -> str:
-    return error.strerror or str(error) or type(error).__name__
+def reason_of(error: BaseException) -> str:
+    """What the system or the server said, without redis-py's words around it."""
+    cause = error.__context__ if isinstance(error.__context__, OSError) else error
+    return getattr(cause, "strerror", None) or str(cause) or type(cause).__name__

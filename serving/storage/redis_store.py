@@ -4,16 +4,19 @@ import logging
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from serving.config import RedisConfig
-from serving.errors import StoreError
+from serving.errors import MissingExtraError, StoreError
 from serving.storage.hps_layout import storable
-from serving.storage.redis_cluster import RedisCluster
-from serving.storage.redis_connection import RedisNodeError
+from serving.storage.redis_commands import RedisNodeError
 from serving.storage.redis_table import STORE_NAME, RedisTable
 from serving.storage.store import Keys, Mask, TableSpec, Vectors
+
+if TYPE_CHECKING:
+    from serving.storage.redis_nodes import RedisNodes
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +36,7 @@ class RedisStore:
         """Connect.
 
         Raises:
-            MissingExtraError: hiredis is not installed.
+            MissingExtraError: redis or hiredis is not installed.
             StoreError: no node answers, the user is refused, or a TLS file cannot be read.
         """
         self._config = config
@@ -41,7 +44,7 @@ class RedisStore:
         self._lock = threading.Lock()  # one change of the tables at a time
         self._tables: dict[str, RedisTable] = {}  # replaced as a whole, never changed in place; readers take no lock
         try:
-            self._cluster = RedisCluster(config)
+            self._nodes = _connected(config)
         except RedisNodeError as err:
             raise StoreError(STORE_NAME, "", str(err)) from err
         except OSError as err:
@@ -85,8 +88,7 @@ class RedisStore:
         held = self._tables.get(table)
         if held is None:
             return {}
-        spread = self._cluster.topology.spread([one.slot for one in held.partitions])
-        return {str(node): count for node, count in spread.items()}
+        return self._nodes.spread([one.values for one in held.partitions])
 
     def fetch(self, table: str, keys: Keys, out: Vectors) -> Mask:
         """See ``Store.fetch``."""
@@ -167,10 +169,10 @@ class RedisStore:
         with self._lock:
             self._is_closed = True
             self._tables = {}
-        self._cluster.close()
+        self._nodes.close()
 
     def _table(self, spec: TableSpec) -> RedisTable:
-        return RedisTable(self._cluster, self._config, spec)
+        return RedisTable(self._nodes, self._config, spec)
 
     def _take(self, table: RedisTable) -> None:
         """Answer for ``table`` from now on, and tell how evenly the nodes hold it."""
@@ -198,3 +200,14 @@ class RedisStore:
             yield
         except RedisNodeError as err:
             raise StoreError(STORE_NAME, table, str(err)) from err
+
+
+def _connected(config: RedisConfig) -> "RedisNodes":
+    """Import redis-py, and hiredis, without which it would work too, but slowly; then connect."""
+    try:
+        import hiredis  # noqa: F401
+
+        from serving.storage.redis_nodes import RedisNodes
+    except ModuleNotFoundError as err:
+        raise MissingExtraError(str(err.name), "redis", "a volatile_db of type redis_cluster") from err
+    return RedisNodes(config)

@@ -1,10 +1,10 @@
 """One embedding table in Redis: which partition holds a key, and the commands that read and write them all."""
 
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,19 +12,20 @@ from numpy.typing import NDArray
 from serving.config import RedisConfig
 from serving.errors import StoreError
 from serving.storage.hps_layout import keys_of, mix
-from serving.storage.redis_cluster import Command, RedisCluster
 from serving.storage.redis_commands import (
-    FetchCommand,
+    Command,
     Partition,
-    PlainCommand,
+    RedisNodeError,
     encoded_fields,
     encoded_rows,
     header,
     plain,
     swap,
 )
-from serving.storage.redis_connection import RedisNodeError
 from serving.storage.store import Keys, Mask, TableSpec, Vectors
+
+if TYPE_CHECKING:
+    from serving.storage.redis_nodes import RedisNodes  # which needs redis-py
 
 STORE_NAME = "redis"
 # Redis does nothing else while it works on one command.
@@ -52,22 +53,22 @@ class RedisTable:
     table.
     """
 
-    def __init__(self, cluster: RedisCluster, config: RedisConfig, spec: TableSpec) -> None:
+    def __init__(self, nodes: "RedisNodes", config: RedisConfig, spec: TableSpec) -> None:
         """Name its partitions; nothing is asked yet."""
         self.spec = spec
         self.partitions = tuple(Partition(spec.name, number) for number in range(config.num_partitions))
-        self._cluster = cluster
+        self._nodes = nodes
         self._max_batch_size = config.max_batch_size
         self._row_bytes = 4 * spec.dim
         self._is_recorded = False  # every partition has a record of the load that filled it
 
     def check(self) -> None:
         """Look at some rows of each partition: their widths, and whether they are in the partition of their key."""
-        scans = [plain(one.slot, "HSCAN", one.values, 0, "COUNT", SAMPLE_FIELDS) for one in self.partitions]
-        records = [plain(one.slot, "EXISTS", one.record) for one in self.partitions]
-        replies = self._cluster.run([*scans, *records])
-        for number, (_, flat) in enumerate(replies[: len(scans)]):
-            keys, _ = self._decoded(flat)
+        scans = [plain("HSCAN", one.values, 0, "COUNT", SAMPLE_FIELDS) for one in self.partitions]
+        records = [plain("EXISTS", one.record) for one in self.partitions]
+        replies = self._nodes.run([*scans, *records])
+        for number, (_, held) in enumerate(replies[: len(scans)]):
+            keys, _ = self._decoded(held)
             places = self._places(keys)
             if (places != number).any():
                 at = int(np.argmax(places != number))
@@ -79,7 +80,7 @@ class RedisTable:
 
     def count(self) -> int:
         """Rows held."""
-        return sum(self._cluster.run([plain(one.slot, "HLEN", one.values) for one in self.partitions]))
+        return sum(self._nodes.run([plain("HLEN", one.values) for one in self.partitions]))
 
     def fetch(self, keys: Keys, out: Vectors, found: Mask) -> None:
         """Read rows.
@@ -107,36 +108,33 @@ class RedisTable:
                 one, payload = self.partitions[group.partition], fields[group.begin : group.end].tobytes()
                 words = group.end - group.begin + 2
                 commands += [
-                    PlainCommand(one.slot, header(b"HDEL", name, words) + payload) for name in (one.values, one.times)
+                    Command("HDEL", name, header(b"HDEL", name, words) + payload) for name in (one.values, one.times)
                 ]
-            evicted += sum(self._cluster.run(commands)[::2])
+            evicted += sum(self._nodes.run(commands)[::2])
         return evicted
 
     def drop(self) -> None:
         """Remove every row, and what is known of them."""
-        self._cluster.run([_unlink(one) for one in (*self.partitions, *self._partitions_beyond())])
+        self._nodes.run([_unlink(one) for one in (*self.partitions, *self._partitions_beyond())])
         self._is_recorded = False
 
     def items(self, batch_rows: int) -> Iterator[tuple[Keys, Vectors]]:
         """All rows, by partition. While others write, a row may come twice."""
-        flat: list[bytes] = []  # key, row, key, row, ...
         for one in self.partitions:
-            cursor = b"0"
-            while True:
-                scan = plain(one.slot, "HSCAN", one.values, cursor, "COUNT", min(batch_rows, SCAN_FIELDS))
-                ((cursor, fields),) = self._cluster.run([scan])
-                flat += fields
-                while len(flat) >= 2 * batch_rows:
-                    yield self._decoded(flat[: 2 * batch_rows])
-                    del flat[: 2 * batch_rows]
-                if cursor == b"0":
-                    break
-        if flat:
-            yield self._decoded(flat)
+            cursor, rows = -1, dict[bytes, bytes]()
+            while cursor:
+                scan = plain("HSCAN", one.values, max(cursor, 0), "COUNT", min(batch_rows, SCAN_FIELDS))
+                ((cursor, some),) = self._nodes.run([scan])
+                rows |= some
+                if len(rows) >= batch_rows or not cursor:
+                    listed = list(rows.items())
+                    for start in range(0, len(listed), batch_rows):
+                        yield self._decoded(dict(listed[start : start + batch_rows]))
+                    rows = {}
 
     def loaded_from(self) -> str | None:
         """The digest of the load that filled the table; None where a partition has none or another."""
-        records = self._cluster.run([plain(one.slot, "GET", one.record) for one in self.partitions])
+        records = self._nodes.run([plain("GET", one.record) for one in self.partitions])
         digests = {record and record.rpartition(b" ")[0].decode() for record in records}  # without the load
         return digests.pop() if len(digests) == 1 else None
 
@@ -153,10 +151,10 @@ class RedisTable:
             for keys, rows in batches:
                 filled |= self._insert(names, keys, rows, LOADING_TTL_S)
             swaps = [swap(one, load, digest, number in filled) for number, one in enumerate(self.partitions)]
-            self._cluster.run([*swaps, *(_unlink(one) for one in self._partitions_beyond())])
+            self._nodes.run([*swaps, *(_unlink(one) for one in self._partitions_beyond())])
         except BaseException:
             with suppress(RedisNodeError):
-                self._cluster.run([plain(one.slot, "UNLINK", one.loading(load)) for one in self.partitions])
+                self._nodes.run([plain("UNLINK", one.loading(load)) for one in self.partitions])
             raise
         self._is_recorded = True
 
@@ -169,10 +167,10 @@ class RedisTable:
         for group, at in zip(groups, places, strict=True):
             one = self.partitions[group.partition]
             payload = header(b"HMGET", one.values, at.size + 2) + fields[group.begin : group.end].tobytes()
-            commands.append(FetchCommand(one.slot, payload, at.size, self._row_bytes, partial(_put, rows, at)))
+            commands.append(Command("HMGET", one.values, payload, partial(_put, rows, at), at.size, self._row_bytes))
         found[...] = True
         incomplete: dict[int, None] = {}
-        for group, at, values in zip(groups, places, self._cluster.run(commands), strict=True):
+        for group, at, values in zip(groups, places, self._nodes.run(commands), strict=True):
             if values is None:
                 continue
             present = np.fromiter((value is not None for value in values), dtype=np.bool_, count=at.size)
@@ -188,7 +186,7 @@ class RedisTable:
 
     def _check_kept(self, partitions: Sequence[Partition]) -> None:
         """Tell keys that nobody has from keys that were lost: a node that came back empty has no records either."""
-        kept = self._cluster.run([plain(one.slot, "EXISTS", one.record) for one in partitions])
+        kept = self._nodes.run([plain("EXISTS", one.record) for one in partitions])
         if not all(kept):
             lost = partitions[kept.index(0)]
             raise self._error(f"{lost.values.decode()} has lost the rows it was loaded with")
@@ -201,13 +199,13 @@ class RedisTable:
             words = encoded_rows(keys[part][order], rows[part][order], self.spec.key_bytes)
             commands: list[Command] = []
             for number, begin, end in groups:
-                slot, name = self.partitions[number].slot, names[number]
+                name = names[number]
                 payload = header(b"HSET", name, 2 * (end - begin) + 2) + words[begin:end].tobytes()
-                commands.append(PlainCommand(slot, payload))
+                commands.append(Command("HSET", name, payload))
                 if ttl_s is not None:
-                    commands.append(plain(slot, "EXPIRE", name, ttl_s))
+                    commands.append(plain("EXPIRE", name, ttl_s))
                 filled.add(number)
-            self._cluster.run(commands)
+            self._nodes.run(commands)
         return filled
 
     def _grouped(self, keys: Keys) -> tuple[NDArray[np.intp], list[_Group]]:
@@ -235,12 +233,12 @@ class RedisTable:
         beyond: list[Partition] = []
         while True:
             one = Partition(self.spec.name, len(self.partitions) + len(beyond))
-            if not self._cluster.run([plain(one.slot, "EXISTS", one.values)])[0]:
+            if not self._nodes.run([plain("EXISTS", one.values)])[0]:
                 return beyond
             beyond.append(one)
 
-    def _decoded(self, flat: Sequence[bytes]) -> tuple[Keys, Vectors]:
-        raw_keys, values = list(flat[::2]), list(flat[1::2])
+    def _decoded(self, held: Mapping[bytes, bytes]) -> tuple[Keys, Vectors]:
+        raw_keys, values = list(held), list(held.values())
         strange = next((key for key in raw_keys if len(key) != self.spec.key_bytes), None)
         if strange is not None:
             raise self._error(f"holds a key of {len(strange)} bytes, expected {self.spec.key_bytes}")
@@ -264,4 +262,4 @@ def _put(rows: NDArray[np.void], at: NDArray[np.intp], values: NDArray[np.void])
 
 
 def _unlink(one: Partition) -> Command:
-    return plain(one.slot, "UNLINK", one.values, one.times, one.record)
+    return plain("UNLINK", one.values, one.times, one.record)

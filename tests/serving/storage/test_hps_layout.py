@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from serving.storage.redis_topology import slot_of
 
 from serving.storage.hps_layout import key_list, keys_of, mix, storable, tag
 from serving.storage.redis_commands import Partition
-from serving.storage.redis_topology import slot_of
 
 # Key: modulo 8, modulo 16, as HPS of HugeCTR v24.06 places them.
 PLACES = {

@@ -1,22 +1,18 @@
 """What a node sends, however the network cuts it, against a list of what it meant."""
 
-import socket
-import time
 from unittest import mock
 
-import hiredis
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import MovedError
+from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from serving.config import RedisConfig, RedisTlsConfig
-from serving.storage import redis_connection
-from serving.storage.redis_connection import Address, RedisConnection, RedisNodeError, tls_context
-from serving.storage.redis_pool import NodePool
+from serving.storage.redis_connection import RowConnection, allowed, seconds_left, within
 
 VALUE_BYTES = 8
-NODE = Address("10.0.0.1", 7000)
 
 
 class ScriptedSocket:
@@ -42,18 +38,21 @@ class ScriptedSocket:
             self.pieces.insert(0, rest)
         return len(taken)
 
+    def shutdown(self, _):
+        pass
+
     def close(self):
         self.is_closed = True
 
 
 def connected(pieces):
     script = ScriptedSocket(pieces)
-    with mock.patch.object(redis_connection, "_connected", return_value=script):
-        return RedisConnection(NODE, RedisConfig(), None, soon()), script
-
-
-def soon():
-    return time.monotonic() + 60
+    connection = RowConnection(
+        host="10.0.0.1", port=7000, protocol=2, driver_info=None, connect_timeout_s=60, tls=None, tls_name=""
+    )
+    with mock.patch("redis.connection.Connection._connect", return_value=script), within(60):
+        connection.connect()
+    return connection, script
 
 
 def encoded(values):
@@ -87,107 +86,72 @@ REPLY = st.one_of(
 def test_replies_are_read_in_their_order_however_they_are_cut(replies, places):
     data = b"".join(map(encoded, replies))
     connection, _ = connected(cut(data, places))
-    connection.send([b""] * len(replies), soon())
 
-    for reply in replies:
-        assert not connection.is_reusable
-        count = 3 if isinstance(reply, str) else len(reply)
-        values = connection.read_values(count, VALUE_BYTES, soon())
-        if isinstance(reply, str):
-            assert isinstance(values, hiredis.ReplyError)
-            assert str(values) == reply
-        else:
-            assert (values.tolist() if isinstance(values, np.ndarray) else values) == reply
-
-    assert connection.is_reusable
+    with within(60):
+        for reply in replies:
+            if isinstance(reply, str):
+                with pytest.raises(MovedError) as caught:
+                    connection.read_values(3, VALUE_BYTES)
+                assert str(caught.value) == reply
+                assert (caught.value.slot_id, caught.value.host, caught.value.port) == (1, "10.0.0.2", 7000)
+            else:
+                values = connection.read_values(len(reply), VALUE_BYTES)
+                assert (values.tolist() if isinstance(values, np.ndarray) else values) == reply
+    assert not connection._parser._reader.has_data()
 
 
 @settings(deadline=None)
 @given(st.lists(VALUE, min_size=1, max_size=12), st.lists(st.integers(0, 10**6), max_size=9), st.integers(1, 10**6))
-def test_a_reply_that_ends_early_is_an_error_and_the_connection_is_not_used_again(reply, places, missing):
+def test_a_reply_that_ends_early_is_an_error(reply, places, missing):
     data = encoded(reply)
-    connection, script = connected(cut(data[: -1 - missing % len(data)], places))
-    connection.send([b""], soon())
+    connection, _ = connected(cut(data[: -1 - missing % len(data)], places))
 
-    with pytest.raises(RedisNodeError, match=r"10\.0\.0\.1:7000: no reply: timed out"):
-        connection.read_values(len(reply), VALUE_BYTES, soon())
-
-    assert not connection.is_reusable
-    assert script.is_closed
+    with within(60), pytest.raises((TimeoutError, RedisTimeoutError)):
+        connection.read_values(len(reply), VALUE_BYTES)
 
 
 def test_values_of_one_size_are_not_parsed():
     connection, _ = connected([encoded([b"12345678"] * 100)])
-    connection.send([b""], soon())
 
-    with mock.patch.object(connection, "_reader", wraps=connection._reader) as reader:
-        values = connection.read_values(100, VALUE_BYTES, soon())
+    with mock.patch.object(connection._parser, "_reader", wraps=connection._parser._reader) as reader, within(60):
+        values = connection.read_values(100, VALUE_BYTES)
 
     assert values.tolist() == [b"12345678"] * 100
     reader.feed.assert_not_called()
 
 
-def test_a_node_that_hangs_up_is_an_error():
-    connection, _ = connected([])
-    connection._socket.recv_into = lambda room: 0
-    connection.send([b""], soon())
+@pytest.mark.parametrize("read", [lambda one: one.read_values(3, VALUE_BYTES), lambda one: one.read_response()])
+def test_a_node_that_hangs_up_is_an_error(read):
+    connection, script = connected([])
+    script.recv_into = lambda room: 0
 
-    with pytest.raises(RedisNodeError, match="closed the connection"):
-        connection.read_reply(soon())
+    with within(60), pytest.raises(RedisConnectionError, match="closed"):
+        read(connection)
 
 
 @pytest.mark.parametrize(
-    "operation", [lambda one: one.send([b""], time.monotonic()), lambda one: one.read_reply(time.monotonic())]
+    "operation",
+    [
+        lambda one: one.send_packed_command([b"PING"]),
+        lambda one: one.read_response(),
+        lambda one: one.read_values(1, VALUE_BYTES),
+    ],
 )
 def test_nothing_is_waited_for_after_the_deadline(operation):
     connection, script = connected([b"+OK\r\n"])
+    script.settimeout = lambda _: pytest.fail("waited")
 
-    with pytest.raises(RedisNodeError, match="timed out"):
+    with within(0), pytest.raises((TimeoutError, RedisTimeoutError)):
         operation(connection)
 
-    assert script.is_closed
 
-
-def test_an_ipv6_address_stands_in_brackets():
-    assert str(Address("::1", 7000)) == "[::1]:7000"
-
-
-class TestPool:
-    @pytest.fixture
-    def silent(self):
-        """A port on which connections are accepted by the system, and nobody says a word of TLS."""
-        with socket.create_server(("127.0.0.1", 0)) as listener:
-            yield listener
-
-    def test_a_node_that_keeps_silent_does_not_hold_up_every_caller(self, silent):
-        config = RedisConfig(connect_timeout_ms=500, tls=RedisTlsConfig())
-        pool = NodePool(Address(*silent.getsockname()), config, tls_context(config.tls))
-
-        with pytest.raises(RedisNodeError, match=r"cannot connect: .*timed out"):
-            pool.take(soon())
-        with pytest.raises(RedisNodeError, match=r"cannot connect: .*timed out, a moment ago") as caught:
-            pool.take(soon())
-
-        assert caught.value.is_unreachable
-        silent.accept()[0].close()
-        silent.settimeout(0)
-        with pytest.raises(BlockingIOError):  # the second caller did not even try
-            silent.accept()
-
-    def test_a_sound_connection_is_kept_and_a_broken_one_takes_the_idle_ones_with_it(self, redis_server):
-        pool = NodePool(Address(*redis_server.address), RedisConfig(), None)
-        first, second, third = (pool.take(soon()) for _ in range(3))
-        pool.give_back(first)
-        assert pool.take(soon()) is first
-        pool.give_back(first)
-        pool.give_back(second)
-
-        third.send([b"PING\r\n"], soon())
-        pool.give_back(third)  # with its reply outstanding
-
-        assert not any(one.is_reusable for one in (first, second, third))
-        fresh = pool.take(soon())
-        assert fresh.is_reusable
-        pool.close()
-        pool.give_back(fresh)
-        assert not fresh.is_reusable
+def test_an_inner_deadline_is_never_later_than_the_outer_one_unless_more_is_allowed():
+    with within(10):
+        with within(60):
+            assert 0 < seconds_left() <= 10
+        with within(5):
+            assert 0 < seconds_left() <= 5
+        with allowed(60):
+            assert 10 < seconds_left() <= 60
+        with allowed(1):
+            assert 1 < seconds_left() <= 10

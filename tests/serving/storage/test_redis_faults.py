@@ -4,17 +4,16 @@ import logging
 import re
 import socket
 import threading
-import time
 
 import numpy as np
 import pytest
+from redis.crc import key_slot
 
 from benchmarks.redis_servers import RedisServer, RedisServers, free_port, wait_until
 from serving.config import RedisConfig
 from serving.errors import StoreError
-from serving.storage import RedisStore, redis_pool
+from serving.storage import RedisStore, redis_nodes
 from serving.storage.redis_commands import Partition
-from serving.storage.redis_topology import parse_cluster_slots
 from tests.serving.storage.redis_stores import IMPATIENT, KEYS, ROWS, SPEC, fetch, loaded_store, open_store
 
 
@@ -24,6 +23,15 @@ def answers(store):
     except StoreError:
         return False
     return True
+
+
+def owner(store, slot):
+    node = store._nodes._client.nodes_manager.slots_cache[slot][0]
+    return node.host, node.port
+
+
+def masters(store):
+    return [(node.host, node.port) for node in store._nodes._client.get_primaries()]
 
 
 @pytest.fixture
@@ -134,13 +142,13 @@ def test_a_silent_server_is_an_error_in_the_end_and_is_used_again_when_it_answer
 
 def test_a_caller_waits_for_a_connection_no_longer_than_is_configured(redis_server):
     store = loaded_store(redis_server, num_node_connections=1, **IMPATIENT)
-    pool = store._cluster._pool(redis_server.address)
-    taken = pool.take(time.monotonic() + 1)
+    pool = store._nodes._client.connection_pool
+    taken = pool.get_connection()
 
     with pytest.raises(StoreError, match="all 1 connections are busy"):
         fetch(store)
 
-    pool.give_back(taken)
+    pool.release(taken)
     fetch(store)
 
 
@@ -203,7 +211,7 @@ class TestCluster:
 
     @pytest.mark.slow
     def test_a_replica_takes_the_place_of_a_master_that_keeps_silent(self, own_cluster, monkeypatch):
-        monkeypatch.setattr(redis_pool, "PAUSE_RATIO", 0.0)  # as for callers who come seldom
+        monkeypatch.setattr(redis_nodes, "PAUSE_RATIO", 0.0)  # as for callers who come seldom
         store = loaded_store(own_cluster.nodes[0], **IMPATIENT)
         for master in own_cluster.nodes[:3]:
             with master.client() as client:
@@ -212,29 +220,28 @@ class TestCluster:
 
         wait_until(lambda: answers(store), "the replica has taken over")
 
-        assert own_cluster.nodes[0].address not in store._cluster.topology.masters
+        assert own_cluster.nodes[0].address not in masters(store)
 
     @pytest.mark.slow
     def test_slots_that_move_to_another_node_are_followed_under_reads(self, own_cluster):
         store = loaded_store(own_cluster.nodes[0])
-        partition = next(one for one in store._tables[SPEC.name].partitions if one.slot < 16384 // 3)
+        slots = [key_slot(one.values) for one in store._tables[SPEC.name].partitions]
+        slot = next(one for one in slots if one < 16384 // 3)
         source, target = (node.client() for node in own_cluster.nodes[:2])
         names = source.cluster("MYID").decode(), target.cluster("MYID").decode()
-        before = store._cluster.topology
-
-        target.cluster("SETSLOT", partition.slot, "IMPORTING", names[0])
-        source.cluster("SETSLOT", partition.slot, "MIGRATING", names[1])
+        target.cluster("SETSLOT", slot, "IMPORTING", names[0])
+        source.cluster("SETSLOT", slot, "MIGRATING", names[1])
         fetch(store)
-        keys = source.cluster("GETKEYSINSLOT", partition.slot, 10)
+        keys = source.cluster("GETKEYSINSLOT", slot, 10)
         source.migrate("127.0.0.1", own_cluster.nodes[1].port, keys, 0, 5000)
         fetch(store)  # the source says ASK
         store.insert(SPEC.name, KEYS, ROWS)
-        assert store._cluster.topology.owners.tolist() == before.owners.tolist()
+        assert owner(store, slot) == own_cluster.nodes[0].address
         for client in (target, source):
-            client.cluster("SETSLOT", partition.slot, "NODE", names[1])
+            client.cluster("SETSLOT", slot, "NODE", names[1])
         fetch(store)  # the source says MOVED
 
-        assert store._cluster.topology.owner(partition.slot) == own_cluster.nodes[1].address
+        assert owner(store, slot) == own_cluster.nodes[1].address
         source.close()
         target.close()
 
@@ -245,14 +252,13 @@ class TestCluster:
             store.open_table(SPEC, 0)
 
         (record,) = [record for record in caplog.records if record.levelno == logging.WARNING]
-        holder = Partition(SPEC.name, 0).slot * 3 // 16384
+        holder = key_slot(Partition(SPEC.name, 0).values) * 3 // 16384
         assert "one node will be the busiest" in record.message
         assert f"127.0.0.1:{redis_cluster.nodes[holder].port} holds 1" in record.message
 
     def test_a_slot_that_nobody_holds_is_an_error(self, redis_cluster, monkeypatch):
         store = loaded_store(redis_cluster.nodes[0])
-        topology = parse_cluster_slots([[0, 0, [b"127.0.0.1", redis_cluster.nodes[0].port]]], ("", 0))
-        monkeypatch.setattr(store._cluster, "_topology", topology)
+        monkeypatch.setattr(store._nodes._client.nodes_manager, "slots_cache", {})
 
         with pytest.raises(StoreError, match="no node of the cluster holds slot"):
             fetch(store)
@@ -269,7 +275,7 @@ def test_a_port_that_speaks_another_protocol_is_an_error(tmp_path):
 
     thread = threading.Thread(target=answer)
     thread.start()
-    with pytest.raises(StoreError, match="not a Redis reply"):
+    with pytest.raises(StoreError, match="Protocol error"):
         RedisStore(RedisConfig(addresses=(listener.getsockname(),)))
     thread.join()
     listener.close()

@@ -71,6 +71,19 @@ class TestUsers:
         assert store.count(SPEC.name) == sum(keys.size for keys, _ in store.items(SPEC.name)) == 990
         store.drop_table(SPEC.name)
 
+    def test_in_a_cluster_these_rights_are_enough(self, redis_cluster):
+        commands = ["hset", "hmget", "hscan", "exists", "cluster|slots", "command"]
+        rights = ["reset", "on", ">battery staple", "~hps_et*", *(f"+{command}" for command in commands)]
+        for node in redis_cluster.nodes:
+            with node.client() as client:
+                client.execute_command("ACL", "SETUSER", "hotrow", *rights)
+        store = open_store(redis_cluster.nodes[0], user_name="hotrow", password="battery staple")
+        store.open_table(SPEC, 0)
+
+        store.insert(SPEC.name, KEYS, ROWS)
+
+        fetch(store)
+
     def test_a_password_is_not_shown(self, redis_server):
         config = RedisConfig(addresses=(redis_server.address,), password="open sesame")
 

@@ -15,7 +15,7 @@ from serving.config import RedisConfig
 from serving.errors import MissingExtraError, StoreError
 from serving.storage import DurableStore, PooledStore, RedisStore, TableSpec
 from serving.storage.hps_layout import mix
-from serving.storage.redis_cluster import RedisCluster
+from serving.storage.redis_nodes import RedisNodes
 from tests.serving.storage.redis_stores import OPENED, SPEC, open_store
 
 TABLE, DIM = SPEC.name, SPEC.dim
@@ -255,8 +255,8 @@ class TestLoading:
 
     def test_commands_whose_answer_was_lost_may_be_sent_again(self, store, monkeypatch):
         load(store, range(100), "before")
-        run = RedisCluster.run
-        monkeypatch.setattr(RedisCluster, "run", lambda *args: (run(*args), run(*args))[1])
+        run = RedisNodes.run
+        monkeypatch.setattr(RedisNodes, "run", lambda *args: (run(*args), run(*args))[1])
 
         load(store, range(50, 250), "after", value=0.5)
         store.insert(TABLE, np.array([1000]), rows_of([1000]))
@@ -359,19 +359,21 @@ class TestWrongContent:
         assert fetch(store, [41, 43])[1].all()
 
 
-def test_without_hiredis_the_error_names_the_extra(redis_server, monkeypatch):
-    monkeypatch.setitem(sys.modules, "hiredis", None)
+@pytest.mark.parametrize("module", ["hiredis", "redis"])
+def test_without_its_client_the_error_names_the_extra(redis_server, monkeypatch, module):
+    monkeypatch.setitem(sys.modules, module, None)
+    monkeypatch.delitem(sys.modules, "serving.storage.redis_nodes", raising=False)
 
-    with pytest.raises(MissingExtraError, match=r"pip install 'hotrow\[redis\]'"):
+    with pytest.raises(MissingExtraError, match=rf"{module}.*pip install 'hotrow\[redis\]'"):
         open_store(redis_server)
 
 
-def test_hiredis_is_imported_only_when_a_store_is_opened():
-    code = "import sys, serving.storage; print('hiredis' in sys.modules)"
+def test_the_client_is_imported_only_when_a_store_is_opened():
+    code = "import sys, serving.storage; print({'redis', 'hiredis'} & set(sys.modules))"
 
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
 
-    assert done.stdout.strip() == "False"
+    assert done.stdout.strip() == "set()"
 
 
 def test_the_first_address_that_answers_is_enough(redis_server):
