@@ -132,8 +132,8 @@ class VolatileDbConfig(_Record):
         row_dtype_per_table: another form for some tables, by their full names.
         redis: where the type is ``"redis_cluster"``; None otherwise.
         cache_missed_embeddings: rows that the durable tier held are copied into this one.
-        initialize_after_startup: the models' files are loaded into it; else RAM starts empty, and Redis must have the
-            tables.
+        initialize_after_startup: the models' files are loaded into it; else RAM starts empty, and Redis keeps what it
+            has.
     """
 
     type: Literal["disabled", "hash_map", "redis_cluster"] = "hash_map"

@@ -39,17 +39,17 @@ def table_source(config: ModelConfig, table: TableConfig) -> TableSource:
 
 
 def load_tables(stores: Sequence[Store], sources: Sequence[TableSource], kept: Sequence[Store] = ()) -> None:
-    """Bring every row of ``sources`` into the stores, but for those ``kept`` as they are.
+    """Bring every row of ``sources`` into the stores, but for those that are ``kept`` as they are.
 
     A durable store is loaded unless it already holds the table from the same files. Where no store is durable, each
     must have room for all rows; else a store takes the first rows of a file, in file order, up to its capacity.
     Of a table with a narrow row type every row must fit that type, wherever it will lie. Where a durable store is kept
-    as it is, its rows, not the files', are what the stores before it get.
+    as it is, and none is behind it, its rows, not the files', are what the stores before it get.
 
     Raises:
         StoreFullError: no store is durable, and one has too little room; raised before anything is loaded.
         StoreError: a store cannot take the rows, a value does not fit the table's row type, or a durable store that is
-            kept as it is has no such table.
+            kept as it is, with none behind it, has no rows of a table.
         ModelFileError: a file is damaged.
     """
     durable = [store for store in stores if isinstance(store, DurableStore)]
@@ -64,10 +64,12 @@ def load_tables(stores: Sequence[Store], sources: Sequence[TableSource], kept: S
     for source in sources:
         for store in durable:
             if store in kept:
-                _open_kept(store, source)
+                store.open_table(source.spec, source.model.rows)
             else:
                 _load_durable(store, source)
         truth = durable[-1] if durable and durable[-1] in kept else None
+        if truth is not None:
+            _check_has_rows(truth, source.spec.name)
         for store in (store for store in volatile if store not in kept):
             _load_volatile(store, source, truth)
 
@@ -122,11 +124,9 @@ def _load_durable(store: DurableStore, source: TableSource) -> None:
         store.open_table(source.spec, source.model.rows)
 
 
-def _open_kept(store: DurableStore, source: TableSource) -> None:
-    name = source.spec.name
-    store.open_table(source.spec, source.model.rows)
-    if not store.count(name):
-        raise StoreError(store.name, name, "has no rows, and initialize_after_startup is false: nothing is loaded")
+def _check_has_rows(store: DurableStore, table: str) -> None:
+    if not store.count(table):
+        raise StoreError(store.name, table, "has no rows, and initialize_after_startup is false: nothing is loaded")
 
 
 def _load_volatile(store: Store, source: TableSource, truth: Store | None) -> None:

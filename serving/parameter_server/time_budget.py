@@ -1,10 +1,10 @@
 """A tier's time budget: how long a request waits for it, and what happens to the requests after one that waited."""
 
 import threading
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from time import monotonic as now_s
 from typing import TypeVar
 
 from serving.errors import StoreError, StoreTimeoutError
@@ -77,21 +77,21 @@ class TimeBudget:
         with self._lock:
             if not self._is_backing_off:
                 self._is_backing_off = True
-                self._probe_at = time.monotonic() + self._back_off_s
+                self._probe_at = now_s() + self._back_off_s
 
     def _probe_when_due(self, probe: Callable[[], object]) -> None:
         with self._lock:
             # Where calls hang on every thread, the next to return makes room for a probe.
-            if time.monotonic() < self._probe_at or self._threads.is_full:
+            if now_s() < self._probe_at or self._threads.is_full:
                 return
             self._back_off_s = min(2 * self._back_off_s, max(LONGEST_BACK_OFF_S, self._timeout_s))
-            self._probe_at = time.monotonic() + self._back_off_s
+            self._probe_at = now_s() + self._back_off_s
         self._threads.submit(partial(self._probe, probe))
 
     def _probe(self, probe: Callable[[], object]) -> None:
-        started = time.monotonic()
+        started = now_s()
         with suppress(StoreError):  # an answer, too: what is wrong is for the next request to tell
             probe()
-        if time.monotonic() - started <= self._timeout_s:
+        if now_s() - started <= self._timeout_s:
             with self._lock:
                 self._is_backing_off = False

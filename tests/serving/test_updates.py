@@ -1,0 +1,274 @@
+"""Rows that change, and models that come and go, while lookups run."""
+
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from serving.config import read_inference_config
+from serving.errors import RequestError, StoreError, StoreFullError, UnknownModelError
+from serving.parameter_server import TierSettings
+from serving.storage import MemoryStore, RocksDbStore
+from tests.serving.small_server import KEYS, ROWS, DictStore, held_by, keep, model_of, serve, write_model
+
+NEW = np.array([[7.0, 8.0, 9.0]], dtype=np.float32)
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory):
+    return write_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture
+def server(config):
+    with serve(config, MemoryStore(), DictStore("slow"), promote=True) as server:
+        yield server
+
+
+def looked_up(server, *keys):
+    keys = np.array(keys, dtype=np.int64)
+    rows, found = server.lookup("m.t", keys)
+    pooled = server.lookup_pooled("m.t", keys, np.arange(keys.size + 1), "sum")[0]
+    assert pooled.tolist() == (rows + np.float32(0.0)).tolist()
+    return {key: row for key, row, held in zip(keys.tolist(), rows.tolist(), found, strict=True) if held}
+
+
+class JournalStore(DictStore):
+    """A store that notes what is written to it in a journal shared by all."""
+
+    def __init__(self, name, journal):
+        super().__init__(name)
+        self.journal = journal
+
+    def insert(self, table, keys, rows):
+        self.journal.append((self.name, "insert"))
+        super().insert(table, keys, rows)
+
+    def evict(self, table, keys):
+        self.journal.append((self.name, "evict"))
+        super().evict(table, keys)
+
+
+def test_an_inserted_row_is_in_every_tier_and_an_evicted_one_in_none(server):
+    server.insert("m.t", np.array([1, 777]), NEW.repeat(2, axis=0))
+    server.evict("m.t", np.array([2, 888]))
+
+    expected = dict(zip(KEYS, ROWS.tolist(), strict=True)) | {1: [7.0, 8.0, 9.0], 777: [7.0, 8.0, 9.0]}
+    del expected[2]
+    assert [held_by(store) for store in server.stores] == [expected] * 2
+    assert looked_up(server, 1, 2, 777, 888) == {1: [7.0, 8.0, 9.0], 777: [7.0, 8.0, 9.0]}
+
+
+def test_the_slowest_tier_is_written_first(config):
+    journal = []
+    with serve(config, *(JournalStore(name, journal) for name in ("fast", "middle", "slow"))) as server:
+        journal.clear()
+
+        server.insert("m.t", np.array([1]), NEW)
+        server.evict("m.t", np.array([1]))
+
+    assert journal == [(name, verb) for verb in ("insert", "evict") for name in ("slow", "middle", "fast")]
+
+
+OPERATIONS = st.lists(
+    st.tuples(
+        st.sampled_from(["insert", "evict", "look up"]),
+        st.lists(st.sampled_from([*KEYS, 777, 888]), max_size=5),
+        st.integers(0, 9),
+    ),
+    max_size=25,
+)
+
+
+@settings(deadline=None, max_examples=60)
+@given(operations=OPERATIONS, capacity_rows=st.sampled_from([1, 4, 12, 14]))
+def test_lookups_agree_with_a_dict_whatever_is_changed_and_promoted(config, operations, capacity_rows):
+    expected = dict(zip(KEYS, ROWS.tolist(), strict=True))
+    stores = MemoryStore(capacity_rows=capacity_rows), DictStore("middle"), DictStore("slow")
+    empty = TierSettings(is_initialized=False)
+    with serve(config, *stores, promote=True, settings={"memory": empty}) as server:
+        keep(stores[1], KEYS[::2])
+        for verb, keys, value in operations:
+            if verb == "insert":
+                rows = np.full((len(keys), 3), value, dtype=np.float32)
+                server.insert("m.t", np.array(keys, dtype=np.int64), rows)
+                expected |= dict.fromkeys(keys, [float(value)] * 3)
+            elif verb == "evict":
+                server.evict("m.t", np.array(keys, dtype=np.int64))
+                expected = {key: row for key, row in expected.items() if key not in keys}
+            else:
+                wanted = {key: expected[key] for key in keys if key in expected}
+                assert looked_up(server, *keys) == wanted
+        assert looked_up(server, *KEYS, 777, 888) == expected
+        assert server.wait_for_promotions(60)
+        assert held_by(stores[2]) == expected
+        for store in stores[:2]:
+            assert held_by(store).items() <= expected.items()
+
+
+def test_a_fast_tier_without_room_keeps_no_old_row(config):
+    memory = MemoryStore(capacity_rows=4)
+    with serve(config, memory, DictStore("slow"), settings={"memory": TierSettings(is_initialized=False)}) as server:
+        memory.insert("m.t", np.array(KEYS[:4]), ROWS[:4])
+
+        server.insert("m.t", np.array([4, 100, 101, 1]), NEW.repeat(4, axis=0))
+
+        assert held_by(memory).keys() == set(KEYS[:4])
+        assert looked_up(server, 1, 4, 100) == dict.fromkeys([1, 4, 100], NEW[0].tolist())
+        assert looked_up(server, 2) == {2: ROWS[1].tolist()}
+
+
+def test_a_fast_tier_that_cannot_even_overwrite_gives_the_row_up(config):
+    class Frozen(DictStore):
+        def insert(self, table, keys, rows):
+            if self.calls["insert"]:
+                raise StoreFullError(self.name, table, "full")
+            super().insert(table, keys, rows)
+
+    with serve(config, Frozen("fast"), DictStore("slow")) as server:
+        server.insert("m.t", np.array([1]), NEW)
+
+        assert held_by(server.stores[0]).keys() == set(KEYS[1:])
+        assert looked_up(server, 1) == {1: NEW[0].tolist()}
+
+
+def test_where_the_slowest_tier_takes_no_rows_no_tier_has_them(config):
+    class Refusing(DictStore):
+        error = None
+
+        def insert(self, table, keys, rows):
+            if self.error:
+                raise self.error
+            super().insert(table, keys, rows)
+
+    with serve(config, MemoryStore(), Refusing("slow")) as server:
+        for error in (StoreFullError("slow", "m.t", "full"), StoreError("slow", "m.t", "no answer")):
+            server.stores[1].error = error
+            with pytest.raises(type(error), match=error.reason):
+                server.insert("m.t", np.array([1]), NEW)
+
+        assert looked_up(server, 1) == {1: ROWS[0].tolist()}
+
+
+@pytest.mark.parametrize(
+    ("keys", "rows", "message"),
+    [
+        (np.array([1, 2]), NEW, r"expected rows of float32\[2, 3\], got float32\[1, 3\]"),
+        (np.array([1]), NEW[:, :2], r"expected rows of float32\[1, 3\], got float32\[1, 2\]"),
+        (np.array([1]), NEW.astype(np.float64), r"expected rows of float32\[1, 3\], got float64\[1, 3\]"),
+        (np.array([[1]]), NEW, r"expected keys of int64\[N\], got int64\[1, 1\]"),
+        (np.array([1], dtype=np.int32), NEW, r"expected keys of int64\[N\], got int32\[1\]"),
+        (np.array([2**63 - 1]), NEW, "key 9223372036854775807 at position 0 is reserved"),
+    ],
+)
+def test_what_is_no_update_is_refused_before_a_tier_is_written(server, keys, rows, message):
+    with pytest.raises(RequestError, match=message):
+        server.insert("m.t", keys, rows)
+    if "keys" in message or "reserved" in message:
+        with pytest.raises(RequestError, match=message):
+            server.evict("m.t", keys)
+
+    assert [held_by(store) for store in server.stores] == [dict(zip(KEYS, ROWS.tolist(), strict=True))] * 2
+
+
+def test_a_row_that_the_row_type_cannot_hold_is_refused_before_a_tier_is_written(config):
+    narrow = model_of(config.tables[0].file.parent, row_dtype="int8")
+    with serve(narrow, MemoryStore(), DictStore("slow")) as server:
+        with pytest.raises(StoreError, match="of key 1: column 1 is inf, which int8 rows cannot hold"):
+            server.insert("m.t", np.array([1]), np.array([[0, np.inf, 0]], dtype=np.float32))
+
+        assert held_by(server.stores[1])[1] == ROWS[0].tolist()
+
+
+def test_a_table_that_is_not_loaded_cannot_be_changed(server):
+    for change in (lambda: server.insert("m.u", np.array([1]), NEW), lambda: server.evict("m.u", np.array([1]))):
+        with pytest.raises(UnknownModelError, match=r"no loaded model has a table 'm\.u'"):
+            change()
+
+
+def test_an_update_that_meets_the_unloading_fails(config):
+    class Unloading(DictStore):
+        def evict(self, table, keys):
+            unloading.start()
+            super().evict(table, keys)
+
+    with serve(config, Unloading()) as server:
+        unloading = threading.Thread(target=server.unload_model, args=("m",))
+        held = server._table("m.t")
+        server.evict("m.t", np.array([1]))
+        unloading.join()
+        server._table = lambda name: held  # taken just before the unloading
+
+        with pytest.raises(UnknownModelError, match=r"'m\.t' has been unloaded"):
+            server.insert("m.t", np.array([1]), NEW)
+
+
+def test_a_reader_meets_no_row_older_than_one_it_has_seen_acknowledged(config, tmp_path):
+    """A writer counts a row up through every tier; RAM has room for a third, so that rows are promoted all the time."""
+    memory, durable = MemoryStore(capacity_rows=4), RocksDbStore(tmp_path / "db", num_threads=1)
+    acknowledged, failures = [0], []
+
+    def read():
+        while acknowledged[0] < 60:
+            least = acknowledged[0]
+            rows, found = server.lookup("m.t", np.array([3, 9]))
+            if not found.all() or rows.min() < least or len(set(rows[0].tolist())) > 1:
+                failures.append((least, rows.tolist()))
+                return
+
+    with serve(config, memory, durable, promote=True) as server:
+        keys = np.array([3, 9])
+        server.insert("m.t", keys, np.zeros((2, 3), np.float32))
+        readers = [threading.Thread(target=read) for _ in range(3)]
+        for reader in readers:
+            reader.start()
+        for count in range(1, 61):
+            memory.evict("m.t", keys)  # so that RocksDB is asked, and its rows promoted
+            server.insert("m.t", keys, np.full((2, 3), count, np.float32))
+            acknowledged[0] = count
+        for reader in readers:
+            reader.join()
+
+    assert failures == []
+
+
+def test_models_come_and_go_while_lookups_run_and_no_answer_is_of_another_model(write_model, tmp_path):
+    written = {
+        name: write_model(write_model.table(rows=40), write_model.table(dim=6, rows=30), folder=name, seed=seed)
+        for seed, name in enumerate(["a", "b", "c"])
+    }
+    configs = {name: read_inference_config(one.config_file, name) for name, one in written.items()}
+    stores = MemoryStore(capacity_rows=100), RocksDbStore(tmp_path / "db", num_threads=1)
+    failures, answered, stop = [], {name: 0 for name in written}, threading.Event()
+
+    def read(name):
+        tables = [(f"{name}.table{n}", np.array(list(rows)), rows) for n, rows in enumerate(written[name].tables)]
+        while not stop.is_set():
+            for table, keys, rows in tables:
+                try:
+                    answer, found = server.lookup(table, keys)
+                except UnknownModelError:
+                    continue
+                if not found.all() or answer.tobytes() != b"".join(row.tobytes() for row in rows.values()):
+                    failures.append(table)
+                answered[name] += 1
+
+    with serve(configs["a"], *stores, promote=True) as server:
+        threads = [threading.Thread(target=read, args=(name,)) for name in written for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for turn in range(6):
+            server.load_model(configs["b"])
+            server.load_model(configs["c"])
+            (server.erase_model if turn % 2 else server.unload_model)("b")
+            (server.unload_model if turn % 2 else server.erase_model)("c")
+        stop.set()
+        for thread in threads:
+            thread.join()
+        assert [config.name for config in server.models()] == ["a"]
+        assert stores[0].tables() == ["a.table0", "a.table1"]
+
+    assert failures == []
+    assert min(answered["a"], answered["b"] + answered["c"]) > 0
