@@ -1,4 +1,4 @@
-"""The host table against the limits of memory and the usual peers, one thread.
+"""The host table against the limits of memory and the usual peers, one thread but for big lookups.
 
     python -m benchmarks.host_table [--quick] [--json FILE]
 
@@ -6,6 +6,8 @@
 - call: 26 keys from Python, against numpy.take with known row numbers
 - pooled: against torch.nn.functional.embedding_bag with known row numbers
 - row_dtype: lookups of narrow rows, one by one and in bags of 20, against the same table of float32 rows
+- over_cores: one lookup of 26,624 and of 212,992 keys on all cores, against the same lookup on one
+- wake_up: until a second core works on a lookup (benchmarks/core_pool_wake_up.cpp), against a condition variable
 - beside_writer: a reader's rate and p99 while another thread replaces rows at full rate, against the same reader alone
 """
 
@@ -22,7 +24,7 @@ import numpy as np
 import torch
 
 from benchmarks.report import Record, parse_arguments, publish
-from kernels.host import HostTable
+from kernels.host import HostTable, lookup_threads, set_lookup_threads
 
 BATCH_KEYS = 26 * 1024
 LOAD_ROWS = 1 << 18
@@ -211,6 +213,47 @@ def row_dtypes(subject, scale):
         yield Record.of("host_table.row_dtype_memory", {**params, "less": "is better"}, "MiB", [sizes])
 
 
+def over_cores(subject, scale, threads):
+    """Records of one big lookup on ``threads`` threads against the same on one."""
+    for count in (BATCH_KEYS, 8 * BATCH_KEYS):
+        batches = [subject.keys[subject.rng.integers(0, subject.rows, count)] for _ in range(scale.batches // 4 or 1)]
+        row_ptrs = np.append(np.arange(0, count, 20), count)
+        out = aligned(count, subject.dim)
+        calls = {
+            "fetch": lambda keys, out=out: subject.table.fetch(keys, out),
+            "pooled": lambda keys, out=out, ptrs=row_ptrs: subject.table.fetch_pooled(
+                keys, ptrs, out[: ptrs.size - 1], "sum"
+            ),
+        }
+        for measure, call in calls.items():
+
+            def run(most_threads, call=call, batches=batches):
+                set_lookup_threads(most_threads)
+                call(batches[0])  # starts the threads
+                return sum(seconds(partial(call, keys)) for keys in batches)
+
+            work = len(batches) * count / 1e6
+            pairs = [(work / run(threads), work / run(1)) for _ in range(scale.rounds)]
+            params = {"dim": subject.dim, "keys": count, "measure": measure, "threads": threads, "peer": "1 thread"}
+            yield Record.of("host_table.over_cores", params, "Mrow/s", pairs)
+
+
+def wake_up(scale):
+    """Record of the time until a second thread works, in microseconds, so less is better."""
+    folder = Path(tempfile.mkdtemp(prefix="core_pool_wake_up"))
+    source, host = Path(__file__).with_name("core_pool_wake_up.cpp"), Path(__file__).parents[1] / "kernels" / "host"
+    command = ["c++", "-std=c++17", "-O2", "-pthread", f"-I{host}", source, host / "core_pool.cpp"]
+    subprocess.run([*command, "-o", folder / "wake_up"], check=True)
+    pairs = []
+    for _ in range(scale.rounds):
+        ran = subprocess.run([folder / "wake_up", "500"], capture_output=True, text=True)
+        if ran.returncode == 3:  # there is no second core
+            return
+        ran.check_returncode()
+        pairs.append(tuple(float(one) for one in ran.stdout.split()))
+    yield Record.of("host_table.wake_up", {"peer": "condition_variable", "less": "is better"}, "us", pairs)
+
+
 class Writer:
     """A thread that replaces random rows of the table at full rate, as long as it is told to."""
 
@@ -267,13 +310,18 @@ def main():
     scale = QUICK if arguments.quick else FULL
     torch.set_num_threads(1)
     library, records = compile_gather(), []
+    threads = lookup_threads()
+    set_lookup_threads(1)
     for dim in scale.rows:
         subject = Subject(dim, scale)
         records += [*lookup(subject, scale, library), *call(subject, scale), *pooled(subject, scale)]
         records += row_dtypes(subject, scale)
+        records += over_cores(subject, scale, threads)
+        set_lookup_threads(1)
         if dim == 32:
             records += beside_writer(subject, scale)
         del subject
+    records += wake_up(scale)
     publish(records, arguments.json)
 
 

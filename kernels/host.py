@@ -8,6 +8,7 @@ anything is read or written.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
@@ -16,7 +17,16 @@ import numpy as np
 import numpy.typing as npt
 
 from kernels import _host
-from kernels._host import decode_rows, encode_rows, pool_rows, round_rows, row_bytes, split_by_table
+from kernels._host import (
+    decode_rows,
+    encode_rows,
+    lookup_threads,
+    pool_rows,
+    round_rows,
+    row_bytes,
+    set_lookup_threads,
+    split_by_table,
+)
 
 __all__ = [
     "HostTable",
@@ -26,9 +36,11 @@ __all__ = [
     "RowDtype",
     "decode_rows",
     "encode_rows",
+    "lookup_threads",
     "pool_rows",
     "round_rows",
     "row_bytes",
+    "set_lookup_threads",
     "split_by_table",
 ]
 
@@ -76,7 +88,8 @@ class HostTable(_host.HostTable):
 
     Every method may be called from any thread. Reads (``fetch``, ``fetch_pooled``, ``items``) take no lock and wait for
     nobody; each row they return is one that was written whole. Writes (``insert``, ``evict``) take turns; a reader sees
-    a write row by row. A write waits for reads only if it uses up all spare rows while one read runs.
+    a write row by row. A write waits for reads only if it uses up all spare rows while one read runs. A lookup of many
+    keys uses several cores: see ``set_lookup_threads``.
     Another thread may change the arguments of a running call: which rows it then reads or writes is open, but it stays
     inside the arrays and leaves the table whole.
     After ``os.fork()`` the child may read. It must not write if other threads used the table at the time of the fork.
@@ -148,3 +161,16 @@ class KeyIndex(_host.KeyIndex):
         ValueError: ``capacity_rows`` is out of its range.
         MemoryError: the system does not give the memory.
     """
+
+
+def _read_lookup_threads() -> None:
+    said = os.environ.get("HOTROW_LOOKUP_THREADS")
+    if said is None:
+        return
+    try:
+        set_lookup_threads(int(said))
+    except ValueError:
+        raise ValueError(f"HOTROW_LOOKUP_THREADS: expected 1 to 64, got {said!r}") from None
+
+
+_read_lookup_threads()

@@ -10,6 +10,7 @@
 #include <optional>
 
 #include "arguments.hpp"
+#include "core_pool.hpp"
 #include "docs.hpp"
 #include "host_table.hpp"
 #include "key_arguments.hpp"
@@ -169,6 +170,13 @@ nb::object split(nb::handle keys_in, nb::handle row_ptrs_in, std::vector<int64_t
   return valid ? nb::make_tuple(out_keys, out_row_ptrs, most_keys) : nb::object(nb::none());
 }
 
+// Without the GIL: it waits for the running lookup, whose thread may want the GIL before another begins.
+void set_lookup_threads(int64_t threads) {
+  const auto checked = static_cast<unsigned>(in_range("threads", threads, CorePool::kMaxThreads));
+  const nb::gil_scoped_release release;
+  CorePool::shared().set_threads(checked);
+}
+
 void construct_key_index(KeyIndex* self, int64_t capacity_rows) {
   const uint64_t capacity = in_range("capacity_rows", capacity_rows, KeyIndex::kMaxKeys);
   const nb::gil_scoped_release release;
@@ -249,6 +257,8 @@ NB_MODULE(_host, module) {
   bind_row_codec(module);
   module.def("split_by_table", &split, nb::arg("keys").none(), nb::arg("row_ptrs").none(), nb::arg("slots"),
              docs::kSplitByTable);
+  module.def("lookup_threads", [] { return CorePool::shared().threads(); }, docs::kLookupThreads);
+  module.def("set_lookup_threads", &set_lookup_threads, nb::arg("threads"), docs::kSetLookupThreads);
   module.def("instruction_set", [] { return lookup_loops().name; });
   module.def("use_avx2", &use_avx2, nb::arg("enabled"));
 }

@@ -268,7 +268,22 @@ Args:
 
 Raises:
     OSError: the disk refuses.
-    ValueError: ``source`` has another length.
+    ValueError: ``source`` has another length.)";
+
+constexpr const char* kLookupThreads =
+    R"(Return how many threads may work on one lookup, see ``set_lookup_threads``.)";
+
+constexpr const char* kSetLookupThreads = R"(Say how many threads may work on one lookup, of any table of this process.
+
+Lookups of 16,384 keys and more are shared by their caller and the threads of one small pool, one lookup at a time; a
+lookup that finds the pool at work does without it. The answer has the same bits. At first it is the number in the
+environment's ``HOTROW_LOOKUP_THREADS``, else one thread per core that the process may use, at most 8.
+
+Args:
+    threads: 1 to 64, the caller among them; 1: lookups are not shared.
+
+Raises:
+    ValueError: ``threads`` is out of its range.
 )";
 
 }  // namespace hotrow::docs

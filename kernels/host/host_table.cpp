@@ -5,6 +5,8 @@
 #include <memory>
 #include <vector>
 
+#include "core_pool.hpp"
+
 namespace hotrow {
 
 uint64_t HostTable::spare_rows_for(uint64_t capacity_rows) {
@@ -19,25 +21,39 @@ uint64_t HostTable::memory_bytes_for(uint32_t dim, uint64_t capacity_rows, RowTy
          RowStamps::memory_bytes_for(policy, rows);
 }
 
-void HostTable::fetch(const int64_t* keys, size_t n, float* out, bool* found) {
-  const LookupLoops& loops = lookup_loops();
-  for (size_t at = 0; at < n; at += kReaderKeys) {
+template <class Work>
+void HostTable::read_in_stays(size_t keys, const Work& work) {
+  const size_t stays = std::max<size_t>(1, (keys + kReaderKeys - 1) / kReaderKeys);
+  const auto stay = [&](size_t number) {
     const Epochs::Reader reader(epochs_);
-    loops.fetch(view(), keys + at, std::min(kReaderKeys, n - at), out + at * dim_, found + at);
-  }
+    work(number, stays);
+  };
+  if (keys >= kSharedKeys) return CorePool::shared().run(stays, stay);
+  for (size_t number = 0; number < stays; ++number) stay(number);
 }
 
+void HostTable::fetch(const int64_t* keys, size_t n, float* out, bool* found) {
+  const LookupLoops& loops = lookup_loops();
+  read_in_stays(n, [&](size_t stay, size_t) {
+    const size_t at = stay * kReaderKeys;
+    loops.fetch(view(), keys + at, std::min(kReaderKeys, n - at), out + at * dim_, found + at);
+  });
+}
+
+// A bag belongs to the stay in whose keys it begins, an empty one at the end to the last.
 void HostTable::fetch_pooled(const int64_t* keys, const Bags& bags, float* out, bool* found) {
   const LookupLoops& loops = lookup_loops();
   const int64_t* row_ptrs = bags.row_ptrs;
-  for (size_t begin = 0; begin < bags.count;) {
-    const int64_t* limit = std::upper_bound(row_ptrs + begin + 1, row_ptrs + bags.count + 1,
-                                            row_ptrs[begin] + static_cast<int64_t>(kReaderKeys));
-    const size_t end = std::max(begin + 1, static_cast<size_t>(limit - row_ptrs) - 1);
-    const Epochs::Reader reader(epochs_);
+  const auto first_bag = [&](size_t stay, size_t stays) {
+    if (stay == stays) return bags.count;
+    const auto first_key = static_cast<int64_t>(stay * kReaderKeys);
+    return static_cast<size_t>(std::lower_bound(row_ptrs, row_ptrs + bags.count, first_key) - row_ptrs);
+  };
+  read_in_stays(static_cast<size_t>(row_ptrs[bags.count]), [&](size_t stay, size_t stays) {
+    const size_t begin = first_bag(stay, stays), end = first_bag(stay + 1, stays);
+    if (begin == end) return;  // its keys are the rest of a long bag
     loops.fetch_pooled(view(), keys, bags, begin, end, out, found);
-    begin = end;
-  }
+  });
 }
 
 void HostTable::write_one(int64_t key, const std::byte* row, size_t bytes) {

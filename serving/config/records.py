@@ -130,6 +130,8 @@ class VolatileDbConfig(_Record):
             table that is not named gets all of its rows.
         row_dtype: the form in which RAM keeps rows; see ``TableConfig``.
         row_dtype_per_table: another form for some tables, by their full names.
+        lookup_threads: most threads at one big lookup in RAM (``kernels.host.set_lookup_threads``, for the whole
+            process); None leaves the number as it is.
         redis: where the type is ``"redis_cluster"``; None otherwise.
         cache_missed_embeddings: rows that the durable tier held are copied into this one.
         initialize_after_startup: the models' files are loaded into it; else RAM starts empty, and Redis keeps what it
@@ -142,6 +144,7 @@ class VolatileDbConfig(_Record):
     capacity_rows_per_table: dict[str, int] | None = None
     row_dtype: RowDtype = "fp32"
     row_dtype_per_table: dict[str, RowDtype] | None = None
+    lookup_threads: int | None = None
     redis: RedisConfig | None = None
     cache_missed_embeddings: bool = False
     initialize_after_startup: bool = True

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, SecretStr, model_validator
+from pydantic import BeforeValidator, Field, SecretStr, model_validator
 
 from kernels.host import RowDtype
 from serving.config.hps_keys import VOLATILE_TYPES, spelling
@@ -16,7 +16,7 @@ OverflowPolicy = Literal["evict_oldest", "oldest", "evict_least_used", "least_us
 # Hotrow's own keys say something about one type only; of HPS's, those of another type have no effect.
 CAPACITIES = frozenset({"capacity_rows", "capacity_bytes", "capacity_rows_per_table"})
 OWN_KEYS = {
-    "hash_map": CAPACITIES | {"row_dtype", "row_dtype_per_table"},
+    "hash_map": CAPACITIES | {"row_dtype", "row_dtype_per_table", "lookup_threads"},
     "redis_cluster": frozenset({"connect_timeout_ms", "timeout_ms"}),
 }
 _HOST_AND_PORT = re.compile(r"(?:\[(?P<v6>[0-9a-fA-F:.]+)\]|(?P<host>[^\s:\[\]]+)):(?P<port>[0-9]{1,5})")
@@ -47,6 +47,7 @@ class VolatileDbClause(Clause):
         capacity_rows_per_table: Hotrow's own: most rows in RAM of each table, by full name; one of the three.
         row_dtype: Hotrow's own: the form in which RAM keeps rows.
         row_dtype_per_table: Hotrow's own: the same for some tables, by full name.
+        lookup_threads: Hotrow's own: most threads at one big lookup.
         cache_missed_embeddings: copy rows that ``persistent_db`` held into this tier, beside the lookups.
         initialize_after_startup: load the models' files into it.
         initial_cache_rate: must be 1: it is filled as far as its capacity goes.
@@ -64,6 +65,7 @@ class VolatileDbClause(Clause):
     capacity_rows_per_table: dict[str, Whole] | None = None
     row_dtype: RowDtype = "fp32"
     row_dtype_per_table: dict[str, RowDtype] | None = None
+    lookup_threads: Annotated[Count, Field(le=64)] | None = None
     cache_missed_embeddings: Switch = False
     initialize_after_startup: Switch = True
     initial_cache_rate: Annotated[float, only(1.0)] = 1.0
@@ -129,6 +131,7 @@ class VolatileDbClause(Clause):
             capacity_rows_per_table=self.capacity_rows_per_table,
             row_dtype=self.row_dtype,
             row_dtype_per_table=self.row_dtype_per_table,
+            lookup_threads=self.lookup_threads,
             redis=redis,
             cache_missed_embeddings=self.cache_missed_embeddings,
             initialize_after_startup=self.initialize_after_startup,

@@ -2,6 +2,7 @@
 
 from contextlib import ExitStack, closing
 
+from kernels.host import set_lookup_threads
 from serving.config import ParameterServerConfig
 from serving.parameter_server.tier import TierSettings
 from serving.storage import MemoryStore, RedisStore, RocksDbStore
@@ -9,7 +10,7 @@ from serving.storage.store import Store
 
 
 def open_stores(config: ParameterServerConfig) -> list[Store]:
-    """Open every tier that is not disabled.
+    """Open every tier that is not disabled, and set ``lookup_threads``, which is the process's.
 
     Raises:
         MissingExtraError: a tier needs a package that is not installed.
@@ -19,6 +20,8 @@ def open_stores(config: ParameterServerConfig) -> list[Store]:
     volatile, persistent = config.volatile_db, config.persistent_db
     with ExitStack() as opened:
         if volatile.type == "hash_map":
+            if volatile.lookup_threads is not None:
+                set_lookup_threads(volatile.lookup_threads)
             per_table = volatile.capacity_rows_per_table
             stores.append(MemoryStore(volatile.capacity_rows, volatile.capacity_bytes, per_table))
         if volatile.redis is not None:

@@ -20,6 +20,7 @@
 #include <thread>
 #include <vector>
 
+#include "core_pool.hpp"
 #include "host_table.hpp"
 #include "key_index.hpp"
 
@@ -32,6 +33,7 @@ constexpr int64_t kFixed = 300;   // keys 0 .. kFixed - 1 are always there
 constexpr int kWriters = 3;
 constexpr int kReaders = 3;
 constexpr size_t kBatch = 96;
+constexpr size_t kBigBatch = 20'000;  // shared over the cores
 
 std::atomic<bool> stop{false};
 std::atomic<int64_t> rows_checked{0};
@@ -79,22 +81,22 @@ void replace_rows(HostTable& table, int writer) {
   }
 }
 
-void look_up(HostTable& table, int reader) {
+void look_up(HostTable& table, int reader, size_t batch) {
   std::mt19937_64 random(100 + static_cast<uint64_t>(reader));
-  std::vector<int64_t> keys(kBatch);
-  std::vector<float> out(kBatch * kDim);
-  const std::unique_ptr<bool[]> found(new bool[kBatch]);
+  std::vector<int64_t> keys(batch);
+  std::vector<float> out(batch * kDim);
+  const std::unique_ptr<bool[]> found(new bool[batch]);
   while (!stop.load()) {
-    for (size_t i = 0; i < kBatch; ++i)
+    for (size_t i = 0; i < batch; ++i)
       keys[i] = i % 2 ? static_cast<int64_t>(random() % kFixed)
                       : static_cast<int64_t>(1'000'000 * (1 + random() % kWriters) + random() % 4096);
     std::fill(out.begin(), out.end(), -1.0f);
-    table.fetch(keys.data(), kBatch, out.data(), found.get());
-    for (size_t i = 0; i < kBatch; ++i) {
+    table.fetch(keys.data(), batch, out.data(), found.get());
+    for (size_t i = 0; i < batch; ++i) {
       require(found[i] || keys[i] >= kFixed, "a key that is always there was not found");
       found[i] ? check(&out[i * kDim], keys[i]) : check_zeros(&out[i * kDim]);
     }
-    rows_checked.fetch_add(kBatch);
+    rows_checked.fetch_add(static_cast<int64_t>(batch));
   }
 }
 
@@ -303,6 +305,7 @@ int main(int argc, char** argv) {
   HostTable least_used(kDim, 500, row_type, OverflowPolicy::kEvictLeastUsed, 400);
   HostTable oldest(kDim, 500, row_type, OverflowPolicy::kEvictOldest, 400);
   KeyIndex index(1);
+  CorePool::shared().set_threads(3);
   std::vector<int64_t> keys(kFixed);
   std::vector<float> rows(kFixed * kDim);
   for (int64_t key = 0; key < kFixed; ++key) {
@@ -313,7 +316,7 @@ int main(int argc, char** argv) {
 
   std::vector<std::thread> threads;
   for (int i = 0; i < kWriters; ++i) threads.emplace_back(replace_rows, std::ref(table), i);
-  for (int i = 0; i < kReaders; ++i) threads.emplace_back(look_up, std::ref(table), i);
+  for (int i = 0; i < kReaders; ++i) threads.emplace_back(look_up, std::ref(table), i, i ? kBatch : kBigBatch);
   threads.emplace_back(look_up_pooled, std::ref(table));
   threads.emplace_back(walk, std::ref(table));
   for (int i = 0; i < 2; ++i) threads.emplace_back(number_keys, std::ref(index));

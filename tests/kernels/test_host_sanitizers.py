@@ -1,4 +1,4 @@
-"""The host table under the thread, address and undefined-behaviour sanitizers: tests/kernels/host_table_stress.cpp."""
+"""The host table and its pool of threads under the thread, address and undefined-behaviour sanitizers: *_stress.cpp."""
 
 import platform
 import shutil
@@ -11,8 +11,8 @@ HERE = Path(__file__).parent
 SOURCES = HERE.parents[1] / "kernels" / "host"
 
 
-def build(tmp_path_factory, sanitizer):
-    """Compile the stress program; skip, with the compiler's words, where the sanitizer is not installed."""
+def build(tmp_path_factory, sanitizer, name, kernels="*.cpp"):
+    """Compile a stress program; skip, with the compiler's words, where the sanitizer is not installed."""
     compiler = shutil.which("g++")
     if compiler is None:
         pytest.skip("no g++")
@@ -31,29 +31,43 @@ def build(tmp_path_factory, sanitizer):
     able = subprocess.run([compiler, *flags, probe, "-o", folder / "probe"], capture_output=True, text=True)
     if able.returncode:
         pytest.skip(f"g++ cannot build with -fsanitize={sanitizer}: {able.stderr.strip()[-200:]}")
-    program = folder / "host_table_stress"
-    sources = [
-        HERE / "host_table_stress.cpp",
-        *(file for file in sorted(SOURCES.glob("*.cpp")) if "nanobind" not in file.read_text()),
+    program = folder / name
+    files = [
+        HERE / f"{name}.cpp",
+        *(file for file in sorted(SOURCES.glob(kernels)) if "nanobind" not in file.read_text()),
     ]
-    subprocess.run([compiler, *flags, f"-I{SOURCES}", *sources, "-o", program], check=True)
+    subprocess.run([compiler, *flags, f"-I{SOURCES}", *files, "-o", program], check=True)
     return program
+
+
+def run(*command):
+    if shutil.which("setarch"):  # the thread sanitizer of older compilers fails on a randomised address space
+        command = ["setarch", platform.machine(), "-R", *command]
+    return subprocess.run(command, capture_output=True, text=True)
 
 
 @pytest.fixture(scope="module", params=["thread", "address,undefined"])
 def stress_program(request, tmp_path_factory):
-    return build(tmp_path_factory, request.param)
+    return build(tmp_path_factory, request.param, "host_table_stress")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("loops", "row_dtype"), [("avx2", "fp32"), ("portable", "fp32"), ("avx2", "int8")])
 def test_readers_beside_writers_see_whole_rows_and_no_sanitizer_complains(stress_program, loops, row_dtype):
-    command = [stress_program, "2000", loops, row_dtype]
-    if shutil.which("setarch"):  # the thread sanitizer of older compilers fails on a randomised address space
-        command = ["setarch", platform.machine(), "-R", *command]
-
-    result = subprocess.run(command, capture_output=True, text=True)
+    result = run(stress_program, "2000", loops, row_dtype)
 
     assert result.returncode == 0, result.stdout + result.stderr
     assert not result.stderr
     assert result.stdout.endswith("rows checked\n")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sanitizer", ["thread", "address,undefined"])
+def test_callers_of_a_pool_that_changes_its_size_get_every_chunk_done_once(tmp_path_factory, sanitizer):
+    program = build(tmp_path_factory, sanitizer, "core_pool_stress", "core_pool.cpp")
+
+    result = run(program, "1000")
+
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert not result.stderr
+    assert result.stdout.endswith(" jobs\n")

@@ -109,6 +109,11 @@ def test_absent_keys_have_hps_defaults(ps):
     assert (config.volatile_db.type, config.persistent_db.type) == ("hash_map", "disabled")
 
 
+def test_the_threads_of_a_lookup_are_left_alone_unless_said(ps):
+    assert ps().volatile_db.lookup_threads is None
+    assert ps(in_tier("volatile_db", lookup_threads=3)).volatile_db.lookup_threads == 3
+
+
 def test_the_list_of_models_may_be_empty_or_absent(ps):
     assert ps(lambda document: document.update(models=[])).models == ()
     assert ps(lambda document: document.pop("models")).models == ()
@@ -378,6 +383,11 @@ def in_redis(**change):
             in_tier("volatile_db", capacity_rows_per_table={}),
             "volatile_db",
             "one capacity, got capacity_rows and capacity_rows_per_table",
+        ),
+        (
+            in_tier("volatile_db", lookup_threads=65),
+            "volatile_db.lookup_threads",
+            "less than or equal to 64",
         ),
         (
             in_tier("volatile_db", row_dtype="int4"),

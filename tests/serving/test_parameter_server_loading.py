@@ -3,6 +3,7 @@ import json
 import numpy as np
 import pytest
 
+from kernels.host import lookup_threads, set_lookup_threads
 from serving.config import read_inference_config, read_model_directory
 from serving.errors import ConfigError, ModelFileError, StoreError, StoreFullError, UnknownModelError
 from serving.model.sparse_file import write_sparse_directory
@@ -260,6 +261,16 @@ class TestFromConfig:
         with ParameterServer.from_config(ps_file(change)) as server:
             assert [store.name for store in server.stores] == left
             assert_served(server, model)
+
+    def test_the_threads_of_a_lookup_are_set_for_the_process(self, ps_file):
+        before = lookup_threads()
+        try:
+            with ParameterServer.from_config(
+                ps_file(lambda document: document["volatile_db"].update(lookup_threads=7))
+            ):
+                assert lookup_threads() == 7
+        finally:
+            set_lookup_threads(before)
 
     def test_hpss_default_of_a_gpu_cache_is_served_without_one_and_said_to_be(self, ps_file, model, caplog):
         file = ps_file(lambda document: document["models"][0].pop("gpucache"))
