@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from serving import errors
+    from serving.dumps import dump_table, load_table
     from serving.hugectr import CreateEmbeddingCache, CreateParameterServer
     from serving.parameter_server import ParameterServer
     from serving.session import InferenceSession, load_model
@@ -14,8 +15,10 @@ __all__ = [
     "CreateParameterServer",
     "InferenceSession",
     "ParameterServer",
+    "dump_table",
     "errors",
     "load_model",
+    "load_table",
 ]
 
 _HOMES = {
@@ -23,7 +26,9 @@ _HOMES = {
     "CreateParameterServer": "serving.hugectr",
     "InferenceSession": "serving.session",
     "ParameterServer": "serving.parameter_server",
+    "dump_table": "serving.dumps",
     "load_model": "serving.session",
+    "load_table": "serving.dumps",
 }
 
 

@@ -56,14 +56,14 @@ def write_sparse_batches(path: str | Path, batches: Iterable[tuple[Keys, Vectors
     The caller has checked that every key may be one and comes once, and syncs the files.
 
     Args:
-        path: the directory, which must not exist.
+        path: the directory; made where it does not exist.
         batches: pairs of int64[n] and float32[n, D].
 
     Raises:
         OSError: the disk refuses.
     """
     path = Path(path)
-    path.mkdir()
+    path.mkdir(exist_ok=True)
     with (path / "key").open("wb") as key_file, (path / "emb_vector").open("wb") as vector_file:
         for keys, vectors in batches:
             key_file.write(np.ascontiguousarray(keys, dtype="<i8").data)

@@ -1,7 +1,7 @@
 """How a model's rows get into the tiers: durable ones hold all of them, others as many as they have room for."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -12,7 +12,7 @@ from serving.config.capacity import open_table_file
 from serving.errors import StoreError, StoreFullError
 from serving.model.sparse_file import SparseModel
 from serving.storage.row_dtype import rounded
-from serving.storage.store import DurableStore, Keys, Store, TableSpec, Vectors
+from serving.storage.store import CHANGED, DurableStore, Keys, Store, TableSpec, Vectors
 
 logger = logging.getLogger(__name__)
 
@@ -33,18 +33,23 @@ def table_source(config: ModelConfig, table: TableConfig) -> TableSource:
     Raises:
         ModelFileError: its file is missing or is not such a model.
     """
+    return TableSource(table_spec(config, table), open_table_file(config, table))
+
+
+def table_spec(config: ModelConfig, table: TableConfig) -> TableSpec:
+    """What stores must know of ``table``."""
     key_bytes: Literal[4, 8] = 8 if config.key_type == "I64" else 4
-    spec = TableSpec(config.full_name(table), table.dim, key_bytes, table.row_dtype)
-    return TableSource(spec, open_table_file(config, table))
+    return TableSpec(config.full_name(table), table.dim, key_bytes, table.row_dtype)
 
 
 def load_tables(stores: Sequence[Store], sources: Sequence[TableSource], kept: Sequence[Store] = ()) -> None:
     """Bring every row of ``sources`` into the stores, but for those that are ``kept`` as they are.
 
-    A durable store is loaded unless it already holds the table from the same files. Where no store is durable, each
-    must have room for all rows; else a store takes the first rows of a file, in file order, up to its capacity.
-    Of a table with a narrow row type every row must fit that type, wherever it will lie. Where a durable store is kept
-    as it is, and none is behind it, its rows, not the files', are what the stores before it get.
+    A durable store is loaded unless it already holds the table from the same files, with or without later changes.
+    Where no store is durable, each must have room for all rows; else a store takes the first rows of a file, in file
+    order, up to its capacity. Of a table with a narrow row type every row must fit that type, wherever it will lie.
+    Where the slowest store is durable, and is kept as it is or has changed since it was loaded, its rows, not the
+    files', are what the stores before it get.
 
     Raises:
         StoreFullError: no store is durable, and one has too little room; raised before anything is loaded.
@@ -67,8 +72,8 @@ def load_tables(stores: Sequence[Store], sources: Sequence[TableSource], kept: S
                 store.open_table(source.spec, source.model.rows)
             else:
                 _load_durable(store, source)
-        truth = durable[-1] if durable and durable[-1] in kept else None
-        if truth is not None:
+        truth = durable[-1] if durable and (durable[-1] in kept or _has_changed(durable[-1], source)) else None
+        if truth is not None and truth in kept:
             _check_has_rows(truth, source.spec.name)
         for store in (store for store in volatile if store not in kept):
             _load_volatile(store, source, truth)
@@ -116,7 +121,8 @@ def check_room(store: str, room: Mapping[str, int | None], sources: Sequence[Tab
 
 def _load_durable(store: DurableStore, source: TableSource) -> None:
     name, digest = source.spec.name, source.model.digest()
-    if store.loaded_from(name) != digest:
+    record = store.loaded_from(name)
+    if record is None or record.removesuffix(CHANGED) != digest:
         _announce(source, store)
         batches = source.model.batches(LOAD_BATCH_ROWS)  # which checks every key, before the old rows are touched
         store.bulk_load(source.spec, batches, digest)
@@ -153,6 +159,12 @@ def _held(store: Store, spec: TableSpec, keys: Keys) -> tuple[Keys, Vectors]:
     rows = np.empty((keys.size, spec.dim), dtype=np.float32)
     found = store.fetch(spec.name, keys, rows)
     return keys[found], rows[found]
+
+
+def _has_changed(store: DurableStore, source: TableSource) -> bool:
+    """Whether rows came into it that are not the files'."""
+    record = store.loaded_from(source.spec.name)
+    return record is not None and record.endswith(CHANGED)
 
 
 def _announce(source: TableSource, store: Store) -> None:

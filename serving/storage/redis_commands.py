@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serving.storage.hps_layout import raw_keys, tag
-from serving.storage.store import Keys, Vectors
+from serving.storage.store import CHANGED, Keys, Vectors
 
 # Redis runs a script as one act. Carried out twice, because its answer was lost on the way, it changes nothing more.
 SWAP = """
@@ -28,6 +28,15 @@ if has_rows then
   redis.call('PERSIST', values)
 end
 redis.call('SET', record, mark)
+return 1
+"""
+
+# The record of a load is "<digest> <load>".
+MARK_CHANGED = """
+local record, mark = redis.call('GET', KEYS[1]), ARGV[1]
+if not record then return 0 end
+local digest, load = string.match(record, '^(%S*) (.*)$')
+if digest and string.sub(digest, -#mark) ~= mark then redis.call('SET', KEYS[1], digest .. mark .. ' ' .. load) end
 return 1
 """
 
@@ -95,6 +104,11 @@ def swap(one: Partition, load: str, digest: str, has_rows: bool) -> Command:
     """Put the rows that ``load`` gathered, none where ``has_rows`` is False, in the place of a partition's."""
     keys = (one.loading(load), one.values, one.times, one.record)
     return Command("EVAL", one.values, packed("EVAL", SWAP, len(keys), *keys, f"{digest} {load}", int(has_rows)))
+
+
+def mark_changed(one: Partition) -> Command:
+    """Note in a partition's record, where there is one, that rows come to those it was loaded with."""
+    return Command("EVAL", one.values, packed("EVAL", MARK_CHANGED, 1, one.record, CHANGED))
 
 
 def header(name: bytes, key: bytes, words: int) -> bytes:

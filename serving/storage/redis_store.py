@@ -153,6 +153,14 @@ class RedisStore:
         with self._translated(table):
             return (self._tables.get(table) or self._table(TableSpec(table, dim=1))).loaded_from()
 
+    def mark_changed(self, table: str) -> None:
+        """See ``DurableStore.mark_changed``."""
+        with self._translated(table):
+            held = self._tables.get(table)
+            if held is None:
+                raise StoreError(STORE_NAME, table, "not an open table")
+            held.mark_changed()
+
     def bulk_load(self, spec: TableSpec, batches: Iterator[tuple[Keys, Vectors]], digest: str) -> None:
         """See ``DurableStore.bulk_load``.
 

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from kernels.errors import ReservedKeyError
+from kernels.host import KeyIndex
 from serving.config import RedisConfig
 from serving.errors import StoreError
 from serving.storage.hps_layout import keys_of, mix
@@ -19,6 +21,7 @@ from serving.storage.redis_commands import (
     encoded_fields,
     encoded_rows,
     header,
+    mark_changed,
     plain,
     swap,
 )
@@ -119,24 +122,40 @@ class RedisTable:
         self._is_recorded = False
 
     def items(self, batch_rows: int) -> Iterator[tuple[Keys, Vectors]]:
-        """All rows, by partition. While others write, a row may come twice."""
+        """All rows, by partition, each key once, though Redis may give one twice."""
         for one in self.partitions:
-            cursor, rows = -1, dict[bytes, bytes]()
+            cursor, rows, seen = -1, dict[bytes, bytes](), KeyIndex()
             while cursor:
                 scan = plain("HSCAN", one.values, max(cursor, 0), "COUNT", min(batch_rows, SCAN_FIELDS))
                 ((cursor, some),) = self._nodes.run([scan])
-                rows |= some
+                rows |= self._unseen(some, seen)
                 if len(rows) >= batch_rows or not cursor:
                     listed = list(rows.items())
                     for start in range(0, len(listed), batch_rows):
                         yield self._decoded(dict(listed[start : start + batch_rows]))
                     rows = {}
 
+    def _unseen(self, rows: dict[bytes, bytes], seen: KeyIndex) -> dict[bytes, bytes]:
+        """What ``rows`` has beyond the keys of ``seen``, which are added to it."""
+        keys, _ = self._decoded(rows)
+        before = len(seen)
+        try:
+            is_new = seen.find_or_insert(keys) >= before
+        except ReservedKeyError as err:
+            raise self._error(str(err)) from err
+        if is_new.all():
+            return rows
+        return {key: row for (key, row), new in zip(rows.items(), is_new, strict=True) if new}
+
     def loaded_from(self) -> str | None:
         """The digest of the load that filled the table; None where a partition has none or another."""
         records = self._nodes.run([plain("GET", one.record) for one in self.partitions])
         digests = {record and record.rpartition(b" ")[0].decode() for record in records}  # without the load
         return digests.pop() if len(digests) == 1 else None
+
+    def mark_changed(self) -> None:
+        """Note in every partition's record that rows come to those it was loaded with."""
+        self._nodes.run([mark_changed(one) for one in self.partitions])
 
     def load(self, batches: Iterator[tuple[Keys, Vectors]], digest: str) -> None:
         """Replace the table.

@@ -12,13 +12,14 @@ from serving.errors import StoreError
 from serving.storage.hps_layout import key_list, keys_of, row_list, storable, tag
 from serving.storage.rocksdb_engine import (
     STORE_NAME,
+    all_items,
     import_rocksdict,
     open_database,
     table_options,
     translated_errors,
 )
 from serving.storage.rocksdb_load import RunWriter
-from serving.storage.store import Keys, Mask, TableSpec, Vectors
+from serving.storage.store import CHANGED, Keys, Mask, TableSpec, Vectors
 
 # A write batch is applied with Python's global lock held, so it is kept short.
 WRITE_BATCH_ROWS = 2048
@@ -75,7 +76,8 @@ class RocksDbStore:
         with self._lock, self._translated(spec.name):
             family = self._families.get(tag(spec.name))
             if family is None:
-                self._check_writable(spec.name)
+                if self._read_only:
+                    raise self._error(spec.name, "the database has no such table, and is open read-only")
                 family = self._create_family(spec.name)
             table = _Table(spec, family)
             self._check_first_row(table)
@@ -166,7 +168,7 @@ class RocksDbStore:
         raw_keys: list[bytes] = []
         raw_rows: list[bytes] = []
         with self._translated(table):
-            for key, row in held.family.items():
+            for key, row in all_items(held.family):
                 raw_keys.append(key)
                 raw_rows.append(row)
                 if len(raw_keys) == batch_rows:
@@ -180,6 +182,15 @@ class RocksDbStore:
         with self._lock, self._translated(table):
             digest = self._database.get(_digest_key(table))
             return None if digest is None else bytes(digest).decode()
+
+    def mark_changed(self, table: str) -> None:
+        """See ``DurableStore.mark_changed``."""
+        with self._lock, self._translated(table):
+            self._writable_table(table)
+            record = self.loaded_from(table)
+            if record is not None and not record.endswith(CHANGED):
+                self._database.put(_digest_key(table), (record + CHANGED).encode())
+                self._database.flush_wal(True)
 
     def bulk_load(self, spec: TableSpec, batches: Iterator[tuple[Keys, Vectors]], digest: str) -> None:
         """See ``DurableStore.bulk_load``.
@@ -254,7 +265,7 @@ class RocksDbStore:
         return np.frombuffer(joined, dtype=np.float32).reshape(-1, spec.dim)
 
     def _check_first_row(self, table: _Table) -> None:
-        key, value = next(iter(table.family.items()), (None, None))
+        key, value = next(all_items(table.family), (None, None))
         if key is None or value is None:
             return
         if len(key) != table.spec.key_bytes:

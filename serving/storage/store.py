@@ -126,12 +126,26 @@ class PooledStore(Store, Protocol):
         """
 
 
+# What the record of a load ends in once rows were inserted that did not come from the files it names.
+CHANGED = "+changed"
+
+
 @runtime_checkable
 class DurableStore(Store, Protocol):
     """A store whose rows survive the process, and which remembers what it was loaded from."""
 
     def loaded_from(self, table: str) -> str | None:
-        """The digest given to the last ``bulk_load`` of this table that ran to its end; None if there is none."""
+        """The digest given to the last ``bulk_load`` of this table that ran to its end; None if there is none.
+
+        It ends in ``CHANGED`` after ``mark_changed``.
+        """
+
+    def mark_changed(self, table: str) -> None:
+        """Record that rows are about to be inserted which are not of the files that an open table was loaded from.
+
+        A faster tier is then filled from this one at the next start, and not from the files. A table without the record
+        of a load stays without.
+        """
 
     def bulk_load(self, spec: TableSpec, batches: Iterator[tuple[Keys, Vectors]], digest: str) -> None:
         """Replace a table, of whatever dimension it was, by ``batches`` as one act, and open it.

@@ -1,0 +1,38 @@
+"""``hotrow dump``: all rows of a table, in a file."""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from serving.cli.progress import progress_bar
+from serving.dumps import dump_table
+
+FORMATS = "HPS's dump if it ends in .bin, RocksDB's if in .sst, else a folder with key and emb_vector"
+
+
+def add_parser(commands: Any) -> None:
+    """Add the command to the ``hotrow`` parser's subparsers."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "dump",
+        help="write all rows of a table into a file",
+        description="Write all rows of a table into a file, from the slowest tier, which holds all of them. Redis and "
+        "RocksDB may be in use meanwhile. RAM of other processes is not seen: where it is the only tier, the rows come "
+        "from the model's file.",
+    )
+    add_table_arguments(parser)
+    parser.set_defaults(run=dump, error_code=1)
+
+
+def add_table_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what ``hotrow dump`` and ``hotrow load`` have in common: whose rows, and the file."""
+    parser.add_argument("ps", type=Path, metavar="PS_JSON", help="the tiers and models: a ps.json or a repository")
+    parser.add_argument("table", metavar="MODEL.TABLE", help="the table's full name")
+    parser.add_argument("file", type=Path, metavar="FILE", help=FORMATS)
+
+
+def dump(options: argparse.Namespace) -> int:
+    """Write the file and say how many rows it has. Whatever is wrong is a HotrowError, and the file is as it was."""
+    with progress_bar() as progress:
+        rows = dump_table(options.ps, options.table, options.file, progress)
+    print(f"{options.file}: {rows:,} rows of {options.table}")
+    return 0

@@ -1,0 +1,6 @@
+"""Whole tables between storage tiers and files: HPS's ``.bin``, RocksDB's ``.sst``, HugeCTR's folders."""
+
+from serving.dumps.formats import SUFFIXES
+from serving.dumps.transfer import Progress, dump_table, load_table
+
+__all__ = ["SUFFIXES", "Progress", "dump_table", "load_table"]

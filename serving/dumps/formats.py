@@ -1,0 +1,121 @@
+"""Which format a dump has: its name's ending tells."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import chain
+from pathlib import Path
+from typing import Protocol
+
+from serving.dumps.hps_bin import BinDump, write_bin
+from serving.dumps.sst import SstDump, write_sst
+from serving.errors import OutputError
+from serving.model.atomic import atomic_directory
+from serving.model.sparse_file import open_sparse
+from serving.model.sparse_writer import write_sparse_batches
+from serving.storage.store import Keys, TableSpec, Vectors
+
+SUFFIXES = (".bin", ".sst", "")  # HPS's, RocksDB's, a folder
+_FOLDER_FILES = frozenset({"key", "emb_vector", "slot_id", "meta"})
+
+
+class Dump(Protocol):
+    """A file or folder with the rows of one table, whose sizes fit that table."""
+
+    @property
+    def rows(self) -> int:
+        """How many there are."""
+
+    def batches(self, batch_rows: int) -> Iterator[tuple[Keys, Vectors]]:
+        """All rows, at most ``batch_rows`` at a time; may be called again.
+
+        Raises:
+            ModelFileError: a part is damaged, or a key is reserved; the message says where.
+        """
+
+
+def check_suffix(path: Path) -> None:
+    """Refuse a name whose ending tells no format.
+
+    Raises:
+        OutputError: so it is; the message says what does.
+    """
+    if path.suffix not in SUFFIXES:
+        reason = "expected a name that ends in .bin (HPS) or .sst (RocksDB), or a folder's, without an ending"
+        raise OutputError(f"{path}: {reason}; got {path.suffix!r}")
+
+
+def check_target(path: Path) -> None:
+    """Refuse a place where a dump cannot be written, or where it would replace something that is no dump.
+
+    Raises:
+        OutputError: so it is.
+    """
+    check_suffix(path)
+    try:
+        found = sorted(os.listdir(path)) if path.is_dir() else []
+    except OSError as err:
+        raise OutputError(f"{path}: cannot be read: {err.strerror}") from err
+    strange = [name for name in found if path.suffix or name not in _FOLDER_FILES]
+    if strange:
+        raise OutputError(f"{path}: is a folder with {strange[0]!r} in it, and a dump would take its place")
+    if not path.parent.is_dir():
+        raise OutputError(f"{path}: there is no folder {path.parent}")
+
+
+@contextmanager
+def open_dump(path: Path, spec: TableSpec) -> Iterator[Dump]:
+    """Open what ``write_dump`` or HPS wrote.
+
+    Args:
+        path: ``.bin``, ``.sst`` or a folder with ``key`` and ``emb_vector``.
+        spec: the table whose rows it should have.
+
+    Raises:
+        ModelFileError: it cannot be read, is damaged, or has keys or values of another size than the table.
+        OutputError: the name's ending tells no format.
+        MissingExtraError: an SST file, and rocksdict is not installed.
+    """
+    check_suffix(path)
+    if path.suffix == ".bin":
+        yield BinDump(path, spec)
+    elif path.suffix == ".sst":
+        dump = SstDump(path, spec)
+        try:
+            yield dump
+        finally:
+            dump.close()
+    else:
+        yield open_sparse(path, spec.dim, "I64" if spec.key_bytes == 8 else "I32")
+
+
+def write_dump(path: Path, spec: TableSpec, batches: Iterator[tuple[Keys, Vectors]], in_key_order: bool) -> None:
+    """Write all rows of a table, as they come; what was there before is replaced when all of them are on the disk.
+
+    Args:
+        path: a place that ``check_target`` takes.
+        spec: the table.
+        batches: its rows, each key once.
+        in_key_order: they come in the order of their keys' raw bytes.
+
+    Raises:
+        OutputError: the disk refuses, or there are no rows, which only ``.bin`` can say.
+        StoreError: the rows cannot be read to their end.
+        MissingExtraError: an SST file, and rocksdict is not installed.
+    """
+    try:
+        if path.suffix == ".bin":
+            write_bin(path, spec, batches)
+            return
+        first = next(batches, None)
+        if first is None:
+            kind = "an SST file" if path.suffix else "HugeCTR's folder"
+            raise OutputError(f"{path}: table {spec.name!r} is empty, and {kind} cannot be; a .bin file can")
+        batches = chain([first], batches)
+        if path.suffix == ".sst":
+            write_sst(path, spec, batches, in_key_order)
+        else:
+            with atomic_directory(path) as folder:
+                write_sparse_batches(folder, batches)
+    except OSError as err:
+        raise OutputError(f"{path}: cannot be written: {err.strerror}") from err

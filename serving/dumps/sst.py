@@ -1,0 +1,160 @@
+"""A table as one RocksDB SST file: raw little-endian keys in the order of their bytes, float32 rows, checksums.
+
+HPS's RocksDB backend writes such files, and RocksDB takes one in without rewriting it.
+"""
+
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from serving.errors import ModelFileError, StoreError
+from serving.model.atomic import atomic_write
+from serving.model.sparse_rows import LARGEST_KEY, SMALLEST_KEY
+from serving.storage import RocksDbStore
+from serving.storage.hps_layout import key_list, keys_of, row_list
+from serving.storage.rocksdb_engine import all_items, import_rocksdict, open_database, table_options, translated_errors
+from serving.storage.store import Keys, TableSpec, Vectors
+
+_THREADS = 2  # of a database that lives for one dump
+
+
+def write_sst(path: Path, spec: TableSpec, batches: Iterator[tuple[Keys, Vectors]], in_key_order: bool) -> None:
+    """Write a table as its rows come; an existing file is replaced at once when the last of them is on the disk.
+
+    Args:
+        path: the file.
+        spec: the table.
+        batches: at least one row; of a key that comes twice the last row counts.
+        in_key_order: the rows come in the order of the keys' raw bytes, each key once. Else they are sorted, in a
+            database beside ``path`` that takes as much room again.
+
+    Raises:
+        MissingExtraError: rocksdict is not installed.
+        OSError: the disk refuses.
+        StoreError: the disk refuses while rows are sorted or written.
+    """
+    rocksdict = import_rocksdict()
+    with ExitStack() as stack:
+        if not in_key_order:
+            store = stack.enter_context(_sorted(path, spec, batches))
+            batches = store.items(spec.name)
+        file = stack.enter_context(atomic_write(path))
+        writer = rocksdict.SstFileWriter(table_options(rocksdict, _THREADS))
+        with translated_errors(path, spec.name):
+            writer.open(file.name)  # the same file once more: it is renamed, or removed, as any other that is written
+            for keys, rows in batches:
+                for key, row in zip(key_list(keys, spec.key_bytes), row_list(rows), strict=True):
+                    writer[key] = row
+            writer.finish()
+
+
+class SstDump:
+    """An SST file, linked or copied into a database of its own, which is gone when the dump is closed. See ``Dump``."""
+
+    def __init__(self, path: Path, spec: TableSpec) -> None:
+        """Take the file in: its footer, properties and index are checked.
+
+        Raises:
+            MissingExtraError: rocksdict is not installed.
+            ModelFileError: it cannot be read, is no SST file, or is damaged.
+        """
+        rocksdict = import_rocksdict()
+        self._path = path
+        self._spec = spec
+        self._opened = ExitStack()
+        with ExitStack() as opened:
+            folder = opened.enter_context(_scratch_folder(path))
+            with self._translated(folder):
+                self._database, _ = open_database(rocksdict, folder, read_only=False, num_threads=_THREADS)
+                opened.callback(self._database.close)
+                self._database.ingest_external_file([str(_linked(path, folder))], _ingest_options(rocksdict))
+                self.rows = int(self._database.property_int_value("rocksdb.estimate-num-keys"))
+            self._folder = folder
+            self._opened = opened.pop_all()
+
+    def batches(self, batch_rows: int) -> Iterator[tuple[Keys, Vectors]]:
+        """See ``Dump.batches``; in the order of the keys' raw bytes, every block's checksum verified."""
+        with self._translated(self._folder):
+            pairs = all_items(self._database)
+            begin = 0
+            while part := list(islice(pairs, batch_rows)):
+                yield self._decoded(begin, part)
+                begin += len(part)
+
+    def close(self) -> None:
+        """Remove the database."""
+        self._opened.close()
+
+    def _decoded(self, begin: int, pairs: list[tuple[bytes, bytes]]) -> tuple[Keys, Vectors]:
+        raw_keys, values = [key for key, _ in pairs], [value for _, value in pairs]
+        key_bytes, value_bytes = self._spec.key_bytes, 4 * self._spec.dim
+        for what, found, expected in (("a key", raw_keys, key_bytes), ("a value", values, value_bytes)):
+            if set(map(len, found)) != {expected}:
+                at = next(place for place, one in enumerate(found) if len(one) != expected)
+                reason = f"{what} has {len(found[at])} bytes, the table's have {expected}"
+                raise ModelFileError(self._path, f"pair {begin + at:,}: {reason}")
+        keys = keys_of(raw_keys, key_bytes)
+        refused = (keys < SMALLEST_KEY) | (keys > LARGEST_KEY)
+        if refused.any():
+            at = int(np.argmax(refused))
+            raise ModelFileError(self._path, f"pair {begin + at:,}: key {keys[at]} is reserved")
+        return keys, np.frombuffer(b"".join(values), dtype=np.float32).reshape(-1, self._spec.dim)
+
+    @contextmanager
+    def _translated(self, folder: Path) -> Iterator[None]:
+        try:
+            with translated_errors(self._path):
+                yield
+        except StoreError as err:
+            reason = err.reason.removeprefix(f"{self._path}: ").replace(f"{folder}{os.sep}", "")
+            raise ModelFileError(self._path, f"damaged, or no SST file: {reason}") from err
+        except OSError as err:
+            raise ModelFileError(self._path, f"cannot be read: {err.strerror}") from err
+
+
+@contextmanager
+def _scratch_folder(path: Path) -> Iterator[Path]:
+    """A hidden folder beside ``path``, on the same disk, removed at the end."""
+    folder = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def _sorted(path: Path, spec: TableSpec, batches: Iterator[tuple[Keys, Vectors]]) -> Iterator[RocksDbStore]:
+    """A database that holds ``batches`` and nothing else."""
+    with _scratch_folder(path) as folder:
+        store = RocksDbStore(folder, num_threads=_THREADS)
+        try:
+            store.bulk_load(spec, batches, "")
+            yield store
+        finally:
+            store.close()
+
+
+def _linked(path: Path, folder: Path) -> Path:
+    """A second name of the file, or, where the file system has no such thing, a copy: ingestion takes it away."""
+    linked = folder / "taken_in.sst"
+    try:
+        os.link(path.resolve(), linked)
+    except FileNotFoundError:
+        raise
+    except OSError:
+        shutil.copyfile(path, linked)
+    return linked
+
+
+def _ingest_options(rocksdict: Any) -> Any:
+    options = rocksdict.IngestExternalFileOptions()
+    options.set_move_files(True)
+    options.set_allow_global_seqno(False)  # which would be written into the file itself
+    return options

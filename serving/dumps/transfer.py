@@ -1,0 +1,223 @@
+"""Write all rows of a table into a file, and bring a file's rows into the tiers that outlive the process."""
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from serving.config import (
+    ModelConfig,
+    ParameterServerConfig,
+    PersistentDbConfig,
+    TableConfig,
+    VolatileDbConfig,
+    read_repository,
+)
+from serving.dumps.formats import Dump, check_suffix, check_target, open_dump, write_dump
+from serving.errors import ConfigError, StoreError
+from serving.parameter_server import ParameterServer
+from serving.parameter_server.loading import LOAD_BATCH_ROWS, load_tables, table_source, table_spec
+from serving.parameter_server.opening import open_stores
+from serving.storage import RocksDbStore
+from serving.storage.row_dtype import rounded
+from serving.storage.store import CHANGED, DurableStore, Keys, Store, TableSpec, Vectors
+
+logger = logging.getLogger(__name__)
+
+Batches = Iterator[tuple[Keys, Vectors]]
+Progress = Callable[[str, int, int], None]
+"""Is called with what is being done, of how many rows it is done, and how many there are, which may be an estimate."""
+
+
+@dataclass(frozen=True, slots=True)
+class _HeldRows:
+    """All rows of a table where they are held; ``in_key_order``: in that of their keys' raw bytes."""
+
+    spec: TableSpec
+    rows: int
+    batches: Batches
+    in_key_order: bool = False
+
+
+def dump_table(
+    source: str | Path | ParameterServerConfig | ParameterServer,
+    table: str,
+    file: str | Path,
+    progress: Progress | None = None,
+) -> int:
+    """Write all rows of a table into a file; memory does not grow with the table.
+
+    The rows come from the slowest tier, which holds all of them: RocksDB, which other processes may have open, Redis,
+    or, where RAM is the only tier, RAM. RAM of another process is not seen: without another tier they come from the
+    model's file, as RAM would hold them. Rows that others write meanwhile may be in the file or not.
+
+    Args:
+        source: a ``ps.json`` or a repository, or its configuration; or a running parameter server, which is asked for
+            what it holds.
+        table: its full name, ``<model>.<table>``.
+        file: HPS's format if it ends in ``.bin``, RocksDB's if in ``.sst``, else a folder with ``key`` and
+            ``emb_vector``. What is there is replaced when every row is on the disk, and as it was if anything fails.
+        progress: is told how far it is.
+
+    Returns:
+        Rows written.
+
+    Raises:
+        ConfigError: the configuration cannot be accepted, or has no such table.
+        OutputError: the file cannot be written, or would replace something that is no dump.
+        StoreError: the tier does not answer, is damaged, or does not hold the table.
+        ModelFileError: RAM is the only tier, and the model's file is missing or damaged.
+        MissingExtraError: a package is needed that is not installed.
+    """
+    file = Path(file)
+    check_target(file)
+    with _held_rows(source, table) as held:
+        counted = _Counted(f"{table} to {file.name}", held.rows, progress)
+        write_dump(file, held.spec, counted(held.batches), held.in_key_order)
+    return counted.done
+
+
+def load_table(
+    ps: str | Path | ParameterServerConfig,
+    table: str,
+    file: str | Path,
+    replace: bool = False,
+    progress: Progress | None = None,
+) -> int:
+    """Bring the rows of a file into every tier that outlives the process: Redis, RocksDB.
+
+    The whole file is read and checked before a row is touched. Rows are inserted one batch after the other, as HPS
+    does it: a load that is stopped leaves some of them in, and can be done again. With ``replace`` each tier changes as
+    one act. A model that was never loaded into a tier is loaded first. Until the model's own files change, later starts
+    keep these rows; RAM of processes that run now does not see them.
+
+    Args:
+        ps: a ``ps.json`` or a repository, or its configuration; no other process may have its RocksDB open for writing.
+        table: the table's full name, ``<model>.<table>``.
+        file: what ``dump_table`` or HPS wrote; its name's ending tells the format.
+        replace: the table then has the file's rows only.
+        progress: is told how far it is.
+
+    Returns:
+        Rows of the file.
+
+    Raises:
+        ConfigError: the configuration cannot be accepted, has no such table, or no tier that outlives the process.
+        ModelFileError: the file is missing, damaged, or of another table; nothing has been touched.
+        OutputError: the file's name tells no format.
+        StoreError: a tier does not answer or does not take the rows, or a value does not fit the table's row type.
+        MissingExtraError: a package is needed that is not installed.
+    """
+    file = Path(file)
+    check_suffix(file)
+    config = _configuration(ps)
+    model, one = _table_of(config.models, table, config.source)
+    spec = table_spec(model, one)
+    with open_dump(file, spec) as dump:
+        _check_rows(file, spec, dump, progress)
+        with ExitStack() as opened:
+            stores = [opened.enter_context(closing(store)) for store in open_stores(config)]
+            durable = [store for store in stores if isinstance(store, DurableStore)]
+            if not durable:
+                reason = "RAM is the only tier, and ends with its process: load into a model's files, or add a tier"
+                raise ConfigError(config.source, "", reason)
+            source = table_source(model, one)
+            if not replace:
+                load_tables(durable, [source])
+            for store in reversed(durable):  # the last is the truth, those before it are asked first
+                counted = _Counted(f"{file.name} to {store.name}", dump.rows, progress)
+                batches = counted(dump.batches(LOAD_BATCH_ROWS))
+                if replace:
+                    store.bulk_load(spec, batches, source.model.digest() + CHANGED)
+                else:
+                    _insert(store, spec.name, batches)
+    return dump.rows
+
+
+class _Counted:
+    """Batches of rows that pass by, counted."""
+
+    def __init__(self, what: str, rows: int, progress: Progress | None) -> None:
+        self.done = 0
+        self._told = (what, rows)
+        self._progress = progress
+
+    def __call__(self, batches: Batches) -> Batches:
+        for keys, rows in batches:
+            yield keys, rows
+            self.done += keys.size
+            if self._progress is not None:
+                self._progress(self._told[0], self.done, self._told[1])
+
+
+def _check_rows(file: Path, spec: TableSpec, dump: Dump, progress: Progress | None) -> None:
+    """Read every row once: a damaged part, or a value that the table's row type cannot hold, is found before any."""
+    counted = _Counted(f"checking {file.name}", dump.rows, progress)
+    for keys, rows in counted(dump.batches(LOAD_BATCH_ROWS)):
+        rounded(str(file), spec.name, spec.row_dtype, keys, rows)
+
+
+def _insert(store: DurableStore, table: str, batches: Batches) -> None:
+    store.mark_changed(table)
+    for keys, rows in batches:
+        store.insert(table, keys, rows)
+
+
+def _configuration(ps: str | Path | ParameterServerConfig) -> ParameterServerConfig:
+    return ps if isinstance(ps, ParameterServerConfig) else read_repository(ps)
+
+
+def _table_of(models: Sequence[ModelConfig], table: str, source: str) -> tuple[ModelConfig, TableConfig]:
+    named = {model.full_name(one): (model, one) for model in models for one in model.tables}
+    if table not in named:
+        there = ", ".join(map(repr, named)) or "none"
+        raise ConfigError(source, "", f"no table {table[:128]!r}; the tables are {there}")
+    return named[table]
+
+
+@contextmanager
+def _held_rows(source: str | Path | ParameterServerConfig | ParameterServer, table: str) -> Iterator[_HeldRows]:
+    if isinstance(source, ParameterServer):
+        spec = table_spec(*_table_of(source.models(), table, "the parameter server"))
+        yield _rows_in(source.stores[-1], spec)
+        return
+    config = _configuration(source)
+    model, one = _table_of(config.models, table, config.source)
+    spec = table_spec(model, one)
+    with ExitStack() as opened:
+        stores = [opened.enter_context(closing(store)) for store in open_stores(_slowest_tier(config))]
+        store = stores[-1]
+        if isinstance(store, DurableStore):
+            store.open_table(spec, 0)
+            yield _rows_in(store, spec)
+        else:
+            rows = table_source(model, one).model
+            yield _HeldRows(spec, rows.rows, _as_held(store.name, spec, rows.batches(LOAD_BATCH_ROWS)))
+
+
+def _slowest_tier(config: ParameterServerConfig) -> ParameterServerConfig:
+    """The configuration with the tier alone that holds every row, only to be read."""
+    persistent = config.persistent_db
+    if persistent.type == "disabled":
+        return config
+    only_read: PersistentDbConfig = persistent.model_copy(update={"read_only": True})
+    return config.model_copy(update={"volatile_db": VolatileDbConfig(type="disabled"), "persistent_db": only_read})
+
+
+def _rows_in(store: Store, spec: TableSpec) -> _HeldRows:
+    rows = store.count(spec.name)
+    if isinstance(store, DurableStore) and store.loaded_from(spec.name) is None:
+        if not rows:
+            raise StoreError(
+                store.name, spec.name, "there is no such table: no model with it was loaded into this tier"
+            )
+        logger.warning(
+            "%s: table %s has no record of a load that ended: HPS filled it, or rows are missing", store.name, spec.name
+        )
+    return _HeldRows(spec, rows, store.items(spec.name, LOAD_BATCH_ROWS), isinstance(store, RocksDbStore))
+
+
+def _as_held(store: str, spec: TableSpec, batches: Batches) -> Batches:
+    for keys, rows in batches:
+        yield keys, rounded(store, spec.name, spec.row_dtype, keys, rows)

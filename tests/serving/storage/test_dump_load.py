@@ -1,0 +1,323 @@
+"""`hotrow dump` and `hotrow load`: between files of each format and the tiers of a ps.json."""
+
+import json
+import os
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from benchmarks.tiny_model import TinyModel
+from kernels.host import round_rows
+from serving import dump_table, load_table
+from serving.cli.main import main
+from serving.config import read_repository
+from serving.dumps.formats import open_dump, write_dump
+from serving.errors import ConfigError, ModelFileError, OutputError, StoreError
+from serving.parameter_server import ParameterServer
+from serving.storage import MemoryStore, RocksDbStore, TableSpec
+
+MODEL = TinyModel(rows=300)
+SPEC = TableSpec("tiny.user", 4)
+FORMATS = ["t.bin", "t.sst", "t"]
+ROCKSDB = {"volatile_db": {"type": "disabled"}, "persistent_db": {"type": "rocks_db", "path": "rows", "num_threads": 1}}
+IN_FRONT = {"volatile_db": {"type": "hash_map"}, "persistent_db": ROCKSDB["persistent_db"]}
+
+
+@pytest.fixture
+def write_ps(tmp_path):
+    """Write the model as ``tiny``, and a ps.json of these tiers; the ps.json."""
+    folder = tmp_path / "models"
+
+    def write(model=MODEL, **tiers):
+        if not folder.exists():
+            model.write(folder, "tiny")
+        document = {"supportlonglong": model.key_type == "I64", "models": [], **tiers}
+        (folder / "ps.json").write_text(json.dumps(document))
+        return folder / "ps.json"
+
+    return write
+
+
+@pytest.fixture(params=["rocksdb", "redis", "redis_cluster", "redis and rocksdb"])
+def tiers(request):
+    """The clauses of a ps.json for each tier that outlives the process, and for the two together."""
+    clauses = dict(ROCKSDB) if "rocksdb" in request.param else {}
+    if request.param == "redis_cluster":
+        return {"volatile_db": redis_tier(request.getfixturevalue("redis_cluster").nodes[0])}
+    if "redis" in request.param:
+        clauses["volatile_db"] = redis_tier(request.getfixturevalue("redis_server"))
+    return clauses
+
+
+def redis_tier(server):
+    return {"type": "redis_cluster", "address": "{}:{}".format(*server.address), "timeout_ms": 10_000}
+
+
+def rows_of_model(table="user", model=MODEL):
+    return dict(enumerate(model.vectors(table).tolist()))
+
+
+def rows_of_file(path, spec=SPEC):
+    with open_dump(path, spec) as dump:
+        batches = list(dump.batches(64))
+    return {key: row for keys, rows in batches for key, row in zip(keys.tolist(), rows.tolist(), strict=True)}
+
+
+def write_rows(path, rows, spec=SPEC):
+    keys, vectors = np.array(list(rows), np.int64), np.array(list(rows.values()), np.float32).reshape(-1, spec.dim)
+    write_dump(path, spec, iter([(keys, vectors)]), in_key_order=False)
+    return path
+
+
+def served(ps, table="tiny.user", extra=()):
+    """What a parameter server answers for the model's keys and ``extra`` ones: rows by key, and who answered."""
+    keys = np.array([*range(MODEL.rows), *extra])
+    with ParameterServer.from_config(read_repository(ps)) as server:
+        rows, found = server.lookup(table, keys)
+        hits = dict(server.counters()[table].hits)
+    return dict(zip(keys[found].tolist(), rows[found].tolist(), strict=True)), hits
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_what_was_dumped_is_loaded_and_served_again(write_ps, tiers, tmp_path, name):
+    ps = write_ps(**tiers)
+    ParameterServer.from_config(read_repository(ps)).close()
+
+    assert dump_table(ps, "tiny.user", tmp_path / name) == MODEL.rows
+    assert rows_of_file(tmp_path / name) == rows_of_model()
+    changed = {key: [value * 2 for value in row] for key, row in rows_of_model().items() if key % 3} | {7777: [1.0] * 4}
+    write_rows(tmp_path / f"changed_{name}", changed)
+
+    assert load_table(ps, "tiny.user", tmp_path / f"changed_{name}") == len(changed)
+    assert served(ps, extra=[7777])[0] == rows_of_model() | changed
+    assert load_table(ps, "tiny.user", tmp_path / f"changed_{name}", replace=True) == len(changed)
+    assert served(ps, extra=[7777])[0] == changed
+    assert load_table(ps, "tiny.user", tmp_path / name) == MODEL.rows
+    assert served(ps, extra=[7777])[0] == changed | rows_of_model()
+    assert served(ps, "tiny.item")[0] == rows_of_model("item")
+
+
+@settings(deadline=None, max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data(), key_bytes=st.sampled_from([4, 8]))
+def test_files_of_all_formats_and_stores_hold_the_same_rows(tmp_path_factory, data, key_bytes):
+    largest = 2**32 - 1 if key_bytes == 4 else 2**63 - 3
+    smallest = 0 if key_bytes == 4 else -(2**63) + 2
+    edges = st.sampled_from([smallest, 0, 1, 255, 256, 65536, largest])
+    drawn = st.dictionaries(edges | st.integers(smallest, largest), st.floats(width=32, allow_nan=False), min_size=1)
+    rows = {key: [value] * 4 for key, value in data.draw(drawn).items()}
+    spec, folder = TableSpec("tiny.user", 4, key_bytes), tmp_path_factory.mktemp("formats")
+    path = write_rows(folder / "first.bin", rows, spec)
+
+    for number, name in enumerate(data.draw(st.permutations(["sst", "folder", "bin", "rocksdb", "memory"]))):
+        with open_dump(path, spec) as dump:
+            batches = dump.batches(data.draw(st.integers(1, 50)))
+            if name in ("rocksdb", "memory"):
+                store = RocksDbStore(folder / "db", num_threads=1) if name == "rocksdb" else MemoryStore()
+                store.open_table(spec, dump.rows)
+                for keys, vectors in batches:
+                    store.insert(spec.name, keys, vectors)
+                batches = store.items(spec.name, 7)
+            path = folder / (f"{number}" if name == "folder" else f"{number}.{'sst' if name == 'sst' else 'bin'}")
+            write_dump(path, spec, batches, in_key_order=name == "rocksdb")
+
+    assert rows_of_file(path, spec) == rows
+
+
+def test_ram_alone_is_dumped_as_it_holds_the_rows(write_ps, tmp_path):
+    ps = write_ps(volatile_db={"type": "hash_map", "row_dtype": "int8"})
+    expected = MODEL.vectors("user")
+    round_rows(expected, "int8", expected)
+
+    dump_table(ps, "tiny.user", tmp_path / "t.bin")
+    with ParameterServer.from_config(read_repository(ps)) as server:
+        dump_table(server, "tiny.user", tmp_path / "live.bin")
+
+    assert rows_of_file(tmp_path / "t.bin") == rows_of_file(tmp_path / "live.bin") == dict(enumerate(expected.tolist()))
+
+
+def test_a_running_server_is_dumped_with_what_came_since_it_started(write_ps, tmp_path):
+    with ParameterServer.from_config(read_repository(write_ps())) as server:
+        server.stores[0].insert("tiny.user", np.array([5, 999]), np.full((2, 4), 2.5, np.float32))
+
+        assert dump_table(server, "tiny.user", tmp_path / "t.bin") == MODEL.rows + 1
+
+    assert rows_of_file(tmp_path / "t.bin") == rows_of_model() | {5: [2.5] * 4, 999: [2.5] * 4}
+
+
+def test_a_table_is_dumped_while_others_serve_it(write_ps, tmp_path, redis_server):
+    for number, tiers in enumerate((IN_FRONT, {"volatile_db": redis_tier(redis_server)})):
+        ps = write_ps(**tiers)
+        with ParameterServer.from_config(read_repository(ps)) as server:
+            server.stores[-1].insert("tiny.user", np.array([5]), np.full((1, 4), 2.5, np.float32))
+
+            dump_table(ps, "tiny.user", tmp_path / f"{number}.bin")
+
+        assert rows_of_file(tmp_path / f"{number}.bin") == rows_of_model() | {5: [2.5] * 4}
+
+
+def test_ram_in_front_starts_with_the_rows_that_were_loaded_and_not_with_the_files(write_ps, tmp_path):
+    ps = write_ps(**IN_FRONT)
+    assert served(ps)[1] == {"memory": MODEL.rows}
+    changes = {key: [0.5] * 4 for key in range(0, 300, 7)}
+
+    load_table(ps, "tiny.user", write_rows(tmp_path / "t.bin", changes))
+
+    assert served(ps) == (rows_of_model() | changes, {"memory": MODEL.rows})
+    load_table(ps, "tiny.user", tmp_path / "t.bin", replace=True)
+    assert served(ps) == (changes, {"memory": len(changes)})
+
+
+def test_a_model_that_was_never_loaded_is_loaded_before_the_rows_of_a_file(write_ps, tiers, tmp_path):
+    ps = write_ps(**tiers)
+
+    load_table(ps, "tiny.user", write_rows(tmp_path / "t.bin", {5: [0.5] * 4}))
+
+    assert served(ps)[0] == rows_of_model() | {5: [0.5] * 4}
+
+
+def test_other_model_files_take_the_place_of_rows_that_were_loaded(write_ps, tiers, tmp_path):
+    ps = write_ps(**tiers)
+    load_table(ps, "tiny.user", write_rows(tmp_path / "t.bin", {5: [0.5] * 4}))
+    newer = TinyModel(rows=300, seed=1)
+    newer.write(ps.parent, "tiny", version=2)
+
+    assert served(ps)[0] == rows_of_model(model=newer)
+
+
+@pytest.mark.parametrize("name", [*FORMATS, "reserved.bin"])
+def test_a_damaged_file_is_refused_before_a_row_is_touched(write_ps, tiers, tmp_path, name):
+    ps = write_ps(**tiers)
+    ParameterServer.from_config(read_repository(ps)).close()
+    path = write_rows(tmp_path / name, {key: [0.5] * 4 for key in range(20_000)})
+    spoilt = path / "key" if name == "t" else path
+    content = bytearray(spoilt.read_bytes())
+    if name == "t.bin":
+        content = content[:-1]
+    elif name == "t.sst":
+        content[len(content) // 2] ^= 1
+    else:  # the last key
+        at = len(content) - (8 if name == "t" else 24)
+        content[at : at + 8] = (2**63 - 1).to_bytes(8, "little")
+    spoilt.write_bytes(content)
+
+    for replace in (False, True):
+        with pytest.raises(ModelFileError, match=rf"{name}\b.*(offset|damaged|reserved)"):
+            load_table(ps, "tiny.user", path, replace)
+
+    assert served(ps)[0] == rows_of_model()
+
+
+def test_a_value_that_the_row_type_cannot_hold_is_refused_before_a_row_is_touched(write_ps, tmp_path):
+    ps = write_ps(volatile_db={"type": "hash_map", "row_dtype": "fp16"}, persistent_db=ROCKSDB["persistent_db"])
+    path = write_rows(tmp_path / "t.bin", {0: [1.0] * 4, 1: [1.0, 70_000.0, 1.0, 1.0]})
+    before = served(ps)
+
+    with pytest.raises(StoreError, match=r"t\.bin: .*key 1: column 1 is 70000, which fp16 rows cannot hold"):
+        load_table(ps, "tiny.user", path)
+
+    assert served(ps) == before
+
+
+@pytest.mark.parametrize(
+    ("table", "name", "tiers", "error", "reason"),
+    [
+        ("tiny.users", "t.bin", ROCKSDB, ConfigError, "no table 'tiny.users'; the tables are 'tiny.user', 'tiny.item'"),
+        ("tiny.user", "t.csv", ROCKSDB, OutputError, r"expected a name that ends in \.bin"),
+        ("tiny.user", "t.bin", {}, ConfigError, "RAM is the only tier, and ends with its process"),
+        ("tiny.user", "absent.bin", ROCKSDB, ModelFileError, r"absent\.bin: cannot be read"),
+    ],
+)
+def test_a_load_that_makes_no_sense_is_refused(write_ps, tmp_path, table, name, tiers, error, reason):
+    ps = write_ps(**tiers)
+    write_rows(tmp_path / "t.bin", {1: [1.0] * 4})
+
+    with pytest.raises(error, match=reason):
+        load_table(ps, table, tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("table", "name", "error", "reason"),
+    [
+        ("user", "t.bin", ConfigError, "no table 'user'"),
+        ("tiny.user", "t.csv", OutputError, r"expected a name that ends in \.bin"),
+        ("tiny.user", "absent/t.bin", OutputError, "there is no folder"),
+        ("tiny.user", "t.bin", StoreError, "rows"),
+    ],
+)
+def test_a_dump_that_makes_no_sense_is_refused_and_leaves_nothing(write_ps, tmp_path, table, name, error, reason):
+    ps = write_ps(**ROCKSDB)  # in which no model was loaded
+
+    with pytest.raises(error, match=reason):
+        dump_table(ps, table, tmp_path / name)
+
+    assert os.listdir(tmp_path) == ["models"]
+
+
+def test_a_redis_without_the_table_is_not_dumped_as_an_empty_one(write_ps, tmp_path, redis_server):
+    ps = write_ps(volatile_db=redis_tier(redis_server))
+
+    with pytest.raises(StoreError, match="there is no such table"):
+        dump_table(ps, "tiny.user", tmp_path / "t.bin")
+
+
+def test_rows_without_the_record_of_a_load_are_dumped_with_a_warning(write_ps, tmp_path, redis_server, client, caplog):
+    ps = write_ps(volatile_db=redis_tier(redis_server))
+    ParameterServer.from_config(read_repository(ps)).close()
+    client.delete(*client.keys("*loaded_from"))
+
+    assert dump_table(ps, "tiny.user", tmp_path / "t.bin") == MODEL.rows
+
+    assert "no record of a load that ended: HPS filled it, or rows are missing" in caplog.text
+
+
+def test_a_block_that_was_damaged_on_the_disk_is_no_end_of_the_table(write_ps, tmp_path):
+    model = TinyModel(rows=20_000)
+    ps = write_ps(model, **ROCKSDB)
+    ParameterServer.from_config(read_repository(ps)).close()
+    file = max((ps.parent / "rows").glob("*.sst"), key=lambda one: one.stat().st_size)
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+    def dump_both():
+        for table in ("user", "item"):
+            dump_table(ps, f"tiny.{table}", tmp_path / "t.bin")
+
+    with pytest.raises(StoreError, match=rf"block checksum mismatch.*{file.name}"):
+        dump_both()
+
+
+def test_the_commands_say_what_they_did_and_show_no_bar_in_a_log(write_ps, tmp_path, capsys):
+    ps = write_ps(**ROCKSDB)
+    ParameterServer.from_config(read_repository(ps)).close()
+    arguments = [str(ps), "tiny.user", str(tmp_path / "t.bin")]
+
+    codes = [main(["dump", *arguments]), main(["load", *arguments]), main(["load", "--replace", *arguments])]
+
+    captured = capsys.readouterr()
+    assert codes == [0, 0, 0]
+    assert captured.out.splitlines() == [
+        f"{tmp_path}/t.bin: 300 rows of tiny.user",
+        f"tiny.user took in 300 rows of {tmp_path}/t.bin",
+        f"tiny.user replaced by 300 rows of {tmp_path}/t.bin",
+    ]
+    assert captured.err == ""
+    assert main(["load", str(ps), "tiny.user", str(tmp_path / "no.bin")]) == 1
+    assert "hotrow load: " in capsys.readouterr().err
+
+
+def test_on_a_terminal_every_step_has_a_bar(write_ps, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    ps = write_ps(**ROCKSDB)
+    ParameterServer.from_config(read_repository(ps)).close()
+
+    main(["dump", str(ps), "tiny.user", str(tmp_path / "t.bin")])
+    main(["load", str(ps), "tiny.user", str(tmp_path / "t.bin")])
+
+    shown = capsys.readouterr().err
+    for what in ("tiny.user to t.bin: 100%", "checking t.bin: 100%", "t.bin to rocksdb: 100%"):
+        assert what in shown
+    assert "300/300" in shown
