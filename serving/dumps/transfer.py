@@ -18,7 +18,7 @@ from serving.dumps.formats import Dump, check_suffix, check_target, open_dump, w
 from serving.errors import ConfigError, StoreError
 from serving.parameter_server import ParameterServer
 from serving.parameter_server.loading import LOAD_BATCH_ROWS, load_tables, table_source, table_spec
-from serving.parameter_server.opening import open_stores
+from serving.parameter_server.opening import open_stores, tier_settings
 from serving.storage import RocksDbStore
 from serving.storage.row_dtype import rounded
 from serving.storage.store import CHANGED, DurableStore, Keys, Store, TableSpec, Vectors
@@ -79,7 +79,7 @@ def dump_table(
 
 
 def load_table(
-    ps: str | Path | ParameterServerConfig,
+    target: str | Path | ParameterServerConfig | ParameterServer,
     table: str,
     file: str | Path,
     replace: bool = False,
@@ -93,7 +93,8 @@ def load_table(
     keep these rows; RAM of processes that run now does not see them.
 
     Args:
-        ps: a ``ps.json`` or a repository, or its configuration; no other process may have its RocksDB open for writing.
+        target: a ``ps.json`` or a repository, or its configuration; no other process may have its RocksDB open for
+            writing. Or a running parameter server: the rows go into all of its tiers, RAM too.
         table: the table's full name, ``<model>.<table>``.
         file: what ``dump_table`` or HPS wrote; its name's ending tells the format.
         replace: the table then has the file's rows only.
@@ -108,10 +109,15 @@ def load_table(
         OutputError: the file's name tells no format.
         StoreError: a tier does not answer or does not take the rows, or a value does not fit the table's row type.
         MissingExtraError: a package is needed that is not installed.
+        ValueError: ``replace`` of a running parameter server's table, whose lookups would miss rows meanwhile.
     """
     file = Path(file)
     check_suffix(file)
-    config = _configuration(ps)
+    if isinstance(target, ParameterServer):
+        if replace:
+            raise ValueError("a table of a running parameter server cannot be replaced, only changed")
+        return _load_live(target, table, file, progress)
+    config = _configuration(target)
     model, one = _table_of(config.models, table, config.source)
     spec = table_spec(model, one)
     with open_dump(file, spec) as dump:
@@ -124,7 +130,8 @@ def load_table(
                 raise ConfigError(config.source, "", reason)
             source = table_source(model, one)
             if not replace:
-                load_tables(durable, [source])
+                settings = tier_settings(config)
+                load_tables(durable, [source], [store for store in durable if not settings[store.name].is_initialized])
             for store in reversed(durable):  # the last is the truth, those before it are asked first
                 counted = _Counted(f"{file.name} to {store.name}", dump.rows, progress)
                 batches = counted(dump.batches(LOAD_BATCH_ROWS))
@@ -133,6 +140,16 @@ def load_table(
                 else:
                     _insert(store, spec.name, batches)
     return dump.rows
+
+
+def _load_live(server: ParameterServer, table: str, file: Path, progress: Progress | None) -> int:
+    spec = table_spec(*_table_of(server.models(), table, "the parameter server"))
+    with open_dump(file, spec) as dump:
+        _check_rows(file, spec, dump, progress)
+        counted = _Counted(f"{file.name} to {table}", dump.rows, progress)
+        for keys, rows in counted(dump.batches(LOAD_BATCH_ROWS)):
+            server.insert(table, keys, rows)
+        return dump.rows
 
 
 class _Counted:

@@ -1,7 +1,7 @@
 """How a model's rows get into the tiers: durable ones hold all of them, others as many as they have room for."""
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 

@@ -12,7 +12,7 @@ from serving.errors import RequestError, StoreError, StoreFullError, UnknownMode
 from serving.model.sparse_rows import LARGEST_KEY, SMALLEST_KEY
 from serving.parameter_server.served_table import ServedTable
 from serving.storage.row_dtype import rounded
-from serving.storage.store import Keys, Store, Vectors
+from serving.storage.store import DurableStore, Keys, Store, Vectors
 
 
 def check_keys(table: str, keys: Keys) -> None:
@@ -39,6 +39,7 @@ def insert(stores: tuple[Store, ...], held: ServedTable, keys: Keys, rows: Vecto
     with held.changes.lock:
         _check_served(held)
         try:
+            _mark_changed(stores, held.name)
             slowest.insert(held.name, keys, rows)
             for store in reversed(faster):
                 _overwrite(store, held.name, keys, rows)
@@ -52,10 +53,18 @@ def evict(stores: tuple[Store, ...], held: ServedTable, keys: Keys) -> None:
     with held.changes.lock:
         _check_served(held)
         try:
+            _mark_changed(stores, held.name)
             for store in reversed(stores):
                 store.evict(held.name, keys)
         finally:
             held.changes.note(keys)
+
+
+def _mark_changed(stores: tuple[Store, ...], table: str) -> None:
+    """From now on the faster tiers are filled from the durable ones, not from the model's files."""
+    for store in reversed(stores):
+        if isinstance(store, DurableStore):
+            store.mark_changed(table)
 
 
 def _overwrite(store: Store, table: str, keys: Keys, rows: Vectors) -> None:

@@ -170,6 +170,44 @@ def test_ram_in_front_starts_with_the_rows_that_were_loaded_and_not_with_the_fil
     assert served(ps) == (changes, {"memory": len(changes)})
 
 
+def test_a_running_server_takes_the_rows_of_a_file_into_every_tier(write_ps, tmp_path):
+    changes = {5: [0.5] * 4, 7777: [1.5] * 4}
+    path = write_rows(tmp_path / "t.bin", changes)
+    ps = write_ps(**IN_FRONT)
+    with ParameterServer.from_config(read_repository(ps)) as server:
+        assert load_table(server, "tiny.user", path) == 2
+
+        for store in server.stores:
+            out = np.empty((2, 4), np.float32)
+            assert store.fetch("tiny.user", np.array(list(changes)), out).all()
+            assert out.tolist() == list(changes.values())
+        with pytest.raises(ValueError, match="cannot be replaced, only changed"):
+            load_table(server, "tiny.user", path, replace=True)
+    assert served(ps, extra=[7777])[0] == rows_of_model() | changes
+
+
+def test_rows_that_a_running_server_was_given_are_in_ram_after_a_restart(write_ps):
+    ps = write_ps(**IN_FRONT)
+    with ParameterServer.from_config(read_repository(ps)) as server:
+        server.insert("tiny.user", np.array([5]), np.full((1, 4), 2.5, np.float32))
+        server.evict("tiny.user", np.array([6]))
+
+    expected = rows_of_model() | {5: [2.5] * 4}
+    del expected[6]
+    assert served(ps) == (expected, {"memory": MODEL.rows - 1})
+
+
+def test_a_tier_that_is_not_to_be_initialized_is_not_loaded_with_the_model_either(write_ps, tmp_path):
+    path = write_rows(tmp_path / "t.bin", {5: [0.5] * 4})
+    ps = write_ps(**IN_FRONT | {"persistent_db": ROCKSDB["persistent_db"] | {"initialize_after_startup": False}})
+
+    with pytest.raises(StoreError, match="initialize_after_startup is false"):
+        load_table(ps, "tiny.user", path)
+    load_table(ps, "tiny.user", path, replace=True)
+
+    assert dump_table(ps, "tiny.user", tmp_path / "again.bin") == 1
+
+
 def test_a_model_that_was_never_loaded_is_loaded_before_the_rows_of_a_file(write_ps, tiers, tmp_path):
     ps = write_ps(**tiers)
 

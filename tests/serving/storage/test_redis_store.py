@@ -16,7 +16,7 @@ from serving.errors import MissingExtraError, StoreError
 from serving.storage import DurableStore, PooledStore, RedisStore, TableSpec
 from serving.storage.hps_layout import mix
 from serving.storage.redis_nodes import RedisNodes
-from tests.serving.storage.redis_stores import OPENED, SPEC, open_store
+from tests.serving.storage.redis_stores import KEYS, OPENED, ROWS, SPEC, loaded_store, open_store
 
 TABLE, DIM = SPEC.name, SPEC.dim
 PARTITIONS = 16
@@ -401,3 +401,26 @@ def test_the_spread_over_nodes_is_told(redis_server, store, caplog):
     assert store.spread("model.unknown") == {}
     assert f"partitions by node: 127.0.0.1:{redis_server.port} holds 16" in caplog.text
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+def test_a_row_that_redis_gives_twice_comes_once(redis_server, monkeypatch):
+    store = loaded_store(redis_server)
+    run = RedisNodes.run
+
+    def repeating(nodes, commands):
+        """Redis may give a key in several answers to HSCAN."""
+        replies = run(nodes, commands)
+        if commands[0].name != "HSCAN":
+            return replies
+        ((cursor, rows),) = replies
+        repeated = repeating.earlier | rows
+        repeating.earlier = rows if cursor else {}
+        return [(cursor, repeated)]
+
+    repeating.earlier = {}
+    monkeypatch.setattr(RedisNodes, "run", repeating)
+    monkeypatch.setattr("serving.storage.redis_table.SCAN_FIELDS", 10)
+
+    keys = np.concatenate([keys for keys, rows in store.items(SPEC.name, 64) if (rows == ROWS[keys]).all()])
+
+    assert sorted(keys.tolist()) == KEYS.tolist()

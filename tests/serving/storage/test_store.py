@@ -12,7 +12,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from serving.config import RedisConfig
 from serving.errors import StoreError
-from serving.storage import MemoryStore, RedisStore, RocksDbStore, TableSpec
+from serving.storage import DurableStore, MemoryStore, RedisStore, RocksDbStore, TableSpec
+from serving.storage.store import CHANGED
 
 DIM = 4
 TABLE = "model.table"
@@ -286,3 +287,27 @@ def test_readers_see_whole_rows_while_a_writer_overwrites_them(store):
     writer.join()
 
     assert (fetch(store, keys)[0] == 39.0).all()
+
+
+@pytest.mark.parametrize("store", ["rocksdb", "redis", "redis_cluster"], indirect=True)
+def test_a_durable_store_remembers_what_it_was_loaded_from_and_that_rows_came_since(store):
+    assert isinstance(store, DurableStore)
+    spec = TableSpec(TABLE, DIM)
+    store.open_table(spec, 10)
+    store.mark_changed(TABLE)
+    assert store.loaded_from(TABLE) is None
+
+    store.bulk_load(spec, iter([(np.array([1]), np.ones((1, DIM), np.float32))]), "digest")
+    assert store.loaded_from(TABLE) == "digest"
+    store.mark_changed(TABLE)
+    store.mark_changed(TABLE)
+    assert store.loaded_from(TABLE) == "digest" + CHANGED
+    assert_holds(store, {1: 1.0})
+    store.bulk_load(spec, iter([(np.array([2]), np.ones((1, DIM), np.float32))]), "other")
+    assert store.loaded_from(TABLE) == "other"
+
+
+@pytest.mark.parametrize("store", ["rocksdb", "redis", "redis_cluster"], indirect=True)
+def test_a_table_that_is_not_open_cannot_be_marked_as_changed(store):
+    with pytest.raises(StoreError, match="not an open table"):
+        store.mark_changed(TABLE)
