@@ -107,6 +107,13 @@ class TableCounting:
                 counts.hits += held
                 self._keys += held
 
+    def all_hit(self, depth: int, keys: int) -> None:
+        """One lookup was answered by one tier, which was asked first and held all ``keys``."""
+        with self._lock:
+            self._keys += keys
+            self._tiers[depth].asked_keys += keys
+            self._tiers[depth].hits += keys
+
     def fetched(self, depth: int, seconds: float) -> None:
         """A tier answered a call."""
         with self._lock:

@@ -64,6 +64,7 @@ class Tier:
             return None
 
         def fetch() -> tuple[Vectors, Mask]:
+            # Its own array: a call that is abandoned goes on writing.
             out = np.empty((row_ptrs.size - 1, held.dim), dtype=np.float32)
             return out, store.fetch_pooled(held.name, keys, row_ptrs, out, combiner)
 

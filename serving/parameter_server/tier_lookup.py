@@ -48,6 +48,9 @@ class TierLookup:
     def pooled(self, held: ServedTable, keys: Keys, row_ptrs: RowPtrs, combiner: Combiner) -> tuple[Vectors, Mask]:
         """See ``ParameterServer.lookup_pooled``."""
         answer = self._tiers[0].fetch_pooled(held, keys, row_ptrs, combiner)
+        if isinstance(answer, tuple) and np.count_nonzero(answer[1]) == keys.size:
+            held.counting.all_hit(0, keys.size)
+            return answer
         search = _Search(keys.size, len(self._tiers))
         if answer is None or isinstance(answer, StoreError):
             out = np.empty((row_ptrs.size - 1, held.dim), dtype=np.float32)
@@ -56,7 +59,7 @@ class TierLookup:
         out, found = answer
         search.asked_keys[0] = keys.size
         search.depths[found] = 0
-        if np.count_nonzero(found) < keys.size and (len(self._tiers) > 1 or held.default_value):
+        if len(self._tiers) > 1 or held.default_value:
             self._pool_again(held, keys, row_ptrs, out, combiner, search)
         return out, self._count(held, search)
 
