@@ -3,10 +3,12 @@
 from collections.abc import Mapping
 from typing import Any
 
-# By the object that holds them; such a key is refused by name instead of being called unknown.
+_SHARED_MEMORY_KEYS = ("shared_memory_auto_remove", "shared_memory_name", "shared_memory_size")
+_SHARED_MEMORY = "rows in memory that processes share (multi_process_hash_map) are not supported yet"
+# By the object that holds them, with the reason; such a key is refused by name instead of being called unknown.
 UNSUPPORTED = {
-    "": frozenset({"update_source"}),
-    "volatile_db": frozenset({"shared_memory_auto_remove", "shared_memory_name", "shared_memory_size"}),
+    "": {"update_source": "updates are not read from Kafka yet; ParameterServer.insert takes them"},
+    "volatile_db": dict.fromkeys(_SHARED_MEMORY_KEYS, _SHARED_MEMORY),
 }
 
 # Spelling -> what it means here; None: HPS knows it, Hotrow does not support it yet.

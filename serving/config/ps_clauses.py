@@ -5,11 +5,12 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from serving.config.hps_keys import PERSISTENT_TYPES, spelling
-from serving.config.scalars import Count, FileName, Float32, Magnitude, Milliseconds, Never, Switch, Whole
+from serving.config.scalars import Count, FileName, Float32, Magnitude, Milliseconds, Switch, Whole, only
 from serving.config.validation import Clause
 from serving.config.volatile_db import VolatileDbClause
 from serving.model.names import TABLE_NAME
 
+NoFp8 = Annotated[bool, only(False, "rows are kept in 8 bits where volatile_db.row_dtype says so, as int8 or uint8")]
 TableName = Annotated[str, Field(pattern=rf"^{TABLE_NAME.pattern}$")]
 
 
@@ -36,9 +37,10 @@ class ModelClause(Clause):
         slot_num: must agree with the graph, over all tables.
 
         non_trainable_params_file: must be the file beside ``dense_file`` that Hotrow reads, ``<dense_file>.ntp.json``.
-        fp8_quant, fuse_embedding_table: must be false.
+        fp8_quant: must be false: HPS rounds the rows of a static GPU cache to 8-bit floats.
 
-    The attributes behind these shape a GPU cache or a GPU's network; no effect on the CPU.
+    The attributes behind these shape a GPU cache or a GPU's network; no effect on the CPU. Fusing tables
+    (``fuse_embedding_table``) is how HPS looks several up at a time, which changes no answer.
     """
 
     model: str
@@ -57,12 +59,12 @@ class ModelClause(Clause):
     label_dim: Count | None = None
     slot_num: Count | None = None
     non_trainable_params_file: str | None = None
-    fp8_quant: Never = False
-    fuse_embedding_table: Never = False
+    fp8_quant: NoFp8 = False
 
     cache_refresh_percentage_per_iteration: Magnitude | None = None
     embedding_cache_type: Literal["dynamic", "static", "uvm", "stochastic"] | None = None
     enable_pagelock: Switch | None = None
+    fuse_embedding_table: Switch | None = None
     gpucacheper: Magnitude | None = None
     init_ec: Switch | None = None
     mixed_precision: Switch | None = None
@@ -110,7 +112,7 @@ class PsDocument(Clause):
     """The whole ``ps.json``."""
 
     supportlonglong: Switch
-    fuse_embedding_table: Never = False
+    fuse_embedding_table: Switch = False
     models: list[ModelClause] = Field(default_factory=list)
     volatile_db: VolatileDbClause = VolatileDbClause(type="hash_map")
     persistent_db: PersistentDbClause = PersistentDbClause(type="disabled")

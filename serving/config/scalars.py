@@ -30,16 +30,13 @@ Milliseconds = Annotated[Count, Field(le=3_600_000)]
 Part = Annotated[float, _Unquoted, Field(gt=0.0, lt=1.0)]
 
 
-def only(accepted: bool | float) -> BeforeValidator:
-    """A check that HPS's key says what Hotrow does in any case."""
+def only(accepted: bool | float, why: str = "") -> BeforeValidator:
+    """A check that HPS's key says what Hotrow does in any case, and ``why`` it does nothing else."""
 
     def check(value: Any) -> Any:
         said = _unquoted(value)
         if isinstance(said, bool) != isinstance(accepted, bool) or said != accepted:
-            raise ValueError(f"Hotrow supports only {json.dumps(accepted)} here, got {value!r}")
+            raise ValueError(f"Hotrow supports only {json.dumps(accepted)} here, got {value!r}{why and f': {why}'}")
         return accepted
 
     return BeforeValidator(check)
-
-
-Never = Annotated[bool, only(False)]

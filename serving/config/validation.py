@@ -9,7 +9,7 @@ from serving.errors import ConfigError
 
 Path = tuple[str | int, ...]
 C = TypeVar("C", bound="Clause")
-KeysByHolder = Mapping[str, frozenset[str]]
+ReasonsByHolder = Mapping[str, Mapping[str, str]]
 
 
 class Clause(BaseModel):
@@ -18,7 +18,7 @@ class Clause(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, hide_input_in_errors=True)
 
 
-def read_clause(kind: type[C], document: Any, source: str, unsupported: KeysByHolder | None = None) -> C:
+def read_clause(kind: type[C], document: Any, source: str, unsupported: ReasonsByHolder | None = None) -> C:
     """Check ``document`` against ``kind``.
 
     Args:
@@ -26,7 +26,7 @@ def read_clause(kind: type[C], document: Any, source: str, unsupported: KeysByHo
         document: what the JSON reader returned.
         source: the file, for messages.
         unsupported: keys that HugeCTR knows and Hotrow does not support, by the name of the object that holds them
-            (``""`` for the document's top); they are refused by name rather than as unknown.
+            (``""`` for the document's top), with the reason; they are refused by name rather than as unknown.
 
     Raises:
         ConfigError: with the JSON path of the first thing that is wrong.
@@ -46,14 +46,15 @@ def json_path(location: Path) -> str:
     return text
 
 
-def _reason(error: Any, unsupported: KeysByHolder) -> str:
+def _reason(error: Any, unsupported: ReasonsByHolder) -> str:
     location = error["loc"]
     if error["type"] == "missing":
         return "required, but absent"
     if error["type"] == "extra_forbidden":
         holder = next((part for part in reversed(location[:-1]) if isinstance(part, str)), "")
-        if location[-1] in unsupported.get(holder, ()):
-            return "HPS knows this key, Hotrow does not support it yet"
+        reason = unsupported.get(holder, {}).get(location[-1])
+        if reason is not None:
+            return f"HPS knows this key: {reason}"
         return "unknown key"
     if error["type"] == "value_error":
         return str(error["ctx"]["error"])

@@ -290,10 +290,18 @@ def in_redis(**change):
     [
         (lambda d: d.pop("supportlonglong"), "supportlonglong", "required"),
         (lambda d: d.update(supportlonglong=1), "supportlonglong", "boolean"),
-        (lambda d: d.update(update_source={}), "update_source", "HPS knows this key"),
-        (lambda d: d.update(fuse_embedding_table=True), "fuse_embedding_table", "supports only false here, got True"),
+        (
+            lambda d: d.update(update_source={}),
+            "update_source",
+            "HPS knows this key: updates are not",
+        ),
+        (lambda d: d.update(fuse_embedding_table=1), "fuse_embedding_table", "valid boolean"),
         (lambda d: d.update(volatile=1), "volatile", "unknown key"),
-        (in_model(fp8_quant=True), "models[0].fp8_quant", "supports only false here, got True"),
+        (
+            in_model(fp8_quant=True),
+            "models[0].fp8_quant",
+            "only false here, got True: rows are kept in 8 bits",
+        ),
         (in_model(gpucacheper=-0.5), "models[0].gpucacheper", "greater than or equal to 0, got -0.5"),
         (in_model(gpucacheper="half"), "models[0].gpucacheper", "valid number, got 'half'"),
         (in_model(use_cuda_graph=1), "models[0].use_cuda_graph", "valid boolean, got 1"),
@@ -364,7 +372,7 @@ def in_redis(**change):
         (
             in_tier("volatile_db", shared_memory_size=1),
             "volatile_db.shared_memory_size",
-            "HPS knows this key, Hotrow does not",
+            "HPS knows this key: rows in memory that processes share",
         ),
         (in_tier("volatile_db", overflow_margin=0), "volatile_db.overflow_margin", "greater than or equal to 1"),
         (in_tier("volatile_db", initial_cache_rate=0.5), "volatile_db.initial_cache_rate", "only 1.0 here, got 0.5"),

@@ -1,0 +1,197 @@
+"""Every key that HPS's ``ps.json`` has had, one by one: read, checked, true without effect, or refused with the reason.
+
+Sources of the keys: HPS's configuration of HugeCTR v3.3 to v24.06, and the samples of its Triton backends.
+"""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from serving.config import read_ps_config
+from serving.config.hps_keys import UNSUPPORTED
+from serving.config.ps_clauses import ModelClause, PersistentDbClause, PsDocument
+from serving.config.volatile_db import VolatileDbClause
+from serving.errors import ConfigError
+
+DOCUMENTATION = Path(__file__).parents[2] / "docs" / "configuration.md"
+
+READ, SAME = "the configuration differs by it", "no answer depends on it"
+
+# (where, key, value, READ or SAME, or how it is refused); "redis" is volatile_db where its type is redis_cluster.
+ROWS = [
+    ("", "supportlonglong", False, READ),
+    ("", "fuse_embedding_table", True, SAME),
+    ("", "models", [], READ),
+    ("", "volatile_db", {"type": "disabled"}, READ),
+    ("", "persistent_db", {"type": "disabled"}, READ),
+    ("", "update_source", {"type": "kafka_message_queue"}, "updates are not read from Kafka yet"),
+    ("models", "model", "din", READ),
+    ("models", "sparse_files", ["other/0_sparse_10.model"], READ),
+    ("models", "dense_file", "model/other.model", READ),
+    ("models", "network_file", "model/other.json", READ),
+    ("models", "max_batch_size", 7, READ),
+    ("models", "gpucache", False, READ),
+    ("models", "gpucacheper", 0.5, SAME),
+    ("models", "hit_rate_threshold", 0.1, READ),
+    ("models", "num_of_worker_buffer_in_pool", 4, SAME),
+    ("models", "num_of_refresher_buffer_in_pool", 4, SAME),
+    ("models", "cache_refresh_percentage_per_iteration", 0.2, SAME),
+    ("models", "deployed_device_list", [0, 1], SAME),
+    ("models", "maxnum_catfeature_query_per_table_per_sample", [9], READ),
+    ("models", "embedding_vecsize_per_table", [4], SAME),
+    ("models", "embedding_vecsize_per_table", [5], "5, but the graph has 4"),
+    ("models", "default_value_for_each_table", [1.5], READ),
+    ("models", "default_value_for_each_table", [1.5, 2.5], "2 values, but the graph has 1 tables"),
+    ("models", "maxnum_des_feature_per_sample", 26, SAME),
+    ("models", "maxnum_des_feature_per_sample", 0, "0, but the graph has 2"),
+    ("models", "refresh_delay", 1.5, SAME),
+    ("models", "refresh_interval", 1.5, SAME),
+    ("models", "embedding_table_names", ["user"], READ),
+    ("models", "fuse_embedding_table", True, SAME),
+    ("models", "use_static_table", True, SAME),
+    *(("models", "embedding_cache_type", kind, SAME) for kind in ("dynamic", "static", "uvm", "stochastic")),
+    ("models", "embedding_cache_type", "lru", "expected 'dynamic', 'static', 'uvm' or 'stochastic'|input should be"),
+    ("models", "use_hctr_cache_implementation", False, SAME),
+    ("models", "use_context_stream", False, SAME),
+    ("models", "thread_pool_size", 4, SAME),
+    ("models", "init_ec", False, SAME),
+    ("models", "enable_pagelock", True, SAME),
+    ("models", "fp8_quant", True, "volatile_db.row_dtype"),
+    ("models", "label_dim", 1, SAME),
+    ("models", "label_dim", 2, "2, but the graph has 1"),
+    ("models", "slot_num", 3, SAME),
+    ("models", "slot_num", 10, "10, but the graph has 3"),
+    ("models", "mixed_precision", True, SAME),
+    ("models", "use_mixed_precision", True, SAME),
+    ("models", "scaler", 2.0, SAME),
+    ("models", "use_algorithm_search", False, SAME),
+    ("models", "use_cuda_graph", False, SAME),
+    ("models", "non_trainable_params_file", "model/_dense_10.model.ntp.json", SAME),
+    ("models", "non_trainable_params_file", "elsewhere.json", "beside the dense file"),
+    ("volatile_db", "type", "disabled", READ),
+    ("volatile_db", "type", "map_of_hashes", "expected one of"),
+    ("volatile_db", "address", "10.0.0.1:7000", SAME),
+    ("volatile_db", "user_name", "hotrow", SAME),
+    ("volatile_db", "password", "secret", SAME),
+    ("volatile_db", "num_node_connections", 2, SAME),
+    ("volatile_db", "max_batch_size", 100, SAME),
+    ("volatile_db", "enable_tls", True, SAME),
+    ("volatile_db", "tls_ca_certificate", "ca.pem", SAME),
+    ("volatile_db", "tls_client_certificate", "client.pem", SAME),
+    ("volatile_db", "tls_client_key", "key.pem", SAME),
+    ("volatile_db", "tls_server_name_identification", "redis.localhost", SAME),
+    ("volatile_db", "num_partitions", 8, SAME),
+    ("volatile_db", "allocation_rate", 2**20, SAME),
+    ("volatile_db", "algorithm", "phm", SAME),
+    ("volatile_db", "max_get_batch_size", 100, SAME),
+    ("volatile_db", "max_set_batch_size", 100, SAME),
+    ("volatile_db", "refresh_time_after_fetch", True, SAME),
+    ("volatile_db", "update_filters", ["^hps_.+$"], SAME),
+    ("volatile_db", "overflow_margin", 10**6, SAME),
+    ("volatile_db", "overflow_policy", "evict_least_used", SAME),
+    ("volatile_db", "overflow_policy", "evict_none", "evict_oldest"),
+    ("volatile_db", "overflow_resolution_target", 0.5, SAME),
+    ("volatile_db", "initialize_after_startup", False, READ),
+    ("volatile_db", "initial_cache_rate", 1.0, SAME),
+    ("volatile_db", "initial_cache_rate", 0.5, "supports only 1.0 here"),
+    ("volatile_db", "cache_missed_embeddings", True, READ),
+    ("volatile_db", "shared_memory_size", 2**34, "multi_process_hash_map"),
+    ("volatile_db", "shared_memory_name", "hctr_mp_hash_map_database", "multi_process_hash_map"),
+    ("volatile_db", "shared_memory_auto_remove", True, "multi_process_hash_map"),
+    ("redis", "address", "10.0.0.1:7000", READ),
+    ("redis", "user_name", "hotrow", READ),
+    ("redis", "password", "secret", READ),
+    ("redis", "num_partitions", 8, READ),
+    ("redis", "num_node_connections", 2, READ),
+    ("redis", "max_batch_size", 100, READ),
+    ("redis", "enable_tls", True, READ),
+    ("persistent_db", "type", "disabled", READ),
+    ("persistent_db", "type", "leveldb", "expected one of"),
+    ("persistent_db", "path", "elsewhere", READ),
+    ("persistent_db", "num_threads", 2, READ),
+    ("persistent_db", "read_only", True, READ),
+    ("persistent_db", "max_batch_size", 100, READ),
+    ("persistent_db", "max_get_batch_size", 100, SAME),
+    ("persistent_db", "max_set_batch_size", 100, SAME),
+    ("persistent_db", "update_filters", [".+"], SAME),
+    ("persistent_db", "initialize_after_startup", False, READ),
+]
+# The keys that HPS does not have; their own tests are where they are read.
+OWN = {
+    "": set(),
+    "models": set(),
+    "volatile_db": {
+        *("capacity_rows", "capacity_bytes", "capacity_rows_per_table", "row_dtype", "row_dtype_per_table"),
+        *("lookup_threads", "connect_timeout_ms", "timeout_ms"),
+    },
+    "persistent_db": {"timeout_ms"},
+}
+CLAUSES = {"": PsDocument, "models": ModelClause, "volatile_db": VolatileDbClause, "persistent_db": PersistentDbClause}
+
+
+@pytest.fixture
+def read(write_model, tmp_path):
+    """A function that reads a small ps.json, with one key added."""
+    for folder in ("model", "other"):
+        write_model(write_model.table(slots=3, dim=4), features=2, folder=folder)
+    for name, other in (("_dense_10.model", "other.model"), ("model.json", "other.json")):
+        (tmp_path / "model" / other).write_bytes((tmp_path / "model" / name).read_bytes())
+    model = {
+        "model": "dcn",
+        "sparse_files": ["model/0_sparse_10.model"],
+        "dense_file": "model/_dense_10.model",
+        "network_file": "model/model.json",
+    }
+
+    def read(where="", key=None, value=None):
+        document = {
+            "supportlonglong": True,
+            "models": [dict(model)],
+            "volatile_db": {"type": "redis_cluster" if where == "redis" else "parallel_hash_map"},
+            "persistent_db": {"type": "rocks_db", "path": "db"},
+        }
+        holders = {"": document, "models": document["models"][0], "redis": document["volatile_db"]}
+        if key is not None:
+            holders.get(where, document.get(where))[key] = value
+            if key.startswith("tls_"):
+                document["volatile_db"]["enable_tls"] = False
+            if key == "tls_client_key":
+                document["volatile_db"]["tls_client_certificate"] = "client.pem"
+        (tmp_path / "ps.json").write_text(json.dumps(document))
+        return read_ps_config(tmp_path / "ps.json")
+
+    return read
+
+
+@pytest.mark.parametrize(
+    ("where", "key", "value", "outcome"), [pytest.param(*row, id=f"{row[0]}.{row[1]}={row[2]}") for row in ROWS]
+)
+def test_a_key_of_hps_is_read_or_truly_without_effect_or_refused(read, where, key, value, outcome):
+    plain = read(where)
+
+    if outcome == READ:
+        assert read(where, key, value) != plain
+    elif outcome == SAME:
+        assert read(where, key, value) == plain
+    else:
+        with pytest.raises(ConfigError, match=rf"{where.rstrip('s')}.*{key}|{key}.*") as caught:
+            read(where, key, value)
+        assert re.search(outcome, str(caught.value))
+
+
+@pytest.mark.parametrize("where", CLAUSES)
+def test_no_key_is_read_that_is_not_listed_here(where):
+    listed = {key for holder, key, _, _ in ROWS if holder == where}
+
+    assert set(CLAUSES[where].model_fields) == (listed | OWN[where]) - set(UNSUPPORTED.get(where, ()))
+    assert not listed & OWN[where]
+
+
+@pytest.mark.parametrize("where", CLAUSES)
+def test_every_key_is_documented(where):
+    documentation = DOCUMENTATION.read_text()
+
+    for key in CLAUSES[where].model_fields.keys() | UNSUPPORTED.get(where, {}).keys():
+        assert any(f"`{lead}{key}`" in documentation for lead in ("", ".", f"{where}.")), key
