@@ -2,9 +2,9 @@
 
 import logging
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from time import perf_counter as now_s
 
 import numpy as np
 
@@ -116,12 +116,12 @@ class Tier:
     def _answer(
         self, held: ServedTable, keys: Keys, fetch: Callable[[], tuple[Vectors, Mask]]
     ) -> tuple[Vectors, Mask] | StoreError:
-        started = time.perf_counter()
+        started = now_s()
         try:
             answer = fetch() if self._budget is None else self._within_budget(self._budget, held, keys, fetch)
         except StoreError as err:
             return self._failed(err, held)
-        held.counting.fetched(self._depth, time.perf_counter() - started)
+        held.counting.fetched(self._depth, now_s() - started)
         if self._is_down:
             self._answered()
         return answer

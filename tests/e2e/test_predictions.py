@@ -177,6 +177,7 @@ def test_metrics_count_requests_keys_and_tiers_but_never_a_name_that_a_client_ma
         assert grown("hotrow_defaulted_keys_total", *labels) == missing
         of_memory = (tiny, ("table", table), ("tier", "memory"), ("version", "2"))
         assert grown("hotrow_tier_hits_total", *of_memory) == keys - missing
+        assert grown("hotrow_tier_fetch_seconds_count", *of_memory) == 1
         assert grown("hotrow_tier_misses_total", *of_memory) == missing
     assert not any("made-up" in str(key) for key in after)
     assert after["hotrow_requests_in_flight",] == 0

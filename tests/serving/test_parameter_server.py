@@ -1,5 +1,6 @@
 import logging
 import threading
+from itertools import accumulate
 
 import numpy as np
 import pytest
@@ -8,7 +9,8 @@ from hypothesis import strategies as st
 
 from kernels.host import round_rows
 from serving.errors import RequestError, StoreError, UnknownModelError
-from serving.parameter_server import ParameterServer
+from serving.parameter_server import ParameterServer, tier
+from serving.parameter_server.counters import FETCH_BUCKETS_S
 from serving.storage import MemoryStore
 from tests.serving.small_server import KEYS, ROWS, UNKNOWN, DictStore, keep, model_of, serve, write_model
 
@@ -231,6 +233,53 @@ def test_counters_tell_keys_hits_by_tier_and_defaults(config):
     assert counters.keys == 9
     assert counters.hits == {"memory": 5, "dict": 2}
     assert counters.defaulted_keys == 2
+
+
+def test_counters_tell_of_each_tier_what_it_was_asked_and_what_it_held(config):
+    with serve(config, MemoryStore(), DictStore("middle"), DictStore("slow")) as server:
+        keep(server.stores[0], [1, 2, 3])
+        keep(server.stores[1], [4])
+        server.lookup_pooled("m.t", np.array([1, 1, 4, 777, 2]), np.array([0, 1, 4, 5]), "sum")
+        server.lookup("m.t", np.array([1, 5]))
+        server.stores[1].is_down = True
+        server.lookup("m.t", np.array([1, 5]))
+
+        tiers = server.counters()["m.t"].tiers
+
+        assert [(one.tier, one.asked_keys, one.hits) for one in tiers] == [
+            ("memory", 9, 5),
+            ("middle", 3, 1),
+            ("slow", 3, 2),
+        ]
+        assert [one.errors for one in tiers] == [0, 1, 0]
+        # the first tier is asked anew for bags of which it lacks a row
+        assert [sum(one.fetch_times.counts) for one in tiers] == [4, 2, 3]
+
+
+def test_the_time_of_each_fetch_falls_into_a_bucket(config, monkeypatch):
+    clock = iter([0.0, 0.00003, 10.0, 10.0007, 20.0, 31.0])
+    with serve(config, DictStore()) as server:
+        monkeypatch.setattr(tier, "now_s", lambda: next(clock))
+        for _ in range(3):
+            server.lookup("m.t", np.array([1]))
+
+        times = server.counters()["m.t"].tiers[0].fetch_times
+
+    below = dict(zip(FETCH_BUCKETS_S, accumulate(times.counts), strict=False))
+    assert [below[bound] for bound in (2.5e-5, 5e-5, 5e-4, 1e-3, 10.0)] == [0, 1, 1, 2, 2]
+    assert times.counts[-1] == 1
+    assert [bound for bound, _ in times.buckets()][-2:] == ["10", "+Inf"]
+    assert times.sum_s == pytest.approx(11.00073)
+    assert (times.bounds_s[0], times.bounds_s[-1]) == (1e-5, 10.0)
+    assert list(times.bounds_s) == sorted(times.bounds_s)
+
+
+def test_counters_that_were_read_do_not_change_any_more(config):
+    with serve(config, DictStore()) as server:
+        before = server.counters()["m.t"].tiers[0]
+        server.lookup("m.t", np.array([1]))
+
+        assert (before.asked_keys, sum(before.fetch_times.counts), before.fetch_times.sum_s) == (0, 0, 0.0)
 
 
 def test_counts_of_many_threads_add_up(config):

@@ -1,4 +1,5 @@
 import json
+import threading
 
 import numpy as np
 import pytest
@@ -7,7 +8,7 @@ from kernels.host import lookup_threads, set_lookup_threads
 from serving.config import read_inference_config, read_model_directory
 from serving.errors import ConfigError, ModelFileError, StoreError, StoreFullError, UnknownModelError
 from serving.model.sparse_file import write_sparse_directory
-from serving.parameter_server import ParameterServer
+from serving.parameter_server import ParameterServer, TierSettings
 from serving.storage import MemoryStore, RocksDbStore
 
 
@@ -221,6 +222,92 @@ def test_an_unloaded_model_stays_in_durable_tiers_and_an_erased_one_in_none(mode
         assert (durable.loaded_from("dcn.table0") is None) == is_erased
 
 
+def test_an_erased_model_leaves_every_tier_that_answers(model, tmp_path):
+    class Silent(MemoryStore):
+        def drop_table(self, table):
+            raise StoreError("memory", table, "no answer")
+
+    durable = rocksdb(tmp_path)
+    with ParameterServer([Silent(), durable]) as server:
+        server.load_model(config_of(model))
+
+        with pytest.raises(StoreError, match=r"'dcn\.table0': no answer"):
+            server.erase_model("dcn")
+
+        assert server.models() == ()
+        assert durable.loaded_from("dcn.table0") is durable.loaded_from("dcn.table1") is None
+        with pytest.raises(UnknownModelError):
+            server.erase_model("dcn")
+
+
+def test_changed_rows_outlive_the_server_and_fill_memory_at_the_next_start(model, tmp_path):
+    memory, row = MemoryStore(), np.full((1, 4), 7.0, dtype=np.float32)
+    changed, gone, *_ = (int(key) for key in model.tables[0])
+    with ParameterServer([MemoryStore(), rocksdb(tmp_path)]) as server:
+        server.load_model(config_of(model))
+        server.insert("dcn.table0", np.array([changed]), row)
+        server.evict("dcn.table0", np.array([gone]))
+
+    with ParameterServer([memory, rocksdb(tmp_path)]) as server:
+        server.load_model(config_of(model))
+
+        rows, found = server.lookup("dcn.table0", np.array([changed, gone]))
+        assert found.tolist() == [True, False]
+        assert rows[0].tolist() == row[0].tolist()
+        assert memory.count("dcn.table0") == 299
+
+
+class TestTiersThatAreNotInitialized:
+    KEPT = TierSettings(is_initialized=False)
+
+    def test_memory_starts_empty_and_is_filled_by_promotion(self, model, tmp_path):
+        memory = MemoryStore()
+        settings = {"memory": self.KEPT}
+        with ParameterServer([memory, rocksdb(tmp_path)], promote=True, settings=settings) as server:
+            server.load_model(config_of(model))
+            assert memory.count("dcn.table0") == 0
+
+            assert_served(server, model)
+            assert server.wait_for_promotions(60)
+
+            assert [memory.count("dcn.table0"), memory.count("dcn.table1")] == [300, 100]
+            assert_served(server, model)
+            assert server.counters()["dcn.table0"].hits == {"memory": 300, "rocksdb": 300}
+
+    def test_a_database_is_served_as_it_is_and_fills_memory(self, model, write_model, tmp_path, monkeypatch):
+        other = write_model(write_model.table(rows=300), write_model.table(dim=6, rows=100), folder="other", seed=1)
+        keys = np.array(list(model.tables[0]), dtype=np.int64)
+        with ParameterServer([rocksdb(tmp_path)]) as server:
+            server.load_model(config_of(model))
+        monkeypatch.setattr(RocksDbStore, "bulk_load", lambda *_: pytest.fail("loaded"))
+
+        memory = MemoryStore()
+        with ParameterServer([memory, rocksdb(tmp_path)], settings={"rocksdb": self.KEPT}) as server:
+            server.load_model(config_of(other))
+
+            assert_served(server, model)  # and not the rows of the files
+            assert memory.count("dcn.table0") == np.isin(keys, list(other.tables[0])).sum() > 0
+
+    def test_a_database_without_the_table_is_refused(self, model, tmp_path):
+        with ParameterServer([MemoryStore(), rocksdb(tmp_path)], settings={"rocksdb": self.KEPT}) as server:
+            with pytest.raises(StoreError, match=r"'dcn\.table0'.*has no rows, and initialize_after_startup is false"):
+                server.load_model(config_of(model))
+            assert server.models() == ()
+
+    def test_a_durable_cache_before_another_may_start_empty(self, model, tmp_path):
+        class Named(RocksDbStore):
+            name = "cache"
+
+        stores = Named(tmp_path / "cache", num_threads=1), rocksdb(tmp_path)
+        with ParameterServer(stores, promote=True, settings={"cache": self.KEPT}) as server:
+            server.load_model(config_of(model))
+
+            for hits in ({"rocksdb": 300}, {"cache": 300, "rocksdb": 300}):
+                assert_served(server, model)
+                assert server.wait_for_promotions(60)
+                assert server.counters()["dcn.table0"].hits == hits
+
+
 class TestFromConfig:
     @pytest.fixture
     def ps_file(self, model, tmp_path):
@@ -251,6 +338,18 @@ class TestFromConfig:
             assert [store.name for store in server.stores] == ["memory", "rocksdb"]
             assert_served(server, model)
             assert server.counters()["dcn.table0"].hits == {"memory": 100, "rocksdb": 200}
+
+    def test_a_ps_json_says_how_its_tiers_are_filled_and_how_long_they_are_waited_for(self, model, ps_file):
+        def change(document):
+            document["volatile_db"] |= {"cache_missed_embeddings": True, "initialize_after_startup": False}
+            document["persistent_db"]["timeout_ms"] = 60_000
+
+        with ParameterServer.from_config(ps_file(change)) as server:
+            assert server.stores[0].count("dcn.table0") == 0
+            assert_served(server, model)
+            assert server.wait_for_promotions(60)
+            assert server.stores[0].count("dcn.table0") == 100
+            assert "hotrow-rocksdb" in {thread.name for thread in threading.enumerate()}
 
     @pytest.mark.parametrize(("disabled", "left"), [("volatile_db", ["rocksdb"]), ("persistent_db", ["memory"])])
     def test_a_disabled_tier_is_not_opened(self, model, ps_file, disabled, left):
