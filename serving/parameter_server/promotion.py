@@ -49,6 +49,16 @@ class Promoter:
             rows: float32[N, D], as the slower tier gave them; neither may change any more.
             moment: ``Changes.now`` before they were read.
         """
+        takers = []
+        for tier in tiers:
+            if tier.takes_promotions(held):
+                takers.append(tier)
+            else:
+                tier.drop_promotion(held, keys.size)
+        if takers:
+            self._queue(held, takers, keys, rows, moment)
+
+    def _queue(self, held: ServedTable, tiers: Sequence[Tier], keys: Keys, rows: Vectors, moment: int) -> None:
         with self._condition:
             room = 0 if self._is_closed else (MOST_WAITING_BYTES - self._waiting_bytes) // rows[:1].nbytes
             if room > 0:

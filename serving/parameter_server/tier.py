@@ -18,6 +18,9 @@ from serving.storage.store import Keys, Mask, PooledStore, RowPtrs, Store, Vecto
 
 logger = logging.getLogger(__name__)
 
+# A table that was full is not offered rows for so long: each offer costs the lookups beside it some of the processor.
+FULL_PAUSE_S = 1.0
+
 
 @dataclass(frozen=True, slots=True)
 class TierSettings:
@@ -45,6 +48,7 @@ class Tier:
         self._budget = None if settings.timeout_ms is None else TimeBudget(store.name, settings.timeout_ms)
         self._lock = threading.Lock()  # guards the flag below, so that each outage is logged once
         self._is_down = False
+        self._paused_until_s: dict[str, float] = {}  # by table that was full; the promotion's thread writes it
 
     def fetch(self, held: ServedTable, keys: Keys) -> tuple[Vectors, Mask] | StoreError:
         """Return rows, float32[N, D], and which keys were found; or the error of a tier that did not answer."""
@@ -93,6 +97,10 @@ class Tier:
             self._failed(err, held)
         held.counting.promoted(self._depth, taken, keys.size - taken)
 
+    def takes_promotions(self, held: ServedTable) -> bool:
+        """Whether rows of the table may be offered; not for a while after it was full."""
+        return now_s() >= self._paused_until_s.get(held.name, 0.0)
+
     def drop_promotion(self, held: ServedTable, rows: int) -> None:
         """Count rows that a slower tier held and that are not offered to this one."""
         held.counting.promoted(self._depth, 0, rows)
@@ -108,6 +116,7 @@ class Tier:
             self.store.insert(table, keys, rows)
             return keys.size
         except StoreFullError:
+            self._paused_until_s[table] = now_s() + FULL_PAUSE_S
             room = (self.store.capacity_rows(table) or 0) - self.store.count(table)
             if not 0 < room < keys.size:
                 return 0

@@ -5,8 +5,8 @@ import threading
 import numpy as np
 import pytest
 
-from serving.errors import StoreError, StoreFullError
-from serving.parameter_server import TierSettings, promotion
+from serving.errors import StoreError
+from serving.parameter_server import TierSettings, promotion, tier
 from serving.storage import MemoryStore
 from tests.serving.small_server import KEYS, ROWS, DictStore, held_by, keep, model_of, serve, write_model
 
@@ -226,8 +226,27 @@ def test_a_fast_tier_takes_promoted_rows_as_long_as_it_has_room(config):
         assert server.wait_for_promotions(WAIT_S)
 
         assert memory.count("m.t") == 5
+        assert counters(server).dropped_promotions == 14
         assert counters(server).tier == "memory"
         assert counters(server).errors == 0
+
+
+def test_a_table_that_was_full_is_offered_rows_again_after_a_while(config, monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr(tier, "now_s", lambda: clock[0])
+    memory = MemoryStore(capacity_rows=5)
+    settings = {"memory": TierSettings(is_initialized=False)}
+    with serve(config, memory, DictStore("slow"), promote=True, settings=settings) as server:
+        memory.insert("m.t", np.array(KEYS[:5]), ROWS[:5])
+        held = []
+        for key, second in ((6, 0.0), (7, tier.FULL_PAUSE_S / 2), (8, tier.FULL_PAUSE_S)):
+            clock[0] = second
+            server.lookup("m.t", np.array([key]))
+            assert server.wait_for_promotions(WAIT_S)
+            memory.evict("m.t", np.array([1]))
+            held.append(held_by(memory).keys() - set(KEYS[:5]))
+
+    assert held == [set(), set(), {8}]
 
 
 def test_a_fast_tier_that_takes_no_rows_is_counted_and_the_next_promotions_go_on(config):
@@ -242,7 +261,7 @@ def test_a_fast_tier_that_takes_no_rows_is_counted_and_the_next_promotions_go_on
     with serve(config, Refusing("fast"), DictStore("slow"), promote=True) as server:
         keep(server.stores[0], [])
 
-        for error in (server.stores[0].error, StoreFullError("fast", "m.t", "full"), ZeroDivisionError()):
+        for error in (server.stores[0].error, ZeroDivisionError()):
             server.stores[0].error = error
             assert server.lookup("m.t", np.array([1]))[1].all()
             assert server.wait_for_promotions(WAIT_S)
@@ -250,7 +269,7 @@ def test_a_fast_tier_that_takes_no_rows_is_counted_and_the_next_promotions_go_on
         assert server.wait_for_promotions(WAIT_S)
 
         assert held_by(server.stores[0]).keys() == {2}
-        assert (counters(server).errors, counters(server).dropped_promotions) == (1, 2)
+        assert (counters(server).errors, counters(server).dropped_promotions) == (1, 1)
 
 
 def test_nothing_is_promoted_into_a_tier_that_did_not_answer(config):

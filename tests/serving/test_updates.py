@@ -234,6 +234,7 @@ def test_a_reader_meets_no_row_older_than_one_it_has_seen_acknowledged(config, t
     assert failures == []
 
 
+@pytest.mark.slow
 def test_models_come_and_go_while_lookups_run_and_no_answer_is_of_another_model(write_model, tmp_path):
     written = {
         name: write_model(write_model.table(rows=40), write_model.table(dim=6, rows=30), folder=name, seed=seed)
