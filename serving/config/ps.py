@@ -61,6 +61,9 @@ def read_ps_config(file: str | Path, faults: list[HotrowError] | None = None) ->
         if name in names[:index]:
             raise ConfigError(source, f"models[{index}].model", f"the name {name!r} is taken by an earlier model")
     tier = volatile.record(file.parent)
+    if tier.redis is not None and tier.redis.overflow is not None and persistent.type == "disabled":
+        reason = "rows that Redis evicts must be held by another tier: add a persistent_db, or leave the margin out"
+        raise ConfigError(source, "volatile_db.overflow_margin", reason)
     if models and not faults:  # else a repository's folders, or files put right, say which there are
         check_named_tables(tier, models, source)
     return ParameterServerConfig(

@@ -93,6 +93,22 @@ class RedisTlsConfig(_Record):
     server_name: str = ""
 
 
+class RedisOverflow(_Record):
+    """What a Redis tier does with more rows than it is to have.
+
+    Attributes:
+        margin_rows: most rows of a partition.
+        policy: which rows go: any, those that were used least, those that were written longest ago.
+        target_ratio: share of ``margin_rows`` that an overflow leaves.
+        refreshes: with ``"oldest"``, a row that is read counts as written.
+    """
+
+    margin_rows: int
+    policy: Literal["random", "least_used", "oldest"] = "random"
+    target_ratio: float = 0.8
+    refreshes: bool = False
+
+
 class RedisConfig(_Record):
     """A Redis server or cluster that holds embedding tables.
 
@@ -106,6 +122,7 @@ class RedisConfig(_Record):
         connect_timeout_ms: most time one connection may take, TLS and authentication included.
         timeout_ms: most time one round of commands may take, connecting and retrying included.
         tls: None: not encrypted.
+        overflow: None: every row stays.
     """
 
     addresses: tuple[tuple[str, int], ...] = (("127.0.0.1", 7000),)
@@ -117,6 +134,7 @@ class RedisConfig(_Record):
     connect_timeout_ms: int = 500
     timeout_ms: int = 2000
     tls: RedisTlsConfig | None = None
+    overflow: RedisOverflow | None = None
 
 
 class VolatileDbConfig(_Record):

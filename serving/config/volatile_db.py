@@ -8,11 +8,20 @@ from pydantic import BeforeValidator, Field, SecretStr, model_validator
 
 from kernels.host import RowDtype
 from serving.config.hps_keys import VOLATILE_TYPES, spelling
-from serving.config.records import RedisConfig, RedisTlsConfig, VolatileDbConfig
+from serving.config.records import RedisConfig, RedisOverflow, RedisTlsConfig, VolatileDbConfig
 from serving.config.scalars import Count, FileName, Milliseconds, Part, Switch, Whole, only
 from serving.config.validation import Clause
 
 OverflowPolicy = Literal["evict_oldest", "oldest", "evict_least_used", "least_used", "evict_random", "random"]
+OVERFLOW_POLICIES: dict[OverflowPolicy, Literal["random", "least_used", "oldest"]] = {
+    "evict_oldest": "oldest",
+    "oldest": "oldest",
+    "evict_least_used": "least_used",
+    "least_used": "least_used",
+    "evict_random": "random",
+    "random": "random",
+}
+NO_MARGIN = 2**64 - 1  # HPS's default
 # Hotrow's own keys say something about one type only; of HPS's, those of another type have no effect.
 CAPACITIES = frozenset({"capacity_rows", "capacity_bytes", "capacity_rows_per_table"})
 OWN_KEYS = {
@@ -157,4 +166,15 @@ class VolatileDbClause(Clause):
             connect_timeout_ms=self.connect_timeout_ms,
             timeout_ms=self.timeout_ms,
             tls=tls if self.enable_tls else None,
+            overflow=self._redis_overflow(),
+        )
+
+    def _redis_overflow(self) -> RedisOverflow | None:
+        if self.overflow_margin is None or self.overflow_margin >= NO_MARGIN:
+            return None
+        return RedisOverflow(
+            margin_rows=self.overflow_margin,
+            policy=OVERFLOW_POLICIES[self.overflow_policy or "random"],
+            target_ratio=0.8 if self.overflow_resolution_target is None else self.overflow_resolution_target,
+            refreshes=bool(self.refresh_time_after_fetch),
         )

@@ -16,7 +16,7 @@ from serving.storage.store import CHANGED, Keys, Vectors
 
 # Redis runs a script as one act. Carried out twice, because its answer was lost on the way, it changes nothing more.
 SWAP = """
-local loading, values, times, record = unpack(KEYS)
+local loading, values, times, record, loading_times = unpack(KEYS)
 local mark, has_rows = ARGV[1], ARGV[2] == '1'
 if redis.call('GET', record) == mark then return 0 end
 if has_rows and redis.call('EXISTS', loading) == 0 then
@@ -26,6 +26,10 @@ redis.call('UNLINK', values, times)
 if has_rows then
   redis.call('RENAME', loading, values)
   redis.call('PERSIST', values)
+end
+if redis.call('EXISTS', loading_times) == 1 then
+  redis.call('RENAME', loading_times, times)
+  redis.call('PERSIST', times)
 end
 redis.call('SET', record, mark)
 return 1
@@ -46,11 +50,12 @@ class Partition:
 
     Attributes:
         values: HPS's hash of rows.
-        times: HPS's hash of what its overflow policies know; Hotrow only removes from it.
+        times: HPS's hash of what its overflow policies know.
         record: Hotrow's own string, ``<digest of what the rows were loaded from> <load>``.
+        evicting: Hotrow's own mark of the process that evicts rows.
     """
 
-    __slots__ = ("record", "times", "values")
+    __slots__ = ("evicting", "record", "times", "values")
 
     def __init__(self, table: str, number: int) -> None:
         """Name partition ``number`` of a table's full name."""
@@ -58,10 +63,12 @@ class Partition:
         self.values = f"{stem}v".encode()
         self.times = f"{stem}t".encode()
         self.record = f"{stem}.hotrow.loaded_from".encode()
+        self.evicting = f"{stem}.hotrow.evicting".encode()
 
-    def loading(self, load: str) -> bytes:
-        """Hotrow's own hash in which ``load`` gathers the rows that will replace ``values``."""
-        return self.values + f".hotrow.loading.{load}".encode()
+    def loading(self, load: str) -> tuple[bytes, bytes]:
+        """Hotrow's own hashes in which ``load`` gathers what will replace ``values`` and ``times``."""
+        suffix = f".hotrow.loading.{load}".encode()
+        return self.values + suffix, self.times + suffix
 
 
 class RedisNodeError(Exception):
@@ -96,13 +103,19 @@ def plain(name: str, key: bytes, *words: bytes | str | int) -> Command:
 
 def packed(*words: bytes | str | int) -> bytes:
     """Words as they are sent."""
+    return b"*%d\r\n" % len(words) + packed_words(*words)
+
+
+def packed_words(*words: bytes | str | int) -> bytes:
+    """Words of a command as they are sent, without how many there are."""
     raw = [word if isinstance(word, bytes) else str(word).encode() for word in words]
-    return b"*%d\r\n" % len(raw) + b"".join([b"$%d\r\n%s\r\n" % (len(word), word) for word in raw])
+    return b"".join([b"$%d\r\n%s\r\n" % (len(word), word) for word in raw])
 
 
 def swap(one: Partition, load: str, digest: str, has_rows: bool) -> Command:
     """Put the rows that ``load`` gathered, none where ``has_rows`` is False, in the place of a partition's."""
-    keys = (one.loading(load), one.values, one.times, one.record)
+    loading, loading_times = one.loading(load)
+    keys = (loading, one.values, one.times, one.record, loading_times)
     return Command("EVAL", one.values, packed("EVAL", SWAP, len(keys), *keys, f"{digest} {load}", int(has_rows)))
 
 

@@ -12,6 +12,7 @@ from serving.config import RedisConfig
 from serving.errors import MissingExtraError, StoreError
 from serving.storage.hps_layout import storable
 from serving.storage.redis_commands import RedisNodeError
+from serving.storage.redis_overflow import Touches
 from serving.storage.redis_table import STORE_NAME, RedisTable
 from serving.storage.store import Keys, Mask, TableSpec, Vectors
 
@@ -30,6 +31,7 @@ class RedisStore:
     Tables have HPS's layout (HugeCTR v24.06), so what HPS wrote can be read, and the other way round. Rows outlive the
     process: a table that is there and was loaded from the same files is not loaded again. A partition whose record of
     that load is gone, because its node came back empty, counts as a tier that does not answer, not as one without keys.
+    With ``RedisConfig.overflow`` it holds a part of the rows only: a slower tier must hold all of them.
     """
 
     def __init__(self, config: RedisConfig) -> None:
@@ -41,6 +43,7 @@ class RedisStore:
         """
         self._config = config
         self._is_closed = False
+        self._touches: Touches | None = None
         self._lock = threading.Lock()  # one change of the tables at a time
         self._tables: dict[str, RedisTable] = {}  # replaced as a whole, never changed in place; readers take no lock
         try:
@@ -49,6 +52,8 @@ class RedisStore:
             raise StoreError(STORE_NAME, "", str(err)) from err
         except OSError as err:
             raise StoreError(STORE_NAME, "", f"TLS: {err}") from err
+        if config.overflow is not None:
+            self._touches = Touches()
 
     @property
     def name(self) -> str:
@@ -67,9 +72,12 @@ class RedisStore:
         self._take(table)
 
     def capacity_rows(self, table: str) -> int | None:
-        """See ``Store.capacity_rows``."""
+        """See ``Store.capacity_rows``; where an overflow evicts rows, as many as all margins together."""
         self._check_open(table)
-        return None if table in self._tables else 0
+        if table not in self._tables:
+            return 0
+        overflow = self._config.overflow
+        return None if overflow is None else overflow.margin_rows * self._config.num_partitions
 
     def tables(self) -> list[str]:
         """See ``Store.tables``."""
@@ -104,10 +112,12 @@ class RedisStore:
         with self._translated(table):
             if fits is None and out.flags.c_contiguous:
                 held.fetch(keys, out, found)
+                self._touch(held, keys[found])
                 return found
             wanted = np.flatnonzero(fits) if fits is not None else np.arange(keys.size)
             rows, hits = np.empty((wanted.size, held.spec.dim), dtype=np.float32), np.empty(wanted.size, dtype=np.bool_)
             held.fetch(keys[wanted], rows, hits)
+            self._touch(held, keys[wanted[hits]])
         out[...], out[wanted], found[wanted] = 0.0, rows, hits
         return found
 
@@ -175,9 +185,22 @@ class RedisStore:
     def close(self) -> None:
         """See ``Store.close``; the rows stay."""
         with self._lock:
+            touches, self._touches = self._touches, None
             self._is_closed = True
             self._tables = {}
+        if touches is not None:
+            touches.close()
         self._nodes.close()
+
+    def evicted_rows(self, table: str) -> int:
+        """Rows that this process evicted from an open table as it overflowed."""
+        held = self._tables.get(table)
+        return held.evicted_rows if held else 0
+
+    def _touch(self, table: RedisTable, keys: Keys) -> None:
+        touches = self._touches
+        if touches is not None and table.is_touched_by_fetches and keys.size:
+            touches.note(table.touch, keys)
 
     def _table(self, spec: TableSpec) -> RedisTable:
         return RedisTable(self._nodes, self._config, spec)

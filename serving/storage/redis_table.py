@@ -1,10 +1,12 @@
 """One embedding table in Redis: which partition holds a key, and the commands that read and write them all."""
 
+import logging
 import secrets
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +15,7 @@ from kernels.errors import ReservedKeyError
 from kernels.host import KeyIndex
 from serving.config import RedisConfig
 from serving.errors import StoreError
-from serving.storage.hps_layout import keys_of, mix
+from serving.storage.hps_layout import key_list, keys_of
 from serving.storage.redis_commands import (
     Command,
     Partition,
@@ -25,28 +27,22 @@ from serving.storage.redis_commands import (
     plain,
     swap,
 )
+from serving.storage.redis_overflow import Overflow
+from serving.storage.redis_partitions import Partitions
 from serving.storage.store import Keys, Mask, TableSpec, Vectors
 
 if TYPE_CHECKING:
     from serving.storage.redis_nodes import RedisNodes  # which needs redis-py
 
+logger = logging.getLogger(__name__)
+
 STORE_NAME = "redis"
-# Redis does nothing else while it works on one command.
-MOST_FIELDS = 10_000
 # What is sent or received before the time-out starts anew.
 MOST_ROUND_BYTES = 4 * 2**20
 SCAN_FIELDS = 1000
 SAMPLE_FIELDS = 10
 # Rows of a load that was killed are forgotten by Redis after this time.
 LOADING_TTL_S = 600
-
-
-class _Group(NamedTuple):
-    """Keys of one partition, as many as one command takes: ``order[begin:end]`` of a round's keys."""
-
-    partition: int
-    begin: int
-    end: int
 
 
 class RedisTable:
@@ -59,10 +55,13 @@ class RedisTable:
     def __init__(self, nodes: "RedisNodes", config: RedisConfig, spec: TableSpec) -> None:
         """Name its partitions; nothing is asked yet."""
         self.spec = spec
-        self.partitions = tuple(Partition(spec.name, number) for number in range(config.num_partitions))
+        self.partitions = Partitions(spec.name, config.num_partitions)
         self._nodes = nodes
         self._max_batch_size = config.max_batch_size
         self._row_bytes = 4 * spec.dim
+        self._overflow = Overflow(nodes, config.overflow) if config.overflow else None
+        self._lock = threading.Lock()  # guards the next
+        self.evicted_rows = 0  # by this process, as partitions overflowed
         self._is_recorded = False  # every partition has a record of the load that filled it
 
     def check(self) -> None:
@@ -72,7 +71,7 @@ class RedisTable:
         replies = self._nodes.run([*scans, *records])
         for number, (_, held) in enumerate(replies[: len(scans)]):
             keys, _ = self._decoded(held)
-            places = self._places(keys)
+            places = self.partitions.places(keys)
             if (places != number).any():
                 at = int(np.argmax(places != number))
                 reason = f"holds key {keys[at]} in partition {number}, of {len(scans)} it belongs in {places[at]}"
@@ -98,13 +97,16 @@ class RedisTable:
 
     def insert(self, keys: Keys, rows: Vectors) -> None:
         """Insert or overwrite int64[N] keys and their float32[N, D] rows."""
-        self._insert([one.values for one in self.partitions], keys, rows)
+        for part in self._rounds(keys.size, self._row_bytes):
+            filled = self._insert([(one.values, one.times) for one in self.partitions], keys[part], rows[part])
+            if self._overflow is not None:
+                self._trim(self._overflow, keys[part], sorted(filled))
 
     def evict(self, keys: Keys) -> int:
         """Remove keys, with what HPS's overflow policies know of them; returns how many were held."""
         evicted = 0
         for part in self._rounds(keys.size, self.spec.key_bytes):
-            order, groups = self._grouped(keys[part])
+            order, groups = self.partitions.groups(keys[part], self._max_batch_size)
             fields = encoded_fields(keys[part][order], self.spec.key_bytes)
             commands = []
             for group in groups:
@@ -166,19 +168,23 @@ class RedisTable:
         load = secrets.token_hex(8)
         names = [one.loading(load) for one in self.partitions]
         filled: set[int] = set()
+        sizes = np.zeros(len(self.partitions), dtype=np.int64)
         try:
             for keys, rows in batches:
+                if self._overflow is not None:
+                    fits = self.partitions.fitting(keys, sizes, self._overflow.rule.margin_rows)
+                    keys, rows = keys[fits], rows[fits]
                 filled |= self._insert(names, keys, rows, LOADING_TTL_S)
             swaps = [swap(one, load, digest, number in filled) for number, one in enumerate(self.partitions)]
             self._nodes.run([*swaps, *(_unlink(one) for one in self._partitions_beyond())])
         except BaseException:
             with suppress(RedisNodeError):
-                self._nodes.run([plain("UNLINK", one.loading(load)) for one in self.partitions])
+                self._nodes.run([plain("UNLINK", *one.loading(load)) for one in self.partitions])
             raise
         self._is_recorded = True
 
     def _fetch_round(self, keys: Keys, out: Vectors, found: Mask) -> None:
-        order, groups = self._grouped(keys)
+        order, groups = self.partitions.groups(keys, self._max_batch_size)
         fields = encoded_fields(keys[order], self.spec.key_bytes)
         rows = out.view(f"V{self._row_bytes}").reshape(-1)
         places = [order[group.begin : group.end] for group in groups]
@@ -200,7 +206,7 @@ class RedisTable:
             found[at] = present
             if not present.all():
                 incomplete[group.partition] = None
-        if incomplete and self._is_recorded:
+        if incomplete and self._is_recorded and self._overflow is None:
             self._check_kept([self.partitions[number] for number in incomplete])
 
     def _check_kept(self, partitions: Sequence[Partition]) -> None:
@@ -210,42 +216,58 @@ class RedisTable:
             lost = partitions[kept.index(0)]
             raise self._error(f"{lost.values.decode()} has lost the rows it was loaded with")
 
-    def _insert(self, names: Sequence[bytes], keys: Keys, rows: Vectors, ttl_s: int | None = None) -> set[int]:
-        """Write rows into the hashes ``names``, one per partition; returns which of them got some."""
+    def touch(self, keys: Keys) -> None:
+        """Tell the overflow policy that these keys were found, where it wants to know."""
+        if self._overflow is None:
+            return
+        for part in self._rounds(keys.size, self.spec.key_bytes):
+            order, groups = self.partitions.groups(keys[part], self._max_batch_size)
+            fields = encoded_fields(keys[part][order], self.spec.key_bytes)
+            times = [self.partitions[group.partition].times for group in groups]
+            noted = [
+                self._overflow.touches(name, fields[at.begin : at.end]) for name, at in zip(times, groups, strict=True)
+            ]
+            self._nodes.run([command for commands in noted for command in commands])
+
+    @property
+    def is_touched_by_fetches(self) -> bool:
+        """Whether ``touch`` has an effect."""
+        return self._overflow is not None and self._overflow.is_touched_by_fetches
+
+    def _trim(self, overflow: Overflow, keys: Keys, filled: Sequence[int]) -> None:
+        places = self.partitions.places(keys)
+        inserted = [set(key_list(keys[places == number], self.spec.key_bytes)) for number in filled]
+        evicted = overflow.trim([self.partitions[number] for number in filled], inserted)
+        with self._lock:
+            is_first = bool(evicted) and not self.evicted_rows
+            self.evicted_rows += evicted
+        if is_first:
+            logger.warning("%s: redis is full, volatile_db.overflow_margin: %s rows evicted", self.spec.name, evicted)
+
+    def _insert(
+        self, names: Sequence[tuple[bytes, bytes]], keys: Keys, rows: Vectors, ttl_s: int | None = None
+    ) -> set[int]:
+        """Write rows into the hashes ``names``, two per partition; returns which of them got some."""
         filled: set[int] = set()
         for part in self._rounds(keys.size, self._row_bytes):
-            order, groups = self._grouped(keys[part])
+            order, groups = self.partitions.groups(keys[part], self._max_batch_size)
             words = encoded_rows(keys[part][order], rows[part][order], self.spec.key_bytes)
             commands: list[Command] = []
             for number, begin, end in groups:
-                name = names[number]
+                name, times = names[number]
                 payload = header(b"HSET", name, 2 * (end - begin) + 2) + words[begin:end].tobytes()
                 commands.append(Command("HSET", name, payload))
+                if self._overflow is not None:
+                    commands += self._overflow.touches(times, words[begin:end, : self.spec.key_bytes + 6])
                 if ttl_s is not None:
-                    commands.append(plain("EXPIRE", name, ttl_s))
+                    commands += [plain("EXPIRE", name, ttl_s), plain("EXPIRE", times, ttl_s)]
                 filled.add(number)
             self._nodes.run(commands)
         return filled
 
-    def _grouped(self, keys: Keys) -> tuple[NDArray[np.intp], list[_Group]]:
-        """The order of ``keys`` by partition, equal keys in their order, and the commands that takes."""
-        places = self._places(keys).astype(np.uint16)
-        order = np.argsort(places, kind="stable")
-        ends = np.cumsum(np.bincount(places, minlength=len(self.partitions))).tolist()
-        most = min(MOST_FIELDS, self._max_batch_size)
-        groups = [
-            _Group(number, begin, min(begin + most, end))
-            for number, (start, end) in enumerate(zip([0, *ends], ends, strict=False))
-            for begin in range(start, end, most)
-        ]
-        return order, groups
-
     def _rounds(self, count: int, bytes_per_key: int) -> Iterator[slice]:
         rows = max(min(self._max_batch_size, MOST_ROUND_BYTES // bytes_per_key), 1)
         return (slice(start, start + rows) for start in range(0, count, rows))
-
-    def _places(self, keys: Keys) -> NDArray[np.uint64]:
-        return mix(keys) % np.uint64(len(self.partitions))
 
     def _partitions_beyond(self) -> list[Partition]:
         """Partitions that a larger ``num_partitions`` would have left."""

@@ -138,6 +138,34 @@ def test_volatile_types_are_spelt_as_in_hps(ps, spelling, meaning):
     assert ps(lambda document: document.update(volatile_db={"type": spelling})).volatile_db.type == meaning
 
 
+@pytest.mark.parametrize(
+    ("keys", "overflow"),
+    [
+        ({}, None),
+        ({"overflow_margin": 2**64 - 1}, None),
+        ({"overflow_policy": "evict_oldest", "overflow_resolution_target": 0.5}, None),
+        ({"overflow_margin": 1000}, (1000, "random", 0.8, False)),
+        ({"overflow_margin": 1000, "overflow_policy": "evict_least_used"}, (1000, "least_used", 0.8, False)),
+        (
+            {"overflow_margin": 7, "overflow_policy": "oldest", "refresh_time_after_fetch": True},
+            (7, "oldest", 0.8, True),
+        ),
+        (
+            {"overflow_margin": 7, "overflow_policy": "random", "overflow_resolution_target": 0.5},
+            (7, "random", 0.5, False),
+        ),
+    ],
+)
+def test_redis_evicts_rows_only_where_a_margin_is_set(ps, keys, overflow):
+    tier = ps(in_redis(**keys)).volatile_db.redis
+
+    if overflow is None:
+        assert tier.overflow is None
+    else:
+        rule = tier.overflow
+        assert (rule.margin_rows, rule.policy, rule.target_ratio, rule.refreshes) == overflow
+
+
 @pytest.mark.parametrize("spelling", ["redis_cluster", "redis"])
 def test_redis_is_spelt_as_in_hps_and_has_its_defaults(ps, spelling):
     tier = ps(lambda document: document.update(volatile_db={"type": spelling})).volatile_db

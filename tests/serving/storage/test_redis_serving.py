@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 
 from benchmarks.redis_servers import RedisServer, free_port, wait_until
-from serving.errors import StoreError
+from serving.config import RedisConfig, RedisOverflow
+from serving.errors import ConfigError, StoreError
 from serving.parameter_server import ParameterServer
-from serving.storage import RocksDbStore
+from serving.storage import RedisStore, RocksDbStore
 from serving.storage.redis_table import RedisTable
 
 
@@ -133,6 +134,43 @@ def test_where_redis_is_the_only_tier_its_outage_is_no_default(redis_binary, tmp
         with pytest.raises(StoreError, match="has lost the rows"):
             assert_served(server, model)
     redis.kill()
+
+
+def with_margin(file, **change):
+    """Let the Redis of a ps.json evict rows beyond 10 per partition."""
+    document = json.loads(file.read_text())
+    document["volatile_db"] |= {"num_partitions": 5, "overflow_margin": 10, **change}
+    file.write_text(json.dumps(document))
+    return file
+
+
+@pytest.mark.parametrize("policy", ["evict_random", "least_used", "evict_oldest"])
+def test_what_redis_has_evicted_comes_from_rocksdb_and_back(redis_server, model, ps_file, policy):
+    file = with_margin(ps_file(redis_server.port), overflow_policy=policy, cache_missed_embeddings=True)
+
+    with ParameterServer.from_config(file) as server:
+        redis, rocksdb = server.stores
+        assert rocksdb.count("dcn.table0") == 300
+        assert 0 < redis.count("dcn.table0") <= 50
+        for _ in range(3):
+            assert_served(server, model)
+        assert not server.lookup("dcn.table0", np.array([10**9]))[1].any()
+        wait_until(lambda: redis.evicted_rows("dcn.table0") > 0, "rows that RocksDB held are copied into Redis")
+        wait_until(lambda: redis.count("dcn.table0") <= 50, "each partition is within its margin")
+        assert_served(server, model)
+
+
+def test_a_redis_that_evicts_does_not_count_as_holding_every_row(redis_server, model, ps_file):
+    with pytest.raises(ConfigError, match=r"volatile_db\.overflow_margin.*add a persistent_db"):
+        ParameterServer.from_config(with_margin(ps_file(redis_server.port, alone=True)))
+
+    with ParameterServer.from_config(with_margin(ps_file(redis_server.port))) as server:
+        (config,) = server.models()
+    alone = ParameterServer(
+        [RedisStore(RedisConfig(addresses=(redis_server.address,), overflow=RedisOverflow(margin_rows=10)))]
+    )
+    with alone, pytest.raises(StoreError, match="a slower tier must hold all"):
+        alone.load_model(config)
 
 
 def test_a_redis_that_is_down_at_the_start_is_an_error_that_names_it(ps_file):

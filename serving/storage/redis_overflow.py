@@ -1,0 +1,163 @@
+"""What HPS's overflow policies mean in Redis: a partition that has grown beyond its margin loses rows.
+
+Source of keys and forms: HPS's Redis back-end, HugeCTR v24.06. Beside a partition's rows lies the hash
+``hps_et{<tag>/p<n>}t``; a field is a key's raw bytes, its value how often the row was used, as decimal text
+(``evict_least_used``), or when it was written, as the 8 bytes of a ``time_t`` (``evict_oldest``). ``evict_random``
+writes none. HPS chooses random victims from that hash all the same, so it never evicts any; here they are evicted.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from queue import Full, Queue
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from serving.config import RedisOverflow
+from serving.storage.redis_commands import Command, Partition, RedisNodeError, packed_words, plain
+from serving.storage.store import Keys
+
+if TYPE_CHECKING:
+    from serving.storage.redis_nodes import RedisNodes
+
+TOUCH = "for i = 1, #ARGV do redis.call('HINCRBY', KEYS[1], ARGV[i], 1) end return #ARGV"
+MOST_FIELDS = 1000  # Redis does nothing else while it works on one command
+SCAN_FIELDS = 1000
+# One process at a time evicts rows of a partition; the mark of one that was killed is forgotten after this time.
+MARK_TTL_MS = 60_000
+MOST_WAITING_TOUCHES = 64
+
+
+class Overflow:
+    """Keeps the partitions of one table within their margin. Every method may be called from any thread."""
+
+    def __init__(self, nodes: "RedisNodes", rule: RedisOverflow) -> None:
+        """Take what is configured."""
+        self.rule = rule
+        self._nodes = nodes
+        self._target = round(rule.margin_rows * rule.target_ratio)
+
+    @property
+    def is_touched_by_fetches(self) -> bool:
+        """Whether a fetch changes which rows go first."""
+        return self.rule.policy == "least_used" or (self.rule.policy == "oldest" and self.rule.refreshes)
+
+    def touches(self, times: bytes, fields: NDArray[np.uint8]) -> list[Command]:
+        """What is written of rows that are inserted or were asked for.
+
+        Args:
+            times: the hash in which it is kept.
+            fields: uint8[N, ...], the keys as words of a command.
+        """
+        if self.rule.policy == "random":
+            return []
+        now = packed_words(int(time.time()).to_bytes(8, "little", signed=True))
+        commands = []
+        for start in range(0, len(fields), MOST_FIELDS):
+            part = fields[start : start + MOST_FIELDS]
+            if self.rule.policy == "least_used":
+                name, head, words = "EVAL", packed_words("EVAL", TOUCH, 1, times), part
+            else:
+                stamps = np.broadcast_to(np.frombuffer(now, dtype=np.uint8), (len(part), len(now)))
+                name, head, words = "HSET", packed_words("HSET", times), np.concatenate([part, stamps], axis=1)
+            count = 4 + len(part) if name == "EVAL" else 2 + 2 * len(part)
+            commands.append(Command(name, times, b"*%d\r\n" % count + head + words.tobytes()))
+        return commands
+
+    def trim(self, partitions: Sequence[Partition], inserted: Sequence[set[bytes]]) -> int:
+        """Evict rows of those ``partitions`` that have too many; returns how many rows.
+
+        The keys just ``inserted`` into each go last.
+        """
+        sizes = self._nodes.run([plain("HLEN", one.values) for one in partitions])
+        return sum(
+            self._trim(one, size - self._target, spared)
+            for one, size, spared in zip(partitions, sizes, inserted, strict=True)
+            if size > self.rule.margin_rows
+        )
+
+    def _trim(self, one: Partition, surplus: int, spared: set[bytes]) -> int:
+        (is_ours,) = self._nodes.run([plain("SET", one.evicting, "1", "NX", "PX", MARK_TTL_MS)])
+        if not is_ours:
+            return 0
+        try:
+            if self.rule.policy == "random":
+                return self._evict(one, self._random(one, surplus, spared))
+            return self._evict_ranked(one, surplus, spared)
+        finally:
+            self._nodes.run([plain("UNLINK", one.evicting)])
+
+    def _evict(self, one: Partition, victims: Sequence[bytes]) -> int:
+        evicted = 0
+        for start in range(0, len(victims), MOST_FIELDS):
+            part = victims[start : start + MOST_FIELDS]
+            evicted += self._nodes.run([plain("HDEL", one.values, *part), plain("HDEL", one.times, *part)])[0]
+        return evicted
+
+    def _random(self, one: Partition, surplus: int, spared: set[bytes]) -> list[bytes]:
+        (drawn,) = self._nodes.run([plain("HRANDFIELD", one.values, surplus + len(spared))])
+        return sorted(drawn, key=spared.__contains__)[:surplus]
+
+    def _evict_ranked(self, one: Partition, surplus: int, spared: set[bytes]) -> int:
+        """Evict the least used, or the oldest, first."""
+        ranks = self._ranks(one)
+        order = sorted(ranks, key=lambda key: (key in spared, ranks[key]))
+        evicted = self._evict(one, order[:surplus])
+        if self.rule.policy == "least_used":
+            self._age(one, {key: ranks[key] for key in order[surplus:]})
+        return evicted
+
+    def _ranks(self, one: Partition) -> dict[bytes, int]:
+        """Uses, or time, of every key that has a row; a key of which nothing is known goes first."""
+        (keys,) = self._nodes.run([plain("HKEYS", one.values)])
+        ranks = dict.fromkeys(keys, -1)
+        cursor = -1
+        while cursor:
+            ((cursor, some),) = self._nodes.run([plain("HSCAN", one.times, max(cursor, 0), "COUNT", SCAN_FIELDS)])
+            for key, value in some.items():
+                if key in ranks:
+                    ranks[key] = self._rank(value)
+        return ranks
+
+    def _rank(self, value: bytes) -> int:
+        if self.rule.policy == "oldest":
+            return int.from_bytes(value, "little", signed=True)
+        return int(value) if value.isdigit() else -1
+
+    def _age(self, one: Partition, uses: dict[bytes, int]) -> None:
+        """Halve the counts of those that stay, or what was used once would stay forever."""
+        halved = [word for key, count in uses.items() if count > 1 for word in (key, count // 2)]
+        for start in range(0, len(halved), 2 * MOST_FIELDS):
+            self._nodes.run([plain("HSET", one.times, *halved[start : start + 2 * MOST_FIELDS])])
+
+
+class Touches:
+    """Writes down which rows were used, in a thread of its own: no fetch waits for it.
+
+    When it cannot keep up, uses go uncounted.
+    """
+
+    def __init__(self) -> None:
+        """Start the thread."""
+        self._waiting: Queue[tuple[Callable[[Keys], None], Keys] | None] = Queue(MOST_WAITING_TOUCHES)
+        self._thread = threading.Thread(target=self._write, name="hotrow-redis-touches", daemon=True)
+        self._thread.start()
+
+    def note(self, touch: Callable[[Keys], None], keys: Keys) -> None:
+        """Have ``touch`` called with ``keys``, int64[N], soon."""
+        with suppress(Full):
+            self._waiting.put_nowait((touch, keys))
+
+    def close(self) -> None:
+        """Write what waits, then end."""
+        self._waiting.put(None)
+        self._thread.join()
+
+    def _write(self) -> None:
+        while (one := self._waiting.get()) is not None:
+            touch, keys = one
+            with suppress(RedisNodeError):  # a use that is not counted costs no answer
+                touch(keys)
