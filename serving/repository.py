@@ -99,8 +99,8 @@ class ModelRepository:
         """What the parameter server counted, for the metrics page."""
         if self._server is None:
             return
-        for counters in self._server.counters().values():
-            yield from table_readings(counters)
+        for name, counters in self._server.counters().items():
+            yield from table_readings(name, counters, self._server.stores)
 
     def describe(self) -> Iterator[str]:
         """Lines for an operator: the models, the RAM that each takes, and the tiers."""

@@ -72,8 +72,7 @@ def load_tables(stores: Sequence[Store], sources: Sequence[TableSource], kept: S
                 store.open_table(source.spec, source.model.rows)
             else:
                 _load_durable(store, source)
-        if durable:
-            _check_holds_all(durable[-1], source.spec.name)
+        _check_one_holds_all(durable, source.spec.name)
         truth = durable[-1] if durable and (durable[-1] in kept or _has_changed(durable[-1], source)) else None
         if truth is not None and truth in kept:
             _check_has_rows(truth, source.spec.name)
@@ -132,9 +131,10 @@ def _load_durable(store: DurableStore, source: TableSource) -> None:
         store.open_table(source.spec, source.model.rows)
 
 
-def _check_holds_all(store: DurableStore, table: str) -> None:
-    if store.capacity_rows(table) is not None:
-        raise StoreError(store.name, table, "evicts rows, so that a slower tier must hold all of them; there is none")
+def _check_one_holds_all(durable: Sequence[DurableStore], table: str) -> None:
+    if durable and durable[-1].capacity_rows(table) is not None:
+        reason = "evicts rows, so that a slower tier must hold all of them; there is none"
+        raise StoreError(durable[-1].name, table, reason)
 
 
 def _check_has_rows(store: DurableStore, table: str) -> None:

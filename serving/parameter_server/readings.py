@@ -1,16 +1,21 @@
 """What the parameter server counted, for the metrics page."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from serving.metrics import Reading
 from serving.parameter_server.counters import TableCounters, TierCounters
+from serving.storage.store import MeasuredStore, Store
 
 Labels = tuple[tuple[str, str], ...]
 
 
-def table_readings(counters: TableCounters) -> Iterator[Reading]:
-    """Of one table, and of each tier."""
+def table_readings(name: str, counters: TableCounters, stores: Sequence[Store] = ()) -> Iterator[Reading]:
+    """Of the table with the full name ``name``, of each tier, and what the stores show of it themselves."""
     labels = (("model", counters.model), ("version", str(counters.version)), ("table", counters.table))
+    for store in (store for store in stores if isinstance(store, MeasuredStore)):
+        for reading in store.readings(name):
+            yield replace(reading, labels=(*labels, ("tier", store.name), *reading.labels))
     yield Reading("hotrow_lookup_keys", "Keys looked up.", labels, counters.keys)
     yield Reading(
         "hotrow_defaulted_keys",

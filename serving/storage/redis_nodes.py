@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
@@ -113,12 +113,13 @@ class RedisNodes:
             return replies
 
     def spread(self, keys: Sequence[bytes]) -> Mapping[str, int]:
-        """How many of ``keys`` each master holds, by ``"host:port"``."""
+        """How many of ``keys`` each master holds, by ``"host:port"``, as last heard."""
         masters = self._client.get_primaries() if isinstance(self._client, RedisCluster) else []
         counts = {str(Address(node.host, node.port)): 0 for node in masters}
         for key in keys:
-            address = str(self._node(key)[0])
-            counts[address] = counts.get(address, 0) + 1
+            with suppress(RedisNodeError):  # nobody holds its slot
+                address = str(self._node(key)[0])
+                counts[address] = counts.get(address, 0) + 1
         return counts
 
     def close(self) -> None:

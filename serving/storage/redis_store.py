@@ -10,6 +10,7 @@ import numpy as np
 
 from serving.config import RedisConfig
 from serving.errors import MissingExtraError, StoreError
+from serving.metrics import Reading
 from serving.storage.hps_layout import storable
 from serving.storage.redis_commands import RedisNodeError
 from serving.storage.redis_overflow import Touches
@@ -191,6 +192,17 @@ class RedisStore:
         if touches is not None:
             touches.close()
         self._nodes.close()
+
+    def readings(self, table: str) -> Iterator[Reading]:
+        """See ``MeasuredStore.readings``."""
+        held = self._tables.get(table)
+        if held is None:
+            return
+        help_text = "Partitions of a table that a Redis node holds."
+        for node, count in self._nodes.spread([one.values for one in held.partitions]).items():
+            yield Reading("hotrow_redis_partitions", help_text, (("node", node),), count, is_gauge=True)
+        if self._config.overflow is not None:
+            yield Reading("hotrow_tier_evicted_rows", "Rows that overflows evicted.", (), held.evicted_rows)
 
     def evicted_rows(self, table: str) -> int:
         """Rows that this process evicted from an open table as it overflowed."""

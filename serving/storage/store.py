@@ -1,6 +1,6 @@
 """The Store protocol: what one storage tier of embedding rows must do."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal, Protocol, runtime_checkable
 
@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernels.host import RowDtype
+from serving.metrics import Reading
 from serving.model.records import Combiner
 
 Keys = NDArray[np.int64]
@@ -128,6 +129,14 @@ class PooledStore(Store, Protocol):
 
 # What the record of a load ends in once rows were inserted that did not come from the files it names.
 CHANGED = "+changed"
+
+
+@runtime_checkable
+class MeasuredStore(Store, Protocol):
+    """A store that has something of its own to show on the metrics page."""
+
+    def readings(self, table: str) -> Iterable[Reading]:
+        """What it shows of a table, with the labels that say more than the table and the tier; asks nobody."""
 
 
 @runtime_checkable

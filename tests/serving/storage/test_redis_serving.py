@@ -10,6 +10,7 @@ from benchmarks.redis_servers import RedisServer, free_port, wait_until
 from serving.config import RedisConfig, RedisOverflow
 from serving.errors import ConfigError, StoreError
 from serving.parameter_server import ParameterServer
+from serving.parameter_server.readings import table_readings
 from serving.storage import RedisStore, RocksDbStore
 from serving.storage.redis_table import RedisTable
 
@@ -158,6 +159,20 @@ def test_what_redis_has_evicted_comes_from_rocksdb_and_back(redis_server, model,
         wait_until(lambda: redis.evicted_rows("dcn.table0") > 0, "rows that RocksDB held are copied into Redis")
         wait_until(lambda: redis.count("dcn.table0") <= 50, "each partition is within its margin")
         assert_served(server, model)
+
+
+def test_the_metrics_show_the_partitions_of_each_node_and_what_was_evicted(redis_server, model, ps_file):
+    file = with_margin(ps_file(redis_server.port))
+    with ParameterServer.from_config(file) as server:
+        counters = server.counters()["dcn.table0"]
+        readings = list(table_readings("dcn.table0", counters, server.stores))
+
+    shown = {(one.name, dict(one.labels).get("node")): one for one in readings}
+    partitions = shown["hotrow_redis_partitions", f"127.0.0.1:{redis_server.port}"]
+    assert (partitions.value, partitions.is_gauge) == (5, True)
+    evicted = shown["hotrow_tier_evicted_rows", None]
+    assert dict(evicted.labels) == {"model": "dcn", "version": "0", "table": "table0", "tier": "redis"}
+    assert evicted.value == 0
 
 
 def test_a_redis_that_evicts_does_not_count_as_holding_every_row(redis_server, model, ps_file):
