@@ -64,15 +64,16 @@ def read_ps_config(file: str | Path, faults: list[HotrowError] | None = None) ->
     if tier.redis is not None and tier.redis.overflow is not None and persistent.type == "disabled":
         reason = "rows that Redis evicts must be held by another tier: add a persistent_db, or leave the margin out"
         raise ConfigError(source, "volatile_db.overflow_margin", reason)
+    disk = PersistentDbConfig(
+        **_known(persistent, PersistentDbConfig, "path"),
+        path=file.parent / persistent.path if persistent.path else None,
+    )
     if models and not faults:  # else a repository's folders, or files put right, say which there are
         check_named_tables(tier, models, source)
     return ParameterServerConfig(
-        models=tuple(with_row_dtypes(model, tier) for model in models),
+        models=tuple(with_row_dtypes(model, tier, disk, source) for model in models),
         volatile_db=tier,
-        persistent_db=PersistentDbConfig(
-            **_known(persistent, PersistentDbConfig, "path"),
-            path=file.parent / persistent.path if persistent.path else None,
-        ),
+        persistent_db=disk,
         key_type=key_type,
         source=source,
     )

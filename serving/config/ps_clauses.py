@@ -4,6 +4,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from kernels.host import RowDtype
 from serving.config.hps_keys import PERSISTENT_TYPES, spelling
 from serving.config.scalars import Count, FileName, Float32, Magnitude, Milliseconds, Switch, Whole, only
 from serving.config.validation import Clause
@@ -82,12 +83,31 @@ class ModelClause(Clause):
     use_static_table: Switch | None = None
 
 
+# Hotrow's own keys of ``persistent_db``.
+OWN_PERSISTENT_KEYS = frozenset({"catch_up_interval_ms", "row_dtype", "timeout_ms", "warm_up"})
+
+
 def _persistent_type(value: Any) -> str:
     return spelling(value, PERSISTENT_TYPES)
 
 
 class PersistentDbClause(Clause):
-    """``persistent_db``; ``timeout_ms`` is Hotrow's own; the attributes behind it have no effect."""
+    """``persistent_db`` (source: HPS's configuration, HugeCTR v24.06).
+
+    Attributes:
+        type: RocksDB, or none.
+        path: the database's folder.
+        read_only: open beside the process that writes.
+        num_threads: background threads of the database.
+        max_batch_size: most keys of one call of the database's; see ``RocksDbStore``.
+        initialize_after_startup: whether the models' files are loaded into it; else it must have the tables.
+        timeout_ms: Hotrow's own: see ``PersistentDbConfig``.
+        catch_up_interval_ms: Hotrow's own: with ``read_only``, see the writes of the other process.
+        row_dtype: Hotrow's own: the form in which rows are kept, which must be the tables'.
+        warm_up: Hotrow's own: whether the files are read ahead when they are opened or loaded.
+
+    The attributes behind these shape older versions of HPS, or its updates from Kafka; no effect here.
+    """
 
     type: Annotated[Literal["disabled", "rocks_db"], BeforeValidator(_persistent_type)]
     path: FileName | None = None
@@ -96,15 +116,23 @@ class PersistentDbClause(Clause):
     max_batch_size: Count = 65536
     initialize_after_startup: Switch = True
     timeout_ms: Milliseconds | None = None
+    catch_up_interval_ms: Milliseconds | None = None
+    row_dtype: RowDtype | None = None
+    warm_up: bool = True
 
     max_get_batch_size: Count | None = None
     max_set_batch_size: Count | None = None
     update_filters: list[str] | None = None
 
     @model_validator(mode="after")
-    def _has_path(self) -> Self:
+    def _is_consistent(self) -> Self:
+        own = sorted(self.model_fields_set & OWN_PERSISTENT_KEYS)
+        if own and self.type == "disabled":
+            raise ValueError(f"{own[0]}: only a rocks_db has it, the type is disabled")
         if self.type != "disabled" and self.path is None:
             raise ValueError("path is required where the type is rocks_db")
+        if self.catch_up_interval_ms is not None and not self.read_only:
+            raise ValueError("catch_up_interval_ms: only with read_only is there another process to catch up with")
         return self
 
 

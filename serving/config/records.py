@@ -175,19 +175,25 @@ class PersistentDbConfig(_Record):
         type: ``"rocks_db"`` or ``"disabled"``.
         path: the database's folder; None only where disabled.
         read_only: open beside another process; the tables must already be there.
+        catch_up_interval_ms: with ``read_only``: see the other process's writes as often as this; None: never.
         num_threads: background threads of the database.
         max_batch_size: most keys one database call carries.
         timeout_ms: most time a lookup waits for it; None: as long as it takes.
         initialize_after_startup: the models' files are loaded into it; else it must have the tables.
+        row_dtype: the form in which the rows of every table are kept, which is the tables' own; None: float32.
+        warm_up: have the system read the files ahead when they are opened or loaded.
     """
 
     type: Literal["disabled", "rocks_db"] = "disabled"
     path: Path | None = None
     read_only: bool = False
+    catch_up_interval_ms: int | None = None
     num_threads: int = 16
     max_batch_size: int = 65536
     timeout_ms: int | None = None
     initialize_after_startup: bool = True
+    row_dtype: RowDtype | None = None
+    warm_up: bool = True
 
 
 class ParameterServerConfig(_Record):

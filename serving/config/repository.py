@@ -128,7 +128,7 @@ def _of_folders(ps: ParameterServerConfig, path: Path, faults: list[HotrowError]
             raise ConfigError(ps.source, "models", f"lists {name!r}, which has no folder in {path}")
     if not faults:  # else a table may be one of a model that cannot be read
         check_named_tables(ps.volatile_db, served, ps.source)
-    models = tuple(with_row_dtypes(config, ps.volatile_db) for config in served)
+    models = tuple(with_row_dtypes(config, ps.volatile_db, ps.persistent_db, ps.source) for config in served)
     return ps.model_copy(update={"models": models})
 
 

@@ -1,13 +1,61 @@
-"""Which table's rows RAM keeps in which form."""
+"""Which table's rows are kept in which form."""
 
-from serving.config.records import ModelConfig, VolatileDbConfig
+from kernels.host import RowDtype
+from serving.config.records import ModelConfig, PersistentDbConfig, VolatileDbConfig
+from serving.errors import ConfigError
+
+# Their rows have a scale that rounding a rounded row may change by its last bit; rounding twice to another form does
+# not differ from rounding once.
+ROW_WISE: frozenset[RowDtype] = frozenset({"int8", "uint8"})
 
 
-def with_row_dtypes(config: ModelConfig, volatile: VolatileDbConfig) -> ModelConfig:
-    """``config`` with the row types that ``volatile`` says of its tables; the others keep ``volatile.row_dtype``."""
-    by_name = volatile.row_dtype_per_table or {}
-    tables = (
-        table.model_copy(update={"row_dtype": by_name.get(config.full_name(table), volatile.row_dtype)})
-        for table in config.tables
-    )
+def with_row_dtypes(
+    config: ModelConfig, volatile: VolatileDbConfig, persistent: PersistentDbConfig, source: str
+) -> ModelConfig:
+    """``config`` with the row types that the tiers say of its tables.
+
+    ``volatile_db`` decides; where it is disabled, ``persistent_db``.
+
+    Raises:
+        ConfigError: ``persistent_db`` would keep a table's rows in another form than its own, or in one whose rows
+            cannot be copied into ``volatile_db``, as it is told to.
+    """
+    _check_copies(volatile, persistent, source)
+    tables = []
+    for table in config.tables:
+        name = config.full_name(table)
+        row_dtype, path = _row_dtype(name, volatile, persistent)
+        if persistent.row_dtype not in (None, row_dtype):
+            reason = (
+                f"{persistent.row_dtype!r}, but {path} makes the rows of table {name!r} {row_dtype!r}; "
+                "a row must not differ by the tier that it comes from"
+            )
+            raise ConfigError(source, "persistent_db.row_dtype", reason)
+        tables.append(table.model_copy(update={"row_dtype": row_dtype}))
     return config.model_copy(update={"tables": tuple(tables)})
+
+
+def _check_copies(volatile: VolatileDbConfig, persistent: PersistentDbConfig, source: str) -> None:
+    if persistent.row_dtype not in ROW_WISE or volatile.type == "disabled":
+        return
+    fills = volatile.initialize_after_startup and not persistent.initialize_after_startup
+    for key, copies in (
+        ("volatile_db.cache_missed_embeddings is true", volatile.cache_missed_embeddings),
+        ("persistent_db.initialize_after_startup is false", fills),
+    ):
+        if copies:
+            reason = (
+                f"{persistent.row_dtype!r}, and {key}: rows would be copied from there into volatile_db, and rounded "
+                "twice; keep fp32 there, or fp16 or bf16 in both"
+            )
+            raise ConfigError(source, "persistent_db.row_dtype", reason)
+
+
+def _row_dtype(table: str, volatile: VolatileDbConfig, persistent: PersistentDbConfig) -> tuple[RowDtype, str]:
+    """The form of a table's rows, and the JSON path of the key that says so."""
+    by_name = volatile.row_dtype_per_table or {}
+    if table in by_name:
+        return by_name[table], f"volatile_db.row_dtype_per_table[{table!r}]"
+    if volatile.type == "disabled":
+        return persistent.row_dtype or "fp32", "persistent_db.row_dtype"
+    return volatile.row_dtype, "volatile_db.row_dtype"

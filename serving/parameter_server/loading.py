@@ -11,7 +11,7 @@ from serving.config import ModelConfig, TableConfig
 from serving.config.capacity import open_table_file
 from serving.errors import StoreError, StoreFullError
 from serving.model.sparse_file import SparseModel
-from serving.storage.row_dtype import rounded
+from serving.storage.row_dtype import may_be_copied, rounded
 from serving.storage.store import CHANGED, DurableStore, Keys, Store, TableSpec, Vectors
 
 logger = logging.getLogger(__name__)
@@ -49,7 +49,7 @@ def load_tables(stores: Sequence[Store], sources: Sequence[TableSource], kept: S
     Where no store is durable, each must have room for all rows; else a store takes the first rows of a file, in file
     order, up to its capacity. Of a table with a narrow row type every row must fit that type, wherever it will lie.
     Where the slowest store is durable, and is kept as it is or has changed since it was loaded, its rows, not the
-    files', are what the stores before it get.
+    files', are what the stores before it get; none, where copies would be rounded twice (``may_be_copied``).
 
     Raises:
         StoreFullError: no store is durable, and one has too little room; raised before anything is loaded.
@@ -68,16 +68,14 @@ def load_tables(stores: Sequence[Store], sources: Sequence[TableSource], kept: S
             check_room(store.name, room, sources)
     for source in sources:
         for store in durable:
-            if store in kept:
-                store.open_table(source.spec, source.model.rows)
-            else:
-                _load_durable(store, source)
+            _load_durable(store, source, store in kept)
         _check_one_holds_all(durable, source.spec.name)
         truth = durable[-1] if durable and (durable[-1] in kept or _has_changed(durable[-1], source)) else None
         if truth is not None and truth in kept:
             _check_has_rows(truth, source.spec.name)
-        for store in (store for store in volatile if store not in kept):
-            _load_volatile(store, source, truth)
+        if _may_fill_others(truth, source.spec):
+            for store in (store for store in volatile if store not in kept):
+                _load_volatile(store, source, truth)
 
 
 def drop_tables(stores: Sequence[Store], tables: Sequence[str], drop_durable: bool) -> None:
@@ -120,7 +118,10 @@ def check_room(store: str, room: Mapping[str, int | None], sources: Sequence[Tab
             raise StoreFullError(store, source.spec.name, reason)
 
 
-def _load_durable(store: DurableStore, source: TableSource) -> None:
+def _load_durable(store: DurableStore, source: TableSource, is_kept: bool) -> None:
+    if is_kept:
+        store.open_table(source.spec, source.model.rows)
+        return
     name, digest = source.spec.name, source.model.digest()
     record = store.loaded_from(name)
     if record is None or record.removesuffix(CHANGED) != digest:
@@ -166,6 +167,15 @@ def _held(store: Store, spec: TableSpec, keys: Keys) -> tuple[Keys, Vectors]:
     rows = np.empty((keys.size, spec.dim), dtype=np.float32)
     found = store.fetch(spec.name, keys, rows)
     return keys[found], rows[found]
+
+
+def _may_fill_others(truth: Store | None, spec: TableSpec) -> bool:
+    """Whether faster stores can be filled from the store that has the rows, or, if it is None, from the files."""
+    if truth is None or may_be_copied(truth, spec.row_dtype):
+        return True
+    reason = f"its {spec.row_dtype} rows would be rounded twice"
+    logger.warning("%s is served from %s alone: in a faster tier %s", spec.name, truth.name, reason)
+    return False
 
 
 def _has_changed(store: DurableStore, source: TableSource) -> bool:

@@ -1,9 +1,10 @@
 """The stores of a ``ps.json``, fastest first."""
 
 from contextlib import ExitStack, closing
+from pathlib import Path
 
 from kernels.host import set_lookup_threads
-from serving.config import ParameterServerConfig
+from serving.config import ParameterServerConfig, PersistentDbConfig
 from serving.parameter_server.tier import TierSettings
 from serving.storage import MemoryStore, RedisStore, RocksDbStore
 from serving.storage.store import Store
@@ -27,8 +28,7 @@ def open_stores(config: ParameterServerConfig) -> list[Store]:
         if volatile.redis is not None:
             stores.append(opened.enter_context(closing(RedisStore(volatile.redis))))
         if persistent.type == "rocks_db" and persistent.path is not None:
-            threads, keys = persistent.num_threads, persistent.max_batch_size
-            stores.append(RocksDbStore(persistent.path, persistent.read_only, threads, keys))
+            stores.append(_rocksdb(persistent, persistent.path))
         opened.pop_all()
     return stores
 
@@ -43,3 +43,15 @@ def tier_settings(config: ParameterServerConfig) -> dict[str, TierSettings]:
     if persistent.type != "disabled":
         settings["rocksdb"] = TierSettings(persistent.timeout_ms, persistent.initialize_after_startup)
     return settings
+
+
+def _rocksdb(config: PersistentDbConfig, path: Path) -> RocksDbStore:
+    return RocksDbStore(
+        path,
+        config.read_only,
+        config.num_threads,
+        config.max_batch_size,
+        row_dtype=config.row_dtype,
+        warm_up=config.warm_up,
+        catch_up_interval_ms=config.catch_up_interval_ms,
+    )

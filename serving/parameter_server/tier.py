@@ -13,7 +13,7 @@ from serving.errors import StoreError, StoreFullError, StoreTimeoutError
 from serving.model.records import Combiner
 from serving.parameter_server.served_table import ServedTable
 from serving.parameter_server.time_budget import TimeBudget
-from serving.storage.row_dtype import rounded
+from serving.storage.row_dtype import may_be_copied, rounded
 from serving.storage.store import Keys, Mask, PooledStore, RowPtrs, Store, Vectors
 
 logger = logging.getLogger(__name__)
@@ -75,8 +75,12 @@ class Tier:
         return self._answer(held, keys, fetch)
 
     def gives_rounded(self, row_dtype: RowDtype) -> bool:
-        """Whether rows of a table of ``row_dtype`` come from here as that type rounds them: see ``PooledStore``."""
-        return row_dtype != "fp32" and self._pooled is not None
+        """Whether rows of a table of ``row_dtype`` come from here as that type rounds them."""
+        return row_dtype != "fp32" and self.store.keeps_row_dtype
+
+    def gives_rows_to_copy(self, row_dtype: RowDtype) -> bool:
+        """Whether faster tiers may keep rows of a table of ``row_dtype`` as this one gives them."""
+        return may_be_copied(self.store, row_dtype)
 
     def as_served(self, table: str, row_dtype: RowDtype, keys: Keys, rows: Vectors) -> Vectors:
         """Rows that this tier gave, as every tier of the server gives them: rounded to ``row_dtype``, once.

@@ -87,8 +87,7 @@ class TierLookup:
             hits, hit_keys, hit_rows = missing[found], wanted[found], part[found]
             rows[hits] = tier.as_served(held.name, held.row_dtype, hit_keys, hit_rows)
             search.depths[hits] = depth
-            # A row must not be rounded twice.
-            if self._promoter and lacking and hits.size and not tier.gives_rounded(held.row_dtype):
+            if self._promoter and lacking and hits.size and tier.gives_rows_to_copy(held.row_dtype):
                 self._promoter.offer(held, lacking, hit_keys, hit_rows, moment)
             lacking = [*lacking, tier]
             missing = missing[~found]

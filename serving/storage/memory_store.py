@@ -50,6 +50,11 @@ class MemoryStore:
         """See ``Store.name``."""
         return "memory"
 
+    @property
+    def keeps_row_dtype(self) -> bool:
+        """See ``Store.keeps_row_dtype``."""
+        return True
+
     def open_table(self, spec: TableSpec, capacity_rows: int) -> None:
         """See ``Store.open_table``; opening an open table again changes nothing."""
         with self._lock:

@@ -61,6 +61,11 @@ class RedisStore:
         """See ``Store.name``."""
         return STORE_NAME
 
+    @property
+    def keeps_row_dtype(self) -> bool:
+        """See ``Store.keeps_row_dtype``."""
+        return False
+
     def open_table(self, spec: TableSpec, capacity_rows: int) -> None:
         """See ``Store.open_table``; some rows of each partition are looked at.
 

@@ -7,8 +7,9 @@ import numpy as np
 
 from kernels.errors import RowValueError
 from kernels.host import RowDtype, round_rows
+from serving.config.row_dtypes import ROW_WISE
 from serving.errors import StoreError
-from serving.storage.store import Keys, Vectors
+from serving.storage.store import Keys, Store, Vectors
 
 
 def rounded(store: str, table: str, row_dtype: RowDtype, keys: Keys, rows: Vectors) -> Vectors:
@@ -33,6 +34,11 @@ def rounded(store: str, table: str, row_dtype: RowDtype, keys: Keys, rows: Vecto
         of_key = RowValueError(err.row_dtype, err.value, err.position, err.column, int(keys[err.position]))
         raise StoreError(store, table, str(of_key)) from err
     return out
+
+
+def may_be_copied(store: Store, row_dtype: RowDtype) -> bool:
+    """Whether another store may keep the rows of a table as ``store`` gives them: not where both would round them."""
+    return row_dtype not in ROW_WISE or not store.keeps_row_dtype
 
 
 @dataclass(frozen=True, slots=True)

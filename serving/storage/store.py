@@ -25,7 +25,7 @@ class TableSpec:
         name: full name, ``ModelConfig.full_name``.
         dim: D, floats per row.
         key_bytes: width of a key in stores that keep raw key bytes: 8 (int64 models) or 4 (uint32 models).
-        row_dtype: the form in which a ``PooledStore`` keeps the rows; any other keeps float32.
+        row_dtype: the form in which a store that ``keeps_row_dtype`` keeps the rows; any other keeps float32.
     """
 
     name: str
@@ -40,6 +40,13 @@ class Store(Protocol):
     @property
     def name(self) -> str:
         """What this tier is called in metrics and messages: ``"memory"``, ``"rocksdb"``."""
+
+    @property
+    def keeps_row_dtype(self) -> bool:
+        """Whether rows are kept in the form of ``TableSpec.row_dtype`` (``kernels.host.HostTable``), not in float32.
+
+        Such a store gives rows as that form rounds them, and refuses to insert those that it cannot hold.
+        """
 
     def open_table(self, spec: TableSpec, capacity_rows: int) -> None:
         """Make a table ready for use, creating it empty if the store does not have it.
@@ -106,11 +113,7 @@ class Store(Protocol):
 
 @runtime_checkable
 class PooledStore(Store, Protocol):
-    """A store that can pool bags of rows in the same pass that finds them.
-
-    It keeps rows in the form of ``TableSpec.row_dtype``: ``fetch``, ``fetch_pooled`` and ``items`` give them as that
-    form rounds them, ``insert`` refuses those that it cannot hold.
-    """
+    """A store that can pool bags of rows in the same pass that finds them. It ``keeps_row_dtype``."""
 
     def fetch_pooled(self, table: str, keys: Keys, row_ptrs: RowPtrs, out: Vectors, combiner: Combiner) -> Mask:
         """Pool rows into ``out``; absent keys contribute zeros.

@@ -19,6 +19,8 @@ ROWS *= np.arange(1, 13, dtype=np.float32)[:, None]
 class DictStore:
     """A store that is a dict, does not pool, and can be out of order."""
 
+    keeps_row_dtype = False
+
     def __init__(self, name="dict"):
         self.name, self.rows, self.is_down, self.calls = name, {}, False, Counter()
 

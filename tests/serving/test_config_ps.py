@@ -95,6 +95,69 @@ def test_everything_that_is_said_is_read(ps, tmp_path):
     assert (persistent.num_threads, persistent.max_batch_size) == (2, 99)
 
 
+def test_a_database_keeps_narrow_rows_where_it_is_told_to(ps):
+    def narrow(document):
+        document["volatile_db"]["row_dtype"] = document["persistent_db"]["row_dtype"] = "int8"
+        document["persistent_db"].update(warm_up=False, catch_up_interval_ms=250)
+
+    wide, said = ps().persistent_db, ps(narrow).persistent_db
+
+    assert (wide.row_dtype, wide.warm_up, wide.catch_up_interval_ms) == (None, True, None)
+    assert (said.row_dtype, said.warm_up, said.catch_up_interval_ms) == ("int8", False, 250)
+
+
+def test_a_database_alone_says_what_form_the_tables_have(ps):
+    def alone(document):
+        document["volatile_db"] = {"type": "disabled"}
+        document["persistent_db"]["row_dtype"] = "bf16"
+
+    assert [table.row_dtype for table in ps(alone).models[0].tables] == ["bf16", "bf16"]
+
+
+@pytest.mark.parametrize(
+    ("volatile", "persistent", "named"),
+    [
+        ({}, "int8", r"'int8', but volatile_db\.row_dtype makes the rows of table 'dcn\.user' 'fp32'"),
+        ({"row_dtype": "int8"}, "fp32", r"'fp32', but volatile_db\.row_dtype makes .* 'dcn\.user' 'int8'"),
+        (
+            {"row_dtype": "int8", "row_dtype_per_table": {"dcn.ad": "fp16"}},
+            "int8",
+            r"but volatile_db\.row_dtype_per_table\['dcn\.ad'\] makes the rows of table 'dcn\.ad' 'fp16'",
+        ),
+    ],
+)
+def test_rows_that_would_differ_by_tier_are_refused_with_both_paths(ps, volatile, persistent, named):
+    def differ(document):
+        document["volatile_db"].update(volatile)
+        document["persistent_db"]["row_dtype"] = persistent
+
+    with pytest.raises(ConfigError, match=named) as caught:
+        ps(differ)
+
+    assert caught.value.path == "persistent_db.row_dtype"
+
+
+@pytest.mark.parametrize(
+    ("tier", "key", "value"),
+    [("volatile_db", "cache_missed_embeddings", True), ("persistent_db", "initialize_after_startup", False)],
+)
+@pytest.mark.parametrize(("row_dtype", "is_taken"), [("int8", False), ("uint8", False), ("fp16", True), ("bf16", True)])
+def test_rows_that_would_be_rounded_twice_are_refused(ps, tier, key, value, row_dtype, is_taken):
+    def copy(document):
+        document["volatile_db"]["row_dtype"] = document["persistent_db"]["row_dtype"] = row_dtype
+        document[tier][key] = value
+
+    if is_taken:
+        assert ps(copy).persistent_db.row_dtype == row_dtype
+        return
+    with pytest.raises(
+        ConfigError, match=f"'{row_dtype}', and {tier}.{key} is {str(value).lower()}: .* twice"
+    ) as caught:
+        ps(copy)
+
+    assert caught.value.path == "persistent_db.row_dtype"
+
+
 def test_absent_keys_have_hps_defaults(ps):
     def only_required(document):
         keep = ("model", "sparse_files", "dense_file", "network_file")
@@ -451,6 +514,19 @@ def in_redis(**change):
         (in_tier("persistent_db", type="rocks-db"), "persistent_db.type", "expected one of"),
         (in_tier("persistent_db", num_threads=2000000000), "persistent_db.num_threads", "less than or equal to 1024"),
         (lambda d: d["persistent_db"].pop("path"), "persistent_db", "path is required"),
+        (in_tier("persistent_db", row_dtype="int4"), "persistent_db.row_dtype", "'fp32', 'fp16', 'bf16', 'int8' or"),
+        (in_tier("persistent_db", warm_up="yes"), "persistent_db.warm_up", "valid boolean"),
+        (in_tier("persistent_db", catch_up_interval_ms=0), "persistent_db.catch_up_interval_ms", "equal to 1"),
+        (
+            in_tier("persistent_db", catch_up_interval_ms=9, read_only=False),
+            "persistent_db",
+            "catch_up_interval_ms: only with read_only",
+        ),
+        (
+            lambda d: d.update(persistent_db={"type": "disabled", "row_dtype": "int8"}),
+            "persistent_db",
+            "row_dtype: only a rocks_db has it, the type is disabled",
+        ),
     ],
 )
 def test_what_cannot_be_accepted_is_refused_with_its_json_path(ps, change, path, reason):

@@ -126,7 +126,7 @@ OWN = {
         *("capacity_rows", "capacity_bytes", "capacity_rows_per_table", "row_dtype", "row_dtype_per_table"),
         *("lookup_threads", "connect_timeout_ms", "timeout_ms"),
     },
-    "persistent_db": {"timeout_ms"},
+    "persistent_db": {"catch_up_interval_ms", "row_dtype", "timeout_ms", "warm_up"},
 }
 CLAUSES = {"": PsDocument, "models": ModelClause, "volatile_db": VolatileDbClause, "persistent_db": PersistentDbClause}
 

@@ -162,15 +162,18 @@ class TestWhatIsServed:
             "exact": {},
             "ram": {"row_dtype": row_dtype},
             "disk": {"row_dtype": row_dtype, "capacity_rows": 100},
+            "narrow disk": {"row_dtype": row_dtype, "capacity_rows": 100},
         }.items():
             TinyModel().write(tmp_path / name)
-            disk = {"persistent_db": {"type": "rocks_db", "path": "rows"}} if name == "disk" else {}
+            form = {"row_dtype": row_dtype} if name == "narrow disk" else {}
+            disk = {"persistent_db": {"type": "rocks_db", "path": "rows", **form}} if name.endswith("disk") else {}
             ps_json(tmp_path / name, volatile_db={"type": "hash_map", **tier}, **disk)
             session = loaded(tmp_path / name).session("tiny")
             assert [table.row_dtype for table in session.config.tables] == [tier.get("row_dtype", "fp32")] * 2
             answers[name], expected = probabilities(session, TinyModel())
 
         assert answers["ram"].tobytes() == answers["disk"].tobytes() != answers["exact"].tobytes()
+        assert answers["narrow disk"].tobytes() == answers["ram"].tobytes()
         np.testing.assert_allclose(answers["ram"], expected, atol=0.02)
 
     def test_a_capacity_per_table_holds_for_the_models_of_the_folders(self, tmp_path, loaded):

@@ -10,7 +10,6 @@ from serving.dumps.sst import write_sst
 from serving.errors import ModelFileError, OutputError, StoreError
 from serving.storage import TableSpec
 from serving.storage.rocksdb_engine import import_rocksdict, open_database, table_options
-from serving.storage.rocksdb_load import RunWriter
 
 SPEC, NARROW = TableSpec("m.t", 4), TableSpec("m.t", 4, key_bytes=4)
 # In the order of their numbers, which is not that of their little-endian bytes.
@@ -107,9 +106,11 @@ def test_an_sst_file_of_another_table_is_refused(sst):
 
 def test_an_sst_file_with_a_reserved_key_is_refused(tmp_path):
     rocksdict = import_rocksdict()
-    writer = RunWriter(rocksdict, table_options(rocksdict, 1), tmp_path / "run", SPEC)
-    (file,) = writer.write(iter([(np.array([5, 2**63 - 1]), ROWS[:2])]))
-    os.rename(file, tmp_path / "t.sst")
+    writer = rocksdict.SstFileWriter(table_options(rocksdict, 1))
+    writer.open(str(tmp_path / "t.sst"))
+    for key, row in zip((5, 2**63 - 1), ROWS[:2], strict=True):
+        writer[key.to_bytes(8, "little")] = row.tobytes()
+    writer.finish()
 
     with pytest.raises(ModelFileError, match=f"pair 1: key {2**63 - 1} is reserved"):
         rows_of(tmp_path / "t.sst")

@@ -6,6 +6,7 @@ import threading
 import numpy as np
 import pytest
 
+from kernels.host import encode_rows, round_rows
 from serving.errors import MissingExtraError, StoreError
 from serving.storage import DurableStore, PooledStore, RocksDbStore, TableSpec, rocksdb_load
 
@@ -54,9 +55,9 @@ def test_rocksdb_is_durable_and_does_not_pool(path):
 def test_a_bulk_load_holds_exactly_the_rows_given_in_however_many_files(path, monkeypatch, run_bytes, runs):
     monkeypatch.setattr(rocksdb_load, "RUN_BYTES", run_bytes)
     written = []
-    write = rocksdb_load.RunWriter.write
+    write = rocksdb_load.BulkLoader.write
     monkeypatch.setattr(
-        rocksdb_load.RunWriter, "write", lambda *args: (written.append(file) or file for file in write(*args))
+        rocksdb_load.BulkLoader, "write", lambda *args: (written.append(file) or file for file in write(*args))
     )
     keys = np.random.default_rng(0).permutation(np.arange(-500, 500) * 257)
     with open_closing(path) as store:
@@ -323,6 +324,104 @@ def test_a_table_of_another_key_width_is_not_opened(path):
 
     with pytest.raises(StoreError, match="keys of 8 bytes, expected 4"), open_closing(path, key_bytes=4):
         pass
+
+
+def narrow_store(path, row_dtype="int8", **options):
+    store = RocksDbStore(path, num_threads=1, row_dtype=row_dtype, **options)
+    return store, TableSpec(TABLE, 4, row_dtype=row_dtype)
+
+
+@pytest.mark.parametrize("row_dtype", ["fp16", "bf16", "int8", "uint8"])
+def test_narrow_rows_are_kept_in_the_tables_form_and_come_as_it_rounds_them(path, row_dtype):
+    keys = np.arange(300)
+    rows = np.random.default_rng(0).standard_normal((300, 4), dtype=np.float32)
+    expected = np.empty_like(rows)
+    round_rows(rows, row_dtype, expected)
+    store, spec = narrow_store(path, row_dtype)
+
+    store.bulk_load(spec, iter([(keys[:200], rows[:200])]), "digest")
+    store.insert(TABLE, keys[200:], rows[200:])
+
+    out, found = fetch(store, keys)
+    assert store.keeps_row_dtype
+    assert found.all()
+    assert out.tobytes() == expected.tobytes()
+    walked = {
+        int(key): row.tobytes() for part, values in store.items(TABLE) for key, row in zip(part, values, strict=True)
+    }
+    assert walked == {key: row.tobytes() for key, row in enumerate(expected)}
+    store.close()
+    assert raw_values(path) == {encode_rows(row[None], row_dtype).tobytes() for row in rows}
+
+
+def raw_values(path):
+    """The values as rocksdict sees them."""
+    import rocksdict
+
+    options = rocksdict.Options(raw_mode=True)
+    raw = rocksdict.Rdict(str(path), options, {"default": options, TAG: options}, rocksdict.AccessType.read_only(False))
+    values = {bytes(value) for _, value in raw.get_column_family(TAG).items()}
+    raw.close()
+    return values
+
+
+def test_a_narrow_value_of_another_length_is_refused_by_its_key(path):
+    import rocksdict
+
+    store, spec = narrow_store(path)
+    store.bulk_load(spec, iter([(np.arange(3), rows_of(range(3)))]), "digest")
+    store.close()
+    options = rocksdict.Options(raw_mode=True)
+    raw = rocksdict.Rdict(str(path), options, {"default": options, TAG: options})
+    raw.get_column_family(TAG)[(2).to_bytes(8, "little")] = b"x" * 16
+    raw.close()
+    store, spec = narrow_store(path)
+    store.open_table(spec, 0)
+
+    with pytest.raises(StoreError, match="value of key 2 has 16 bytes, 4 floats as int8 are 8"):
+        fetch(store, [1, 2])
+    store.close()
+
+
+def test_a_row_that_does_not_fit_the_form_is_refused_by_its_key_and_none_of_the_call_is_written(path):
+    store, spec = narrow_store(path)
+    store.open_table(spec, 0)
+    rows = np.ones((5000, 4), np.float32)
+    rows[4000, 1] = np.nan
+
+    with pytest.raises(StoreError, match="of key 4007: column 1 is nan, which int8 rows cannot hold"):
+        store.insert(TABLE, np.arange(7, 5007), rows)
+
+    assert not fetch(store, range(5007))[1].any()
+    store.close()
+
+
+@pytest.mark.parametrize(("before", "after"), [("fp16", "bf16"), (None, "int8"), ("uint8", None)])
+def test_rows_that_were_loaded_in_another_form_do_not_count_as_loaded(path, before, after):
+    store = RocksDbStore(path, num_threads=1, row_dtype=before)
+    spec = TableSpec(TABLE, 4, row_dtype=before or "fp32")
+    store.bulk_load(spec, iter([(np.arange(3), rows_of(range(3)))]), "digest")
+    assert store.loaded_from(TABLE) == "digest"
+    store.close()
+
+    store = RocksDbStore(path, num_threads=1, row_dtype=after)
+    spec = TableSpec(TABLE, 4, row_dtype=after or "fp32")
+    assert store.loaded_from(TABLE) is None
+    store.bulk_load(spec, iter([(np.arange(3), rows_of(range(3)))]), "digest")
+
+    assert store.loaded_from(TABLE) == "digest"
+    assert fetch(store, range(3))[1].all()
+    store.close()
+
+
+def test_a_table_of_another_row_type_than_the_stores_is_not_opened(path):
+    with open_closing(path, row_dtype="fp32") as store:
+        with pytest.raises(StoreError, match="a table of int8 rows in a store that was told to keep fp32 rows"):
+            store.open_table(TableSpec("model.narrow", 4, row_dtype="int8"), 0)
+        with pytest.raises(StoreError, match="a table of int8 rows"):
+            store.bulk_load(TableSpec(TABLE, 4, row_dtype="int8"), iter(()), "digest")
+
+        assert store.tables() == [TABLE]
 
 
 def test_without_rocksdict_the_error_names_the_extra(path, monkeypatch):

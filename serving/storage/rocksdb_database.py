@@ -1,0 +1,143 @@
+"""An open RocksDB database: its column families, one per table, and what the default one records of them."""
+
+import os
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from serving.storage.hps_layout import tag
+from serving.storage.rocksdb_engine import import_rocksdict, open_database, table_options
+
+READ_AHEAD_BYTES = 8 * 2**20
+
+
+class Database:
+    """One opening of a database. Callers keep users apart, but for reads of column families.
+
+    Tables are known by their full names. HPS does not use the default column family, so loads are recorded there.
+    Methods raise what rocksdict raises; see ``translated_errors``.
+
+    Attributes:
+        rocksdict: the module.
+        options: those of the database and of each column family.
+    """
+
+    def __init__(self, path: Path, num_threads: int, read_only: bool) -> None:
+        """Open the database at ``path`` with all its column families.
+
+        Args:
+            path: the database's folder.
+            num_threads: background threads.
+            read_only: open it as it is now, beside a process that writes; else make it if it is absent.
+
+        Raises:
+            MissingExtraError: rocksdict is not installed.
+            StoreError: it cannot be opened; the message names the folder, and what is wrong with it.
+        """
+        self.rocksdict = import_rocksdict()
+        self.options = table_options(self.rocksdict, num_threads)
+        self._path = path
+        self._handle, self._families = open_database(self.rocksdict, path, read_only, num_threads)
+
+    def family(self, table: str) -> Any | None:
+        """The handle of the table's column family, if there is one; reads of it need no lock."""
+        return self._families.get(tag(table))
+
+    def create_family(self, table: str) -> None:
+        """Make an empty table."""
+        self._families[tag(table)] = self._handle.create_column_family(tag(table), self.options)
+
+    def drop_family(self, table: str) -> None:
+        """Remove a table and, before it, the record of what it was loaded from."""
+        self._record(puts={}, deletes=[_digest_key(table), _loading_key(table)])
+        self._remove_family(table)
+
+    def begin_load(self, table: str) -> None:
+        """Make an empty table in place of what there is; until ``record_load`` it ``is_loading``, whatever happens."""
+        self._record(puts={_loading_key(table): b""}, deletes=[_digest_key(table)])
+        if self.family(table) is not None:
+            self._remove_family(table)
+        self.create_family(table)
+
+    def record_load(self, table: str, digest: str) -> None:
+        """Record that every row of a load is on the disk, and what they were loaded from."""
+        self._record(puts={_digest_key(table): digest.encode()}, deletes=[_loading_key(table)])
+
+    def is_loading(self, table: str) -> bool:
+        """Whether a load of the table has begun and not ended, so that it may have some of its rows only."""
+        return self._handle.get(_loading_key(table)) is not None
+
+    def loaded_from(self, table: str) -> str | None:
+        """The digest of the table's last load, if that has ended."""
+        digest = self._handle.get(_digest_key(table))
+        return None if digest is None else bytes(digest).decode()
+
+    def write(self, table: str, batches: Iterable[tuple[list[bytes], list[bytes] | None]]) -> None:
+        """Write batches of keys and values, or delete keys where there are no values.
+
+        Each batch is there whole or not at all; when this returns, all are on the disk.
+        """
+        family = self._handle.get_column_family_handle(tag(table))
+        for keys, values in batches:
+            batch = self.rocksdict.WriteBatch(raw_mode=True)
+            batch.set_default_column_family(family)
+            if values is None:
+                for key in keys:
+                    del batch[key]
+            else:
+                for key, value in zip(keys, values, strict=True):
+                    batch[key] = value
+            self._handle.write(batch)
+        self._handle.flush_wal(True)
+
+    def read_ahead(self) -> None:
+        """Have the system read the files ahead, so that first reads do not run at the pace of the device.
+
+        A load leaves most of its pages on the disk only. Pages that memory holds already are passed over, a GiB in
+        some 30 milliseconds. Of a database larger than half of the memory, the rest is left where it is.
+        """
+        left = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+        for file in self._handle.live_files():
+            # Compaction may have removed it meanwhile; a file that cannot be read is told when a row is read from it.
+            with suppress(OSError):
+                descriptor = os.open(self._path / file["name"].lstrip("/"), os.O_RDONLY)
+                try:
+                    size = min(os.fstat(descriptor).st_size, left)
+                    for start in range(0, size, READ_AHEAD_BYTES):
+                        length = min(READ_AHEAD_BYTES, size - start)
+                        os.posix_fadvise(descriptor, start, length, os.POSIX_FADV_WILLNEED)
+                    left -= size
+                finally:
+                    os.close(descriptor)
+
+    def checkpoint(self, folder: Path) -> None:
+        """Make a database at ``folder`` of what this one holds now: links to its files where the file system can."""
+        self.rocksdict.Checkpoint(self._handle).create_checkpoint(str(folder))
+
+    def close(self) -> None:
+        """Close it; reads in hand keep their column family, and with it the database, open until they end."""
+        self._families = {}
+        self._handle.close()
+
+    def _record(self, puts: dict[bytes, bytes], deletes: list[bytes]) -> None:
+        """Change the records of loads, all or none; on the disk when it returns."""
+        batch = self.rocksdict.WriteBatch(raw_mode=True)
+        for key, value in puts.items():
+            batch[key] = value
+        for key in deletes:
+            del batch[key]
+        self._handle.write(batch)
+        self._handle.flush_wal(True)
+
+    def _remove_family(self, table: str) -> None:
+        del self._families[tag(table)]
+        self._handle.drop_column_family(tag(table))
+
+
+def _digest_key(table: str) -> bytes:
+    return f"hotrow.loaded_from.{table}".encode()
+
+
+def _loading_key(table: str) -> bytes:
+    return f"hotrow.loading.{table}".encode()

@@ -1,0 +1,89 @@
+"""Reading a RocksDB database beside the process that writes it, and following that.
+
+RocksDB has secondary instances for this. They are not used: one that meets the removal of a column family, which every
+reload of a table is, crashed the process (RocksDB as of rocksdict 0.3.29). A read-only opening takes milliseconds and
+what the log of the newest writes takes to read; followers make a new one whenever the files have changed.
+"""
+
+import logging
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from serving.errors import StoreError
+from serving.storage.rocksdb_database import Database
+from serving.storage.rocksdb_engine import STORE_NAME
+
+logger = logging.getLogger(__name__)
+
+OPENING_TRIES = 8
+
+FilesState = list[tuple[str, int]]  # names and sizes of files that are only ever appended to
+
+
+def open_beside_writer(path: Path, num_threads: int) -> Database:
+    """Open a database read-only; another process may be writing to it.
+
+    Which files there are is read first, then the log of the newest writes. Where the writer brings rows from the log
+    into files in between, an opening would have them in neither; it is not used.
+
+    Raises:
+        MissingExtraError: rocksdict is not installed.
+        StoreError: it cannot be opened, or its files changed during every try.
+    """
+    for left in reversed(range(OPENING_TRIES)):
+        before = files_state(path, "MANIFEST-*")
+        try:
+            database = Database(path, num_threads, read_only=True)
+        except StoreError:  # a file may have gone since the list of files was read
+            if not left or files_state(path, "MANIFEST-*") == before:
+                raise
+            continue
+        if files_state(path, "MANIFEST-*") == before:
+            return database
+    raise StoreError(STORE_NAME, "", f"{path}: its files changed while it was opened, {OPENING_TRIES} times")
+
+
+def files_state(path: Path, *patterns: str) -> FilesState:
+    """What changes with the list of the database's files, ``MANIFEST-*``, or with its newest writes, ``*.log``."""
+    state = []
+    for pattern in patterns:
+        for file in path.glob(pattern):
+            with suppress(OSError):  # it has just been replaced
+                state.append((file.name, file.stat().st_size))
+    return sorted(state)
+
+
+class Follower:
+    """A thread that does something again and again, until it is stopped.
+
+    A failure is logged once when failures start and once when they end.
+    """
+
+    def __init__(self, catch_up: Callable[[], None], interval_ms: int) -> None:
+        """Begin to call ``catch_up`` every ``interval_ms``."""
+        self._catch_up = catch_up
+        self._interval_s = interval_ms / 1000
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="rocksdb follower", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End; returns when the thread has ended. Stopping twice is allowed."""
+        self._stop.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        was_failing = False
+        while not self._stop.wait(self._interval_s):
+            try:
+                self._catch_up()
+            except StoreError as err:
+                if not was_failing:
+                    logger.warning("cannot follow the writer: %s", err)
+                was_failing = True
+            else:
+                if was_failing:
+                    logger.warning("following the writer again")
+                was_failing = False

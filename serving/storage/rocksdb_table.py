@@ -1,0 +1,103 @@
+"""One table of a RocksDB database as its readers see it: a column family and what its keys and values are."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from serving.errors import StoreError
+from serving.storage.hps_layout import key_list, keys_of, storable
+from serving.storage.rocksdb_engine import STORE_NAME, all_items, translated_errors
+from serving.storage.row_codec import RowCodec
+from serving.storage.store import Keys, Mask, TableSpec, Vectors
+
+
+class RocksDbTable:
+    """The rows of one column family. Every method may be called from any thread; none takes a lock.
+
+    Attributes:
+        spec: the table.
+        codec: the form of its values.
+        family: rocksdict's handle of the column family; who holds it keeps the database open.
+    """
+
+    def __init__(self, path: Path, spec: TableSpec, codec: RowCodec, family: Any) -> None:
+        """Take a column family of the database at ``path`` for the table ``spec``.
+
+        Raises:
+            StoreError: its first row has a key or a value of another length.
+        """
+        self.spec = spec
+        self.codec = codec
+        self.family = family
+        self._path = path
+        self._check_first_row()
+
+    def count(self) -> int:
+        """RocksDB's estimate."""
+        return int(self.family.property_int_value("rocksdb.estimate-num-keys"))
+
+    def fetch(self, keys: Keys, out: Vectors, found: Mask) -> None:
+        """Read rows in one call of RocksDB's; see ``Store.fetch``. Writes ``out`` and ``found``."""
+        fits = storable(keys, self.spec.key_bytes)
+        if fits is not None:
+            rows = np.empty((int(fits.sum()), self.spec.dim), dtype=np.float32)
+            hits = np.zeros(rows.shape[0], dtype=np.bool_)
+            self.fetch(keys[fits], rows, hits)
+            out[...], out[fits], found[fits] = 0.0, rows, hits
+            return
+        raw_keys = key_list(keys, self.spec.key_bytes)
+        with self._translated():
+            values = self.family.get(raw_keys)
+        try:
+            out[...] = self._rows(raw_keys, values)
+            found[...] = True
+        except TypeError:  # bytes are not joined with None, an absent key's value: as quick a test as there is
+            found[...] = np.fromiter((value is not None for value in values), dtype=np.bool_, count=len(values))
+            present = [pair for pair in zip(raw_keys, values, strict=True) if pair[1] is not None]
+            out[...] = 0.0
+            out[found] = self._rows([key for key, _ in present], [value for _, value in present])
+
+    def items(self, batch_rows: int) -> Iterator[tuple[Keys, Vectors]]:
+        """All rows in batches, in the order of the keys' raw bytes; see ``Store.items``.
+
+        What the walk gives is the table as it was when the walk began. Python's global lock is held for a row at a
+        time.
+        """
+        raw_keys: list[bytes] = []
+        values: list[bytes] = []
+        with self._translated():
+            for key, value in all_items(self.family):
+                raw_keys.append(key)
+                values.append(value)
+                if len(raw_keys) == batch_rows:
+                    yield keys_of(raw_keys, self.spec.key_bytes), self._rows(raw_keys, values)
+                    raw_keys, values = [], []
+            if raw_keys:
+                yield keys_of(raw_keys, self.spec.key_bytes), self._rows(raw_keys, values)
+
+    def _rows(self, raw_keys: list[bytes], values: list[bytes]) -> Vectors:
+        """The values as float32[N, D]; TypeError where one is None."""
+        joined = b"".join(values)
+        if set(map(len, values)) - {self.codec.value_bytes}:
+            at = next(place for place, value in enumerate(values) if len(value) != self.codec.value_bytes)
+            key = int(keys_of(raw_keys[at : at + 1], self.spec.key_bytes)[0])
+            raise self._error(f"the value of key {key} has {len(values[at])} bytes, {self.codec.expectation()}")
+        return self.codec.decode(joined)
+
+    def _check_first_row(self) -> None:
+        with self._translated():
+            key, value = next(all_items(self.family), (None, None))
+        if key is None or value is None:
+            return
+        if len(key) != self.spec.key_bytes:
+            raise self._error(f"holds keys of {len(key)} bytes, expected {self.spec.key_bytes}")
+        if len(value) != self.codec.value_bytes:
+            raise self._error(f"holds values of {len(value)} bytes, {self.codec.expectation()}")
+
+    def _error(self, reason: str) -> StoreError:
+        return StoreError(STORE_NAME, self.spec.name, f"{self._path}: {reason}")
+
+    def _translated(self) -> Any:
+        return translated_errors(self._path, self.spec.name)

@@ -1,0 +1,251 @@
+"""A database that several processes have open, and copies of one."""
+
+import shutil
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from serving.errors import StoreError
+from serving.storage import RocksDbStore, TableSpec
+
+TABLE = "model.table"
+NEVER_MS = 3_600_000  # the tests say themselves when to catch up, but for the one of the thread
+
+# Does what each line says, and answers with a line.
+WRITER = f"""
+import sys
+import numpy as np
+from serving.storage import RocksDbStore, TableSpec
+
+store = RocksDbStore(sys.argv[1], num_threads=1)
+store.open_table(TableSpec({TABLE!r}, 4), 0)
+print("open", flush=True)
+
+def pieces(keys, value):
+    for piece in np.array_split(keys, 2):
+        yield piece, np.full((piece.size, 4), value, np.float32)
+        print("half", flush=True)
+        sys.stdin.readline()
+
+for line in sys.stdin:
+    verb, first, last, value = line.split()
+    keys = np.arange(int(first), int(last))
+    if verb == "insert":
+        store.insert({TABLE!r}, keys, np.full((keys.size, 4), float(value), np.float32))
+    elif verb == "load":
+        store.bulk_load(TableSpec({TABLE!r}, 4), pieces(keys, float(value)), value)
+    elif verb == "drop":
+        store.drop_table({TABLE!r})
+    elif verb == "checkpoint":
+        store.checkpoint(value)
+    print("done", flush=True)
+"""
+
+
+class Writer:
+    """A process that writes."""
+
+    def __init__(self, path):
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", WRITER, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        assert self.process.stdout.readline() == "open\n"
+
+    def say(self, line="on"):
+        """Say one line; return the answer."""
+        self.process.stdin.write(line + "\n")
+        self.process.stdin.flush()
+        return self.process.stdout.readline().strip()
+
+    def close(self):
+        self.process.stdin.close()
+        self.process.wait()
+        self.process.stdout.close()
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "db"
+
+
+@pytest.fixture
+def writer(path):
+    writer = Writer(path)
+    yield writer
+    writer.close()
+
+
+@pytest.fixture
+def opened():
+    """Open a store of the one table; closed at the end."""
+    stores = []
+
+    def open_store(path, **options):
+        stores.append(RocksDbStore(path, read_only=True, num_threads=1, **options))
+        stores[-1].open_table(TableSpec(TABLE, 4), 0)
+        return stores[-1]
+
+    yield open_store
+    for store in stores:
+        store.close()
+
+
+def held(store, keys):
+    """The rows that the store has of ``keys``, each by its one value, None where it has none."""
+    out = np.full((len(keys), 4), np.nan, dtype=np.float32)
+    found = store.fetch(TABLE, np.array(keys, dtype=np.int64), out)
+    assert (out == out[:, :1]).all()
+    return [value if there else None for value, there in zip(out[:, 0].tolist(), found.tolist(), strict=True)]
+
+
+def test_a_follower_sees_after_catching_up_what_another_process_has_written(writer, path, opened):
+    writer.say("insert 0 10 1")
+    follower = opened(path, catch_up_interval_ms=NEVER_MS)
+    fixed = opened(path)
+
+    writer.say("insert 5 12 2")
+    before = held(follower, [4, 5, 11, 12])
+    follower.catch_up()
+
+    assert before == [1, 1, None, None]
+    assert held(follower, [4, 5, 11, 12]) == [1, 2, 2, None]
+    assert held(fixed, [4, 5, 11, 12]) == [1, 1, None, None]
+
+
+def test_a_follower_keeps_the_old_rows_until_a_load_is_whole(writer, path, opened):
+    assert [writer.say("load 0 1000 1"), writer.say(), writer.say()] == ["half", "half", "done"]
+    follower = opened(path, catch_up_interval_ms=NEVER_MS)
+
+    answers = [writer.say("load 500 1500 2"), writer.say()]
+    follower.catch_up()
+    between = held(follower, [0, 500, 1000]), follower.loaded_from(TABLE)
+    answers.append(writer.say())
+    follower.catch_up()
+
+    assert answers == ["half", "half", "done"]
+    assert between == ([1, 1, None], None)
+    assert held(follower, [0, 500, 1000]) == [None, 2, 2]
+    assert follower.loaded_from(TABLE) == "2"
+
+
+def test_a_table_that_the_writer_dropped_holds_no_keys_after_catching_up(writer, path, opened):
+    writer.say("insert 0 10 1")
+    follower = opened(path, catch_up_interval_ms=NEVER_MS)
+
+    writer.say("drop 0 0 0")
+    follower.catch_up()
+
+    assert held(follower, [1]) == [None]
+    assert follower.tables() == []
+
+
+def test_a_follower_catches_up_by_itself_and_reads_go_on_meanwhile(writer, path, opened):
+    writer.say("insert 0 1000 1")
+    follower = opened(path, catch_up_interval_ms=1)
+    deadline = time.monotonic() + 60
+
+    for value in range(2, 12):
+        writer.say(f"insert 0 1000 {value}")
+        while (rows := held(follower, [0, 999])) != [value, value]:
+            assert set(rows) <= {value - 1, value}
+            assert time.monotonic() < deadline
+
+
+def test_a_read_in_hand_outlives_the_reopening_of_its_table(writer, path, opened):
+    writer.say("load 0 3000 1")
+    writer.say()
+    writer.say()
+    follower = opened(path, catch_up_interval_ms=1)
+    walk = follower.items(TABLE, 100)
+    seen = [next(walk)[1][0, 0]]
+
+    writer.say("load 0 3000 2")
+    writer.say()
+    writer.say()
+    follower.catch_up()
+    seen += [rows[0, 0] for _, rows in walk]
+
+    assert seen == [1.0] * 30
+    assert held(follower, [7]) == [2]
+
+
+def test_a_follower_whose_database_is_gone_says_so_and_goes_on_with_what_it_saw(writer, path, opened):
+    writer.say("load 0 1000 1")
+    writer.say()
+    writer.say()
+    follower = opened(path, catch_up_interval_ms=NEVER_MS)
+    writer.close()
+    shutil.rmtree(path)
+
+    with pytest.raises(StoreError, match=str(path)):
+        follower.catch_up()
+
+    assert held(follower, [1, 1000]) == [1, None]
+
+
+@pytest.mark.parametrize("options", [{"catch_up_interval_ms": 5}, {"read_only": True, "catch_up_interval_ms": 0}])
+def test_who_writes_has_nobody_to_follow(path, options):
+    with pytest.raises(ValueError, match="catch_up_interval_ms"):
+        RocksDbStore(path, **options)
+
+
+def test_a_follower_of_nothing_is_refused_and_leaves_no_thread(path):
+    threads = threading.active_count()
+
+    with pytest.raises(StoreError, match=str(path)):
+        RocksDbStore(path, read_only=True, catch_up_interval_ms=1)
+
+    assert threading.active_count() == threads
+
+
+def test_a_checkpoint_is_the_database_of_that_moment(writer, path, opened, tmp_path):
+    writer.say("load 0 1000 1")
+    writer.say()
+    writer.say()
+    writer.say("insert 1000 1010 2")
+
+    assert writer.say(f"checkpoint 0 0 {tmp_path / 'copy'}") == "done"
+
+    writer.say("insert 0 1010 3")
+    copy = opened(tmp_path / "copy")
+    assert held(copy, [0, 999, 1009, 1010]) == [1, 1, 2, None]
+    assert copy.loaded_from(TABLE) == "1"
+
+
+def test_a_copied_checkpoint_replaces_a_lost_database(writer, path, tmp_path):
+    writer.say("insert 0 10 1")
+    writer.say(f"checkpoint 0 0 {tmp_path / 'copy'}")
+    writer.close()
+    shutil.rmtree(path)
+
+    shutil.copytree(tmp_path / "copy", path)
+    restored = Writer(path)
+
+    assert restored.say("insert 10 11 2") == "done"
+    restored.close()
+    store = RocksDbStore(path, num_threads=1)
+    store.open_table(TableSpec(TABLE, 4), 0)
+    assert held(store, [0, 9, 10]) == [1, 1, 2]
+    store.close()
+
+
+def test_a_checkpoint_is_not_made_over_something_nor_of_a_database_that_is_only_read(path, tmp_path):
+    (tmp_path / "taken").mkdir()
+    store = RocksDbStore(path, num_threads=1)
+    with pytest.raises(StoreError, match=f"{tmp_path / 'taken'}.*exists"):
+        store.checkpoint(tmp_path / "taken")
+    with pytest.raises(StoreError, match=str(tmp_path / "no" / "folder")):
+        store.checkpoint(tmp_path / "no" / "folder")
+    store.close()
+    store = RocksDbStore(path, read_only=True, num_threads=1)
+    with pytest.raises(StoreError, match="read-only"):
+        store.checkpoint(tmp_path / "copy")
+    store.close()
+    with pytest.raises(StoreError, match="closed"):
+        store.checkpoint(tmp_path / "copy")
+
+    assert not (tmp_path / "copy").exists()
