@@ -1,6 +1,6 @@
 """The whole of one model: from a request's tensors to probabilities."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -11,9 +11,10 @@ from typing import Any, Self, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from kernels.host import RowDtype
 from serving.batch import Batch, read_batch
 from serving.calibration import look_up_calibration, refuse_idle_calibration
-from serving.config import ModelConfig, read_inference_config, read_model, read_model_directory
+from serving.config import ModelConfig, read_inference_config, read_model, read_model_directory, with_row_dtype
 from serving.dense.calibration import DEFAULT_TOLERANCE
 from serving.dense.files import open_dense
 from serving.dense.network import Engine
@@ -155,6 +156,7 @@ def load_model(
     threads: int = 1,
     calibration: str | Path | None = None,
     tolerance: float = DEFAULT_TOLERANCE,
+    row_dtype: RowDtype | Mapping[str, RowDtype] | None = None,
 ) -> InferenceSession:
     """Open one model, ready to predict. Closing the session gives back all that was opened for it.
 
@@ -166,10 +168,13 @@ def load_model(
         threads: of one dense network call in ONNX Runtime.
         calibration: see ``InferenceSession``.
         tolerance: see ``InferenceSession``.
+        row_dtype: the form in which RAM keeps the rows (``kernels.host.HostTable``), of all tables, or by the names of
+            some; None: float32.
 
     Raises:
         ConfigError: the configuration cannot be accepted, the model is already loaded in ``parameter_server``, or the
-            engine int8 has no calibration or errs beyond the tolerance; ``engine`` or ``threads`` is none.
+            engine int8 has no calibration or errs beyond the tolerance; ``engine``, ``threads`` or ``row_dtype`` is
+            none.
         ModelFileError: a file is missing or damaged.
         MissingExtraError: the engine, or the model's ONNX network, needs a package that is not installed.
         StoreError: the embeddings cannot be held.
@@ -179,6 +184,8 @@ def load_model(
         raise ConfigError("load_model", "parameter_server", reason)
     _check_runtime("load_model", engine, threads)
     config = read_model(directory)
+    if row_dtype is not None:
+        config = with_row_dtype(config, row_dtype, "load_model")
     server = ParameterServer([MemoryStore()]) if parameter_server is None else parameter_server
     release = server.close if parameter_server is None else partial(_unload, server, config)
     server.load_model(config)

@@ -89,10 +89,13 @@ class EmbeddingTable:
     def _pool(self, vectors: torch.Tensor, places: torch.Tensor, bags: Bags) -> torch.Tensor:
         slots, dim = self._embedding.slots, self._embedding.dim
         offsets = torch.from_numpy(bags.row_ptrs)
-        mode = self._embedding.combiner
+        combiner = self._embedding.combiner
+        mode = "sum" if combiner == "sqrtn" else combiner
         if not len(vectors):  # every bag is empty, and embedding_bag wants at least one vector
             return vectors.new_zeros((len(offsets) - 1) // slots, slots, dim) + vectors.sum()
         pooled = embedding_bag(places, vectors, offsets, mode=mode, include_last_offset=True)
+        if combiner == "sqrtn":
+            pooled = pooled / offsets.diff().clamp(min=1).sqrt().unsqueeze(1)
         return pooled.reshape(-1, slots, dim)
 
     def _find_or_insert(self, keys: NDArray[np.int64]) -> NDArray[np.int64]:

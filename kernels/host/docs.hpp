@@ -42,10 +42,12 @@ Args:
     keys: int64[N], C-contiguous, bag after bag.
     row_ptrs: int32[R + 1] or int64[R + 1]; bag r is ``keys[row_ptrs[r]:row_ptrs[r + 1]]``.
     out: float32[R, D], C-contiguous and writable; an empty bag becomes zeros.
-    combiner: ``"sum"``, or ``"mean"``: the sum divided by the number of keys in the bag.
+    combiner: ``"sum"``; ``"mean"``: the sum divided by the number of keys in the bag; ``"sqrtn"``: the sum divided by
+        the square root of that number.
     weights: float32[N], one per key, or None. The sum becomes the weighted sum, the mean the weighted sum divided by
-        the sum of the weights (added in key order), as in TensorFlow's ``tf.nn.embedding_lookup_sparse``; where that
-        sum is 0, the bag becomes zeros.
+        the sum of the weights, sqrtn the weighted sum divided by the square root of the sum of their squares (added in
+        key order), as in TensorFlow's ``tf.nn.embedding_lookup_sparse``; where what it is divided by is 0, the bag
+        becomes zeros.
 
 Returns:
     found: bool[N], per key.
@@ -119,10 +121,12 @@ Args:
     rows: float32[N, D], C-contiguous, bag after bag; D at most 65,536.
     row_ptrs: int32[R + 1] or int64[R + 1]; bag r is ``rows[row_ptrs[r]:row_ptrs[r + 1]]``.
     out: float32[R, D], C-contiguous and writable; must not overlap ``rows``; an empty bag becomes zeros.
-    combiner: ``"sum"``, or ``"mean"``: the sum divided by the number of rows in the bag.
+    combiner: ``"sum"``; ``"mean"``: the sum divided by the number of rows in the bag; ``"sqrtn"``: the sum divided by
+        the square root of that number.
     weights: float32[N], one per row, or None. The sum becomes the weighted sum, the mean the weighted sum divided by
-        the sum of the weights (added in row order), as in TensorFlow's ``tf.nn.embedding_lookup_sparse``; where that
-        sum is 0, the bag becomes zeros.
+        the sum of the weights, sqrtn the weighted sum divided by the square root of the sum of their squares (added in
+        row order), as in TensorFlow's ``tf.nn.embedding_lookup_sparse``; where what it is divided by is 0, the bag
+        becomes zeros.
 
 Raises:
     TypeError: an argument is no array, or one of another dtype.

@@ -81,7 +81,8 @@ class RowPtrs {
 inline Combiner parse_combiner(const std::string& name) {
   if (name == "sum") return Combiner::kSum;
   if (name == "mean") return Combiner::kMean;
-  throw nb::value_error(("combiner: expected 'sum' or 'mean', got '" + name + "'").c_str());
+  if (name == "sqrtn") return Combiner::kSqrtN;
+  throw nb::value_error(("combiner: expected 'sum', 'mean' or 'sqrtn', got '" + name + "'").c_str());
 }
 
 inline RowType parse_row_type(const std::string& name) {

@@ -13,7 +13,7 @@
 
 namespace hotrow {
 
-enum class Combiner { kSum, kMean };
+enum class Combiner { kSum, kMean, kSqrtN };
 
 // A table as its readers see it.
 struct TableView {

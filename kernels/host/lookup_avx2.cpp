@@ -3,6 +3,8 @@
 
 #include <immintrin.h>
 
+#include <cmath>
+
 #include "lanes.hpp"
 #include "lookup.hpp"
 

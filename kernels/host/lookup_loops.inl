@@ -153,7 +153,9 @@ struct Unweighted {
   HOTROW_TARGET void add(Lane8& sum, const Lane8& row) const { sum += row; }
   HOTROW_TARGET void add(float& sum, float row) const { sum += row; }
   HOTROW_TARGET float divisor(int64_t count) const {
-    return combiner == Combiner::kMean && count > 1 ? static_cast<float>(count) : 1.0f;
+    if (combiner == Combiner::kSum || count <= 1) return 1.0f;
+    const auto rows = static_cast<float>(count);
+    return combiner == Combiner::kMean ? rows : std::sqrt(rows);
   }
 };
 
@@ -161,15 +163,18 @@ struct Weighted {
   Combiner combiner;
   const float* weights;  // of the next key on
   float weight = 0.0f;
-  float total = 0.0f;
+  float total = 0.0f;  // of the bag's weights; for kSqrtN, of their squares
   HOTROW_TARGET void begin_bag() { total = 0.0f; }
   HOTROW_TARGET void next() {
     weight = *weights++;
-    total += weight;
+    total += combiner == Combiner::kSqrtN ? weight * weight : weight;
   }
   HOTROW_TARGET void add(Lane8& sum, const Lane8& row) const { sum += row * weight; }
   HOTROW_TARGET void add(float& sum, float row) const { sum += row * weight; }
-  HOTROW_TARGET float divisor(int64_t) const { return combiner == Combiner::kMean ? total : 1.0f; }
+  HOTROW_TARGET float divisor(int64_t) const {
+    if (combiner == Combiner::kSum) return 1.0f;
+    return combiner == Combiner::kMean ? total : std::sqrt(total);
+  }
 };
 
 // Sum `count` rows into registers (at dim 128, all sixteen of AVX2), then write once.

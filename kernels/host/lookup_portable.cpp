@@ -3,6 +3,7 @@
 #include <cpuid.h>
 #endif
 
+#include <cmath>
 #include <cstdlib>
 #include <cstring>
 

@@ -15,6 +15,7 @@ from serving.model.version_writer import check_target
 from serving.parameter_server.preflight import check_tiers
 
 T = TypeVar("T")
+COMBINERS: tuple[Combiner, ...] = get_args(Combiner)
 
 _DESCRIPTION = """\
 Make a version of a model repository of a dense network (ONNX) and the embedding tables that feed it.
@@ -131,9 +132,10 @@ def _pair(text: str) -> tuple[str, str]:
 
 def _combiner(text: str) -> tuple[str, Combiner]:
     name, _, how = text.rpartition("=")
-    if how not in get_args(Combiner):
-        raise argparse.ArgumentTypeError(f"expected sum, mean, NAME=sum or NAME=mean, but {text[:64]!r} came")
-    return name, "sum" if how == "sum" else "mean"
+    combiner = next((one for one in COMBINERS if one == how), None)
+    if combiner is None:
+        raise argparse.ArgumentTypeError(f"expected sum, mean, sqrtn or NAME=one of them, but {text[:64]!r} came")
+    return name, combiner
 
 
 def _combiners(pairs: Sequence[tuple[str, Combiner]]) -> tuple[Combiner, dict[str, Combiner]]:
@@ -141,7 +143,7 @@ def _combiners(pairs: Sequence[tuple[str, Combiner]]) -> tuple[Combiner, dict[st
     combiners = _by_name("--combiner", pairs)
     if "" not in combiners:
         raise ConfigError(
-            "--combiner", "", "expected sum or mean for all tables too, besides those with one of their own"
+            "--combiner", "", "expected sum, mean or sqrtn for all tables too, besides those with one of their own"
         )
     return combiners.pop(""), combiners
 

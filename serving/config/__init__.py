@@ -20,6 +20,7 @@ from serving.config.records import (
     VolatileDbConfig,
 )
 from serving.config.repository import read_model, read_repository
+from serving.config.row_dtypes import with_row_dtype
 
 __all__ = [
     "MOST_ROWS",
@@ -38,4 +39,5 @@ __all__ = [
     "read_ps_config",
     "read_repository",
     "rows_with_headroom",
+    "with_row_dtype",
 ]

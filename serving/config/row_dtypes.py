@@ -1,7 +1,10 @@
 """Which table's rows are kept in which form."""
 
+from collections.abc import Mapping
+from typing import get_args
+
 from kernels.host import RowDtype
-from serving.config.records import ModelConfig, PersistentDbConfig, VolatileDbConfig
+from serving.config.records import ModelConfig, PersistentDbConfig, TableConfig, VolatileDbConfig
 from serving.errors import ConfigError
 
 # Their rows have a scale that rounding a rounded row may change by its last bit; rounding twice to another form does
@@ -59,3 +62,31 @@ def _row_dtype(table: str, volatile: VolatileDbConfig, persistent: PersistentDbC
     if volatile.type == "disabled":
         return persistent.row_dtype or "fp32", "persistent_db.row_dtype"
     return volatile.row_dtype, "volatile_db.row_dtype"
+
+
+def with_row_dtype(config: ModelConfig, row_dtype: RowDtype | Mapping[str, RowDtype], caller: str) -> ModelConfig:
+    """``config`` with one row type for all its tables, or one for each table that is named; the others keep theirs.
+
+    Args:
+        config: the model.
+        row_dtype: the row type, or row types by the tables' names inside the model.
+        caller: whose argument ``row_dtype`` is, for messages.
+
+    Raises:
+        ConfigError: a row type is none, or no table has this name.
+    """
+    names = [table.name for table in config.tables]
+    by_name = row_dtype if isinstance(row_dtype, Mapping) else dict.fromkeys(names, row_dtype)
+    for name, one in by_name.items():
+        if name not in names:
+            raise ConfigError(caller, "row_dtype", f"no table is called {name!r}; there are {', '.join(names)}")
+        if one not in get_args(RowDtype):
+            raise ConfigError(caller, "row_dtype", f"expected one of {', '.join(get_args(RowDtype))}, got {one!r}")
+    return _with(config, by_name)
+
+
+def _with(config: ModelConfig, by_name: Mapping[str, RowDtype]) -> ModelConfig:
+    def table_with(table: TableConfig) -> TableConfig:
+        return table.model_copy(update={"row_dtype": by_name.get(table.name, table.row_dtype)})
+
+    return config.model_copy(update={"tables": tuple(table_with(table) for table in config.tables)})

@@ -26,7 +26,7 @@ _EMBEDDING_IGNORED = (
 _EMBEDDING_TRAINING = ("optimizer", "hybrid_embedding_param", "plan_file", "slot_size")
 _SPARSE_TYPES = {"DistributedSlot": "DistributedSlot", "LocalizedSlot": "LocalizedSlot"}
 _LARGEST_DIM = 65_536  # floats in a row of a host table
-_COMBINERS: Mapping[int | str, Combiner] = {0: "sum", 1: "mean", "sum": "sum", "mean": "mean"}
+_COMBINERS: Mapping[int | str, Combiner] = {0: "sum", 1: "mean", "sum": "sum", "mean": "mean", "sqrtn": "sqrtn"}
 
 EMBEDDING_TYPES: Mapping[str, RowLayout] = {
     "DistributedSlotSparseEmbeddingHash": "distributed",

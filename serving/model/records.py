@@ -6,7 +6,7 @@ from typing import Any, Literal, TypeAlias
 
 from serving.model.sparse_rows import RowLayout
 
-Combiner: TypeAlias = Literal["sum", "mean"]
+Combiner: TypeAlias = Literal["sum", "mean", "sqrtn"]
 
 
 @dataclass(frozen=True, slots=True)

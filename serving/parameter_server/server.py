@@ -19,8 +19,8 @@ from serving.parameter_server.promotion import Promoter
 from serving.parameter_server.served_table import ServedTable
 from serving.parameter_server.tier import Tier, TierSettings
 from serving.parameter_server.tier_lookup import TierLookup
-from serving.parameter_server.updates import check_keys
-from serving.storage.store import Keys, Mask, RowPtrs, Store, Vectors
+from serving.parameter_server.updates import check_keys, check_weights
+from serving.storage.store import Keys, Mask, RowPtrs, Store, Vectors, Weights
 
 logger = logging.getLogger(__name__)
 
@@ -181,7 +181,9 @@ class ParameterServer:
         self._check_still_loaded(held)
         return rows, found
 
-    def lookup_pooled(self, table: str, keys: Keys, row_ptrs: RowPtrs, combiner: Combiner) -> tuple[Vectors, Mask]:
+    def lookup_pooled(
+        self, table: str, keys: Keys, row_ptrs: RowPtrs, combiner: Combiner, weights: Weights | None = None
+    ) -> tuple[Vectors, Mask]:
         """Look up bags of rows, each pooled into one vector.
 
         Which store holds a row does not change a bit of the answer: a bag is pooled by the first store if that holds
@@ -192,17 +194,24 @@ class ParameterServer:
             table: the table's full name.
             keys: int64[N], none of them reserved.
             row_ptrs: int32[R + 1] or int64[R + 1], CSR offsets of the bags into the keys.
-            combiner: ``"sum"``, or ``"mean"``, which divides by the bag's number of keys, unknown ones included.
+            combiner: ``"sum"``; ``"mean"``, which divides by the bag's number of keys, unknown ones included; or
+                ``"sqrtn"``, which divides by the square root of that number.
+            weights: float32[N], one per key, by which rows are multiplied; the mean then divides by the sum of the
+                weights, sqrtn by the square root of the sum of their squares. See ``kernels.host.pool_rows``.
 
         Returns:
             float32[R, D], an empty bag as zeros, and found: bool[N].
 
         Raises:
             UnknownModelError: no loaded model has this table, or it was unloaded meanwhile.
+            RequestError: ``weights`` is not float32[N].
             StoreError: a store did not answer, and no other holds one of the keys.
         """
         held = self._table(table)
-        out, found = self._lookup.pooled(held, keys, row_ptrs, combiner)
+        if weights is not None:
+            check_weights(table, keys, weights)
+            weights = np.ascontiguousarray(weights)
+        out, found = self._lookup.pooled(held, keys, row_ptrs, combiner, weights)
         self._check_still_loaded(held)
         return out, found
 

@@ -14,7 +14,7 @@ from serving.model.records import Combiner
 from serving.parameter_server.served_table import ServedTable
 from serving.parameter_server.time_budget import TimeBudget
 from serving.storage.row_dtype import may_be_copied, rounded
-from serving.storage.store import Keys, Mask, PooledStore, RowPtrs, Store, Vectors
+from serving.storage.store import Keys, Mask, PooledStore, RowPtrs, Store, Vectors, Weights
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +60,7 @@ class Tier:
         return self._answer(held, keys, fetch)
 
     def fetch_pooled(
-        self, held: ServedTable, keys: Keys, row_ptrs: RowPtrs, combiner: Combiner
+        self, held: ServedTable, keys: Keys, row_ptrs: RowPtrs, combiner: Combiner, weights: Weights | None
     ) -> tuple[Vectors, Mask] | StoreError | None:
         """Return the same as ``fetch``, for ``PooledStore.fetch_pooled``; None where the store does not pool."""
         store = self._pooled
@@ -70,7 +70,7 @@ class Tier:
         def fetch() -> tuple[Vectors, Mask]:
             # Its own array: a call that is abandoned goes on writing.
             out = np.empty((row_ptrs.size - 1, held.dim), dtype=np.float32)
-            return out, store.fetch_pooled(held.name, keys, row_ptrs, out, combiner)
+            return out, store.fetch_pooled(held.name, keys, row_ptrs, out, combiner, weights)
 
         return self._answer(held, keys, fetch)
 

@@ -11,7 +11,7 @@ from serving.model.records import Combiner
 from serving.parameter_server.promotion import Promoter
 from serving.parameter_server.served_table import ServedTable
 from serving.parameter_server.tier import Tier
-from serving.storage.store import Keys, Mask, RowPtrs, Vectors
+from serving.storage.store import Keys, Mask, RowPtrs, Vectors, Weights
 
 NOWHERE = -1
 
@@ -45,22 +45,24 @@ class TierLookup:
         rows = self._gather(held, keys, search)
         return rows, self._count(held, search)
 
-    def pooled(self, held: ServedTable, keys: Keys, row_ptrs: RowPtrs, combiner: Combiner) -> tuple[Vectors, Mask]:
+    def pooled(
+        self, held: ServedTable, keys: Keys, row_ptrs: RowPtrs, combiner: Combiner, weights: Weights | None
+    ) -> tuple[Vectors, Mask]:
         """See ``ParameterServer.lookup_pooled``."""
-        answer = self._tiers[0].fetch_pooled(held, keys, row_ptrs, combiner)
+        answer = self._tiers[0].fetch_pooled(held, keys, row_ptrs, combiner, weights)
         if isinstance(answer, tuple) and np.count_nonzero(answer[1]) == keys.size:
             held.counting.all_hit(0, keys.size)
             return answer
         search = _Search(keys.size, len(self._tiers))
         if answer is None or isinstance(answer, StoreError):
             out = np.empty((row_ptrs.size - 1, held.dim), dtype=np.float32)
-            pool_rows(self._gather(held, keys, search, outage=answer), row_ptrs, out, combiner)
+            pool_rows(self._gather(held, keys, search, outage=answer), row_ptrs, out, combiner, weights)
             return out, self._count(held, search)
         out, found = answer
         search.asked_keys[0] = keys.size
         search.depths[found] = 0
         if len(self._tiers) > 1 or held.default_value:
-            self._pool_again(held, keys, row_ptrs, out, combiner, search)
+            self._pool_again(held, keys, row_ptrs, out, combiner, weights, search)
         return out, self._count(held, search)
 
     def _gather(self, held: ServedTable, keys: Keys, search: _Search, outage: StoreError | None = None) -> Vectors:
@@ -96,7 +98,14 @@ class TierLookup:
         return rows
 
     def _pool_again(
-        self, held: ServedTable, keys: Keys, row_ptrs: RowPtrs, out: Vectors, combiner: Combiner, search: _Search
+        self,
+        held: ServedTable,
+        keys: Keys,
+        row_ptrs: RowPtrs,
+        out: Vectors,
+        combiner: Combiner,
+        weights: Weights | None,
+        search: _Search,
     ) -> None:
         """Pool every bag anew in which a key is NOWHERE by ``search``; writes ``out`` and ``search``."""
         bags = np.unique(np.searchsorted(row_ptrs, np.flatnonzero(search.depths == NOWHERE), side="right") - 1)
@@ -108,7 +117,7 @@ class TierLookup:
         search.depths[places] = again.depths
         search.asked_keys[1:] = again.asked_keys[1:]
         pooled = np.empty((bags.size, held.dim), dtype=np.float32)
-        pool_rows(rows, bag_ptrs, pooled, combiner)
+        pool_rows(rows, bag_ptrs, pooled, combiner, None if weights is None else weights[places])
         out[bags] = pooled
 
     def _count(self, held: ServedTable, search: _Search) -> Mask:

@@ -12,7 +12,7 @@ from serving.errors import RequestError, StoreError, StoreFullError, UnknownMode
 from serving.model.sparse_rows import LARGEST_KEY, SMALLEST_KEY
 from serving.parameter_server.served_table import ServedTable
 from serving.storage.row_dtype import rounded
-from serving.storage.store import DurableStore, Keys, Store, Vectors
+from serving.storage.store import DurableStore, Keys, Store, Vectors, Weights
 
 
 def check_keys(table: str, keys: Keys) -> None:
@@ -26,6 +26,17 @@ def check_keys(table: str, keys: Keys) -> None:
     if keys.size and (keys.min() < SMALLEST_KEY or keys.max() > LARGEST_KEY):
         at = int(np.argmax((keys < SMALLEST_KEY) | (keys > LARGEST_KEY)))
         raise RequestError(f"table {table!r}: key {keys[at]} at position {at} is reserved")
+
+
+def check_weights(table: str, keys: Keys, weights: Weights) -> None:
+    """Refuse weights that are not one per key.
+
+    Raises:
+        RequestError: ``weights`` is not float32[N].
+    """
+    if weights.dtype != np.float32 or weights.shape != keys.shape:
+        came = f"{weights.dtype}{list(weights.shape)}"
+        raise RequestError(f"table {table!r}: expected weights of float32[{keys.size}], got {came}")
 
 
 def insert(stores: tuple[Store, ...], held: ServedTable, keys: Keys, rows: Vectors) -> None:

@@ -10,7 +10,7 @@ from kernels.host import HostTable
 from serving.errors import StoreError, StoreFullError
 from serving.model.records import Combiner
 from serving.storage.memory_budget import MemoryBudget
-from serving.storage.store import Keys, Mask, RowPtrs, TableSpec, Vectors
+from serving.storage.store import Keys, Mask, RowPtrs, TableSpec, Vectors, Weights
 
 
 class MemoryStore:
@@ -105,14 +105,22 @@ class MemoryStore:
         self._check_dim(table, held.dim, out.shape[1])
         return held.fetch(keys, out)
 
-    def fetch_pooled(self, table: str, keys: Keys, row_ptrs: RowPtrs, out: Vectors, combiner: Combiner) -> Mask:
+    def fetch_pooled(
+        self,
+        table: str,
+        keys: Keys,
+        row_ptrs: RowPtrs,
+        out: Vectors,
+        combiner: Combiner,
+        weights: Weights | None = None,
+    ) -> Mask:
         """See ``PooledStore.fetch_pooled``."""
         held = self._open_tables(table).get(table)
         if held is None:
             out[...] = 0.0
             return np.zeros(keys.size, dtype=np.bool_)
         self._check_dim(table, held.dim, out.shape[1])
-        return held.fetch_pooled(keys, row_ptrs, out, combiner)
+        return held.fetch_pooled(keys, row_ptrs, out, combiner, weights)
 
     def insert(self, table: str, keys: Keys, rows: Vectors) -> None:
         """See ``Store.insert``."""

@@ -13,6 +13,7 @@ from serving.model.records import Combiner
 
 Keys = NDArray[np.int64]
 Vectors = NDArray[np.float32]
+Weights = NDArray[np.float32]
 RowPtrs = NDArray[np.int32] | NDArray[np.int64]
 Mask = NDArray[np.bool_]
 
@@ -115,7 +116,15 @@ class Store(Protocol):
 class PooledStore(Store, Protocol):
     """A store that can pool bags of rows in the same pass that finds them. It ``keeps_row_dtype``."""
 
-    def fetch_pooled(self, table: str, keys: Keys, row_ptrs: RowPtrs, out: Vectors, combiner: Combiner) -> Mask:
+    def fetch_pooled(
+        self,
+        table: str,
+        keys: Keys,
+        row_ptrs: RowPtrs,
+        out: Vectors,
+        combiner: Combiner,
+        weights: Weights | None = None,
+    ) -> Mask:
         """Pool rows into ``out``; absent keys contribute zeros.
 
         Args:
@@ -123,7 +132,8 @@ class PooledStore(Store, Protocol):
             keys: int64[N].
             row_ptrs: int32[R + 1] or int64[R + 1], CSR offsets of the R bags into the N keys.
             out: float32[R, D]; an empty bag becomes zeros.
-            combiner: ``"sum"`` or ``"mean"``.
+            combiner: see ``kernels.host.pool_rows``.
+            weights: float32[N], one per key; None: every key counts alike.
 
         Returns:
             found: bool[N], one per key.

@@ -62,7 +62,7 @@ def test_a_shared_pooled_lookup_has_the_bits_of_rows_pooled_by_one_thread(data):
     row_ptrs = np.concatenate([[0], np.cumsum(sizes)])
     keys = rng.integers(0, 3 * ROWS, row_ptrs[-1])
     weights = rng.standard_normal(keys.size, dtype=np.float32) if data.draw(st.booleans()) else None
-    combiner = data.draw(st.sampled_from(["sum", "mean"]))
+    combiner = data.draw(st.sampled_from(["sum", "mean", "sqrtn"]))
     out = np.full((sizes.size, table.dim), -1.0, dtype=np.float32)
     expected = np.empty_like(out)
 

@@ -150,9 +150,9 @@ def test_rows_too_wide_to_pool_are_refused():
 
 @pytest.mark.parametrize("combiner", ["max", "", "Sum"])
 def test_an_unknown_combiner_is_refused(table, combiner):
-    with pytest.raises(ValueError, match=f"combiner: expected 'sum' or 'mean', got '{combiner}'"):
+    with pytest.raises(ValueError, match=f"combiner: expected 'sum', 'mean' or 'sqrtn', got '{combiner}'"):
         table.fetch_pooled(KEYS, ROW_PTRS, out_for(2), combiner)
-    with pytest.raises(ValueError, match=f"combiner: expected 'sum' or 'mean', got '{combiner}'"):
+    with pytest.raises(ValueError, match=f"combiner: expected 'sum', 'mean' or 'sqrtn', got '{combiner}'"):
         pool_rows(out_for(6), ROW_PTRS, out_for(2), combiner)
 
 

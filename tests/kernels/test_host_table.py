@@ -52,6 +52,8 @@ def pooled_by_numpy(rows, row_ptrs, combiner):
             out[bag] = out[bag] + rows[i]
         if combiner == "mean" and end - begin > 1:
             out[bag] = out[bag] / np.float32(end - begin)
+        if combiner == "sqrtn" and end - begin > 1:
+            out[bag] = out[bag] / np.sqrt(np.float32(end - begin))
     return out
 
 
@@ -112,7 +114,7 @@ class TableMachine(RuleBasedStateMachine):
         assert np.array_equal(out, self.gathered(keys))
         assert guards_stand()
 
-    @rule(keys=keys, data=st.data(), combiner=st.sampled_from(["sum", "mean"]))
+    @rule(keys=keys, data=st.data(), combiner=st.sampled_from(["sum", "mean", "sqrtn"]))
     def fetch_pooled(self, keys, data, combiner):
         cuts = sorted(data.draw(st.lists(st.integers(0, len(keys)), max_size=5)))
         row_ptrs = [0, *cuts, len(keys)]
@@ -154,7 +156,7 @@ def test_fetch_writes_exactly_the_rows_of_out(dim):
     assert guards_stand()
 
 
-@pytest.mark.parametrize("combiner", ["sum", "mean"])
+@pytest.mark.parametrize("combiner", ["sum", "mean", "sqrtn"])
 @pytest.mark.parametrize("offsets", [np.int32, np.int64])
 @pytest.mark.parametrize("dim", DIMS)
 def test_pooling_has_the_bits_of_sequential_float32_sums(dim, offsets, combiner):

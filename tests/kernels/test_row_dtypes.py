@@ -294,7 +294,7 @@ def test_absent_keys_are_zeros_and_a_walk_gives_the_rounded_rows(row_dtype):
 
 
 @pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize("combiner", ["sum", "mean"])
+@pytest.mark.parametrize("combiner", ["sum", "mean", "sqrtn"])
 @pytest.mark.parametrize("row_dtype", ROW_DTYPES)
 @pytest.mark.parametrize("dim", DIMS)
 def test_pooling_has_the_bits_of_pooling_the_rounded_rows(dim, row_dtype, combiner, weighted):
@@ -319,12 +319,15 @@ def pooled_by_numpy(rows, row_ptrs, combiner, weights):
     """Bags summed row by row in float32."""
     out = np.zeros((len(row_ptrs) - 1, rows.shape[1]), dtype=np.float32)
     for bag, row in enumerate(out):
-        total = np.float32(0)
+        total = squares = np.float32(0)
         for at in range(row_ptrs[bag], row_ptrs[bag + 1]):
             row += rows[at] if weights is None else rows[at] * weights[at]
-            total += np.float32(1) if weights is None else weights[at]
+            weight = np.float32(1) if weights is None else weights[at]
+            total, squares = total + weight, squares + weight * weight
         if combiner == "mean":
             row[:] = row / total if total else 0
+        if combiner == "sqrtn":
+            row[:] = row / np.sqrt(squares) if squares else 0
     return out
 
 
@@ -343,6 +346,22 @@ def test_weighted_sums_are_those_of_embedding_bag(dim):
         per_sample_weights=torch.from_numpy(weights),
     )  # fmt: skip
     assert np.allclose(out, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("dim", [5, 32])
+def test_sqrtn_divides_by_the_root_of_the_sum_of_the_squared_weights(dim):
+    rows = np.full((8, dim), 8.0, dtype=np.float32)
+    weights = np.array([3.0, 4.0, 0.0, 0.0, 1.0, 1.0, 1.0, 1.0], dtype=np.float32)
+    row_ptrs = np.array([0, 2, 4, 8, 8])
+    weighted, plain = np.full((2, 4, dim), np.nan, dtype=np.float32)
+
+    pool_rows(rows, row_ptrs, weighted, "sqrtn", weights)
+    pool_rows(rows, row_ptrs, plain, "sqrtn")
+
+    assert weighted[:, 0] == pytest.approx([8.0 * 7 / 5, 0.0, 16.0, 0.0], rel=1e-6)
+    assert plain[:, 0] == pytest.approx([16 / np.sqrt(2), 16 / np.sqrt(2), 16.0, 0.0], rel=1e-6)
+    assert (weighted == weighted[:, :1]).all()
+    assert (plain == plain[:, :1]).all()
 
 
 @pytest.mark.parametrize("dim", [5, 32])

@@ -26,14 +26,17 @@ def rows_as(row_dtype):
     return rows
 
 
-def pooled_by_hand(bags, known, default_value, combiner, rows=ROWS):
-    """Add rows one after the other in float32, the way the answer is defined."""
+def pooled_by_hand(bags, weights, known, default_value, combiner, rows=ROWS):
+    """Add rows one after the other in float32, the way the answer is defined; ``weights`` by bag."""
     out = np.zeros((len(bags), 3), dtype=np.float32)
-    for place, bag in enumerate(bags):
-        for key in bag:
-            out[place] += rows[KEYS.index(key)] if key in known else np.float32(default_value)
-        if combiner == "mean" and len(bag) > 1:
-            out[place] /= np.float32(len(bag))
+    for place, (bag, of_keys) in enumerate(zip(bags, weights, strict=True)):
+        divisors = {"sum": np.float32(1), "mean": np.float32(0), "sqrtn": np.float32(0)}
+        for key, weight in zip(bag, of_keys, strict=True):
+            out[place] += weight * (rows[KEYS.index(key)] if key in known else np.float32(default_value))
+            divisors["mean"] += weight
+            divisors["sqrtn"] += weight * weight
+        divisors["sqrtn"] = np.sqrt(divisors["sqrtn"])
+        out[place] = out[place] / divisors[combiner] if divisors[combiner] else 0
     return out
 
 
@@ -41,6 +44,33 @@ def flatten(bags):
     return np.array([key for bag in bags for key in bag], dtype=np.int64), np.cumsum(
         [0, *map(len, bags)], dtype=np.int32
     )
+
+
+@pytest.mark.parametrize("fastest", [MemoryStore, DictStore])
+def test_weighted_sums_are_those_of_embedding_bag_in_float64(config, fastest):
+    torch = pytest.importorskip("torch")
+    rng = np.random.default_rng(8)
+    numbers, row_ptrs = rng.integers(0, len(KEYS), 60), np.arange(0, 61, 5)
+    weights = rng.standard_normal(60, dtype=np.float32)
+
+    answer, found = serve(config, fastest()).lookup_pooled("m.t", np.array(KEYS)[numbers], row_ptrs, "sum", weights)
+
+    expected = torch.nn.functional.embedding_bag(
+        torch.from_numpy(numbers), torch.from_numpy(ROWS.astype(np.float64)), torch.from_numpy(row_ptrs[:-1]),
+        mode="sum", per_sample_weights=torch.from_numpy(weights.astype(np.float64)),
+    )  # fmt: skip
+    assert found.all()
+    np.testing.assert_allclose(answer, expected, rtol=1e-5, atol=1e-5)  # five products and sums in float32
+
+
+@pytest.mark.parametrize(
+    "weights",
+    [np.ones(1, np.float32), np.ones(3, np.float32), np.ones((2, 1), np.float32), np.ones(2), np.ones(2, np.int64)],
+    ids=["too few", "too many", "two dimensions", "float64", "int64"],
+)
+def test_weights_that_are_not_one_float32_per_key_are_refused(config, weights):
+    with pytest.raises(RequestError, match=r"table 'm\.t': expected weights of float32\[2\], got "):
+        serve(config, MemoryStore()).lookup_pooled("m.t", np.array(KEYS[:2]), np.array([0, 2]), "sum", weights)
 
 
 BAGS = st.lists(st.lists(st.sampled_from(KEYS + UNKNOWN), max_size=6), min_size=1, max_size=6)
@@ -51,27 +81,32 @@ BAGS = st.lists(st.lists(st.sampled_from(KEYS + UNKNOWN), max_size=6), min_size=
     bags=BAGS,
     tier_of_key=st.lists(st.integers(0, 3), min_size=len(KEYS), max_size=len(KEYS)),
     default_value=st.sampled_from([0.0, 0.25]),
-    combiner=st.sampled_from(["sum", "mean"]),
+    combiner=st.sampled_from(["sum", "mean", "sqrtn"]),
+    seed=st.none() | st.integers(0, 2**32),
     fastest=st.sampled_from([MemoryStore, DictStore]),
     row_dtype=st.sampled_from(["fp32", "bf16", "int8", "uint8"]),
 )
 def test_no_bit_of_an_answer_depends_on_which_tier_holds_a_row(
-    config, bags, tier_of_key, default_value, combiner, fastest, row_dtype
+    config, bags, tier_of_key, default_value, combiner, seed, fastest, row_dtype
 ):
     config = model_of(config.tables[0].file.parent, default_value, row_dtype=row_dtype)
     known = [key for key, tier in zip(KEYS, tier_of_key, strict=True) if tier < 3]
     keys, row_ptrs = flatten(bags)
+    weights = None if seed is None else np.random.default_rng(seed).integers(-2, 3, keys.size).astype(np.float32) / 2
     whole = serve(config, MemoryStore())
     keep(whole.stores[0], known)
-    expected, expected_found = whole.lookup_pooled("m.t", keys, row_ptrs, combiner)
+    expected, expected_found = whole.lookup_pooled("m.t", keys, row_ptrs, combiner, weights)
     split = serve(config, fastest(), MemoryStore(), DictStore("slow"))
     for depth, store in enumerate(split.stores):
         keep(store, [key for key, tier in zip(KEYS, tier_of_key, strict=True) if tier == depth])
 
-    answer, found = split.lookup_pooled("m.t", keys, row_ptrs, combiner)
+    answer, found = split.lookup_pooled("m.t", keys, row_ptrs, combiner, weights)
 
     assert answer.tobytes() == expected.tobytes()
-    np.testing.assert_array_equal(answer, pooled_by_hand(bags, known, default_value, combiner, rows_as(row_dtype)))
+    ones = np.ones(keys.size, dtype=np.float32)
+    by_bag = np.split(ones if weights is None else weights, row_ptrs[1:-1])
+    by_hand = pooled_by_hand(bags, by_bag, known, default_value, combiner, rows_as(row_dtype))
+    np.testing.assert_array_equal(answer, by_hand)
     assert found.tolist() == expected_found.tolist() == [key in known for key in keys.tolist()]
 
 
@@ -92,7 +127,7 @@ def test_answers_stay_the_same_while_rows_leave_and_enter_the_fast_tier(config):
     server = serve(config, MemoryStore(), DictStore())
     bags = [[1, 2, 3], [4, 777], [], [5, 6, 7, 8]]
     keys, row_ptrs = flatten(bags)
-    expected = pooled_by_hand(bags, KEYS, 0.0, "sum")
+    expected = pooled_by_hand(bags, [np.ones(len(bag), np.float32) for bag in bags], KEYS, 0.0, "sum")
     stop = threading.Event()
 
     def churn():

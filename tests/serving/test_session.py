@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import serving
+from kernels.host import round_rows
 from serving import InferenceSession, ParameterServer, load_model
 from serving.batch import read_batch
 from serving.config import read_inference_config
@@ -75,12 +76,75 @@ def test_load_model_opens_an_inference_json_under_the_name_of_the_file(write_mod
         assert session.config.name == "model"
 
 
+@pytest.mark.parametrize(
+    ("row_dtype", "kept"),
+    [(None, ["fp32", "fp32"]), ("bf16", ["bf16", "bf16"]), ({"table1": "int8"}, ["fp32", "int8"])],
+)
+def test_load_model_keeps_rows_in_the_form_that_is_said(write_model, row_dtype, kept):
+    model = write_model(write_model.table(), write_model.table())
+    dense, bags = model.draw_request(np.random.default_rng(3), samples=4)
+    keys, row_ptrs, _ = model.flatten(bags)
+
+    with load_model(model.config_file, engine="numpy", row_dtype=row_dtype) as session:
+        assert [table.row_dtype for table in session.config.tables] == kept
+        known = np.array(list(model.tables[1]), dtype=np.int64)
+        rows, _ = session.embedding_cache.server.lookup("model.table1", known)
+        rounded = np.array(list(model.tables[1].values()))
+        round_rows(rounded, kept[1], rounded)
+        np.testing.assert_array_equal(rows, rounded)
+        np.testing.assert_allclose(session.predict(dense, keys, row_ptrs), model.expected(dense, bags), atol=0.02)
+
+
+@pytest.mark.parametrize(
+    ("row_dtype", "message"),
+    [
+        ("int4", "expected one of fp32, fp16, bf16, int8, uint8, got 'int4'"),
+        ({"table0": "half"}, "expected one of .*, got 'half'"),
+        ({"tabel0": "int8"}, "no table is called 'tabel0'; there are table0"),
+    ],
+)
+def test_load_model_refuses_a_row_type_that_is_none_or_of_no_table(write_model, row_dtype, message):
+    with pytest.raises(ConfigError, match=f"^load_model: row_dtype: {message}"):
+        load_model(write_model().config_file, row_dtype=row_dtype)
+
+
 @pytest.mark.parametrize("content", ['{"supportlonglong": true, "models": []}', "[]"], ids=["a ps.json", "no object"])
 def test_load_model_refuses_another_file_and_says_what_opens_it(tmp_path, content):
     (tmp_path / "ps.json").write_text(content)
 
     with pytest.raises(ConfigError, match=r"expected a model's folder, or an inference JSON.*\.from_config"):
         load_model(tmp_path / "ps.json")
+
+
+def test_a_lookup_takes_weights_by_table(write_model, open_session):
+    model = write_model(write_model.table(), write_model.table(combiner=1))
+    cache = open_session(model).embedding_cache
+    rng = np.random.default_rng(4)
+    dense, bags = model.draw_request(rng, samples=5)
+    keys, row_ptrs, _ = model.flatten(bags)
+    batch = read_batch(cache.config, dense, keys, row_ptrs)
+    weights = rng.random(batch.tables[1].keys.size, dtype=np.float32)
+
+    plain, weighted = cache.lookup_pooled(batch), cache.lookup_pooled(batch, [None, weights])
+
+    np.testing.assert_array_equal(weighted.embeddings[0], plain.embeddings[0])
+    of_keys = batch.tables[1]
+    bag_rows = [model.tables[1][key].astype(np.float64) for key in of_keys.keys.tolist()]
+    for bag, answer in enumerate(weighted.embeddings[1].reshape(-1, weighted.embeddings[1].shape[-1])):
+        inside = range(of_keys.row_ptrs[bag], of_keys.row_ptrs[bag + 1])
+        if inside:
+            expected = np.average([bag_rows[at] for at in inside], axis=0, weights=[weights[at] for at in inside])
+            np.testing.assert_allclose(answer, expected, **TOLERANCE)
+
+
+def test_a_lookup_refuses_weights_of_another_number_of_tables(write_model, open_session):
+    model = write_model()
+    cache = open_session(model).embedding_cache
+    dense, bags = model.draw_request(np.random.default_rng(4), samples=5)
+    batch = read_batch(cache.config, dense, *model.flatten(bags)[:2])
+
+    with pytest.raises(RequestError, match="expected weights of 1 tables, got 2"):
+        cache.lookup_pooled(batch, [None, None])
 
 
 def edit_layers(model, edit):
@@ -404,6 +468,7 @@ def test_importing_serving_and_all_its_names_needs_numpy_pydantic_and_array_api_
 import sys
 before = set(sys.modules)
 import serving
+from kernels.host import round_rows
 for name in serving.__all__:
     getattr(serving, name)
 new = {name.partition(".")[0] for name in set(sys.modules) - before}

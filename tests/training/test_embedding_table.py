@@ -52,18 +52,19 @@ class NaiveTable:
         self.first = {key: np.zeros_like(vector) for key, vector in weights.items()}
         self.second = {key: np.zeros_like(vector) for key, vector in weights.items()}
 
+    def divisor(self, bag):
+        count = max(len(bag), 1)
+        return {"sum": 1, "mean": count, "sqrtn": math.sqrt(count)}[self.combiner]
+
     def pool(self, bags):
         zero = np.zeros_like(next(iter(self.weights.values())))
-        return [
-            sum((self.weights[key] for key in bag), zero) / (max(len(bag), 1) if self.combiner == "mean" else 1)
-            for bag in bags
-        ]
+        return [sum((self.weights[key] for key in bag), zero) / self.divisor(bag) for bag in bags]
 
     def update(self, bags, pooled_gradients, adam, learning_rate, step):
         gradients = {}
         for bag, gradient in zip(bags, pooled_gradients, strict=True):
             for key in bag:
-                share = gradient / (len(bag) if self.combiner == "mean" else 1)
+                share = gradient / self.divisor(bag)
                 gradients[key] = gradients.get(key, 0) + share
         for key, g in gradients.items():
             self.first[key] = adam.beta1 * self.first[key] + (1 - adam.beta1) * g
@@ -77,7 +78,7 @@ STEPS = st.lists(st.lists(BAG, min_size=6, max_size=6), min_size=1, max_size=4)
 
 
 @settings(deadline=None, max_examples=60)
-@given(steps=STEPS, combiner=st.sampled_from(["sum", "mean"]))
+@given(steps=STEPS, combiner=st.sampled_from(["sum", "mean", "sqrtn"]))
 def test_training_steps_equal_a_naive_table_bag_by_bag(steps, combiner):
     adam = Adam(epsilon=1e-3)
     table = EmbeddingTable(layer(combiner=combiner), seed=1, capacity_rows=1)

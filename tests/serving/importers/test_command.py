@@ -149,7 +149,7 @@ def test_an_error_is_one_line_and_the_exit_code_1(run, capsys, more, expected):
 def test_a_combiner_of_one_table_alone_is_not_enough(run, capsys):
     assert run(combiner="ads=sum") == 1
 
-    assert "expected sum or mean for all tables too" in capsys.readouterr().err
+    assert "expected sum, mean or sqrtn for all tables too" in capsys.readouterr().err
 
 
 def test_a_version_that_exists_is_left_alone(run, capsys):
@@ -167,7 +167,7 @@ def test_a_version_that_exists_is_left_alone(run, capsys):
         ("--table ads", "expected NAME=SOURCE, but 'ads' came"),
         ("--table =ads.npy", "expected NAME=SOURCE, but '=ads.npy' came"),
         ("--table ads=", "expected NAME=SOURCE, but 'ads=' came"),
-        ("--combiner max", "expected sum, mean, NAME=sum or NAME=mean, but 'max' came"),
+        ("--combiner max", "expected sum, mean, sqrtn or NAME=one of them, but 'max' came"),
         ("--combiner ads=max", "but 'ads=max' came"),
         ("--version 0", "expected a whole number from 1"),
         ("--max-batchsize 0", "expected a whole number from 1"),

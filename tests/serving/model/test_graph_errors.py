@@ -131,7 +131,7 @@ REJECTED = {
     ),
     "misspelt combiner": (
         put(EMBEDDING, "sparse_embedding_hparam", "combiner", value="maen"),
-        'combiner: expected one of 0, 1, "sum", "mean", got "maen"; did you mean "mean"?',
+        'combiner: expected one of 0, 1, "sum", "mean", "sqrtn", got "maen"; did you mean "mean"?',
     ),
     "truth value as combiner": (put(EMBEDDING, "sparse_embedding_hparam", "combiner", value=True), "got true"),
     "misspelt sparse type": (
