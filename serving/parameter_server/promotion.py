@@ -16,6 +16,8 @@ logger = logging.getLogger(__name__)
 
 # Rows that wait, over all tables. More are dropped: a key that is asked for often is offered again soon.
 MOST_WAITING_BYTES = 64 * 2**20
+# For a table that is being written: an update may wait for a disk, and the rows of other tables wait behind.
+LONGEST_WAIT_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,12 +113,17 @@ class Promoter:
 def _promote(offer: _Offer) -> None:
     keys, first = np.unique(offer.keys, return_index=True)
     changes = offer.held.changes
-    with changes.lock:
+    if not changes.lock.acquire(timeout=LONGEST_WAIT_S):
+        for tier in offer.tiers:
+            tier.drop_promotion(offer.held, keys.size)
+        return
+    try:
         if changes.is_gone:
             return
         fresh = changes.unchanged_since(keys, offer.moment)
         stale = int(fresh.size - np.count_nonzero(fresh))
         for tier in reversed(offer.tiers):  # the slowest first: see ``updates``
-            if stale:
-                tier.drop_promotion(offer.held, stale)
+            tier.drop_promotion(offer.held, stale)
             tier.promote(offer.held, keys[fresh], offer.rows[first[fresh]])
+    finally:
+        changes.lock.release()

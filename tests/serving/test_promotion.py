@@ -152,6 +152,21 @@ def test_an_update_during_a_promotion_comes_after_it(gated):
     assert gated.lookup("m.t", np.array([1]))[0].tolist() == NEW.tolist()
 
 
+def test_rows_of_a_table_that_is_being_written_hold_nothing_up_for_long(config, monkeypatch):
+    monkeypatch.setattr(promotion, "LONGEST_WAIT_S", 0.001)
+    with serve(config, DictStore("fast"), DictStore("slow"), promote=True) as server:
+        keep(server.stores[0], [])
+        with server._table("m.t").changes.lock:
+            server.lookup("m.t", np.array([1, 1]))
+            assert server.wait_for_promotions(WAIT_S)
+
+        assert held_by(server.stores[0]) == {}
+        assert counters(server).dropped_promotions == 1
+        server.lookup("m.t", np.array([1]))
+        assert server.wait_for_promotions(WAIT_S)
+        assert held_by(server.stores[0]).keys() == {1}
+
+
 def test_nothing_is_promoted_into_a_model_that_took_the_place_of_the_one_it_was_read_from(config):
     with serve(config, DictStore("fast"), DictStore("slow"), promote=True) as server:
         held = server._table("m.t")
