@@ -1,4 +1,4 @@
-"""What HPS's ``ps.json`` (HugeCTR v24.06) may say beyond what Hotrow supports, and HPS's spellings of the tiers."""
+"""What HPS's ``ps.json`` (HugeCTR v24.06) may say beyond what Hotrow supports, and HPS's spellings."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -22,6 +22,11 @@ VOLATILE_TYPES: dict[str, str | None] = {
 PERSISTENT_TYPES: dict[str, str | None] = {
     **dict.fromkeys(("disabled", "disable", "none"), "disabled"),
     **dict.fromkeys(("rocks_db", "rocksdb", "rocks"), "rocks_db"),
+}
+OVERFLOW_POLICIES: dict[str, str | None] = {
+    **dict.fromkeys(("evict_random", "random"), "evict_random"),
+    **dict.fromkeys(("evict_least_used", "least_used"), "evict_least_used"),
+    **dict.fromkeys(("evict_oldest", "oldest"), "evict_oldest"),
 }
 
 

@@ -51,6 +51,9 @@ def read_ps_config(file: str | Path, faults: list[HotrowError] | None = None) ->
     if persistent.type == "disabled" and volatile.type == "hash_map" and not volatile.initialize_after_startup:
         reason = "false, and there is no persistent_db: no tier would hold a row"
         raise ConfigError(source, "volatile_db.initialize_after_startup", reason)
+    if persistent.type == "disabled" and volatile.initial_cache_rate < 1.0:
+        reason = "below 1, and there is no persistent_db: no tier would hold the other rows"
+        raise ConfigError(source, "volatile_db.initial_cache_rate", reason)
     key_type: KeyType = "I64" if document.supportlonglong else "I32"
     models = []
     for index, clause in enumerate(document.models):

@@ -5,7 +5,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, SecretStr
 
-from kernels.host import RowDtype
+from kernels.host import OverflowPolicy, RowDtype
 from serving.model.records import Combiner
 from serving.model.sparse_rows import KeyType, RowLayout
 
@@ -146,6 +146,11 @@ class VolatileDbConfig(_Record):
         capacity_bytes: most bytes in RAM over all tables, instead of ``capacity_rows``.
         capacity_rows_per_table: most rows in RAM of each table, by its full name, instead of one budget for all; a
             table that is not named gets all of its rows.
+        capacity_rows_of_each_table: most rows in RAM of every table, instead of one budget for all.
+        overflow_policy: which rows leave a table that its bound keeps small, when new keys come; None: none do.
+        overflow_resolution_target: the part of its bound that an overflow leaves in a table.
+        initial_cache_rate: the part of each table's rows that is loaded into RAM at first.
+        hot_keys: a folder that says, by table, which rows are loaded into RAM first; None: the first of the file.
         row_dtype: the form in which RAM keeps rows; see ``TableConfig``.
         row_dtype_per_table: another form for some tables, by their full names.
         lookup_threads: most threads at one big lookup in RAM (``kernels.host.set_lookup_threads``, for the whole
@@ -160,6 +165,11 @@ class VolatileDbConfig(_Record):
     capacity_rows: int | None = None
     capacity_bytes: int | None = None
     capacity_rows_per_table: dict[str, int] | None = None
+    capacity_rows_of_each_table: int | None = None
+    overflow_policy: OverflowPolicy | None = None
+    overflow_resolution_target: float = 0.8
+    initial_cache_rate: float = 1.0
+    hot_keys: Path | None = None
     row_dtype: RowDtype = "fp32"
     row_dtype_per_table: dict[str, RowDtype] | None = None
     lookup_threads: int | None = None

@@ -6,26 +6,17 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, SecretStr, model_validator
 
-from kernels.host import RowDtype
-from serving.config.hps_keys import VOLATILE_TYPES, spelling
+from kernels.host import OverflowPolicy, RowDtype
+from serving.config.hps_keys import OVERFLOW_POLICIES, VOLATILE_TYPES, spelling
 from serving.config.records import RedisConfig, RedisOverflow, RedisTlsConfig, VolatileDbConfig
-from serving.config.scalars import Count, FileName, Milliseconds, Part, Switch, Whole, only
+from serving.config.scalars import Count, FileName, Magnitude, Milliseconds, Part, Switch, Whole
 from serving.config.validation import Clause
 
-OverflowPolicy = Literal["evict_oldest", "oldest", "evict_least_used", "least_used", "evict_random", "random"]
-OVERFLOW_POLICIES: dict[OverflowPolicy, Literal["random", "least_used", "oldest"]] = {
-    "evict_oldest": "oldest",
-    "oldest": "oldest",
-    "evict_least_used": "least_used",
-    "least_used": "least_used",
-    "evict_random": "random",
-    "random": "random",
-}
 NO_MARGIN = 2**64 - 1  # HPS's default
 # Hotrow's own keys say something about one type only; of HPS's, those of another type have no effect.
 CAPACITIES = frozenset({"capacity_rows", "capacity_bytes", "capacity_rows_per_table"})
 OWN_KEYS = {
-    "hash_map": CAPACITIES | {"row_dtype", "row_dtype_per_table", "lookup_threads"},
+    "hash_map": CAPACITIES | {"row_dtype", "row_dtype_per_table", "lookup_threads", "hot_keys"},
     "redis_cluster": frozenset({"connect_timeout_ms", "timeout_ms"}),
 }
 _HOST_AND_PORT = re.compile(r"(?:\[(?P<v6>[0-9a-fA-F:.]+)\]|(?P<host>[^\s:\[\]]+)):(?P<port>[0-9]{1,5})")
@@ -33,6 +24,10 @@ _HOST_AND_PORT = re.compile(r"(?:\[(?P<v6>[0-9a-fA-F:.]+)\]|(?P<host>[^\s:\[\]]+
 
 def _volatile_type(value: Any) -> str:
     return spelling(value, VOLATILE_TYPES)
+
+
+def _overflow_policy(value: Any) -> str:
+    return spelling(value, OVERFLOW_POLICIES)
 
 
 def _addresses(value: Any) -> tuple[tuple[str, int], ...]:
@@ -59,13 +54,19 @@ class VolatileDbClause(Clause):
         lookup_threads: Hotrow's own: most threads at one big lookup.
         cache_missed_embeddings: copy rows that ``persistent_db`` held into this tier, beside the lookups.
         initialize_after_startup: load the models' files into it.
-        initial_cache_rate: must be 1: it is filled as far as its capacity goes.
+        initial_cache_rate: the part of each table's rows that RAM is filled with, as far as its capacity goes.
+        hot_keys: Hotrow's own: a folder of the keys that are loaded into RAM first, by table; see ``FirstRows``.
+        overflow_margin: most rows of each partition, so most rows of each table in RAM are ``num_partitions`` times it.
+        overflow_policy: which rows leave a table beyond the margin, or, where it is given, beyond a capacity.
+        overflow_resolution_target: the part of the bound that an overflow leaves.
+        refresh_time_after_fetch: whether ``evict_oldest`` goes by the last use or the last write; by default, RAM by
+            the last use, Redis by the last write.
         connect_timeout_ms: Hotrow's own: see ``RedisConfig``.
         timeout_ms: Hotrow's own: see ``RedisConfig``.
 
     From ``address`` to ``tls_server_name_identification`` the attributes are ``RedisConfig``'s; no effect on RAM. The
     attributes behind these shape HPS's hash maps, or the updates from Kafka (``update_source``, refused); no effect
-    here. Beyond ``overflow_margin`` HPS evicts rows; Hotrow keeps every row that no other tier holds.
+    here.
     """
 
     type: Annotated[Literal["disabled", "hash_map", "redis_cluster"], BeforeValidator(_volatile_type)]
@@ -77,7 +78,12 @@ class VolatileDbClause(Clause):
     lookup_threads: Annotated[Count, Field(le=64)] | None = None
     cache_missed_embeddings: Switch = False
     initialize_after_startup: Switch = True
-    initial_cache_rate: Annotated[float, only(1.0)] = 1.0
+    initial_cache_rate: Annotated[Magnitude, Field(le=1.0)] = 1.0
+    hot_keys: FileName | None = None
+    overflow_margin: Count | None = None
+    overflow_policy: Annotated[OverflowPolicy | None, BeforeValidator(_overflow_policy)] = None
+    overflow_resolution_target: Part = 0.8
+    refresh_time_after_fetch: Switch | None = None
     connect_timeout_ms: Milliseconds = 500
     timeout_ms: Milliseconds = 2000
 
@@ -97,10 +103,6 @@ class VolatileDbClause(Clause):
     allocation_rate: Count | None = None
     max_get_batch_size: Count | None = None
     max_set_batch_size: Count | None = None
-    overflow_margin: Count | None = None
-    overflow_policy: OverflowPolicy | None = None
-    overflow_resolution_target: Part | None = None
-    refresh_time_after_fetch: Switch | None = None
     update_filters: list[str] | None = None
 
     @model_validator(mode="after")
@@ -110,8 +112,19 @@ class VolatileDbClause(Clause):
             if strange and self.type != kind:
                 raise ValueError(f"{strange[0]}: only a {kind} has it, the type is {self.type}")
         capacities = [name for name in sorted(CAPACITIES) if getattr(self, name) is not None]
+        if capacities and self._margin is not None:
+            capacities.append("overflow_margin")
         if len(capacities) > 1:
             raise ValueError(f"expected one capacity, got {' and '.join(capacities)}")
+        return self
+
+    @model_validator(mode="after")
+    def _fills_what_can_be_filled(self) -> Self:
+        if self.initial_cache_rate < 1.0 and self.type != "hash_map":
+            raise ValueError("initial_cache_rate: only RAM is filled in part; Redis is given whole tables")
+        for key in ("initial_cache_rate", "hot_keys"):
+            if key in self.model_fields_set and not self.initialize_after_startup:
+                raise ValueError(f"{key}: initialize_after_startup is false, so nothing is loaded")
         return self
 
     @model_validator(mode="after")
@@ -132,6 +145,7 @@ class VolatileDbClause(Clause):
 
     def record(self, folder: Path) -> VolatileDbConfig:
         """The clause as a record; relative files start from ``folder``."""
+        policy = self._policy()
         redis = self._redis(folder) if self.type == "redis_cluster" else None
         return VolatileDbConfig(
             type=self.type,
@@ -141,10 +155,30 @@ class VolatileDbClause(Clause):
             row_dtype=self.row_dtype,
             row_dtype_per_table=self.row_dtype_per_table,
             lookup_threads=self.lookup_threads,
+            capacity_rows_of_each_table=self._rows_of_each_table(),
+            overflow_policy=policy,
+            overflow_resolution_target=self.overflow_resolution_target if policy else 0.8,
+            initial_cache_rate=self.initial_cache_rate,
+            hot_keys=None if self.hot_keys is None else folder / self.hot_keys,
             redis=redis,
             cache_missed_embeddings=self.cache_missed_embeddings,
             initialize_after_startup=self.initialize_after_startup,
         )
+
+    @property
+    def _margin(self) -> int | None:
+        return None if self.overflow_margin is None or self.overflow_margin >= NO_MARGIN else self.overflow_margin
+
+    def _rows_of_each_table(self) -> int | None:
+        return self._margin * self.num_partitions if self.type == "hash_map" and self._margin is not None else None
+
+    def _policy(self) -> OverflowPolicy | None:
+        """The policy of RAM that has a bound; HPS's default where only its margin is given."""
+        has_capacity = any(getattr(self, name) is not None for name in CAPACITIES)
+        if self.type != "hash_map" or not (has_capacity or self._margin is not None):
+            return None
+        policy = self.overflow_policy or (None if has_capacity else "evict_random")
+        return "evict_oldest_written" if policy == "evict_oldest" and self.refresh_time_after_fetch is False else policy
 
     def _redis(self, folder: Path) -> RedisConfig:
         def file(name: str | None) -> Path | None:
@@ -170,11 +204,16 @@ class VolatileDbClause(Clause):
         )
 
     def _redis_overflow(self) -> RedisOverflow | None:
-        if self.overflow_margin is None or self.overflow_margin >= NO_MARGIN:
+        if self._margin is None:
             return None
+        policies: dict[str, Literal["random", "least_used", "oldest"]] = {
+            "evict_random": "random",
+            "evict_least_used": "least_used",
+            "evict_oldest": "oldest",
+        }
         return RedisOverflow(
-            margin_rows=self.overflow_margin,
-            policy=OVERFLOW_POLICIES[self.overflow_policy or "random"],
-            target_ratio=0.8 if self.overflow_resolution_target is None else self.overflow_resolution_target,
+            margin_rows=self._margin,
+            policy=policies[self.overflow_policy or "evict_random"],
+            target_ratio=self.overflow_resolution_target,
             refreshes=bool(self.refresh_time_after_fetch),
         )

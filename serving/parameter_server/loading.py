@@ -11,6 +11,7 @@ from serving.config import ModelConfig, TableConfig
 from serving.config.capacity import open_table_file
 from serving.errors import StoreError, StoreFullError
 from serving.model.sparse_file import SparseModel
+from serving.parameter_server.first_rows import FirstRows
 from serving.storage.row_dtype import may_be_copied, rounded
 from serving.storage.store import CHANGED, DurableStore, Keys, Store, TableSpec, Vectors
 
@@ -42,12 +43,18 @@ def table_spec(config: ModelConfig, table: TableConfig) -> TableSpec:
     return TableSpec(config.full_name(table), table.dim, key_bytes, table.row_dtype)
 
 
-def load_tables(stores: Sequence[Store], sources: Sequence[TableSource], kept: Sequence[Store] = ()) -> None:
+def load_tables(
+    stores: Sequence[Store],
+    sources: Sequence[TableSource],
+    kept: Sequence[Store] = (),
+    first_rows: Mapping[str, FirstRows] | None = None,
+) -> None:
     """Bring every row of ``sources`` into the stores, but for those that are ``kept`` as they are.
 
     A durable store is loaded unless it already holds the table from the same files, with or without later changes.
-    Where no store is durable, each must have room for all rows; else a store takes the first rows of a file, in file
-    order, up to its capacity. Of a table with a narrow row type every row must fit that type, wherever it will lie.
+    Where no store is durable, each must have room for all rows; else a store takes, up to its capacity, those that
+    ``first_rows`` says by the store's name, or the first of the file. Of a table with a narrow row type every row must
+    fit that type, wherever it will lie.
     Where the slowest store is durable, and is kept as it is or has changed since it was loaded, its rows, not the
     files', are what the stores before it get; none, where copies would be rounded twice (``may_be_copied``).
 
@@ -75,7 +82,7 @@ def load_tables(stores: Sequence[Store], sources: Sequence[TableSource], kept: S
             _check_has_rows(truth, source.spec.name)
         if _may_fill_others(truth, source.spec):
             for store in (store for store in volatile if store not in kept):
-                _load_volatile(store, source, truth)
+                _load_volatile(store, source, truth, (first_rows or {}).get(store.name, FirstRows()))
 
 
 def drop_tables(stores: Sequence[Store], tables: Sequence[str], drop_durable: bool) -> None:
@@ -113,7 +120,8 @@ def check_room(store: str, room: Mapping[str, int | None], sources: Sequence[Tab
             rows, needed = source.model.rows, sum(one.model.rows for one in sources)
             reason = (
                 f"the model file has {rows:,} rows, there is room for {capacity:,} (all tables of the model: "
-                f"{needed:,}); raise volatile_db.capacity_rows, or what is set in its place, or add a persistent_db"
+                f"{needed:,}); raise volatile_db.capacity_rows, or what is set in its place (overflow_margin counts "
+                "the rows of one of num_partitions), or add a persistent_db"
             )
             raise StoreFullError(store, source.spec.name, reason)
 
@@ -143,23 +151,27 @@ def _check_has_rows(store: DurableStore, table: str) -> None:
         raise StoreError(store.name, table, "has no rows, and initialize_after_startup is false: nothing is loaded")
 
 
-def _load_volatile(store: Store, source: TableSource, truth: Store | None) -> None:
-    """Fill a store with as many rows as it has room for: of the keys of the file, in its order.
+def _load_volatile(store: Store, source: TableSource, truth: Store | None, first_rows: FirstRows) -> None:
+    """Fill a store with some rows of the file.
 
     ``truth``: the store that has the rows; None: the file.
     """
     _announce(source, store)
-    room = store.capacity_rows(source.spec.name)
-    left = source.model.rows if room is None else room
     spec = source.spec
+    choice = first_rows.choose(spec.name, source.model.rows, store.capacity_rows(spec.name))
     for keys, rows in source.model.batches(LOAD_BATCH_ROWS):
-        if not left and (spec.row_dtype == "fp32" or truth is not None):
+        if choice.is_full and (spec.row_dtype == "fp32" or truth is not None):
             return
+        taken = choice.take(keys)
         if truth is not None:
-            keys, rows = _held(truth, spec, keys[:left])
-        store.insert(spec.name, keys[:left], rows[:left])
-        rounded(store.name, spec.name, spec.row_dtype, keys[left:], rows[left:])  # the rest must fit the row type, too
-        left -= min(left, keys.size)
+            store.insert(spec.name, *_held(truth, spec, keys[taken]))
+        elif taken.all():
+            store.insert(spec.name, keys, rows)
+        else:
+            store.insert(spec.name, keys[taken], rows[taken])
+            rounded(
+                store.name, spec.name, spec.row_dtype, keys[~taken], rows[~taken]
+            )  # they must fit the row type, too
 
 
 def _held(store: Store, spec: TableSpec, keys: Keys) -> tuple[Keys, Vectors]:

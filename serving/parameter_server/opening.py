@@ -5,6 +5,7 @@ from pathlib import Path
 
 from kernels.host import set_lookup_threads
 from serving.config import ParameterServerConfig, PersistentDbConfig
+from serving.parameter_server.first_rows import FirstRows
 from serving.parameter_server.tier import TierSettings
 from serving.storage import MemoryStore, RedisStore, RocksDbStore
 from serving.storage.store import Store
@@ -23,8 +24,15 @@ def open_stores(config: ParameterServerConfig) -> list[Store]:
         if volatile.type == "hash_map":
             if volatile.lookup_threads is not None:
                 set_lookup_threads(volatile.lookup_threads)
-            per_table = volatile.capacity_rows_per_table
-            stores.append(MemoryStore(volatile.capacity_rows, volatile.capacity_bytes, per_table))
+            memory = MemoryStore(
+                volatile.capacity_rows,
+                volatile.capacity_bytes,
+                volatile.capacity_rows_per_table,
+                capacity_rows_of_each_table=volatile.capacity_rows_of_each_table,
+                overflow_policy=volatile.overflow_policy,
+                overflow_resolution_target=volatile.overflow_resolution_target,
+            )
+            stores.append(memory)
         if volatile.redis is not None:
             stores.append(opened.enter_context(closing(RedisStore(volatile.redis))))
         if persistent.type == "rocks_db" and persistent.path is not None:
@@ -39,7 +47,8 @@ def tier_settings(config: ParameterServerConfig) -> dict[str, TierSettings]:
     settings = {}
     if volatile.type != "disabled":
         name = "redis" if volatile.redis is not None else "memory"
-        settings[name] = TierSettings(is_initialized=volatile.initialize_after_startup)
+        first = FirstRows(volatile.initial_cache_rate, volatile.hot_keys)
+        settings[name] = TierSettings(is_initialized=volatile.initialize_after_startup, first_rows=first)
     if persistent.type != "disabled":
         settings["rocksdb"] = TierSettings(persistent.timeout_ms, persistent.initialize_after_startup)
     return settings

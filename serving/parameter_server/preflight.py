@@ -27,7 +27,13 @@ def check_tiers(ps: ParameterServerConfig, faults: list[HotrowError]) -> None:
         except (MissingExtraError, StoreError) as err:
             faults.append(err)
     elif tier.type == "hash_map":
-        budget = MemoryBudget(tier.capacity_rows, tier.capacity_bytes, tier.capacity_rows_per_table)
+        budget = MemoryBudget(
+            tier.capacity_rows,
+            tier.capacity_bytes,
+            tier.capacity_rows_per_table,
+            tier.capacity_rows_of_each_table,
+            tier.overflow_policy,
+        )
         _check_memory(budget, ps.models, faults)
 
 
@@ -37,5 +43,5 @@ def _check_memory(budget: MemoryBudget, models: Sequence[ModelConfig], faults: l
         with about(config.name, faults):
             sources = [table_source(config, table) for table in config.tables]
             for source in sources:
-                held.append((source.spec, budget.rows_for(source.spec, source.model.rows, held)))
+                held.append((source.spec, budget.room_for(source.spec, source.model.rows, held).rows))
             check_room("memory", {spec.name: rows for spec, rows in held}, sources)

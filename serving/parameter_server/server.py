@@ -60,6 +60,7 @@ class ParameterServer:
         self.stores = tuple(stores)
         by_tier = [settings.get(store.name, TierSettings()) for store in stores]
         self._kept = [store for store, one in zip(stores, by_tier, strict=True) if not one.is_initialized]
+        self._first_rows = {store.name: one.first_rows for store, one in zip(stores, by_tier, strict=True)}
         self._tiers = [Tier(store, depth, by_tier[depth]) for depth, store in enumerate(stores)]
         self._promoter = Promoter() if promote else None
         self._lookup = TierLookup(self._tiers, self._promoter)
@@ -107,7 +108,7 @@ class ParameterServer:
                 )
             sources = [table_source(config, table) for table in config.tables]
             try:
-                load_tables(self.stores, sources, self._kept)
+                load_tables(self.stores, sources, self._kept, self._first_rows)
             except BaseException:
                 drop_tables(self.stores, names, drop_durable=False)
                 raise

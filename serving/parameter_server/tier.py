@@ -3,7 +3,7 @@
 import logging
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import perf_counter as now_s
 
 import numpy as np
@@ -11,6 +11,7 @@ import numpy as np
 from kernels.host import RowDtype
 from serving.errors import StoreError, StoreFullError, StoreTimeoutError
 from serving.model.records import Combiner
+from serving.parameter_server.first_rows import FirstRows
 from serving.parameter_server.served_table import ServedTable
 from serving.parameter_server.time_budget import TimeBudget
 from serving.storage.row_dtype import may_be_copied, rounded
@@ -30,10 +31,12 @@ class TierSettings:
         timeout_ms: most time that a lookup waits for it; None: as long as it takes.
         is_initialized: models' files are loaded into it; else it keeps what it has: RAM starts empty, a durable store
             must have the tables.
+        first_rows: which rows of the files it is given, where it is none that holds all.
     """
 
     timeout_ms: int | None = None
     is_initialized: bool = True
+    first_rows: FirstRows = field(default_factory=FirstRows)
 
 
 class Tier:

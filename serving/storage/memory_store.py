@@ -1,24 +1,30 @@
 """The memory tier: one host table per embedding table."""
 
+import logging
 import threading
 from collections.abc import Iterator, Mapping
 
 import numpy as np
 
 from kernels.errors import ReservedKeyError, RowValueError, TableFullError
-from kernels.host import HostTable
+from kernels.host import HostTable, OverflowPolicy
 from serving.errors import StoreError, StoreFullError
+from serving.metrics import Reading
 from serving.model.records import Combiner
-from serving.storage.memory_budget import MemoryBudget
+from serving.storage.memory_budget import MemoryBudget, Room
 from serving.storage.store import Keys, Mask, RowPtrs, TableSpec, Vectors, Weights
+
+logger = logging.getLogger(__name__)
 
 
 class MemoryStore:
-    """Rows in RAM, within one budget for all tables together. See ``PooledStore``.
+    """Rows in RAM, within one budget for all tables together. See ``PooledStore`` and ``MeasuredStore``.
 
     A table takes its memory when it is opened. With a budget it gets as many rows as it asks for, or what is left:
     tables are served in the order in which they are opened. Without one it gets some headroom on top, or, where it has
     a capacity of its own, at most that.
+    A table that holds all it has room for refuses further keys; with an ``overflow_policy``, one that its bound keeps
+    smaller than it would be evicts rows instead.
     ``fetch``, ``fetch_pooled`` and ``items`` take no lock.
     """
 
@@ -27,6 +33,10 @@ class MemoryStore:
         capacity_rows: int | None = None,
         capacity_bytes: int | None = None,
         capacity_rows_per_table: Mapping[str, int] | None = None,
+        *,
+        capacity_rows_of_each_table: int | None = None,
+        overflow_policy: OverflowPolicy | None = None,
+        overflow_resolution_target: float = 0.8,
     ) -> None:
         """Set the budget.
 
@@ -34,16 +44,29 @@ class MemoryStore:
             capacity_rows: most rows over all tables.
             capacity_bytes: most bytes over all tables, keys and spare rows included.
             capacity_rows_per_table: most rows of each table that is named, by full name; 0 keeps none of it in RAM.
-                At most one of the three may be given; with none, every table gets what it asks for and headroom.
+            capacity_rows_of_each_table: most rows of every table.
+                At most one of the four may be given; with none, every table gets what it asks for and headroom.
+            overflow_policy: which rows leave a full table when new keys come, see ``HostTable``; None: none do.
+            overflow_resolution_target: the part of its bound that an overflow leaves in a table, more than 0 and at
+                most 1.
 
         Raises:
-            ValueError: more than one is given, a budget is less than 1, or a table's capacity less than 0.
+            ValueError: more than one bound is given, a budget is less than 1, a table's capacity less than 0, or the
+                target is no such part.
         """
-        self._budget = MemoryBudget(capacity_rows, capacity_bytes, capacity_rows_per_table)
+        if not 0.0 < overflow_resolution_target <= 1.0:
+            raise ValueError(
+                f"overflow_resolution_target: expected more than 0, at most 1: {overflow_resolution_target}"
+            )
+        self._budget = MemoryBudget(
+            capacity_rows, capacity_bytes, capacity_rows_per_table, capacity_rows_of_each_table, overflow_policy
+        )
+        self._target_ratio = overflow_resolution_target
         # Replaced as a whole, never changed in place, so that readers need no lock. None once closed.
         self._tables: dict[str, HostTable | None] | None = {}
         self._specs: dict[str, TableSpec] = {}
-        self._lock = threading.Lock()  # one open_table, drop_table or close at a time
+        self._overflown: set[str] = set()  # tables whose first eviction was logged
+        self._lock = threading.Lock()  # one open_table, drop_table or close at a time; guards _overflown
 
     @property
     def name(self) -> str:
@@ -68,14 +91,9 @@ class MemoryStore:
                     )
                 return
             held_rows = {name: table.capacity_rows for name, table in tables.items() if table is not None}
-            rows = self._budget.rows_for(spec, capacity_rows, [(self._specs[name], n) for name, n in held_rows.items()])
-            try:
-                table = HostTable(spec.dim, rows, spec.row_dtype) if rows else None
-            except MemoryError as err:
-                size = HostTable.memory_bytes(spec.dim, rows, spec.row_dtype)
-                raise StoreError(self.name, spec.name, f"the system refused {size:,} bytes for {rows:,} rows") from err
+            room = self._budget.room_for(spec, capacity_rows, [(self._specs[name], n) for name, n in held_rows.items()])
             self._specs = {**self._specs, spec.name: spec}
-            self._tables = {**tables, spec.name: table}
+            self._tables = {**tables, spec.name: self._new_table(spec, room)}
 
     def capacity_rows(self, table: str) -> int | None:
         """See ``Store.capacity_rows``."""
@@ -85,7 +103,16 @@ class MemoryStore:
     def memory_bytes(self, table: str) -> int:
         """RAM the table takes: its keys, rows and spare rows; 0 for an unknown table."""
         held = self._open_tables(table).get(table)
-        return HostTable.memory_bytes(held.dim, held.capacity_rows, held.row_dtype) if held is not None else 0
+        return held.stats().memory_bytes if held is not None else 0
+
+    def evicted_rows(self, table: str) -> int:
+        """Rows of the table that made room for others since it was opened; 0 for an unknown table or once closed."""
+        held = (self._tables or {}).get(table)
+        return held.stats().evicted_rows if held is not None else 0
+
+    def readings(self, table: str) -> Iterator[Reading]:
+        """See ``MeasuredStore.readings``."""
+        yield Reading("hotrow_tier_evicted_rows", "Rows that overflows evicted.", (), self.evicted_rows(table))
 
     def tables(self) -> list[str]:
         """See ``Store.tables``."""
@@ -134,7 +161,8 @@ class MemoryStore:
                 raise StoreFullError(self.name, table, "the table has no room: other tables took the whole budget")
             return
         try:
-            held.insert(keys, rows)
+            if self._insert_in_parts(held, keys, rows):
+                self._log_first_eviction(table, held)
         except TableFullError as err:
             raise StoreFullError(self.name, table, str(err)) from err
         except (ReservedKeyError, RowValueError) as err:
@@ -148,6 +176,7 @@ class MemoryStore:
     def drop_table(self, table: str) -> None:
         """See ``Store.drop_table``; the memory goes back once the last reader has left."""
         with self._lock:
+            self._overflown.discard(table)
             self._tables = {name: held for name, held in self._open_tables(table).items() if name != table}
             self._specs = {name: spec for name, spec in self._specs.items() if name != table}
 
@@ -160,6 +189,38 @@ class MemoryStore:
         """See ``Store.close``."""
         with self._lock:
             self._tables = None
+
+    def _new_table(self, spec: TableSpec, room: Room) -> HostTable | None:
+        if not room.rows:
+            return None
+        policy = self._budget.overflow_policy if room.is_bounded else None
+        target_rows = round(room.rows * self._target_ratio)
+        try:
+            return HostTable(spec.dim, room.rows, spec.row_dtype, policy, target_rows)
+        except MemoryError as err:
+            size = HostTable.memory_bytes(spec.dim, room.rows, spec.row_dtype, policy)
+            reason = f"the system refused {size:,} bytes for {room.rows:,} rows"
+            raise StoreError(self.name, spec.name, reason) from err
+
+    @staticmethod
+    def _insert_in_parts(held: HostTable, keys: Keys, rows: Vectors) -> int:
+        """Insert rows, those that may evict others no more at a time than fit; returns how many were evicted."""
+        most = keys.size if held.overflow_policy is None else held.capacity_rows
+        starts = range(0, keys.size, max(most, 1))
+        return sum(held.insert(keys[start : start + most], rows[start : start + most]) for start in starts)
+
+    def _log_first_eviction(self, table: str, held: HostTable) -> None:
+        with self._lock:
+            if table in self._overflown:
+                return
+            self._overflown.add(table)
+        logger.warning(
+            "memory: table %s reached its bound of %s rows and evicts rows from now on (%s); a row that no other tier "
+            "holds is lost",
+            table,
+            f"{held.capacity_rows:,}",
+            held.overflow_policy,
+        )
 
     def _open_tables(self, table: str) -> dict[str, HostTable | None]:
         tables = self._tables

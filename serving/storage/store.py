@@ -95,7 +95,7 @@ class Store(Protocol):
             rows: float32[N, D].
 
         Raises:
-            StoreFullError: no room; nothing was written.
+            StoreFullError: no room, and the store drops no rows to make some; nothing was written.
             StoreError: unknown table, another dimension, or the tier did not take the rows.
         """
 

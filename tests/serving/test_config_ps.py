@@ -337,8 +337,7 @@ def test_what_shapes_hps_own_stores_changes_nothing(ps):
         document["fuse_embedding_table"] = False
         document["volatile_db"].update(
             num_partitions=8, allocation_rate=268435456, max_batch_size=65536, max_get_batch_size=100000,
-            max_set_batch_size="100000", overflow_margin=10000000, overflow_policy="evict_oldest",
-            overflow_resolution_target=0.8, initial_cache_rate="1.0", cache_missed_embeddings=False,
+            max_set_batch_size="100000", initial_cache_rate="1.0", cache_missed_embeddings=False,
             initialize_after_startup=True, refresh_time_after_fetch=False, update_filters=["^hps_.+$"],
             address="127.0.0.1:7000", user_name="default", password="", algorithm="phm",
             num_node_connections=5, enable_tls=False, tls_ca_certificate="cacertbundle.crt",
@@ -348,6 +347,62 @@ def test_what_shapes_hps_own_stores_changes_nothing(ps):
         )
 
     assert ps(change) == plain
+
+
+@pytest.mark.parametrize(
+    ("said", "policy"),
+    [
+        ({"overflow_policy": "evict_random"}, "evict_random"),
+        ({"overflow_policy": "random"}, "evict_random"),
+        ({"overflow_policy": "least_used"}, "evict_least_used"),
+        ({"overflow_policy": "evict_oldest"}, "evict_oldest"),
+        ({"overflow_policy": "oldest", "refresh_time_after_fetch": True}, "evict_oldest"),
+        ({"overflow_policy": "oldest", "refresh_time_after_fetch": False}, "evict_oldest_written"),
+        ({}, "evict_random"),
+    ],
+    ids=str,
+)
+def test_a_margin_of_each_partition_bounds_each_table_and_evicts_by_the_policy(ps, said, policy):
+    tier = ps(in_ram(num_partitions=8, overflow_margin="1000", **said)).volatile_db
+
+    assert (tier.capacity_rows_of_each_table, tier.overflow_policy) == (8000, policy)
+    assert tier.overflow_resolution_target == 0.8
+
+
+def test_hps_own_margin_without_a_limit_is_a_number_too(ps):
+    tier = ps(in_ram(overflow_margin=2**64 - 1)).volatile_db
+
+    assert tier.capacity_rows_of_each_table > 2**64
+
+
+def test_a_capacity_refuses_rows_unless_a_policy_is_given(ps):
+    silent = ps(in_ram(capacity_rows=10)).volatile_db
+    evicting = ps(in_ram(capacity_rows=10, overflow_policy="oldest")).volatile_db
+
+    assert (silent.capacity_rows, silent.overflow_policy) == (10, None)
+    assert (evicting.capacity_rows, evicting.overflow_policy) == (10, "evict_oldest")
+
+
+def test_what_is_said_of_overflows_has_no_effect_on_redis(ps):
+    said = {"overflow_margin": 10, "overflow_policy": "oldest", "overflow_resolution_target": 0.5}
+
+    tier = ps(in_redis(**said)).volatile_db
+
+    assert (tier.capacity_rows_of_each_table, tier.overflow_policy) == (None, None)
+
+
+def test_the_folder_of_hot_keys_starts_from_the_files_folder(ps, tmp_path):
+    assert ps(in_tier("volatile_db", hot_keys="hot")).volatile_db.hot_keys.parent.exists()
+    assert ps(in_tier("volatile_db", hot_keys=str(tmp_path / "x"))).volatile_db.hot_keys == tmp_path / "x"
+
+
+def test_a_part_of_the_rows_in_ram_needs_a_tier_that_has_the_others(ps):
+    assert ps(in_tier("volatile_db", initial_cache_rate="0.25")).volatile_db.initial_cache_rate == 0.25
+
+    with pytest.raises(ConfigError, match="no tier would hold the other rows") as caught:
+        ps(lambda d: d.update(persistent_db={"type": "disabled"}, volatile_db={"type": "map", "initial_cache_rate": 0}))
+
+    assert caught.value.path == "volatile_db.initial_cache_rate"
 
 
 @pytest.mark.parametrize("said", ["", "model/_dense_10.model.ntp.json", "./model/../model/_dense_10.model.ntp.json"])
@@ -370,6 +425,10 @@ def in_model(**change):
 
 def in_tier(tier, **change):
     return lambda document: document[tier].update(change)
+
+
+def in_ram(**change):
+    return lambda document: document.update(volatile_db={"type": "hash_map", **change})
 
 
 def in_redis(**change):
@@ -466,8 +525,28 @@ def in_redis(**change):
             "HPS knows this key: rows in memory that processes share",
         ),
         (in_tier("volatile_db", overflow_margin=0), "volatile_db.overflow_margin", "greater than or equal to 1"),
-        (in_tier("volatile_db", initial_cache_rate=0.5), "volatile_db.initial_cache_rate", "only 1.0 here, got 0.5"),
-        (in_tier("volatile_db", initial_cache_rate=True), "volatile_db.initial_cache_rate", "only 1.0 here, got True"),
+        (in_tier("volatile_db", initial_cache_rate=1.5), "volatile_db.initial_cache_rate", "less than or equal to 1"),
+        (in_tier("volatile_db", initial_cache_rate=-1), "volatile_db.initial_cache_rate", "greater than or equal to 0"),
+        (in_tier("volatile_db", initial_cache_rate=True), "volatile_db.initial_cache_rate", "valid number, got True"),
+        (in_redis(initial_cache_rate=0.5), "volatile_db", "initial_cache_rate: only RAM is filled in part"),
+        (in_redis(hot_keys="hot"), "volatile_db", "hot_keys: only a hash_map has it"),
+        (
+            in_tier("volatile_db", hot_keys="hot", initialize_after_startup=False),
+            "volatile_db",
+            "hot_keys: initialize_after_startup is false",
+        ),
+        (in_tier("volatile_db", hot_keys=""), "volatile_db.hot_keys", "at least 1 character"),
+        (
+            in_tier("volatile_db", overflow_margin=9, capacity_rows=9),
+            "volatile_db",
+            "capacity_rows and overflow_margin",
+        ),
+        (
+            in_tier("volatile_db", overflow_resolution_target=1.0),
+            "volatile_db.overflow_resolution_target",
+            "less than 1",
+        ),
+        (in_tier("volatile_db", overflow_resolution_target=0), "volatile_db.overflow_resolution_target", "than 0"),
         (
             lambda d: d.update(volatile_db={"type": "map", "initialize_after_startup": False}, persistent_db=NO_TIER),
             "volatile_db.initialize_after_startup",

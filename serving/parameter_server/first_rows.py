@@ -1,0 +1,87 @@
+"""Which of a table's rows a tier is given when the table is loaded, where it is not given all of them."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from kernels.errors import ReservedKeyError
+from kernels.host import KeyIndex
+from serving.errors import ConfigError
+from serving.storage.store import Keys, Mask
+
+
+@dataclass(frozen=True, slots=True)
+class FirstRows:
+    """How a tier that may hold a part of a table is filled.
+
+    Attributes:
+        cache_rate: the part of each table's rows that it is given, as far as there is room: 0 to 1, HPS's
+            ``initial_cache_rate``.
+        hot_keys: a folder with int64[K] for some tables, ``<full name>.npy``, hottest first: the rows that go before
+            all others, in this order where there is not room for all of them. The others, and those of tables without
+            such a file, go in the order of the model file.
+    """
+
+    cache_rate: float = 1.0
+    hot_keys: Path | None = None
+
+    def choose(self, table: str, rows: int, room: int | None) -> "RowChoice":
+        """Begin to choose among the ``rows`` rows of a table, of which a tier can take ``room``; None: all.
+
+        Raises:
+            ConfigError: the folder or the table's file in it cannot be read, or is no list of keys.
+        """
+        wanted = round(self.cache_rate * rows)
+        return RowChoice(wanted if room is None else min(wanted, room), self._hottest(table))
+
+    def _hottest(self, table: str) -> Keys:
+        if self.hot_keys is None:
+            return np.empty(0, dtype=np.int64)
+        if not self.hot_keys.is_dir():
+            raise ConfigError(str(self.hot_keys), "", "no such folder; volatile_db.hot_keys names it")
+        file = self.hot_keys / f"{table}.npy"
+        if not file.exists():
+            return np.empty(0, dtype=np.int64)
+        try:
+            keys = np.load(file, allow_pickle=False)
+        except (OSError, ValueError, EOFError) as err:
+            raise ConfigError(str(file), "", f"cannot be read as an array: {err}") from err
+        if not isinstance(keys, np.ndarray) or keys.ndim != 1 or keys.dtype != np.int64:
+            came = f"{keys.dtype}{list(keys.shape)}" if isinstance(keys, np.ndarray) else type(keys).__name__
+            raise ConfigError(str(file), "", f"expected int64[K], keys with the hottest first, got {came}")
+        return np.ascontiguousarray(keys)
+
+
+class RowChoice:
+    """Says of batch after batch of a model file's keys which of them a tier is given."""
+
+    def __init__(self, rows: int, hottest: Keys) -> None:
+        """Choose ``rows`` keys: of ``hottest`` the first so many, and as many others as that leaves room for.
+
+        Raises:
+            ConfigError: one of ``hottest`` is reserved.
+        """
+        self._ranks = KeyIndex(max(hottest.size, 1))
+        try:
+            self._ranks.find_or_insert(hottest)
+        except ReservedKeyError as err:
+            raise ConfigError("volatile_db.hot_keys", "", str(err)) from err
+        self._hot_rows = min(rows, len(self._ranks))
+        self._hot_left = self._hot_rows
+        self._others_left = rows - self._hot_rows
+
+    @property
+    def is_full(self) -> bool:
+        """Whether every row that is to be given was met."""
+        return not self._hot_left and not self._others_left
+
+    def take(self, keys: Keys) -> Mask:
+        """Which of ``keys``, int64[N], are given: bool[N]; no key may come twice."""
+        ranks = self._ranks.find(keys)
+        taken: Mask = (ranks >= 0) & (ranks < self._hot_rows)
+        self._hot_left -= int(np.count_nonzero(taken))
+        others = np.flatnonzero(ranks < 0)[: self._others_left]
+        self._others_left -= others.size
+        taken[others] = True
+        return taken
