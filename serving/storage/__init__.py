@@ -3,15 +3,6 @@
 from serving.storage.memory_store import MemoryStore
 from serving.storage.redis_store import RedisStore
 from serving.storage.rocksdb_store import RocksDbStore
-from serving.storage.store import DurableStore, EvictingStore, PooledStore, Store, TableSpec
+from serving.storage.store import DurableStore, PooledStore, Store, TableSpec
 
-__all__ = [
-    "DurableStore",
-    "EvictingStore",
-    "MemoryStore",
-    "PooledStore",
-    "RedisStore",
-    "RocksDbStore",
-    "Store",
-    "TableSpec",
-]
+__all__ = ["DurableStore", "MemoryStore", "PooledStore", "RedisStore", "RocksDbStore", "Store", "TableSpec"]

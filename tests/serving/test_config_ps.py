@@ -369,10 +369,8 @@ def test_a_margin_of_each_partition_bounds_each_table_and_evicts_by_the_policy(p
     assert tier.overflow_resolution_target == 0.8
 
 
-def test_hps_own_margin_without_a_limit_is_a_number_too(ps):
-    tier = ps(in_ram(overflow_margin=2**64 - 1)).volatile_db
-
-    assert tier.capacity_rows_of_each_table > 2**64
+def test_hps_own_margin_is_no_bound(ps):
+    assert ps(in_ram(overflow_margin=2**64 - 1)).volatile_db == ps(in_ram()).volatile_db
 
 
 def test_a_capacity_refuses_rows_unless_a_policy_is_given(ps):
@@ -381,14 +379,6 @@ def test_a_capacity_refuses_rows_unless_a_policy_is_given(ps):
 
     assert (silent.capacity_rows, silent.overflow_policy) == (10, None)
     assert (evicting.capacity_rows, evicting.overflow_policy) == (10, "evict_oldest")
-
-
-def test_what_is_said_of_overflows_has_no_effect_on_redis(ps):
-    said = {"overflow_margin": 10, "overflow_policy": "oldest", "overflow_resolution_target": 0.5}
-
-    tier = ps(in_redis(**said)).volatile_db
-
-    assert (tier.capacity_rows_of_each_table, tier.overflow_policy) == (None, None)
 
 
 def test_the_folder_of_hot_keys_starts_from_the_files_folder(ps, tmp_path):

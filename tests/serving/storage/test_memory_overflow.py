@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from kernels.host import HostTable
 from serving.errors import StoreFullError
-from serving.storage import EvictingStore, MemoryStore, TableSpec
+from serving.storage import MemoryStore, TableSpec
+from serving.storage.store import MeasuredStore
 
 TABLE = "model.table"
 POLICIES = ["evict_random", "evict_least_used", "evict_oldest", "evict_oldest_written"]
@@ -31,10 +32,6 @@ def full_store(policy="evict_oldest", **options):
     store.open_table(TableSpec(TABLE, 4), 1000)
     insert(store, range(100))
     return store
-
-
-def test_memory_says_what_it_evicts():
-    assert isinstance(MemoryStore(), EvictingStore)
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -134,6 +131,18 @@ def test_the_first_eviction_of_a_table_is_told_once(caplog):
         "a row that no other tier holds is lost"
     ]
     assert store.evicted_rows(TABLE) > 900
+
+
+def test_evictions_are_shown_by_the_metrics():
+    store = full_store()
+    insert(store, [1000])
+
+    (reading,) = store.readings(TABLE)
+
+    assert isinstance(store, MeasuredStore)
+    assert (reading.name, reading.value) == ("hotrow_tier_evicted_rows", store.evicted_rows(TABLE)) != (None, 0)
+    store.close()
+    assert store.evicted_rows(TABLE) == 0
 
 
 def test_a_table_without_room_refuses_whatever_the_policy():
