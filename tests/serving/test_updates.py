@@ -72,6 +72,7 @@ def test_the_slowest_tier_is_written_first(config):
     assert journal == [(name, verb) for verb in ("insert", "evict") for name in ("slow", "middle", "fast")]
 
 
+POLICIES = [None, "evict_random", "evict_least_used", "evict_oldest"]
 OPERATIONS = st.lists(
     st.tuples(
         st.sampled_from(["insert", "evict", "look up"]),
@@ -83,10 +84,11 @@ OPERATIONS = st.lists(
 
 
 @settings(deadline=None, max_examples=60)
-@given(operations=OPERATIONS, capacity_rows=st.sampled_from([1, 4, 12, 14]))
-def test_lookups_agree_with_a_dict_whatever_is_changed_and_promoted(config, operations, capacity_rows):
+@given(operations=OPERATIONS, capacity_rows=st.sampled_from([1, 4, 12, 14]), policy=st.sampled_from(POLICIES))
+def test_lookups_agree_with_a_dict_whatever_is_changed_promoted_and_evicted(config, operations, capacity_rows, policy):
     expected = dict(zip(KEYS, ROWS.tolist(), strict=True))
-    stores = MemoryStore(capacity_rows=capacity_rows), DictStore("middle"), DictStore("slow")
+    memory = MemoryStore(capacity_rows=capacity_rows, overflow_policy=policy)
+    stores = memory, DictStore("middle"), DictStore("slow")
     empty = TierSettings(is_initialized=False)
     with serve(config, *stores, promote=True, settings={"memory": empty}) as server:
         keep(stores[1], KEYS[::2])
@@ -104,6 +106,7 @@ def test_lookups_agree_with_a_dict_whatever_is_changed_and_promoted(config, oper
         assert looked_up(server, *KEYS, 777, 888) == expected
         assert server.wait_for_promotions(60)
         assert held_by(stores[2]) == expected
+        assert memory.count("m.t") <= capacity_rows
         for store in stores[:2]:
             assert held_by(store).items() <= expected.items()
 
@@ -205,9 +208,11 @@ def test_an_update_that_meets_the_unloading_fails(config):
             server.insert("m.t", np.array([1]), NEW)
 
 
-def test_a_reader_meets_no_row_older_than_one_it_has_seen_acknowledged(config, tmp_path):
+@pytest.mark.parametrize("policy", [None, "evict_random"])
+def test_a_reader_meets_no_row_older_than_one_it_has_seen_acknowledged(config, tmp_path, policy):
     """A writer counts a row up through every tier; RAM has room for a third, so that rows are promoted all the time."""
-    memory, durable = MemoryStore(capacity_rows=4), RocksDbStore(tmp_path / "db", num_threads=1)
+    memory = MemoryStore(capacity_rows=4, overflow_policy=policy)
+    durable = RocksDbStore(tmp_path / "db", num_threads=1)
     acknowledged, failures = [0], []
 
     def read():
