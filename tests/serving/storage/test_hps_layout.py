@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from serving.storage.redis_topology import slot_of
+from redis.crc import key_slot
 
 from serving.storage.hps_layout import key_list, keys_of, mix, storable, tag
 from serving.storage.redis_commands import Partition
@@ -76,14 +76,10 @@ def test_tables_and_partitions_are_named_as_in_hps():
 
     assert tag("dcn.user") == "hps_et.dcn.user"
     assert (partition.values, partition.times) == (b"hps_et{hps_et.dcn.user/p3}v", b"hps_et{hps_et.dcn.user/p3}t")
-    assert {slot_of(name) for name in (partition.values, partition.times, partition.record)} == {partition.slot}
-    assert slot_of(partition.loading("0f")) == partition.slot
 
 
-@pytest.mark.parametrize(
-    "key", [b"foo", b"{user1000}.following", b"foo{}{bar}", b"foo{{bar}}zap", b"{}x", b"a{b", b"a}{b}"]
-)
-def test_slots_are_those_of_redis_py(key):
-    from redis.crc import key_slot
+def test_all_keys_of_a_partition_lie_in_one_slot_of_a_cluster():
+    partition = Partition("dcn.user", 3)
+    names = (partition.values, partition.times, partition.record, partition.evicting, *partition.loading("0f"))
 
-    assert slot_of(key) == key_slot(key)
+    assert len({key_slot(name) for name in names}) == 1
