@@ -100,7 +100,7 @@ class HostTable(_host.HostTable):
     - None: it is refused;
     - ``"evict_random"``: any rows go;
     - ``"evict_least_used"``: those go that were read least often since they were inserted. Counts above 31 are
-      estimates; each time a fifth of the capacity was evicted, they are halved;
+      estimates; each time as many rows as the capacity were evicted, they are halved;
     - ``"evict_oldest"``: those go that were read or written least recently. Time is counted in rows that were added, to
       a 128th of the capacity;
     - ``"evict_oldest_written"``: the same, without regard to reads.

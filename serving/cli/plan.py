@@ -14,6 +14,7 @@ from serving.cli.numbers import cache_sizes, memory_size, ratio
 from serving.config import ModelConfig, read_repository
 from serving.errors import ConfigError, OutputError, TraceError
 from serving.planner import (
+    OVERFLOW_POLICIES,
     POLICIES,
     Share,
     TablePlan,
@@ -22,6 +23,7 @@ from serving.planner import (
     plan_tables,
     read_trace,
     table_sizes,
+    write_hot_keys,
 )
 from serving.planner.chart import chart, draw
 from serving.planner.report import (
@@ -35,7 +37,7 @@ from serving.planner.report import (
 
 _DEFAULT_SIZES = "1%,2%,5%,10%,20%,50%,100%"
 _PICTURES = (".svg", ".png")
-_NEED_A_TRACE = ("table", "hit_rate", "ram", "sample", "csv", "plot")
+_NEED_A_TRACE = ("table", "hit_rate", "ram", "sample", "csv", "plot", "write_hot_keys")
 
 
 def add_parser(commands: Any) -> None:
@@ -64,11 +66,14 @@ def add_parser(commands: Any) -> None:
         "--policy",
         choices=tuple(POLICIES),
         default="file",
-        help="which rows --ram counts on; `file` is what the RAM tier holds (default: %(default)s)",
+        help="which rows --ram counts on; `file` is how the RAM tier is filled by itself (default: %(default)s)",
     )
     parser.add_argument("--sample", type=ratio, metavar="RATIO", help="estimate lru from this part of the rows")
     parser.add_argument("--csv", type=Path, metavar="FILE", help="write the curves as numbers")
     parser.add_argument("--plot", type=Path, metavar="FILE", help=f"draw the curves: {', '.join(_PICTURES)}")
+    parser.add_argument(
+        "--write-hot-keys", type=Path, metavar="DIR", help="write the keys of each table there, hottest first"
+    )
     parser.set_defaults(run=plan, error_code=1)
 
 
@@ -90,6 +95,8 @@ def plan(options: argparse.Namespace) -> int:
         _print_table(one, options)
     if options.hit_rate is not None:
         _print_gpu_shares(models, plans, options.hit_rate)
+    if options.write_hot_keys is not None:
+        write_hot_keys(plans, options.write_hot_keys)
     if options.ram is not None:
         _print_shares(plans, options)
     if options.csv is not None:
@@ -133,13 +140,19 @@ def _print_gpu_shares(models: Sequence[ModelConfig], plans: Sequence[TablePlan],
 def _print_shares(plans: Sequence[TablePlan], options: argparse.Namespace) -> None:
     shares = divide_budget(plans, options.policy, options.ram)
     print(f"{amount(options.ram)} of RAM, policy {options.policy}:")
-    print(*describe_shares(shares, plans, options.policy), sep="\n")
+    print(*describe_shares(shares, plans, options.policy, options.write_hot_keys is not None), sep="\n")
     print("for ps.json, beside a persistent_db that holds the other rows:")
-    print(json.dumps({"volatile_db": _memory_tier(shares)}, indent=2))
+    print(json.dumps({"volatile_db": _memory_tier(shares, options)}, indent=2))
 
 
-def _memory_tier(shares: Sequence[Share]) -> dict[str, Any]:
-    return {"type": "hash_map", "capacity_rows_per_table": {share.table: share.rows for share in shares}}
+def _memory_tier(shares: Sequence[Share], options: argparse.Namespace) -> dict[str, Any]:
+    tier: dict[str, Any] = {"type": "hash_map"}
+    tier["capacity_rows_per_table"] = {share.table: share.rows for share in shares}
+    if options.policy in OVERFLOW_POLICIES:
+        tier |= {"overflow_policy": OVERFLOW_POLICIES[options.policy], "cache_missed_embeddings": True}
+    if options.write_hot_keys is not None:
+        tier["hot_keys"] = str(options.write_hot_keys.resolve())
+    return tier
 
 
 def _write_csv(plans: Sequence[TablePlan], options: argparse.Namespace) -> None:

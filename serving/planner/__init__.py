@@ -1,17 +1,20 @@
 """What a model would take in each storage tier, and how often each tier would answer: worked out before it is loaded.
 
 ``trace`` reads the keys that were looked up, ``reuse`` and ``policies`` turn them into a ``HitCurve`` per table and
-policy, ``memory`` says what rows cost, ``budget`` divides RAM among tables; ``report`` and ``chart`` show it.
+policy, ``memory`` says what rows cost, ``budget`` divides RAM among tables; ``report`` and ``chart`` show it,
+``hot_keys`` writes down the rows that are looked up most.
 """
 
 from serving.planner.budget import Share, divide_budget, gpu_share_for
 from serving.planner.curve import HitCurve
+from serving.planner.hot_keys import write_hot_keys
 from serving.planner.memory import TableSize, disk_bytes, gpu_bytes, ram_bytes, table_sizes
 from serving.planner.plan import TablePlan, plan_tables
-from serving.planner.policies import POLICIES
+from serving.planner.policies import OVERFLOW_POLICIES, POLICIES
 from serving.planner.trace import Trace, read_trace
 
 __all__ = [
+    "OVERFLOW_POLICIES",
     "POLICIES",
     "HitCurve",
     "Share",
@@ -26,4 +29,5 @@ __all__ = [
     "ram_bytes",
     "read_trace",
     "table_sizes",
+    "write_hot_keys",
 ]

@@ -7,8 +7,8 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from serving.planner.curve import HitCurve
 from serving.planner.plan import TablePlan
+from serving.planner.policies import OVERFLOW_POLICIES
 from serving.storage.memory_budget import rows_within
 
 _MOST_STEPS = 4096  # of one curve that are looked at
@@ -72,26 +72,28 @@ def divide_budget(plans: Sequence[TablePlan], policy: str, budget_bytes: int) ->
     Returns:
         a share per table, in the order of ``plans``; together they take at most ``budget_bytes``.
     """
-    steps = [step for number, plan in enumerate(plans) for step in _steps(number, plan, plan.curves[policy])]
+    steps = [step for number, plan in enumerate(plans) for step in _steps(number, plan, policy)]
     steps.sort(key=lambda step: -step.hits_per_byte)  # stable, so that a table's own steps stay in order
     rows = [0] * len(plans)
     taken = [0] * len(plans)
     for step in steps:
         plan = plans[step.table]
         room = budget_bytes - sum(taken) + taken[step.table]
-        fits = plan.ram_bytes(step.rows) <= room
-        rows[step.table] = step.rows if fits else rows_within(room, plan.dim, plan.row_dtype)
-        taken[step.table] = plan.ram_bytes(rows[step.table])
+        fits = plan.ram_bytes(step.rows, policy) <= room
+        most = step.rows if fits else rows_within(room, plan.dim, plan.row_dtype, OVERFLOW_POLICIES.get(policy))
+        rows[step.table] = most
+        taken[step.table] = plan.ram_bytes(most, policy)
     return [
         Share(plan.name, held, size_bytes, float(plan.curves[policy].hits_at(held)))
         for plan, held, size_bytes in zip(plans, rows, taken, strict=True)
     ]
 
 
-def _steps(number: int, plan: TablePlan, curve: HitCurve) -> list[_Step]:
-    """The steps of the curve's concave hull over bytes, steepest first."""
+def _steps(number: int, plan: TablePlan, policy: str) -> list[_Step]:
+    """The steps of the concave hull over bytes of a policy's curve, steepest first."""
+    curve = plan.curves[policy]
     rows = _thinned(np.minimum(curve.rows[1:], plan.rows))
-    bytes_by_step = [plan.ram_bytes(int(held)) for held in rows]
+    bytes_by_step = [plan.ram_bytes(int(held), policy) for held in rows]
     hull: list[tuple[int, float, int]] = [(0, 0.0, 0)]
     for size_bytes, hits, held in zip(bytes_by_step, curve.hits_at(rows).tolist(), rows.tolist(), strict=True):
         while len(hull) > 1 and _slope(hull[-2], hull[-1]) <= _slope(hull[-2], (size_bytes, hits, held)):

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kernels.host import HostTable, RowDtype
+from kernels.host import HostTable, OverflowPolicy, RowDtype
 from serving.config import ModelConfig, memory_needed
 from serving.config.capacity import open_table_file
 
@@ -37,9 +37,9 @@ class TableSize:
     disk_bytes: int
 
 
-def ram_bytes(dim: int, rows: int, row_dtype: RowDtype = "fp32") -> int:
-    """RAM of a host table with room for ``rows`` rows: rows, spare rows and index, exact; 0 for no rows."""
-    return HostTable.memory_bytes(dim, rows, row_dtype) if rows else 0
+def ram_bytes(dim: int, rows: int, row_dtype: RowDtype = "fp32", overflow_policy: OverflowPolicy | None = None) -> int:
+    """RAM of a host table with room for ``rows`` rows: rows, spare rows, index and stamps, exact; 0 for no rows."""
+    return HostTable.memory_bytes(dim, rows, row_dtype, overflow_policy) if rows else 0
 
 
 def gpu_bytes(dim: int, rows: int) -> int:

@@ -1,7 +1,7 @@
 """From a model and a trace to one record per table: who looked what up, and the hit curve of every policy."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +12,7 @@ from serving.config.capacity import open_table_file
 from serving.errors import TraceError
 from serving.planner.curve import HitCurve
 from serving.planner.memory import ram_bytes
-from serving.planner.policies import POLICIES, Places, sampled_lru_curves, standard_error
+from serving.planner.policies import OVERFLOW_POLICIES, POLICIES, Places, sampled_lru_curves, standard_error
 from serving.planner.reuse import MOST_LOOKUPS
 from serving.planner.trace import Keys, Trace
 
@@ -34,6 +34,7 @@ class TablePlan:
         curves: by policy name, see ``serving.planner.policies``.
         lru_groups: of a sampled LRU curve, the estimates that its error comes from; empty where it is exact.
         row_dtype: the form in which RAM keeps the rows.
+        hottest: int64[distinct], the keys of the rows that were looked up, the most often first.
     """
 
     name: str
@@ -45,10 +46,11 @@ class TablePlan:
     curves: dict[str, HitCurve]
     lru_groups: tuple[HitCurve, ...] = ()
     row_dtype: RowDtype = "fp32"
+    hottest: Keys = field(default_factory=lambda: np.empty(0, dtype=np.int64))
 
-    def ram_bytes(self, rows: int) -> int:
-        """RAM of a host table with room for ``rows`` of the rows, exact; 0 for no rows."""
-        return ram_bytes(self.dim, rows, self.row_dtype)
+    def ram_bytes(self, rows: int, policy: str = "file") -> int:
+        """RAM of a host table with room for ``rows`` of the rows that follows ``policy``, exact; 0 for no rows."""
+        return ram_bytes(self.dim, rows, self.row_dtype, OVERFLOW_POLICIES.get(policy))
 
     def lru_error(self, rows: NDArray[np.integer]) -> NDArray[np.float64]:
         """The standard error of LRU's hit rate at each of ``rows``: zeros where the curve is exact."""
@@ -86,6 +88,8 @@ def _plan_table(config: ModelConfig, table: TableConfig, keys: Keys, sample_rati
     name = config.full_name(table)
     if known.size > MOST_LOOKUPS:
         raise TraceError(name, f"{known.size:,} lookups, but a curve takes at most {MOST_LOOKUPS:,}")
+    counts = np.bincount(known, minlength=1)
+    hottest = np.argsort(-counts, kind="stable")[: np.count_nonzero(counts)]
     curves, groups = _curves(name, known, keys.size, sample_ratio)
     return TablePlan(
         name=name,
@@ -93,10 +97,11 @@ def _plan_table(config: ModelConfig, table: TableConfig, keys: Keys, sample_rati
         rows=len(index),
         lookups=keys.size,
         unknown=keys.size - known.size,
-        distinct=int(np.count_nonzero(np.bincount(known))),
+        distinct=hottest.size,
         curves=curves,
         lru_groups=groups,
         row_dtype=table.row_dtype,
+        hottest=index.keys()[hottest],
     )
 
 

@@ -5,10 +5,11 @@ returns a ``HitCurve``; a further policy is a further function.
 
 ====================  ==============================================================================================
 ``lru``               the least recently looked-up row leaves; a row comes in when it is looked up. What a cache that
-                      learns from traffic can be expected to do.
+                      learns from traffic can be expected to do. The RAM tier comes near it with ``evict_oldest``.
 ``pinned``            the rows that the trace looks up most often, chosen knowing the trace and never replaced. No
-                      other fixed set answers more; a reference, reached by a file that has the hot rows first.
-``file``              the first rows of the model file: what the RAM tier holds where it has less room than rows.
+                      other fixed set answers more; the RAM tier holds it with ``hot_keys``.
+``file``              the first rows of the model file: what the RAM tier holds where it has less room than rows, and
+                      neither a policy for overflows nor hot keys.
 ====================  ==============================================================================================
 """
 
@@ -18,10 +19,14 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from kernels.host import OverflowPolicy
 from serving.planner.curve import HitCurve
 from serving.planner.reuse import NEVER, reuse_distances
 
 Places = NDArray[np.integer]
+
+#: What makes the RAM tier follow a policy that takes rows in and lets them go: by policy, its ``overflow_policy``.
+OVERFLOW_POLICIES: dict[str, OverflowPolicy] = {"lru": "evict_oldest"}
 
 #: Groups of a sample, each an estimate of its own, whose spread is the sample's error.
 _GROUPS = 8

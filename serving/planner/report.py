@@ -5,10 +5,13 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from serving.config.records import VolatileDbConfig
 from serving.planner.budget import Share
 from serving.planner.memory import TableSize, gpu_bytes
 from serving.planner.plan import TablePlan
+from serving.planner.policies import OVERFLOW_POLICIES
 
+_LEAST_FULL_RATIO = VolatileDbConfig().overflow_resolution_target
 CSV_COLUMNS = ("table", "rows", "rows_ratio", "policy", "hit_rate", "standard_error", "ram_bytes", "gpu_bytes")
 
 
@@ -65,8 +68,13 @@ def _sizes_for(plan: TablePlan, hit_rate: float) -> Iterator[str]:
             yield f"  hit rate {hit_rate:g}, {name}: {rows:,} rows, {rows / plan.rows:.4g} of the table"
 
 
-def describe_shares(shares: Sequence[Share], plans: Sequence[TablePlan], policy: str) -> Iterator[str]:
-    """How a budget was divided, and what comes of it: under ``policy``, and as the RAM tier fills itself."""
+def describe_shares(
+    shares: Sequence[Share], plans: Sequence[TablePlan], policy: str, has_hot_keys: bool = False
+) -> Iterator[str]:
+    """How a budget was divided, and what comes of it: under ``policy``, and as the RAM tier fills itself.
+
+    ``has_hot_keys``: the tier is filled with the hottest rows.
+    """
     width = max(len(share.table) for share in shares)
     for share, plan in zip(shares, plans, strict=True):
         of_rows = f"{share.rows:>14,} of {plan.rows:>14,} rows {amount(share.ram_bytes):>12}"
@@ -74,9 +82,17 @@ def describe_shares(shares: Sequence[Share], plans: Sequence[TablePlan], policy:
     lookups = max(sum(plan.lookups for plan in plans), 1)
     hits = sum(share.hits for share in shares)
     yield f"  together {amount(sum(share.ram_bytes for share in shares))}, hit rate {hits / lookups:.4f}"
-    if policy != "file":
-        hits = sum(float(plan.curves["file"].hits_at(share.rows)) for share, plan in zip(shares, plans, strict=True))
-        yield f"  with the first rows of the files, which is what the RAM tier holds: hit rate {hits / lookups:.4f}"
+    if policy in OVERFLOW_POLICIES:
+        least = sum(
+            float(plan.curves[policy].hits_at(round(_LEAST_FULL_RATIO * share.rows)))
+            for share, plan in zip(shares, plans, strict=True)
+        )
+        yield f"  an overflow leaves {_LEAST_FULL_RATIO:g} of the rows: hit rate {least / lookups:.4f} at the least"
+    filled = "pinned" if has_hot_keys else "file"
+    if policy != filled:
+        hits = sum(float(plan.curves[filled].hits_at(share.rows)) for share, plan in zip(shares, plans, strict=True))
+        rows = "the hottest rows" if has_hot_keys else "the first rows of the files"
+        yield f"  filled with {rows}, as the RAM tier is at its start: hit rate {hits / lookups:.4f}"
 
 
 def csv_rows(plan: TablePlan, rows: NDArray[np.int64]) -> Iterator[tuple[str | int | float, ...]]:

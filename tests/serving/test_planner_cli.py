@@ -106,17 +106,21 @@ def test_the_fragment_for_ps_json_opens_and_gives_every_table_its_rows(repositor
         memory = server.stores[0]
         assert {name: memory.capacity_rows(name) for name in rows} == rows
         assert 0 < sum(map(memory.memory_bytes, rows)) <= 100 * 2**10
-    assert ("which is what the RAM tier holds: hit rate" in output) == (policy != "file")
+    assert ("filled with the first rows of the files, as the RAM tier is at its start" in output) == (policy != "file")
+    assert ("an overflow leaves 0.8 of the rows: hit rate" in output) == (policy == "lru")
+    assert fragment["volatile_db"].get("overflow_policy") == ("evict_oldest" if policy == "lru" else None)
 
 
+@pytest.mark.parametrize("hot", [[], ["--write-hot-keys", "hot"]], ids=["file", "hot"])
 @pytest.mark.parametrize("policy", ["file", "lru", "pinned"])
 def test_the_hit_rate_that_is_promised_of_the_ram_tier_is_the_one_that_serving_counts(
-    repository, tmp_path, capsys, policy
+    repository, tmp_path, capsys, monkeypatch, policy, hot
 ):
-    assert plan(repository, tmp_path / "trace.npz", "--ram", "150KiB", "--policy", policy) == 0
+    monkeypatch.chdir(tmp_path)
+    assert plan(repository, tmp_path / "trace.npz", "--ram", "150KiB", "--policy", policy, *hot) == 0
 
     output = capsys.readouterr().out
-    promised = re.findall(r"together .*|which is what the RAM tier holds: .*", output)[-1].split()[-1]
+    promised = re.findall(r"together .*|as the RAM tier is at its start: .*", output)[-1].split()[-1]
     tiers = {**json.loads(output[output.index("\n{") :]), "persistent_db": {"type": "rocks_db", "path": "rows"}}
     (repository / "ps.json").write_text(json.dumps({"supportlonglong": True, **tiers}))
     with ParameterServer.from_config(repository / "ps.json") as server, np.load(tmp_path / "trace.npz") as trace:
@@ -125,6 +129,24 @@ def test_the_hit_rate_that_is_promised_of_the_ram_tier_is_the_one_that_serving_c
             server.lookup(f"ctr.{table}", trace[table].astype(np.int64))
         hits = sum(counters.hits.get("memory", 0) for counters in server.counters().values())
     assert hits / 25_000 == pytest.approx(float(promised), abs=6e-5)  # four decimals are printed
+
+
+def test_the_hot_keys_are_those_that_were_looked_up_the_hottest_first(repository, tmp_path):
+    np.save(tmp_path / "t.npy", np.array([7, 3, 7, 5, 3, 7, 999_999], dtype=np.int64))
+
+    assert plan(repository, tmp_path / "t.npy", "--table", "user", "--write-hot-keys", tmp_path / "a" / "hot") == 0
+
+    (file,) = (tmp_path / "a" / "hot").iterdir()
+    assert file.name == "ctr.user.npy"
+    assert np.load(file).tolist() == [7, 3, 5]  # the table has no 999999
+
+
+def test_hot_keys_that_cannot_be_written_are_told(repository, tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+
+    assert plan(repository, tmp_path / "trace.npz", "--write-hot-keys", tmp_path / "file" / "hot") == 1
+
+    assert "cannot be written" in capsys.readouterr().err
 
 
 def test_csv_has_the_curves_of_all_tables(repository, tmp_path):

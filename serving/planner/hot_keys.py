@@ -1,0 +1,24 @@
+"""The rows that a trace looks up most, written down for ``volatile_db.hot_keys``."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from serving.errors import OutputError
+from serving.planner.plan import TablePlan
+
+
+def write_hot_keys(plans: Sequence[TablePlan], folder: Path) -> None:
+    """Write ``<full name>.npy``, int64[K], hottest first, of every table that was looked up; makes the folder.
+
+    Raises:
+        OutputError: a file cannot be written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for plan in plans:
+            if plan.hottest.size:
+                np.save(folder / f"{plan.name}.npy", plan.hottest)
+    except OSError as err:
+        raise OutputError(f"{folder}: cannot be written: {err.strerror}") from err
