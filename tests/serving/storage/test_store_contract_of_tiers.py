@@ -1,0 +1,199 @@
+"""Whatever tiers a ps.json names, a parameter server answers as a dict would, and not a bit differs between them."""
+
+import json
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import pytest
+from hypothesis import Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
+
+from kernels.host import round_rows
+from serving.config import read_ps_config
+from serving.errors import RequestError, UnknownModelError
+from serving.model.sparse_file import write_sparse_directory
+from serving.parameter_server import ParameterServer
+from serving.parameter_server.opening import open_stores, tier_settings
+from serving.storage import DurableStore, MemoryStore
+from serving.storage.store import CHANGED
+from tests.serving.small_server import model_of
+from tests.serving.storage.tiers import TIERS
+
+TABLE, DIM = "m.t", 3
+ROW_DTYPES = ["fp32", "fp16", "bf16", "int8", "uint8"]
+# Neighbours in value and in raw bytes, and the ends of the range.
+KEYS = {"I32": [0, 1, 2, 255, 256, 257, 65536, 2**31, 2**32 - 1]}
+KEYS["I64"] = [*KEYS["I32"], -1, -256, 2**62, 2**63 - 3, -(2**63) + 2]
+
+
+def row_of(value):
+    """Floats that no narrow type keeps as they are, and whose float32 sums depend on the order of addition."""
+    return np.array([value / 3, 1000.0 / value, -value * 7.0], dtype=np.float32)
+
+
+def pooled_by_hand(bags, rows, default, combiner):
+    out = np.zeros((len(bags), DIM), dtype=np.float32)
+    for place, bag in enumerate(bags):
+        for key in bag:
+            out[place] += rows.get(key, default)
+        if combiner == "mean" and len(bag) > 1:
+            out[place] /= np.float32(len(bag))
+    return out
+
+
+class TiersMachine(RuleBasedStateMachine):
+    """Rows inserted and removed, models unloaded and loaded, processes ended and started again, beside a dict."""
+
+    def __init__(self, clauses, wrap=lambda stores: stores):
+        super().__init__()
+        self.clauses, self.wrap = clauses, wrap
+        self.server = None
+
+    @initialize(data=st.data(), key_type=st.sampled_from(["I64", "I32"]), default=st.sampled_from([0.0, 0.25]))
+    def begin(self, data, key_type, default):
+        self.keys = st.sampled_from(KEYS[key_type])
+        self.row_dtype = data.draw(st.sampled_from(ROW_DTYPES))
+        self.promote = data.draw(st.booleans())
+        self.default = np.full(DIM, default, dtype=np.float32)
+        self.folder = TemporaryDirectory()
+        folder = Path(self.folder.name)
+        self.file = data.draw(st.dictionaries(self.keys, st.integers(1, 99).map(row_of), min_size=1))
+        write_sparse_directory(folder / "t", np.array(list(self.file)), np.array(list(self.file.values())))
+        self.config = model_of(folder, default, row_dtype=self.row_dtype).model_copy(update={"key_type": key_type})
+        document = {"supportlonglong": key_type == "I64", "models": [], **self.clauses}
+        (folder / "ps.json").write_text(json.dumps(document))
+        self.tiers = read_ps_config(folder / "ps.json")
+        self.rows = {}
+        self.start()
+        self.server.erase_model("m")  # a Redis has what earlier examples left
+        self.load()
+
+    def start(self):
+        stores = self.wrap(open_stores(self.tiers))
+        self.server = ParameterServer(stores, self.promote, tier_settings(self.tiers))
+        self.load()
+
+    def load(self):
+        self.server.load_model(self.config)
+        slowest = self.server.stores[-1]
+        if not isinstance(slowest, DurableStore) or not slowest.loaded_from(TABLE).endswith(CHANGED):
+            self.rows = dict(self.file)
+
+    def teardown(self):
+        if self.server is not None:
+            self.server.close()
+            self.folder.cleanup()
+
+    def rounded(self):
+        """The dict as a table of the row type gives it back."""
+        rounded = {}
+        for key, row in self.rows.items():
+            rounded[key] = np.empty_like(row)
+            round_rows(row[None], self.row_dtype, rounded[key][None])
+        return rounded
+
+    @rule(data=st.data())
+    def insert(self, data):
+        pairs = data.draw(st.lists(st.tuples(self.keys, st.integers(1, 99)), max_size=6))
+        rows = np.array([row_of(value) for _, value in pairs], dtype=np.float32).reshape(-1, DIM)
+        self.server.insert(TABLE, np.array([key for key, _ in pairs], dtype=np.int64), rows)
+        self.rows |= {key: row_of(value) for key, value in pairs}
+
+    @rule(data=st.data())
+    def evict(self, data):
+        keys = data.draw(st.lists(self.keys, max_size=4))
+        self.server.evict(TABLE, np.array(keys, dtype=np.int64))
+        for key in keys:
+            self.rows.pop(key, None)
+
+    @rule(data=st.data())
+    def lookup(self, data):
+        keys = data.draw(st.lists(self.keys, max_size=12))
+
+        rows, found = self.server.lookup(TABLE, np.array(keys, dtype=np.int64))
+
+        expected = self.rounded()
+        assert found.tolist() == [key in self.rows for key in keys]
+        assert rows.tobytes() == b"".join(expected.get(key, self.default).tobytes() for key in keys)
+
+    @rule(data=st.data(), combiner=st.sampled_from(["sum", "mean"]))
+    def lookup_pooled(self, data, combiner):
+        bags = data.draw(st.lists(st.lists(self.keys, max_size=5), max_size=5))
+        keys = [key for bag in bags for key in bag]
+        row_ptrs = np.cumsum([0, *map(len, bags)]).astype(data.draw(st.sampled_from([np.int32, np.int64])))
+
+        pooled, found = self.server.lookup_pooled(TABLE, np.array(keys, dtype=np.int64), row_ptrs, combiner)
+
+        assert found.tolist() == [key in self.rows for key in keys]
+        assert pooled.tobytes() == pooled_by_hand(bags, self.rounded(), self.default, combiner).tobytes()
+
+    @rule()
+    def let_promotions_end(self):
+        assert self.server.wait_for_promotions(timeout_s=60)
+
+    @rule(erase=st.booleans())
+    def unload_and_load(self, erase):
+        forget = self.server.erase_model if erase else self.server.unload_model
+        forget("m")
+        with pytest.raises(UnknownModelError):
+            self.server.lookup(TABLE, np.array([0]))
+        self.load()
+
+    @rule()
+    def restart(self):
+        self.server.close()
+        self.start()
+
+    @rule(key=st.sampled_from([2**63 - 1, 2**63 - 2, -(2**63), -(2**63) + 1]))
+    def refuse_a_reserved_key(self, key):
+        for call in (
+            lambda: self.server.lookup(TABLE, np.array([key])),
+            lambda: self.server.evict(TABLE, np.array([key])),
+            lambda: self.server.insert(TABLE, np.array([key]), row_of(1)[None]),
+        ):
+            with pytest.raises(RequestError, match="reserved"):
+                call()
+
+    @rule()
+    def every_key_is_as_in_the_dict(self):
+        keys = np.array(KEYS[self.config.key_type])
+        rows, found = self.server.lookup(TABLE, keys)
+        expected = self.rounded()
+        assert dict(zip(keys[found].tolist(), rows[found].tolist(), strict=True)) == {
+            key: row.tolist() for key, row in expected.items()
+        }
+
+
+# A failing example is shown as it is: to shrink it opens databases for minutes, and it has fifteen steps at the most.
+PHASES = [Phase.explicit, Phase.reuse, Phase.generate]
+
+
+def run(machine, examples, steps=15):
+    run_state_machine_as_test(
+        machine,
+        settings=settings(deadline=None, max_examples=examples, stateful_step_count=steps, phases=PHASES),
+    )
+
+
+@pytest.mark.parametrize("tiers", TIERS)
+def test_tiers_answer_as_a_dict(tiers, request):
+    clauses = TIERS[tiers](request)
+
+    run(lambda: TiersMachine(clauses), examples=6 if "persistent_db" in clauses else 15)
+
+
+def test_three_tiers_answer_as_a_dict(request):
+    clauses = TIERS["redis, rocksdb"](request)
+
+    run(lambda: TiersMachine(clauses, lambda stores: [MemoryStore(capacity_rows=3), *stores]), examples=6)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("tiers", TIERS)
+def test_tiers_answer_as_a_dict_over_many_examples(tiers, request):
+    clauses = TIERS[tiers](request)
+
+    run(lambda: TiersMachine(clauses), examples=300, steps=40)

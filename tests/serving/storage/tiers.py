@@ -1,0 +1,47 @@
+"""Every store and every combination of tiers that the contract tests run on. A new one is one line here."""
+
+from serving.config import RedisConfig
+from serving.storage import MemoryStore, RedisStore, RocksDbStore
+
+ROCKSDB = {"type": "rocks_db", "path": "rows", "num_threads": 1}
+
+
+def redis_store(server):
+    return RedisStore(RedisConfig(addresses=(server.address,), timeout_ms=10_000))
+
+
+def redis_clause(server):
+    return {"type": "redis_cluster", "address": "{}:{}".format(*server.address), "timeout_ms": 10_000}
+
+
+# By name: how a test opens the store, given pytest's request for fixtures and a folder of its own.
+STORES = {
+    "memory": lambda request, folder: MemoryStore(),
+    "rocksdb": lambda request, folder: RocksDbStore(folder / "db", num_threads=1),
+    "redis": lambda request, folder: redis_store(request.getfixturevalue("redis_server")),
+    "redis_cluster": lambda request, folder: redis_store(request.getfixturevalue("redis_cluster").nodes[0]),
+}
+# By name: the clauses of a ps.json, given pytest's request for fixtures. The table that is served is "m.t".
+TIERS = {
+    "memory": lambda request: {"volatile_db": {"type": "hash_map"}},
+    "rocksdb": lambda request: {"volatile_db": {"type": "disabled"}, "persistent_db": ROCKSDB},
+    "redis": lambda request: {"volatile_db": redis_clause(request.getfixturevalue("redis_server"))},
+    "redis_cluster": lambda request: {"volatile_db": redis_clause(request.getfixturevalue("redis_cluster").nodes[0])},
+    "memory, rocksdb": lambda request: {"volatile_db": {"type": "hash_map"}, "persistent_db": ROCKSDB},
+    "memory of 4 rows, rocksdb": lambda request: {
+        "volatile_db": {"type": "hash_map", "capacity_rows": 4},
+        "persistent_db": ROCKSDB,
+    },
+    "no memory for it, rocksdb": lambda request: {
+        "volatile_db": {"type": "hash_map", "capacity_rows_per_table": {"m.t": 0}},
+        "persistent_db": ROCKSDB,
+    },
+    "redis, rocksdb": lambda request: {
+        "volatile_db": redis_clause(request.getfixturevalue("redis_server")),
+        "persistent_db": ROCKSDB,
+    },
+    "redis_cluster, rocksdb": lambda request: {
+        "volatile_db": redis_clause(request.getfixturevalue("redis_cluster").nodes[0]),
+        "persistent_db": ROCKSDB,
+    },
+}
