@@ -1,9 +1,8 @@
 import pytest
 
 from benchmarks.redis_servers import RedisServer, RedisServers, server_binary
-from serving.config import RedisConfig
-from serving.storage import MemoryStore, RedisStore, RocksDbStore
 from tests.serving.storage.redis_stores import OPENED
+from tests.serving.storage.tiers import STORES
 
 
 @pytest.fixture(scope="session")
@@ -67,17 +66,9 @@ def own_server(redis_binary, tmp_path):
     server.kill()
 
 
-@pytest.fixture(params=["memory", "rocksdb", "redis", "redis_cluster"])
+@pytest.fixture(params=STORES)
 def store(request, tmp_path):
     """Every kind of store, empty."""
-    if request.param == "memory":
-        store = MemoryStore()
-    elif request.param == "rocksdb":
-        store = RocksDbStore(tmp_path / "db", num_threads=1)
-    elif request.param == "redis":
-        store = RedisStore(RedisConfig(addresses=(request.getfixturevalue("redis_server").address,)))
-    else:
-        seed = request.getfixturevalue("redis_cluster").nodes[0]
-        store = RedisStore(RedisConfig(addresses=(seed.address,)))
+    store = STORES[request.param](request, tmp_path)
     yield store
     store.close()

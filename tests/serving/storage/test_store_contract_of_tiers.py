@@ -63,6 +63,8 @@ class TiersMachine(RuleBasedStateMachine):
         write_sparse_directory(folder / "t", np.array(list(self.file)), np.array(list(self.file.values())))
         self.config = model_of(folder, default, row_dtype=self.row_dtype).model_copy(update={"key_type": key_type})
         document = {"supportlonglong": key_type == "I64", "models": [], **self.clauses}
+        if "persistent_db" in document and data.draw(st.booleans()):  # else it keeps float32
+            document["persistent_db"] = document["persistent_db"] | {"row_dtype": self.row_dtype}
         (folder / "ps.json").write_text(json.dumps(document))
         self.tiers = read_ps_config(folder / "ps.json")
         self.rows = {}
@@ -181,13 +183,13 @@ def run(machine, examples, steps=15):
 def test_tiers_answer_as_a_dict(tiers, request):
     clauses = TIERS[tiers](request)
 
-    run(lambda: TiersMachine(clauses), examples=6 if "persistent_db" in clauses else 15)
+    run(lambda: TiersMachine(clauses), examples=15 if "persistent_db" in clauses else 30)
 
 
 def test_three_tiers_answer_as_a_dict(request):
     clauses = TIERS["redis, rocksdb"](request)
 
-    run(lambda: TiersMachine(clauses, lambda stores: [MemoryStore(capacity_rows=3), *stores]), examples=6)
+    run(lambda: TiersMachine(clauses, lambda stores: [MemoryStore(capacity_rows=3), *stores]), examples=15)
 
 
 @pytest.mark.long

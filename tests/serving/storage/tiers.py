@@ -3,6 +3,7 @@
 from serving.config import RedisConfig
 from serving.storage import MemoryStore, RedisStore, RocksDbStore
 
+FEW_PARTITIONS = {"num_partitions": 2, "num_node_connections": 2}
 ROCKSDB = {"type": "rocks_db", "path": "rows", "num_threads": 1}
 
 
@@ -38,6 +39,10 @@ TIERS = {
     },
     "redis, rocksdb": lambda request: {
         "volatile_db": redis_clause(request.getfixturevalue("redis_server")),
+        "persistent_db": ROCKSDB,
+    },
+    "redis that evicts, rocksdb": lambda request: {
+        "volatile_db": redis_clause(request.getfixturevalue("redis_server")) | {"overflow_margin": 1} | FEW_PARTITIONS,
         "persistent_db": ROCKSDB,
     },
     "redis_cluster, rocksdb": lambda request: {

@@ -8,12 +8,19 @@ import numpy as np
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
-from serving.config import RedisConfig
 from serving.errors import StoreError
-from serving.storage import DurableStore, MemoryStore, RedisStore, RocksDbStore, TableSpec
+from serving.storage import DurableStore, TableSpec
 from serving.storage.store import CHANGED
+from tests.serving.storage.tiers import STORES
 
 DIM = 4
 TABLE = "model.table"
@@ -46,25 +53,20 @@ def assert_holds(store, rows, absent=()):
 class StoreMachine(RuleBasedStateMachine):
     """Random inserts, evictions, fetches and drops must leave a store as they leave a dict."""
 
-    keys = WIDE_KEYS
-    key_bytes = 8
-
-    @staticmethod
-    def open_store(folder):
-        return MemoryStore()
+    def __init__(self, open_store, key_bytes):
+        super().__init__()
+        self.open_store, self.spec = open_store, TableSpec(TABLE, DIM, key_bytes)
+        self.keys = WIDE_KEYS if key_bytes == 8 else NARROW_KEYS
+        self.store = None
 
     @initialize()
     def begin(self):
         self.folder = TemporaryDirectory()
-        self.store = self.open_store(Path(self.folder.name) / "db")
-        self.open_table()
-
-    def open_table(self):
-        self.model = {}
-        self.store.open_table(TableSpec(TABLE, DIM, self.key_bytes), 64)
+        self.store = self.open_store(Path(self.folder.name))
+        self.drop()  # a Redis has what earlier examples left
 
     def teardown(self):
-        if hasattr(self, "store"):
+        if self.store is not None:
             self.store.close()
             self.folder.cleanup()
 
@@ -93,11 +95,19 @@ class StoreMachine(RuleBasedStateMachine):
     def drop(self):
         self.store.drop_table(TABLE)
         assert self.store.count(TABLE) == 0
-        self.open_table()
+        self.store.open_table(self.spec, 64)
+        self.model = {}
+
+    @precondition(lambda self: isinstance(self.store, DurableStore))
+    @rule()
+    def reopen(self):
+        self.store.close()
+        self.store = self.open_store(Path(self.folder.name))
+        self.store.open_table(self.spec, 0)
 
     @invariant()
     def items_are_the_dict(self):
-        if not hasattr(self, "store"):
+        if self.store is None:
             return
         seen = [
             (key, row)
@@ -107,59 +117,13 @@ class StoreMachine(RuleBasedStateMachine):
         assert sorted(seen) == sorted((key, [float(value)] * DIM) for key, value in self.model.items())
 
 
-class RocksDbMachine(StoreMachine):
-    @staticmethod
-    def open_store(folder):
-        return RocksDbStore(folder, num_threads=1)
-
-    @rule()
-    def reopen(self):
-        self.store.close()
-        self.store = self.open_store(Path(self.folder.name) / "db")
-        self.store.open_table(TableSpec(TABLE, DIM, self.key_bytes), 0)
-
-
-class NarrowRocksDbMachine(RocksDbMachine):
-    keys = NARROW_KEYS
-    key_bytes = 4
-
-
-class RedisMachine(StoreMachine):
-    seed = None  # set by the fixture below: the address of a node
-
-    @classmethod
-    def open_store(cls, folder):
-        store = RedisStore(RedisConfig(addresses=(cls.seed,)))
-        store.drop_table(TABLE)
-        return store
-
-    @rule()
-    def reopen(self):
-        self.store.close()
-        self.store = RedisStore(RedisConfig(addresses=(self.seed,)))
-        self.store.open_table(TableSpec(TABLE, DIM, self.key_bytes), 0)
-
-
-class NarrowRedisMachine(RedisMachine):
-    keys = NARROW_KEYS
-    key_bytes = 4
-
-
-@pytest.fixture
-def redis_machines(redis_cluster):
-    RedisMachine.seed = redis_cluster.nodes[0].address
-
-
-TestMemoryStore = StoreMachine.TestCase
-TestMemoryStore.settings = settings(deadline=None, max_examples=60, stateful_step_count=20)
-TestRocksDbStore = RocksDbMachine.TestCase
-TestRocksDbStore.settings = settings(deadline=None, max_examples=12, stateful_step_count=15)
-TestRocksDbStoreOfUint32Keys = NarrowRocksDbMachine.TestCase
-TestRocksDbStoreOfUint32Keys.settings = settings(deadline=None, max_examples=8, stateful_step_count=15)
-TestRedisStore = pytest.mark.usefixtures("redis_machines")(RedisMachine.TestCase)
-TestRedisStore.settings = settings(deadline=None, max_examples=12, stateful_step_count=15)
-TestRedisStoreOfUint32Keys = pytest.mark.usefixtures("redis_machines")(NarrowRedisMachine.TestCase)
-TestRedisStoreOfUint32Keys.settings = settings(deadline=None, max_examples=8, stateful_step_count=15)
+@pytest.mark.parametrize("key_bytes", [8, 4])
+@pytest.mark.parametrize("kind", STORES)
+def test_a_store_holds_what_a_dict_would(kind, key_bytes, request):
+    run_state_machine_as_test(
+        lambda: StoreMachine(lambda folder: STORES[kind](request, folder), key_bytes),
+        settings=settings(deadline=None, max_examples=60 if kind == "memory" else 10, stateful_step_count=15),
+    )
 
 
 def test_an_unknown_table_holds_no_keys(store):
