@@ -49,7 +49,7 @@ class TiersMachine(RuleBasedStateMachine):
     def __init__(self, clauses, wrap=lambda stores: stores):
         super().__init__()
         self.clauses, self.wrap = clauses, wrap
-        self.server = None
+        self.server, self.folder = None, None
 
     @initialize(data=st.data(), key_type=st.sampled_from(["I64", "I32"]), default=st.sampled_from([0.0, 0.25]))
     def begin(self, data, key_type, default):
@@ -86,6 +86,7 @@ class TiersMachine(RuleBasedStateMachine):
     def teardown(self):
         if self.server is not None:
             self.server.close()
+        if self.folder is not None:
             self.folder.cleanup()
 
     def rounded(self):
