@@ -184,13 +184,13 @@ def run(machine, examples, steps=15):
 def test_tiers_answer_as_a_dict(tiers, request):
     clauses = TIERS[tiers](request)
 
-    run(lambda: TiersMachine(clauses), examples=15 if "persistent_db" in clauses else 30)
+    run(lambda: TiersMachine(clauses), examples=8 if "persistent_db" in clauses else 15)
 
 
 def test_three_tiers_answer_as_a_dict(request):
     clauses = TIERS["redis, rocksdb"](request)
 
-    run(lambda: TiersMachine(clauses, lambda stores: [MemoryStore(capacity_rows=3), *stores]), examples=15)
+    run(lambda: TiersMachine(clauses, lambda stores: [MemoryStore(capacity_rows=3), *stores]), examples=8)
 
 
 @pytest.mark.long
