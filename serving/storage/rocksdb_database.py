@@ -91,25 +91,27 @@ class Database:
             self._handle.write(batch)
         self._handle.flush_wal(True)
 
-    def read_ahead(self) -> None:
+    def read_ahead(self, wait: bool) -> None:
         """Have the system read the files ahead, so that first reads do not run at the pace of the device.
 
         A load leaves most of its pages on the disk only. Pages that memory holds already are passed over, a GiB in
         some 30 milliseconds. Of a database larger than half of the memory, the rest is left where it is.
+
+        Args:
+            wait: return when they are in memory; else when reading has begun.
         """
         left = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
         for file in self._handle.live_files():
             # Compaction may have removed it meanwhile; a file that cannot be read is told when a row is read from it.
-            with suppress(OSError):
-                descriptor = os.open(self._path / file["name"].lstrip("/"), os.O_RDONLY)
-                try:
-                    size = min(os.fstat(descriptor).st_size, left)
-                    for start in range(0, size, READ_AHEAD_BYTES):
-                        length = min(READ_AHEAD_BYTES, size - start)
-                        os.posix_fadvise(descriptor, start, length, os.POSIX_FADV_WILLNEED)
-                    left -= size
-                finally:
-                    os.close(descriptor)
+            with suppress(OSError), (self._path / file["name"].lstrip("/")).open("rb") as opened:
+                size = min(os.fstat(opened.fileno()).st_size, left)
+                starts = range(0, size, READ_AHEAD_BYTES)
+                for start in starts:
+                    length = min(READ_AHEAD_BYTES, size - start)
+                    os.posix_fadvise(opened.fileno(), start, length, os.POSIX_FADV_WILLNEED)
+                for start in starts if wait else ():
+                    os.pread(opened.fileno(), 1, min(start + READ_AHEAD_BYTES, size) - 1)
+                left -= size
 
     def checkpoint(self, folder: Path) -> None:
         """Make a database at ``folder`` of what this one holds now: links to its files where the file system can."""

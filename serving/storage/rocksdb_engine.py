@@ -1,4 +1,4 @@
-"""How RocksDB is opened and spoken to: options, order of keys, errors. The store says what is kept where."""
+"""How RocksDB is opened and spoken to: options, errors. The store says what is kept where."""
 
 import os
 from collections.abc import Iterator
@@ -6,11 +6,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from serving.errors import MissingExtraError, StoreError
-from serving.storage.store import Keys
 
 STORE_NAME = "rocksdb"
 
@@ -144,9 +140,3 @@ def translated_errors(path: Path, table: str = "") -> Iterator[None]:
         if "/LOCK" in reason:
             reason = f"already open for writing; close the other or open this one read-only ({reason})"
         raise StoreError(STORE_NAME, table, f"{path}: {reason}") from err
-
-
-def bytewise_order(keys: Keys, key_bytes: int) -> NDArray[np.intp]:
-    """The order of the keys' raw bytes, as RocksDB compares them; equal keys keep their order."""
-    raw = keys.view(np.uint64) if key_bytes == 8 else keys.astype(np.uint32)
-    return np.argsort(raw.astype(raw.dtype.newbyteorder("<"), copy=False).byteswap(), kind="stable")

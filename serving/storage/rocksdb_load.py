@@ -3,91 +3,92 @@
 import logging
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
+from serving.errors import StoreError
 from serving.storage.hps_layout import key_list
-from serving.storage.rocksdb_database import Database
-from serving.storage.rocksdb_engine import bytewise_order
+from serving.storage.rocksdb_engine import STORE_NAME
+from serving.storage.rocksdb_sort import RowSorter, Values
 from serving.storage.row_codec import RowCodec, value_list
 from serving.storage.store import Keys, TableSpec, Vectors
 
 logger = logging.getLogger(__name__)
 
-# Rows of one sorted file are gathered in memory; a table of more becomes several files, merged once at the end.
-RUN_BYTES = 256 * 2**20
+FILE_BYTES = 256 * 2**20
 # Keys and values are converted with Python's global lock held, a piece at a time.
 PIECE_ROWS = 2048
-
-Values = NDArray[np.uint8]
 
 
 class BulkLoader:
     """Brings batches of rows into an empty column family, by way of a folder that it owns.
 
-    Memory is bounded: the rows of one file, sorted, and a copy of a piece of them.
+    Memory is bounded, see ``RowSorter``; the disk holds the table twice for a while.
     """
 
-    def __init__(self, database: Database, folder: Path, spec: TableSpec, codec: RowCodec) -> None:
-        """Clear ``folder``, where a killed load may have left files."""
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
-        self._rocksdict = database.rocksdict
-        self._options = database.options
+    def __init__(self, rocksdict: Any, options: Any, folder: Path, spec: TableSpec, codec: RowCodec) -> None:
+        """Take the options of the database's files; ``folder`` is made, and removed in the end."""
+        self._rocksdict = rocksdict
+        self._options = options
         self._folder = folder
         self._spec = spec
         self._codec = codec
-        self._run_rows = max(RUN_BYTES // (spec.key_bytes + codec.value_bytes), 1)
+        self._begun = time.monotonic()
 
-    def load(self, family: Any, batches: Iterator[tuple[Keys, Vectors]]) -> None:
-        """Fill ``family``; when it returns, every row is on the disk. Of equal keys the last wins."""
+    def load(self, family: Any, batches: Iterable[tuple[Keys, Vectors]]) -> None:
+        """Fill ``family`` as one act; when it returns, every row is on the disk. Of equal keys the last wins.
+
+        Raises:
+            StoreError: the disk refuses.
+        """
         options = self._rocksdict.IngestExternalFileOptions()
         options.set_move_files(True)
-        runs, rows, begun = 0, 0, time.monotonic()
+        shutil.rmtree(self._folder, ignore_errors=True)  # what a killed load left
         try:
-            for file, run_rows in self.write(batches):
-                family.ingest_external_file([file], options)  # a link and an entry: short, though the lock is held
-                runs, rows = runs + 1, rows + run_rows
-                took_s = time.monotonic() - begun
-                logger.info("%s: %s rows written in %.1f s", self._spec.name, f"{rows:,}", took_s)
+            self._folder.mkdir(parents=True)
+            files = list(self._files(self._sorted(batches)))
+            if files:
+                family.ingest_external_file(files, options)  # links and entries: short, though the lock is held
+        except OSError as err:
+            reason = f"{err.filename or self._folder}: {err.strerror} (os error {err.errno})"
+            raise StoreError(STORE_NAME, self._spec.name, reason) from err
         finally:
             shutil.rmtree(self._folder, ignore_errors=True)  # a full disk is not left fuller
-        if runs > 1:
-            family.compact_range(None, None)
-            logger.info("%s: %d files merged, %.1f s in all", self._spec.name, runs, time.monotonic() - begun)
-        family.flush()
 
-    def write(self, batches: Iterator[tuple[Keys, Vectors]]) -> Iterator[tuple[str, int]]:
-        """Yield one file after the other, and how many rows it has."""
-        pending: list[tuple[Keys, Values]] = []
+    def _sorted(self, batches: Iterable[tuple[Keys, Vectors]]) -> Iterator[tuple[Keys, Values]]:
+        sorter = RowSorter(self._folder, self._spec.key_bytes, self._codec.value_bytes)
         rows = 0
-        number = 0
         for keys, vectors in batches:
-            pending.append((keys, self._codec.encode(keys, vectors)))
+            sorter.add(keys, self._codec.encode(keys, vectors))
             rows += keys.size
-            if rows >= self._run_rows:
-                yield self._write_run(number, pending)
-                pending, rows, number = [], 0, number + 1
-        if rows:
-            yield self._write_run(number, pending)
+        self._tell(rows, "read and sorted")
+        return sorter.parts()
 
-    def _write_run(self, number: int, batches: list[tuple[Keys, Values]]) -> tuple[str, int]:
-        keys = np.concatenate([keys for keys, _ in batches])
-        values = np.concatenate([values for _, values in batches])
-        batches.clear()
-        order = bytewise_order(keys, self._spec.key_bytes)
-        ordered = keys[order]
-        order = order[np.append(ordered[1:] != ordered[:-1], True)]
-        file = str(self._folder / f"{number:06}.sst")
-        writer = self._rocksdict.SstFileWriter(self._options)
-        writer.open(file)
-        for start in range(0, order.size, PIECE_ROWS):
-            part = order[start : start + PIECE_ROWS]
-            for key, value in zip(key_list(keys[part], self._spec.key_bytes), value_list(values[part]), strict=True):
-                writer[key] = value
-        writer.finish()
-        return file, order.size
+    def _files(self, parts: Iterable[tuple[Keys, Values]]) -> Iterator[str]:
+        """Write rows that come sorted; yield one file after the other."""
+        writer, file, rows, total = None, "", 0, 0
+        for keys, values in parts:
+            if writer is None:
+                file = str(self._folder / f"{total}.sst")
+                writer = self._rocksdict.SstFileWriter(self._options)
+                writer.open(file)
+            for start in range(0, keys.size, PIECE_ROWS):
+                piece = slice(start, start + PIECE_ROWS)
+                raw = key_list(keys[piece], self._spec.key_bytes)
+                for key, value in zip(raw, value_list(values[piece]), strict=True):
+                    writer[key] = value
+            rows, total = rows + keys.size, total + keys.size
+            if rows * (self._spec.key_bytes + self._codec.value_bytes) >= FILE_BYTES:
+                writer.finish()
+                self._tell(total, "written")
+                yield file
+                writer, rows = None, 0
+        if writer is not None:
+            writer.finish()
+            self._tell(total, "written")
+            yield file
+
+    def _tell(self, rows: int, what: str) -> None:
+        took_s = time.monotonic() - self._begun
+        logger.info("%s: %s rows %s after %.1f s", self._spec.name, f"{rows:,}", what, took_s)

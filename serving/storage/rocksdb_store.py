@@ -197,11 +197,12 @@ class RocksDbStore:
             codec = RowCodec(STORE_NAME, spec, self._row_dtype)
             self._tables = {name: held for name, held in self._tables.items() if name != spec.name}
             self._database.begin_load(spec.name)
-            loader = BulkLoader(self._database, self._path / "loading", spec, codec)
+            database = self._database
+            loader = BulkLoader(database.rocksdict, database.options, self._path / "loading", spec, codec)
             loader.load(self._take(spec, codec).family, batches)
             self._record_load(codec, spec.name, digest)
             if self._warm_up:
-                self._database.read_ahead()
+                self._database.read_ahead(wait=True)
 
     def checkpoint(self, folder: str | Path) -> None:
         """Make a copy of the database as it is now: a database itself, to be opened like any other.
@@ -260,7 +261,7 @@ class RocksDbStore:
                 tables[name] = RocksDbTable(self._path, held.spec, held.codec, family)
         self._database, self._tables, self._seen = database, tables, seen
         if self._warm_up:
-            database.read_ahead()
+            database.read_ahead(wait=False)
 
     def _take(self, spec: TableSpec, codec: RowCodec) -> RocksDbTable:
         table = RocksDbTable(self._path, spec, codec, self._database.family(spec.name))

@@ -38,7 +38,7 @@ def sst(tmp_path):
 
 @pytest.mark.parametrize("spec", [SPEC, NARROW], ids=["int64", "uint32"])
 def test_rows_in_any_order_become_a_file_that_rocksdb_takes_in(tmp_path, spec, monkeypatch):
-    monkeypatch.setattr("serving.storage.rocksdb_load.RUN_BYTES", 100_000)  # several sorted runs
+    monkeypatch.setattr("serving.storage.rocksdb_sort.RUN_BYTES", 100_000)  # several sorted runs
     write_dump(tmp_path / "t.sst", spec, batches(), in_key_order=False)
     assert os.listdir(tmp_path) == ["t.sst"]
 

@@ -18,9 +18,9 @@ BATCH_ROWS = 100
 WRITER = f"""
 import sys
 import numpy as np
-from serving.storage import RocksDbStore, TableSpec, rocksdb_load
+from serving.storage import RocksDbStore, TableSpec, rocksdb_sort
 
-rocksdb_load.RUN_BYTES = 24 * 4000
+rocksdb_sort.RUN_BYTES = 24 * 4000
 store = RocksDbStore(sys.argv[1], num_threads=1)
 store.open_table(TableSpec({TABLE!r}, 4), 0)
 keys = np.arange({LOADED_ROWS})

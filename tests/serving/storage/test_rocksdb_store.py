@@ -8,7 +8,7 @@ import pytest
 
 from kernels.host import encode_rows, round_rows
 from serving.errors import MissingExtraError, StoreError
-from serving.storage import DurableStore, PooledStore, RocksDbStore, TableSpec, rocksdb_load
+from serving.storage import DurableStore, PooledStore, RocksDbStore, TableSpec, rocksdb_load, rocksdb_sort
 
 TABLE = "model.table"
 TAG = "hps_et.model.table"
@@ -51,14 +51,15 @@ def test_rocksdb_is_durable_and_does_not_pool(path):
     with_store.close()
 
 
-@pytest.mark.parametrize(("run_bytes", "runs"), [(1, 10), (24 * 250, 4), (rocksdb_load.RUN_BYTES, 1)])
-def test_a_bulk_load_holds_exactly_the_rows_given_in_however_many_files(path, monkeypatch, run_bytes, runs):
-    monkeypatch.setattr(rocksdb_load, "RUN_BYTES", run_bytes)
-    written = []
-    write = rocksdb_load.BulkLoader.write
-    monkeypatch.setattr(
-        rocksdb_load.BulkLoader, "write", lambda *args: (written.append(file) or file for file in write(*args))
-    )
+@pytest.mark.parametrize(
+    ("run_bytes", "file_bytes", "files"),
+    [(1, 1, 1000), (24 * 250, 24 * 300, 3), (24 * 250, rocksdb_load.FILE_BYTES, 1), (rocksdb_sort.RUN_BYTES, 1, 1)],
+)
+def test_a_bulk_load_holds_exactly_the_rows_given_in_however_many_files(
+    path, monkeypatch, run_bytes, file_bytes, files
+):
+    monkeypatch.setattr(rocksdb_sort, "RUN_BYTES", run_bytes)
+    monkeypatch.setattr(rocksdb_load, "FILE_BYTES", file_bytes)
     keys = np.random.default_rng(0).permutation(np.arange(-500, 500) * 257)
     with open_closing(path) as store:
         load(store, keys)
@@ -70,29 +71,31 @@ def test_a_bulk_load_holds_exactly_the_rows_given_in_however_many_files(path, mo
         assert (out[:-1] == rows_of(keys)).all()
         assert sum(batch.size for batch, _ in store.items(TABLE)) == 1000
         assert store.loaded_from(TABLE) == "digest"
-        assert len(written) == runs
+        assert len(list(path.glob("*.sst"))) == files
         assert store.count(TABLE) == 1000
         assert not (path / "loading").exists()
 
 
-def test_many_files_of_one_load_are_merged(path, monkeypatch):
+def test_many_files_of_one_load_lie_side_by_side_so_that_none_need_be_merged(path, monkeypatch):
     import rocksdict
 
-    monkeypatch.setattr(rocksdb_load, "RUN_BYTES", 1)
+    monkeypatch.setattr(rocksdb_sort, "RUN_BYTES", 24 * 100)
+    monkeypatch.setattr(rocksdb_load, "FILE_BYTES", 24 * 200)
     with open_closing(path) as store:
         load(store, np.random.default_rng(0).permutation(1000))
     options = rocksdict.Options(raw_mode=True)
     raw = rocksdict.Rdict(str(path), options, {"default": options, TAG: options}, rocksdict.AccessType.read_only(False))
 
-    unmerged = raw.get_column_family(TAG).property_value("rocksdb.num-files-at-level0")
+    levels = [raw.get_column_family(TAG).property_value(f"rocksdb.num-files-at-level{level}") for level in range(7)]
 
     raw.close()
-    assert unmerged == "0"
+    assert levels[:6] == ["0"] * 6
+    assert int(levels[6]) > 3
 
 
-@pytest.mark.parametrize("run_bytes", [1, rocksdb_load.RUN_BYTES])
+@pytest.mark.parametrize("run_bytes", [1, rocksdb_sort.RUN_BYTES])
 def test_of_duplicates_in_a_bulk_load_the_last_wins(path, monkeypatch, run_bytes):
-    monkeypatch.setattr(rocksdb_load, "RUN_BYTES", run_bytes)
+    monkeypatch.setattr(rocksdb_sort, "RUN_BYTES", run_bytes)
     with open_closing(path) as store:
         batches = [(np.array([7, 8, 7]), rows_of([1, 2, 3])), (np.array([8, 9]), rows_of([4, 5]))]
 
@@ -123,7 +126,7 @@ def test_an_empty_bulk_load_leaves_an_empty_table_that_counts_as_loaded(path):
 
 
 def test_a_bulk_load_that_fails_halfway_does_not_count_as_loaded_and_leaves_no_files(path, monkeypatch):
-    monkeypatch.setattr(rocksdb_load, "RUN_BYTES", 24 * 100)
+    monkeypatch.setattr(rocksdb_sort, "RUN_BYTES", 24 * 100)
 
     def batches():
         yield np.arange(500), rows_of(np.arange(500))
