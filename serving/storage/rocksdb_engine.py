@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from serving.errors import MissingExtraError, StoreError
+from serving.storage.rocksdb_manifest import check_manifest
 
 STORE_NAME = "rocksdb"
 
@@ -81,6 +82,7 @@ def open_database(rocksdict: Any, path: Path, read_only: bool, num_threads: int)
     options = table_options(rocksdict, num_threads)
     access = rocksdict.AccessType.read_only(False) if read_only else rocksdict.AccessType.read_write()
     with translated_errors(path):
+        check_manifest(STORE_NAME, path)
         is_there = read_only or (path / "CURRENT").exists()
         names = rocksdict.Rdict.list_cf(str(path)) if is_there else ["default"]
         database = rocksdict.Rdict(str(path), options, {name: options for name in names}, access)
@@ -133,6 +135,9 @@ def translated_errors(path: Path, table: str = "") -> Iterator[None]:
     """Turn what rocksdict raises into StoreError: it raises plain ``Exception`` and tells cases apart by text only."""
     try:
         yield
+    except OSError as err:  # of Hotrow's own reads and writes in the database's folder
+        reason = f"{err.filename or path}: {err.strerror} (os error {err.errno})"
+        raise StoreError(STORE_NAME, table, reason) from err
     except Exception as err:
         if type(err) is not Exception and type(err).__module__ != "rocksdict":
             raise

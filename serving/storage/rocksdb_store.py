@@ -1,5 +1,6 @@
 """The durable tier: one RocksDB database, one column family per table."""
 
+import logging
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,8 @@ from serving.storage.rocksdb_load import BulkLoader
 from serving.storage.rocksdb_table import RocksDbTable
 from serving.storage.row_codec import RowCodec, value_list
 from serving.storage.store import CHANGED, Keys, Mask, TableSpec, Vectors
+
+logger = logging.getLogger(__name__)
 
 # A write batch is applied with Python's global lock held, so it is kept short. The lock is held too while keys and
 # values are converted; values of a short read are still in the CPU's cache then.
@@ -242,8 +245,11 @@ class RocksDbStore:
                 return
             self._closed = True
             self._tables = {}
-            with translated_errors(self._path):
-                self._database.close()
+            try:
+                with translated_errors(self._path):
+                    self._database.close()
+            except StoreError as err:  # a full disk, say: what was acknowledged is there, and nothing else is lost
+                logger.warning("closing: %s", err)
 
     def _open(self) -> None:
         """Open the database, for the first time or, to follow the writer, anew with the tables that are open."""

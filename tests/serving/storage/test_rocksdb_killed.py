@@ -59,7 +59,12 @@ def fetch(store, keys):
     return out, store.fetch(TABLE, np.asarray(keys, dtype=np.int64), out)
 
 
-@pytest.mark.parametrize("lines", np.random.default_rng(7).integers(1, 60, 6).tolist())
+LINES = np.random.default_rng(7).integers(1, 60, 50).tolist()
+
+
+@pytest.mark.parametrize(
+    "lines", [pytest.param(lines, marks=pytest.mark.long if at >= 6 else ()) for at, lines in enumerate(LINES)]
+)
 def test_acknowledged_writes_survive_sigkill_and_half_a_load_is_not_taken_for_whole(tmp_path: Path, lines: int):
     said = run_until(tmp_path / "db", lines)
     generation = max(int(number) for word, number in said if word == "begins")

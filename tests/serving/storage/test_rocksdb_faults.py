@@ -1,0 +1,178 @@
+"""A disk that is full or damaged: errors name the file, and what was there before can still be read."""
+
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from serving.errors import StoreError
+from serving.storage import RocksDbStore, TableSpec
+from serving.storage.rocksdb_manifest import whole_entries_bytes
+
+TABLE = "model.table"
+SPEC = TableSpec(TABLE, 16)
+
+# Fills the disk on which the database lies: by inserts, then by a load. Prints what it was told, and what is left.
+FILLER = f"""
+import sys
+import numpy as np
+from serving.errors import StoreError
+from serving.storage import RocksDbStore, TableSpec
+
+spec = TableSpec({TABLE!r}, 16)
+other = TableSpec("model.other", 16)
+store = RocksDbStore(sys.argv[1], num_threads=1)
+keys = np.arange(1000)
+store.bulk_load(spec, iter([(keys, np.full((1000, 16), 1, np.float32))]), "digest")
+
+def batches():
+    for first in range(0, 10**6, 1000):
+        yield keys + first, np.full((1000, 16), 2, np.float32)
+
+for write in (lambda: store.bulk_load(other, batches(), "never"), lambda: insert_all()):
+    def insert_all():
+        for new, rows in batches():
+            store.insert({TABLE!r}, new + 1000, rows)
+    try:
+        write()
+        print("not full")
+    except StoreError as err:
+        print(err)
+out = np.empty((1000, 16), np.float32)
+found = store.fetch({TABLE!r}, keys, out)
+print(bool(found.all() and (out == 1).all()), store.loaded_from({TABLE!r}), store.loaded_from("model.other"))
+store.close()
+"""
+
+
+@pytest.fixture
+def small_disk():
+    """Run the filler with the database on a disk of 32 MiB."""
+    mounted = "mount -t tmpfs -o size=32m tmpfs"
+
+    def run(folder):
+        disk = folder / "disk"
+        disk.mkdir()
+        script = f"{mounted} {disk} && exec {sys.executable} -c '{FILLER.replace(chr(39), chr(34))}' {disk}/db"
+        return subprocess.run(["unshare", "-rm", "sh", "-c", script], capture_output=True, text=True, timeout=120)
+
+    if shutil.which("unshare") is None:
+        pytest.skip("there is no unshare(1) to mount a small disk with")
+    tried = subprocess.run(["unshare", "-rm", "sh", "-c", f"{mounted} /mnt"], capture_output=True, text=True)
+    if tried.returncode:
+        pytest.skip(f"a small disk cannot be mounted here: {tried.stderr.strip()}")
+    return run
+
+
+def test_a_full_disk_is_an_error_with_the_path_and_old_rows_stay_readable(small_disk, tmp_path):
+    done = small_disk(tmp_path)
+
+    load, insert, left = done.stdout.splitlines()
+    assert done.returncode == 0, done.stderr
+    for message in (load, insert):
+        assert str(tmp_path / "disk" / "db") in message
+        assert "No space left on device" in message
+    assert load.startswith("rocksdb: table 'model.other': ")
+    assert left == "True digest None"
+
+
+@pytest.fixture
+def path(tmp_path):
+    """A database of 2000 loaded rows, and 10 that are in its log only."""
+    store = RocksDbStore(tmp_path / "db", num_threads=1)
+    store.bulk_load(SPEC, iter([(np.arange(2000), np.ones((2000, 16), np.float32))]), "digest")
+    store.insert(TABLE, np.arange(2000, 2010), np.ones((10, 16), np.float32))
+    store.close()
+    return tmp_path / "db"
+
+
+def read_all(path, **options):
+    store = RocksDbStore(path, num_threads=1, **options)
+    try:
+        store.open_table(SPEC, 0)
+        out = np.empty((2010, 16), np.float32)
+        found = store.fetch(TABLE, np.arange(2010), out)
+        walked = sum(keys.size for keys, _ in store.items(TABLE))
+        return int(found.sum()), walked, bool((out[found] == 1).all())
+    finally:
+        store.close()
+
+
+def damage(file, how):
+    content = file.read_bytes()
+    if how == "missing":
+        file.unlink()
+    elif how == "truncated":
+        file.write_bytes(content[: len(content) // 2])
+    else:
+        at = len(content) // 3
+        file.write_bytes(content[:at] + bytes([content[at] ^ 0xFF]) + content[at + 1 :])
+
+
+def test_without_damage_every_row_is_read(path):
+    assert read_all(path) == (2010, 2010, True)
+
+
+@pytest.mark.parametrize("read_only", [False, True])
+@pytest.mark.parametrize("how", ["missing", "truncated", "flipped"])
+@pytest.mark.parametrize("pattern", ["*.sst", "MANIFEST-*", "CURRENT"])
+def test_a_damaged_file_is_an_error_that_names_it(path, pattern, how, read_only):
+    file = max(path.glob(pattern), key=lambda one: one.stat().st_size)
+    damage(file, how)
+
+    with pytest.raises(StoreError) as caught:
+        read_all(path, read_only=read_only)
+
+    assert str(path) in str(caught.value)
+    assert file.stem.lstrip("0") in str(caught.value)
+
+
+def test_a_log_that_ends_in_a_half_written_record_loses_that_record_only(tmp_path):
+    store = RocksDbStore(tmp_path / "db", num_threads=1)
+    store.bulk_load(SPEC, iter([(np.arange(2000), np.ones((2000, 16), np.float32))]), "digest")
+    for key in (2000, 2001):
+        store.insert(TABLE, np.array([key]), np.ones((1, 16), np.float32))
+    shutil.copytree(tmp_path / "db", tmp_path / "killed")
+    store.close()
+    (log,) = (tmp_path / "killed").glob("*.log")
+    log.write_bytes(log.read_bytes()[:-3])
+
+    assert read_all(tmp_path / "killed") == (2001, 2001, True)
+
+
+def test_every_cut_of_the_list_of_files_is_noticed_but_those_between_its_entries(path):
+    (manifest,) = path.glob("MANIFEST-*")
+    content = manifest.read_bytes()
+    ends = {whole_entries_bytes(content[:size]) for size in range(len(content) + 1)}
+
+    assert whole_entries_bytes(content) == len(content)
+    assert 5 < len(ends) < 40
+    for end in sorted(ends - {0}):
+        assert whole_entries_bytes(content[: end - 1]) < end - 1
+
+
+def test_entries_longer_than_a_block_are_whole_with_their_last_piece():
+    def record(kind, length):
+        return b"crc!" + length.to_bytes(2, "little") + bytes([kind]) + b"x" * length
+
+    first, last, one = record(2, 32768 - 7), record(4, 100), record(1, 5)
+
+    assert whole_entries_bytes(first + last + one) == len(first + last + one)
+    assert whole_entries_bytes(first + last[:50]) == 0
+    assert whole_entries_bytes(first) == 0
+    assert whole_entries_bytes(record(1, 32768 - 7 - 3) + b"\0\0\0" + one) == 32768 + len(one)
+    assert whole_entries_bytes(one + bytes(1000)) == len(one) + 1000
+
+
+def test_after_damage_a_checkpoint_brings_the_rows_back(path, tmp_path):
+    store = RocksDbStore(path, num_threads=1)
+    store.checkpoint(tmp_path / "copy")
+    store.close()
+    damage(max(path.glob("MANIFEST-*")), "truncated")
+    shutil.rmtree(path)
+
+    shutil.copytree(tmp_path / "copy", path)
+
+    assert read_all(path) == (2010, 2010, True)
