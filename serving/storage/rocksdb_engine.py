@@ -135,9 +135,6 @@ def translated_errors(path: Path, table: str = "") -> Iterator[None]:
     """Turn what rocksdict raises into StoreError: it raises plain ``Exception`` and tells cases apart by text only."""
     try:
         yield
-    except OSError as err:  # of Hotrow's own reads and writes in the database's folder
-        reason = f"{err.filename or path}: {err.strerror} (os error {err.errno})"
-        raise StoreError(STORE_NAME, table, reason) from err
     except Exception as err:
         if type(err) is not Exception and type(err).__module__ != "rocksdict":
             raise

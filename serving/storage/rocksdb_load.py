@@ -7,7 +7,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from serving.errors import StoreError
 from serving.storage.hps_layout import key_list
+from serving.storage.rocksdb_engine import STORE_NAME
 from serving.storage.rocksdb_sort import RowSorter, Values
 from serving.storage.row_codec import RowCodec, value_list
 from serving.storage.store import Keys, TableSpec, Vectors
@@ -38,7 +40,7 @@ class BulkLoader:
         """Fill ``family`` as one act; when it returns, every row is on the disk. Of equal keys the last wins.
 
         Raises:
-            OSError, or what rocksdict raises: the disk refuses.
+            StoreError, or what rocksdict raises: the disk refuses.
         """
         options = self._rocksdict.IngestExternalFileOptions()
         options.set_move_files(True)
@@ -48,6 +50,9 @@ class BulkLoader:
             files = list(self._files(self._sorted(batches)))
             if files:
                 family.ingest_external_file(files, options)  # links and entries: short, though the lock is held
+        except OSError as err:
+            reason = f"{err.filename or self._folder}: {err.strerror} (os error {err.errno})"
+            raise StoreError(STORE_NAME, self._spec.name, reason) from err
         finally:
             shutil.rmtree(self._folder, ignore_errors=True)  # a full disk is not left fuller
 
