@@ -1,0 +1,236 @@
+"""What a table's size costs: lookup time, start-up time, memory per row; and a table four times the RAM tier.
+
+- ``scale.lookup``: ns per key of 26,624 uniform keys, against the table of the fewest rows of the same dim, the two
+  taking turns. Target: ratio <= 1.5, whatever the rows.
+- ``scale.start``: from a HugeCTR folder to a table that answers, against reading its two files once.
+- ``scale.memory``: anonymous memory that a row takes once its table is loaded, against `hotrow plan`'s figure.
+- ``scale.beyond_ram``: a table of four times the RAM tier's rows, the others in RocksDB: ns per key where a part of the
+  keys lies in RAM, against all keys in RAM; and all of the process's anonymous memory against RAM tier's figure.
+
+A case for which there is too little memory, or disk, is left out, and said so.
+"""
+
+import json
+import shutil
+import tempfile
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.report import Record, parse_arguments, publish
+from kernels.host import HostTable
+from serving.config import ModelConfig, TableConfig, read_ps_config
+from serving.config.capacity import rows_with_headroom
+from serving.model.sparse_writer import write_sparse_batches
+from serving.parameter_server import ParameterServer
+from serving.planner import table_sizes
+
+BATCH_KEYS = 26_624
+CALLS = 4  # of one side before it is the other's turn
+WRITE_ROWS = 65_536
+MEMORY_RESERVE_BYTES = 2**30
+MOST_FILE_BYTES = 7 * 2**30  # to write more takes minutes
+HIT_RATES = (0.99, 0.9, 0.5, 0.0)
+
+
+def main():
+    arguments = parse_arguments(__doc__, folder={"help": "where tables are written, some 16 GB (default: TMPDIR)"})
+    quick = arguments.quick
+    sizes = (20_000, 60_000) if quick else (1_000_000, 10_000_000, 30_000_000)
+    rounds = 3 if quick else 11
+    records = []
+    with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
+        for dim in (16,) if quick else (16, 32, 128):
+            records += growing(Path(folder), dim, sizes, rounds)
+        capacity_rows = 20_000 if quick else 1_000_000
+        records += beyond_ram(Path(folder), capacity_rows, 32, rounds)
+    publish(records, arguments.json)
+
+
+def growing(folder, dim, sizes, rounds):
+    """One dim's tables, each beside the smallest."""
+    records = []
+    smallest = None
+    for rows in sizes:
+        reason = why_not(folder, dim, rows)
+        if reason:
+            print(f"left out: {rows:,} rows of dim {dim}: {reason}")
+            continue
+        case = {"rows": rows, "dim": dim}
+        server, more = started(folder, dim, rows, case)
+        records += more
+        if smallest is None:
+            smallest = (server, rows)
+        batches = keys_at_random(rows, rounds), keys_at_random(smallest[1], rounds)
+        pairs = take_turns(server.stores[0].fetch, smallest[0].stores[0].fetch, *batches, dim)
+        records.append(Record.of("scale.lookup", case, "ns/key", pairs))
+        if server is not smallest[0]:
+            server.close()
+    if smallest is not None:
+        smallest[0].close()
+    return records
+
+
+def started(folder, dim, rows, case):
+    """A server of one such table in RAM, and what its start took."""
+    with written(folder, dim, rows) as config:
+        read_s = seconds(lambda: read_once(config.tables[0].file))
+        server = ParameterServer.from_config(tiers_file(folder))
+        before = anonymous_bytes()
+        start_s = seconds(lambda: server.load_model(config))
+        row_bytes = (anonymous_bytes() - before) / rows
+        (planned,) = table_sizes([config])
+    check(server, rows, dim)
+    return server, [
+        Record.of("scale.start", case, "s", [(start_s, read_s)]),
+        Record.of("scale.memory", case, "B/row", [(row_bytes, planned.ram_bytes / rows)]),
+    ]
+
+
+def beyond_ram(folder, capacity_rows, dim, rounds):
+    """A table four times the RAM tier, whose other rows are in RocksDB."""
+    rows = 4 * capacity_rows
+    case = {"rows": rows, "dim": dim, "ram_rows": capacity_rows}
+    tiers = {
+        "volatile_db": {"type": "hash_map", "capacity_rows": capacity_rows},
+        "persistent_db": {"type": "rocks_db", "path": "rows", "num_threads": 2},
+    }
+    before = anonymous_bytes()
+    server = ParameterServer.from_config(tiers_file(folder, **tiers))
+    with written(folder, dim, rows) as config:
+        start_s = seconds(lambda: server.load_model(config))
+        read_s = seconds(lambda: read_once(config.tables[0].file))
+    check(server, rows, dim)
+    records = [Record.of("scale.beyond_ram.start", case, "s", [(start_s, read_s)])]
+
+    def fetch(_, keys, out):
+        out[...], found = server.lookup("m.t", keys)
+        return found
+
+    for hit_rate in HIT_RATES:
+        in_ram = keys_at_random(capacity_rows, rounds)
+        hits = round(hit_rate * BATCH_KEYS)
+        misses = keys_at_random(rows - capacity_rows, rounds, capacity_rows)
+        mixed = np.concatenate([in_ram[:, :, :hits], misses[:, :, hits:]], axis=2)
+        pairs = take_turns(fetch, fetch, mixed, in_ram, dim)
+        records.append(Record.of("scale.beyond_ram.lookup", case | {"hit_rate": hit_rate}, "ns/key", pairs))
+    ours = (anonymous_bytes() - before) / 2**20
+    of_tier = HostTable.memory_bytes(dim, capacity_rows) / 2**20
+    records.append(Record.of("scale.beyond_ram.memory", case, "MiB", [(ours, of_tier)]))
+    server.close()
+    return records
+
+
+def keys_of(begin, end):
+    """The keys of a file's rows: no two alike, in no order."""
+    return np.arange(begin, end, dtype=np.int64) * 0x9E3779B1 % 2**40
+
+
+def vectors_of(keys, dim):
+    """Rows that can be told from the key."""
+    return (keys[:, None] % 4096 * 0.5 + np.arange(dim)).astype(np.float32)
+
+
+def keys_at_random(rows, rounds, begin=0):
+    """Batches of keys of the rows from ``begin`` on, uniformly drawn: int64[rounds, CALLS, BATCH_KEYS]."""
+    rng = np.random.default_rng(rows)
+    return rng.integers(begin, begin + rows, (rounds, CALLS, BATCH_KEYS)) * 0x9E3779B1 % 2**40
+
+
+@contextmanager
+def written(folder, dim, rows):
+    """A model whose table has so many rows, on the disk while the block runs."""
+    path, dense = folder / "t", folder / "dense.model"
+    keys = (keys_of(begin, min(begin + WRITE_ROWS, rows)) for begin in range(0, rows, WRITE_ROWS))
+    write_sparse_batches(path, ((some, vectors_of(some, dim)) for some in keys))
+    dense.touch()
+    yield ModelConfig(
+        name="m",
+        graph_file=dense,
+        dense_file=dense,
+        tables=(TableConfig(name="t", dim=dim, slots=1, combiner="sum", file=path),),
+        key_type="I64",
+        max_batchsize=1024,
+        hit_rate_threshold=1.0,
+        dense_dim=0,
+        label_dim=1,
+    )
+    shutil.rmtree(path)
+
+
+def tiers_file(folder, **tiers):
+    """The configuration of a ps.json that has these tiers and no models."""
+    (folder / "ps.json").write_text(json.dumps({"supportlonglong": True, "models": [], **tiers}))
+    return read_ps_config(folder / "ps.json")
+
+
+def why_not(folder, dim, rows):
+    """Why a case cannot be run; empty if it can."""
+    needed, available = HostTable.memory_bytes(dim, rows_with_headroom(rows)), available_bytes()
+    if needed + MEMORY_RESERVE_BYTES > available:
+        return f"takes {needed / 2**30:.1f} GiB of RAM, {available / 2**30:.1f} are available"
+    files, free = rows * (8 + 4 * dim), shutil.disk_usage(folder).free
+    if files > min(MOST_FILE_BYTES, free):
+        return f"takes {files / 2**30:.1f} GiB of files, {free / 2**30:.1f} are free and more than 7 not tried"
+    return ""
+
+
+def check(server, rows, dim):
+    """The answers must be right, absent keys included."""
+    keys = np.append(keys_of(rows - min(rows, 1000), rows), 2**41)
+    answer, found = server.lookup("m.t", keys)
+    if not found[:-1].all() or found[-1] or not (answer[:-1] == vectors_of(keys[:-1], dim)).all():
+        raise SystemExit("the answer is wrong")
+
+
+def take_turns(fetch, peer, batches, peer_batches, dim):
+    """Pairs of ns per key; who goes first changes from round to round, and the first round warms up."""
+    out = np.empty((BATCH_KEYS, dim), dtype=np.float32)
+    pairs = []
+    for number, both in enumerate(zip(batches, peer_batches, strict=True)):
+        turns = [(0, fetch), (1, peer)]
+        took = [0.0, 0.0]
+        for which, call in turns if number % 2 else reversed(turns):
+            begin = time.perf_counter()
+            found = [call("m.t", keys, out) for keys in both[which]]
+            took[which] = (time.perf_counter() - begin) / (CALLS * BATCH_KEYS) * 1e9
+            if not np.all(found):
+                raise SystemExit("a key that was loaded is not there")
+        pairs.append(tuple(took))
+    return pairs[1:]
+
+
+def seconds(call):
+    begin = time.perf_counter()
+    call()
+    return time.perf_counter() - begin
+
+
+def read_once(path):
+    """Read both files of a folder from their beginning to their end."""
+    buffer = bytearray(2**24)
+    for name in ("key", "emb_vector"):
+        with (path / name).open("rb", buffering=0) as file:
+            while file.readinto(buffer):
+                pass
+
+
+def anonymous_bytes():
+    """Memory of this process that is no file's."""
+    return field_bytes("/proc/self/status", "RssAnon")
+
+
+def available_bytes():
+    """Memory that the system could still give."""
+    return field_bytes("/proc/meminfo", "MemAvailable")
+
+
+def field_bytes(file, name):
+    line = next(line for line in Path(file).read_text().splitlines() if line.startswith(f"{name}:"))
+    return int(line.split()[1]) * 1024
+
+
+if __name__ == "__main__":
+    main()
