@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from serving.hugectr import CreateEmbeddingCache, CreateParameterServer
     from serving.parameter_server import ParameterServer
     from serving.session import InferenceSession, load_model
+    from serving.storage import open_snapshot
 
 __all__ = [
     "CreateEmbeddingCache",
@@ -19,6 +20,7 @@ __all__ = [
     "errors",
     "load_model",
     "load_table",
+    "open_snapshot",
 ]
 
 _HOMES = {
@@ -29,6 +31,7 @@ _HOMES = {
     "dump_table": "serving.dumps",
     "load_model": "serving.session",
     "load_table": "serving.dumps",
+    "open_snapshot": "serving.storage",
 }
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from kernels.errors import HotrowError
 from serving.calibration import refuse_idle_calibration, refuse_shared_calibration
 from serving.cli.engine_options import add_engine_options, checked_tolerance
+from serving.cli.snapshot import describe_snapshot
 from serving.config import ModelConfig, TableConfig, VolatileDbConfig, memory_needed, read_repository
 from serving.dense.calibration import Quantization
 from serving.dense.files import open_dense
@@ -15,11 +16,12 @@ from serving.dense.network import Engine
 from serving.errors import about, told
 from serving.lookup import LookupSession
 from serving.model.graph import is_network_file
+from serving.model.snapshot_model import SnapshotModel, is_snapshot
 from serving.parameter_server import ParameterServer
 from serving.parameter_server.loading import LOAD_BATCH_ROWS, table_source
 from serving.parameter_server.preflight import check_tiers
 from serving.session import InferenceSession
-from serving.storage import MemoryStore
+from serving.storage import MemoryStore, open_snapshot
 from serving.storage.row_dtype import rounding_error
 
 
@@ -34,8 +36,9 @@ def add_parser(commands: Any) -> None:
         "config",
         type=Path,
         metavar="CONFIG",
-        help="a v3.0 inference JSON, a ps.json, a model directory or a repository",
+        help="a v3.0 inference JSON, a ps.json, a model directory, a repository or a snapshot",
     )
+    parser.add_argument("--full", action="store_true", help="also read every byte of snapshots")
     add_engine_options(parser, None, "also open the dense network in this engine, and say what int8 costs")
     parser.set_defaults(run=check, error_code=1)
 
@@ -45,6 +48,8 @@ def check(options: argparse.Namespace) -> int:
 
     What is wrong with the configuration as a whole is a HotrowError.
     """
+    if is_snapshot(options.config):
+        return _check_snapshot(options)
     faults: list[HotrowError] = []
     config = read_repository(options.config, faults)
     refuse_idle_calibration(options.calibration, options.engine)
@@ -70,7 +75,7 @@ def _check_model(config: ModelConfig, options: argparse.Namespace, faults: list[
         quantization = _check_dense(config, options)
     for table in config.tables:
         with about(config.name, faults):
-            rounding[table.name] = _check_table(config, table)
+            rounding[table.name] = _check_table(config, table, options.full)
     if len(faults) > before:
         return 0
     needed = memory_needed(config)
@@ -86,6 +91,8 @@ def _limit(tier: VolatileDbConfig) -> str:
     """What a memory tier that holds less than every row says about itself; empty where it holds them all."""
     if tier.type == "disabled":
         return "volatile_db is disabled, and tables take none"
+    if tier.type == "snapshot":
+        return "volatile_db is of snapshots, whose rows lie in files: they take what the page cache has to spare"
     if tier.type == "redis_cluster":
         return "volatile_db is Redis, and tables take none here"
     if tier.capacity_rows is not None:
@@ -110,9 +117,25 @@ def _check_dense(config: ModelConfig, options: argparse.Namespace) -> Quantizati
     return None
 
 
-def _check_table(config: ModelConfig, table: TableConfig) -> str:
+def _check_snapshot(options: argparse.Namespace) -> int:
+    """Check one file; what is wrong with it is a HotrowError."""
+    with open_snapshot(options.config) as snapshot:
+        snapshot.check(full=options.full)
+        print(*describe_snapshot(snapshot), sep="\n")
+    print(
+        "every byte is what was written" if options.full else "header and index are sound; --full reads the rows, too"
+    )
+    return 0
+
+
+def _check_table(config: ModelConfig, table: TableConfig, full: bool) -> str:
     """Read every row, as loading would; say of a narrow table how far its rows are from the file's."""
-    batches = table_source(config, table).model.batches(LOAD_BATCH_ROWS)
+    model = table_source(config, table).model
+    if isinstance(model, SnapshotModel):
+        model.check(full=full)
+        if table.row_dtype == "fp32":
+            return f"  {model.snapshot.row_dtype} in a snapshot"
+    batches = model.batches(LOAD_BATCH_ROWS)
     error = rounding_error("memory", config.full_name(table), table.row_dtype, batches)
     if table.row_dtype == "fp32":
         return ""

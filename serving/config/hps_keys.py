@@ -18,6 +18,7 @@ VOLATILE_TYPES: dict[str, str | None] = {
     **dict.fromkeys(("parallel_hash_map", "parallel_hashmap", "parallel_hash", "parallel_map"), "hash_map"),
     **dict.fromkeys(("multi_process_hash_map", "multi_process_hashmap", "multi_process_hash", "multi_process_map")),
     **dict.fromkeys(("redis_cluster", "redis"), "redis_cluster"),
+    "snapshot": "snapshot",  # Hotrow's own
 }
 PERSISTENT_TYPES: dict[str, str | None] = {
     **dict.fromkeys(("disabled", "disable", "none"), "disabled"),

@@ -48,6 +48,9 @@ def read_ps_config(file: str | Path, faults: list[HotrowError] | None = None) ->
     volatile, persistent = document.volatile_db, document.persistent_db
     if volatile.type == persistent.type == "disabled":
         raise ConfigError(source, "", "volatile_db and persistent_db are both disabled: no tier would hold a row")
+    if volatile.type == "snapshot" and persistent.type != "disabled":
+        reason = "behind a volatile_db of the type snapshot, which holds every row, it would never be asked for one"
+        raise ConfigError(source, "persistent_db.type", reason)
     if persistent.type == "disabled" and volatile.type == "hash_map" and not volatile.initialize_after_startup:
         reason = "false, and there is no persistent_db: no tier would hold a row"
         raise ConfigError(source, "volatile_db.initialize_after_startup", reason)

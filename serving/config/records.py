@@ -141,7 +141,7 @@ class VolatileDbConfig(_Record):
     """The faster tier.
 
     Attributes:
-        type: ``"hash_map"`` (RAM), ``"redis_cluster"`` or ``"disabled"``.
+        type: ``"hash_map"`` (RAM), ``"snapshot"``, ``"redis_cluster"`` or ``"disabled"``.
         capacity_rows: most rows in RAM over all tables; None means as many as the models need.
         capacity_bytes: most bytes in RAM over all tables, instead of ``capacity_rows``.
         capacity_rows_per_table: most rows in RAM of each table, by its full name, instead of one budget for all; a
@@ -155,13 +155,15 @@ class VolatileDbConfig(_Record):
         row_dtype_per_table: another form for some tables, by their full names.
         lookup_threads: most threads at one big lookup in RAM (``kernels.host.set_lookup_threads``, for the whole
             process); None leaves the number as it is.
+        path: the folder in which snapshots are made; None where every table's file must be one.
+        overlay_capacity_rows: most rows of each table that can be changed over its snapshot; None: a sixteenth of them.
         redis: where the type is ``"redis_cluster"``; None otherwise.
         cache_missed_embeddings: rows that the durable tier held are copied into this one.
         initialize_after_startup: the models' files are loaded into it; else RAM starts empty, and Redis keeps what it
             has.
     """
 
-    type: Literal["disabled", "hash_map", "redis_cluster"] = "hash_map"
+    type: Literal["disabled", "hash_map", "redis_cluster", "snapshot"] = "hash_map"
     capacity_rows: int | None = None
     capacity_bytes: int | None = None
     capacity_rows_per_table: dict[str, int] | None = None
@@ -173,6 +175,8 @@ class VolatileDbConfig(_Record):
     row_dtype: RowDtype = "fp32"
     row_dtype_per_table: dict[str, RowDtype] | None = None
     lookup_threads: int | None = None
+    path: Path | None = None
+    overlay_capacity_rows: int | None = None
     redis: RedisConfig | None = None
     cache_missed_embeddings: bool = False
     initialize_after_startup: bool = True

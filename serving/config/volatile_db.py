@@ -1,4 +1,4 @@
-"""``volatile_db`` of a ``ps.json``: RAM, or a Redis server or cluster."""
+"""``volatile_db`` of a ``ps.json``: RAM, snapshots, or a Redis server or cluster."""
 
 import re
 from pathlib import Path
@@ -13,11 +13,13 @@ from serving.config.scalars import Count, FileName, Magnitude, Milliseconds, Par
 from serving.config.validation import Clause
 
 NO_MARGIN = 2**64 - 1  # HPS's default
-# Hotrow's own keys say something about one type only; of HPS's, those of another type have no effect.
+# Hotrow's own keys say something about some types only; of HPS's, those of another type have no effect.
 CAPACITIES = frozenset({"capacity_rows", "capacity_bytes", "capacity_rows_per_table"})
+ROW_DTYPES = frozenset({"row_dtype", "row_dtype_per_table"})
 OWN_KEYS = {
-    "hash_map": CAPACITIES | {"row_dtype", "row_dtype_per_table", "lookup_threads", "hot_keys"},
+    "hash_map": CAPACITIES | ROW_DTYPES | {"lookup_threads", "hot_keys"},
     "redis_cluster": frozenset({"connect_timeout_ms", "timeout_ms"}),
+    "snapshot": ROW_DTYPES | {"path", "overlay_capacity_rows"},
 }
 _HOST_AND_PORT = re.compile(r"(?:\[(?P<v6>[0-9a-fA-F:.]+)\]|(?P<host>[^\s:\[\]]+)):(?P<port>[0-9]{1,5})")
 
@@ -45,13 +47,15 @@ class VolatileDbClause(Clause):
     """``volatile_db`` (source: HPS's configuration, HugeCTR v24.06).
 
     Attributes:
-        type: RAM, Redis, or none.
+        type: RAM, snapshots, Redis, or none.
         capacity_rows: Hotrow's own: most rows in RAM, over all tables.
         capacity_bytes: Hotrow's own: the same in bytes.
         capacity_rows_per_table: Hotrow's own: most rows in RAM of each table, by full name; one of the three.
         row_dtype: Hotrow's own: the form in which RAM keeps rows.
         row_dtype_per_table: Hotrow's own: the same for some tables, by full name.
         lookup_threads: Hotrow's own: most threads at one big lookup.
+        path: Hotrow's own: the folder in which snapshots are made.
+        overlay_capacity_rows: Hotrow's own: most rows of each table that can be changed over its snapshot.
         cache_missed_embeddings: copy rows that ``persistent_db`` held into this tier, beside the lookups.
         initialize_after_startup: load the models' files into it.
         initial_cache_rate: the part of each table's rows that RAM is filled with, as far as its capacity goes.
@@ -69,13 +73,15 @@ class VolatileDbClause(Clause):
     here.
     """
 
-    type: Annotated[Literal["disabled", "hash_map", "redis_cluster"], BeforeValidator(_volatile_type)]
+    type: Annotated[Literal["disabled", "hash_map", "redis_cluster", "snapshot"], BeforeValidator(_volatile_type)]
     capacity_rows: Count | None = None
     capacity_bytes: Count | None = None
     capacity_rows_per_table: dict[str, Whole] | None = None
     row_dtype: RowDtype = "fp32"
     row_dtype_per_table: dict[str, RowDtype] | None = None
     lookup_threads: Annotated[Count, Field(le=64)] | None = None
+    path: FileName | None = None
+    overlay_capacity_rows: Whole | None = None
     cache_missed_embeddings: Switch = False
     initialize_after_startup: Switch = True
     initial_cache_rate: Annotated[Magnitude, Field(le=1.0)] = 1.0
@@ -107,10 +113,10 @@ class VolatileDbClause(Clause):
 
     @model_validator(mode="after")
     def _own_keys_fit_the_type(self) -> Self:
-        for kind, keys in OWN_KEYS.items():
-            strange = sorted(self.model_fields_set & keys)
-            if strange and self.type != kind:
-                raise ValueError(f"{strange[0]}: only a {kind} has it, the type is {self.type}")
+        own = frozenset().union(*OWN_KEYS.values())
+        for key in sorted(self.model_fields_set & own - OWN_KEYS.get(self.type, frozenset())):
+            kinds = " or ".join(kind for kind, keys in OWN_KEYS.items() if key in keys)
+            raise ValueError(f"{key}: only a {kinds} has it, the type is {self.type}")
         capacities = [name for name in sorted(CAPACITIES) if getattr(self, name) is not None]
         if capacities and self._margin is not None:
             capacities.append("overflow_margin")
@@ -121,10 +127,18 @@ class VolatileDbClause(Clause):
     @model_validator(mode="after")
     def _fills_what_can_be_filled(self) -> Self:
         if self.initial_cache_rate < 1.0 and self.type != "hash_map":
-            raise ValueError("initial_cache_rate: only RAM is filled in part; Redis is given whole tables")
+            raise ValueError(
+                "initial_cache_rate: only RAM is filled in part; Redis is given whole tables, and so are snapshots"
+            )
         for key in ("initial_cache_rate", "hot_keys"):
             if key in self.model_fields_set and not self.initialize_after_startup:
                 raise ValueError(f"{key}: initialize_after_startup is false, so nothing is loaded")
+        return self
+
+    @model_validator(mode="after")
+    def _snapshots_hold_all_rows(self) -> Self:
+        if self.type == "snapshot" and not self.initialize_after_startup:
+            raise ValueError("initialize_after_startup: must be true where the type is snapshot, which holds all rows")
         return self
 
     @model_validator(mode="after")
@@ -160,6 +174,8 @@ class VolatileDbClause(Clause):
             overflow_resolution_target=self.overflow_resolution_target if policy else 0.8,
             initial_cache_rate=self.initial_cache_rate,
             hot_keys=None if self.hot_keys is None else folder / self.hot_keys,
+            path=folder / self.path if self.path is not None else None,
+            overlay_capacity_rows=self.overlay_capacity_rows,
             redis=redis,
             cache_missed_embeddings=self.cache_missed_embeddings,
             initialize_after_startup=self.initialize_after_startup,

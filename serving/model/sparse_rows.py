@@ -30,6 +30,28 @@ def row_dtype(dim: int, key_type: KeyType, row_layout: RowLayout) -> np.dtype[An
     return np.dtype([key, *slot_id, ("vector", "<f4", (dim,))])
 
 
+def check_range(path: Path | str, keys: Keys, key_type: KeyType, first_row: int = 0) -> None:
+    """Check every key's range.
+
+    Args:
+        path: the file, for messages.
+        keys: int64[N].
+        key_type: the model's.
+        first_row: number of the first key's row, for messages.
+
+    Raises:
+        ModelFileError: a key is reserved, or no uint32 though ``key_type`` is ``"I32"``; names the key and its row.
+    """
+    lowest, highest = key_range(key_type)
+    refused = (keys < lowest) | (keys > highest)
+    if refused.any():
+        at = int(np.argmax(refused))
+        reason = "not a uint32, the model's key type" if key_type == "I32" else "reserved"
+        raise ModelFileError(
+            path, f"row {first_row + at:,}: key {keys[at]} is {reason}; keys go from {lowest} to {highest}"
+        )
+
+
 def repeated_keys(path: Path | str, keys: StoredKeys, key_type: KeyType) -> Keys:
     """Check every key's range; return those that occur more than once, each once.
 

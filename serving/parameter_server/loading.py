@@ -1,4 +1,4 @@
-"""How a model's rows get into the tiers: durable ones hold all of them, others as many as they have room for."""
+"""How a model's rows get into the tiers: durable ones and snapshots hold all, others as many as they have room for."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ from serving.errors import StoreError, StoreFullError
 from serving.model.sparse_file import SparseModel
 from serving.parameter_server.first_rows import FirstRows
 from serving.storage.row_dtype import may_be_copied, rounded
-from serving.storage.store import CHANGED, DurableStore, Keys, Store, TableSpec, Vectors
+from serving.storage.store import CHANGED, DurableStore, Keys, SourceStore, Store, TableSpec, Vectors
 
 logger = logging.getLogger(__name__)
 
@@ -52,32 +52,31 @@ def load_tables(
     """Bring every row of ``sources`` into the stores, but for those that are ``kept`` as they are.
 
     A durable store is loaded unless it already holds the table from the same files, with or without later changes.
-    Where no store is durable, each must have room for all rows; else a store takes, up to its capacity, those that
-    ``first_rows`` says by the store's name, or the first of the file. Of a table with a narrow row type every row must
-    fit that type, wherever it will lie.
+    Where no store holds all rows by its kind (a durable one, a ``SourceStore``), each must have room for them; else a
+    store takes, up to its capacity, those that ``first_rows`` says by the store's name, or the first of the file. Of a
+    table with a narrow row type every row must fit that type, wherever it will lie.
     Where the slowest store is durable, and is kept as it is or has changed since it was loaded, its rows, not the
     files', are what the stores before it get; none, where copies would be rounded twice (``may_be_copied``).
 
     Raises:
-        StoreFullError: no store is durable, and one has too little room; raised before anything is loaded.
+        StoreFullError: every store must have room, and one has too little; raised before anything is loaded.
         StoreError: a store cannot take the rows, a value does not fit the table's row type, or a durable store that is
             kept as it is, with none behind it, has no rows of a table.
         ModelFileError: a file is damaged.
     """
-    durable = [store for store in stores if isinstance(store, DurableStore)]
-    volatile = [store for store in stores if not isinstance(store, DurableStore)]
+    whole = [store for store in stores if isinstance(store, DurableStore | SourceStore)]
+    volatile = [store for store in stores if store not in whole]
     for store in volatile:
         for source in sources:
             store.open_table(source.spec, source.model.rows)
-    if not durable:
+    if not whole:
         for store in (store for store in volatile if store not in kept):
             room = {source.spec.name: store.capacity_rows(source.spec.name) for source in sources}
             check_room(store.name, room, sources)
     for source in sources:
-        for store in durable:
-            _load_durable(store, source, store in kept)
-        _check_one_holds_all(durable, source.spec.name)
-        truth = durable[-1] if durable and (durable[-1] in kept or _has_changed(durable[-1], source)) else None
+        for store in whole:
+            _load_whole(store, source, store in kept)
+        truth = _changed_truth(whole, source, kept)
         if truth is not None and truth in kept:
             _check_has_rows(truth, source.spec.name)
         if _may_fill_others(truth, source.spec):
@@ -86,7 +85,7 @@ def load_tables(
 
 
 def drop_tables(stores: Sequence[Store], tables: Sequence[str], drop_durable: bool) -> None:
-    """Forget ``tables`` in every store; durable ones keep them unless ``drop_durable``.
+    """Forget ``tables`` in every store; what lies on a disk stays there unless ``drop_durable``.
 
     Raises:
         StoreError: a store did not answer, the first that did not; the others have forgotten them.
@@ -96,7 +95,10 @@ def drop_tables(stores: Sequence[Store], tables: Sequence[str], drop_durable: bo
         if drop_durable or not isinstance(store, DurableStore):
             for table in tables:
                 try:
-                    store.drop_table(table)
+                    if drop_durable and isinstance(store, SourceStore):
+                        store.erase_table(table)
+                    else:
+                        store.drop_table(table)
                 except StoreError as err:
                     errors.append(err)
     if errors:
@@ -126,10 +128,31 @@ def check_room(store: str, room: Mapping[str, int | None], sources: Sequence[Tab
             raise StoreFullError(store, source.spec.name, reason)
 
 
-def _load_durable(store: DurableStore, source: TableSource, is_kept: bool) -> None:
+def _load_whole(store: DurableStore | SourceStore, source: TableSource, is_kept: bool) -> None:
     if is_kept:
         store.open_table(source.spec, source.model.rows)
-        return
+    elif isinstance(store, SourceStore):
+        store.load(source.spec, source.model)
+    else:
+        _load_durable(store, source)
+
+
+def _changed_truth(
+    whole: Sequence[DurableStore | SourceStore], source: TableSource, kept: Sequence[Store]
+) -> DurableStore | None:
+    """The slowest store, where it has other rows than the files; None where the files' rows are right.
+
+    Raises:
+        StoreError: it is durable, but does not hold all rows.
+    """
+    slowest = whole[-1] if whole else None
+    if not isinstance(slowest, DurableStore):
+        return None
+    _check_holds_all(slowest, source.spec.name)
+    return slowest if slowest in kept or _has_changed(slowest, source) else None
+
+
+def _load_durable(store: DurableStore, source: TableSource) -> None:
     name, digest = source.spec.name, source.model.digest()
     record = store.loaded_from(name)
     if record is None or record.removesuffix(CHANGED) != digest:
@@ -140,10 +163,10 @@ def _load_durable(store: DurableStore, source: TableSource, is_kept: bool) -> No
         store.open_table(source.spec, source.model.rows)
 
 
-def _check_one_holds_all(durable: Sequence[DurableStore], table: str) -> None:
-    if durable and durable[-1].capacity_rows(table) is not None:
+def _check_holds_all(slowest: DurableStore, table: str) -> None:
+    if slowest.capacity_rows(table) is not None:
         reason = "evicts rows, so that a slower tier must hold all of them; there is none"
-        raise StoreError(durable[-1].name, table, reason)
+        raise StoreError(slowest.name, table, reason)
 
 
 def _check_has_rows(store: DurableStore, table: str) -> None:

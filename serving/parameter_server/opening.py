@@ -7,8 +7,10 @@ from kernels.host import set_lookup_threads
 from serving.config import ParameterServerConfig, PersistentDbConfig
 from serving.parameter_server.first_rows import FirstRows
 from serving.parameter_server.tier import TierSettings
-from serving.storage import MemoryStore, RedisStore, RocksDbStore
+from serving.storage import MemoryStore, RedisStore, RocksDbStore, SnapshotStore
 from serving.storage.store import Store
+
+_STORE_NAMES = {"hash_map": "memory", "redis_cluster": "redis", "snapshot": "snapshot"}
 
 
 def open_stores(config: ParameterServerConfig) -> list[Store]:
@@ -33,6 +35,8 @@ def open_stores(config: ParameterServerConfig) -> list[Store]:
                 overflow_resolution_target=volatile.overflow_resolution_target,
             )
             stores.append(memory)
+        if volatile.type == "snapshot":
+            stores.append(SnapshotStore(volatile.path, volatile.overlay_capacity_rows))
         if volatile.redis is not None:
             stores.append(opened.enter_context(closing(RedisStore(volatile.redis))))
         if persistent.type == "rocks_db" and persistent.path is not None:
@@ -46,8 +50,7 @@ def tier_settings(config: ParameterServerConfig) -> dict[str, TierSettings]:
     volatile, persistent = config.volatile_db, config.persistent_db
     settings = {}
     if volatile.type != "disabled":
-        name = "redis" if volatile.redis is not None else "memory"
-        first = FirstRows(volatile.initial_cache_rate, volatile.hot_keys)
+        name, first = _STORE_NAMES[volatile.type], FirstRows(volatile.initial_cache_rate, volatile.hot_keys)
         settings[name] = TierSettings(is_initialized=volatile.initialize_after_startup, first_rows=first)
     if persistent.type != "disabled":
         settings["rocksdb"] = TierSettings(persistent.timeout_ms, persistent.initialize_after_startup)

@@ -20,7 +20,7 @@ from serving.parameter_server.served_table import ServedTable
 from serving.parameter_server.tier import Tier, TierSettings
 from serving.parameter_server.tier_lookup import TierLookup
 from serving.parameter_server.updates import check_keys, check_weights
-from serving.storage.store import Keys, Mask, RowPtrs, Store, Vectors, Weights
+from serving.storage.store import Keys, Mask, RowPtrs, SourceStore, Store, Vectors, Weights
 
 logger = logging.getLogger(__name__)
 
@@ -49,10 +49,13 @@ class ParameterServer:
             settings: of single tiers, by their stores' names.
 
         Raises:
-            ValueError: there is no store, or settings name none of them.
+            ValueError: there is no store, settings name none of them, or one is slower than a ``SourceStore``, which
+                has all rows: it would never be asked, and what was changed in it would be hidden after a restart.
         """
         if not stores:
             raise ValueError("expected at least one store, got none")
+        if any(isinstance(store, SourceStore) for store in stores[:-1]):
+            raise ValueError("a store that has all rows from files must be the slowest")
         settings = settings or {}
         strange = settings.keys() - {store.name for store in stores}
         if strange:

@@ -3,6 +3,20 @@
 from serving.storage.memory_store import MemoryStore
 from serving.storage.redis_store import RedisStore
 from serving.storage.rocksdb_store import RocksDbStore
-from serving.storage.store import DurableStore, PooledStore, Store, TableSpec
+from serving.storage.snapshot_reader import SnapshotReader, open_snapshot
+from serving.storage.snapshot_store import SnapshotStore
+from serving.storage.store import DurableStore, PooledStore, SourceStore, Store, TableSpec
 
-__all__ = ["DurableStore", "MemoryStore", "PooledStore", "RedisStore", "RocksDbStore", "Store", "TableSpec"]
+__all__ = [
+    "DurableStore",
+    "MemoryStore",
+    "PooledStore",
+    "RedisStore",
+    "RocksDbStore",
+    "SnapshotReader",
+    "SnapshotStore",
+    "SourceStore",
+    "Store",
+    "TableSpec",
+    "open_snapshot",
+]

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from kernels.host import RowDtype
 from serving.metrics import Reading
 from serving.model.records import Combiner
+from serving.model.sparse_model import SparseModel
 
 Keys = NDArray[np.int64]
 Vectors = NDArray[np.float32]
@@ -174,4 +175,24 @@ class DurableStore(Store, Protocol):
 
         A process killed in the middle leaves either the old rows or a table whose ``loaded_from`` is None, never a
         part of the new rows that passes for the whole.
+        """
+
+
+@runtime_checkable
+class SourceStore(Store, Protocol):
+    """A store that serves all rows of a table from a file: the model's own, or one that it makes of it."""
+
+    def load(self, spec: TableSpec, model: SparseModel) -> None:
+        """Open a table with the rows of ``model``, all of them, in place of what it held.
+
+        Raises:
+            StoreError: the store cannot hold them.
+            ModelFileError: the model is damaged, or a value does not fit ``spec.row_dtype``.
+        """
+
+    def erase_table(self, table: str) -> None:
+        """Forget a table, as ``drop_table`` does, and remove the file that was made of it; the model's own stays.
+
+        Raises:
+            StoreError: the file cannot be removed.
         """

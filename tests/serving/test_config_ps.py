@@ -480,7 +480,7 @@ def in_redis(**change):
         (
             lambda d: d.update(volatile_db={"type": "redis_cluster", "row_dtype": "int8"}),
             "volatile_db",
-            "row_dtype: only a hash_map has it",
+            "row_dtype: only a hash_map or snapshot has it",
         ),
         (
             in_tier("volatile_db", timeout_ms=1),

@@ -452,8 +452,11 @@ PUBLIC = [
     "CreateParameterServer",
     "InferenceSession",
     "ParameterServer",
+    "dump_table",
     "errors",
     "load_model",
+    "load_table",
+    "open_snapshot",
 ]
 
 

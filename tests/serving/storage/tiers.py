@@ -1,7 +1,7 @@
 """Every store and every combination of tiers that the contract tests run on. A new one is one line here."""
 
 from serving.config import RedisConfig
-from serving.storage import MemoryStore, RedisStore, RocksDbStore
+from serving.storage import MemoryStore, RedisStore, RocksDbStore, SnapshotStore
 
 FEW_PARTITIONS = {"num_partitions": 2, "num_node_connections": 2}
 ROCKSDB = {"type": "rocks_db", "path": "rows", "num_threads": 1}
@@ -18,6 +18,7 @@ def redis_clause(server):
 # By name: how a test opens the store, given pytest's request for fixtures and a folder of its own.
 STORES = {
     "memory": lambda request, folder: MemoryStore(),
+    "snapshot": lambda request, folder: SnapshotStore(folder / "snapshots"),
     "rocksdb": lambda request, folder: RocksDbStore(folder / "db", num_threads=1),
     "redis": lambda request, folder: redis_store(request.getfixturevalue("redis_server")),
     "redis_cluster": lambda request, folder: redis_store(request.getfixturevalue("redis_cluster").nodes[0]),
@@ -25,6 +26,7 @@ STORES = {
 # By name: the clauses of a ps.json, given pytest's request for fixtures. The table that is served is "m.t".
 TIERS = {
     "memory": lambda request: {"volatile_db": {"type": "hash_map"}},
+    "snapshot": lambda request: {"volatile_db": {"type": "snapshot", "path": "snapshots"}},
     "rocksdb": lambda request: {"volatile_db": {"type": "disabled"}, "persistent_db": ROCKSDB},
     "redis": lambda request: {"volatile_db": redis_clause(request.getfixturevalue("redis_server"))},
     "redis_cluster": lambda request: {"volatile_db": redis_clause(request.getfixturevalue("redis_cluster").nodes[0])},

@@ -1,0 +1,97 @@
+"""``hotrow snapshot``: make a file of a table that opens at once and that all processes of a machine share."""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, get_args
+
+from kernels.host import RowDtype
+from serving.config import read_repository
+from serving.config.capacity import open_table_file
+from serving.errors import ConfigError, ModelFileError
+from serving.model.snapshot_model import is_snapshot, write_snapshot_file
+from serving.model.sparse_file import KeyType, RowLayout, open_sparse
+from serving.model.sparse_model import SparseModel
+from serving.storage import SnapshotReader, open_snapshot
+from serving.storage.row_dtype import rounding_error
+
+_BATCH_ROWS = 65536
+
+
+def add_parser(commands: Any) -> None:
+    """Add the command to the ``hotrow`` parser's subparsers."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "snapshot",
+        help="make a file of a table that opens in milliseconds",
+        description="Write one table as a snapshot, which a server can serve as it lies.",
+    )
+    parser.add_argument(
+        "table", type=Path, metavar="TABLE", help="a folder with key and emb_vector, a v3.0 file, or what --table names"
+    )
+    parser.add_argument("file", type=Path, metavar="FILE", help="the snapshot; one that is there is replaced")
+    parser.add_argument(
+        "--table", dest="name", default="", metavar="NAME", help="of what `hotrow check` takes, the table of this name"
+    )
+    parser.add_argument("--row-dtype", choices=get_args(RowDtype), default="fp32", help="default: %(default)s")
+    parser.add_argument("--dim", type=int, metavar="D", help="floats per row, where the table's files do not tell")
+    parser.add_argument("--key-type", choices=get_args(KeyType), default="I64", help="of a v3.0 file (default: I64)")
+    parser.add_argument(
+        "--row-layout", choices=get_args(RowLayout), default="distributed", help="of a v3.0 file (default: %(default)s)"
+    )
+    parser.set_defaults(run=snapshot, error_code=1)
+
+
+def snapshot(options: argparse.Namespace) -> int:
+    """Write the file and print what is in it. Whatever is wrong with the table is a HotrowError."""
+    model = _named_table(options) if options.name else _table(options)
+    write_snapshot_file(options.file, model, options.row_dtype, model.digest())
+    with open_snapshot(options.file) as written:
+        print(*describe_snapshot(written), sep="\n")
+        if written.row_dtype != "fp32":
+            error = rounding_error("snapshot", "", written.row_dtype, model.batches(_BATCH_ROWS, warns=False))
+            print(
+                f"rows are off by {error.mean:.2g} on average and {error.largest:.2g} at most"
+                f" (mean magnitude {error.magnitude:.2g})"
+            )
+    return 0
+
+
+def describe_snapshot(one: SnapshotReader) -> Sequence[str]:
+    """What a snapshot holds and takes, as lines."""
+    return [f"{one.rows:,} rows of {one.dim} floats as {one.row_dtype}, {one.file_bytes / 2**20:,.2f} MiB"]
+
+
+def _named_table(options: argparse.Namespace) -> SparseModel:
+    """The table ``--table`` of a configuration: by its full name, or its own where one model has it."""
+    models = read_repository(options.table).models
+    tables = {config.full_name(table): (config, table) for config in models for table in config.tables}
+    matches = [full for full, (_, table) in tables.items() if options.name in (full, table.name)]
+    if len(matches) != 1:
+        names = ", ".join(matches or tables)
+        problem = f"more than one table is called {options.name!r}" if matches else f"no table {options.name[:64]!r}"
+        raise ConfigError(str(options.table), "", f"{problem}: expected one of {names}")
+    return open_table_file(*tables[matches[0]])
+
+
+def _table(options: argparse.Namespace) -> SparseModel:
+    path: Path = options.table
+    dim = options.dim if options.dim is not None else _dim_of(path)
+    if dim < 1:
+        raise ModelFileError(path, f"expected at least 1 float per row, --dim says {dim}")
+    return open_sparse(path, dim, options.key_type, options.row_layout)
+
+
+def _dim_of(path: Path) -> int:
+    """Floats per row, by the sizes of a folder's files or by a snapshot's header."""
+    if is_snapshot(path):
+        with open_snapshot(path) as held:
+            return held.dim
+    try:
+        key_bytes, vector_bytes = ((path / name).stat().st_size for name in ("key", "emb_vector"))
+    except OSError as err:
+        reason = f"expected a folder with key and emb_vector ({err.filename}: {err.strerror}); of a file, give --dim"
+        raise ModelFileError(path, reason) from err
+    floats, rest = divmod(vector_bytes // 4, max(key_bytes // 8, 1))
+    if rest or not floats:
+        raise ModelFileError(path, f"{vector_bytes:,} bytes of vectors are not those of {key_bytes // 8:,} keys")
+    return floats

@@ -1,0 +1,152 @@
+"""The rows of one embedding table as its model's files have them, whatever the format."""
+
+import hashlib
+import json
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from serving.errors import ModelFileError
+from serving.model.manifest import read_manifest, sha256_of
+from serving.model.sparse_rows import (
+    Keys,
+    KeyType,
+    StoredKeys,
+    Vectors,
+    refuse_repeated_keys,
+    repeated_keys,
+)
+
+_log = logging.getLogger(__name__)
+
+
+class SparseModel:
+    """The rows of one table, read from the disk as they are asked for.
+
+    May be used from any thread. The files must not change while it is open.
+
+    Attributes:
+        path: the directory or single file.
+        dim: D.
+        rows: V; rows of a single file that repeat a key are counted too.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        form: str,
+        key_type: KeyType,
+        keys: StoredKeys,
+        vectors: Vectors,
+        content: tuple[Path, ...],
+    ) -> None:
+        """Take views of the stored keys and vectors, and the files that hold them; ``form`` names the format."""
+        self.path = path
+        self.dim = vectors.shape[1]
+        self.rows = keys.size
+        self._form = form
+        self._key_type: KeyType = key_type
+        self._keys = keys
+        self._vectors = vectors
+        self._content = content
+
+    def batches(self, batch_rows: int, *, warns: bool = True) -> Iterator[tuple[Keys, Vectors]]:
+        """Return the rows in file order, at most ``batch_rows`` at a time.
+
+        All keys are checked before the first batch comes, which takes 8 bytes of memory per row. Vectors stay on the
+        disk until their batch.
+
+        Args:
+            batch_rows: at least 1.
+            warns: log a warning of each batch with a value that is NaN or infinite.
+
+        Returns:
+            pairs of int64[n] and float32[n, D], C-contiguous and in memory of their own.
+
+        Raises:
+            ModelFileError: a key is reserved, no uint32 though the model's keys are, or repeated in a directory.
+            ValueError: ``batch_rows`` is less than 1.
+        """
+        if batch_rows < 1:
+            raise ValueError(f"expected at least 1 row per batch, got {batch_rows}")
+        if self.path.is_dir():
+            refuse_repeated_keys(self.path / "key", self._keys, self._key_type)
+            return self._read(batch_rows, warns)
+        repeated = repeated_keys(self.path, self._keys, self._key_type)
+        rows = self._read(batch_rows, warns)
+        return _first_of_each(rows, repeated) if repeated.size else rows
+
+    def key_batches(self, batch_rows: int) -> Iterator[Keys]:
+        """The keys alone, in file order, unchecked: int64[n], at most ``batch_rows`` at a time, at least 1."""
+        for begin in range(0, self.rows, batch_rows):
+            yield self._part_of_keys(begin, min(begin + batch_rows, self.rows))
+
+    def _part_of_keys(self, begin: int, end: int) -> Keys:
+        return np.array(self._keys[begin:end], dtype=np.int64)
+
+    def _part(self, begin: int, end: int) -> tuple[Keys, Vectors]:
+        return self._part_of_keys(begin, end), np.array(self._vectors[begin:end], dtype=np.float32)
+
+    def _read(self, batch_rows: int, warns: bool) -> Iterator[tuple[Keys, Vectors]]:
+        for begin in range(0, self.rows, batch_rows):
+            keys, vectors = self._part(begin, min(begin + batch_rows, self.rows))
+            if warns and not np.isfinite(vectors).all():
+                row = int(np.argmax(~np.isfinite(vectors).all(axis=1)))
+                _log.warning("%s: the row of key %d has values that are NaN or infinite", self.path, keys[row])
+            yield keys, vectors
+
+    def digest(self) -> str:
+        """Return a SHA-256 that names the content: equal for equal rows in equal order of the same format.
+
+        Read from the manifest beside the model where there is one, which takes no time; else every byte is hashed.
+
+        Raises:
+            ModelFileError: a file cannot be read.
+        """
+        identity = [self._form, self._key_type, self.dim, *(self._hash(path) for path in self._content)]
+        return hashlib.sha256(json.dumps(identity).encode()).hexdigest()
+
+    def stamp(self) -> str:
+        """Return a SHA-256 like ``digest`` that takes no time: equal means equal content, but not the other way round.
+
+        Of a file that no manifest describes, its path, size, inode and time of writing stand for what is in it.
+
+        Raises:
+            ModelFileError: a file cannot be looked at.
+        """
+        identity = [self._form, self._key_type, self.dim, *(self._stamp(path) for path in self._content)]
+        return hashlib.sha256(json.dumps(identity).encode()).hexdigest()
+
+    def _stamp(self, path: Path) -> str | list[str | int]:
+        try:
+            found = path.stat()
+        except OSError as err:
+            raise ModelFileError(path, f"cannot be read: {err.strerror}") from err
+        recorded = self._recorded(path, found.st_size)
+        return recorded or [str(path.resolve()), found.st_size, found.st_ino, found.st_mtime_ns]
+
+    def _hash(self, path: Path) -> str:
+        return self._recorded(path, path.stat().st_size) or sha256_of(path)
+
+    def _recorded(self, path: Path, size_bytes: int) -> str | None:
+        """What the manifest beside the model says of a file of this size; a model without a manifest is as good."""
+        folder = self.path.parent
+        try:
+            record = read_manifest(folder).files[path.relative_to(folder).as_posix()]
+        except (ModelFileError, KeyError):
+            return None
+        return record.sha256 if record.size_bytes == size_bytes else None
+
+
+def _first_of_each(batches: Iterator[tuple[Keys, Vectors]], repeated: Keys) -> Iterator[tuple[Keys, Vectors]]:
+    """Leave out every row whose key came before; only ``repeated`` keys can."""
+    seen: set[int] = set()
+    for keys, vectors in batches:
+        keep = np.ones(keys.size, dtype=bool)
+        for row in np.flatnonzero(np.isin(keys, repeated)):
+            keep[row] = int(keys[row]) not in seen
+            seen.add(int(keys[row]))
+        if keep.any():
+            yield keys[keep], vectors[keep]

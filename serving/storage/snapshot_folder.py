@@ -1,0 +1,114 @@
+"""A folder of snapshots that a parameter server made: each once, whichever process comes first.
+
+    <folder>/<model>.<table>/lock                   held, with flock, by the process that writes there
+    <folder>/<model>.<table>/<source>.snapshot      16 digits of what it was made from
+
+A process that finds the file opens it and takes no lock, so the folder may be read-only. Files of other sources are
+removed when a new one was made; processes that have them open keep them.
+"""
+
+import fcntl
+import hashlib
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from serving.errors import StoreError
+from serving.model.snapshot_model import write_snapshot_file
+from serving.model.sparse_model import SparseModel
+from serving.storage.snapshot_reader import SnapshotReader
+from serving.storage.store import TableSpec
+
+logger = logging.getLogger(__name__)
+
+
+class SnapshotFolder:
+    """Snapshots by table and source. Every method may be called from any thread and any process."""
+
+    def __init__(self, path: Path) -> None:
+        """Take the folder's path; it is made when the first snapshot is."""
+        self._path = path
+
+    def open(self, spec: TableSpec, model: SparseModel) -> SnapshotReader:
+        """Open the snapshot of ``model`` with rows of ``spec.row_dtype``, made first where there is none.
+
+        Waits for another process that is making it.
+
+        Raises:
+            StoreError: the folder cannot be written.
+            ModelFileError: the model is damaged, a value does not fit the row type, or the disk refuses.
+        """
+        source = hashlib.sha256(f"{model.stamp()} {spec.row_dtype}".encode()).hexdigest()
+        file = self._path / spec.name / f"{source[:16]}.snapshot"
+        found = _open_if_right(file, spec, source)
+        if found is not None:
+            return found
+        with self._locked(spec.name):
+            found = _open_if_right(file, spec, source)  # another process may have made it meanwhile
+            if found is None:
+                _remove(file.parent.glob(".*.tmp"))  # left by writers that were killed, for nobody else writes now
+                logger.info("writing %s, %s rows", file, f"{model.rows:,}")
+                write_snapshot_file(file, model, spec.row_dtype, source)
+                found = SnapshotReader(file, spec.name)
+            _remove(other for other in file.parent.glob("*.snapshot") if other != file)
+        return found
+
+    def erase(self, table: str) -> None:
+        """Remove the snapshots of a table; processes that have one open keep it.
+
+        Raises:
+            StoreError: the folder cannot be written.
+        """
+        if (self._path / table).is_dir():
+            with self._locked(table):
+                _remove((self._path / table).glob("*.snapshot"))
+
+    def check(self) -> None:
+        """Find out whether the folder is there or can be made: it is, and removed again.
+
+        Raises:
+            StoreError: it cannot.
+        """
+        missing = [folder for folder in (self._path, *self._path.parents) if not os.path.lexists(folder)]
+        try:
+            self._path.mkdir(parents=True, exist_ok=True)
+        except OSError as err:
+            raise StoreError("snapshot", "", f"{self._path}: cannot be made: {err.strerror}") from err
+        finally:
+            for folder in missing:
+                with suppress(OSError):  # was not made, or somebody else uses it already
+                    folder.rmdir()
+
+    @contextmanager
+    def _locked(self, table: str) -> Iterator[None]:
+        """Keep other processes from writing a table's snapshots; ends with the process, however it ends."""
+        folder = self._path / table
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        except OSError as err:
+            raise StoreError("snapshot", table, f"{folder}: cannot be written: {err.strerror}") from err
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)
+
+
+def _open_if_right(file: Path, spec: TableSpec, source: str) -> SnapshotReader | None:
+    """Open ``file`` where it is the snapshot that it is called; else it is to be made."""
+    if not file.exists():
+        return None
+    try:
+        reader = SnapshotReader(file, spec.name)
+    except StoreError as err:
+        logger.warning("%s; it is made anew", err)
+        return None
+    return reader if (reader.source, reader.dim) == (source, spec.dim) else None
+
+
+def _remove(files: Iterator[Path]) -> None:
+    for file in list(files):
+        file.unlink(missing_ok=True)

@@ -1,0 +1,191 @@
+"""The snapshot tier: tables that lie in files, mapped read-only and shared by the processes of a machine."""
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+from serving.config import rows_with_headroom
+from serving.errors import StoreError
+from serving.model.records import Combiner
+from serving.model.snapshot_model import SnapshotModel
+from serving.model.sparse_model import SparseModel
+from serving.storage.snapshot_folder import SnapshotFolder
+from serving.storage.snapshot_reader import SnapshotReader
+from serving.storage.snapshot_table import SnapshotTable
+from serving.storage.store import Keys, Mask, RowPtrs, TableSpec, Vectors, Weights
+
+
+def is_served_as_it_is(spec: TableSpec, model: SparseModel) -> bool:
+    """Whether the model's own file is what is served; else a snapshot is made of it.
+
+    The row type of a snapshot that is given is no rounding of ours: its rows are what they are. Where the spec asks
+    for a narrow type, they are rounded to that, as from any other file.
+    """
+    return isinstance(model, SnapshotModel) and spec.row_dtype == "fp32"
+
+
+def require_snapshot(spec: TableSpec, model: SparseModel) -> None:
+    """Check that a store without a folder could serve ``model``.
+
+    Raises:
+        StoreError: it could not.
+    """
+    if not is_served_as_it_is(spec, model):
+        raise _no_folder(spec, model)
+
+
+def _no_folder(spec: TableSpec, model: SparseModel) -> StoreError:
+    what = "its rows are to be " + spec.row_dtype if isinstance(model, SnapshotModel) else "it is no snapshot"
+    reason = f"{model.path}: {what}, and there is no folder to make one in: set volatile_db.path"
+    return StoreError("snapshot", spec.name, reason)
+
+
+class SnapshotStore:
+    """Tables in snapshots, with a writable overlay in RAM over each. See ``PooledStore`` and ``SourceStore``.
+
+    A table whose model's file is a snapshot is served from that file. Of any other one a snapshot is made in a folder,
+    once, and found there by every later process. What is inserted and evicted lies in RAM, in this process, until the
+    table is dropped.
+    ``fetch``, ``fetch_pooled`` and ``items`` take no lock.
+    """
+
+    def __init__(self, folder: Path | None = None, overlay_capacity_rows: int | None = None) -> None:
+        """Open nothing yet.
+
+        Args:
+            folder: where snapshots are made; None: every table must come as one.
+            overlay_capacity_rows: most rows of each table that can be changed, at least 0; None: a sixteenth of the
+                table's.
+
+        Raises:
+            ValueError: the capacity is less than 0.
+            StoreError: the folder is not there and cannot be made.
+        """
+        if overlay_capacity_rows is not None and overlay_capacity_rows < 0:
+            raise ValueError(f"overlay_capacity_rows: expected at least 0, got {overlay_capacity_rows}")
+        self._folder = SnapshotFolder(folder) if folder is not None else None
+        if self._folder is not None:
+            self._folder.check()
+        self._overlay_capacity_rows = overlay_capacity_rows
+        # Replaced as a whole, never changed in place, so that readers need no lock. None once closed.
+        self._tables: dict[str, SnapshotTable] | None = {}
+        self._lock = threading.Lock()  # one open_table, load, drop_table or close at a time
+
+    @property
+    def name(self) -> str:
+        """See ``Store.name``."""
+        return "snapshot"
+
+    @property
+    def keeps_row_dtype(self) -> bool:
+        """See ``Store.keeps_row_dtype``."""
+        return True
+
+    def open_table(self, spec: TableSpec, capacity_rows: int) -> None:
+        """See ``Store.open_table``; a table that was not loaded has an overlay over no rows."""
+        with self._lock:
+            held = self._open_tables(spec.name).get(spec.name)
+            if held is None:
+                room = self._overlay_capacity_rows
+                self._put(SnapshotTable(spec, None, rows_with_headroom(capacity_rows) if room is None else room))
+            elif (held.spec.dim, held.spec.row_dtype) != (spec.dim, spec.row_dtype):
+                reason = (
+                    f"holds {held.spec.row_dtype} rows of {held.spec.dim} floats,"
+                    f" asked to hold {spec.row_dtype} of {spec.dim}"
+                )
+                raise StoreError(self.name, spec.name, reason)
+
+    def load(self, spec: TableSpec, model: SparseModel) -> None:
+        """See ``SourceStore.load``."""
+        reader = self._open_snapshot(spec, model)
+        with self._lock:
+            room = self._overlay_capacity_rows
+            rows = reader.rows
+            self._put(SnapshotTable(spec, reader, rows_with_headroom(rows) - rows if room is None else room))
+
+    def capacity_rows(self, table: str) -> int | None:
+        """See ``Store.capacity_rows``: rows of the file and of the overlay."""
+        held = self._open_tables(table).get(table)
+        return held.capacity_rows if held is not None else 0
+
+    def tables(self) -> list[str]:
+        """See ``Store.tables``."""
+        return sorted(self._open_tables(""))
+
+    def count(self, table: str) -> int:
+        """See ``Store.count``; exact."""
+        held = self._open_tables(table).get(table)
+        return len(held) if held is not None else 0
+
+    def fetch(self, table: str, keys: Keys, out: Vectors) -> Mask:
+        """See ``Store.fetch``."""
+        return self._table(table, out.shape[1]).fetch(keys, out)
+
+    def fetch_pooled(
+        self,
+        table: str,
+        keys: Keys,
+        row_ptrs: RowPtrs,
+        out: Vectors,
+        combiner: Combiner,
+        weights: Weights | None = None,
+    ) -> Mask:
+        """See ``PooledStore.fetch_pooled``."""
+        return self._table(table, out.shape[1]).fetch_pooled(keys, row_ptrs, out, combiner, weights)
+
+    def insert(self, table: str, keys: Keys, rows: Vectors) -> None:
+        """See ``Store.insert``."""
+        held = self._open_tables(table).get(table)
+        if held is None:
+            raise StoreError(self.name, table, "not an open table")
+        held.insert(keys, rows)
+
+    def evict(self, table: str, keys: Keys) -> int | None:
+        """See ``Store.evict``; exact.
+
+        Raises:
+            StoreFullError: the overlay has no room to remember more evicted keys; nothing was removed.
+        """
+        held = self._open_tables(table).get(table)
+        return held.evict(keys) if held is not None else 0
+
+    def drop_table(self, table: str) -> None:
+        """See ``Store.drop_table``; what was made in the folder stays, for the next ``load``."""
+        with self._lock:
+            self._tables = {name: held for name, held in self._open_tables(table).items() if name != table}
+
+    def erase_table(self, table: str) -> None:
+        """See ``SourceStore.erase_table``; a model's own file is left alone."""
+        self.drop_table(table)
+        if self._folder is not None:
+            self._folder.erase(table)
+
+    def items(self, table: str, batch_rows: int = 65536) -> Iterator[tuple[Keys, Vectors]]:
+        """See ``Store.items``."""
+        held = self._open_tables(table).get(table)
+        return held.items(batch_rows) if held is not None else iter(())
+
+    def close(self) -> None:
+        """See ``Store.close``."""
+        with self._lock:
+            self._tables = None
+
+    def _open_snapshot(self, spec: TableSpec, model: SparseModel) -> SnapshotReader:
+        if is_served_as_it_is(spec, model):
+            return SnapshotReader(model.path, spec.name)
+        if self._folder is None:
+            raise _no_folder(spec, model)
+        return self._folder.open(spec, model)
+
+    def _put(self, table: SnapshotTable) -> None:
+        self._tables = {**self._open_tables(table.spec.name), table.spec.name: table}
+
+    def _table(self, table: str, dim: int) -> SnapshotTable:
+        held = self._open_tables(table).get(table)
+        return held if held is not None else SnapshotTable(TableSpec(table, dim), None, 0)
+
+    def _open_tables(self, table: str) -> dict[str, SnapshotTable]:
+        tables = self._tables
+        if tables is None:
+            raise StoreError(self.name, table, "the store is closed")
+        return tables

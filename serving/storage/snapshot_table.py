@@ -1,0 +1,166 @@
+"""One table of the snapshot tier: the rows of a file that never changes, and over them what was changed since."""
+
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from kernels.errors import ReservedKeyError, RowValueError, TableFullError
+from kernels.host import HostTable, pool_rows
+from serving.errors import StoreError, StoreFullError
+from serving.model.records import Combiner
+from serving.storage.snapshot_reader import SnapshotReader
+from serving.storage.store import Keys, Mask, RowPtrs, TableSpec, Vectors, Weights
+
+
+@dataclass(frozen=True, slots=True)
+class _Overlay:
+    """What was changed: rows by key, and the keys of the file that were evicted, which stay hidden for good.
+
+    A reader looks into the rows first, then into the file, then whether what it found there is hidden. An eviction
+    hides before it removes, an insertion unhides nothing. So a reader sees a key as it was at some moment of its call,
+    and takes no lock.
+    """
+
+    rows: HostTable
+    hidden: HostTable  # of one column: a set of keys
+
+    def hides(self, keys: Keys) -> Mask:
+        return self.hidden.fetch(keys, np.empty((keys.size, 1), dtype=np.float32))
+
+
+class SnapshotTable:
+    """See ``PooledStore`` for the calls, and the errors they raise.
+
+    Until the first change a lookup is one of the file. The first one takes the memory of the overlay, and lookups look
+    there first from then on; bags with a changed row are gathered before they are pooled, with the same bits.
+    """
+
+    def __init__(self, spec: TableSpec, reader: SnapshotReader | None, overlay_rows: int) -> None:
+        """Put an empty overlay with room for ``overlay_rows`` rows over ``reader``; None: over no rows."""
+        self.spec = spec
+        self.overlay_rows = overlay_rows
+        self._reader = reader
+        self._file_rows = reader.rows if reader is not None else 0
+        self._overlay: _Overlay | None = None  # made by the first writer
+        self._rows = self._file_rows
+        self._lock = threading.Lock()  # one writer at a time; guards the two fields above
+
+    @property
+    def capacity_rows(self) -> int:
+        """Rows of the file and of the overlay."""
+        return self._file_rows + self.overlay_rows
+
+    def __len__(self) -> int:
+        """Rows held, exact."""
+        return self._rows
+
+    def fetch(self, keys: Keys, out: Vectors) -> Mask:
+        """See ``Store.fetch``."""
+        self._check_dim(out.shape[1])
+        overlay = self._overlay
+        if overlay is None:
+            return self._fetch_file(keys, out)
+        found = overlay.rows.fetch(keys, out)
+        rest = np.flatnonzero(~found)
+        if rest.size and self._reader is not None:
+            rest_keys = keys[rest]
+            rows = np.empty((rest.size, self.spec.dim), dtype=np.float32)
+            held = self._reader.fetch(rest_keys, rows)
+            held &= ~overlay.hides(rest_keys)
+            out[rest[held]] = rows[held]
+            found[rest] = held
+        return found
+
+    def fetch_pooled(
+        self, keys: Keys, row_ptrs: RowPtrs, out: Vectors, combiner: Combiner, weights: Weights | None = None
+    ) -> Mask:
+        """See ``PooledStore.fetch_pooled``."""
+        self._check_dim(out.shape[1])
+        if self._overlay is None and self._reader is not None:
+            return self._reader.fetch_pooled(keys, row_ptrs, out, combiner, weights)
+        rows = np.empty((keys.size, self.spec.dim), dtype=np.float32)
+        found = self.fetch(keys, rows)
+        pool_rows(rows, row_ptrs, out, combiner, weights)
+        return found
+
+    def insert(self, keys: Keys, rows: Vectors) -> None:
+        """See ``Store.insert``; a row that is overwritten takes room in the overlay, too."""
+        self._check_dim(rows.shape[1])
+        if not keys.size:
+            return
+        unique = np.unique(keys)
+        with self._lock:
+            overlay = self._open_overlay()
+            try:
+                added = unique.size - int(self._holds(unique).sum())
+                overlay.rows.insert(keys, rows)
+            except TableFullError as err:
+                raise StoreFullError("snapshot", self.spec.name, f"the overlay: {err}") from err
+            except (ReservedKeyError, RowValueError) as err:
+                raise StoreError("snapshot", self.spec.name, str(err)) from err
+            self._rows += added
+
+    def evict(self, keys: Keys) -> int:
+        """See ``Store.evict``; exact. A row of the file that is evicted takes room in the overlay, too.
+
+        Raises:
+            StoreFullError: as many rows of the file as the overlay has room for were evicted; nothing was removed.
+        """
+        unique = np.unique(keys)
+        with self._lock:
+            held = self._holds(unique)
+            if not held.any():
+                return 0
+            overlay = self._open_overlay()
+            gone = unique[held]
+            in_file = gone[self._fetch_file(gone, np.empty((gone.size, self.spec.dim), dtype=np.float32))]
+            try:
+                overlay.hidden.insert(in_file, np.zeros((in_file.size, 1), dtype=np.float32))
+            except TableFullError as err:
+                raise StoreFullError("snapshot", self.spec.name, f"evicted keys of the file: {err}") from err
+            overlay.rows.evict(gone)
+            self._rows -= gone.size
+            return int(gone.size)
+
+    def items(self, batch_rows: int) -> Iterator[tuple[Keys, Vectors]]:
+        """See ``Store.items``: the file's rows in its order, then those of the overlay."""
+        overlay = self._overlay
+        if self._reader is not None:
+            for keys, rows in self._reader.items(batch_rows):
+                if overlay is None:
+                    yield keys, rows
+                    continue
+                stands = ~overlay.hides(keys) & ~overlay.rows.fetch(keys, np.empty_like(rows))
+                if stands.any():
+                    yield keys[stands], rows[stands]
+        if overlay is not None:
+            yield from overlay.rows.items(batch_rows)
+
+    def _fetch_file(self, keys: Keys, out: Vectors) -> Mask:
+        if self._reader is not None:
+            return self._reader.fetch(keys, out)
+        out[...] = 0.0
+        return np.zeros(keys.size, dtype=np.bool_)
+
+    def _holds(self, keys: Keys) -> Mask:
+        return self.fetch(keys, np.empty((keys.size, self.spec.dim), dtype=np.float32))
+
+    def _open_overlay(self) -> _Overlay:
+        """The overlay, made where there is none; the lock is held."""
+        if self._overlay is None:
+            if not self.overlay_rows:
+                raise StoreFullError("snapshot", self.spec.name, "no row can be changed: overlay_capacity_rows is 0")
+            try:
+                rows = HostTable(self.spec.dim, self.overlay_rows, self.spec.row_dtype)
+                self._overlay = _Overlay(rows, HostTable(1, self.overlay_rows))
+            except MemoryError as err:
+                reason = f"the system refused the memory for an overlay of {self.overlay_rows:,} rows"
+                raise StoreError("snapshot", self.spec.name, reason) from err
+        return self._overlay
+
+    def _check_dim(self, asked: int) -> None:
+        if asked != self.spec.dim:
+            reason = f"holds vectors of {self.spec.dim} floats, asked for {asked}"
+            raise StoreError("snapshot", self.spec.name, reason)

@@ -1,0 +1,508 @@
+"""The snapshot tier: files that never change, what is changed over them, and the folder in which they are made."""
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from kernels.host import pool_rows, round_rows
+from serving.errors import ModelFileError, StoreError, StoreFullError
+from serving.model.snapshot_model import write_snapshot_file
+from serving.model.sparse_file import open_sparse, write_sparse_directory
+from serving.storage import DurableStore, PooledStore, SnapshotStore, SourceStore, TableSpec, open_snapshot
+
+DIM = 4
+TABLE = "model.table"
+SPEC = TableSpec(TABLE, DIM)
+SOURCE = "ab" * 32
+
+
+def write_table(folder, keys=range(300), seed=0, dim=DIM):
+    """A sparse model of random rows; returns its folder and its rows by key."""
+    keys = np.array(keys, dtype=np.int64)
+    rows = np.random.default_rng(seed).standard_normal((keys.size, dim), dtype=np.float32)
+    write_sparse_directory(folder, keys, rows)
+    return folder, dict(zip(keys.tolist(), rows.tolist(), strict=True))
+
+
+def fetch(store, keys, table=TABLE, dim=DIM):
+    out = np.full((len(keys), dim), np.nan, dtype=np.float32)
+    found = store.fetch(table, np.array(keys, dtype=np.int64), out)
+    return out, found
+
+
+def assert_holds(store, rows, absent=()):
+    keys = [*rows, *absent]
+    out, found = fetch(store, keys)
+    assert found.tolist() == [True] * len(rows) + [False] * len(absent)
+    assert out.tolist() == [*rows.values(), *([0.0] * DIM for _ in absent)]
+
+
+@pytest.fixture
+def table(tmp_path):
+    return write_table(tmp_path / "table")
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return tmp_path / "snapshots"
+
+
+def loaded(folder, path, spec=SPEC, **options):
+    store = SnapshotStore(folder, **options)
+    store.load(spec, open_sparse(path, spec.dim))
+    return store
+
+
+def files_in(folder, table=TABLE):
+    return sorted((folder / table).glob("*.snapshot"))
+
+
+class OverlayMachine(RuleBasedStateMachine):
+    """Random changes over a file must leave the store as they leave a dict of the file's rows."""
+
+    KEYS = st.sampled_from([*range(12), -5, 2**62])
+
+    @initialize(in_file=st.lists(KEYS, min_size=1, max_size=10, unique=True), dtype=st.sampled_from(["fp32", "fp16"]))
+    def begin(self, in_file, dtype):
+        self.folder = TemporaryDirectory()
+        path, _ = write_table(Path(self.folder.name) / "t", in_file)
+        spec = TableSpec(TABLE, DIM, row_dtype=dtype)
+        self.store = loaded(Path(self.folder.name) / "s", path, spec, overlay_capacity_rows=100)
+        [(keys, rows)] = open_sparse(path, DIM).batches(100)
+        rounded = np.empty_like(rows)
+        round_rows(rows, dtype, rounded)
+        self.model = dict(zip(keys.tolist(), rounded.tolist(), strict=True))
+
+    def teardown(self):
+        if hasattr(self, "store"):
+            self.store.close()
+            self.folder.cleanup()
+
+    @rule(changes=st.lists(st.tuples(KEYS, st.integers(1, 99)), max_size=6))
+    def insert(self, changes):
+        keys = np.array([key for key, _ in changes], dtype=np.int64)
+        rows = np.array([[value] * DIM for _, value in changes], dtype=np.float32).reshape(-1, DIM)
+        self.store.insert(TABLE, keys, rows)
+        self.model |= {key: [float(value)] * DIM for key, value in changes}
+
+    @rule(keys=st.lists(KEYS, max_size=5))
+    def evict(self, keys):
+        held = self.store.evict(TABLE, np.array(keys, dtype=np.int64))
+        assert held == len(set(keys) & self.model.keys())
+        for key in keys:
+            self.model.pop(key, None)
+
+    @rule(keys=st.lists(KEYS, max_size=12), combiner=st.sampled_from(["sum", "mean"]), data=st.data())
+    def fetch(self, keys, combiner, data):
+        out, found = fetch(self.store, keys)
+        assert found.tolist() == [key in self.model for key in keys]
+        assert out.tolist() == [self.model.get(key, [0.0] * DIM) for key in keys]
+        cuts = sorted(data.draw(st.lists(st.integers(0, len(keys)), max_size=3)))
+        row_ptrs = np.array([0, *cuts, len(keys)])
+        expected, pooled = (np.full((row_ptrs.size - 1, DIM), np.nan, np.float32) for _ in range(2))
+        pool_rows(out, row_ptrs, expected, combiner)
+        also_found = self.store.fetch_pooled(TABLE, np.array(keys, dtype=np.int64), row_ptrs, pooled, combiner)
+        assert (also_found == found).all()
+        assert (pooled == expected).all()
+
+    @invariant()
+    def items_and_count_are_the_dicts(self):
+        if not hasattr(self, "store"):
+            return
+        seen = [
+            (key, row)
+            for keys, rows in self.store.items(TABLE, 3)
+            for key, row in zip(keys.tolist(), rows.tolist(), strict=True)
+        ]
+        assert sorted(seen) == sorted(self.model.items())
+        assert self.store.count(TABLE) == len(self.model)
+
+
+TestOverlay = OverlayMachine.TestCase
+TestOverlay.settings = settings(deadline=None, max_examples=40, stateful_step_count=15)
+
+
+def test_snapshots_pool_take_files_and_keep_no_updates():
+    assert isinstance(SnapshotStore(), PooledStore)
+    assert isinstance(SnapshotStore(), SourceStore)
+    assert not isinstance(SnapshotStore(), DurableStore)
+
+
+@pytest.mark.parametrize("row_dtype", ["fp32", "fp16", "bf16", "int8", "uint8"])
+def test_rows_are_given_as_the_spec_says_they_are_kept(table, folder, row_dtype):
+    path, rows = table
+    expected = np.array(list(rows.values()), dtype=np.float32)
+    round_rows(expected, row_dtype, expected)
+
+    store = loaded(folder, path, TableSpec(TABLE, DIM, row_dtype=row_dtype))
+
+    out, found = fetch(store, list(rows))
+    assert found.all()
+    assert (out == expected).all()
+    assert store.count(TABLE) == 300
+
+
+def test_a_snapshot_is_made_once_and_found_by_the_next_store(table, folder):
+    path, rows = table
+    loaded(folder, path).close()
+    [made] = files_in(folder)
+    before = made.stat()
+
+    store = loaded(folder, path)
+
+    assert_holds(store, rows, absent=[1000])
+    assert files_in(folder) == [made]
+    assert (made.stat().st_ino, made.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
+
+
+def test_a_table_that_changed_is_made_anew_and_the_old_file_removed_though_others_still_read_it(
+    table, folder, tmp_path
+):
+    path, old = table
+    reader = loaded(folder, path)
+    before = files_in(folder)
+
+    _, new = write_table(path, seed=1)
+    store = loaded(folder, path)
+
+    assert_holds(store, new)
+    assert_holds(reader, old)
+    assert len(files_in(folder)) == 1
+    assert files_in(folder) != before
+
+
+def test_another_row_type_or_the_same_rows_elsewhere_do_not_pass_for_the_table(table, folder, tmp_path):
+    path, rows = table
+    loaded(folder, path, TableSpec(TABLE, DIM, row_dtype="int8")).close()
+    narrow = files_in(folder)
+
+    assert_holds(loaded(folder, path), rows)
+
+    assert files_in(folder) != narrow
+
+
+def test_what_killed_writers_left_is_removed_and_never_read(table, folder):
+    path, rows = table
+    (folder / TABLE).mkdir(parents=True)
+    left = folder / TABLE / ".0123456789abcdef.snapshot.0a0b0c0d.tmp"
+    left.write_bytes(b"HRSNAP\r\n and half of the rest")
+
+    assert_holds(loaded(folder, path), rows)
+
+    assert not left.exists()
+
+
+def test_a_file_in_the_folder_that_is_cut_short_is_made_anew(table, folder, caplog):
+    path, rows = table
+    loaded(folder, path).close()
+    [made] = files_in(folder)
+    os.truncate(made, made.stat().st_size - 1)
+
+    assert_holds(loaded(folder, path), rows)
+
+    assert "it is made anew" in caplog.text
+    assert files_in(folder) == [made]
+
+
+def test_a_file_in_the_folder_of_something_else_is_made_anew(table, folder, tmp_path):
+    path, rows = table
+    loaded(folder, path).close()
+    [made] = files_in(folder)
+    other, _ = write_table(tmp_path / "other", seed=5)
+    write_snapshot_file(made, open_sparse(other, DIM), "fp32", SOURCE)
+
+    assert_holds(loaded(folder, path), rows)
+
+
+def test_a_table_whose_file_is_a_snapshot_is_served_from_it(table, tmp_path):
+    path, rows = table
+    write_snapshot_file(tmp_path / "t.snapshot", open_sparse(path, DIM), "fp32", SOURCE)
+
+    store = loaded(None, tmp_path / "t.snapshot")
+
+    assert_holds(store, rows, absent=[-1])
+
+
+def test_a_narrow_snapshot_is_served_as_it_is_or_made_anew_where_a_row_type_is_asked_for(table, folder, tmp_path):
+    path, rows = table
+    narrow = tmp_path / "t.snapshot"
+    write_snapshot_file(narrow, open_sparse(path, DIM), "int8", SOURCE)
+    expected = np.array(list(rows.values()), dtype=np.float32)
+    round_rows(expected, "int8", expected)
+
+    as_it_is = fetch(loaded(folder, narrow), list(rows))[0]
+    assert not folder.exists()
+    again = fetch(loaded(folder, narrow, TableSpec(TABLE, DIM, row_dtype="fp16")), list(rows))[0]
+
+    assert (as_it_is == expected).all()
+    round_rows(expected, "fp16", expected)
+    assert (again == expected).all()
+    assert len(files_in(folder)) == 1
+
+
+def test_without_a_folder_other_tables_are_refused_by_name(table, tmp_path):
+    path, _ = table
+    write_snapshot_file(tmp_path / "t.snapshot", open_sparse(path, DIM), "fp32", SOURCE)
+
+    with pytest.raises(StoreError, match=r"'model\.table': .*/table: it is no snapshot, .* set volatile_db\.path"):
+        loaded(None, path)
+    with pytest.raises(StoreError, match=r"its rows are to be int8, .* set volatile_db\.path"):
+        loaded(None, tmp_path / "t.snapshot", TableSpec(TABLE, DIM, row_dtype="int8"))
+
+
+def test_a_row_that_the_row_type_cannot_hold_is_refused_and_leaves_no_file(folder, tmp_path):
+    rows = np.ones((10, DIM), dtype=np.float32)
+    rows[7, 1] = np.inf
+    write_sparse_directory(tmp_path / "t", np.arange(10), rows)
+
+    with pytest.raises(ModelFileError, match="of key 7: column 1 is inf, which int8 rows cannot hold"):
+        loaded(folder, tmp_path / "t", TableSpec(TABLE, DIM, row_dtype="int8"))
+
+    assert [file.name for file in (folder / TABLE).iterdir()] == ["lock"]
+
+
+def test_a_folder_that_cannot_be_made_is_named(table, tmp_path):
+    path, _ = table
+    (tmp_path / "file").touch()
+
+    with pytest.raises(StoreError, match=r"snapshot: .*file/snapshots: cannot be made: Not a directory"):
+        SnapshotStore(tmp_path / "file" / "snapshots")
+    store = SnapshotStore(tmp_path / "snapshots")
+    (tmp_path / "snapshots").touch()
+    with pytest.raises(
+        StoreError, match=r"'model\.table': .*snapshots/model\.table: cannot be written: Not a directory"
+    ):
+        store.load(SPEC, open_sparse(path, DIM))
+
+
+def test_changes_beyond_the_overlays_room_are_refused_whole(table, folder):
+    path, rows = table
+    store = loaded(folder, path, overlay_capacity_rows=10)
+    assert store.capacity_rows(TABLE) == 310
+
+    with pytest.raises(StoreFullError, match=r"'model\.table': the overlay: table is full: it holds 0 of 10 rows"):
+        store.insert(TABLE, np.arange(295, 306), np.ones((11, DIM), np.float32))
+    with pytest.raises(StoreFullError, match="evicted keys of the file: table is full"):
+        store.evict(TABLE, np.arange(11))
+    assert_holds(store, rows, absent=[300, 305])
+
+    store.insert(TABLE, np.arange(295, 305), np.ones((10, DIM), np.float32))
+    assert store.evict(TABLE, np.arange(10)) == 10
+    assert store.count(TABLE) == 295
+
+
+def test_without_room_for_changes_nothing_can_be_changed(table, folder):
+    path, rows = table
+    store = loaded(folder, path, overlay_capacity_rows=0)
+
+    for change in (
+        lambda: store.insert(TABLE, np.array([1]), np.ones((1, DIM), np.float32)),
+        lambda: store.evict(TABLE, np.array([1])),
+    ):
+        with pytest.raises(StoreFullError, match="overlay_capacity_rows is 0"):
+            change()
+    assert store.evict(TABLE, np.array([1000])) == 0
+    assert_holds(store, rows)
+    with pytest.raises(ValueError, match="overlay_capacity_rows: expected at least 0, got -1"):
+        SnapshotStore(folder, overlay_capacity_rows=-1)
+
+
+def test_a_value_that_the_row_type_cannot_hold_is_not_inserted(table, folder):
+    path, _ = table
+    store = loaded(folder, path, TableSpec(TABLE, DIM, row_dtype="fp16"))
+
+    with pytest.raises(StoreError, match="which fp16 rows cannot hold"):
+        store.insert(TABLE, np.array([5, 2000]), np.full((2, DIM), 1e6, np.float32))
+    with pytest.raises(StoreError, match="reserved"):
+        store.insert(TABLE, np.array([2**63 - 1]), np.ones((1, DIM), np.float32))
+
+    assert not fetch(store, [2000])[1].any()
+    assert store.count(TABLE) == 300
+
+
+def test_a_dropped_table_keeps_its_file_and_an_erased_one_does_not(table, folder, tmp_path):
+    path, rows = table
+    store = loaded(folder, path)
+    store.insert(TABLE, np.array([5]), np.ones((1, DIM), np.float32))
+
+    store.drop_table(TABLE)
+    assert store.tables() == []
+    assert len(files_in(folder)) == 1
+    store.load(SPEC, open_sparse(path, DIM))
+    assert_holds(store, rows)  # without what was changed
+
+    store.erase_table(TABLE)
+    assert (store.tables(), files_in(folder)) == ([], [])
+    assert path.exists()
+    store.erase_table("model.unknown")
+
+
+def test_a_snapshot_that_is_given_is_not_erased(table, folder, tmp_path):
+    path, _ = table
+    write_snapshot_file(tmp_path / "t.snapshot", open_sparse(path, DIM), "fp32", SOURCE)
+    store = loaded(folder, tmp_path / "t.snapshot")
+
+    store.erase_table(TABLE)
+
+    assert (tmp_path / "t.snapshot").exists()
+
+
+def test_an_open_table_is_not_opened_as_another(table, folder):
+    path, _ = table
+    store = loaded(folder, path)
+
+    store.open_table(SPEC, 10)
+    with pytest.raises(StoreError, match="holds fp32 rows of 4 floats, asked to hold int8 of 4"):
+        store.open_table(TableSpec(TABLE, DIM, row_dtype="int8"), 10)
+
+
+def test_a_file_that_is_cut_short_makes_the_tier_fail_and_not_the_process(table, folder):
+    path, rows = table
+    store = loaded(folder, path)
+    os.truncate(files_in(folder)[0], 5000)
+
+    for call in (
+        lambda: fetch(store, list(rows)),
+        lambda: store.fetch_pooled(TABLE, np.arange(3), np.array([0, 3]), np.empty((1, DIM), np.float32), "sum"),
+        lambda: list(store.items(TABLE)),
+    ):
+        with pytest.raises(StoreError, match=r"snapshot: table 'model\.table': .* to 5000 bytes while it was open"):
+            call()
+
+
+def test_readers_beside_a_writer_see_each_key_as_it_was_or_is(table, folder):
+    path, rows = table
+    store = loaded(folder, path, overlay_capacity_rows=100)
+    keys, stop = np.arange(100), threading.Event()
+    original = np.array([rows[key] for key in keys.tolist()], dtype=np.float32)
+
+    def write():
+        try:
+            for value in range(1, 60):
+                store.insert(TABLE, keys, np.full((100, DIM), value, np.float32))
+                if value % 3 == 0:
+                    store.evict(TABLE, keys)
+        finally:
+            stop.set()
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    was_changed = np.zeros(100, dtype=bool)
+    while not stop.is_set():
+        out, found = fetch(store, keys)
+        is_original = found & (out == original).all(axis=1)
+        assert ((out == out[:, :1]).all(axis=1) | is_original).all()  # no torn row
+        assert not out[~found].any()
+        assert not (was_changed & is_original).any()  # what the file has of a changed key never comes back
+        was_changed |= ~is_original
+    writer.join()
+
+    assert fetch(store, keys)[0].tolist() == [[59.0] * DIM] * 100
+
+
+def run_at_once(script, count, *arguments):
+    """Run ``script`` in processes that start together; their outputs."""
+    command = [sys.executable, "-c", textwrap.dedent(script), *map(str, arguments)]
+    running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(count)]
+    outputs = [one.communicate(timeout=120)[0] for one in running]
+    assert [one.returncode for one in running] == [0] * count
+    return outputs
+
+
+@pytest.mark.slow
+def test_of_processes_that_start_together_one_makes_the_snapshot(tmp_path, folder):
+    path, rows = write_table(tmp_path / "table", range(50_000))
+    script = """
+        import json, logging, sys
+        from pathlib import Path
+        import numpy as np
+        from serving.model.sparse_file import open_sparse
+        from serving.storage import SnapshotStore, TableSpec
+        written = []
+        logging.getLogger("serving.storage.snapshot_folder").setLevel(logging.INFO)
+        logging.getLogger("serving.storage.snapshot_folder").addFilter(lambda record: written.append(1) or True)
+        store = SnapshotStore(Path(sys.argv[2]))
+        store.load(TableSpec("model.table", 4), open_sparse(sys.argv[1], 4))
+        out = np.empty((50_000, 4), np.float32)
+        assert store.fetch("model.table", np.arange(50_000), out).all()
+        print(json.dumps([len(written), out[49_999].tolist()]))
+    """
+
+    outputs = [json.loads(output) for output in run_at_once(script, 4, path, folder)]
+
+    assert sum(written for written, _ in outputs) == 1
+    assert all(row == rows[49_999] for _, row in outputs)
+    assert len(files_in(folder)) == 1
+
+
+@pytest.mark.slow
+def test_processes_read_one_file_while_it_is_replaced(tmp_path):
+    """Each opening sees one version whole, and keeps it."""
+    file, keys = tmp_path / "t.snapshot", np.arange(2000)
+
+    def replace(version):
+        write_sparse_directory(tmp_path / "table", keys, np.full((2000, DIM), version, np.float32))
+        write_snapshot_file(file, open_sparse(tmp_path / "table", DIM), "fp32", SOURCE)
+
+    replace(0)
+    script = """
+        import sys
+        import numpy as np
+        import serving
+        seen, keys, out = set(), np.arange(2000), np.empty((2000, 4), np.float32)
+        while len(seen) < 4:
+            with serving.open_snapshot(sys.argv[1]) as snapshot:
+                versions = set()
+                for _ in range(5):
+                    assert snapshot.fetch(keys, out).all()
+                    versions |= set(out.ravel().tolist())
+                assert len(versions) == 1
+                seen |= versions
+    """
+    command = [sys.executable, "-c", textwrap.dedent(script), str(file)]
+    readers = [subprocess.Popen(command) for _ in range(4)]
+    try:
+        version = 0
+        while any(reader.poll() is None for reader in readers):
+            version += 1
+            replace(version)
+    finally:
+        for reader in readers:
+            reader.kill()
+            reader.wait()
+
+    assert [reader.returncode for reader in readers] == [0] * 4
+
+
+def test_the_public_reader_answers_checks_and_closes(table, tmp_path):
+    path, _ = table
+    write_snapshot_file(tmp_path / "t.snapshot", open_sparse(path, DIM), "int8", SOURCE)
+    out = np.empty((2, DIM), np.float32)
+
+    with open_snapshot(tmp_path / "t.snapshot") as snapshot:
+        assert (snapshot.rows, snapshot.dim, snapshot.row_dtype, snapshot.source) == (300, DIM, "int8", SOURCE)
+        assert snapshot.fetch(np.array([5, 1000]), out).tolist() == [True, False]
+        assert sum(keys.size for keys, _ in snapshot.items(100)) == 300
+        snapshot.check()
+        snapshot.check(full=True)
+    snapshot.close()
+
+    for call in (lambda: snapshot.fetch(np.array([5, 6]), out), snapshot.check, lambda: snapshot.rows):
+        with pytest.raises(StoreError, match="the snapshot is closed"):
+            call()
+
+
+def test_the_public_reader_names_a_file_that_is_none(tmp_path):
+    with pytest.raises(StoreError, match=r"snapshot: .*absent: cannot be opened: No such file or directory"):
+        open_snapshot(tmp_path / "absent")
