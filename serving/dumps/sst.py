@@ -17,9 +17,9 @@ import numpy as np
 from serving.errors import ModelFileError, StoreError
 from serving.model.atomic import atomic_write
 from serving.model.sparse_rows import LARGEST_KEY, SMALLEST_KEY
-from serving.storage import RocksDbStore
 from serving.storage.hps_layout import key_list, keys_of, row_list
 from serving.storage.rocksdb_engine import all_items, import_rocksdict, open_database, table_options, translated_errors
+from serving.storage.rocksdb_sort import RowSorter
 from serving.storage.store import Keys, TableSpec, Vectors
 
 _THREADS = 2  # of a database that lives for one dump
@@ -32,19 +32,20 @@ def write_sst(path: Path, spec: TableSpec, batches: Iterator[tuple[Keys, Vectors
         path: the file.
         spec: the table.
         batches: at least one row; of a key that comes twice the last row counts.
-        in_key_order: the rows come in the order of the keys' raw bytes, each key once. Else they are sorted, in a
-            database beside ``path`` that takes as much room again.
+        in_key_order: the rows come in the order of the keys' raw bytes, each key once. Else they are sorted, in files
+            beside ``path`` that take as much room again.
 
     Raises:
         MissingExtraError: rocksdict is not installed.
         OSError: the disk refuses.
-        StoreError: the disk refuses while rows are sorted or written.
+        StoreError: the disk refuses the file, or the rows are in another order than was said.
     """
     rocksdict = import_rocksdict()
     with ExitStack() as stack:
         if not in_key_order:
-            store = stack.enter_context(_sorted(path, spec, batches))
-            batches = store.items(spec.name)
+            folder = stack.enter_context(_scratch_folder(path))
+            folder.mkdir()
+            batches = _sorted(folder, spec, batches)
         file = stack.enter_context(atomic_write(path))
         writer = rocksdict.SstFileWriter(table_options(rocksdict, _THREADS))
         with translated_errors(path, spec.name):
@@ -129,16 +130,13 @@ def _scratch_folder(path: Path) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-@contextmanager
-def _sorted(path: Path, spec: TableSpec, batches: Iterator[tuple[Keys, Vectors]]) -> Iterator[RocksDbStore]:
-    """A database that holds ``batches`` and nothing else."""
-    with _scratch_folder(path) as folder:
-        store = RocksDbStore(folder, num_threads=_THREADS)
-        try:
-            store.bulk_load(spec, batches, "")
-            yield store
-        finally:
-            store.close()
+def _sorted(folder: Path, spec: TableSpec, batches: Iterator[tuple[Keys, Vectors]]) -> Iterator[tuple[Keys, Vectors]]:
+    """``batches`` in the order of the keys' raw bytes, each key once, with the row that came last."""
+    sorter = RowSorter(folder, spec.key_bytes, 4 * spec.dim)
+    for keys, rows in batches:
+        sorter.add(keys, np.ascontiguousarray(rows).view(np.uint8))
+    for keys, values in sorter.parts():
+        yield keys, values.view(np.float32)
 
 
 def _linked(path: Path, folder: Path) -> Path:

@@ -218,7 +218,9 @@ def _slowest_tier(config: ParameterServerConfig) -> ParameterServerConfig:
     persistent = config.persistent_db
     if persistent.type == "disabled":
         return config
-    only_read: PersistentDbConfig = persistent.model_copy(update={"read_only": True})
+    only_read: PersistentDbConfig = persistent.model_copy(
+        update={"read_only": True, "catch_up_interval_ms": None, "warm_up": False}
+    )
     return config.model_copy(update={"volatile_db": VolatileDbConfig(type="disabled"), "persistent_db": only_read})
 
 
