@@ -6,6 +6,7 @@ from typing import Self
 
 from kernels.host import RowDtype
 from serving.config import ModelConfig, TableConfig
+from serving.model.sparse_rows import KeyType
 from serving.parameter_server.changes import Changes
 from serving.parameter_server.counters import TableCounting
 
@@ -17,6 +18,7 @@ class ServedTable:
     Attributes:
         name: full name.
         dim: D.
+        key_type: ``"I64"`` or ``"I32"`` (uint32 keys).
         row_dtype: the form that every answer's rows are rounded to.
         default_value: every float of an unknown key's vector.
         counting: what is counted of it.
@@ -25,6 +27,7 @@ class ServedTable:
 
     name: str
     dim: int
+    key_type: KeyType
     row_dtype: RowDtype
     default_value: float
     counting: TableCounting
@@ -34,4 +37,5 @@ class ServedTable:
     def of(cls, config: ModelConfig, table: TableConfig, tiers: Sequence[str]) -> Self:
         """``table`` of the model ``config``, in tiers of these names, fastest first."""
         counting = TableCounting(config.name, config.version, table.name, tiers)
-        return cls(config.full_name(table), table.dim, table.row_dtype, table.default_value, counting)
+        name = config.full_name(table)
+        return cls(name, table.dim, config.key_type, table.row_dtype, table.default_value, counting)

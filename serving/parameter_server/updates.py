@@ -9,23 +9,25 @@ before the one that failed have the new rows, the others the old: it is to be ma
 import numpy as np
 
 from serving.errors import RequestError, StoreError, StoreFullError, UnknownModelError
-from serving.model.sparse_rows import LARGEST_KEY, SMALLEST_KEY
+from serving.model.sparse_rows import KeyType, key_range
 from serving.parameter_server.served_table import ServedTable
 from serving.storage.row_dtype import rounded
 from serving.storage.store import DurableStore, Keys, Store, Vectors, Weights
 
 
-def check_keys(table: str, keys: Keys) -> None:
-    """Refuse keys that no table can hold.
+def check_keys(table: str, keys: Keys, key_type: KeyType = "I64") -> None:
+    """Refuse keys that no table of ``key_type`` can hold.
 
     Raises:
-        RequestError: ``keys`` is not int64[N], or has one of the four reserved values.
+        RequestError: ``keys`` is not int64[N], or one of them is reserved or beyond what a uint32 model has.
     """
     if keys.ndim != 1 or keys.dtype != np.int64:
         raise RequestError(f"table {table!r}: expected keys of int64[N], got {keys.dtype}{list(keys.shape)}")
-    if keys.size and (keys.min() < SMALLEST_KEY or keys.max() > LARGEST_KEY):
-        at = int(np.argmax((keys < SMALLEST_KEY) | (keys > LARGEST_KEY)))
-        raise RequestError(f"table {table!r}: key {keys[at]} at position {at} is reserved")
+    smallest, largest = key_range(key_type)
+    if keys.size and (keys.min() < smallest or keys.max() > largest):
+        at = int(np.argmax((keys < smallest) | (keys > largest)))
+        fault = "is reserved" if key_type == "I64" else f"is not 0 to {largest}, as the model's uint32 keys are"
+        raise RequestError(f"table {table!r}: key {keys[at]} at position {at} {fault}")
 
 
 def check_weights(table: str, keys: Keys, weights: Weights) -> None:
@@ -41,7 +43,7 @@ def check_weights(table: str, keys: Keys, weights: Weights) -> None:
 
 def insert(stores: tuple[Store, ...], held: ServedTable, keys: Keys, rows: Vectors) -> None:
     """See ``ParameterServer.insert``; ``stores`` are in the server's order, fastest first."""
-    check_keys(held.name, keys)
+    check_keys(held.name, keys, held.key_type)
     if rows.shape != (keys.size, held.dim) or rows.dtype != np.float32:
         came = f"{rows.dtype}{list(rows.shape)}"
         raise RequestError(f"table {held.name!r}: expected rows of float32[{keys.size}, {held.dim}], got {came}")
@@ -60,7 +62,7 @@ def insert(stores: tuple[Store, ...], held: ServedTable, keys: Keys, rows: Vecto
 
 def evict(stores: tuple[Store, ...], held: ServedTable, keys: Keys) -> None:
     """See ``ParameterServer.evict``; ``stores`` are in the server's order, fastest first."""
-    check_keys(held.name, keys)
+    check_keys(held.name, keys, held.key_type)
     with held.changes.lock:
         _check_served(held)
         try:

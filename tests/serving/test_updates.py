@@ -176,6 +176,20 @@ def test_what_is_no_update_is_refused_before_a_tier_is_written(server, keys, row
     assert [held_by(store) for store in server.stores] == [dict(zip(KEYS, ROWS.tolist(), strict=True))] * 2
 
 
+@pytest.mark.parametrize("key", [-1, 2**32])
+def test_a_key_beyond_those_of_a_uint32_model_is_refused(config, key):
+    with serve(config.model_copy(update={"key_type": "I32"}), MemoryStore()) as server:
+        for change in (
+            lambda: server.insert("m.t", np.array([key]), NEW),
+            lambda: server.evict("m.t", np.array([key])),
+        ):
+            with pytest.raises(RequestError, match=f"key {key} at position 0 is not 0 to 4294967295"):
+                change()
+        server.insert("m.t", np.array([2**32 - 1]), NEW)
+
+        assert looked_up(server, 2**32 - 1) == {2**32 - 1: NEW[0].tolist()}
+
+
 def test_a_row_that_the_row_type_cannot_hold_is_refused_before_a_tier_is_written(config):
     narrow = model_of(config.tables[0].file.parent, row_dtype="int8")
     with serve(narrow, MemoryStore(), DictStore("slow")) as server:
