@@ -7,7 +7,6 @@ for models that do not exist share the empty model name.
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -15,6 +14,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from serving.histogram import Histogram
+from serving.reading import Reading
 
 #: Upper bounds of the request times' buckets, in seconds.
 LATENCY_BUCKETS_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
@@ -76,25 +76,6 @@ class RequestMetrics:
             in_flight = self._in_flight
         yield from (requests, seconds, samples)
         yield GaugeMetricFamily("hotrow_requests_in_flight", "Predict requests in hand.", value=in_flight)
-
-
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """One value that another part of the server keeps.
-
-    Attributes:
-        name: the metric's name without ``_total``.
-        help: what it counts.
-        labels: label names and values.
-        value: of a counter, the count since the start; of a gauge, a number as it is now; of a histogram, its buckets.
-        is_gauge: whether the value may fall.
-    """
-
-    name: str
-    help: str
-    labels: tuple[tuple[str, str], ...]
-    value: float | Histogram
-    is_gauge: bool = False
 
 
 class Metrics(Collector):

@@ -11,9 +11,9 @@ from serving.dense.calibration import DEFAULT_TOLERANCE
 from serving.dense.network import Engine
 from serving.errors import UnknownModelError, about
 from serving.lookup import LookupSession
-from serving.metrics import Reading
 from serving.parameter_server import ParameterServer
 from serving.parameter_server.readings import table_readings
+from serving.reading import Reading
 from serving.session import InferenceSession
 from serving.storage import MemoryStore
 

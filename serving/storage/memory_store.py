@@ -9,8 +9,8 @@ import numpy as np
 from kernels.errors import ReservedKeyError, RowValueError, TableFullError
 from kernels.host import HostTable, OverflowPolicy
 from serving.errors import StoreError, StoreFullError
-from serving.metrics import Reading
 from serving.model.records import Combiner
+from serving.reading import Reading
 from serving.storage.memory_budget import MemoryBudget, Room
 from serving.storage.store import Keys, Mask, RowPtrs, TableSpec, Vectors, Weights
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from serving.config import RedisConfig
 from serving.errors import MissingExtraError, StoreError
-from serving.metrics import Reading
+from serving.reading import Reading
 from serving.storage.hps_layout import storable
 from serving.storage.redis_commands import RedisNodeError
 from serving.storage.redis_overflow import Touches

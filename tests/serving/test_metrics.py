@@ -5,7 +5,8 @@ import threading
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from serving.metrics import Metrics, Reading, RequestMetrics
+from serving.metrics import Metrics, RequestMetrics
+from serving.reading import Reading
 
 
 def values(requests, pulled=lambda: []):
