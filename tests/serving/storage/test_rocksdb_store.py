@@ -329,6 +329,38 @@ def test_a_table_of_another_key_width_is_not_opened(path):
         pass
 
 
+def test_reads_and_walks_go_on_beside_inserts_and_the_load_of_another_table(path):
+    store = open_store(path)
+    load(store, range(3000))
+    done, faults = threading.Event(), []
+
+    def read():
+        while not done.is_set():
+            out, found = fetch(store, range(3000))
+            if not found.all() or not (out[:, 1:] - out[:, :1] == [1, 2, 3]).all():
+                faults.append("a row is absent, or of two writes")
+
+    def walk():
+        while not done.is_set():
+            walked = np.concatenate([keys for keys, _ in store.items(TABLE, 500)])
+            if walked.size != np.unique(walked).size or not np.isin(np.arange(3000), walked).all():
+                faults.append("a key is met twice, or never")
+
+    readers = [threading.Thread(target=one) for one in (read, walk)]
+    for reader in readers:
+        reader.start()
+    for value in range(1, 20):
+        store.insert(TABLE, np.arange(3000 + value), rows_of(range(3000 + value), value))
+        store.evict(TABLE, np.array([3000 + value]))
+    store.bulk_load(TableSpec("model.other", 4), iter([(np.arange(5000), rows_of(range(5000)))]), "other")
+    done.set()
+    for reader in readers:
+        reader.join()
+
+    assert not faults
+    store.close()
+
+
 def narrow_store(path, row_dtype="int8", **options):
     store = RocksDbStore(path, num_threads=1, row_dtype=row_dtype, **options)
     return store, TableSpec(TABLE, 4, row_dtype=row_dtype)

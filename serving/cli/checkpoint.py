@@ -1,0 +1,38 @@
+"""``hotrow checkpoint``: a copy of the database of a ``persistent_db``."""
+
+import argparse
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from serving.config import read_repository
+from serving.errors import ConfigError
+from serving.storage import RocksDbStore
+from serving.storage.rocksdb_engine import check_database
+
+
+def add_parser(commands: Any) -> None:
+    """Add the command to the ``hotrow`` parser's subparsers."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "checkpoint",
+        help="copy the database of a persistent_db",
+        description="Copy RocksDB's database as it is now. The copy is a database itself; on the same file system its "
+        "files are links, and it takes milliseconds. Nobody else may have the database open for writing: a process "
+        "that has calls RocksDbStore.checkpoint itself.",
+    )
+    parser.add_argument("ps", type=Path, metavar="PS_JSON", help="the tiers: a ps.json or a repository")
+    parser.add_argument("folder", type=Path, metavar="FOLDER", help="where the copy is to be; must not be there yet")
+    parser.set_defaults(run=checkpoint, error_code=1)
+
+
+def checkpoint(options: argparse.Namespace) -> int:
+    """Make the copy and say where it is. Whatever is wrong is a HotrowError, and there is no copy."""
+    config = read_repository(options.ps, [])
+    disk = config.persistent_db
+    if disk.type != "rocks_db" or disk.path is None:
+        raise ConfigError(config.source, "persistent_db.type", "expected rocks_db, which alone has checkpoints")
+    check_database(disk.path, read_only=True)  # opened for writing, an absent one would be made
+    with closing(RocksDbStore(disk.path, num_threads=disk.num_threads, warm_up=False)) as store:
+        store.checkpoint(options.folder)
+    print(f"{options.folder}: the database of {disk.path}")
+    return 0

@@ -1,0 +1,66 @@
+"""``hotrow checkpoint`` of a small repository's database."""
+
+import json
+
+import pytest
+
+from benchmarks.tiny_model import TinyModel
+from serving.cli.main import main
+from serving.repository import ModelRepository
+from serving.storage import RocksDbStore
+
+
+@pytest.fixture
+def ps(tmp_path):
+    """A repository whose rows are in a database."""
+
+    TinyModel().write(tmp_path / "models")
+
+    def write(persistent):
+        file = tmp_path / "models" / "ps.json"
+        volatile = {"type": "hash_map", "capacity_rows": 100}
+        file.write_text(json.dumps({"supportlonglong": True, "volatile_db": volatile, "persistent_db": persistent}))
+        return file
+
+    return write
+
+
+def serve_once(file):
+    with ModelRepository(file.parent) as repository:
+        repository.load()
+
+
+ROCKSDB = {"type": "rocks_db", "path": "rows", "num_threads": 1}
+
+
+def test_a_checkpoint_has_the_tables_and_is_served_from(ps, tmp_path, capsys):
+    file = ps(ROCKSDB)
+    serve_once(file)
+
+    assert main(["checkpoint", str(file), str(tmp_path / "copy")]) == 0
+
+    assert f"{tmp_path / 'copy'}: the database of {tmp_path / 'models' / 'rows'}" in capsys.readouterr().out
+    ps({**ROCKSDB, "path": str(tmp_path / "copy"), "read_only": True})
+    serve_once(file)  # which would raise if the copy lacked a table
+
+
+def test_a_database_in_use_and_one_that_is_absent_are_refused(ps, tmp_path, capsys):
+    file = ps(ROCKSDB)
+    assert main(["checkpoint", str(file), str(tmp_path / "copy")]) == 1
+    assert str(tmp_path / "models" / "rows") in capsys.readouterr().err
+    assert not (tmp_path / "models" / "rows").exists()
+
+    store = RocksDbStore(tmp_path / "models" / "rows", num_threads=1)
+    assert main(["checkpoint", str(file), str(tmp_path / "copy")]) == 1
+    store.close()
+
+    assert "already open for writing" in capsys.readouterr().err
+    assert not (tmp_path / "copy").exists()
+
+
+def test_tiers_without_a_database_have_no_checkpoint(ps, tmp_path, capsys):
+    file = ps({"type": "disabled"})
+
+    assert main(["checkpoint", str(file), str(tmp_path / "copy")]) == 1
+
+    assert f"{file}: persistent_db.type: expected rocks_db" in capsys.readouterr().err
