@@ -18,8 +18,8 @@ BLOOM_BITS_PER_KEY = 10
 BLOCK_BYTES = 1024
 # What rows that were inserted one by one take of memory before they become files: of one table, and over all tables.
 MEMTABLE_BYTES, MEMTABLES_BYTES = 32 * 2**20, 256 * 2**20
-# The log that brings them back is read at every opening, at some 125 MiB/s with Python's global lock held, and followers
-# open often.
+# The log that brings them back is read at every opening, some 125 MiB/s, with Python's global lock held; followers open
+# often.
 LOG_BYTES = 64 * 2**20
 # A bloom filter over whole keys, of this part of a memtable: a read that the memtable cannot answer skips its search.
 MEMTABLE_BLOOM_RATIO = 0.02
