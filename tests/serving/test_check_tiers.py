@@ -47,6 +47,12 @@ def why_serving_refuses(folder):
         ({"capacity_rows": 4000}, ""),
         ({"capacity_bytes": 4 * HostTable.memory_bytes(4, 1000)}, ""),
         ({"capacity_rows_per_table": {"b.user": 1000}}, ""),
+        ({"overflow_margin": 62}, "'a.user': the model file has 1,000 rows, there is room for 992 "),
+        ({"overflow_margin": 63}, ""),
+        (
+            {"capacity_rows": 3999, "overflow_policy": "oldest"},
+            "'b.item': the model file has 1,000 rows, there is room",
+        ),
     ],
     ids=str,
 )

@@ -5,7 +5,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels.host import HostTable
 from serving.config import read_inference_config
 from serving.errors import ConfigError, StoreError
 from serving.model.sparse_file import write_sparse_directory
@@ -130,27 +129,3 @@ def test_a_row_that_the_row_type_cannot_hold_is_refused_wherever_the_hot_keys_pu
         pytest.raises(StoreError, match="which fp16 rows cannot hold"),
     ):
         server.load_model(config.model_copy(update={"tables": tables}))
-
-
-def test_a_table_four_times_its_bound_serves_exact_answers_and_its_memory_stays(write_model, tmp_path):
-    model = write_model(write_model.table(rows=4000, dim=4))
-    keys, rows = keys_of(model), model.tables[0]
-    memory = MemoryStore(capacity_rows_of_each_table=1000, overflow_policy="evict_oldest")
-    rng = np.random.default_rng(0)
-    with ParameterServer([memory, RocksDbStore(tmp_path / "db", num_threads=1)], promote=True) as server:
-        server.load_model(read_inference_config(model.config_file, "dcn"))
-        for _ in range(50):
-            asked = rng.choice(keys, 400)
-            answer, found = server.lookup("dcn.table0", asked)
-            assert found.all()
-            assert answer.tobytes() == b"".join(rows[key].tobytes() for key in asked.tolist())
-            assert server.wait_for_promotions(60)
-            assert memory.count("dcn.table0") <= 1000
-            assert memory.memory_bytes("dcn.table0") == HostTable.memory_bytes(4, 1000, overflow_policy="evict_oldest")
-        tier = server.counters()["dcn.table0"].tiers[0]
-
-        evicted = memory.evicted_rows("dcn.table0")
-
-    assert evicted > 1000
-    assert tier.promoted_rows >= evicted
-    assert tier.dropped_promotions == 0
