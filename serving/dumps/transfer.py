@@ -126,7 +126,7 @@ def load_table(
             stores = [opened.enter_context(closing(store)) for store in open_stores(config)]
             durable = [store for store in stores if isinstance(store, DurableStore)]
             if not durable:
-                reason = "RAM is the only tier, and ends with its process: load into a model's files, or add a tier"
+                reason = "no tier outlives its process, as Redis and RocksDB do: a load into it would be lost"
                 raise ConfigError(config.source, "", reason)
             source = table_source(model, one)
             if not replace:

@@ -23,6 +23,7 @@ MODEL = TinyModel(rows=300)
 SPEC = TableSpec("tiny.user", 4)
 FORMATS = ["t.bin", "t.sst", "t"]
 ROCKSDB = {"volatile_db": {"type": "disabled"}, "persistent_db": {"type": "rocks_db", "path": "rows", "num_threads": 1}}
+SNAPSHOTS = {"volatile_db": {"type": "snapshot", "path": "snapshots"}}
 IN_FRONT = {"volatile_db": {"type": "hash_map"}, "persistent_db": ROCKSDB["persistent_db"]}
 
 
@@ -126,8 +127,9 @@ def test_files_of_all_formats_and_stores_hold_the_same_rows(tmp_path_factory, da
     assert rows_of_file(path, spec) == rows
 
 
-def test_ram_alone_is_dumped_as_it_holds_the_rows(write_ps, tmp_path):
-    ps = write_ps(volatile_db={"type": "hash_map", "row_dtype": "int8"})
+@pytest.mark.parametrize("tier", [{"type": "hash_map"}, SNAPSHOTS["volatile_db"]], ids=["memory", "snapshot"])
+def test_a_tier_that_ends_with_its_process_is_dumped_as_it_holds_the_rows(write_ps, tmp_path, tier):
+    ps = write_ps(volatile_db=tier | {"row_dtype": "int8"})
     expected = MODEL.vectors("user")
     round_rows(expected, "int8", expected)
 
@@ -264,7 +266,8 @@ def test_a_value_that_the_row_type_cannot_hold_is_refused_before_a_row_is_touche
     [
         ("tiny.users", "t.bin", ROCKSDB, ConfigError, "no table 'tiny.users'; the tables are 'tiny.user', 'tiny.item'"),
         ("tiny.user", "t.csv", ROCKSDB, OutputError, r"expected a name that ends in \.bin"),
-        ("tiny.user", "t.bin", {}, ConfigError, "RAM is the only tier, and ends with its process"),
+        ("tiny.user", "t.bin", {}, ConfigError, "no tier outlives its process, as Redis and RocksDB do"),
+        ("tiny.user", "t.bin", SNAPSHOTS, ConfigError, "no tier outlives its process, as Redis and RocksDB do"),
         ("tiny.user", "absent.bin", ROCKSDB, ModelFileError, r"absent\.bin: cannot be read"),
     ],
 )

@@ -35,6 +35,15 @@ TIERS = {
         "volatile_db": {"type": "hash_map", "capacity_rows": 4},
         "persistent_db": ROCKSDB,
     },
+    "half of it in memory, rocksdb": lambda request: {
+        "volatile_db": {"type": "hash_map", "initial_cache_rate": 0.5},
+        "persistent_db": ROCKSDB,
+    },
+    "memory that evicts, rocksdb": lambda request: {
+        "volatile_db": {"type": "hash_map", "overflow_margin": 2, "overflow_policy": "evict_least_used"}
+        | FEW_PARTITIONS,
+        "persistent_db": ROCKSDB,
+    },
     "no memory for it, rocksdb": lambda request: {
         "volatile_db": {"type": "hash_map", "capacity_rows_per_table": {"m.t": 0}},
         "persistent_db": ROCKSDB,
