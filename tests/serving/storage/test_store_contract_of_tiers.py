@@ -156,7 +156,7 @@ class TiersMachine(RuleBasedStateMachine):
             lambda: self.server.evict(TABLE, np.array([key])),
             lambda: self.server.insert(TABLE, np.array([key]), row_of(1)[None]),
         ):
-            with pytest.raises(RequestError, match="reserved|uint32"):
+            with pytest.raises(RequestError, match=r"reserved|uint32"):
                 call()
 
     @rule()
