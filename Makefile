@@ -45,11 +45,11 @@ format: $(VENV)/.lint ## let ruff rewrite the sources
 	@$(BIN)/ruff format .
 
 bench: $(VENV)/.test ## all CPU benchmarks; results go to benchmarks/results/
-	@for name in host_table rocksdb_misses rocksdb_load redis_store tiers eviction scale predict http_server; do \
+	@for name in host_table snapshot rocksdb_misses rocksdb_load redis_store tiers eviction scale predict http_server; do \
 	  $(BIN)/python -m benchmarks.$$name --json benchmarks/results/$$name.json; done
 
 bench-quick: $(VENV)/.test ## the same on small inputs, nothing written
-	@for name in host_table rocksdb_misses rocksdb_load redis_store tiers eviction scale predict http_server; do $(BIN)/python -m benchmarks.$$name --quick; done
+	@for name in host_table snapshot rocksdb_misses rocksdb_load redis_store tiers eviction scale predict http_server; do $(BIN)/python -m benchmarks.$$name --quick; done
 
 clean: ## remove the environments and everything built
 	rm -rf $(VENV) $(VENV)-numpy1 build demo_output .mypy_cache .ruff_cache .pytest_cache .hypothesis

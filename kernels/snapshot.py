@@ -7,7 +7,7 @@ keys, D the table's embedding_vec_size, V rows.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +19,8 @@ from kernels.host import RowDtype
 __all__ = ["SNAPSHOT_MAGIC", "Snapshot", "write_snapshot"]
 
 SNAPSHOT_MAGIC = b"HRSNAP\r\n"  # a snapshot's first bytes
+
+_WARM_UP_BYTES = 64 * 2**20
 
 Keys = npt.NDArray[np.int64]
 Vectors = npt.NDArray[np.float32]
@@ -47,6 +49,19 @@ class Snapshot(_host.Snapshot):
     def __init__(self, path: str | Path) -> None:
         """See the class."""
         super().__init__(os.fsencode(path))
+
+    def warm_up(self, is_enough: Callable[[], bool] = lambda: False) -> None:
+        """Read the whole file into memory, in huge pages where the system has them for files (ext4 of Linux 6.16, say).
+
+        Lookups run beside it. Meant for files that memory has room for: others push out what was read first.
+
+        Args:
+            is_enough: asked every 64 MiB; true ends it.
+        """
+        for begin in range(0, self.file_bytes, _WARM_UP_BYTES):
+            if is_enough():
+                return
+            self._populate(begin, _WARM_UP_BYTES)
 
     def items(self, batch_rows: int = 65536) -> Iterator[tuple[Keys, Vectors]]:
         """Walk over the table in the order in which it was written.

@@ -34,6 +34,10 @@ class MappedFile {
   // Ask the system to read [begin, begin + bytes) of the mapping soon, and wait for nothing.
   void will_need(size_t begin, size_t bytes) const;
 
+  // Read [begin, begin + bytes) into memory and map it, in huge pages where the system has them for files: lookups, which
+  // meet a new page with every row, then miss the translation caches far less often. What cannot be read is passed over.
+  void populate(size_t begin, size_t bytes) const;
+
   // Whether the page at `at` is in memory.
   bool is_resident(size_t at) const;
 

@@ -39,6 +39,9 @@ class Snapshot {
   // Keys and, unless `out` is null, rows by number: [first, first + n) -> keys[n], out[n][dim]. first + n <= rows().
   void read_rows(uint64_t first, size_t n, int64_t* keys, float* out) const;
 
+  // Bring a part of the file into memory; see MappedFile::populate.
+  void populate(size_t begin, size_t bytes) const { file_.populate(begin, bytes); }
+
   // Read the whole index. Throws FileFault where a byte is not what was written.
   void check_index();
 

@@ -114,6 +114,11 @@ void finish(SnapshotWriter& writer, const nb::bytes& source) {
   }
 }
 
+void populate(const Snapshot& snapshot, size_t begin, size_t bytes) {
+  const nb::gil_scoped_release release;
+  snapshot.populate(begin, bytes);
+}
+
 template <void (Snapshot::*kCheck)()>
 void check(Snapshot& snapshot) {
   const nb::gil_scoped_release release;
@@ -148,6 +153,7 @@ void bind_snapshots(nb::module_& module) {
            docs::kSnapshotFetchPooled)
       .def("read_keys", &read_keys, nb::arg("first"), nb::arg("count"), docs::kReadKeys)
       .def("read_items", &read_items, nb::arg("first"), nb::arg("count"), docs::kReadItems)
+      .def("_populate", &populate, nb::arg("begin"), nb::arg("bytes"))
       .def("check_index", &check<&Snapshot::check_index>, docs::kCheckIndex)
       .def("check_content", &check<&Snapshot::check_content>, docs::kCheckContent);
 

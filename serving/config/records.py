@@ -157,6 +157,7 @@ class VolatileDbConfig(_Record):
             process); None leaves the number as it is.
         path: the folder in which snapshots are made; None where every table's file must be one.
         overlay_capacity_rows: most rows of each table that can be changed over its snapshot; None: a sixteenth of them.
+        warm_up: snapshots that fit into half of the available memory are read into it beside the first lookups.
         redis: where the type is ``"redis_cluster"``; None otherwise.
         cache_missed_embeddings: rows that the durable tier held are copied into this one.
         initialize_after_startup: the models' files are loaded into it; else RAM starts empty, and Redis keeps what it
@@ -177,6 +178,7 @@ class VolatileDbConfig(_Record):
     lookup_threads: int | None = None
     path: Path | None = None
     overlay_capacity_rows: int | None = None
+    warm_up: bool = True
     redis: RedisConfig | None = None
     cache_missed_embeddings: bool = False
     initialize_after_startup: bool = True

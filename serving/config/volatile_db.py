@@ -19,7 +19,7 @@ ROW_DTYPES = frozenset({"row_dtype", "row_dtype_per_table"})
 OWN_KEYS = {
     "hash_map": CAPACITIES | ROW_DTYPES | {"lookup_threads", "hot_keys"},
     "redis_cluster": frozenset({"connect_timeout_ms", "timeout_ms"}),
-    "snapshot": ROW_DTYPES | {"path", "overlay_capacity_rows"},
+    "snapshot": ROW_DTYPES | {"path", "overlay_capacity_rows", "warm_up"},
 }
 _HOST_AND_PORT = re.compile(r"(?:\[(?P<v6>[0-9a-fA-F:.]+)\]|(?P<host>[^\s:\[\]]+)):(?P<port>[0-9]{1,5})")
 
@@ -56,6 +56,7 @@ class VolatileDbClause(Clause):
         lookup_threads: Hotrow's own: most threads at one big lookup.
         path: Hotrow's own: the folder in which snapshots are made.
         overlay_capacity_rows: Hotrow's own: most rows of each table that can be changed over its snapshot.
+        warm_up: Hotrow's own: read snapshots that fit into memory beside the first lookups.
         cache_missed_embeddings: copy rows that ``persistent_db`` held into this tier, beside the lookups.
         initialize_after_startup: load the models' files into it.
         initial_cache_rate: the part of each table's rows that RAM is filled with, as far as its capacity goes.
@@ -82,6 +83,7 @@ class VolatileDbClause(Clause):
     lookup_threads: Annotated[Count, Field(le=64)] | None = None
     path: FileName | None = None
     overlay_capacity_rows: Whole | None = None
+    warm_up: bool = True
     cache_missed_embeddings: Switch = False
     initialize_after_startup: Switch = True
     initial_cache_rate: Annotated[Magnitude, Field(le=1.0)] = 1.0
@@ -176,6 +178,7 @@ class VolatileDbClause(Clause):
             hot_keys=None if self.hot_keys is None else folder / self.hot_keys,
             path=folder / self.path if self.path is not None else None,
             overlay_capacity_rows=self.overlay_capacity_rows,
+            warm_up=self.warm_up,
             redis=redis,
             cache_missed_embeddings=self.cache_missed_embeddings,
             initialize_after_startup=self.initialize_after_startup,

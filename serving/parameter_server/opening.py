@@ -36,7 +36,7 @@ def open_stores(config: ParameterServerConfig) -> list[Store]:
             )
             stores.append(memory)
         if volatile.type == "snapshot":
-            stores.append(SnapshotStore(volatile.path, volatile.overlay_capacity_rows))
+            stores.append(SnapshotStore(volatile.path, volatile.overlay_capacity_rows, volatile.warm_up))
         if volatile.redis is not None:
             stores.append(opened.enter_context(closing(RedisStore(volatile.redis))))
         if persistent.type == "rocks_db" and persistent.path is not None:

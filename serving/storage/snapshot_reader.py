@@ -1,5 +1,7 @@
 """One snapshot, opened for reading: what ``serving.open_snapshot`` returns."""
 
+import threading
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Self
@@ -130,6 +132,25 @@ class SnapshotReader:
         except SnapshotError as err:
             raise self._error(err) from err
 
+    def warm_up(self) -> None:
+        """Read the whole file into memory, for files that memory has room for; ends early when the reader is closed.
+
+        Lookups that run beside it are answered meanwhile, and faster from then on: see docs/storage.md.
+        """
+        self._open().warm_up(lambda: self._snapshot is None)
+
+    def warm_up_beside(self) -> threading.Thread:
+        """Start a thread that warms up; it ends when the reader is closed or forgotten, or with the process."""
+        reference = weakref.ref(self)
+
+        def is_enough() -> bool:
+            reader = reference()
+            return reader is None or reader._snapshot is None
+
+        thread = threading.Thread(target=self._open().warm_up, args=(is_enough,), name="hotrow-warm-up", daemon=True)
+        thread.start()
+        return thread
+
     def close(self) -> None:
         """Let the file go, as soon as calls that run on it have ended. Closing twice is allowed."""
         self._snapshot = None
@@ -150,3 +171,12 @@ class SnapshotReader:
 
     def _error(self, err: SnapshotError) -> StoreError:
         return StoreError("snapshot", self._table, str(err))
+
+
+def available_memory_bytes() -> int:
+    """Memory that the system could give without swapping; 0 where it does not say."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), 0)

@@ -1,5 +1,6 @@
 """The snapshot tier: tables that lie in files, mapped read-only and shared by the processes of a machine."""
 
+import logging
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,9 +11,11 @@ from serving.model.records import Combiner
 from serving.model.snapshot_model import SnapshotModel
 from serving.model.sparse_model import SparseModel
 from serving.storage.snapshot_folder import SnapshotFolder
-from serving.storage.snapshot_reader import SnapshotReader
+from serving.storage.snapshot_reader import SnapshotReader, available_memory_bytes
 from serving.storage.snapshot_table import SnapshotTable
 from serving.storage.store import Keys, Mask, RowPtrs, TableSpec, Vectors, Weights
+
+logger = logging.getLogger(__name__)
 
 
 def is_served_as_it_is(spec: TableSpec, model: SparseModel) -> bool:
@@ -40,6 +43,14 @@ def _no_folder(spec: TableSpec, model: SparseModel) -> StoreError:
     return StoreError("snapshot", spec.name, reason)
 
 
+def _warm_up_if_it_fits(reader: SnapshotReader) -> None:
+    available = available_memory_bytes()
+    if reader.file_bytes <= available // 2:
+        reader.warm_up_beside()
+    else:
+        logger.info("a snapshot of %s bytes is read as it is needed: %s are available", reader.file_bytes, available)
+
+
 class SnapshotStore:
     """Tables in snapshots, with a writable overlay in RAM over each. See ``PooledStore`` and ``SourceStore``.
 
@@ -49,13 +60,16 @@ class SnapshotStore:
     ``fetch``, ``fetch_pooled`` and ``items`` take no lock.
     """
 
-    def __init__(self, folder: Path | None = None, overlay_capacity_rows: int | None = None) -> None:
+    def __init__(
+        self, folder: Path | None = None, overlay_capacity_rows: int | None = None, warm_up: bool = False
+    ) -> None:
         """Open nothing yet.
 
         Args:
             folder: where snapshots are made; None: every table must come as one.
             overlay_capacity_rows: most rows of each table that can be changed, at least 0; None: a sixteenth of the
                 table's.
+            warm_up: read files into memory after ``load``, beside the lookups, as far as half of what is available.
 
         Raises:
             ValueError: the capacity is less than 0.
@@ -67,6 +81,7 @@ class SnapshotStore:
         if self._folder is not None:
             self._folder.check()
         self._overlay_capacity_rows = overlay_capacity_rows
+        self._warm_up = warm_up
         # Replaced as a whole, never changed in place, so that readers need no lock. None once closed.
         self._tables: dict[str, SnapshotTable] | None = {}
         self._lock = threading.Lock()  # one open_table, load, drop_table or close at a time
@@ -102,6 +117,8 @@ class SnapshotStore:
             room = self._overlay_capacity_rows
             rows = reader.rows
             self._put(SnapshotTable(spec, reader, rows_with_headroom(rows) - rows if room is None else room))
+        if self._warm_up:
+            _warm_up_if_it_fits(reader)
 
     def capacity_rows(self, table: str) -> int | None:
         """See ``Store.capacity_rows``: rows of the file and of the overlay."""

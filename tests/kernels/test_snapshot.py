@@ -242,3 +242,24 @@ def test_arguments_are_checked_as_the_host_tables_are(tmp_path):
         snapshot.fetch_pooled(keys, np.array([0, 2]), out[:1], "sum")
     with pytest.raises(ValueError, match="combiner"):
         snapshot.fetch_pooled(keys, np.array([0, 3]), out[:1], "max")
+
+
+def test_a_file_that_is_warmed_up_answers_as_before_and_stops_when_it_is_told_to(tmp_path):
+    keys, rows = random_rows(2000, 100)
+    write(tmp_path / "t", keys, rows)
+    snapshot = Snapshot(tmp_path / "t")
+    asked = []
+
+    snapshot.warm_up()
+    snapshot.warm_up(lambda: not asked.append(1))
+
+    assert asked == [1]
+    assert (fetch(snapshot, keys)[0] == rows).all()
+
+
+def test_warming_up_a_file_that_was_cut_short_does_no_harm(tmp_path):
+    write(tmp_path / "t", range(10), np.ones((10, 4), np.float32))
+    snapshot = Snapshot(tmp_path / "t")
+    os.truncate(tmp_path / "t", 100)
+
+    snapshot.warm_up()

@@ -19,7 +19,15 @@ from kernels.host import pool_rows, round_rows
 from serving.errors import ModelFileError, StoreError, StoreFullError
 from serving.model.snapshot_model import write_snapshot_file
 from serving.model.sparse_file import open_sparse, write_sparse_directory
-from serving.storage import DurableStore, PooledStore, SnapshotStore, SourceStore, TableSpec, open_snapshot
+from serving.storage import (
+    DurableStore,
+    PooledStore,
+    SnapshotReader,
+    SnapshotStore,
+    SourceStore,
+    TableSpec,
+    open_snapshot,
+)
 
 DIM = 4
 TABLE = "model.table"
@@ -506,3 +514,33 @@ def test_the_public_reader_answers_checks_and_closes(table, tmp_path):
 def test_the_public_reader_names_a_file_that_is_none(tmp_path):
     with pytest.raises(StoreError, match=r"snapshot: .*absent: cannot be opened: No such file or directory"):
         open_snapshot(tmp_path / "absent")
+
+
+def test_a_store_warms_up_files_that_fit_and_says_of_others_that_it_does_not(table, folder, caplog, monkeypatch):
+    path, rows = table
+    caplog.set_level("INFO")
+    started = []
+    monkeypatch.setattr(SnapshotReader, "warm_up_beside", lambda reader: started.append(reader))
+
+    assert_holds(loaded(folder, path, warm_up=True), rows)
+    monkeypatch.setattr("serving.storage.snapshot_store.available_memory_bytes", lambda: 10_000)
+    assert_holds(loaded(folder, path, warm_up=True), rows)
+    monkeypatch.undo()
+
+    assert len(started) == 1
+    assert "is read as it is needed: 10000 are available" in caplog.text
+
+
+def test_a_warm_up_ends_with_its_reader(table, tmp_path):
+    path, _ = table
+    write_snapshot_file(tmp_path / "t.snapshot", open_sparse(path, DIM), "fp32", SOURCE)
+    snapshot = open_snapshot(tmp_path / "t.snapshot")
+
+    thread = snapshot.warm_up_beside()
+    thread.join(timeout=60)
+    snapshot.warm_up()
+    snapshot.close()
+
+    assert not thread.is_alive()
+    with pytest.raises(StoreError, match="closed"):
+        snapshot.warm_up()

@@ -1,0 +1,149 @@
+"""Snapshots against loading, against the host table, and against page faults.
+
+    python -m benchmarks.snapshot [--quick] [--json FILE]
+
+- start: open a snapshot and answer a first batch of 1,664 keys, against reading key and emb_vector into a host table
+  and answering the same; both files are in the page cache. Target: 50 times sooner, at 10M rows of 32 floats
+- lookup: rows per second, against the same rows in a host table, once the file is warmed up and its index checked
+- cold: 10,000 keys of a snapshot that is not in memory, against reading as many rows of a mapped emb_vector whose
+  numbers are known, one page fault after the other
+"""
+
+import gc
+import mmap
+import os
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.report import Record, parse_arguments, publish
+from kernels.host import HostTable
+from serving import open_snapshot
+from serving.model.snapshot_model import write_snapshot_file
+from serving.model.sparse_file import open_sparse
+from serving.model.sparse_writer import write_sparse_batches
+from serving.parameter_server.loading import LOAD_BATCH_ROWS
+
+DIM = 32
+FIRST_KEYS, BATCH_KEYS, COLD_KEYS = 1664, 26 * 1024, 10_000
+
+
+def main():
+    arguments = parse_arguments(__doc__)
+    rows, starts, rounds = (100_000, 3, 3) if arguments.quick else (10_000_000, 5, 9)
+    with tempfile.TemporaryDirectory(dir=Path.cwd()) as folder:  # not on /tmp, which may be memory: cold must be cold
+        table, file = Path(folder) / "table", Path(folder) / "table.snapshot"
+        keys = np.random.default_rng(0).permutation(rows).astype(np.int64)
+        write_sparse_batches(table, ((part, rows_of(part)) for part in batches_of(keys)))
+        began = time.perf_counter()
+        write_snapshot_file(file, open_sparse(table, DIM), "fp32", "00" * 32)
+        print(f"written in {time.perf_counter() - began:.1f} s, {file.stat().st_size / 2**20:,.0f} MiB")
+        records = [
+            start(table, file, rows, starts),
+            lookup(table, file, rows, rounds),
+            cold(table / "emb_vector", file, rows, rounds),
+        ]
+    publish(records, arguments.json)
+
+
+def batches_of(keys):
+    return (keys[at : at + LOAD_BATCH_ROWS] for at in range(0, keys.size, LOAD_BATCH_ROWS))
+
+
+def rows_of(keys):
+    """Rows that can be told from the key."""
+    return (keys[:, None] % 9973 * 0.5 + np.arange(DIM)).astype(np.float32)
+
+
+def load(table):
+    model = open_sparse(table, DIM)
+    held = HostTable(DIM, model.rows)
+    for keys, rows in model.batches(LOAD_BATCH_ROWS):
+        held.insert(keys, rows)
+    return held
+
+
+def answer(table, keys, out):
+    """Fetch, and stop where the answer is wrong."""
+    if not table.fetch(keys, out).all() or not (out == rows_of(keys)).all():
+        raise SystemExit("a wrong answer")
+
+
+def start(table, file, rows, rounds):
+    """Starts per second; the two take turns."""
+    out = np.empty((FIRST_KEYS, DIM), dtype=np.float32)
+    rates = []
+    for number in range(rounds):
+        keys = np.random.default_rng(number).integers(0, rows, FIRST_KEYS)
+        took = []
+        for open_table in (open_snapshot, load):
+            path = file if open_table is open_snapshot else table
+            began = time.perf_counter()
+            opened = open_table(path)
+            opened.fetch(keys, out)
+            took.append(time.perf_counter() - began)
+            answer(opened, keys, out)
+            del opened
+            gc.collect()
+        rates.append(tuple(1 / one for one in took))
+    return Record.of("snapshot.start", {"rows": rows, "dim": DIM, "keys": FIRST_KEYS}, "1/s", rates)
+
+
+def lookup(table, file, rows, rounds):
+    """Millions of rows per second; the two take turns in going first."""
+    out = np.empty((BATCH_KEYS, DIM), dtype=np.float32)
+    held = load(table)
+    rates = []
+    drop_cache(file)  # what was just written lies in small pages
+    with open_snapshot(file) as snapshot:
+        snapshot.warm_up()
+        snapshot.check()
+        for number in range(rounds):
+            batches = [np.random.default_rng([number, one]).integers(0, rows, BATCH_KEYS) for one in range(16)]
+            rate = {}
+            for one in (held, snapshot) if number % 2 else (snapshot, held):
+                began = time.perf_counter()
+                for keys in batches:
+                    one.fetch(keys, out)
+                rate[one] = len(batches) * BATCH_KEYS / (time.perf_counter() - began) / 1e6
+                answer(one, batches[-1], out)
+            rates.append((rate[snapshot], rate[held]))
+    return Record.of("snapshot.lookup", {"rows": rows, "dim": DIM, "keys": BATCH_KEYS}, "Mrow/s", rates)
+
+
+def cold(vectors, file, rows, rounds):
+    """Thousands of rows per second."""
+    out = np.empty((COLD_KEYS, DIM), dtype=np.float32)
+    rates = []
+    for number in range(rounds):
+        keys = np.random.default_rng([9, number]).integers(0, rows, COLD_KEYS)
+        drop_cache(file)
+        with open_snapshot(file) as snapshot:
+            began = time.perf_counter()
+            snapshot.fetch(keys, out)
+            ours = time.perf_counter() - began
+        drop_cache(vectors)
+        with vectors.open("rb") as opened:
+            pages = mmap.mmap(opened.fileno(), 0, prot=mmap.PROT_READ)
+        pages.madvise(mmap.MADV_RANDOM)  # a fault reads one page
+        mapped = np.frombuffer(pages, dtype=np.float32).reshape(rows, DIM)
+        began = time.perf_counter()
+        np.take(mapped, keys, axis=0, out=out, mode="clip")  # one that checks first would read everything
+        peer = time.perf_counter() - began
+        del mapped, pages
+        rates.append((COLD_KEYS / ours / 1e3, COLD_KEYS / peer / 1e3))
+    return Record.of("snapshot.cold", {"rows": rows, "dim": DIM, "keys": COLD_KEYS}, "krow/s", rates)
+
+
+def drop_cache(file):
+    """Have the system forget the file's pages; nobody may have it mapped."""
+    gc.collect()
+    descriptor = os.open(file, os.O_RDONLY)
+    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    os.close(descriptor)
+
+
+if __name__ == "__main__":
+    main()
