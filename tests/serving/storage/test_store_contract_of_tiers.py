@@ -199,4 +199,4 @@ def test_three_tiers_answer_as_a_dict(request):
 def test_tiers_answer_as_a_dict_over_many_examples(tiers, request):
     clauses = TIERS[tiers](request)
 
-    run(lambda: TiersMachine(clauses), examples=300, steps=40)
+    run(lambda: TiersMachine(clauses), examples=150, steps=40)
