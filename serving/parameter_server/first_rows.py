@@ -1,5 +1,6 @@
 """Which of a table's rows a tier is given when the table is loaded, where it is not given all of them."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -8,7 +9,10 @@ import numpy as np
 from kernels.errors import ReservedKeyError
 from kernels.host import KeyIndex
 from serving.errors import ConfigError
+from serving.model.sparse_model import SparseModel
 from serving.storage.store import Keys, Mask
+
+KEY_BATCH_ROWS = 65536
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,14 +30,21 @@ class FirstRows:
     cache_rate: float = 1.0
     hot_keys: Path | None = None
 
-    def choose(self, table: str, rows: int, room: int | None) -> "RowChoice":
-        """Begin to choose among the ``rows`` rows of a table, of which a tier can take ``room``; None: all.
+    def choose(self, table: str, model: SparseModel, room: int | None) -> "RowChoice":
+        """Begin to choose among the rows of ``model``, of which a tier can take ``room``; None: all.
+
+        Args:
+            table: full name.
+            model: the table's rows, whose keys are checked.
+            room: rows.
 
         Raises:
             ConfigError: the folder or the table's file in it cannot be read, or is no list of keys.
         """
-        wanted = round(self.cache_rate * rows)
-        return RowChoice(wanted if room is None else min(wanted, room), self._hottest(table))
+        wanted = round(self.cache_rate * model.rows)
+        rows = wanted if room is None else min(wanted, room)
+        hottest = self._hottest(table)
+        return RowChoice(rows, hottest, model.key_batches(KEY_BATCH_ROWS) if hottest.size else ())
 
     def _hottest(self, table: str) -> Keys:
         if self.hot_keys is None:
@@ -56,8 +67,15 @@ class FirstRows:
 class RowChoice:
     """Says of batch after batch of a model file's keys which of them a tier is given."""
 
-    def __init__(self, rows: int, hottest: Keys) -> None:
+    def __init__(self, rows: int, hottest: Keys, file_keys: Iterable[Keys]) -> None:
         """Choose ``rows`` keys: of ``hottest`` the first so many, and as many others as that leaves room for.
+
+        Hot keys that the file does not have, as those of a trace may not be, take no other key's place.
+
+        Args:
+            rows: how many.
+            hottest: int64[K]; duplicates are allowed.
+            file_keys: int64[n] each, all keys of the file.
 
         Raises:
             ConfigError: one of ``hottest`` is reserved.
@@ -67,9 +85,13 @@ class RowChoice:
             self._ranks.find_or_insert(hottest)
         except ReservedKeyError as err:
             raise ConfigError("volatile_db.hot_keys", "", str(err)) from err
-        self._hot_rows = min(rows, len(self._ranks))
-        self._hot_left = self._hot_rows
-        self._others_left = rows - self._hot_rows
+        is_met = np.zeros(len(self._ranks), dtype=np.bool_)
+        for keys in file_keys:
+            ranks = self._ranks.find(keys)
+            is_met[ranks[ranks >= 0]] = True
+        self._is_given = is_met & (np.cumsum(is_met) <= rows)  # by rank
+        self._hot_left = int(np.count_nonzero(self._is_given))
+        self._others_left = rows - self._hot_left
 
     @property
     def is_full(self) -> bool:
@@ -79,7 +101,8 @@ class RowChoice:
     def take(self, keys: Keys) -> Mask:
         """Which of ``keys``, int64[N], are given: bool[N]; no key may come twice."""
         ranks = self._ranks.find(keys)
-        taken: Mask = (ranks >= 0) & (ranks < self._hot_rows)
+        taken: Mask = ranks >= 0
+        taken[taken] = self._is_given[ranks[taken]]
         self._hot_left -= int(np.count_nonzero(taken))
         others = np.flatnonzero(ranks < 0)[: self._others_left]
         self._others_left -= others.size

@@ -1,7 +1,7 @@
 """How a model's rows get into the tiers: durable ones and snapshots hold all, others as many as they have room for."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -51,7 +51,8 @@ def load_tables(
 ) -> None:
     """Bring every row of ``sources`` into the stores, but for those that are ``kept`` as they are.
 
-    A durable store is loaded unless it already holds the table from the same files, with or without later changes.
+    A durable store is loaded unless it already holds the table from the same files, with or without later changes;
+    one before another, unless it has the changes of that.
     Where no store holds all rows by its kind (a durable one, a ``SourceStore``), each must have room for them; else a
     store takes, up to its capacity, those that ``first_rows`` says by the store's name, or the first of the file. Of a
     table with a narrow row type every row must fit that type, wherever it will lie.
@@ -74,12 +75,11 @@ def load_tables(
             room = {source.spec.name: store.capacity_rows(source.spec.name) for source in sources}
             check_room(store.name, room, sources)
     for source in sources:
-        for store in whole:
-            _load_whole(store, source, store in kept)
-        truth = _changed_truth(whole, source, kept)
-        if truth is not None and truth in kept:
-            _check_has_rows(truth, source.spec.name)
-        if _may_fill_others(truth, source.spec):
+        truth = _load_slowest(whole, source, kept)
+        may_fill_others = _may_fill_others(truth, source.spec)
+        for store in (store for store in whole[:-1] if isinstance(store, DurableStore)):
+            _load_cache(store, source, store in kept, truth, may_fill_others)
+        if may_fill_others:
             for store in (store for store in volatile if store not in kept):
                 _load_volatile(store, source, truth, (first_rows or {}).get(store.name, FirstRows()))
 
@@ -128,39 +128,56 @@ def check_room(store: str, room: Mapping[str, int | None], sources: Sequence[Tab
             raise StoreFullError(store, source.spec.name, reason)
 
 
-def _load_whole(store: DurableStore | SourceStore, source: TableSource, is_kept: bool) -> None:
-    if is_kept:
-        store.open_table(source.spec, source.model.rows)
-    elif isinstance(store, SourceStore):
-        store.load(source.spec, source.model)
-    else:
-        _load_durable(store, source)
-
-
-def _changed_truth(
+def _load_slowest(
     whole: Sequence[DurableStore | SourceStore], source: TableSource, kept: Sequence[Store]
 ) -> DurableStore | None:
-    """The slowest store, where it has other rows than the files; None where the files' rows are right.
+    """Load the slowest of ``whole``; return it where it has other rows than the files, None where theirs are right.
 
     Raises:
-        StoreError: it is durable, but does not hold all rows.
+        StoreError: it is durable, but does not hold all rows, or is to be kept and has none.
     """
-    slowest = whole[-1] if whole else None
-    if not isinstance(slowest, DurableStore):
+    if not whole:
         return None
-    _check_holds_all(slowest, source.spec.name)
+    slowest, name = whole[-1], source.spec.name
+    if isinstance(slowest, SourceStore):
+        slowest.load(source.spec, source.model)
+        return None
+    if slowest in kept:
+        slowest.open_table(source.spec, source.model.rows)
+        _check_has_rows(slowest, name)
+    else:
+        _load_durable(slowest, source, source.model.digest())
+    _check_holds_all(slowest, name)
     return slowest if slowest in kept or _has_changed(slowest, source) else None
 
 
-def _load_durable(store: DurableStore, source: TableSource) -> None:
-    name, digest = source.spec.name, source.model.digest()
-    record = store.loaded_from(name)
-    if record is None or record.removesuffix(CHANGED) != digest:
-        _announce(source, store)
-        batches = source.model.batches(LOAD_BATCH_ROWS)  # which checks every key, before the old rows are touched
-        store.bulk_load(source.spec, batches, digest)
-    else:
+def _load_cache(
+    store: DurableStore, source: TableSource, is_kept: bool, truth: DurableStore | None, may_fill: bool
+) -> None:
+    """Load a durable store before the slowest, with the rows of ``truth``, the files' if it is None.
+
+    ``may_fill``: else it gets none of the rows of ``truth``.
+    """
+    if is_kept:
         store.open_table(source.spec, source.model.rows)
+    elif truth is None:
+        _load_durable(store, source, source.model.digest())
+    else:
+        # Of rows that came without a load all that can be told is that they are not the files'.
+        record = truth.loaded_from(source.spec.name) or source.model.digest() + CHANGED
+        _load_durable(store, source, record, truth.items(source.spec.name, LOAD_BATCH_ROWS) if may_fill else iter(()))
+
+
+def _load_durable(
+    store: DurableStore, source: TableSource, wanted: str, batches: Iterator[tuple[Keys, Vectors]] | None = None
+) -> None:
+    """Load ``batches``, None for the files' rows, with the record ``wanted``, unless it has that, or changes since."""
+    if store.loaded_from(source.spec.name) in (wanted, wanted.removesuffix(CHANGED) + CHANGED):
+        store.open_table(source.spec, source.model.rows)
+        return
+    _announce(source, store)
+    # Every key of the files is checked here, before the old rows are touched.
+    store.bulk_load(source.spec, source.model.batches(LOAD_BATCH_ROWS) if batches is None else batches, wanted)
 
 
 def _check_holds_all(slowest: DurableStore, table: str) -> None:
@@ -181,8 +198,9 @@ def _load_volatile(store: Store, source: TableSource, truth: Store | None, first
     """
     _announce(source, store)
     spec = source.spec
-    choice = first_rows.choose(spec.name, source.model.rows, store.capacity_rows(spec.name))
-    for keys, rows in source.model.batches(LOAD_BATCH_ROWS):
+    batches = source.model.batches(LOAD_BATCH_ROWS)  # which checks every key
+    choice = first_rows.choose(spec.name, source.model, store.capacity_rows(spec.name))
+    for keys, rows in batches:
         if choice.is_full and (spec.row_dtype == "fp32" or truth is not None):
             return
         taken = choice.take(keys)
@@ -192,9 +210,8 @@ def _load_volatile(store: Store, source: TableSource, truth: Store | None, first
             store.insert(spec.name, keys, rows)
         else:
             store.insert(spec.name, keys[taken], rows[taken])
-            rounded(
-                store.name, spec.name, spec.row_dtype, keys[~taken], rows[~taken]
-            )  # they must fit the row type, too
+            # They must fit the row type, too.
+            rounded(store.name, spec.name, spec.row_dtype, keys[~taken], rows[~taken])
 
 
 def _held(store: Store, spec: TableSpec, keys: Keys) -> tuple[Keys, Vectors]:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from serving.config import read_inference_config
 from serving.errors import ConfigError, StoreError
-from serving.model.sparse_file import write_sparse_directory
+from serving.model.sparse_file import open_sparse, write_sparse_directory
 from serving.parameter_server import ParameterServer, TierSettings
 from serving.parameter_server.first_rows import FirstRows, RowChoice
 from serving.storage import MemoryStore, RocksDbStore
@@ -20,6 +20,12 @@ def model(write_model):
 
 def keys_of(model, index=0):
     return np.array(list(model.tables[index]), dtype=np.int64)
+
+
+@pytest.fixture
+def ten_rows(tmp_path):
+    write_sparse_directory(tmp_path / "t", np.arange(10), np.ones((10, 3), dtype=np.float32))
+    return open_sparse(tmp_path / "t", 3)
 
 
 @pytest.fixture
@@ -64,6 +70,17 @@ def test_the_hottest_rows_go_into_ram_first_and_then_the_first_of_the_file(fill,
     assert more == set(hottest.tolist()) | set(keys[:40].tolist())
 
 
+def test_hot_keys_that_the_model_does_not_have_take_no_rows_place(model, tmp_path):
+    keys = keys_of(model)
+    np.save(tmp_path / "dcn.table0.npy", np.concatenate([np.setdiff1d(np.arange(1, 500), keys), keys[::-1][:60]]))
+    settings = {"memory": TierSettings(first_rows=FirstRows(hot_keys=tmp_path))}
+
+    with ParameterServer([MemoryStore()], settings=settings) as server:
+        server.load_model(read_inference_config(model.config_file, "dcn"))
+
+        assert server.lookup("dcn.table0", keys)[1].all()
+
+
 @settings(deadline=None)
 @given(
     file_keys=st.lists(st.integers(0, 60), unique=True),
@@ -72,19 +89,16 @@ def test_the_hottest_rows_go_into_ram_first_and_then_the_first_of_the_file(fill,
     batch=st.integers(1, 20),
 )
 def test_a_choice_is_the_same_whatever_the_batches(file_keys, hottest, rows, batch):
-    distinct = list(dict.fromkeys(hottest))
-    chosen_hot = distinct[:rows]
-    others = [key for key in file_keys if key not in distinct][: rows - len(chosen_hot)]
-    choice = RowChoice(rows, np.array(hottest, dtype=np.int64))
+    held_hot = [key for key in dict.fromkeys(hottest) if key in file_keys]
+    chosen = {*held_hot[:rows], *[key for key in file_keys if key not in held_hot][: max(rows - len(held_hot), 0)]}
+    batches = [np.array(file_keys[start : start + batch], np.int64) for start in range(0, len(file_keys), batch)]
+    choice = RowChoice(rows, np.array(hottest, dtype=np.int64), batches)
 
-    taken = []
-    for start in range(0, len(file_keys), batch):
-        keys = np.array(file_keys[start : start + batch], dtype=np.int64)
-        taken += keys[choice.take(keys)].tolist()
+    taken = [key for keys in batches for key in keys[choice.take(keys)].tolist()]
 
-    assert set(taken) == {key for key in file_keys if key in chosen_hot} | set(others)
-    assert len(taken) <= rows
-    assert not choice.is_full or len(taken) == rows
+    assert len(taken) == min(rows, len(file_keys))
+    assert set(taken) == chosen
+    assert choice.is_full == (len(taken) == rows)
 
 
 @pytest.mark.parametrize(
@@ -98,7 +112,7 @@ def test_a_choice_is_the_same_whatever_the_batches(file_keys, hottest, rows, bat
     ],
     ids=["2-D", "floats", "reserved", "junk", "empty"],
 )
-def test_hot_keys_that_are_no_list_of_keys_are_refused(tmp_path, content, reason):
+def test_hot_keys_that_are_no_list_of_keys_are_refused(ten_rows, tmp_path, content, reason):
     file = tmp_path / "m.t.npy"
     if isinstance(content, bytes):
         file.write_bytes(content)
@@ -106,12 +120,12 @@ def test_hot_keys_that_are_no_list_of_keys_are_refused(tmp_path, content, reason
         np.save(file, content)
 
     with pytest.raises(ConfigError, match=reason):
-        FirstRows(hot_keys=tmp_path).choose("m.t", 10, None)
+        FirstRows(hot_keys=tmp_path).choose("m.t", ten_rows, None)
 
 
-def test_a_folder_of_hot_keys_that_is_absent_is_refused(tmp_path):
+def test_a_folder_of_hot_keys_that_is_absent_is_refused(ten_rows, tmp_path):
     with pytest.raises(ConfigError, match="no such folder"):
-        FirstRows(hot_keys=tmp_path / "absent").choose("m.t", 10, None)
+        FirstRows(hot_keys=tmp_path / "absent").choose("m.t", ten_rows, None)
 
 
 def test_a_row_that_the_row_type_cannot_hold_is_refused_wherever_the_hot_keys_put_it(model, tmp_path):

@@ -1,15 +1,18 @@
 import json
+import shutil
 import threading
+from contextlib import closing
 
 import numpy as np
 import pytest
 
 from kernels.host import lookup_threads, set_lookup_threads
 from serving.config import read_inference_config, read_model_directory
+from serving.config.row_dtypes import with_row_dtype
 from serving.errors import ConfigError, ModelFileError, StoreError, StoreFullError, UnknownModelError
 from serving.model.sparse_file import write_sparse_directory
 from serving.parameter_server import ParameterServer, TierSettings
-from serving.storage import MemoryStore, RocksDbStore
+from serving.storage import MemoryStore, RocksDbStore, TableSpec
 
 
 @pytest.fixture
@@ -257,6 +260,68 @@ def test_changed_rows_outlive_the_server_and_fill_memory_at_the_next_start(model
         assert memory.count("dcn.table0") == 299
 
 
+class Cache(RocksDbStore):
+    """A durable store before another, as Redis is before RocksDB."""
+
+    name = "cache"
+
+
+def cache(folder):
+    return Cache(folder / "cache", num_threads=1)
+
+
+def test_a_durable_cache_that_was_lost_is_filled_with_the_changed_rows_of_the_tier_behind_it(model, tmp_path):
+    row = np.full((1, 4), 7.0, dtype=np.float32)
+    changed, gone, *_ = (int(key) for key in model.tables[0])
+    with ParameterServer([cache(tmp_path), rocksdb(tmp_path)]) as server:
+        server.load_model(config_of(model))
+        server.insert("dcn.table0", np.array([changed, 4711]), row.repeat(2, axis=0))
+        server.evict("dcn.table0", np.array([gone]))
+    shutil.rmtree(tmp_path / "cache")
+
+    with ParameterServer([cache(tmp_path), rocksdb(tmp_path)]) as server:
+        server.load_model(config_of(model))
+        rows, found = server.lookup("dcn.table0", np.array([changed, 4711, gone]))
+        assert server.counters()["dcn.table0"].hits == {"cache": 2}
+
+    assert found.tolist() == [True, True, False]
+    assert (rows[:2] == row).all()
+
+
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_a_durable_cache_is_not_filled_again_with_the_changes_it_has(model, tmp_path, monkeypatch, is_shared):
+    with ParameterServer([cache(tmp_path), rocksdb(tmp_path)]) as server:
+        server.load_model(config_of(model))
+        server.insert("dcn.table0", np.array([4711]), np.ones((1, 4), dtype=np.float32))
+    if is_shared:  # another process's database has no changes
+        shutil.rmtree(tmp_path / "db")
+    monkeypatch.setattr(Cache, "bulk_load", lambda *_: pytest.fail("filled again"))
+
+    with ParameterServer([cache(tmp_path), rocksdb(tmp_path)]) as server:
+        server.load_model(config_of(model))
+
+        assert server.lookup("dcn.table0", np.array([4711]))[1].all()
+
+
+def test_a_durable_cache_gets_no_rows_that_would_be_rounded_twice(model, tmp_path):
+    def databases():
+        return cache(tmp_path), RocksDbStore(tmp_path / "db", num_threads=1, row_dtype="int8")
+
+    config = with_row_dtype(config_of(model), "int8", "test")
+    keys = np.array(list(model.tables[0]), dtype=np.int64)
+    with ParameterServer(databases()) as server:
+        server.load_model(config)
+        server.insert("dcn.table0", np.array([4711]), np.ones((1, 4), dtype=np.float32))
+        expected, _ = server.lookup("dcn.table0", keys)
+    shutil.rmtree(tmp_path / "cache")
+
+    for _ in range(2):
+        with ParameterServer(databases()) as server:
+            server.load_model(config)
+            assert server.lookup("dcn.table0", keys)[0].tobytes() == expected.tobytes()
+            assert server.counters()["dcn.table0"].hits == {"rocksdb": 300}
+
+
 class TestTiersThatAreNotInitialized:
     KEPT = TierSettings(is_initialized=False)
 
@@ -288,6 +353,29 @@ class TestTiersThatAreNotInitialized:
             assert_served(server, model)  # and not the rows of the files
             assert memory.count("dcn.table0") == np.isin(keys, list(other.tables[0])).sum() > 0
 
+    @pytest.mark.parametrize("record", ["another digest", None])
+    def test_a_durable_cache_is_filled_once_from_a_database_that_is_served_as_it_is(
+        self, model, write_model, tmp_path, monkeypatch, record
+    ):
+        other = write_model(write_model.table(rows=300), write_model.table(dim=6, rows=100), folder="other", seed=1)
+        with closing(rocksdb(tmp_path)) as database:
+            for index, rows in enumerate(model.tables):
+                spec = TableSpec(f"dcn.table{index}", 4 + 2 * index)
+                batch = np.array(list(rows), dtype=np.int64), np.stack(list(rows.values()))
+                if record is None:
+                    database.open_table(spec, 0)
+                    database.insert(spec.name, *batch)
+                else:
+                    database.bulk_load(spec, iter([batch]), record)
+
+        for _ in range(2):
+            stores = cache(tmp_path), rocksdb(tmp_path)
+            with ParameterServer(stores, settings={"rocksdb": self.KEPT}) as server:
+                server.load_model(config_of(other))
+                assert_served(server, model)
+                assert server.counters()["dcn.table0"].hits == {"cache": 300}
+            monkeypatch.setattr(Cache, "bulk_load", lambda *_: pytest.fail("filled again"))
+
     def test_a_database_without_the_table_is_refused(self, model, tmp_path):
         with ParameterServer([MemoryStore(), rocksdb(tmp_path)], settings={"rocksdb": self.KEPT}) as server:
             with pytest.raises(StoreError, match=r"'dcn\.table0'.*has no rows, and initialize_after_startup is false"):
@@ -295,10 +383,7 @@ class TestTiersThatAreNotInitialized:
             assert server.models() == ()
 
     def test_a_durable_cache_before_another_may_start_empty(self, model, tmp_path):
-        class Named(RocksDbStore):
-            name = "cache"
-
-        stores = Named(tmp_path / "cache", num_threads=1), rocksdb(tmp_path)
+        stores = cache(tmp_path), rocksdb(tmp_path)
         with ParameterServer(stores, promote=True, settings={"cache": self.KEPT}) as server:
             server.load_model(config_of(model))
 
