@@ -215,7 +215,7 @@ class ParameterServer:
         if weights is not None:
             check_weights(table, keys, weights)
             weights = np.ascontiguousarray(weights)
-        out, found = self._lookup.pooled(held, keys, row_ptrs, combiner, weights)
+        out, found = self._lookup.pooled(held, np.ascontiguousarray(keys), row_ptrs, combiner, weights)
         self._check_still_loaded(held)
         return out, found
 

@@ -39,8 +39,34 @@ class TierSettings:
     first_rows: FirstRows = field(default_factory=FirstRows)
 
 
+class _Outage:
+    """Whether a tier fails at one of its tasks: logged once when that starts and once when it ends."""
+
+    def __init__(self, tier: str, fails: str, succeeds: str) -> None:
+        """Begin without an outage; say that ``tier`` ``fails`` or ``succeeds``."""
+        self._starts, self._ends = f"tier {tier} {fails}: %s", f"tier {tier} {succeeds} again"
+        self._lock = threading.Lock()  # guards the flag below
+        self._is_running = False
+
+    def failed(self, error: StoreError) -> None:
+        """The tier has failed."""
+        with self._lock:
+            starts, self._is_running = not self._is_running, True
+        if starts:
+            logger.warning(self._starts, error)
+
+    def succeeded(self) -> None:
+        """The tier has not failed."""
+        if not self._is_running:  # as ever: takes no lock
+            return
+        with self._lock:
+            ends, self._is_running = self._is_running, False
+        if ends:
+            logger.warning(self._ends)
+
+
 class Tier:
-    """One store, and whether it is answering. An outage is logged once when it starts and once when it ends."""
+    """One store, and whether it does its work: answer, and take rows."""
 
     def __init__(self, store: Store, depth: int, settings: TierSettings) -> None:
         """Take ``store`` as answering; ``depth`` counts from the fastest, 0."""
@@ -49,8 +75,8 @@ class Tier:
         self._depth = depth
         self._pooled = store if isinstance(store, PooledStore) else None
         self._budget = None if settings.timeout_ms is None else TimeBudget(store.name, settings.timeout_ms)
-        self._lock = threading.Lock()  # guards the flag below, so that each outage is logged once
-        self._is_down = False
+        self._silence = _Outage(store.name, "does not answer", "answers")
+        self._refusal = _Outage(store.name, "takes no promoted rows", "takes promoted rows")
         self._paused_until_s: dict[str, float] = {}  # by table that was full; the promotion's thread writes it
 
     def fetch(self, held: ServedTable, keys: Keys) -> tuple[Vectors, Mask] | StoreError:
@@ -100,8 +126,10 @@ class Tier:
             lacking = ~self.store.fetch(held.name, keys, np.empty_like(rows))
             keys, rows = keys[lacking], rows[lacking]
             taken = self._insert_what_fits(held.name, keys, rows)
+            self._refusal.succeeded()
         except StoreError as err:
-            self._failed(err, held)
+            held.counting.failed(self._depth, isinstance(err, StoreTimeoutError))
+            self._refusal.failed(err)
         held.counting.promoted(self._depth, taken, keys.size - taken)
 
     def takes_promotions(self, held: ServedTable) -> bool:
@@ -136,10 +164,11 @@ class Tier:
         try:
             answer = fetch() if self._budget is None else self._within_budget(self._budget, held, keys, fetch)
         except StoreError as err:
-            return self._failed(err, held)
+            held.counting.failed(self._depth, isinstance(err, StoreTimeoutError))
+            self._silence.failed(err)
+            return err
         held.counting.fetched(self._depth, now_s() - started)
-        if self._is_down:
-            self._answered()
+        self._silence.succeeded()
         return answer
 
     def _within_budget(
@@ -149,17 +178,3 @@ class Tier:
             self.store.fetch(held.name, keys[:1], np.empty((min(keys.size, 1), held.dim), dtype=np.float32))
 
         return budget.call(held.name, fetch, probe)
-
-    def _failed(self, error: StoreError, held: ServedTable) -> StoreError:
-        held.counting.failed(self._depth, isinstance(error, StoreTimeoutError))
-        with self._lock:
-            started, self._is_down = not self._is_down, True
-        if started:
-            logger.warning("tier %s does not answer: %s", self.name, error)
-        return error
-
-    def _answered(self) -> None:
-        with self._lock:
-            ended, self._is_down = self._is_down, False
-        if ended:
-            logger.warning("tier %s answers again", self.name)

@@ -47,6 +47,7 @@ def insert(stores: tuple[Store, ...], held: ServedTable, keys: Keys, rows: Vecto
     if rows.shape != (keys.size, held.dim) or rows.dtype != np.float32:
         came = f"{rows.dtype}{list(rows.shape)}"
         raise RequestError(f"table {held.name!r}: expected rows of float32[{keys.size}, {held.dim}], got {came}")
+    keys, rows = np.ascontiguousarray(keys), np.ascontiguousarray(rows)  # or one tier would take them, another not
     rounded(stores[0].name, held.name, held.row_dtype, keys, rows)  # before the first tier is written
     *faster, slowest = stores
     with held.changes.lock:
@@ -63,6 +64,7 @@ def insert(stores: tuple[Store, ...], held: ServedTable, keys: Keys, rows: Vecto
 def evict(stores: tuple[Store, ...], held: ServedTable, keys: Keys) -> None:
     """See ``ParameterServer.evict``; ``stores`` are in the server's order, fastest first."""
     check_keys(held.name, keys, held.key_type)
+    keys = np.ascontiguousarray(keys)
     with held.changes.lock:
         _check_served(held)
         try:

@@ -1,5 +1,6 @@
 """Rows that a slower tier held are copied into the faster ones, beside the lookups, and never a stale one."""
 
+import logging
 import threading
 
 import numpy as np
@@ -285,6 +286,29 @@ def test_a_fast_tier_that_takes_no_rows_is_counted_and_the_next_promotions_go_on
 
         assert held_by(server.stores[0]).keys() == {2}
         assert (counters(server).errors, counters(server).dropped_promotions) == (1, 1)
+
+
+def test_a_tier_that_answers_and_takes_no_rows_is_told_of_once_until_it_takes_some(config, caplog):
+    class Full(DictStore):
+        is_full = False
+
+        def insert(self, table, keys, rows):
+            if self.is_full:
+                raise StoreError(self.name, table, "out of memory")
+            super().insert(table, keys, rows)
+
+    with serve(config, Full("fast"), DictStore("slow"), promote=True) as server, caplog.at_level(logging.WARNING):
+        keep(server.stores[0], [])
+        for server.stores[0].is_full in (True, True, False, False):
+            assert server.lookup("m.t", np.array([1]))[1].all()
+            assert server.wait_for_promotions(WAIT_S)
+
+    told = [record.getMessage() for record in caplog.records if record.name == tier.logger.name]
+    assert [text.partition(":")[0] for text in told] == [
+        "tier fast takes no promoted rows",
+        "tier fast takes promoted rows again",
+    ]
+    assert "out of memory" in told[0]
 
 
 def test_nothing_is_promoted_into_a_tier_that_did_not_answer(config):

@@ -61,6 +61,18 @@ def test_an_inserted_row_is_in_every_tier_and_an_evicted_one_in_none(server):
     assert looked_up(server, 1, 2, 777, 888) == {1: [7.0, 8.0, 9.0], 777: [7.0, 8.0, 9.0]}
 
 
+def test_arrays_that_are_parts_of_others_change_every_tier(config):
+    keys, rows = np.arange(1, 9)[::2], np.arange(24, dtype=np.float32).reshape(4, 6)[:, ::2]
+    with serve(config, MemoryStore(), DictStore("slow")) as server:
+        server.insert("m.t", keys, rows)
+        assert looked_up(server, *keys) == dict(zip(keys.tolist(), rows.tolist(), strict=True))
+        pooled, found = server.lookup_pooled("m.t", keys[::2], np.array([0, 2]), "sum")
+        assert (found.all(), pooled.tolist()) == (True, [(rows[0] + rows[2]).tolist()])
+
+        server.evict("m.t", keys)
+        assert looked_up(server, *keys) == {}
+
+
 def test_the_slowest_tier_is_written_first(config):
     journal = []
     with serve(config, *(JournalStore(name, journal) for name in ("fast", "middle", "slow"))) as server:
