@@ -123,6 +123,8 @@ class RedisConfig(_Record):
         timeout_ms: most time one round of commands may take, connecting and retrying included.
         tls: None: not encrypted.
         overflow: None: every row stays.
+        row_dtype: the form in which the rows of every table are kept, which is the tables' own; None: float32.
+        layout: ``"hps"``: hashes, as HPS has them; ``"strings"``: each row under a key of its own.
     """
 
     addresses: tuple[tuple[str, int], ...] = (("127.0.0.1", 7000),)
@@ -135,6 +137,8 @@ class RedisConfig(_Record):
     timeout_ms: int = 2000
     tls: RedisTlsConfig | None = None
     overflow: RedisOverflow | None = None
+    row_dtype: RowDtype | None = None
+    layout: Literal["hps", "strings"] = "hps"
 
 
 class VolatileDbConfig(_Record):

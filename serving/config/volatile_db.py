@@ -18,7 +18,7 @@ CAPACITIES = frozenset({"capacity_rows", "capacity_bytes", "capacity_rows_per_ta
 ROW_DTYPES = frozenset({"row_dtype", "row_dtype_per_table"})
 OWN_KEYS = {
     "hash_map": CAPACITIES | ROW_DTYPES | {"lookup_threads", "hot_keys"},
-    "redis_cluster": frozenset({"connect_timeout_ms", "timeout_ms"}),
+    "redis_cluster": frozenset({"connect_timeout_ms", "layout", "row_dtype", "timeout_ms"}),
     "snapshot": ROW_DTYPES | {"path", "overlay_capacity_rows", "warm_up"},
 }
 _HOST_AND_PORT = re.compile(r"(?:\[(?P<v6>[0-9a-fA-F:.]+)\]|(?P<host>[^\s:\[\]]+)):(?P<port>[0-9]{1,5})")
@@ -51,7 +51,7 @@ class VolatileDbClause(Clause):
         capacity_rows: Hotrow's own: most rows in RAM, over all tables.
         capacity_bytes: Hotrow's own: the same in bytes.
         capacity_rows_per_table: Hotrow's own: most rows in RAM of each table, by full name; one of the three.
-        row_dtype: Hotrow's own: the form in which RAM keeps rows.
+        row_dtype: Hotrow's own: the form in which rows are kept.
         row_dtype_per_table: Hotrow's own: the same for some tables, by full name.
         lookup_threads: Hotrow's own: most threads at one big lookup.
         path: Hotrow's own: the folder in which snapshots are made.
@@ -68,6 +68,7 @@ class VolatileDbClause(Clause):
             the last use, Redis by the last write.
         connect_timeout_ms: Hotrow's own: see ``RedisConfig``.
         timeout_ms: Hotrow's own: see ``RedisConfig``.
+        layout: Hotrow's own: see ``RedisConfig``.
 
     From ``address`` to ``tls_server_name_identification`` the attributes are ``RedisConfig``'s; no effect on RAM. The
     attributes behind these shape HPS's hash maps, or the updates from Kafka (``update_source``, refused); no effect
@@ -94,6 +95,7 @@ class VolatileDbClause(Clause):
     refresh_time_after_fetch: Switch | None = None
     connect_timeout_ms: Milliseconds = 500
     timeout_ms: Milliseconds = 2000
+    layout: Literal["hps", "strings"] = "hps"
 
     address: Annotated[tuple[tuple[str, int], ...], BeforeValidator(_addresses)] = (("127.0.0.1", 7000),)
     user_name: FileName = "default"
@@ -154,6 +156,8 @@ class VolatileDbClause(Clause):
             )
         if self.tls_client_key is not None and self.tls_client_certificate is None:
             raise ValueError("tls_client_key: without tls_client_certificate")
+        if self.layout == "strings" and self._redis_overflow() is not None:
+            raise ValueError("overflow_margin: with layout 'strings' no partition is there to overflow")
         given = sorted(key for key in self.model_fields_set if key.startswith("tls_"))
         if given and "enable_tls" not in self.model_fields_set:
             raise ValueError(f"{given[0]}: enable_tls is absent, so nothing would be encrypted")
@@ -220,6 +224,8 @@ class VolatileDbClause(Clause):
             timeout_ms=self.timeout_ms,
             tls=tls if self.enable_tls else None,
             overflow=self._redis_overflow(),
+            layout=self.layout,
+            row_dtype=self.row_dtype if "row_dtype" in self.model_fields_set else None,
         )
 
     def _redis_overflow(self) -> RedisOverflow | None:

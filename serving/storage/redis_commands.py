@@ -6,14 +6,15 @@ has what its overflow policies need to know of each key. The braces keep both on
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from serving.storage.hps_layout import raw_keys, tag
-from serving.storage.store import CHANGED, Keys, Vectors
+from serving.storage.store import CHANGED, Keys
 
+SLOTS = 16384  # of a cluster
 # Redis runs a script as one act. Carried out twice, because its answer was lost on the way, it changes nothing more.
 SWAP = """
 local loading, values, times, record, loading_times = unpack(KEYS)
@@ -77,15 +78,16 @@ class RedisNodeError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """One command on one key.
+    """One command on one key, or many of one name for one node.
 
     Attributes:
         name: its first word.
-        key: its key; the node that holds it is asked.
+        key: its key, or one of theirs; the node that holds it is asked.
         payload: what is sent.
-        take: of an HMGET, what the rows are given to where every one is there; the reply is None then.
-        count: of an HMGET, how many rows it asks for.
-        value_bytes: of an HMGET, the size of a row.
+        take: where rows are asked for: what they are given to if every one is there; the reply is None then.
+        count: how many rows are asked for, or how many commands these are.
+        value_bytes: the size of a row.
+        are_separate: these are ``count`` commands; their reply is the list of replies.
     """
 
     name: str
@@ -94,6 +96,11 @@ class Command:
     take: Callable[[NDArray[np.void]], None] | None = None
     count: int = 0
     value_bytes: int = 0
+    are_separate: bool = False
+
+    def taken_by(self, take: Callable[[NDArray[np.void]], None], count: int, value_bytes: int) -> "Command":
+        """The same, asking for ``count`` rows."""
+        return replace(self, take=take, count=count, value_bytes=value_bytes)
 
 
 def plain(name: str, key: bytes, *words: bytes | str | int) -> Command:
@@ -129,6 +136,13 @@ def header(name: bytes, key: bytes, words: int) -> bytes:
     return b"*%d\r\n$%d\r\n%s\r\n$%d\r\n%s\r\n" % (words, len(name), name, len(key), key)
 
 
+def as_words(parts: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Each row of uint8[N, ...] as one word of a command."""
+    words = np.empty((parts.shape[0], parts.shape[1] + len(str(parts.shape[1])) + 5), dtype=np.uint8)
+    _encode(words, parts)
+    return words
+
+
 def encoded_fields(keys: Keys, key_bytes: int) -> NDArray[np.uint8]:
     """Each key as one word of a command: uint8[N, key_bytes + 6]."""
     encoded = np.empty((keys.size, key_bytes + 6), dtype=np.uint8)
@@ -136,12 +150,12 @@ def encoded_fields(keys: Keys, key_bytes: int) -> NDArray[np.uint8]:
     return encoded
 
 
-def encoded_rows(keys: Keys, rows: Vectors, key_bytes: int) -> NDArray[np.uint8]:
-    """Each key and its row as two words of a command: uint8[N, ...]."""
-    field_bytes, row_bytes = key_bytes + 6, 4 * rows.shape[1]
+def encoded_rows(keys: Keys, values: NDArray[np.uint8], key_bytes: int) -> NDArray[np.uint8]:
+    """Each key and its row's value, uint8[N, ...], as two words of a command: uint8[N, ...]."""
+    field_bytes, row_bytes = key_bytes + 6, values.shape[1]
     encoded = np.empty((keys.size, field_bytes + row_bytes + len(str(row_bytes)) + 5), dtype=np.uint8)
     _encode(encoded[:, :field_bytes], raw_keys(keys, key_bytes).view(np.uint8).reshape(-1, key_bytes))
-    _encode(encoded[:, field_bytes:], np.ascontiguousarray(rows).view(np.uint8).reshape(-1, row_bytes))
+    _encode(encoded[:, field_bytes:], values)
     return encoded
 
 

@@ -14,7 +14,9 @@ from serving.reading import Reading
 from serving.storage.hps_layout import storable
 from serving.storage.redis_commands import RedisNodeError
 from serving.storage.redis_overflow import Touches
-from serving.storage.redis_table import STORE_NAME, RedisTable
+from serving.storage.redis_rows import STORE_NAME
+from serving.storage.redis_strings import StringTable
+from serving.storage.redis_table import RedisTable
 from serving.storage.store import Keys, Mask, TableSpec, Vectors
 
 if TYPE_CHECKING:
@@ -46,7 +48,8 @@ class RedisStore:
         self._is_closed = False
         self._touches: Touches | None = None
         self._lock = threading.Lock()  # one change of the tables at a time
-        self._tables: dict[str, RedisTable] = {}  # replaced as a whole, never changed in place; readers take no lock
+        # Replaced as a whole, never changed in place; readers take no lock.
+        self._tables: dict[str, RedisTable | StringTable] = {}
         try:
             self._nodes = _connected(config)
         except RedisNodeError as err:
@@ -64,7 +67,7 @@ class RedisStore:
     @property
     def keeps_row_dtype(self) -> bool:
         """See ``Store.keeps_row_dtype``."""
-        return False
+        return self._config.row_dtype is not None
 
     def open_table(self, spec: TableSpec, capacity_rows: int) -> None:
         """See ``Store.open_table``; some rows of each partition are looked at.
@@ -102,7 +105,7 @@ class RedisStore:
         held = self._tables.get(table)
         if held is None:
             return {}
-        return self._nodes.spread([one.values for one in held.partitions])
+        return self._nodes.topology.spread(held.spread_keys)
 
     def fetch(self, table: str, keys: Keys, out: Vectors) -> Mask:
         """See ``Store.fetch``."""
@@ -152,7 +155,7 @@ class RedisStore:
     def drop_table(self, table: str) -> None:
         """See ``Store.drop_table``; every process that shares the table loses it."""
         with self._translated(table):
-            held = self._tables.get(table) or self._table(TableSpec(table, dim=1))
+            held = self._tables.get(table) or self._unopened(table)
             with self._lock:
                 self._tables = {name: one for name, one in self._tables.items() if name != table}
             held.drop()
@@ -167,7 +170,7 @@ class RedisStore:
     def loaded_from(self, table: str) -> str | None:
         """See ``DurableStore.loaded_from``; None too where a partition has lost what it was loaded with."""
         with self._translated(table):
-            return (self._tables.get(table) or self._table(TableSpec(table, dim=1))).loaded_from()
+            return (self._tables.get(table) or self._unopened(table)).loaded_from()
 
     def mark_changed(self, table: str) -> None:
         """See ``DurableStore.mark_changed``."""
@@ -196,15 +199,16 @@ class RedisStore:
             self._tables = {}
         if touches is not None:
             touches.close()
-        self._nodes.close()
+        self._nodes.topology.close()
 
     def readings(self, table: str) -> Iterator[Reading]:
         """See ``MeasuredStore.readings``."""
         held = self._tables.get(table)
         if held is None:
             return
+        spread = self._nodes.topology.spread(held.spread_keys) if held.spread_keys else {}
         help_text = "Partitions of a table that a Redis node holds."
-        for node, count in self._nodes.spread([one.values for one in held.partitions]).items():
+        for node, count in spread.items():
             yield Reading("hotrow_redis_partitions", help_text, (("node", node),), count, is_gauge=True)
         if self._config.overflow is not None:
             yield Reading("hotrow_tier_evicted_rows", "Rows that overflows evicted.", (), held.evicted_rows)
@@ -214,22 +218,29 @@ class RedisStore:
         held = self._tables.get(table)
         return held.evicted_rows if held else 0
 
-    def _touch(self, table: RedisTable, keys: Keys) -> None:
+    def _touch(self, table: RedisTable | StringTable, keys: Keys) -> None:
         touches = self._touches
         if touches is not None and table.is_touched_by_fetches and keys.size:
             touches.note(table.touch, keys)
 
-    def _table(self, spec: TableSpec) -> RedisTable:
-        return RedisTable(self._nodes, self._config, spec)
+    def _table(self, spec: TableSpec) -> RedisTable | StringTable:
+        layout = StringTable if self._config.layout == "strings" else RedisTable
+        return layout(self._nodes, self._config, spec)
 
-    def _take(self, table: RedisTable) -> None:
+    def _unopened(self, table: str) -> RedisTable | StringTable:
+        """A table of which nothing but the name counts."""
+        return self._table(TableSpec(table, dim=1, row_dtype=self._config.row_dtype or "fp32"))
+
+    def _take(self, table: RedisTable | StringTable) -> None:
         """Answer for ``table`` from now on, and tell how evenly the nodes hold it."""
         name = table.spec.name
         with self._lock:
             self._check_open(name)
             self._tables = {**self._tables, name: table}
         spread = self.spread(name)
-        fair_share = len(table.partitions) / len(spread)
+        if not table.spread_keys:
+            return
+        fair_share = len(table.spread_keys) / len(spread)
         is_lopsided = max(spread.values()) >= LOPSIDED_RATIO * fair_share
         text = ", ".join(f"{node} holds {count}" for node, count in spread.items())
         if is_lopsided:

@@ -5,17 +5,13 @@ import secrets
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
-from kernels.errors import ReservedKeyError
 from kernels.host import KeyIndex
 from serving.config import RedisConfig
-from serving.errors import StoreError
-from serving.storage.hps_layout import key_list, keys_of
+from serving.storage.hps_layout import key_list
 from serving.storage.redis_commands import (
     Command,
     Partition,
@@ -29,6 +25,7 @@ from serving.storage.redis_commands import (
 )
 from serving.storage.redis_overflow import Overflow
 from serving.storage.redis_partitions import Partitions
+from serving.storage.redis_rows import RedisRows
 from serving.storage.store import Keys, Mask, TableSpec, Vectors
 
 if TYPE_CHECKING:
@@ -36,9 +33,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-STORE_NAME = "redis"
-# What is sent or received before the time-out starts anew.
-MOST_ROUND_BYTES = 4 * 2**20
 SCAN_FIELDS = 1000
 SAMPLE_FIELDS = 10
 # Rows of a load that was killed are forgotten by Redis after this time.
@@ -58,11 +52,16 @@ class RedisTable:
         self.partitions = Partitions(spec.name, config.num_partitions)
         self._nodes = nodes
         self._max_batch_size = config.max_batch_size
-        self._row_bytes = 4 * spec.dim
+        self._rows = RedisRows(spec, config.row_dtype, config.max_batch_size)
         self._overflow = Overflow(nodes, config.overflow) if config.overflow else None
         self._lock = threading.Lock()  # guards the next
         self.evicted_rows = 0  # by this process, as partitions overflowed
         self._is_recorded = False  # every partition has a record of the load that filled it
+
+    @property
+    def spread_keys(self) -> list[bytes]:
+        """One key of each partition."""
+        return [one.values for one in self.partitions]
 
     def check(self) -> None:
         """Look at some rows of each partition: their widths, and whether they are in the partition of their key."""
@@ -70,14 +69,14 @@ class RedisTable:
         records = [plain("EXISTS", one.record) for one in self.partitions]
         replies = self._nodes.run([*scans, *records])
         for number, (_, held) in enumerate(replies[: len(scans)]):
-            keys, _ = self._decoded(held)
+            keys, _ = self._rows.decoded(held)
             places = self.partitions.places(keys)
             if (places != number).any():
                 at = int(np.argmax(places != number))
                 reason = f"holds key {keys[at]} in partition {number}, of {len(scans)} it belongs in {places[at]}"
-                raise self._error(f"{reason}: num_partitions differs from that with which the table was written")
+                raise self._rows.error(f"{reason}: num_partitions differs from that with which the table was written")
         if self._partitions_beyond():
-            raise self._error(f"was written with more than {len(scans)} partitions: num_partitions differs")
+            raise self._rows.error(f"was written with more than {len(scans)} partitions: num_partitions differs")
         self._is_recorded = all(replies[len(scans) :])
 
     def count(self) -> int:
@@ -92,12 +91,12 @@ class RedisTable:
             out: float32[N, D], contiguous; overwritten.
             found: bool[N]; overwritten.
         """
-        for part in self._rounds(keys.size, self._row_bytes):
+        for part in self._rows.rounds(keys.size, self._rows.codec.value_bytes):
             self._fetch_round(keys[part], out[part], found[part])
 
     def insert(self, keys: Keys, rows: Vectors) -> None:
         """Insert or overwrite int64[N] keys and their float32[N, D] rows."""
-        for part in self._rounds(keys.size, self._row_bytes):
+        for part in self._rows.rounds(keys.size, self._rows.codec.value_bytes):
             filled = self._insert([(one.values, one.times) for one in self.partitions], keys[part], rows[part])
             if self._overflow is not None:
                 self._trim(self._overflow, keys[part], sorted(filled))
@@ -105,7 +104,7 @@ class RedisTable:
     def evict(self, keys: Keys) -> int:
         """Remove keys, with what HPS's overflow policies know of them; returns how many were held."""
         evicted = 0
-        for part in self._rounds(keys.size, self.spec.key_bytes):
+        for part in self._rows.rounds(keys.size, self.spec.key_bytes):
             order, groups = self.partitions.groups(keys[part], self._max_batch_size)
             fields = encoded_fields(keys[part][order], self.spec.key_bytes)
             commands = []
@@ -126,34 +125,20 @@ class RedisTable:
     def items(self, batch_rows: int) -> Iterator[tuple[Keys, Vectors]]:
         """All rows, by partition, each key once, though Redis may give one twice."""
         for one in self.partitions:
-            cursor, rows, seen = -1, dict[bytes, bytes](), KeyIndex()
-            while cursor:
-                scan = plain("HSCAN", one.values, max(cursor, 0), "COUNT", min(batch_rows, SCAN_FIELDS))
-                ((cursor, some),) = self._nodes.run([scan])
-                rows |= self._unseen(some, seen)
-                if len(rows) >= batch_rows or not cursor:
-                    listed = list(rows.items())
-                    for start in range(0, len(listed), batch_rows):
-                        yield self._decoded(dict(listed[start : start + batch_rows]))
-                    rows = {}
+            yield from self._rows.batches(self._scanned(one, batch_rows), batch_rows, KeyIndex())
 
-    def _unseen(self, rows: dict[bytes, bytes], seen: KeyIndex) -> dict[bytes, bytes]:
-        """What ``rows`` has beyond the keys of ``seen``, which are added to it."""
-        keys, _ = self._decoded(rows)
-        before = len(seen)
-        try:
-            is_new = seen.find_or_insert(keys) >= before
-        except ReservedKeyError as err:
-            raise self._error(str(err)) from err
-        if is_new.all():
-            return rows
-        return {key: row for (key, row), new in zip(rows.items(), is_new, strict=True) if new}
+    def _scanned(self, one: Partition, batch_rows: int) -> Iterator[Mapping[bytes, bytes]]:
+        cursor = -1
+        while cursor:
+            scan = plain("HSCAN", one.values, max(cursor, 0), "COUNT", min(batch_rows, SCAN_FIELDS))
+            ((cursor, some),) = self._nodes.run([scan])
+            yield some
 
     def loaded_from(self) -> str | None:
         """The digest of the load that filled the table; None where a partition has none or another."""
         records = self._nodes.run([plain("GET", one.record) for one in self.partitions])
         digests = {record and record.rpartition(b" ")[0].decode() for record in records}  # without the load
-        return digests.pop() if len(digests) == 1 else None
+        return self._rows.without_form(digests.pop()) if len(digests) == 1 else None
 
     def mark_changed(self) -> None:
         """Note in every partition's record that rows come to those it was loaded with."""
@@ -175,7 +160,8 @@ class RedisTable:
                     fits = self.partitions.fitting(keys, sizes, self._overflow.rule.margin_rows)
                     keys, rows = keys[fits], rows[fits]
                 filled |= self._insert(names, keys, rows, LOADING_TTL_S)
-            swaps = [swap(one, load, digest, number in filled) for number, one in enumerate(self.partitions)]
+            mark = self._rows.with_form(digest)
+            swaps = [swap(one, load, mark, number in filled) for number, one in enumerate(self.partitions)]
             self._nodes.run([*swaps, *(_unlink(one) for one in self._partitions_beyond())])
         except BaseException:
             with suppress(RedisNodeError):
@@ -186,25 +172,20 @@ class RedisTable:
     def _fetch_round(self, keys: Keys, out: Vectors, found: Mask) -> None:
         order, groups = self.partitions.groups(keys, self._max_batch_size)
         fields = encoded_fields(keys[order], self.spec.key_bytes)
-        rows = out.view(f"V{self._row_bytes}").reshape(-1)
         places = [order[group.begin : group.end] for group in groups]
         commands = []
         for group, at in zip(groups, places, strict=True):
             one = self.partitions[group.partition]
             payload = header(b"HMGET", one.values, at.size + 2) + fields[group.begin : group.end].tobytes()
-            commands.append(Command("HMGET", one.values, payload, partial(_put, rows, at), at.size, self._row_bytes))
+            take, value_bytes = self._rows.taker(out, at), self._rows.codec.value_bytes
+            commands.append(Command("HMGET", one.values, payload, take, at.size, value_bytes))
         found[...] = True
         incomplete: dict[int, None] = {}
         for group, at, values in zip(groups, places, self._nodes.run(commands), strict=True):
             if values is None:
                 continue
-            present = np.fromiter((value is not None for value in values), dtype=np.bool_, count=at.size)
-            held = [value for value in values if value is not None]
-            self._check_values(keys[at[present]], held)
-            out[at] = 0.0
-            out[at[present]] = np.frombuffer(b"".join(held), dtype=np.float32).reshape(-1, self.spec.dim)
-            found[at] = present
-            if not present.all():
+            found[at] = self._rows.fill(keys, values, out, at)
+            if not found[at].all():
                 incomplete[group.partition] = None
         if incomplete and self._is_recorded and self._overflow is None:
             self._check_kept([self.partitions[number] for number in incomplete])
@@ -214,13 +195,13 @@ class RedisTable:
         kept = self._nodes.run([plain("EXISTS", one.record) for one in partitions])
         if not all(kept):
             lost = partitions[kept.index(0)]
-            raise self._error(f"{lost.values.decode()} has lost the rows it was loaded with")
+            raise self._rows.error(f"{lost.values.decode()} has lost the rows it was loaded with")
 
     def touch(self, keys: Keys) -> None:
         """Tell the overflow policy that these keys were found, where it wants to know."""
         if self._overflow is None:
             return
-        for part in self._rounds(keys.size, self.spec.key_bytes):
+        for part in self._rows.rounds(keys.size, self.spec.key_bytes):
             order, groups = self.partitions.groups(keys[part], self._max_batch_size)
             fields = encoded_fields(keys[part][order], self.spec.key_bytes)
             times = [self.partitions[group.partition].times for group in groups]
@@ -249,9 +230,10 @@ class RedisTable:
     ) -> set[int]:
         """Write rows into the hashes ``names``, two per partition; returns which of them got some."""
         filled: set[int] = set()
-        for part in self._rounds(keys.size, self._row_bytes):
+        for part in self._rows.rounds(keys.size, self._rows.codec.value_bytes):
             order, groups = self.partitions.groups(keys[part], self._max_batch_size)
-            words = encoded_rows(keys[part][order], rows[part][order], self.spec.key_bytes)
+            encoded = self._rows.codec.encode(keys[part][order], rows[part][order])
+            words = encoded_rows(keys[part][order], encoded, self.spec.key_bytes)
             commands: list[Command] = []
             for number, begin, end in groups:
                 name, times = names[number]
@@ -265,10 +247,6 @@ class RedisTable:
             self._nodes.run(commands)
         return filled
 
-    def _rounds(self, count: int, bytes_per_key: int) -> Iterator[slice]:
-        rows = max(min(self._max_batch_size, MOST_ROUND_BYTES // bytes_per_key), 1)
-        return (slice(start, start + rows) for start in range(0, count, rows))
-
     def _partitions_beyond(self) -> list[Partition]:
         """Partitions that a larger ``num_partitions`` would have left."""
         beyond: list[Partition] = []
@@ -277,29 +255,6 @@ class RedisTable:
             if not self._nodes.run([plain("EXISTS", one.values)])[0]:
                 return beyond
             beyond.append(one)
-
-    def _decoded(self, held: Mapping[bytes, bytes]) -> tuple[Keys, Vectors]:
-        raw_keys, values = list(held), list(held.values())
-        strange = next((key for key in raw_keys if len(key) != self.spec.key_bytes), None)
-        if strange is not None:
-            raise self._error(f"holds a key of {len(strange)} bytes, expected {self.spec.key_bytes}")
-        keys = keys_of(raw_keys, self.spec.key_bytes)
-        self._check_values(keys, values)
-        return keys, np.frombuffer(b"".join(values), dtype=np.float32).reshape(-1, self.spec.dim)
-
-    def _check_values(self, keys: Keys, values: Sequence[bytes]) -> None:
-        if set(map(len, values)) - {self._row_bytes}:
-            at = next(place for place, value in enumerate(values) if len(value) != self._row_bytes)
-            dim = self.spec.dim
-            reason = f"the value of key {keys[at]} has {len(values[at])} bytes, {dim} floats are {self._row_bytes}"
-            raise self._error(reason)
-
-    def _error(self, reason: str) -> StoreError:
-        return StoreError(STORE_NAME, self.spec.name, reason)
-
-
-def _put(rows: NDArray[np.void], at: NDArray[np.intp], values: NDArray[np.void]) -> None:
-    rows[at] = values
 
 
 def _unlink(one: Partition) -> Command:

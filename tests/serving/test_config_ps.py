@@ -229,6 +229,13 @@ def test_redis_evicts_rows_only_where_a_margin_is_set(ps, keys, overflow):
         assert (rule.margin_rows, rule.policy, rule.target_ratio, rule.refreshes) == overflow
 
 
+def test_redis_keeps_narrow_rows_where_it_is_told_to_and_its_tables_are_of_that_form(ps):
+    wide, narrow = ps(in_redis()), ps(in_redis(row_dtype="int8"))
+
+    assert (wide.volatile_db.redis.row_dtype, narrow.volatile_db.redis.row_dtype) == (None, "int8")
+    assert [table.row_dtype for table in narrow.models[0].tables] == ["int8", "int8"]
+
+
 @pytest.mark.parametrize("spelling", ["redis_cluster", "redis"])
 def test_redis_is_spelt_as_in_hps_and_has_its_defaults(ps, spelling):
     tier = ps(lambda document: document.update(volatile_db={"type": spelling})).volatile_db
@@ -478,15 +485,23 @@ def in_redis(**change):
         (lambda d: d["models"].append(d["models"][0]), "models[1].model", "taken"),
         (in_tier("volatile_db", type="redis_cluster"), "volatile_db", "capacity_rows: only a hash_map has it"),
         (
-            lambda d: d.update(volatile_db={"type": "redis_cluster", "row_dtype": "int8"}),
+            lambda d: d.update(volatile_db={"type": "redis_cluster", "row_dtype_per_table": {"dcn.ad": "int8"}}),
             "volatile_db",
-            "row_dtype: only a hash_map or snapshot has it",
+            "row_dtype_per_table: only a hash_map or snapshot has it",
         ),
         (
             in_tier("volatile_db", timeout_ms=1),
             "volatile_db",
             "timeout_ms: only a redis_cluster has it, .* is hash_map",
         ),
+        (
+            lambda d: d.update(volatile_db={"type": "disabled", "row_dtype": "int8"}),
+            "volatile_db",
+            "row_dtype: only a hash_map or redis_cluster or snapshot has it, the type is disabled",
+        ),
+        (in_tier("volatile_db", layout="hps"), "volatile_db", "layout: only a redis_cluster has it"),
+        (in_redis(layout="hash"), "volatile_db.layout", "'hps' or 'strings'"),
+        (in_redis(layout="strings", overflow_margin=9), "volatile_db", "overflow_margin: with layout 'strings'"),
         (in_redis(address="a"), "volatile_db.address", "expected <host>:<port>, got 'a'"),
         (in_redis(address="a:1;"), "volatile_db.address", "expected <host>:<port>, got ''"),
         (in_redis(address="a:65536"), "volatile_db.address", "got 'a:65536'"),

@@ -130,7 +130,7 @@ OWN = {
     "models": set(),
     "volatile_db": {
         *("capacity_rows", "capacity_bytes", "capacity_rows_per_table", "row_dtype", "row_dtype_per_table"),
-        *("lookup_threads", "hot_keys", "connect_timeout_ms", "timeout_ms"),
+        *("lookup_threads", "hot_keys", "connect_timeout_ms", "timeout_ms", "layout"),
         *("path", "overlay_capacity_rows", "warm_up"),
     },
     "persistent_db": {"catch_up_interval_ms", "row_dtype", "timeout_ms", "warm_up"},

@@ -26,12 +26,12 @@ def answers(store):
 
 
 def owner(store, slot):
-    node = store._nodes._client.nodes_manager.slots_cache[slot][0]
+    node = store._nodes.topology.client.nodes_manager.slots_cache[slot][0]
     return node.host, node.port
 
 
 def masters(store):
-    return [(node.host, node.port) for node in store._nodes._client.get_primaries()]
+    return [(node.host, node.port) for node in store._nodes.topology.client.get_primaries()]
 
 
 @pytest.fixture
@@ -142,7 +142,7 @@ def test_a_silent_server_is_an_error_in_the_end_and_is_used_again_when_it_answer
 
 def test_a_caller_waits_for_a_connection_no_longer_than_is_configured(redis_server):
     store = loaded_store(redis_server, num_node_connections=1, **IMPATIENT)
-    pool = store._nodes._client.connection_pool
+    pool = store._nodes.topology.client.connection_pool
     taken = pool.get_connection()
 
     with pytest.raises(StoreError, match="all 1 connections are busy"):
@@ -258,7 +258,7 @@ class TestCluster:
 
     def test_a_slot_that_nobody_holds_is_an_error(self, redis_cluster, monkeypatch):
         store = loaded_store(redis_cluster.nodes[0])
-        monkeypatch.setattr(store._nodes._client.nodes_manager, "slots_cache", {})
+        monkeypatch.setattr(store._nodes.topology.client.nodes_manager, "slots_cache", {})
 
         with pytest.raises(StoreError, match="no node of the cluster holds slot"):
             fetch(store)

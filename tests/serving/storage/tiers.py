@@ -7,8 +7,8 @@ FEW_PARTITIONS = {"num_partitions": 2, "num_node_connections": 2}
 ROCKSDB = {"type": "rocks_db", "path": "rows", "num_threads": 1}
 
 
-def redis_store(server):
-    return RedisStore(RedisConfig(addresses=(server.address,), timeout_ms=10_000))
+def redis_store(server, layout="hps"):
+    return RedisStore(RedisConfig(addresses=(server.address,), timeout_ms=10_000, layout=layout))
 
 
 def redis_clause(server):
@@ -22,6 +22,10 @@ STORES = {
     "rocksdb": lambda request, folder: RocksDbStore(folder / "db", num_threads=1),
     "redis": lambda request, folder: redis_store(request.getfixturevalue("redis_server")),
     "redis_cluster": lambda request, folder: redis_store(request.getfixturevalue("redis_cluster").nodes[0]),
+    "redis strings": lambda request, folder: redis_store(request.getfixturevalue("redis_server"), "strings"),
+    "redis_cluster strings": lambda request, folder: redis_store(
+        request.getfixturevalue("redis_cluster").nodes[0], "strings"
+    ),
 }
 # By name: the clauses of a ps.json, given pytest's request for fixtures. The table that is served is "m.t".
 TIERS = {
@@ -54,6 +58,10 @@ TIERS = {
     },
     "redis that evicts, rocksdb": lambda request: {
         "volatile_db": redis_clause(request.getfixturevalue("redis_server")) | {"overflow_margin": 1} | FEW_PARTITIONS,
+        "persistent_db": ROCKSDB,
+    },
+    "redis strings, rocksdb": lambda request: {
+        "volatile_db": redis_clause(request.getfixturevalue("redis_server")) | {"layout": "strings"},
         "persistent_db": ROCKSDB,
     },
     "redis_cluster, rocksdb": lambda request: {

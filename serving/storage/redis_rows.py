@@ -1,0 +1,124 @@
+"""Keys and rows of one table as they lie in Redis, in whichever layout."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kernels.errors import ReservedKeyError
+from kernels.host import KeyIndex, RowDtype
+from serving.errors import StoreError
+from serving.storage.hps_layout import keys_of
+from serving.storage.row_codec import RowCodec
+from serving.storage.store import CHANGED, Keys, Mask, TableSpec, Vectors
+
+STORE_NAME = "redis"
+# What is sent or received before the time-out starts anew.
+MOST_ROUND_BYTES = 4 * 2**20
+# What the record of a load ends in where the rows are narrow.
+FORMS = {f":{one}" for one in get_args(RowDtype) if one != "fp32"}
+
+
+class RedisRows:
+    """How a table's keys and rows are written. Every method may be called from any thread.
+
+    Attributes:
+        spec: the table.
+        codec: the form of its rows.
+    """
+
+    def __init__(self, spec: TableSpec, row_dtype: RowDtype | None, max_batch_size: int) -> None:
+        """Take the table, the form (see ``RowCodec``) and the most keys of one round of commands."""
+        self.spec = spec
+        self.codec = RowCodec(STORE_NAME, spec, row_dtype)
+        self._max_batch_size = max_batch_size
+        self._form = "" if self.codec.row_dtype == "fp32" else f":{self.codec.row_dtype}"
+
+    def rounds(self, count: int, bytes_per_key: int) -> Iterator[slice]:
+        """The parts of ``count`` keys that are sent at once."""
+        rows = max(min(self._max_batch_size, MOST_ROUND_BYTES // bytes_per_key), 1)
+        return (slice(start, start + rows) for start in range(0, count, rows))
+
+    def with_form(self, digest: str) -> str:
+        """What the record of a load says of files with ``digest``: rows of another form are another load."""
+        return digest + self._form
+
+    def without_form(self, record: str | None) -> str | None:
+        """The digest of which ``with_form`` makes ``record``; None where that is of another form."""
+        if record is None:
+            return None
+        digest = record.removesuffix(CHANGED)
+        if not digest.endswith(self._form) or digest.endswith(tuple(FORMS - {self._form})):
+            return None
+        return digest.removesuffix(self._form) + record[len(digest) :]
+
+    def taker(self, out: Vectors, at: NDArray[np.intp]) -> Callable[[NDArray[np.void]], None]:
+        """What values without a gap, void[N], are to be given to: it makes them rows ``at`` of ``out``."""
+        if self.codec.row_dtype == "fp32":
+            return partial(_put, out.view(f"V{self.codec.value_bytes}").reshape(-1), at)
+        return lambda values: _put(out, at, self.codec.decode(values.tobytes()))
+
+    def fill(self, keys: Keys, values: Sequence[bytes | None], out: Vectors, at: NDArray[np.intp]) -> Mask:
+        """Make ``values``, with gaps, rows ``at`` of ``out``, zeros where there is none; returns where there are.
+
+        Raises:
+            StoreError: a value is of another size; the message names its key.
+        """
+        present = np.fromiter((value is not None for value in values), dtype=np.bool_, count=at.size)
+        held = [value for value in values if value is not None]
+        self._check_values(keys[at[present]], held)
+        out[at] = 0.0
+        out[at[present]] = self.codec.decode(b"".join(held))
+        return present
+
+    def decoded(self, held: Mapping[bytes, bytes]) -> tuple[Keys, Vectors]:
+        """Raw keys and values as keys and rows. See ``fill`` for the errors."""
+        raw_keys, values = list(held), list(held.values())
+        strange = next((key for key in raw_keys if len(key) != self.spec.key_bytes), None)
+        if strange is not None:
+            raise self.error(f"holds a key of {len(strange)} bytes, expected {self.spec.key_bytes}")
+        keys = keys_of(raw_keys, self.spec.key_bytes)
+        self._check_values(keys, values)
+        return keys, self.codec.decode(b"".join(values))
+
+    def batches(
+        self, scanned: Iterator[Mapping[bytes, bytes]], batch_rows: int, seen: KeyIndex
+    ) -> Iterator[tuple[Keys, Vectors]]:
+        """What was ``scanned``, in batches, without the keys of ``seen``, to which all are added."""
+        rows: dict[bytes, bytes] = {}
+        for some in scanned:
+            rows |= self._unseen(some, seen)
+            while len(rows) >= batch_rows:
+                listed = list(rows.items())
+                yield self.decoded(dict(listed[:batch_rows]))
+                rows = dict(listed[batch_rows:])
+        if rows:
+            yield self.decoded(rows)
+
+    def error(self, reason: str) -> StoreError:
+        """An error that names the table."""
+        return StoreError(STORE_NAME, self.spec.name, reason)
+
+    def _unseen(self, rows: Mapping[bytes, bytes], seen: KeyIndex) -> Mapping[bytes, bytes]:
+        keys, _ = self.decoded(rows)
+        before = len(seen)
+        try:
+            is_new = seen.find_or_insert(keys) >= before
+        except ReservedKeyError as err:
+            raise self.error(str(err)) from err
+        if is_new.all():
+            return rows
+        return {key: row for (key, row), new in zip(rows.items(), is_new, strict=True) if new}
+
+    def _check_values(self, keys: Keys, values: Sequence[bytes]) -> None:
+        value_bytes = self.codec.value_bytes
+        if set(map(len, values)) - {value_bytes}:
+            at = next(place for place, value in enumerate(values) if len(value) != value_bytes)
+            reason = f"the value of key {keys[at]} has {len(values[at])} bytes, {self.codec.expectation()}"
+            raise self.error(reason)
+
+
+def _put(out: NDArray[np.generic], at: NDArray[np.intp], values: NDArray[np.generic]) -> None:
+    out[at] = values

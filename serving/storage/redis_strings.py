@@ -1,0 +1,228 @@
+"""One embedding table in Redis as plain strings, a row under each key: for those who read it with GET and MGET.
+
+A row lies under ``hps_et.<model>.<table>:`` and its key's raw native-endian bytes. In a cluster each key has a slot of
+its own, so that a batch is as many GETs as it has keys, all of a node's in one go: HPS's hashes are faster.
+"""
+
+import binascii
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kernels.host import KeyIndex
+from serving.config import RedisConfig
+from serving.storage.hps_layout import keys_of, raw_keys, tag
+from serving.storage.redis_commands import SLOTS, Command, as_words, plain
+from serving.storage.redis_rows import RedisRows
+from serving.storage.store import CHANGED, Keys, Mask, TableSpec, Vectors
+
+if TYPE_CHECKING:
+    from serving.storage.redis_nodes import RedisNodes
+
+MOST_KEYS = 10_000  # of one command, or of commands that are answered one after the other
+# The record of a load lies under as many keys, evenly spread over the slots: a node that came back empty lacks some.
+RECORDS = 64
+SAMPLE_KEYS = 10
+KEY_WIDTHS = (4, 8)
+
+
+class StringTable:
+    """The rows of one table. Every method may be called from any thread. See ``RedisTable`` for the errors."""
+
+    is_touched_by_fetches = False
+    evicted_rows = 0
+
+    def __init__(self, nodes: "RedisNodes", config: RedisConfig, spec: TableSpec) -> None:
+        """Name its keys; nothing is asked yet."""
+        self.spec = spec
+        self._nodes = nodes
+        self._rows = RedisRows(spec, config.row_dtype, config.max_batch_size)
+        self._prefix = f"{tag(spec.name)}:".encode()
+        self._records = [f"{tag(spec.name)}.hotrow.loaded_from{{{number}}}".encode() for number in _spread_numbers()]
+        self._is_recorded = False  # the whole table has the record of the load that filled it
+
+    @property
+    def spread_keys(self) -> list[bytes]:
+        """None: rows are spread over the nodes as slots are."""
+        return []
+
+    def check(self) -> None:
+        """Look at some rows: their widths."""
+        names = [name for page in self._nodes.topology.scan(self._prefix, most_pages=1) for name in page]
+        for width in KEY_WIDTHS:
+            self._rows.decoded(self._read([name for name in names if self._is_row(name, width)][:SAMPLE_KEYS]))
+        self._is_recorded = all(self._nodes.run([plain("EXISTS", name) for name in self._records]))
+
+    def count(self) -> int:
+        """Rows held; reads all names."""
+        seen = KeyIndex()
+        for names in self._names_held(self.spec.key_bytes):
+            seen.find_or_insert(self._keys(names))
+        return len(seen)
+
+    def fetch(self, keys: Keys, out: Vectors, found: Mask) -> None:
+        """Read rows. See ``RedisTable.fetch``."""
+        for part in self._rows.rounds(keys.size, self._rows.codec.value_bytes):
+            self._fetch_round(keys[part], out[part], found[part])
+        if self._is_recorded and not found.all():
+            kept = self._nodes.run([plain("EXISTS", name) for name in self._records])
+            if not all(kept):
+                raise self._rows.error("a node has lost the rows that it was loaded with")
+
+    def insert(self, keys: Keys, rows: Vectors) -> None:
+        """Insert or overwrite int64[N] keys and their float32[N, D] rows."""
+        for part in self._rows.rounds(keys.size, self._rows.codec.value_bytes):
+            self._run("SET", self._names(keys[part]), self._rows.codec.encode(keys[part], rows[part]))
+
+    def evict(self, keys: Keys) -> int:
+        """Remove keys; returns how many were held."""
+        rounds = self._rows.rounds(keys.size, len(self._prefix) + self.spec.key_bytes)
+        return sum(sum(self._run("UNLINK", self._names(keys[part]))) for part in rounds)
+
+    def drop(self) -> None:
+        """Remove every row, and the record of their load."""
+        self._nodes.run([plain("UNLINK", name) for name in self._records])
+        for width in KEY_WIDTHS:
+            for names in self._names_held(width):
+                self._run("UNLINK", np.frombuffer(b"".join(names), dtype=np.uint8).reshape(len(names), -1))
+        self._is_recorded = False
+
+    def items(self, batch_rows: int) -> Iterator[tuple[Keys, Vectors]]:
+        """All rows, each key once."""
+        return self._rows.batches(map(self._read, self._names_held(self.spec.key_bytes)), batch_rows, KeyIndex())
+
+    def loaded_from(self) -> str | None:
+        """The digest of the load that filled the table; None where a node has lost it."""
+        records = set(self._nodes.run([plain("GET", name) for name in self._records]))
+        record = records.pop()
+        return None if records or record is None else self._rows.without_form(record.decode())
+
+    def mark_changed(self) -> None:
+        """Note that rows come to those the table was loaded with."""
+        digest = self.loaded_from()
+        if digest is not None and not digest.endswith(CHANGED):
+            self._record(self._rows.with_form(digest) + CHANGED)
+
+    def load(self, batches: Iterator[tuple[Keys, Vectors]], digest: str) -> None:
+        """Replace the table. Meanwhile it has no record: to those who share it, keys that are absent are an outage."""
+        self.drop()
+        for keys, rows in batches:
+            self.insert(keys, rows)
+        self._record(self._rows.with_form(digest))
+        self._is_recorded = True
+
+    def touch(self, keys: Keys) -> None:
+        """Nothing: no row is evicted here."""
+
+    def _record(self, record: str) -> None:
+        self._nodes.run([plain("SET", name, record) for name in self._records])
+
+    def _fetch_round(self, keys: Keys, out: Vectors, found: Mask) -> None:
+        names, value_bytes = self._names(keys), self._rows.codec.value_bytes
+        places = list(self._grouped(names))
+        commands = []
+        for at in places:
+            if self._nodes.topology.is_cluster:
+                command = _one_by_one("GET", names[at])
+            else:
+                payload = b"*%d\r\n$4\r\nMGET\r\n" % (at.size + 1) + as_words(names[at]).tobytes()
+                command = Command("MGET", names[at[0]].tobytes(), payload)
+            commands.append(command.taken_by(self._rows.taker(out, at), at.size, value_bytes))
+        found[...] = True
+        for at, values in zip(places, self._nodes.run(commands), strict=True):
+            if values is not None:
+                found[at] = self._rows.fill(keys, values, out, at)
+
+    def _run(self, name: str, names: NDArray[np.uint8], values: NDArray[np.uint8] | None = None) -> list[int]:
+        """Send one command for each of ``names``; returns their replies, by node."""
+        places = list(self._grouped(names))
+        parts = [None if values is None else values[at] for at in places]
+        commands = [_one_by_one(name, names[at], part) for at, part in zip(places, parts, strict=True)]
+        return [reply for replies in self._nodes.run(commands) for reply in replies]
+
+    def _read(self, names: list[bytes]) -> Mapping[bytes, bytes]:
+        """Raw keys and the values of those of ``names`` that are there."""
+        if not names:
+            return {}
+        values: list[bytes | None] = []
+        array = np.frombuffer(b"".join(names), dtype=np.uint8).reshape(len(names), -1)
+        places = list(self._grouped(array))
+        for replies in self._nodes.run([_one_by_one("GET", array[at]) for at in places]):
+            values += replies
+        order = np.concatenate(places).tolist()
+        found = zip(order, values, strict=True)
+        return {names[at][len(self._prefix) :]: value for at, value in found if value is not None}
+
+    def _grouped(self, names: NDArray[np.uint8]) -> Iterator[NDArray[np.intp]]:
+        """Places of ``names`` by node, equal names in their order, no more than one command takes."""
+        topology = self._nodes.topology
+        slots = slots_of(names) if topology.is_cluster else np.zeros(len(names), dtype=np.uint16)
+        for at in topology.grouped(slots):
+            for start in range(0, at.size, MOST_KEYS):
+                yield at[start : start + MOST_KEYS]
+
+    def _names_held(self, key_bytes: int) -> Iterator[list[bytes]]:
+        for page in self._nodes.topology.scan(self._prefix):
+            names = [name for name in page if self._is_row(name, key_bytes)]
+            if names:
+                yield names
+
+    def _is_row(self, name: bytes, key_bytes: int) -> bool:
+        return len(name) == len(self._prefix) + key_bytes
+
+    def _names(self, keys: Keys) -> NDArray[np.uint8]:
+        """uint8[N, ...], the name of each key's row."""
+        width, key_bytes = len(self._prefix), self.spec.key_bytes
+        names = np.empty((keys.size, width + key_bytes), dtype=np.uint8)
+        names[:, :width] = np.frombuffer(self._prefix, dtype=np.uint8)
+        names[:, width:] = raw_keys(keys, key_bytes).view(np.uint8).reshape(-1, key_bytes)
+        return names
+
+    def _keys(self, names: list[bytes]) -> Keys:
+        return keys_of([name[len(self._prefix) :] for name in names], self.spec.key_bytes)
+
+
+def slots_of(names: NDArray[np.uint8]) -> NDArray[np.uint16]:
+    """The hash slot of each of uint8[N, ...] names.
+
+    Source: Redis Cluster specification: CRC16 (XMODEM) of what stands in the first braces, or of all of it.
+    """
+    table, crc = _crc_table(), np.zeros(len(names), dtype=np.uint16)
+    for column in names.T:
+        crc = (crc << np.uint16(8)) ^ table[(crc >> np.uint16(8)) ^ column]
+    slots: NDArray[np.uint16] = crc % np.uint16(SLOTS)
+    for at in np.flatnonzero((names == ord("{")).any(axis=1)).tolist():
+        _, _, rest = names[at].tobytes().partition(b"{")
+        inside, closing, _ = rest.partition(b"}")
+        if inside and closing:
+            slots[at] = binascii.crc_hqx(inside, 0) % SLOTS
+    return slots
+
+
+def _one_by_one(name: str, names: NDArray[np.uint8], values: NDArray[np.uint8] | None = None) -> Command:
+    """One command for each of ``names``, and its value; they are answered one by one."""
+    words = [as_words(names)] + ([] if values is None else [as_words(values)])
+    head = b"*%d\r\n$%d\r\n%s\r\n" % (len(words) + 1, len(name), name.encode())
+    start = np.broadcast_to(np.frombuffer(head, dtype=np.uint8), (len(names), len(head)))
+    payload = np.concatenate([start, *words], axis=1).tobytes()
+    return Command(name, names[0].tobytes(), payload, count=len(names), are_separate=True)
+
+
+@lru_cache
+def _crc_table() -> NDArray[np.uint16]:
+    return np.array([binascii.crc_hqx(bytes([byte]), 0) for byte in range(256)], dtype=np.uint16)
+
+
+@lru_cache
+def _spread_numbers() -> tuple[int, ...]:
+    """Numbers whose texts have slots that are spread evenly."""
+    by_range: dict[int, int] = {}
+    number = 0
+    while len(by_range) < RECORDS:
+        slot = binascii.crc_hqx(str(number).encode(), 0) % SLOTS
+        by_range.setdefault(slot * RECORDS // SLOTS, number)
+        number += 1
+    return tuple(by_range[part] for part in range(RECORDS))
