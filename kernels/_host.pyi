@@ -1,4 +1,5 @@
 from collections.abc import Sequence
+from typing import overload
 
 import numpy as np
 import numpy.typing as npt
@@ -6,6 +7,11 @@ import numpy.typing as npt
 from kernels.host import OverflowPolicy, RowDtype
 
 class HostTable:
+    @overload
+    def __init__(self, path: bytes, writes: bool) -> None: ...
+    @overload
+    def __init__(self, path: bytes, dim: int, capacity_rows: int, row_dtype: RowDtype, source: str) -> None: ...
+    @overload
     def __init__(
         self,
         dim: int,
@@ -14,6 +20,8 @@ class HostTable:
         overflow_policy: OverflowPolicy | None = None,
         target_rows: int | None = None,
     ) -> None: ...
+    def _shared_source(self) -> tuple[str, bool]: ...
+    def _mark_shared_changed(self) -> None: ...
     @property
     def dim(self) -> int: ...
     @property

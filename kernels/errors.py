@@ -75,3 +75,17 @@ class SnapshotError(HotrowError):
     def __reduce__(self) -> tuple[type["SnapshotError"], tuple[str, str]]:
         """Let the error cross a process border."""
         return type(self), (self.file, self.reason)
+
+
+class SharedMemoryError(HotrowError):
+    """A table in shared memory cannot be made, opened or used: no room, no such file, another form."""
+
+    def __init__(self, file: str, reason: str) -> None:
+        """Name the file and what is wrong with it."""
+        super().__init__(f"{file}: {reason}")
+        self.file = file
+        self.reason = reason
+
+    def __reduce__(self) -> tuple[type["SharedMemoryError"], tuple[str, str]]:
+        """Let the error cross a process border."""
+        return type(self), (self.file, self.reason)

@@ -19,6 +19,7 @@
 #include "python_names.hpp"
 #include "row_arguments.hpp"
 #include "row_codec.hpp"
+#include "shared_area.hpp"
 #include "snapshot_bindings.hpp"
 #include "split.hpp"
 #include "table_reads.hpp"
@@ -58,6 +59,48 @@ void construct_table(HostTable* self, int64_t dim, int64_t capacity_rows, const 
   const nb::gil_scoped_release release;
   new (self) HostTable(checked_dim, capacity, row_type, policy, static_cast<uint64_t>(target));
 }
+
+// Runs `work` and makes Python's errors of what goes wrong with shared memory.
+template <class Work>
+auto with_shared_faults(const Work& work) {
+  std::optional<SharedFault> fault;
+  try {
+    return work();
+  } catch (const SharedFault& caught) {
+    fault = caught;
+  }
+  raise(python().shared_memory_error, nb::make_tuple(fault->file, fault->reason));
+}
+
+void create_shared_table(HostTable* self, const nb::bytes& path_in, int64_t dim, int64_t capacity_rows,
+                         const std::string& row_dtype, const std::string& source) {
+  const SharedShape shape{static_cast<uint32_t>(in_range("dim", dim, HostTable::kMaxDim)), parse_row_type(row_dtype),
+                          in_range("capacity_rows", capacity_rows, HostTable::kMaxCapacityRows)};
+  if (source.size() >= SharedHeader::kSourceBytes) throw nb::value_error("source: expected at most 255 bytes");
+  const std::string path(path_in.c_str(), path_in.size());
+  with_shared_faults([&] {
+    const nb::gil_scoped_release release;
+    auto area = std::make_unique<SharedArea>(path, shape);
+    std::memcpy(area->header().source, source.data(), source.size());
+    new (self) HostTable(std::move(area), true);
+  });
+}
+
+void attach_shared_table(HostTable* self, const nb::bytes& path_in, bool writes) {
+  const std::string path(path_in.c_str(), path_in.size());
+  with_shared_faults([&] {
+    const nb::gil_scoped_release release;
+    new (self) HostTable(std::make_unique<SharedArea>(path), writes);
+  });
+}
+
+// (what the rows came from, whether they changed since)
+nb::tuple shared_source(const HostTable& table) {
+  const SharedHeader& header = table.area()->header();
+  return nb::make_tuple(std::string(header.source), header.is_changed.load() != 0);
+}
+
+void mark_shared_changed(const HostTable& table) { table.area()->header().is_changed.store(1); }
 
 uint64_t table_memory_bytes(int64_t dim, int64_t capacity_rows, const std::string& row_dtype,
                             const std::optional<std::string>& overflow_policy) {
@@ -227,6 +270,11 @@ NB_MODULE(_host, module) {
   nb::class_<HostTable>(module, "HostTable", docs::kTable)
       .def("__init__", &construct_table, nb::arg("dim"), nb::arg("capacity_rows"), nb::arg("row_dtype") = "fp32",
            nb::arg("overflow_policy") = nb::none(), nb::arg("target_rows") = nb::none())
+      .def("__init__", &create_shared_table, nb::arg("path"), nb::arg("dim"), nb::arg("capacity_rows"),
+           nb::arg("row_dtype"), nb::arg("source"))
+      .def("__init__", &attach_shared_table, nb::arg("path"), nb::arg("writes"))
+      .def("_shared_source", &shared_source)
+      .def("_mark_shared_changed", &mark_shared_changed)
       .def_static("memory_bytes", &table_memory_bytes, nb::arg("dim"), nb::arg("capacity_rows"),
                   nb::arg("row_dtype") = "fp32", nb::arg("overflow_policy") = nb::none(), docs::kMemoryBytes)
       .def_prop_ro("dim", &HostTable::dim)

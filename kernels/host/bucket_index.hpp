@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <new>
 #include <optional>
+#include <vector>
 
 #include "bucket.hpp"
 #include "huge_array.hpp"
@@ -24,8 +25,10 @@ class BucketIndex {
   // Half of the slots are used at capacity: measured, probes of a fuller table are slower (0.65: by 8 %).
   static constexpr double kLoadAtCapacity = 0.5;
 
-  explicit BucketIndex(uint64_t capacity_keys)
-      : memory_(bytes_for(capacity_keys)), bucket_count_(buckets_for(capacity_keys)) {
+  // With `lent`, in memory of bytes_for(capacity_keys) that another owns; unless it `is_new`, as it is.
+  explicit BucketIndex(uint64_t capacity_keys, std::byte* lent = nullptr, bool is_new = true)
+      : memory_(bytes_for(capacity_keys), lent), bucket_count_(buckets_for(capacity_keys)) {
+    if (!is_new) return;
     for (uint64_t b = 0; b < bucket_count_; ++b) (new (buckets() + b) Bucket)->clear();
   }
 
@@ -102,6 +105,29 @@ class BucketIndex {
     size_t distance = 0;
     for (uint64_t b = view().home(key); b != place.bucket; b = view().after(b), ++distance) add_passed(b, -1);
     count(distance, -1);
+  }
+
+  // Clear up what a writer that was killed left half done, and count anew, beside readers: `passed` was at least what
+  // the keys that are there need, so that no probe misses one meanwhile. Tells which rows are in the index.
+  int64_t adopt(std::vector<bool>& is_used) {
+    std::vector<uint32_t> passed(bucket_count_);
+    int64_t keys = 0;
+    for (auto& count : keys_at_distance_) count.store(0, std::memory_order_relaxed);
+    for (uint64_t b = 0; b < bucket_count_; ++b)
+      for (int slot = 0; slot < kSlots; ++slot) {
+        const int64_t key = key_at({b, slot});
+        if (key == kEmpty) {
+          buckets()[b].rows[slot].store(kNoRow, std::memory_order_seq_cst);
+          continue;
+        }
+        is_used.at(row_at({b, slot})) = true;
+        ++keys;
+        size_t distance = 0;
+        for (uint64_t at = view().home(key); at != b; at = view().after(at), ++distance) ++passed[at];
+        count(distance, +1);
+      }
+    for (uint64_t b = 0; b < bucket_count_; ++b) buckets()[b].passed.store(passed[b], std::memory_order_relaxed);
+    return keys;
   }
 
  private:

@@ -12,6 +12,10 @@
 //   - A reader that has left cleared its slot with a release store that the writer's look acquired, so what it read
 //     happened before anything the writer writes now.
 //
+// A table that processes share (shared_area.hpp) has its counter and its slots in their memory: one block per process,
+// so that the slots of one that was killed can be told from the others and cleared. There a process that finds all of
+// its slots taken, by 64 readers at a time, waits for one.
+//
 // Slots are claimed for one call and given back, so neither the number of threads nor their life matters. Threads start
 // at different slots; a thread that finds all taken adds another block of slots. Blocks are never removed before the
 // end, so the claim is a bounded walk: nobody waits.
@@ -19,20 +23,50 @@
 
 #include <atomic>
 #include <cstdint>
+#include <stdexcept>
+#include <thread>
 
 namespace hotrow {
 
 class Epochs {
+ public:
   struct alignas(64) Slot {
     std::atomic<uint64_t> epoch{0};  // 0: free
   };
   struct Block {
     Slot slots[64];
     std::atomic<Block*> next{nullptr};
+
+    void clear() {
+      for (Slot& slot : slots) slot.epoch.store(0, std::memory_order_release);
+    }
   };
 
- public:
-  Epochs() = default;
+  // The processes that share a table.
+  class Peers {
+   public:
+    virtual ~Peers() = default;
+    virtual bool is_attached() const = 0;  // whether this process is one of them
+    virtual void clear_if_gone(uint32_t peer, Block& block) = 0;
+  };
+  struct Shared {
+    std::atomic<uint64_t>* now;
+    Block* blocks;  // [count], by peer
+    uint32_t count;
+    uint32_t mine;
+    Peers* peers;
+  };
+  struct NotAttached : std::runtime_error {
+    NotAttached() : std::runtime_error("the table is shared, and this process, a forked child, is not attached to it") {}
+  };
+
+  Epochs() : now_(&own_now_), blocks_(&first_), block_count_(1), mine_(&first_) {}
+  explicit Epochs(const Shared& shared)
+      : now_(shared.now),
+        blocks_(shared.blocks),
+        block_count_(shared.count),
+        mine_(shared.blocks + shared.mine),
+        peers_(shared.peers) {}
   Epochs(const Epochs&) = delete;
   Epochs& operator=(const Epochs&) = delete;
   ~Epochs() {
@@ -57,17 +91,23 @@ class Epochs {
   };
 
   // Writer: end the running epoch and return it. What was unlinked before the call belongs to it or to earlier ones.
-  uint64_t end_epoch() { return now_.fetch_add(1, std::memory_order_seq_cst); }
+  uint64_t end_epoch() { return now_->fetch_add(1, std::memory_order_seq_cst); }
 
   // Writer: the earliest epoch a reader may be in; UINT64_MAX if there is no reader.
   uint64_t earliest_reader() const {
     uint64_t earliest = UINT64_MAX;
-    for (const Block* block = &first_; block; block = block->next.load(std::memory_order_seq_cst))
-      for (const Slot& slot : block->slots) {
-        const uint64_t epoch = slot.epoch.load(std::memory_order_seq_cst);
-        if (epoch != 0 && epoch < earliest) earliest = epoch;
-      }
+    for (uint32_t peer = 0; peer < block_count_; ++peer)
+      for (const Block* block = blocks_ + peer; block; block = block->next.load(std::memory_order_seq_cst))
+        for (const Slot& slot : block->slots) {
+          const uint64_t epoch = slot.epoch.load(std::memory_order_seq_cst);
+          if (epoch != 0 && epoch < earliest) earliest = epoch;
+        }
     return earliest;
+  }
+
+  // Writer: free the slots of processes that ended while they were reading.
+  void clear_gone() {
+    for (uint32_t peer = 0; peers_ && peer < block_count_; ++peer) peers_->clear_if_gone(peer, blocks_[peer]);
   }
 
  private:
@@ -78,9 +118,10 @@ class Epochs {
   }
 
   Slot& claim() {
-    const uint64_t epoch = now_.load(std::memory_order_seq_cst);
+    if (peers_ && !peers_->is_attached()) throw NotAttached{};
+    const uint64_t epoch = now_->load(std::memory_order_seq_cst);
     const uint32_t start = thread_number();
-    for (Block* block = &first_;; block = following(*block))
+    for (Block* block = mine_;; block = following(*block))
       for (uint32_t i = 0; i < 64; ++i) {
         Slot& slot = block->slots[(start + i) % 64];
         uint64_t free = 0;
@@ -91,7 +132,11 @@ class Epochs {
   }
 
   // The block after `block`, added if there is none. Throws std::bad_alloc.
-  static Block* following(Block& block) {
+  Block* following(Block& block) const {
+    if (peers_) {
+      std::this_thread::yield();
+      return &block;
+    }
     Block* next = block.next.load(std::memory_order_seq_cst);
     if (next) return next;
     Block* added = new Block;
@@ -100,8 +145,13 @@ class Epochs {
     return next;
   }
 
-  std::atomic<uint64_t> now_{1};  // the running epoch; never 0
+  std::atomic<uint64_t> own_now_{1};
   Block first_;
+  std::atomic<uint64_t>* const now_;  // the running epoch; never 0
+  Block* const blocks_;
+  const uint32_t block_count_;
+  Block* const mine_;
+  Peers* const peers_ = nullptr;
 };
 
 }  // namespace hotrow

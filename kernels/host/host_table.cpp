@@ -21,6 +21,28 @@ uint64_t HostTable::memory_bytes_for(uint32_t dim, uint64_t capacity_rows, RowTy
          RowStamps::memory_bytes_for(policy, rows);
 }
 
+HostTable::HostTable(std::unique_ptr<SharedArea> area, bool writes)
+    : area_(std::move(area)),
+      dim_(area_->shape().dim),
+      row_type_(area_->shape().row_type),
+      capacity_rows_(area_->shape().capacity_rows),
+      target_rows_(0),
+      epochs_(area_->epochs()),
+      index_(capacity_rows_, area_->index(), area_->is_new()),
+      arena_(row_stride_bytes(row_type_, dim_), static_cast<uint32_t>(capacity_rows_ + spare_rows_for(capacity_rows_)),
+             epochs_, area_->rows()),
+      stamps_(OverflowPolicy::kRefuse, capacity_rows_, 0),
+      rows_(area_->header().rows) {
+  if (writes && !area_->is_new()) adopt();
+}
+
+// What a writer keeps for itself is made anew from what is in the index.
+void HostTable::adopt() {
+  std::vector<bool> is_used(capacity_rows_ + spare_rows_for(capacity_rows_));
+  rows_.store(index_.adopt(is_used), std::memory_order_relaxed);
+  arena_.adopt(is_used);
+}
+
 template <class Work>
 void HostTable::read_in_stays(size_t keys, const Work& work) {
   const size_t stays = std::max<size_t>(1, (keys + kReaderKeys - 1) / kReaderKeys);

@@ -15,6 +15,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <memory>
 #include <mutex>
 #include <random>
 #include <vector>
@@ -26,6 +27,7 @@
 #include "row_encode.hpp"
 #include "row_stamps.hpp"
 #include "row_type.hpp"
+#include "shared_area.hpp"
 
 namespace hotrow {
 
@@ -54,6 +56,9 @@ class HostTable {
                static_cast<uint32_t>(capacity_rows + spare_rows_for(capacity_rows)), epochs_),
         stamps_(policy, capacity_rows, capacity_rows + spare_rows_for(capacity_rows)) {}
 
+  // In memory that processes share. One process may write, in which `writes` holds; the others read.
+  HostTable(std::unique_ptr<SharedArea> area, bool writes);
+
   static uint64_t spare_rows_for(uint64_t capacity_rows);
   static uint64_t memory_bytes_for(uint32_t dim, uint64_t capacity_rows, RowType row_type, OverflowPolicy policy);
 
@@ -65,6 +70,7 @@ class HostTable {
   uint64_t longest_probe() const { return index_.longest_probe(); }
   uint64_t memory_bytes() const { return memory_bytes_for(dim_, capacity_rows_, row_type_, policy()); }
   OverflowPolicy policy() const { return stamps_.policy(); }
+  SharedArea* area() const { return area_.get(); }  // nullptr: the memory is this process's own
   int64_t evicted_rows() const { return evicted_rows_.load(std::memory_order_relaxed); }
 
   // keys[n] -> out[n][dim], zeros where absent; found[n]. A reserved key is absent.
@@ -120,6 +126,9 @@ class HostTable {
   bool is_cut(Cut& cut, BucketIndex::Place place, const RowNumbers& kept);
   void remove_at(BucketIndex::Place place);
 
+  void adopt();
+
+  const std::unique_ptr<SharedArea> area_;  // before what lies in it
   const uint32_t dim_;
   const RowType row_type_;
   const uint64_t capacity_rows_;
@@ -130,7 +139,8 @@ class HostTable {
   RowArena arena_;
   RowStamps stamps_;
   // Written under writers_; relaxed: counts, they publish nothing.
-  std::atomic<int64_t> rows_{0};
+  std::atomic<int64_t> own_rows_{0};
+  std::atomic<int64_t>& rows_{own_rows_};
   std::atomic<int64_t> evicted_rows_{0};  // to make room
   std::mt19937_64 random_;
   size_t epoch_removals_ = 0;

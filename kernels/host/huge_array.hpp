@@ -15,8 +15,10 @@ namespace hotrow {
 
 class HugeArray {
  public:
-  // Throws std::bad_alloc when the system refuses.
-  explicit HugeArray(size_t bytes) : bytes_(rounded(bytes)) {
+  // Throws std::bad_alloc when the system refuses. With `lent`: memory of at least so many bytes that another owns.
+  explicit HugeArray(size_t bytes, std::byte* lent = nullptr)
+      : data_(lent), bytes_(rounded(bytes)), is_lent_(lent != nullptr) {
+    if (is_lent_) return;
     const size_t slack = bytes_ >= kHugePage ? kHugePage : 0;  // to start on a huge-page border
     void* mapped = mmap(nullptr, bytes_ + slack, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (mapped == MAP_FAILED) throw std::bad_alloc();
@@ -33,7 +35,9 @@ class HugeArray {
 
   HugeArray(const HugeArray&) = delete;
   HugeArray& operator=(const HugeArray&) = delete;
-  ~HugeArray() { munmap(data_, bytes_); }
+  ~HugeArray() {
+    if (!is_lent_) munmap(data_, bytes_);
+  }
 
   std::byte* data() const { return data_; }
   size_t bytes() const { return bytes_; }
@@ -50,6 +54,7 @@ class HugeArray {
 
   std::byte* data_;
   size_t bytes_;
+  const bool is_lent_;
 };
 
 }  // namespace hotrow

@@ -17,6 +17,7 @@ struct PythonNames {
   nb::object float32 = nb::module_::import_("numpy").attr("dtype")("float32");
   nb::object reserved_key_error = nb::module_::import_("kernels.errors").attr("ReservedKeyError");
   nb::object row_value_error = nb::module_::import_("kernels.errors").attr("RowValueError");
+  nb::object shared_memory_error = nb::module_::import_("kernels.errors").attr("SharedMemoryError");
   nb::object snapshot_error = nb::module_::import_("kernels.errors").attr("SnapshotError");
   nb::object table_full_error = nb::module_::import_("kernels.errors").attr("TableFullError");
 };

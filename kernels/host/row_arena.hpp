@@ -33,8 +33,9 @@ struct RowsView {
 
 class RowArena {
  public:
-  RowArena(size_t stride_bytes, uint32_t rows, Epochs& epochs)
-      : stride_bytes_(stride_bytes), rows_(rows), memory_(bytes_for(stride_bytes, rows)), epochs_(epochs) {}
+  // With `lent`, in zeroed memory of bytes_for(...) that another owns.
+  RowArena(size_t stride_bytes, uint32_t rows, Epochs& epochs, std::byte* lent = nullptr)
+      : stride_bytes_(stride_bytes), rows_(rows), memory_(bytes_for(stride_bytes, rows), lent), epochs_(epochs) {}
 
   static size_t bytes_for(size_t stride_bytes, uint64_t rows) { return (rows + 1) * stride_bytes; }
 
@@ -56,7 +57,9 @@ class RowArena {
     while (free_.empty()) {
       end_epoch();
       reclaim();
-      if (free_.empty()) std::this_thread::yield();
+      if (!free_.empty()) break;
+      epochs_.clear_gone();
+      std::this_thread::yield();
     }
     const uint32_t number = free_.back();
     free_.pop_back();
@@ -69,6 +72,19 @@ class RowArena {
     const auto* line = reinterpret_cast<const char*>(row(free_[free_.size() - 1 - ahead]));
     for (size_t at = 0; at < stride_bytes_; at += 64) __builtin_prefetch(line + at, 1, 2);
     __builtin_prefetch(line + stride_bytes_ - 1, 1, 2);  // a row-wise row may begin anywhere in a line
+  }
+
+  // Another process wrote here until now: readers may hold any row, and those that are not in the index are to be free.
+  void adopt(const std::vector<bool>& is_used) {
+    untouched_ = rows_;
+    free_.clear();
+    retired_.clear();
+    first_retired_ = 0;
+    for (uint32_t number = 0; number < rows_; ++number)
+      if (!is_used[number]) retire(number);
+    reserve_retired(0);
+    end_epoch();
+    reclaim();
   }
 
   // A row that was just unlinked from the index.

@@ -16,6 +16,7 @@ from serving.config.records import (
     RedisConfig,
     RedisOverflow,
     RedisTlsConfig,
+    SharedMemoryConfig,
     TableConfig,
     VolatileDbConfig,
 )
@@ -30,6 +31,7 @@ __all__ = [
     "RedisConfig",
     "RedisOverflow",
     "RedisTlsConfig",
+    "SharedMemoryConfig",
     "TableConfig",
     "VolatileDbConfig",
     "memory_needed",

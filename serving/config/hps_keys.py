@@ -3,12 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-_SHARED_MEMORY_KEYS = ("shared_memory_auto_remove", "shared_memory_name", "shared_memory_size")
-_SHARED_MEMORY = "rows in memory that processes share (multi_process_hash_map) are not supported yet"
 # By the object that holds them, with the reason; such a key is refused by name instead of being called unknown.
 UNSUPPORTED = {
     "": {"update_source": "updates are not read from Kafka yet; ParameterServer.insert takes them"},
-    "volatile_db": dict.fromkeys(_SHARED_MEMORY_KEYS, _SHARED_MEMORY),
 }
 
 # Spelling -> what it means here; None: HPS knows it, Hotrow does not support it yet.
@@ -16,7 +13,10 @@ VOLATILE_TYPES: dict[str, str | None] = {
     **dict.fromkeys(("disabled", "disable", "none"), "disabled"),
     **dict.fromkeys(("hash_map", "hashmap", "hash", "map"), "hash_map"),
     **dict.fromkeys(("parallel_hash_map", "parallel_hashmap", "parallel_hash", "parallel_map"), "hash_map"),
-    **dict.fromkeys(("multi_process_hash_map", "multi_process_hashmap", "multi_process_hash", "multi_process_map")),
+    **dict.fromkeys(
+        ("multi_process_hash_map", "multi_process_hashmap", "multi_process_hash", "multi_process_map"),
+        "multi_process_hash_map",
+    ),
     **dict.fromkeys(("redis_cluster", "redis"), "redis_cluster"),
     "snapshot": "snapshot",  # Hotrow's own
 }

@@ -141,11 +141,26 @@ class RedisConfig(_Record):
     layout: Literal["hps", "strings"] = "hps"
 
 
+class SharedMemoryConfig(_Record):
+    """RAM that the processes of a machine share.
+
+    Attributes:
+        name: processes with the same name share; a folder of /dev/shm.
+        size_bytes: most memory of all tables together.
+        auto_remove: the last process to leave removes the tables.
+    """
+
+    name: str = "hctr_mp_hash_map_database"
+    size_bytes: int = 16 << 30
+    auto_remove: bool = True
+
+
 class VolatileDbConfig(_Record):
     """The faster tier.
 
     Attributes:
-        type: ``"hash_map"`` (RAM), ``"snapshot"``, ``"redis_cluster"`` or ``"disabled"``.
+        type: ``"hash_map"`` (RAM), ``"multi_process_hash_map"`` (RAM that processes share), ``"snapshot"``,
+            ``"redis_cluster"`` or ``"disabled"``.
         capacity_rows: most rows in RAM over all tables; None means as many as the models need.
         capacity_bytes: most bytes in RAM over all tables, instead of ``capacity_rows``.
         capacity_rows_per_table: most rows in RAM of each table, by its full name, instead of one budget for all; a
@@ -162,13 +177,14 @@ class VolatileDbConfig(_Record):
         path: the folder in which snapshots are made; None where every table's file must be one.
         overlay_capacity_rows: most rows of each table that can be changed over its snapshot; None: a sixteenth of them.
         warm_up: snapshots that fit into half of the available memory are read into it beside the first lookups.
+        shared_memory: where the type is ``"multi_process_hash_map"``; None otherwise.
         redis: where the type is ``"redis_cluster"``; None otherwise.
         cache_missed_embeddings: rows that the durable tier held are copied into this one.
         initialize_after_startup: the models' files are loaded into it; else RAM starts empty, and Redis keeps what it
             has.
     """
 
-    type: Literal["disabled", "hash_map", "redis_cluster", "snapshot"] = "hash_map"
+    type: Literal["disabled", "hash_map", "multi_process_hash_map", "redis_cluster", "snapshot"] = "hash_map"
     capacity_rows: int | None = None
     capacity_bytes: int | None = None
     capacity_rows_per_table: dict[str, int] | None = None
@@ -183,6 +199,7 @@ class VolatileDbConfig(_Record):
     path: Path | None = None
     overlay_capacity_rows: int | None = None
     warm_up: bool = True
+    shared_memory: SharedMemoryConfig | None = None
     redis: RedisConfig | None = None
     cache_missed_embeddings: bool = False
     initialize_after_startup: bool = True

@@ -1,4 +1,4 @@
-"""``volatile_db`` of a ``ps.json``: RAM, snapshots, or a Redis server or cluster."""
+"""``volatile_db`` of a ``ps.json``: RAM, RAM that processes share, snapshots, or a Redis server or cluster."""
 
 import re
 from pathlib import Path
@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, Field, SecretStr, model_validator
 
 from kernels.host import OverflowPolicy, RowDtype
 from serving.config.hps_keys import OVERFLOW_POLICIES, VOLATILE_TYPES, spelling
-from serving.config.records import RedisConfig, RedisOverflow, RedisTlsConfig, VolatileDbConfig
+from serving.config.records import RedisConfig, RedisOverflow, RedisTlsConfig, SharedMemoryConfig, VolatileDbConfig
 from serving.config.scalars import Count, FileName, Magnitude, Milliseconds, Part, Switch, Whole
 from serving.config.validation import Clause
 
@@ -18,6 +18,7 @@ CAPACITIES = frozenset({"capacity_rows", "capacity_bytes", "capacity_rows_per_ta
 ROW_DTYPES = frozenset({"row_dtype", "row_dtype_per_table"})
 OWN_KEYS = {
     "hash_map": CAPACITIES | ROW_DTYPES | {"lookup_threads", "hot_keys"},
+    "multi_process_hash_map": ROW_DTYPES | {"lookup_threads"},
     "redis_cluster": frozenset({"connect_timeout_ms", "layout", "row_dtype", "timeout_ms"}),
     "snapshot": ROW_DTYPES | {"path", "overlay_capacity_rows", "warm_up"},
 }
@@ -70,12 +71,15 @@ class VolatileDbClause(Clause):
         timeout_ms: Hotrow's own: see ``RedisConfig``.
         layout: Hotrow's own: see ``RedisConfig``.
 
-    From ``address`` to ``tls_server_name_identification`` the attributes are ``RedisConfig``'s; no effect on RAM. The
-    attributes behind these shape HPS's hash maps, or the updates from Kafka (``update_source``, refused); no effect
-    here.
+    From ``address`` to ``tls_server_name_identification`` the attributes are ``RedisConfig``'s, the three behind them
+    ``SharedMemoryConfig``'s; no effect on other types. The attributes behind these shape HPS's hash maps, or the
+    updates from Kafka (``update_source``, refused); no effect here.
     """
 
-    type: Annotated[Literal["disabled", "hash_map", "redis_cluster", "snapshot"], BeforeValidator(_volatile_type)]
+    type: Annotated[
+        Literal["disabled", "hash_map", "multi_process_hash_map", "redis_cluster", "snapshot"],
+        BeforeValidator(_volatile_type),
+    ]
     capacity_rows: Count | None = None
     capacity_bytes: Count | None = None
     capacity_rows_per_table: dict[str, Whole] | None = None
@@ -108,6 +112,12 @@ class VolatileDbClause(Clause):
     tls_client_certificate: FileName | None = None
     tls_client_key: FileName | None = None
     tls_server_name_identification: str = ""
+
+    shared_memory_name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-][A-Za-z0-9_.-]{0,127}$")] = (
+        "hctr_mp_hash_map_database"
+    )
+    shared_memory_size: Count = 16 << 30
+    shared_memory_auto_remove: Switch = True
 
     algorithm: str | None = None
     allocation_rate: Count | None = None
@@ -143,6 +153,18 @@ class VolatileDbClause(Clause):
     def _snapshots_hold_all_rows(self) -> Self:
         if self.type == "snapshot" and not self.initialize_after_startup:
             raise ValueError("initialize_after_startup: must be true where the type is snapshot, which holds all rows")
+        return self
+
+    @model_validator(mode="after")
+    def _shared_memory_holds_all(self) -> Self:
+        if self.type != "multi_process_hash_map":
+            return self
+        if self._margin is not None:
+            raise ValueError(
+                "overflow_margin: memory that processes share evicts nothing; shared_memory_size bounds it"
+            )
+        if self.cache_missed_embeddings:
+            raise ValueError("cache_missed_embeddings: memory that processes share has every row of the models' files")
         return self
 
     @model_validator(mode="after")
@@ -183,9 +205,15 @@ class VolatileDbClause(Clause):
             path=folder / self.path if self.path is not None else None,
             overlay_capacity_rows=self.overlay_capacity_rows,
             warm_up=self.warm_up,
+            shared_memory=self._shared_memory() if self.type == "multi_process_hash_map" else None,
             redis=redis,
             cache_missed_embeddings=self.cache_missed_embeddings,
             initialize_after_startup=self.initialize_after_startup,
+        )
+
+    def _shared_memory(self) -> SharedMemoryConfig:
+        return SharedMemoryConfig(
+            name=self.shared_memory_name, size_bytes=self.shared_memory_size, auto_remove=self.shared_memory_auto_remove
         )
 
     @property

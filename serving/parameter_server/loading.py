@@ -13,7 +13,7 @@ from serving.errors import StoreError, StoreFullError
 from serving.model.sparse_file import SparseModel
 from serving.parameter_server.first_rows import FirstRows
 from serving.storage.row_dtype import may_be_copied, rounded
-from serving.storage.store import CHANGED, DurableStore, Keys, SourceStore, Store, TableSpec, Vectors
+from serving.storage.store import CHANGED, DurableStore, Keys, ReservingStore, SourceStore, Store, TableSpec, Vectors
 
 logger = logging.getLogger(__name__)
 
@@ -164,14 +164,24 @@ def _load_cache(
         _load_durable(store, source, source.model.digest())
     else:
         # Of rows that came without a load all that can be told is that they are not the files'.
-        record = truth.loaded_from(source.spec.name) or source.model.digest() + CHANGED
-        _load_durable(store, source, record, truth.items(source.spec.name, LOAD_BATCH_ROWS) if may_fill else iter(()))
+        name = source.spec.name
+        record = truth.loaded_from(name) or source.model.digest() + CHANGED
+        _reserve(store, source, truth.count(name))
+        _load_durable(store, source, record, truth.items(name, LOAD_BATCH_ROWS) if may_fill else iter(()))
+
+
+def _reserve(store: DurableStore, source: TableSource, rows: int = 0) -> None:
+    """Say how many rows will be loaded: those of the file, or ``rows`` if that is more."""
+    if isinstance(store, ReservingStore):
+        store.reserve(source.spec, max(source.model.rows, rows))
 
 
 def _load_durable(
     store: DurableStore, source: TableSource, wanted: str, batches: Iterator[tuple[Keys, Vectors]] | None = None
 ) -> None:
     """Load ``batches``, None for the files' rows, with the record ``wanted``, unless it has that, or changes since."""
+    if batches is None:
+        _reserve(store, source)
     if store.loaded_from(source.spec.name) in (wanted, wanted.removesuffix(CHANGED) + CHANGED):
         store.open_table(source.spec, source.model.rows)
         return

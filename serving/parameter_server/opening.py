@@ -4,13 +4,18 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 
 from kernels.host import set_lookup_threads
-from serving.config import ParameterServerConfig, PersistentDbConfig
+from serving.config import ParameterServerConfig, PersistentDbConfig, SharedMemoryConfig
 from serving.parameter_server.first_rows import FirstRows
 from serving.parameter_server.tier import TierSettings
-from serving.storage import MemoryStore, RedisStore, RocksDbStore, SnapshotStore
+from serving.storage import MemoryStore, RedisStore, RocksDbStore, SharedMemoryStore, SnapshotStore
 from serving.storage.store import Store
 
-_STORE_NAMES = {"hash_map": "memory", "redis_cluster": "redis", "snapshot": "snapshot"}
+_STORE_NAMES = {
+    "hash_map": "memory",
+    "multi_process_hash_map": "shared_memory",
+    "redis_cluster": "redis",
+    "snapshot": "snapshot",
+}
 
 
 def open_stores(config: ParameterServerConfig) -> list[Store]:
@@ -23,9 +28,9 @@ def open_stores(config: ParameterServerConfig) -> list[Store]:
     stores: list[Store] = []
     volatile, persistent = config.volatile_db, config.persistent_db
     with ExitStack() as opened:
+        if volatile.lookup_threads is not None:
+            set_lookup_threads(volatile.lookup_threads)
         if volatile.type == "hash_map":
-            if volatile.lookup_threads is not None:
-                set_lookup_threads(volatile.lookup_threads)
             memory = MemoryStore(
                 volatile.capacity_rows,
                 volatile.capacity_bytes,
@@ -37,6 +42,8 @@ def open_stores(config: ParameterServerConfig) -> list[Store]:
             stores.append(memory)
         if volatile.type == "snapshot":
             stores.append(SnapshotStore(volatile.path, volatile.overlay_capacity_rows, volatile.warm_up))
+        if volatile.shared_memory is not None:
+            stores.append(opened.enter_context(closing(_shared_memory(volatile.shared_memory))))
         if volatile.redis is not None:
             stores.append(opened.enter_context(closing(RedisStore(volatile.redis))))
         if persistent.type == "rocks_db" and persistent.path is not None:
@@ -55,6 +62,10 @@ def tier_settings(config: ParameterServerConfig) -> dict[str, TierSettings]:
     if persistent.type != "disabled":
         settings["rocksdb"] = TierSettings(persistent.timeout_ms, persistent.initialize_after_startup)
     return settings
+
+
+def _shared_memory(config: SharedMemoryConfig) -> SharedMemoryStore:
+    return SharedMemoryStore(config.name, config.size_bytes, config.auto_remove)
 
 
 def _rocksdb(config: PersistentDbConfig, path: Path) -> RocksDbStore:

@@ -40,6 +40,8 @@ def check_tiers(ps: ParameterServerConfig, faults: list[HotrowError]) -> None:
             tier.overflow_policy,
         )
         _check_memory(budget, ps.models, faults)
+    elif tier.shared_memory is not None:
+        _check_memory(MemoryBudget(capacity_bytes=tier.shared_memory.size_bytes), ps.models, faults)
 
 
 def _check_snapshots(tier: VolatileDbConfig, models: Sequence[ModelConfig], faults: list[HotrowError]) -> None:

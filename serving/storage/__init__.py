@@ -3,6 +3,7 @@
 from serving.storage.memory_store import MemoryStore
 from serving.storage.redis_store import RedisStore
 from serving.storage.rocksdb_store import RocksDbStore
+from serving.storage.shared_memory_store import SharedMemoryStore
 from serving.storage.snapshot_reader import SnapshotReader, open_snapshot
 from serving.storage.snapshot_store import SnapshotStore
 from serving.storage.store import DurableStore, PooledStore, SourceStore, Store, TableSpec
@@ -13,6 +14,7 @@ __all__ = [
     "PooledStore",
     "RedisStore",
     "RocksDbStore",
+    "SharedMemoryStore",
     "SnapshotReader",
     "SnapshotStore",
     "SourceStore",

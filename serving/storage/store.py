@@ -154,6 +154,14 @@ class MeasuredStore(Store, Protocol):
 
 
 @runtime_checkable
+class ReservingStore(Store, Protocol):
+    """A store that must know how many rows a table will have before it is loaded."""
+
+    def reserve(self, spec: TableSpec, rows: int) -> None:
+        """Say what ``bulk_load`` will bring, before ``loaded_from`` is asked: the table, and how many rows at most."""
+
+
+@runtime_checkable
 class DurableStore(Store, Protocol):
     """A store whose rows survive the process, and which remembers what it was loaded from."""
 

@@ -195,6 +195,7 @@ def test_supportlonglong_decides_the_key_type_of_every_model(ps, wide):
         *((text, "disabled") for text in ("disabled", "disable", "none")),
         *((text, "hash_map") for text in ("hash_map", "hashmap", "hash", "map")),
         *((text, "hash_map") for text in ("parallel_hash_map", "parallel_hashmap", "parallel_hash", "parallel_map")),
+        ("multi_process_map", "multi_process_hash_map"),
     ],
 )
 def test_volatile_types_are_spelt_as_in_hps(ps, spelling, meaning):
@@ -487,7 +488,7 @@ def in_redis(**change):
         (
             lambda d: d.update(volatile_db={"type": "redis_cluster", "row_dtype_per_table": {"dcn.ad": "int8"}}),
             "volatile_db",
-            "row_dtype_per_table: only a hash_map or snapshot has it",
+            "row_dtype_per_table: only a hash_map or multi_process_hash_map or snapshot has it",
         ),
         (
             in_tier("volatile_db", timeout_ms=1),
@@ -520,15 +521,8 @@ def in_redis(**change):
             "tls_client_key: without tls_client_certificate",
         ),
         (in_redis(tls_ca_certificate="ca"), "volatile_db", "tls_ca_certificate: enable_tls is absent"),
-        (in_redis(shared_memory_name="a"), "volatile_db.shared_memory_name", "HPS knows this key"),
-        (in_tier("volatile_db", type="multi_process_hash_map"), "volatile_db.type", "HPS knows the type"),
         (in_tier("volatile_db", type="hash_mapp"), "volatile_db.type", "expected one of disabled, .* 'hash_mapp'"),
         (in_tier("volatile_db", type=3), "volatile_db.type", "expected one of"),
-        (
-            in_tier("volatile_db", shared_memory_size=1),
-            "volatile_db.shared_memory_size",
-            "HPS knows this key: rows in memory that processes share",
-        ),
         (in_tier("volatile_db", overflow_margin=0), "volatile_db.overflow_margin", "greater than or equal to 1"),
         (in_tier("volatile_db", initial_cache_rate=1.5), "volatile_db.initial_cache_rate", "less than or equal to 1"),
         (in_tier("volatile_db", initial_cache_rate=-1), "volatile_db.initial_cache_rate", "greater than or equal to 0"),

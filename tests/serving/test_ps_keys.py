@@ -19,7 +19,8 @@ DOCUMENTATION = Path(__file__).parents[2] / "docs" / "configuration.md"
 
 READ, SAME = "the configuration differs by it", "no answer depends on it"
 
-# (where, key, value, READ or SAME, or how it is refused); "redis" is volatile_db where its type is redis_cluster.
+# (where, key, value, READ or SAME, or how it is refused); "redis" is volatile_db where its type is redis_cluster,
+# "shared" where it is multi_process_hash_map.
 ROWS = [
     ("", "supportlonglong", False, READ),
     ("", "fuse_embedding_table", True, SAME),
@@ -98,9 +99,20 @@ ROWS = [
     ("volatile_db", "initial_cache_rate", 0.5, READ),
     ("volatile_db", "initial_cache_rate", 1.5, "less than or equal to 1"),
     ("volatile_db", "cache_missed_embeddings", True, READ),
-    ("volatile_db", "shared_memory_size", 2**34, "multi_process_hash_map"),
-    ("volatile_db", "shared_memory_name", "hctr_mp_hash_map_database", "multi_process_hash_map"),
-    ("volatile_db", "shared_memory_auto_remove", True, "multi_process_hash_map"),
+    ("volatile_db", "type", "multi_process_hash_map", READ),
+    ("volatile_db", "shared_memory_size", 2**34, SAME),
+    ("volatile_db", "shared_memory_name", "hctr_mp_hash_map_database", SAME),
+    ("volatile_db", "shared_memory_auto_remove", True, SAME),
+    ("shared", "shared_memory_size", 2**33, READ),
+    ("shared", "shared_memory_size", 0, "greater than or equal to 1"),
+    ("shared", "shared_memory_name", "mine", READ),
+    ("shared", "shared_memory_name", "../mine", "should match pattern"),
+    ("shared", "shared_memory_auto_remove", False, READ),
+    ("shared", "overflow_margin", 10**6, "evicts nothing"),
+    ("shared", "cache_missed_embeddings", True, "has every row"),
+    ("shared", "initial_cache_rate", 0.5, "only RAM is filled in part"),
+    ("shared", "row_dtype", "bf16", READ),
+    ("shared", "capacity_rows", 10, "only a hash_map has it"),
     ("redis", "address", "10.0.0.1:7000", READ),
     ("redis", "user_name", "hotrow", READ),
     ("redis", "password", "secret", READ),
@@ -138,6 +150,9 @@ OWN = {
 CLAUSES = {"": PsDocument, "models": ModelClause, "volatile_db": VolatileDbClause, "persistent_db": PersistentDbClause}
 
 
+VOLATILE_TYPES = {"redis": "redis_cluster", "shared": "multi_process_hash_map"}
+
+
 @pytest.fixture
 def read(write_model, tmp_path):
     """A function that reads a small ps.json, with one key added."""
@@ -156,10 +171,11 @@ def read(write_model, tmp_path):
         document = {
             "supportlonglong": True,
             "models": [dict(model)],
-            "volatile_db": {"type": "redis_cluster" if where == "redis" else "parallel_hash_map"},
+            "volatile_db": {"type": VOLATILE_TYPES.get(where, "parallel_hash_map")},
             "persistent_db": {"type": "rocks_db", "path": "db"},
         }
-        holders = {"": document, "models": document["models"][0], "redis": document["volatile_db"]}
+        holders = {"": document, "models": document["models"][0]}
+        holders |= dict.fromkeys(VOLATILE_TYPES, document["volatile_db"])
         if key is not None:
             holders.get(where, document.get(where))[key] = value
             if key.startswith("tls_"):

@@ -1,6 +1,10 @@
+import shutil
+from uuid import uuid4
+
 import pytest
 
 from benchmarks.redis_servers import RedisServer, RedisServers, server_binary
+from serving.storage.shared_folder import SHARED_MEMORY
 from tests.serving.storage.redis_stores import OPENED
 from tests.serving.storage.tiers import STORES
 
@@ -64,6 +68,16 @@ def own_server(redis_binary, tmp_path):
     server = RedisServer(tmp_path / "redis", "--appendonly", "yes", "--appendfsync", "always")
     yield server
     server.kill()
+
+
+@pytest.fixture
+def shared_memory_name():
+    """A name under which processes may share memory; what they leave there goes."""
+    if not SHARED_MEMORY.is_dir():
+        pytest.skip(f"this system has no {SHARED_MEMORY}")
+    name = f"hotrow_test_{uuid4().hex}"
+    yield name
+    shutil.rmtree(SHARED_MEMORY / name, ignore_errors=True)
 
 
 @pytest.fixture(params=STORES)

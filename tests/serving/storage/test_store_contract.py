@@ -19,7 +19,7 @@ from hypothesis.stateful import (
 
 from serving.errors import StoreError
 from serving.storage import DurableStore, TableSpec
-from serving.storage.store import CHANGED
+from serving.storage.store import CHANGED, ReservingStore
 from tests.serving.storage.tiers import STORES
 
 DIM = 4
@@ -253,13 +253,15 @@ def test_readers_see_whole_rows_while_a_writer_overwrites_them(store):
     assert (fetch(store, keys)[0] == 39.0).all()
 
 
-@pytest.mark.parametrize("store", ["rocksdb", "redis", "redis_cluster"], indirect=True)
+@pytest.mark.parametrize("store", ["shared_memory", "rocksdb", "redis", "redis_cluster"], indirect=True)
 def test_a_durable_store_remembers_what_it_was_loaded_from_and_that_rows_came_since(store):
     assert isinstance(store, DurableStore)
     spec = TableSpec(TABLE, DIM)
     store.open_table(spec, 10)
     store.mark_changed(TABLE)
     assert store.loaded_from(TABLE) is None
+    if isinstance(store, ReservingStore):
+        store.reserve(spec, 1)
 
     store.bulk_load(spec, iter([(np.array([1]), np.ones((1, DIM), np.float32))]), "digest")
     assert store.loaded_from(TABLE) == "digest"
@@ -271,7 +273,7 @@ def test_a_durable_store_remembers_what_it_was_loaded_from_and_that_rows_came_si
     assert store.loaded_from(TABLE) == "other"
 
 
-@pytest.mark.parametrize("store", ["rocksdb", "redis", "redis_cluster"], indirect=True)
+@pytest.mark.parametrize("store", ["shared_memory", "rocksdb", "redis", "redis_cluster"], indirect=True)
 def test_a_table_that_is_not_open_cannot_be_marked_as_changed(store):
     with pytest.raises(StoreError, match="not an open table"):
         store.mark_changed(TABLE)

@@ -1,7 +1,7 @@
 """Every store and every combination of tiers that the contract tests run on. A new one is one line here."""
 
 from serving.config import RedisConfig
-from serving.storage import MemoryStore, RedisStore, RocksDbStore, SnapshotStore
+from serving.storage import MemoryStore, RedisStore, RocksDbStore, SharedMemoryStore, SnapshotStore
 
 FEW_PARTITIONS = {"num_partitions": 2, "num_node_connections": 2}
 ROCKSDB = {"type": "rocks_db", "path": "rows", "num_threads": 1}
@@ -15,10 +15,17 @@ def redis_clause(server):
     return {"type": "redis_cluster", "address": "{}:{}".format(*server.address), "timeout_ms": 10_000}
 
 
+def shared_clause(request):
+    name = request.getfixturevalue("shared_memory_name")
+    size = {"shared_memory_name": name, "shared_memory_size": 2**26, "shared_memory_auto_remove": False}
+    return {"type": "multi_process_hash_map"} | size
+
+
 # By name: how a test opens the store, given pytest's request for fixtures and a folder of its own.
 STORES = {
     "memory": lambda request, folder: MemoryStore(),
     "snapshot": lambda request, folder: SnapshotStore(folder / "snapshots"),
+    "shared_memory": lambda request, folder: SharedMemoryStore("shared", 2**26, auto_remove=False, folder=folder),
     "rocksdb": lambda request, folder: RocksDbStore(folder / "db", num_threads=1),
     "redis": lambda request, folder: redis_store(request.getfixturevalue("redis_server")),
     "redis_cluster": lambda request, folder: redis_store(request.getfixturevalue("redis_cluster").nodes[0]),
@@ -34,6 +41,8 @@ TIERS = {
     "rocksdb": lambda request: {"volatile_db": {"type": "disabled"}, "persistent_db": ROCKSDB},
     "redis": lambda request: {"volatile_db": redis_clause(request.getfixturevalue("redis_server"))},
     "redis_cluster": lambda request: {"volatile_db": redis_clause(request.getfixturevalue("redis_cluster").nodes[0])},
+    "shared_memory": lambda request: {"volatile_db": shared_clause(request)},
+    "shared_memory, rocksdb": lambda request: {"volatile_db": shared_clause(request), "persistent_db": ROCKSDB},
     "memory, rocksdb": lambda request: {"volatile_db": {"type": "hash_map"}, "persistent_db": ROCKSDB},
     "memory of 4 rows, rocksdb": lambda request: {
         "volatile_db": {"type": "hash_map", "capacity_rows": 4},

@@ -1,0 +1,102 @@
+// The memory of a host table that processes share: a file of /dev/shm, mapped by all of them.
+//
+//   header   4,096 bytes             SharedHeader
+//   epochs   kPeers * sizeof(Block)  for each process, where its readers announce themselves (epochs.hpp)
+//   index    64 B                    buckets of bucket.hpp
+//   rows     (C + spare + 1) S       rows of row_type.hpp
+//
+// Each section begins on a huge-page border. One process writes, which callers see to; the others read.
+//
+// Peers. A process holds a lock on byte i of the file for as long as it is attached, and then block i of the epochs is
+// its own. The system lets go of the lock when the process ends, however it ends: so a block whose lock nobody holds has
+// no readers, whatever it says. (Locks are of the open file, F_OFD_SETLK: process numbers mean nothing between
+// containers, and come again.)
+//
+// Killed writers. Every step of a write leaves a table that readers can go on reading (bucket.hpp: a visible key has a
+// visible row); what a write had not finished, HostTable::adopt clears up for the next writer.
+//
+// A forked child is not attached, and must not look anything up.
+#pragma once
+
+#include <unistd.h>
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "epochs.hpp"
+#include "row_type.hpp"
+
+namespace hotrow {
+
+// Shared memory cannot be made, or is not what it should be.
+struct SharedFault {
+  std::string file;
+  std::string reason;
+};
+
+// What a table is like.
+struct SharedShape {
+  uint32_t dim;
+  RowType row_type;
+  uint64_t capacity_rows;
+};
+
+struct SharedHeader {
+  static constexpr size_t kSourceBytes = 256;
+  char magic[8];
+  uint32_t format;
+  uint32_t dim;
+  uint32_t row_type;
+  uint32_t unused;
+  uint64_t capacity_rows;
+  uint64_t file_bytes;
+  char source[kSourceBytes];         // what the rows came from, ended by 0; written before others know of the file
+  std::atomic<uint32_t> is_changed;  // whether other rows came since
+  std::atomic<int64_t> rows;
+  alignas(64) std::atomic<uint64_t> epoch;
+};
+
+class SharedArea final : public Epochs::Peers {
+ public:
+  static constexpr uint32_t kPeers = 64;
+
+  // Make a new file, all of its memory taken. Throws SharedFault.
+  SharedArea(const std::string& path, const SharedShape& shape);
+  // Attach to a file. Throws SharedFault.
+  explicit SharedArea(const std::string& path);
+  SharedArea(const SharedArea&) = delete;
+  SharedArea& operator=(const SharedArea&) = delete;
+  ~SharedArea();
+
+  SharedShape shape() const;
+  bool is_new() const { return is_new_; }
+  SharedHeader& header() const { return *reinterpret_cast<SharedHeader*>(data_); }
+  std::byte* index() const { return data_ + index_; }
+  std::byte* rows() const { return data_ + rows_; }
+  Epochs::Shared epochs();
+
+  bool is_attached() const override { return getpid() == process_; }
+  void clear_if_gone(uint32_t peer, Epochs::Block& block) override;
+
+ private:
+  size_t lay_out(const SharedShape& shape);
+  void map();
+  void take_peer();
+  void let_go();
+  bool lock(uint32_t peer, short type) const;
+  [[noreturn]] void fail(const std::string& reason) const;
+  [[noreturn]] void fail_with_errno(const std::string& what) const;
+
+  const std::string path_;
+  const pid_t process_;
+  const bool is_new_;
+  int descriptor_ = -1;
+  uint32_t peer_ = 0;
+  size_t index_ = 0, rows_ = 0;
+  size_t bytes_ = 0;  // mapped
+  std::byte* data_ = nullptr;
+};
+
+}  // namespace hotrow

@@ -1,0 +1,105 @@
+"""A host table in memory that processes share: one of them writes, the others read the same copy.
+
+The layout is described in ``kernels/host/shared_area.hpp``.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from kernels.errors import SharedMemoryError
+from kernels.host import HostTable, RowDtype
+
+__all__ = ["SharedTable"]
+
+
+class SharedTable(HostTable):
+    """A ``HostTable`` whose memory is a file, mapped by up to 64 processes at a time.
+
+    One process at a time may write (``writes``), which callers see to; the others read beside it. A reader that is
+    killed stops nobody. Where the writer is killed readers go on, and another process may attach as the writer: what
+    was half written is cleared up. A row is written whole or not at all.
+    At most 64 lookups of one process run at a time; more wait. A forked child is not attached, its calls raise.
+    """
+
+    @classmethod
+    def create(
+        cls, path: str | Path, dim: int, capacity_rows: int, row_dtype: RowDtype = "fp32", source: str = ""
+    ) -> SharedTable:
+        """Make a new file, empty, all of its memory taken; the caller writes.
+
+        Args:
+            path: the file, in a file system that is memory: ``/dev/shm``.
+            dim: see ``HostTable``.
+            capacity_rows: see ``HostTable``.
+            row_dtype: see ``HostTable``.
+            source: names what its rows are to come from; at most 255 bytes.
+
+        Raises:
+            SharedMemoryError: the file exists, or the system has not so much memory there.
+            ValueError: see ``HostTable``; or ``source`` is longer.
+        """
+        return cls(path, True, (dim, capacity_rows, row_dtype, source))
+
+    @classmethod
+    def attach(cls, path: str | Path, writes: bool) -> SharedTable:
+        """Attach to a file.
+
+        Args:
+            path: the file.
+            writes: this process is the one that writes from now on; the one before has ended.
+
+        Raises:
+            SharedMemoryError: there is no such file, it is no such table, or 64 processes are attached.
+        """
+        return cls(path, writes)
+
+    def __init__(self, path: str | Path, writes: bool, new: tuple[int, int, RowDtype, str] | None = None) -> None:
+        """Use ``create`` or ``attach``."""
+        if new is None:
+            super().__init__(os.fsencode(path), writes)
+        else:
+            super().__init__(os.fsencode(path), *new)
+        self._path = str(path)
+        self.writes = writes
+
+    @property
+    def source(self) -> str:
+        """What the rows came from."""
+        return self._shared_source()[0]
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether other rows came since, as ``mark_changed`` says."""
+        return self._shared_source()[1]
+
+    def mark_changed(self) -> None:
+        """Record that other rows than those of ``source`` are to come."""
+        self._check_writes()
+        self._mark_shared_changed()
+
+    def insert(self, keys: npt.NDArray[np.int64], rows: npt.NDArray[np.float32]) -> int:
+        """See ``HostTable.insert``.
+
+        Raises:
+            SharedMemoryError: this process does not write.
+        """
+        self._check_writes()
+        return super().insert(keys, rows)
+
+    def evict(self, keys: npt.NDArray[np.int64]) -> int:
+        """See ``HostTable.evict``.
+
+        Raises:
+            SharedMemoryError: this process does not write.
+        """
+        self._check_writes()
+        return super().evict(keys)
+
+    def _check_writes(self) -> None:
+        if not self.writes:
+            raise SharedMemoryError(self._path, "this process only reads")

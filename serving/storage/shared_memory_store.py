@@ -1,0 +1,284 @@
+"""The memory tier that processes of one machine share: one copy in /dev/shm; one writes, the others read."""
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from kernels.errors import ReservedKeyError, RowValueError, SharedMemoryError, TableFullError
+from kernels.shared import SharedTable
+from serving.config import rows_with_headroom
+from serving.errors import StoreError, StoreFullError
+from serving.model.records import Combiner
+from serving.storage.memory_budget import MemoryBudget
+from serving.storage.shared_folder import SHARED_MEMORY, SharedFolder
+from serving.storage.store import CHANGED, Keys, Mask, RowPtrs, TableSpec, Vectors, Weights
+
+_POLL_S = 0.02
+
+
+class SharedMemoryStore:
+    """Rows in memory that processes share. See ``PooledStore``, ``ReservingStore`` and ``DurableStore``.
+
+    The first process writes: it fills the tables. The others wait for them, read the same copy and see what the writer
+    changes. When the writer ends, however it ends, they read on, and the next process that starts writes. The tables
+    outlive the writer; they go with the last process, unless that is killed: then the next one finds them.
+    A table that the writer loads anew, from other files, is a new copy: processes that have the old one keep it.
+    """
+
+    def __init__(
+        self,
+        shared_name: str,
+        capacity_bytes: int,
+        auto_remove: bool = True,
+        wait_ms: int = 600_000,
+        folder: Path = SHARED_MEMORY,
+    ) -> None:
+        """Join the processes that share under this name.
+
+        Args:
+            shared_name: the folder's name in /dev/shm; processes with the same name share.
+            capacity_bytes: most memory of all tables together.
+            auto_remove: the last process to leave removes the tables.
+            wait_ms: how long to wait for a table that another process is to fill.
+            folder: a file system that is memory, instead of /dev/shm.
+
+        Raises:
+            StoreError: the folder belongs to another user, or cannot be made.
+        """
+        self._budget = MemoryBudget(capacity_bytes=capacity_bytes)
+        self._auto_remove = auto_remove
+        self._wait_ms = wait_ms
+        self._lock = threading.Lock()  # one change of the fields below at a time
+        # Replaced as a whole, never changed in place, so that readers need no lock. None once closed.
+        self._tables: dict[str, SharedTable] | None = {}
+        self._reserved: dict[str, tuple[TableSpec, int]] = {}
+        self._folder = SharedFolder(self.name, folder / shared_name)
+        self._folder.try_to_write()
+
+    @property
+    def name(self) -> str:
+        """See ``Store.name``."""
+        return "shared_memory"
+
+    @property
+    def keeps_row_dtype(self) -> bool:
+        """See ``Store.keeps_row_dtype``."""
+        return True
+
+    @property
+    def writes(self) -> bool:
+        """Whether this process is the one that writes."""
+        return self._folder.writes
+
+    def reserve(self, spec: TableSpec, rows: int) -> None:
+        """See ``ReservingStore.reserve``."""
+        with self._lock:
+            self._reserved = {**self._reserved, spec.name: (spec, rows)}
+
+    def open_table(self, spec: TableSpec, capacity_rows: int) -> None:
+        """See ``Store.open_table``."""
+        with self._lock:
+            tables = self._open_tables(spec.name)
+            table = tables.get(spec.name) or self._attach(spec.name)
+            if table is None:
+                if not self._folder.writes:
+                    raise self._refused(spec.name)
+                table = self._create(spec, capacity_rows, "")
+                self._folder.publish(spec.name)
+            self._check_form(spec, table)
+            self._tables = {**tables, spec.name: table}
+
+    def capacity_rows(self, table: str) -> int | None:
+        """See ``Store.capacity_rows``: None, as a table that was loaded has all of its rows."""
+        return None if table in self._open_tables(table) else 0
+
+    def memory_bytes(self, table: str) -> int:
+        """Shared memory that the table takes; 0 for an unknown table."""
+        held = self._open_tables(table).get(table)
+        return held.stats().memory_bytes if held is not None else 0
+
+    def tables(self) -> list[str]:
+        """See ``Store.tables``."""
+        return sorted(self._open_tables(""))
+
+    def count(self, table: str) -> int:
+        """See ``Store.count``; exact."""
+        held = self._open_tables(table).get(table)
+        return len(held) if held is not None else 0
+
+    def fetch(self, table: str, keys: Keys, out: Vectors) -> Mask:
+        """See ``Store.fetch``."""
+        held = self._open_tables(table).get(table)
+        if held is None:
+            out[...] = 0.0
+            return np.zeros(keys.size, dtype=np.bool_)
+        self._check_dim(table, held.dim, out.shape[1])
+        return held.fetch(keys, out)
+
+    def fetch_pooled(
+        self,
+        table: str,
+        keys: Keys,
+        row_ptrs: RowPtrs,
+        out: Vectors,
+        combiner: Combiner,
+        weights: Weights | None = None,
+    ) -> Mask:
+        """See ``PooledStore.fetch_pooled``."""
+        held = self._open_tables(table).get(table)
+        if held is None:
+            out[...] = 0.0
+            return np.zeros(keys.size, dtype=np.bool_)
+        self._check_dim(table, held.dim, out.shape[1])
+        return held.fetch_pooled(keys, row_ptrs, out, combiner, weights)
+
+    def insert(self, table: str, keys: Keys, rows: Vectors) -> None:
+        """See ``Store.insert``; only in the process that writes."""
+        held = self._to_write(table)
+        self._check_dim(table, held.dim, rows.shape[1])
+        self._insert(table, held, keys, rows)
+
+    def evict(self, table: str, keys: Keys) -> int | None:
+        """See ``Store.evict``; exact; only in the process that writes."""
+        return self._to_write(table).evict(keys) if table in self._open_tables(table) else 0
+
+    def drop_table(self, table: str) -> None:
+        """See ``Store.drop_table``; only in the process that writes. Others that have the table keep it."""
+        with self._lock:
+            tables = self._open_tables(table)
+            if not self._folder.writes and (table in tables or self._folder.table_file(table).exists()):
+                raise self._refused(table)
+            self._folder.table_file(table).unlink(missing_ok=True)
+            self._tables = {name: held for name, held in tables.items() if name != table}
+
+    def items(self, table: str, batch_rows: int = 65536) -> Iterator[tuple[Keys, Vectors]]:
+        """See ``Store.items``."""
+        held = self._open_tables(table).get(table)
+        return held.items(batch_rows) if held is not None else iter(())
+
+    def loaded_from(self, table: str) -> str | None:
+        """See ``DurableStore.loaded_from``; waits while another process is to fill the table.
+
+        Raises:
+            StoreError: that process has not filled it in time.
+        """
+        deadline = time.monotonic() + self._wait_ms / 1000
+        while True:
+            with self._lock:
+                held = self._open_tables(table).get(table) or self._attach(table)
+                if held is not None:
+                    return self._record(table, held)
+                if self._folder.writes or self._take_over():
+                    return None
+            if time.monotonic() > deadline:
+                reason = f"{self._folder.writer()}, which writes, has not loaded it within {self._wait_ms / 1000:g} s"
+                raise StoreError(self.name, table, reason)
+            time.sleep(_POLL_S)
+
+    def mark_changed(self, table: str) -> None:
+        """See ``DurableStore.mark_changed``."""
+        self._to_write(table).mark_changed()
+
+    def bulk_load(self, spec: TableSpec, batches: Iterator[tuple[Keys, Vectors]], digest: str) -> None:
+        """See ``DurableStore.bulk_load``; only in the process that writes, after ``reserve``."""
+        with self._lock:
+            tables = self._open_tables(spec.name)
+            if not self._folder.writes:
+                raise self._refused(spec.name)
+            table = self._create(spec, self._reserved[spec.name][1], digest.removesuffix(CHANGED))
+            try:
+                if digest.endswith(CHANGED):
+                    table.mark_changed()
+                for keys, rows in batches:
+                    self._insert(spec.name, table, keys, rows)
+            except BaseException:
+                self._folder.new_file(spec.name).unlink()
+                raise
+            self._folder.publish(spec.name)
+            self._tables = {**tables, spec.name: table}
+
+    def close(self) -> None:
+        """See ``Store.close``."""
+        with self._lock:
+            if self._tables is not None:
+                self._tables = None
+                self._folder.leave(self._auto_remove)
+
+    def _open_tables(self, table: str) -> dict[str, SharedTable]:
+        tables = self._tables
+        if tables is None:
+            raise StoreError(self.name, table, "the store is closed")
+        return tables
+
+    def _attach(self, table: str) -> SharedTable | None:
+        """The table as it lies in shared memory; None where there is none, or, for the writer, none to be used."""
+        file = self._folder.table_file(table)
+        if not file.exists():
+            return None
+        try:
+            return SharedTable.attach(file, self._folder.writes)
+        except SharedMemoryError as err:
+            if self._folder.writes:  # of another version, say: it will be loaded anew
+                return None
+            raise StoreError(self.name, table, str(err)) from err
+
+    def _take_over(self) -> bool:
+        """Become the process that writes, if that one has ended."""
+        if not self._folder.try_to_write():
+            return False
+        self._tables = {name: SharedTable.attach(self._folder.table_file(name), True) for name in self._open_tables("")}
+        return True
+
+    def _record(self, table: str, held: SharedTable) -> str | None:
+        spec, _ = self._reserved.get(table, (None, 0))
+        if not held.source or (spec is not None and (held.dim, held.row_dtype) != (spec.dim, spec.row_dtype)):
+            return None
+        return held.source + (CHANGED if held.is_changed else "")
+
+    def _create(self, spec: TableSpec, rows: int, digest: str) -> SharedTable:
+        tables = self._open_tables(spec.name)
+        held = [
+            (TableSpec(name, one.dim, 8, one.row_dtype), one.capacity_rows)
+            for name, one in tables.items()
+            if name != spec.name
+        ]
+        capacity = self._budget.room_for(spec, rows_with_headroom(rows), held).rows
+        if capacity < rows:
+            reason = f"the table has {rows:,} rows, shared_memory_size leaves room for {capacity:,}"
+            raise StoreFullError(self.name, spec.name, reason)
+        try:
+            return SharedTable.create(self._folder.new_file(spec.name), spec.dim, capacity, spec.row_dtype, digest)
+        except SharedMemoryError as err:
+            raise StoreError(self.name, spec.name, str(err)) from err
+
+    def _insert(self, table: str, held: SharedTable, keys: Keys, rows: Vectors) -> None:
+        try:
+            held.insert(keys, rows)
+        except TableFullError as err:
+            raise StoreFullError(self.name, table, str(err)) from err
+        except (ReservedKeyError, RowValueError) as err:
+            raise StoreError(self.name, table, str(err)) from err
+
+    def _to_write(self, table: str) -> SharedTable:
+        held = self._open_tables(table).get(table)
+        if held is None:
+            raise StoreError(self.name, table, "not an open table")
+        if not held.writes:
+            raise self._refused(table)
+        return held
+
+    def _refused(self, table: str) -> StoreError:
+        reason = f"this process only reads {self._folder.path}; {self._folder.writer()} writes: change it there"
+        return StoreError(self.name, table, reason)
+
+    def _check_form(self, spec: TableSpec, held: SharedTable) -> None:
+        self._check_dim(spec.name, held.dim, spec.dim)
+        if held.row_dtype != spec.row_dtype:
+            raise StoreError(self.name, spec.name, f"holds {held.row_dtype} rows, asked to hold {spec.row_dtype}")
+
+    def _check_dim(self, table: str, dim: int, asked: int) -> None:
+        if dim != asked:
+            raise StoreError(self.name, table, f"holds vectors of {dim} floats, asked for {asked}")

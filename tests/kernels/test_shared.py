@@ -1,0 +1,256 @@
+"""Tables that processes share, with real processes: killed readers, killed writers, forks."""
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kernels.errors import SharedMemoryError
+from kernels.shared import SharedTable
+
+DIM = 16
+FIXED = 2_000  # keys 0 .. FIXED - 1 are always there
+CAPACITY = 4_000
+BLOCK_BYTES = 64 * 64 + 64  # of the slots in which one process announces its readers
+PEERS = 64
+
+
+@pytest.fixture
+def path():
+    """Where a table may be made, in memory if the system has the place."""
+    shared = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=shared if shared.is_dir() else None) as folder:
+        yield Path(folder) / "table"
+
+
+def rows_of(keys, version):
+    """Rows whose even columns tell the key and whose odd ones the version."""
+    rows = np.empty((len(keys), DIM), dtype=np.float32)
+    rows[:, 0::2] = (np.asarray(keys) % 10_007)[:, None]
+    rows[:, 1::2] = version
+    return rows
+
+
+def assert_whole(keys, rows):
+    assert (rows[:, 0::2] == (np.asarray(keys) % 10_007)[:, None]).all(), "a row of another key"
+    assert (rows[:, 1::2] == rows[:, 1:2]).all(), "a torn row"
+
+
+def filled(path):
+    table = SharedTable.create(path, DIM, CAPACITY, source="digest")
+    table.insert(np.arange(FIXED), rows_of(range(FIXED), 0))
+    return table
+
+
+def start(path, code):
+    """Run ``code`` in a process of its own, with ``table``'s path; returns once it has printed a line."""
+    preamble = f"""
+import itertools, sys
+import numpy as np
+from kernels.shared import SharedTable
+PATH = {str(path)!r}
+"""
+    command = [sys.executable, "-c", preamble + code]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "ready\n"
+    return process
+
+
+def kill(process):
+    process.send_signal(signal.SIGKILL)
+    process.communicate(timeout=60)
+
+
+READ_ONCE = """
+table = SharedTable.attach(PATH, writes=False)
+print("ready", flush=True)
+sys.stdin.readline()
+out = np.empty((3, 16), np.float32)
+found = table.fetch(np.array([1, 5000, 1999]), out)
+print(table.source, table.is_changed, len(table), found.tolist(), out[:, :2].tolist(), flush=True)
+"""
+
+
+def test_another_process_reads_what_the_writer_writes(path):
+    table = filled(path)
+    process = start(path, READ_ONCE)
+    table.mark_changed()
+    table.insert(np.array([1, 5000]), rows_of([1, 5000], 7))
+    table.evict(np.array([1999]))
+
+    answer, _ = process.communicate("go\n", timeout=60)
+
+    assert answer == "digest True 2000 [True, True, False] [[1.0, 7.0], [5000.0, 7.0], [0.0, 0.0]]\n"
+
+
+def test_who_does_not_write_is_refused_to(path):
+    writer = filled(path)
+    reader = SharedTable.attach(path, writes=False)
+
+    for write in (
+        lambda: reader.insert(np.array([1]), rows_of([1], 2)),
+        lambda: reader.evict(np.array([1])),
+        reader.mark_changed,
+    ):
+        with pytest.raises(SharedMemoryError, match="table: this process only reads"):
+            write()
+    assert len(writer) == FIXED
+
+
+READ_FOR_EVER = """
+table = SharedTable.attach(PATH, writes=False)
+keys, out = np.arange(200_000) % 2000, np.empty((200_000, 16), np.float32)
+print("ready", flush=True)
+while True:
+    table.fetch(keys, out)
+"""
+
+
+def readers_announced(path):
+    """How many slots of readers are taken, as the file has it."""
+    memory = np.memmap(path, dtype=np.uint64, mode="r", offset=4096, shape=PEERS * BLOCK_BYTES // 8)
+    slots = memory.reshape(PEERS, BLOCK_BYTES // 8)[:, :512:8]
+    return int(np.count_nonzero(slots))
+
+
+@pytest.mark.slow
+def test_readers_that_are_killed_while_they_read_do_not_stop_the_writer(path):
+    table = filled(path)
+    left_behind = 0
+    for version in range(1, 9):
+        kill(start(path, READ_FOR_EVER))
+        left_behind += readers_announced(path) > 0
+        for _ in range(10):  # many times the spare rows
+            table.insert(np.arange(FIXED), rows_of(range(FIXED), version))
+
+    assert left_behind, "no reader was killed while it read: the test shows nothing"
+    out = np.empty((FIXED, DIM), dtype=np.float32)
+    assert table.fetch(np.arange(FIXED), out).all()
+    assert (out[:, 1] == 8).all()
+
+
+WRITE_FOR_EVER = """
+table = SharedTable.attach(PATH, writes=True)
+def rows_of(keys, version):
+    rows = np.empty((len(keys), 16), dtype=np.float32)
+    rows[:, 0::2] = (keys % 10_007)[:, None]
+    rows[:, 1::2] = version
+    return rows
+print("ready", flush=True)
+for version in itertools.count():
+    fixed, fresh = np.random.default_rng(version).integers(0, 2000, 500), 10_000 + 700 * (version % 50) + np.arange(700)
+    table.insert(fixed, rows_of(fixed, version % 1000))
+    table.insert(fresh, rows_of(fresh, version % 1000))
+    table.evict(fresh[::-1].copy())
+"""
+
+
+@pytest.mark.slow
+def test_a_killed_writer_leaves_whole_rows_and_the_next_one_loses_no_room(path):
+    filled(path)
+    reader = SharedTable.attach(path, writes=False)
+    keys, out = np.arange(FIXED), np.empty((FIXED, DIM), dtype=np.float32)
+    rng = np.random.default_rng(1)
+    for _ in range(12):
+        process = start(path, WRITE_FOR_EVER)
+        for _ in range(int(rng.integers(5, 60))):
+            assert reader.fetch(keys, out).all()
+            assert_whole(keys, out)
+        kill(process)
+
+        assert reader.fetch(keys, out).all()
+        assert_whole(keys, out)
+        writer = SharedTable.attach(path, writes=True)
+        held = dict(pair for part, rows in writer.items() for pair in zip(part.tolist(), rows, strict=True))
+        assert len(held) == len(writer) == len(reader)
+        assert set(range(FIXED)) <= held.keys()
+        assert_whole(list(held), np.array(list(held.values())))
+        others = np.array([key for key in held if key >= FIXED], dtype=np.int64)
+        assert writer.evict(others) == others.size
+        full = 1_000_000 + np.arange(CAPACITY - FIXED)
+        for version in range(3):  # through every row and every spare row
+            writer.insert(full, rows_of(full, version))
+            assert len(reader) == CAPACITY
+            assert writer.evict(full) == full.size
+        assert writer.stats().longest_probe_buckets <= 8
+        del writer
+
+
+def test_a_forked_child_is_refused(path):
+    table = filled(path)
+    child = os.fork()
+    if child == 0:
+        try:
+            table.fetch(np.arange(5), np.empty((5, DIM), np.float32))
+        except RuntimeError as err:
+            os._exit(0 if "a forked child, is not attached" in str(err) else 2)
+        os._exit(1)
+
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert len(table) == FIXED
+
+
+def test_a_65th_process_is_refused_until_one_leaves(path):
+    tables = [filled(path)] + [SharedTable.attach(path, writes=False) for _ in range(PEERS - 1)]
+
+    with pytest.raises(SharedMemoryError, match="is shared by 64 processes already"):
+        SharedTable.attach(path, writes=False)
+    tables.pop()
+
+    assert len(SharedTable.attach(path, writes=False)) == FIXED
+
+
+def test_a_file_that_exists_is_not_made_again(path):
+    filled(path)
+
+    with pytest.raises(SharedMemoryError, match="cannot be made: File exists"):
+        SharedTable.create(path, DIM, CAPACITY)
+
+
+def test_memory_that_the_system_does_not_have_is_an_error_and_leaves_no_file(path):
+    with pytest.raises(SharedMemoryError, match="bytes cannot be had: "):
+        SharedTable.create(path, 65_536, 3_500_000_000)
+
+    assert not path.exists()
+
+
+def damaged(path, damage):
+    filled(path)
+    content = bytearray(path.read_bytes())
+    path.write_bytes(damage(content))
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda content: content[:100], "expected a table, found a file of 100 bytes"),
+        (lambda content: b"X" + content[1:], "is no table of this version of Hotrow"),
+        (lambda content: content[:8] + b"\xff" + content[9:], "is no table of this version of Hotrow"),
+        (lambda content: content[:16] + b"\x09" + content[17:], "its row type is none"),
+        (lambda content: content[:-4096], r"expected [0-9]+ bytes, found "),
+        (lambda content: content[:12] + b"\xff" + content[13:], r"expected [0-9]+ bytes, found "),
+    ],
+    ids=["a few bytes", "another magic", "another format", "no row type", "cut short", "another dim"],
+)
+def test_a_file_that_is_no_such_table_is_refused(path, damage, message):
+    damaged(path, damage)
+
+    with pytest.raises(SharedMemoryError, match=message):
+        SharedTable.attach(path, writes=False)
+
+
+def test_a_file_that_is_not_there_is_refused(path):
+    with pytest.raises(SharedMemoryError, match="cannot be opened: No such file"):
+        SharedTable.attach(path, writes=False)
+
+
+@pytest.mark.parametrize("source", ["x" * 256, "ü" * 128])
+def test_a_source_of_more_than_255_bytes_is_refused(path, source):
+    with pytest.raises(ValueError, match="source: expected at most 255 bytes"):
+        SharedTable.create(path, DIM, CAPACITY, source=source)
+    assert not path.exists()

@@ -1,0 +1,314 @@
+"""Processes that share tables, started and killed: who writes, who waits, what is left."""
+
+import json
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from serving.errors import StoreError, StoreFullError
+from serving.parameter_server import ParameterServer
+from serving.storage import SharedMemoryStore, TableSpec
+from serving.storage.shared_folder import SHARED_MEMORY
+
+SPEC = TableSpec("m.t", 4)
+ROWS = {key: np.full(4, key, dtype=np.float32) for key in range(100)}
+
+
+def batches(rows=ROWS):
+    yield np.array(list(rows), dtype=np.int64), np.array(list(rows.values()))
+
+
+def load(store, digest="digest", rows=ROWS, spec=SPEC):
+    """As a parameter server does it; returns whether rows were loaded."""
+    store.reserve(spec, len(rows))
+    if store.loaded_from(spec.name) == digest:
+        store.open_table(spec, len(rows))
+        return False
+    store.bulk_load(spec, batches(rows), digest)
+    return True
+
+
+def values(store, keys):
+    out = np.empty((len(keys), 4), dtype=np.float32)
+    found = store.fetch("m.t", np.array(keys, dtype=np.int64), out)
+    return [float(value) if is_found else None for value, is_found in zip(out[:, 0], found, strict=True)]
+
+
+@pytest.fixture
+def open_store(tmp_path):
+    """Open a store in a folder of the test's own; all are closed at the end."""
+    opened = []
+
+    def open_(capacity_bytes=2**26, **options):
+        opened.append(SharedMemoryStore("shared", capacity_bytes, folder=tmp_path, **options))
+        return opened[-1]
+
+    yield open_
+    for store in opened:
+        store.close()
+
+
+def test_the_second_store_has_the_rows_of_the_first_and_sees_what_it_changes(open_store):
+    first, second = open_store(), open_store()
+    assert (first.writes, second.writes) == (True, False)
+
+    assert load(first)
+    assert not load(second)
+    first.mark_changed("m.t")
+    first.insert("m.t", np.array([7, 500]), np.full((2, 4), 0.5, np.float32))
+    first.evict("m.t", np.array([8]))
+
+    assert values(second, [6, 7, 8, 500]) == [6.0, 0.5, None, 0.5]
+    assert second.loaded_from("m.t") == "digest+changed"
+    assert second.count("m.t") == 100
+
+
+def test_who_only_reads_is_told_who_writes(open_store):
+    first, second = open_store(), open_store()
+    load(first)
+    load(second)
+
+    for change in (
+        lambda: second.insert("m.t", np.array([1]), np.ones((1, 4), np.float32)),
+        lambda: second.evict("m.t", np.array([1])),
+        lambda: second.drop_table("m.t"),
+        lambda: second.mark_changed("m.t"),
+        lambda: second.open_table(TableSpec("m.other", 4), 10),
+        lambda: load(second, "of other files"),
+    ):
+        with pytest.raises(StoreError, match=r"this process only reads .*shared; process [0-9]+ writes"):
+            change()
+    assert values(second, [1]) == [1.0]
+
+
+def test_a_table_loaded_anew_is_a_new_copy_and_readers_keep_theirs(open_store):
+    first, second = open_store(), open_store()
+    load(first)
+    load(second)
+
+    assert load(first, "of other files", {1: np.full(4, 9.0, np.float32)})
+
+    assert values(first, [1, 2]) == [9.0, None]
+    assert values(second, [1, 2]) == [1.0, 2.0]
+    third = open_store()
+    assert not load(third, "of other files")
+    assert values(third, [1, 2]) == [9.0, None]
+
+
+def test_rows_that_had_changed_when_they_were_loaded_stay_called_so(open_store):
+    store = open_store()
+
+    load(store, "digest+changed")
+    store.mark_changed("m.t")
+
+    assert store.loaded_from("m.t") == "digest+changed"
+
+
+@pytest.mark.parametrize("spec", [TableSpec("m.t", 4, row_dtype="bf16"), TableSpec("m.t", 2)])
+def test_a_table_of_another_form_is_loaded_anew(open_store, spec):
+    first = open_store(auto_remove=False)
+    load(first)
+    first.close()
+    again = open_store()
+    rows = {key: row[: spec.dim].copy() for key, row in ROWS.items()}
+
+    assert load(again, rows=rows, spec=spec)
+
+    out = np.empty((1, spec.dim), dtype=np.float32)
+    assert again.fetch("m.t", np.array([7]), out).all()
+    assert (out == 7.0).all()
+
+
+def test_a_load_that_fails_leaves_the_old_rows_and_no_file(open_store, tmp_path):
+    store = open_store()
+    load(store)
+    files = sorted(file.name for file in (tmp_path / "shared").iterdir())
+
+    def failing():
+        yield from batches()
+        raise OSError("the disk")
+
+    with pytest.raises(OSError, match="the disk"):
+        store.bulk_load(SPEC, failing(), "of other files")
+
+    assert (values(store, [1]), store.loaded_from("m.t")) == ([1.0], "digest")
+    assert sorted(file.name for file in (tmp_path / "shared").iterdir()) == files
+
+
+def test_tables_beyond_the_size_are_refused(open_store):
+    store = open_store(capacity_bytes=2**20)
+
+    store.reserve(SPEC, 1_000_000)
+    with pytest.raises(StoreFullError, match=r"has 1,000,000 rows, shared_memory_size leaves room for [0-9,]+"):
+        store.bulk_load(SPEC, batches(), "digest")
+
+
+def test_whoever_waits_too_long_is_told_for_whom(open_store):
+    open_store()
+
+    with pytest.raises(StoreError, match=r"process [0-9]+, which writes, has not loaded it within 0.05 s"):
+        load(open_store(wait_ms=50))
+
+
+def test_a_place_that_is_no_folder_is_refused(tmp_path):
+    (tmp_path / "shared").write_text("")
+
+    with pytest.raises(StoreError, match=r"shared: .*choose another shared_memory_name"):
+        SharedMemoryStore("shared", 2**20, folder=tmp_path)
+    with pytest.raises(StoreError, match="there is no such folder"):
+        SharedMemoryStore("shared", 2**20, folder=tmp_path / "nowhere")
+
+
+def test_the_last_to_leave_removes_the_tables(open_store, tmp_path):
+    first, second = open_store(), open_store()
+    load(first)
+
+    first.close()
+    assert (tmp_path / "shared" / "m.t.table").exists()
+    second.close()
+    assert not (tmp_path / "shared").exists()
+
+
+def test_without_auto_remove_the_tables_stay(open_store):
+    first = open_store(auto_remove=False)
+    load(first)
+    first.close()
+
+    assert not load(open_store())
+
+
+SERVE = """
+import sys
+from serving.parameter_server import ParameterServer
+with ParameterServer.from_config(sys.argv[1]) as server:
+    print(server.stores[0].writes, flush=True)
+    for line in sys.stdin:
+        key = int(line)
+        import numpy as np
+        rows, found = server.lookup("dcn.table0", np.array([key]))
+        print(found[0], rows[0].tolist(), flush=True)
+"""
+
+
+class Process:
+    """A server in a process of its own."""
+
+    def __init__(self, config):
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", SERVE, config], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def writes(self):
+        return self._process.stdout.readline() == "True\n"
+
+    def ask(self, key):
+        self._process.stdin.write(f"{key}\n")
+        self._process.stdin.flush()
+        return self._process.stdout.readline()
+
+    def kill(self):
+        self._process.send_signal(signal.SIGKILL)
+        self._process.communicate(timeout=60)
+
+    def end(self):
+        self._process.communicate(timeout=60)
+        return self._process.returncode
+
+
+@pytest.fixture
+def config(write_model, tmp_path, shared_memory_name):
+    """A model, and a ps.json of it that shares memory; no process that it starts outlives the test."""
+    model = write_model(write_model.table(rows=300))
+    document = {
+        "supportlonglong": True,
+        "models": [
+            {
+                "model": "dcn",
+                "sparse_files": ["model/0_sparse_10.model"],
+                "dense_file": "model/_dense_10.model",
+                "network_file": "model/model.json",
+                "gpucache": False,
+            }
+        ],
+        "volatile_db": {
+            "type": "multi_process_hash_map",
+            "shared_memory_name": shared_memory_name,
+            "shared_memory_size": 2**26,
+        },
+    }
+    (tmp_path / "ps.json").write_text(json.dumps(document))
+    processes = []
+
+    def start():
+        processes.append(Process(tmp_path / "ps.json"))
+        return processes[-1]
+
+    yield model, start, SHARED_MEMORY / shared_memory_name
+    for process in processes:
+        process.kill()
+
+
+@pytest.mark.slow
+def test_servers_answer_alike_through_the_end_of_every_one_of_them(config):
+    model, start, folder = config
+    key, row = next(iter(model.tables[0].items()))
+    answer = f"True {row.tolist()}\n"
+    writer = start()
+    assert writer.writes()
+    reader = start()
+    assert not reader.writes()
+    assert writer.ask(key) == reader.ask(key) == answer
+    file = (folder / "dcn.table0.table").stat()
+
+    writer.kill()
+    assert reader.ask(key) == answer
+    heir = start()
+    assert heir.writes()
+    assert heir.ask(key) == reader.ask(key) == answer
+    assert (folder / "dcn.table0.table").stat().st_ino == file.st_ino  # nothing was loaded again
+
+    reader.kill()
+    assert heir.ask(key) == answer
+    assert heir.ask(10**15).startswith("False")
+    assert heir.end() == 0
+    assert not folder.exists()
+
+
+JOIN_AND_LOAD_NOTHING = """
+import sys
+from serving.storage import SharedMemoryStore
+store = SharedMemoryStore(sys.argv[1], 2**26)
+print(store.writes, flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.slow
+def test_a_process_that_waits_loads_the_table_itself_when_its_writer_is_killed(config):
+    model, start, folder = config
+    key, row = next(iter(model.tables[0].items()))
+    command = [sys.executable, "-c", JOIN_AND_LOAD_NOTHING, folder.name]
+    idle = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert idle.stdout.readline() == "True\n"
+    waiting = start()
+
+    idle.kill()
+    idle.communicate(timeout=60)
+
+    assert waiting.writes()
+    assert waiting.ask(key) == f"True {row.tolist()}\n"
+
+
+def test_a_server_shares_its_memory_under_the_name_of_its_ps_json(config, tmp_path):
+    model, _, folder = config
+
+    with ParameterServer.from_config(tmp_path / "ps.json") as server:
+        assert [store.name for store in server.stores] == ["shared_memory"]
+        rows, found = server.lookup("dcn.table0", np.array(list(model.tables[0]), dtype=np.int64))
+        assert found.all()
+        assert rows.tobytes() == b"".join(row.tobytes() for row in model.tables[0].values())
+        assert (folder / "dcn.table0.table").exists()
+    assert not folder.exists()
