@@ -73,6 +73,7 @@ class RocksDbStore:
         self._num_threads = num_threads
         self._tables: dict[str, RocksDbTable] = {}  # replaced as a whole, never changed in place: reads take no lock
         self._closed = False
+        self._tables_lock = threading.RLock()  # one change of the tables at a time, whole loads; taken before the next
         self._lock = threading.RLock()  # one user of the database handle at a time; reads use their column family's
         self._seen: FilesState = []
         self._open()
@@ -90,7 +91,7 @@ class RocksDbStore:
 
     def open_table(self, spec: TableSpec, capacity_rows: int) -> None:
         """See ``Store.open_table``; a read-only store must already have the table."""
-        with self._lock, self._translated(spec.name):
+        with self._tables_lock, self._lock, self._translated(spec.name):
             codec = RowCodec(STORE_NAME, spec, self._row_dtype)
             if self._database.family(spec.name) is None:
                 if self._read_only:
@@ -156,7 +157,7 @@ class RocksDbStore:
 
     def drop_table(self, table: str) -> None:
         """See ``Store.drop_table``; a read-only store only closes it."""
-        with self._lock, self._translated(table):
+        with self._tables_lock, self._lock, self._translated(table):
             self._tables = {name: held for name, held in self._tables.items() if name != table}
             if not self._read_only and self._database.family(table) is not None:
                 self._database.drop_family(table)
@@ -191,21 +192,24 @@ class RocksDbStore:
 
         The old rows go first, and with them the record of what they were loaded from; the new record is written when
         every row is in the database and on the disk. Between the two the table counts as not loaded. Followers keep
-        the old rows until then.
+        the old rows until then. Rows of other tables can be inserted and evicted all the while.
         """
-        with self._lock, self._translated(spec.name):
-            if self._read_only:
-                held = self.loaded_from(spec.name)
-                raise self._error(spec.name, f"open read-only, and loaded from {held}, not from {digest}")
+        with self._tables_lock, self._translated(spec.name):
             codec = RowCodec(STORE_NAME, spec, self._row_dtype)
-            self._tables = {name: held for name, held in self._tables.items() if name != spec.name}
-            self._database.begin_load(spec.name)
-            database = self._database
+            with self._lock:
+                if self._read_only:
+                    held = self.loaded_from(spec.name)
+                    raise self._error(spec.name, f"open read-only, and loaded from {held}, not from {digest}")
+                database = self._database  # stays open: ``close`` waits for the load
+                self._tables = {name: held for name, held in self._tables.items() if name != spec.name}
+                database.begin_load(spec.name)
             loader = BulkLoader(database.rocksdict, database.options, self._path / "loading", spec, codec)
-            loader.load(self._take(spec, codec).family, batches)
-            self._record_load(codec, spec.name, digest)
+            loader.load(database.family(spec.name), batches)
+            with self._lock:
+                self._record_load(codec, spec.name, digest)
+                self._take(spec, codec)
             if self._warm_up:
-                self._database.read_ahead(wait=True)
+                database.read_ahead(wait=True)
 
     def checkpoint(self, folder: str | Path) -> None:
         """Make a copy of the database as it is now: a database itself, to be opened like any other.
@@ -218,7 +222,7 @@ class RocksDbStore:
         Raises:
             StoreError: it cannot be made; of a read-only store it would lack rows that are in no file yet.
         """
-        with self._lock:
+        with self._tables_lock, self._lock:
             self._check_open()
             self._check_writable("")
             with translated_errors(Path(folder)):
@@ -240,7 +244,7 @@ class RocksDbStore:
         """See ``Store.close``."""
         if self._follower is not None:
             self._follower.stop()
-        with self._lock:
+        with self._tables_lock, self._lock:
             if self._closed:
                 return
             self._closed = True

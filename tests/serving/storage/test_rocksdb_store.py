@@ -9,6 +9,7 @@ import pytest
 from kernels.host import encode_rows, round_rows
 from serving.errors import MissingExtraError, StoreError
 from serving.storage import DurableStore, PooledStore, RocksDbStore, TableSpec, rocksdb_load, rocksdb_sort
+from serving.storage.store import CHANGED
 
 TABLE = "model.table"
 TAG = "hps_et.model.table"
@@ -139,6 +140,37 @@ def test_a_bulk_load_that_fails_halfway_does_not_count_as_loaded_and_leaves_no_f
 
         assert store.loaded_from(TABLE) is None
         assert not (path / "loading").exists()
+
+
+def test_rows_of_other_tables_change_while_a_table_is_loaded_and_a_checkpoint_waits(path, tmp_path):
+    def change():
+        store.mark_changed(TABLE)
+        store.insert(TABLE, np.array([3]), rows_of([3]))
+        store.evict(TABLE, np.array([1]))
+
+    def batches():
+        yield np.arange(500), rows_of(np.arange(500))
+        changing.start()
+        checkpointing.start()
+        changing.join(20)
+        seen.append(fetch(store, [1, 2, 3])[1].tolist())
+        yield np.arange(500, 900), rows_of(np.arange(500, 900))
+
+    seen = []
+    with open_closing(path) as store:
+        load(store, [1, 2], "digest")
+        changing = threading.Thread(target=change)
+        checkpointing = threading.Thread(target=store.checkpoint, args=(tmp_path / "copy",))
+
+        store.bulk_load(TableSpec("model.other", 4), batches(), "other")
+        checkpointing.join()
+
+        assert seen == [[False, True, True]]
+        assert store.loaded_from(TABLE) == "digest" + CHANGED
+    with open_closing(tmp_path / "copy", read_only=True) as copy:
+        copy.open_table(TableSpec("model.other", 4), 0)
+        assert copy.loaded_from("model.other") == "other"
+        assert sum(keys.size for keys, _ in copy.items("model.other")) == 900
 
 
 def test_dropping_a_table_forgets_what_it_was_loaded_from(path):
