@@ -498,7 +498,8 @@ def in_redis(**change):
         (
             lambda d: d.update(volatile_db={"type": "disabled", "row_dtype": "int8"}),
             "volatile_db",
-            "row_dtype: only a hash_map or multi_process_hash_map or redis_cluster or snapshot has it, the type is disabled",
+            "row_dtype: only a hash_map or multi_process_hash_map or redis_cluster or snapshot has "
+            "it, the type is disabled",
         ),
         (in_tier("volatile_db", layout="hps"), "volatile_db", "layout: only a redis_cluster has it"),
         (in_redis(layout="hash"), "volatile_db.layout", "'hps' or 'strings'"),
