@@ -4,6 +4,7 @@ import logging
 import re
 import socket
 import threading
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -15,6 +16,40 @@ from serving.errors import StoreError
 from serving.storage import RedisStore, redis_nodes
 from serving.storage.redis_commands import Partition
 from tests.serving.storage.redis_stores import IMPATIENT, KEYS, ROWS, SPEC, fetch, loaded_store, open_store
+
+
+@contextmanager
+def readers(store, count=3):
+    """Threads that read all the while: how often each was answered, and keys of which an answer was wrong."""
+    stop, wrong, answered = threading.Event(), [], [0] * count
+
+    def read(number):
+        rng = np.random.default_rng(number)
+        while not stop.is_set():
+            keys = rng.choice(KEYS, int(rng.integers(1, 400)))
+            out = np.full((keys.size, 4), np.nan, dtype=np.float32)
+            try:
+                found = store.fetch(SPEC.name, keys, out)
+            except StoreError:
+                continue
+            if not found.all() or (out != ROWS[keys]).any():
+                wrong.append(keys)
+            answered[number] += 1
+
+    threads = [threading.Thread(target=read, args=(number,)) for number in range(count)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield answered, wrong
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+
+
+def all_are_answered(answered):
+    before = list(answered)
+    wait_until(lambda: all(a > b for a, b in zip(answered, before, strict=True)), "all readers are answered")
 
 
 def answers(store):
@@ -82,36 +117,15 @@ def test_connections_that_a_restart_broke_cost_no_answer(own_server):
 
 def test_readers_never_get_anothers_rows_while_the_server_dies_and_comes_back(own_server):
     store = loaded_store(own_server, num_node_connections=2)
-    stop, failures, answered = threading.Event(), [], [0, 0, 0, 0]
 
-    def read(number):
-        rng = np.random.default_rng(number)
-        while not stop.is_set():
-            keys = rng.choice(KEYS, int(rng.integers(1, 400)))
-            out = np.full((keys.size, 4), np.nan, dtype=np.float32)
-            try:
-                found = store.fetch(SPEC.name, keys, out)
-            except StoreError:
-                continue
-            if not found.all() or (out != ROWS[keys]).any():
-                failures.append(keys)
-            answered[number] += 1
+    with readers(store, count=4) as (answered, wrong):
+        for _ in range(3):
+            all_are_answered(answered)
+            own_server.kill()
+            own_server.start()
+        all_are_answered(answered)
 
-    readers = [threading.Thread(target=read, args=(number,)) for number in range(4)]
-    for reader in readers:
-        reader.start()
-    for _ in range(3):
-        before = list(answered)
-        wait_until(lambda before=before: all(a > b for a, b in zip(answered, before, strict=True)), "all readers read")
-        own_server.kill()
-        own_server.start()
-    before = list(answered)
-    wait_until(lambda: all(a > b for a, b in zip(answered, before, strict=True)), "all readers read again")
-    stop.set()
-    for reader in readers:
-        reader.join()
-
-    assert not failures
+    assert not wrong
 
 
 def test_a_server_that_came_back_empty_is_an_outage(redis_binary, tmp_path):
@@ -210,6 +224,29 @@ class TestCluster:
         assert store.count(SPEC.name) == KEYS.size
 
     @pytest.mark.slow
+    def test_readers_get_no_wrong_rows_while_the_cluster_fails_over_and_back(self, own_cluster):
+        store = loaded_store(own_cluster.nodes[1])
+        for master in own_cluster.nodes[:3]:
+            with master.client() as client:
+                client.wait(1, 5000)
+        old, new = own_cluster.nodes[0], own_cluster.nodes[3]
+
+        with readers(store) as (answered, wrong):
+            all_are_answered(answered)
+            old.kill()
+            wait_until(lambda: new.address in masters(store), "the replica has taken over")
+            all_are_answered(answered)
+            old.start()
+            own_cluster.wait()
+            all_are_answered(answered)
+            with old.client() as client:
+                client.cluster("FAILOVER")
+            wait_until(lambda: old.address in masters(store), "the old master is asked again")
+            all_are_answered(answered)
+
+        assert not wrong
+
+    @pytest.mark.slow
     def test_a_replica_takes_the_place_of_a_master_that_keeps_silent(self, own_cluster, monkeypatch):
         monkeypatch.setattr(redis_nodes, "PAUSE_RATIO", 0.0)  # as for callers who come seldom
         store = loaded_store(own_cluster.nodes[0], **IMPATIENT)
@@ -231,15 +268,19 @@ class TestCluster:
         names = source.cluster("MYID").decode(), target.cluster("MYID").decode()
         target.cluster("SETSLOT", slot, "IMPORTING", names[0])
         source.cluster("SETSLOT", slot, "MIGRATING", names[1])
-        fetch(store)
-        keys = source.cluster("GETKEYSINSLOT", slot, 10)
-        source.migrate("127.0.0.1", own_cluster.nodes[1].port, keys, 0, 5000)
-        fetch(store)  # the source says ASK
-        store.insert(SPEC.name, KEYS, ROWS)
-        assert owner(store, slot) == own_cluster.nodes[0].address
-        for client in (target, source):
-            client.cluster("SETSLOT", slot, "NODE", names[1])
-        fetch(store)  # the source says MOVED
+        with readers(store) as (answered, wrong):
+            fetch(store)
+            keys = source.cluster("GETKEYSINSLOT", slot, 10)
+            source.migrate("127.0.0.1", own_cluster.nodes[1].port, keys, 0, 5000)
+            fetch(store)  # the source says ASK
+            store.insert(SPEC.name, KEYS, ROWS)
+            assert owner(store, slot) == own_cluster.nodes[0].address
+            all_are_answered(answered)
+            for client in (target, source):
+                client.cluster("SETSLOT", slot, "NODE", names[1])
+            fetch(store)  # the source says MOVED
+            all_are_answered(answered)
+        assert not wrong
 
         assert owner(store, slot) == own_cluster.nodes[1].address
         source.close()
