@@ -3,13 +3,14 @@
 import logging
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
 import numpy as np
 
 from serving.config import ModelConfig, ParameterServerConfig, read_ps_config
-from serving.errors import ConfigError, UnknownModelError
+from serving.errors import ConfigError, StoreError, UnknownModelError
 from serving.model.records import Combiner
 from serving.parameter_server import updates
 from serving.parameter_server.counters import TableCounters
@@ -49,17 +50,19 @@ class ParameterServer:
             settings: of single tiers, by their stores' names.
 
         Raises:
-            ValueError: there is no store, settings name none of them, or one is slower than a ``SourceStore``, which
-                has all rows: it would never be asked, and what was changed in it would be hidden after a restart.
+            ValueError: there is no store, two have the same name, settings name none of them, or one is slower than a
+                ``SourceStore``, which has all rows: it would never be asked, and what was changed in it would be hidden
+                after a restart.
         """
-        if not stores:
-            raise ValueError("expected at least one store, got none")
+        names = [store.name for store in stores]
+        if not stores or len(set(names)) < len(names):
+            raise ValueError(f"expected one store or several of different names, got {names}")
         if any(isinstance(store, SourceStore) for store in stores[:-1]):
             raise ValueError("a store that has all rows from files must be the slowest")
         settings = settings or {}
-        strange = settings.keys() - {store.name for store in stores}
+        strange = settings.keys() - set(names)
         if strange:
-            raise ValueError(f"settings for {sorted(strange)}, but the stores are {[one.name for one in stores]}")
+            raise ValueError(f"settings for {sorted(strange)}, but the stores are {names}")
         self.stores = tuple(stores)
         by_tier = [settings.get(store.name, TierSettings()) for store in stores]
         self._kept = [store for store, one in zip(stores, by_tier, strict=True) if not one.is_initialized]
@@ -113,7 +116,8 @@ class ParameterServer:
             try:
                 load_tables(self.stores, sources, self._kept, self._first_rows)
             except BaseException:
-                drop_tables(self.stores, names, drop_durable=False)
+                with suppress(StoreError):  # what went wrong first says more
+                    drop_tables(self.stores, names, drop_durable=False)
                 raise
             tiers = [store.name for store in self.stores]
             tables = [ServedTable.of(config, table, tiers) for table in config.tables]

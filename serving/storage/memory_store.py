@@ -154,12 +154,12 @@ class MemoryStore:
         tables = self._open_tables(table)
         if table not in tables:
             raise StoreError(self.name, table, "not an open table")
-        self._check_dim(table, self._specs[table].dim, rows.shape[1])
         held = tables[table]
         if held is None:
             if keys.size:
                 raise StoreFullError(self.name, table, "the table has no room: other tables took the whole budget")
             return
+        self._check_dim(table, held.dim, rows.shape[1])
         try:
             if self._insert_in_parts(held, keys, rows):
                 self._log_first_eviction(table, held)

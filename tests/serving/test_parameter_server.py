@@ -15,6 +15,12 @@ from serving.storage import MemoryStore
 from tests.serving.small_server import KEYS, ROWS, UNKNOWN, DictStore, keep, model_of, serve, write_model
 
 
+class MiddleStore(MemoryStore):
+    """A second tier in RAM."""
+
+    name = "middle"
+
+
 @pytest.fixture(scope="module")
 def config(tmp_path_factory):
     return write_model(tmp_path_factory.mktemp("model"))
@@ -96,7 +102,7 @@ def test_no_bit_of_an_answer_depends_on_which_tier_holds_a_row(
     whole = serve(config, MemoryStore())
     keep(whole.stores[0], known)
     expected, expected_found = whole.lookup_pooled("m.t", keys, row_ptrs, combiner, weights)
-    split = serve(config, fastest(), MemoryStore(), DictStore("slow"))
+    split = serve(config, fastest(), MiddleStore(), DictStore("slow"))
     for depth, store in enumerate(split.stores):
         keep(store, [key for key, tier in zip(KEYS, tier_of_key, strict=True) if tier == depth])
 
@@ -153,7 +159,7 @@ def looked_up(server):
 @pytest.mark.parametrize("row_dtype", ["bf16", "int8", "uint8"])
 def test_a_promoted_row_of_a_narrow_table_is_rounded_once(config, row_dtype):
     config = model_of(config.tables[0].file.parent, row_dtype=row_dtype)
-    server = serve(config, MemoryStore(), MemoryStore(), DictStore("slow"), promote=True)
+    server = serve(config, MemoryStore(), MiddleStore(), DictStore("slow"), promote=True)
     for store in server.stores[:2]:
         keep(store, [])
 
@@ -352,8 +358,10 @@ def test_a_reserved_key_is_refused_and_named(config, key):
         server.lookup("m.t", np.array([1, key]))
 
 
-def test_a_server_needs_a_store():
-    with pytest.raises(ValueError, match="at least one store"):
+def test_a_server_needs_stores_of_different_names():
+    with pytest.raises(ValueError, match=r"of different names, got \['dict', 'memory', 'dict'\]"):
+        ParameterServer([DictStore(), MemoryStore(), DictStore()])
+    with pytest.raises(ValueError, match=r"one store or several of different names, got \[\]"):
         ParameterServer([])
 
 

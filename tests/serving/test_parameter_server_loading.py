@@ -156,6 +156,19 @@ def test_a_model_that_fails_to_load_leaves_the_server_without_it(write_model, tm
         assert_served(server, bad, "bad")
 
 
+def test_a_tier_that_cannot_clear_up_after_a_load_that_failed_hides_no_reason(write_model):
+    class Silent(MemoryStore):
+        def drop_table(self, table):
+            raise StoreError("memory", table, "no answer")
+
+    damaged = write_model(folder="damaged")
+    file = damaged.config_file.with_name("0_sparse_10.model")
+    file.write_bytes((2**63 - 1).to_bytes(8, "little") + file.read_bytes()[8:])
+
+    with ParameterServer([Silent()]) as server, pytest.raises(ModelFileError, match=r"0_sparse_10\.model: row 0"):
+        server.load_model(config_of(damaged))
+
+
 def test_a_damaged_file_does_not_cost_a_durable_tier_the_rows_it_holds(write_model, tmp_path):
     old, damaged = write_model(folder="old"), write_model(folder="damaged", seed=1)
     file = damaged.config_file.with_name("0_sparse_10.model")

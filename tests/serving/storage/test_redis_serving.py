@@ -125,6 +125,23 @@ def test_what_a_restarted_redis_has_lost_comes_from_rocksdb(redis_binary, tmp_pa
     redis.kill()
 
 
+def test_a_redis_that_came_back_empty_is_filled_with_what_changed_in_rocksdb(redis_server, model, ps_file):
+    changed, gone, *_ = (int(key) for key in model.tables[0])
+    row = np.full((1, 4), 7.0, dtype=np.float32)
+    with ParameterServer.from_config(ps_file(redis_server.port)) as server:
+        server.insert("dcn.table0", np.array([changed]), row)
+        server.evict("dcn.table0", np.array([gone]))
+    with redis_server.client() as client:
+        client.flushall()
+
+    with ParameterServer.from_config(ps_file(redis_server.port)) as server:
+        answer, found = server.lookup("dcn.table0", np.array([changed, gone]))
+
+        assert found.tolist() == [True, False]
+        assert answer[0].tolist() == row[0].tolist()
+        assert server.counters()["dcn.table0"].hits == {"redis": 1}
+
+
 def test_where_redis_is_the_only_tier_its_outage_is_no_default(redis_binary, tmp_path, model, ps_file):
     redis = RedisServer(tmp_path / "redis")
     with ParameterServer.from_config(ps_file(redis.port, alone=True)) as server:
