@@ -19,7 +19,7 @@ class TierCounters:
         tier: the tier's name.
         asked_keys: keys that the tier was asked for and did answer about.
         hits: keys among these that it held.
-        errors: calls that it did not answer.
+        errors: calls that it did not answer; promotions that failed, but for want of room, are among them.
         timeouts: calls among these that its time budget ended.
         promoted_rows: rows that a slower tier held and that were copied into this one.
         dropped_promotions: such rows that were not: there was no room, they changed meanwhile, or there were too many.
