@@ -10,6 +10,8 @@
 #include <string>
 #include <utility>
 
+#include "gil_release.hpp"
+
 namespace hotrow {
 
 namespace nb = nanobind;
@@ -17,7 +19,7 @@ namespace nb = nanobind;
 // What is done for so few keys or rows takes no longer than giving the GIL up and taking it back.
 constexpr size_t kTinyKeys = 64;
 
-inline void release_gil_unless(bool tiny, std::optional<nb::gil_scoped_release>& release) {
+inline void release_gil_unless(bool tiny, std::optional<GilRelease>& release) {
   if (!tiny) release.emplace();
 }
 

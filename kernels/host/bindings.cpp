@@ -56,7 +56,7 @@ void construct_table(HostTable* self, int64_t dim, int64_t capacity_rows, const 
   if (target < 0 || target > capacity_rows)
     throw nb::value_error(("target_rows: expected 0 to capacity_rows, " + std::to_string(capacity_rows) + ", got " +
                            std::to_string(target)).c_str());
-  const nb::gil_scoped_release release;
+  const GilRelease release;
   new (self) HostTable(checked_dim, capacity, row_type, policy, static_cast<uint64_t>(target));
 }
 
@@ -79,7 +79,7 @@ void create_shared_table(HostTable* self, const nb::bytes& path_in, int64_t dim,
   if (source.size() >= SharedHeader::kSourceBytes) throw nb::value_error("source: expected at most 255 bytes");
   const std::string path(path_in.c_str(), path_in.size());
   with_shared_faults([&] {
-    const nb::gil_scoped_release release;
+    const GilRelease release;
     auto area = std::make_unique<SharedArea>(path, shape);
     std::memcpy(area->header().source, source.data(), source.size());
     new (self) HostTable(std::move(area), true);
@@ -89,7 +89,7 @@ void create_shared_table(HostTable* self, const nb::bytes& path_in, int64_t dim,
 void attach_shared_table(HostTable* self, const nb::bytes& path_in, bool writes) {
   const std::string path(path_in.c_str(), path_in.size());
   with_shared_faults([&] {
-    const nb::gil_scoped_release release;
+    const GilRelease release;
     new (self) HostTable(std::make_unique<SharedArea>(path), writes);
   });
 }
@@ -118,7 +118,7 @@ int64_t insert(HostTable& table, nb::handle keys_in, nb::handle rows_in) {
   std::optional<UnfitValue> unfit;
   int64_t evicted = 0;
   {
-    const nb::gil_scoped_release release;
+    const GilRelease release;
     try {
       evicted = table.insert(keys.begin(), rows.data<const float>(), keys.count());
     } catch (const TableFull& error) {
@@ -134,7 +134,7 @@ int64_t insert(HostTable& table, nb::handle keys_in, nb::handle rows_in) {
 
 int64_t evict(HostTable& table, nb::handle keys_in) {
   const Keys keys(keys_in, Keys::kWrite);
-  const nb::gil_scoped_release release;
+  const GilRelease release;
   return table.evict(keys.begin(), keys.count());
 }
 
@@ -147,7 +147,7 @@ nb::tuple read_items(HostTable& table, uint64_t cursor, int64_t max_rows) {
   {
     const Array keys_array(keys, "keys", "int64[N]", Array::kWrite);
     const Array rows_array(rows, "rows", "float32[N, D]", Array::kWrite);
-    const nb::gil_scoped_release release;
+    const GilRelease release;
     count = table.read_items(cursor, most, keys_array.data<int64_t>(), rows_array.data<float>());
   }
   const nb::object filled = nb::slice(static_cast<Py_ssize_t>(count));
@@ -169,7 +169,7 @@ void pool_rows(nb::handle rows_in, nb::handle row_ptrs_in, nb::handle out_in, co
   Array out(out_in, "out", "float32[R, D]", Array::kWrite);
   out.require(Dtype::kFloat32, 2);
   out.require_shape(bags.count(), static_cast<int64_t>(rows.size(1)));
-  std::optional<nb::gil_scoped_release> release;
+  std::optional<GilRelease> release;
   release_gil_unless(rows.size(0) <= kTinyKeys && bags.count() <= kTinyKeys, release);
   lookup_loops().pool_rows(rows.data<const float>(), static_cast<uint32_t>(rows.size(1)), bags.bags(),
                            out.data<float>());
@@ -206,7 +206,7 @@ nb::object split(nb::handle keys_in, nb::handle row_ptrs_in, std::vector<int64_t
                      keys_array.data<int64_t>(),
                      row_ptrs_array.data<int32_t>(),
                      most_keys.data()};
-  std::optional<nb::gil_scoped_release> release;
+  std::optional<GilRelease> release;
   release_gil_unless(keys.size(0) <= kTinyKeys && length <= 4 * kTinyKeys, release);
   const bool valid = split_by_table(job, one_csr);
   release.reset();
@@ -216,13 +216,13 @@ nb::object split(nb::handle keys_in, nb::handle row_ptrs_in, std::vector<int64_t
 // Without the GIL: it waits for the running lookup, whose thread may want the GIL before another begins.
 void set_lookup_threads(int64_t threads) {
   const auto checked = static_cast<unsigned>(in_range("threads", threads, CorePool::kMaxThreads));
-  const nb::gil_scoped_release release;
+  const GilRelease release;
   CorePool::shared().set_threads(checked);
 }
 
 void construct_key_index(KeyIndex* self, int64_t capacity_rows) {
   const uint64_t capacity = in_range("capacity_rows", capacity_rows, KeyIndex::kMaxKeys);
-  const nb::gil_scoped_release release;
+  const GilRelease release;
   new (self) KeyIndex(capacity);
 }
 
@@ -232,7 +232,7 @@ nb::object number_keys(Index& index, nb::handle keys_in) {
   nb::object rows = python().empty(keys.count(), python().int64);
   const Array rows_array(rows, "rows", "int64[N]", Array::kWrite);
   {
-    const nb::gil_scoped_release release;
+    const GilRelease release;
     kCall(index, keys.begin(), keys.count(), rows_array.data<int64_t>());
   }
   return rows;
@@ -245,7 +245,7 @@ void find_or_insert(KeyIndex& index, const int64_t* keys, size_t n, int64_t* row
 
 // Without the GIL: the index may be growing, and whoever waits for that must not stop the others.
 size_t key_count(const KeyIndex& index) {
-  const nb::gil_scoped_release release;
+  const GilRelease release;
   return index.size();
 }
 
@@ -254,7 +254,7 @@ nb::object all_keys(const KeyIndex& index) {
   nb::object keys = python().empty(n, python().int64);
   const Array keys_array(keys, "keys", "int64[V]", Array::kWrite);
   {
-    const nb::gil_scoped_release release;
+    const GilRelease release;
     index.copy_keys(keys_array.data<int64_t>(), n);
   }
   return keys;

@@ -231,6 +231,7 @@ void CorePool::forget_helpers_after_fork() {
   CorePool& pool = shared();
   pool.helpers_.clear();
   pool.starts_failed_ = false;
+  pool.stop_.store(false, std::memory_order_relaxed);
   pool.inside_.store(0, std::memory_order_relaxed);
   pool.has_error_.store(false, std::memory_order_relaxed);
   pool.give_back();

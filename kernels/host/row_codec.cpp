@@ -31,7 +31,7 @@ nb::object encode(nb::handle rows_in, const std::string& row_dtype) {
   nb::object out = python().empty(nb::make_tuple(n, row_bytes(row_type, dim)), python().uint8);
   if (dim == 0) return out;
   const Array out_array(out, "out", "uint8[N, row_bytes]", Array::kWrite);
-  std::optional<nb::gil_scoped_release> release;
+  std::optional<GilRelease> release;
   release_gil_unless(n <= kTinyKeys, release);
   const auto unfit = encode_rows(row_type, rows.data<const float>(), dim, n, out_array.data<std::byte>());
   release.reset();
@@ -50,7 +50,7 @@ void decode(nb::handle encoded_in, const std::string& row_dtype, nb::handle out_
   encoded.require(Dtype::kUint8, 2);
   encoded.require_shape(n, static_cast<int64_t>(bytes));
   if (n == 0 || dim == 0) return;
-  std::optional<nb::gil_scoped_release> release;
+  std::optional<GilRelease> release;
   release_gil_unless(n <= kTinyKeys, release);
   if (row_type == RowType::kFp32)  // which the loops take to be aligned
     std::memcpy(out.data<float>(), encoded.data<const std::byte>(), n * bytes);
@@ -66,7 +66,7 @@ void round_to(nb::handle rows_in, const std::string& row_dtype, nb::handle out_i
   out.require(Dtype::kFloat32, 2);
   out.require_shape(rows.size(0), static_cast<int64_t>(rows.size(1)));
   if (rows.size(1) == 0) return;
-  std::optional<nb::gil_scoped_release> release;
+  std::optional<GilRelease> release;
   release_gil_unless(rows.size(0) <= kTinyKeys, release);
   const auto unfit = round_rows(row_type, rows.data<const float>(), static_cast<uint32_t>(rows.size(1)), rows.size(0),
                                 out.data<float>());

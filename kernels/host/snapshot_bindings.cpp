@@ -20,7 +20,7 @@ namespace {
 
 void construct_snapshot(Snapshot* self, const nb::bytes& path) {
   const std::string name(path.c_str(), path.size());
-  const nb::gil_scoped_release release;
+  const GilRelease release;
   new (self) Snapshot(name);
 }
 
@@ -43,7 +43,7 @@ nb::object read_keys(const Snapshot& snapshot, int64_t first, int64_t count) {
   require_range(snapshot, first, count);
   nb::object keys = python().empty(count, python().int64);
   const Array keys_array(keys, "keys", "int64[N]", Array::kWrite);
-  const nb::gil_scoped_release release;
+  const GilRelease release;
   snapshot.read_rows(static_cast<uint64_t>(first), static_cast<size_t>(count), keys_array.data<int64_t>(), nullptr);
   return keys;
 }
@@ -55,7 +55,7 @@ nb::tuple read_items(const Snapshot& snapshot, int64_t first, int64_t count) {
   {
     const Array keys_array(keys, "keys", "int64[N]", Array::kWrite);
     const Array rows_array(rows, "rows", "float32[N, D]", Array::kWrite);
-    const nb::gil_scoped_release release;
+    const GilRelease release;
     snapshot.read_rows(static_cast<uint64_t>(first), static_cast<size_t>(count), keys_array.data<int64_t>(),
                        rows_array.data<float>());
   }
@@ -67,7 +67,7 @@ void construct_writer(SnapshotWriter* self, int descriptor, int64_t dim, int64_t
   const auto checked_dim = static_cast<uint32_t>(in_range("dim", dim, kMostSnapshotDim));
   const uint64_t capacity = in_range("capacity_rows", capacity_rows, kMostSnapshotRows);
   const RowType row_type = parse_row_type(row_dtype);
-  const nb::gil_scoped_release release;
+  const GilRelease release;
   new (self) SnapshotWriter(descriptor, checked_dim, capacity, row_type);
 }
 
@@ -87,7 +87,7 @@ void append(SnapshotWriter& writer, nb::handle keys_in, nb::handle rows_in) {
   std::optional<RepeatedKey> repeated;
   std::optional<UnfitValue> unfit;
   try {
-    const nb::gil_scoped_release release;
+    const GilRelease release;
     writer.append(keys.begin(), rows.data<const float>(), keys.count());
   } catch (const RepeatedKey& error) {
     repeated = error;
@@ -107,21 +107,21 @@ void finish(SnapshotWriter& writer, const nb::bytes& source) {
                            std::to_string(source.size())).c_str());
   try {
     const auto* bytes = reinterpret_cast<const unsigned char*>(source.c_str());
-    const nb::gil_scoped_release release;
+    const GilRelease release;
     writer.finish(bytes);
   } catch (const std::system_error& error) {
     raise_os_error(error);
   }
 }
 
-void populate(const Snapshot& snapshot, size_t begin, size_t bytes) {
-  const nb::gil_scoped_release release;
+void populate(Snapshot& snapshot, size_t begin, size_t bytes) {
+  const GilRelease release;
   snapshot.populate(begin, bytes);
 }
 
 template <void (Snapshot::*kCheck)()>
 void check(Snapshot& snapshot) {
-  const nb::gil_scoped_release release;
+  const GilRelease release;
   (snapshot.*kCheck)();
 }
 

@@ -28,7 +28,7 @@ nb::object fetch(Table& table, nb::handle keys_in, nb::handle out_in) {
   out.require_shape(keys.count(), table.dim());
   nb::object found = python().empty(keys.count(), python().bool_);
   const Array found_array(found, "found", "bool[N]", Array::kWrite);
-  std::optional<nb::gil_scoped_release> release;
+  std::optional<GilRelease> release;
   release_gil_unless(!Table::kReadsMayWait && keys.count() <= kTinyKeys, release);
   table.fetch(keys.begin(), keys.count(), out.data<float>(), found_array.data<bool>());
   release.reset();
@@ -45,7 +45,7 @@ nb::object fetch_pooled(Table& table, nb::handle keys_in, nb::handle row_ptrs_in
   out.require_shape(bags.count(), table.dim());
   nb::object found = python().empty(keys.count(), python().bool_);
   const Array found_array(found, "found", "bool[N]", Array::kWrite);
-  std::optional<nb::gil_scoped_release> release;
+  std::optional<GilRelease> release;
   release_gil_unless(!Table::kReadsMayWait && keys.count() <= kTinyKeys && bags.count() <= kTinyKeys, release);
   table.fetch_pooled(keys.begin(), bags.bags(), out.data<float>(), found_array.data<bool>());
   release.reset();

@@ -87,14 +87,11 @@ class SnapshotFolder:
         folder = self._path / table
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            with (folder / "lock").open("ab") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                yield
         except OSError as err:
             raise StoreError("snapshot", table, f"{folder}: cannot be written: {err.strerror}") from err
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            yield
-        finally:
-            os.close(descriptor)
 
 
 def _open_if_right(file: Path, spec: TableSpec, source: str) -> SnapshotReader | None:

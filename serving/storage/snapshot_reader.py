@@ -135,19 +135,24 @@ class SnapshotReader:
     def warm_up(self) -> None:
         """Read the whole file into memory, for files that memory has room for; ends early when the reader is closed.
 
+        The index is checked in passing, so that lookups need not check its pages as they come to them.
+
         Lookups that run beside it are answered meanwhile, and faster from then on: see docs/storage.md.
         """
         self._open().warm_up(lambda: self._snapshot is None)
 
     def warm_up_beside(self) -> threading.Thread:
-        """Start a thread that warms up; it ends when the reader is closed or forgotten, or with the process."""
+        """Start a thread that warms up; it ends when the reader is closed or forgotten, or the main thread ends.
+
+        It is no daemon: one that the interpreter's end meets inside the extension is never heard of again.
+        """
         reference = weakref.ref(self)
 
         def is_enough() -> bool:
             reader = reference()
-            return reader is None or reader._snapshot is None
+            return reader is None or reader._snapshot is None or not threading.main_thread().is_alive()
 
-        thread = threading.Thread(target=self._open().warm_up, args=(is_enough,), name="hotrow-warm-up", daemon=True)
+        thread = threading.Thread(target=self._open().warm_up, args=(is_enough,), name="hotrow-warm-up")
         thread.start()
         return thread
 

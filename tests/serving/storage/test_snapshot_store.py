@@ -544,3 +544,36 @@ def test_a_warm_up_ends_with_its_reader(table, tmp_path):
     assert not thread.is_alive()
     with pytest.raises(StoreError, match="closed"):
         snapshot.warm_up()
+
+
+def test_a_process_that_ends_while_it_warms_up_ends_well(tmp_path):
+    write_table(tmp_path / "table", range(300_000), dim=DIM)
+    write_snapshot_file(tmp_path / "t.snapshot", open_sparse(tmp_path / "table", DIM), "fp32", SOURCE)
+    script = """
+        import sys
+        import kernels.snapshot
+        import serving
+        kernels.snapshot._WARM_UP_BYTES = 4096  # so that there is much left to do
+        reader = serving.open_snapshot(sys.argv[1])
+        thread = reader.warm_up_beside()
+        assert thread.is_alive()
+    """
+
+    result = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script), tmp_path / "t.snapshot"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+    assert result.returncode == 0, result.stderr
+    assert result.stderr == ""
+
+
+def test_a_folder_that_does_not_let_go_of_old_files_is_named(table, folder):
+    path, _ = table
+    loaded(folder, path)
+    (folder / TABLE / "old.snapshot").mkdir()  # no file, so that even root cannot remove it as one
+
+    with pytest.raises(StoreError, match=f"{folder / TABLE}: cannot be written: "):
+        loaded(folder, path).erase_table(TABLE)
