@@ -20,7 +20,7 @@ __all__ = ["SNAPSHOT_MAGIC", "Snapshot", "write_snapshot"]
 
 SNAPSHOT_MAGIC = b"HRSNAP\r\n"  # a snapshot's first bytes
 
-_WARM_UP_BYTES = 64 * 2**20
+_WARM_UP_BYTES = 16 * 2**20
 
 Keys = npt.NDArray[np.int64]
 Vectors = npt.NDArray[np.float32]
@@ -36,7 +36,9 @@ class Snapshot(_host.Snapshot):
     Every method may be called from any thread and, after ``os.fork()``, in the child. The file may be renamed,
     replaced by a rename or deleted while it is open. If it is cut short or written to, calls raise; they never end
     the process and never return what was read of such a file. A handler of SIGBUS, installed when the first snapshot
-    of the process is opened, sees to that; one that is installed later must pass on what is not its own.
+    of the process is opened, sees to that; one that is installed later must pass on what is not its own, as Python's
+    faulthandler does when it has written where it was. A lookup of many keys uses several cores: see
+    ``kernels.host.set_lookup_threads``.
 
     Args:
         path: the file.
@@ -53,10 +55,12 @@ class Snapshot(_host.Snapshot):
     def warm_up(self, is_enough: Callable[[], bool] = lambda: False) -> None:
         """Read the whole file into memory, in huge pages where the system has them for files (ext4 of Linux 6.16, say).
 
-        Lookups run beside it. Meant for files that memory has room for: others push out what was read first.
+        The index is checked in passing: what is found sound is not checked again, what is damaged fails the lookups
+        that come to it. Lookups run beside it. Meant for files that memory has room for: others push out what was read
+        first.
 
         Args:
-            is_enough: asked every 64 MiB; true ends it.
+            is_enough: asked every 16 MiB; true ends it.
         """
         for begin in range(0, self.file_bytes, _WARM_UP_BYTES):
             if is_enough():

@@ -5,7 +5,7 @@
 #include <memory>
 #include <vector>
 
-#include "core_pool.hpp"
+#include "lookup_pieces.hpp"
 
 namespace hotrow {
 
@@ -43,38 +43,19 @@ void HostTable::adopt() {
   arena_.adopt(is_used);
 }
 
-template <class Work>
-void HostTable::read_in_stays(size_t keys, const Work& work) {
-  const size_t stays = std::max<size_t>(1, (keys + kReaderKeys - 1) / kReaderKeys);
-  const auto stay = [&](size_t number) {
-    const Epochs::Reader reader(epochs_);
-    work(number, stays);
-  };
-  if (keys >= kSharedKeys) return CorePool::shared().run(stays, stay);
-  for (size_t number = 0; number < stays; ++number) stay(number);
-}
-
 void HostTable::fetch(const int64_t* keys, size_t n, float* out, bool* found) {
-  const LookupLoops& loops = lookup_loops();
-  read_in_stays(n, [&](size_t stay, size_t) {
-    const size_t at = stay * kReaderKeys;
-    loops.fetch(view(), keys + at, std::min(kReaderKeys, n - at), out + at * dim_, found + at);
+  do_in_pieces(n, [&](Piece piece) {
+    const Epochs::Reader stay(epochs_);
+    const size_t at = piece.begin;
+    lookup_loops().fetch(view(), keys + at, piece.size(), out + at * dim_, found + at);
   });
 }
 
-// A bag belongs to the stay in whose keys it begins, an empty one at the end to the last.
 void HostTable::fetch_pooled(const int64_t* keys, const Bags& bags, float* out, bool* found) {
-  const LookupLoops& loops = lookup_loops();
-  const int64_t* row_ptrs = bags.row_ptrs;
-  const auto first_bag = [&](size_t stay, size_t stays) {
-    if (stay == stays) return bags.count;
-    const auto first_key = static_cast<int64_t>(stay * kReaderKeys);
-    return static_cast<size_t>(std::lower_bound(row_ptrs, row_ptrs + bags.count, first_key) - row_ptrs);
-  };
-  read_in_stays(static_cast<size_t>(row_ptrs[bags.count]), [&](size_t stay, size_t stays) {
-    const size_t begin = first_bag(stay, stays), end = first_bag(stay + 1, stays);
-    if (begin == end) return;  // its keys are the rest of a long bag
-    loops.fetch_pooled(view(), keys, bags, begin, end, out, found);
+  do_in_pieces(static_cast<size_t>(bags.row_ptrs[bags.count]), [&](Piece piece) {
+    const Epochs::Reader stay(epochs_);
+    const Piece some = bags_of(bags, piece);
+    if (some.size()) lookup_loops().fetch_pooled(view(), keys, bags, some.begin, some.end, out, found);
   });
 }
 
@@ -153,7 +134,7 @@ size_t HostTable::read_items(uint64_t& cursor, size_t max_rows, int64_t* keys, f
   size_t count = 0;
   while (count < max_rows && cursor < slots) {
     const Epochs::Reader reader(epochs_);
-    const uint64_t stop = std::min(slots, cursor + kReaderKeys);
+    const uint64_t stop = std::min(slots, cursor + kPieceKeys);
     for (; cursor < stop && count < max_rows; ++cursor) {
       const Bucket& bucket = table.index.buckets[cursor / kSlots];
       const int slot = static_cast<int>(cursor % kSlots);

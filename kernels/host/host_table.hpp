@@ -6,8 +6,8 @@
 //
 // Readers (fetch, fetch_pooled, read_items) take no lock and wait for nobody. Writers (insert, evict) take turns. A
 // writer waits for readers only when all spare rows were replaced during one reader's stay, which is kept short: a
-// reader that has much to read leaves and enters again every kReaderKeys keys (a longer bag is read in one stay). Lookups
-// of kSharedKeys keys and more share their stays over the cores (core_pool.hpp).
+// reader that has much to read leaves and enters again every kPieceKeys keys (a longer bag is read in one stay). Lookups
+// of kSharedKeys keys and more are shared over the cores (lookup_pieces.hpp).
 //
 // A table with a policy (row_stamps.hpp) makes room for new keys itself (overflow.cpp). Choosing the rows and removing
 // them is the inserting writer's work, in epochs like any other write: readers see that keys are gone, and no more.
@@ -93,8 +93,6 @@ class HostTable {
   size_t read_items(uint64_t& cursor, size_t max_rows, int64_t* keys, float* rows);
 
  private:
-  static constexpr size_t kReaderKeys = 2048;
-  static constexpr size_t kSharedKeys = 16384;  // about half a millisecond's work: fewer are not worth a wake-up
   static constexpr size_t kWriterKeys = 4096;  // keys written per epoch
   static constexpr size_t kWriterAhead = 32;
 
@@ -108,8 +106,6 @@ class HostTable {
 
   TableView view() const { return {index_.view(), arena_.view(), dim_, row_type_, stamps_.view()}; }
   int64_t write_encoded(const int64_t* keys, const std::byte* rows, size_t n);
-  template <class Work>
-  void read_in_stays(size_t keys, const Work& work);
   void write_one(int64_t key, const std::byte* row, size_t bytes);
   bool evict_one(int64_t key);
   void remove(int64_t key, BucketIndex::Place place);

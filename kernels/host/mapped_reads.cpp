@@ -1,6 +1,8 @@
 #include "mapped_reads.hpp"
 
 #include <signal.h>
+#include <ucontext.h>
+#include <unistd.h>
 
 namespace hotrow {
 
@@ -19,11 +21,20 @@ void pass_on(int signal, siginfo_t* info, void* context) {
   if (was_sent) ::raise(signal);  // a fault happens again by itself
 }
 
+// Whether what the thread is reading now faulted. A signal that a reader raised itself comes from a handler that was
+// called first and passed it on: readers raise none.
+bool is_fault_of(const MappedRead& now, const siginfo_t& info) {
+  if (info.si_code == SI_TKILL) return info.si_pid == getpid();
+  const auto* at = static_cast<const std::byte*>(info.si_addr);
+  return info.si_code > 0 && at >= now.begin && at < now.end;
+}
+
+// The mask that is restored is the one before the fault: a handler that was called first may have blocked signals.
 void on_bus_error(int signal, siginfo_t* info, void* context) {
   MappedRead* now = current_mapped_read;
-  const auto* at = static_cast<const std::byte*>(info->si_addr);
-  if (now && info->si_code > 0 && at >= now->begin && at < now->end) siglongjmp(now->leave, 1);
-  pass_on(signal, info, context);
+  if (!now || !is_fault_of(*now, *info)) return pass_on(signal, info, context);
+  pthread_sigmask(SIG_SETMASK, &static_cast<const ucontext_t*>(context)->uc_sigmask, nullptr);
+  siglongjmp(now->leave, 1);
 }
 
 bool install() {

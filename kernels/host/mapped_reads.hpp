@@ -3,8 +3,9 @@
 // The kernel answers a read beyond a file's end, or one that the disk fails, with SIGBUS, which by default ends the
 // process. `read_mapped` runs a reader under a handler that takes faults inside the mapping as "could not be read" and
 // leaves the reader with a long jump; every other SIGBUS goes on to the handler that was there before, Python's
-// faulthandler say. The handler is installed once, when the first file is mapped: who installs another one later must
-// pass on what is not its own.
+// faulthandler say. The handler is installed once, when the first file is mapped. Who installs another one later must
+// pass on what is not its own, by calling this one or, as faulthandler does when it has told of the fault, by raising
+// the signal again.
 #pragma once
 
 #include <setjmp.h>
@@ -33,7 +34,7 @@ void install_mapped_read_handler();
 template <class Read>
 __attribute__((noinline)) bool read_mapped(const std::byte* begin, size_t bytes, const Read& read) {
   MappedRead now{begin, begin + bytes, current_mapped_read, {}};
-  if (sigsetjmp(now.leave, 0) != 0) {  // 0: the handler blocks no signal, so there is no mask to restore
+  if (sigsetjmp(now.leave, 0) != 0) {  // 0: the handler restores the mask, which costs a reader nothing
     current_mapped_read = now.outer;
     return false;
   }

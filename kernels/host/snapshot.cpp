@@ -4,6 +4,7 @@
 #include <cstring>
 #include <vector>
 
+#include "lookup_pieces.hpp"
 #include "mapped_reads.hpp"
 #include "page_faults.hpp"
 
@@ -63,10 +64,19 @@ TableView Snapshot::view() const {
           row_type()};
 }
 
-// Run `read`, which keeps the rules of read_mapped, and believe what it read.
+// Run `read`, which keeps the rules of read_mapped; false where the file could not be read.
+template <class Read>
+bool Snapshot::try_read(const Read& read) const {
+  return read_mapped(file_.data(), file_.bytes(), read);
+}
+
+// The same, and believe what it read.
 template <class Read>
 void Snapshot::guarded(const Read& read) const {
-  const bool was_read = read_mapped(file_.data(), file_.bytes(), read);
+  believe(try_read(read));
+}
+
+void Snapshot::believe(bool was_read) const {
   const std::string change = file_.change();
   if (!change.empty()) fail(change);
   if (!was_read) fail("cannot be read: the system reports a bus error, as of a failing disk");
@@ -136,26 +146,57 @@ uint64_t Snapshot::check_homes(const int64_t* keys, size_t n) {
   return kSound;
 }
 
+// One piece, on the thread it is given to: a fault comes to the thread that reads.
 template <class Read>
-void Snapshot::look_up(const int64_t* keys, size_t n, const Read& read) {
-  if (is_cold_.load(std::memory_order_relaxed)) prefetch(keys, n);
+void Snapshot::read_piece(const int64_t* keys, size_t n, Outcome& outcome, const Read& read) {
   const PageFaults faults(n);
   uint64_t damaged = kSound;
-  guarded([&] {
+  const bool was_read = try_read([&] {
     damaged = check_homes(keys, n);
     if (damaged == kSound) read();
   });
-  if (damaged != kSound) raise_damaged(damaged);
+  if (!was_read) outcome.was_read.store(false, std::memory_order_relaxed);
+  if (damaged != kSound) outcome.damaged.store(damaged, std::memory_order_relaxed);
   if (faults.have_waited()) is_cold_.store(true, std::memory_order_relaxed);
 }
 
+// Whether the file is still what it was is asked once, after the last piece.
+template <class ReadPiece>
+void Snapshot::look_up(const int64_t* keys, size_t n, const ReadPiece& read_piece_of) {
+  if (is_cold_.load(std::memory_order_relaxed)) prefetch(keys, n);
+  Outcome outcome;
+  do_in_pieces(n, [&](Piece piece) { read_piece_of(piece, outcome); });
+  believe(outcome.was_read.load(std::memory_order_relaxed));
+  if (const uint64_t damaged = outcome.damaged.load(std::memory_order_relaxed); damaged != kSound)
+    raise_damaged(damaged);
+}
+
 void Snapshot::fetch(const int64_t* keys, size_t n, float* out, bool* found) {
-  look_up(keys, n, [&] { lookup_loops().fetch(view(), keys, n, out, found); });
+  look_up(keys, n, [&](Piece piece, Outcome& outcome) {
+    const int64_t* some = keys + piece.begin;
+    read_piece(some, piece.size(), outcome, [&] {
+      lookup_loops().fetch(view(), some, piece.size(), out + piece.begin * dim(), found + piece.begin);
+    });
+  });
 }
 
 void Snapshot::fetch_pooled(const int64_t* keys, const Bags& bags, float* out, bool* found) {
-  const auto n = static_cast<size_t>(bags.row_ptrs[bags.count]);
-  look_up(keys, n, [&] { lookup_loops().fetch_pooled(view(), keys, bags, 0, bags.count, out, found); });
+  look_up(keys, static_cast<size_t>(bags.row_ptrs[bags.count]), [&](Piece piece, Outcome& outcome) {
+    const Piece some = bags_of(bags, piece);
+    const int64_t begin = bags.row_ptrs[some.begin], end = bags.row_ptrs[some.end];
+    read_piece(keys + begin, static_cast<size_t>(end - begin), outcome, [&] {
+      if (some.size()) lookup_loops().fetch_pooled(view(), keys, bags, some.begin, some.end, out, found);
+    });
+  });
+}
+
+void Snapshot::populate(size_t begin, size_t bytes) {
+  file_.populate(begin, bytes);
+  const uint64_t end = std::min<uint64_t>(begin + bytes, layout_.keys);
+  try_read([&] {
+    for (uint64_t at = std::max<uint64_t>(begin, layout_.index); at < end; at += kSnapshotPage)
+      check_from((at - layout_.index) / kSnapshotPage);
+  });
 }
 
 void Snapshot::read_rows(uint64_t first, size_t n, int64_t* keys, float* out) const {

@@ -39,8 +39,9 @@ class Snapshot {
   // Keys and, unless `out` is null, rows by number: [first, first + n) -> keys[n], out[n][dim]. first + n <= rows().
   void read_rows(uint64_t first, size_t n, int64_t* keys, float* out) const;
 
-  // Bring a part of the file into memory; see MappedFile::populate.
-  void populate(size_t begin, size_t bytes) const { file_.populate(begin, bytes); }
+  // Bring a part of the file into memory (MappedFile::populate), and check what of the index is in it, so that lookups
+  // need not. What is damaged is left for them to report.
+  void populate(size_t begin, size_t bytes);
 
   // Read the whole index. Throws FileFault where a byte is not what was written.
   void check_index();
@@ -51,6 +52,12 @@ class Snapshot {
  private:
   static constexpr uint64_t kSound = UINT64_MAX;  // no page is damaged
 
+  // What came of the pieces of one lookup. Relaxed: the end of the last piece publishes it.
+  struct Outcome {
+    std::atomic<bool> was_read{true};
+    std::atomic<uint64_t> damaged{kSound};
+  };
+
   TableView view() const;
   const uint32_t* checksums() const { return at<const uint32_t>(layout_.checksums); }
   template <class T>
@@ -58,7 +65,10 @@ class Snapshot {
     return reinterpret_cast<T*>(file_.data() + offset);
   }
   template <class Read>
+  bool try_read(const Read& read) const;
+  template <class Read>
   void guarded(const Read& read) const;
+  void believe(bool was_read) const;
 
   bool has_checksum(uint64_t page) const;
   bool is_sound(uint64_t page) const;
@@ -67,7 +77,9 @@ class Snapshot {
   void mark_checked(uint64_t page);
   uint64_t check_homes(const int64_t* keys, size_t n);
   template <class Read>
-  void look_up(const int64_t* keys, size_t n, const Read& read);
+  void read_piece(const int64_t* keys, size_t n, Outcome& outcome, const Read& read);
+  template <class ReadPiece>
+  void look_up(const int64_t* keys, size_t n, const ReadPiece& read_piece_of);
   template <class IsRight>
   uint64_t first_damaged(uint64_t begin, uint64_t end, const IsRight& is_right) const;
   uint64_t keys_in(uint64_t page) const;

@@ -16,7 +16,7 @@ def add_parser(commands: Any) -> None:
         "dump",
         help="write all rows of a table into a file",
         description="Write all rows of a table into a file, from the slowest tier, which holds all of them. Redis and "
-        "RocksDB may be in use meanwhile. RAM of other processes is not seen: where it is the only tier, the rows come "
+        "RocksDB may be in use meanwhile. RAM of other processes is not seen: with neither of the two, the rows come "
         "from the model's file.",
     )
     add_table_arguments(parser)

@@ -20,7 +20,7 @@ OWN_KEYS = {
     "hash_map": CAPACITIES | ROW_DTYPES | {"lookup_threads", "hot_keys"},
     "multi_process_hash_map": ROW_DTYPES | {"lookup_threads"},
     "redis_cluster": frozenset({"connect_timeout_ms", "layout", "row_dtype", "timeout_ms"}),
-    "snapshot": ROW_DTYPES | {"path", "overlay_capacity_rows", "warm_up"},
+    "snapshot": ROW_DTYPES | {"lookup_threads", "path", "overlay_capacity_rows", "warm_up"},
 }
 _HOST_AND_PORT = re.compile(r"(?:\[(?P<v6>[0-9a-fA-F:.]+)\]|(?P<host>[^\s:\[\]]+)):(?P<port>[0-9]{1,5})")
 

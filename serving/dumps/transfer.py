@@ -49,8 +49,8 @@ def dump_table(
     """Write all rows of a table into a file; memory does not grow with the table.
 
     The rows come from the slowest tier, which holds all of them: RocksDB, which other processes may have open, Redis,
-    or, where RAM is the only tier, RAM. RAM of another process is not seen: without another tier they come from the
-    model's file, as RAM would hold them. Rows that others write meanwhile may be in the file or not.
+    or, where RAM or a snapshot is the only tier, that. RAM of another process is not seen: without another tier they
+    come from the model's file, as RAM would hold them. Rows that others write meanwhile may be in the file or not.
 
     Args:
         source: a ``ps.json`` or a repository, or its configuration; or a running parameter server, which is asked for
@@ -67,7 +67,7 @@ def dump_table(
         ConfigError: the configuration cannot be accepted, or has no such table.
         OutputError: the file cannot be written, or would replace something that is no dump.
         StoreError: the tier does not answer, is damaged, or does not hold the table.
-        ModelFileError: RAM is the only tier, and the model's file is missing or damaged.
+        ModelFileError: RAM or a snapshot is the only tier, and the model's file is missing or damaged.
         MissingExtraError: a package is needed that is not installed.
     """
     file = Path(file)

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernels.host import HostTable, lookup_threads, pool_rows, set_lookup_threads
+from kernels.snapshot import Snapshot, write_snapshot
 
 SHARED_KEYS = 16_384  # from here on lookups are shared
 ROWS = 5_000
@@ -36,11 +37,21 @@ def table_and_rows(dim, row_dtype="fp32"):
     return table, rows
 
 
+def snapshot_of(table, folder):
+    """The same rows in a snapshot."""
+    with (folder / "t").open("wb") as file:
+        write_snapshot(file.fileno(), table.dim, ROWS, table.row_dtype, table.items(), bytes(32))
+    return Snapshot(folder / "t")
+
+
+@pytest.mark.parametrize("kind", ["table", "snapshot"])
 @pytest.mark.parametrize("row_dtype", ["fp32", "int8"])
 @pytest.mark.parametrize("dim", [3, 16, 32])
 @pytest.mark.parametrize("count", [SHARED_KEYS - 1, SHARED_KEYS, SHARED_KEYS + 1, 10 * SHARED_KEYS + 777])
-def test_a_shared_fetch_gives_the_rows_of_a_dict(count, dim, row_dtype):
+def test_a_shared_fetch_gives_the_rows_of_a_dict(count, dim, row_dtype, kind, tmp_path):
     table, rows = table_and_rows(dim, row_dtype)
+    if kind == "snapshot":
+        table = snapshot_of(table, tmp_path)
     keys = np.random.default_rng(count).integers(0, 3 * ROWS, count)
     guarded = np.full((count + 2, dim), -1.0, dtype=np.float32)
 
@@ -51,10 +62,20 @@ def test_a_shared_fetch_gives_the_rows_of_a_dict(count, dim, row_dtype):
     assert (guarded[[0, -1]] == -1.0).all()
 
 
+@pytest.fixture(scope="module")
+def tables(tmp_path_factory):
+    """By kind and dim, a table or a snapshot and its rows."""
+    made = {("table", dim): table_and_rows(dim) for dim in (5, 16)}
+    for dim in (5, 16):
+        table, rows = made["table", dim]
+        made["snapshot", dim] = (snapshot_of(table, tmp_path_factory.mktemp("snapshot")), rows)
+    return made
+
+
 @settings(deadline=None, max_examples=60)
 @given(data=st.data())
-def test_a_shared_pooled_lookup_has_the_bits_of_rows_pooled_by_one_thread(data):
-    table, rows = table_and_rows(data.draw(st.sampled_from([5, 16])))
+def test_a_shared_pooled_lookup_has_the_bits_of_rows_pooled_by_one_thread(tables, data):
+    table, rows = tables[data.draw(st.sampled_from(["table", "snapshot"])), data.draw(st.sampled_from([5, 16]))]
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
     lengths = st.sampled_from([0, 1, 2, 7, 2047, 2048, 2049, 5000])
     few = np.array(data.draw(st.lists(lengths, min_size=1, max_size=8)))
@@ -112,6 +133,17 @@ def pool_threads():
     return [(task / "comm").read_text().strip() for task in tasks.iterdir()].count("hotrow-lookup")
 
 
+def test_big_lookups_of_a_snapshot_use_the_pool(tmp_path):
+    table, _ = table_and_rows(4)
+    snapshot = snapshot_of(table, tmp_path)
+    keys, out = np.zeros(SHARED_KEYS, dtype=np.int64), np.empty((SHARED_KEYS, 4), dtype=np.float32)
+
+    snapshot.fetch(keys[1:], out[1:])
+    assert pool_threads() == 0
+    snapshot.fetch(keys, out)
+    assert pool_threads() == 3
+
+
 def test_threads_start_with_the_first_big_lookup_and_end_when_one_thread_is_asked_for():
     table, _ = table_and_rows(4)
     keys = np.zeros(SHARED_KEYS, dtype=np.int64)
@@ -155,6 +187,32 @@ HostTable(8, 10).fetch(np.arange(200_000), np.empty((200_000, 8), np.float32))
 
 def test_a_process_with_a_pool_ends_by_itself():
     subprocess.run([sys.executable, "-c", EXIT_AFTER_LOOKUPS], check=True, timeout=60)
+
+
+EXIT_BESIDE_LOOKUPS = """
+import threading
+import numpy as np
+from kernels.host import HostTable
+
+table = HostTable(8, 10)
+looks_up = threading.Event()
+
+def look_up():
+    keys, out = np.arange(10_000), np.empty((10_000, 8), np.float32)
+    while True:
+        table.fetch(keys, out)
+        looks_up.set()
+
+for _ in range(3):
+    threading.Thread(target=look_up, daemon=True).start()
+looks_up.wait()
+"""
+
+
+def test_a_process_ends_by_itself_while_daemon_threads_look_up():
+    result = subprocess.run([sys.executable, "-c", EXIT_BESIDE_LOOKUPS], capture_output=True, text=True, timeout=60)
+
+    assert result.returncode == 0, result.stderr
 
 
 @pytest.mark.parametrize("threads", [0, -1, 65])

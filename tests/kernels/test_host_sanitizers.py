@@ -1,4 +1,4 @@
-"""The host table and its pool of threads under the thread, address and undefined-behaviour sanitizers: *_stress.cpp."""
+"""The host table, its threads and snapshots under the thread, address and undefined-behaviour sanitizers."""
 
 import platform
 import shutil
@@ -71,3 +71,15 @@ def test_callers_of_a_pool_that_changes_its_size_get_every_chunk_done_once(tmp_p
     assert result.returncode == 0, result.stdout + result.stderr
     assert not result.stderr
     assert result.stdout.endswith(" jobs\n")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sanitizer", ["thread", "address,undefined"])
+def test_readers_of_a_snapshot_that_is_cut_short_see_its_rows_or_an_error(tmp_path_factory, tmp_path, sanitizer):
+    program = build(tmp_path_factory, sanitizer, "snapshot_stress")
+
+    result = run(program, "1000", tmp_path / "t.snapshot")
+
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert not result.stderr
+    assert result.stdout.endswith(" rows checked\n")

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from kernels.errors import SnapshotError
+from kernels.host import lookup_threads, set_lookup_threads
 from kernels.snapshot import Snapshot
 from tests.kernels.snapshot_files import (
     HEADER,
@@ -394,3 +395,62 @@ def test_a_child_of_a_fork_reads_what_its_parent_opened(table):
     """
 
     assert run_python(script, path).returncode == 0
+
+
+def test_a_fault_goes_by_way_of_a_faulthandler_that_was_enabled_later_and_ends_nothing(table):
+    path, _, _ = table
+    script = """
+        import faulthandler, os, signal, sys
+        import numpy as np
+        from kernels.errors import SnapshotError
+        from kernels.snapshot import Snapshot
+        snapshot = Snapshot(sys.argv[1])
+        faulthandler.enable()
+        os.truncate(sys.argv[1], 4096)
+        for _ in range(2):
+            try:
+                snapshot.fetch(np.arange(20), np.empty((20, 16), np.float32))
+            except SnapshotError as err:
+                print(err)
+        print(signal.pthread_sigmask(signal.SIG_BLOCK, []))
+    """
+
+    result = run_python(script, path)
+
+    assert result.returncode == 0, result.stderr
+    *errors, blocked = result.stdout.splitlines()
+    assert len(errors) == 2
+    assert all("bytes while it was open" in error for error in errors)
+    assert blocked == "set()"
+    assert "Bus error" in result.stderr
+
+
+def test_a_big_lookup_of_a_file_cut_short_is_an_error_whichever_thread_of_the_pool_meets_it(table):
+    path, keys, _ = table
+    asked = np.random.default_rng(0).choice(keys, 40_000)
+    before = lookup_threads()
+    set_lookup_threads(4)
+    try:
+        snapshot = Snapshot(path)
+        assert fetch(snapshot, asked)[1].all()
+        os.truncate(path, 3 * PAGE)
+
+        for _ in range(20):
+            with pytest.raises(SnapshotError, match="bytes while it was open"):
+                fetch(snapshot, asked)
+            with pytest.raises(SnapshotError, match="bytes while it was open"):
+                snapshot.fetch_pooled(asked, np.arange(asked.size + 1), np.empty((asked.size, DIM), np.float32), "sum")
+    finally:
+        set_lookup_threads(before)
+
+
+def test_a_big_lookup_that_meets_a_damaged_page_is_an_error_too(table):
+    path, keys, _ = table
+    asked = np.random.default_rng(0).choice(keys, 40_000)
+    snapshot = Snapshot(changed(path, lambda data: data.__setitem__(6 * PAGE, data[6 * PAGE] ^ 4)))
+
+    snapshot.warm_up()  # which says nothing of it
+
+    for _ in range(2):
+        with pytest.raises(SnapshotError, match=f"damaged: the page of 4,096 bytes at offset {6 * PAGE} is not"):
+            fetch(snapshot, asked)

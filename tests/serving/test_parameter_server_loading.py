@@ -459,12 +459,17 @@ class TestFromConfig:
             assert [store.name for store in server.stores] == left
             assert_served(server, model)
 
-    def test_the_threads_of_a_lookup_are_set_for_the_process(self, ps_file):
+    @pytest.mark.parametrize("tier", ["hash_map", "snapshot"])
+    def test_the_threads_of_a_lookup_are_set_for_the_process(self, ps_file, tier, tmp_path):
+        own = {"path": str(tmp_path / "snapshots")} if tier == "snapshot" else {}
+
+        def change(document):
+            document["volatile_db"] = {"type": tier, "lookup_threads": 7, **own}
+            document["persistent_db"] = {"type": "disabled"}
+
         before = lookup_threads()
         try:
-            with ParameterServer.from_config(
-                ps_file(lambda document: document["volatile_db"].update(lookup_threads=7))
-            ):
+            with ParameterServer.from_config(ps_file(change)):
                 assert lookup_threads() == 7
         finally:
             set_lookup_threads(before)
