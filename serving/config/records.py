@@ -172,8 +172,8 @@ class VolatileDbConfig(_Record):
         hot_keys: a folder that says, by table, which rows are loaded into RAM first; None: the first of the file.
         row_dtype: the form in which RAM keeps rows; see ``TableConfig``.
         row_dtype_per_table: another form for some tables, by their full names.
-        lookup_threads: most threads at one big lookup in RAM or a snapshot (``kernels.host.set_lookup_threads``, for the
-            whole process); None leaves the number as it is.
+        lookup_threads: most threads at one big lookup in RAM or a snapshot; for the whole process
+            (``kernels.host.set_lookup_threads``). None leaves the number as it is.
         path: the folder in which snapshots are made; None where every table's file must be one.
         overlay_capacity_rows: most rows of each table that can be changed over its snapshot; None: a sixteenth of them.
         warm_up: snapshots that fit into half of the available memory are read into it beside the first lookups.
