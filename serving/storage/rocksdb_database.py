@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterable
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,26 @@ from serving.storage.hps_layout import tag
 from serving.storage.rocksdb_engine import import_rocksdict, open_database, table_options
 
 READ_AHEAD_BYTES = 8 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class LoadRecord:
+    """What the rows of a table were loaded from, and the form in which they are kept. As a string: ``<digest> as int8``.
+
+    Of float32 rows the string is the digest.
+    """
+
+    digest: str
+    row_dtype: str
+
+    @staticmethod
+    def read(record: str) -> "LoadRecord":
+        """The inverse of ``str``."""
+        digest, _, row_dtype = record.partition(" as ")
+        return LoadRecord(digest, row_dtype or "fp32")
+
+    def __str__(self) -> str:
+        return self.digest if self.row_dtype == "fp32" else f"{self.digest} as {self.row_dtype}"
 
 
 class Database:
@@ -60,18 +81,18 @@ class Database:
             self._remove_family(table)
         self.create_family(table)
 
-    def record_load(self, table: str, digest: str) -> None:
+    def record_load(self, table: str, load: LoadRecord) -> None:
         """Record that every row of a load is on the disk, and what they were loaded from."""
-        self._record(puts={_digest_key(table): digest.encode()}, deletes=[_loading_key(table)])
+        self._record(puts={_digest_key(table): str(load).encode()}, deletes=[_loading_key(table)])
 
     def is_loading(self, table: str) -> bool:
         """Whether a load of the table has begun and not ended, so that it may have some of its rows only."""
         return self._handle.get(_loading_key(table)) is not None
 
-    def loaded_from(self, table: str) -> str | None:
-        """The digest of the table's last load, if that has ended."""
-        digest = self._handle.get(_digest_key(table))
-        return None if digest is None else bytes(digest).decode()
+    def last_load(self, table: str) -> LoadRecord | None:
+        """The table's last load, if that has ended."""
+        record = self._handle.get(_digest_key(table))
+        return None if record is None else LoadRecord.read(bytes(record).decode())
 
     def write(self, table: str, batches: Iterable[tuple[list[bytes], list[bytes] | None]]) -> None:
         """Write batches of keys and values, or delete keys where there are no values.

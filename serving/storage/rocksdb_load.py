@@ -4,6 +4,7 @@ import logging
 import shutil
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,9 @@ PIECE_ROWS = 2048
 
 
 class BulkLoader:
-    """Brings batches of rows into an empty column family, by way of a folder that it owns.
+    """Brings batches of rows into an empty column family, by way of files in a folder that it owns.
 
-    Memory is bounded, see ``RowSorter``; the disk holds the table twice for a while.
+    Memory is bounded, see ``RowSorter``; the disk holds the rows twice for a while.
     """
 
     def __init__(self, rocksdict: Any, options: Any, folder: Path, spec: TableSpec, codec: RowCodec) -> None:
@@ -36,25 +37,30 @@ class BulkLoader:
         self._codec = codec
         self._begun = time.monotonic()
 
-    def load(self, family: Any, batches: Iterable[tuple[Keys, Vectors]]) -> None:
-        """Fill ``family`` as one act; when it returns, every row is on the disk. Of equal keys the last wins.
+    @contextmanager
+    def written(self, batches: Iterable[tuple[Keys, Vectors]]) -> Iterator[list[str]]:
+        """Write every row, sorted, to files that are there while the block runs. Of equal keys the last wins.
 
         Raises:
             StoreError, or what rocksdict raises: the disk refuses.
+            StoreError: a key or a value does not fit the table.
         """
-        options = self._rocksdict.IngestExternalFileOptions()
-        options.set_move_files(True)
         shutil.rmtree(self._folder, ignore_errors=True)  # what a killed load left
         try:
             self._folder.mkdir(parents=True)
-            files = list(self._files(self._sorted(batches)))
-            if files:
-                family.ingest_external_file(files, options)  # links and entries: short, though the lock is held
+            yield list(self._files(self._sorted(batches)))
         except OSError as err:
             reason = f"{err.filename or self._folder}: {err.strerror} (os error {err.errno})"
             raise StoreError(STORE_NAME, self._spec.name, reason) from err
         finally:
             shutil.rmtree(self._folder, ignore_errors=True)  # a full disk is not left fuller
+
+    def take_in(self, family: Any, files: list[str]) -> None:
+        """Fill an empty column family as one act: links and entries, short, though Python's global lock is held."""
+        options = self._rocksdict.IngestExternalFileOptions()
+        options.set_move_files(True)
+        if files:
+            family.ingest_external_file(files, options)
 
     def _sorted(self, batches: Iterable[tuple[Keys, Vectors]]) -> Iterator[tuple[Keys, Values]]:
         sorter = RowSorter(self._folder, self._spec.key_bytes, self._codec.value_bytes)

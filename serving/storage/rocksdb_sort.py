@@ -72,7 +72,7 @@ class RowSorter:
             numbers, order = self._sorted()
             for start in range(0, order.size, PIECE_ROWS):
                 piece = slice(start, start + PIECE_ROWS)
-                yield keys_of_ordinals(numbers[piece]), self._values[order[piece]]
+                yield keys_of_ordinals(numbers[piece]), self._values.take(order[piece], axis=0)
             return
         self._spill()
         self._values = self._values[:0].copy()
@@ -87,7 +87,7 @@ class RowSorter:
             values = np.concatenate([run[1][cut] for run, cut in zip(self._runs, cuts, strict=True)])
             numbers, order = last_of_equals(numbers)
             if order.size:
-                yield keys_of_ordinals(numbers), values[order]
+                yield keys_of_ordinals(numbers), values.take(order, axis=0)
             begins = ends
 
     def _take(self, keys: Keys, values: Values) -> int:
@@ -108,7 +108,7 @@ class RowSorter:
         numbers.tofile(self._folder / f"{name}.keys")
         with (self._folder / f"{name}.values").open("wb") as file:
             for start in range(0, order.size, PIECE_ROWS):
-                file.write(self._values[order[start : start + PIECE_ROWS]].data)
+                file.write(self._values.take(order[start : start + PIECE_ROWS], axis=0).data)  # twice as quick as [ ]
         mapped_keys = np.memmap(self._folder / f"{name}.keys", numbers.dtype, mode="r")
         shape = (order.size, self._values.shape[1])
         mapped_values = np.memmap(self._folder / f"{name}.values", np.uint8, mode="r", shape=shape)

@@ -4,14 +4,14 @@ import logging
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 
 from kernels.host import RowDtype
 from serving.errors import StoreError
 from serving.storage.hps_layout import key_list, storable
-from serving.storage.rocksdb_database import Database
+from serving.storage.rocksdb_database import Database, LoadRecord
 from serving.storage.rocksdb_engine import STORE_NAME, translated_errors
 from serving.storage.rocksdb_follower import FilesState, Follower, files_state, open_beside_writer
 from serving.storage.rocksdb_load import BulkLoader
@@ -97,6 +97,9 @@ class RocksDbStore:
                 if self._read_only:
                     raise self._error(spec.name, "the database has no such table, and is open read-only")
                 self._database.create_family(spec.name)
+            load = self._database.last_load(spec.name)
+            if load is not None and load.row_dtype != codec.row_dtype:  # of values alike in length, too
+                raise self._error(spec.name, f"holds rows of {load.row_dtype}, expected {codec.row_dtype}")
             self._take(spec, codec)
 
     def capacity_rows(self, table: str) -> int | None:
@@ -135,8 +138,6 @@ class RocksDbStore:
             held = self._writable_table(table)
             if rows.shape[1] != held.spec.dim:
                 raise self._error(table, f"holds vectors of {held.spec.dim} floats, got {rows.shape[1]}")
-            if storable(keys, held.spec.key_bytes) is not None:
-                raise self._error(table, f"a key does not fit {held.spec.key_bytes} bytes")
             values = held.codec.encode(keys, rows)
             parts = self._parts(keys.size)
             self._database.write(
@@ -172,12 +173,8 @@ class RocksDbStore:
     def loaded_from(self, table: str) -> str | None:
         """See ``DurableStore.loaded_from``; None too where the rows were loaded in another form than asked for."""
         with self._lock, self._translated(table):
-            record = self._database.loaded_from(table) or ""
-            suffix = _form_suffix(self._row_dtype)
-            others = {_form_suffix(one) for one in get_args(RowDtype)} - {suffix, ""}
-            if not record.endswith(suffix) or record.endswith(tuple(others)):
-                return None
-            return record.removesuffix(suffix) or None
+            load = self._database.last_load(table)
+            return load.digest if load and load.row_dtype == (self._row_dtype or "fp32") else None
 
     def mark_changed(self, table: str) -> None:
         """See ``DurableStore.mark_changed``."""
@@ -185,29 +182,33 @@ class RocksDbStore:
             held = self._writable_table(table)
             digest = self.loaded_from(table)
             if digest is not None and not digest.endswith(CHANGED):
-                self._record_load(held.codec, table, digest + CHANGED)
+                self._database.record_load(table, LoadRecord(digest + CHANGED, held.codec.row_dtype))
 
     def bulk_load(self, spec: TableSpec, batches: Iterator[tuple[Keys, Vectors]], digest: str) -> None:
         """See ``DurableStore.bulk_load``.
 
-        The old rows go first, and with them the record of what they were loaded from; the new record is written when
-        every row is in the database and on the disk. Between the two the table counts as not loaded. Followers keep
-        the old rows until then. Rows of other tables can be inserted and evicted all the while.
+        The new rows are sorted and written first, beside the old ones, which stay as they are where that fails. Then
+        the old ones go, the files are taken in, and what they were loaded from is recorded; killed between the first of
+        these acts and the last, the table counts as not loaded. Followers keep the old rows until then. Rows of other
+        tables can be inserted and evicted all the while; of this table they go with the old ones.
         """
         with self._tables_lock, self._translated(spec.name):
             codec = RowCodec(STORE_NAME, spec, self._row_dtype)
-            with self._lock:
-                if self._read_only:
-                    held = self.loaded_from(spec.name)
-                    raise self._error(spec.name, f"open read-only, and loaded from {held}, not from {digest}")
-                database = self._database  # stays open: ``close`` waits for the load
-                self._tables = {name: held for name, held in self._tables.items() if name != spec.name}
-                database.begin_load(spec.name)
+            if self._read_only:
+                with self._lock:
+                    load = self._database.last_load(spec.name)
+                was = f"was loaded from {load}" if load else "has no record of a load that ended"
+                reason = f"{was}, expected {LoadRecord(digest, codec.row_dtype)}; the database is open read-only"
+                raise self._error(spec.name, reason)
+            database = self._database  # stays open: ``close`` waits for the load
             loader = BulkLoader(database.rocksdict, database.options, self._path / "loading", spec, codec)
-            loader.load(database.family(spec.name), batches)
-            with self._lock:
-                self._record_load(codec, spec.name, digest)
-                self._take(spec, codec)
+            with loader.written(batches) as files, self._lock:
+                database.begin_load(spec.name)
+                try:
+                    loader.take_in(database.family(spec.name), files)
+                    database.record_load(spec.name, LoadRecord(digest, codec.row_dtype))
+                finally:
+                    self._take(spec, codec)  # the old column family must not be read any more
             if self._warm_up:
                 database.read_ahead(wait=True)
 
@@ -273,20 +274,15 @@ class RocksDbStore:
         if self._warm_up:
             database.read_ahead(wait=False)
 
-    def _take(self, spec: TableSpec, codec: RowCodec) -> RocksDbTable:
+    def _take(self, spec: TableSpec, codec: RowCodec) -> None:
         table = RocksDbTable(self._path, spec, codec, self._database.family(spec.name))
         self._tables = {**self._tables, spec.name: table}
-        return table
-
-    def _record_load(self, codec: RowCodec, table: str, digest: str) -> None:
-        self._database.record_load(table, digest + _form_suffix(codec.row_dtype))
 
     def _parts(self, rows: int) -> Iterator[slice]:
         """Slices of so many rows as one call of the database takes."""
         return (slice(start, start + self._batch_rows) for start in range(0, rows, self._batch_rows))
 
     def _writable_table(self, table: str) -> RocksDbTable:
-        self._check_open(table)
         self._check_writable(table)
         held = self._tables.get(table)
         if held is None:
@@ -307,8 +303,3 @@ class RocksDbStore:
     def _translated(self, table: str) -> Any:
         self._check_open(table)
         return translated_errors(self._path, table)
-
-
-def _form_suffix(row_dtype: RowDtype | None) -> str:
-    """What the record of a load ends in, beside the digest: rows of another form are not the ones asked for."""
-    return "" if row_dtype in (None, "fp32") else f" as {row_dtype}"

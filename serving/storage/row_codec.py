@@ -6,6 +6,7 @@ from numpy.typing import NDArray
 from kernels.errors import RowValueError
 from kernels.host import RowDtype, decode_rows, encode_rows, row_bytes
 from serving.errors import StoreError
+from serving.storage.hps_layout import storable
 from serving.storage.store import Keys, TableSpec, Vectors
 
 
@@ -40,15 +41,19 @@ class RowCodec:
         """Bring rows into the form of the values.
 
         Args:
-            keys: int64[N], for messages.
+            keys: int64[N].
             rows: float32[N, D].
 
         Returns:
             uint8[N, value_bytes]; of float32 rows, the rows' own memory where they are contiguous.
 
         Raises:
-            StoreError: a value does not fit the form; the message names its key.
+            StoreError: a key does not fit the table's width, or a value the form; the message names the key.
         """
+        fits = storable(keys, self._spec.key_bytes)
+        if fits is not None:
+            reason = f"key {keys[np.argmin(fits)]} does not fit {self._spec.key_bytes} bytes"
+            raise StoreError(self._store, self._spec.name, reason)
         rows = np.ascontiguousarray(rows)
         if self.row_dtype == "fp32":
             return rows.view(np.uint8).reshape(rows.shape[0], self.value_bytes)

@@ -11,6 +11,7 @@ import pytest
 
 from serving.errors import StoreError
 from serving.storage import RocksDbStore, TableSpec
+from serving.storage.rocksdb_database import Database
 
 TABLE = "model.table"
 NEVER_MS = 3_600_000  # the tests say themselves when to catch up, but for the one of the thread
@@ -127,9 +128,28 @@ def test_a_follower_keeps_the_old_rows_until_a_load_is_whole(writer, path, opene
     follower.catch_up()
 
     assert answers == ["half", "half", "done"]
-    assert between == ([1, 1, None], None)
+    assert between == ([1, 1, None], "1")
     assert held(follower, [0, 500, 1000]) == [None, 2, 2]
     assert follower.loaded_from(TABLE) == "2"
+
+
+@pytest.mark.parametrize("is_made_anew", [True, False])
+def test_of_a_load_that_was_killed_between_the_old_rows_and_the_new_a_follower_keeps_the_old(
+    writer, path, opened, is_made_anew
+):
+    assert [writer.say("load 0 1000 1"), writer.say(), writer.say()] == ["half", "half", "done"]
+    follower = opened(path, catch_up_interval_ms=NEVER_MS)
+    writer.close()
+    database = Database(path, 1, read_only=False)
+    database.begin_load(TABLE)
+    if not is_made_anew:  # killed right before
+        database._remove_family(TABLE)
+    database.close()
+
+    follower.catch_up()
+
+    assert held(follower, [0, 999, 1000]) == [1, 1, None]
+    assert follower.loaded_from(TABLE) is None
 
 
 def test_a_table_that_the_writer_dropped_holds_no_keys_after_catching_up(writer, path, opened):

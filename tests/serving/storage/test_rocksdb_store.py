@@ -126,7 +126,7 @@ def test_an_empty_bulk_load_leaves_an_empty_table_that_counts_as_loaded(path):
         assert store.loaded_from(TABLE) == "nothing"
 
 
-def test_a_bulk_load_that_fails_halfway_does_not_count_as_loaded_and_leaves_no_files(path, monkeypatch):
+def test_a_bulk_load_that_fails_halfway_leaves_the_old_rows_and_no_files(path, monkeypatch):
     monkeypatch.setattr(rocksdb_sort, "RUN_BYTES", 24 * 100)
 
     def batches():
@@ -138,8 +138,52 @@ def test_a_bulk_load_that_fails_halfway_does_not_count_as_loaded_and_leaves_no_f
         with pytest.raises(StoreError, match="the file ends here"):
             store.bulk_load(TableSpec(TABLE, 4), batches(), "after")
 
-        assert store.loaded_from(TABLE) is None
+        assert fetch(store, [1, 2])[1].tolist() == [True, False]
+        assert store.loaded_from(TABLE) == "before"
         assert not (path / "loading").exists()
+
+
+def test_the_old_rows_are_read_until_the_new_ones_are_whole(path):
+    def batches():
+        for key in (2, 3):
+            seen.append((fetch(store, [1, 2])[1].tolist(), store.loaded_from(TABLE)))
+            yield np.array([key]), rows_of([key])
+
+    seen = []
+    with open_closing(path) as store:
+        load(store, [1], "before")
+
+        store.bulk_load(TableSpec(TABLE, 4), batches(), "after")
+
+        assert seen == [([True, False], "before")] * 2
+        assert fetch(store, [1, 2, 3])[1].tolist() == [False, True, True]
+
+
+def test_files_that_the_database_does_not_take_leave_an_empty_table_that_was_not_loaded(path, monkeypatch):
+    def lose(self, family, files):
+        raise StoreError("rocksdb", TABLE, "lost")
+
+    with open_closing(path) as store:
+        load(store, [1], "before")
+        monkeypatch.setattr(rocksdb_load.BulkLoader, "take_in", lose)
+        with pytest.raises(StoreError, match="lost"):
+            load(store, [2], "after")
+        assert not fetch(store, [1, 2])[1].any()
+        store.insert(TABLE, np.array([3]), rows_of([3]))
+        assert fetch(store, [3])[1].all()
+    with open_closing(path) as store:
+        assert store.loaded_from(TABLE) is None
+
+
+@pytest.mark.parametrize("key", [-1, 2**32])
+def test_a_bulk_load_refuses_a_key_that_is_too_wide_and_leaves_the_old_rows(path, key):
+    with open_closing(path, key_bytes=4) as store:
+        load(store, [1], key_bytes=4)
+
+        with pytest.raises(StoreError, match=f"key {key} does not fit 4 bytes"):
+            load(store, [5, key], "other", key_bytes=4)
+
+        assert fetch(store, [1, 5])[1].tolist() == [True, False]
 
 
 def test_rows_of_other_tables_change_while_a_table_is_loaded_and_a_checkpoint_waits(path, tmp_path):
@@ -519,3 +563,32 @@ class open_closing:  # noqa: N801 - reads as a function
 
     def __exit__(self, *_):
         self.store.close()
+
+
+@pytest.mark.parametrize(("before", "after"), [("fp16", "bf16"), ("int8", "uint8"), ("uint8", "int8")])
+def test_rows_of_another_form_are_not_read_as_if_they_were_of_this_one_though_they_are_as_long(path, before, after):
+    store, spec = narrow_store(path, before)
+    store.bulk_load(spec, iter([(np.arange(3), rows_of(np.arange(3)))]), "digest")
+    store.close()
+
+    store, spec = narrow_store(path, after)
+    with pytest.raises(StoreError, match=f"holds rows of {before}, expected {after}"):
+        store.open_table(spec, 0)
+
+    assert store.loaded_from(TABLE) is None
+    store.bulk_load(spec, iter([(np.arange(3), rows_of(np.arange(3)))]), "digest")
+    store.open_table(spec, 0)
+    store.close()
+
+
+def test_a_read_only_database_that_was_loaded_otherwise_says_from_what_and_how(path):
+    spec = TableSpec(TABLE, 4, row_dtype="fp16")
+    RocksDbStore(path, num_threads=1).close()
+    for expected in ("has no record of a load", "was loaded from before as fp16"):
+        store = RocksDbStore(path, read_only=True, num_threads=1, row_dtype="fp16")
+        with pytest.raises(StoreError, match=f"{expected}.*, expected after as fp16; the database is open read-only"):
+            store.bulk_load(spec, iter(()), "after")
+        store.close()
+        store = RocksDbStore(path, num_threads=1, row_dtype="fp16")
+        store.bulk_load(spec, iter(()), "before")
+        store.close()
