@@ -19,9 +19,9 @@ from serving.errors import ConfigError, StoreError
 from serving.parameter_server import ParameterServer
 from serving.parameter_server.loading import LOAD_BATCH_ROWS, load_tables, table_source, table_spec
 from serving.parameter_server.opening import open_stores, tier_settings
-from serving.storage import RocksDbStore
+from serving.storage import RocksDbStore, SharedMemoryStore
 from serving.storage.row_dtype import rounded
-from serving.storage.store import CHANGED, DurableStore, Keys, Store, TableSpec, Vectors
+from serving.storage.store import DurableStore, Keys, Store, TableSpec, Vectors, replaced
 
 logger = logging.getLogger(__name__)
 
@@ -124,11 +124,15 @@ def load_table(
         _check_rows(file, spec, dump, progress)
         with ExitStack() as opened:
             stores = [opened.enter_context(closing(store)) for store in open_stores(config)]
-            durable = [store for store in stores if isinstance(store, DurableStore)]
+            shared = [store for store in stores if isinstance(store, SharedMemoryStore)]
+            durable = [store for store in stores if isinstance(store, DurableStore) and store not in shared]
             if not durable:
                 reason = "no tier outlives its process, as Redis and RocksDB do: a load into it would be lost"
                 raise ConfigError(config.source, "", reason)
+            for memory in shared:
+                memory.drop_table(spec.name)  # left by a process that was killed: it is filled anew
             source = table_source(model, one)
+            record = replaced(source.model.digest())  # what no tier has that this load does not reach
             if not replace:
                 settings = tier_settings(config)
                 load_tables(durable, [source], [store for store in durable if not settings[store.name].is_initialized])
@@ -136,7 +140,7 @@ def load_table(
                 counted = _Counted(f"{file.name} to {store.name}", dump.rows, progress)
                 batches = counted(dump.batches(LOAD_BATCH_ROWS))
                 if replace:
-                    store.bulk_load(spec, batches, source.model.digest() + CHANGED)
+                    store.bulk_load(spec, batches, record)
                 else:
                     _insert(store, spec.name, batches)
     return dump.rows

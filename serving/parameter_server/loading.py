@@ -13,7 +13,17 @@ from serving.errors import StoreError, StoreFullError
 from serving.model.sparse_file import SparseModel
 from serving.parameter_server.first_rows import FirstRows
 from serving.storage.row_dtype import may_be_copied, rounded
-from serving.storage.store import CHANGED, DurableStore, Keys, ReservingStore, SourceStore, Store, TableSpec, Vectors
+from serving.storage.store import (
+    CHANGED,
+    DurableStore,
+    Keys,
+    ReservingStore,
+    SourceStore,
+    Store,
+    TableSpec,
+    Vectors,
+    files_of,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -179,10 +189,11 @@ def _reserve(store: DurableStore, source: TableSource, rows: int = 0) -> None:
 def _load_durable(
     store: DurableStore, source: TableSource, wanted: str, batches: Iterator[tuple[Keys, Vectors]] | None = None
 ) -> None:
-    """Load ``batches``, None for the files' rows, with the record ``wanted``, unless it has that, or changes since."""
+    """Load ``batches``, None for the files' rows, with the record ``wanted``, unless it has that, or it and changes."""
     if batches is None:
         _reserve(store, source)
-    if store.loaded_from(source.spec.name) in (wanted, wanted.removesuffix(CHANGED) + CHANGED):
+    record = store.loaded_from(source.spec.name)
+    if record is not None and wanted in (record, files_of(record)):
         store.open_table(source.spec, source.model.rows)
         return
     _announce(source, store)

@@ -43,7 +43,8 @@ class RedisRows:
 
     def with_form(self, digest: str) -> str:
         """What the record of a load says of files with ``digest``: rows of another form are another load."""
-        return digest + self._form
+        files = digest.removesuffix(CHANGED)
+        return files + self._form + digest[len(files) :]
 
     def without_form(self, record: str | None) -> str | None:
         """The digest of which ``with_form`` makes ``record``; None where that is of another form."""

@@ -15,21 +15,19 @@ READ_AHEAD_BYTES = 8 * 2**20
 
 @dataclass(frozen=True, slots=True)
 class LoadRecord:
-    """What the rows of a table were loaded from, and the form in which they are kept. As a string: ``<digest> as int8``.
-
-    Of float32 rows the string is the digest.
-    """
+    """What the rows of a table were loaded from, and their form; kept as ``<digest> as int8``, or as the digest."""
 
     digest: str
     row_dtype: str
 
     @staticmethod
     def read(record: str) -> "LoadRecord":
-        """The inverse of ``str``."""
+        """Read what ``str`` gives."""
         digest, _, row_dtype = record.partition(" as ")
         return LoadRecord(digest, row_dtype or "fp32")
 
     def __str__(self) -> str:
+        """Give what is kept in the database; of float32 rows the digest alone."""
         return self.digest if self.row_dtype == "fp32" else f"{self.digest} as {self.row_dtype}"
 
 

@@ -1,5 +1,6 @@
 """The Store protocol: what one storage tier of embedding rows must do."""
 
+import secrets
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal, Protocol, runtime_checkable
@@ -143,6 +144,16 @@ class PooledStore(Store, Protocol):
 
 # What the record of a load ends in once rows were inserted that did not come from the files it names.
 CHANGED = "+changed"
+
+
+def replaced(digest: str) -> str:
+    """What the record of a load says of rows that took the place of those of the files ``digest``: of no other rows."""
+    return f"{digest}+{secrets.token_hex(8)}{CHANGED}"
+
+
+def files_of(record: str) -> str:
+    """The digest of the files that a record of a load names, whatever changed since."""
+    return record.partition("+")[0]
 
 
 @runtime_checkable

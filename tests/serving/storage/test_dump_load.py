@@ -2,6 +2,7 @@
 
 import json
 import os
+import secrets
 import sys
 
 import numpy as np
@@ -17,7 +18,8 @@ from serving.config import read_repository
 from serving.dumps.formats import open_dump, write_dump
 from serving.errors import ConfigError, ModelFileError, OutputError, StoreError
 from serving.parameter_server import ParameterServer
-from serving.storage import MemoryStore, RocksDbStore, TableSpec
+from serving.storage import MemoryStore, RedisStore, RocksDbStore, TableSpec
+from serving.storage.store import CHANGED
 
 MODEL = TinyModel(rows=300)
 SPEC = TableSpec("tiny.user", 4)
@@ -170,6 +172,53 @@ def test_ram_in_front_starts_with_the_rows_that_were_loaded_and_not_with_the_fil
     assert served(ps) == (rows_of_model() | changes, {"memory": MODEL.rows})
     load_table(ps, "tiny.user", tmp_path / "t.bin", replace=True)
     assert served(ps) == (changes, {"memory": len(changes)})
+
+
+def test_a_tier_that_a_replacement_did_not_reach_any_more_is_filled_from_the_one_that_it_did(
+    write_ps, tmp_path, redis_server, monkeypatch
+):
+    ps = write_ps(volatile_db=redis_tier(redis_server), persistent_db=ROCKSDB["persistent_db"])
+    load_table(ps, "tiny.user", write_rows(tmp_path / "t.bin", {5: [0.5] * 4}))
+
+    def lose(*_):
+        raise StoreError("redis", "tiny.user", "lost")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RedisStore, "bulk_load", lose)
+        with pytest.raises(StoreError, match="lost"):
+            load_table(ps, "tiny.user", write_rows(tmp_path / "t.bin", {7: [1.5] * 4}), replace=True)
+
+    assert served(ps) == ({7: [1.5] * 4}, {"redis": 1})
+
+
+def test_rows_that_were_replaced_and_then_changed_stay_changed(write_ps, tmp_path, redis_server):
+    for tiers in ({"volatile_db": redis_tier(redis_server) | {"row_dtype": "int8"}}, ROCKSDB):
+        ps = write_ps(**tiers)
+        load_table(ps, "tiny.user", write_rows(tmp_path / "t.bin", {7: [1.5] * 4}), replace=True)
+        with ParameterServer.from_config(read_repository(ps)) as server:
+            server.insert("tiny.user", np.array([8]), np.full((1, 4), 2.5, np.float32))
+            record = server.stores[0].loaded_from("tiny.user")
+
+        assert served(ps)[0] == {7: [1.5] * 4, 8: [2.5] * 4}
+        assert record.count(CHANGED) == 1
+
+
+def test_shared_memory_that_was_left_behind_is_filled_anew_after_a_load(write_ps, tmp_path):
+    name = f"hotrow_test_{secrets.token_hex(4)}"
+    clause = {"type": "multi_process_hash_map", "shared_memory_name": name, "shared_memory_auto_remove": False}
+    ps = write_ps(volatile_db=clause, persistent_db=ROCKSDB["persistent_db"])
+    with ParameterServer.from_config(read_repository(ps)) as server:
+        server.insert("tiny.user", np.array([5]), np.full((1, 4), 2.5, np.float32))
+
+    load_table(ps, "tiny.user", write_rows(tmp_path / "t.bin", {5: [0.5] * 4}))
+    assert served(ps) == (rows_of_model() | {5: [0.5] * 4}, {"shared_memory": MODEL.rows})
+    load_table(ps, "tiny.user", tmp_path / "t.bin", replace=True)
+    assert served(ps)[0] == {5: [0.5] * 4}
+    ps = write_ps(volatile_db=clause)
+    with pytest.raises(ConfigError, match="no tier outlives its process"):
+        load_table(ps, "tiny.user", tmp_path / "t.bin")
+    write_ps(volatile_db=clause | {"shared_memory_auto_remove": True})
+    served(ps)
 
 
 def test_a_running_server_takes_the_rows_of_a_file_into_every_tier(write_ps, tmp_path):
