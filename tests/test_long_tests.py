@@ -4,6 +4,8 @@ import json
 import subprocess
 import sys
 
+import pytest
+
 TESTS = """
 import pytest
 
@@ -44,8 +46,9 @@ def test_the_record_has_the_outcome_and_the_time_of_each_long_test_and_of_no_oth
     assert record["date"].startswith("20")
 
 
-def test_tests_that_cannot_be_read_leave_no_record(tmp_path):
-    code, record = run(tmp_path, "no python")
+@pytest.mark.parametrize("tests", ["no python", "def test_short():\n    pass\n"], ids=["no python", "no long test"])
+def test_tests_that_were_not_run_leave_no_record(tmp_path, tests):
+    code, record = run(tmp_path, tests)
 
     assert code != 0
     assert record is None

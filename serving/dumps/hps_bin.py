@@ -10,8 +10,10 @@ There is no count and no checksum, and the order of pairs means nothing. Of a ke
 as it does where HPS inserts the pairs one after the other.
 """
 
+import os
 import struct
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -60,23 +62,28 @@ class BinDump:
         """
         self._path = path
         self._spec = spec
-        try:
-            with path.open("rb") as file:
-                header = file.read(_HEADER.size)
-            size_bytes = path.stat().st_size
-        except OSError as err:
-            raise ModelFileError(path, f"cannot be read: {err.strerror}") from err
+        with self._opened() as file:
+            header = file.read(_HEADER.size)
+            size_bytes = os.fstat(file.fileno()).st_size
         self.rows = self._checked_rows(header, size_bytes)
 
     def batches(self, batch_rows: int) -> Iterator[tuple[Keys, Vectors]]:
         """See ``Dump.batches``."""
-        with self._path.open("rb") as file:
+        with self._opened() as file:
             file.seek(_HEADER.size)
             for begin in range(0, self.rows, batch_rows):
                 pairs = self._read(file, begin, min(batch_rows, self.rows - begin))
                 keys = pairs["key"].astype(np.int64)
                 self._check_keys(begin, keys)
                 yield keys, np.ascontiguousarray(pairs["vector"], dtype=np.float32)
+
+    @contextmanager
+    def _opened(self) -> Iterator[BinaryIO]:
+        try:
+            with self._path.open("rb") as file:
+                yield file
+        except OSError as err:
+            raise ModelFileError(self._path, f"cannot be read: {err.strerror}") from err
 
     def _checked_rows(self, header: bytes, size_bytes: int) -> int:
         """How many pairs there are."""

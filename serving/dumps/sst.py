@@ -6,6 +6,7 @@ HPS's RocksDB backend writes such files, and RocksDB takes one in without rewrit
 import os
 import secrets
 import shutil
+import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from itertools import islice
@@ -114,16 +115,16 @@ class SstDump:
             with translated_errors(self._path):
                 yield
         except StoreError as err:
+            what = "cannot be read" if isinstance(err.__cause__, OSError) else "damaged, or no SST file"
             reason = err.reason.removeprefix(f"{self._path}: ").replace(f"{folder}{os.sep}", "")
-            raise ModelFileError(self._path, f"damaged, or no SST file: {reason}") from err
-        except OSError as err:
-            raise ModelFileError(self._path, f"cannot be read: {err.strerror}") from err
+            raise ModelFileError(self._path, f"{what}: {reason}") from err
 
 
 @contextmanager
 def _scratch_folder(path: Path) -> Iterator[Path]:
-    """A hidden folder beside ``path``, on the same disk, removed at the end."""
-    folder = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    """A hidden folder, not made yet, removed at the end: beside ``path``, or elsewhere if that is read-only."""
+    parent = path.parent if os.access(path.parent, os.W_OK) else Path(tempfile.gettempdir())
+    folder = parent / f".{path.name}.{secrets.token_hex(4)}.tmp"
     try:
         yield folder
     finally:

@@ -106,9 +106,8 @@ def check_database(path: Path, read_only: bool) -> None:
         return
     missing = [folder for folder in (path, *path.parents) if not os.path.lexists(folder)]
     try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as err:
-        raise StoreError(STORE_NAME, "", f"{path}: {err.strerror} (os error {err.errno})") from err
+        with translated_errors(path):
+            path.mkdir(parents=True, exist_ok=True)
     finally:
         for folder in missing:
             with suppress(OSError):  # was not made, or somebody else uses it already
@@ -135,9 +134,14 @@ def all_items(database: Any) -> Iterator[tuple[bytes, bytes]]:
 
 @contextmanager
 def translated_errors(path: Path, table: str = "") -> Iterator[None]:
-    """Turn what rocksdict raises into StoreError: it raises plain ``Exception`` and tells cases apart by text only."""
+    """Turn what the system and rocksdict raise into StoreError.
+
+    rocksdict raises plain ``Exception`` and tells cases apart by text only.
+    """
     try:
         yield
+    except OSError as err:
+        raise StoreError(STORE_NAME, table, f"{err.filename or path}: {err.strerror} (os error {err.errno})") from err
     except Exception as err:
         if type(err) is not Exception and type(err).__module__ != "rocksdict":
             raise

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from serving.errors import StoreError
 from serving.storage.rocksdb_database import Database
-from serving.storage.rocksdb_engine import STORE_NAME
+from serving.storage.rocksdb_engine import STORE_NAME, translated_errors
 
 logger = logging.getLogger(__name__)
 
@@ -46,12 +46,17 @@ def open_beside_writer(path: Path, num_threads: int) -> Database:
 
 
 def files_state(path: Path, *patterns: str) -> FilesState:
-    """What changes with the list of the database's files, ``MANIFEST-*``, or with its newest writes, ``*.log``."""
+    """What changes with the list of the database's files, ``MANIFEST-*``, or with its newest writes, ``*.log``.
+
+    Raises:
+        StoreError: the folder cannot be read.
+    """
     state = []
-    for pattern in patterns:
-        for file in path.glob(pattern):
-            with suppress(OSError):  # it has just been replaced
-                state.append((file.name, file.stat().st_size))
+    with translated_errors(path):
+        for pattern in patterns:
+            for file in path.glob(pattern):
+                with suppress(FileNotFoundError):  # it has just been replaced
+                    state.append((file.name, file.stat().st_size))
     return sorted(state)
 
 

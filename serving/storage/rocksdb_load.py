@@ -8,9 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from serving.errors import StoreError
 from serving.storage.hps_layout import key_list
-from serving.storage.rocksdb_engine import STORE_NAME
 from serving.storage.rocksdb_sort import RowSorter, Values
 from serving.storage.row_codec import RowCodec, value_list
 from serving.storage.store import Keys, TableSpec, Vectors
@@ -42,16 +40,13 @@ class BulkLoader:
         """Write every row, sorted, to files that are there while the block runs. Of equal keys the last wins.
 
         Raises:
-            StoreError, or what rocksdict raises: the disk refuses.
+            OSError, or what rocksdict raises: the disk refuses.
             StoreError: a key or a value does not fit the table.
         """
         shutil.rmtree(self._folder, ignore_errors=True)  # what a killed load left
         try:
             self._folder.mkdir(parents=True)
             yield list(self._files(self._sorted(batches)))
-        except OSError as err:
-            reason = f"{err.filename or self._folder}: {err.strerror} (os error {err.errno})"
-            raise StoreError(STORE_NAME, self._spec.name, reason) from err
         finally:
             shutil.rmtree(self._folder, ignore_errors=True)  # a full disk is not left fuller
 

@@ -19,8 +19,8 @@ def check_manifest(store: str, path: Path) -> None:
     """Check that the database at ``path``, if there is one, has a list of its files that was not cut short.
 
     Raises:
-        StoreError: the list ends inside an entry or cannot be read, or there are files of rows and no list; the message
-            names the file.
+        StoreError: the list ends inside an entry, or there are files of rows and no list; the message names the file.
+        OSError: it cannot be read.
     """
     current = path / "CURRENT"
     if not current.exists():
@@ -30,10 +30,7 @@ def check_manifest(store: str, path: Path) -> None:
     manifest = path / os.fsdecode(current.read_bytes().strip())
     if not manifest.is_file():
         return  # RocksDB says so itself
-    try:
-        content = manifest.read_bytes()
-    except OSError as err:
-        raise StoreError(store, "", f"{manifest}: {err.strerror} (os error {err.errno})") from err
+    content = manifest.read_bytes()
     whole_bytes = whole_entries_bytes(content)
     if whole_bytes < len(content):
         raise StoreError(

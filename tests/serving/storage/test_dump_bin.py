@@ -123,3 +123,13 @@ def test_a_dump_that_shrinks_while_it_is_read_is_refused(tmp_path):
 def test_a_dump_that_is_absent_is_refused(tmp_path):
     with pytest.raises(ModelFileError, match=r"t\.bin: cannot be read: No such file"):
         read(tmp_path / "t.bin", WIDE)
+
+
+def test_a_dump_that_goes_after_it_was_opened_is_refused(tmp_path):
+    path = tmp_path / "t.bin"
+    path.write_bytes(GOLDEN)
+    with open_dump(path, WIDE) as dump:
+        path.unlink()
+
+        with pytest.raises(ModelFileError, match=r"t\.bin: cannot be read: No such file"):
+            list(dump.batches(100))

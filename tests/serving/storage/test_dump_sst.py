@@ -61,6 +61,19 @@ def test_a_file_is_read_back_and_is_as_it_was(sst, tmp_path):
     assert os.listdir(tmp_path) == ["t.sst"]
 
 
+def test_a_file_on_a_disk_that_is_only_read_is_read_by_way_of_a_temporary_folder(sst, tmp_path_factory, monkeypatch):
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    monkeypatch.setattr("tempfile.tempdir", str(elsewhere))
+    monkeypatch.setattr("os.access", lambda *_: False)
+
+    with open_dump(sst, SPEC) as dump:
+        assert dump.rows == KEYS.size
+        assert os.listdir(sst.parent) == ["t.sst"]
+        assert len(os.listdir(elsewhere)) == 1
+
+    assert os.listdir(elsewhere) == []
+
+
 def test_a_file_of_hps_is_read_where_links_are_not_possible(sst, monkeypatch):
     def refuse(*_):
         raise PermissionError(1, "Operation not permitted")

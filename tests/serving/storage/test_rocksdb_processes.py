@@ -1,10 +1,12 @@
 """A database that several processes have open, and copies of one."""
 
+import errno
 import shutil
 import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -205,6 +207,27 @@ def test_a_follower_whose_database_is_gone_says_so_and_goes_on_with_what_it_saw(
         follower.catch_up()
 
     assert held(follower, [1, 1000]) == [1, None]
+
+
+def test_a_follower_whose_disk_does_not_answer_says_so_and_follows_again_when_it_does(
+    writer, path, opened, monkeypatch
+):
+    def refuse(*_):
+        raise OSError(errno.ESTALE, "Stale file handle", str(path))
+
+    writer.say("insert 0 10 1")
+    follower = opened(path, catch_up_interval_ms=NEVER_MS)
+    writer.say("insert 0 10 2")
+
+    for method in ("glob", "exists", "read_bytes"):
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, method, refuse)
+            with pytest.raises(StoreError, match=f"{path}.*: Stale file handle"):
+                follower.catch_up()
+        assert held(follower, [1]) == [1]
+    follower.catch_up()
+
+    assert held(follower, [1]) == [2]
 
 
 @pytest.mark.parametrize("options", [{"catch_up_interval_ms": 5}, {"read_only": True, "catch_up_interval_ms": 0}])
