@@ -209,7 +209,8 @@ def _held_rows(source: str | Path | ParameterServerConfig | ParameterServer, tab
     with ExitStack() as opened:
         stores = [opened.enter_context(closing(store)) for store in open_stores(_slowest_tier(config))]
         store = stores[-1]
-        if isinstance(store, DurableStore):
+        is_gone = isinstance(store, SharedMemoryStore) and store.loaded_from(table) is None  # with its last process
+        if isinstance(store, DurableStore) and not is_gone:
             store.open_table(spec, 0)
             yield _rows_in(store, spec)
         else:

@@ -1,14 +1,18 @@
 """An open RocksDB database: its column families, one per table, and what the default one records of them."""
 
 import os
-from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from serving.storage.hps_layout import tag
+import numpy as np
+from numpy.typing import NDArray
+
+from serving.storage.hps_layout import key_list, tag
 from serving.storage.rocksdb_engine import import_rocksdict, open_database, table_options
+from serving.storage.row_codec import value_list
+from serving.storage.store import Keys, TableSpec
 
 READ_AHEAD_BYTES = 8 * 2**20
 
@@ -92,20 +96,22 @@ class Database:
         record = self._handle.get(_digest_key(table))
         return None if record is None else LoadRecord.read(bytes(record).decode())
 
-    def write(self, table: str, batches: Iterable[tuple[list[bytes], list[bytes] | None]]) -> None:
-        """Write batches of keys and values, or delete keys where there are no values.
+    def write(self, spec: TableSpec, keys: Keys, values: NDArray[np.uint8] | None, batch_rows: int) -> None:
+        """Write the values uint8[N, B] of keys int64[N] that fit the table; None: delete the keys.
 
-        Each batch is there whole or not at all; when this returns, all are on the disk.
+        Of every ``batch_rows`` all are there or none; when this returns, all are on the disk.
         """
-        family = self._handle.get_column_family_handle(tag(table))
-        for keys, values in batches:
+        family = self._handle.get_column_family_handle(tag(spec.name))
+        for start in range(0, keys.size, batch_rows):
+            part = slice(start, start + batch_rows)
             batch = self.rocksdict.WriteBatch(raw_mode=True)
             batch.set_default_column_family(family)
+            raw = key_list(keys[part], spec.key_bytes)
             if values is None:
-                for key in keys:
+                for key in raw:
                     del batch[key]
             else:
-                for key, value in zip(keys, values, strict=True):
+                for key, value in zip(raw, value_list(values[part]), strict=True):
                     batch[key] = value
             self._handle.write(batch)
         self._handle.flush_wal(True)

@@ -10,13 +10,13 @@ import numpy as np
 
 from kernels.host import RowDtype
 from serving.errors import StoreError
-from serving.storage.hps_layout import key_list, storable
+from serving.storage.hps_layout import storable
 from serving.storage.rocksdb_database import Database, LoadRecord
 from serving.storage.rocksdb_engine import STORE_NAME, translated_errors
 from serving.storage.rocksdb_follower import FilesState, Follower, files_state, open_beside_writer
 from serving.storage.rocksdb_load import BulkLoader
 from serving.storage.rocksdb_table import RocksDbTable
-from serving.storage.row_codec import RowCodec, value_list
+from serving.storage.row_codec import RowCodec
 from serving.storage.store import CHANGED, Keys, Mask, TableSpec, Vectors
 
 logger = logging.getLogger(__name__)
@@ -128,7 +128,8 @@ class RocksDbStore:
             return found
         if out.shape[1] != held.spec.dim:
             raise self._error(table, f"holds vectors of {held.spec.dim} floats, asked for {out.shape[1]}")
-        for part in self._parts(keys.size):
+        for start in range(0, keys.size, self._batch_rows):
+            part = slice(start, start + self._batch_rows)
             held.fetch(keys[part], out[part], found[part])
         return found
 
@@ -138,11 +139,7 @@ class RocksDbStore:
             held = self._writable_table(table)
             if rows.shape[1] != held.spec.dim:
                 raise self._error(table, f"holds vectors of {held.spec.dim} floats, got {rows.shape[1]}")
-            values = held.codec.encode(keys, rows)
-            parts = self._parts(keys.size)
-            self._database.write(
-                table, ((key_list(keys[part], held.spec.key_bytes), value_list(values[part])) for part in parts)
-            )
+            self._database.write(held.spec, keys, held.codec.encode(keys, rows), self._batch_rows)
 
     def evict(self, table: str, keys: Keys) -> int | None:
         """See ``Store.evict``; RocksDB deletes without looking, so it cannot tell how many there were."""
@@ -151,9 +148,7 @@ class RocksDbStore:
                 return 0
             held = self._writable_table(table)
             fits = storable(keys, held.spec.key_bytes)
-            keys = keys if fits is None else keys[fits]
-            parts = self._parts(keys.size)
-            self._database.write(table, ((key_list(keys[part], held.spec.key_bytes), None) for part in parts))
+            self._database.write(held.spec, keys if fits is None else keys[fits], None, self._batch_rows)
             return None
 
     def drop_table(self, table: str) -> None:
@@ -277,10 +272,6 @@ class RocksDbStore:
     def _take(self, spec: TableSpec, codec: RowCodec) -> None:
         table = RocksDbTable(self._path, spec, codec, self._database.family(spec.name))
         self._tables = {**self._tables, spec.name: table}
-
-    def _parts(self, rows: int) -> Iterator[slice]:
-        """Slices of so many rows as one call of the database takes."""
-        return (slice(start, start + self._batch_rows) for start in range(0, rows, self._batch_rows))
 
     def _writable_table(self, table: str) -> RocksDbTable:
         self._check_writable(table)

@@ -203,6 +203,22 @@ def test_rows_that_were_replaced_and_then_changed_stay_changed(write_ps, tmp_pat
         assert record.count(CHANGED) == 1
 
 
+def test_shared_memory_is_dumped_as_it_is_while_a_process_has_it_and_then_as_the_file_is(write_ps, tmp_path):
+    name = f"hotrow_test_{secrets.token_hex(4)}"
+    ps = write_ps(volatile_db={"type": "multi_process_hash_map", "shared_memory_name": name, "row_dtype": "int8"})
+    rounded = MODEL.vectors("user")
+    round_rows(rounded, "int8", rounded)
+    expected = dict(enumerate(rounded.tolist()))
+    with ParameterServer.from_config(read_repository(ps)) as server:
+        server.insert("tiny.user", np.array([5]), np.zeros((1, 4), np.float32))
+
+        dump_table(ps, "tiny.user", tmp_path / "served.bin")
+    dump_table(ps, "tiny.user", tmp_path / "later.bin")
+
+    assert rows_of_file(tmp_path / "served.bin") == expected | {5: [0.0] * 4}
+    assert rows_of_file(tmp_path / "later.bin") == expected
+
+
 def test_shared_memory_that_was_left_behind_is_filled_anew_after_a_load(write_ps, tmp_path):
     name = f"hotrow_test_{secrets.token_hex(4)}"
     clause = {"type": "multi_process_hash_map", "shared_memory_name": name, "shared_memory_auto_remove": False}
