@@ -97,9 +97,6 @@ class RocksDbStore:
                 if self._read_only:
                     raise self._error(spec.name, "the database has no such table, and is open read-only")
                 self._database.create_family(spec.name)
-            load = self._database.last_load(spec.name)
-            if load is not None and load.row_dtype != codec.row_dtype:  # of values alike in length, too
-                raise self._error(spec.name, f"holds rows of {load.row_dtype}, expected {codec.row_dtype}")
             self._take(spec, codec)
 
     def capacity_rows(self, table: str) -> int | None:
@@ -227,7 +224,7 @@ class RocksDbStore:
     def catch_up(self) -> None:
         """See what the writer has acknowledged until now; a store that is not read-only sees it anyway.
 
-        A table that is just being loaded stays as it was.
+        A table that is just being loaded, or has another dimension or form now, stays as it was.
 
         Raises:
             StoreError: the database cannot be opened anew; the store goes on with what it saw before.
@@ -260,18 +257,26 @@ class RocksDbStore:
             database = Database(self._path, self._num_threads, read_only=False)
         tables = {}
         for name, held in self._tables.items():
-            family = database.family(name)
             if database.is_loading(name):
                 tables[name] = held  # whose handle keeps the files of that time open
-            elif family is not None:
-                tables[name] = RocksDbTable(self._path, held.spec, held.codec, family)
+            elif database.family(name) is not None:
+                try:
+                    tables[name] = self._table(database, held.spec, held.codec)
+                except StoreError as err:  # it is of another model now: no reason to hold back the others
+                    logger.warning("%s; it stays as it was", err)
+                    tables[name] = held
         self._database, self._tables, self._seen = database, tables, seen
         if self._warm_up:
             database.read_ahead(wait=False)
 
     def _take(self, spec: TableSpec, codec: RowCodec) -> None:
-        table = RocksDbTable(self._path, spec, codec, self._database.family(spec.name))
-        self._tables = {**self._tables, spec.name: table}
+        self._tables = {**self._tables, spec.name: self._table(self._database, spec, codec)}
+
+    def _table(self, database: Database, spec: TableSpec, codec: RowCodec) -> RocksDbTable:
+        load = database.last_load(spec.name)
+        if load is not None and load.row_dtype != codec.row_dtype:  # the values may be as long
+            raise self._error(spec.name, f"holds rows of {load.row_dtype}, expected {codec.row_dtype}")
+        return RocksDbTable(self._path, spec, codec, database.family(spec.name))
 
     def _writable_table(self, table: str) -> RocksDbTable:
         self._check_writable(table)

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -292,3 +293,30 @@ def test_a_checkpoint_is_not_made_over_something_nor_of_a_database_that_is_only_
         store.checkpoint(tmp_path / "copy")
 
     assert not (tmp_path / "copy").exists()
+
+
+@pytest.mark.parametrize("new", [TableSpec(TABLE, 2), TableSpec(TABLE, 8, row_dtype="fp16")], ids=["dim", "form"])
+def test_a_table_of_another_shape_holds_back_no_other_table_of_a_follower_and_can_be_opened_anew(path, new):
+    other = TableSpec("model.other", 4)
+    with closing(RocksDbStore(path, num_threads=1)) as store:
+        store.bulk_load(TableSpec(TABLE, 4), iter([(np.arange(3), np.ones((3, 4), np.float32))]), "old")
+        store.bulk_load(other, iter([(np.arange(3), np.ones((3, 4), np.float32))]), "old")
+    with closing(RocksDbStore(path, read_only=True, num_threads=1, catch_up_interval_ms=NEVER_MS)) as follower:
+        follower.open_table(TableSpec(TABLE, 4), 0)
+        follower.open_table(other, 0)
+        with closing(RocksDbStore(path, num_threads=1, row_dtype=new.row_dtype)) as store:
+            store.bulk_load(new, iter([(np.arange(3), np.full((3, new.dim), 2, np.float32))]), "new")
+        with closing(RocksDbStore(path, num_threads=1)) as store:
+            store.bulk_load(other, iter([(np.arange(3), np.full((3, 4), 2, np.float32))]), "new")
+
+        follower.catch_up()
+
+        out = np.empty((1, 4), np.float32)
+        assert follower.fetch(other.name, np.array([1]), out).all()
+        assert (out == 2).all()
+        assert held(follower, [1]) == [1]
+        if new.row_dtype == "fp32":
+            follower.open_table(new, 0)
+            out = np.empty((1, new.dim), np.float32)
+            assert follower.fetch(TABLE, np.array([1]), out).all()
+            assert (out == 2).all()
