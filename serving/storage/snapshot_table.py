@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from kernels.errors import ReservedKeyError, RowValueError, TableFullError
-from kernels.host import HostTable, pool_rows
+from kernels.host import HostTable, KeyIndex, pool_rows
 from serving.errors import StoreError, StoreFullError
 from serving.model.records import Combiner
 from serving.storage.snapshot_reader import SnapshotReader
@@ -28,6 +28,14 @@ class _Overlay:
 
     def hides(self, keys: Keys) -> Mask:
         return self.hidden.fetch(keys, np.empty((keys.size, 1), dtype=np.float32))
+
+    def touched(self) -> KeyIndex:
+        """The keys that were inserted or evicted until now."""
+        touched = KeyIndex()
+        for table in (self.rows, self.hidden):
+            for keys, _ in table.items():
+                touched.find_or_insert(keys)
+        return touched
 
 
 class SnapshotTable:
@@ -125,18 +133,23 @@ class SnapshotTable:
             return int(gone.size)
 
     def items(self, batch_rows: int) -> Iterator[tuple[Keys, Vectors]]:
-        """See ``Store.items``: the file's rows in its order, then those of the overlay."""
+        """See ``Store.items``: the file's rows in its order, then those of the overlay.
+
+        No key comes twice because it changes meanwhile: where nobody had touched it when the walk began, the walk has
+        it from the file, else from the overlay.
+        """
         overlay = self._overlay
+        touched = overlay.touched() if overlay is not None else KeyIndex()
         if self._reader is not None:
             for keys, rows in self._reader.items(batch_rows):
-                if overlay is None:
-                    yield keys, rows
-                    continue
-                stands = ~overlay.hides(keys) & ~overlay.rows.fetch(keys, np.empty_like(rows))
+                stands = touched.find(keys) < 0
                 if stands.any():
                     yield keys[stands], rows[stands]
         if overlay is not None:
-            yield from overlay.rows.items(batch_rows)
+            for keys, rows in overlay.rows.items(batch_rows):
+                stands = (touched.find(keys) >= 0) | ~self._fetch_file(keys, np.empty_like(rows))
+                if stands.any():
+                    yield keys[stands], rows[stands]
 
     def _fetch_file(self, keys: Keys, out: Vectors) -> Mask:
         if self._reader is not None:

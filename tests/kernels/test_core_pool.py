@@ -197,14 +197,14 @@ from kernels.host import HostTable
 table = HostTable(8, 10)
 looks_up = threading.Event()
 
-def look_up():
-    keys, out = np.arange(10_000), np.empty((10_000, 8), np.float32)
+def look_up(count):
+    keys, out = np.arange(count), np.empty((count, 8), np.float32)
     while True:
         table.fetch(keys, out)
         looks_up.set()
 
-for _ in range(3):
-    threading.Thread(target=look_up, daemon=True).start()
+for count in (100, 10_000, 20_000):  # the last one with the pool's threads
+    threading.Thread(target=look_up, args=(count,), daemon=True).start()
 looks_up.wait()
 """
 

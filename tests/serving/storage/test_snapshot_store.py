@@ -429,6 +429,23 @@ def run_at_once(script, count, *arguments):
 
 
 @pytest.mark.slow
+def test_a_walk_meets_no_key_twice_though_it_changes_meanwhile(table, folder):
+    path, rows = table
+    store = loaded(folder, path, overlay_capacity_rows=100)
+    store.insert(TABLE, np.array([290, 1000]), np.zeros((2, DIM), np.float32))
+    store.evict(TABLE, np.array([291]))
+    walk = store.items(TABLE, 50)
+    met = next(walk)[0].tolist()
+
+    store.insert(TABLE, np.array([met[0], 200, 291, 1001]), np.ones((4, DIM), np.float32))
+    store.evict(TABLE, np.array([met[1], 201]))
+    for keys, _ in walk:
+        met += keys.tolist()
+
+    assert len(met) == len(set(met))
+    assert set(met) | {201, 291, 1001} == {*rows, 1000, 1001}
+
+
 def test_of_processes_that_start_together_one_makes_the_snapshot(tmp_path, folder):
     path, rows = write_table(tmp_path / "table", range(50_000))
     script = """
