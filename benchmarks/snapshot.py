@@ -5,6 +5,8 @@
 - start: open a snapshot and answer a first batch of 1,664 keys, against reading key and emb_vector into a host table
   and answering the same; both files are in the page cache. Target: 50 times sooner, at 10M rows of 32 floats
 - lookup: rows per second, against the same rows in a host table, once the file is warmed up and its index checked
+- first: the first 26,624 keys of a file that is in memory but was never opened, each in a page of the index that must be
+  checked, against the first ones after a warm-up, which checks the index
 - cold: 10,000 keys of a snapshot that is not in memory, against reading as many rows of a mapped emb_vector whose
   numbers are known, one page fault after the other
 """
@@ -43,6 +45,7 @@ def main():
         records = [
             start(table, file, rows, starts),
             lookup(table, file, rows, rounds),
+            first(file, rows, rounds),
             cold(table / "emb_vector", file, rows, rounds),
         ]
     publish(records, arguments.json)
@@ -111,6 +114,25 @@ def lookup(table, file, rows, rounds):
                 answer(one, batches[-1], out)
             rates.append((rate[snapshot], rate[held]))
     return Record.of("snapshot.lookup", {"rows": rows, "dim": DIM, "keys": BATCH_KEYS}, "Mrow/s", rates)
+
+
+def first(file, rows, rounds):
+    """Batches per second; nothing but the snapshot's own state differs."""
+    out = np.empty((BATCH_KEYS, DIM), dtype=np.float32)
+    rates = []
+    for number in range(rounds):
+        keys = np.random.default_rng([8, number]).integers(0, rows, BATCH_KEYS)
+        took = []
+        for warms_up in (False, True):
+            with open_snapshot(file) as snapshot:
+                if warms_up:
+                    snapshot.warm_up()
+                began = time.perf_counter()
+                snapshot.fetch(keys, out)
+                took.append(time.perf_counter() - began)
+                answer(snapshot, keys, out)
+        rates.append(tuple(1 / one for one in took))
+    return Record.of("snapshot.first", {"rows": rows, "dim": DIM, "keys": BATCH_KEYS}, "1/s", rates)
 
 
 def cold(vectors, file, rows, rounds):

@@ -20,15 +20,17 @@
 
 namespace hotrow {
 
-// What a reader needs of an arena. kNoRow, like every number beyond the rows, reads as zeros: not even a file that was
-// changed after it was checked (snapshot.hpp) leads outside the arena.
+// What a reader needs of an arena: `count` rows and behind them one of zeros. kNoRow, like every number beyond the rows,
+// reads as that one: not even a file that was changed after it was checked (snapshot.hpp) leads outside the arena.
 struct RowsView {
   const std::byte* rows;
   size_t stride_bytes;
-  const std::byte* zeros;
   uint32_t count;
 
-  const std::byte* at(uint32_t row) const { return row < count ? rows + row * stride_bytes : zeros; }
+  // A branch, which is foretold, rather than a minimum, for which the address would wait: 2 % of a lookup.
+  const std::byte* at(uint32_t row) const {
+    return rows + size_t{__builtin_expect(row < count, 1) ? row : count} * stride_bytes;
+  }
 };
 
 class RowArena {
@@ -39,7 +41,7 @@ class RowArena {
 
   static size_t bytes_for(size_t stride_bytes, uint64_t rows) { return (rows + 1) * stride_bytes; }
 
-  RowsView view() const { return {memory_.data(), stride_bytes_, row(rows_), rows_}; }
+  RowsView view() const { return {memory_.data(), stride_bytes_, rows_}; }
   size_t memory_bytes() const { return memory_.bytes(); }
   std::byte* row(uint32_t number) const { return memory_.data() + number * stride_bytes_; }
 

@@ -56,10 +56,9 @@ Snapshot::Snapshot(const std::string& path)
 }
 
 TableView Snapshot::view() const {
-  const size_t stride = row_stride_bytes(row_type(), dim());
-  const auto* rows = at<const std::byte>(layout_.rows);
   return {{at<const Bucket>(layout_.index), header_.bucket_count},
-          {rows, stride, rows + header_.capacity_rows * stride, static_cast<uint32_t>(header_.rows)},
+          {at<const std::byte>(layout_.rows), row_stride_bytes(row_type(), dim()),
+           static_cast<uint32_t>(header_.capacity_rows)},
           dim(),
           row_type()};
 }
@@ -149,7 +148,6 @@ uint64_t Snapshot::check_homes(const int64_t* keys, size_t n) {
 // One piece, on the thread it is given to: a fault comes to the thread that reads.
 template <class Read>
 void Snapshot::read_piece(const int64_t* keys, size_t n, Outcome& outcome, const Read& read) {
-  const PageFaults faults(n);
   uint64_t damaged = kSound;
   const bool was_read = try_read([&] {
     damaged = check_homes(keys, n);
@@ -157,18 +155,20 @@ void Snapshot::read_piece(const int64_t* keys, size_t n, Outcome& outcome, const
   });
   if (!was_read) outcome.was_read.store(false, std::memory_order_relaxed);
   if (damaged != kSound) outcome.damaged.store(damaged, std::memory_order_relaxed);
-  if (faults.have_waited()) is_cold_.store(true, std::memory_order_relaxed);
 }
 
-// Whether the file is still what it was is asked once, after the last piece.
+// Whether the file is still what it was is asked once, after the last piece; for the disk's sake the caller's own pieces
+// are looked at alone.
 template <class ReadPiece>
 void Snapshot::look_up(const int64_t* keys, size_t n, const ReadPiece& read_piece_of) {
   if (is_cold_.load(std::memory_order_relaxed)) prefetch(keys, n);
+  const PageFaults faults(n);
   Outcome outcome;
   do_in_pieces(n, [&](Piece piece) { read_piece_of(piece, outcome); });
   believe(outcome.was_read.load(std::memory_order_relaxed));
   if (const uint64_t damaged = outcome.damaged.load(std::memory_order_relaxed); damaged != kSound)
     raise_damaged(damaged);
+  if (faults.have_waited()) is_cold_.store(true, std::memory_order_relaxed);
 }
 
 void Snapshot::fetch(const int64_t* keys, size_t n, float* out, bool* found) {
@@ -318,7 +318,7 @@ void Snapshot::check_numbers() const {
   }
   bool is_zero = true;
   guarded([&] {
-    for (size_t at = 0; at < table.rows.stride_bytes; ++at) is_zero &= table.rows.zeros[at] == std::byte{0};
+    for (size_t at = 0; at < table.rows.stride_bytes; ++at) is_zero &= table.rows.at(kNoRow)[at] == std::byte{0};
   });
   if (!is_zero) fail("the row of absent keys is not zero");
 }
