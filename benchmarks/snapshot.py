@@ -4,8 +4,8 @@
 
 - start: open a snapshot and answer a first batch of 1,664 keys, against reading key and emb_vector into a host table
   and answering the same; both files are in the page cache. Target: 50 times sooner, at 10M rows of 32 floats
-- lookup: rows per second, against the same rows in a host table, once the file is warmed up and every byte of it was read
-  once: on a virtual machine the first touch of a page is a fault of the host's
+- lookup: rows per second, against the same rows in a host table, once the file is warmed up and all of it was read: on
+  a virtual machine the first touch of a page is a fault of the host's
 - first: the first 26,624 keys of a file that is in memory but was never opened, most in a page of the index that is to
   be checked, against the first ones after a warm-up, which checks the index
 - cold: 10,000 keys of a snapshot that is not in memory, against reading as many rows of a mapped emb_vector whose
