@@ -106,7 +106,7 @@ class RedisOverflow(_Record):
     margin_rows: int
     policy: Literal["random", "least_used", "oldest"] = "random"
     target_ratio: float = 0.8
-    refreshes: bool = False
+    refreshes: bool = True
 
 
 class RedisConfig(_Record):

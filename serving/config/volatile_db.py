@@ -65,8 +65,7 @@ class VolatileDbClause(Clause):
         overflow_margin: most rows of each partition, so most rows of each table in RAM are ``num_partitions`` times it.
         overflow_policy: which rows leave a table beyond the margin, or, where it is given, beyond a capacity.
         overflow_resolution_target: the part of the bound that an overflow leaves.
-        refresh_time_after_fetch: whether ``evict_oldest`` goes by the last use or the last write; by default, RAM by
-            the last use, Redis by the last write.
+        refresh_time_after_fetch: whether ``evict_oldest`` goes by the last use, the default, or the last write.
         connect_timeout_ms: Hotrow's own: see ``RedisConfig``.
         timeout_ms: Hotrow's own: see ``RedisConfig``.
         layout: Hotrow's own: see ``RedisConfig``.
@@ -268,5 +267,5 @@ class VolatileDbClause(Clause):
             margin_rows=self._margin,
             policy=policies[self.overflow_policy or "evict_random"],
             target_ratio=self.overflow_resolution_target,
-            refreshes=bool(self.refresh_time_after_fetch),
+            refreshes=self.refresh_time_after_fetch is not False,
         )

@@ -40,7 +40,7 @@ return 1
 MARK_CHANGED = """
 local record, mark = redis.call('GET', KEYS[1]), ARGV[1]
 if not record then return 0 end
-local digest, load = string.match(record, '^(%S*) (.*)$')
+local digest, load = string.match(record, '^(.*) (%S*)$')
 if digest and string.sub(digest, -#mark) ~= mark then redis.call('SET', KEYS[1], digest .. mark .. ' ' .. load) end
 return 1
 """
@@ -74,6 +74,10 @@ class Partition:
 
 class RedisNodeError(Exception):
     """A node did not answer, or answered with an error; the store makes a StoreError of it. The message names it."""
+
+
+class RedisNodeTimeoutError(RedisNodeError):
+    """A node was waited for in vain until the deadline; the store makes a StoreTimeoutError of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,9 +130,9 @@ def swap(one: Partition, load: str, digest: str, has_rows: bool) -> Command:
     return Command("EVAL", one.values, packed("EVAL", SWAP, len(keys), *keys, f"{digest} {load}", int(has_rows)))
 
 
-def mark_changed(one: Partition) -> Command:
-    """Note in a partition's record, where there is one, that rows come to those it was loaded with."""
-    return Command("EVAL", one.values, packed("EVAL", MARK_CHANGED, 1, one.record, CHANGED))
+def mark_changed(record: bytes) -> Command:
+    """Note in a record of a load, where there is one, that rows come to those that were loaded."""
+    return Command("EVAL", record, packed("EVAL", MARK_CHANGED, 1, record, CHANGED))
 
 
 def header(name: bytes, key: bytes, words: int) -> bytes:

@@ -7,16 +7,16 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import lru_cache
 from pathlib import Path
-from queue import Empty, LifoQueue
+from threading import get_ident
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from redis import exceptions
 from redis._parsers import _HiredisParser
-from redis.connection import BlockingConnectionPool, Connection
+from redis.connection import Connection
 
-from serving.config import RedisConfig, RedisTlsConfig
+from serving.config import RedisTlsConfig
 
 _deadline: ContextVar[float] = ContextVar("deadline", default=float("inf"))
 
@@ -51,10 +51,6 @@ def seconds_left() -> float:
     if left <= 0:
         raise TimeoutError("timed out")
     return left
-
-
-class NoConnectionError(exceptions.ConnectionError):
-    """There is none to be had; the message says why."""
 
 
 class RowParser(_HiredisParser):
@@ -122,6 +118,7 @@ class RowConnection(Connection):
 
     Attributes:
         unread: replies outstanding; a connection with any cannot be used for another command.
+        holder: the thread to which its pool has lent it.
     """
 
     def __init__(self, *, connect_timeout_s: float, tls: ssl.SSLContext | None, tls_name: str, **options: Any) -> None:
@@ -131,9 +128,11 @@ class RowConnection(Connection):
         self._tls = tls
         self._tls_name = tls_name
         self.unread = 0
+        self.holder: int | None = None
 
     def connect(self) -> None:
-        """Connect and authenticate, all of it within the time of one connection."""
+        """Connect and authenticate, all of it within the time of one connection, for the thread that asks its pool."""
+        self.holder = get_ident()
         if self._sock is None:
             self.unread = 0
             with within(self._connect_timeout_s):
@@ -197,32 +196,6 @@ class RowConnection(Connection):
         except BaseException:
             connected.close()
             raise
-
-
-class _IdleConnections(LifoQueue[Any]):
-    """Where a pool's connections wait for the next caller, and callers for a connection."""
-
-    def get(self, block: bool = True, timeout: float | None = None) -> Any:
-        try:
-            return super().get(block, seconds_left())
-        except (Empty, TimeoutError) as err:
-            raise NoConnectionError(f"all {self.maxsize} connections are busy") from err
-
-
-def pool_of(config: RedisConfig, tls: ssl.SSLContext | None, **options: Any) -> BlockingConnectionPool:
-    """A pool of at most ``num_node_connections`` connections, with redis-py's ``options``: at least host and port."""
-    return BlockingConnectionPool(
-        connection_class=RowConnection,
-        queue_class=_IdleConnections,
-        max_connections=config.num_node_connections,
-        username=None if config.user_name == "default" else config.user_name,
-        password=config.password.get_secret_value() or None,
-        driver_info=None,  # redis-py's name and version, which would take a right and two round trips
-        connect_timeout_s=config.connect_timeout_ms / 1000,
-        tls=tls,
-        tls_name=config.tls.server_name if config.tls else "",
-        **options,
-    )
 
 
 def tls_context(tls: RedisTlsConfig) -> ssl.SSLContext:

@@ -3,18 +3,18 @@
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import hiredis
 from redis import Redis
 from redis.exceptions import AskError, ClusterDownError, ResponseError, TryAgainError
-from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from serving.config import RedisConfig
-from serving.storage.redis_commands import Command, RedisNodeError
-from serving.storage.redis_connection import NoConnectionError, RowConnection, reason_of, seconds_left, within
-from serving.storage.redis_topology import BROKEN, Address, RedisTopology
+from serving.storage.redis_commands import Command, RedisNodeError, RedisNodeTimeoutError
+from serving.storage.redis_connection import RowConnection, reason_of, seconds_left, within
+from serving.storage.redis_pool import BusyError, NoConnectionError
+from serving.storage.redis_topology import BROKEN, LATE, LOST, Address, RedisTopology, node_error
 
 # After somebody has waited for a node in vain, nobody else asks it for this many times as long: a node that refuses is
 # asked again at once, but one that keeps silent does not hold up every caller.
@@ -30,9 +30,11 @@ class _NoAnswer:
     address: Address
     reason: str
     is_unreachable: bool  # no connection to the node could be had
+    is_late: bool
 
     def error(self) -> RedisNodeError:
-        return RedisNodeError(f"{self.address}: {self.reason}")
+        kind = RedisNodeTimeoutError if self.is_late else RedisNodeError
+        return kind(f"{self.address}: {self.reason}")
 
 
 class _Exchange(NamedTuple):
@@ -65,8 +67,9 @@ class RedisNodes:
         A command that did not reach its node, or reached the wrong one, is sent again; so it may be carried out twice.
 
         Raises:
-            RedisNodeError: a node did not answer within ``timeout_ms``, or answered with an error. To learn for the
-                next call who has taken its place may take ``connect_timeout_ms`` more.
+            RedisNodeTimeoutError: a node did not answer within ``timeout_ms``. To learn for the next call who has taken
+                its place may take ``connect_timeout_ms`` more.
+            RedisNodeError: it cannot be reached, or answered with an error.
         """
         with within(self._timeout_s):
             replies = self._at_once(commands)
@@ -131,8 +134,10 @@ class RedisNodes:
             seconds_left()
             commands = _words(command)
             return self._piped(commands) if command.are_separate else self.topology.client.execute_command(*commands[0])
-        except BROKEN as err:
-            raise first.error() if isinstance(first, _NoAnswer) else RedisNodeError(str(err)) from err
+        except LOST as err:
+            if isinstance(first, _NoAnswer):
+                raise replace(first, is_late=first.is_late or isinstance(err, LATE)).error() from err
+            raise node_error(f"{first}: {reason_of(err)}", err) from err
 
     def _mend(self, command: Command, replies: list[Any]) -> None:
         """Send those of separate commands again that did not succeed at their node."""
@@ -144,8 +149,8 @@ class RedisNodes:
         try:
             for place, reply in zip(places, self._piped([commands[place] for place in places]), strict=True):
                 replies[place] = reply
-        except BROKEN as err:
-            raise RedisNodeError(str(err)) from err
+        except LOST as err:
+            raise node_error(f"{replies[places[0]]}: {reason_of(err)}", err) from err
 
     def _piped(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
         pipeline = self.topology.client.pipeline(transaction=False)
@@ -160,10 +165,11 @@ class RedisNodes:
 
     def _no_answer(self, address: Address, error: Exception, began: float, is_unreachable: bool) -> _NoAnswer:
         reason = self.topology.why_no_connection(error) if is_unreachable else f"no reply: {reason_of(error)}"
-        if isinstance(error, (TimeoutError, RedisTimeoutError)):
+        is_late = isinstance(error, LATE)
+        if is_late and not isinstance(error, BusyError):  # which tells nothing of the node
             now = time.monotonic()
             self._paused[address] = (now + PAUSE_RATIO * (now - began), reason)
-        return _NoAnswer(address, reason, is_unreachable)
+        return _NoAnswer(address, reason, is_unreachable, is_late)
 
 
 @contextmanager

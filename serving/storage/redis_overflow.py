@@ -23,7 +23,14 @@ from serving.storage.store import Keys
 if TYPE_CHECKING:
     from serving.storage.redis_nodes import RedisNodes
 
-TOUCH = "for i = 1, #ARGV do redis.call('HINCRBY', KEYS[1], ARGV[i], 1) end return #ARGV"
+# What is no count, because another policy wrote it, becomes one.
+TOUCH = """
+for i = 1, #ARGV do
+  local reply = redis.pcall('HINCRBY', KEYS[1], ARGV[i], 1)
+  if type(reply) == 'table' then redis.call('HSET', KEYS[1], ARGV[i], 1) end
+end
+return #ARGV
+"""
 MOST_FIELDS = 1000  # Redis does nothing else while it works on one command
 SCAN_FIELDS = 1000
 # One process at a time evicts rows of a partition; the mark of one that was killed is forgotten after this time.
@@ -74,16 +81,20 @@ class Overflow:
         """
         sizes = self._nodes.run([plain("HLEN", one.values) for one in partitions])
         return sum(
-            self._trim(one, size - self._target, spared)
+            self._trim(one, spared)
             for one, size, spared in zip(partitions, sizes, inserted, strict=True)
             if size > self.rule.margin_rows
         )
 
-    def _trim(self, one: Partition, surplus: int, spared: set[bytes]) -> int:
-        (is_ours,) = self._nodes.run([plain("SET", one.evicting, "1", "NX", "PX", MARK_TTL_MS)])
+    def _trim(self, one: Partition, spared: set[bytes]) -> int:
+        mark = plain("SET", one.evicting, "1", "NX", "PX", MARK_TTL_MS)
+        is_ours, size = self._nodes.run([mark, plain("HLEN", one.values)])
         if not is_ours:
             return 0
         try:
+            surplus = size - self._target
+            if size <= self.rule.margin_rows:  # another process has just evicted rows
+                return 0
             if self.rule.policy == "random":
                 return self._evict(one, self._random(one, surplus, spared))
             return self._evict_ranked(one, surplus, spared)
@@ -91,11 +102,13 @@ class Overflow:
             self._nodes.run([plain("UNLINK", one.evicting)])
 
     def _evict(self, one: Partition, victims: Sequence[bytes]) -> int:
-        evicted = 0
-        for start in range(0, len(victims), MOST_FIELDS):
-            part = victims[start : start + MOST_FIELDS]
-            evicted += self._nodes.run([plain("HDEL", one.values, *part), plain("HDEL", one.times, *part)])[0]
+        evicted = self._remove(one.values, victims)
+        self._remove(one.times, victims)
         return evicted
+
+    def _remove(self, name: bytes, fields: Sequence[bytes]) -> int:
+        parts = [fields[start : start + MOST_FIELDS] for start in range(0, len(fields), MOST_FIELDS)]
+        return sum(self._nodes.run([plain("HDEL", name, *part)])[0] for part in parts)
 
     def _random(self, one: Partition, surplus: int, spared: set[bytes]) -> list[bytes]:
         (drawn,) = self._nodes.run([plain("HRANDFIELD", one.values, surplus + len(spared))])
@@ -111,15 +124,18 @@ class Overflow:
         return evicted
 
     def _ranks(self, one: Partition) -> dict[bytes, int]:
-        """Uses, or time, of every key that has a row; a key of which nothing is known goes first."""
-        (keys,) = self._nodes.run([plain("HKEYS", one.values)])
-        ranks = dict.fromkeys(keys, -1)
+        """Uses, or time, of every key that has a row; a key of which nothing is known goes first.
+
+        What is known of keys without a row is forgotten: a read that was written down after the row was evicted.
+        """
+        known: dict[bytes, int] = {}
         cursor = -1
         while cursor:
             ((cursor, some),) = self._nodes.run([plain("HSCAN", one.times, max(cursor, 0), "COUNT", SCAN_FIELDS)])
-            for key, value in some.items():
-                if key in ranks:
-                    ranks[key] = self._rank(value)
+            known |= {key: self._rank(value) for key, value in some.items()}
+        (keys,) = self._nodes.run([plain("HKEYS", one.values)])  # after the others: inserts write the row first
+        ranks = {key: known.pop(key, -1) for key in keys}
+        self._remove(one.times, list(known))
         return ranks
 
     def _rank(self, value: bytes) -> int:

@@ -46,14 +46,11 @@ class RedisRows:
         files = digest.removesuffix(CHANGED)
         return files + self._form + digest[len(files) :]
 
-    def without_form(self, record: str | None) -> str | None:
-        """The digest of which ``with_form`` makes ``record``; None where that is of another form."""
-        if record is None:
-            return None
-        digest = record.removesuffix(CHANGED)
-        if not digest.endswith(self._form) or digest.endswith(tuple(FORMS - {self._form})):
-            return None
-        return digest.removesuffix(self._form) + record[len(digest) :]
+    def loaded_from(self, records: Sequence[bytes | None]) -> str | None:
+        """The digest that all ``records``, ``<with_form(digest)> <load>``, agree on; None where one is absent."""
+        said = {None if record is None else record.rpartition(b" ")[0].decode() for record in records}
+        record = said.pop()
+        return None if said or record is None else self._without_form(record)
 
     def taker(self, out: Vectors, at: NDArray[np.intp]) -> Callable[[NDArray[np.void]], None]:
         """What values without a gap, void[N], are to be given to: it makes them rows ``at`` of ``out``."""
@@ -98,17 +95,32 @@ class RedisRows:
         if rows:
             yield self.decoded(rows)
 
+    def are_new(self, keys: Keys, seen: KeyIndex) -> Mask:
+        """Which of int64[N] ``keys`` are not in ``seen``, to which they are added.
+
+        Raises:
+            StoreError: one is reserved.
+        """
+        before = len(seen)
+        try:
+            is_new: Mask = seen.find_or_insert(keys) >= before
+        except ReservedKeyError as err:
+            raise self.error(str(err)) from err
+        return is_new
+
     def error(self, reason: str) -> StoreError:
         """An error that names the table."""
         return StoreError(STORE_NAME, self.spec.name, reason)
 
+    def _without_form(self, record: str) -> str | None:
+        """The digest of which ``with_form`` makes ``record``; None where that is of another form."""
+        digest = record.removesuffix(CHANGED)
+        if not digest.endswith(self._form) or digest.endswith(tuple(FORMS - {self._form})):
+            return None
+        return digest.removesuffix(self._form) + record[len(digest) :]
+
     def _unseen(self, rows: Mapping[bytes, bytes], seen: KeyIndex) -> Mapping[bytes, bytes]:
-        keys, _ = self.decoded(rows)
-        before = len(seen)
-        try:
-            is_new = seen.find_or_insert(keys) >= before
-        except ReservedKeyError as err:
-            raise self.error(str(err)) from err
+        is_new = self.are_new(self.decoded(rows)[0], seen)
         if is_new.all():
             return rows
         return {key: row for (key, row), new in zip(rows.items(), is_new, strict=True) if new}

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from serving.config import RedisConfig
-from serving.errors import MissingExtraError, StoreError
+from serving.errors import MissingExtraError, StoreError, StoreTimeoutError
 from serving.reading import Reading
 from serving.storage.hps_layout import storable
-from serving.storage.redis_commands import RedisNodeError
+from serving.storage.redis_commands import RedisNodeError, RedisNodeTimeoutError
 from serving.storage.redis_overflow import Touches
 from serving.storage.redis_rows import STORE_NAME
 from serving.storage.redis_strings import StringTable
@@ -42,7 +42,7 @@ class RedisStore:
 
         Raises:
             MissingExtraError: redis or hiredis is not installed.
-            StoreError: no node answers, the user is refused, or a TLS file cannot be read.
+            StoreError: no node answers in time, the user is refused, or a TLS file cannot be read.
         """
         self._config = config
         self._is_closed = False
@@ -257,6 +257,8 @@ class RedisStore:
         self._check_open(table)
         try:
             yield
+        except RedisNodeTimeoutError as err:
+            raise StoreTimeoutError(STORE_NAME, table, str(err)) from err
         except RedisNodeError as err:
             raise StoreError(STORE_NAME, table, str(err)) from err
 

@@ -5,6 +5,7 @@ its own, so that a batch is as many GETs as it has keys, all of a node's in one 
 """
 
 import binascii
+import secrets
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -15,9 +16,9 @@ from numpy.typing import NDArray
 from kernels.host import KeyIndex
 from serving.config import RedisConfig
 from serving.storage.hps_layout import keys_of, raw_keys, tag
-from serving.storage.redis_commands import SLOTS, Command, as_words, plain
+from serving.storage.redis_commands import SLOTS, Command, as_words, mark_changed, plain
 from serving.storage.redis_rows import RedisRows
-from serving.storage.store import CHANGED, Keys, Mask, TableSpec, Vectors
+from serving.storage.store import Keys, Mask, TableSpec, Vectors
 
 if TYPE_CHECKING:
     from serving.storage.redis_nodes import RedisNodes
@@ -42,7 +43,7 @@ class StringTable:
         self._rows = RedisRows(spec, config.row_dtype, config.max_batch_size)
         self._prefix = f"{tag(spec.name)}:".encode()
         self._records = [f"{tag(spec.name)}.hotrow.loaded_from{{{number}}}".encode() for number in _spread_numbers()]
-        self._is_recorded = False  # the whole table has the record of the load that filled it
+        self._records_seen: list[bytes | None] | None = None  # as a load wrote them; None where one was absent
 
     @property
     def spread_keys(self) -> list[bytes]:
@@ -54,23 +55,29 @@ class StringTable:
         names = [name for page in self._nodes.topology.scan(self._prefix, most_pages=1) for name in page]
         for width in KEY_WIDTHS:
             self._rows.decoded(self._read([name for name in names if self._is_row(name, width)][:SAMPLE_KEYS]))
-        self._is_recorded = all(self._nodes.run([plain("EXISTS", name) for name in self._records]))
+        records = self._records_held()
+        self._records_seen = None if None in records else records
 
     def count(self) -> int:
         """Rows held; reads all names."""
         seen = KeyIndex()
         for names in self._names_held(self.spec.key_bytes):
-            seen.find_or_insert(self._keys(names))
+            self._rows.are_new(self._keys(names), seen)
         return len(seen)
 
     def fetch(self, keys: Keys, out: Vectors, found: Mask) -> None:
         """Read rows. See ``RedisTable.fetch``."""
-        for part in self._rows.rounds(keys.size, self._rows.codec.value_bytes):
-            self._fetch_round(keys[part], out[part], found[part])
-        if self._is_recorded and not found.all():
-            kept = self._nodes.run([plain("EXISTS", name) for name in self._records])
-            if not all(kept):
+        records = self._records_seen
+        self._fetch(keys, out, found)
+        while records is not None and not found.all():
+            held = self._records_held()
+            if None in held:
                 raise self._rows.error("a node has lost the rows that it was loaded with")
+            if held == records:
+                return
+            # The table was loaded meanwhile: what was absent may have been on its way.
+            records = self._records_seen = held
+            self._fetch(keys, out, found)
 
     def insert(self, keys: Keys, rows: Vectors) -> None:
         """Insert or overwrite int64[N] keys and their float32[N, D] rows."""
@@ -84,11 +91,8 @@ class StringTable:
 
     def drop(self) -> None:
         """Remove every row, and the record of their load."""
-        self._nodes.run([plain("UNLINK", name) for name in self._records])
-        for width in KEY_WIDTHS:
-            for names in self._names_held(width):
-                self._run("UNLINK", np.frombuffer(b"".join(names), dtype=np.uint8).reshape(len(names), -1))
-        self._is_recorded = False
+        self._forget_load()
+        self._remove_but(None)
 
     def items(self, batch_rows: int) -> Iterator[tuple[Keys, Vectors]]:
         """All rows, each key once."""
@@ -96,29 +100,52 @@ class StringTable:
 
     def loaded_from(self) -> str | None:
         """The digest of the load that filled the table; None where a node has lost it."""
-        records = set(self._nodes.run([plain("GET", name) for name in self._records]))
-        record = records.pop()
-        return None if records or record is None else self._rows.without_form(record.decode())
+        return self._rows.loaded_from(self._records_held())
 
     def mark_changed(self) -> None:
         """Note that rows come to those the table was loaded with."""
-        digest = self.loaded_from()
-        if digest is not None and not digest.endswith(CHANGED):
-            self._record(self._rows.with_form(digest) + CHANGED)
+        self._nodes.run([mark_changed(name) for name in self._records])
 
     def load(self, batches: Iterator[tuple[Keys, Vectors]], digest: str) -> None:
-        """Replace the table. Meanwhile it has no record: to those who share it, keys that are absent are an outage."""
-        self.drop()
+        """Replace the table. Meanwhile it has no record: to those who share it, keys that are absent are an outage.
+
+        Old rows go last: another process that loads the same files at the same time misses none of its own.
+        """
+        self._forget_load()
+        loaded = KeyIndex()
         for keys, rows in batches:
             self.insert(keys, rows)
-        self._record(self._rows.with_form(digest))
-        self._is_recorded = True
+            self._rows.are_new(keys, loaded)
+        self._remove_but(loaded)
+        record = f"{self._rows.with_form(digest)} {secrets.token_hex(8)}"
+        self._nodes.run([plain("SET", name, record) for name in self._records])
+        self._records_seen = self._records_held()
 
     def touch(self, keys: Keys) -> None:
         """Nothing: no row is evicted here."""
 
-    def _record(self, record: str) -> None:
-        self._nodes.run([plain("SET", name, record) for name in self._records])
+    def _records_held(self) -> list[bytes | None]:
+        records: list[bytes | None] = self._nodes.run([plain("GET", name) for name in self._records])
+        return records
+
+    def _forget_load(self) -> None:
+        self._nodes.run([plain("UNLINK", name) for name in self._records])
+        self._records_seen = None
+
+    def _remove_but(self, loaded: KeyIndex | None) -> None:
+        """Remove the rows, of whatever key width, but those of the keys of ``loaded``."""
+        for page in self._nodes.topology.scan(self._prefix):
+            for width in KEY_WIDTHS:
+                names = [name for name in page if self._is_row(name, width)]
+                if loaded is not None and width == self.spec.key_bytes:
+                    is_old = loaded.find(self._keys(names)) < 0
+                    names = [name for name, old in zip(names, is_old.tolist(), strict=True) if old]
+                if names:
+                    self._run("UNLINK", np.frombuffer(b"".join(names), dtype=np.uint8).reshape(len(names), -1))
+
+    def _fetch(self, keys: Keys, out: Vectors, found: Mask) -> None:
+        for part in self._rows.rounds(keys.size, self._rows.codec.value_bytes):
+            self._fetch_round(keys[part], out[part], found[part])
 
     def _fetch_round(self, keys: Keys, out: Vectors, found: Mask) -> None:
         names, value_bytes = self._names(keys), self._rows.codec.value_bytes

@@ -136,13 +136,11 @@ class RedisTable:
 
     def loaded_from(self) -> str | None:
         """The digest of the load that filled the table; None where a partition has none or another."""
-        records = self._nodes.run([plain("GET", one.record) for one in self.partitions])
-        digests = {record and record.rpartition(b" ")[0].decode() for record in records}  # without the load
-        return self._rows.without_form(digests.pop()) if len(digests) == 1 else None
+        return self._rows.loaded_from(self._nodes.run([plain("GET", one.record) for one in self.partitions]))
 
     def mark_changed(self) -> None:
         """Note in every partition's record that rows come to those it was loaded with."""
-        self._nodes.run([mark_changed(one) for one in self.partitions])
+        self._nodes.run([mark_changed(one.record) for one in self.partitions])
 
     def load(self, batches: Iterator[tuple[Keys, Vectors]], digest: str) -> None:
         """Replace the table.

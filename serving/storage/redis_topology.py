@@ -13,15 +13,24 @@ from redis import Redis, RedisCluster
 from redis.backoff import NoBackoff
 from redis.crc import key_slot
 from redis.exceptions import AuthenticationError, RedisClusterException, RedisError, ResponseError
+from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.retry import Retry
 
 from serving.config import RedisConfig
-from serving.storage.redis_commands import SLOTS, RedisNodeError
-from serving.storage.redis_connection import NoConnectionError, allowed, pool_of, reason_of, tls_context, within
+from serving.storage.redis_commands import SLOTS, RedisNodeError, RedisNodeTimeoutError
+from serving.storage.redis_connection import allowed, reason_of, tls_context, within
+from serving.storage.redis_pool import BusyError, NoConnectionError, pool_of
 
 SCAN_NAMES = 1000
 REFRESH_PAUSE_S = 0.1  # between questions for the topology while a node is down
 BROKEN = (RedisError, RedisClusterException, OSError)
+LOST = (*BROKEN, IndexError)  # of a cluster in which no node knows of a slot, redis-py's client raises the last
+LATE = (TimeoutError, RedisTimeoutError, BusyError)
+
+
+def node_error(reason: str, error: Exception) -> RedisNodeError:
+    """What to raise of redis-py's ``error``."""
+    return RedisNodeTimeoutError(reason) if isinstance(error, LATE) else RedisNodeError(reason)
 
 
 class Address(NamedTuple):
@@ -101,7 +110,7 @@ class RedisTopology:
                     with within(self._config.timeout_ms / 1000):
                         cursor, names = client.scan(max(cursor, 0), match=pattern, count=SCAN_NAMES)
                 except BROKEN as err:
-                    raise RedisNodeError(str(err)) from err
+                    raise node_error(reason_of(err), err) from err
                 pages += 1
                 yield [name for name in names if isinstance(name, bytes)]  # as they all are: nothing is decoded
 
@@ -125,16 +134,13 @@ class RedisTopology:
         if not isinstance(self.client, RedisCluster) or now < self._refreshed_at + REFRESH_PAUSE_S:
             return
         self._refreshed_at = now
-        with allowed(self._config.connect_timeout_ms / 1000):
-            try:
-                self.client.nodes_manager.initialize(last_failed_node_name=f"{failed.host}:{failed.port}")
-            except (*BROKEN, IndexError):  # IndexError: none of the nodes knows of a slot
-                pass
+        with allowed(self._config.connect_timeout_ms / 1000), suppress(*LOST):
+            self.client.nodes_manager.initialize(last_failed_node_name=f"{failed.host}:{failed.port}")
 
     def close(self) -> None:
         """Close all connections that nobody uses; the others go with their users."""
         for client in self._clients(replicas=True):
-            client.connection_pool.disconnect(inuse_connections=False)
+            client.connection_pool.disconnect_free_connections()
 
     def _clients(self, replicas: bool = False) -> list[Redis]:
         if not isinstance(self.client, RedisCluster):
@@ -148,7 +154,7 @@ class RedisTopology:
             try:
                 with within(self._config.timeout_ms / 1000):
                     return self._opened(host, port)
-            except BROKEN as err:
+            except LOST as err:
                 failures.append(f"{Address(host, port)}: {self.why_no_connection(err)}")
         raise RedisNodeError(failures[0] if len(failures) == 1 else f"no node answers: {'; '.join(failures)}")
 

@@ -208,15 +208,15 @@ def test_volatile_types_are_spelt_as_in_hps(ps, spelling, meaning):
         ({}, None),
         ({"overflow_margin": 2**64 - 1}, None),
         ({"overflow_policy": "evict_oldest", "overflow_resolution_target": 0.5}, None),
-        ({"overflow_margin": 1000}, (1000, "random", 0.8, False)),
-        ({"overflow_margin": 1000, "overflow_policy": "evict_least_used"}, (1000, "least_used", 0.8, False)),
+        ({"overflow_margin": 1000}, (1000, "random", 0.8, True)),
+        ({"overflow_margin": 1000, "overflow_policy": "evict_least_used"}, (1000, "least_used", 0.8, True)),
         (
-            {"overflow_margin": 7, "overflow_policy": "oldest", "refresh_time_after_fetch": True},
-            (7, "oldest", 0.8, True),
+            {"overflow_margin": 7, "overflow_policy": "oldest", "refresh_time_after_fetch": False},
+            (7, "oldest", 0.8, False),
         ),
         (
             {"overflow_margin": 7, "overflow_policy": "random", "overflow_resolution_target": 0.5},
-            (7, "random", 0.5, False),
+            (7, "random", 0.5, True),
         ),
     ],
 )

@@ -5,16 +5,19 @@ import re
 import socket
 import threading
 from contextlib import contextmanager
+from unittest import mock
 
 import numpy as np
 import pytest
 from redis.crc import key_slot
+from redis.exceptions import RedisClusterException, TryAgainError
 
 from benchmarks.redis_servers import RedisServer, RedisServers, free_port, wait_until
 from serving.config import RedisConfig
-from serving.errors import StoreError
+from serving.errors import StoreError, StoreTimeoutError
 from serving.storage import RedisStore, redis_nodes
 from serving.storage.redis_commands import Partition
+from serving.storage.redis_connection import within
 from tests.serving.storage.redis_stores import IMPATIENT, KEYS, ROWS, SPEC, fetch, loaded_store, open_store
 
 
@@ -145,10 +148,11 @@ def test_a_silent_server_is_an_error_in_the_end_and_is_used_again_when_it_answer
     store = loaded_store(own_server, timeout_ms=1000)
     own_server.freeze()
 
-    with pytest.raises(StoreError, match=f"127.0.0.1:{own_server.port}: no reply: timed out$"):
+    with pytest.raises(StoreTimeoutError, match=f"127.0.0.1:{own_server.port}: no reply: timed out$"):
         fetch(store)
-    with pytest.raises(StoreError, match=f"127.0.0.1:{own_server.port}: no reply: timed out, a moment ago"):
+    with pytest.raises(StoreError, match=f"127.0.0.1:{own_server.port}: no reply: timed out, a moment ago") as caught:
         fetch(store)  # which did not wait again
+    assert not isinstance(caught.value, StoreTimeoutError)
 
     own_server.thaw()
     wait_until(lambda: answers(store), "the store answers again")
@@ -157,13 +161,14 @@ def test_a_silent_server_is_an_error_in_the_end_and_is_used_again_when_it_answer
 def test_a_caller_waits_for_a_connection_no_longer_than_is_configured(redis_server):
     store = loaded_store(redis_server, num_node_connections=1, **IMPATIENT)
     pool = store._nodes.topology.client.connection_pool
-    taken = pool.get_connection()
+    with within(1):
+        taken = pool.get_connection()
 
-    with pytest.raises(StoreError, match="all 1 connections are busy"):
+    with pytest.raises(StoreTimeoutError, match="all 1 connections are busy"):
         fetch(store)
 
     pool.release(taken)
-    fetch(store)
+    fetch(store)  # at once: that others were busy tells nothing of the node
 
 
 class TestCluster:
@@ -296,6 +301,25 @@ class TestCluster:
         holder = key_slot(Partition(SPEC.name, 0).values) * 3 // 16384
         assert "one node will be the busiest" in record.message
         assert f"127.0.0.1:{redis_cluster.nodes[holder].port} holds 1" in record.message
+
+    @pytest.mark.parametrize("error", [IndexError("list index out of range"), RedisClusterException("no node")])
+    def test_what_redis_py_raises_where_no_node_knows_of_a_slot_is_translated(self, redis_cluster, monkeypatch, error):
+        store = loaded_store(redis_cluster.nodes[0])
+        again = TryAgainError("TRYAGAIN the slot moves")
+        monkeypatch.setattr(redis_nodes.RedisNodes, "_at_once", lambda nodes, commands: [again] * len(commands))
+        monkeypatch.setattr(store._nodes.topology.client, "execute_command", mock.Mock(side_effect=error))
+
+        with pytest.raises(StoreError, match=f"model.table.*TRYAGAIN the slot moves: {error}"):
+            fetch(store)
+
+    def test_a_second_try_that_ends_at_the_deadline_is_a_timeout(self, redis_cluster, monkeypatch):
+        store = loaded_store(redis_cluster.nodes[0])
+        again = TryAgainError("TRYAGAIN the slot moves")
+        monkeypatch.setattr(redis_nodes.RedisNodes, "_at_once", lambda nodes, commands: [again] * len(commands))
+        monkeypatch.setattr(store._nodes, "_timeout_s", 0.0)
+
+        with pytest.raises(StoreTimeoutError, match=r"TRYAGAIN the slot moves: timed out"):
+            fetch(store)
 
     def test_a_slot_that_nobody_holds_is_an_error(self, redis_cluster, monkeypatch):
         store = loaded_store(redis_cluster.nodes[0])

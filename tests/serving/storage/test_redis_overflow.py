@@ -241,3 +241,49 @@ def test_the_first_eviction_is_warned_of(redis_server, caplog):
         insert(store, range(start, start + 500))
 
     assert len([record for record in caplog.records if "rows evicted" in record.message]) == 1
+
+
+@pytest.mark.parametrize("policy", ["least_used", "oldest"])
+def test_what_was_noted_of_rows_that_are_gone_is_forgotten(redis_server, client, policy):
+    store = opened(redis_server, policy)
+    keys = keys_of_partition(0, 3 * MARGIN)
+    insert(store, keys[:MARGIN])
+    client.hset(times(0), mapping={struct.pack("<q", key): b"12345678" for key in keys[MARGIN + 1 :]})
+
+    insert(store, keys[MARGIN : MARGIN + 1])
+
+    assert set(client.hkeys(times(0))) == {struct.pack("<q", key) for key in found(store, keys)}
+
+
+def test_what_another_policy_noted_is_counted_from_one(redis_server, client):
+    insert(opened(redis_server, "oldest"), range(30))
+    store = opened(redis_server, "least_used")
+
+    insert(store, range(20))
+    found(store, range(20))
+
+    key = keys_of_partition(0, 1)[0]
+    wait_until(lambda: client.hget(times(0), struct.pack("<q", key)) == b"2", "the use is written down")
+
+
+@pytest.mark.parametrize("policy", ["random", "least_used", "oldest"])
+def test_a_partition_that_another_process_has_just_brought_down_loses_no_more(redis_server, monkeypatch, policy):
+    store, other = opened(redis_server, policy), opened(redis_server, policy)
+    keys = keys_of_partition(0, MARGIN + 4)
+    insert(store, keys[:MARGIN])
+    trim = redis_overflow.Overflow._trim
+
+    def late(overflow, one, spared):
+        if overflow is other._tables[SPEC.name]._overflow:
+            return trim(overflow, one, spared)
+        monkeypatch.setattr(redis_overflow.Overflow, "_trim", trim)
+        insert(other, keys[MARGIN : MARGIN + 1])  # which evicts
+        insert(other, keys[MARGIN + 1 :])
+        return trim(overflow, one, spared)
+
+    monkeypatch.setattr(redis_overflow.Overflow, "_trim", late)
+    insert(store, keys[MARGIN : MARGIN + 1])
+
+    assert other.evicted_rows(SPEC.name) == MARGIN + 1 - TARGET
+    assert store.evicted_rows(SPEC.name) == 0
+    assert store.count(SPEC.name) == TARGET + 3

@@ -12,7 +12,7 @@ from redis.crc import key_slot
 from benchmarks.redis_servers import RedisServers
 from serving.errors import StoreError
 from serving.storage import TableSpec
-from serving.storage.redis_strings import slots_of
+from serving.storage.redis_strings import StringTable, slots_of
 from tests.serving.storage.redis_stores import KEYS, ROWS, SPEC, fetch, loaded_store, open_store
 
 PREFIX = b"hps_et.model.table:"
@@ -140,6 +140,95 @@ def test_a_table_whose_name_has_signs_of_a_pattern_in_it_is_counted(redis_server
     store.insert(spec.name, KEYS, ROWS)
 
     assert store.count(spec.name) == KEYS.size
+
+
+class TestLoading:
+    """Beside readers and other loads, for which a table changes where it lies."""
+
+    def test_a_key_that_a_load_brought_between_the_reading_and_the_asking_is_found(self, redis_server, monkeypatch):
+        store = loaded_store(redis_server, layout="strings")
+        other = open_store(redis_server, layout="strings")
+        read = StringTable._fetch_round
+
+        def reading(table, keys, out, found):
+            """Another process loads the table after its first rows were read, and ends before anything else."""
+            read(table, keys, out, found)
+            monkeypatch.setattr(StringTable, "_fetch_round", read)
+            other.bulk_load(SPEC, iter([(KEYS, ROWS)]), "digest")
+
+        with redis_server.client() as client:  # as the load has removed it
+            client.delete(PREFIX + struct.pack("<q", 7))
+        monkeypatch.setattr(StringTable, "_fetch_round", reading)
+
+        fetch(store, np.array([7, 8]))
+
+    def test_while_a_table_is_loaded_a_key_that_is_absent_is_an_outage(self, redis_server):
+        store = loaded_store(redis_server, layout="strings")
+        other = open_store(redis_server, layout="strings")
+
+        def batches():
+            yield KEYS[:10], ROWS[:10]
+            with pytest.raises(StoreError, match="has lost the rows"):
+                fetch(store, np.array([10**6]))
+            fetch(store)  # the old rows are there until the new ones are
+
+        other.bulk_load(SPEC, batches(), "after")
+
+        out = np.empty((KEYS.size, 4), dtype=np.float32)
+        assert store.fetch(SPEC.name, KEYS, out).tolist() == [True] * 10 + [False] * (KEYS.size - 10)
+
+    def test_loads_of_the_same_files_at_once_take_no_row_from_each_other(self, redis_server):
+        store = open_store(redis_server, layout="strings")
+        other = open_store(redis_server, layout="strings")
+
+        def batches():
+            yield KEYS[:500], ROWS[:500]
+            other.bulk_load(SPEC, iter([(KEYS, ROWS)]), "digest")  # from its beginning to its end
+            fetch(other)
+            yield KEYS[500:], ROWS[500:]
+            fetch(other)
+
+        store.bulk_load(SPEC, batches(), "digest")
+
+        fetch(store)
+        fetch(other)
+        assert store.loaded_from(SPEC.name) == other.loaded_from(SPEC.name) == "digest"
+
+    @pytest.mark.parametrize("before", [TableSpec(SPEC.name, 4, 4), TableSpec(SPEC.name, 6)])
+    def test_rows_of_another_form_leave_with_the_load(self, redis_server, client, before):
+        earlier = open_store(redis_server, layout="strings")
+        keys = np.arange(2000)
+        earlier.bulk_load(before, iter([(keys, np.ones((2000, before.dim), np.float32))]), "before")
+
+        store = loaded_store(redis_server, layout="strings")
+
+        fetch(store)
+        assert len(client.keys(PREFIX + b"*")) == KEYS.size
+
+    def test_a_change_that_comes_during_a_load_brings_no_record_back(self, redis_server):
+        store = loaded_store(redis_server, layout="strings")
+        other = open_store(redis_server, layout="strings")
+
+        def batches():
+            store.mark_changed(SPEC.name)
+            assert store.loaded_from(SPEC.name) is None
+            yield KEYS, ROWS
+
+        other.bulk_load(SPEC, batches(), "after, with a space")
+
+        assert store.loaded_from(SPEC.name) == "after, with a space"
+        store.mark_changed(SPEC.name)
+        store.mark_changed(SPEC.name)
+        assert store.loaded_from(SPEC.name) == "after, with a space+changed"
+        assert not store.fetch(SPEC.name, np.array([10**6]), np.empty((1, 4), dtype=np.float32)).any()
+
+
+def test_a_name_that_would_be_a_reserved_key_is_an_error_of_the_store(redis_server, client):
+    store = opened(redis_server)
+    client.set(PREFIX + struct.pack("<q", 2**63 - 1), bytes(16))
+
+    with pytest.raises(StoreError, match="reserved"):
+        store.count(SPEC.name)
 
 
 @pytest.mark.slow
