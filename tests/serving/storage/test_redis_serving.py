@@ -11,7 +11,7 @@ from serving.config import RedisConfig, RedisOverflow
 from serving.errors import ConfigError, StoreError
 from serving.parameter_server import ParameterServer
 from serving.parameter_server.readings import table_readings
-from serving.storage import RedisStore, RocksDbStore
+from serving.storage import RedisStore, RocksDbStore, redis_nodes
 from serving.storage.redis_table import RedisTable
 
 
@@ -109,6 +109,24 @@ def test_while_redis_is_down_rocksdb_answers_and_the_outage_is_logged_once(own_s
         wait_until(redis_answers, "Redis answers again")
         assert_served(server, model)
         assert len([record for record in caplog.records if "tier redis answers again" in record.message]) == 1
+
+
+def test_a_redis_that_keeps_silent_is_counted_as_late_once_and_rocksdb_answers(own_server, model, ps_file, monkeypatch):
+    monkeypatch.setattr(redis_nodes, "PAUSE_RATIO", 100.0)  # however long the first call's other tables take
+    file = ps_file(own_server.port)
+    document = json.loads(file.read_text())
+    document["volatile_db"]["timeout_ms"] = 500
+    file.write_text(json.dumps(document))
+    with ParameterServer.from_config(file) as server:
+        own_server.freeze()
+        for _ in range(2):
+            assert_served(server, model)
+        counters = server.counters()["dcn.table0"]
+        own_server.thaw()
+
+    redis, rocksdb = counters.tiers
+    assert (redis.errors, redis.timeouts) == (2, 1)  # the second call did not wait
+    assert (rocksdb.hits, rocksdb.errors) == (600, 0)
 
 
 def test_what_a_restarted_redis_has_lost_comes_from_rocksdb(redis_binary, tmp_path, model, ps_file):
