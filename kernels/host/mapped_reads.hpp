@@ -5,7 +5,7 @@
 // leaves the reader with a long jump; every other SIGBUS goes on to the handler that was there before, Python's
 // faulthandler say. The handler is installed once, when the first file is mapped. Who installs another one later must
 // pass on what is not its own, by calling this one or, as faulthandler does when it has told of the fault, by raising
-// the signal again.
+// the signal again. A thread that blocks SIGBUS is not protected.
 #pragma once
 
 #include <setjmp.h>
