@@ -6,6 +6,7 @@
 - call: 26 keys from Python, against numpy.take with known row numbers
 - pooled: against torch.nn.functional.embedding_bag with known row numbers
 - row_dtype: lookups of narrow rows, one by one and in bags of 20, against the same table of float32 rows
+- shared: the same lookups in a table of memory that processes share, against the process's own
 - over_cores: one lookup of 26,624 and of 212,992 keys on all cores, against the same lookup on one
 - wake_up: until a second core works on a lookup (benchmarks/core_pool_wake_up.cpp), against a condition variable
 - beside_writer: a reader's rate and p99 while another thread replaces rows at full rate, against the same reader alone
@@ -25,6 +26,7 @@ import torch
 
 from benchmarks.report import Record, parse_arguments, publish
 from kernels.host import HostTable, lookup_threads, set_lookup_threads
+from kernels.shared import SharedTable
 
 BATCH_KEYS = 26 * 1024
 LOAD_ROWS = 1 << 18
@@ -213,6 +215,26 @@ def row_dtypes(subject, scale):
         yield Record.of("host_table.row_dtype_memory", {**params, "less": "is better"}, "MiB", [sizes])
 
 
+def shared(subject, scale):
+    """Records of lookups in shared memory, which has huge pages only where the system gives it some."""
+    batches = subject.batches("uniform", scale.batches)
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        table = SharedTable.create(Path(folder) / "table", subject.dim, subject.rows)
+        for start in range(0, subject.rows, LOAD_ROWS):
+            block = slice(start, start + LOAD_ROWS)
+            table.insert(subject.keys[block], subject.direct[block])
+
+        def run(table):
+            for keys, _ in batches:
+                table.fetch(keys, subject.out)
+
+        pairs = take_turns(
+            partial(run, table), partial(run, subject.table), scale.rounds, len(batches) * BATCH_KEYS / 1e6
+        )
+    params = {"rows": subject.rows, "dim": subject.dim, "keys": "uniform", "peer": "own memory"}
+    yield Record.of("host_table.shared", params, "Mrow/s", pairs)
+
+
 def over_cores(subject, scale, threads):
     """Records of one big lookup on ``threads`` threads against the same on one."""
     for count in (BATCH_KEYS, 8 * BATCH_KEYS):
@@ -316,6 +338,8 @@ def main():
         subject = Subject(dim, scale)
         records += [*lookup(subject, scale, library), *call(subject, scale), *pooled(subject, scale)]
         records += row_dtypes(subject, scale)
+        if Path("/dev/shm").is_dir():
+            records += shared(subject, scale)
         records += over_cores(subject, scale, threads)
         set_lookup_threads(1)
         if dim == 32:

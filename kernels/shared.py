@@ -23,7 +23,8 @@ class SharedTable(HostTable):
     One process at a time may write (``writes``), which callers see to; the others read beside it. A reader that is
     killed stops nobody. Where the writer is killed readers go on, and another process may attach as the writer: what
     was half written is cleared up. A row is written whole or not at all.
-    At most 64 lookups of one process run at a time; more wait. A forked child is not attached, its calls raise.
+    At most 64 lookups of one process run at a time; more wait. A forked child is not attached: in it reads and writes
+    raise RuntimeError.
     """
 
     @classmethod
@@ -76,6 +77,13 @@ class SharedTable(HostTable):
     def is_changed(self) -> bool:
         """Whether other rows came since, as ``mark_changed`` says."""
         return self._shared_source()[1]
+
+    def is_at(self, path: str | Path) -> bool:
+        """Whether ``path`` leads to this table, and not to one that has taken its place."""
+        try:
+            return os.stat(path).st_ino == self._shared_inode()
+        except FileNotFoundError:
+            return False
 
     def mark_changed(self) -> None:
         """Record that other rows than those of ``source`` are to come."""

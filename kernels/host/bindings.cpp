@@ -100,7 +100,10 @@ nb::tuple shared_source(const HostTable& table) {
   return nb::make_tuple(std::string(header.source), header.is_changed.load() != 0);
 }
 
-void mark_shared_changed(const HostTable& table) { table.area()->header().is_changed.store(1); }
+void mark_shared_changed(const HostTable& table) {
+  if (!table.area()->is_attached()) throw Epochs::NotAttached{};
+  table.area()->header().is_changed.store(1);
+}
 
 uint64_t table_memory_bytes(int64_t dim, int64_t capacity_rows, const std::string& row_dtype,
                             const std::optional<std::string>& overflow_policy) {
@@ -265,6 +268,7 @@ nb::object all_keys(const KeyIndex& index) {
 // none(): let None through to our own message.
 NB_MODULE(_host, module) {
   module.doc() = "Host kernels. Use kernels.host.";
+  nb::set_leak_warnings(false);  // what daemon threads hold when the interpreter ends is no leak
   python();
 
   nb::class_<HostTable>(module, "HostTable", docs::kTable)
@@ -275,6 +279,7 @@ NB_MODULE(_host, module) {
       .def("__init__", &attach_shared_table, nb::arg("path"), nb::arg("writes"))
       .def("_shared_source", &shared_source)
       .def("_mark_shared_changed", &mark_shared_changed)
+      .def("_shared_inode", [](const HostTable& table) { return table.area()->inode(); })
       .def_static("memory_bytes", &table_memory_bytes, nb::arg("dim"), nb::arg("capacity_rows"),
                   nb::arg("row_dtype") = "fp32", nb::arg("overflow_policy") = nb::none(), docs::kMemoryBytes)
       .def_prop_ro("dim", &HostTable::dim)

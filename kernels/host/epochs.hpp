@@ -90,6 +90,11 @@ class Epochs {
     Slot& slot_;
   };
 
+  // Throws NotAttached: before a read or a write by a forked child.
+  void check_attached() const {
+    if (peers_ && !peers_->is_attached()) throw NotAttached{};
+  }
+
   // Writer: end the running epoch and return it. What was unlinked before the call belongs to it or to earlier ones.
   uint64_t end_epoch() { return now_->fetch_add(1, std::memory_order_seq_cst); }
 
@@ -118,7 +123,7 @@ class Epochs {
   }
 
   Slot& claim() {
-    if (peers_ && !peers_->is_attached()) throw NotAttached{};
+    check_attached();
     const uint64_t epoch = now_->load(std::memory_order_seq_cst);
     const uint32_t start = thread_number();
     for (Block* block = mine_;; block = following(*block))

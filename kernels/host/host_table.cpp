@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <memory>
+#include <stdexcept>
 #include <vector>
 
 #include "lookup_pieces.hpp"
@@ -33,13 +34,20 @@ HostTable::HostTable(std::unique_ptr<SharedArea> area, bool writes)
              epochs_, area_->rows()),
       stamps_(OverflowPolicy::kRefuse, capacity_rows_, 0),
       rows_(area_->header().rows) {
-  if (writes && !area_->is_new()) adopt();
+  if (area_->is_new())
+    area_->publish();
+  else if (writes)
+    adopt();
 }
 
 // What a writer keeps for itself is made anew from what is in the index.
 void HostTable::adopt() {
   std::vector<bool> is_used(capacity_rows_ + spare_rows_for(capacity_rows_));
-  rows_.store(index_.adopt(is_used), std::memory_order_relaxed);
+  try {
+    rows_.store(index_.adopt(is_used), std::memory_order_relaxed);
+  } catch (const std::out_of_range&) {
+    area_->fail("is damaged: it has a key whose row is none of its rows");
+  }
   arena_.adopt(is_used);
 }
 
@@ -105,6 +113,7 @@ void HostTable::write_in_epochs(const int64_t* keys, size_t n, WriteOne write_on
 
 // Rows are encoded before the lock is taken: other writers go on, and a row that does not fit leaves no trace.
 int64_t HostTable::insert(const int64_t* keys, const float* rows, size_t n) {
+  epochs_.check_attached();
   if (row_type_ == RowType::kFp32) return write_encoded(keys, reinterpret_cast<const std::byte*>(rows), n);
   const std::unique_ptr<std::byte[]> encoded(new std::byte[n * row_bytes(row_type_, dim_)]);
   if (const auto unfit = encode_rows(row_type_, rows, dim_, n, encoded.get())) throw *unfit;
@@ -121,6 +130,7 @@ int64_t HostTable::write_encoded(const int64_t* keys, const std::byte* rows, siz
 }
 
 int64_t HostTable::evict(const int64_t* keys, size_t n) {
+  epochs_.check_attached();
   const std::lock_guard<std::mutex> turn(writers_);
   int64_t evicted = 0;
   write_in_epochs(keys, n, [&](size_t i) { evicted += evict_one(keys[i]); });

@@ -15,10 +15,9 @@
 // Killed writers. Every step of a write leaves a table that readers can go on reading (bucket.hpp: a visible key has a
 // visible row); what a write had not finished, HostTable::adopt clears up for the next writer.
 //
-// A forked child is not attached, and must not look anything up.
+// A forked child is not attached: it reads and writes nothing, and lets go of its copy of the file and of the mapping,
+// which would keep the lock of a process that has ended.
 #pragma once
-
-#include <unistd.h>
 
 #include <atomic>
 #include <cstddef>
@@ -72,25 +71,38 @@ class SharedArea final : public Epochs::Peers {
 
   SharedShape shape() const;
   bool is_new() const { return is_new_; }
+  // A new file is what it is to be: from now on others can attach.
+  void publish();
+  // By which a file is told from one that takes its place; 0 in a forked child.
+  uint64_t inode() const;
   SharedHeader& header() const { return *reinterpret_cast<SharedHeader*>(data_); }
   std::byte* index() const { return data_ + index_; }
   std::byte* rows() const { return data_ + rows_; }
   Epochs::Shared epochs();
 
-  bool is_attached() const override { return getpid() == process_; }
+  bool is_attached() const override { return descriptor_ >= 0; }
   void clear_if_gone(uint32_t peer, Epochs::Block& block) override;
 
+  [[noreturn]] void fail(const std::string& reason) const;
+
  private:
+  static void before_fork();
+  static void after_fork_in_parent();
+  static void after_fork_in_child();
+
   size_t lay_out(const SharedShape& shape);
+  void make(const SharedShape& shape);
+  void open_existing();
+  void allocate();
   void map();
+  void check_header() const;
   void take_peer();
+  void enlist();
   void let_go();
   bool lock(uint32_t peer, short type) const;
-  [[noreturn]] void fail(const std::string& reason) const;
   [[noreturn]] void fail_with_errno(const std::string& what) const;
 
   const std::string path_;
-  const pid_t process_;
   const bool is_new_;
   int descriptor_ = -1;
   uint32_t peer_ = 0;

@@ -1,8 +1,9 @@
 """The memory tier that processes of one machine share: one copy in /dev/shm; one writes, the others read."""
 
+import atexit
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ from serving.errors import StoreError, StoreFullError
 from serving.model.records import Combiner
 from serving.storage.memory_budget import MemoryBudget
 from serving.storage.shared_folder import SHARED_MEMORY, SharedFolder
-from serving.storage.store import CHANGED, Keys, Mask, RowPtrs, TableSpec, Vectors, Weights
+from serving.storage.store import CHANGED, Keys, Mask, RowPtrs, TableSpec, Vectors, Weights, files_of
 
 _POLL_S = 0.02
 
@@ -25,7 +26,8 @@ class SharedMemoryStore:
     The first process writes: it fills the tables. The others wait for them, read the same copy and see what the writer
     changes. When the writer ends, however it ends, they read on, and the next process that starts writes. The tables
     outlive the writer; they go with the last process, unless that is killed: then the next one finds them.
-    A table that the writer loads anew, from other files, is a new copy: processes that have the old one keep it.
+    A table that the writer loads anew, from other files, is a new copy: processes that have the old one keep it until
+    they load it, too. A forked child has left: what it asks for raises an error.
     """
 
     def __init__(
@@ -51,12 +53,15 @@ class SharedMemoryStore:
         self._budget = MemoryBudget(capacity_bytes=capacity_bytes)
         self._auto_remove = auto_remove
         self._wait_ms = wait_ms
+        self._writing = threading.Lock()  # held by each write of rows: none may run when another process writes
         self._lock = threading.Lock()  # one change of the fields below at a time
         # Replaced as a whole, never changed in place, so that readers need no lock. None once closed.
         self._tables: dict[str, SharedTable] | None = {}
         self._reserved: dict[str, tuple[TableSpec, int]] = {}
+        self._found: dict[str, SharedTable] = {}  # that others have filled, until they are opened
         self._folder = SharedFolder(self.name, folder / shared_name)
         self._folder.try_to_write()
+        atexit.register(self.close)  # or the tables of a process that does not close its server would stay
 
     @property
     def name(self) -> str:
@@ -82,7 +87,7 @@ class SharedMemoryStore:
         """See ``Store.open_table``."""
         with self._lock:
             tables = self._open_tables(spec.name)
-            table = tables.get(spec.name) or self._attach(spec.name)
+            table = self._found.pop(spec.name, None) or self._current(spec.name)
             if table is None:
                 if not self._folder.writes:
                     raise self._refused(spec.name)
@@ -137,13 +142,15 @@ class SharedMemoryStore:
 
     def insert(self, table: str, keys: Keys, rows: Vectors) -> None:
         """See ``Store.insert``; only in the process that writes."""
-        held = self._to_write(table)
-        self._check_dim(table, held.dim, rows.shape[1])
-        self._insert(table, held, keys, rows)
+        with self._writing:
+            held = self._to_write(table)
+            self._check_dim(table, held.dim, rows.shape[1])
+            self._insert(table, held, keys, rows)
 
     def evict(self, table: str, keys: Keys) -> int | None:
         """See ``Store.evict``; exact; only in the process that writes."""
-        return self._to_write(table).evict(keys) if table in self._open_tables(table) else 0
+        with self._writing:
+            return self._to_write(table).evict(keys) if table in self._open_tables(table) else 0
 
     def drop_table(self, table: str) -> None:
         """See ``Store.drop_table``; only in the process that writes. Others that have the table keep it."""
@@ -165,29 +172,30 @@ class SharedMemoryStore:
         Raises:
             StoreError: that process has not filled it in time.
         """
-        deadline = time.monotonic() + self._wait_ms / 1000
-        while True:
-            with self._lock:
-                held = self._open_tables(table).get(table) or self._attach(table)
-                if held is not None:
-                    return self._record(table, held)
-                if self._folder.writes or self._take_over():
-                    return None
-            if time.monotonic() > deadline:
-                reason = f"{self._folder.writer()}, which writes, has not loaded it within {self._wait_ms / 1000:g} s"
-                raise StoreError(self.name, table, reason)
-            time.sleep(_POLL_S)
+        held = self._wait_for(table, lambda _: True)
+        return None if held is None else self._record(table, held)
 
     def mark_changed(self, table: str) -> None:
         """See ``DurableStore.mark_changed``."""
         self._to_write(table).mark_changed()
 
     def bulk_load(self, spec: TableSpec, batches: Iterator[tuple[Keys, Vectors]], digest: str) -> None:
-        """See ``DurableStore.bulk_load``; only in the process that writes, after ``reserve``."""
+        """See ``DurableStore.bulk_load``; after ``reserve``. Waits while another process is to load it.
+
+        Raises:
+            StoreError: that process has not loaded it, from the same files, in time.
+        """
+
+        def is_loaded(held: SharedTable) -> bool:
+            record = self._record(spec.name, held)
+            return record is not None and digest in (record, files_of(record))
+
+        self._wait_for(spec.name, is_loaded)
         with self._lock:
             tables = self._open_tables(spec.name)
             if not self._folder.writes:
-                raise self._refused(spec.name)
+                self._tables = {**tables, spec.name: self._found.pop(spec.name)}
+                return
             table = self._create(spec, self._reserved[spec.name][1], digest.removesuffix(CHANGED))
             try:
                 if digest.endswith(CHANGED):
@@ -202,16 +210,44 @@ class SharedMemoryStore:
 
     def close(self) -> None:
         """See ``Store.close``."""
-        with self._lock:
-            if self._tables is not None:
-                self._tables = None
-                self._folder.leave(self._auto_remove)
+        atexit.unregister(self.close)
+        if self._folder.is_left:  # a forked child's copies of the locks below may be taken for ever
+            self._tables = None
+            return
+        with self._lock, self._writing:
+            self._tables = None
+            self._folder.leave(self._auto_remove)
 
     def _open_tables(self, table: str) -> dict[str, SharedTable]:
         tables = self._tables
         if tables is None:
             raise StoreError(self.name, table, "the store is closed")
         return tables
+
+    def _wait_for(self, table: str, is_wanted: Callable[[SharedTable], bool]) -> SharedTable | None:
+        """The table, once its file is as wanted; None where this process is to make it so."""
+        deadline = time.monotonic() + self._wait_ms / 1000
+        while True:
+            with self._lock:
+                held = self._current(table)
+                if held is not None and not held.writes:
+                    self._found[table] = held
+                if held is not None and is_wanted(held):
+                    return held
+                if self._folder.writes or self._take_over():
+                    return None
+            if time.monotonic() > deadline:
+                reason = f"{self._folder.writer()}, which writes, has not loaded it within {self._wait_ms / 1000:g} s"
+                raise StoreError(self.name, table, reason)
+            time.sleep(_POLL_S)
+
+    def _current(self, table: str) -> SharedTable | None:
+        """The table as its file is now: to a reader, a copy that has taken the place of the one that it has."""
+        file = self._folder.table_file(table)
+        for held in (self._found.get(table), self._open_tables(table).get(table)):
+            if held is not None and (held.writes if self._folder.writes else held.is_at(file)):
+                return held
+        return self._attach(table)
 
     def _attach(self, table: str) -> SharedTable | None:
         """The table as it lies in shared memory; None where there is none, or, for the writer, none to be used."""
@@ -229,7 +265,9 @@ class SharedMemoryStore:
         """Become the process that writes, if that one has ended."""
         if not self._folder.try_to_write():
             return False
-        self._tables = {name: SharedTable.attach(self._folder.table_file(name), True) for name in self._open_tables("")}
+        self._found = {}
+        # One whose file is gone can still be read.
+        self._tables = {name: self._attach(name) or held for name, held in self._open_tables("").items()}
         return True
 
     def _record(self, table: str, held: SharedTable) -> str | None:
@@ -271,7 +309,10 @@ class SharedMemoryStore:
         return held
 
     def _refused(self, table: str) -> StoreError:
-        reason = f"this process only reads {self._folder.path}; {self._folder.writer()} writes: change it there"
+        if self._folder.writes:
+            reason = "the process that wrote it removed it, and this one has a copy to read: load its model anew"
+        else:
+            reason = f"this process only reads {self._folder.path}; {self._folder.writer()} writes: change it there"
         return StoreError(self.name, table, reason)
 
     def _check_form(self, spec: TableSpec, held: SharedTable) -> None:

@@ -8,6 +8,7 @@
 // owns every n-th of the others and evicts, re-inserts and replaces them by fresh keys.
 #include <pthread.h>
 #include <signal.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -276,6 +277,14 @@ void share_one_slot() {
   reader.join();
 }
 
+// A table in shared memory: its file goes at once, the memory stays.
+std::unique_ptr<SharedArea> share(RowType row_type) {
+  const std::string path = "/tmp/host_table_stress." + std::to_string(getpid());
+  auto area = std::make_unique<SharedArea>(path, SharedShape{kDim, row_type, kFixed + kWriters * kBatch});
+  unlink(path.c_str());
+  return area;
+}
+
 // Callers refuse reserved keys, but a key may turn into the mark of a free slot after they looked: it is absent.
 void look_up_the_mark_of_a_free_slot() {
   HostTable table(kDim, 1, RowType::kFp32);
@@ -314,7 +323,13 @@ int main(int argc, char** argv) {
   }
   table.insert(keys.data(), rows.data(), keys.size());
 
+  HostTable shared(share(row_type), true);
+  shared.insert(keys.data(), rows.data(), keys.size());
+
   std::vector<std::thread> threads;
+  threads.emplace_back(replace_rows, std::ref(shared), 0);
+  for (int i = 0; i < 2; ++i) threads.emplace_back(look_up, std::ref(shared), i, kBatch);
+  threads.emplace_back(walk, std::ref(shared));
   for (int i = 0; i < kWriters; ++i) threads.emplace_back(replace_rows, std::ref(table), i);
   for (int i = 0; i < kReaders; ++i) threads.emplace_back(look_up, std::ref(table), i, i ? kBatch : kBigBatch);
   threads.emplace_back(look_up_pooled, std::ref(table));
@@ -328,7 +343,8 @@ int main(int argc, char** argv) {
   stop.store(true);
   for (auto& thread : threads) thread.join();
 
-  require(table.rows() == kFixed, "rows were lost or left over");
+  for (const HostTable* written : {&table, &shared})
+    require(written->rows() == kFixed, "rows were lost or left over");
   require(table.longest_probe() <= 8, "churn lengthened the probes");
   for (HostTable* evicting : {&random, &least_used, &oldest})
     require(evicting->evicted_rows() > 0 && evicting->longest_probe() <= 12, "a table that overflows is not as it was");

@@ -181,18 +181,100 @@ def test_a_killed_writer_leaves_whole_rows_and_the_next_one_loses_no_room(path):
         del writer
 
 
-def test_a_forked_child_is_refused(path):
-    table = filled(path)
+def refusals_in_a_child(calls):
+    """How many of the calls a forked child is refused."""
     child = os.fork()
     if child == 0:
-        try:
-            table.fetch(np.arange(5), np.empty((5, DIM), np.float32))
-        except RuntimeError as err:
-            os._exit(0 if "a forked child, is not attached" in str(err) else 2)
-        os._exit(1)
+        refused = 0
+        for call in calls:
+            try:
+                call()
+            except RuntimeError as err:
+                refused += "a forked child, is not attached" in str(err)
+        os._exit(refused)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+def test_a_forked_child_is_refused(path):
+    table = filled(path)
+    many = np.arange(20_000) % FIXED  # which the cores would share
+    calls = [
+        lambda: table.fetch(np.arange(5), np.empty((5, DIM), np.float32)),
+        lambda: table.fetch(many, np.empty((many.size, DIM), np.float32)),
+        lambda: table.fetch_pooled(np.arange(5), np.array([0, 5]), np.empty((1, DIM), np.float32), "sum"),
+        lambda: next(table.items()),
+        lambda: table.insert(np.array([1]), rows_of([1], 1)),
+        lambda: table.evict(np.array([1])),
+        table.mark_changed,
+    ]
+    table.fetch(many, np.empty((many.size, DIM), np.float32))
+
+    assert refusals_in_a_child(calls) == len(calls)
+    assert refusals_in_a_child([lambda: len(table), table.stats]) == 0  # nor does it crash
     assert len(table) == FIXED
+    assert not table.is_changed
+
+
+READ_AND_FORK = """
+import os, threading
+table = SharedTable.attach(PATH, writes=False)
+keys, out = np.arange(200_000) % 2000, np.empty((200_000, 16), np.float32)
+def read():
+    while True:
+        table.fetch(keys, out)
+if os.fork() == 0:
+    sys.stdin.read()
+    os._exit(0)
+threading.Thread(target=read, daemon=True).start()
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.slow
+def test_the_child_of_a_reader_that_is_killed_while_it_reads_does_not_stop_the_writer(path):
+    table = filled(path)
+    left_behind = 0
+    for version in range(1, 9):
+        process = start(path, READ_AND_FORK)
+        process.kill()
+        process.wait(timeout=60)
+        left_behind += readers_announced(path) > 0
+        for _ in range(10):
+            table.insert(np.arange(FIXED), rows_of(range(FIXED), version))
+        process.communicate(timeout=60)
+
+    assert left_behind, "no reader was killed while it read: the test shows nothing"
+
+
+def test_a_table_is_told_from_one_that_takes_its_place(path):
+    filled(path)
+    table = SharedTable.attach(path, writes=False)
+    assert table.is_at(path)
+
+    path.unlink()
+    assert not table.is_at(path)
+    filled(path)
+    assert not table.is_at(path)
+
+
+def test_a_table_whose_keys_have_no_rows_is_refused_to_a_writer_and_reads_as_absent(path):
+    table = filled(path)
+    memory = np.memmap(path, dtype=np.uint32, mode="r+")
+    buckets = memory[table_index_bytes() // 4 :][: 16 * table.stats().buckets].reshape(-1, 16)
+    taken = buckets[:, 10:15] != 0xFFFFFFFF
+    buckets[:, 10:15][taken] = 1_000_000
+
+    with pytest.raises(SharedMemoryError, match="is damaged: it has a key whose row is none of its rows"):
+        SharedTable.attach(path, writes=True)
+    out = np.ones((FIXED, DIM), np.float32)
+    SharedTable.attach(path, writes=False).fetch(np.arange(FIXED), out)
+    assert not out.any()
+
+
+def table_index_bytes():
+    """Where the index begins: behind the header and the epochs, on a huge-page border."""
+    return 2**21
 
 
 def test_a_65th_process_is_refused_until_one_leaves(path):
@@ -213,7 +295,7 @@ def test_a_file_that_exists_is_not_made_again(path):
 
 
 def test_memory_that_the_system_does_not_have_is_an_error_and_leaves_no_file(path):
-    with pytest.raises(SharedMemoryError, match="bytes cannot be had: "):
+    with pytest.raises(SharedMemoryError, match=r"its [0-9]+ bytes cannot be had: [0-9]+ are free"):
         SharedTable.create(path, 65_536, 3_500_000_000)
 
     assert not path.exists()
@@ -234,8 +316,24 @@ def damaged(path, damage):
         (lambda content: content[:16] + b"\x09" + content[17:], "its row type is none"),
         (lambda content: content[:-4096], r"expected [0-9]+ bytes, found "),
         (lambda content: content[:12] + b"\xff" + content[13:], r"expected [0-9]+ bytes, found "),
+        (lambda content: content[:12] + bytes(4) + content[16:], "damaged: there are no tables of 4000 rows of dim 0"),
+        (
+            lambda content: content[:24] + b"\xff" * 8 + content[32:],
+            "damaged: there are no tables of 18446744073709551615",
+        ),
+        (lambda content: content[:40] + b"x" * 256 + content[296:], "the name of its source has no end"),
     ],
-    ids=["a few bytes", "another magic", "another format", "no row type", "cut short", "another dim"],
+    ids=[
+        "a few bytes",
+        "another magic",
+        "another format",
+        "no row type",
+        "cut short",
+        "another dim",
+        "no dim",
+        "no capacity",
+        "a source without end",
+    ],
 )
 def test_a_file_that_is_no_such_table_is_refused(path, damage, message):
     damaged(path, damage)

@@ -1,9 +1,14 @@
 """Processes that share tables, started and killed: who writes, who waits, what is left."""
 
 import json
+import os
 import signal
+import stat
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -77,7 +82,6 @@ def test_who_only_reads_is_told_who_writes(open_store):
         lambda: second.drop_table("m.t"),
         lambda: second.mark_changed("m.t"),
         lambda: second.open_table(TableSpec("m.other", 4), 10),
-        lambda: load(second, "of other files"),
     ):
         with pytest.raises(StoreError, match=r"this process only reads .*shared; process [0-9]+ writes"):
             change()
@@ -146,11 +150,139 @@ def test_tables_beyond_the_size_are_refused(open_store):
         store.bulk_load(SPEC, batches(), "digest")
 
 
-def test_whoever_waits_too_long_is_told_for_whom(open_store):
-    open_store()
+@pytest.mark.parametrize("loaded", [None, "digest"])
+def test_whoever_waits_too_long_is_told_for_whom(open_store, loaded):
+    first = open_store()
+    if loaded:
+        load(first, loaded)
 
     with pytest.raises(StoreError, match=r"process [0-9]+, which writes, has not loaded it within 0.05 s"):
-        load(open_store(wait_ms=50))
+        load(open_store(wait_ms=50), "of other files")
+
+
+def test_a_process_that_starts_waits_until_the_writer_has_loaded_its_files_over_older_ones(open_store):
+    first, second = open_store(), open_store()
+    load(first, "of older files", {1: np.zeros(4, np.float32)})
+    began = threading.Event()
+
+    def batches_once_the_second_waits():
+        began.wait()
+        yield from batches()
+
+    def load_second():
+        second.reserve(SPEC, len(ROWS))
+        assert second.loaded_from("m.t") == "of older files"
+        began.set()
+        second.bulk_load(SPEC, batches(), "digest")
+
+    with ThreadPoolExecutor() as pool:
+        loaded = pool.submit(load_second)
+        first.reserve(SPEC, len(ROWS))
+        first.bulk_load(SPEC, batches_once_the_second_waits(), "digest")
+        loaded.result(timeout=60)
+
+    assert values(second, [1, 99]) == [1.0, 99.0]
+    assert not second.writes
+
+
+def test_a_reader_that_loads_its_model_again_gets_the_new_copy(open_store):
+    first, second = open_store(), open_store()
+    load(first)
+    load(second)
+    load(first, "of other files", {1: np.full(4, 9.0, np.float32)})
+    assert values(second, [1, 2]) == [1.0, 2.0]
+
+    assert not load(second, "of other files")
+
+    assert values(second, [1, 2]) == [9.0, None]
+
+
+def test_an_heir_reads_on_what_the_last_writer_removed_and_can_load_it_anew(open_store):
+    first, second = open_store(), open_store()
+    load(first)
+    load(second)
+    first.drop_table("m.t")
+    first.close()
+
+    second.reserve(TableSpec("m.other", 4), 1)
+    assert second.loaded_from("m.other") is None
+
+    assert second.writes
+    assert values(second, [1]) == [1.0]
+    with pytest.raises(StoreError, match=r"the process that wrote it removed it.*load its model anew"):
+        second.insert("m.t", np.array([1]), np.ones((1, 4), np.float32))
+    assert load(second)
+    second.insert("m.t", np.array([1]), np.full((1, 4), 0.5, np.float32))
+    assert values(second, [1]) == [0.5]
+
+
+def test_a_store_is_not_closed_while_it_is_written(open_store):
+    first = open_store(auto_remove=False)
+    load(first)
+    stop = threading.Event()
+    written = []
+
+    def write():
+        with suppress(StoreError):
+            while not stop.is_set():
+                first.insert("m.t", np.array([1]), np.full((1, 4), 7.0, np.float32))
+                written.append(first.writes)
+
+    with ThreadPoolExecutor() as pool:
+        writing = pool.submit(write)
+        while not written:
+            assert not writing.done()
+        first.close()
+        writing.result(timeout=60)
+        stop.set()
+
+    heir = open_store()
+    assert heir.writes
+    assert not load(heir, "digest")
+
+
+def test_a_folder_of_another_user_or_a_link_is_refused(tmp_path, monkeypatch):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "shared").mkdir(mode=0o777)
+
+    with pytest.raises(StoreError, match=r"link: is no folder of this user's; choose another shared_memory_name"):
+        SharedMemoryStore("link", 2**20, folder=tmp_path)
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    with pytest.raises(StoreError, match=r"shared: is no folder of this user's"):
+        SharedMemoryStore("shared", 2**20, folder=tmp_path)
+
+
+def in_a_child(work):
+    """Call ``work`` in a forked child; 0 if it was true there, else 1 if it raised or 2."""
+    child = os.fork()
+    if child == 0:
+        code = 1
+        with suppress(BaseException):
+            code = 0 if work() else 2
+        os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def test_a_forked_child_that_closes_the_store_takes_nothing_from_its_parent(open_store, tmp_path):
+    store = open_store()
+    load(store)
+
+    def close():
+        store.close()
+        return not store.writes
+
+    assert in_a_child(close) == 0
+    assert (tmp_path / "shared" / "m.t.table").exists()
+    assert not open_store().writes
+
+
+def test_only_its_user_can_read_what_is_shared(open_store, tmp_path):
+    load(open_store())
+
+    assert stat.S_IMODE((tmp_path / "shared").stat().st_mode) == 0o700
+    for file in (tmp_path / "shared").iterdir():
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600
 
 
 def test_a_place_that_is_no_folder_is_refused(tmp_path):
@@ -284,6 +416,49 @@ store = SharedMemoryStore(sys.argv[1], 2**26)
 print(store.writes, flush=True)
 sys.stdin.read()
 """
+
+
+FORK_AND_DIE = """
+import os, signal, sys
+from serving.parameter_server import ParameterServer
+server = ParameterServer.from_config(sys.argv[1])
+if os.fork() == 0:
+    print("forked", flush=True)
+    sys.stdin.read()
+    os._exit(0)
+signal.pause()
+"""
+
+
+@pytest.mark.slow
+def test_a_child_that_outlives_its_writer_keeps_nobody_from_writing(config, tmp_path):
+    _, start, _ = config
+    command = [sys.executable, "-c", FORK_AND_DIE, tmp_path / "ps.json"]
+    parent = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert parent.stdout.readline() == "forked\n"
+    parent.kill()
+    parent.wait(timeout=60)
+
+    assert start().writes()
+    parent.communicate(timeout=60)
+
+
+LOAD_AND_LEAVE_OPEN = """
+import sys
+from serving.parameter_server import ParameterServer
+server = ParameterServer.from_config(sys.argv[1])
+print(server.stores[0].writes, flush=True)
+"""
+
+
+def test_a_process_that_ends_without_closing_its_server_leaves_nothing(config, tmp_path):
+    _, _, folder = config
+
+    command = [sys.executable, "-c", LOAD_AND_LEAVE_OPEN, tmp_path / "ps.json"]
+    ended = subprocess.run(command, capture_output=True, text=True)
+
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "True\n", "")
+    assert not folder.exists()
 
 
 @pytest.mark.slow

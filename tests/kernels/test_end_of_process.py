@@ -1,0 +1,47 @@
+"""Processes that end while threads that nobody joins are in the kernels, without Python's global lock."""
+
+import subprocess
+import sys
+
+import pytest
+
+WORK_UNTIL_THE_END = """
+import sys, threading
+import numpy as np
+from kernels.host import HostTable, KeyIndex, encode_rows, pool_rows
+
+COUNT, DIM = 20_000, 16
+keys, rows, row_ptrs = np.arange(COUNT), np.ones((COUNT, DIM), np.float32), np.arange(COUNT + 1)
+table = HostTable(DIM, COUNT)
+table.insert(keys, rows)
+calls = {
+    "fetch": lambda out: table.fetch(keys, out),
+    "fetch_pooled": lambda out: table.fetch_pooled(keys, row_ptrs, out, "sum"),
+    "insert": lambda out: table.insert(keys, rows),
+    "items": lambda out: list(table.items()),
+    "encode_rows": lambda out: encode_rows(rows, "int8"),
+    "pool_rows": lambda out: pool_rows(rows, row_ptrs, out, "mean"),
+    "find": lambda out: KeyIndex(COUNT).find_or_insert(keys),
+}
+call = calls[sys.argv[1]]
+working = threading.Semaphore(0)
+
+def work():
+    out = np.empty_like(rows)
+    while True:
+        call(out)
+        working.release()
+
+for _ in range(3):
+    threading.Thread(target=work, daemon=True).start()
+for _ in range(6):
+    working.acquire()
+"""
+
+
+@pytest.mark.parametrize("call", ["fetch", "fetch_pooled", "insert", "items", "encode_rows", "pool_rows", "find"])
+def test_a_process_ends_well_while_daemon_threads_are_in_a_call(call):
+    for _ in range(2):
+        ended = subprocess.run([sys.executable, "-c", WORK_UNTIL_THE_END, call], capture_output=True, text=True)
+
+        assert (ended.returncode, ended.stderr) == (0, "")
