@@ -30,9 +30,9 @@ class ParameterServer:
     """Ordered stores, from the fastest to the slowest. Every method may be called from any thread.
 
     A key that one store does not hold is looked for in the next; a key that none holds is answered with its table's
-    default value, which is never stored. A store that does not answer is passed over: if a slower one has the key, the
-    outage shows in the log and the counters only; if none has it, the outage is raised, for the store that is down
-    may hold it.
+    default value, which is never stored. A store that does not answer is passed over: its outage shows in the log and
+    the counters. It is raised where a key was not found that the store may hold, which is not so where the slowest
+    store answered and has every row by its kind (a durable one, a ``SourceStore``): what that does not hold is unknown.
 
     Attributes:
         stores: the stores, fastest first.
@@ -181,7 +181,7 @@ class ParameterServer:
         Raises:
             UnknownModelError: no loaded model has this table, or it was unloaded meanwhile.
             RequestError: a key is one of the four reserved int64 values.
-            StoreError: a store did not answer, and no other holds one of the keys.
+            StoreError: a store did not answer that may hold a key which was not found.
         """
         held = self._table(table)
         check_keys(table, keys)
@@ -213,7 +213,7 @@ class ParameterServer:
         Raises:
             UnknownModelError: no loaded model has this table, or it was unloaded meanwhile.
             RequestError: ``weights`` is not float32[N].
-            StoreError: a store did not answer, and no other holds one of the keys.
+            StoreError: a store did not answer that may hold a key which was not found.
         """
         held = self._table(table)
         if weights is not None:

@@ -39,30 +39,35 @@ class TierSettings:
     first_rows: FirstRows = field(default_factory=FirstRows)
 
 
-class _Outage:
-    """Whether a tier fails at one of its tasks: logged once when that starts and once when it ends."""
+class _Outages:
+    """Of which tables a tier fails at one of its tasks: logged once when that starts and once when it ends.
+
+    By table, for one may be damaged beside others that are not.
+    """
 
     def __init__(self, tier: str, fails: str, succeeds: str) -> None:
         """Begin without an outage; say that ``tier`` ``fails`` or ``succeeds``."""
-        self._starts, self._ends = f"tier {tier} {fails}: %s", f"tier {tier} {succeeds} again"
-        self._lock = threading.Lock()  # guards the flag below
-        self._is_running = False
+        self._starts, self._ends = f"tier {tier} {fails}, table %r: %s", f"tier {tier} {succeeds} again, table %r"
+        self._lock = threading.Lock()  # guards changes of the set below
+        self._failing: set[str] = set()
 
-    def failed(self, error: StoreError) -> None:
+    def failed(self, table: str, error: StoreError) -> None:
         """The tier has failed."""
         with self._lock:
-            starts, self._is_running = not self._is_running, True
+            starts = table not in self._failing
+            self._failing.add(table)
         if starts:
-            logger.warning(self._starts, error)
+            logger.warning(self._starts, table, error.reason)
 
-    def succeeded(self) -> None:
+    def succeeded(self, table: str) -> None:
         """The tier has not failed."""
-        if not self._is_running:  # as ever: takes no lock
+        if table not in self._failing:  # as ever: takes no lock
             return
         with self._lock:
-            ends, self._is_running = self._is_running, False
+            ends = table in self._failing
+            self._failing.discard(table)
         if ends:
-            logger.warning(self._ends)
+            logger.warning(self._ends, table)
 
 
 class Tier:
@@ -75,8 +80,8 @@ class Tier:
         self._depth = depth
         self._pooled = store if isinstance(store, PooledStore) else None
         self._budget = None if settings.timeout_ms is None else TimeBudget(store.name, settings.timeout_ms)
-        self._silence = _Outage(store.name, "does not answer", "answers")
-        self._refusal = _Outage(store.name, "takes no promoted rows", "takes promoted rows")
+        self._silence = _Outages(store.name, "does not answer", "answers")
+        self._refusal = _Outages(store.name, "takes no promoted rows", "takes promoted rows")
         self._paused_until_s: dict[str, float] = {}  # by table that was full; the promotion's thread writes it
 
     def fetch(self, held: ServedTable, keys: Keys) -> tuple[Vectors, Mask] | StoreError:
@@ -126,10 +131,10 @@ class Tier:
             lacking = ~self.store.fetch(held.name, keys, np.empty_like(rows))
             keys, rows = keys[lacking], rows[lacking]
             taken = self._insert_what_fits(held.name, keys, rows)
-            self._refusal.succeeded()
+            self._refusal.succeeded(held.name)
         except StoreError as err:
             held.counting.failed(self._depth, isinstance(err, StoreTimeoutError))
-            self._refusal.failed(err)
+            self._refusal.failed(held.name, err)
         held.counting.promoted(self._depth, taken, keys.size - taken)
 
     def takes_promotions(self, held: ServedTable) -> bool:
@@ -165,10 +170,10 @@ class Tier:
             answer = fetch() if self._budget is None else self._within_budget(self._budget, held, keys, fetch)
         except StoreError as err:
             held.counting.failed(self._depth, isinstance(err, StoreTimeoutError))
-            self._silence.failed(err)
+            self._silence.failed(held.name, err)
             return err
         held.counting.fetched(self._depth, now_s() - started)
-        self._silence.succeeded()
+        self._silence.succeeded(held.name)
         return answer
 
     def _within_budget(

@@ -1,4 +1,8 @@
-"""How a lookup goes through the tiers: each is asked for what the faster ones lack."""
+"""How a lookup goes through the tiers: each is asked for what the faster ones lack.
+
+The slowest tier is the truth where it has every row by its kind (a durable store, a ``SourceStore``): updates go to it
+first, so it is never behind, and what it does not hold is unknown, whatever became of the tiers before it.
+"""
 
 from collections.abc import Sequence
 
@@ -11,7 +15,7 @@ from serving.model.records import Combiner
 from serving.parameter_server.promotion import Promoter
 from serving.parameter_server.served_table import ServedTable
 from serving.parameter_server.tier import Tier
-from serving.storage.store import Keys, Mask, RowPtrs, Vectors, Weights
+from serving.storage.store import DurableStore, Keys, Mask, RowPtrs, SourceStore, Vectors, Weights
 
 NOWHERE = -1
 
@@ -37,6 +41,7 @@ class TierLookup:
     def __init__(self, tiers: Sequence[Tier], promoter: Promoter | None) -> None:
         """Take the tiers, fastest first; ``promoter`` is given the rows that faster tiers lack."""
         self._tiers = tuple(tiers)
+        self._slowest_knows = isinstance(self._tiers[-1].store, DurableStore | SourceStore)
         self._promoter = promoter
 
     def rows(self, held: ServedTable, keys: Keys) -> tuple[Vectors, Mask]:
@@ -69,6 +74,9 @@ class TierLookup:
         """Fetch rows from the first tier that has them, defaults filled in; writes ``search``.
 
         ``outage``: why the first tier has just not answered; it is not asked again.
+
+        Raises:
+            StoreError: a key was not found, and a tier that did not answer may hold it.
         """
         rows = np.full((keys.size, held.dim), held.default_value, dtype=np.float32)
         missing = np.arange(keys.size)
@@ -84,6 +92,8 @@ class TierLookup:
             if isinstance(answer, StoreError):
                 outage = answer
                 continue
+            if tier is self._tiers[-1] and self._slowest_knows:
+                outage = None
             part, found = answer
             search.asked_keys[depth] = missing.size
             hits, hit_keys, hit_rows = missing[found], wanted[found], part[found]

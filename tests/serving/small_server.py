@@ -8,6 +8,7 @@ from serving.config import ModelConfig, TableConfig
 from serving.errors import StoreError
 from serving.model.sparse_file import write_sparse_directory
 from serving.parameter_server import ParameterServer
+from serving.storage.store import CHANGED
 
 KEYS = list(range(1, 13))
 UNKNOWN = [777, -5]
@@ -64,6 +65,26 @@ class DictStore:
 
     def close(self):
         self.calls["close"] += 1
+
+
+class DurableDictStore(DictStore):
+    """The same, which remembers what it was loaded from, as a store on a disk does."""
+
+    def __init__(self, name="durable"):
+        super().__init__(name)
+        self.digests = {}
+
+    def loaded_from(self, table):
+        return self.digests.get(table)
+
+    def mark_changed(self, table):
+        self.digests[table] = self.digests[table].removesuffix(CHANGED) + CHANGED
+
+    def bulk_load(self, spec, batches, digest):
+        self.rows[spec.name] = {}
+        for keys, rows in batches:
+            self.insert(spec.name, keys, rows)
+        self.digests[spec.name] = digest
 
 
 def write_model(folder):

@@ -10,9 +10,20 @@ from hypothesis import strategies as st
 from kernels.host import round_rows
 from serving.errors import RequestError, StoreError, UnknownModelError
 from serving.parameter_server import ParameterServer, tier
-from serving.parameter_server.counters import FETCH_BUCKETS_S
+from serving.parameter_server.counters import FETCH_BUCKETS_S, TableCounting
+from serving.parameter_server.served_table import ServedTable
 from serving.storage import MemoryStore
-from tests.serving.small_server import KEYS, ROWS, UNKNOWN, DictStore, keep, model_of, serve, write_model
+from tests.serving.small_server import (
+    KEYS,
+    ROWS,
+    UNKNOWN,
+    DictStore,
+    DurableDictStore,
+    keep,
+    model_of,
+    serve,
+    write_model,
+)
 
 
 class MiddleStore(MemoryStore):
@@ -217,9 +228,9 @@ class TestOutages:
             server.lookup("m.t", np.array(KEYS))
 
         assert [record.getMessage() for record in caplog.records] == [
-            "tier fast does not answer: fast: table 'm.t': no answer",
-            "tier fast answers again",
-            "tier fast does not answer: fast: table 'm.t': no answer",
+            "tier fast does not answer, table 'm.t': no answer",
+            "tier fast answers again, table 'm.t'",
+            "tier fast does not answer, table 'm.t': no answer",
         ]
 
     @pytest.mark.parametrize("down", [0, 1])
@@ -230,6 +241,61 @@ class TestOutages:
             server.lookup("m.t", np.array([1, 777]))
         with pytest.raises(StoreError, match="no answer"):
             server.lookup_pooled("m.t", np.array([1, 777]), np.array([0, 2]), "sum")
+
+    def test_one_table_that_fails_beside_others_is_logged_once_whatever_the_others_answer(self, caplog):
+        store = DictStore()
+        damaged, healthy = (
+            ServedTable(f"m.{name}", 3, "I64", "fp32", 0.0, TableCounting("m", 0, name, ["dict"]))
+            for name in ("bad", "good")
+        )
+        one = tier.Tier(store, 0, tier.TierSettings())
+        for _ in range(3):
+            for held in (damaged, healthy):
+                store.is_down = held is damaged
+                one.fetch(held, np.array([1]))
+
+        assert caplog.messages == ["tier dict does not answer, table 'm.bad': no answer"]
+
+    def test_what_the_slowest_tier_does_not_hold_is_unknown_though_a_faster_one_is_down(self, config):
+        server = serve(config, DictStore("fast"), DurableDictStore())
+        server.stores[0].is_down = True
+
+        rows, found = server.lookup("m.t", np.array([1, 777]))
+        pooled, pooled_found = server.lookup_pooled("m.t", np.array([1, 777]), np.array([0, 2]), "sum")
+
+        assert found.tolist() == pooled_found.tolist() == [True, False]
+        assert rows.tobytes() == ROWS[0].tobytes() + bytes(12)
+        np.testing.assert_array_equal(pooled, ROWS[:1])
+        counters = server.counters()["m.t"]
+        assert (counters.hits, counters.defaulted_keys) == ({"durable": 2}, 2)
+        assert counters.tier_errors == {"fast": 2}
+
+    @pytest.mark.parametrize("is_fast_down", [False, True])
+    def test_where_the_slowest_tier_does_not_answer_a_key_that_was_not_found_is_not_unknown(self, config, is_fast_down):
+        server = serve(config, DictStore("fast"), DurableDictStore())
+        server.stores[0].is_down, server.stores[1].is_down = is_fast_down, True
+
+        with pytest.raises(StoreError, match="^durable: .*no answer"):
+            server.lookup("m.t", np.array([1, 777]))
+        with pytest.raises(StoreError, match="^durable: .*no answer"):
+            server.lookup_pooled("m.t", np.array([1, 777]), np.array([0, 2]), "sum")
+
+    def test_a_durable_tier_before_the_slowest_does_not_say_what_is_unknown(self, config):
+        server = serve(config, DictStore("fast"), DurableDictStore(), DictStore("slow"))
+        server.stores[0].is_down = server.stores[2].is_down = True
+
+        with pytest.raises(StoreError, match="^slow: .*no answer"):
+            server.lookup("m.t", np.array([777]))
+
+    def test_no_row_is_copied_into_a_tier_that_does_not_answer(self, config):
+        server = serve(config, DictStore("fast"), DurableDictStore(), promote=True)
+        keep(server.stores[0], [])
+        server.stores[0].is_down = True
+
+        server.lookup("m.t", np.array([1, 777]))
+
+        assert server.wait_for_promotions(60)
+        assert server.stores[0].rows == {"m.t": {}}
 
     def test_a_slow_tier_that_is_down_is_not_noticed_while_nobody_needs_it(self, server):
         server.stores[1].is_down = True

@@ -139,8 +139,8 @@ def test_a_probe_beside_the_requests_ends_the_outage(server, clock, caplog):
 
     until_answered(server)
     assert [record.getMessage() for record in caplog.records] == [
-        "tier slow does not answer: slow: table 'm.t': no answer within 200 ms (timeout_ms)",
-        "tier slow answers again",
+        "tier slow does not answer, table 'm.t': no answer within 200 ms (timeout_ms)",
+        "tier slow answers again, table 'm.t'",
     ]
 
 

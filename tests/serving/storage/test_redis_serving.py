@@ -90,13 +90,31 @@ def test_an_unloaded_model_stays_in_redis_unless_it_is_dropped(redis_server, mod
         assert bool(client.dbsize()) == (not drop)
 
 
-def test_while_redis_is_down_rocksdb_answers_and_the_outage_is_logged_once(own_server, model, ps_file, caplog):
+def said(caplog, what):
+    """The beginnings of the lines of the log that say ``what`` of a tier."""
+    return [line.partition(":")[0] for line in caplog.messages if what in line]
+
+
+def test_while_redis_is_down_an_unknown_key_is_answered_with_its_default(own_server, model, ps_file):
+    known = next(iter(model.tables[0]))
+    with ParameterServer.from_config(ps_file(own_server.port)) as server:
+        own_server.kill()
+
+        rows, found = server.lookup("dcn.table0", np.array([known, 10**9]))
+
+        assert found.tolist() == [True, False]
+        assert rows.tobytes() == model.tables[0][known].tobytes() + bytes(16)
+        counters = server.counters()["dcn.table0"]
+        assert (counters.tier_errors, counters.defaulted_keys) == ({"redis": 1}, 1)
+
+
+def test_while_redis_is_down_rocksdb_answers_and_the_outage_is_logged_once_for_each_table(own_server, model, ps_file, caplog):
     with ParameterServer.from_config(ps_file(own_server.port)) as server:
         own_server.kill()
         with caplog.at_level(logging.WARNING):
             for _ in range(3):
                 assert_served(server, model)
-        assert len([record for record in caplog.records if "tier redis does not answer" in record.message]) == 1
+        assert said(caplog, "does not answer") == [f"tier redis does not answer, table 'dcn.table{n}'" for n in (0, 1)]
         assert server.counters()["dcn.table0"].tier_errors == {"redis": 3}
         assert server.counters()["dcn.table0"].hits == {"rocksdb": 900}
 
@@ -108,7 +126,7 @@ def test_while_redis_is_down_rocksdb_answers_and_the_outage_is_logged_once(own_s
 
         wait_until(redis_answers, "Redis answers again")
         assert_served(server, model)
-        assert len([record for record in caplog.records if "tier redis answers again" in record.message]) == 1
+        assert said(caplog, "answers again") == [f"tier redis answers again, table 'dcn.table{n}'" for n in (0, 1)]
 
 
 def test_a_redis_that_keeps_silent_is_counted_as_late_once_and_rocksdb_answers(own_server, model, ps_file, monkeypatch):
