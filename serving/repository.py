@@ -62,6 +62,7 @@ class ModelRepository:
         refuse_shared_calibration(self._calibration, len(ps.models))
         self._server = ParameterServer.from_config(ps.model_copy(update={"models": ()}))
         try:
+            self._server.share_bounds(ps.models)
             for config in ps.models:
                 with about(config.name):
                     self._server.load_model(config)

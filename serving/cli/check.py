@@ -56,11 +56,13 @@ def check(options: argparse.Namespace) -> int:
     options.tolerance = checked_tolerance(options)
     refuse_shared_calibration(options.calibration, len(config.models))
     total_bytes = sum(_check_model(model, options, faults) for model in config.models)
-    check_tiers(config, faults)
+    warnings = check_tiers(config, faults)
     if faults:
         for line in dict.fromkeys(map(told, faults)):  # int8 loads the tables as well: one fault may be found twice
             print(f"hotrow check: {line}", file=sys.stderr)
         return 1
+    for line in warnings:
+        print(f"hotrow check: warning: {line}", file=sys.stderr)
     print(f"total {'':<28} {_mib(total_bytes):>16}")
     limit = _limit(config.volatile_db)
     if limit:

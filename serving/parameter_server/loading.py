@@ -18,6 +18,7 @@ from serving.storage.store import (
     DurableStore,
     Keys,
     ReservingStore,
+    SharingStore,
     SourceStore,
     Store,
     TableSpec,
@@ -77,6 +78,7 @@ def load_tables(
     """
     whole = [store for store in stores if isinstance(store, DurableStore | SourceStore)]
     volatile = [store for store in stores if store not in whole]
+    share_bounds(volatile, sources)
     for store in volatile:
         for source in sources:
             store.open_table(source.spec, source.model.rows)
@@ -92,6 +94,13 @@ def load_tables(
         if may_fill_others:
             for store in (store for store in volatile if store not in kept):
                 _load_volatile(store, source, truth, (first_rows or {}).get(store.name, FirstRows()))
+
+
+def share_bounds(stores: Sequence[Store], sources: Sequence[TableSource]) -> None:
+    """Say to the stores whose tables share a bound that ``sources`` are about to be loaded, one model after another."""
+    for store in stores:
+        if isinstance(store, SharingStore):
+            store.share([(source.spec, source.model.rows) for source in sources])
 
 
 def drop_tables(stores: Sequence[Store], tables: Sequence[str], drop_durable: bool) -> None:

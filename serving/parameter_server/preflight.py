@@ -1,20 +1,22 @@
 """Whether the tiers of a ``ps.json`` would open and take its models, as far as it shows without loading anything."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from kernels.errors import HotrowError
 from serving.config import ModelConfig, ParameterServerConfig, VolatileDbConfig
 from serving.errors import MissingExtraError, StoreError, about
-from serving.parameter_server.loading import check_room, table_source
-from serving.storage.memory_budget import MemoryBudget
+from serving.parameter_server.loading import TableSource, check_room, table_source
+from serving.storage.memory_budget import MemoryBudget, TableRows
 from serving.storage.rocksdb_engine import check_database
 from serving.storage.snapshot_folder import SnapshotFolder
 from serving.storage.snapshot_store import require_snapshot
-from serving.storage.store import TableSpec
 
 
-def check_tiers(ps: ParameterServerConfig, faults: list[HotrowError]) -> None:
+def check_tiers(ps: ParameterServerConfig, faults: list[HotrowError]) -> list[str]:
     """Find what ``ParameterServer`` would raise, in its words; takes no memory, makes no database, connects to nobody.
+
+    Returns:
+        what it would warn of, in its words.
 
     Args:
         ps: the tiers, and the models in the order in which they would be loaded.
@@ -23,6 +25,11 @@ def check_tiers(ps: ParameterServerConfig, faults: list[HotrowError]) -> None:
             or a StoreError where its folder cannot be made or, only to be read, has none; of snapshots a StoreError
             where their folder cannot be made, or none is given and a table needs it.
     """
+    _check_places(ps, faults)
+    return _check_room(ps, faults)
+
+
+def _check_places(ps: ParameterServerConfig, faults: list[HotrowError]) -> None:
     tier, disk = ps.volatile_db, ps.persistent_db
     if disk.type == "rocks_db" and disk.path is not None:
         try:
@@ -31,17 +38,6 @@ def check_tiers(ps: ParameterServerConfig, faults: list[HotrowError]) -> None:
             faults.append(err)
     elif tier.type == "snapshot":
         _check_snapshots(tier, ps.models, faults)
-    elif tier.type == "hash_map":
-        budget = MemoryBudget(
-            tier.capacity_rows,
-            tier.capacity_bytes,
-            tier.capacity_rows_per_table,
-            tier.capacity_rows_of_each_table,
-            tier.overflow_policy,
-        )
-        _check_memory(budget, ps.models, faults)
-    elif tier.shared_memory is not None:
-        _check_memory(MemoryBudget(capacity_bytes=tier.shared_memory.size_bytes), ps.models, faults)
 
 
 def _check_snapshots(tier: VolatileDbConfig, models: Sequence[ModelConfig], faults: list[HotrowError]) -> None:
@@ -58,11 +54,46 @@ def _check_snapshots(tier: VolatileDbConfig, models: Sequence[ModelConfig], faul
                 require_snapshot(source.spec, source.model)
 
 
-def _check_memory(budget: MemoryBudget, models: Sequence[ModelConfig], faults: list[HotrowError]) -> None:
-    held: list[tuple[TableSpec, int]] = []
+def _check_room(ps: ParameterServerConfig, faults: list[HotrowError]) -> list[str]:
+    """Find the models for which memory has too little room; return what is to be told of tables that get none."""
+    tier, is_alone = ps.volatile_db, ps.persistent_db.type == "disabled"
+    if tier.shared_memory is not None and is_alone:
+        _check_shared_memory(tier.shared_memory.size_bytes, _sources(ps.models, faults), faults)
+    if tier.type != "hash_map":
+        return []
+    budget = MemoryBudget(
+        tier.capacity_rows,
+        tier.capacity_bytes,
+        tier.capacity_rows_per_table,
+        tier.capacity_rows_of_each_table,
+        tier.overflow_policy,
+    )
+    sources = _sources(ps.models, faults)
+    wanted = [(source.spec, source.model.rows) for tables in sources.values() for source in tables]
+    rooms = {spec.name: room.rows for (spec, _), room in zip(wanted, budget.rooms(wanted, ()), strict=True)}
+    if not is_alone:
+        return [budget.no_room(table) for table, rows in rooms.items() if budget.shared and not rows]
+    for model, tables in sources.items():
+        with about(model, faults):
+            check_room("memory", rooms, tables)
+    return []
+
+
+def _sources(models: Sequence[ModelConfig], faults: list[HotrowError]) -> dict[str, list[TableSource]]:
+    """The tables by model, without the models of which a file is missing or damaged."""
+    sources = {}
     for config in models:
         with about(config.name, faults):
-            sources = [table_source(config, table) for table in config.tables]
-            for source in sources:
+            sources[config.name] = [table_source(config, table) for table in config.tables]
+    return sources
+
+
+def _check_shared_memory(size_bytes: int, sources: Mapping[str, list[TableSource]], faults: list[HotrowError]) -> None:
+    """Find the models that do not fit: tables are made in the order of loading, and each takes what it needs."""
+    budget = MemoryBudget(capacity_bytes=size_bytes)
+    held: list[TableRows] = []
+    for model, tables in sources.items():
+        with about(model, faults):
+            for source in tables:
                 held.append((source.spec, budget.room_for(source.spec, source.model.rows, held).rows))
-            check_room("memory", {spec.name: rows for spec, rows in held}, sources)
+            check_room("memory", {spec.name: rows for spec, rows in held}, tables)

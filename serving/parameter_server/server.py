@@ -10,11 +10,11 @@ from typing import Self
 import numpy as np
 
 from serving.config import ModelConfig, ParameterServerConfig, read_ps_config
-from serving.errors import ConfigError, StoreError, UnknownModelError
+from serving.errors import ConfigError, StoreError, UnknownModelError, about
 from serving.model.records import Combiner
 from serving.parameter_server import updates
 from serving.parameter_server.counters import TableCounters
-from serving.parameter_server.loading import drop_tables, load_tables, table_source
+from serving.parameter_server.loading import drop_tables, load_tables, share_bounds, table_source
 from serving.parameter_server.opening import open_stores, tier_settings
 from serving.parameter_server.promotion import Promoter
 from serving.parameter_server.served_table import ServedTable
@@ -89,12 +89,28 @@ class ParameterServer:
         promote = config.volatile_db.cache_missed_embeddings
         server = cls(open_stores(config), promote, tier_settings(config))
         try:
+            server.share_bounds(config.models)
             for model in config.models:
                 server.load_model(model)
         except BaseException:
             server.close()
             raise
         return server
+
+    def share_bounds(self, configs: Sequence[ModelConfig]) -> None:
+        """Say which models are about to be loaded: their tables share what RAM has room for, in proportion.
+
+        A model that was not announced so gets what the others leave.
+
+        Raises:
+            ModelFileError: a file is missing or damaged; nothing was announced.
+        """
+        with self._lock:
+            sources = []
+            for config in configs:
+                with about(config.name):
+                    sources += [table_source(config, table) for table in config.tables]
+            share_bounds(self.stores, sources)
 
     def load_model(self, config: ModelConfig) -> None:
         """Load every table of a model: all of it, or, where that fails, nothing.

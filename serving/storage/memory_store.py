@@ -2,7 +2,7 @@
 
 import logging
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -20,9 +20,10 @@ logger = logging.getLogger(__name__)
 class MemoryStore:
     """Rows in RAM, within one budget for all tables together. See ``PooledStore`` and ``MeasuredStore``.
 
-    A table takes its memory when it is opened. With a budget it gets as many rows as it asks for, or what is left:
-    tables are served in the order in which they are opened. Without one it gets some headroom on top, or, where it has
-    a capacity of its own, at most that.
+    A table takes its memory when it is opened. With a budget it gets as many rows as it asks for, or its part of what
+    is left: tables that were announced together (``share``) share that in proportion, any other comes after those that
+    were opened or announced before. Without one it gets some headroom on top, or, where it has a capacity of its own,
+    at most that.
     A table that holds all it has room for refuses further keys; with an ``overflow_policy``, one that its bound keeps
     smaller than it would be evicts rows instead.
     ``fetch``, ``fetch_pooled`` and ``items`` take no lock.
@@ -65,8 +66,9 @@ class MemoryStore:
         # Replaced as a whole, never changed in place, so that readers need no lock. None once closed.
         self._tables: dict[str, HostTable | None] | None = {}
         self._specs: dict[str, TableSpec] = {}
+        self._shares: dict[str, tuple[TableSpec, Room]] = {}  # of tables that were announced and are not open yet
         self._overflown: set[str] = set()  # tables whose first eviction was logged
-        self._lock = threading.Lock()  # one open_table, drop_table or close at a time; guards _overflown
+        self._lock = threading.Lock()  # one open_table, drop_table or close at a time; guards _shares and _overflown
 
     @property
     def name(self) -> str:
@@ -77,6 +79,14 @@ class MemoryStore:
     def keeps_row_dtype(self) -> bool:
         """See ``Store.keeps_row_dtype``."""
         return True
+
+    def share(self, wanted: Sequence[tuple[TableSpec, int]]) -> None:
+        """See ``SharingStore.share``."""
+        with self._lock:
+            tables = self._open_tables("")
+            new = [(spec, rows) for spec, rows in wanted if spec.name not in tables and spec.name not in self._shares]
+            rooms = self._budget.rooms(new, self._held())
+            self._shares.update((spec.name, (spec, room)) for (spec, _), room in zip(new, rooms, strict=True))
 
     def open_table(self, spec: TableSpec, capacity_rows: int) -> None:
         """See ``Store.open_table``; opening an open table again changes nothing."""
@@ -90,8 +100,10 @@ class MemoryStore:
                         self.name, spec.name, f"holds {held.row_dtype} rows, asked to hold {spec.row_dtype}"
                     )
                 return
-            held_rows = {name: table.capacity_rows for name, table in tables.items() if table is not None}
-            room = self._budget.room_for(spec, capacity_rows, [(self._specs[name], n) for name, n in held_rows.items()])
+            announced = self._shares.pop(spec.name, None)
+            room = announced[1] if announced else self._budget.room_for(spec, capacity_rows, self._held())
+            if not room.rows and self._budget.shared:
+                logger.warning("memory: %s", self._budget.no_room(spec.name))
             self._specs = {**self._specs, spec.name: spec}
             self._tables = {**tables, spec.name: self._new_table(spec, room)}
 
@@ -177,6 +189,7 @@ class MemoryStore:
         """See ``Store.drop_table``; the memory goes back once the last reader has left."""
         with self._lock:
             self._overflown.discard(table)
+            self._shares.pop(table, None)
             self._tables = {name: held for name, held in self._open_tables(table).items() if name != table}
             self._specs = {name: spec for name, spec in self._specs.items() if name != table}
 
@@ -189,6 +202,12 @@ class MemoryStore:
         """See ``Store.close``."""
         with self._lock:
             self._tables = None
+
+    def _held(self) -> list[tuple[TableSpec, int]]:
+        """The tables that have their room, and its rows."""
+        tables = self._open_tables("")
+        given = [(self._specs[name], table.capacity_rows) for name, table in tables.items() if table is not None]
+        return given + [(spec, room.rows) for spec, room in self._shares.values()]
 
     def _new_table(self, spec: TableSpec, room: Room) -> HostTable | None:
         if not room.rows:

@@ -1,7 +1,7 @@
 """The Store protocol: what one storage tier of embedding rows must do."""
 
 import secrets
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, runtime_checkable
 
@@ -162,6 +162,18 @@ class MeasuredStore(Store, Protocol):
 
     def readings(self, table: str) -> Iterable[Reading]:
         """What it shows of a table, with the labels that say more than the table and the tier; asks nobody."""
+
+
+@runtime_checkable
+class SharingStore(Store, Protocol):
+    """A store whose tables share a bound."""
+
+    def share(self, wanted: Sequence[tuple[TableSpec, int]]) -> None:
+        """Say which tables are about to be opened together, and how many rows each has: they share what is left.
+
+        Tables that are open, or were announced before, keep what they have. A table that is then not opened after all
+        keeps its share until ``drop_table``.
+        """
 
 
 @runtime_checkable

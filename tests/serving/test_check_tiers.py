@@ -40,8 +40,8 @@ def why_serving_refuses(folder):
 @pytest.mark.parametrize(
     ("capacity", "expected"),
     [
-        ({"capacity_rows": 3999}, "'b.item': the model file has 1,000 rows, there is room for 999"),
-        ({"capacity_rows": 1000}, "'a.item': the model file has 1,000 rows, there is room for 0"),
+        ({"capacity_rows": 3999}, "'a.user': the model file has 1,000 rows, there is room for 999"),
+        ({"capacity_rows": 1000}, "'a.user': the model file has 1,000 rows, there is room for 250"),
         ({"capacity_bytes": 2000}, "'a.user': the model file has 1,000 rows, there is room for "),
         ({"capacity_rows_per_table": {"b.user": 10}}, "'b.user': the model file has 1,000 rows, there is room for 10 "),
         ({"capacity_rows": 4000}, ""),
@@ -51,7 +51,7 @@ def why_serving_refuses(folder):
         ({"overflow_margin": 63}, ""),
         (
             {"capacity_rows": 3999, "overflow_policy": "oldest"},
-            "'b.item': the model file has 1,000 rows, there is room",
+            "'a.user': the model file has 1,000 rows, there is room",
         ),
     ],
     ids=str,
@@ -75,6 +75,32 @@ def test_memory_before_a_database_may_be_small_and_no_database_is_made(repositor
     )
 
     assert os.listdir(tmp_path) == ["models"]
+
+
+@pytest.mark.parametrize("bound", [{"capacity_rows": 3}, {"capacity_bytes": 3 * HostTable.memory_bytes(4, 1)}])
+def test_a_table_that_ram_has_no_room_for_is_a_warning_that_names_the_key(repository, tmp_path, caplog, capsys, bound):
+    disk = {"type": "rocks_db", "path": str(tmp_path / "rows"), "num_threads": 1}
+    folder = repository(volatile_db={"type": "hash_map", **bound}, persistent_db=disk)
+
+    assert main(["check", str(folder)]) == 0
+    checked = capsys.readouterr().err.splitlines()
+    assert why_serving_refuses(folder) == ""
+
+    (warning,) = [record.message for record in caplog.records if "no room in RAM" in record.message]
+    assert warning.startswith("memory: table b.item has no room in RAM")
+    assert f"volatile_db.{next(iter(bound))}" in warning
+    assert checked == [f"hotrow check: warning: {warning.removeprefix('memory: ')}"]
+
+
+def test_a_table_that_is_given_no_row_on_purpose_is_no_warning(repository, tmp_path, caplog, capsys):
+    disk = {"type": "rocks_db", "path": str(tmp_path / "rows"), "num_threads": 1}
+    folder = repository(volatile_db={"type": "hash_map", "capacity_rows_per_table": {"a.item": 0}}, persistent_db=disk)
+
+    assert main(["check", str(folder)]) == 0
+    assert why_serving_refuses(folder) == ""
+
+    assert capsys.readouterr().err == ""
+    assert not [record for record in caplog.records if "no room" in record.message]
 
 
 @pytest.mark.parametrize("path", ["/proc/x", "file", "file/x"])

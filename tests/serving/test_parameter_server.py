@@ -275,16 +275,16 @@ class TestOutages:
         server = serve(config, DictStore("fast"), DurableDictStore())
         server.stores[0].is_down, server.stores[1].is_down = is_fast_down, True
 
-        with pytest.raises(StoreError, match="^durable: .*no answer"):
+        with pytest.raises(StoreError, match=r"^durable: .*no answer"):
             server.lookup("m.t", np.array([1, 777]))
-        with pytest.raises(StoreError, match="^durable: .*no answer"):
+        with pytest.raises(StoreError, match=r"^durable: .*no answer"):
             server.lookup_pooled("m.t", np.array([1, 777]), np.array([0, 2]), "sum")
 
     def test_a_durable_tier_before_the_slowest_does_not_say_what_is_unknown(self, config):
         server = serve(config, DictStore("fast"), DurableDictStore(), DictStore("slow"))
         server.stores[0].is_down = server.stores[2].is_down = True
 
-        with pytest.raises(StoreError, match="^slow: .*no answer"):
+        with pytest.raises(StoreError, match=r"^slow: .*no answer"):
             server.lookup("m.t", np.array([777]))
 
     def test_no_row_is_copied_into_a_tier_that_does_not_answer(self, config):

@@ -47,7 +47,7 @@ def test_memory_alone_that_is_too_small_is_refused_before_anything_is_loaded(mod
     store = MemoryStore(capacity_rows=350)
     with ParameterServer([store]) as server:
         with pytest.raises(
-            StoreFullError, match=r"'dcn\.table1': the model file has 100 rows, there is room for 50"
+            StoreFullError, match=r"'dcn\.table0': the model file has 300 rows, there is room for 262"
         ) as caught:
             server.load_model(config_of(model))
 
@@ -64,14 +64,40 @@ def test_memory_that_is_just_large_enough_is_not_refused(model):
         assert_served(server, model)
 
 
+def test_models_that_are_announced_together_share_memory_in_proportion_to_their_rows(model, tmp_path):
+    memory = MemoryStore(capacity_rows=80)
+    first, second, late = (config_of(model).model_copy(update={"name": name}) for name in ("one", "two", "late"))
+    with ParameterServer([memory, rocksdb(tmp_path)]) as server:
+        server.share_bounds([first, second])
+        for config in (first, second, late):
+            server.load_model(config)
+
+        rows = [[memory.count(f"{name}.table{n}") for n in (0, 1)] for name in ("one", "two", "late")]
+        np.testing.assert_allclose(rows, [[30, 10], [30, 10], [0, 0]], atol=1.5)
+        assert np.sum(rows[:2]) == 80
+
+
+def test_announcing_a_model_whose_file_is_missing_is_refused_and_announces_nothing(model):
+    config = config_of(model)
+    gone = config.tables[1].model_copy(update={"file": config.tables[1].file.parent / "gone"})
+    memory = MemoryStore(capacity_rows=400)
+    with ParameterServer([memory]) as server:
+        with pytest.raises(ModelFileError, match="gone"):
+            server.share_bounds([config, config.model_copy(update={"name": "b", "tables": (gone,)})])
+
+        server.load_model(config)
+
+        assert [memory.capacity_rows(name) for name in memory.tables()] == [300, 100]
+
+
 def test_before_a_durable_tier_memory_takes_the_first_rows_that_fit(model, tmp_path):
     memory = MemoryStore(capacity_rows=320)
     with ParameterServer([memory, rocksdb(tmp_path)]) as server:
         server.load_model(config_of(model))
 
-        assert [memory.count("dcn.table0"), memory.count("dcn.table1")] == [300, 20]
+        assert [memory.count("dcn.table0"), memory.count("dcn.table1")] == [239, 81]
         assert_served(server, model)
-        assert server.counters()["dcn.table1"].hits == {"memory": 20, "rocksdb": 80}
+        assert server.counters()["dcn.table1"].hits == {"memory": 81, "rocksdb": 19}
 
 
 def test_a_row_that_does_not_fit_the_row_type_is_refused_at_loading_wherever_it_would_lie(model, tmp_path):
@@ -435,7 +461,7 @@ class TestFromConfig:
         with ParameterServer.from_config(ps_file()) as server:
             assert [store.name for store in server.stores] == ["memory", "rocksdb"]
             assert_served(server, model)
-            assert server.counters()["dcn.table0"].hits == {"memory": 100, "rocksdb": 200}
+            assert server.counters()["dcn.table0"].hits == {"memory": 74, "rocksdb": 226}
 
     def test_a_ps_json_says_how_its_tiers_are_filled_and_how_long_they_are_waited_for(self, model, ps_file):
         def change(document):
@@ -446,7 +472,7 @@ class TestFromConfig:
             assert server.stores[0].count("dcn.table0") == 0
             assert_served(server, model)
             assert server.wait_for_promotions(60)
-            assert server.stores[0].count("dcn.table0") == 100
+            assert server.stores[0].count("dcn.table0") == 74
             assert "hotrow-rocksdb" in {thread.name for thread in threading.enumerate()}
 
     @pytest.mark.parametrize(("disabled", "left"), [("volatile_db", ["rocksdb"]), ("persistent_db", ["memory"])])

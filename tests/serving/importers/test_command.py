@@ -184,7 +184,7 @@ def test_a_wrong_command_line_exits_with_2_and_says_what_was_expected(capsys, ar
 @pytest.mark.parametrize(
     ("tier", "expected"),
     [
-        ('{"type": "hash_map", "capacity_rows": 40}', "'ctr.users': the model file has 20 rows, there is room for 10"),
+        ('{"type": "hash_map", "capacity_rows": 40}', "'ctr.ads': the model file has 30 rows, there is room for 23"),
         ('{"type": "hash_map", "capacity_row": 40}', "ps.json: volatile_db.capacity_row"),
     ],
 )

@@ -1,11 +1,13 @@
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from kernels.host import HostTable, round_rows
 from serving.errors import StoreError, StoreFullError
 from serving.storage import DurableStore, MemoryStore, PooledStore, TableSpec
-from serving.storage.memory_budget import rows_within
+from serving.storage.memory_budget import MemoryBudget, rows_within
 
 TABLE = "model.table"
 
@@ -41,7 +43,91 @@ def test_without_a_budget_a_table_gets_what_it_asks_for_and_headroom():
     assert store.capacity_rows(TABLE) == 1700
 
 
-def test_a_budget_of_rows_is_shared_in_the_order_of_opening():
+def test_tables_that_are_announced_together_share_a_budget_of_rows_in_proportion():
+    store = MemoryStore(capacity_rows=1000)
+    specs = [TableSpec(f"m.{name}", 4) for name in "abcde"]
+
+    store.share(list(zip(specs, [20_000, 40_000, 10, 0], strict=False)))
+    store.open_table(specs[4], 100)  # was not announced
+    for spec in specs[:4]:
+        store.open_table(spec, 40_000)
+
+    rows = [store.capacity_rows(spec.name) for spec in specs]
+    assert (sum(rows), rows[4]) == (1000, 0)
+    assert rows[:2] == [pytest.approx(333, abs=2), pytest.approx(666, abs=2)]
+    assert all(1 <= count <= 2 for count in rows[2:4])
+
+
+def test_tables_that_are_announced_together_share_a_budget_of_bytes_in_proportion():
+    store = MemoryStore(capacity_bytes=2_000_000)
+    specs = [TableSpec("m.a", 16), TableSpec("m.b", 8), TableSpec("m.c", 32, row_dtype="int8")]
+    wanted = [30_000, 60_000, 100]
+
+    store.share(list(zip(specs, wanted, strict=True)))
+    for spec, rows in zip(specs, wanted, strict=True):
+        store.open_table(spec, rows)
+
+    needed = [HostTable.memory_bytes(spec.dim, n, spec.row_dtype) for spec, n in zip(specs, wanted, strict=True)]
+    taken = [store.memory_bytes(spec.name) for spec in specs]
+    assert 1_980_000 < sum(taken) <= 2_000_000
+    for part, whole in zip(taken[:2], needed[:2], strict=True):
+        assert part / sum(taken) == pytest.approx(whole / sum(needed), rel=0.05)
+    assert store.capacity_rows("m.c") >= 1
+
+
+@settings(deadline=None)
+@given(
+    bound=st.sampled_from(["capacity_rows", "capacity_bytes"]),
+    capacity=st.integers(1, 300_000),
+    wanted=st.lists(st.tuples(st.integers(1, 40), st.integers(0, 3000)), max_size=6),
+    held=st.lists(st.tuples(st.integers(1, 40), st.integers(1, 300)), max_size=2),
+)
+def test_shares_keep_within_the_budget_and_leave_no_table_out_that_there_is_room_for(bound, capacity, wanted, held):
+    def cost(tables):
+        return sum(HostTable.memory_bytes(dim, n) if bound == "capacity_bytes" else n for dim, n in tables if n)
+
+    rooms = MemoryBudget(**{bound: capacity}).rooms(
+        [(TableSpec(f"m.{n}", dim), rows) for n, (dim, rows) in enumerate(wanted)],
+        [(TableSpec(f"h.{n}", dim), rows) for n, (dim, rows) in enumerate(held)],
+    )
+
+    given_rows = [room.rows for room in rooms]
+    dims, left = [dim for dim, _ in wanted], capacity - cost(held)
+    most = [max(rows, 1) for _, rows in wanted]
+    assert all(rows <= limit for rows, limit in zip(given_rows, most, strict=True))
+    assert cost(zip(dims, given_rows, strict=True)) <= max(left, 0)
+    if cost((dim, 1) for dim in dims) <= left:
+        assert all(given_rows)
+    if cost(zip(dims, most, strict=True)) <= left:
+        assert given_rows == most
+    elif bound == "capacity_rows":
+        assert sum(given_rows) == max(left, 0)
+
+
+def test_a_share_of_a_table_that_is_not_opened_goes_back_when_it_is_dropped():
+    store = MemoryStore(capacity_rows=100)
+    store.share([(TableSpec("m.a", 4), 60), (TableSpec("m.b", 4), 60)])
+    store.drop_table("m.a")
+
+    store.open_table(TableSpec("m.c", 4), 100)
+
+    assert store.capacity_rows("m.c") == 50
+
+
+def test_tables_that_are_announced_later_keep_what_they_have_and_share_what_is_left():
+    store = MemoryStore(capacity_rows=100)
+    specs = [TableSpec(f"m.{name}", 4) for name in "abc"]
+    store.open_table(specs[0], 60)
+
+    for _ in range(2):
+        store.share([(spec, 60) for spec in specs])
+    for spec in specs:
+        store.open_table(spec, 60)
+
+    assert [store.capacity_rows(spec.name) for spec in specs] == [60, 20, 20]
+
+
+def test_a_budget_of_rows_is_shared_in_the_order_of_opening_where_nothing_was_announced():
     store = MemoryStore(capacity_rows=100)
 
     for name in ("m.a", "m.b", "m.c"):

@@ -108,7 +108,9 @@ def test_while_redis_is_down_an_unknown_key_is_answered_with_its_default(own_ser
         assert (counters.tier_errors, counters.defaulted_keys) == ({"redis": 1}, 1)
 
 
-def test_while_redis_is_down_rocksdb_answers_and_the_outage_is_logged_once_for_each_table(own_server, model, ps_file, caplog):
+def test_while_redis_is_down_rocksdb_answers_and_the_outage_is_logged_once_for_each_table(
+    own_server, model, ps_file, caplog
+):
     with ParameterServer.from_config(ps_file(own_server.port)) as server:
         own_server.kill()
         with caplog.at_level(logging.WARNING):
