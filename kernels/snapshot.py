@@ -30,7 +30,8 @@ class Snapshot(_host.Snapshot):
     """A snapshot, opened: int64 key -> float32[D], with the reads of ``HostTable``.
 
     Opening reads the header and the checksums of the index, whatever the size of the table. A page of the index is
-    checked when a lookup first comes to it; rows are checked by ``check_content`` only. Row types are those of
+    checked when a lookup first comes to it. The rows that a lookup reads are not checked; those that are read by
+    number (``items``, ``read_keys``, ``read_items``) are, and ``check_content`` checks all. Row types are those of
     ``HostTable``.
 
     Every method may be called from any thread and, after ``os.fork()``, in the child. The file may be renamed,
@@ -74,7 +75,7 @@ class Snapshot(_host.Snapshot):
             keys int64[N] and their rows float32[N, D], N at most ``batch_rows`` and never 0.
 
         Raises:
-            SnapshotError: the file changed or cannot be read.
+            SnapshotError: the file changed, cannot be read, or is damaged in a page that the walk comes to.
         """
         rows = len(self)
         for first in range(0, rows, batch_rows):

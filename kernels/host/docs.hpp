@@ -225,14 +225,14 @@ Raises:
 constexpr const char* kReadKeys = R"(Return the keys of rows [first, first + count) in the order of writing: int64[N].
 
 Raises:
-    SnapshotError: see ``fetch``.
+    SnapshotError: see ``fetch``; or a page that they lie in is not what was written.
     ValueError: there are not so many rows.
 )";
 
 constexpr const char* kReadItems = R"(Return keys and rows [first, first + count): int64[N], float32[N, D].
 
 Raises:
-    SnapshotError: see ``fetch``.
+    SnapshotError: see ``fetch``; or a page that they lie in is not what was written.
     ValueError: there are not so many rows.
 )";
 

@@ -202,8 +202,8 @@ void Snapshot::populate(size_t begin, size_t bytes) {
 void Snapshot::read_rows(uint64_t first, size_t n, int64_t* keys, float* out) const {
   const RowsView rows = view().rows;
   const uint64_t keys_at = layout_.keys + first * sizeof(int64_t), rows_at = layout_.rows + first * rows.stride_bytes;
-  file_.will_need(keys_at, n * sizeof(int64_t));
-  if (out) file_.will_need(rows_at, n * rows.stride_bytes);
+  check_bytes(keys_at, n * sizeof(int64_t));
+  if (out) check_bytes(rows_at, n * rows.stride_bytes);
   guarded([&] {
     std::memcpy(keys, file_.data() + keys_at, n * sizeof(int64_t));
     if (out) lookup_loops().decode(row_type(), file_.data() + rows_at, rows.stride_bytes, dim(), n, out);
@@ -259,13 +259,24 @@ template <class IsRight>
 uint64_t Snapshot::first_damaged(uint64_t begin, uint64_t end, const IsRight& is_right) const {
   uint64_t damaged = kSound;
   for (uint64_t at = begin; at < end && damaged == kSound; at += kWindowPages) {
-    file_.will_need((at + 1) * kSnapshotPage, 2 * kWindowPages * kSnapshotPage);
+    file_.will_need((at + 1) * kSnapshotPage, std::min(2 * kWindowPages, end - at) * kSnapshotPage);
     guarded([&] {
       for (uint64_t page = at; page < std::min(at + kWindowPages, end) && damaged == kSound; ++page)
         if (!is_right(page)) damaged = page;
     });
   }
   return damaged;
+}
+
+// Raise where a page of [begin, end) is not what was written.
+void Snapshot::check_pages(uint64_t begin, uint64_t end) const {
+  const uint64_t damaged = first_damaged(begin, end, [&](uint64_t page) { return has_checksum(page); });
+  if (damaged != kSound) raise_damaged(damaged);
+}
+
+// The same of the pages that a part of the file lies in; not of the header's, which has no number.
+void Snapshot::check_bytes(uint64_t at, uint64_t bytes) const {
+  check_pages(at / kSnapshotPage - 1, SnapshotLayout::whole_pages(at + bytes) / kSnapshotPage - 1);
 }
 
 uint64_t Snapshot::keys_in(uint64_t page) const {
@@ -297,8 +308,7 @@ void Snapshot::check_content() {
   uint32_t checksum = 0;
   guarded([&] { checksum = crc32(checksums() + begin, (end - begin) * sizeof(uint32_t)); });
   if (checksum != header_.content_checksum) fail("the checksums of its rows are damaged");
-  const uint64_t damaged = first_damaged(begin, end, [&](uint64_t page) { return has_checksum(page); });
-  if (damaged != kSound) raise_damaged(damaged);
+  check_pages(begin, end);
   check_numbers();
 }
 

@@ -37,6 +37,7 @@ class Snapshot {
   void fetch_pooled(const int64_t* keys, const Bags& bags, float* out, bool* found);
 
   // Keys and, unless `out` is null, rows by number: [first, first + n) -> keys[n], out[n][dim]. first + n <= rows().
+  // Checks the pages that they lie in: who reads a table whole, to keep it elsewhere, must not spread damage.
   void read_rows(uint64_t first, size_t n, int64_t* keys, float* out) const;
 
   // Bring a part of the file into memory (MappedFile::populate), and check what of the index is in it, so that lookups
@@ -82,6 +83,8 @@ class Snapshot {
   void look_up(const int64_t* keys, size_t n, const ReadPiece& read_piece_of);
   template <class IsRight>
   uint64_t first_damaged(uint64_t begin, uint64_t end, const IsRight& is_right) const;
+  void check_pages(uint64_t begin, uint64_t end) const;
+  void check_bytes(uint64_t at, uint64_t bytes) const;
   uint64_t keys_in(uint64_t page) const;
   void check_numbers() const;
   [[noreturn]] void fail(const std::string& reason) const;

@@ -14,7 +14,7 @@
 // index's pages, whose own CRC-32 is in the header: 0.1 % of the index. A page of the index is checked when a lookup
 // first comes to it, its checksum and its contents (page_fault in snapshot.cpp), before anything in it is believed. So
 // a table of any size opens in the time of a few page reads, and a damaged index never gives a wrong row. Rows and
-// keys are checked on demand only.
+// keys are checked where they are read by number, to be loaded elsewhere, or on demand; not by lookups.
 #pragma once
 
 #include <cstddef>

@@ -39,7 +39,7 @@ def read_repository(path: str | Path, faults: list[HotrowError] | None = None) -
     try:
         return _read(path, faults)
     except OSError as err:  # a name that is too long, a folder that may not be listed
-        raise ConfigError(str(path)[:200], "", f"cannot be read: {err.strerror}") from err
+        raise ConfigError(str(err.filename or path)[:200], "", f"cannot be read: {err.strerror}") from err
 
 
 def read_model(path: str | Path) -> ModelConfig:

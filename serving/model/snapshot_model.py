@@ -61,8 +61,11 @@ class SnapshotModel(SparseModel):
     def batches(self, batch_rows: int, *, warns: bool = True) -> Iterator[tuple[Keys, Vectors]]:
         """See ``SparseModel.batches``; no key comes twice in a snapshot, so nothing is sorted.
 
+        The checksums of what is read are verified: what is loaded elsewhere would have no other to be found out by.
+
         Raises:
-            ModelFileError: a key is no uint32 though the model's keys are, or the file cannot be read.
+            ModelFileError: a key is no uint32 though the model's keys are; in the walk, too: the file is damaged or
+                cannot be read.
             ValueError: ``batch_rows`` is less than 1.
         """
         if batch_rows < 1:

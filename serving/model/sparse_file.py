@@ -45,9 +45,16 @@ def open_sparse(
         row_layout: of a single file's rows.
 
     Raises:
-        ModelFileError: a file is missing or empty, or its size does not fit; the message says which would.
+        ModelFileError: a file is missing, may not be read or is empty, or its size does not fit; the message says which
+            would.
     """
-    path = Path(path)
+    try:
+        return _open(Path(path), dim, key_type, row_layout)
+    except OSError as err:  # no permission, as a rule
+        raise ModelFileError(err.filename or path, f"cannot be read: {err.strerror}") from err
+
+
+def _open(path: Path, dim: int, key_type: KeyType, row_layout: RowLayout) -> SparseModel:
     if path.is_dir():
         return _open_directory(path, dim, key_type)
     if is_snapshot(path):

@@ -218,6 +218,40 @@ def test_damaged_keys_and_rows_are_found_by_reading_everything(table, section):
         snapshot.check_content()
 
 
+@pytest.mark.parametrize("batch_rows", [1, 63, 100, ROWS])
+@pytest.mark.parametrize("section", ["keys", "rows"])
+def test_a_walk_ends_at_a_damaged_page_and_gives_nothing_of_it(table, section, batch_rows):
+    path, keys, rows = table
+    width = {"keys": 8, "rows": STRIDE}[section]
+    page = sections(header_of(path.read_bytes()), STRIDE)[section] + 3 * PAGE
+    first = 3 * PAGE // width  # the row that begins in the page
+    snapshot = Snapshot(changed(path, lambda data: data.__setitem__(page + 1000, data[page + 1000] ^ 1)))
+
+    walk = snapshot.items(batch_rows)
+    for begin in range(0, first // batch_rows * batch_rows, batch_rows):
+        some_keys, some_rows = next(walk)
+        np.testing.assert_array_equal(some_keys, keys[begin : begin + batch_rows])
+        np.testing.assert_array_equal(some_rows, rows[begin : begin + batch_rows])
+    with pytest.raises(SnapshotError, match=f"at offset {page} "):
+        next(walk)
+
+
+def test_damaged_rows_do_not_keep_keys_from_being_read_nor_a_damaged_index_rows(table):
+    path, keys, rows = table
+    where = sections(header_of(path.read_bytes()), STRIDE)
+
+    of_rows = Snapshot(changed(path, lambda data: data.__setitem__(where["rows"], data[where["rows"]] ^ 1)))
+    np.testing.assert_array_equal(of_rows.read_keys(0, ROWS), keys)
+    of_index = Snapshot(changed(path, lambda data: data.__setitem__(PAGE, data[PAGE] ^ 1)))
+    np.testing.assert_array_equal(of_index.read_items(0, ROWS)[1], rows)
+
+
+def test_no_rows_at_all_are_read_by_number_without_a_page(table):
+    snapshot = Snapshot(table[0])
+
+    assert snapshot.read_keys(0, 0).size == snapshot.read_items(ROWS, 0)[0].size == 0
+
+
 def test_damaged_checksums_are_found(table):
     path, _, _ = table
     where = sections(header_of(path.read_bytes()), STRIDE)

@@ -93,6 +93,18 @@ def test_a_snapshot_that_is_cut_short_while_it_is_read_is_a_model_file_error(sna
             call()
 
 
+@pytest.mark.parametrize("section", [-2, -1], ids=["keys", "rows"])
+def test_a_damaged_row_is_a_model_file_error_and_no_row(snapshot, section):
+    path = snapshot()
+    data = bytearray(path.read_bytes())
+    data[4096 * (len(data) // 4096 + section) + 2] ^= 1  # of one page each, behind them a few checksums
+    path.write_bytes(data)
+    model = open_sparse(path, 2)
+
+    with pytest.raises(ModelFileError, match=r"t\.snapshot: is damaged: the page"):
+        list(model.batches(2))
+
+
 def test_keys_that_are_no_uint32_are_refused_where_the_models_are(snapshot):
     path = snapshot(np.array([5, 2**32 - 1, 0, 2**32, 1]))
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from serving.errors import ModelFileError
 from serving.model.manifest import write_manifest
 from serving.model.sparse_file import open_sparse, write_sparse_directory, write_sparse_file
+from tests.serving.ordinary_rights import ordinary_rights
 
 RESERVED = [-(2**63), -(2**63) + 1, 2**63 - 2, 2**63 - 1]
 KEYS = np.array([5, -3, 2**40], np.int64)
@@ -392,3 +393,30 @@ def test_a_row_that_is_not_finite_is_reported_by_its_key(tmp_path, caplog):
 
     assert keys.tolist() == [5, 6, 7]
     assert "the row of key 6 has values that are NaN or infinite" in caplog.text
+
+
+@pytest.mark.parametrize("name", ["key", "emb_vector"])
+def test_a_file_that_may_not_be_read_is_named(tmp_path, name):
+    write_sparse_directory(tmp_path / "t", KEYS, VECTORS)
+    (tmp_path / "t" / name).chmod(0)
+
+    with ordinary_rights(), pytest.raises(ModelFileError, match=rf"t/{name}: cannot be read: Permission denied"):
+        open_sparse(tmp_path / "t", 2)
+
+
+@pytest.mark.parametrize("mode", [0, 0o600], ids=oct)
+def test_a_folder_that_may_not_be_entered_is_an_error_that_names_a_path_in_it(tmp_path, mode):
+    write_sparse_directory(tmp_path / "t", KEYS, VECTORS)
+    (tmp_path / "t").chmod(mode)
+
+    with ordinary_rights(), pytest.raises(ModelFileError, match=r"t/key: cannot be read: Permission denied"):
+        open_sparse(tmp_path / "t", 2)
+    (tmp_path / "t").chmod(0o700)
+
+
+def test_a_single_file_that_may_not_be_read_is_named(tmp_path):
+    write_sparse_file(tmp_path / "t", KEYS, VECTORS, "I64", None)
+    (tmp_path / "t").chmod(0)
+
+    with ordinary_rights(), pytest.raises(ModelFileError, match="t: cannot be read: Permission denied"):
+        open_sparse(tmp_path / "t", 2)
