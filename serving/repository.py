@@ -12,6 +12,7 @@ from serving.dense.network import Engine
 from serving.errors import UnknownModelError, about
 from serving.lookup import LookupSession
 from serving.parameter_server import ParameterServer
+from serving.parameter_server.preflight import check_hot_keys
 from serving.parameter_server.readings import table_readings
 from serving.reading import Reading
 from serving.session import InferenceSession
@@ -60,6 +61,7 @@ class ModelRepository:
         """
         ps = read_repository(self.path)
         refuse_shared_calibration(self._calibration, len(ps.models))
+        check_hot_keys(ps)  # of all models, before the first is loaded
         self._server = ParameterServer.from_config(ps.model_copy(update={"models": ()}))
         try:
             self._server.share_bounds(ps.models)

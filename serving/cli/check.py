@@ -38,7 +38,9 @@ def add_parser(commands: Any) -> None:
         metavar="CONFIG",
         help="a v3.0 inference JSON, a ps.json, a model directory, a repository or a snapshot",
     )
-    parser.add_argument("--full", action="store_true", help="also read every byte of snapshots")
+    parser.add_argument(
+        "--full", action="store_true", help="also read every byte of snapshots and every row of RocksDB"
+    )
     add_engine_options(parser, None, "also open the dense network in this engine, and say what int8 costs")
     parser.set_defaults(run=check, error_code=1)
 
@@ -56,7 +58,7 @@ def check(options: argparse.Namespace) -> int:
     options.tolerance = checked_tolerance(options)
     refuse_shared_calibration(options.calibration, len(config.models))
     total_bytes = sum(_check_model(model, options, faults) for model in config.models)
-    warnings = check_tiers(config, faults)
+    warnings = check_tiers(config, faults, full=options.full)
     if faults:
         for line in dict.fromkeys(map(told, faults)):  # int8 loads the tables as well: one fault may be found twice
             print(f"hotrow check: {line}", file=sys.stderr)
@@ -67,6 +69,12 @@ def check(options: argparse.Namespace) -> int:
     limit = _limit(config.volatile_db)
     if limit:
         print(f"that is with every row in RAM; {limit}")
+    if config.persistent_db.type == "rocks_db":
+        print(
+            "every row of the database was read"
+            if options.full
+            else "the database was not read; --full reads every row of it"
+        )
     return 0
 
 

@@ -30,6 +30,16 @@ class FirstRows:
     cache_rate: float = 1.0
     hot_keys: Path | None = None
 
+    def check(self, tables: Iterable[str]) -> None:
+        """Read the hot keys of ``tables``, full names, if any; without tables, look at the folder alone.
+
+        Raises:
+            ConfigError: see ``choose``.
+        """
+        self._check_folder()
+        for table in tables:
+            self._hottest(table)
+
     def choose(self, table: str, model: SparseModel, room: int | None) -> "RowChoice":
         """Begin to choose among the rows of ``model``, of which a tier can take ``room``; None: all.
 
@@ -46,11 +56,14 @@ class FirstRows:
         hottest = self._hottest(table)
         return RowChoice(rows, hottest, model.key_batches(KEY_BATCH_ROWS) if hottest.size else ())
 
+    def _check_folder(self) -> None:
+        if self.hot_keys is not None and not self.hot_keys.is_dir():
+            raise ConfigError(str(self.hot_keys), "", "no such folder; volatile_db.hot_keys names it")
+
     def _hottest(self, table: str) -> Keys:
         if self.hot_keys is None:
             return np.empty(0, dtype=np.int64)
-        if not self.hot_keys.is_dir():
-            raise ConfigError(str(self.hot_keys), "", "no such folder; volatile_db.hot_keys names it")
+        self._check_folder()
         file = self.hot_keys / f"{table}.npy"
         if not file.exists():
             return np.empty(0, dtype=np.int64)

@@ -4,15 +4,17 @@ from collections.abc import Mapping, Sequence
 
 from kernels.errors import HotrowError
 from serving.config import ModelConfig, ParameterServerConfig, VolatileDbConfig
-from serving.errors import MissingExtraError, StoreError, about
+from serving.errors import ConfigError, MissingExtraError, StoreError, about
+from serving.parameter_server.first_rows import FirstRows
 from serving.parameter_server.loading import TableSource, check_room, table_source
 from serving.storage.memory_budget import MemoryBudget, TableRows
 from serving.storage.rocksdb_engine import check_database
+from serving.storage.rocksdb_follower import verify_database
 from serving.storage.snapshot_folder import SnapshotFolder
-from serving.storage.snapshot_store import require_snapshot
+from serving.storage.snapshot_store import is_served_as_it_is, require_snapshot
 
 
-def check_tiers(ps: ParameterServerConfig, faults: list[HotrowError]) -> list[str]:
+def check_tiers(ps: ParameterServerConfig, faults: list[HotrowError], *, full: bool = False) -> list[str]:
     """Find what ``ParameterServer`` would raise, in its words; takes no memory, makes no database, connects to nobody.
 
     Returns:
@@ -20,38 +22,62 @@ def check_tiers(ps: ParameterServerConfig, faults: list[HotrowError]) -> list[st
 
     Args:
         ps: the tiers, and the models in the order in which they would be loaded.
+        full: also read every row of the database, and every byte of snapshots that were made.
         faults: is added to: a StoreFullError of each model for which memory alone has too little room, a
             ModelFileError of each with a table's file that is missing or damaged; of the database a MissingExtraError
             or a StoreError where its folder cannot be made or, only to be read, has none; of snapshots a StoreError
-            where their folder cannot be made, or none is given and a table needs it.
+            where their folder cannot be made, none is given and a table needs it, or one that was made is damaged;
+            a ConfigError where hot keys cannot be read.
     """
-    _check_places(ps, faults)
+    _check_places(ps, faults, full)
     return _check_room(ps, faults)
 
 
-def _check_places(ps: ParameterServerConfig, faults: list[HotrowError]) -> None:
+def _check_places(ps: ParameterServerConfig, faults: list[HotrowError], full: bool) -> None:
     tier, disk = ps.volatile_db, ps.persistent_db
     if disk.type == "rocks_db" and disk.path is not None:
         try:
             check_database(disk.path, disk.read_only)
+            if full:
+                verify_database(disk.path)
         except (MissingExtraError, StoreError) as err:
             faults.append(err)
     elif tier.type == "snapshot":
-        _check_snapshots(tier, ps.models, faults)
+        _check_snapshots(tier, ps.models, faults, full)
+    try:
+        check_hot_keys(ps)
+    except ConfigError as err:
+        faults.append(err)
 
 
-def _check_snapshots(tier: VolatileDbConfig, models: Sequence[ModelConfig], faults: list[HotrowError]) -> None:
-    if tier.path is not None:
+def check_hot_keys(ps: ParameterServerConfig) -> None:
+    """Read the hot keys of every table of the models, so that nothing is loaded where they would be refused.
+
+    Raises:
+        ConfigError: their folder, or a file in it, cannot be read or is no list of keys.
+    """
+    first_rows = FirstRows(hot_keys=ps.volatile_db.hot_keys)
+    first_rows.check(config.full_name(table) for config in ps.models for table in config.tables)
+
+
+def _check_snapshots(
+    tier: VolatileDbConfig, models: Sequence[ModelConfig], faults: list[HotrowError], full: bool
+) -> None:
+    folder = SnapshotFolder(tier.path) if tier.path is not None else None
+    if folder is not None:
         try:
-            SnapshotFolder(tier.path).check()
+            folder.check()
         except StoreError as err:
             faults.append(err)
-        return
+            return
     for config in models:
-        with about(config.name, faults):
-            for table in config.tables:
+        for table in config.tables:
+            with about(config.name, faults):
                 source = table_source(config, table)
-                require_snapshot(source.spec, source.model)
+                if folder is None:
+                    require_snapshot(source.spec, source.model)
+                elif not is_served_as_it_is(source.spec, source.model):
+                    folder.check_made(source.spec, source.model, full=full)
 
 
 def _check_room(ps: ParameterServerConfig, faults: list[HotrowError]) -> list[str]:

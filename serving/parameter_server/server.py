@@ -16,6 +16,7 @@ from serving.parameter_server import updates
 from serving.parameter_server.counters import TableCounters
 from serving.parameter_server.loading import drop_tables, load_tables, share_bounds, table_source
 from serving.parameter_server.opening import open_stores, tier_settings
+from serving.parameter_server.preflight import check_hot_keys
 from serving.parameter_server.promotion import Promoter
 from serving.parameter_server.served_table import ServedTable
 from serving.parameter_server.tier import Tier, TierSettings
@@ -86,6 +87,7 @@ class ParameterServer:
         """
         if not isinstance(config, ParameterServerConfig):
             config = read_ps_config(config)
+        check_hot_keys(config)
         promote = config.volatile_db.cache_missed_embeddings
         server = cls(open_stores(config), promote, tier_settings(config))
         try:

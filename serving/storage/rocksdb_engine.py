@@ -1,8 +1,9 @@
 """How RocksDB is opened and spoken to: options, errors. The store says what is kept where."""
 
 import os
+import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,8 @@ MEMTABLE_BLOOM_RATIO = 0.02
 SYNC_EVERY_BYTES = 2**20
 INFO_LOGS, INFO_LOG_BYTES = 4, 4 * 2**20
 MOST_SUBCOMPACTIONS = 4
+# rocksdict's own, beside RocksDB's files, and written anew at every opening, even one that is only to read.
+SETTINGS_FILE = "rocksdict-config.json"
 
 
 def import_rocksdict() -> Any:
@@ -88,8 +91,30 @@ def open_database(rocksdict: Any, path: Path, read_only: bool, num_threads: int)
         check_manifest(STORE_NAME, path)
         is_there = read_only or (path / "CURRENT").exists()
         names = rocksdict.Rdict.list_cf(str(path)) if is_there else ["default"]
-        database = rocksdict.Rdict(str(path), options, {name: options for name in names}, access)
+        with _writable_folder(path) if read_only else nullcontext(path) as folder:
+            database = rocksdict.Rdict(str(folder), options, {name: options for name in names}, access)
         return database, {name: database.get_column_family(name) for name in names if name != "default"}
+
+
+@contextmanager
+def _writable_folder(path: Path) -> Iterator[Path]:
+    """The folder of a database that is only read, or, where rocksdict may not write its settings there, one of links.
+
+    The links may go as soon as it is open, for RocksDB then has every file open that it reads.
+    """
+    settings = path / SETTINGS_FILE
+    if _allows(path, os.W_OK) and (not settings.exists() or _allows(settings, os.W_OK)):
+        yield path
+        return
+    with tempfile.TemporaryDirectory(prefix="hotrow-rocksdb-") as folder:
+        for file in path.iterdir():
+            if file.name != SETTINGS_FILE:
+                (Path(folder) / file.name).symlink_to(file.absolute())
+        yield Path(folder)
+
+
+def _allows(path: Path, mode: int) -> bool:
+    return os.access(path, mode, effective_ids=os.access in os.supports_effective_ids)
 
 
 def check_database(path: Path, read_only: bool) -> None:
@@ -97,7 +122,7 @@ def check_database(path: Path, read_only: bool) -> None:
 
     Raises:
         MissingExtraError: rocksdict is not installed.
-        StoreError: the folder cannot be made, or, with ``read_only``, has no database.
+        StoreError: the folder cannot be made or written to, or, with ``read_only``, has no database.
     """
     rocksdict = import_rocksdict()
     if read_only:
@@ -108,6 +133,8 @@ def check_database(path: Path, read_only: bool) -> None:
     try:
         with translated_errors(path):
             path.mkdir(parents=True, exist_ok=True)
+            if not _allows(path, os.R_OK | os.W_OK | os.X_OK):
+                raise StoreError(STORE_NAME, "", f"{path}: may not be written to; with read_only it need not be")
     finally:
         for folder in missing:
             with suppress(OSError):  # was not made, or somebody else uses it already
@@ -141,11 +168,15 @@ def translated_errors(path: Path, table: str = "") -> Iterator[None]:
     try:
         yield
     except OSError as err:
-        raise StoreError(STORE_NAME, table, f"{err.filename or path}: {err.strerror} (os error {err.errno})") from err
+        reason = f"{err.strerror} (os error {err.errno})" if err.errno else str(err)  # rocksdict's have the text alone
+        raise StoreError(STORE_NAME, table, f"{err.filename or path}: {reason}") from err
     except Exception as err:
         if type(err) is not Exception and type(err).__module__ != "rocksdict":
             raise
         reason = str(err)
         if "/LOCK" in reason:
-            reason = f"already open for writing; close the other or open this one read-only ({reason})"
+            reason = (
+                "already open for writing, by a `hotrow serve` without read_only say: end that first, or only read it, "
+                f"with persistent_db.read_only or `hotrow dump` ({reason})"
+            )
         raise StoreError(STORE_NAME, table, f"{path}: {reason}") from err

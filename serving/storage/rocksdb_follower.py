@@ -45,6 +45,26 @@ def open_beside_writer(path: Path, num_threads: int) -> Database:
     raise StoreError(STORE_NAME, "", f"{path}: its files changed while it was opened, {OPENING_TRIES} times")
 
 
+def verify_database(path: Path) -> int:
+    """Read every row of the database at ``path``, as it is now; another process may be writing to it.
+
+    Returns:
+        the rows of all its tables; 0 where there is no database yet.
+
+    Raises:
+        MissingExtraError: rocksdict is not installed.
+        StoreError: it cannot be opened, or a checksum is wrong; the message names the file.
+    """
+    with translated_errors(path):
+        if not (path / "CURRENT").exists():
+            return 0
+        database = open_beside_writer(path, num_threads=1)
+        try:
+            return database.read_all()
+        finally:
+            database.close()
+
+
 def files_state(path: Path, *patterns: str) -> FilesState:
     """What changes with the list of the database's files, ``MANIFEST-*``, or with its newest writes, ``*.log``.
 

@@ -40,8 +40,7 @@ class SnapshotFolder:
             StoreError: the folder cannot be written.
             ModelFileError: the model is damaged, a value does not fit the row type, or the disk refuses.
         """
-        source = hashlib.sha256(f"{model.stamp()} {spec.row_dtype}".encode()).hexdigest()
-        file = self._path / spec.name / f"{source[:16]}.snapshot"
+        file, source = self._place(spec, model)
         found = _open_if_right(file, spec, source)
         if found is not None:
             return found
@@ -54,6 +53,23 @@ class SnapshotFolder:
                 found = SnapshotReader(file, spec.name)
             _remove(other for other in file.parent.glob("*.snapshot") if other != file)
         return found
+
+    def check_made(self, spec: TableSpec, model: SparseModel, *, full: bool) -> None:
+        """Read the index of the snapshot that ``open`` would open, or with ``full`` every byte; none may be there yet.
+
+        Raises:
+            StoreError: it is damaged.
+            ModelFileError: a file of the model cannot be looked at.
+        """
+        file, source = self._place(spec, model)
+        found = _open_if_right(file, spec, source)
+        if found is None:
+            return
+        with found:
+            try:
+                found.check(full=full)
+            except StoreError as err:
+                raise StoreError("snapshot", spec.name, f"{err.reason}; remove the file, and it is made anew") from err
 
     def erase(self, table: str) -> None:
         """Remove the snapshots of a table; processes that have one open keep it.
@@ -80,6 +96,11 @@ class SnapshotFolder:
             for folder in missing:
                 with suppress(OSError):  # was not made, or somebody else uses it already
                     folder.rmdir()
+
+    def _place(self, spec: TableSpec, model: SparseModel) -> tuple[Path, str]:
+        """The file of the snapshot of ``model``, and the source that it must name."""
+        source = hashlib.sha256(f"{model.stamp()} {spec.row_dtype}".encode()).hexdigest()
+        return self._path / spec.name / f"{source[:16]}.snapshot", source
 
     @contextmanager
     def _locked(self, table: str) -> Iterator[None]:

@@ -139,3 +139,68 @@ def test_a_database_that_is_there_already_is_left_as_it_is(repository, tmp_path)
     assert main(["check", str(folder)]) == 0
 
     assert sorted(os.listdir(tmp_path / "rows")) == before
+
+
+def flip(file, at):
+    data = bytearray(file.read_bytes())
+    data[at] ^= 1
+    file.write_bytes(data)
+
+
+def test_the_index_of_a_snapshot_that_was_made_is_checked_and_with_full_every_byte(repository, tmp_path, capsys):
+    folder = repository(volatile_db={"type": "snapshot", "path": str(tmp_path / "made")})
+    assert why_serving_refuses(folder) == ""
+    file = next((tmp_path / "made" / "a.user").glob("*.snapshot"))
+    assert main(["check", "--full", str(folder)]) == 0
+
+    flip(file, -4096)  # of a row
+    assert main(["check", str(folder)]) == 0
+    capsys.readouterr()
+    assert main(["check", "--full", str(folder)]) == 1
+    error = capsys.readouterr().err
+    assert f"model 'a': snapshot: table 'a.user': {file}: is damaged" in error
+    assert "remove the file, and it is made anew" in error
+    flip(file, 4096)  # of the index
+    assert main(["check", str(folder)]) == 1
+
+    file.unlink()
+    assert main(["check", "--full", str(folder)]) == 0
+    assert not file.exists()
+
+
+def test_every_row_of_the_database_is_read_with_full_and_it_is_said_which(repository, tmp_path, capsys):
+    folder = repository(persistent_db={"type": "rocks_db", "path": str(tmp_path / "rows")})
+    assert main(["check", "--full", str(folder)]) == 0
+    assert why_serving_refuses(folder) == ""
+    assert main(["check", str(folder)]) == 0
+    assert capsys.readouterr().out.endswith("the database was not read; --full reads every row of it\n")
+    assert main(["check", "--full", str(folder)]) == 0
+    assert capsys.readouterr().out.endswith("every row of the database was read\n")
+    largest = max((tmp_path / "rows").glob("*.sst"), key=lambda file: file.stat().st_size)
+    flip(largest, 2000)
+
+    assert main(["check", str(folder)]) == 0
+    assert main(["check", "--full", str(folder)]) == 1
+
+    error = capsys.readouterr().err
+    assert str(tmp_path / "rows") in error
+    assert largest.name in error
+
+
+@pytest.mark.parametrize("content", [None, b"no array"], ids=["no folder", "no list of keys"])
+def test_hot_keys_that_cannot_be_read_are_refused_before_anything_is_loaded(repository, tmp_path, capsys, content):
+    hot = tmp_path / "hot"
+    if content is not None:
+        hot.mkdir()
+        (hot / "b.item.npy").write_bytes(content)  # of the table that is loaded last
+    folder = repository(
+        volatile_db={"type": "hash_map", "capacity_rows": 10, "hot_keys": str(hot)},
+        persistent_db={"type": "rocks_db", "path": str(tmp_path / "rows")},
+    )
+
+    assert main(["check", str(folder)]) == 1
+
+    reason = why_serving_refuses(folder)
+    assert reason.startswith(str(hot))
+    assert capsys.readouterr().err == f"hotrow check: {reason}\n"
+    assert not (tmp_path / "rows").exists()
