@@ -3,11 +3,6 @@
 from collections.abc import Mapping
 from typing import Any
 
-# By the object that holds them, with the reason; such a key is refused by name instead of being called unknown.
-UNSUPPORTED = {
-    "": {"update_source": "updates are not read from Kafka yet; ParameterServer.insert takes them"},
-}
-
 # Spelling -> what it means here; None: HPS knows it, Hotrow does not support it yet.
 VOLATILE_TYPES: dict[str, str | None] = {
     **dict.fromkeys(("disabled", "disable", "none"), "disabled"),
@@ -28,6 +23,10 @@ OVERFLOW_POLICIES: dict[str, str | None] = {
     **dict.fromkeys(("evict_random", "random"), "evict_random"),
     **dict.fromkeys(("evict_least_used", "least_used"), "evict_least_used"),
     **dict.fromkeys(("evict_oldest", "oldest"), "evict_oldest"),
+}
+UPDATE_SOURCES: dict[str, str | None] = {
+    **dict.fromkeys(("null", "none"), "null"),
+    **dict.fromkeys(("kafka_message_queue", "kafka_mq", "kafka"), None),
 }
 
 

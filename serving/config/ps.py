@@ -8,7 +8,6 @@ from pydantic import BaseModel
 
 from kernels.errors import HotrowError
 from serving.config.assembly import Place, build_tables, check_model_name, onnx_beside
-from serving.config.hps_keys import UNSUPPORTED
 from serving.config.ps_clauses import ModelClause, PsDocument
 from serving.config.records import (
     ModelConfig,
@@ -32,7 +31,7 @@ def read_ps_config(file: str | Path, faults: list[HotrowError] | None = None) ->
     """Read an HPS ``ps.json``.
 
     Relative paths start from the file's folder. Of the keys that HPS knows, those that no answer depends on here may
-    have any value of their type, those that Hotrow does not support are refused by name; others are refused as unknown.
+    have any value of their type; others are refused as unknown.
 
     Args:
         file: the JSON file.
@@ -44,7 +43,7 @@ def read_ps_config(file: str | Path, faults: list[HotrowError] | None = None) ->
     """
     file = Path(file)
     source = str(file)
-    document = read_clause(PsDocument, read_json(file), source, UNSUPPORTED)
+    document = read_clause(PsDocument, read_json(file), source)
     volatile, persistent = document.volatile_db, document.persistent_db
     if volatile.type == persistent.type == "disabled":
         raise ConfigError(source, "", "volatile_db and persistent_db are both disabled: no tier would hold a row")

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from kernels.host import RowDtype
-from serving.config.hps_keys import PERSISTENT_TYPES, spelling
+from serving.config.hps_keys import PERSISTENT_TYPES, UPDATE_SOURCES, spelling
 from serving.config.scalars import Count, FileName, Float32, Magnitude, Milliseconds, Switch, Whole, only
 from serving.config.validation import Clause
 from serving.config.volatile_db import VolatileDbClause
@@ -17,8 +17,6 @@ TableName = Annotated[str, Field(pattern=rf"^{TABLE_NAME.pattern}$")]
 
 class ModelClause(Clause):
     """One entry of ``models`` (sources: HPS's configuration, HugeCTR v24.06, and the HugeCTR backend of Triton).
-
-    A number or a truth value may stand in a string.
 
     Attributes:
         model: the model's name.
@@ -111,14 +109,14 @@ class PersistentDbClause(Clause):
 
     type: Annotated[Literal["disabled", "rocks_db"], BeforeValidator(_persistent_type)]
     path: FileName | None = None
-    read_only: bool = False
-    num_threads: Annotated[int, Field(ge=1, le=1024)] = 16
+    read_only: Switch = False
+    num_threads: Annotated[Count, Field(le=1024)] = 16
     max_batch_size: Count = 65536
     initialize_after_startup: Switch = True
     timeout_ms: Milliseconds | None = None
     catch_up_interval_ms: Milliseconds | None = None
     row_dtype: RowDtype | None = None
-    warm_up: bool = True
+    warm_up: Switch = True
 
     max_get_batch_size: Count | None = None
     max_set_batch_size: Count | None = None
@@ -136,6 +134,26 @@ class PersistentDbClause(Clause):
         return self
 
 
+def _update_source(value: Any) -> str:
+    if isinstance(value, str) and UPDATE_SOURCES.get(value, "") is None:
+        raise ValueError(f"{value!r}: updates are not read from Kafka yet; ParameterServer.insert takes them")
+    return spelling(value, UPDATE_SOURCES)
+
+
+class UpdateSourceClause(Clause):
+    """``update_source`` (source: HPS's configuration, HugeCTR v24.06): none, so that its other keys have no effect."""
+
+    type: Annotated[Literal["null"], BeforeValidator(_update_source)]
+
+    brokers: str | None = None
+    failure_backoff_ms: Whole | None = None
+    max_batch_size: Count | None = None
+    max_commit_interval: Count | None = None
+    metadata_refresh_interval_ms: Whole | None = None
+    poll_timeout_ms: Whole | None = None
+    receive_buffer_size: Count | None = None
+
+
 class PsDocument(Clause):
     """The whole ``ps.json``."""
 
@@ -144,3 +162,4 @@ class PsDocument(Clause):
     models: list[ModelClause] = Field(default_factory=list)
     volatile_db: VolatileDbClause = VolatileDbClause(type="hash_map")
     persistent_db: PersistentDbClause = PersistentDbClause(type="disabled")
+    update_source: UpdateSourceClause = UpdateSourceClause(type="null")

@@ -1,6 +1,5 @@
 """From a JSON document to a checked clause: pydantic's errors become ConfigError with the JSON path, here only."""
 
-from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -9,7 +8,6 @@ from serving.errors import ConfigError
 
 Path = tuple[str | int, ...]
 C = TypeVar("C", bound="Clause")
-ReasonsByHolder = Mapping[str, Mapping[str, str]]
 
 
 class Clause(BaseModel):
@@ -18,15 +16,13 @@ class Clause(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, hide_input_in_errors=True)
 
 
-def read_clause(kind: type[C], document: Any, source: str, unsupported: ReasonsByHolder | None = None) -> C:
+def read_clause(kind: type[C], document: Any, source: str) -> C:
     """Check ``document`` against ``kind``.
 
     Args:
         kind: the clause it should be.
         document: what the JSON reader returned.
         source: the file, for messages.
-        unsupported: keys that HugeCTR knows and Hotrow does not support, by the name of the object that holds them
-            (``""`` for the document's top), with the reason; they are refused by name rather than as unknown.
 
     Raises:
         ConfigError: with the JSON path of the first thing that is wrong.
@@ -35,7 +31,7 @@ def read_clause(kind: type[C], document: Any, source: str, unsupported: ReasonsB
         return kind.model_validate(document)
     except ValidationError as err:
         first = err.errors(include_url=False)[0]
-        raise ConfigError(source, json_path(first["loc"]), _reason(first, unsupported or {})) from err
+        raise ConfigError(source, json_path(first["loc"]), _reason(first)) from err
 
 
 def json_path(location: Path) -> str:
@@ -46,15 +42,11 @@ def json_path(location: Path) -> str:
     return text
 
 
-def _reason(error: Any, unsupported: ReasonsByHolder) -> str:
+def _reason(error: Any) -> str:
     location = error["loc"]
     if error["type"] == "missing":
         return "required, but absent"
     if error["type"] == "extra_forbidden":
-        holder = next((part for part in reversed(location[:-1]) if isinstance(part, str)), "")
-        reason = unsupported.get(holder, {}).get(location[-1])
-        if reason is not None:
-            return f"HPS knows this key: {reason}"
         return "unknown key"
     if error["type"] == "value_error":
         return str(error["ctx"]["error"])

@@ -72,7 +72,7 @@ class VolatileDbClause(Clause):
 
     From ``address`` to ``tls_server_name_identification`` the attributes are ``RedisConfig``'s, the three behind them
     ``SharedMemoryConfig``'s; no effect on other types. The attributes behind these shape HPS's hash maps, or the
-    updates from Kafka (``update_source``, refused); no effect here.
+    updates from Kafka (``update_source``); no effect here.
     """
 
     type: Annotated[
@@ -87,7 +87,7 @@ class VolatileDbClause(Clause):
     lookup_threads: Annotated[Count, Field(le=64)] | None = None
     path: FileName | None = None
     overlay_capacity_rows: Whole | None = None
-    warm_up: bool = True
+    warm_up: Switch = True
     cache_missed_embeddings: Switch = False
     initialize_after_startup: Switch = True
     initial_cache_rate: Annotated[Magnitude, Field(le=1.0)] = 1.0

@@ -1,14 +1,19 @@
 """The stores of a ``ps.json``, fastest first."""
 
-from contextlib import ExitStack, closing
+import logging
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 from kernels.host import set_lookup_threads
 from serving.config import ParameterServerConfig, PersistentDbConfig, SharedMemoryConfig
+from serving.errors import StoreError
 from serving.parameter_server.first_rows import FirstRows
 from serving.parameter_server.tier import TierSettings
 from serving.storage import MemoryStore, RedisStore, RocksDbStore, SharedMemoryStore, SnapshotStore
 from serving.storage.store import Store
+
+logger = logging.getLogger(__name__)
 
 _STORE_NAMES = {
     "hash_map": "memory",
@@ -27,6 +32,8 @@ def open_stores(config: ParameterServerConfig) -> list[Store]:
     """
     stores: list[Store] = []
     volatile, persistent = config.volatile_db, config.persistent_db
+    for line in warnings_of(config):
+        logger.warning("%s", line)
     with ExitStack() as opened:
         if volatile.lookup_threads is not None:
             set_lookup_threads(volatile.lookup_threads)
@@ -38,6 +45,7 @@ def open_stores(config: ParameterServerConfig) -> list[Store]:
                 capacity_rows_of_each_table=volatile.capacity_rows_of_each_table,
                 overflow_policy=volatile.overflow_policy,
                 overflow_resolution_target=volatile.overflow_resolution_target,
+                is_backed=persistent.type != "disabled",
             )
             stores.append(memory)
         if volatile.type == "snapshot":
@@ -50,6 +58,27 @@ def open_stores(config: ParameterServerConfig) -> list[Store]:
             stores.append(_rocksdb(persistent, persistent.path))
         opened.pop_all()
     return stores
+
+
+def warnings_of(config: ParameterServerConfig) -> list[str]:
+    """What an operator may not expect of tiers that are right by themselves."""
+    follows = config.persistent_db.catch_up_interval_ms is not None
+    if follows and config.volatile_db.type in ("hash_map", "multi_process_hash_map"):
+        return [
+            "persistent_db.catch_up_interval_ms: rows that lie in RAM stay as they were loaded, whatever the other "
+            "process writes; only those that are read from the database are caught up. To see every change, set "
+            "volatile_db to disabled"
+        ]
+    return []
+
+
+@contextmanager
+def naming(key: str) -> Iterator[None]:
+    """Name the key of the ``ps.json`` in a StoreError of what it says."""
+    try:
+        yield
+    except StoreError as err:
+        raise StoreError(err.store, err.table, f"{key}: {err.reason}") from err
 
 
 def tier_settings(config: ParameterServerConfig) -> dict[str, TierSettings]:
@@ -69,12 +98,13 @@ def _shared_memory(config: SharedMemoryConfig) -> SharedMemoryStore:
 
 
 def _rocksdb(config: PersistentDbConfig, path: Path) -> RocksDbStore:
-    return RocksDbStore(
-        path,
-        config.read_only,
-        config.num_threads,
-        config.max_batch_size,
-        row_dtype=config.row_dtype,
-        warm_up=config.warm_up,
-        catch_up_interval_ms=config.catch_up_interval_ms,
-    )
+    with naming("persistent_db.path"):
+        return RocksDbStore(
+            path,
+            config.read_only,
+            config.num_threads,
+            config.max_batch_size,
+            row_dtype=config.row_dtype,
+            warm_up=config.warm_up,
+            catch_up_interval_ms=config.catch_up_interval_ms,
+        )

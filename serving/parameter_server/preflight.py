@@ -7,6 +7,7 @@ from serving.config import ModelConfig, ParameterServerConfig, VolatileDbConfig
 from serving.errors import ConfigError, MissingExtraError, StoreError, about
 from serving.parameter_server.first_rows import FirstRows
 from serving.parameter_server.loading import TableSource, check_room, table_source
+from serving.parameter_server.opening import naming, warnings_of
 from serving.storage.memory_budget import MemoryBudget, TableRows
 from serving.storage.rocksdb_engine import check_database
 from serving.storage.rocksdb_follower import verify_database
@@ -17,9 +18,6 @@ from serving.storage.snapshot_store import is_served_as_it_is, require_snapshot
 def check_tiers(ps: ParameterServerConfig, faults: list[HotrowError], *, full: bool = False) -> list[str]:
     """Find what ``ParameterServer`` would raise, in its words; takes no memory, makes no database, connects to nobody.
 
-    Returns:
-        what it would warn of, in its words.
-
     Args:
         ps: the tiers, and the models in the order in which they would be loaded.
         full: also read every row of the database, and every byte of snapshots that were made.
@@ -28,18 +26,22 @@ def check_tiers(ps: ParameterServerConfig, faults: list[HotrowError], *, full: b
             or a StoreError where its folder cannot be made or, only to be read, has none; of snapshots a StoreError
             where their folder cannot be made, none is given and a table needs it, or one that was made is damaged;
             a ConfigError where hot keys cannot be read.
+
+    Returns:
+        what it would warn of, in its words.
     """
     _check_places(ps, faults, full)
-    return _check_room(ps, faults)
+    return warnings_of(ps) + _check_room(ps, faults)
 
 
 def _check_places(ps: ParameterServerConfig, faults: list[HotrowError], full: bool) -> None:
     tier, disk = ps.volatile_db, ps.persistent_db
     if disk.type == "rocks_db" and disk.path is not None:
         try:
-            check_database(disk.path, disk.read_only)
-            if full:
-                verify_database(disk.path)
+            with naming("persistent_db.path"):
+                check_database(disk.path, disk.read_only)
+                if full:
+                    verify_database(disk.path)
         except (MissingExtraError, StoreError) as err:
             faults.append(err)
     elif tier.type == "snapshot":

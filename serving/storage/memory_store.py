@@ -38,6 +38,7 @@ class MemoryStore:
         capacity_rows_of_each_table: int | None = None,
         overflow_policy: OverflowPolicy | None = None,
         overflow_resolution_target: float = 0.8,
+        is_backed: bool = False,
     ) -> None:
         """Set the budget.
 
@@ -50,6 +51,7 @@ class MemoryStore:
             overflow_policy: which rows leave a full table when new keys come, see ``HostTable``; None: none do.
             overflow_resolution_target: the part of its bound that an overflow leaves in a table, more than 0 and at
                 most 1.
+            is_backed: a slower tier holds every row, so that none is lost that is evicted; for the log only.
 
         Raises:
             ValueError: more than one bound is given, a budget is less than 1, a table's capacity less than 0, or the
@@ -63,6 +65,7 @@ class MemoryStore:
             capacity_rows, capacity_bytes, capacity_rows_per_table, capacity_rows_of_each_table, overflow_policy
         )
         self._target_ratio = overflow_resolution_target
+        self._is_backed = is_backed
         # Replaced as a whole, never changed in place, so that readers need no lock. None once closed.
         self._tables: dict[str, HostTable | None] | None = {}
         self._specs: dict[str, TableSpec] = {}
@@ -233,12 +236,13 @@ class MemoryStore:
             if table in self._overflown:
                 return
             self._overflown.add(table)
-        logger.warning(
-            "memory: table %s reached its bound of %s rows and evicts rows from now on (%s); a row that no other tier "
-            "holds is lost",
+        logger.log(
+            logging.INFO if self._is_backed else logging.WARNING,
+            "memory: table %s reached its bound of %s rows and evicts rows from now on (%s); %s",
             table,
             f"{held.capacity_rows:,}",
             held.overflow_policy,
+            "the next tier has them" if self._is_backed else "a row that no other tier holds is lost",
         )
 
     def _open_tables(self, table: str) -> dict[str, HostTable | None]:

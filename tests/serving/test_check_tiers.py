@@ -110,7 +110,26 @@ def test_a_database_whose_folder_cannot_be_made_is_refused(repository, tmp_path,
 
     assert main(["check", str(folder)]) == 1
 
-    assert capsys.readouterr().err == f"hotrow check: {why_serving_refuses(folder)}\n"
+    error = capsys.readouterr().err
+    assert error == f"hotrow check: {why_serving_refuses(folder)}\n"
+    assert error.startswith(f"hotrow check: rocksdb: persistent_db.path: {tmp_path / path}: ")
+
+
+@pytest.mark.parametrize(
+    ("volatile", "is_warned"), [({"type": "hash_map"}, True), ({"type": "disabled"}, False)], ids=str
+)
+def test_ram_before_a_database_that_is_followed_is_a_warning(repository, tmp_path, caplog, capsys, volatile, is_warned):
+    disk = {"type": "rocks_db", "path": str(tmp_path / "rows"), "num_threads": 1}
+    assert why_serving_refuses(repository(volatile_db=volatile, persistent_db=disk)) == ""
+    follower = disk | {"read_only": True, "catch_up_interval_ms": 60_000}
+    folder = repository(volatile_db=volatile, persistent_db=follower)
+
+    assert main(["check", str(folder)]) == 0
+    assert why_serving_refuses(folder) == ""
+
+    start = "persistent_db.catch_up_interval_ms: rows that lie in RAM stay"
+    assert (f"hotrow check: warning: {start}" in capsys.readouterr().err) == is_warned
+    assert any(record.message.startswith(start) for record in caplog.records) == is_warned
 
 
 def test_a_database_that_is_only_read_must_be_there(repository, tmp_path, capsys):

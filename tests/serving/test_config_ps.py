@@ -439,10 +439,12 @@ def in_redis(**change):
         (lambda d: d.pop("supportlonglong"), "supportlonglong", "required"),
         (lambda d: d.update(supportlonglong=1), "supportlonglong", "boolean"),
         (
-            lambda d: d.update(update_source={}),
-            "update_source",
-            "HPS knows this key: updates are not",
+            lambda d: d.update(update_source={"type": "kafka"}),
+            "update_source.type",
+            "'kafka': updates are not read from Kafka yet",
         ),
+        (lambda d: d.update(update_source={}), "update_source.type", "required"),
+        (lambda d: d.update(update_source={"type": "null", "broker": "a"}), "update_source.broker", "unknown key"),
         (lambda d: d.update(fuse_embedding_table=1), "fuse_embedding_table", "valid boolean"),
         (lambda d: d.update(volatile=1), "volatile", "unknown key"),
         (

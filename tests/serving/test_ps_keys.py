@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from serving.config import read_ps_config
-from serving.config.hps_keys import UNSUPPORTED
-from serving.config.ps_clauses import ModelClause, PersistentDbClause, PsDocument
+from serving.config.ps_clauses import ModelClause, PersistentDbClause, PsDocument, UpdateSourceClause
 from serving.config.volatile_db import VolatileDbClause
 from serving.errors import ConfigError
 
@@ -27,7 +26,20 @@ ROWS = [
     ("", "models", [], READ),
     ("", "volatile_db", {"type": "disabled"}, READ),
     ("", "persistent_db", {"type": "disabled"}, READ),
-    ("", "update_source", {"type": "kafka_message_queue"}, "updates are not read from Kafka yet"),
+    ("", "update_source", {"type": "none"}, SAME),
+    *(
+        ("update_source", "type", kind, "not read from Kafka yet")
+        for kind in ("kafka_message_queue", "kafka_mq", "kafka")
+    ),
+    ("update_source", "type", "null", SAME),
+    ("update_source", "type", "zookeeper", "expected one of null, none"),
+    ("update_source", "brokers", "127.0.0.1:9092;10.0.0.2:9092", SAME),
+    ("update_source", "metadata_refresh_interval_ms", 30000, SAME),
+    ("update_source", "receive_buffer_size", 262144, SAME),
+    ("update_source", "poll_timeout_ms", 500, SAME),
+    ("update_source", "max_batch_size", 8192, SAME),
+    ("update_source", "failure_backoff_ms", 50, SAME),
+    ("update_source", "max_commit_interval", 32, SAME),
     ("models", "model", "din", READ),
     ("models", "sparse_files", ["other/0_sparse_10.model"], READ),
     ("models", "dense_file", "model/other.model", READ),
@@ -140,6 +152,7 @@ ROWS = [
 OWN = {
     "": set(),
     "models": set(),
+    "update_source": set(),
     "volatile_db": {
         *("capacity_rows", "capacity_bytes", "capacity_rows_per_table", "row_dtype", "row_dtype_per_table"),
         *("lookup_threads", "hot_keys", "connect_timeout_ms", "timeout_ms", "layout"),
@@ -147,7 +160,13 @@ OWN = {
     },
     "persistent_db": {"catch_up_interval_ms", "row_dtype", "timeout_ms", "warm_up"},
 }
-CLAUSES = {"": PsDocument, "models": ModelClause, "volatile_db": VolatileDbClause, "persistent_db": PersistentDbClause}
+CLAUSES = {
+    "": PsDocument,
+    "models": ModelClause,
+    "volatile_db": VolatileDbClause,
+    "persistent_db": PersistentDbClause,
+    "update_source": UpdateSourceClause,
+}
 
 
 VOLATILE_TYPES = {"redis": "redis_cluster", "shared": "multi_process_hash_map"}
@@ -173,6 +192,7 @@ def read(write_model, tmp_path):
             "models": [dict(model)],
             "volatile_db": {"type": VOLATILE_TYPES.get(where, "parallel_hash_map")},
             "persistent_db": {"type": "rocks_db", "path": "db"},
+            "update_source": {"type": "null"},
         }
         holders = {"": document, "models": document["models"][0]}
         holders |= dict.fromkeys(VOLATILE_TYPES, document["volatile_db"])
@@ -204,11 +224,32 @@ def test_a_key_of_hps_is_read_or_truly_without_effect_or_refused(read, where, ke
         assert re.search(outcome, str(caught.value))
 
 
+@pytest.mark.parametrize(
+    ("where", "key", "value"),
+    [
+        ("volatile_db", "overflow_margin", 10),
+        ("volatile_db", "cache_missed_embeddings", True),
+        ("persistent_db", "read_only", True),
+        ("persistent_db", "num_threads", 4),
+        ("persistent_db", "warm_up", False),
+        ("models", "max_batch_size", 7),
+    ],
+)
+def test_a_number_or_a_truth_value_may_stand_in_a_string(read, where, key, value):
+    assert read(where, key, json.dumps(value)) == read(where, key, value) != read(where)
+
+
+@pytest.mark.parametrize("value", ["", "many", "1.5", "true"])
+def test_a_string_that_holds_no_whole_number_is_no_number_of_threads(read, value):
+    with pytest.raises(ConfigError, match=r"persistent_db\.num_threads"):
+        read("persistent_db", "num_threads", value)
+
+
 @pytest.mark.parametrize("where", CLAUSES)
 def test_no_key_is_read_that_is_not_listed_here(where):
     listed = {key for holder, key, _, _ in ROWS if holder == where}
 
-    assert set(CLAUSES[where].model_fields) == (listed | OWN[where]) - set(UNSUPPORTED.get(where, ()))
+    assert set(CLAUSES[where].model_fields) == listed | OWN[where]
     assert not listed & OWN[where]
 
 
@@ -216,5 +257,5 @@ def test_no_key_is_read_that_is_not_listed_here(where):
 def test_every_key_is_documented(where):
     documentation = DOCUMENTATION.read_text()
 
-    for key in CLAUSES[where].model_fields.keys() | UNSUPPORTED.get(where, {}).keys():
+    for key in CLAUSES[where].model_fields:
         assert any(f"`{lead}{key}`" in documentation for lead in ("", ".", f"{where}.")), key

@@ -119,17 +119,23 @@ def test_stamps_are_part_of_a_budget_of_bytes():
     assert HostTable.memory_bytes(4, rows + 1, overflow_policy="evict_oldest") > 10_000_000
 
 
-def test_the_first_eviction_of_a_table_is_told_once(caplog):
-    store = full_store()
-    with caplog.at_level(logging.WARNING):
+@pytest.mark.parametrize(
+    ("is_backed", "level", "outlook"),
+    [(False, "WARNING", "a row that no other tier holds is lost"), (True, "INFO", "the next tier has them")],
+)
+def test_the_first_eviction_of_a_table_is_told_once_and_warned_of_where_rows_are_lost(
+    caplog, is_backed, level, outlook
+):
+    store = full_store(is_backed=is_backed)
+    with caplog.at_level(logging.INFO):
         assert not caplog.messages
         for start in range(1000, 2000, 50):
             insert(store, range(start, start + 50))
 
     assert caplog.messages == [
-        "memory: table model.table reached its bound of 100 rows and evicts rows from now on (evict_oldest); "
-        "a row that no other tier holds is lost"
+        "memory: table model.table reached its bound of 100 rows and evicts rows from now on (evict_oldest); " + outlook
     ]
+    assert [record.levelname for record in caplog.records] == [level]
     assert store.evicted_rows(TABLE) > 900
 
 
