@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 from serving.errors import ConfigError, ModelFileError
 from serving.model.atomic import atomic_write
@@ -132,11 +133,19 @@ def _record(fields: Fields) -> FileRecord:
 def _listing(directory: Path) -> list[str]:
     """Return every file under the folder but its manifest, as sorted POSIX paths relative to it."""
     found = []
-    for folder, subfolders, names in os.walk(directory):
+    for folder, subfolders, names in os.walk(directory, onerror=_refuse):
         subfolders[:] = [name for name in subfolders if name != _IGNORED_FOLDER]
         for name in names:
             path = Path(folder, name)
-            if not path.is_file():  # a pipe would block whoever reads it
+            try:
+                is_regular = path.is_file()
+            except OSError as err:  # of a folder that may be listed, but not entered
+                _refuse(err)
+            if not is_regular:  # a pipe would block whoever reads it
                 raise ModelFileError(path, "not a regular file")
             found.append(path.relative_to(directory).as_posix())
     return sorted(name for name in found if name != MANIFEST_NAME)
+
+
+def _refuse(err: OSError) -> NoReturn:
+    raise ModelFileError(err.filename, f"cannot be read: {err.strerror}") from err

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from os.path import isdir  # says no where one may not look; Path.is_dir raises
 from pathlib import Path
 
 import numpy as np
@@ -57,7 +58,7 @@ class FirstRows:
         return RowChoice(rows, hottest, model.key_batches(KEY_BATCH_ROWS) if hottest.size else ())
 
     def _check_folder(self) -> None:
-        if self.hot_keys is not None and not self.hot_keys.is_dir():
+        if self.hot_keys is not None and not isdir(self.hot_keys):
             raise ConfigError(str(self.hot_keys), "", "no such folder; volatile_db.hot_keys names it")
 
     def _hottest(self, table: str) -> Keys:
@@ -65,10 +66,10 @@ class FirstRows:
             return np.empty(0, dtype=np.int64)
         self._check_folder()
         file = self.hot_keys / f"{table}.npy"
-        if not file.exists():
-            return np.empty(0, dtype=np.int64)
         try:
             keys = np.load(file, allow_pickle=False)
+        except FileNotFoundError:
+            return np.empty(0, dtype=np.int64)
         except (OSError, ValueError, EOFError) as err:
             raise ConfigError(str(file), "", f"cannot be read as an array: {err}") from err
         if not isinstance(keys, np.ndarray) or keys.ndim != 1 or keys.dtype != np.int64:

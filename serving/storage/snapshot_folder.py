@@ -117,7 +117,7 @@ class SnapshotFolder:
 
 def _open_if_right(file: Path, spec: TableSpec, source: str) -> SnapshotReader | None:
     """Open ``file`` where it is the snapshot that it is called; else it is to be made."""
-    if not file.exists():
+    if not os.path.exists(file):  # or may not be looked at, which ``Path.exists`` raises
         return None
     try:
         reader = SnapshotReader(file, spec.name)

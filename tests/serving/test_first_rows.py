@@ -11,6 +11,7 @@ from serving.model.sparse_file import open_sparse, write_sparse_directory
 from serving.parameter_server import ParameterServer, TierSettings
 from serving.parameter_server.first_rows import FirstRows, RowChoice
 from serving.storage import MemoryStore, RocksDbStore
+from tests.serving.ordinary_rights import ordinary_rights
 
 
 @pytest.fixture
@@ -126,6 +127,17 @@ def test_hot_keys_that_are_no_list_of_keys_are_refused(ten_rows, tmp_path, conte
 def test_a_folder_of_hot_keys_that_is_absent_is_refused(ten_rows, tmp_path):
     with pytest.raises(ConfigError, match="no such folder"):
         FirstRows(hot_keys=tmp_path / "absent").choose("m.t", ten_rows, None)
+
+
+@pytest.mark.parametrize("protected", ["", "hot", "hot/m.t.npy"])
+def test_hot_keys_that_may_not_be_read_are_refused(ten_rows, tmp_path, protected):
+    (tmp_path / "hot").mkdir()
+    np.save(tmp_path / "hot" / "m.t.npy", np.arange(3))
+    (tmp_path / protected).chmod(0)
+
+    with ordinary_rights(), pytest.raises(ConfigError, match=r"no such folder|cannot be read as an array.*Permission"):
+        FirstRows(hot_keys=tmp_path / "hot").choose("m.t", ten_rows, None)
+    (tmp_path / protected).chmod(0o700)
 
 
 def test_a_row_that_the_row_type_cannot_hold_is_refused_wherever_the_hot_keys_put_it(model, tmp_path):

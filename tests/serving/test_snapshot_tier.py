@@ -12,12 +12,13 @@ from benchmarks.tiny_model import TinyModel
 from kernels.host import round_rows
 from serving.cli.main import main
 from serving.config import read_ps_config, read_repository
-from serving.errors import ConfigError, HotrowError, StoreError, told
+from serving.errors import ConfigError, HotrowError, ModelFileError, StoreError, told
 from serving.model.snapshot_model import write_snapshot_file
 from serving.model.sparse_file import open_sparse, write_sparse_directory
 from serving.parameter_server import ParameterServer
 from serving.repository import ModelRepository
 from serving.storage import MemoryStore, RocksDbStore, SnapshotStore, open_snapshot
+from tests.serving.ordinary_rights import ordinary_rights
 
 MODEL = TinyModel(rows=500)
 
@@ -131,7 +132,50 @@ def test_ram_before_snapshots_may_be_small(repository, tmp_path):
         server.load_model(config.models[0])
 
         assert_served(server)
-        assert server.counters()["a.user"].hits == {"memory": 100, "snapshot": 400}
+        assert server.counters()["a.user"].hits == {"memory": 50, "snapshot": 450}  # two tables share the bound
+
+
+@pytest.mark.parametrize(
+    "tiers",
+    [
+        {"volatile_db": {"type": "hash_map"}},
+        {"persistent_db": {"type": "rocks_db", "path": "rows"}},
+        {"volatile_db": {"type": "snapshot", "path": "made", "row_dtype": "int8"}},
+    ],
+    ids=["RAM", "RocksDB", "a narrow snapshot"],
+)
+def test_a_damaged_row_of_a_snapshot_is_loaded_nowhere(repository, tmp_path, tiers):
+    folder = repository()
+    version = folder / "a" / "1"
+    (version / "manifest.json").unlink()
+    file = tmp_path / "item.snapshot"
+    write_snapshot_file(file, open_sparse(version / "item", MODEL.dim), "fp32", "00" * 32)
+    graph = json.loads((version / "graph.json").read_text())
+    graph["inference"]["sparse_model_file"][list(MODEL.tables).index("item")] = str(file)
+    (version / "graph.json").write_text(json.dumps(graph))
+    (folder / "ps.json").write_text(json.dumps({"supportlonglong": True, "models": [], **tiers}))
+    data = bytearray(file.read_bytes())
+    row = data.index(MODEL.vectors("item")[7].tobytes())
+    data[row + 3] ^= 0x20  # an exponent bit: another finite number
+    file.write_bytes(data)
+
+    with pytest.raises(ModelFileError, match=r"item\.snapshot: is damaged: the page"):
+        serve(folder)
+    assert main(["dump", str(folder), "a.item", str(tmp_path / "out")]) == 1
+    assert main(["snapshot", str(file), str(tmp_path / "copy.snapshot")]) == 1
+    assert not (tmp_path / "out").exists()
+    assert not (tmp_path / "copy.snapshot").exists()
+
+
+@pytest.mark.parametrize("protected", ["made", "made/a.user"])
+def test_a_folder_of_snapshots_that_may_not_be_entered_is_an_error_that_names_it(repository, tmp_path, protected):
+    folder = repository(path=str(tmp_path / "made"))
+    serve(folder).close()
+    (tmp_path / protected).chmod(0)
+
+    with ordinary_rights(), pytest.raises(StoreError, match=r"made/a\.user: cannot be written: Permission denied"):
+        serve(folder)
+    (tmp_path / protected).chmod(0o700)
 
 
 def test_a_store_behind_snapshots_is_refused(tmp_path):

@@ -7,6 +7,7 @@ import pytest
 
 from serving.errors import ModelFileError
 from serving.model.manifest import FileRecord, verify_manifest, write_manifest
+from tests.serving.ordinary_rights import ordinary_rights
 
 
 @pytest.fixture
@@ -63,6 +64,15 @@ def test_a_missing_file_is_named(version):
         verify_manifest(version, full=False)
 
 
+@pytest.mark.parametrize(("mode", "path"), [(0, "ad_id"), (0o444, "ad_id/.*")], ids=["not listed", "not entered"])
+def test_a_folder_that_may_not_be_read_is_named(version, mode, path):
+    (version / "ad_id").chmod(mode)
+
+    with ordinary_rights(), pytest.raises(ModelFileError, match=rf"/{path}: cannot be read: Permission denied"):
+        verify_manifest(version, full=False)
+    (version / "ad_id").chmod(0o700)
+
+
 def test_an_additional_file_is_named(version):
     (version / "ad_id" / "slot_id").write_bytes(b"")
 
@@ -108,7 +118,7 @@ def test_a_pipe_is_refused_before_it_is_opened(version):
 
 
 def test_a_folder_that_does_not_exist_is_named(tmp_path):
-    with pytest.raises(ModelFileError, match=r"absent/manifest\.json: cannot be written: No such file"):
+    with pytest.raises(ModelFileError, match="absent: cannot be read: No such file"):
         write_manifest(tmp_path / "absent", "dcn", 1)
 
 
