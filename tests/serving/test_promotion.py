@@ -305,8 +305,8 @@ def test_a_tier_that_answers_and_takes_no_rows_is_told_of_once_until_it_takes_so
 
     told = [record.getMessage() for record in caplog.records if record.name == tier.logger.name]
     assert [text.partition(":")[0] for text in told] == [
-        "tier fast takes no promoted rows",
-        "tier fast takes promoted rows again",
+        "tier fast takes no promoted rows, table 'm.t'",
+        "tier fast takes promoted rows again, table 'm.t'",
     ]
     assert "out of memory" in told[0]
 
