@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from serving.storage.hps_layout import key_list, tag
 from serving.storage.rocksdb_engine import all_items, import_rocksdict, open_database, table_options
+from serving.storage.rocksdb_exit import exit_gate
 from serving.storage.row_codec import value_list
 from serving.storage.store import Keys, TableSpec
 
@@ -114,7 +115,7 @@ class Database:
                 for key, value in zip(raw, value_list(values[part]), strict=True):
                     batch[key] = value
             self._handle.write(batch)
-        self._handle.flush_wal(True)
+        exit_gate.call(self._handle.flush_wal, True)
 
     def read_ahead(self, wait: bool) -> None:
         """Have the system read the files ahead, so that first reads do not run at the pace of the device.
@@ -159,7 +160,7 @@ class Database:
         for key in deletes:
             del batch[key]
         self._handle.write(batch)
-        self._handle.flush_wal(True)
+        exit_gate.call(self._handle.flush_wal, True)
 
     def _remove_family(self, table: str) -> None:
         del self._families[tag(table)]

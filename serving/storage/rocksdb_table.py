@@ -9,6 +9,7 @@ import numpy as np
 from serving.errors import StoreError
 from serving.storage.hps_layout import key_list, keys_of, storable
 from serving.storage.rocksdb_engine import STORE_NAME, all_items, translated_errors
+from serving.storage.rocksdb_exit import exit_gate
 from serving.storage.row_codec import RowCodec
 from serving.storage.store import Keys, Mask, TableSpec, Vectors
 
@@ -49,7 +50,7 @@ class RocksDbTable:
             return
         raw_keys = key_list(keys, self.spec.key_bytes)
         with self._translated():
-            values = self.family.get(raw_keys)
+            values = exit_gate.call(self.family.get, raw_keys)
         try:
             out[...] = self._rows(raw_keys, values)
             found[...] = True
