@@ -12,38 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serving.storage.hps_layout import raw_keys, tag
-from serving.storage.store import CHANGED, Keys
+from serving.storage.store import Keys
 
 SLOTS = 16384  # of a cluster
-# Redis runs a script as one act. Carried out twice, because its answer was lost on the way, it changes nothing more.
-SWAP = """
-local loading, values, times, record, loading_times = unpack(KEYS)
-local mark, has_rows = ARGV[1], ARGV[2] == '1'
-if redis.call('GET', record) == mark then return 0 end
-if has_rows and redis.call('EXISTS', loading) == 0 then
-  return redis.error_reply('ERR the rows gathered so far are gone')
-end
-redis.call('UNLINK', values, times)
-if has_rows then
-  redis.call('RENAME', loading, values)
-  redis.call('PERSIST', values)
-end
-if redis.call('EXISTS', loading_times) == 1 then
-  redis.call('RENAME', loading_times, times)
-  redis.call('PERSIST', times)
-end
-redis.call('SET', record, mark)
-return 1
-"""
-
-# The record of a load is "<digest> <load>".
-MARK_CHANGED = """
-local record, mark = redis.call('GET', KEYS[1]), ARGV[1]
-if not record then return 0 end
-local digest, load = string.match(record, '^(.*) (%S*)$')
-if digest and string.sub(digest, -#mark) ~= mark then redis.call('SET', KEYS[1], digest .. mark .. ' ' .. load) end
-return 1
-"""
 
 
 class Partition:
@@ -52,7 +23,7 @@ class Partition:
     Attributes:
         values: HPS's hash of rows.
         times: HPS's hash of what its overflow policies know.
-        record: Hotrow's own string, ``<digest of what the rows were loaded from> <load>``.
+        record: Hotrow's own string, see ``redis_records``.
         evicting: Hotrow's own mark of the process that evicts rows.
     """
 
@@ -121,18 +92,6 @@ def packed_words(*words: bytes | str | int) -> bytes:
     """Words of a command as they are sent, without how many there are."""
     raw = [word if isinstance(word, bytes) else str(word).encode() for word in words]
     return b"".join([b"$%d\r\n%s\r\n" % (len(word), word) for word in raw])
-
-
-def swap(one: Partition, load: str, digest: str, has_rows: bool) -> Command:
-    """Put the rows that ``load`` gathered, none where ``has_rows`` is False, in the place of a partition's."""
-    loading, loading_times = one.loading(load)
-    keys = (loading, one.values, one.times, one.record, loading_times)
-    return Command("EVAL", one.values, packed("EVAL", SWAP, len(keys), *keys, f"{digest} {load}", int(has_rows)))
-
-
-def mark_changed(record: bytes) -> Command:
-    """Note in a record of a load, where there is one, that rows come to those that were loaded."""
-    return Command("EVAL", record, packed("EVAL", MARK_CHANGED, 1, record, CHANGED))
 
 
 def header(name: bytes, key: bytes, words: int) -> bytes:

@@ -12,7 +12,7 @@ from kernels.host import KeyIndex, RowDtype
 from serving.errors import StoreError
 from serving.storage.hps_layout import keys_of
 from serving.storage.row_codec import RowCodec
-from serving.storage.store import CHANGED, Keys, Mask, TableSpec, Vectors
+from serving.storage.store import CHANGED, Keys, Mask, TableSpec, Vectors, files_of
 
 STORE_NAME = "redis"
 # What is sent or received before the time-out starts anew.
@@ -51,6 +51,25 @@ class RedisRows:
         said = {None if record is None else record.rpartition(b" ")[0].decode() for record in records}
         record = said.pop()
         return None if said or record is None else self._without_form(record)
+
+    def source(self, record: bytes) -> str:
+        """The digest of the files that a ``record`` names, whatever changed since; with their form if it is another."""
+        said = record.rpartition(b" ")[0].decode()
+        digest = self._without_form(said)
+        return said.removesuffix(CHANGED) if digest is None else files_of(digest)
+
+    def check_source(self, record: bytes, known: bytes) -> None:
+        """Check that rows come from the files of those that this process knows, and for which its network was trained.
+
+        Raises:
+            StoreError: they do not.
+        """
+        source, expected = self.source(record), self.source(known)
+        if source != expected:
+            reason = f"another process has loaded it from other files, {source}; this one goes by {expected}: load "
+            raise self.error(
+                f"{reason}the model again with the files that are to be served, or give it a name of its own"
+            )
 
     def taker(self, out: Vectors, at: NDArray[np.intp]) -> Callable[[NDArray[np.void]], None]:
         """What values without a gap, void[N], are to be given to: it makes them rows ``at`` of ``out``."""

@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from kernels.host import KeyIndex
 from serving.config import RedisConfig
 from serving.storage.hps_layout import keys_of, raw_keys, tag
-from serving.storage.redis_commands import SLOTS, Command, as_words, mark_changed, plain
+from serving.storage.redis_commands import SLOTS, Command, as_words, plain
+from serving.storage.redis_records import mark_changed
 from serving.storage.redis_rows import RedisRows
 from serving.storage.store import Keys, Mask, TableSpec, Vectors
 
@@ -69,11 +70,16 @@ class StringTable:
         """Read rows. See ``RedisTable.fetch``."""
         records = self._records_seen
         self._fetch(keys, out, found)
-        while records is not None and not found.all():
+        while records is not None:
+            # Asked for after the rows, which a load replaces where they lie, without a record until it ends.
             held = self._records_held()
-            if None in held:
-                raise self._rows.error("a node has lost the rows that it was loaded with")
-            if held == records:
+            for record, known in zip(held, records, strict=True):
+                if record is None or known is None:
+                    raise self._rows.error(
+                        "a node has lost the rows that it was loaded with, or they are being replaced"
+                    )
+                self._rows.check_source(record, known)
+            if held == records or found.all():
                 return
             # The table was loaded meanwhile: what was absent may have been on its way.
             records = self._records_seen = held
@@ -125,7 +131,10 @@ class StringTable:
         """Nothing: no row is evicted here."""
 
     def _records_held(self) -> list[bytes | None]:
-        records: list[bytes | None] = self._nodes.run([plain("GET", name) for name in self._records])
+        if self._nodes.topology.is_cluster:
+            records: list[bytes | None] = self._nodes.run([plain("GET", name) for name in self._records])
+        else:
+            (records,) = self._nodes.run([plain("MGET", *self._records)])
         return records
 
     def _forget_load(self) -> None:

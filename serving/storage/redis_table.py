@@ -8,6 +8,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kernels.host import KeyIndex
 from serving.config import RedisConfig
@@ -19,12 +20,11 @@ from serving.storage.redis_commands import (
     encoded_fields,
     encoded_rows,
     header,
-    mark_changed,
     plain,
-    swap,
 )
 from serving.storage.redis_overflow import Overflow
-from serving.storage.redis_partitions import Partitions
+from serving.storage.redis_partitions import Group, Partitions
+from serving.storage.redis_records import evict, insert, is_lost, is_same_load, mark_changed, state, swap
 from serving.storage.redis_rows import RedisRows
 from serving.storage.store import Keys, Mask, TableSpec, Vectors
 
@@ -56,7 +56,9 @@ class RedisTable:
         self._overflow = Overflow(nodes, config.overflow) if config.overflow else None
         self._lock = threading.Lock()  # guards the next
         self.evicted_rows = 0  # by this process, as partitions overflowed
-        self._is_recorded = False  # every partition has a record of the load that filled it
+        # By partition, as last seen; None where the table, or a part of it, has no record of the load that filled it.
+        # Replaced as a whole: readers take no lock.
+        self._records: list[bytes] | None = None
 
     @property
     def spread_keys(self) -> list[bytes]:
@@ -66,7 +68,7 @@ class RedisTable:
     def check(self) -> None:
         """Look at some rows of each partition: their widths, and whether they are in the partition of their key."""
         scans = [plain("HSCAN", one.values, 0, "COUNT", SAMPLE_FIELDS) for one in self.partitions]
-        records = [plain("EXISTS", one.record) for one in self.partitions]
+        records = [plain("GET", one.record) for one in self.partitions]
         replies = self._nodes.run([*scans, *records])
         for number, (_, held) in enumerate(replies[: len(scans)]):
             keys, _ = self._rows.decoded(held)
@@ -77,7 +79,8 @@ class RedisTable:
                 raise self._rows.error(f"{reason}: num_partitions differs from that with which the table was written")
         if self._partitions_beyond():
             raise self._rows.error(f"was written with more than {len(scans)} partitions: num_partitions differs")
-        self._is_recorded = all(replies[len(scans) :])
+        held = replies[len(scans) :]
+        self._records = None if None in held else held
 
     def count(self) -> int:
         """Rows held."""
@@ -97,7 +100,7 @@ class RedisTable:
     def insert(self, keys: Keys, rows: Vectors) -> None:
         """Insert or overwrite int64[N] keys and their float32[N, D] rows."""
         for part in self._rows.rounds(keys.size, self._rows.codec.value_bytes):
-            filled = self._insert([(one.values, one.times) for one in self.partitions], keys[part], rows[part])
+            filled = self._insert(None, keys[part], rows[part])
             if self._overflow is not None:
                 self._trim(self._overflow, keys[part], sorted(filled))
 
@@ -107,20 +110,14 @@ class RedisTable:
         for part in self._rows.rounds(keys.size, self.spec.key_bytes):
             order, groups = self.partitions.groups(keys[part], self._max_batch_size)
             fields = encoded_fields(keys[part][order], self.spec.key_bytes)
-            commands = []
-            for group in groups:
-                one, payload = self.partitions[group.partition], fields[group.begin : group.end].tobytes()
-                words = group.end - group.begin + 2
-                commands += [
-                    Command("HDEL", name, header(b"HDEL", name, words) + payload) for name in (one.values, one.times)
-                ]
-            evicted += sum(self._nodes.run(commands)[::2])
+            parts = [(self.partitions[group.partition], fields[group.begin : group.end]) for group in groups]
+            evicted += sum(self._nodes.run([evict(one, some) for one, some in parts]))
         return evicted
 
     def drop(self) -> None:
         """Remove every row, and what is known of them."""
         self._nodes.run([_unlink(one) for one in (*self.partitions, *self._partitions_beyond())])
-        self._is_recorded = False
+        self._records = None
 
     def items(self, batch_rows: int) -> Iterator[tuple[Keys, Vectors]]:
         """All rows, by partition, each key once, though Redis may give one twice."""
@@ -135,8 +132,9 @@ class RedisTable:
             yield some
 
     def loaded_from(self) -> str | None:
-        """The digest of the load that filled the table; None where a partition has none or another."""
-        return self._rows.loaded_from(self._nodes.run([plain("GET", one.record) for one in self.partitions]))
+        """The digest of the load that filled the table; None where a partition has none or another, or no rows left."""
+        states = self._nodes.run([state(one) for one in self.partitions])
+        return self._rows.loaded_from([None if is_lost(record, has_rows) else record for record, has_rows in states])
 
     def mark_changed(self) -> None:
         """Note in every partition's record that rows come to those it was loaded with."""
@@ -149,7 +147,6 @@ class RedisTable:
         instant, together with the record of what it was loaded from.
         """
         load = secrets.token_hex(8)
-        names = [one.loading(load) for one in self.partitions]
         filled: set[int] = set()
         sizes = np.zeros(len(self.partitions), dtype=np.int64)
         try:
@@ -157,7 +154,7 @@ class RedisTable:
                 if self._overflow is not None:
                     fits = self.partitions.fitting(keys, sizes, self._overflow.rule.margin_rows)
                     keys, rows = keys[fits], rows[fits]
-                filled |= self._insert(names, keys, rows, LOADING_TTL_S)
+                filled |= self._insert(load, keys, rows)
             mark = self._rows.with_form(digest)
             swaps = [swap(one, load, mark, number in filled) for number, one in enumerate(self.partitions)]
             self._nodes.run([*swaps, *(_unlink(one) for one in self._partitions_beyond())])
@@ -165,7 +162,7 @@ class RedisTable:
             with suppress(RedisNodeError):
                 self._nodes.run([plain("UNLINK", *one.loading(load)) for one in self.partitions])
             raise
-        self._is_recorded = True
+        self._records = [f"{mark} {load}".encode()] * len(self.partitions)
 
     def _fetch_round(self, keys: Keys, out: Vectors, found: Mask) -> None:
         order, groups = self.partitions.groups(keys, self._max_batch_size)
@@ -177,23 +174,60 @@ class RedisTable:
             payload = header(b"HMGET", one.values, at.size + 2) + fields[group.begin : group.end].tobytes()
             take, value_bytes = self._rows.taker(out, at), self._rows.codec.value_bytes
             commands.append(Command("HMGET", one.values, payload, take, at.size, value_bytes))
+        known, numbers = self._records, sorted({group.partition for group in groups})
+        # Asked for after the rows, on their connection: rows that have changed hands come with the record that says so.
+        asked = [plain("GET", self.partitions[number].record) for number in numbers] if known else []
+        replies = self._nodes.run([*commands, *asked])
+        records = dict(zip(numbers, replies[len(commands) :], strict=False))
+        self._check_sources(known or [], records)
         found[...] = True
-        incomplete: dict[int, None] = {}
-        for group, at, values in zip(groups, places, self._nodes.run(commands), strict=True):
-            if values is None:
-                continue
-            found[at] = self._rows.fill(keys, values, out, at)
-            if not found[at].all():
-                incomplete[group.partition] = None
-        if incomplete and self._is_recorded and self._overflow is None:
-            self._check_kept([self.partitions[number] for number in incomplete])
+        for at, values in zip(places, replies, strict=False):
+            if values is not None:
+                found[at] = self._rows.fill(keys, values, out, at)
+        if known and self._overflow is None and not found.all():
+            lacking = self._lacking(groups, places, found)
+            if not self._are_kept(known, records, lacking):
+                self._fetch_round(keys, out, found)
 
-    def _check_kept(self, partitions: Sequence[Partition]) -> None:
-        """Tell keys that nobody has from keys that were lost: a node that came back empty has no records either."""
-        kept = self._nodes.run([plain("EXISTS", one.record) for one in partitions])
-        if not all(kept):
-            lost = partitions[kept.index(0)]
-            raise self._rows.error(f"{lost.values.decode()} has lost the rows it was loaded with")
+    def _check_sources(self, known: Sequence[bytes], records: Mapping[int, bytes | None]) -> None:
+        for number, record in records.items():
+            if record is not None and record != known[number]:
+                self._rows.check_source(record, known[number])
+
+    def _lacking(self, groups: Sequence[Group], places: Sequence[NDArray[np.intp]], found: Mask) -> dict[int, bool]:
+        """The partitions that lack keys of a batch; whether they lack all of them."""
+        lacking: dict[int, bool] = {}
+        for group, at in zip(groups, places, strict=True):
+            if not found[at].all():
+                lacking[group.partition] = lacking.get(group.partition, True) and not found[at].any()
+        return lacking
+
+    def _are_kept(
+        self, known: Sequence[bytes], records: Mapping[int, bytes | None], lacking: Mapping[int, bool]
+    ) -> bool:
+        """Tell keys that nobody has from keys that were lost: of a partition the rows, the record or both may go.
+
+        Returns:
+            Whether the load is the ``known`` one; else what was absent may have come with the other meanwhile.
+
+        Raises:
+            StoreError: a partition has lost rows.
+        """
+        held = dict(records)
+        empty = [number for number, lacks_all in lacking.items() if lacks_all]
+        for number, (record, has_rows) in zip(
+            empty, self._nodes.run([state(self.partitions[at]) for at in empty]), strict=True
+        ):
+            held[number] = record if not is_lost(record, has_rows) else None
+        for number in lacking:
+            if held[number] is None:
+                values = self.partitions[number].values.decode()
+                raise self._rows.error(f"{values} has lost the rows it was loaded with")
+        others = {at: record for at in lacking if (record := held[at]) and not is_same_load(record, known[at])}
+        if others:
+            self._check_sources(known, others)
+            self._records = [others.get(number, record) for number, record in enumerate(known)]
+        return not others
 
     def touch(self, keys: Keys) -> None:
         """Tell the overflow policy that these keys were found, where it wants to know."""
@@ -223,10 +257,8 @@ class RedisTable:
         if is_first:
             logger.warning("%s: redis is full, volatile_db.overflow_margin: %s rows evicted", self.spec.name, evicted)
 
-    def _insert(
-        self, names: Sequence[tuple[bytes, bytes]], keys: Keys, rows: Vectors, ttl_s: int | None = None
-    ) -> set[int]:
-        """Write rows into the hashes ``names``, two per partition; returns which of them got some."""
+    def _insert(self, load: str | None, keys: Keys, rows: Vectors) -> set[int]:
+        """Write rows where ``load`` gathers them, None: among the table's; returns which partitions got some."""
         filled: set[int] = set()
         for part in self._rows.rounds(keys.size, self._rows.codec.value_bytes):
             order, groups = self.partitions.groups(keys[part], self._max_batch_size)
@@ -234,16 +266,25 @@ class RedisTable:
             words = encoded_rows(keys[part][order], encoded, self.spec.key_bytes)
             commands: list[Command] = []
             for number, begin, end in groups:
-                name, times = names[number]
-                payload = header(b"HSET", name, 2 * (end - begin) + 2) + words[begin:end].tobytes()
-                commands.append(Command("HSET", name, payload))
+                one = self.partitions[number]
+                values, times = (one.values, one.times) if load is None else one.loading(load)
+                if load is None:
+                    commands.append(insert(one, self._source(number), words[begin:end]))
+                else:
+                    payload = header(b"HSET", values, 2 * (end - begin) + 2) + words[begin:end].tobytes()
+                    commands.append(Command("HSET", values, payload))
                 if self._overflow is not None:
                     commands += self._overflow.touches(times, words[begin:end, : self.spec.key_bytes + 6])
-                if ttl_s is not None:
-                    commands += [plain("EXPIRE", name, ttl_s), plain("EXPIRE", times, ttl_s)]
+                if load is not None:
+                    commands += [plain("EXPIRE", name, LOADING_TTL_S) for name in (values, times)]
                 filled.add(number)
             self._nodes.run(commands)
         return filled
+
+    def _source(self, number: int) -> str:
+        """What the record of a partition begins with; nothing where that is not known."""
+        records = self._records
+        return "" if records is None else self._rows.source(records[number])
 
     def _partitions_beyond(self) -> list[Partition]:
         """Partitions that a larger ``num_partitions`` would have left."""

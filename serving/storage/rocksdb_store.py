@@ -17,7 +17,7 @@ from serving.storage.rocksdb_follower import FilesState, Follower, files_state, 
 from serving.storage.rocksdb_load import BulkLoader
 from serving.storage.rocksdb_table import RocksDbTable
 from serving.storage.row_codec import RowCodec
-from serving.storage.store import CHANGED, Keys, Mask, TableSpec, Vectors
+from serving.storage.store import CHANGED, Keys, Mask, TableSpec, Vectors, files_of
 
 logger = logging.getLogger(__name__)
 
@@ -76,6 +76,7 @@ class RocksDbStore:
         self._tables_lock = threading.RLock()  # one change of the tables at a time, whole loads; taken before the next
         self._lock = threading.RLock()  # one user of the database handle at a time; reads use their column family's
         self._seen: FilesState = []
+        self._left_behind: dict[str, str] = {}  # why a table is not followed any more, by its name
         self._open()
         self._follower = Follower(self.catch_up, catch_up_interval_ms) if catch_up_interval_ms else None
 
@@ -224,7 +225,8 @@ class RocksDbStore:
     def catch_up(self) -> None:
         """See what the writer has acknowledged until now; a store that is not read-only sees it anyway.
 
-        A table that is just being loaded, or has another dimension or form now, stays as it was.
+        A table that is just being loaded, or was loaded from other files, for which another network was trained, or has
+        another dimension or form now, stays as it was.
 
         Raises:
             StoreError: the database cannot be opened anew; the store goes on with what it saw before.
@@ -260,14 +262,25 @@ class RocksDbStore:
             if database.is_loading(name):
                 tables[name] = held  # whose handle keeps the files of that time open
             elif database.family(name) is not None:
-                try:
-                    tables[name] = self._table(database, held.spec, held.codec)
-                except StoreError as err:  # it is of another model now: no reason to hold back the others
-                    logger.warning("%s; it stays as it was", err)
-                    tables[name] = held
+                tables[name] = self._followed(database, held)
         self._database, self._tables, self._seen = database, tables, seen
         if self._warm_up:
             database.read_ahead(wait=False)
+
+    def _followed(self, database: Database, held: RocksDbTable) -> RocksDbTable:
+        """A table as ``database`` has it now, or, where it is of another model by now, as it was held."""
+        try:
+            table = self._table(database, held.spec, held.codec)
+            if held.files is not None and table.files != held.files:
+                reason = f"the writer has loaded it from other files, {table.files}; this process goes by {held.files}"
+                raise self._error(held.spec.name, f"{reason}: restart it with those")
+        except StoreError as err:  # no reason to hold back the others
+            if self._left_behind.get(held.spec.name) != str(err):
+                logger.warning("%s; it stays as it was", err)
+            self._left_behind[held.spec.name] = str(err)
+            return held
+        self._left_behind.pop(held.spec.name, None)
+        return table
 
     def _take(self, spec: TableSpec, codec: RowCodec) -> None:
         self._tables = {**self._tables, spec.name: self._table(self._database, spec, codec)}
@@ -276,7 +289,9 @@ class RocksDbStore:
         load = database.last_load(spec.name)
         if load is not None and load.row_dtype != codec.row_dtype:  # the values may be as long
             raise self._error(spec.name, f"holds rows of {load.row_dtype}, expected {codec.row_dtype}")
-        return RocksDbTable(self._path, spec, codec, database.family(spec.name))
+        return RocksDbTable(
+            self._path, spec, codec, database.family(spec.name), files_of(load.digest) if load else None
+        )
 
     def _writable_table(self, table: str) -> RocksDbTable:
         self._check_writable(table)

@@ -21,9 +21,10 @@ class RocksDbTable:
         spec: the table.
         codec: the form of its values.
         family: rocksdict's handle of the column family; who holds it keeps the database open.
+        files: the digest of the files that it was loaded from; None where that is not recorded.
     """
 
-    def __init__(self, path: Path, spec: TableSpec, codec: RowCodec, family: Any) -> None:
+    def __init__(self, path: Path, spec: TableSpec, codec: RowCodec, family: Any, files: str | None) -> None:
         """Take a column family of the database at ``path`` for the table ``spec``.
 
         Raises:
@@ -32,6 +33,7 @@ class RocksDbTable:
         self.spec = spec
         self.codec = codec
         self.family = family
+        self.files = files
         self._path = path
         self._check_first_row()
 

@@ -266,9 +266,13 @@ class SharedMemoryStore:
         if not self._folder.try_to_write():
             return False
         self._found = {}
-        # One whose file is gone can still be read.
-        self._tables = {name: self._attach(name) or held for name, held in self._open_tables("").items()}
+        self._tables = {name: self._taken_over(name, held) for name, held in self._open_tables("").items()}
         return True
+
+    def _taken_over(self, table: str, held: SharedTable) -> SharedTable:
+        """An open table, to write to; to be read only where its file is gone or has the rows of other files by now."""
+        attached = self._attach(table)
+        return attached if attached is not None and files_of(attached.source) == files_of(held.source) else held
 
     def _record(self, table: str, held: SharedTable) -> str | None:
         spec, _ = self._reserved.get(table, (None, 0))
@@ -310,7 +314,7 @@ class SharedMemoryStore:
 
     def _refused(self, table: str) -> StoreError:
         if self._folder.writes:
-            reason = "the process that wrote it removed it, and this one has a copy to read: load its model anew"
+            reason = "who wrote it removed or replaced it, and this process has a copy to read: load its model anew"
         else:
             reason = f"this process only reads {self._folder.path}; {self._folder.writer()} writes: change it there"
         return StoreError(self.name, table, reason)

@@ -47,12 +47,12 @@ class TestUsers:
         assert user.get("password", "wrong secret") not in str(caught.value)
 
     def test_a_user_without_a_right_is_told_which(self, guarded, client):
-        client.execute_command("ACL", "SETUSER", "hotrow", "-hset")
+        client.execute_command("ACL", "SETUSER", "hotrow", "-hmget")
         store = open_store(guarded, user_name="hotrow", password="battery staple")
         store.open_table(SPEC, 0)
 
-        with pytest.raises(StoreError, match=r"NOPERM.*hset"):
-            store.insert(SPEC.name, KEYS, ROWS)
+        with pytest.raises(StoreError, match=r"NOPERM.*hmget"):
+            fetch(store)
 
     def test_these_rights_are_enough(self, guarded, client):
         on_tables = ["hset", "hmget", "hdel", "hlen", "hscan", "expire", "unlink", "exists", "get", "eval"]
@@ -72,7 +72,7 @@ class TestUsers:
         store.drop_table(SPEC.name)
 
     def test_in_a_cluster_these_rights_are_enough(self, redis_cluster):
-        commands = ["hset", "hmget", "hscan", "exists", "cluster|slots", "command"]
+        commands = ["hset", "hmget", "hscan", "exists", "get", "eval", "cluster|slots", "command"]
         rights = ["reset", "on", ">battery staple", "~hps_et*", *(f"+{command}" for command in commands)]
         for node in redis_cluster.nodes:
             with node.client() as client:

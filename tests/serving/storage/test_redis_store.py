@@ -16,6 +16,7 @@ from serving.errors import MissingExtraError, StoreError
 from serving.storage import DurableStore, PooledStore, RedisStore, TableSpec
 from serving.storage.hps_layout import mix
 from serving.storage.redis_nodes import RedisNodes
+from serving.storage.store import replaced
 from tests.serving.storage.redis_stores import KEYS, OPENED, ROWS, SPEC, loaded_store, open_store
 
 TABLE, DIM = SPEC.name, SPEC.dim
@@ -190,7 +191,7 @@ class TestLoading:
         assert fetch(store, [1, 2])[0].tolist() == rows_of([3, 4]).tolist()
 
     def test_whoever_shares_the_table_reads_the_old_rows_until_the_load_is_whole(self, redis_server, store):
-        load(store, range(100), "before")
+        load(store, range(100), "files")
         reader = open_store(redis_server)
         reader.open_table(SPEC, 0)
 
@@ -200,7 +201,7 @@ class TestLoading:
             yield np.arange(50, 100), rows_of(range(50, 100), 0.5)
             assert (fetch(reader, range(100))[0] == rows_of(range(100))).all()
 
-        store.bulk_load(SPEC, batches(), "after")
+        store.bulk_load(SPEC, batches(), replaced("files"))
 
         assert (fetch(reader, range(100))[0] == rows_of(range(100), 0.5)).all()
 

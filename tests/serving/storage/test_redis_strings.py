@@ -13,6 +13,7 @@ from benchmarks.redis_servers import RedisServers
 from serving.errors import StoreError
 from serving.storage import TableSpec
 from serving.storage.redis_strings import StringTable, slots_of
+from serving.storage.store import replaced
 from tests.serving.storage.redis_stores import KEYS, ROWS, SPEC, fetch, loaded_store, open_store
 
 PREFIX = b"hps_et.model.table:"
@@ -170,9 +171,10 @@ class TestLoading:
             yield KEYS[:10], ROWS[:10]
             with pytest.raises(StoreError, match="has lost the rows"):
                 fetch(store, np.array([10**6]))
-            fetch(store)  # the old rows are there until the new ones are
+            with pytest.raises(StoreError, match="are being replaced"):
+                fetch(store)  # some of the rows are the new ones already
 
-        other.bulk_load(SPEC, batches(), "after")
+        other.bulk_load(SPEC, batches(), replaced("digest"))
 
         out = np.empty((KEYS.size, 4), dtype=np.float32)
         assert store.fetch(SPEC.name, KEYS, out).tolist() == [True] * 10 + [False] * (KEYS.size - 10)
@@ -220,7 +222,7 @@ class TestLoading:
         store.mark_changed(SPEC.name)
         store.mark_changed(SPEC.name)
         assert store.loaded_from(SPEC.name) == "after, with a space+changed"
-        assert not store.fetch(SPEC.name, np.array([10**6]), np.empty((1, 4), dtype=np.float32)).any()
+        assert not other.fetch(SPEC.name, np.array([10**6]), np.empty((1, 4), dtype=np.float32)).any()
 
 
 def test_a_name_that_would_be_a_reserved_key_is_an_error_of_the_store(redis_server, client):

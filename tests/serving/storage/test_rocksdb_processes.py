@@ -1,6 +1,7 @@
 """A database that several processes have open, and copies of one."""
 
 import errno
+import re
 import shutil
 import subprocess
 import sys
@@ -40,7 +41,9 @@ for line in sys.stdin:
     keys = np.arange(int(first), int(last))
     if verb == "insert":
         store.insert({TABLE!r}, keys, np.full((keys.size, 4), float(value), np.float32))
-    elif verb == "load":
+    elif verb == "load":  # other rows in the place of those of the same files
+        store.bulk_load(TableSpec({TABLE!r}, 4), pieces(keys, float(value)), "files+" + value)
+    elif verb == "retrain":
         store.bulk_load(TableSpec({TABLE!r}, 4), pieces(keys, float(value)), value)
     elif verb == "drop":
         store.drop_table({TABLE!r})
@@ -131,9 +134,29 @@ def test_a_follower_keeps_the_old_rows_until_a_load_is_whole(writer, path, opene
     follower.catch_up()
 
     assert answers == ["half", "half", "done"]
-    assert between == ([1, 1, None], "1")
+    assert between == ([1, 1, None], "files+1")
     assert held(follower, [0, 500, 1000]) == [None, 2, 2]
-    assert follower.loaded_from(TABLE) == "2"
+    assert follower.loaded_from(TABLE) == "files+2"
+
+
+def test_a_follower_keeps_the_rows_of_its_network_when_the_writer_loads_other_files(writer, path, opened, caplog):
+    assert [writer.say("load 0 1000 1"), writer.say(), writer.say()] == ["half", "half", "done"]
+    follower = opened(path, catch_up_interval_ms=NEVER_MS)
+
+    assert [writer.say("retrain 0 1000 2"), writer.say(), writer.say()] == ["half", "half", "done"]
+    follower.catch_up()
+    writer.say("insert 0 10 3")
+    follower.catch_up()
+
+    assert held(follower, [0, 999, 1000]) == [1, 1, None]
+    (told,) = [record.message for record in caplog.records]
+    assert re.search("model.table.*from other files, 2; this process goes by files: restart it", told)
+    follower.open_table(TableSpec(TABLE, 4), 0)  # as a server does that loads its model again
+    follower.catch_up()
+    assert held(follower, [0, 999]) == [3, 2]
+    assert [writer.say("load 0 1000 1"), writer.say(), writer.say()] == ["half", "half", "done"]
+    follower.catch_up()
+    assert held(follower, [0, 999]) == [3, 2]
 
 
 @pytest.mark.parametrize("is_made_anew", [True, False])
@@ -257,7 +280,7 @@ def test_a_checkpoint_is_the_database_of_that_moment(writer, path, opened, tmp_p
     writer.say("insert 0 1010 3")
     copy = opened(tmp_path / "copy")
     assert held(copy, [0, 999, 1009, 1010]) == [1, 1, 2, None]
-    assert copy.loaded_from(TABLE) == "1"
+    assert copy.loaded_from(TABLE) == "files+1"
 
 
 def test_a_copied_checkpoint_replaces_a_lost_database(writer, path, tmp_path):
@@ -307,7 +330,7 @@ def test_a_table_of_another_shape_holds_back_no_other_table_of_a_follower_and_ca
         with closing(RocksDbStore(path, num_threads=1, row_dtype=new.row_dtype)) as store:
             store.bulk_load(new, iter([(np.arange(3), np.full((3, new.dim), 2, np.float32))]), "new")
         with closing(RocksDbStore(path, num_threads=1)) as store:
-            store.bulk_load(other, iter([(np.arange(3), np.full((3, 4), 2, np.float32))]), "new")
+            store.bulk_load(other, iter([(np.arange(3), np.full((3, 4), 2, np.float32))]), "old+replaced")
 
         follower.catch_up()
 

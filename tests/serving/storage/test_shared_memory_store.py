@@ -102,6 +102,21 @@ def test_a_table_loaded_anew_is_a_new_copy_and_readers_keep_theirs(open_store):
     assert values(third, [1, 2]) == [9.0, None]
 
 
+def test_a_reader_that_becomes_the_writer_keeps_its_copy_of_a_table_that_came_from_other_files(open_store):
+    first, second = open_store(), open_store()
+    load(first)
+    load(second)
+    load(first, "of other files", {1: np.full(4, 9.0, np.float32)})
+    first.close()
+
+    assert load(second, spec=TableSpec("m.other", 4))  # for which it takes the writer's place
+
+    assert second.writes
+    assert values(second, [1, 2]) == [1.0, 2.0]
+    with pytest.raises(StoreError, match="load its model anew"):
+        second.insert("m.t", np.array([1]), np.ones((1, 4), np.float32))
+
+
 def test_rows_that_had_changed_when_they_were_loaded_stay_called_so(open_store):
     store = open_store()
 
@@ -209,7 +224,7 @@ def test_an_heir_reads_on_what_the_last_writer_removed_and_can_load_it_anew(open
 
     assert second.writes
     assert values(second, [1]) == [1.0]
-    with pytest.raises(StoreError, match=r"the process that wrote it removed it.*load its model anew"):
+    with pytest.raises(StoreError, match=r"who wrote it removed or replaced it.*load its model anew"):
         second.insert("m.t", np.array([1]), np.ones((1, 4), np.float32))
     assert load(second)
     second.insert("m.t", np.array([1]), np.full((1, 4), 0.5, np.float32))
