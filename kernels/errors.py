@@ -9,6 +9,18 @@ class DeviceUnavailableError(HotrowError):
     """The device asked for cannot be used here: no CuPy, no driver, or no GPU with that index."""
 
 
+class KernelError(HotrowError):
+    """A kernel cannot be compiled, or cannot be launched with these arguments; nothing was launched."""
+
+
+class DeviceFaultError(HotrowError):
+    """A kernel that was launched earlier failed; what it should have written is unknown.
+
+    It is raised where the host waits for the stream that ran the kernel, or for a stream that waited for that one.
+    Nothing queued behind the kernel has run.
+    """
+
+
 class ReservedKeyError(HotrowError, ValueError):
     """A key is one of the four int64 values that mark empty and deleted slots.
 

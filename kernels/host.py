@@ -20,6 +20,7 @@ from kernels import _host
 from kernels._host import (
     decode_rows,
     encode_rows,
+    first_outside,
     lookup_threads,
     pool_rows,
     round_rows,
@@ -36,6 +37,7 @@ __all__ = [
     "RowDtype",
     "decode_rows",
     "encode_rows",
+    "first_outside",
     "lookup_threads",
     "pool_rows",
     "round_rows",

@@ -57,7 +57,12 @@ class SharedTable(HostTable):
         Raises:
             SharedMemoryError: there is no such file, it is no such table, or 64 processes are attached.
         """
-        return cls(path, writes)
+        table = cls(path, writes)
+        try:
+            table._shared_source()
+        except UnicodeDecodeError as err:
+            raise SharedMemoryError(str(path), "is damaged: the name of its source is no text") from err
+        return table
 
     def __init__(self, path: str | Path, writes: bool, new: tuple[int, int, RowDtype, str] | None = None) -> None:
         """Use ``create`` or ``attach``."""

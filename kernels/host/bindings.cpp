@@ -2,11 +2,9 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
-#include <nanobind/stl/vector.h>
 
 #include <algorithm>
 #include <memory>
-#include <numeric>
 #include <optional>
 
 #include "arguments.hpp"
@@ -14,14 +12,14 @@
 #include "docs.hpp"
 #include "host_table.hpp"
 #include "key_arguments.hpp"
-#include "key_index.hpp"
+#include "key_index_bindings.hpp"
 #include "lookup.hpp"
 #include "python_names.hpp"
 #include "row_arguments.hpp"
 #include "row_codec.hpp"
 #include "shared_area.hpp"
 #include "snapshot_bindings.hpp"
-#include "split.hpp"
+#include "split_bindings.hpp"
 #include "table_reads.hpp"
 
 namespace hotrow {
@@ -178,89 +176,11 @@ void pool_rows(nb::handle rows_in, nb::handle row_ptrs_in, nb::handle out_in, co
                            out.data<float>());
 }
 
-// (keys, row_ptrs, most keys of a sample by table), or None where the offsets are no CSR of the keys.
-nb::object split(nb::handle keys_in, nb::handle row_ptrs_in, std::vector<int64_t> slots) {
-  const Array keys(keys_in, "keys", "int64[N]", Array::kCopy);
-  keys.require(Dtype::kInt64, 1);
-  const Array row_ptrs(row_ptrs_in, "row_ptrs", "int64[R]", Array::kCopy);
-  row_ptrs.require(Dtype::kInt64, 1);
-  if (keys.size(0) > INT32_MAX) throw nb::value_error("keys: more than 32-bit offsets reach");
-  if (slots.empty() || *std::min_element(slots.begin(), slots.end()) < 1 ||
-      *std::max_element(slots.begin(), slots.end()) > INT32_MAX)
-    throw nb::value_error("slots: expected at least one table, and at least one slot of each");
-  const size_t total = static_cast<size_t>(std::accumulate(slots.begin(), slots.end(), int64_t{0}));
-  const size_t tables = slots.size(), length = row_ptrs.size(0);
-  const size_t samples = length ? (length - 1) / total : 0;
-  const bool one_csr = length == samples * total + 1;
-  if (!samples || !(one_csr || length == samples * total + tables))
-    throw nb::value_error("row_ptrs: expected B * S + 1 offsets, or B * S + T");
-  const auto offsets = row_ptrs.copy<int64_t>();  // see RowPtrs
-  const auto aligned = keys.is_aligned() ? nullptr : keys.copy<int64_t>();
-  nb::object out_keys = python().empty(keys.size(0), python().int64);
-  nb::object out_row_ptrs = python().empty(samples * total + tables, python().int32);
-  std::vector<int64_t> most_keys(tables);
-  const Array keys_array(out_keys, "keys", "int64[N]", Array::kWrite);
-  const Array row_ptrs_array(out_row_ptrs, "row_ptrs", "int32[R]", Array::kWrite);
-  const Split job = {aligned ? aligned.get() : keys.data<const int64_t>(),
-                     keys.size(0),
-                     offsets.get(),
-                     std::move(slots),
-                     samples,
-                     keys_array.data<int64_t>(),
-                     row_ptrs_array.data<int32_t>(),
-                     most_keys.data()};
-  std::optional<GilRelease> release;
-  release_gil_unless(keys.size(0) <= kTinyKeys && length <= 4 * kTinyKeys, release);
-  const bool valid = split_by_table(job, one_csr);
-  release.reset();
-  return valid ? nb::make_tuple(out_keys, out_row_ptrs, most_keys) : nb::object(nb::none());
-}
-
 // Without the GIL: it waits for the running lookup, whose thread may want the GIL before another begins.
 void set_lookup_threads(int64_t threads) {
   const auto checked = static_cast<unsigned>(in_range("threads", threads, CorePool::kMaxThreads));
   const GilRelease release;
   CorePool::shared().set_threads(checked);
-}
-
-void construct_key_index(KeyIndex* self, int64_t capacity_rows) {
-  const uint64_t capacity = in_range("capacity_rows", capacity_rows, KeyIndex::kMaxKeys);
-  const GilRelease release;
-  new (self) KeyIndex(capacity);
-}
-
-template <class Index, Keys::Use kUse, void (*kCall)(Index&, const int64_t*, size_t, int64_t*)>
-nb::object number_keys(Index& index, nb::handle keys_in) {
-  const Keys keys(keys_in, kUse);
-  nb::object rows = python().empty(keys.count(), python().int64);
-  const Array rows_array(rows, "rows", "int64[N]", Array::kWrite);
-  {
-    const GilRelease release;
-    kCall(index, keys.begin(), keys.count(), rows_array.data<int64_t>());
-  }
-  return rows;
-}
-
-void find(const KeyIndex& index, const int64_t* keys, size_t n, int64_t* rows) { index.find(keys, n, rows); }
-void find_or_insert(KeyIndex& index, const int64_t* keys, size_t n, int64_t* rows) {
-  index.find_or_insert(keys, n, rows);
-}
-
-// Without the GIL: the index may be growing, and whoever waits for that must not stop the others.
-size_t key_count(const KeyIndex& index) {
-  const GilRelease release;
-  return index.size();
-}
-
-nb::object all_keys(const KeyIndex& index) {
-  const size_t n = key_count(index);
-  nb::object keys = python().empty(n, python().int64);
-  const Array keys_array(keys, "keys", "int64[V]", Array::kWrite);
-  {
-    const GilRelease release;
-    index.copy_keys(keys_array.data<int64_t>(), n);
-  }
-  return keys;
 }
 
 }  // namespace
@@ -295,21 +215,13 @@ NB_MODULE(_host, module) {
       .def("_read_items", &read_items, nb::arg("cursor"), nb::arg("max_rows"))
       .def("_stats", &table_stats);
 
-  nb::class_<KeyIndex>(module, "KeyIndex", docs::kKeyIndex)
-      .def("__init__", &construct_key_index, nb::arg("capacity_rows") = 1024)
-      .def("find", &number_keys<const KeyIndex, Keys::kLookUp, find>, nb::arg("keys").none(), docs::kFind)
-      .def("find_or_insert", &number_keys<KeyIndex, Keys::kWrite, find_or_insert>, nb::arg("keys").none(),
-           docs::kFindOrInsert)
-      .def("keys", &all_keys, docs::kKeys)
-      .def("__len__", &key_count);
-
+  bind_key_index(module);
   bind_snapshots(module);
 
   module.def("pool_rows", &pool_rows, nb::arg("rows").none(), nb::arg("row_ptrs").none(), nb::arg("out").none(),
              nb::arg("combiner"), nb::arg("weights").none() = nb::none(), docs::kPoolRows);
   bind_row_codec(module);
-  module.def("split_by_table", &split, nb::arg("keys").none(), nb::arg("row_ptrs").none(), nb::arg("slots"),
-             docs::kSplitByTable);
+  bind_split(module);
   module.def("lookup_threads", [] { return CorePool::shared().threads(); }, docs::kLookupThreads);
   module.def("set_lookup_threads", &set_lookup_threads, nb::arg("threads"), docs::kSetLookupThreads);
   module.def("instruction_set", [] { return lookup_loops().name; });

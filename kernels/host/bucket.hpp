@@ -56,16 +56,22 @@ struct alignas(64) Bucket {
       row = again;
     }
   }
+
+  // The same, but kNoRow too where a writer changed the slot meanwhile.
+  uint32_t row_at_one_look(int64_t key, int slot) const {
+    const uint32_t row = rows[slot].load(std::memory_order_seq_cst);
+    if (__builtin_expect(keys[slot].load(std::memory_order_seq_cst) != key, 0)) return kNoRow;
+    return __builtin_expect(rows[slot].load(std::memory_order_seq_cst) == row, 1) ? row : kNoRow;
+  }
 };
 static_assert(sizeof(Bucket) == 64, "a bucket is one cache line");
 static_assert(std::atomic<int64_t>::is_always_lock_free && std::atomic<uint32_t>::is_always_lock_free,
               "readers must never meet a hidden lock");
 
 // The two smallest and the two largest int64 values mark slots here and on the GPU; they are never keys.
-inline bool is_reserved(int64_t key) {
-  constexpr uint64_t two_before_smallest = (uint64_t{1} << 63) - 2;
-  return static_cast<uint64_t>(key) - two_before_smallest < 4;
-}
+constexpr int64_t kSmallestKey = INT64_MIN + 2, kLargestKey = INT64_MAX - 2;
+
+inline bool is_reserved(int64_t key) { return key < kSmallestKey || key > kLargestKey; }
 
 // Spread a key over 64 bits. fastrange uses the upper bits, so those must depend on every bit of the key: the first
 // shift brings the upper half down for ids such as (slot << 40 | id), the multiplications carry everything up.

@@ -108,7 +108,8 @@ class BucketIndex {
   }
 
   // Clear up what a writer that was killed left half done, and count anew, beside readers: `passed` was at least what
-  // the keys that are there need, so that no probe misses one meanwhile. Tells which rows are in the index. Throws std::out_of_range: a key's row is none.
+  // the keys that are there need, so that no probe misses one meanwhile. Tells which rows are in the index. Throws
+  // std::out_of_range: a key's row is none.
   int64_t adopt(std::vector<bool>& is_used) {
     std::vector<uint32_t> passed(bucket_count_);
     int64_t keys = 0;

@@ -189,18 +189,30 @@ Raises:
         is unknown.
 )";
 
+constexpr const char* kFirstOutside = R"(Return the position of the first key below ``smallest`` or above ``largest``; N where there is none.
+
+Args:
+    keys: int64[N].
+    smallest: the smallest key that may be.
+    largest: the largest.
+
+Raises:
+    TypeError: ``keys`` is no array, or one of another dtype.
+    ValueError: it has another shape or is not contiguous.
+)";
+
 constexpr const char* kSplitByTable = R"(Split a request's keys by embedding table.
 
 Args:
     keys: int64[N], sample-major: sample 0's keys of table 0, of table 1, ..., then sample 1's; N at most 2**31 - 1.
-    row_ptrs: int64: one CSR over all slots of all samples, B * S + 1 offsets; or one CSR per table, table after
+    row_ptrs: int32 or int64: one CSR over all slots of all samples, B * S + 1 offsets; or one CSR per table, table after
         table, each from 0, B * S + T offsets in all. Its length decides; with one table the two are the same.
     slots: slots of each of the T tables; their sum is S.
 
 Returns:
-    keys int64[N], table-major; row_ptrs int32[B * S + T], one CSR per table, each from 0; and for each table the most
-    keys that one sample has of it. None where an offset falls, or a CSR does not begin with 0, or they do not end with
-    N.
+    keys int64[N], table-major, which with one table are those given; row_ptrs int32[B * S + T], one CSR per table,
+    each from 0; for each table, how many keys it has; and for each the most that one sample has of it. None where an
+    offset falls, or a CSR does not begin with 0, or they do not end with N.
 
 Raises:
     TypeError: an argument is no array, or one of another dtype.

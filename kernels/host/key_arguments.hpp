@@ -24,7 +24,7 @@ class Keys {
   Keys(nb::handle object, Use use) : array_(object, "keys", "int64[N]", Array::kCopy) {
     array_.require(Dtype::kInt64, 1);
     if (use == kWrite || !array_.is_aligned()) copy_ = array_.copy<int64_t>();
-    const size_t position = lookup_loops().first_reserved(begin(), count());
+    const size_t position = lookup_loops().first_outside(begin(), count(), kSmallestKey, kLargestKey);
     if (position < count())
       raise(python().reserved_key_error, nb::make_tuple(begin()[position], static_cast<int64_t>(position)));
   }

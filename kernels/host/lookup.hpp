@@ -32,12 +32,12 @@ struct Bags {
   const float* weights;  // one per key, or nullptr
 };
 
-// One instruction set's loops. Callers refuse reserved keys with first_reserved; one that comes all the same is absent.
+// One instruction set's loops. Callers refuse reserved keys; one that comes all the same is absent.
 struct LookupLoops {
   const char* name;
 
-  // Position of the first reserved key, or n.
-  size_t (*first_reserved)(const int64_t* keys, size_t n);
+  // Position of the first key that is not between these two, or n.
+  size_t (*first_outside)(const int64_t* keys, size_t n, int64_t smallest, int64_t largest);
 
   // keys[n] -> rows[n], -1 where absent.
   void (*find)(const IndexView& index, const int64_t* keys, size_t n, int64_t* rows);

@@ -16,8 +16,9 @@ namespace avx2 {
 
 #if defined(__SANITIZE_THREAD__)
 // A vector load is no atomic operation of C++. On x86 each of its aligned eight-byte lanes is read whole and in order
-// with other loads, which is all that is asked of it: a match is confirmed with atomic loads (Bucket::row_of), and a
-// key that is there all the time is seen. The thread sanitizer knows only C++, so it does not look at this one load.
+// with other loads, which is all that is asked of it: a match is confirmed with atomic loads (Bucket::row_of and
+// row_at_one_look), and a key that is there all the time is seen. The thread sanitizer knows only C++, so it does not
+// look at this one load.
 #define HOTROW_PROBE HOTROW_TARGET __attribute__((no_sanitize("thread"), noinline))
 #else
 #define HOTROW_PROBE HOTROW_TARGET inline
@@ -58,7 +59,7 @@ HOTROW_TARGET inline Lane8 from_bytes(const uint8_t* bytes) {
 }  // namespace
 
 const LookupLoops& avx2_loops() {
-  static constexpr LookupLoops loops{"avx2",           avx2::first_reserved, avx2::find,      avx2::fetch_any,
+  static constexpr LookupLoops loops{"avx2",           avx2::first_outside, avx2::find,      avx2::fetch_any,
                                      avx2::fetch_pooled_any, avx2::pool_rows_any,  avx2::decode_any};
   return loops;
 }

@@ -3,10 +3,7 @@
 //
 //   unsigned matches(const Bucket&, int64_t key)   bit s is set where slot s holds the key
 //
-// A lookup misses the caches twice, one miss after the other: its bucket, then its row. The loops hide both by running
-// ahead: when row i is used, row i + rows_ahead is being fetched and so is bucket i + rows_ahead + kBucketsAhead. They
-// are fetched into the second-level cache (locality 2, prefetcht1 on x86): the first level can have far fewer misses
-// under way, and filling it directly halves the rate (measured on Zen 4: 33 M rows/s against 68 at dim 32).
+// and what row_decode.inl asks for.
 //
 // A loop takes in all that it calls (flatten): there are so many loops that the compiler would otherwise stop inlining,
 // which costs a quarter of the rate.
@@ -18,98 +15,11 @@
 
 #define HOTROW_LOOP HOTROW_TARGET __attribute__((flatten))
 
-constexpr size_t kBucketsAhead = 32;
-
-// Fewer rows ahead where a row has many lines.
-constexpr size_t rows_ahead(RowType type, uint32_t dim) { return dim == 0 || row_bytes(type, dim) > 256 ? 16 : 32; }
-
-HOTROW_TARGET inline void prefetch_line(const void* line) { __builtin_prefetch(line, 0, 2); }
-
 HOTROW_TARGET inline Lane8& lane8(void* at) { return *static_cast<Lane8*>(at); }
 HOTROW_TARGET inline const Lane8& lane8(const void* at) { return *static_cast<const Lane8*>(at); }
 
 #include "row_decode.inl"
-
-// In every loop: a call per key costs a sixth of the rate.
-HOTROW_TARGET inline __attribute__((always_inline)) uint32_t find_row(const IndexView& index, uint64_t home,
-                                                                      int64_t key) {
-  uint64_t b = home;
-  do {
-    const Bucket& bucket = index.buckets[b];
-    while (const unsigned slots = matches(bucket, key)) {
-      const uint32_t row = bucket.row_of(key, __builtin_ctz(slots));
-      if (__builtin_expect(row != kNoRow, 1)) return row;
-      // No row belongs to a free slot's mark. Callers check for it, but their array may have changed since.
-      if (key == kEmpty) return kNoRow;
-      // A writer took the key away while we looked; it may have put it back in another slot: look again.
-    }
-    // relaxed: a key whose insertion happened before this lookup brought its counts along; others may be missed.
-    if (__builtin_expect(bucket.passed.load(std::memory_order_relaxed) == 0, 1)) return kNoRow;
-    b = index.after(b);
-  } while (b != home);
-  return kNoRow;
-}
-
-template <RowType kType>
-HOTROW_TARGET inline __attribute__((always_inline)) void prefetch_row(const std::byte* row, size_t bytes) {
-  for (size_t at = 0; at < bytes; at += 64) prefetch_line(row + at);
-  if constexpr (is_row_wise(kType)) prefetch_line(row + bytes - 1);  // such a row may begin anywhere in a line
-}
-
-// Turns keys into row pointers, one by one, with the memory fetched ahead. kDim is 0 where the dim is not known.
-template <RowType kType, uint32_t kDim>
-class RowStream {
- public:
-  HOTROW_TARGET RowStream(const TableView& table, const int64_t* keys, size_t n, bool* found)
-      : index_(table.index), rows_(table.rows), row_bytes_(row_bytes(kType, table.dim)), keys_(keys),
-        n_(n), found_(found), stamps_(table.stamps) {
-    for (size_t i = 0; i < kBucketsAhead && i < n_; ++i) start(i);
-    for (size_t i = 0; i < kRowsAhead && i < n_; ++i) resolve(i);
-  }
-
-  // The next key's row; zeros if it is absent.
-  HOTROW_TARGET Row<kType> next() {
-    const std::byte* row = ring_[at_ % kRowsAhead];
-    if (stamps_.stamps) stamps_.touch(numbers_[at_ % kRowsAhead]);
-    if (at_ + kRowsAhead < n_) resolve(at_ + kRowsAhead);
-    ++at_;
-    return Row<kType>(row);
-  }
-
- private:
-  static constexpr size_t kRowsAhead = rows_ahead(kType, kDim);
-
-  HOTROW_TARGET void start(size_t i) {
-    const uint64_t home = index_.home(keys_[i]);
-    homes_[i % kBucketsAhead] = home;
-    prefetch_line(index_.buckets + home);
-  }
-
-  HOTROW_TARGET void resolve(size_t i) {
-    const uint64_t home = homes_[i % kBucketsAhead];
-    if (i + kBucketsAhead < n_) start(i + kBucketsAhead);
-    const uint32_t number = find_row(index_, home, keys_[i]);
-    found_[i] = number != kNoRow;
-    const std::byte* row = rows_.at(number);
-    prefetch_row<kType>(row, kDim ? row_bytes(kType, kDim) : row_bytes_);
-    ring_[i % kRowsAhead] = row;
-    if (!stamps_.stamps) return;
-    stamps_.prefetch(number);
-    numbers_[i % kRowsAhead] = number;
-  }
-
-  const IndexView index_;
-  const RowsView rows_;
-  const size_t row_bytes_;
-  const int64_t* const keys_;
-  const size_t n_;
-  bool* const found_;
-  size_t at_ = 0;
-  uint64_t homes_[kBucketsAhead];
-  const std::byte* ring_[kRowsAhead];
-  StampsView stamps_;
-  uint32_t numbers_[kRowsAhead];  // of the rows in ring_, where there are stamps
-};
+#include "row_stream.inl"
 
 // The order in which a row's lanes are read: its last ones first. Read from front to back, a row of several cache lines
 // looks like a stream, and the CPU fetches lines beyond its end that nobody asked for. Measured on Zen 4 with float32
@@ -266,20 +176,21 @@ HOTROW_TARGET void find(const IndexView& index, const int64_t* keys, size_t n, i
   for (size_t i = 0; i < kAhead && i < n; ++i) prefetch_line(index.buckets + index.home(keys[i]));
   for (size_t i = 0; i < n; ++i) {
     if (i + kAhead < n) prefetch_line(index.buckets + index.home(keys[i + kAhead]));
-    const uint32_t row = find_row(index, index.home(keys[i]), keys[i]);
+    const uint32_t row = find_row(index, index.home(keys[i]), keys[i], kNoRow);
     rows[i] = row == kNoRow ? -1 : static_cast<int64_t>(row);
   }
 }
 
-HOTROW_TARGET size_t first_reserved(const int64_t* keys, size_t n) {
+HOTROW_TARGET size_t first_outside(const int64_t* keys, size_t n, int64_t smallest, int64_t largest) {
   constexpr size_t kGroup = 64;  // tested without a branch per key
+  const uint64_t low = static_cast<uint64_t>(smallest), span = static_cast<uint64_t>(largest) - low;
   size_t i = 0;
   for (; i + kGroup <= n; i += kGroup) {
-    bool any = false;
-    for (size_t j = 0; j < kGroup; ++j) any |= is_reserved(keys[i + j]);
-    if (any) break;
+    uint64_t outside = 0;  // as wide as a key, or the loop would not be one of vectors
+    for (size_t j = 0; j < kGroup; ++j) outside |= static_cast<uint64_t>(keys[i + j]) - low > span;
+    if (outside) break;
   }
-  while (i < n && !is_reserved(keys[i])) ++i;
+  while (i < n && static_cast<uint64_t>(keys[i]) - low <= span) ++i;
   return i;
 }
 

@@ -94,7 +94,7 @@ std::atomic<const LookupLoops*>& current() {
 
 const LookupLoops& portable_loops() {
   static constexpr LookupLoops loops{
-      "portable",          portable::first_reserved,   portable::find,          portable::fetch_any,
+      "portable",          portable::first_outside,   portable::find,          portable::fetch_any,
       portable::fetch_pooled_any, portable::pool_rows_any, portable::decode_any};
   return loops;
 }

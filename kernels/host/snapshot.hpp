@@ -14,6 +14,7 @@
 
 #include "lookup.hpp"
 #include "mapped_file.hpp"
+#include "mapped_reads.hpp"
 #include "snapshot_format.hpp"
 
 namespace hotrow {
@@ -65,10 +66,16 @@ class Snapshot {
   T* at(uint64_t offset) const {
     return reinterpret_cast<T*>(file_.data() + offset);
   }
+  // Run `read`, which keeps the rules of read_mapped; false where the file could not be read.
   template <class Read>
-  bool try_read(const Read& read) const;
+  bool try_read(const Read& read) const {
+    return read_mapped(file_.data(), file_.bytes(), read);
+  }
+  // The same, and believe what it read.
   template <class Read>
-  void guarded(const Read& read) const;
+  void guarded(const Read& read) const {
+    believe(try_read(read));
+  }
   void believe(bool was_read) const;
 
   bool has_checksum(uint64_t page) const;

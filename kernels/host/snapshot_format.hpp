@@ -12,7 +12,7 @@
 //
 // What is checked when. Opening reads the header, whose CRC-32 it checks, the file's size, and the checksums of the
 // index's pages, whose own CRC-32 is in the header: 0.1 % of the index. A page of the index is checked when a lookup
-// first comes to it, its checksum and its contents (page_fault in snapshot.cpp), before anything in it is believed. So
+// first comes to it, its checksum and its contents (is_sound in snapshot.cpp), before anything in it is believed. So
 // a table of any size opens in the time of a few page reads, and a damaged index never gives a wrong row. Rows and
 // keys are checked where they are read by number, to be loaded elsewhere, or on demand; not by lookups.
 #pragma once

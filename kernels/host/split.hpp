@@ -4,100 +4,178 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
 namespace hotrow {
 
 // What a split reads and writes. T tables; table t has slots[t] slots in each of B samples.
+//
+// The arguments are read in place, and another thread may write to them meanwhile: no place in memory is ever computed
+// from them, but only from out_row_ptrs, which are checked once they are written.
+template <class Offset>
 struct Split {
-  const int64_t* keys;      // [N], sample-major: sample 0's keys of table 0, of table 1, ..., then sample 1's
-  size_t key_count;         // N
-  const int64_t* row_ptrs;  // one CSR over all slots of a sample, or one CSR per table, table after table
+  const int64_t* keys;     // [N], sample-major: sample 0's keys of table 0, of table 1, ..., then sample 1's
+  size_t key_count;        // N
+  const Offset* row_ptrs;  // one CSR over all slots of a sample, or one CSR per table, table after table
   std::vector<int64_t> slots;
-  size_t samples;           // B
-  int64_t* out_keys;        // [N], table-major
-  int32_t* out_row_ptrs;    // B * slots[t] + 1 per table, table after table, each from 0
-  int64_t* most_keys;       // [T], the largest number of keys that one sample has of the table
+  size_t samples;          // B
+  int64_t* out_keys;       // [N], table-major; not used where there is one table, whose keys are in order
+  int32_t* out_row_ptrs;   // B * slots[t] + 1 per table, table after table, each from 0
+  int64_t* most_keys;      // [T], the largest number of keys that one sample has of the table
+  int64_t* all_keys;       // [T], how many keys all samples have of it
 };
 
+constexpr size_t kTileSamples = 64;  // their offsets and keys stay in the L1 cache while table after table takes its own
+
 // Whether n + 1 offsets start at 0, never fall, and end at or below `most`.
-inline bool is_csr(const int64_t* offsets, size_t n, size_t most) {
-  if (offsets[0] != 0) return false;
-  bool rises = true;
-  for (size_t i = 0; i < n; ++i) rises &= offsets[i] <= offsets[i + 1];
-  return rises && static_cast<uint64_t>(offsets[n]) <= most;
+template <class Offset>
+bool is_csr(const Offset* offsets, size_t n, size_t most) {
+  using Bits = std::make_unsigned_t<Offset>;
+  Bits signs = 0;  // in the highest bit, whether any is negative or, where none is, falls: no branch, no comparison
+  for (size_t i = 0; i < n; ++i) {
+    const Bits offset = static_cast<Bits>(offsets[i]), next = static_cast<Bits>(offsets[i + 1]);
+    signs |= next | (next - offset);
+  }
+  return offsets[0] == 0 && !(signs >> (8 * sizeof(Offset) - 1)) && static_cast<uint64_t>(offsets[n]) <= most;
+}
+
+// Write one table's offsets behind `out`, from bags that are `slots` of `total` in each sample. Of how many slots is
+// known when this is compiled, if it is one.
+template <size_t kSlots, class Offset>
+void add_bags(const Offset* bags, size_t slots, size_t total, size_t samples, int32_t* out) {
+  const size_t count = kSlots ? kSlots : slots;
+  uint32_t last = static_cast<uint32_t>(*out);
+  for (size_t sample = 0; sample < samples; ++sample, bags += total) {
+    for (size_t slot = 0; slot < count; ++slot) {
+      last += static_cast<uint32_t>(bags[slot + 1]) - static_cast<uint32_t>(bags[slot]);
+      *++out = static_cast<int32_t>(last);
+    }
+  }
 }
 
 // From one CSR over the slots of all tables to one per table. False where it is no CSR of N keys.
-inline bool divide_offsets(const Split& split) {
-  int64_t total = 0;
-  for (const int64_t slots : split.slots) total += slots;
-  const size_t bags = split.samples * static_cast<size_t>(total);
+template <class Offset>
+bool divide_offsets(const Split<Offset>& split) {
+  size_t total = 0;
+  for (const int64_t slots : split.slots) total += static_cast<size_t>(slots);
+  const size_t bags = split.samples * total;
   if (!is_csr(split.row_ptrs, bags, split.key_count)) return false;
   if (static_cast<size_t>(split.row_ptrs[bags]) != split.key_count) return false;
-  int32_t* out = split.out_row_ptrs;
-  int64_t first = 0;  // slot of a sample where the table's begin
-  for (const int64_t slots : split.slots) {
-    const int64_t* bag = split.row_ptrs + first;
-    *out++ = 0;
-    for (size_t sample = 0; sample < split.samples; ++sample, bag += total) {
-      const int32_t base = out[-1];
-      for (int64_t slot = 0; slot < slots; ++slot) *out++ = base + static_cast<int32_t>(bag[slot + 1] - bag[0]);
+  for (size_t begin = 0; begin < split.samples; begin += kTileSamples) {
+    const size_t samples = std::min(split.samples - begin, kTileSamples);
+    const Offset* first_bag = split.row_ptrs + begin * total;
+    int32_t* of_table = split.out_row_ptrs;
+    for (const int64_t signed_slots : split.slots) {
+      const size_t slots = static_cast<size_t>(signed_slots);
+      if (begin == 0) *of_table = 0;
+      const auto add = slots == 1 ? add_bags<1, Offset> : add_bags<0, Offset>;
+      add(first_bag, slots, total, samples, of_table + begin * slots);
+      first_bag += slots;
+      of_table += split.samples * slots + 1;
     }
-    first += slots;
   }
   return true;
 }
 
-// Copy the CSRs of all tables. False where one is none, or they do not end at N together.
-inline bool copy_offsets(const Split& split) {
-  const int64_t* in = split.row_ptrs;
+// Copy the CSRs of all tables. False where one is none.
+template <class Offset>
+bool copy_offsets(const Split<Offset>& split) {
+  const Offset* in = split.row_ptrs;
   int32_t* out = split.out_row_ptrs;
-  size_t keys = 0;
   for (const int64_t slots : split.slots) {
     const size_t bags = split.samples * static_cast<size_t>(slots);
-    if (!is_csr(in, bags, split.key_count - keys)) return false;
-    out = std::transform(in, in + bags + 1, out, [](int64_t offset) { return static_cast<int32_t>(offset); });
-    keys += static_cast<size_t>(in[bags]);
+    if (!is_csr(in, bags, split.key_count)) return false;
+    out = std::transform(in, in + bags + 1, out, [](Offset offset) { return static_cast<int32_t>(offset); });
     in += bags + 1;
+  }
+  return true;
+}
+
+// Whether out_row_ptrs are CSRs of N keys together; notes how many each has.
+template <class Offset>
+bool check_offsets(const Split<Offset>& split) {
+  const int32_t* row_ptrs = split.out_row_ptrs;
+  size_t keys = 0;
+  for (size_t t = 0; t < split.slots.size(); ++t) {
+    const size_t bags = split.samples * static_cast<size_t>(split.slots[t]);
+    if (!is_csr(row_ptrs, bags, split.key_count - keys)) return false;
+    split.all_keys[t] = row_ptrs[bags];
+    keys += static_cast<size_t>(row_ptrs[bags]);
+    row_ptrs += bags + 1;
   }
   return keys == split.key_count;
 }
 
-// Copy the keys by out_row_ptrs, and note the most that a sample has of each table.
-inline void copy_keys(const Split& split) {
-  struct Table {
-    const int32_t* row_ptrs;
-    int64_t slots;
-    int64_t* keys;
-    int64_t most;
-  };
-  std::vector<Table> tables;
-  const int32_t* row_ptrs = split.out_row_ptrs;
-  int64_t* out = split.out_keys;
-  for (const int64_t slots : split.slots) {
-    tables.push_back({row_ptrs, slots, out, 0});
-    row_ptrs += split.samples * static_cast<size_t>(slots);
-    out += *row_ptrs++;
+// Where a split is in one table.
+struct TableCursor {
+  const int32_t* row_ptrs;  // at the tile's first sample
+  size_t slots;
+  int64_t* keys;     // where its next key goes, or nullptr
+  int32_t most = 0;  // keys that a sample of the tile has
+
+  // Add to `counts` how many keys each sample has. With one slot, known as such, several at a time.
+  template <size_t kSlots>
+  void add_counts(size_t samples, uint32_t* counts) {
+    const size_t step = kSlots ? kSlots : slots;
+    int32_t largest = 0;
+    for (size_t sample = 0; sample < samples; ++sample) {
+      const int32_t count = row_ptrs[(sample + 1) * step] - row_ptrs[sample * step];
+      counts[sample] += static_cast<uint32_t>(count);
+      largest = std::max(largest, count);
+    }
+    most = largest;
   }
-  const int64_t* in = split.keys;
-  for (size_t sample = 0; sample < split.samples; ++sample) {
-    for (Table& table : tables) {
-      const int32_t begin = *table.row_ptrs;
-      table.row_ptrs += table.slots;
-      const int64_t count = *table.row_ptrs - begin;
-      table.keys = std::copy_n(in, count, table.keys);
-      table.most = std::max(table.most, count);
-      in += count;
+
+  // Copy the keys of each sample, which begin at `from` in `in`; `from` then is where those of the next table begin.
+  void copy_keys(size_t samples, const int64_t* in, uint32_t* from) {
+    const bool one_each = most == 1 && static_cast<size_t>(row_ptrs[samples * slots] - row_ptrs[0]) == samples;
+    if (one_each) {
+      for (size_t sample = 0; sample < samples; ++sample) *keys++ = in[from[sample]++];
+      return;
+    }
+    for (size_t sample = 0; sample < samples; ++sample) {
+      const int32_t count = row_ptrs[(sample + 1) * slots] - row_ptrs[sample * slots];
+      keys = std::copy_n(in + from[sample], count, keys);
+      from[sample] += static_cast<uint32_t>(count);
     }
   }
-  for (size_t t = 0; t < tables.size(); ++t) split.most_keys[t] = tables[t].most;
+};
+
+// Copy the keys by out_row_ptrs, and note the most that a sample has of each table.
+template <class Offset>
+void copy_keys(const Split<Offset>& split) {
+  std::vector<TableCursor> tables;
+  const int32_t* row_ptrs = split.out_row_ptrs;
+  int64_t* out = split.out_keys;
+  for (size_t t = 0; t < split.slots.size(); ++t) {
+    const size_t slots = static_cast<size_t>(split.slots[t]);
+    tables.push_back({row_ptrs, slots, out});
+    row_ptrs += split.samples * slots + 1;
+    if (out) out += split.all_keys[t];
+    split.most_keys[t] = 0;
+  }
+  uint32_t next = 0;  // where the next sample's keys begin
+  for (size_t begin = 0; begin < split.samples; begin += kTileSamples) {
+    const size_t samples = std::min(split.samples - begin, kTileSamples);
+    uint32_t from[kTileSamples] = {};  // how many keys each sample has, then where they begin
+    for (TableCursor& table : tables)
+      table.slots == 1 ? table.add_counts<1>(samples, from) : table.add_counts<0>(samples, from);
+    for (size_t sample = 0; sample < samples; ++sample) next += std::exchange(from[sample], next);
+    for (size_t t = 0; t < tables.size(); ++t) {
+      if (split.out_keys) tables[t].copy_keys(samples, split.keys, from);
+      tables[t].row_ptrs += samples * tables[t].slots;
+      split.most_keys[t] = std::max<int64_t>(split.most_keys[t], tables[t].most);
+    }
+  }
 }
 
 // Returns whether row_ptrs are what they must be; where not, the outputs hold nothing of use.
 // The caller has checked the lengths, and that N fits int32.
-inline bool split_by_table(const Split& split, bool one_csr) {
-  if (!(one_csr ? divide_offsets(split) : copy_offsets(split))) return false;
+template <class Offset>
+bool split_by_table(const Split<Offset>& split, bool one_csr) {
+  if (!(one_csr ? divide_offsets(split) : copy_offsets(split)) || !check_offsets(split)) return false;
   copy_keys(split);
   return true;
 }

@@ -1,0 +1,128 @@
+"""Compile every kernel as a GPU would get it, without a GPU: ``make check-nvrtc``.
+
+A ``.cu`` file says which of its specialisations to compile, one line each, with the macros as a shell would read them::
+
+    // Compiled with: HOTROW_KEY=i64 HOTROW_LINE_KEYS=15 HOTROW_FORMS="FORM(0, fp32, 16)
+    //   FORM(1, int8, 64)"
+
+Lines that are indented go on with the one before. Without such a line, those of the files it includes hold; without
+any, it is compiled once, without macros. A kernel fails the check if it does not compile, or if it keeps registers or
+arrays in memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shlex
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from kernels.errors import KernelError
+from kernels.source import CUDA_DIRECTORY, KernelSource, macro_options, read_source
+
+ARCHITECTURES = (80, 90)
+
+_COMPILED_WITH = re.compile(r"^// Compiled with: *(.*(?:\n//  .*)*)$", re.MULTILINE)
+_ENTRY = re.compile(
+    r"Compiling entry function '(?P<name>\w+)'.*?"
+    r"(?P<stack>\d+) bytes stack frame, (?P<stores>\d+) bytes spill stores, (?P<loads>\d+) bytes spill loads.*?"
+    r"Used (?P<registers>\d+) registers",
+    re.DOTALL,
+)
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What one kernel takes of a multiprocessor.
+
+    Args:
+        kernel: its name.
+        registers: per thread.
+        spill_bytes: stored and loaded per thread for want of registers.
+        stack_bytes: per thread.
+    """
+
+    kernel: str
+    registers: int
+    spill_bytes: int
+    stack_bytes: int
+
+
+def specialisations(source: KernelSource) -> list[dict[str, str | int]]:
+    """Return the macros of each specialisation that a kernel file names; at least one, maybe of no macros."""
+    own: list[str] = _COMPILED_WITH.findall(source.path.read_text())
+    lines = own or _COMPILED_WITH.findall(source.text) or [""]
+    return [dict(_macro(source, word) for word in shlex.split(re.sub(r"\n// +", " ", line))) for line in lines]
+
+
+def usages(log: str) -> list[Usage]:
+    """Return what the assembler's log says of each kernel."""
+    return [
+        Usage(entry["name"], int(entry["registers"]), int(entry["stores"]) + int(entry["loads"]), int(entry["stack"]))
+        for entry in _ENTRY.finditer(log)
+    ]
+
+
+def check(file: Path) -> Iterator[tuple[str, str | None]]:
+    """Compile one file for every architecture and specialisation.
+
+    Yields:
+        a line to print, and what is wrong or None.
+    """
+    from kernels.cuda_compiler import compile_cubin
+
+    source = read_source(file)
+    for defines in specialisations(source):
+        for architecture in ARCHITECTURES:
+            what = f"{file.name} sm_{architecture} {' '.join(f'{name}={value}' for name, value in defines.items())}"
+            began = time.perf_counter()
+            try:
+                _, log = compile_cubin(source.text, architecture, [*macro_options(defines), "--ptxas-options=-v"])
+            except KernelError as err:
+                yield what, f"does not compile: {err}"
+                continue
+            yield f"{what.strip()}: {time.perf_counter() - began:.1f} s", _missing(source, usages(log))
+            for usage in usages(log):
+                yield f"  {usage.kernel}: {usage.registers} registers", _local_memory(usage)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Check the files named, or all; return the process's exit status."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("files", nargs="*", type=Path, help="default: every file of kernels/cuda")
+    files = parser.parse_args(arguments).files or sorted(CUDA_DIRECTORY.glob("*.cu"))
+    failed = 0
+    for file in files:
+        for line, wrong in check(file.absolute()):
+            print(line if wrong is None else f"{line}\n  FAILED: {wrong}")
+            failed += wrong is not None
+    print(f"{len(files)} files, {failed} failures")
+    return int(failed > 0)
+
+
+def _macro(source: KernelSource, word: str) -> tuple[str, str | int]:
+    name, equals, value = word.partition("=")
+    if not equals:
+        raise KernelError(f"{source.path.name}: expected NAME=value, not {word!r}, in 'Compiled with'")
+    return name, value
+
+
+def _local_memory(usage: Usage) -> str | None:
+    """Say what a kernel keeps in memory that each of its threads has for itself: it is as slow as any other."""
+    if usage.spill_bytes:
+        return f"{usage.kernel} spills {usage.spill_bytes} bytes"
+    return f"{usage.kernel} has {usage.stack_bytes} bytes of stack" if usage.stack_bytes else None
+
+
+def _missing(source: KernelSource, found: Sequence[Usage]) -> str | None:
+    """Say which kernels the log does not tell of: the check must not pass because the log reads differently one day."""
+    missing = source.signatures.keys() - {usage.kernel for usage in found}
+    return f"the compiler's log does not tell of {', '.join(sorted(missing))}" if missing else None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,159 @@
+"""Matrix products of a GPU, through cuBLAS by its C interface.
+
+CuPy has cuBLAS too, but refuses to call it while a graph is captured, and its choice of TF32 is one for the whole
+process. Here each stream has a handle and a workspace of its own, as cuBLAS asks of whoever captures ("CUDA Graphs
+Support" in its documentation), and each call says how it is to be computed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import threading
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from kernels.device import Array
+from kernels.errors import DeviceFaultError, DeviceUnavailableError
+
+WORKSPACE_BYTES = 32 << 20
+"""What cuBLAS is given to work in: what its documentation recommends for GPUs from compute capability 9.0 on."""
+
+_NORMAL, _TRANSPOSED = 0, 1  # cublasOperation_t
+_FLOAT32, _FLOAT16 = 0, 2  # cudaDataType_t
+_COMPUTE_FLOAT32, _COMPUTE_TF32 = 68, 77  # cublasComputeType_t: both add up in float32
+_DEFAULT_ALGORITHM = -1  # cublasGemmAlgo_t
+
+
+@dataclass(frozen=True, slots=True)
+class Factor:
+    """A matrix, or a batch of them, as cuBLAS takes it: by columns.
+
+    Attributes:
+        array: where it lies; it is kept until the product is queued.
+        operation: whether cuBLAS must transpose what it reads.
+        leading: numbers from one column of what it reads to the next.
+        stride: numbers from one matrix to the next; 0: all are the same.
+    """
+
+    array: Array
+    operation: int
+    leading: int
+    stride: int
+
+
+def factor(xp: Any, matrices: Array) -> Factor:
+    """Return float[..., M, N] as a factor; it is copied where neither its rows nor its columns are contiguous.
+
+    Read by columns, contiguous rows are the transposed matrix, and that is what cuBLAS is told of: all products are
+    done as ``(x @ y).T = y.T @ x.T``.
+    """
+    rows, columns = matrices.shape[-2:]
+    stride = rows * columns if matrices.ndim > 2 else 0
+    if matrices.flags.c_contiguous:
+        return Factor(matrices, _NORMAL, max(columns, 1), stride)
+    if matrices.swapaxes(-1, -2).flags.c_contiguous:
+        return Factor(matrices, _TRANSPOSED, max(rows, 1), stride)
+    return Factor(xp.ascontiguousarray(matrices), _NORMAL, max(columns, 1), stride)
+
+
+class Cublas:
+    """A handle of cuBLAS and its workspace, for the work of one stream. Used by one thread at a time, which it sees to.
+
+    A captured product goes on using the workspace: its graph must be launched on the stream the handle is for, or on
+    one that is ordered with it.
+    """
+
+    def __init__(self, library: Any, workspace: Array) -> None:
+        """Make a handle on the current GPU.
+
+        Args:
+            library: cuBLAS's C interface, of ``load_library``.
+            workspace: uint8[``WORKSPACE_BYTES``].
+
+        Raises:
+            DeviceFaultError: cuBLAS refuses.
+        """
+        self._library = library
+        self._workspace = workspace
+        self._lock = threading.Lock()
+        self._handle = ctypes.c_void_p()
+        self._call("cublasCreate_v2", ctypes.byref(self._handle))
+
+    def __del__(self) -> None:
+        """Give the handle back."""
+        if self._handle:
+            self._library.cublasDestroy_v2(self._handle)
+
+    def multiply(self, xp: Any, x: Array, y: Array, out: Array, stream_address: int, is_tf32: bool) -> None:
+        """Queue ``out = x @ y``; sums are of float32.
+
+        Args:
+            xp: the array namespace.
+            x: float32 or float16[..., M, K].
+            y: of the same type, [..., K, N], or [K, N] for all matrices of x. Neither has a dimension of 0.
+            out: float32[..., M, N], C-contiguous.
+            stream_address: of the CUDA stream.
+            is_tf32: factors of float32 may be rounded to TF32, 10 bits behind the point.
+
+        Raises:
+            DeviceFaultError: cuBLAS refuses.
+        """
+        if y.ndim == 2 and x.ndim > 2:  # one tall matrix
+            x, out = xp.ascontiguousarray(x).reshape(-1, x.shape[-1]), out.reshape(-1, out.shape[-1])
+        if x.ndim > 3:
+            x, y, out = (array.reshape(-1, *array.shape[-2:]) for array in (x, y, out))
+        left, right = factor(xp, x), factor(xp, y)
+        kind = _FLOAT16 if x.dtype == np.float16 else _FLOAT32
+        rows, depth = x.shape[-2:]
+        columns = y.shape[-1]
+        one, zero = ctypes.c_float(1), ctypes.c_float(0)
+        with self._lock:
+            self._call("cublasSetStream_v2", self._handle, ctypes.c_void_p(stream_address))
+            # to set the stream takes the workspace away
+            workspace = ctypes.c_void_p(self._workspace.data.ptr)
+            self._call("cublasSetWorkspace_v2", self._handle, workspace, ctypes.c_size_t(self._workspace.nbytes))
+            self._call(
+                "cublasGemmStridedBatchedEx",
+                self._handle,
+                *(ctypes.c_int(number) for number in (right.operation, left.operation, columns, rows, depth)),
+                ctypes.byref(one),
+                *_described(right, kind),
+                *_described(left, kind),
+                ctypes.byref(zero),
+                *_described(Factor(out, _NORMAL, columns, rows * columns), _FLOAT32),
+                ctypes.c_int(math.prod(x.shape[:-2])),
+                ctypes.c_int(_COMPUTE_TF32 if is_tf32 else _COMPUTE_FLOAT32),
+                ctypes.c_int(_DEFAULT_ALGORITHM),
+            )
+
+    def _call(self, name: str, *arguments: Any) -> None:
+        status = getattr(self._library, name)(*arguments)
+        if status:
+            raise DeviceFaultError(f"{name}: cuBLAS status {status}")
+
+
+def load_library(cuda_version: int) -> Any:
+    """Return cuBLAS's C interface.
+
+    Args:
+        cuda_version: the major one, 12 or 13.
+
+    Raises:
+        DeviceUnavailableError: the library is not found.
+    """
+    name = f"libcublas.so.{cuda_version}"
+    try:
+        return ctypes.CDLL(name)
+    except OSError as err:
+        raise DeviceUnavailableError(
+            f"{name} is not found, which multiplies matrices: install the CUDA toolkit, "
+            f"or pip install 'hotrow[cuda{cuda_version}]' ({err})"
+        ) from err
+
+
+def _described(factor: Factor, kind: int) -> tuple[Any, ...]:
+    address = ctypes.c_void_p(factor.array.data.ptr)
+    return address, ctypes.c_int(kind), ctypes.c_int(factor.leading), ctypes.c_longlong(factor.stride)

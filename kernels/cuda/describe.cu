@@ -1,0 +1,11 @@
+// Write a table's descriptor, which kernels find it by. Who made the arrays keeps them alive.
+//
+//   tables   Table[T]   the table with number `index` is written
+//
+// Launch: grid = 1, block = 1.
+#include "table.cuh"
+
+extern "C" __global__ void describe(Table* tables, u32 index, Line* lines, u8* rows, u64* counters, u32 line_count,
+                                    u32 form, u32 chain_lines, u32 seed, float default_value) {
+  tables[index] = {lines, rows, counters, line_count, form, chain_lines, seed, default_value, {}};
+}

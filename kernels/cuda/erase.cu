@@ -1,0 +1,32 @@
+// Take keys out of a table. Rows stay as they are until their slots are claimed anew, so a launch that found one before
+// may go on reading it.
+//
+//   tables  Table[1]
+//   keys    int64[N]    any; those that are not held do nothing
+//
+// Launch: grid = N / kBlockTiles rounded up, block = kBlockThreads; a tile of 4 or 8 lanes for each key.
+#include "table.cuh"
+
+constexpr u32 kBlockThreads = 256;
+constexpr u32 kBlockTiles = kBlockThreads / kTileLanes;
+
+extern "C" __global__ void __launch_bounds__(256) erase(const Table* tables, const i64* keys, u32 count) {
+  const Table table = *tables;
+  const Tile tile;
+  const u32 i = blockIdx.x * kBlockTiles + threadIdx.x / kTileLanes;
+  const i64 key[1] = {i < count ? keys[i] : kNoKey};
+  i64 row[1];
+  find_rows<false>(table, tile, key, row);
+  bool erased = false;
+  if (row[0] != kNoRow && tile.lane == 0) {
+    Line* line = line_of_row(table, row[0]);
+    const u32 slot = slot_of_row(row[0]);
+    const Word word = static_cast<Word>(key[0]);
+    erased = atomicCAS(word_of_slot(line, slot), word, kEmpty) == word;  // once, where a key is given twice
+    if (erased) {
+      atomicAnd(meta_word(line), ~(Word(kMostCount) << 2 * slot));
+      atomicAdd(counter_at(table, kRowsHeld), ~0ull);  // one less
+    }
+  }
+  count_lanes(table, kRowsErased, erased);
+}

@@ -1,0 +1,56 @@
+// Rows of a table, by number, into an array of float32.
+#pragma once
+
+#include "columns.cuh"
+#include "rows.cuh"
+#include "table.cuh"
+
+// Store the columns of a unit, where they are the row's: a unit may begin with the row's parameters, and the last one end
+// in padding. Both are whole quads, but for the columns that the last quad lacks. `column(c)` is one of the unit's; quad
+// by quad, as a unit may have more columns than there are registers for.
+template <class Row, class Column>
+__device__ __forceinline__ void store_unit(float* row, u32 unit, Column column) {
+  constexpr int quads = (Row::dim + 3) / 4;
+  const int first = Row::first_column(unit) / 4;
+#pragma unroll
+  for (int q = 0; q < static_cast<int>(Row::unit_columns) / 4; ++q) {
+    if (first + q < 0 || first + q >= quads) continue;
+    const u32 c = 4 * q;
+    store_quad<Row::dim>(row, first + q, make_float4(column(c), column(c + 1), column(c + 2), column(c + 3)));
+  }
+}
+
+// Copy row `numbers[i]` to out + i * D for i < count; of kNoRow, the table's default value. All threads of the block call
+// together, after a barrier behind the writing of `numbers`.
+//
+// The (row, unit) pairs are dealt to the threads one after the other: at any D every lane has work, neighbours touch
+// neighbouring bytes, and each thread has several loads under way before it stores the first.
+template <class Row>
+__device__ __forceinline__ void gather_rows(const Table& table, const i64* numbers, u32 count, float* out) {
+  constexpr u32 kUnderWay = 4;
+  const u32 pairs = count * Row::units;
+  for (u32 begin = threadIdx.x; begin < pairs; begin += kUnderWay * blockDim.x) {
+    uint4 units[kUnderWay];
+    rows::Parameters parameters[kUnderWay];
+    bool held[kUnderWay];
+#pragma unroll
+    for (u32 k = 0; k < kUnderWay; ++k) {
+      const u32 pair = begin + k * blockDim.x;
+      const i64 number = pair < pairs ? numbers[pair / Row::units] : kNoRow;
+      held[k] = number != kNoRow;
+      if (!held[k]) continue;
+      const u8* row = table.rows + number * Row::stride_bytes;
+      parameters[k] = Row::load_parameters(row);
+      units[k] = Row::load_unit(row, pair % Row::units);
+    }
+#pragma unroll
+    for (u32 k = 0; k < kUnderWay; ++k) {
+      const u32 pair = begin + k * blockDim.x;
+      if (pair >= pairs) break;
+      float* row = out + static_cast<i64>(pair / Row::units) * Row::dim;
+      store_unit<Row>(row, pair % Row::units, [&](u32 c) {
+        return held[k] ? Row::column(units[k], parameters[k], c) : table.default_value;
+      });
+    }
+  }
+}

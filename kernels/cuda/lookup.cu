@@ -1,0 +1,165 @@
+// Look up the keys of all tables of a request in their caches, a row for each: as pool.cu, without bags.
+//
+//   lookup         every key of the request
+//   lookup_again   the keys that were missing, from rows that the host fetched meanwhile
+//
+//   tables       Table[T]
+//   bags         TableBags[T], the request's head (bags.cuh), where each key is a bag by itself and nothing has weights;
+//                of lookup_again, a second head: how many keys are listed
+//   table_count  T
+//   request      what the heads' addresses count from
+//   out          float32; of each table, its rows float32[N, D] from TableBags::first_float on, which is a multiple of 4
+//   missing      MissingSet[1] (missing.cuh)
+//   lacking      uint32; from TableBags::first_bag on, the table's keys that are missing, by number, in any order
+//   listed       the same of the launch before
+//   staged       the rows that the host fetched, in float32
+//   staged_at    uint32[M], by the number of a missing key: where its row is in `staged`, in units of 16 bytes
+//
+// Launch: grid = any number of blocks up to the number of items, block = kBlockThreads; an item has kBlockKeys keys. Keys
+// are found by tiles of 4 or 8 lanes, four keys at a time each; then the block's threads share the copying of rows.
+//
+// A row is what its cache holds, bit for bit. A key that is missing has a row of the table's default value until it is
+// looked up again; reserved keys always have, and are not listed. What is found counts as used, and what is found and
+// missed is counted, as `query` does; by lookup_again not once more: it asks no cache.
+//
+// A launch is compiled for the forms of all of a model's tables, so here for many at once:
+// Compiled with: HOTROW_KEY=i64 HOTROW_LINE_KEYS=15 HOTROW_FORMS="FORM(0, fp32, 16) FORM(1, fp32, 33)
+//   FORM(2, fp32, 128) FORM(3, fp16, 10) FORM(4, fp16, 64) FORM(5, bf16, 100) FORM(6, int8, 17) FORM(7, uint8, 10)
+//   FORM(8, fp8, 64)"
+// Compiled with: HOTROW_KEY=i64 HOTROW_LINE_KEYS=7 HOTROW_FORMS="FORM(0, fp32, 1) FORM(1, fp32, 64) FORM(2, fp16, 7)
+//   FORM(3, bf16, 33) FORM(4, bf16, 64) FORM(5, int8, 64) FORM(6, uint8, 130) FORM(7, fp8, 10)"
+// Compiled with: HOTROW_KEY=u32 HOTROW_LINE_KEYS=15 HOTROW_FORMS="FORM(0, fp32, 32) FORM(1, fp16, 100)
+//   FORM(2, bf16, 10) FORM(3, int8, 1) FORM(4, uint8, 32) FORM(5, uint8, 64) FORM(6, fp8, 33)"
+#include "bags.cuh"
+#include "find.cuh"
+#include "gather.cuh"
+
+constexpr u32 kBlockKeys = kBlockThreads / kTileLanes * kTileKeys;
+static_assert(kBlockKeys <= kBlockThreads, "one thread per key lists the misses");
+
+// In shared memory, so that what is needed now and then takes no registers in between.
+struct Shared {
+  Table table;
+  TableBags bags;
+  u32 table_number;
+  u32 first, count;  // keys of the item, by number within the table
+  i64 numbers[kBlockKeys];
+  NewSlots fresh;
+  u32 missed_keys;  // of the item
+  u32 place;        // of the first of these in the table's list
+  u32 has_missed;   // whether any item of the block did
+  Member member;
+};
+
+__device__ __forceinline__ const i64* keys_of(const TableBags& bags, const u8* request) {
+  return reinterpret_cast<const i64*>(request + bags.keys_at);
+}
+
+// Read what the block needs of an item. Votes, barriers.
+__device__ __forceinline__ void read_item(const Table* tables, const TableBags* bags, u32 table_count, u32 number,
+                                          Shared& shared) {
+  const u32 t = table_of_item(bags, table_count, number);
+  if (threadIdx.x == 0) {
+    shared.table = tables[t];
+    shared.bags = bags[t];
+    shared.table_number = t;
+    shared.first = (number - shared.bags.first_item) * kBlockKeys;
+    shared.count = min(shared.bags.keys - shared.first, kBlockKeys);
+    shared.missed_keys = shared.fresh.count = 0;
+  }
+  __syncthreads();
+}
+
+// List the item's keys that its cache lacks. Behind a barrier; barriers.
+__device__ __forceinline__ void list_lacking(const MissingSet& set, const u8* request, u32* lacking, Shared& shared) {
+  const TableBags& bags = shared.bags;
+  const u32 i = threadIdx.x;
+  const i64 key = i < shared.count ? __ldg(keys_of(bags, request) + shared.first + i) : kNoKey;
+  const bool lacks = i < shared.count && shared.numbers[i] == kNoRow && !is_reserved(key);
+  u32 place = 0;
+  if (lacks) {
+    place = atomicAdd(&shared.missed_keys, 1u);
+    enter_missing(set, region_of(bags), key, bags.first_position + shared.first + i, shared.fresh);
+  }
+  __syncthreads();
+  const u32 missed = shared.missed_keys;
+  if (missed == 0) return;
+  if (i == 0) {
+    shared.has_missed = 1;
+    shared.place = atomicAdd(&set.counts[shared.table_number].bags, missed);
+    atomicAdd(&set.counts[shared.table_number].keys, missed);
+  }
+  list_slots(set, shared.fresh);
+  __syncthreads();
+  if (lacks) lacking[bags.first_bag + shared.place + place] = shared.first + i;
+}
+
+extern "C" __global__ void __launch_bounds__(256, 3)
+    lookup(const Table* tables, const TableBags* bags, u32 table_count, const u8* request, const MissingSet* missing,
+           u32* lacking, float* out) {
+  __shared__ Shared shared;
+  const TableBags& last = bags[table_count - 1];  // asked again by each item, since a register more would be spilled
+  if (blockIdx.x >= max(count_items(last), 1u)) return;
+  if (__ldcg(missing->progress + kSlotsListed) != 0) return;  // as pool does, and why
+  if (threadIdx.x == 0) {
+    shared.has_missed = 0;
+    start_block(*missing->team);
+  }
+#pragma unroll 1
+  for (u32 number = blockIdx.x; number < count_items(last); number += gridDim.x) {
+    const Table& table = shared.table;
+    read_item(tables, bags, table_count, number, shared);
+    find_tile(table, keys_of(shared.bags, request) + shared.first, shared.count, shared.numbers);
+    __syncthreads();
+    with_form(table.form, [&](auto row) {
+      gather_rows<decltype(row)>(table, shared.numbers, shared.count,
+                                 out + shared.bags.first_float + static_cast<i64>(shared.first) * row.dim);
+    });
+    list_lacking(*missing, request, lacking, shared);
+    if (threadIdx.x == 0) {
+      const u32 missed = shared.missed_keys, found = shared.count - missed;
+      if (found) atomicAdd(counter_at(table, kKeysFound), u64(found));
+      if (missed) atomicAdd(counter_at(table, kKeysMissed), u64(missed));
+    }
+    __syncthreads();
+  }
+  const u32 blocks = max(min(count_items(last), gridDim.x), 1u);
+  if (!stays_to_list(*missing, blocks, shared.has_missed, shared.member)) return;
+  list_missing<kBlockThreads>(*missing, shared.member, table_count, FirstPositions{bags, table_count});
+}
+
+// Copy fetched rows of keys to where these are in the answer: row i comes from unit places[i] of `staged`.
+template <class Row>
+__device__ __forceinline__ void copy_rows(const u8* staged, const u32* places, const u32* keys, u32 count, float* out) {
+  constexpr u32 quads = (Row::dim + 3) / 4;
+  for (u32 pair = threadIdx.x; pair < count * quads; pair += kBlockThreads) {
+    const u32 i = pair / quads, quad = pair % quads;
+    const u8* at = staged + rows::kUnitBytes * (static_cast<i64>(places[i]) + quad);
+    store_quad<Row::dim>(out + static_cast<i64>(keys[i]) * Row::dim, quad,
+                         __ldcg(reinterpret_cast<const float4*>(at)));
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(256)
+    lookup_again(const Table* tables, const TableBags* bags, u32 table_count, const u8* request,
+                 const MissingSet* missing, const u8* staged, const u32* staged_at, const u32* listed, float* out) {
+  __shared__ u32 places[kBlockKeys], keys[kBlockKeys];
+  const u32 item_count = count_items(bags[table_count - 1]);
+#pragma unroll 1
+  for (u32 number = blockIdx.x; number < item_count; number += gridDim.x) {
+    const u32 t = table_of_item(bags, table_count, number);
+    const TableBags& mine = bags[t];
+    const u32 first = (number - mine.first_item) * kBlockKeys, count = min(mine.bags - first, kBlockKeys);
+    if (threadIdx.x < count) {
+      const u32 key = __ldcg(listed + mine.first_bag + first + threadIdx.x);
+      keys[threadIdx.x] = key;
+      places[threadIdx.x] =
+          __ldg(staged_at + number_of(*missing, region_of(mine), __ldg(keys_of(mine, request) + key)));
+    }
+    __syncthreads();
+    with_form(tables[t].form, [&](auto row) {
+      copy_rows<decltype(row)>(staged, places, keys, count, out + mine.first_float);
+    });
+    __syncthreads();
+  }
+}

@@ -1,0 +1,197 @@
+// The distinct keys that a request asked for and its caches do not hold, found while they are missed: a hash set of
+// open addressing in device memory, and a list for the host in the order in which the keys first appear.
+//
+// A request's keys are numbered 0 .. N - 1, table after table; that is a key's position. Table t, whose keys have the
+// positions first .. first + n - 1, has the slots 2 first .. 2 (first + n) - 1 for itself: at most half are ever used,
+// and no slot need say which table its key is of.
+//
+//   pool, lookup               a key that misses      ->  its slot; `first` is the least of its positions
+//   the team                   the launch's slots      ->  numbers in the order of `first`, and the keys for the host
+//   pool_again, lookup_again   a slot's number        ->  the row that the host fetched for the key
+//
+// Keys that are missed only when bags are pooled again are numbered on from there. `forget` empties the slots for the
+// next request.
+//
+// The order of first appearance is known when the last block is done, so the keys are listed then, by as many of the
+// launch's blocks as are still there (team.cuh). A block stays for that if it missed a key itself, and there is more to
+// list than one block does at once. Where nothing is missed nobody stays, and nothing is launched behind.
+#pragma once
+
+#include "table.cuh"
+#include "team.cuh"
+
+constexpr u32 kNoPosition = 0xffffffffu;
+constexpr u32 kUnlisted = 0x80000000u;  // N is at most 2^30, so no number is as large
+constexpr u32 kTeamSlots = 256;         // as many are listed by one block
+constexpr u32 kMostNewSlots = 256;      // a key for each thread of a block
+
+struct __align__(16) MissingSlot {
+  i64 key;     // kNoKey: none
+  u32 first;   // position
+  u32 number;  // among the request's distinct missing keys; until it is listed, kUnlisted + how often it missed so far
+};
+
+// Per table, on the device; the team hands it to the host and begins anew.
+struct MissingCounts {
+  u32 keys;  // positions that missed
+  u32 bags;  // bags with such a key
+};
+
+// What the host is told of a table.
+struct MissingReport {
+  u32 keys;
+  u32 bags;
+  u32 distinct;  // distinct keys that this launch was the first to miss
+  u32 used;      // slots that the request uses by now, of all tables
+};
+
+// A request's set, in device memory but for the report, which is the host's.
+struct MissingSet {
+  MissingSlot* slots;     // [2 N]
+  u32* used;              // [N] slots with a key, as they came; of earlier launches first
+  u32* marks;             // [N / 32 + 1] a bit per position, clear between launches
+  u32* ranks;             // [N / 32 + 1] set bits before each word of `marks`
+  u32* progress;          // [2] slots used, slots used by earlier launches
+  Team* team;             // [1]
+  MissingCounts* counts;  // [T]
+  MissingReport* report;  // [T]
+  i64* keys;              // [N] this launch's distinct keys, table after table, in order of first appearance
+  u32* times;             // [N] how often each of them missed
+};
+
+enum Progress { kSlotsUsed, kSlotsListed };
+
+struct Region {
+  u32 first;
+  u32 count;
+};
+
+// Slots that a block came to use and has not listed yet, in shared memory; `count` is 0 at first.
+struct NewSlots {
+  u32 count;
+  u32 begin;  // of them in `used`
+  u32 slots[kMostNewSlots];
+};
+
+// Keys that no table holds, and that no list tells of.
+__device__ __forceinline__ bool is_reserved(i64 key) {
+  return key >= 0x7ffffffffffffffell || key <= -0x7fffffffffffffffll;
+}
+
+__device__ __forceinline__ u32 next_slot(Region region, u32 at) { return at + 1 == region.count ? 0 : at + 1; }
+
+__device__ __forceinline__ u32 home_slot(Region region, i64 key) {
+  return __umulhi(static_cast<u32>(mix(static_cast<u64>(key)) >> 32), region.count);
+}
+
+// The number of a key that an earlier launch missed; of others, kUnlisted or above.
+__device__ __forceinline__ u32 number_of(const MissingSet& set, Region region, i64 key) {
+  for (u32 at = home_slot(region, key);; at = next_slot(region, at)) {
+    const MissingSlot* slot = set.slots + region.first + at;
+    const i64 held = __ldcg(&slot->key);
+    if (held == key) return __ldcg(&slot->number);
+    if (held == kNoKey) return kUnlisted;
+  }
+}
+
+// Enter a key that missed at a position. Who wins the slot does not matter: positions go by their minimum.
+__device__ __forceinline__ void enter_missing(const MissingSet& set, Region region, i64 key, u32 position,
+                                              NewSlots& fresh) {
+  for (u32 at = home_slot(region, key);; at = next_slot(region, at)) {
+    MissingSlot* slot = set.slots + region.first + at;
+    i64 held = __ldcg(&slot->key);
+    if (held == kNoKey)
+      held = static_cast<i64>(atomicCAS(reinterpret_cast<u64*>(&slot->key), static_cast<u64>(kNoKey),
+                                        static_cast<u64>(key)));
+    if (held != kNoKey && held != key) continue;
+    atomicMin(&slot->first, position);
+    atomicAdd(&slot->number, 1u);
+    if (held == kNoKey) fresh.slots[atomicAdd(&fresh.count, 1u)] = region.first + at;
+    return;
+  }
+}
+
+// By all threads of a block: hand its new slots to the list of all blocks. Between barriers.
+__device__ __forceinline__ void list_slots(const MissingSet& set, NewSlots& fresh) {
+  const u32 count = fresh.count;
+  if (count == 0) return;
+  if (threadIdx.x == 0) fresh.begin = atomicAdd(set.progress + kSlotsUsed, count);
+  __syncthreads();
+  if (threadIdx.x < count) set.used[fresh.begin + threadIdx.x] = fresh.slots[threadIdx.x];
+  __syncthreads();
+}
+
+// Positions before this one at which a key of this launch first appeared.
+__device__ __forceinline__ u32 rank_of(const MissingSet& set, u32 position) {
+  const u32 below = (1u << position % 32) - 1;
+  return __ldcg(set.ranks + position / 32) + __popc(__ldcg(set.marks + position / 32) & below);
+}
+
+// By all threads of each of `blocks` blocks, when it has done its work: whether it is one of those that list what the
+// launch missed. `has_missed`: the block did. Barriers.
+__device__ __forceinline__ bool stays_to_list(const MissingSet& set, u32 blocks, bool has_missed, Member& me) {
+  const bool has_reason = threadIdx.x == 0 && has_missed &&
+                          __ldcg(set.progress + kSlotsUsed) - __ldcg(set.progress + kSlotsListed) > kTeamSlots;
+  return join_team(*set.team, blocks, has_reason, me);
+}
+
+// By the team: set the bits of positions at which slots `begin` .. `end` - 1 of `used` first appeared.
+template <u32 kThreads>
+__device__ __forceinline__ void mark_firsts(const MissingSet& set, const Member& me, u32 begin, u32 end) {
+  for (u32 i = begin + me.rank * kThreads + threadIdx.x; i < end; i += me.size * kThreads) {
+    const u32 first = __ldcg(&set.slots[__ldcg(set.used + i)].first);
+    atomicOr(set.marks + first / 32, 1u << first % 32);
+  }
+}
+
+// By the team: count the marks before each word. Meets.
+template <u32 kThreads>
+__device__ __forceinline__ void rank_words(const MissingSet& set, Member& me, u32 words) {
+  const u32 threads = me.size * kThreads, share = (words + threads - 1) / threads;
+  const u32 from = min((me.rank * kThreads + threadIdx.x) * share, words), to = min(from + share, words);
+  u32 count = 0;
+  for (u32 w = from; w < to; ++w) count += __popc(__ldcg(set.marks + w));
+  u32 rank = sum_before_in_team<kThreads>(*set.team, me, count);
+  for (u32 w = from; w < to; ++w) {
+    set.ranks[w] = rank;
+    rank += __popc(__ldcg(set.marks + w));
+  }
+}
+
+// By the team: number the slots, and write their keys for the host.
+template <u32 kThreads>
+__device__ __forceinline__ void number_slots(const MissingSet& set, const Member& me, u32 begin, u32 end) {
+  for (u32 i = begin + me.rank * kThreads + threadIdx.x; i < end; i += me.size * kThreads) {
+    MissingSlot* slot = set.slots + __ldcg(set.used + i);
+    const u32 listed = rank_of(set, __ldcg(&slot->first));
+    set.keys[listed] = __ldcg(&slot->key);
+    set.times[listed] = __ldcg(&slot->number) - kUnlisted;
+    slot->number = begin + listed;
+  }
+}
+
+// By the team: number the slots that the launch came to use, and write keys and counts for the host. `first_position`:
+// of each table, and of T the number of positions. Meets, and leaves.
+template <u32 kThreads, class FirstPosition>
+__device__ __forceinline__ void list_missing(const MissingSet& set, Member& me, u32 table_count,
+                                             FirstPosition first_position) {
+  const u32 begin = __ldcg(set.progress + kSlotsListed), end = __ldcg(set.progress + kSlotsUsed);
+  const u32 words = first_position(table_count) / 32 + 1;
+  if (begin != end) {
+    mark_firsts<kThreads>(set, me, begin, end);
+    meet(*set.team, me);
+    rank_words<kThreads>(set, me, words);
+    meet(*set.team, me);
+    number_slots<kThreads>(set, me, begin, end);
+  }
+  for (u32 t = me.rank * kThreads + threadIdx.x; t < table_count; t += me.size * kThreads) {
+    MissingCounts* counts = set.counts + t;
+    const u32 distinct = begin == end ? 0 : rank_of(set, first_position(t + 1)) - rank_of(set, first_position(t));
+    set.report[t] = {atomicExch(&counts->keys, 0u), atomicExch(&counts->bags, 0u), distinct, end};
+  }
+  if (begin != end) {
+    meet(*set.team, me);
+    for (u32 w = me.rank * kThreads + threadIdx.x; w < words; w += me.size * kThreads) set.marks[w] = 0;
+  }
+  if (leaves_last(*set.team, me.size)) set.progress[kSlotsListed] = end;
+}

@@ -1,0 +1,201 @@
+// The sum of a part of a bag's rows, by one thread: rows that the cache holds, in the table's form, and others.
+#pragma once
+
+#include "bags.cuh"
+#include "columns.cuh"
+
+constexpr u32 kNormLanes = 8;
+
+// What is known of a round's keys. A row is a row number, kNoRow, or -2 - n: the fetched row of missing key n.
+struct Round {
+  u32 begin, end;  // keys of the item
+  i64 keys[kRoundKeys];
+  i64 rows[kRoundKeys];
+  float weights[kRoundKeys];
+  float factors[kRoundKeys];  // by which rows are scaled, where the table has a max_norm
+};
+
+// Rows that the host fetched.
+struct Staged {
+  const u8* rows;
+  const u32* at;
+
+  // Null where there is none.
+  __device__ __forceinline__ const float* row(i64 row) const {
+    if (row == kNoRow) return nullptr;
+    return reinterpret_cast<const float*>(rows + rows::kUnitBytes * static_cast<i64>(__ldg(at + (-2 - row))));
+  }
+};
+
+__device__ __forceinline__ i64 staged_row(u32 number) { return -2 - static_cast<i64>(number); }
+
+// What a thread sums at a time: a unit of 16 bytes, or half of one where that has 16 columns, which with all that goes
+// with them would be more than a thread has registers for.
+template <class Row>
+struct Part {
+  static constexpr u32 columns = Row::unit_columns > 8 ? 8 : Row::unit_columns;
+  static constexpr u32 per_unit = Row::unit_columns / columns;
+  static constexpr u32 count = Row::units * per_unit;
+
+  static __device__ __forceinline__ int first_column(u32 part) {
+    return Row::first_column(part / per_unit) + static_cast<int>(part % per_unit * columns);
+  }
+  static __device__ __forceinline__ bool is_real(u32 part, u32 c) {
+    const int column = first_column(part) + static_cast<int>(c);
+    return column >= 0 && column < static_cast<int>(Row::dim);
+  }
+  static __device__ __forceinline__ uint4 load(const u8* row, u32 part) {
+    uint4 unit = Row::load_unit(row, part / per_unit);
+    if (part % per_unit) {
+      unit.x = unit.z;
+      unit.y = unit.w;
+    }
+    return unit;
+  }
+  static __device__ __forceinline__ void decode(const uint4& unit, rows::Parameters parameters, float (&out)[columns]) {
+    float all[Row::unit_columns];
+    Row::decode(unit, parameters, all);
+#pragma unroll
+    for (u32 c = 0; c < columns; ++c) out[c] = all[c];
+  }
+  static __device__ __forceinline__ void store(float* row, u32 part, const float (&values)[columns]) {
+    constexpr int quads = (Row::dim + 3) / 4;
+    const int first = first_column(part) / 4;
+#pragma unroll
+    for (int q = 0; q < static_cast<int>(columns) / 4; ++q) {
+      const float* at = values + 4 * q;
+      if (first + q >= 0 && first + q < quads)
+        store_quad<Row::dim>(row, first + q, make_float4(at[0], at[1], at[2], at[3]));
+    }
+  }
+};
+
+// The same number, but hidden from the compiler: what follows from it is computed here, and not ahead of a loop and held
+// in registers for a path that few rows take. No intrinsic does this; the assembler is given nothing.
+__device__ __forceinline__ u32 hidden(u32 number) {
+  asm volatile("" : "+r"(number));
+  return number;
+}
+
+// A column of a row that its cache does not hold: of the fetched row, or the default value. Columns that are none of
+// the row's are any number.
+template <class Row>
+__device__ __forceinline__ float other_column(const Table& table, const float* fetched, u32 part, u32 c) {
+  if (!fetched || !Part<Row>::is_real(part, c)) return table.default_value;
+  return __ldcg(fetched + Part<Row>::first_column(part) + static_cast<int>(c));
+}
+
+// By how much each row of the round is scaled. Between barriers.
+template <class Row>
+__device__ __forceinline__ void measure_norms(const Table& table, float max_norm, const Staged& staged,
+                                              Round& round) {
+  const u32 lane = threadIdx.x % kNormLanes, count = round.end - round.begin;
+#pragma unroll 1
+  for (u32 begin = 0; begin < count; begin += kBlockThreads / kNormLanes) {
+    const u32 i = begin + threadIdx.x / kNormLanes;
+    float squares = 0.0f;
+#pragma unroll 1
+    for (u32 part = lane; part < Part<Row>::count && i < count; part += kNormLanes) {
+      float columns[Part<Row>::columns];
+      const i64 number = round.rows[i];
+      if (number >= 0) {
+        const u8* row = table.rows + number * Row::stride_bytes;
+        Part<Row>::decode(Part<Row>::load(row, part), Row::load_parameters(row), columns);
+      } else {
+        const float* fetched = staged.row(number);
+#pragma unroll
+        for (u32 c = 0; c < Part<Row>::columns; ++c) columns[c] = other_column<Row>(table, fetched, part, c);
+      }
+#pragma unroll
+      for (u32 c = 0; c < Part<Row>::columns; ++c) {
+        if (Part<Row>::is_real(part, c))
+          squares = __fadd_rn(squares, __fmul_rn(columns[c], columns[c]));
+      }
+    }
+#pragma unroll
+    for (u32 apart = kNormLanes / 2; apart > 0; apart /= 2)
+      squares = __fadd_rn(squares, __shfl_xor_sync(kAllLanes, squares, apart));
+    const float norm = __fsqrt_rn(squares);
+    if (lane == 0 && i < count) round.factors[i] = norm > max_norm ? __fdiv_rn(max_norm, norm) : 1.0f;
+  }
+}
+
+// The sum of one part's columns over a bag's keys of the round, from where the rounds before left it.
+template <class Row>
+struct PartSum {
+  float columns[Part<Row>::columns];
+  float total;  // of the weights, or of their squares
+
+  // Add a row, of which `column(c)` is one of the part's.
+  template <class Column>
+  __device__ __forceinline__ void add(const TableBags& bags, const Round& round, u32 i, Column column) {
+    const float weight = round.weights[i], factor = bags.max_norm > 0.0f ? round.factors[i] : 1.0f;
+#pragma unroll
+    for (u32 c = 0; c < Part<Row>::columns; ++c)
+      columns[c] = __fadd_rn(columns[c], __fmul_rn(__fmul_rn(column(c), factor), weight));
+    total = __fadd_rn(total, bags.combiner == kSqrtN ? __fmul_rn(weight, weight) : weight);
+  }
+
+  // Rows that the cache holds are asked for several at a time; where one of these is not held, they are read in turn.
+  __device__ __forceinline__ void add_rows(const Table& table, const TableBags& bags, const Round& round,
+                                           const Staged& staged, u32 begin, u32 end, u32 part) {
+    constexpr u32 kUnderWay = 4;
+#pragma unroll 1
+    for (u32 i = begin; i < end; i += kUnderWay) {
+      bool all_held = true;
+#pragma unroll
+      for (u32 k = 0; k < kUnderWay; ++k) all_held = all_held && (i + k >= end || round.rows[i + k] >= 0);
+      if (all_held) {
+        add_held_rows<kUnderWay>(table, bags, round, i, end, part);
+        continue;
+      }
+#pragma unroll 1
+      for (u32 k = i; k < min(i + kUnderWay, end); ++k) {
+        if (round.rows[k] >= 0) {
+          add_held_rows<1>(table, bags, round, k, k + 1, part);
+          continue;
+        }
+        const float* fetched = staged.row(round.rows[k]);
+        const u32 at = hidden(part);  // or which columns are real would be kept for each
+        add(bags, round, k, [&](u32 c) { return other_column<Row>(table, fetched, at, c); });
+      }
+    }
+  }
+
+  template <u32 kUnderWay>
+  __device__ __forceinline__ void add_held_rows(const Table& table, const TableBags& bags, const Round& round, u32 i,
+                                                u32 end, u32 part) {
+    uint4 units[kUnderWay];
+    rows::Parameters parameters[kUnderWay];
+#pragma unroll
+    for (u32 k = 0; k < kUnderWay; ++k) {
+      if (i + k >= end) break;
+      const u8* row = table.rows + round.rows[i + k] * Row::stride_bytes;
+      parameters[k] = Row::load_parameters(row);
+      units[k] = Part<Row>::load(row, part);
+    }
+#pragma unroll
+    for (u32 k = 0; k < kUnderWay; ++k) {
+      if (i + k >= end) break;
+      float row[Part<Row>::columns];
+      Part<Row>::decode(units[k], parameters[k], row);
+      add(bags, round, i + k, [&](u32 c) { return row[c]; });
+    }
+  }
+
+  __device__ __forceinline__ void resume(const float* out, u32 part, float begun_total) {
+#pragma unroll
+    for (u32 c = 0; c < Part<Row>::columns; ++c) {
+      if (Part<Row>::is_real(part, c)) columns[c] = out[Part<Row>::first_column(part) + static_cast<int>(c)];
+    }
+    total = begun_total;
+  }
+
+  __device__ __forceinline__ void divide(u32 combiner) {
+    if (combiner == kSum) return;  // by 1, which changes no bit and costs a division per column
+    const float divisor = combiner == kMean ? total : __fsqrt_rn(total);
+#pragma unroll
+    for (u32 c = 0; c < Part<Row>::columns; ++c)
+      columns[c] = divisor == 0.0f ? 0.0f : __fdiv_rn(columns[c], divisor);
+  }
+};

@@ -1,0 +1,278 @@
+// Look up the bags of all tables of a request in their caches and pool each bag's rows into one.
+//
+//   pool               every bag of the request
+//   pool_again         the bags that lacked a key, from the caches and from rows that the host fetched meanwhile
+//   forget             empties the set of missing keys, before the next request
+//   describe_missing   sets it up
+//
+//   tables       Table[T]
+//   bags         TableBags[T], the request's head (bags.cuh); of pool_again, a second head: how many bags are listed
+//   table_count  T
+//   request      what the heads' addresses count from
+//   out          float32; of each table, its pooled rows float32[B, S, D] from TableBags::first_float on, which is a
+//                multiple of 4
+//   missing      MissingSet[1] (missing.cuh)
+//   lacking      uint32; from TableBags::first_bag on, the table's bags that lack a key, in any order
+//   listed       the same of the launch before, which are the bags to be pooled again
+//   staged       the rows that the host fetched, in float32
+//   staged_at    uint32[M], by the number of a missing key: where its row is in `staged`, in units of 16 bytes
+//
+// Launch: grid = any number of blocks, block = kBlockThreads; those beyond the number of items do nothing.
+//
+// Launched once more for a request of which it listed missing keys, `pool` does nothing: the request's bags have been
+// pooled again since, or are to be. So one graph of it and of what reads the rows serves behind pool_again too.
+//
+// A bag's row is the sum, in key order, of its rows times their weights, each operation rounded to float32 (nothing is
+// fused), divided for the mean by the sum of the weights and for sqrtn by the square root of the sum of their squares,
+// also taken in key order; 0 where that is 0. So do the host's loops (kernels/host/lookup_loops.inl), to the bit. A row
+// longer than max_norm is scaled first, by max_norm / |row|: clip_by_norm of TensorFlow. Squares are summed by lane
+// (parts l, l + 8, ... of the row; see Part), then across lanes.
+//
+// A key that its cache lacks counts as a row of the table's default value until it is pooled again; reserved keys
+// always do, and are not listed. Rows that are found count as used, and keys found and missed are counted, as `query`
+// does; by pool_again not once more.
+//
+// How a block works: tiles of lanes find the rows of 256 keys, several at a time each; then all threads share the (bag,
+// part of a row) pairs, so that at any D each has work and a long bag holds up no more lanes than its columns need.
+//
+// A launch is compiled for the forms of all of a model's tables, so here for many at once:
+// Compiled with: HOTROW_KEY=i64 HOTROW_LINE_KEYS=15 HOTROW_FORMS="FORM(0, fp32, 16) FORM(1, fp32, 33)
+//   FORM(2, fp32, 128) FORM(3, fp16, 10) FORM(4, fp16, 64) FORM(5, bf16, 100) FORM(6, int8, 17) FORM(7, uint8, 10)
+//   FORM(8, fp8, 64)"
+// Compiled with: HOTROW_KEY=i64 HOTROW_LINE_KEYS=7 HOTROW_FORMS="FORM(0, fp32, 1) FORM(1, fp32, 64) FORM(2, fp16, 7)
+//   FORM(3, bf16, 33) FORM(4, bf16, 64) FORM(5, int8, 64) FORM(6, uint8, 130) FORM(7, fp8, 10)"
+// Compiled with: HOTROW_KEY=u32 HOTROW_LINE_KEYS=15 HOTROW_FORMS="FORM(0, fp32, 32) FORM(1, fp16, 100)
+//   FORM(2, bf16, 10) FORM(3, int8, 1) FORM(4, uint8, 32) FORM(5, uint8, 64) FORM(6, fp8, 33)"
+#include "part_sum.cuh"
+
+constexpr u32 kTileKeys = 4;
+constexpr u32 kFoundAtOnce = kBlockThreads / kTileLanes * kTileKeys;
+
+// In shared memory, so that what is needed now and then takes no registers in between.
+struct Shared {
+  Table table;
+  TableBags bags;
+  MissingSet set;
+  Item item;
+  Round round;
+  float begun_totals[2];  // of the bag that goes on in the next round: its weights so far, by turns
+  u32 missed_keys;        // of the item
+  u32 lacking_bags;
+  NewSlots fresh;         // of the round
+  u32 first;              // place of the first, in a list of all blocks
+  u32 has_missed;         // whether any item of the block did
+  Member member;
+};
+
+// Fetch the round's keys and weights, a key for each thread. Which of its table's the calling thread's is.
+__device__ __forceinline__ u32 read_round(const TableBags& bags, const u8* request, bool is_again, Shared& shared) {
+  Round& round = shared.round;
+  const u32 i = round.begin + threadIdx.x;
+  if (i >= round.end) return 0;
+  const u32 bag = is_again ? shared.item.bag_of(i) : 0;
+  const u32 place = shared.item.begins[bag] + i - shared.item.begin_of(bag);
+  round.keys[threadIdx.x] = __ldg(reinterpret_cast<const i64*>(request + bags.keys_at) + place);
+  round.weights[threadIdx.x] =
+      bags.weights_at ? __ldg(reinterpret_cast<const float*>(request + bags.weights_at) + place) : 1.0f;
+  return place;
+}
+
+// Find the rows of the round's keys.
+template <bool kIsReader>
+__device__ __forceinline__ void find_round(const Table& table, Round& round) {
+  const Tile tile;
+  const u32 count = round.end - round.begin;
+#pragma unroll 1
+  for (u32 first = threadIdx.x / kTileLanes * kTileKeys; first < kRoundKeys; first += kFoundAtOnce) {
+    if (first - threadIdx.x / kTileLanes * kTileKeys >= count) break;  // all tiles of the block alike: they vote
+    i64 keys[kTileKeys], found[kTileKeys];
+#pragma unroll
+    for (u32 k = 0; k < kTileKeys; ++k) keys[k] = first + k < count ? round.keys[first + k] : kNoKey;
+    find_rows<kIsReader>(table, tile, keys, found);
+    if (tile.lane == 0) {
+#pragma unroll
+      for (u32 k = 0; k < kTileKeys; ++k) round.rows[first + k] = found[k];
+    }
+  }
+}
+
+// The calling thread's key of the round, if its cache lacks it: enter it as missing, or find its fetched row.
+template <bool kAgain>
+__device__ __forceinline__ void miss(const TableBags& bags, u32 place, Shared& shared) {
+  Round& round = shared.round;
+  const u32 i = round.begin + threadIdx.x;
+  if (i >= round.end || round.rows[threadIdx.x] != kNoRow) return;
+  const i64 key = round.keys[threadIdx.x];
+  if (is_reserved(key)) return;
+  const Region region = region_of(bags);
+  if (kAgain) {
+    const u32 number = number_of(shared.set, region, key);
+    if (number < kUnlisted) {
+      round.rows[threadIdx.x] = staged_row(number);
+      return;
+    }
+  }
+  atomicAdd(&shared.missed_keys, 1u);
+  atomicOr(&shared.item.lacks[shared.item.bag_of(i)], 1u);
+  enter_missing(shared.set, region, key, bags.first_position + place, shared.fresh);
+}
+
+// Pool the round's keys: bags that end in it are finished, one that goes on leaves its sums in `out`. Between barriers.
+template <class Row>
+__device__ __forceinline__ void pool_round(const Table& table, const TableBags& bags, const Staged& staged,
+                                           Shared& shared, u32 first_bag, float* out) {
+  const Item& item = shared.item;
+  const Round& round = shared.round;
+  const u32 turn = round.begin / kRoundKeys % 2;
+  const u32 ended = item.bag_of(round.end), last = ended < item.count ? ended : item.count - 1;
+  const u32 pairs = (last + 1 - first_bag) * Part<Row>::count;
+#pragma unroll 1
+  for (u32 pair = threadIdx.x; pair < pairs; pair += kBlockThreads) {
+    const u32 bag = first_bag + pair / Part<Row>::count, part = pair % Part<Row>::count;
+    const u32 begin = item.begin_of(bag), end = item.ends[bag];
+    float* row = out + bags.first_float + static_cast<i64>(item.bags[bag]) * Row::dim;
+    PartSum<Row> sum = {};
+    if (begin < round.begin) sum.resume(row, part, shared.begun_totals[turn]);
+    sum.add_rows(table, bags, round, staged, max(begin, round.begin) - round.begin, min(end, round.end) - round.begin,
+                 part);
+    if (end <= round.end)
+      sum.divide(bags.combiner);
+    else if (part == 0)
+      shared.begun_totals[1 - turn] = sum.total;
+    Part<Row>::store(row, part, sum.columns);
+  }
+}
+
+__device__ __forceinline__ void pool_found(const Table& table, const TableBags& bags, const Staged& staged,
+                                           Shared& shared, u32 first_bag, float* out) {
+  with_form(table.form, [&](auto row) {
+    using Row = decltype(row);
+    if (bags.max_norm > 0.0f) {
+      measure_norms<Row>(table, bags.max_norm, staged, shared.round);
+      __syncthreads();
+    }
+    pool_round<Row>(table, bags, staged, shared, first_bag, out);
+  });
+}
+
+// List the item's bags that lack a key, and count what was missed. Between barriers.
+__device__ __forceinline__ void list_bags(const TableBags& bags, MissingCounts* counts, Shared& shared, u32* lacking) {
+  if (shared.missed_keys == 0) return;
+  Item& item = shared.item;
+  u32 place = 0;
+  const bool lacks = threadIdx.x < item.count && item.lacks[threadIdx.x];
+  if (lacks) place = atomicAdd(&shared.lacking_bags, 1u);
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    shared.has_missed = 1;
+    shared.first = atomicAdd(&counts->bags, shared.lacking_bags);
+    atomicAdd(&counts->keys, shared.missed_keys);
+  }
+  __syncthreads();
+  if (lacks) lacking[bags.first_bag + shared.first + place] = item.bags[threadIdx.x];
+}
+
+template <bool kAgain>
+__device__ __forceinline__ void pool_item(const Table& table, const TableBags& bags, const u8* request,
+                                          const MissingSet& set, const Staged& staged, Shared& shared,
+                                          float* out) {
+  Round& round = shared.round;
+  const u32 keys = shared.item.keys();
+  u32 first_bag = 0, begin = 0;
+  do {
+    if (threadIdx.x == 0) {
+      round.begin = begin;
+      round.end = min(begin + kRoundKeys, keys);
+      shared.fresh.count = 0;
+    }
+    __syncthreads();
+    const u32 place = read_round(bags, request, kAgain, shared);
+    __syncthreads();
+    find_round<!kAgain>(table, round);
+    __syncthreads();
+    miss<kAgain>(bags, place, shared);
+    __syncthreads();
+    list_slots(shared.set, shared.fresh);
+    pool_found(table, bags, staged, shared, first_bag, out);
+    first_bag = shared.item.bag_of(round.end);
+    begin += kRoundKeys;
+    __syncthreads();
+  } while (begin < keys);
+}
+
+template <bool kAgain>
+__device__ __forceinline__ void pool_items(const Table* tables, const TableBags* bags, u32 table_count,
+                                           const u8* request, const MissingSet& missing, const Staged& staged,
+                                           const u32* listed, u32* lacking, float* out) {
+  __shared__ Shared shared;
+  const MissingSet& set = shared.set;
+  const u32 item_count = count_items(bags[table_count - 1]);
+  const u32 blocks = max(min(item_count, gridDim.x), 1u);  // a graph's grid is larger than most requests
+  if (blockIdx.x >= blocks) return;
+  // All these blocks see the same: this is written when all of them are done.
+  if (!kAgain && __ldcg(missing.progress + kSlotsListed) != 0) return;
+  if (threadIdx.x == 0) {
+    shared.set = missing;
+    shared.has_missed = 0;
+    start_block(*missing.team);
+  }
+#pragma unroll 1
+  for (u32 number = blockIdx.x; number < item_count; number += gridDim.x) {
+    const u32 t = table_of_item(bags, table_count, number);
+    const Table& table = shared.table;
+    const TableBags& mine = shared.bags;
+    if (threadIdx.x == 0) {
+      shared.table = tables[t];
+      shared.bags = bags[t];
+      shared.missed_keys = shared.lacking_bags = 0;
+    }
+    __syncthreads();
+    const int* row_ptrs = reinterpret_cast<const int*>(request + mine.row_ptrs_at);
+    read_item(mine, row_ptrs, listed ? listed + mine.first_bag : nullptr, number, shared.item);
+    pool_item<kAgain>(table, mine, request, set, staged, shared, out);
+    list_bags(mine, set.counts + t, shared, lacking);
+    if (!kAgain && threadIdx.x == 0) {
+      const u32 missed = shared.missed_keys, found = shared.item.keys() - missed;
+      if (found) atomicAdd(counter_at(table, kKeysFound), u64(found));
+      if (missed) atomicAdd(counter_at(table, kKeysMissed), u64(missed));
+    }
+    __syncthreads();
+  }
+  if (!stays_to_list(missing, blocks, shared.has_missed, shared.member)) return;
+  list_missing<kBlockThreads>(set, shared.member, table_count, FirstPositions{bags, table_count});
+}
+
+extern "C" __global__ void __launch_bounds__(256, 3)
+    pool(const Table* tables, const TableBags* bags, u32 table_count, const u8* request, const MissingSet* missing,
+         u32* lacking, float* out) {
+  pool_items<false>(tables, bags, table_count, request, *missing, {}, nullptr, lacking, out);
+}
+
+extern "C" __global__ void __launch_bounds__(256, 3)
+    pool_again(const Table* tables, const TableBags* bags, u32 table_count, const u8* request,
+               const MissingSet* missing,
+               const u8* staged, const u32* staged_at, const u32* listed, u32* lacking, float* out) {
+  pool_items<true>(tables, bags, table_count, request, *missing, {staged, staged_at}, listed, lacking, out);
+}
+
+// Launch: grid = any number of blocks, block = kBlockThreads.
+extern "C" __global__ void __launch_bounds__(256) forget(const MissingSet* missing) {
+  const MissingSet& set = *missing;
+  const u32 used = __ldcg(set.progress + kSlotsUsed);
+  for (u32 i = blockIdx.x * kBlockThreads + threadIdx.x; i < used; i += gridDim.x * kBlockThreads)
+    set.slots[set.used[i]] = {kNoKey, kNoPosition, kUnlisted};
+  if (leaves_last(*set.team, gridDim.x)) set.progress[kSlotsUsed] = set.progress[kSlotsListed] = 0;
+}
+
+// Write the descriptor of a request's set, and empty it. Who made the arrays keeps them alive.
+//
+//   slot_count   2 N; all other arrays were zeros before
+//
+// Launch: as forget.
+extern "C" __global__ void __launch_bounds__(256)
+    describe_missing(MissingSet* missing, MissingSlot* slots, u32* used, u32* marks, u32* ranks, u32* progress,
+                     Team* team, MissingCounts* counts, MissingReport* report, i64* keys, u32* times, u32 slot_count) {
+  const u32 thread = blockIdx.x * kBlockThreads + threadIdx.x;
+  for (u32 i = thread; i < slot_count; i += gridDim.x * kBlockThreads) slots[i] = {kNoKey, kNoPosition, kUnlisted};
+  if (thread == 0) *missing = {slots, used, marks, ranks, progress, team, counts, report, keys, times};
+}

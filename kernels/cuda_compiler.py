@@ -1,0 +1,87 @@
+"""NVRTC for GPUs: compiles kernels, and keeps their machine code in the user's cache directory."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from cupy.cuda import nvrtc
+
+from kernels.errors import KernelError
+
+COMPILER_OPTIONS = ("--std=c++17", "--fmad=false", "--device-as-default-execution-space")
+"""How NVRTC compiles kernels: no contraction, so that a float is the same as on the host; lambdas are device code.
+
+Subnormals are kept, which is NVRTC's default and not CuPy's: ``cupy.RawModule`` and ``RawKernel`` add ``-ftz=true``
+behind all options of code that they compile, and NVRTC obeys the last. So CuPy is only given machine code.
+"""
+
+
+def cubin_file(name: str, text: str, architecture: int, options: Sequence[str]) -> Path:
+    """Return the file with the machine code of a kernel file's text, compiled unless it was before.
+
+    Args:
+        name: what the file's name begins with.
+        text: of ``read_source``.
+        architecture: 90 for sm_90.
+        options: see ``compile_cubin``.
+
+    Raises:
+        KernelError: it does not compile.
+    """
+    made_of = repr((text, architecture, COMPILER_OPTIONS, tuple(options), nvrtc.getVersion()))
+    file = _directory() / f"{name}-{hashlib.sha256(made_of.encode()).hexdigest()[:32]}.cubin"
+    if not file.exists():
+        cubin, _ = compile_cubin(text, architecture, options)
+        # Another process may make the same file: each writes its own, and renaming is atomic.
+        with tempfile.TemporaryDirectory(dir=file.parent) as scratch:
+            made = Path(scratch) / file.name
+            made.write_bytes(cubin)
+            made.replace(file)
+    return file
+
+
+@functools.cache
+def _directory() -> Path:
+    """``$XDG_CACHE_HOME/hotrow/cubin`` or ``~/.cache/hotrow/cubin``; where that cannot be, one of this process."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    directory = (Path(base) if base else Path.home() / ".cache") / "hotrow" / "cubin"
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=directory):
+            return directory
+    except OSError:  # a GPU does not depend on a home that can be written: each process compiles for itself then
+        own = tempfile.mkdtemp(prefix="hotrow-cubin-")
+        atexit.register(shutil.rmtree, own, ignore_errors=True)
+        return Path(own)
+
+
+def compile_cubin(text: str, architecture: int, options: Sequence[str]) -> tuple[bytes, str]:
+    """Compile a kernel file's text for a GPU that need not be there.
+
+    Args:
+        text: of ``read_source``.
+        architecture: 80 for sm_80.
+        options: NVRTC's, beside ``COMPILER_OPTIONS``.
+
+    Returns:
+        machine code and the compiler's log: registers and spills, with the option ``--ptxas-options=-v``.
+
+    Raises:
+        KernelError: it does not compile.
+    """
+    program = nvrtc.createProgram(text, "kernel.cu", (), ())
+    try:
+        nvrtc.compileProgram(program, (f"--gpu-architecture=sm_{architecture}", *COMPILER_OPTIONS, *options))
+        # CuPy takes the last byte for the zero that ends a string, and leaves it out (as of 14.2): it is the ELF's.
+        return nvrtc.getCUBIN(program) + b"\0", nvrtc.getProgramLog(program)
+    except nvrtc.NVRTCError as err:
+        raise KernelError(f"sm_{architecture}: {nvrtc.getProgramLog(program).strip() or err}") from err
+    finally:
+        nvrtc.destroyProgram(program)

@@ -1,0 +1,142 @@
+// From keys to the addresses of their rows. Included by lookup_loops.inl.
+//
+// A lookup misses the caches twice, one miss after the other: its bucket, then its row. The stream hides both by
+// running ahead: when row i is used, row i + rows_ahead is being fetched and so is bucket i + rows_ahead +
+// kBucketsAhead. They are fetched into the second-level cache (locality 2, prefetcht1 on x86): the first level can have
+// far fewer misses under way, and filling it directly halves the rate (measured on Zen 4: 33 M rows/s against 68 at
+// dim 32).
+//
+// The fewer instructions a key takes, the more keys the CPU has in sight at a time, and the more misses at once. So the
+// common key meets few tests and no call, and nothing of a stream but its rings is in memory: a tenth of the rate at
+// dim 32.
+//
+// In a virtual machine whose host keeps memory in small pages, huge pages here or not, a line of another page also
+// costs a walk of two page tables, and a prefetch stays in sight until its walk is over. So it looked on a Zen 3: with
+// 10 M rows such a line cost 6 to 11 ns, one beside it 1.3 ns. A lookup takes two such lines a key, a gather with known
+// rows one; neither distances of 8 to 32 keys nor the cache level made a difference.
+
+constexpr size_t kBucketsAhead = 32;
+
+// Fewer rows ahead where a row has many lines.
+constexpr size_t rows_ahead(RowType type, uint32_t dim) { return dim == 0 || row_bytes(type, dim) > 256 ? 16 : 32; }
+
+HOTROW_TARGET inline void prefetch_line(const void* line) { __builtin_prefetch(line, 0, 2); }
+
+// The key's row, in whichever bucket it is; kNoRow if the key is absent. The index by value: with the address of its
+// own a caller's stream would lie in memory.
+HOTROW_TARGET __attribute__((noinline)) uint32_t search(IndexView index, uint64_t home, int64_t key) {
+  uint64_t b = home;
+  do {
+    const Bucket& bucket = index.buckets[b];
+    while (const unsigned slots = matches(bucket, key)) {
+      const uint32_t row = bucket.row_of(key, __builtin_ctz(slots));
+      if (row != kNoRow) return row;
+      // No row belongs to a free slot's mark. Callers check for it, but their array may have changed since.
+      if (key == kEmpty) return kNoRow;
+      // A writer took the key away while we looked; it may have put it back in another slot: look again.
+    }
+    // relaxed: a key whose insertion happened before this lookup brought its counts along; others may be missed.
+    if (bucket.passed.load(std::memory_order_relaxed) == 0) return kNoRow;
+    b = index.after(b);
+  } while (b != home);
+  return kNoRow;
+}
+
+// The same. For 49 keys of 50 one look at the home bucket tells: they are there, or nobody went past it. Numbers below
+// `rows` take one test; there are others only in a damaged file. In every loop: a call costs a sixth of the rate.
+HOTROW_TARGET inline __attribute__((always_inline)) uint32_t find_row(const IndexView& index, uint64_t home,
+                                                                      int64_t key, uint32_t rows) {
+  const Bucket& bucket = index.buckets[home];
+  const unsigned slots = matches(bucket, key);
+  const uint32_t row = __builtin_expect(slots != 0, 1) ? bucket.row_at_one_look(key, __builtin_ctz(slots)) : kNoRow;
+  if (__builtin_expect(row < rows, 1)) return row;
+  if (slots == 0 && bucket.passed.load(std::memory_order_relaxed) == 0) return kNoRow;
+  return search(index, home, key);
+}
+
+template <RowType kType>
+HOTROW_TARGET inline __attribute__((always_inline)) void prefetch_row(const std::byte* row, size_t bytes) {
+  for (size_t at = 0; at < bytes; at += 64) prefetch_line(row + at);
+  if constexpr (is_row_wise(kType)) prefetch_line(row + bytes - 1);  // such a row may begin anywhere in a line
+}
+
+// Turns keys into row pointers, one by one, with the memory fetched ahead. kDim is 0 where the dim is not known.
+//
+// A key that has kAhead more behind it, in a table without stamps, is plain: one test for all that does not concern it.
+template <RowType kType, uint32_t kDim>
+class RowStream {
+ public:
+  HOTROW_TARGET RowStream(const TableView& table, const int64_t* keys, size_t n, bool* found)
+      : index_(table.index),
+        rows_{table.rows.rows, kDim ? row_stride_bytes(kType, kDim) : table.rows.stride_bytes, table.rows.count},
+        row_bytes_(row_bytes(kType, kDim ? kDim : table.dim)),
+        keys_(keys),
+        n_(n),
+        plain_(table.stamps.stamps || n < kAhead ? 0 : n - kAhead),
+        found_(found),
+        stamps_(table.stamps) {
+    for (size_t i = 0; i < kBucketsAhead && i < n_; ++i) start(i);
+    for (size_t i = 0; i < kRowsAhead && i < n_; ++i) resolve_any(i);
+  }
+
+  // The next key's row; zeros if it is absent.
+  HOTROW_TARGET Row<kType> next() {
+    const std::byte* row = ring_[at_ % kRowsAhead];
+    if (__builtin_expect(at_ < plain_, 1)) {
+      resolve(at_ + kRowsAhead, restart(at_ + kAhead));
+    } else {
+      if (stamps_.stamps) stamps_.touch(numbers_[at_ % kRowsAhead]);
+      if (at_ + kRowsAhead < n_) resolve_any(at_ + kRowsAhead);
+    }
+    ++at_;
+    return Row<kType>(row);
+  }
+
+ private:
+  static constexpr size_t kRowsAhead = rows_ahead(kType, kDim);
+  static constexpr size_t kAhead = kRowsAhead + kBucketsAhead;
+
+  HOTROW_TARGET void start(size_t i) {
+    const uint64_t home = index_.home(keys_[i]);
+    homes_[i % kBucketsAhead] = home;
+    prefetch_line(index_.buckets + home);
+  }
+
+  // Start with key i; returns the home of the one whose place in the ring it takes.
+  HOTROW_TARGET uint64_t restart(size_t i) {
+    const uint64_t home = homes_[i % kBucketsAhead];
+    start(i);
+    return home;
+  }
+
+  HOTROW_TARGET uint32_t resolve(size_t i, uint64_t home) {
+    const uint32_t number = find_row(index_, home, keys_[i], rows_.count);
+    found_[i] = number != kNoRow;
+    const std::byte* row = rows_.at(number);
+    prefetch_row<kType>(row, row_bytes_);
+    ring_[i % kRowsAhead] = row;
+    return number;
+  }
+
+  // The same for a key near the end, or of a table with stamps.
+  HOTROW_TARGET void resolve_any(size_t i) {
+    const bool is_near_end = i + kBucketsAhead >= n_;
+    const uint32_t number = resolve(i, is_near_end ? homes_[i % kBucketsAhead] : restart(i + kBucketsAhead));
+    if (!stamps_.stamps) return;
+    stamps_.prefetch(number);
+    numbers_[i % kRowsAhead] = number;
+  }
+
+  const IndexView index_;
+  const RowsView rows_;
+  const size_t row_bytes_;
+  const int64_t* const keys_;
+  const size_t n_;
+  const size_t plain_;  // keys before this one are plain
+  bool* const found_;
+  size_t at_ = 0;
+  uint64_t homes_[kBucketsAhead];
+  const std::byte* ring_[kRowsAhead];
+  StampsView stamps_;
+  uint32_t numbers_[kRowsAhead];  // of the rows in ring_, where there are stamps
+};

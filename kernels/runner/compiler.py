@@ -1,0 +1,117 @@
+"""g++ for the runner: finds it, compiles, and keeps what it made in the user's cache directory."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+from kernels.errors import DeviceUnavailableError, KernelError
+
+HEADERS = Path(__file__).parent / "cpu"
+
+_FLAGS = [
+    "-std=c++17",
+    "-O2",
+    "-g1",
+    "-fPIC",
+    "-shared",
+    "-pthread",
+    "-ffp-contract=off",  # a kernel's floats are what its operators and intrinsics say
+    "-fno-math-errno",
+    "-fno-strict-aliasing",  # kernels read rows and lines as whole words, as nvcc lets them
+    "-Wno-unknown-pragmas",
+    "-Wno-attributes",
+]
+# A kernel is found before a function of the C library that has its name.
+_OWN_NAMES_FIRST = "-Wl,-Bsymbolic-functions"
+_SANITIZERS = {
+    "": [],
+    "thread": ["-fsanitize=thread", "-Wno-tsan"],
+    "address": ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-fno-sanitize=vptr"],
+}
+
+
+class Compiler:
+    """Makes shared libraries out of C++. Any thread may use it; libraries are made one at a time.
+
+    Args:
+        sanitizer: ``"thread"``, ``"address"`` (with undefined behaviour) or ``""``; the process must have been started
+            with the sanitizer's library preloaded.
+    """
+
+    def __init__(self, sanitizer: str = "") -> None:
+        """See the class.
+
+        Raises:
+            DeviceUnavailableError: there is no g++.
+            ValueError: no such sanitizer.
+        """
+        if sanitizer not in _SANITIZERS:
+            raise ValueError(f"sanitizer {sanitizer!r}: expected 'thread', 'address' or none")
+        self.sanitizer = sanitizer
+        self._program = shutil.which("g++")
+        if self._program is None:
+            raise DeviceUnavailableError("the kernel runner needs g++ at run time: apt-get install g++")
+        self._version = _run([self._program, "-v"]).stderr
+        self._lock = threading.Lock()
+
+    def scheduler(self) -> Path:
+        """Return the library that runs the threads of blocks."""
+        files = sorted(HEADERS.glob("*.cpp"))
+        flags = [f"-DHOTROW_{self.sanitizer.upper()}_SANITIZER"] if self.sanitizer else []
+        return self._library("scheduler", "".join(f'#include "{file.name}"\n' for file in files), flags)
+
+    def kernels(self, name: str, text: str, options: Sequence[str]) -> Path:
+        """Return the library of a kernel file's text, compiled with the headers that stand in for CUDA."""
+        flags = ["-include", "cuda_cpu.h", _OWN_NAMES_FIRST, *options, *_SANITIZERS[self.sanitizer]]
+        return self._library(name, text, flags)
+
+    def _library(self, name: str, text: str, flags: Sequence[str]) -> Path:
+        digest = hashlib.sha256(repr((text, [*_FLAGS, *flags], self._version)).encode())
+        for header in sorted(HEADERS.iterdir()):
+            digest.update(header.read_bytes())
+        with self._lock:
+            library = cache_directory() / f"{name}-{digest.hexdigest()[:32]}.so"
+            if not library.exists():
+                self._compile(text, flags, library)
+            return library
+
+    def _compile(self, text: str, flags: Sequence[str], library: Path) -> None:
+        # Another process may make the same library: each writes its own file, and renaming is atomic.
+        with tempfile.TemporaryDirectory(dir=library.parent) as scratch:
+            made = Path(scratch) / "library.so"
+            command = [str(self._program), *_FLAGS, f"-I{HEADERS}", *flags, "-x", "c++", "-", "-o", str(made)]
+            done = _run(command, text)
+            if done.returncode:
+                raise KernelError(f"{library.name.partition('-')[0]} does not compile:\n{done.stderr[:4000]}")
+            made.replace(library)
+
+
+def _run(command: Sequence[str], text: str = "") -> subprocess.CompletedProcess[str]:
+    # Without what a sanitizer preloads into this process: the compiler would run under it too, many times slower.
+    environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
+    return subprocess.run(command, input=text, capture_output=True, text=True, env=environment, check=False)
+
+
+def cache_directory() -> Path:
+    """Return ``$XDG_CACHE_HOME/hotrow/runner`` or ``~/.cache/hotrow/runner``, made if it is not there.
+
+    Raises:
+        DeviceUnavailableError: it cannot be made.
+    """
+    base = os.environ.get("XDG_CACHE_HOME")
+    directory = (Path(base) if base else Path.home() / ".cache") / "hotrow" / "runner"
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as err:
+        raise DeviceUnavailableError(
+            f"the kernel runner keeps compiled kernels in {directory}, which cannot be made ({err.strerror}): "
+            "set XDG_CACHE_HOME to a folder that can be written"
+        ) from err
+    return directory

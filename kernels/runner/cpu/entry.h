@@ -1,0 +1,28 @@
+// How the scheduler calls a kernel: with an array of the addresses of its arguments, as cuLaunchKernel takes them.
+#pragma once
+#include <type_traits>
+#include <utility>
+
+#include "thread.h"
+
+namespace cpu {
+
+template <class... Parameters, size_t... I>
+void call_kernel(void (*kernel)(Parameters...), void** arguments, std::index_sequence<I...>) {
+  kernel(*static_cast<std::remove_reference_t<Parameters>*>(arguments[I])...);
+}
+
+template <class... Parameters>
+void call_kernel(void (*kernel)(Parameters...), void** arguments) {
+  call_kernel(kernel, arguments, std::index_sequence_for<Parameters...>{});
+}
+
+static thread_local char shared_memory_anchor;  // static: each library its own
+
+}  // namespace cpu
+
+// Makes this library's shared memory on the calling OS thread. The first thread of a block to touch it would else make it
+// for all, which the race check would take for a write.
+extern "C" __attribute__((visibility("default"), used)) inline void hotrow_prepare() {
+  asm volatile("" ::"r"(&cpu::shared_memory_anchor));
+}

@@ -1,0 +1,28 @@
+"""Captured work of the runner."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from kernels.device import Stream
+from kernels.errors import KernelError
+from kernels.runner.streams import RunnerStream, Work
+
+
+class RunnerGraph:
+    """See ``kernels.device.Graph``. What was queued is kept as it was, with its arrays, and queued again."""
+
+    def __init__(self, device_name: str, function: Callable[[], Any], recorded: Sequence[Work], result: Any) -> None:
+        """``recorded`` is what the function queued, ``result`` what it returned."""
+        self.result = result
+        self._function = function  # what it owns, launches may know by address alone
+        self._device_name = device_name
+        self._recorded = tuple(recorded)
+
+    def launch(self, stream: Stream) -> None:
+        """See ``Graph.launch``."""
+        if not isinstance(stream, RunnerStream) or stream.device_name != self._device_name:
+            raise KernelError(f"a graph of {self._device_name} cannot be launched on {stream!r}")
+        for work in self._recorded:
+            stream.submit(work)

@@ -1,0 +1,53 @@
+"""Views of arrays: other shapes of the same memory, which CuPy makes on the host without any work of the device."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from types import EllipsisType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+_RESHAPES = frozenset({np.ndarray.reshape, np.reshape})
+_TURNS = frozenset(
+    {
+        np.ndarray.view,
+        np.ndarray.transpose,
+        np.transpose,
+        np.ndarray.swapaxes,
+        np.swapaxes,
+        np.ndarray.squeeze,
+        np.squeeze,
+    }
+)
+
+
+def view_of(
+    memory: npt.NDArray[Any], operation: Callable[..., Any], rest: tuple[Any, ...], kwargs: dict[str, Any]
+) -> npt.NDArray[Any] | None:
+    """Return what an operation makes of an array if it looks at none of its values, else None.
+
+    Args:
+        memory: the array.
+        operation: as ``Owner.operate`` is given it.
+        rest: its arguments behind the array.
+        kwargs: its arguments by name.
+    """
+    if operation is operator.getitem:
+        index = rest[0] if isinstance(rest[0], tuple) else (rest[0],)
+        if not all(map(_is_basic, index)):
+            return None
+        return memory[index if ... in index else (*index, ...)]  # ...: one value is an array too
+    if operation in _TURNS or (operation in _RESHAPES and memory.flags.c_contiguous and not kwargs):
+        view: npt.NDArray[Any] = operation(memory, *rest, **kwargs)
+        return view
+    return None
+
+
+def _is_basic(part: Any) -> bool:
+    """Whether a part of an index picks by position alone."""
+    if isinstance(part, bool):
+        return False
+    return part is None or isinstance(part, int | np.integer | slice | EllipsisType)
