@@ -7,8 +7,9 @@ if TYPE_CHECKING:
     from serving import errors
     from serving.dumps import dump_table, load_table
     from serving.hugectr import CreateEmbeddingCache, CreateParameterServer
+    from serving.opening import load_model
     from serving.parameter_server import ParameterServer
-    from serving.session import InferenceSession, load_model
+    from serving.session import InferenceSession
     from serving.storage import open_snapshot
 
 __all__ = [
@@ -29,7 +30,7 @@ _HOMES = {
     "InferenceSession": "serving.session",
     "ParameterServer": "serving.parameter_server",
     "dump_table": "serving.dumps",
-    "load_model": "serving.session",
+    "load_model": "serving.opening",
     "load_table": "serving.dumps",
     "open_snapshot": "serving.storage",
 }

@@ -28,18 +28,14 @@ def flat_integers(value: Any, tensor: str) -> NDArray[np.int64]:
     Raises:
         RequestError: it is something else, or a value does not fit int64.
     """
-    if isinstance(value, list | tuple):
-        array = _integers_of_list(value, tensor)
-    else:
-        array = _as_array(value, tensor)
-        if array.dtype.kind not in "iu":
-            raise RequestError(f"{tensor}: expected integers, got an array of {array.dtype}")
-    if array.ndim != 1 and not (array.ndim == 2 and array.shape[0] == 1):
-        raise RequestError(f"{tensor}: expected the shape [n] or [1, n], got {list(array.shape)}")
-    flat = array.reshape(-1)
-    if flat.dtype.kind == "u" and flat.dtype.itemsize == 8 and flat.size and flat.max() > np.uint64(2**63 - 1):
-        at = int(np.argmax(flat > np.uint64(2**63 - 1)))
-        raise RequestError(f"{tensor}: {flat[at]} at position {at} does not fit int64")
+    return np.ascontiguousarray(_flat(value, tensor), dtype=np.int64)
+
+
+def flat_offsets(value: Any, tensor: str) -> NDArray[np.int32] | NDArray[np.int64]:
+    """Return the same, but int32[n] for an array of int32, which is not widened."""
+    flat = _flat(value, tensor)
+    if flat.dtype == np.int32:
+        return np.ascontiguousarray(flat, dtype=np.int32)
     return np.ascontiguousarray(flat, dtype=np.int64)
 
 
@@ -61,6 +57,23 @@ def floats(value: Any, tensor: str) -> NDArray[np.float32]:
         with np.errstate(over="ignore"):
             array = array.astype(np.float32)
     return np.ascontiguousarray(array)
+
+
+def _flat(value: Any, tensor: str) -> NDArray[Any]:
+    """Return integers[n] that fit int64."""
+    if isinstance(value, list | tuple):
+        array = _integers_of_list(value, tensor)
+    else:
+        array = _as_array(value, tensor)
+        if array.dtype.kind not in "iu":
+            raise RequestError(f"{tensor}: expected integers, got an array of {array.dtype}")
+    if array.ndim != 1 and not (array.ndim == 2 and array.shape[0] == 1):
+        raise RequestError(f"{tensor}: expected the shape [n] or [1, n], got {list(array.shape)}")
+    flat = array.reshape(-1)
+    if flat.dtype.kind == "u" and flat.dtype.itemsize == 8 and flat.size and flat.max() > np.uint64(2**63 - 1):
+        at = int(np.argmax(flat > np.uint64(2**63 - 1)))
+        raise RequestError(f"{tensor}: {flat[at]} at position {at} does not fit int64")
+    return flat
 
 
 def _as_array(value: Any, tensor: str) -> NDArray[Any]:

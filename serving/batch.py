@@ -6,13 +6,13 @@ Masks are asked through ``np.count_nonzero``, which for arrays of a request's si
 
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.host import split_by_table
-from serving.arrays import flat_integers, floats
+from kernels.host import first_outside, split_by_table
+from serving.arrays import flat_integers, flat_offsets, floats
 from serving.config import ModelConfig, TableConfig
 from serving.errors import RequestError
 from serving.model.sparse_rows import KeyType, key_range
@@ -23,10 +23,10 @@ DENSE, KEYS, ROW_PTRS = "DES", "CATCOLUMN", "ROWINDEX"
 INT32_MAX = 2**31 - 1
 
 Ints = NDArray[np.int64]
+Offsets = NDArray[np.int32] | NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True)
-class TableKeys:
+class TableKeys(NamedTuple):
     """The keys of one table for all samples of a batch.
 
     Attributes:
@@ -76,13 +76,9 @@ def read_batch(config: ModelConfig, dense: Any, keys: Any, row_ptrs: Any) -> Bat
             names the tensor and the place.
     """
     flat_keys = flat_integers(keys, KEYS)
-    offsets = flat_integers(row_ptrs, ROW_PTRS)
+    offsets = flat_offsets(row_ptrs, ROW_PTRS)
     _check_keys(flat_keys, config.key_type)
-    if len(config.tables) == 1:
-        samples = _samples(offsets.size - 1, config.tables[0].slots, config, offsets.size)
-        tables: tuple[TableKeys, ...] = (_one_table(config.tables[0], flat_keys, offsets),)
-    else:
-        samples, tables = _several_tables(config, flat_keys, offsets)
+    samples, tables = _by_table(config, flat_keys, offsets)
     return Batch(dense=_read_dense(dense, samples, config.dense_dim), tables=tables)
 
 
@@ -90,8 +86,8 @@ def _check_keys(keys: Ints, key_type: KeyType) -> None:
     if keys.size > INT32_MAX:
         raise RequestError(f"{KEYS}: {keys.size} keys, but 32-bit offsets reach {INT32_MAX}")
     smallest, largest = key_range(key_type)
-    if keys.size and (keys.min() < smallest or keys.max() > largest):
-        at = int(np.argmax((keys < smallest) | (keys > largest)))
+    at = first_outside(keys, smallest, largest)
+    if at < keys.size:
         why = "a uint32 key lies" if key_type == "I32" else "is reserved: a key lies"
         raise RequestError(f"{KEYS}: {keys[at]} at position {at}: {why} in {smallest}..{largest}")
 
@@ -109,7 +105,7 @@ def _samples(bags: int, slots: int, config: ModelConfig, length: int) -> int:
     return samples
 
 
-def _check_offsets(offsets: Ints, start: int) -> None:
+def _check_offsets(offsets: Offsets, start: int) -> None:
     """Check that ``offsets``, which begins at position ``start`` of the tensor, starts at 0 and never falls."""
     if offsets[0] != 0:
         raise RequestError(f"{ROW_PTRS}: expected 0 at position {start}, got {offsets[0]}")
@@ -124,49 +120,39 @@ def _check_end(end: int, keys: Ints) -> None:
         raise RequestError(f"{ROW_PTRS}: the offsets end at {end}, but {KEYS} has {keys.size} keys")
 
 
-def _check_keys_per_sample(table: TableConfig, counts: NDArray[np.integer]) -> None:
-    """``counts``: [B], keys of each sample."""
-    limit = table.max_keys_per_sample
-    if limit is not None and counts.max() > limit:
-        at = int(np.argmax(counts > limit))
-        reason = f"sample {at} has {counts[at]} keys, but table {table.name!r} takes at most {limit} per sample"
-        raise RequestError(f"{ROW_PTRS}: {reason}")
-
-
-def _one_table(table: TableConfig, keys: Ints, offsets: Ints) -> TableKeys:
-    _check_offsets(offsets, 0)
-    _check_end(int(offsets[-1]), keys)
-    by_sample = offsets[:: table.slots]
-    _check_keys_per_sample(table, by_sample[1:] - by_sample[:-1])
-    return TableKeys(keys=keys, row_ptrs=offsets.astype(np.int32))
-
-
-def _several_tables(config: ModelConfig, keys: Ints, offsets: Ints) -> tuple[int, tuple[TableKeys, ...]]:
+def _by_table(config: ModelConfig, keys: Ints, offsets: Offsets) -> tuple[int, tuple[TableKeys, ...]]:
     slots = [table.slots for table in config.tables]
     total = sum(slots)
-    # B * total + 1 and B * total + T cannot be mistaken for each other: 0 < T - 1 < total.
-    is_one_csr = offsets.size % total == 1
+    # B * total + 1 and B * total + T cannot be mistaken for each other: 0 < T - 1 < total, or T is 1.
+    is_one_csr = len(slots) == 1 or offsets.size % total == 1
     samples = _samples(offsets.size - (1 if is_one_csr else len(slots)), total, config, offsets.size)
     split = split_by_table(keys, offsets, slots)
     if split is None:
         lengths = [samples * total + 1] if is_one_csr else [samples * count + 1 for count in slots]
         _check_blocks(keys, offsets, list(accumulate(lengths, initial=0)))
         raise RequestError(f"{ROW_PTRS}: changed while it was read")
-    keys, row_ptrs, most_keys = split
+    keys, row_ptrs, key_counts, most_keys = split
     tables = []
     first_key = first_offset = 0
-    for table, most in zip(config.tables, most_keys, strict=True):
-        last_offset = first_offset + samples * table.slots + 1
+    for table, key_count, most in zip(config.tables, key_counts, most_keys, strict=True):
+        last_key, last_offset = first_key + key_count, first_offset + samples * table.slots + 1
         of_table = row_ptrs[first_offset:last_offset]
-        last_key = first_key + int(of_table[-1])
-        if table.max_keys_per_sample is not None and most > table.max_keys_per_sample:
-            _check_keys_per_sample(table, np.diff(of_table[:: table.slots]))
-        tables.append(TableKeys(keys=keys[first_key:last_key], row_ptrs=of_table))
+        limit = table.max_keys_per_sample
+        if limit is not None and most > limit:
+            raise _too_many_keys(table, limit, np.diff(of_table[:: table.slots]))
+        tables.append(TableKeys(keys[first_key:last_key], of_table))
         first_key, first_offset = last_key, last_offset
     return samples, tuple(tables)
 
 
-def _check_blocks(keys: Ints, offsets: Ints, borders: list[int]) -> None:
+def _too_many_keys(table: TableConfig, limit: int, counts: NDArray[np.int32]) -> RequestError:
+    """``counts``: [B], keys of each sample, of which one at least has more than ``limit``."""
+    at = int(np.argmax(counts > limit))
+    reason = f"sample {at} has {counts[at]} keys, but table {table.name!r} takes at most {limit} per sample"
+    return RequestError(f"{ROW_PTRS}: {reason}")
+
+
+def _check_blocks(keys: Ints, offsets: Offsets, borders: list[int]) -> None:
     """Find what is wrong with CSRs that lie in ``offsets`` one after another, between ``borders``."""
     for start, end in pairwise(borders):
         _check_offsets(offsets[start:end], start)

@@ -83,12 +83,30 @@ class StoreError(ServingError):
         self.reason = reason
 
 
-class StoreTimeoutError(StoreError):
+class StoreUnreachableError(StoreError):
+    """A storage tier could not be asked: it is down, or something between is."""
+
+
+class StoreTimeoutError(StoreUnreachableError):
     """A storage tier did not answer within its time budget."""
+
+
+class StoreLostError(StoreError):
+    """A storage tier lacks rows that it had: it came back without them, or as it was before some changes."""
 
 
 class StoreFullError(StoreError):
     """A storage tier has no room for the rows; nothing of the call was written."""
+
+
+class DeviceMemoryError(ServingError):
+    """A device has too little free memory for what it is to hold."""
+
+    def __init__(self, device: str, reason: str) -> None:
+        """Name the device, and say what is to be held there and what there is room for."""
+        super().__init__(f"{device}: {reason}")
+        self.device = device
+        self.reason = reason
 
 
 class MissingExtraError(ServingError):

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from os import PathLike
 from pathlib import Path
 
-from kernels.errors import DeviceUnavailableError
 from serving.config import read_inference_config
+from serving.config.scalars import MOST_GPUS
 from serving.errors import ConfigError
-from serving.lookup import LookupSession
+from serving.lookup import LookupSession, open_devices
 from serving.parameter_server import ParameterServer
 from serving.session import InferenceSession
 from serving.storage import MemoryStore
@@ -28,7 +28,7 @@ def CreateParameterServer(  # noqa: N802 - HugeCTR's name
         i64_input_key: whether the models' keys are int64; must agree with what a file says.
 
     Raises:
-        ConfigError: the lists differ in length, a name is taken twice, or a file cannot be accepted.
+        ConfigError: the lists differ in length, a name is given twice, or an argument or a file cannot be accepted.
         ModelFileError: a model file is missing or damaged.
         StoreError: the tables do not fit the memory.
     """
@@ -38,6 +38,10 @@ def CreateParameterServer(  # noqa: N802 - HugeCTR's name
     if len(model_config_path) != len(model_name):
         reason = f"{len(model_name)} names for {len(model_config_path)} configuration files"
         raise ConfigError("CreateParameterServer", "model_name", reason)
+    for index, name in enumerate(model_name):
+        if name in model_name[:index]:
+            raise ConfigError("CreateParameterServer", "model_name", f"the name {name!r} is given twice")
+    _check_switch("CreateParameterServer", "i64_input_key", i64_input_key)
     files = zip(model_config_path, model_name, strict=True)
     configs = [read_inference_config(Path(file), name, i64_input_key) for file, name in files]
     server = ParameterServer([MemoryStore()])
@@ -58,20 +62,28 @@ def CreateEmbeddingCache(  # noqa: N802 - HugeCTR's name
     model_config_path: FileName,
     model_name: str,
     i64_input_key: bool,
+    *,
+    device: str = "cuda",
 ) -> LookupSession:
     """Open a model's embeddings for lookup.
+
+    With a GPU cache answers are the same: what it lacks comes from the parameter server, before there is an answer. It
+    is given the rows that it lacked where less than ``hit_rate_threshold`` of a request's keys of a table were found.
 
     Args:
         parameter_server: holds the model.
         cuda_dev_id: the session's ``device_id`` must be the same.
-        use_gpu_embedding_cache: True asks for a GPU; with False lookups go to the parameter server directly.
-        cache_size_percentage: share of the rows that a GPU cache holds, 0 to 1; no effect without one.
+        use_gpu_embedding_cache: whether there is a cache on the GPU ``cuda_dev_id``; with False lookups go to the
+            parameter server directly.
+        cache_size_percentage: share of the rows that a GPU cache holds, above 0, at most 1; no effect without one.
         model_config_path: the model's inference JSON.
         model_name: its name in the parameter server.
         i64_input_key: must agree with the parameter server's.
+        device: Hotrow's own: ``"runner"`` runs the GPU's kernels on the CPU, for tests.
 
     Raises:
-        DeviceUnavailableError: a GPU cache is asked for, and there is none.
+        DeviceUnavailableError: a GPU cache is asked for, and there is no such GPU, or no CuPy to use it.
+        DeviceMemoryError: the GPU has too little free memory.
         UnknownModelError: the parameter server does not hold the model.
         ConfigError: an argument cannot be accepted, or contradicts the parameter server.
     """
@@ -79,8 +91,14 @@ def CreateEmbeddingCache(  # noqa: N802 - HugeCTR's name
     if not isinstance(parameter_server, ParameterServer):
         reason = f"expected what CreateParameterServer returned, got {type(parameter_server).__name__}"
         raise ConfigError(source, "parameter_server", reason)
-    if not isinstance(cache_size_percentage, int | float) or not 0.0 <= cache_size_percentage <= 1.0:
-        raise ConfigError(source, "cache_size_percentage", f"expected 0 to 1, got {cache_size_percentage!r}")
+    if isinstance(cuda_dev_id, bool) or not isinstance(cuda_dev_id, int) or not 0 <= cuda_dev_id < MOST_GPUS:
+        reason = f"expected the index of a GPU, 0 to {MOST_GPUS - 1}, got {cuda_dev_id!r}"
+        raise ConfigError(source, "cuda_dev_id", reason)
+    _check_switch(source, "use_gpu_embedding_cache", use_gpu_embedding_cache)
+    _check_switch(source, "i64_input_key", i64_input_key)
+    share = cache_size_percentage
+    if isinstance(share, bool) or not isinstance(share, int | float) or not 0.0 <= share <= 1.0:
+        raise ConfigError(source, "cache_size_percentage", f"expected 0 to 1, got {share!r}")
     held = parameter_server.model(model_name)
     if i64_input_key != (held.key_type == "I64"):
         reason = f"{i64_input_key}, but the parameter server loaded {model_name!r} with {held.key_type} keys"
@@ -89,8 +107,18 @@ def CreateEmbeddingCache(  # noqa: N802 - HugeCTR's name
     if config.tables != held.tables:
         reason = f"other tables than those that the parameter server loaded as {model_name!r} from {held.graph_file}"
         raise ConfigError(source, "model_config_path", reason)
-    if use_gpu_embedding_cache:
-        raise DeviceUnavailableError(
-            "use_gpu_embedding_cache=True: this version of Hotrow looks embeddings up on the CPU only; pass False"
-        )
-    return LookupSession(parameter_server, config, cuda_dev_id)
+    if not use_gpu_embedding_cache:
+        return LookupSession(parameter_server, config, cuda_dev_id)
+    if device not in ("cuda", "runner"):
+        raise ConfigError(source, "device", f"expected cuda or runner, got {device!r}")
+    from serving.lookup.cached_lookup import CachedLookup  # not before a device is used
+
+    (opened,) = open_devices(f"{device}:{cuda_dev_id}", ())
+    said = config.gpu_cache.model_copy(update={"wanted": True, "size_ratio": float(cache_size_percentage)})
+    return CachedLookup(parameter_server, config.model_copy(update={"gpu_cache": said}), opened, cuda_dev_id)
+
+
+def _check_switch(source: str, argument: str, value: object) -> None:
+    """Refuse what only counts as true or false: ``"no"`` would be true."""
+    if not isinstance(value, bool):
+        raise ConfigError(source, argument, f"expected True or False, got {value!r}")

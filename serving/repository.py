@@ -1,22 +1,25 @@
 """The model repository: the models that are served together, and the sessions that answer for them."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Self
 
+from kernels.device import Device
 from serving.calibration import refuse_shared_calibration
 from serving.config import ModelConfig, read_repository
 from serving.dense.calibration import DEFAULT_TOLERANCE
 from serving.dense.network import Engine
 from serving.errors import UnknownModelError, about
-from serving.lookup import LookupSession
+from serving.lookup import DeviceChoice, check_device_name, warn_of_idle_caches
+from serving.opening import open_session
 from serving.parameter_server import ParameterServer
 from serving.parameter_server.preflight import check_hot_keys
 from serving.parameter_server.readings import table_readings
 from serving.reading import Reading
 from serving.session import InferenceSession
-from serving.storage import MemoryStore
+from serving.storage import MemoryStore, SharedMemoryStore, SnapshotStore
+from serving.storage.store import Store
 
 
 class ModelRepository:
@@ -33,6 +36,7 @@ class ModelRepository:
         threads: int = 1,
         calibration: str | Path | None = None,
         tolerance: float = DEFAULT_TOLERANCE,
+        device: str = "cpu",
     ) -> None:
         """Describe a repository; nothing is read before ``load``.
 
@@ -42,12 +46,14 @@ class ModelRepository:
             threads: threads of one dense network's run.
             calibration: of the engine int8, the samples to measure its one model on; None: each model's own.
             tolerance: of the engine int8, the largest difference of a probability on these samples.
+            device: where embeddings are cached; see ``serving.lookup.open_devices``.
         """
         self.path = Path(path)
         self._engine = engine
         self._threads = threads
         self._calibration = calibration
         self._tolerance = tolerance
+        self._device = device
         self._server: ParameterServer | None = None
         self._sessions: dict[str, InferenceSession] = {}
 
@@ -58,18 +64,23 @@ class ModelRepository:
             ConfigError: there is no such path, no model in it, or a configuration cannot be accepted.
             ModelFileError: a model's file is missing or damaged.
             StoreError: a tier cannot be opened or cannot take the rows.
+            DeviceUnavailableError: a GPU is not there, or what is needed to use it.
+            DeviceMemoryError: a GPU has too little free memory for the caches.
         """
+        check_device_name(self._device, "device")
         ps = read_repository(self.path)
         refuse_shared_calibration(self._calibration, len(ps.models))
-        check_hot_keys(ps)  # of all models, before the first is loaded
+        # Of all models, before the first is loaded, which may take long.
+        check_hot_keys(ps)
+        devices = self._open_devices(ps.models)
+        warn_of_idle_caches(zip(ps.models, devices, strict=True))
         self._server = ParameterServer.from_config(ps.model_copy(update={"models": ()}))
         try:
             self._server.share_bounds(ps.models)
-            for config in ps.models:
+            for config, of_model in zip(ps.models, devices, strict=True):
                 with about(config.name):
                     self._server.load_model(config)
-                    lookup = LookupSession(self._server, config)
-                    self._sessions[config.name] = self._open(config, lookup)
+                    self._sessions[config.name] = self._open(self._server, config, of_model)
         except BaseException:
             self.close()
             raise
@@ -98,23 +109,34 @@ class ModelRepository:
             )
         return session
 
+    def is_ready(self, name: str) -> bool:
+        """Whether requests for a served model can succeed, as far as tiers and GPUs have shown; waits for nobody.
+
+        Raises:
+            UnknownModelError: no such model is served.
+        """
+        if self._server is None or not self._server.is_answering(name):
+            return False
+        session = self._sessions.get(name)  # none yet while it is opened
+        return session is not None and session.is_answering
+
     def readings(self) -> Iterable[Reading]:
-        """What the parameter server counted, for the metrics page."""
+        """What the parameter server and the caches counted, for the metrics page."""
         if self._server is None:
             return
         for name, counters in self._server.counters().items():
             yield from table_readings(name, counters, self._server.stores)
+        for session in tuple(self._sessions.values()):
+            yield from session.readings()
 
     def describe(self) -> Iterator[str]:
-        """Lines for an operator: the models, the RAM that each takes, and the tiers."""
+        """Lines for an operator: the models, the memory that each takes and the files it is mapped from, the tiers."""
         if self._server is None:
             return
         for name, session in sorted(self._sessions.items()):
             config = session.config
-            size_bytes = sum(self._table_bytes(config.full_name(table)) for table in config.tables)
-            size_bytes += config.dense_file.stat().st_size
             tables = ", ".join(f"{table.name} [{table.slots} x {table.dim}]" for table in config.tables)
-            yield f"model {name} version {config.version}: {size_bytes / 2**20:,.1f} MiB, tables {tables}"
+            yield f"model {name} version {config.version}: {_sizes(config, self._server.stores)}, tables {tables}"
             if session.quantization is not None:
                 yield f"  {session.quantization}"
         yield f"tiers {', '.join(store.name for store in self._server.stores)}"
@@ -136,9 +158,30 @@ class ModelRepository:
         """See ``close``."""
         self.close()
 
-    def _table_bytes(self, table: str) -> int:
-        stores = self._server.stores if self._server is not None else ()
-        return sum(store.memory_bytes(table) for store in stores if isinstance(store, MemoryStore))
+    def _open_devices(self, models: Sequence[ModelConfig]) -> Sequence[Sequence[Device]]:
+        choice = DeviceChoice(self._device)
+        opened = []
+        for config in models:
+            with about(config.name):
+                opened.append(choice.open(config.gpu_cache.devices))
+        return opened
 
-    def _open(self, config: ModelConfig, lookup: LookupSession) -> InferenceSession:
-        return InferenceSession(config, 0, lookup, self._engine, self._threads, self._calibration, self._tolerance)
+    def _open(self, server: ParameterServer, config: ModelConfig, devices: Sequence[Device]) -> InferenceSession:
+        settings = (self._engine, self._threads, self._calibration, self._tolerance)
+        return open_session(server, config, devices, *settings)
+
+
+def _sizes(config: ModelConfig, stores: Sequence[Store]) -> str:
+    """What a model takes: in RAM of this process, and beside it in shared memory and files that are mapped."""
+    ram, shared, mapped = config.dense_file.stat().st_size, 0, 0
+    for name in map(config.full_name, config.tables):
+        ram += sum(store.memory_bytes(name) for store in stores if isinstance(store, MemoryStore))
+        shared += sum(store.memory_bytes(name) for store in stores if isinstance(store, SharedMemoryStore))
+        mapped += sum(store.file_bytes(name) for store in stores if isinstance(store, SnapshotStore))
+    beside = {" of shared memory": shared, " of mapped files": mapped}
+    return " and ".join([_amount(ram), *(_amount(size) + what for what, size in beside.items() if size)])
+
+
+def _amount(size_bytes: int) -> str:
+    mebibytes = size_bytes / 2**20
+    return f"{mebibytes:,.1f} MiB" if mebibytes >= 0.05 else f"{size_bytes / 2**10:,.1f} KiB"

@@ -15,10 +15,11 @@ from serving.dense.files import open_dense
 from serving.dense.network import Engine
 from serving.errors import about, told
 from serving.lookup import LookupSession
+from serving.lookup.cache_plan import Memory, buffers_memory, caches_memory, idle_refresh, keys_left_out, plan_caches
 from serving.model.graph import is_network_file
 from serving.model.snapshot_model import SnapshotModel, is_snapshot
 from serving.parameter_server import ParameterServer
-from serving.parameter_server.loading import LOAD_BATCH_ROWS, table_source
+from serving.parameter_server.durable_load import LOAD_BATCH_ROWS, table_source
 from serving.parameter_server.preflight import check_tiers
 from serving.session import InferenceSession
 from serving.storage import MemoryStore, open_snapshot
@@ -63,7 +64,8 @@ def check(options: argparse.Namespace) -> int:
         for line in dict.fromkeys(map(told, faults)):  # int8 loads the tables as well: one fault may be found twice
             print(f"hotrow check: {line}", file=sys.stderr)
         return 1
-    for line in warnings:
+    of_caches = [line for model in config.models for say in (idle_refresh, keys_left_out) if (line := say(model))]
+    for line in (*warnings, *of_caches):
         print(f"hotrow check: warning: {line}", file=sys.stderr)
     print(f"total {'':<28} {_mib(total_bytes):>16}")
     limit = _limit(config.volatile_db)
@@ -81,11 +83,15 @@ def check(options: argparse.Namespace) -> int:
 def _check_model(config: ModelConfig, options: argparse.Namespace, faults: list[HotrowError]) -> int:
     """Print what a model takes and return it in bytes; 0 where there are faults, which are added to ``faults``."""
     quantization, rounding, before = None, {}, len(faults)
+    caches: Memory | None = None
     with about(config.name, faults):
         quantization = _check_dense(config, options)
     for table in config.tables:
         with about(config.name, faults):
             rounding[table.name] = _check_table(config, table, options.full)
+    if config.gpu_cache.wanted:
+        with about(config.name, faults):
+            caches = caches_memory(plan_caches(config))
     if len(faults) > before:
         return 0
     needed = memory_needed(config)
@@ -94,7 +100,16 @@ def _check_model(config: ModelConfig, options: argparse.Namespace, faults: list[
         print(f"  {quantization}")
     for part, size_bytes in needed.items():
         print(f"  {part:<32} {_mib(size_bytes):>16}" + rounding.get(part, ""))
+    if caches:
+        print(_on_gpus("caches, where GPUs are used", caches))
+        print(_on_gpus("caches' worker buffers", buffers_memory(config)))
     return sum(needed.values())
+
+
+def _on_gpus(part: str, taken: Memory) -> str:
+    """The line of what is not taken where no GPU is used."""
+    pinned = f" and {_mib(taken.host_bytes)} page-locked on the host" if taken.host_bytes else ""
+    return f"  {part:<32} {_mib(taken.device_bytes):>16}  on each GPU{pinned}, not in the total"
 
 
 def _limit(tier: VolatileDbConfig) -> str:

@@ -11,6 +11,7 @@ from serving.cli.engine_options import add_engine_options, checked_tolerance
 from serving.cli.numbers import whole_number
 from serving.errors import ConfigError, ModelFileError, ServingError, is_about_a_model, told
 from serving.frontend.body import Limits
+from serving.lookup.devices import check_device_name
 
 if TYPE_CHECKING:
     from serving.repository import ModelRepository
@@ -52,6 +53,15 @@ def add_parser(commands: Any) -> None:
     )
     add_engine_options(parser, "auto", "runs the dense network (default: %(default)s)")
     parser.add_argument(
+        "--device",
+        type=_device,
+        default="auto",
+        metavar="NAME",
+        help="where embeddings are cached, and with the engine auto the dense network runs: cuda:0; cuda for the GPUs "
+        "of each model's deployed_device_list; cpu; auto for cuda where there is a GPU, else cpu; runner for tests "
+        "(default: %(default)s)",
+    )
+    parser.add_argument(
         "--max-body-bytes",
         type=whole_number(1, _LARGEST_BODY_BYTES),
         default=limits.max_body_bytes,
@@ -68,6 +78,13 @@ def add_parser(commands: Any) -> None:
     parser.set_defaults(run=serve, error_code=2)
 
 
+def _device(text: str) -> str:
+    try:
+        return check_device_name(text, "--device")
+    except ConfigError as err:
+        raise argparse.ArgumentTypeError(err.reason) from err
+
+
 def serve(options: argparse.Namespace) -> int:
     """Serve until SIGTERM or Ctrl-C. An error before that is a HotrowError."""
     # Imported here, so that the other commands need not wait for the web framework.
@@ -80,7 +97,11 @@ def serve(options: argparse.Namespace) -> int:
     tolerance = checked_tolerance(options)
     listener = listen(options.host, options.http_port)
     repository = ModelRepository(
-        options.repository, options.engine, calibration=options.calibration, tolerance=tolerance
+        options.repository,
+        options.engine,
+        calibration=options.calibration,
+        tolerance=tolerance,
+        device=options.device,
     )
     with listener, repository:
         _load(repository)

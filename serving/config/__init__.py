@@ -6,10 +6,12 @@ directory of a model repository) and ``read_ps_config`` (HPS's ``ps.json``) all 
 """
 
 from serving.config.capacity import MOST_ROWS, memory_needed, rows_with_headroom
+from serving.config.gpu_records import GpuCacheConfig, GpuNetworkConfig
 from serving.config.inference import read_inference_config
 from serving.config.model_directory import read_model_directory
 from serving.config.ps import read_ps_config
 from serving.config.records import (
+    MOST_ROCKSDB_BATCH_ROWS,
     ModelConfig,
     ParameterServerConfig,
     PersistentDbConfig,
@@ -24,7 +26,10 @@ from serving.config.repository import read_model, read_repository
 from serving.config.row_dtypes import with_row_dtype
 
 __all__ = [
+    "MOST_ROCKSDB_BATCH_ROWS",
     "MOST_ROWS",
+    "GpuCacheConfig",
+    "GpuNetworkConfig",
     "ModelConfig",
     "ParameterServerConfig",
     "PersistentDbConfig",

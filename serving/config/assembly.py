@@ -8,6 +8,7 @@ from serving.config.records import TableConfig
 from serving.errors import ConfigError
 from serving.model.graph import Embedding, Graph, is_network_file
 from serving.model.names import MODEL_NAME
+from serving.model.sparse_rows import KeyType
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,16 @@ def check_model_name(name: str, source: str, path: str = "") -> str:
     if not isinstance(name, str) or not MODEL_NAME.fullmatch(name):
         raise ConfigError(source, path, f"model name {name!r}: expected 1 to 120 of the characters A-Z a-z 0-9 _ -")
     return name
+
+
+def check_key_bits(key_bits: int, key_type: KeyType, place: Place) -> None:
+    """Refuse lines of 32-bit keys, in the GPU caches of a model, for keys that may be larger.
+
+    Raises:
+        ConfigError: the model's keys are int64.
+    """
+    if key_bits == 32 and key_type == "I64":
+        raise place.error("embedding_cache_key_bits", "32, but the model's keys are int64")
 
 
 def build_tables(graph: Graph, files: Sequence[str], key: str, place: Place) -> tuple[TableConfig, ...]:

@@ -6,9 +6,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from serving.config.assembly import Place, build_tables, check_model_name, onnx_beside
+from serving.config.assembly import Place, build_tables, check_key_bits, check_model_name, onnx_beside
+from serving.config.gpu_records import GpuCacheConfig, GpuNetworkConfig
+from serving.config.precision import ONE_PRECISION, precision_of
 from serving.config.records import ModelConfig
-from serving.config.scalars import FileName
+from serving.config.scalars import INTEGERS, FileName
 from serving.config.validation import Clause, read_clause
 from serving.errors import ConfigError
 from serving.model.graph import is_network_file, parse_graph
@@ -25,23 +27,28 @@ class InferenceClause(Clause):
 
     Attributes:
         max_batchsize: most samples of one request.
-        hit_rate_threshold: a GPU cache is filled when its hit rate falls below it; no effect on the CPU.
+        hit_rate_threshold: a GPU cache is given the rows that it lacked where its hit rate was below.
+        embedding_cache_key_bits: Hotrow's own: of the keys in a GPU cache's lines; 32 for uint32 keys alone.
         input_key_type: ``"I32"`` (uint32 keys) or ``"I64"``.
         dense_model_file: the dense weights, or an ONNX network (``.onnx``) in place of layers and weights; relative
             paths start from the JSON's folder.
         sparse_model_file: one file or folder per embedding layer, in document order; a lone one needs no list.
-        mixed_precision: loss scaler of an fp16 GPU network; no effect on the CPU, which computes in float32.
-        algorithm_search: whether cuBLAS algorithms are searched; no effect on the CPU.
-        cuda_graph: whether the dense network is captured as a CUDA graph; no effect on the CPU.
+        mixed_precision: a GPU's dense network computes in half precision; the number scaled gradients. The CPU computes
+            in float32.
+        enable_tf32_compute: Hotrow's own here: products of a GPU's dense network may be computed in TF32.
+        algorithm_search: whether cuBLAS algorithms are searched; no effect: cuBLAS does that itself.
+        cuda_graph: whether a GPU's dense network is captured as CUDA graphs.
         label: the number of labels, as the samples of HugeCTR's Triton backend have it; HugeCTR does not look at it.
     """
 
     max_batchsize: int = Field(default=1024, ge=1)
-    hit_rate_threshold: float = Field(default=0.5, ge=0.0, allow_inf_nan=False)
+    hit_rate_threshold: float = Field(default=0.5, ge=0.0, le=1.0)
+    embedding_cache_key_bits: Annotated[Literal[32, 64], INTEGERS] = 64
     input_key_type: KeyType | None = None
     dense_model_file: FileName
     sparse_model_file: Annotated[list[FileName], BeforeValidator(_as_list)]
-    mixed_precision: Literal[128, 256, 512, 1024] | None = None
+    mixed_precision: Annotated[Literal[128, 256, 512, 1024], INTEGERS] | None = None
+    enable_tf32_compute: Annotated[bool, ONE_PRECISION] = False
     algorithm_search: bool = True
     cuda_graph: bool = True
     label: int | None = Field(default=None, ge=1)
@@ -90,6 +97,8 @@ def _read(file: Path, name: str, version: int, i64_input_key: bool | None) -> Mo
     graph = parse_graph(document, source, inputs_only=is_network_file(clause.dense_model_file))
     place = Place(source, "inference", file.parent)
     dense_file = place.file(clause.dense_model_file)
+    key_type = _key_type(clause.input_key_type, i64_input_key, source)
+    check_key_bits(clause.embedding_cache_key_bits, key_type, place)
     return ModelConfig(
         name=name,
         version=version,
@@ -97,11 +106,19 @@ def _read(file: Path, name: str, version: int, i64_input_key: bool | None) -> Mo
         dense_file=dense_file,
         onnx_file=onnx_beside(dense_file),
         tables=build_tables(graph, clause.sparse_model_file, "sparse_model_file", place),
-        key_type=_key_type(clause.input_key_type, i64_input_key, source),
+        key_type=key_type,
         max_batchsize=clause.max_batchsize,
-        hit_rate_threshold=float(clause.hit_rate_threshold),
         dense_dim=graph.dense_dim,
         label_dim=graph.label_dim,
+        gpu_cache=GpuCacheConfig(
+            hit_rate_threshold=float(clause.hit_rate_threshold),
+            fill="below_threshold",
+            key_bits=clause.embedding_cache_key_bits,
+        ),
+        gpu_network=GpuNetworkConfig(
+            precision=precision_of(clause.mixed_precision is not None, clause.enable_tf32_compute),
+            captures_graphs=clause.cuda_graph,
+        ),
     )
 
 

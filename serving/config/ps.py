@@ -1,14 +1,16 @@
 """HPS's ``ps.json``: the models one parameter server holds, and its storage tiers."""
 
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import BaseModel
 
 from kernels.errors import HotrowError
-from serving.config.assembly import Place, build_tables, check_model_name, onnx_beside
-from serving.config.ps_clauses import ModelClause, PsDocument
+from serving.config.assembly import Place, build_tables, check_key_bits, check_model_name, onnx_beside
+from serving.config.idle_keys import idle_lines
+from serving.config.ps_clauses import ModelClause, PsClauses, PsDocument, PsDocumentOfTiers
 from serving.config.records import (
     ModelConfig,
     ParameterServerConfig,
@@ -16,7 +18,8 @@ from serving.config.records import (
     TableConfig,
     VolatileDbConfig,
 )
-from serving.config.row_dtypes import with_row_dtypes
+from serving.config.row_dtypes import by_path, with_row_dtypes
+from serving.config.tiers import check_together
 from serving.config.validation import Clause, read_clause
 from serving.errors import ConfigError, about
 from serving.model.graph import Graph, read_model_graph
@@ -31,7 +34,7 @@ def read_ps_config(file: str | Path, faults: list[HotrowError] | None = None) ->
     """Read an HPS ``ps.json``.
 
     Relative paths start from the file's folder. Of the keys that HPS knows, those that no answer depends on here may
-    have any value of their type; others are refused as unknown.
+    have any value of their type, and are told of (``ParameterServerConfig.idle_lines``); others are refused as unknown.
 
     Args:
         file: the JSON file.
@@ -43,19 +46,11 @@ def read_ps_config(file: str | Path, faults: list[HotrowError] | None = None) ->
     """
     file = Path(file)
     source = str(file)
-    document = read_clause(PsDocument, read_json(file), source)
-    volatile, persistent = document.volatile_db, document.persistent_db
-    if volatile.type == persistent.type == "disabled":
-        raise ConfigError(source, "", "volatile_db and persistent_db are both disabled: no tier would hold a row")
-    if volatile.type == "snapshot" and persistent.type != "disabled":
-        reason = "behind a volatile_db of the type snapshot, which holds every row, it would never be asked for one"
-        raise ConfigError(source, "persistent_db.type", reason)
-    if persistent.type == "disabled" and volatile.type == "hash_map" and not volatile.initialize_after_startup:
-        reason = "false, and there is no persistent_db: no tier would hold a row"
-        raise ConfigError(source, "volatile_db.initialize_after_startup", reason)
-    if persistent.type == "disabled" and volatile.initial_cache_rate < 1.0:
-        reason = "below 1, and there is no persistent_db: no tier would hold the other rows"
-        raise ConfigError(source, "volatile_db.initial_cache_rate", reason)
+    raw = read_json(file)
+    is_list = isinstance(raw, dict) and isinstance(raw.get("volatile_db"), list)
+    document: PsClauses = read_clause(PsDocumentOfTiers if is_list else PsDocument, raw, source)
+    persistent = document.persistent_db
+    check_together(document.volatile_clauses, persistent, source)
     key_type: KeyType = "I64" if document.supportlonglong else "I32"
     models = []
     for index, clause in enumerate(document.models):
@@ -65,38 +60,38 @@ def read_ps_config(file: str | Path, faults: list[HotrowError] | None = None) ->
     for index, name in enumerate(names):
         if name in names[:index]:
             raise ConfigError(source, f"models[{index}].model", f"the name {name!r} is taken by an earlier model")
-    tier = volatile.record(file.parent)
-    if tier.redis is not None and tier.redis.overflow is not None and persistent.type == "disabled":
-        reason = "rows that Redis evicts must be held by another tier: add a persistent_db, or leave the margin out"
-        raise ConfigError(source, "volatile_db.overflow_margin", reason)
+    records = [clause.record(file.parent) for clause in document.volatile_clauses.values()]
+    tiers = tuple(tier for tier in records if tier.type != "disabled")
     disk = PersistentDbConfig(
         **_known(persistent, PersistentDbConfig, "path"),
         path=file.parent / persistent.path if persistent.path else None,
     )
     if models and not faults:  # else a repository's folders, or files put right, say which there are
-        check_named_tables(tier, models, source)
+        check_named_tables(tiers, models, source)
     return ParameterServerConfig(
-        models=tuple(with_row_dtypes(model, tier, disk, source) for model in models),
-        volatile_db=tier,
+        models=tuple(with_row_dtypes(model, tiers, disk, source) for model in models),
+        volatile_tiers=tiers,
         persistent_db=disk,
         key_type=key_type,
         source=source,
+        idle_lines=idle_lines(document),
     )
 
 
-def check_named_tables(volatile: VolatileDbConfig, models: Sequence[ModelConfig], source: str) -> None:
-    """Refuse a key of ``volatile_db`` that names a table which none of ``models`` has.
+def check_named_tables(volatile: Sequence[VolatileDbConfig], models: Sequence[ModelConfig], source: str) -> None:
+    """Refuse a key of a ``volatile_db`` that names a table which none of ``models`` has.
 
     Raises:
         ConfigError: there is such a name.
     """
     tables = {model.full_name(table) for model in models for table in model.tables}
-    for key in ("capacity_rows_per_table", "row_dtype_per_table"):
-        unknown = sorted((getattr(volatile, key) or {}).keys() - tables)
+    keys = ("capacity_rows_per_table", "row_dtype_per_table")
+    for (path, tier), key in product(by_path(volatile).items(), keys):
+        unknown = sorted((getattr(tier, key) or {}).keys() - tables)
         if unknown:
             expected = ", ".join(repr(name) for name in sorted(tables))
             reason = f"no model has a table {unknown[0][:64]!r}; expected some of {expected}"
-            raise ConfigError(source, f"volatile_db.{key}", reason)
+            raise ConfigError(source, f"{path}.{key}", reason)
 
 
 def _known(clause: Clause, record: type[BaseModel], *besides: str) -> dict[str, Any]:
@@ -111,6 +106,7 @@ def _model(clause: ModelClause, place: Place, key_type: KeyType) -> ModelConfig:
     graph = read_model_graph(graph_file, dense_file)
     _check_against_graph(clause, graph, place)
     _check_statistics(clause, dense_file, place)
+    check_key_bits(clause.embedding_cache_key_bits, key_type, place)
     return ModelConfig(
         name=clause.model,
         graph_file=graph_file,
@@ -119,10 +115,10 @@ def _model(clause: ModelClause, place: Place, key_type: KeyType) -> ModelConfig:
         tables=_tables(clause, build_tables(graph, clause.sparse_files, "sparse_files", place), place),
         key_type=key_type,
         max_batchsize=clause.max_batch_size,
-        hit_rate_threshold=float(clause.hit_rate_threshold),
         dense_dim=graph.dense_dim,
         label_dim=graph.label_dim,
-        gpu_cache=clause.gpucache,
+        gpu_cache=clause.cache_record(),
+        gpu_network=clause.network_record(),
     )
 
 

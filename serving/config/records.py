@@ -3,18 +3,20 @@
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, SecretStr
+from pydantic import SecretStr
 
 from kernels.host import OverflowPolicy, RowDtype
+from serving.config.gpu_records import GpuCacheConfig, GpuNetworkConfig
+from serving.config.record import Record
 from serving.model.records import Combiner
 from serving.model.sparse_rows import KeyType, RowLayout
 
+# A write batch of RocksDB's is applied with Python's global lock held, so it is kept short. The lock is held too while
+# keys and values are converted; values of a short read are still in the CPU's cache then.
+MOST_ROCKSDB_BATCH_ROWS = 2048
 
-class _Record(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-
-class TableConfig(_Record):
+class TableConfig(Record):
     """One embedding table of one model.
 
     Attributes:
@@ -41,7 +43,7 @@ class TableConfig(_Record):
     row_dtype: RowDtype = "fp32"
 
 
-class ModelConfig(_Record):
+class ModelConfig(Record):
     """One model, ready to be opened.
 
     Attributes:
@@ -53,10 +55,10 @@ class ModelConfig(_Record):
         tables: one record per table, in graph order.
         key_type: ``"I64"`` or ``"I32"`` (uint32 keys).
         max_batchsize: most samples one request may bring.
-        hit_rate_threshold: when a GPU cache is filled; kept, without effect on the CPU.
         dense_dim: F.
         label_dim: L.
-        gpu_cache: where there is a GPU, it is to hold a cache of the embeddings (``gpucache`` of ps.json).
+        gpu_cache: its embedding caches, where there is a GPU.
+        gpu_network: its dense network, where there is a GPU.
     """
 
     name: str
@@ -67,17 +69,17 @@ class ModelConfig(_Record):
     tables: tuple[TableConfig, ...]
     key_type: KeyType
     max_batchsize: int
-    hit_rate_threshold: float
     dense_dim: int
     label_dim: int
-    gpu_cache: bool = False
+    gpu_cache: GpuCacheConfig = GpuCacheConfig()
+    gpu_network: GpuNetworkConfig = GpuNetworkConfig()
 
     def full_name(self, table: TableConfig) -> str:
         """The name under which stores and counters know ``table``: ``"<model>.<table>"``, as in HPS, of any version."""
         return f"{self.name}.{table.name}"
 
 
-class RedisTlsConfig(_Record):
+class RedisTlsConfig(Record):
     """How connections to Redis are encrypted.
 
     Attributes:
@@ -93,7 +95,7 @@ class RedisTlsConfig(_Record):
     server_name: str = ""
 
 
-class RedisOverflow(_Record):
+class RedisOverflow(Record):
     """What a Redis tier does with more rows than it is to have.
 
     Attributes:
@@ -109,7 +111,7 @@ class RedisOverflow(_Record):
     refreshes: bool = True
 
 
-class RedisConfig(_Record):
+class RedisConfig(Record):
     """A Redis server or cluster that holds embedding tables.
 
     Attributes:
@@ -141,7 +143,7 @@ class RedisConfig(_Record):
     layout: Literal["hps", "strings"] = "hps"
 
 
-class SharedMemoryConfig(_Record):
+class SharedMemoryConfig(Record):
     """RAM that the processes of a machine share.
 
     Attributes:
@@ -155,8 +157,8 @@ class SharedMemoryConfig(_Record):
     auto_remove: bool = True
 
 
-class VolatileDbConfig(_Record):
-    """The faster tier.
+class VolatileDbConfig(Record):
+    """A faster tier.
 
     Attributes:
         type: ``"hash_map"`` (RAM), ``"multi_process_hash_map"`` (RAM that processes share), ``"snapshot"``,
@@ -205,7 +207,7 @@ class VolatileDbConfig(_Record):
     initialize_after_startup: bool = True
 
 
-class PersistentDbConfig(_Record):
+class PersistentDbConfig(Record):
     """The durable tier.
 
     Attributes:
@@ -214,7 +216,7 @@ class PersistentDbConfig(_Record):
         read_only: open beside another process; the tables must already be there.
         catch_up_interval_ms: with ``read_only``: see the other process's writes as often as this; None: never.
         num_threads: background threads of the database.
-        max_batch_size: most keys one database call carries.
+        max_batch_size: most keys one database call carries; above ``MOST_ROCKSDB_BATCH_ROWS`` it counts as that.
         timeout_ms: most time a lookup waits for it; None: as long as it takes.
         initialize_after_startup: the models' files are loaded into it; else it must have the tables.
         row_dtype: the form in which the rows of every table are kept, which is the tables' own; None: float32.
@@ -233,19 +235,26 @@ class PersistentDbConfig(_Record):
     warm_up: bool = True
 
 
-class ParameterServerConfig(_Record):
+class ParameterServerConfig(Record):
     """A whole ps.json.
 
     Attributes:
         models: the models it lists; empty where a model repository's folders say which models there are.
-        volatile_db: the memory tier.
+        volatile_tiers: the faster tiers, in the order in which they are asked; none where ``volatile_db`` is disabled.
         persistent_db: the durable tier.
         key_type: ``supportlonglong``: ``"I64"`` or ``"I32"`` for all models.
         source: the file it was read from, for messages.
+        idle_lines: what an operator is told of keys that have no effect.
     """
 
     models: tuple[ModelConfig, ...]
-    volatile_db: VolatileDbConfig
+    volatile_tiers: tuple[VolatileDbConfig, ...]
     persistent_db: PersistentDbConfig
     key_type: KeyType
     source: str
+    idle_lines: tuple[str, ...] = ()
+
+    @property
+    def volatile_db(self) -> VolatileDbConfig:
+        """The fastest tier; of the type ``"disabled"`` where there is none before ``persistent_db``."""
+        return self.volatile_tiers[0] if self.volatile_tiers else VolatileDbConfig(type="disabled")

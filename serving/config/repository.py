@@ -85,7 +85,7 @@ def _alone(config: ModelConfig) -> ParameterServerConfig:
 def _in_memory(models: tuple[ModelConfig, ...], key_type: Any, source: str) -> ParameterServerConfig:
     return ParameterServerConfig(
         models=models,
-        volatile_db=VolatileDbConfig(),
+        volatile_tiers=(VolatileDbConfig(),),
         persistent_db=PersistentDbConfig(),
         key_type=key_type,
         source=source,
@@ -127,8 +127,8 @@ def _of_folders(ps: ParameterServerConfig, path: Path, faults: list[HotrowError]
         with about(name, faults):
             raise ConfigError(ps.source, "models", f"lists {name!r}, which has no folder in {path}")
     if not faults:  # else a table may be one of a model that cannot be read
-        check_named_tables(ps.volatile_db, served, ps.source)
-    models = tuple(with_row_dtypes(config, ps.volatile_db, ps.persistent_db, ps.source) for config in served)
+        check_named_tables(ps.volatile_tiers, served, ps.source)
+    models = tuple(with_row_dtypes(config, ps.volatile_tiers, ps.persistent_db, ps.source) for config in served)
     return ps.model_copy(update={"models": models})
 
 

@@ -1,67 +1,92 @@
 """Which table's rows are kept in which form."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import combinations
 from typing import get_args
 
 from kernels.host import RowDtype
 from serving.config.records import ModelConfig, PersistentDbConfig, TableConfig, VolatileDbConfig
 from serving.errors import ConfigError
 
+_Tier = VolatileDbConfig | PersistentDbConfig
 # Their rows have a scale that rounding a rounded row may change by its last bit; rounding twice to another form does
 # not differ from rounding once.
 ROW_WISE: frozenset[RowDtype] = frozenset({"int8", "uint8"})
 
 
+def by_path(volatile: Sequence[VolatileDbConfig]) -> dict[str, VolatileDbConfig]:
+    """The tiers of ``volatile_db`` by their JSON paths."""
+    if len(volatile) == 1:
+        return {"volatile_db": volatile[0]}
+    return {f"volatile_db[{place}]": tier for place, tier in enumerate(volatile)}
+
+
 def with_row_dtypes(
-    config: ModelConfig, volatile: VolatileDbConfig, persistent: PersistentDbConfig, source: str
+    config: ModelConfig, volatile: Sequence[VolatileDbConfig], persistent: PersistentDbConfig, source: str
 ) -> ModelConfig:
     """``config`` with the row types that the tiers say of its tables.
 
-    ``volatile_db`` decides; where it is disabled, ``persistent_db``.
+    The fastest tier decides.
 
     Raises:
-        ConfigError: ``persistent_db`` would keep a table's rows in another form than its own, or in one whose rows
-            cannot be copied into ``volatile_db``, as it is told to.
+        ConfigError: a slower tier would keep a table's rows in another form than its own, or in one whose rows cannot
+            be copied into a faster one, as that is told to.
     """
-    _check_copies(volatile, persistent, source)
+    tiers: dict[str, _Tier] = {**by_path(volatile), "persistent_db": persistent}
+    _check_copies(tiers, source)
     tables = []
     for table in config.tables:
         name = config.full_name(table)
         row_dtype, path = _row_dtype(name, volatile, persistent)
-        if persistent.row_dtype not in (None, row_dtype):
-            reason = (
-                f"{persistent.row_dtype!r}, but {path} makes the rows of table {name!r} {row_dtype!r}; "
-                "a row must not differ by the tier that it comes from"
-            )
-            raise ConfigError(source, "persistent_db.row_dtype", reason)
+        for slower, tier in list(tiers.items())[1:]:
+            kept = _kept_as(tier)
+            if kept not in (None, row_dtype):
+                reason = (
+                    f"{kept!r}, but {path} makes the rows of table {name!r} {row_dtype!r}; "
+                    "a row must not differ by the tier that it comes from"
+                )
+                raise ConfigError(source, f"{slower}.row_dtype", reason)
         tables.append(table.model_copy(update={"row_dtype": row_dtype}))
     return config.model_copy(update={"tables": tuple(tables)})
 
 
-def _check_copies(volatile: VolatileDbConfig, persistent: PersistentDbConfig, source: str) -> None:
-    if persistent.row_dtype not in ROW_WISE or volatile.type == "disabled":
-        return
-    fills = volatile.initialize_after_startup and not persistent.initialize_after_startup
-    for key, copies in (
-        ("volatile_db.cache_missed_embeddings is true", volatile.cache_missed_embeddings),
-        ("persistent_db.initialize_after_startup is false", fills),
-    ):
-        if copies:
-            reason = (
-                f"{persistent.row_dtype!r}, and {key}: rows would be copied from there into volatile_db, and rounded "
-                "twice; keep fp32 there, or fp16 or bf16 in both"
-            )
-            raise ConfigError(source, "persistent_db.row_dtype", reason)
+def _kept_as(tier: _Tier) -> RowDtype | None:
+    """The form that a slower tier says of its rows; None: it keeps float32, whatever the tables' is."""
+    if isinstance(tier, PersistentDbConfig):
+        return tier.row_dtype
+    return tier.redis.row_dtype if tier.redis is not None else None
 
 
-def _row_dtype(table: str, volatile: VolatileDbConfig, persistent: PersistentDbConfig) -> tuple[RowDtype, str]:
+def _check_copies(tiers: Mapping[str, _Tier], source: str) -> None:
+    """Refuse rows that would be rounded twice: whose form has a scale, and that are copied into a faster tier."""
+    for (faster, taker), (slower, tier) in combinations(tiers.items(), 2):
+        kept = _kept_as(tier)
+        if kept not in ROW_WISE or not isinstance(taker, VolatileDbConfig):
+            continue
+        fills = taker.initialize_after_startup and not tier.initialize_after_startup
+        for key, copies in (
+            (f"{faster}.cache_missed_embeddings is true", taker.cache_missed_embeddings),
+            (f"{slower}.initialize_after_startup is false", fills),
+        ):
+            if copies:
+                reason = (
+                    f"{kept!r}, and {key}: rows would be copied from there into {faster}, and rounded "
+                    "twice; keep fp32 there, or fp16 or bf16 in both"
+                )
+                raise ConfigError(source, f"{slower}.row_dtype", reason)
+
+
+def _row_dtype(
+    table: str, volatile: Sequence[VolatileDbConfig], persistent: PersistentDbConfig
+) -> tuple[RowDtype, str]:
     """The form of a table's rows, and the JSON path of the key that says so."""
-    by_name = volatile.row_dtype_per_table or {}
-    if table in by_name:
-        return by_name[table], f"volatile_db.row_dtype_per_table[{table!r}]"
-    if volatile.type == "disabled":
+    if not volatile:
         return persistent.row_dtype or "fp32", "persistent_db.row_dtype"
-    return volatile.row_dtype, "volatile_db.row_dtype"
+    path, fastest = next(iter(by_path(volatile).items()))
+    by_name = fastest.row_dtype_per_table or {}
+    if table in by_name:
+        return by_name[table], f"{path}.row_dtype_per_table[{table!r}]"
+    return fastest.row_dtype, f"{path}.row_dtype"
 
 
 def with_row_dtype(config: ModelConfig, row_dtype: RowDtype | Mapping[str, RowDtype], caller: str) -> ModelConfig:

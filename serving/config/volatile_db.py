@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Field, SecretStr, model_validator
 
 from kernels.host import OverflowPolicy, RowDtype
+from serving.config.capacity import MOST_ROWS
 from serving.config.hps_keys import OVERFLOW_POLICIES, VOLATILE_TYPES, spelling
 from serving.config.records import RedisConfig, RedisOverflow, RedisTlsConfig, SharedMemoryConfig, VolatileDbConfig
 from serving.config.scalars import Count, FileName, Magnitude, Milliseconds, Part, Switch, Whole
@@ -86,7 +87,7 @@ class VolatileDbClause(Clause):
     row_dtype_per_table: dict[str, RowDtype] | None = None
     lookup_threads: Annotated[Count, Field(le=64)] | None = None
     path: FileName | None = None
-    overlay_capacity_rows: Whole | None = None
+    overlay_capacity_rows: Annotated[Whole, Field(le=MOST_ROWS)] | None = None
     warm_up: Switch = True
     cache_missed_embeddings: Switch = False
     initialize_after_startup: Switch = True
@@ -131,7 +132,7 @@ class VolatileDbClause(Clause):
             kinds = " or ".join(kind for kind, keys in OWN_KEYS.items() if key in keys)
             raise ValueError(f"{key}: only a {kinds} has it, the type is {self.type}")
         capacities = [name for name in sorted(CAPACITIES) if getattr(self, name) is not None]
-        if capacities and self._margin is not None:
+        if capacities and self.margin is not None:
             capacities.append("overflow_margin")
         if len(capacities) > 1:
             raise ValueError(f"expected one capacity, got {' and '.join(capacities)}")
@@ -158,7 +159,7 @@ class VolatileDbClause(Clause):
     def _shared_memory_holds_all(self) -> Self:
         if self.type != "multi_process_hash_map":
             return self
-        if self._margin is not None:
+        if self.margin is not None:
             raise ValueError(
                 "overflow_margin: memory that processes share evicts nothing; shared_memory_size bounds it"
             )
@@ -216,16 +217,22 @@ class VolatileDbClause(Clause):
         )
 
     @property
-    def _margin(self) -> int | None:
+    def margin(self) -> int | None:
+        """``overflow_margin``; None where there is none."""
         return None if self.overflow_margin is None or self.overflow_margin >= NO_MARGIN else self.overflow_margin
 
+    @property
+    def evicts(self) -> bool:
+        """Whether rows leave a table that is full."""
+        return self._policy() is not None or (self.type == "redis_cluster" and self.margin is not None)
+
     def _rows_of_each_table(self) -> int | None:
-        return self._margin * self.num_partitions if self.type == "hash_map" and self._margin is not None else None
+        return self.margin * self.num_partitions if self.type == "hash_map" and self.margin is not None else None
 
     def _policy(self) -> OverflowPolicy | None:
         """The policy of RAM that has a bound; HPS's default where only its margin is given."""
         has_capacity = any(getattr(self, name) is not None for name in CAPACITIES)
-        if self.type != "hash_map" or not (has_capacity or self._margin is not None):
+        if self.type != "hash_map" or not (has_capacity or self.margin is not None):
             return None
         policy = self.overflow_policy or (None if has_capacity else "evict_random")
         return "evict_oldest_written" if policy == "evict_oldest" and self.refresh_time_after_fetch is False else policy
@@ -256,7 +263,7 @@ class VolatileDbClause(Clause):
         )
 
     def _redis_overflow(self) -> RedisOverflow | None:
-        if self._margin is None:
+        if self.margin is None:
             return None
         policies: dict[str, Literal["random", "least_used", "oldest"]] = {
             "evict_random": "random",
@@ -264,7 +271,7 @@ class VolatileDbClause(Clause):
             "evict_oldest": "oldest",
         }
         return RedisOverflow(
-            margin_rows=self._margin,
+            margin_rows=self.margin,
             policy=policies[self.overflow_policy or "evict_random"],
             target_ratio=self.overflow_resolution_target,
             refreshes=self.refresh_time_after_fetch is not False,

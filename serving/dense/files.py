@@ -4,7 +4,10 @@ import dataclasses
 import logging
 from pathlib import Path
 
+from kernels.device import Device
 from serving.dense.calibration import Calibration
+from serving.dense.device_arithmetic import Precision
+from serving.dense.device_network import DeviceNetwork, open_device_network
 from serving.dense.network import DenseNetwork, Engine, check_engine, open_network
 from serving.errors import ConfigError, ModelFileError
 from serving.model.dense_file import read_dense
@@ -42,8 +45,7 @@ def open_dense(
     graph = read_model_graph(graph_file, dense_file)
     if not is_network_file(dense_file):
         weights = read_dense(dense_file, graph)
-        if graph.output == graph.logits:
-            _log.warning("%s: ends without Sigmoid or Softmax: the answers are no probabilities", graph_file)
+        _warn_of_logits(graph, graph_file)
         return graph, open_network(graph, weights, engine, onnx_file, threads, calibration)
     if engine == "numpy":
         reason = "an ONNX network runs on ONNX Runtime: engine auto, onnx or int8; the engine numpy cannot run it"
@@ -57,6 +59,32 @@ def open_dense(
     from serving.dense.int8 import open_int8
 
     return graph, open_int8(graph, network, dense_file, calibration, threads, str(dense_file))
+
+
+def open_device_dense(
+    graph_file: Path, dense_file: Path, device: Device, precision: Precision = "fp32", use_graphs: bool = True
+) -> tuple[Graph, DeviceNetwork]:
+    """Open the dense network of a model on a device; see ``open_device_network``.
+
+    Raises:
+        ConfigError: the graph cannot be accepted, the network is an ONNX file, which ``open_dense`` runs, or a weight
+            is too large for fp16.
+        DeviceUnavailableError: cuBLAS is missing.
+        ModelFileError: the weights are missing, damaged, or not the graph's.
+        ValueError: there is no such precision.
+    """
+    if is_network_file(dense_file):
+        reason = "an ONNX network runs on the CPU, where the rows of a GPU's cache are copied to; no GPU can run it"
+        raise ConfigError(str(dense_file), "", reason)
+    graph = read_model_graph(graph_file, dense_file)
+    weights = read_dense(dense_file, graph)
+    _warn_of_logits(graph, graph_file)
+    return graph, open_device_network(graph, weights, device, precision, use_graphs)
+
+
+def _warn_of_logits(graph: Graph, graph_file: Path) -> None:
+    if graph.output == graph.logits:
+        _log.warning("%s: ends without Sigmoid or Softmax: the answers are no probabilities", graph_file)
 
 
 def read_onnx(graph_file: Path, dense_file: Path) -> bytes:

@@ -151,24 +151,24 @@ class _Trials:
         if not products:
             reason = f"engine int8: the network has {self.total} products of matrices, none with a weight"
             raise ConfigError(self.source, "", reason)
-        network, whole = self._measure(products)
-        result = whole
-        if not self._is_close(whole) and len(products) > 1:
-            worst_first = sorted(products, key=self._error_of_a_multiplication, reverse=True)
-            for dropped in range(1, len(products)):
-                network, result = self._measure(worst_first[dropped:])
-                if self._is_close(result):
-                    break
-        if not self._is_close(result):
-            least = f" ({result.max_error:.2g} with a single product)" if len(products) > 1 else ""
-            reason = f"engine int8: {whole}{least}; the tolerance is {self.calibration.tolerance:g}"
-            raise ConfigError(self.source, "", reason)
+        network, result = self._measure(products)
+        if self._is_close(result):
+            return self._told(network, result)
+        alone = [self._measure([product])[1].max_error for product in products]
+        worst_first = sorted(zip(alone, products, strict=True), key=_error_of_a_multiplication, reverse=True)
+        # What is beyond the tolerance by itself is so in company, and would outlast all others where it is large.
+        fitting = [product for error, product in worst_first if error <= self.calibration.tolerance]
+        for dropped in range(len(fitting) == len(products), len(fitting)):
+            network, one = self._measure(fitting[dropped:])
+            if self._is_close(one):
+                return self._told(network, one)
+        least = f" ({np.nanmin([*alone, inf]):.2g} with a single product)" if len(products) > 1 else ""
+        reason = f"engine int8: {result}{least}; the tolerance is {self.calibration.tolerance:g}"
+        raise ConfigError(self.source, "", reason)
+
+    def _told(self, network: OnnxNetwork, result: Quantization) -> tuple[OnnxNetwork, Quantization]:
         _log.info("%s: %s", self.source, result)
         return network, result
-
-    def _error_of_a_multiplication(self, product: "Product") -> float:
-        error = self._measure([product])[1].max_error
-        return error / product.weight.size if isfinite(error) else inf
 
     def _measure(self, products: "Sequence[Product]") -> tuple[OnnxNetwork, Quantization]:
         """Return the network with these products on integers, and how far off it is."""
@@ -188,3 +188,8 @@ def _import_quantizing() -> ModuleType:
     except ImportError as err:
         raise MissingExtraError((err.name or "onnx").partition(".")[0], "onnx", "the engine int8") from err
     return quantizing
+
+
+def _error_of_a_multiplication(one: "tuple[float, Product]") -> float:
+    error, product = one
+    return error / product.weight.size if isfinite(error) else inf

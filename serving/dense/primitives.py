@@ -1,16 +1,53 @@
 """The operations that each array library does best in its own way; every layer is built from them and the array API.
 
-An array here is a NumPy array, a torch tensor or an ndonnx array. Neither torch nor ndonnx is imported unless an
-array of that library comes in.
+An array here is a NumPy array, a torch tensor, an ndonnx array or one of a device. Neither torch nor ndonnx is
+imported unless an array of that library comes in.
 """
 
-from collections.abc import Sequence
-from typing import Any, TypeAlias
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 from array_api_compat import array_namespace
 
 Array: TypeAlias = Any
+
+
+class Arithmetic(Protocol):
+    """How matrices are multiplied and where constants lie, while a graph runs where the library's own way will not do.
+
+    Such a place is a GPU: products may be of lower precision there, and a constant made anew for each call would be
+    copied to it each time.
+    """
+
+    def product(self, x: Array, y: Array) -> Array:
+        """Return ``x @ y``, float32[..., M, N], in memory of its own.
+
+        Args:
+            x: float32[..., M, K].
+            y: float32[..., K, N], or [K, N] for all matrices of x.
+        """
+
+    def constant(self, values: np.ndarray[Any, Any]) -> Array:
+        """Return an array with these values, which nobody changes."""
+
+    def concat(self, arrays: Sequence[Array], axis: int) -> Array:
+        """Return the arrays side by side along ``axis``, in memory of its own."""
+
+
+_arithmetic: ContextVar[Arithmetic | None] = ContextVar("arithmetic", default=None)
+
+
+@contextmanager
+def using_arithmetic(arithmetic: Arithmetic) -> Iterator[None]:
+    """Let this thread's primitives use ``arithmetic`` meanwhile."""
+    before = _arithmetic.set(arithmetic)
+    try:
+        yield
+    finally:
+        _arithmetic.reset(before)
 
 
 def linear(x: Array, w: Array, b: Array | None = None) -> Array:
@@ -29,7 +66,7 @@ def linear(x: Array, w: Array, b: Array | None = None) -> Array:
         from serving.dense.tracing import traced_linear
 
         return traced_linear(x, w, b)
-    product = x @ w
+    product = _product(x, w)
     if b is not None:
         product += b
     return product
@@ -41,18 +78,29 @@ def matmul(x: Array, y: Array) -> Array:
         from serving.dense.tracing import traced_matmul
 
         return traced_matmul(x, y)
-    return x @ y
+    return _product(x, y)
 
 
 def constant(values: np.ndarray[Any, Any], like: Array) -> Array:
     """Return ``values`` as an array of the library and dtype of ``like``."""
+    if (arithmetic := _arithmetic.get()) is not None:
+        return arithmetic.constant(values.astype(like.dtype))
     return array_namespace(like).asarray(values, dtype=like.dtype)
+
+
+def concat(arrays: Sequence[Array], axis: int) -> Array:
+    """Return the arrays side by side along ``axis``."""
+    if (arithmetic := _arithmetic.get()) is not None:
+        return arithmetic.concat(arrays, axis)
+    return array_namespace(*arrays).concat(list(arrays), axis=axis)
 
 
 def take(x: Array, indices: Sequence[int] | np.ndarray[Any, Any], axis: int) -> Array:
     """Return the elements of ``x`` at ``indices``, known when the graph is read, along ``axis``."""
     xp = array_namespace(x)
-    return xp.take(x, xp.asarray(np.asarray(indices, np.int64)), axis=axis)
+    places = np.asarray(indices, np.int64)
+    arithmetic = _arithmetic.get()
+    return xp.take(x, xp.asarray(places) if arithmetic is None else arithmetic.constant(places), axis=axis)
 
 
 def below_diagonal(x: Array) -> Array:
@@ -96,7 +144,12 @@ def sigmoid(x: Array) -> Array:
     """
     xp = array_namespace(x)
     # below -87 the result is as good as 0, and exp would overflow in float32
-    return 1 / (1 + xp.exp(-xp.maximum(x, xp.asarray(-87.0, dtype=x.dtype))))
+    return 1 / (1 + xp.exp(-xp.maximum(x, constant(np.asarray(-87.0), x))))
+
+
+def _product(x: Array, y: Array) -> Array:
+    arithmetic = _arithmetic.get()
+    return x @ y if arithmetic is None else arithmetic.product(x, y)
 
 
 def _library(x: Array) -> str:

@@ -11,13 +11,14 @@ from serving.config import (
     ParameterServerConfig,
     PersistentDbConfig,
     TableConfig,
-    VolatileDbConfig,
     read_repository,
 )
 from serving.dumps.formats import Dump, check_suffix, check_target, open_dump, write_dump
-from serving.errors import ConfigError, StoreError
+from serving.errors import ConfigError, ModelFileError, StoreError
+from serving.model.sparse_rows import fault_of_values
 from serving.parameter_server import ParameterServer
-from serving.parameter_server.loading import LOAD_BATCH_ROWS, load_tables, table_source, table_spec
+from serving.parameter_server.durable_load import LOAD_BATCH_ROWS, table_source, table_spec
+from serving.parameter_server.loading import load_tables
 from serving.parameter_server.opening import open_stores, tier_settings
 from serving.storage import RocksDbStore, SharedMemoryStore
 from serving.storage.row_dtype import rounded
@@ -105,7 +106,8 @@ def load_table(
 
     Raises:
         ConfigError: the configuration cannot be accepted, has no such table, or no tier that outlives the process.
-        ModelFileError: the file is missing, damaged, or of another table; nothing has been touched.
+        ModelFileError: the file is missing, damaged, of another table, or has a value that is NaN or infinite; nothing
+            has been touched.
         OutputError: the file's name tells no format.
         StoreError: a tier does not answer or does not take the rows, or a value does not fit the table's row type.
         MissingExtraError: a package is needed that is not installed.
@@ -135,7 +137,10 @@ def load_table(
             record = replaced(source.model.digest())  # what no tier has that this load does not reach
             if not replace:
                 settings = tier_settings(config)
-                load_tables(durable, [source], [store for store in durable if not settings[store.name].is_initialized])
+                kept = [store for store in durable if not settings[store.name].is_initialized]
+                for tried in load_tables(durable, [source], kept):
+                    if tried.reason is not None:
+                        raise StoreError(tried.load.store.name, spec.name, tried.reason)
             for store in reversed(durable):  # the last is the truth, those before it are asked first
                 counted = _Counted(f"{file.name} to {store.name}", dump.rows, progress)
                 batches = counted(dump.batches(LOAD_BATCH_ROWS))
@@ -173,9 +178,11 @@ class _Counted:
 
 
 def _check_rows(file: Path, spec: TableSpec, dump: Dump, progress: Progress | None) -> None:
-    """Read every row once: a damaged part, or a value that the table's row type cannot hold, is found before any."""
+    """Read every row once: what is damaged, not finite, or nothing that the table's row type holds, is found first."""
     counted = _Counted(f"checking {file.name}", dump.rows, progress)
     for keys, rows in counted(dump.batches(LOAD_BATCH_ROWS)):
+        if fault := fault_of_values(keys, rows):
+            raise ModelFileError(file, fault)
         rounded(str(file), spec.name, spec.row_dtype, keys, rows)
 
 
@@ -222,11 +229,11 @@ def _slowest_tier(config: ParameterServerConfig) -> ParameterServerConfig:
     """The configuration with the tier alone that holds every row, only to be read."""
     persistent = config.persistent_db
     if persistent.type == "disabled":
-        return config
+        return config.model_copy(update={"volatile_tiers": config.volatile_tiers[-1:]})
     only_read: PersistentDbConfig = persistent.model_copy(
         update={"read_only": True, "catch_up_interval_ms": None, "warm_up": False}
     )
-    return config.model_copy(update={"volatile_db": VolatileDbConfig(type="disabled"), "persistent_db": only_read})
+    return config.model_copy(update={"volatile_tiers": (), "persistent_db": only_read})
 
 
 def _rows_in(store: Store, spec: TableSpec) -> _HeldRows:

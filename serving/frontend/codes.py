@@ -1,7 +1,8 @@
 """The one table from errors to HTTP status codes, for every route."""
 
-from kernels.errors import DeviceUnavailableError, HotrowError, ReservedKeyError
+from kernels.errors import DeviceFaultError, DeviceUnavailableError, HotrowError, ReservedKeyError
 from serving.errors import (
+    DeviceMemoryError,
     OverloadedError,
     PayloadTooLargeError,
     RequestError,
@@ -20,6 +21,8 @@ HTTP_CODES: dict[type[HotrowError], int] = {
     OverloadedError: 503,
     StoreError: 503,
     DeviceUnavailableError: 503,
+    DeviceFaultError: 503,
+    DeviceMemoryError: 503,
     HotrowError: 500,
 }
 

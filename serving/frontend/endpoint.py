@@ -18,7 +18,8 @@ from serving.protocol.infer import InferDecoder, encode_infer
 from serving.protocol.samples import decode_samples, encode_predictions
 from serving.protocol.tensors import Signature
 from serving.repository import ModelRepository
-from serving.session import InferenceSession, Prediction
+from serving.routes import Prediction
+from serving.session import InferenceSession
 
 Headers = list[tuple[bytes, bytes]]
 

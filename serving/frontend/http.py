@@ -74,7 +74,7 @@ def create_app(repository: ModelRepository, settings: Settings | None = None) ->
         exception_handlers={HTTPException: http_exception, RequestValidationError: validation_error},
     )
     _add_server_routes(app, repository, Metrics(counters, repository.readings))
-    _add_model_routes(app, endpoint)
+    _add_model_routes(app, repository, endpoint)
     _add_predict_route(app, endpoint)
     return InferPath(app, endpoint, counters)
 
@@ -96,16 +96,17 @@ def _add_server_routes(app: FastAPI, repository: ModelRepository, metrics: Metri
 
     @app.get("/v2/health/ready", response_class=Response)
     async def ready() -> Response:
-        """200 once every model is loaded."""
-        return Response(status_code=200 if repository.models() else 503)
+        """200 while every model is ready, 503 while one is not."""
+        are_ready = [repository.is_ready(name) for name in repository.models()]
+        return Response(status_code=200 if are_ready and all(are_ready) else 503)
 
     @app.get("/metrics", response_class=Response)
-    async def prometheus() -> Response:
+    def prometheus() -> Response:  # no coroutine: in a thread, as it waits for GPUs
         """Counters in Prometheus's text format."""
         return Response(metrics.page(), media_type=_PROMETHEUS_TEXT)
 
 
-def _add_model_routes(app: FastAPI, endpoint: PredictEndpoint) -> None:
+def _add_model_routes(app: FastAPI, repository: ModelRepository, endpoint: PredictEndpoint) -> None:
     for prefix in ("/v2/models/{model}", "/v2/models/{model}/versions/{version}"):
 
         @app.get(prefix)
@@ -122,9 +123,9 @@ def _add_model_routes(app: FastAPI, endpoint: PredictEndpoint) -> None:
 
         @app.get(f"{prefix}/ready", response_class=Response)
         async def model_ready(model: str, version: str = "") -> Response:
-            """200 if the model is loaded."""
+            """200 while requests for the model can succeed, 503 while no tier answers about one of its tables."""
             endpoint.model(model, version)
-            return Response()
+            return Response(status_code=200 if repository.is_ready(model) else 503)
 
         @app.get(f"{prefix}/config")
         async def model_config(model: str, version: str = "") -> dict[str, Any]:

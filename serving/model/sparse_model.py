@@ -15,6 +15,7 @@ from serving.model.sparse_rows import (
     KeyType,
     StoredKeys,
     Vectors,
+    fault_of_values,
     refuse_repeated_keys,
     repeated_keys,
 )
@@ -92,9 +93,8 @@ class SparseModel:
     def _read(self, batch_rows: int, warns: bool) -> Iterator[tuple[Keys, Vectors]]:
         for begin in range(0, self.rows, batch_rows):
             keys, vectors = self._part(begin, min(begin + batch_rows, self.rows))
-            if warns and not np.isfinite(vectors).all():
-                row = int(np.argmax(~np.isfinite(vectors).all(axis=1)))
-                _log.warning("%s: the row of key %d has values that are NaN or infinite", self.path, keys[row])
+            if warns and (fault := fault_of_values(keys, vectors)):
+                _log.warning("%s: %s", self.path, fault)
             yield keys, vectors
 
     def digest(self) -> str:

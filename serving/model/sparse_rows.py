@@ -83,6 +83,19 @@ def refuse_repeated_keys(path: Path | str, keys: StoredKeys, key_type: KeyType) 
         raise ModelFileError(path, f"key {repeated[0]} is in row {first:,} and again in row {second:,}")
 
 
+def fault_of_values(keys: Keys, vectors: Vectors) -> str | None:
+    """What is wrong with the values of rows: names the first key with one that is NaN or infinite; None: nothing.
+
+    Args:
+        keys: int64[N].
+        vectors: float32[N, D].
+    """
+    if np.isfinite(vectors).all():
+        return None
+    row = int(np.argmax(~np.isfinite(vectors).all(axis=1)))
+    return f"the row of key {keys[row]} has values that are NaN or infinite"
+
+
 def check_rows(path: Path, keys: Keys, vectors: Vectors, key_type: KeyType) -> None:
     """Check what a writer was given.
 

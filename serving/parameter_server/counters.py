@@ -23,6 +23,7 @@ class TierCounters:
         timeouts: calls among these that its time budget ended.
         promoted_rows: rows that a slower tier held and that were copied into this one.
         dropped_promotions: such rows that were not: there was no room, they changed meanwhile, or there were too many.
+        refills: times that it was given back rows which it had lost.
         fetch_times: of the calls that it answered.
     """
 
@@ -33,6 +34,7 @@ class TierCounters:
     timeouts: int
     promoted_rows: int
     dropped_promotions: int
+    refills: int
     fetch_times: Histogram
 
 
@@ -75,10 +77,20 @@ def _by_name(counts: Iterable[tuple[str, int]]) -> Mapping[str, int]:
 
 
 class _TierCounts:
-    __slots__ = ("asked_keys", "dropped_promotions", "errors", "fetch_times", "hits", "promoted_rows", "timeouts")
+    __slots__ = (
+        "asked_keys",
+        "dropped_promotions",
+        "errors",
+        "fetch_times",
+        "hits",
+        "promoted_rows",
+        "refills",
+        "timeouts",
+    )
 
     def __init__(self) -> None:
         self.asked_keys = self.hits = self.errors = self.timeouts = self.promoted_rows = self.dropped_promotions = 0
+        self.refills = 0
         self.fetch_times = Histogram(FETCH_BUCKETS_S)
 
 
@@ -131,6 +143,11 @@ class TableCounting:
             self._tiers[depth].promoted_rows += rows
             self._tiers[depth].dropped_promotions += dropped_rows
 
+    def refilled(self, depth: int) -> None:
+        """A tier was given back rows that it had lost."""
+        with self._lock:
+            self._tiers[depth].refills += 1
+
     def read(self) -> TableCounters:
         """The counts now."""
         model, version, table = self._labels
@@ -148,5 +165,6 @@ def _snapshot(name: str, counts: _TierCounts) -> TierCounters:
         timeouts=counts.timeouts,
         promoted_rows=counts.promoted_rows,
         dropped_promotions=counts.dropped_promotions,
+        refills=counts.refills,
         fetch_times=counts.fetch_times.copy(),
     )

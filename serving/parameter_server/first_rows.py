@@ -39,7 +39,7 @@ class FirstRows:
         """
         self._check_folder()
         for table in tables:
-            self._hottest(table)
+            self.hottest(table)
 
     def choose(self, table: str, model: SparseModel, room: int | None) -> "RowChoice":
         """Begin to choose among the rows of ``model``, of which a tier can take ``room``; None: all.
@@ -54,14 +54,19 @@ class FirstRows:
         """
         wanted = round(self.cache_rate * model.rows)
         rows = wanted if room is None else min(wanted, room)
-        hottest = self._hottest(table)
+        hottest = self.hottest(table)
         return RowChoice(rows, hottest, model.key_batches(KEY_BATCH_ROWS) if hottest.size else ())
 
     def _check_folder(self) -> None:
         if self.hot_keys is not None and not isdir(self.hot_keys):
             raise ConfigError(str(self.hot_keys), "", "no such folder; volatile_db.hot_keys names it")
 
-    def _hottest(self, table: str) -> Keys:
+    def hottest(self, table: str) -> Keys:
+        """The keys of a table that go first, int64[K], hottest first, as the file has them; none without a file.
+
+        Raises:
+            ConfigError: see ``choose``.
+        """
         if self.hot_keys is None:
             return np.empty(0, dtype=np.int64)
         self._check_folder()

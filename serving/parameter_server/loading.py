@@ -1,57 +1,32 @@
 """How a model's rows get into the tiers: durable ones and snapshots hold all, others as many as they have room for."""
 
-import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 
-from serving.config import ModelConfig, TableConfig
-from serving.config.capacity import open_table_file
-from serving.errors import StoreError, StoreFullError
-from serving.model.sparse_file import SparseModel
-from serving.parameter_server.first_rows import FirstRows
-from serving.storage.row_dtype import may_be_copied, rounded
-from serving.storage.store import (
-    CHANGED,
-    DurableStore,
-    Keys,
-    ReservingStore,
-    SharingStore,
-    SourceStore,
-    Store,
-    TableSpec,
-    Vectors,
-    files_of,
+from serving.errors import StoreError, StoreFullError, StoreUnreachableError
+from serving.parameter_server.durable_load import (
+    LOAD_BATCH_ROWS,
+    CacheLoad,
+    TableSource,
+    announce,
+    load_durable,
+    may_fill_others,
+    truth_of,
 )
-
-logger = logging.getLogger(__name__)
-
-LOAD_BATCH_ROWS = 65536
+from serving.parameter_server.first_rows import FirstRows
+from serving.storage.row_dtype import rounded
+from serving.storage.store import DurableStore, Keys, SharingStore, SourceStore, Store, TableSpec, Vectors, WitnessStore
 
 
 @dataclass(frozen=True, slots=True)
-class TableSource:
-    """One table and the file its rows come from."""
+class TriedLoad:
+    """A load into a store before the slowest; ``reason``: why the store could not be reached, None: it could be."""
 
-    spec: TableSpec
-    model: SparseModel
-
-
-def table_source(config: ModelConfig, table: TableConfig) -> TableSource:
-    """What is to be loaded for ``table``.
-
-    Raises:
-        ModelFileError: its file is missing or is not such a model.
-    """
-    return TableSource(table_spec(config, table), open_table_file(config, table))
-
-
-def table_spec(config: ModelConfig, table: TableConfig) -> TableSpec:
-    """What stores must know of ``table``."""
-    key_bytes: Literal[4, 8] = 8 if config.key_type == "I64" else 4
-    return TableSpec(config.full_name(table), table.dim, key_bytes, table.row_dtype)
+    load: CacheLoad
+    reason: str | None
 
 
 def load_tables(
@@ -59,7 +34,7 @@ def load_tables(
     sources: Sequence[TableSource],
     kept: Sequence[Store] = (),
     first_rows: Mapping[str, FirstRows] | None = None,
-) -> None:
+) -> list[TriedLoad]:
     """Bring every row of ``sources`` into the stores, but for those that are ``kept`` as they are.
 
     A durable store is loaded unless it already holds the table from the same files, with or without later changes;
@@ -69,6 +44,9 @@ def load_tables(
     table with a narrow row type every row must fit that type, wherever it will lie.
     Where the slowest store is durable, and is kept as it is or has changed since it was loaded, its rows, not the
     files', are what the stores before it get; none, where copies would be rounded twice (``may_be_copied``).
+
+    Returns:
+        the loads into durable stores before another.
 
     Raises:
         StoreFullError: every store must have room, and one has too little; raised before anything is loaded.
@@ -86,14 +64,18 @@ def load_tables(
         for store in (store for store in volatile if store not in kept):
             room = {source.spec.name: store.capacity_rows(source.spec.name) for source in sources}
             check_room(store.name, room, sources)
+    tried: list[TriedLoad] = []
+    unreachable: dict[Store, str] = {}
     for source in sources:
-        truth = _load_slowest(whole, source, kept)
-        may_fill_others = _may_fill_others(truth, source.spec)
-        for store in (store for store in whole[:-1] if isinstance(store, DurableStore)):
-            _load_cache(store, source, store in kept, truth, may_fill_others)
-        if may_fill_others:
+        truth = None
+        if whole:
+            _load_slowest(whole, source, kept)
+            truth = truth_of(whole[-1], source, kept)
+            tried += _load_caches(whole, source, kept, unreachable)
+        if may_fill_others(truth, source.spec):
             for store in (store for store in volatile if store not in kept):
                 _load_volatile(store, source, truth, (first_rows or {}).get(store.name, FirstRows()))
+    return tried
 
 
 def share_bounds(stores: Sequence[Store], sources: Sequence[TableSource]) -> None:
@@ -109,7 +91,7 @@ def drop_tables(stores: Sequence[Store], tables: Sequence[str], drop_durable: bo
     Raises:
         StoreError: a store did not answer, the first that did not; the others have forgotten them.
     """
-    errors = []
+    errors: list[StoreError] = []
     for store in stores:
         if drop_durable or not isinstance(store, DurableStore):
             for table in tables:
@@ -119,8 +101,10 @@ def drop_tables(stores: Sequence[Store], tables: Sequence[str], drop_durable: bo
                     else:
                         store.drop_table(table)
                 except StoreError as err:
-                    errors.append(err)
+                    errors.append(_rows_stay(err) if drop_durable else err)
     if errors:
+        if drop_durable and isinstance(stores[-1], WitnessStore):
+            _note_kept(stores[-1], errors)
         raise errors[0]
 
 
@@ -147,67 +131,54 @@ def check_room(store: str, room: Mapping[str, int | None], sources: Sequence[Tab
             raise StoreFullError(store, source.spec.name, reason)
 
 
-def _load_slowest(
-    whole: Sequence[DurableStore | SourceStore], source: TableSource, kept: Sequence[Store]
-) -> DurableStore | None:
-    """Load the slowest of ``whole``; return it where it has other rows than the files, None where theirs are right.
+def _load_slowest(whole: Sequence[DurableStore | SourceStore], source: TableSource, kept: Sequence[Store]) -> None:
+    """Load the slowest of ``whole``.
 
     Raises:
         StoreError: it is durable, but does not hold all rows, or is to be kept and has none.
     """
-    if not whole:
-        return None
     slowest, name = whole[-1], source.spec.name
     if isinstance(slowest, SourceStore):
         slowest.load(source.spec, source.model)
-        return None
+        return
     if slowest in kept:
         slowest.open_table(source.spec, source.model.rows)
         _check_has_rows(slowest, name)
     else:
-        _load_durable(slowest, source, source.model.digest())
+        load_durable(slowest, source, source.model.digest())
     _check_holds_all(slowest, name)
-    return slowest if slowest in kept or _has_changed(slowest, source) else None
 
 
-def _load_cache(
-    store: DurableStore, source: TableSource, is_kept: bool, truth: DurableStore | None, may_fill: bool
-) -> None:
-    """Load a durable store before the slowest, with the rows of ``truth``, the files' if it is None.
-
-    ``may_fill``: else it gets none of the rows of ``truth``.
-    """
-    if is_kept:
-        store.open_table(source.spec, source.model.rows)
-    elif truth is None:
-        _load_durable(store, source, source.model.digest())
-    else:
-        # Of rows that came without a load all that can be told is that they are not the files'.
-        name = source.spec.name
-        record = truth.loaded_from(name) or source.model.digest() + CHANGED
-        _reserve(store, source, truth.count(name))
-        _load_durable(store, source, record, truth.items(name, LOAD_BATCH_ROWS) if may_fill else iter(()))
-
-
-def _reserve(store: DurableStore, source: TableSource, rows: int = 0) -> None:
-    """Say how many rows will be loaded: those of the file, or ``rows`` if that is more."""
-    if isinstance(store, ReservingStore):
-        store.reserve(source.spec, max(source.model.rows, rows))
+def _load_caches(
+    whole: Sequence[DurableStore | SourceStore],
+    source: TableSource,
+    kept: Sequence[Store],
+    unreachable: dict[Store, str],
+) -> list[TriedLoad]:
+    """Load the durable stores before the slowest; ``unreachable`` ones are not asked, and more may be added."""
+    tried = []
+    for store in (store for store in whole[:-1] if isinstance(store, DurableStore)):
+        load = CacheLoad(store, source, whole[-1], kept)
+        try:
+            if store not in unreachable:
+                load.run()
+        except StoreUnreachableError as err:
+            unreachable[store] = err.reason
+        tried.append(TriedLoad(load, unreachable.get(store)))
+    return tried
 
 
-def _load_durable(
-    store: DurableStore, source: TableSource, wanted: str, batches: Iterator[tuple[Keys, Vectors]] | None = None
-) -> None:
-    """Load ``batches``, None for the files' rows, with the record ``wanted``, unless it has that, or it and changes."""
-    if batches is None:
-        _reserve(store, source)
-    record = store.loaded_from(source.spec.name)
-    if record is not None and wanted in (record, files_of(record)):
-        store.open_table(source.spec, source.model.rows)
-        return
-    _announce(source, store)
-    # Every key of the files is checked here, before the old rows are touched.
-    store.bulk_load(source.spec, source.model.batches(LOAD_BATCH_ROWS) if batches is None else batches, wanted)
+def _note_kept(slowest: WitnessStore, errors: Sequence[StoreError]) -> None:
+    """Have ``slowest`` remember of which tables a store before it has kept rows that were to go."""
+    with suppress(StoreError):  # those errors say more; one that may only be read keeps its own rows as well
+        for table in {err.table for err in errors if err.store != slowest.name}:
+            slowest.note_others(table, are_behind=True)
+
+
+def _rows_stay(error: StoreError) -> StoreError:
+    """The error of a store that was to forget a table for good, with what is left to do."""
+    advice = "its rows stay there until a model of this name is loaded again, or loaded and erased"
+    return type(error)(error.store, error.table, f"{error.reason}; {advice}")
 
 
 def _check_holds_all(slowest: DurableStore, table: str) -> None:
@@ -226,7 +197,7 @@ def _load_volatile(store: Store, source: TableSource, truth: Store | None, first
 
     ``truth``: the store that has the rows; None: the file.
     """
-    _announce(source, store)
+    announce(source, store)
     spec = source.spec
     batches = source.model.batches(LOAD_BATCH_ROWS)  # which checks every key
     choice = first_rows.choose(spec.name, source.model, store.capacity_rows(spec.name))
@@ -249,22 +220,3 @@ def _held(store: Store, spec: TableSpec, keys: Keys) -> tuple[Keys, Vectors]:
     rows = np.empty((keys.size, spec.dim), dtype=np.float32)
     found = store.fetch(spec.name, keys, rows)
     return keys[found], rows[found]
-
-
-def _may_fill_others(truth: Store | None, spec: TableSpec) -> bool:
-    """Whether faster stores can be filled from the store that has the rows, or, if it is None, from the files."""
-    if truth is None or may_be_copied(truth, spec.row_dtype):
-        return True
-    reason = f"its {spec.row_dtype} rows would be rounded twice"
-    logger.warning("%s is served from %s alone: in a faster tier %s", spec.name, truth.name, reason)
-    return False
-
-
-def _has_changed(store: DurableStore, source: TableSource) -> bool:
-    """Whether rows came into it that are not the files'."""
-    record = store.loaded_from(source.spec.name)
-    return record is not None and record.endswith(CHANGED)
-
-
-def _announce(source: TableSource, store: Store) -> None:
-    logger.info("loading %s, %s rows, into %s", source.spec.name, f"{source.model.rows:,}", store.name)

@@ -6,7 +6,7 @@ from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 from kernels.host import set_lookup_threads
-from serving.config import ParameterServerConfig, PersistentDbConfig, SharedMemoryConfig
+from serving.config import ParameterServerConfig, PersistentDbConfig, SharedMemoryConfig, VolatileDbConfig
 from serving.errors import StoreError
 from serving.parameter_server.first_rows import FirstRows
 from serving.parameter_server.tier import TierSettings
@@ -23,37 +23,27 @@ _STORE_NAMES = {
 }
 
 
-def open_stores(config: ParameterServerConfig) -> list[Store]:
+def open_stores(config: ParameterServerConfig, *, may_be_late: bool = False) -> list[Store]:
     """Open every tier that is not disabled, and set ``lookup_threads``, which is the process's.
+
+    Args:
+        config: the tiers.
+        may_be_late: a tier before the slowest may be one that cannot be reached yet.
 
     Raises:
         MissingExtraError: a tier needs a package that is not installed.
         StoreError: a tier cannot be opened; those before it are closed again.
     """
     stores: list[Store] = []
-    volatile, persistent = config.volatile_db, config.persistent_db
+    persistent = config.persistent_db
     for line in warnings_of(config):
         logger.warning("%s", line)
+    slower = len(config.volatile_tiers) + (persistent.type != "disabled")
     with ExitStack() as opened:
-        if volatile.lookup_threads is not None:
-            set_lookup_threads(volatile.lookup_threads)
-        if volatile.type == "hash_map":
-            memory = MemoryStore(
-                volatile.capacity_rows,
-                volatile.capacity_bytes,
-                volatile.capacity_rows_per_table,
-                capacity_rows_of_each_table=volatile.capacity_rows_of_each_table,
-                overflow_policy=volatile.overflow_policy,
-                overflow_resolution_target=volatile.overflow_resolution_target,
-                is_backed=persistent.type != "disabled",
-            )
-            stores.append(memory)
-        if volatile.type == "snapshot":
-            stores.append(SnapshotStore(volatile.path, volatile.overlay_capacity_rows, volatile.warm_up))
-        if volatile.shared_memory is not None:
-            stores.append(opened.enter_context(closing(_shared_memory(volatile.shared_memory))))
-        if volatile.redis is not None:
-            stores.append(opened.enter_context(closing(RedisStore(volatile.redis))))
+        for tier in config.volatile_tiers:
+            slower -= 1
+            store = _volatile(tier, is_backed=slower > 0, may_be_late=may_be_late and slower > 0)
+            stores.append(opened.enter_context(closing(store)))
         if persistent.type == "rocks_db" and persistent.path is not None:
             stores.append(_rocksdb(persistent, persistent.path))
         opened.pop_all()
@@ -61,15 +51,16 @@ def open_stores(config: ParameterServerConfig) -> list[Store]:
 
 
 def warnings_of(config: ParameterServerConfig) -> list[str]:
-    """What an operator may not expect of tiers that are right by themselves."""
+    """What an operator may not expect of a configuration that is right by itself."""
+    lines = list(config.idle_lines)
     follows = config.persistent_db.catch_up_interval_ms is not None
     if follows and config.volatile_db.type in ("hash_map", "multi_process_hash_map"):
-        return [
+        lines.append(
             "persistent_db.catch_up_interval_ms: rows that lie in RAM stay as they were loaded, whatever the other "
             "process writes; only those that are read from the database are caught up. To see every change, set "
             "volatile_db to disabled"
-        ]
-    return []
+        )
+    return lines
 
 
 @contextmanager
@@ -83,14 +74,38 @@ def naming(key: str) -> Iterator[None]:
 
 def tier_settings(config: ParameterServerConfig) -> dict[str, TierSettings]:
     """What ``config`` says of its tiers beside their stores; a Redis client keeps its time budget itself."""
-    volatile, persistent = config.volatile_db, config.persistent_db
+    persistent = config.persistent_db
     settings = {}
-    if volatile.type != "disabled":
-        name, first = _STORE_NAMES[volatile.type], FirstRows(volatile.initial_cache_rate, volatile.hot_keys)
-        settings[name] = TierSettings(is_initialized=volatile.initialize_after_startup, first_rows=first)
+    for tier in config.volatile_tiers:
+        settings[_STORE_NAMES[tier.type]] = TierSettings(
+            is_initialized=tier.initialize_after_startup,
+            first_rows=FirstRows(tier.initial_cache_rate, tier.hot_keys),
+            takes_copies=tier.cache_missed_embeddings,
+        )
     if persistent.type != "disabled":
         settings["rocksdb"] = TierSettings(persistent.timeout_ms, persistent.initialize_after_startup)
     return settings
+
+
+def _volatile(config: VolatileDbConfig, *, is_backed: bool, may_be_late: bool) -> Store:
+    """Open a tier that is not disabled; ``is_backed``: there are slower ones."""
+    if config.lookup_threads is not None:
+        set_lookup_threads(config.lookup_threads)
+    if config.shared_memory is not None:
+        return _shared_memory(config.shared_memory)
+    if config.redis is not None:
+        return RedisStore(config.redis, may_be_late=may_be_late)
+    if config.type == "snapshot":
+        return SnapshotStore(config.path, config.overlay_capacity_rows, config.warm_up)
+    return MemoryStore(
+        config.capacity_rows,
+        config.capacity_bytes,
+        config.capacity_rows_per_table,
+        capacity_rows_of_each_table=config.capacity_rows_of_each_table,
+        overflow_policy=config.overflow_policy,
+        overflow_resolution_target=config.overflow_resolution_target,
+        is_backed=is_backed,
+    )
 
 
 def _shared_memory(config: SharedMemoryConfig) -> SharedMemoryStore:

@@ -5,8 +5,9 @@ from collections.abc import Mapping, Sequence
 from kernels.errors import HotrowError
 from serving.config import ModelConfig, ParameterServerConfig, VolatileDbConfig
 from serving.errors import ConfigError, MissingExtraError, StoreError, about
+from serving.parameter_server.durable_load import TableSource, table_source
 from serving.parameter_server.first_rows import FirstRows
-from serving.parameter_server.loading import TableSource, check_room, table_source
+from serving.parameter_server.loading import check_room
 from serving.parameter_server.opening import naming, warnings_of
 from serving.storage.memory_budget import MemoryBudget, TableRows
 from serving.storage.rocksdb_engine import check_database
@@ -84,7 +85,7 @@ def _check_snapshots(
 
 def _check_room(ps: ParameterServerConfig, faults: list[HotrowError]) -> list[str]:
     """Find the models for which memory has too little room; return what is to be told of tables that get none."""
-    tier, is_alone = ps.volatile_db, ps.persistent_db.type == "disabled"
+    tier, is_alone = ps.volatile_db, len(ps.volatile_tiers) == 1 and ps.persistent_db.type == "disabled"
     if tier.shared_memory is not None and is_alone:
         _check_shared_memory(tier.shared_memory.size_bytes, _sources(ps.models, faults), faults)
     if tier.type != "hash_map":

@@ -14,7 +14,7 @@ from serving.storage.store import Keys, Vectors
 
 logger = logging.getLogger(__name__)
 
-# Rows that wait, over all tables. More are dropped: a key that is asked for often is offered again soon.
+# Rows that wait, over all tables. Beyond, the oldest are dropped: a key that is asked for often is offered again soon.
 MOST_WAITING_BYTES = 64 * 2**20
 # For a table that is being written: an update may wait for a disk, and the rows of other tables wait behind.
 LONGEST_WAIT_S = 0.1
@@ -30,7 +30,11 @@ class _Offer:
 
 
 class Promoter:
-    """A bounded queue of rows and one thread, started by the first of them. Methods may be called from any thread."""
+    """Rows that wait, up to a bound, and one thread, started by the first. Methods may be called from any thread.
+
+    The newest are served first: the longer a row has waited, the likelier it has changed since it was read, and cannot
+    be stored any more. Of rows that are served in their order nearly all would have, once updates outrun the thread.
+    """
 
     def __init__(self) -> None:
         """Start no thread yet."""
@@ -42,7 +46,7 @@ class Promoter:
         self._thread: threading.Thread | None = None
 
     def offer(self, held: ServedTable, tiers: Sequence[Tier], keys: Keys, rows: Vectors, moment: int) -> None:
-        """Have rows copied into ``tiers``, which lack them; never waits. What has no room in the queue is dropped.
+        """Have rows copied into ``tiers``, which lack them; never waits. Without room, what waits longest is dropped.
 
         Args:
             held: the table.
@@ -61,19 +65,24 @@ class Promoter:
             self._queue(held, takers, keys, rows, moment)
 
     def _queue(self, held: ServedTable, tiers: Sequence[Tier], keys: Keys, rows: Vectors, moment: int) -> None:
+        most = MOST_WAITING_BYTES // rows[:1].nbytes
+        offer, dropped = _Offer(held, tiers, keys[:most], rows[:most], moment), [(tiers, held, keys.size - most)]
         with self._condition:
-            room = 0 if self._is_closed else (MOST_WAITING_BYTES - self._waiting_bytes) // rows[:1].nbytes
-            if room > 0:
-                offer = _Offer(held, tiers, keys[:room], rows[:room], moment)
-                self._offers.append(offer)
-                self._waiting_bytes += offer.rows.nbytes
-                if self._thread is None:
-                    self._thread = threading.Thread(target=self._work, name="hotrow-promotion", daemon=True)
-                    self._thread.start()
-                self._condition.notify_all()
-        if room < keys.size:
-            for tier in tiers:
-                tier.drop_promotion(held, keys.size - room)
+            if self._is_closed:
+                return
+            while self._waiting_bytes + offer.rows.nbytes > MOST_WAITING_BYTES:
+                oldest = self._offers.popleft()
+                self._waiting_bytes -= oldest.rows.nbytes
+                dropped.append((oldest.tiers, oldest.held, oldest.keys.size))
+            self._offers.append(offer)
+            self._waiting_bytes += offer.rows.nbytes
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._work, name="hotrow-promotion", daemon=True)
+                self._thread.start()
+            self._condition.notify_all()
+        for takers, table, count in dropped:
+            for tier in takers:
+                tier.drop_promotion(table, max(count, 0))
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until nothing waits any more; returns whether that was so within ``timeout_s``."""
@@ -104,7 +113,7 @@ class Promoter:
             self._condition.wait_for(lambda: self._offers or self._is_closed)
             if self._is_closed:
                 return None
-            offer = self._offers.popleft()
+            offer = self._offers.pop()
             self._waiting_bytes -= offer.rows.nbytes
             self._is_busy = True
             return offer

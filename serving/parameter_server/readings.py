@@ -40,4 +40,7 @@ def _tier_readings(tier: TierCounters, labels: Labels) -> Iterator[Reading]:
         labels,
         tier.dropped_promotions,
     )
+    yield Reading(
+        "hotrow_tier_refills", "Times that a tier was given back rows that it had lost.", labels, tier.refills
+    )
     yield Reading("hotrow_tier_fetch_seconds", "Time of a tier's answer to one call.", labels, tier.fetch_times)

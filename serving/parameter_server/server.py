@@ -1,30 +1,25 @@
 """The parameter server: which stores are asked for a key, in which order, and what comes of it."""
 
-import logging
-import threading
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
 import numpy as np
 
 from serving.config import ModelConfig, ParameterServerConfig, read_ps_config
-from serving.errors import ConfigError, StoreError, UnknownModelError, about
 from serving.model.records import Combiner
 from serving.parameter_server import updates
+from serving.parameter_server.copies import OnChange, TableCopies
 from serving.parameter_server.counters import TableCounters
-from serving.parameter_server.loading import drop_tables, load_tables, share_bounds, table_source
 from serving.parameter_server.opening import open_stores, tier_settings
 from serving.parameter_server.preflight import check_hot_keys
 from serving.parameter_server.promotion import Promoter
-from serving.parameter_server.served_table import ServedTable
+from serving.parameter_server.readiness import Readiness
+from serving.parameter_server.served_models import ServedModels
 from serving.parameter_server.tier import Tier, TierSettings
 from serving.parameter_server.tier_lookup import TierLookup
-from serving.parameter_server.updates import check_keys, check_weights
-from serving.storage.store import Keys, Mask, RowPtrs, SourceStore, Store, Vectors, Weights
-
-logger = logging.getLogger(__name__)
+from serving.parameter_server.updates import check_keys, check_row_ptrs, check_weights
+from serving.storage.store import ForgetfulStore, Keys, Mask, RowPtrs, SourceStore, Store, Vectors, Weights
 
 
 class ParameterServer:
@@ -37,6 +32,7 @@ class ParameterServer:
 
     Attributes:
         stores: the stores, fastest first.
+        hot_keys: a folder of the keys that go first, see ``FirstRows``; None: nobody said.
     """
 
     def __init__(
@@ -66,15 +62,14 @@ class ParameterServer:
             raise ValueError(f"settings for {sorted(strange)}, but the stores are {names}")
         self.stores = tuple(stores)
         by_tier = [settings.get(store.name, TierSettings()) for store in stores]
-        self._kept = [store for store, one in zip(stores, by_tier, strict=True) if not one.is_initialized]
-        self._first_rows = {store.name: one.first_rows for store, one in zip(stores, by_tier, strict=True)}
+        self.hot_keys = next((one.first_rows.hot_keys for one in by_tier if one.first_rows.hot_keys is not None), None)
+        if stores and isinstance(stores[-1], ForgetfulStore):
+            stores[-1].be_slowest()
         self._tiers = [Tier(store, depth, by_tier[depth]) for depth, store in enumerate(stores)]
         self._promoter = Promoter() if promote else None
         self._lookup = TierLookup(self._tiers, self._promoter)
-        self._lock = threading.Lock()  # one load, unload or close at a time; lookups do not take it
-        # Replaced as wholes, never changed in place, so that lookups need no lock.
-        self._models: tuple[ModelConfig, ...] = ()
-        self._tables: dict[str, ServedTable] = {}
+        self._served = ServedModels(self._tiers)
+        self._readiness = Readiness(self._tiers)
 
     @classmethod
     def from_config(cls, config: str | Path | ParameterServerConfig) -> Self:
@@ -88,8 +83,8 @@ class ParameterServer:
         if not isinstance(config, ParameterServerConfig):
             config = read_ps_config(config)
         check_hot_keys(config)
-        promote = config.volatile_db.cache_missed_embeddings
-        server = cls(open_stores(config), promote, tier_settings(config))
+        promote = any(tier.cache_missed_embeddings for tier in config.volatile_tiers)
+        server = cls(open_stores(config, may_be_late=True), promote, tier_settings(config))
         try:
             server.share_bounds(config.models)
             for model in config.models:
@@ -107,72 +102,54 @@ class ParameterServer:
         Raises:
             ModelFileError: a file is missing or damaged; nothing was announced.
         """
-        with self._lock:
-            sources = []
-            for config in configs:
-                with about(config.name):
-                    sources += [table_source(config, table) for table in config.tables]
-            share_bounds(self.stores, sources)
+        self._served.share_bounds(configs)
 
     def load_model(self, config: ModelConfig) -> None:
         """Load every table of a model: all of it, or, where that fails, nothing.
 
+        A store before the slowest that cannot be reached is passed over like any that does not answer, and is given the
+        tables by a thread of the server as soon as it can be.
+
         Raises:
             ConfigError: the model is already loaded, in this version or another.
             StoreFullError: memory is the only tier and has too little room; nothing has been loaded.
-            StoreError: a store cannot take the rows.
+            StoreError: a store cannot take the rows, or the slowest cannot be reached.
             ModelFileError: a file is missing or damaged.
         """
-        with self._lock:
-            names = [config.full_name(table) for table in config.tables]
-            taken = next((name for name in names if name in self._tables), None)
-            if taken is not None:
-                raise ConfigError(
-                    str(config.graph_file), "", f"table {taken!r} is already loaded; unload its model first"
-                )
-            sources = [table_source(config, table) for table in config.tables]
-            try:
-                load_tables(self.stores, sources, self._kept, self._first_rows)
-            except BaseException:
-                with suppress(StoreError):  # what went wrong first says more
-                    drop_tables(self.stores, names, drop_durable=False)
-                raise
-            tiers = [store.name for store in self.stores]
-            tables = [ServedTable.of(config, table, tiers) for table in config.tables]
-            added = {table.name: table for table in tables}
-            self._tables = {**self._tables, **added}
-            self._models = (*self._models, config)
-        if config.gpu_cache:
-            logger.warning("model %r: gpucache is true, but there is no GPU cache: its tiers answer alone", config.name)
+        self._served.load(config)
 
-    def unload_model(self, name: str, version: int | None = None) -> None:
+    def unload_model(self, name: str, version: int | None = None, held: ModelConfig | None = None) -> None:
         """Forget a model; durable stores keep its rows for the next load.
 
-        Lookups that still run on it fail with UnknownModelError: let them end first.
+        Lookups that still run on it fail with UnknownModelError: let them end first. So do later ones of sessions that
+        were opened on it, even when it is loaded again: open new ones then.
 
         Args:
             name: the model's name.
             version: if given, the loaded version must be this one.
+            held: what ``model`` returned; if given, the model must not have been loaded anew since.
 
         Raises:
             UnknownModelError: it is not loaded.
             StoreError: a store does not answer; the model is forgotten all the same.
         """
-        self._forget(name, version, drop_durable=False)
+        self._served.forget(name, version, held=held, drop_durable=False)
 
     def erase_model(self, name: str, version: int | None = None) -> None:
         """Forget a model and remove its rows from every tier, durable ones too: HPS's ``erase_model_from_hps``.
 
-        See ``unload_model`` for arguments and errors. Processes that share a tier lose the rows as well.
+        See ``unload_model`` for arguments and errors. Processes that share a tier lose the rows as well. A tier that
+        does not answer keeps its rows, and the error says so: load the model when it does, and erase it again. So does
+        a RocksDB database that is open read-only: erase it in the process that writes.
         """
-        self._forget(name, version, drop_durable=True)
+        self._served.forget(name, version, drop_durable=True)
 
     def models(self) -> tuple[ModelConfig, ...]:
         """The loaded models, in the order in which they were loaded."""
-        return self._models
+        return self._served.models()
 
     def model(self, name: str, version: int | None = None) -> ModelConfig:
-        """The loaded model of this name.
+        """The loaded model of this name: what ``load_model`` was given, as a record of its own for each load.
 
         Args:
             name: the model's name.
@@ -181,10 +158,7 @@ class ParameterServer:
         Raises:
             UnknownModelError: it is not loaded.
         """
-        held = next((one for one in self._models if one.name == name and version in (None, one.version)), None)
-        if held is None:
-            raise UnknownModelError(f"no model {name!r}{'' if version is None else f' of version {version}'} is loaded")
-        return held
+        return self._served.model(name, version)
 
     def lookup(self, table: str, keys: Keys) -> tuple[Vectors, Mask]:
         """Look up rows.
@@ -201,10 +175,10 @@ class ParameterServer:
             RequestError: a key is one of the four reserved int64 values.
             StoreError: a store did not answer that may hold a key which was not found.
         """
-        held = self._table(table)
+        held = self._served.table(table)
         check_keys(table, keys)
         rows, found = self._lookup.rows(held, np.ascontiguousarray(keys))
-        self._check_still_loaded(held)
+        self._served.check_still_loaded(held)
         return rows, found
 
     def lookup_pooled(
@@ -230,15 +204,18 @@ class ParameterServer:
 
         Raises:
             UnknownModelError: no loaded model has this table, or it was unloaded meanwhile.
-            RequestError: ``weights`` is not float32[N].
+            RequestError: ``row_ptrs`` is no array of one dimension, or ``weights`` is not float32[N].
+            TypeError: ``keys`` or ``row_ptrs`` is of another type.
+            ValueError: ``row_ptrs`` do not go from 0 to N without falling, or there is no such combiner.
             StoreError: a store did not answer that may hold a key which was not found.
         """
-        held = self._table(table)
+        held = self._served.table(table)
+        check_row_ptrs(table, row_ptrs)
         if weights is not None:
             check_weights(table, keys, weights)
             weights = np.ascontiguousarray(weights)
         out, found = self._lookup.pooled(held, np.ascontiguousarray(keys), row_ptrs, combiner, weights)
-        self._check_still_loaded(held)
+        self._served.check_still_loaded(held)
         return out, found
 
     def insert(self, table: str, keys: Keys, rows: Vectors) -> None:
@@ -254,12 +231,12 @@ class ParameterServer:
 
         Raises:
             UnknownModelError: no loaded model has this table.
-            RequestError: the arrays have other shapes or types, or a key is reserved.
+            RequestError: the arrays have other shapes or types, a key is reserved, or a value is NaN or infinite.
             StoreFullError: the slowest tier has no room; nothing was written.
             StoreError: a tier did not take the rows, and those before it may still have the old ones: call again; or a
                 value does not fit the table's row type, and nothing was written.
         """
-        updates.insert(self.stores, self._table(table), keys, rows)
+        updates.insert(self._tiers, self._served.table(table), keys, rows)
 
     def evict(self, table: str, keys: Keys) -> None:
         """Remove rows from every tier, slowest first; absent keys are no error.
@@ -275,7 +252,30 @@ class ParameterServer:
             RequestError: ``keys`` has another shape or type, or a key is reserved.
             StoreError: a tier did not answer, and those before it may still have the rows: call again.
         """
-        updates.evict(self.stores, self._table(table), keys)
+        updates.evict(self._tiers, self._served.table(table), keys)
+
+    def copies(self, table: str, on_change: OnChange) -> TableCopies:
+        """Keep copies of a table's rows outside the tiers.
+
+        Args:
+            table: the table's full name.
+            on_change: called with keys that ``insert`` or ``evict`` has changed, before the call returns.
+
+        Raises:
+            UnknownModelError: no loaded model has this table.
+        """
+        return TableCopies(self._served.table(table), self._lookup, on_change)
+
+    def is_answering(self, name: str) -> bool:
+        """Whether lookups of a model can succeed: of each of its tables some store answered when it was asked last.
+
+        Waits for nobody. Where none answered, one is asked again beside, so that a later call tells when one does.
+
+        Raises:
+            UnknownModelError: it is not loaded.
+        """
+        model = self.model(name)
+        return self._readiness.is_answering([self._served.table(model.full_name(table)) for table in model.tables])
 
     def wait_for_promotions(self, timeout_s: float | None = None) -> bool:
         """Wait until the promotions of the lookups so far are done; returns whether they were within ``timeout_s``."""
@@ -283,16 +283,16 @@ class ParameterServer:
 
     def counters(self) -> dict[str, TableCounters]:
         """Counts of every loaded table, by full name."""
-        return {name: table.counting.read() for name, table in self._tables.items()}
+        return {table.name: table.counting.read() for table in self._served.tables()}
 
     def close(self) -> None:
         """Forget the models and close the stores. Closing twice is allowed."""
-        with self._lock:
-            self._models, self._tables = (), {}
-            if self._promoter is not None:
-                self._promoter.close()
-            for tier in self._tiers:
-                tier.close()
+        self._served.close()
+        self._readiness.close()
+        if self._promoter is not None:
+            self._promoter.close()
+        for tier in self._tiers:
+            tier.close()
 
     def __enter__(self) -> Self:
         """Return the server."""
@@ -301,25 +301,3 @@ class ParameterServer:
     def __exit__(self, *_: object) -> None:
         """Close it."""
         self.close()
-
-    def _table(self, name: str) -> ServedTable:
-        table = self._tables.get(name)
-        if table is None:
-            raise UnknownModelError(f"no loaded model has a table {name!r}")
-        return table
-
-    def _forget(self, name: str, version: int | None, drop_durable: bool) -> None:
-        with self._lock:
-            gone = self.model(name, version)
-            tables = [self._tables[gone.full_name(table)] for table in gone.tables]
-            self._models = tuple(one for one in self._models if one is not gone)
-            self._tables = {key: table for key, table in self._tables.items() if table not in tables}
-            for table in tables:
-                with table.changes.lock:
-                    table.changes.is_gone = True
-            drop_tables(self.stores, [table.name for table in tables], drop_durable)
-
-    def _check_still_loaded(self, held: ServedTable) -> None:
-        """Refuse an answer during which the table was unloaded: keys may be unknown for that reason alone."""
-        if self._tables.get(held.name) is not held:
-            raise UnknownModelError(f"table {held.name!r} was unloaded during the lookup")

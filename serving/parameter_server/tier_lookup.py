@@ -26,13 +26,20 @@ class _Search:
     Attributes:
         depths: int8[N], by key: which tier held it, counted from the fastest, or NOWHERE.
         asked_keys: by tier, how many keys it answered about.
+        promotes: rows of slower tiers are offered to the faster ones.
     """
 
-    __slots__ = ("asked_keys", "depths")
+    __slots__ = ("asked_keys", "depths", "promotes")
 
-    def __init__(self, keys: int, tiers: int) -> None:
+    def __init__(self, keys: int, tiers: int, promotes: bool = True) -> None:
+        self.promotes = promotes
         self.depths: NDArray[np.int8] = np.full(keys, NOWHERE, dtype=np.int8)
         self.asked_keys = [0] * tiers
+
+    @property
+    def found(self) -> Mask:
+        found: Mask = self.depths != NOWHERE
+        return found
 
 
 class TierLookup:
@@ -44,11 +51,11 @@ class TierLookup:
         self._slowest_knows = isinstance(self._tiers[-1].store, DurableStore | SourceStore)
         self._promoter = promoter
 
-    def rows(self, held: ServedTable, keys: Keys) -> tuple[Vectors, Mask]:
-        """See ``ParameterServer.lookup``."""
-        search = _Search(keys.size, len(self._tiers))
+    def rows(self, held: ServedTable, keys: Keys, is_request: bool = True) -> tuple[Vectors, Mask]:
+        """See ``ParameterServer.lookup``; what is no request is neither counted nor promoted."""
+        search = _Search(keys.size, len(self._tiers), promotes=is_request)
         rows = self._gather(held, keys, search)
-        return rows, self._count(held, search)
+        return rows, self._count(held, search) if is_request else search.found
 
     def pooled(
         self, held: ServedTable, keys: Keys, row_ptrs: RowPtrs, combiner: Combiner, weights: Weights | None
@@ -80,7 +87,7 @@ class TierLookup:
         """
         rows = np.full((keys.size, held.dim), held.default_value, dtype=np.float32)
         missing = np.arange(keys.size)
-        lacking: list[Tier] = []  # faster tiers that answered and did not have what is still missing
+        lacking: list[Tier] = []  # faster tiers that answered, did not have what is still missing, and take copies
         moment = held.changes.now()
         for depth, tier in enumerate(self._tiers):
             if not missing.size:
@@ -99,9 +106,10 @@ class TierLookup:
             hits, hit_keys, hit_rows = missing[found], wanted[found], part[found]
             rows[hits] = tier.as_served(held.name, held.row_dtype, hit_keys, hit_rows)
             search.depths[hits] = depth
-            if self._promoter and lacking and hits.size and tier.gives_rows_to_copy(held.row_dtype):
+            if self._promoter and search.promotes and lacking and hits.size and tier.gives_rows_to_copy(held.row_dtype):
                 self._promoter.offer(held, lacking, hit_keys, hit_rows, moment)
-            lacking = [*lacking, tier]
+            if tier.settings.takes_copies:
+                lacking = [*lacking, tier]
             missing = missing[~found]
         if missing.size and outage is not None:
             raise outage
@@ -134,5 +142,4 @@ class TierLookup:
         """Count one lookup; return which keys were found."""
         counts = np.bincount(search.depths + 1, minlength=len(self._tiers) + 1).tolist()
         held.counting.looked_up(search.asked_keys, counts[1:], counts[0])
-        found: Mask = search.depths != NOWHERE
-        return found
+        return search.found

@@ -7,7 +7,7 @@ from functools import partial
 from time import monotonic as now_s
 from typing import TypeVar
 
-from serving.errors import StoreError, StoreTimeoutError
+from serving.errors import StoreError, StoreTimeoutError, StoreUnreachableError
 from serving.parameter_server.call_threads import CallThreads
 
 T = TypeVar("T")
@@ -54,11 +54,12 @@ class TimeBudget:
 
         Raises:
             StoreTimeoutError: it took longer than the budget.
-            StoreError: a call before it did, and the tier has not been seen answering since; or the call raised it.
+            StoreUnreachableError: a call before it did, and the tier has not been seen answering since.
+            StoreError: the call raised it.
         """
         if self._is_backing_off:
             self._probe_when_due(probe)
-            raise StoreError(self._store, table, f"{self._reason} to an earlier call; it is being probed")
+            raise StoreUnreachableError(self._store, table, f"{self._reason} to an earlier call; it is being probed")
         answer = self._threads.submit(call)
         try:
             result = answer.result(self._timeout_s)

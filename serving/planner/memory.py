@@ -3,12 +3,14 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from gpu_cache.capacity import Capacity
+from gpu_cache.layout import Kind, Layout
 from kernels.host import HostTable, OverflowPolicy, RowDtype
 from serving.config import ModelConfig, memory_needed
 from serving.config.capacity import open_table_file
+from serving.lookup.cache_plan import cache_layout
 
 _FLOAT_BYTES = 4
-_GPU_LINE_KEYS, _GPU_LINE_BYTES = 15, 128
 
 # RocksDB's block-based format, as the store writes it: uncompressed 4 KiB blocks, 10 bits of Bloom filter per key.
 _DISK_ROW_BYTES = 11  # sequence number, lengths, restart points and filter, less the bytes that neighbours' keys share
@@ -25,7 +27,7 @@ class TableSize:
         rows: V.
         dim: D.
         ram_bytes: in a memory tier without a budget, with the headroom that it gets there.
-        gpu_bytes: in a GPU cache with room for every row.
+        gpu_bytes: of a GPU's memory, in a cache with room for every row.
         disk_bytes: in RocksDB, an estimate.
     """
 
@@ -42,9 +44,9 @@ def ram_bytes(dim: int, rows: int, row_dtype: RowDtype = "fp32", overflow_policy
     return HostTable.memory_bytes(dim, rows, row_dtype, overflow_policy) if rows else 0
 
 
-def gpu_bytes(dim: int, rows: int) -> int:
-    """GPU memory of a cache with room for ``rows`` rows: ``4 * D`` bytes per row, 128 bytes per 15 keys."""
-    return rows * dim * _FLOAT_BYTES + -(-rows // _GPU_LINE_KEYS) * _GPU_LINE_BYTES
+def gpu_bytes(layout: Layout, kind: Kind, rows: int) -> int:
+    """GPU memory of a cache with room for ``rows`` rows, exact; no cache has room for fewer than one."""
+    return Capacity.of_rows(layout, kind, max(rows, 1)).device_bytes
 
 
 def disk_bytes(dim: int, rows: int, key_bytes: int) -> int:
@@ -75,7 +77,7 @@ def table_sizes(models: Sequence[ModelConfig]) -> list[TableSize]:
                     rows=rows,
                     dim=table.dim,
                     ram_bytes=needed[table.name],
-                    gpu_bytes=gpu_bytes(table.dim, rows),
+                    gpu_bytes=gpu_bytes(cache_layout(config, table), config.gpu_cache.kind, rows),
                     disk_bytes=disk_bytes(table.dim, rows, key_bytes),
                 )
             )

@@ -6,12 +6,14 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from gpu_cache.layout import Kind, Layout
 from kernels.host import KeyIndex, RowDtype
 from serving.config import ModelConfig, TableConfig
 from serving.config.capacity import open_table_file
 from serving.errors import TraceError
+from serving.lookup.cache_plan import cache_layout
 from serving.planner.curve import HitCurve
-from serving.planner.memory import ram_bytes
+from serving.planner.memory import gpu_bytes, ram_bytes
 from serving.planner.policies import OVERFLOW_POLICIES, POLICIES, Places, sampled_lru_curves, standard_error
 from serving.planner.reuse import MOST_LOOKUPS
 from serving.planner.trace import Keys, Trace
@@ -32,6 +34,8 @@ class TablePlan:
         unknown: how many of them are of keys that the table does not have; those are never held, so always misses.
         distinct: rows that were looked up at least once; as many lookups were the first of their row.
         curves: by policy name, see ``serving.planner.policies``.
+        cache_layout: the form of its cache on a GPU.
+        cache_kind: the kind of that cache.
         lru_groups: of a sampled LRU curve, the estimates that its error comes from; empty where it is exact.
         row_dtype: the form in which RAM keeps the rows.
         hottest: int64[distinct], the keys of the rows that were looked up, the most often first.
@@ -44,6 +48,8 @@ class TablePlan:
     unknown: int
     distinct: int
     curves: dict[str, HitCurve]
+    cache_layout: Layout
+    cache_kind: Kind = "dynamic"
     lru_groups: tuple[HitCurve, ...] = ()
     row_dtype: RowDtype = "fp32"
     hottest: Keys = field(default_factory=lambda: np.empty(0, dtype=np.int64))
@@ -51,6 +57,10 @@ class TablePlan:
     def ram_bytes(self, rows: int, policy: str = "file") -> int:
         """RAM of a host table with room for ``rows`` of the rows that follows ``policy``, exact; 0 for no rows."""
         return ram_bytes(self.dim, rows, self.row_dtype, OVERFLOW_POLICIES.get(policy))
+
+    def gpu_bytes(self, rows: int) -> int:
+        """GPU memory of a cache with room for ``rows`` of the rows, exact."""
+        return gpu_bytes(self.cache_layout, self.cache_kind, rows)
 
     def lru_error(self, rows: NDArray[np.integer]) -> NDArray[np.float64]:
         """The standard error of LRU's hit rate at each of ``rows``: zeros where the curve is exact."""
@@ -99,6 +109,8 @@ def _plan_table(config: ModelConfig, table: TableConfig, keys: Keys, sample_rati
         unknown=keys.size - known.size,
         distinct=hottest.size,
         curves=curves,
+        cache_layout=cache_layout(config, table),
+        cache_kind=config.gpu_cache.kind,
         lru_groups=groups,
         row_dtype=table.row_dtype,
         hottest=index.keys()[hottest],

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from serving.config.records import VolatileDbConfig
 from serving.planner.budget import Share
-from serving.planner.memory import TableSize, gpu_bytes
+from serving.planner.memory import TableSize
 from serving.planner.plan import TablePlan
 from serving.planner.policies import OVERFLOW_POLICIES
 
@@ -50,7 +50,7 @@ def describe_table(plan: TablePlan, rows: NDArray[np.int64], hit_rate: float | N
     yield _aligned("rows", "of table", *plan.curves, "RAM", "GPU cache")
     rates = np.stack([curve.hit_rate(rows) for curve in plan.curves.values()], axis=1)
     for held, row in zip(rows.tolist(), rates.tolist(), strict=True):
-        memory = amount(plan.ram_bytes(held)), amount(gpu_bytes(plan.dim, held))
+        memory = amount(plan.ram_bytes(held)), amount(plan.gpu_bytes(held))
         yield _aligned(f"{held:,}", _percent(held, plan.rows), *(f"{rate:.4f}" for rate in row), *memory)
     if plan.lru_groups:
         yield f"  lru is estimated from a sample; standard error at most {plan.lru_error(rows).max():.4f}"
@@ -79,6 +79,7 @@ def describe_shares(
     for share, plan in zip(shares, plans, strict=True):
         of_rows = f"{share.rows:>14,} of {plan.rows:>14,} rows {amount(share.ram_bytes):>12}"
         yield f"  {share.table:<{width}} {of_rows}   hit rate {share.hits / max(plan.lookups, 1):.4f}"
+    yield from _tables_without_rows(shares, plans, policy)
     lookups = max(sum(plan.lookups for plan in plans), 1)
     hits = sum(share.hits for share in shares)
     yield f"  together {amount(sum(share.ram_bytes for share in shares))}, hit rate {hits / lookups:.4f}"
@@ -95,13 +96,25 @@ def describe_shares(
         yield f"  filled with {rows}, as the RAM tier is at its start: hit rate {hits / lookups:.4f}"
 
 
+def _tables_without_rows(shares: Sequence[Share], plans: Sequence[TablePlan], policy: str) -> Iterator[str]:
+    """Why a table got nothing of a budget: 0 rows in ps.json look like a choice."""
+    for share, plan in zip(shares, plans, strict=True):
+        if share.rows:
+            continue
+        if not plan.curves[policy].hits_at(plan.rows):
+            reason = "none would answer a lookup of the trace"
+        else:
+            reason = f"too little is left, one row takes {amount(plan.ram_bytes(1, policy))}"
+        yield f"  {share.table} gets 0 rows: {reason}"
+
+
 def csv_rows(plan: TablePlan, rows: NDArray[np.int64]) -> Iterator[tuple[str | int | float, ...]]:
     """The hit curves as numbers: one row, as ``CSV_COLUMNS`` says, for each policy, size and some sizes in between."""
     sizes = np.union1d(rows, plan.curve_rows())
     errors = plan.lru_error(sizes)
     for name, curve in plan.curves.items():
         for held, rate, error in zip(sizes.tolist(), curve.hit_rate(sizes).tolist(), errors.tolist(), strict=True):
-            of_memory = (plan.ram_bytes(held), gpu_bytes(plan.dim, held))
+            of_memory = (plan.ram_bytes(held), plan.gpu_bytes(held))
             yield plan.name, held, held / plan.rows, name, rate, error if name == "lru" else 0.0, *of_memory
 
 

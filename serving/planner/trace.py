@@ -64,6 +64,8 @@ def read_trace(paths: Sequence[Path], models: Sequence[ModelConfig], table: str 
 
 def _files(paths: Iterable[Path]) -> Iterator[Path]:
     for path in paths:
+        if not path.exists():
+            raise TraceError(str(path), "no such file or folder")
         if not path.is_dir():
             yield path
             continue

@@ -2,6 +2,7 @@
 
 from serving.storage.memory_store import MemoryStore
 from serving.storage.redis_store import RedisStore
+from serving.storage.rocksdb_engine import recover_database
 from serving.storage.rocksdb_store import RocksDbStore
 from serving.storage.shared_memory_store import SharedMemoryStore
 from serving.storage.snapshot_reader import SnapshotReader, open_snapshot
@@ -21,4 +22,5 @@ __all__ = [
     "Store",
     "TableSpec",
     "open_snapshot",
+    "recover_database",
 ]

@@ -4,20 +4,17 @@ import logging
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 
-import numpy as np
-
-from kernels.errors import ReservedKeyError, RowValueError, TableFullError
 from kernels.host import HostTable, OverflowPolicy
 from serving.errors import StoreError, StoreFullError
-from serving.model.records import Combiner
 from serving.reading import Reading
+from serving.storage.host_tables import HostTables
 from serving.storage.memory_budget import MemoryBudget, Room
-from serving.storage.store import Keys, Mask, RowPtrs, TableSpec, Vectors, Weights
+from serving.storage.store import Keys, TableSpec, Vectors
 
 logger = logging.getLogger(__name__)
 
 
-class MemoryStore:
+class MemoryStore(HostTables[HostTable]):
     """Rows in RAM, within one budget for all tables together. See ``PooledStore`` and ``MeasuredStore``.
 
     A table takes its memory when it is opened. With a budget it gets as many rows as it asks for, or its part of what
@@ -28,6 +25,8 @@ class MemoryStore:
     smaller than it would be evicts rows instead.
     ``fetch``, ``fetch_pooled`` and ``items`` take no lock.
     """
+
+    _NAME = "memory"
 
     def __init__(
         self,
@@ -61,27 +60,16 @@ class MemoryStore:
             raise ValueError(
                 f"overflow_resolution_target: expected more than 0, at most 1: {overflow_resolution_target}"
             )
+        super().__init__()
         self._budget = MemoryBudget(
             capacity_rows, capacity_bytes, capacity_rows_per_table, capacity_rows_of_each_table, overflow_policy
         )
         self._target_ratio = overflow_resolution_target
         self._is_backed = is_backed
-        # Replaced as a whole, never changed in place, so that readers need no lock. None once closed.
-        self._tables: dict[str, HostTable | None] | None = {}
         self._specs: dict[str, TableSpec] = {}
         self._shares: dict[str, tuple[TableSpec, Room]] = {}  # of tables that were announced and are not open yet
         self._overflown: set[str] = set()  # tables whose first eviction was logged
         self._lock = threading.Lock()  # one open_table, drop_table or close at a time; guards _shares and _overflown
-
-    @property
-    def name(self) -> str:
-        """See ``Store.name``."""
-        return "memory"
-
-    @property
-    def keeps_row_dtype(self) -> bool:
-        """See ``Store.keeps_row_dtype``."""
-        return True
 
     def share(self, wanted: Sequence[tuple[TableSpec, int]]) -> None:
         """See ``SharingStore.share``."""
@@ -97,12 +85,7 @@ class MemoryStore:
             tables = self._open_tables(spec.name)
             if spec.name in tables:
                 held = self._specs[spec.name]
-                self._check_dim(spec.name, held.dim, spec.dim)
-                if held.row_dtype != spec.row_dtype:
-                    raise StoreError(
-                        self.name, spec.name, f"holds {held.row_dtype} rows, asked to hold {spec.row_dtype}"
-                    )
-                return
+                return self._check_form(spec, held.dim, held.row_dtype)
             announced = self._shares.pop(spec.name, None)
             room = announced[1] if announced else self._budget.room_for(spec, capacity_rows, self._held())
             if not room.rows and self._budget.shared:
@@ -112,13 +95,8 @@ class MemoryStore:
 
     def capacity_rows(self, table: str) -> int | None:
         """See ``Store.capacity_rows``."""
-        held = self._open_tables(table).get(table)
+        held = self._held_table(table)
         return held.capacity_rows if held is not None else 0
-
-    def memory_bytes(self, table: str) -> int:
-        """RAM the table takes: its keys, rows and spare rows; 0 for an unknown table."""
-        held = self._open_tables(table).get(table)
-        return held.stats().memory_bytes if held is not None else 0
 
     def evicted_rows(self, table: str) -> int:
         """Rows of the table that made room for others since it was opened; 0 for an unknown table or once closed."""
@@ -128,41 +106,6 @@ class MemoryStore:
     def readings(self, table: str) -> Iterator[Reading]:
         """See ``MeasuredStore.readings``."""
         yield Reading("hotrow_tier_evicted_rows", "Rows that overflows evicted.", (), self.evicted_rows(table))
-
-    def tables(self) -> list[str]:
-        """See ``Store.tables``."""
-        return sorted(self._open_tables(""))
-
-    def count(self, table: str) -> int:
-        """See ``Store.count``; exact."""
-        held = self._open_tables(table).get(table)
-        return len(held) if held is not None else 0
-
-    def fetch(self, table: str, keys: Keys, out: Vectors) -> Mask:
-        """See ``Store.fetch``."""
-        held = self._open_tables(table).get(table)
-        if held is None:
-            out[...] = 0.0
-            return np.zeros(keys.size, dtype=np.bool_)
-        self._check_dim(table, held.dim, out.shape[1])
-        return held.fetch(keys, out)
-
-    def fetch_pooled(
-        self,
-        table: str,
-        keys: Keys,
-        row_ptrs: RowPtrs,
-        out: Vectors,
-        combiner: Combiner,
-        weights: Weights | None = None,
-    ) -> Mask:
-        """See ``PooledStore.fetch_pooled``."""
-        held = self._open_tables(table).get(table)
-        if held is None:
-            out[...] = 0.0
-            return np.zeros(keys.size, dtype=np.bool_)
-        self._check_dim(table, held.dim, out.shape[1])
-        return held.fetch_pooled(keys, row_ptrs, out, combiner, weights)
 
     def insert(self, table: str, keys: Keys, rows: Vectors) -> None:
         """See ``Store.insert``."""
@@ -175,17 +118,12 @@ class MemoryStore:
                 raise StoreFullError(self.name, table, "the table has no room: other tables took the whole budget")
             return
         self._check_dim(table, held.dim, rows.shape[1])
-        try:
-            if self._insert_in_parts(held, keys, rows):
-                self._log_first_eviction(table, held)
-        except TableFullError as err:
-            raise StoreFullError(self.name, table, str(err)) from err
-        except (ReservedKeyError, RowValueError) as err:
-            raise StoreError(self.name, table, str(err)) from err
+        if self._insert_in_parts(table, held, keys, rows):
+            self._log_first_eviction(table, held)
 
     def evict(self, table: str, keys: Keys) -> int | None:
         """See ``Store.evict``; exact."""
-        held = self._open_tables(table).get(table)
+        held = self._held_table(table)
         return held.evict(keys) if held is not None else 0
 
     def drop_table(self, table: str) -> None:
@@ -195,11 +133,6 @@ class MemoryStore:
             self._shares.pop(table, None)
             self._tables = {name: held for name, held in self._open_tables(table).items() if name != table}
             self._specs = {name: spec for name, spec in self._specs.items() if name != table}
-
-    def items(self, table: str, batch_rows: int = 65536) -> Iterator[tuple[Keys, Vectors]]:
-        """See ``Store.items``."""
-        held = self._open_tables(table).get(table)
-        return held.items(batch_rows) if held is not None else iter(())
 
     def close(self) -> None:
         """See ``Store.close``."""
@@ -224,12 +157,14 @@ class MemoryStore:
             reason = f"the system refused {size:,} bytes for {room.rows:,} rows"
             raise StoreError(self.name, spec.name, reason) from err
 
-    @staticmethod
-    def _insert_in_parts(held: HostTable, keys: Keys, rows: Vectors) -> int:
+    def _insert_in_parts(self, table: str, held: HostTable, keys: Keys, rows: Vectors) -> int:
         """Insert rows, those that may evict others no more at a time than fit; returns how many were evicted."""
         most = keys.size if held.overflow_policy is None else held.capacity_rows
-        starts = range(0, keys.size, max(most, 1))
-        return sum(held.insert(keys[start : start + most], rows[start : start + most]) for start in starts)
+        evicted = 0
+        for start in range(0, keys.size, max(most, 1)):
+            part = slice(start, start + most)
+            evicted += self._insert_rows(table, held, keys[part], rows[part])
+        return evicted
 
     def _log_first_eviction(self, table: str, held: HostTable) -> None:
         with self._lock:
@@ -244,13 +179,3 @@ class MemoryStore:
             held.overflow_policy,
             "the next tier has them" if self._is_backed else "a row that no other tier holds is lost",
         )
-
-    def _open_tables(self, table: str) -> dict[str, HostTable | None]:
-        tables = self._tables
-        if tables is None:
-            raise StoreError(self.name, table, "the store is closed")
-        return tables
-
-    def _check_dim(self, table: str, dim: int, asked: int) -> None:
-        if dim != asked:
-            raise StoreError(self.name, table, f"holds vectors of {dim} floats, asked for {asked}")

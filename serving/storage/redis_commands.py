@@ -47,7 +47,11 @@ class RedisNodeError(Exception):
     """A node did not answer, or answered with an error; the store makes a StoreError of it. The message names it."""
 
 
-class RedisNodeTimeoutError(RedisNodeError):
+class RedisUnreachableError(RedisNodeError):
+    """A node could not be asked, or gave no answer; the store makes a StoreUnreachableError of it."""
+
+
+class RedisNodeTimeoutError(RedisUnreachableError):
     """A node was waited for in vain until the deadline; the store makes a StoreTimeoutError of it."""
 
 
@@ -97,6 +101,11 @@ def packed_words(*words: bytes | str | int) -> bytes:
 def header(name: bytes, key: bytes, words: int) -> bytes:
     """The beginning of a command of ``words`` words: its name and its key."""
     return b"*%d\r\n$%d\r\n%s\r\n$%d\r\n%s\r\n" % (words, len(name), name, len(key), key)
+
+
+def hdel(key: bytes, fields: NDArray[np.uint8]) -> Command:
+    """Remove fields of a hash: uint8[N, ...], each as one word of a command."""
+    return Command("HDEL", key, header(b"HDEL", key, 2 + len(fields)) + fields.tobytes())
 
 
 def as_words(parts: NDArray[np.uint8]) -> NDArray[np.uint8]:

@@ -1,6 +1,8 @@
 """What Hotrow adds to a connection of redis-py's: one deadline for all of a call, and rows that are not parsed."""
 
+import socket
 import ssl
+import struct
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +19,9 @@ from redis._parsers import _HiredisParser
 from redis.connection import Connection
 
 from serving.config import RedisTlsConfig
+
+# SO_LINGER, struct linger of socket(7): on, for 0 s.
+NO_LINGERING = struct.pack("ii", 1, 0)
 
 _deadline: ContextVar[float] = ContextVar("deadline", default=float("inf"))
 
@@ -188,6 +193,9 @@ class RowConnection(Connection):
 
     def _connect(self) -> Any:
         connected = super()._connect()
+        # Where the network fails, what was sent waits in the system, and still goes out after the connection was given
+        # up and closed: an update would come behind a later one, which was acknowledged over another connection.
+        connected.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, NO_LINGERING)
         if self._tls is None:
             return connected
         try:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import hiredis
 from redis import Redis
-from redis.exceptions import AskError, ClusterDownError, ResponseError, TryAgainError
+from redis.exceptions import AskError, ClusterDownError, ClusterError, ResponseError, TryAgainError
 
 from serving.config import RedisConfig
 from serving.storage.redis_commands import Command, RedisNodeError, RedisNodeTimeoutError
@@ -21,6 +21,8 @@ from serving.storage.redis_topology import BROKEN, LATE, LOST, Address, RedisTop
 PAUSE_RATIO = 1.0
 # After these errors the same command may succeed at another node, or here a moment later.
 ELSEWHERE = (AskError, TryAgainError, ClusterDownError)  # MOVED is a kind of ASK to redis-py
+# How long redis-py, which tries a command up to 16 times, may follow a slot that moves before it gives up: 0.2 s here.
+FOLLOWED_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +33,10 @@ class _NoAnswer:
     reason: str
     is_unreachable: bool  # no connection to the node could be had
     is_late: bool
+    kind: type[RedisNodeError]
 
     def error(self) -> RedisNodeError:
-        kind = RedisNodeTimeoutError if self.is_late else RedisNodeError
+        kind = RedisNodeTimeoutError if self.is_late else self.kind
         return kind(f"{self.address}: {self.reason}")
 
 
@@ -56,7 +59,7 @@ class RedisNodes:
     """
 
     def __init__(self, config: RedisConfig) -> None:
-        """Connect. See ``RedisTopology`` for the errors."""
+        """Connect to nobody yet. See ``RedisTopology`` for the error."""
         self.topology = RedisTopology(config)
         self._timeout_s = config.timeout_ms / 1000
         self._paused: dict[Address, tuple[float, str]] = {}  # until when nobody asks a node, and why; one write each
@@ -69,7 +72,8 @@ class RedisNodes:
         Raises:
             RedisNodeTimeoutError: a node did not answer within ``timeout_ms``. To learn for the next call who has taken
                 its place may take ``connect_timeout_ms`` more.
-            RedisNodeError: it cannot be reached, or answered with an error.
+            RedisUnreachableError: it cannot be reached.
+            RedisNodeError: it answered with an error.
         """
         with within(self._timeout_s):
             replies = self._at_once(commands)
@@ -133,11 +137,26 @@ class RedisNodes:
         try:
             seconds_left()
             commands = _words(command)
-            return self._piped(commands) if command.are_separate else self.topology.client.execute_command(*commands[0])
+            return self._piped(commands) if command.are_separate else self._followed(commands[0])
         except LOST as err:
             if isinstance(first, _NoAnswer):
                 raise replace(first, is_late=first.is_late or isinstance(err, LATE)).error() from err
             raise node_error(f"{first}: {reason_of(err)}", err) from err
+
+    def _followed(self, words: Sequence[Any]) -> Any:
+        """Send one command to where its slot is by now; while that is moving, as often as there is time for.
+
+        Both nodes refuse a command of several keys then, unless one has them all.
+        """
+        while True:
+            seconds_left()
+            try:
+                return self.topology.client.execute_command(*words)
+            except ClusterError as err:
+                if isinstance(err, ClusterDownError):
+                    raise
+                if seconds_left() < FOLLOWED_S:
+                    raise ClusterError("its slot is still moving to another node") from err
 
     def _mend(self, command: Command, replies: list[Any]) -> None:
         """Send those of separate commands again that did not succeed at their node."""
@@ -169,7 +188,7 @@ class RedisNodes:
         if is_late and not isinstance(error, BusyError):  # which tells nothing of the node
             now = time.monotonic()
             self._paused[address] = (now + PAUSE_RATIO * (now - began), reason)
-        return _NoAnswer(address, reason, is_unreachable, is_late)
+        return _NoAnswer(address, reason, is_unreachable, is_late, type(node_error(reason, error)))
 
 
 @contextmanager

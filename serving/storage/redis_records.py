@@ -1,25 +1,46 @@
 """The record of a load that lies beside a partition's rows in Redis, and the scripts that keep it true of them.
 
-A record is ``<digest> <load>:filled``, or ``:empty`` where a partition rightly has no rows: a hash without fields does
-not exist in Redis, and one that was lost does not either. Of a record without the last word, which older versions
-wrote, only the presence tells. Redis runs a script as one act, between whose commands it evicts nothing.
+A record is ``<digest> <load>:<number>:filled``, or ``:empty`` where a partition rightly has no rows: a hash without
+fields does not exist in Redis, and one that was lost does not either. The number is that of ``redis_changes``. Of a
+record without the last word, which older versions wrote, only the presence tells. Redis runs a script as one act,
+between whose commands it evicts nothing.
+
+Where rows are lost, ``claimed <load>`` takes the record's place while a process brings them back: to all others there
+is no record, and a change of the rows by another process removes it, by which that one knows.
+
+While a slot of a cluster moves, Redis refuses a script of which a key is nowhere, or that comes back to one which it
+has removed. So what changes rows names the rows and the record alone, which are there unless rows were lost.
 """
 
 import numpy as np
 from numpy.typing import NDArray
 
-from serving.storage.redis_commands import Command, Partition, packed, packed_words
+from serving.storage.redis_commands import Command, Partition, packed, packed_words, plain
+from serving.storage.redis_sources import FAULT_OF, Writer
 from serving.storage.store import CHANGED
 
 # Fields of one call inside a script: Lua has room for some 8,000 words.
 FIELDS_PER_CALL = 2000
 
-# Carried out twice, because its answer was lost on the way, it changes nothing more.
-SWAP = """
+WRITER_WORDS = 4  # words of a script that tell of the writer, before the rows
+LOST = " has lost the rows it was loaded with: a reload of the model fills it again"
+
+CLAIMED = "claimed "
+RECORD_OF = f"""
+local function record_of(name)
+  local held = redis.call('GET', name)
+  return held and string.sub(held, 1, {len(CLAIMED)}) ~= '{CLAIMED}' and held
+end
+"""
+
+# Carried out twice, because its answer was lost on the way, it changes nothing more. The reply is the number.
+SWAP = f"""{RECORD_OF}
 local loading, values, times, record, loading_times = unpack(KEYS)
-local mark, has_rows = ARGV[1], ARGV[2] == '1'
-local held = redis.call('GET', record)
-if held and string.sub(held, 1, #mark) == mark then return 0 end
+local mark, has_rows, claim = ARGV[1], ARGV[2] == '1', ARGV[4]
+local held = record_of(record)
+local number = tonumber(string.match(held or '', '^.* %w+:(%d+)')) or 0
+if held and string.sub(held, 1, #mark) == mark then return number end
+if claim ~= '' and redis.call('GET', record) ~= claim then return -1 end
 if has_rows and redis.call('EXISTS', loading) == 0 then
   return redis.error_reply('ERR the rows gathered so far are gone')
 end
@@ -32,85 +53,154 @@ if redis.call('EXISTS', loading_times) == 1 then
   redis.call('RENAME', loading_times, times)
   redis.call('PERSIST', times)
 end
-redis.call('SET', record, mark .. (has_rows and ':filled' or ':empty'))
+number = claim ~= '' and tonumber(ARGV[3]) or math.max(number + 1, tonumber(ARGV[3]))
+redis.call('SET', record, mark .. string.format(':%.0f', number) .. (has_rows and ':filled' or ':empty'))
+return number
+"""
+
+# Who may bring back the rows of a partition: 1 the caller, 0 nobody, for none are lost, -1 another process. Who has
+# changed rows of it goes first: what another brings may lack these changes, and would not be trusted.
+CLAIM = f"""{RECORD_OF}
+local values, record = unpack(KEYS)
+local claim, least = ARGV[1], tonumber(ARGV[2])
+local held = record_of(record)
+if held then
+  local number, state = string.match(held, '^.* %w+:?(%d*):?(%a*)$')
+  local has_lost = state == 'filled' and redis.call('EXISTS', values) == 0
+  if not has_lost and (tonumber(number) or 0) >= least then return 0 end
+end
+if least == 0 and not held and (redis.call('GET', record) or claim) ~= claim then return -1 end
+redis.call('UNLINK', values)
+redis.call('SET', record, claim, 'EX', ARGV[3])
 return 1
 """
 
-MARK_CHANGED = """
-local record, mark = redis.call('GET', KEYS[1]), ARGV[1]
+RENEW = "return redis.call('GET', KEYS[1]) == ARGV[1] and redis.call('EXPIRE', KEYS[1], ARGV[2]) or 0"
+RELEASE = "return redis.call('GET', KEYS[1]) == ARGV[1] and redis.call('UNLINK', KEYS[1]) or 0"
+
+MARK_CHANGED = f"""{RECORD_OF}{FAULT_OF}
+local record, mark = record_of(KEYS[1]), ARGV[1]
 if not record then return 0 end
+local fault = fault_of(record, ARGV[2], ARGV[3])
+if fault then return redis.error_reply(fault) end
 local digest, load = string.match(record, '^(.*) (%S*)$')
 if digest and string.sub(digest, -#mark) ~= mark then redis.call('SET', KEYS[1], digest .. mark .. ' ' .. load) end
 return 1
 """
 
 # Rows that come into a partition that was lost must not pass for all that it had: it loses its record, too.
-INSERT = f"""
+INSERT = f"""{RECORD_OF}{FAULT_OF}
 local values, record = unpack(KEYS)
-local source, held = ARGV[1], redis.call('GET', record) or ''
-if held ~= '' and string.sub(held, 1, #source) ~= source then
-  return redis.error_reply('ERR its rows come from ' .. held .. ', those to be inserted belong to ' .. source)
-end
+local files, partitions, claim, is_slowest = unpack(ARGV, 1, {WRITER_WORDS})
+local held = record_of(record) or ''
+local fault = fault_of(held, files, partitions)
+if fault then return redis.error_reply(fault) end
 local load, state = string.match(held, '^(.*):(%a+)$')
-if state == 'filled' and redis.call('EXISTS', values) == 0 then redis.call('UNLINK', record) end
-for i = 2, #ARGV, {FIELDS_PER_CALL} do
+local is_lost = held == '' and redis.call('GET', record) ~= claim
+if is_lost or (state == 'filled' and redis.call('EXISTS', values) == 0) then
+  if is_slowest == '1' then return redis.error_reply('ERR ' .. values .. '{LOST}') end
+  redis.call('UNLINK', record)
+end
+for i = {WRITER_WORDS + 1}, #ARGV, {FIELDS_PER_CALL} do
   redis.call('HSET', values, unpack(ARGV, i, math.min(i + {FIELDS_PER_CALL - 1}, #ARGV)))
 end
 if state == 'empty' then redis.call('SET', record, load .. ':filled') end
 return 1
 """
 
-EVICT = f"""
-local values, times, record = unpack(KEYS)
-local evicted = 0
-for i = 1, #ARGV, {FIELDS_PER_CALL} do
-  local last = math.min(i + {FIELDS_PER_CALL - 1}, #ARGV)
-  evicted = evicted + redis.call('HDEL', values, unpack(ARGV, i, last))
-  redis.call('HDEL', times, unpack(ARGV, i, last))
+EVICT = f"""{RECORD_OF}{FAULT_OF}
+local values, record = unpack(KEYS)
+local files, partitions, claim, is_slowest = unpack(ARGV, 1, {WRITER_WORDS})
+local held, size, evicted = record_of(record), redis.call('HLEN', values), 0
+local fault = fault_of(held, files, partitions)
+if fault then return redis.error_reply(fault) end
+local is_lost = not held and redis.call('GET', record) ~= claim
+if is_slowest == '1' and (is_lost or (size == 0 and string.find(held or '', ':filled$'))) then
+  return redis.error_reply('ERR ' .. values .. '{LOST}')
 end
-if evicted > 0 and redis.call('EXISTS', values) == 0 then
-  local load = string.match(redis.call('GET', record) or '', '^(.*):filled$')
-  if load then redis.call('SET', record, load .. ':empty') end
+if is_lost then redis.call('UNLINK', record) end
+for i = {WRITER_WORDS + 1}, #ARGV, {FIELDS_PER_CALL} do
+  if evicted == size then break end
+  evicted = evicted + redis.call('HDEL', values, unpack(ARGV, i, math.min(i + {FIELDS_PER_CALL - 1}, #ARGV)))
 end
+local load = evicted == size and string.match(held or '', '^(.*):filled$')
+if evicted > 0 and load then redis.call('SET', record, load .. ':empty') end
 return evicted
 """
 
-STATE = "return {redis.call('GET', KEYS[1]), redis.call('EXISTS', KEYS[2])}"
+STATE = RECORD_OF + "return {record_of(KEYS[1]), redis.call('EXISTS', KEYS[2])}"
 
 
-def swap(one: Partition, load: str, digest: str, has_rows: bool) -> Command:
-    """Put the rows that ``load`` gathered, none where ``has_rows`` is False, in the place of a partition's."""
+def swap(one: Partition, load: str, digest: str, has_rows: bool, number: int, is_claimed: bool = False) -> Command:
+    """Put the rows that ``load`` gathered, none where ``has_rows`` is False, in the place of a partition's.
+
+    Its number becomes ``number``, or one more than it was; that is the reply. If the partition ``is_claimed``, just
+    ``number``; and where the claim is gone, nothing is done, and the reply is -1.
+    """
     loading, loading_times = one.loading(load)
     keys = (loading, one.values, one.times, one.record, loading_times)
-    return Command("EVAL", one.values, packed("EVAL", SWAP, len(keys), *keys, f"{digest} {load}", int(has_rows)))
+    words = f"{digest} {load}", int(has_rows), number, f"{CLAIMED}{load}" if is_claimed else ""
+    return Command("EVAL", one.values, packed("EVAL", SWAP, len(keys), *keys, *words))
 
 
-def mark_changed(record: bytes) -> Command:
-    """Note in a record of a load, where there is one, that rows come to those that were loaded."""
-    return Command("EVAL", record, packed("EVAL", MARK_CHANGED, 1, record, CHANGED))
+def claim(one: Partition, load: str, least: int, seconds: int) -> Command:
+    """Claim a partition for ``load``, for so many seconds, if its rows are lost or its number is below ``least``.
 
-
-def insert(one: Partition, source: str, words: NDArray[np.uint8]) -> Command:
-    """Insert or overwrite rows of a partition, unless its record says that it was loaded from another source.
-
-    Args:
-        one: the partition.
-        source: what its record must begin with, if there is one.
-        words: uint8[N, ...], each key and its row as two words of a command.
+    The reply is 1 where it is claimed, 0 where nothing is lost, -1 where another load has claimed it; with ``least``
+    above 0 that one loses its claim.
     """
-    head = packed_words("EVAL", INSERT, 2, one.values, one.record, source)
-    return Command("EVAL", one.values, b"*%d\r\n" % (6 + 2 * len(words)) + head + words.tobytes())
+    words = f"{CLAIMED}{load}", least, seconds
+    return Command("EVAL", one.values, packed("EVAL", CLAIM, 2, one.values, one.record, *words))
 
 
-def evict(one: Partition, fields: NDArray[np.uint8]) -> Command:
-    """Remove rows, and what HPS's overflow policies know of them; the reply is how many rows there were.
+def renew(one: Partition, load: str, seconds: int) -> Command:
+    """Claim a partition for so many seconds more, if ``load`` still has it."""
+    return Command("EVAL", one.record, packed("EVAL", RENEW, 1, one.record, f"{CLAIMED}{load}", seconds))
 
-    Args:
-        one: the partition.
-        fields: uint8[N, ...], each key as one word of a command.
+
+def release(one: Partition, load: str) -> Command:
+    """Give a claim of ``load`` back, if it still has it."""
+    return Command("EVAL", one.record, packed("EVAL", RELEASE, 1, one.record, f"{CLAIMED}{load}"))
+
+
+def read_record(reply: bytes | None) -> bytes | None:
+    """The record, of what lies in its place."""
+    return None if reply is None or reply.startswith(CLAIMED.encode()) else reply
+
+
+def unlink(one: Partition) -> Command:
+    """Remove a partition's rows, and what is known of them."""
+    return plain("UNLINK", one.values, one.times, one.record)
+
+
+def mark_changed(record: bytes, writer: Writer) -> Command:
+    """Note in a record of a load that rows come to those that were loaded; the reply is 0 where there is none.
+
+    An error where the record says that they were loaded from another source than the ``writer`` goes by.
     """
-    head = packed_words("EVAL", EVICT, 3, one.values, one.times, one.record)
-    return Command("EVAL", one.values, b"*%d\r\n" % (6 + len(fields)) + head + fields.tobytes())
+    return Command("EVAL", record, packed("EVAL", MARK_CHANGED, 1, record, CHANGED, writer.files, writer.partitions))
+
+
+def insert(one: Partition, writer: Writer, words: NDArray[np.uint8]) -> Command:
+    """Insert or overwrite rows of a partition, uint8[N, ...], each key and its row as two words of a command.
+
+    An error where its record says that it was loaded from another source than the ``writer`` goes by.
+    """
+    return _change(INSERT, one, writer, words, 2 * len(words))
+
+
+def evict(one: Partition, writer: Writer, fields: NDArray[np.uint8]) -> Command:
+    """Remove rows, uint8[N, ...], each key as one word of a command; the reply is how many there were.
+
+    See ``insert`` for the error.
+    """
+    return _change(EVICT, one, writer, fields, len(fields))
+
+
+def _change(script: str, one: Partition, writer: Writer, words: NDArray[np.uint8], count: int) -> Command:
+    said = writer.files, writer.partitions, f"{CLAIMED}{writer.refilling}", int(writer.is_slowest)
+    head = packed_words("EVAL", script, 2, one.values, one.record, *said)
+    return Command("EVAL", one.values, b"*%d\r\n" % (5 + len(said) + count) + head + words.tobytes())
 
 
 def state(one: Partition) -> Command:

@@ -2,23 +2,23 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kernels.errors import ReservedKeyError
 from kernels.host import KeyIndex, RowDtype
-from serving.errors import StoreError
+from serving.errors import StoreError, StoreLostError
 from serving.storage.hps_layout import keys_of
+from serving.storage.redis_commands import encoded_fields, encoded_rows
+from serving.storage.redis_partitions import Partitions
+from serving.storage.redis_sources import FORMS, files_and_form
 from serving.storage.row_codec import RowCodec
-from serving.storage.store import CHANGED, Keys, Mask, TableSpec, Vectors, files_of
+from serving.storage.store import CHANGED, Keys, Mask, TableSpec, Vectors
 
 STORE_NAME = "redis"
 # What is sent or received before the time-out starts anew.
 MOST_ROUND_BYTES = 4 * 2**20
-# What the record of a load ends in where the rows are narrow.
-FORMS = {f":{one}" for one in get_args(RowDtype) if one != "fp32"}
 
 
 class RedisRows:
@@ -41,6 +41,23 @@ class RedisRows:
         rows = max(min(self._max_batch_size, MOST_ROUND_BYTES // bytes_per_key), 1)
         return (slice(start, start + rows) for start in range(0, count, rows))
 
+    @property
+    def field_bytes(self) -> int:
+        """The size of a key as a word of a command."""
+        return self.spec.key_bytes + 6
+
+    def words(self, partitions: Partitions, keys: Keys, rows: Vectors) -> list[tuple[int, NDArray[np.uint8]]]:
+        """Rows as words of commands: for each its partition, and uint8[N, ...], each a key and its row's value."""
+        order, groups = partitions.groups(keys, self._max_batch_size)
+        words = encoded_rows(keys[order], self.codec.encode(keys[order], rows[order]), self.spec.key_bytes)
+        return [(group.partition, words[group.begin : group.end]) for group in groups]
+
+    def fields(self, partitions: Partitions, keys: Keys) -> list[tuple[int, NDArray[np.uint8]]]:
+        """Keys as words of commands: for each its partition, and uint8[N, ...]."""
+        order, groups = partitions.groups(keys, self._max_batch_size)
+        words = encoded_fields(keys[order], self.spec.key_bytes)
+        return [(group.partition, words[group.begin : group.end]) for group in groups]
+
     def with_form(self, digest: str) -> str:
         """What the record of a load says of files with ``digest``: rows of another form are another load."""
         files = digest.removesuffix(CHANGED)
@@ -52,19 +69,13 @@ class RedisRows:
         record = said.pop()
         return None if said or record is None else self._without_form(record)
 
-    def source(self, record: bytes) -> str:
-        """The digest of the files that a ``record`` names, whatever changed since; with their form if it is another."""
-        said = record.rpartition(b" ")[0].decode()
-        digest = self._without_form(said)
-        return said.removesuffix(CHANGED) if digest is None else files_of(digest)
-
     def check_source(self, record: bytes, known: bytes) -> None:
         """Check that rows come from the files of those that this process knows, and for which its network was trained.
 
         Raises:
             StoreError: they do not.
         """
-        source, expected = self.source(record), self.source(known)
+        source, expected = files_and_form(record), files_and_form(known)
         if source != expected:
             reason = f"another process has loaded it from other files, {source}; this one goes by {expected}: load "
             raise self.error(
@@ -131,10 +142,14 @@ class RedisRows:
         """An error that names the table."""
         return StoreError(STORE_NAME, self.spec.name, reason)
 
+    def lost(self, reason: str) -> StoreLostError:
+        """An error that names the table, of which rows are gone."""
+        return StoreLostError(STORE_NAME, self.spec.name, reason)
+
     def _without_form(self, record: str) -> str | None:
         """The digest of which ``with_form`` makes ``record``; None where that is of another form."""
         digest = record.removesuffix(CHANGED)
-        if not digest.endswith(self._form) or digest.endswith(tuple(FORMS - {self._form})):
+        if next((form for form in FORMS if digest.endswith(form)), "") != self._form:
             return None
         return digest.removesuffix(self._form) + record[len(digest) :]
 

@@ -3,21 +3,22 @@
 import logging
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from serving.config import RedisConfig
-from serving.errors import MissingExtraError, StoreError, StoreTimeoutError
+from serving.errors import MissingExtraError, StoreError, StoreTimeoutError, StoreUnreachableError
 from serving.reading import Reading
 from serving.storage.hps_layout import storable
-from serving.storage.redis_commands import RedisNodeError, RedisNodeTimeoutError
+from serving.storage.redis_changes import ChangeNumbers
+from serving.storage.redis_commands import RedisNodeError, RedisNodeTimeoutError, RedisUnreachableError
 from serving.storage.redis_overflow import Touches
 from serving.storage.redis_rows import STORE_NAME
 from serving.storage.redis_strings import StringTable
 from serving.storage.redis_table import RedisTable
-from serving.storage.store import Keys, Mask, TableSpec, Vectors
+from serving.storage.store import Keys, Mask, TableSpec, Vectors, none_found
 
 if TYPE_CHECKING:
     from serving.storage.redis_nodes import RedisNodes
@@ -37,25 +38,32 @@ class RedisStore:
     With ``RedisConfig.overflow`` it holds a part of the rows only: a slower tier must hold all of them.
     """
 
-    def __init__(self, config: RedisConfig) -> None:
+    def __init__(self, config: RedisConfig, *, may_be_late: bool = False) -> None:
         """Connect.
+
+        Args:
+            config: where to, and how.
+            may_be_late: where no node can be reached, that is no error, but of every call until one can.
 
         Raises:
             MissingExtraError: redis or hiredis is not installed.
-            StoreError: no node answers in time, the user is refused, or a TLS file cannot be read.
+            StoreUnreachableError: no node answers in time.
+            StoreError: the user is refused, or a TLS file cannot be read.
         """
         self._config = config
         self._is_closed = False
+        self._is_slowest = False
         self._touches: Touches | None = None
         self._lock = threading.Lock()  # one change of the tables at a time
         # Replaced as a whole, never changed in place; readers take no lock.
         self._tables: dict[str, RedisTable | StringTable] = {}
+        self._numbers: dict[str, ChangeNumbers] = {}  # by table; they outlive it, until it is dropped
         try:
-            self._nodes = _connected(config)
-        except RedisNodeError as err:
-            raise StoreError(STORE_NAME, "", str(err)) from err
+            self._nodes = _nodes_of(config)
         except OSError as err:
             raise StoreError(STORE_NAME, "", f"TLS: {err}") from err
+        with suppress(StoreUnreachableError) if may_be_late else nullcontext(), self._translated(""):
+            self._nodes.topology.connect()
         if config.overflow is not None:
             self._touches = Touches()
 
@@ -111,13 +119,11 @@ class RedisStore:
         """See ``Store.fetch``."""
         self._check_open(table)
         held = self._tables.get(table)
-        found = np.zeros(keys.size, dtype=np.bool_)
         if held is None:
-            out[...] = 0.0
-            return found
+            return none_found(keys, out)
         if out.shape[1] != held.spec.dim:
             raise StoreError(STORE_NAME, table, f"holds vectors of {held.spec.dim} floats, asked for {out.shape[1]}")
-        fits = storable(keys, held.spec.key_bytes)
+        fits, found = storable(keys, held.spec.key_bytes), np.zeros(keys.size, dtype=np.bool_)
         with self._translated(table):
             if fits is None and out.flags.c_contiguous:
                 held.fetch(keys, out, found)
@@ -159,6 +165,7 @@ class RedisStore:
             with self._lock:
                 self._tables = {name: one for name, one in self._tables.items() if name != table}
             held.drop()
+            self._numbers.pop(table, None)
 
     def items(self, table: str, batch_rows: int = 65536) -> Iterator[tuple[Keys, Vectors]]:
         """See ``Store.items``; while others write, a row may come twice."""
@@ -179,6 +186,28 @@ class RedisStore:
             if held is None:
                 raise StoreError(STORE_NAME, table, "not an open table")
             held.mark_changed()
+
+    def be_slowest(self) -> None:
+        """See ``ForgetfulStore.be_slowest``."""
+        with self._lock:
+            self._is_slowest = True
+            for table in self._tables.values():
+                table.is_slowest = True
+
+    def note_change(self, table: str, keys: Keys) -> None:
+        """See ``ForgetfulStore.note_change``; not with ``RedisConfig.layout`` ``strings``, nor for what HPS wrote."""
+        held = self._tables.get(table)
+        if isinstance(held, RedisTable):
+            with self._translated(table):
+                held.note_change(keys)
+
+    def refill(self, table: str, batches: Iterator[tuple[Keys, Vectors | None]], digest: str) -> bool:
+        """See ``ForgetfulStore.refill``; with ``RedisConfig.layout`` ``strings`` others' changes do not end it."""
+        with self._translated(table):
+            held = self._tables.get(table)
+            if held is None:
+                raise StoreError(STORE_NAME, table, "not an open table")
+            return held.refill(batches, digest)
 
     def bulk_load(self, spec: TableSpec, batches: Iterator[tuple[Keys, Vectors]], digest: str) -> None:
         """See ``DurableStore.bulk_load``.
@@ -224,8 +253,10 @@ class RedisStore:
             touches.note(table.touch, keys)
 
     def _table(self, spec: TableSpec) -> RedisTable | StringTable:
-        layout = StringTable if self._config.layout == "strings" else RedisTable
-        return layout(self._nodes, self._config, spec)
+        if self._config.layout == "strings":
+            return StringTable(self._nodes, self._config, spec)
+        numbers = self._numbers.setdefault(spec.name, ChangeNumbers())
+        return RedisTable(self._nodes, self._config, spec, numbers)
 
     def _unopened(self, table: str) -> RedisTable | StringTable:
         """A table of which nothing but the name counts."""
@@ -236,6 +267,7 @@ class RedisStore:
         name = table.spec.name
         with self._lock:
             self._check_open(name)
+            table.is_slowest = self._is_slowest
             self._tables = {**self._tables, name: table}
         spread = self.spread(name)
         if not table.spread_keys:
@@ -259,12 +291,14 @@ class RedisStore:
             yield
         except RedisNodeTimeoutError as err:
             raise StoreTimeoutError(STORE_NAME, table, str(err)) from err
+        except RedisUnreachableError as err:
+            raise StoreUnreachableError(STORE_NAME, table, str(err)) from err
         except RedisNodeError as err:
             raise StoreError(STORE_NAME, table, str(err)) from err
 
 
-def _connected(config: RedisConfig) -> "RedisNodes":
-    """Import redis-py, and hiredis, without which it would work too, but slowly; then connect."""
+def _nodes_of(config: RedisConfig) -> "RedisNodes":
+    """Import redis-py, and hiredis, without which it would work too, but slowly."""
     try:
         import hiredis  # noqa: F401
 

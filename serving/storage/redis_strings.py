@@ -4,10 +4,9 @@ A row lies under ``hps_et.<model>.<table>:`` and its key's raw native-endian byt
 its own, so that a batch is as many GETs as it has keys, all of a node's in one go: HPS's hashes are faster.
 """
 
-import binascii
 import secrets
 from collections.abc import Iterator, Mapping
-from functools import lru_cache
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,9 +15,13 @@ from numpy.typing import NDArray
 from kernels.host import KeyIndex
 from serving.config import RedisConfig
 from serving.storage.hps_layout import keys_of, raw_keys, tag
-from serving.storage.redis_commands import SLOTS, Command, as_words, plain
-from serving.storage.redis_records import mark_changed
+from serving.storage.redis_commands import Command, RedisNodeError, as_words, plain
+from serving.storage.redis_load import CLAIM_TTL_S
+from serving.storage.redis_records import CLAIMED, LOST, mark_changed, read_record
 from serving.storage.redis_rows import RedisRows
+from serving.storage.redis_slots import slots_of, spread_numbers
+from serving.storage.redis_sources import Writer
+from serving.storage.redis_string_changes import MOST_ROWS, begin, change, end, records_by_node, writer_of
 from serving.storage.store import Keys, Mask, TableSpec, Vectors
 
 if TYPE_CHECKING:
@@ -43,7 +46,10 @@ class StringTable:
         self._nodes = nodes
         self._rows = RedisRows(spec, config.row_dtype, config.max_batch_size)
         self._prefix = f"{tag(spec.name)}:".encode()
-        self._records = [f"{tag(spec.name)}.hotrow.loaded_from{{{number}}}".encode() for number in _spread_numbers()]
+        self._records = [
+            f"{tag(spec.name)}.hotrow.loaded_from{{{number}}}".encode() for number in spread_numbers(RECORDS)
+        ]
+        self.is_slowest = False  # nothing behind Redis has the rows
         self._records_seen: list[bytes | None] | None = None  # as a load wrote them; None where one was absent
 
     @property
@@ -73,13 +79,16 @@ class StringTable:
         while records is not None:
             # Asked for after the rows, which a load replaces where they lie, without a record until it ends.
             held = self._records_held()
+            if held == records and None not in records:  # as ever
+                return
             for record, known in zip(held, records, strict=True):
                 if record is None or known is None:
-                    raise self._rows.error(
-                        "a node has lost the rows that it was loaded with, or they are being replaced"
+                    raise self._rows.lost(
+                        "a node has lost the rows that it was loaded with, or they are being replaced; lost ones come "
+                        "back from a slower tier, or with a reload of the model"
                     )
                 self._rows.check_source(record, known)
-            if held == records or found.all():
+            if found.all():
                 return
             # The table was loaded meanwhile: what was absent may have been on its way.
             records = self._records_seen = held
@@ -87,18 +96,17 @@ class StringTable:
 
     def insert(self, keys: Keys, rows: Vectors) -> None:
         """Insert or overwrite int64[N] keys and their float32[N, D] rows."""
-        for part in self._rows.rounds(keys.size, self._rows.codec.value_bytes):
-            self._run("SET", self._names(keys[part]), self._rows.codec.encode(keys[part], rows[part]))
+        self._insert(keys, rows, self._writer())
 
     def evict(self, keys: Keys) -> int:
         """Remove keys; returns how many were held."""
-        rounds = self._rows.rounds(keys.size, len(self._prefix) + self.spec.key_bytes)
-        return sum(sum(self._run("UNLINK", self._names(keys[part]))) for part in rounds)
+        return self._evict(keys, self._writer())
 
     def drop(self) -> None:
         """Remove every row, and the record of their load."""
-        self._forget_load()
-        self._remove_but(None)
+        self._nodes.run([plain("UNLINK", name) for name in self._records])
+        self._records_seen = None
+        self._remove_but(None, Writer(""))
 
     def items(self, batch_rows: int) -> Iterator[tuple[Keys, Vectors]]:
         """All rows, each key once."""
@@ -110,38 +118,74 @@ class StringTable:
 
     def mark_changed(self) -> None:
         """Note that rows come to those the table was loaded with."""
-        self._nodes.run([mark_changed(name) for name in self._records])
+        writer = self._writer()
+        replies = self._nodes.run([mark_changed(name, writer) for name in self._records])
+        if writer.is_slowest and 0 in replies:
+            raise self._rows.lost(f"a node{LOST}")
 
-    def load(self, batches: Iterator[tuple[Keys, Vectors]], digest: str) -> None:
+    def load(self, batches: Iterator[tuple[Keys, Vectors | None]], digest: str) -> None:
         """Replace the table. Meanwhile it has no record: to those who share it, keys that are absent are an outage.
 
         Old rows go last: another process that loads the same files at the same time misses none of its own.
         """
-        self._forget_load()
+        self._load(batches, digest, may_replace_others=True)
+
+    def refill(self, batches: Iterator[tuple[Keys, Vectors | None]], digest: str) -> bool:
+        """Load the table again, if it has lost rows; returns whether it had. Nobody tells of others' changes meanwhile.
+
+        Raises:
+            StoreError: another process does that, or loads the table from other files.
+        """
+        if None not in self._records_held():
+            return False
+        claim, load = self._records[0] + b".filling", secrets.token_hex(8)
+        if not self._nodes.run([plain("SET", claim, load, "NX", "EX", CLAIM_TTL_S)])[0]:
+            raise self._rows.error("another process brings lost rows back")
+        try:
+            self._load(self._renewing(claim, batches), digest, may_replace_others=False)
+        finally:
+            with suppress(RedisNodeError):
+                self._nodes.run([plain("UNLINK", claim)])
+        return True
+
+    def _load(self, batches: Iterator[tuple[Keys, Vectors | None]], digest: str, *, may_replace_others: bool) -> None:
+        mark = f"{self._rows.with_form(digest)} {secrets.token_hex(8)}"
+        writer = writer_of([mark.encode()], is_slowest=False)
+        # From here on another load of other files ends this one, before it writes the next row.
+        replaced = "" if may_replace_others else writer.files
+        self._nodes.run([begin(name, mark, replaced) for name in self._records])
         loaded = KeyIndex()
         for keys, rows in batches:
-            self.insert(keys, rows)
+            if rows is None:
+                self._evict(keys, writer)
+                continue
+            self._insert(keys, rows, writer)
             self._rows.are_new(keys, loaded)
-        self._remove_but(loaded)
-        record = f"{self._rows.with_form(digest)} {secrets.token_hex(8)}"
-        self._nodes.run([plain("SET", name, record) for name in self._records])
+        self._remove_but(loaded, writer)
+        self._nodes.run([end(name, mark, writer.files) for name in self._records])
         self._records_seen = self._records_held()
+
+    def _renewing(
+        self, claim: bytes, batches: Iterator[tuple[Keys, Vectors | None]]
+    ) -> Iterator[tuple[Keys, Vectors | None]]:
+        for batch in batches:
+            yield batch
+            self._nodes.run([plain("EXPIRE", claim, CLAIM_TTL_S)])
 
     def touch(self, keys: Keys) -> None:
         """Nothing: no row is evicted here."""
 
     def _records_held(self) -> list[bytes | None]:
+        return [read_record(held) for held in self._records_or_claims()]
+
+    def _records_or_claims(self) -> list[bytes | None]:
         if self._nodes.topology.is_cluster:
-            records: list[bytes | None] = self._nodes.run([plain("GET", name) for name in self._records])
+            held: list[bytes | None] = self._nodes.run([plain("GET", name) for name in self._records])
         else:
-            (records,) = self._nodes.run([plain("MGET", *self._records)])
-        return records
+            (held,) = self._nodes.run([plain("MGET", *self._records)])
+        return held
 
-    def _forget_load(self) -> None:
-        self._nodes.run([plain("UNLINK", name) for name in self._records])
-        self._records_seen = None
-
-    def _remove_but(self, loaded: KeyIndex | None) -> None:
+    def _remove_but(self, loaded: KeyIndex | None, writer: Writer) -> None:
         """Remove the rows, of whatever key width, but those of the keys of ``loaded``."""
         for page in self._nodes.topology.scan(self._prefix):
             for width in KEY_WIDTHS:
@@ -150,7 +194,8 @@ class StringTable:
                     is_old = loaded.find(self._keys(names)) < 0
                     names = [name for name, old in zip(names, is_old.tolist(), strict=True) if old]
                 if names:
-                    self._run("UNLINK", np.frombuffer(b"".join(names), dtype=np.uint8).reshape(len(names), -1))
+                    array = np.frombuffer(b"".join(names), dtype=np.uint8).reshape(len(names), -1)
+                    self._change("UNLINK", writer, array)
 
     def _fetch(self, keys: Keys, out: Vectors, found: Mask) -> None:
         for part in self._rows.rounds(keys.size, self._rows.codec.value_bytes):
@@ -172,6 +217,52 @@ class StringTable:
             if values is not None:
                 found[at] = self._rows.fill(keys, values, out, at)
 
+    def _writer(self) -> Writer:
+        return writer_of(self._records_seen, self.is_slowest)
+
+    def _insert(self, keys: Keys, rows: Vectors, writer: Writer) -> None:
+        for part in self._rows.rounds(keys.size, self._rows.codec.value_bytes):
+            self._change("SET", writer, self._names(keys[part]), self._rows.codec.encode(keys[part], rows[part]))
+
+    def _evict(self, keys: Keys, writer: Writer) -> int:
+        rounds = self._rows.rounds(keys.size, len(self._prefix) + self.spec.key_bytes)
+        return sum(self._change("UNLINK", writer, self._names(keys[part])) for part in rounds)
+
+    def _change(
+        self, verb: str, writer: Writer, names: NDArray[np.uint8], values: NDArray[np.uint8] | None = None
+    ) -> int:
+        """Change the rows of ``names``, where they are those that ``writer`` goes by; returns how many were removed.
+
+        Of rows whose slot moves that is asked before.
+        """
+        topology = self._nodes.topology
+        records = records_by_node(topology, self._records)
+        places, commands, left = [], [], []
+        for at in self._grouped(names, MOST_ROWS):
+            record = records.get(topology.node(names[at[0]].tobytes())[0])
+            if record is None:
+                left.append(at)
+                continue
+            places.append(at)
+            commands.append(change(verb, record, writer, names[at], None if values is None else values[at]))
+        replies = self._nodes.run(commands)
+        left += [at[moving] for at, (_, moving) in zip(places, replies, strict=True) if moving]
+        changed: int = sum(count for count, _ in replies)
+        if not left:
+            return changed
+        self._check_writer(writer)
+        at = np.concatenate(left)
+        rest = self._run(verb, names[at], None if values is None else values[at])
+        return changed + (sum(rest) if verb == "UNLINK" else 0)
+
+    def _check_writer(self, writer: Writer) -> None:
+        held = self._records_or_claims()
+        if writer.is_slowest and None in map(read_record, held):
+            raise self._rows.lost(f"a node{LOST}")
+        for record in held:
+            if writer.files and record is not None:
+                self._rows.check_source(record.removeprefix(CLAIMED.encode()), f"{writer.files} ".encode())
+
     def _run(self, name: str, names: NDArray[np.uint8], values: NDArray[np.uint8] | None = None) -> list[int]:
         """Send one command for each of ``names``; returns their replies, by node."""
         places = list(self._grouped(names))
@@ -192,13 +283,13 @@ class StringTable:
         found = zip(order, values, strict=True)
         return {names[at][len(self._prefix) :]: value for at, value in found if value is not None}
 
-    def _grouped(self, names: NDArray[np.uint8]) -> Iterator[NDArray[np.intp]]:
+    def _grouped(self, names: NDArray[np.uint8], most: int = MOST_KEYS) -> Iterator[NDArray[np.intp]]:
         """Places of ``names`` by node, equal names in their order, no more than one command takes."""
         topology = self._nodes.topology
         slots = slots_of(names) if topology.is_cluster else np.zeros(len(names), dtype=np.uint16)
         for at in topology.grouped(slots):
-            for start in range(0, at.size, MOST_KEYS):
-                yield at[start : start + MOST_KEYS]
+            for start in range(0, at.size, most):
+                yield at[start : start + most]
 
     def _names_held(self, key_bytes: int) -> Iterator[list[bytes]]:
         for page in self._nodes.topology.scan(self._prefix):
@@ -221,23 +312,6 @@ class StringTable:
         return keys_of([name[len(self._prefix) :] for name in names], self.spec.key_bytes)
 
 
-def slots_of(names: NDArray[np.uint8]) -> NDArray[np.uint16]:
-    """The hash slot of each of uint8[N, ...] names.
-
-    Source: Redis Cluster specification: CRC16 (XMODEM) of what stands in the first braces, or of all of it.
-    """
-    table, crc = _crc_table(), np.zeros(len(names), dtype=np.uint16)
-    for column in names.T:
-        crc = (crc << np.uint16(8)) ^ table[(crc >> np.uint16(8)) ^ column]
-    slots: NDArray[np.uint16] = crc % np.uint16(SLOTS)
-    for at in np.flatnonzero((names == ord("{")).any(axis=1)).tolist():
-        _, _, rest = names[at].tobytes().partition(b"{")
-        inside, closing, _ = rest.partition(b"}")
-        if inside and closing:
-            slots[at] = binascii.crc_hqx(inside, 0) % SLOTS
-    return slots
-
-
 def _one_by_one(name: str, names: NDArray[np.uint8], values: NDArray[np.uint8] | None = None) -> Command:
     """One command for each of ``names``, and its value; they are answered one by one."""
     words = [as_words(names)] + ([] if values is None else [as_words(values)])
@@ -245,20 +319,3 @@ def _one_by_one(name: str, names: NDArray[np.uint8], values: NDArray[np.uint8] |
     start = np.broadcast_to(np.frombuffer(head, dtype=np.uint8), (len(names), len(head)))
     payload = np.concatenate([start, *words], axis=1).tobytes()
     return Command(name, names[0].tobytes(), payload, count=len(names), are_separate=True)
-
-
-@lru_cache
-def _crc_table() -> NDArray[np.uint16]:
-    return np.array([binascii.crc_hqx(bytes([byte]), 0) for byte in range(256)], dtype=np.uint16)
-
-
-@lru_cache
-def _spread_numbers() -> tuple[int, ...]:
-    """Numbers whose texts have slots that are spread evenly."""
-    by_range: dict[int, int] = {}
-    number = 0
-    while len(by_range) < RECORDS:
-        slot = binascii.crc_hqx(str(number).encode(), 0) % SLOTS
-        by_range.setdefault(slot * RECORDS // SLOTS, number)
-        number += 1
-    return tuple(by_range[part] for part in range(RECORDS))

@@ -1,10 +1,8 @@
 """One embedding table in Redis: which partition holds a key, and the commands that read and write them all."""
 
 import logging
-import secrets
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,19 +11,24 @@ from numpy.typing import NDArray
 from kernels.host import KeyIndex
 from serving.config import RedisConfig
 from serving.storage.hps_layout import key_list
-from serving.storage.redis_commands import (
-    Command,
-    Partition,
-    RedisNodeError,
-    encoded_fields,
-    encoded_rows,
-    header,
-    plain,
-)
+from serving.storage.redis_changes import ChangeNumbers, number_of
+from serving.storage.redis_commands import Command, Partition, encoded_fields, hdel, header, plain
+from serving.storage.redis_load import TableLoad
 from serving.storage.redis_overflow import Overflow
-from serving.storage.redis_partitions import Group, Partitions
-from serving.storage.redis_records import evict, insert, is_lost, is_same_load, mark_changed, state, swap
+from serving.storage.redis_partitions import Group, Partitions, lacking
+from serving.storage.redis_records import (
+    LOST,
+    evict,
+    insert,
+    is_lost,
+    is_same_load,
+    mark_changed,
+    read_record,
+    state,
+    unlink,
+)
 from serving.storage.redis_rows import RedisRows
+from serving.storage.redis_watch import Watch, records_of_load
 from serving.storage.store import Keys, Mask, TableSpec, Vectors
 
 if TYPE_CHECKING:
@@ -35,8 +38,6 @@ logger = logging.getLogger(__name__)
 
 SCAN_FIELDS = 1000
 SAMPLE_FIELDS = 10
-# Rows of a load that was killed are forgotten by Redis after this time.
-LOADING_TTL_S = 600
 
 
 class RedisTable:
@@ -46,19 +47,27 @@ class RedisTable:
     table.
     """
 
-    def __init__(self, nodes: "RedisNodes", config: RedisConfig, spec: TableSpec) -> None:
-        """Name its partitions; nothing is asked yet."""
+    def __init__(self, nodes: "RedisNodes", config: RedisConfig, spec: TableSpec, numbers: ChangeNumbers) -> None:
+        """Name its partitions, of whose changes ``numbers`` knows; nothing is asked yet."""
         self.spec = spec
         self.partitions = Partitions(spec.name, config.num_partitions)
         self._nodes = nodes
+        self._numbers = numbers
         self._max_batch_size = config.max_batch_size
         self._rows = RedisRows(spec, config.row_dtype, config.max_batch_size)
         self._overflow = Overflow(nodes, config.overflow) if config.overflow else None
         self._lock = threading.Lock()  # guards the next
         self.evicted_rows = 0  # by this process, as partitions overflowed
-        # By partition, as last seen; None where the table, or a part of it, has no record of the load that filled it.
-        # Replaced as a whole: readers take no lock.
-        self._records: list[bytes] | None = None
+        self._watch = Watch(self._rows, config.num_partitions)
+
+    @property
+    def is_slowest(self) -> bool:
+        """Whether nothing behind Redis has the rows: where some are lost, no change is taken that a load would undo."""
+        return self._watch.is_slowest
+
+    @is_slowest.setter
+    def is_slowest(self, is_slowest: bool) -> None:
+        self._watch.is_slowest = is_slowest
 
     @property
     def spread_keys(self) -> list[bytes]:
@@ -68,8 +77,7 @@ class RedisTable:
     def check(self) -> None:
         """Look at some rows of each partition: their widths, and whether they are in the partition of their key."""
         scans = [plain("HSCAN", one.values, 0, "COUNT", SAMPLE_FIELDS) for one in self.partitions]
-        records = [plain("GET", one.record) for one in self.partitions]
-        replies = self._nodes.run([*scans, *records])
+        replies = self._nodes.run([*scans, *(plain("GET", one.record) for one in self.partitions)])
         for number, (_, held) in enumerate(replies[: len(scans)]):
             keys, _ = self._rows.decoded(held)
             places = self.partitions.places(keys)
@@ -77,10 +85,13 @@ class RedisTable:
                 at = int(np.argmax(places != number))
                 reason = f"holds key {keys[at]} in partition {number}, of {len(scans)} it belongs in {places[at]}"
                 raise self._rows.error(f"{reason}: num_partitions differs from that with which the table was written")
-        if self._partitions_beyond():
+        records = [read_record(reply) for reply in replies[len(scans) :]]
+        # Rows beyond the partitions of a load came from somebody who did not know of it: nobody looks there.
+        if not self._watch.check_opened(records) and self._partitions_beyond():
             raise self._rows.error(f"was written with more than {len(scans)} partitions: num_partitions differs")
-        held = replies[len(scans) :]
-        self._records = None if None in held else held
+        seen = {number: number_of(record) for number, record in enumerate(records) if record is not None}
+        self._numbers.were_seen(seen)
+        self._watch.see(records)
 
     def count(self) -> int:
         """Rows held."""
@@ -100,7 +111,7 @@ class RedisTable:
     def insert(self, keys: Keys, rows: Vectors) -> None:
         """Insert or overwrite int64[N] keys and their float32[N, D] rows."""
         for part in self._rows.rounds(keys.size, self._rows.codec.value_bytes):
-            filled = self._insert(None, keys[part], rows[part])
+            filled = self._insert(keys[part], rows[part])
             if self._overflow is not None:
                 self._trim(self._overflow, keys[part], sorted(filled))
 
@@ -108,16 +119,23 @@ class RedisTable:
         """Remove keys, with what HPS's overflow policies know of them; returns how many were held."""
         evicted = 0
         for part in self._rows.rounds(keys.size, self.spec.key_bytes):
-            order, groups = self.partitions.groups(keys[part], self._max_batch_size)
-            fields = encoded_fields(keys[part][order], self.spec.key_bytes)
-            parts = [(self.partitions[group.partition], fields[group.begin : group.end]) for group in groups]
-            evicted += sum(self._nodes.run([evict(one, some) for one, some in parts]))
+            fields_of = self._rows.fields(self.partitions, keys[part])
+            parts = [(self.partitions[at], self._watch.writer(at), fields) for at, fields in fields_of]
+            evictions = [evict(one, writer, fields) for one, writer, fields in parts]
+            # What overflow policies know of keys without a row does no harm.
+            replies = self._nodes.run([*evictions, *(hdel(one.times, fields) for one, _, fields in parts)])
+            evicted += sum(replies[: len(evictions)])
         return evicted
+
+    def note_change(self, keys: Keys) -> None:
+        """Add one to the numbers of the partitions of int64[N] keys, whose rows have changed."""
+        if self._watch.records is not None:
+            self._numbers.note(self._nodes, self.partitions, np.unique(self.partitions.places(keys)).tolist())
 
     def drop(self) -> None:
         """Remove every row, and what is known of them."""
-        self._nodes.run([_unlink(one) for one in (*self.partitions, *self._partitions_beyond())])
-        self._records = None
+        self._nodes.run([unlink(one) for one in (*self.partitions, *self._partitions_beyond())])
+        self._watch.records = None
 
     def items(self, batch_rows: int) -> Iterator[tuple[Keys, Vectors]]:
         """All rows, by partition, each key once, though Redis may give one twice."""
@@ -132,37 +150,42 @@ class RedisTable:
             yield some
 
     def loaded_from(self) -> str | None:
-        """The digest of the load that filled the table; None where a partition has none or another, or no rows left."""
+        """The digest of the load that filled the table; None where a partition has none or another, or lacks rows."""
+        known = self._numbers.known
         states = self._nodes.run([state(one) for one in self.partitions])
-        return self._rows.loaded_from([None if is_lost(record, has_rows) else record for record, has_rows in states])
+        records = [None if is_lost(record, has_rows) else record for record, has_rows in states]
+        if self._numbers.behind(enumerate(records), known):
+            return None
+        return self._rows.loaded_from(records_of_load(records))
 
     def mark_changed(self) -> None:
         """Note in every partition's record that rows come to those it was loaded with."""
-        self._nodes.run([mark_changed(one.record) for one in self.partitions])
+        writers = map(self._watch.writer, range(len(self.partitions)))
+        marks = [mark_changed(one.record, writer) for one, writer in zip(self.partitions, writers, strict=True)]
+        if 0 in self._nodes.run(marks) and self._watch.is_slowest and self._watch.records is not None:
+            raise self._rows.lost(f"a partition{LOST}")
 
     def load(self, batches: Iterator[tuple[Keys, Vectors]], digest: str) -> None:
         """Replace the table.
 
-        The rows are gathered under other names and then take the place of the old ones; each partition changes in one
-        instant, together with the record of what it was loaded from.
+        Each partition changes in one instant, together with the record of what it was loaded from.
         """
-        load = secrets.token_hex(8)
-        filled: set[int] = set()
-        sizes = np.zeros(len(self.partitions), dtype=np.int64)
+        load, mark = self._new_load(), self._rows.with_form(digest)
+        load.replace(batches, mark, self._partitions_beyond())
+        self._watch.see([f"{mark} {load.name}".encode()] * len(self.partitions))
+
+    def refill(self, batches: Iterator[tuple[Keys, Vectors | None]], digest: str) -> bool:
+        """Bring back what partitions have lost; returns whether any had. See ``TableLoad.refill``."""
+        held = self._nodes.run([plain("GET", one.record) for one in self.partitions])
+        self._watch.check(self._watch.records, dict(enumerate(map(read_record, held))))
+        load, mark = self._new_load(), self._rows.with_form(digest)
+        self._watch.refilling = load.name
         try:
-            for keys, rows in batches:
-                if self._overflow is not None:
-                    fits = self.partitions.fitting(keys, sizes, self._overflow.rule.margin_rows)
-                    keys, rows = keys[fits], rows[fits]
-                filled |= self._insert(load, keys, rows)
-            mark = self._rows.with_form(digest)
-            swaps = [swap(one, load, mark, number in filled) for number, one in enumerate(self.partitions)]
-            self._nodes.run([*swaps, *(_unlink(one) for one in self._partitions_beyond())])
-        except BaseException:
-            with suppress(RedisNodeError):
-                self._nodes.run([plain("UNLINK", *one.loading(load)) for one in self.partitions])
-            raise
-        self._records = [f"{mark} {load}".encode()] * len(self.partitions)
+            filled = load.refill(batches, mark)
+        finally:
+            self._watch.refilling = ""
+        self._watch.see_some(dict.fromkeys(filled, f"{mark} {load.name}".encode()))
+        return bool(filled)
 
     def _fetch_round(self, keys: Keys, out: Vectors, found: Mask) -> None:
         order, groups = self.partitions.groups(keys, self._max_batch_size)
@@ -174,36 +197,44 @@ class RedisTable:
             payload = header(b"HMGET", one.values, at.size + 2) + fields[group.begin : group.end].tobytes()
             take, value_bytes = self._rows.taker(out, at), self._rows.codec.value_bytes
             commands.append(Command("HMGET", one.values, payload, take, at.size, value_bytes))
-        known, numbers = self._records, sorted({group.partition for group in groups})
+        known, numbers = self._watch.records, sorted({group.partition for group in groups})
+        changes = self._numbers.known
         # Asked for after the rows, on their connection: rows that have changed hands come with the record that says so.
-        asked = [plain("GET", self.partitions[number].record) for number in numbers] if known else []
+        asked = [plain("GET", self.partitions[number].record) for number in numbers]
         replies = self._nodes.run([*commands, *asked])
-        records = dict(zip(numbers, replies[len(commands) :], strict=False))
-        self._check_sources(known or [], records)
+        records = dict(zip(numbers, map(read_record, replies[len(commands) :]), strict=True))
+        self._watch.check(known, records)
+        self._check_changes(changes, records if known else {})
         found[...] = True
         for at, values in zip(places, replies, strict=False):
             if values is not None:
                 found[at] = self._rows.fill(keys, values, out, at)
-        if known and self._overflow is None and not found.all():
-            lacking = self._lacking(groups, places, found)
-            if not self._are_kept(known, records, lacking):
-                self._fetch_round(keys, out, found)
+        absent = {} if found.all() else self._unexplained(groups, places, found, records)
+        if known and absent and not self._are_kept(known, records, absent):
+            self._fetch_round(keys, out, found)
 
-    def _check_sources(self, known: Sequence[bytes], records: Mapping[int, bytes | None]) -> None:
-        for number, record in records.items():
-            if record is not None and record != known[number]:
-                self._rows.check_source(record, known[number])
+    def _check_changes(self, known: Mapping[int, int], records: Mapping[int, bytes | None]) -> None:
+        behind = self._numbers.behind(records.items(), known)
+        if behind:
+            self._numbers.forget(self._nodes, self.partitions, [at for at in behind if records[at] is not None])
+            values = self.partitions[behind[0]].values.decode()
+            raise self._rows.lost(f"{values} has come back without rows that have changed")
 
-    def _lacking(self, groups: Sequence[Group], places: Sequence[NDArray[np.intp]], found: Mask) -> dict[int, bool]:
-        """The partitions that lack keys of a batch; whether they lack all of them."""
-        lacking: dict[int, bool] = {}
-        for group, at in zip(groups, places, strict=True):
-            if not found[at].all():
-                lacking[group.partition] = lacking.get(group.partition, True) and not found[at].any()
-        return lacking
+    def _unexplained(
+        self,
+        groups: Sequence[Group],
+        places: Sequence[NDArray[np.intp]],
+        found: Mask,
+        records: Mapping[int, bytes | None],
+    ) -> dict[int, bool]:
+        """See ``lacking``; of a table that evicts rows only the partitions without a record, for these hold none."""
+        lacks_all = lacking(groups, places, found)
+        if self._overflow is None:
+            return lacks_all
+        return {at: is_empty for at, is_empty in lacks_all.items() if records.get(at) is None}
 
     def _are_kept(
-        self, known: Sequence[bytes], records: Mapping[int, bytes | None], lacking: Mapping[int, bool]
+        self, known: Sequence[bytes], records: Mapping[int, bytes | None], lacks_all: Mapping[int, bool]
     ) -> bool:
         """Tell keys that nobody has from keys that were lost: of a partition the rows, the record or both may go.
 
@@ -214,19 +245,20 @@ class RedisTable:
             StoreError: a partition has lost rows.
         """
         held = dict(records)
-        empty = [number for number, lacks_all in lacking.items() if lacks_all]
+        empty = [number for number, is_empty in lacks_all.items() if is_empty and is_lost(held[number], False)]
         for number, (record, has_rows) in zip(
             empty, self._nodes.run([state(self.partitions[at]) for at in empty]), strict=True
         ):
             held[number] = record if not is_lost(record, has_rows) else None
-        for number in lacking:
+        for number in lacks_all:
             if held[number] is None:
                 values = self.partitions[number].values.decode()
-                raise self._rows.error(f"{values} has lost the rows it was loaded with")
-        others = {at: record for at in lacking if (record := held[at]) and not is_same_load(record, known[at])}
+                reason = "a slower tier, or a reload of the model, fills it again"
+                raise self._rows.lost(f"{values} has lost the rows it was loaded with: {reason}")
+        others = {at: record for at in lacks_all if (record := held[at]) and not is_same_load(record, known[at])}
         if others:
-            self._check_sources(known, others)
-            self._records = [others.get(number, record) for number, record in enumerate(known)]
+            self._watch.check(known, others)
+            self._watch.see_some(others)
         return not others
 
     def touch(self, keys: Keys) -> None:
@@ -234,12 +266,8 @@ class RedisTable:
         if self._overflow is None:
             return
         for part in self._rows.rounds(keys.size, self.spec.key_bytes):
-            order, groups = self.partitions.groups(keys[part], self._max_batch_size)
-            fields = encoded_fields(keys[part][order], self.spec.key_bytes)
-            times = [self.partitions[group.partition].times for group in groups]
-            noted = [
-                self._overflow.touches(name, fields[at.begin : at.end]) for name, at in zip(times, groups, strict=True)
-            ]
+            parts = self._rows.fields(self.partitions, keys[part])
+            noted = [self._overflow.touches(self.partitions[at].times, fields) for at, fields in parts]
             self._nodes.run([command for commands in noted for command in commands])
 
     @property
@@ -257,34 +285,21 @@ class RedisTable:
         if is_first:
             logger.warning("%s: redis is full, volatile_db.overflow_margin: %s rows evicted", self.spec.name, evicted)
 
-    def _insert(self, load: str | None, keys: Keys, rows: Vectors) -> set[int]:
-        """Write rows where ``load`` gathers them, None: among the table's; returns which partitions got some."""
+    def _insert(self, keys: Keys, rows: Vectors) -> set[int]:
+        """Write rows, as many as one round of commands takes; returns which partitions got some."""
         filled: set[int] = set()
-        for part in self._rows.rounds(keys.size, self._rows.codec.value_bytes):
-            order, groups = self.partitions.groups(keys[part], self._max_batch_size)
-            encoded = self._rows.codec.encode(keys[part][order], rows[part][order])
-            words = encoded_rows(keys[part][order], encoded, self.spec.key_bytes)
-            commands: list[Command] = []
-            for number, begin, end in groups:
-                one = self.partitions[number]
-                values, times = (one.values, one.times) if load is None else one.loading(load)
-                if load is None:
-                    commands.append(insert(one, self._source(number), words[begin:end]))
-                else:
-                    payload = header(b"HSET", values, 2 * (end - begin) + 2) + words[begin:end].tobytes()
-                    commands.append(Command("HSET", values, payload))
-                if self._overflow is not None:
-                    commands += self._overflow.touches(times, words[begin:end, : self.spec.key_bytes + 6])
-                if load is not None:
-                    commands += [plain("EXPIRE", name, LOADING_TTL_S) for name in (values, times)]
-                filled.add(number)
-            self._nodes.run(commands)
+        commands: list[Command] = []
+        for number, words in self._rows.words(self.partitions, keys, rows):
+            one = self.partitions[number]
+            commands.append(insert(one, self._watch.writer(number), words))
+            if self._overflow is not None:
+                commands += self._overflow.touches(one.times, words[:, : self._rows.field_bytes])
+            filled.add(number)
+        self._nodes.run(commands)
         return filled
 
-    def _source(self, number: int) -> str:
-        """What the record of a partition begins with; nothing where that is not known."""
-        records = self._records
-        return "" if records is None else self._rows.source(records[number])
+    def _new_load(self) -> TableLoad:
+        return TableLoad(self._nodes, self.partitions, self._rows, self._overflow, self._numbers)
 
     def _partitions_beyond(self) -> list[Partition]:
         """Partitions that a larger ``num_partitions`` would have left."""
@@ -294,7 +309,3 @@ class RedisTable:
             if not self._nodes.run([plain("EXISTS", one.values)])[0]:
                 return beyond
             beyond.append(one)
-
-
-def _unlink(one: Partition) -> Command:
-    return plain("UNLINK", one.values, one.times, one.record)

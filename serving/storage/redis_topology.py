@@ -1,6 +1,7 @@
 """Which nodes a Redis server or cluster has, and which of them holds what: redis-py's knowledge, for arrays of keys."""
 
 import re
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -12,12 +13,19 @@ from numpy.typing import NDArray
 from redis import Redis, RedisCluster
 from redis.backoff import NoBackoff
 from redis.crc import key_slot
-from redis.exceptions import AuthenticationError, RedisClusterException, RedisError, ResponseError
+from redis.exceptions import (
+    AuthenticationError,
+    ClusterDownError,
+    RedisClusterException,
+    RedisError,
+    ResponseError,
+)
+from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.retry import Retry
 
 from serving.config import RedisConfig
-from serving.storage.redis_commands import SLOTS, RedisNodeError, RedisNodeTimeoutError
+from serving.storage.redis_commands import SLOTS, RedisNodeError, RedisNodeTimeoutError, RedisUnreachableError
 from serving.storage.redis_connection import allowed, reason_of, tls_context, within
 from serving.storage.redis_pool import BusyError, NoConnectionError, pool_of
 
@@ -26,11 +34,16 @@ REFRESH_PAUSE_S = 0.1  # between questions for the topology while a node is down
 BROKEN = (RedisError, RedisClusterException, OSError)
 LOST = (*BROKEN, IndexError)  # of a cluster in which no node knows of a slot, redis-py's client raises the last
 LATE = (TimeoutError, RedisTimeoutError, BusyError)
+# Who could not be asked may answer later; all else, a user who is refused say, stays as it is until a person acts.
+DOWN = (*LATE, OSError, RedisConnectionError, RedisClusterException, ClusterDownError, IndexError)
 
 
 def node_error(reason: str, error: Exception) -> RedisNodeError:
     """What to raise of redis-py's ``error``."""
-    return RedisNodeTimeoutError(reason) if isinstance(error, LATE) else RedisNodeError(reason)
+    if isinstance(error, LATE):
+        return RedisNodeTimeoutError(reason)
+    is_down = isinstance(error, DOWN) and not isinstance(error, AuthenticationError)
+    return RedisUnreachableError(reason) if is_down else RedisNodeError(reason)
 
 
 class Address(NamedTuple):
@@ -45,17 +58,12 @@ class Address(NamedTuple):
 
 
 class RedisTopology:
-    """The nodes as last heard of. Every method may be called from any thread.
-
-    Attributes:
-        client: redis-py's, of the server or of the cluster.
-    """
+    """The nodes as last heard of. Every method may be called from any thread, and connects if nobody has yet."""
 
     def __init__(self, config: RedisConfig) -> None:
-        """Connect to the first of ``config.addresses`` that answers, and learn from it which nodes there are.
+        """Connect to nobody yet.
 
         Raises:
-            RedisNodeError: none answers, or the user is refused.
             OSError: a TLS file cannot be read.
         """
         self._config = config
@@ -63,7 +71,24 @@ class RedisTopology:
         self._refreshed_at = -REFRESH_PAUSE_S
         self._moves = 0
         self._owners: tuple[object, int, NDArray[np.int16]] | None = None  # of which cache, after how many moves, whose
-        self.client = self._connected()
+        self._client: Redis | RedisCluster | None = None
+        self._connecting = threading.Lock()  # one thread connects at a time
+
+    @property
+    def client(self) -> Redis | RedisCluster:
+        """redis-py's, of the server or of the cluster. See ``connect`` for the errors."""
+        return self._client or self.connect()
+
+    def connect(self) -> Redis | RedisCluster:
+        """Connect to the first of the configuration's addresses that answers, and learn from it which nodes there are.
+
+        Raises:
+            RedisUnreachableError: none answers.
+            RedisNodeError: the user is refused.
+        """
+        with self._connecting:
+            self._client = self._client or self._connected()
+            return self._client
 
     def node(self, key: bytes) -> tuple[Address, Redis]:
         """The node that holds ``key``, and redis-py's client of it.
@@ -76,7 +101,7 @@ class RedisTopology:
             return Address(where["host"], where["port"]), self.client
         holders = self.client.nodes_manager.slots_cache.get(_slot_of(key))
         if not holders:
-            raise RedisNodeError(f"no node of the cluster holds slot {_slot_of(key)}")
+            raise RedisUnreachableError(f"no node of the cluster holds slot {_slot_of(key)}")
         node = holders[0]
         return Address(node.host, node.port), self.client.get_redis_connection(node)
 
@@ -139,6 +164,8 @@ class RedisTopology:
 
     def close(self) -> None:
         """Close all connections that nobody uses; the others go with their users."""
+        if self._client is None:
+            return
         for client in self._clients(replicas=True):
             client.connection_pool.disconnect_free_connections()
 
@@ -149,14 +176,18 @@ class RedisTopology:
         return [self.client.get_redis_connection(node) for node in nodes]
 
     def _connected(self) -> Redis | RedisCluster:
-        failures = []
+        failures: list[RedisNodeError] = []
         for host, port in self._config.addresses:
             try:
                 with within(self._config.timeout_ms / 1000):
                     return self._opened(host, port)
             except LOST as err:
-                failures.append(f"{Address(host, port)}: {self.why_no_connection(err)}")
-        raise RedisNodeError(failures[0] if len(failures) == 1 else f"no node answers: {'; '.join(failures)}")
+                failures.append(node_error(f"{Address(host, port)}: {self.why_no_connection(err)}", err))
+        if len(failures) == 1:
+            raise failures[0]
+        are_down = all(isinstance(one, RedisUnreachableError) for one in failures)
+        reason = f"no node answers: {'; '.join(map(str, failures))}"
+        raise RedisUnreachableError(reason) if are_down else RedisNodeError(reason)
 
     def _opened(self, host: str, port: int) -> Redis | RedisCluster:
         """A client of the server at an address, or of the cluster that it is part of."""

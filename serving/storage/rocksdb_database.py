@@ -74,7 +74,7 @@ class Database:
 
     def drop_family(self, table: str) -> None:
         """Remove a table and, before it, the record of what it was loaded from."""
-        self._record(puts={}, deletes=[_digest_key(table), _loading_key(table)])
+        self._record(puts={}, deletes=[_digest_key(table), _loading_key(table), _behind_key(table)])
         self._remove_family(table)
 
     def begin_load(self, table: str) -> None:
@@ -96,6 +96,19 @@ class Database:
         """The table's last load, if that has ended."""
         record = self._handle.get(_digest_key(table))
         return None if record is None else LoadRecord.read(bytes(record).decode())
+
+    def record_others(self, table: str, are_behind: bool) -> None:
+        """Record whether the tiers before this one may lack a change; on the disk when the next ``write`` is."""
+        batch = self.rocksdict.WriteBatch(raw_mode=True)
+        if are_behind:
+            batch[_behind_key(table)] = b""
+        else:
+            del batch[_behind_key(table)]
+        self._handle.write(batch)
+
+    def others_are_behind(self, table: str) -> bool:
+        """Whether the tiers before this one may lack a change."""
+        return self._handle.get(_behind_key(table)) is not None
 
     def write(self, spec: TableSpec, keys: Keys, values: NDArray[np.uint8] | None, batch_rows: int) -> None:
         """Write the values uint8[N, B] of keys int64[N] that fit the table; None: delete the keys.
@@ -169,6 +182,10 @@ class Database:
 
 def _digest_key(table: str) -> bytes:
     return f"hotrow.loaded_from.{table}".encode()
+
+
+def _behind_key(table: str) -> bytes:
+    return f"hotrow.others_are_behind.{table}".encode()
 
 
 def _loading_key(table: str) -> bytes:

@@ -5,9 +5,11 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
+from traceback import clear_frames
 from typing import Any
 
 from serving.errors import MissingExtraError, StoreError
+from serving.storage.rocksdb_log import check_logs, damaged_logs_named
 from serving.storage.rocksdb_manifest import check_manifest
 
 STORE_NAME = "rocksdb"
@@ -30,6 +32,13 @@ INFO_LOGS, INFO_LOG_BYTES = 4, 4 * 2**20
 MOST_SUBCOMPACTIONS = 4
 # rocksdict's own, beside RocksDB's files, and written anew at every opening, even one that is only to read.
 SETTINGS_FILE = "rocksdict-config.json"
+# What RocksDB says where the process itself has the lock, and what can be done then, and otherwise.
+_HERE = "lock hold by current process"
+_LOCKED_HERE = "in this process: close that first, and end walks over its rows"
+_LOCKED_ELSEWHERE = (
+    "by a `hotrow serve` without read_only say: end that first, or only read it, with persistent_db.read_only or "
+    "`hotrow dump`"
+)
 
 
 def import_rocksdict() -> Any:
@@ -64,6 +73,8 @@ def table_options(rocksdict: Any, num_threads: int) -> Any:
     options.set_write_buffer_size(MEMTABLE_BYTES)
     options.set_db_write_buffer_size(MEMTABLES_BYTES)
     options.set_max_total_wal_size(LOG_BYTES)
+    # RocksDB's own choice, point_in_time, silently leaves out all that a log has behind a damaged place.
+    options.set_wal_recovery_mode(rocksdict.DBRecoveryMode.tolerate_corrupted_tail_records())
     options.set_memtable_whole_key_filtering(True)
     options.set_memtable_prefix_bloom_ratio(MEMTABLE_BLOOM_RATIO)
     options.set_bytes_per_sync(SYNC_EVERY_BYTES)
@@ -88,12 +99,44 @@ def open_database(rocksdict: Any, path: Path, read_only: bool, num_threads: int)
     options = table_options(rocksdict, num_threads)
     access = rocksdict.AccessType.read_only(False) if read_only else rocksdict.AccessType.read_write()
     with translated_errors(path):
+        if read_only:
+            _check_made(path)
         check_manifest(STORE_NAME, path)
+        check_logs(STORE_NAME, path)
         is_there = read_only or (path / "CURRENT").exists()
         names = rocksdict.Rdict.list_cf(str(path)) if is_there else ["default"]
-        with _writable_folder(path) if read_only else nullcontext(path) as folder:
+        opened_folder = _writable_folder(path) if read_only else nullcontext(path)
+        with opened_folder as folder, damaged_logs_named(STORE_NAME, path):
             database = rocksdict.Rdict(str(folder), options, {name: options for name in names}, access)
         return database, {name: database.get_column_family(name) for name in names if name != "default"}
+
+
+def recover_database(path: str | Path) -> None:
+    """Let a database whose log is damaged be opened again, without what that log has behind the damage.
+
+    A loss of power may leave a hole among the last writes, of which nobody was told yet that they are done; all that
+    was acknowledged lies before it. Other damage may cost acknowledged rows, and which cannot be told: copy the folder
+    first. Nobody else may have the database open.
+
+    Raises:
+        StoreError: it cannot be opened all the same.
+        MissingExtraError: rocksdict is not installed.
+    """
+    rocksdict, folder = import_rocksdict(), Path(path)
+    options = table_options(rocksdict, 1)
+    options.set_wal_recovery_mode(rocksdict.DBRecoveryMode.point_in_time())
+    with translated_errors(folder):
+        _check_made(folder)
+        check_manifest(STORE_NAME, folder)
+        families = {name: options for name in rocksdict.Rdict.list_cf(str(folder))}
+        rocksdict.Rdict(str(folder), options, families).close()  # rows of the log go to files as it is opened
+
+
+def _check_made(path: Path) -> None:
+    """Tell a database that was never made from one that is damaged, which is RocksDB's to say."""
+    if not (path / "CURRENT").exists() and not any(path.glob("MANIFEST-*")):
+        reason = f"{path}: there is no database; it is made when models are loaded into it, by `hotrow serve` say"
+        raise StoreError(STORE_NAME, "", reason)
 
 
 @contextmanager
@@ -127,6 +170,7 @@ def check_database(path: Path, read_only: bool) -> None:
     rocksdict = import_rocksdict()
     if read_only:
         with translated_errors(path):
+            _check_made(path)
             rocksdict.Rdict.list_cf(str(path))
         return
     missing = [folder for folder in (path, *path.parents) if not os.path.lexists(folder)]
@@ -139,6 +183,22 @@ def check_database(path: Path, read_only: bool) -> None:
         for folder in missing:
             with suppress(OSError):  # was not made, or somebody else uses it already
                 folder.rmdir()
+
+
+def check_new_folder(folder: Path) -> None:
+    """Check that a checkpoint can be made at ``folder``, which RocksDB itself refuses in words of its own.
+
+    Raises:
+        StoreError: it is there already, or the folder around it is not.
+    """
+    around = folder.absolute().parent
+    if os.path.lexists(folder):
+        fault = "exists already; a checkpoint is made in a new folder"
+    elif not around.is_dir():
+        fault = f"{around} {'is no folder' if os.path.lexists(around) else 'does not exist'}; make it first"
+    else:
+        return
+    raise StoreError(STORE_NAME, "", f"{folder}: {fault}")
 
 
 def all_items(database: Any) -> Iterator[tuple[bytes, bytes]]:
@@ -163,7 +223,8 @@ def all_items(database: Any) -> Iterator[tuple[bytes, bytes]]:
 def translated_errors(path: Path, table: str = "") -> Iterator[None]:
     """Turn what the system and rocksdict raise into StoreError.
 
-    rocksdict raises plain ``Exception`` and tells cases apart by text only.
+    rocksdict raises plain ``Exception`` and tells cases apart by text only. Variables of the calls that failed are
+    forgotten, for handles among them would keep the database open, and locked, as long as somebody keeps the error.
     """
     try:
         yield
@@ -173,10 +234,8 @@ def translated_errors(path: Path, table: str = "") -> Iterator[None]:
     except Exception as err:
         if type(err) is not Exception and type(err).__module__ != "rocksdict":
             raise
+        clear_frames(err.__traceback__)
         reason = str(err)
         if "/LOCK" in reason:
-            reason = (
-                "already open for writing, by a `hotrow serve` without read_only say: end that first, or only read it, "
-                f"with persistent_db.read_only or `hotrow dump` ({reason})"
-            )
+            reason = f"already open for writing, {_LOCKED_HERE if _HERE in reason else _LOCKED_ELSEWHERE} ({reason})"
         raise StoreError(STORE_NAME, table, f"{path}: {reason}") from err

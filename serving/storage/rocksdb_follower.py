@@ -7,13 +7,14 @@ what the log of the newest writes takes to read; followers make a new one whenev
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
 from serving.errors import StoreError
 from serving.storage.rocksdb_database import Database
 from serving.storage.rocksdb_engine import STORE_NAME, translated_errors
+from serving.storage.rocksdb_table import RocksDbTable, opened_table
 
 logger = logging.getLogger(__name__)
 
@@ -78,6 +79,44 @@ def files_state(path: Path, *patterns: str) -> FilesState:
                 with suppress(FileNotFoundError):  # it has just been replaced
                     state.append((file.name, file.stat().st_size))
     return sorted(state)
+
+
+class FollowedTables:
+    """The tables of a store that follows a writer, from one opening of the database to the next. Not thread-safe."""
+
+    def __init__(self, path: Path) -> None:
+        """Follow the tables of the database at ``path``."""
+        self._path = path
+        self._left_behind: dict[str, str] = {}  # why a table is not followed any more, by its name
+
+    def in_database(self, database: Database, tables: Mapping[str, RocksDbTable]) -> dict[str, RocksDbTable]:
+        """Those of ``tables`` that ``database`` has, as it has them.
+
+        One that is just being loaded, or is of another model by now, stays as it was: its handle keeps the files of
+        that time open.
+        """
+        followed = {}
+        for name, held in tables.items():
+            if database.is_loading(name):
+                followed[name] = held
+            elif database.family(name) is not None:
+                followed[name] = self._followed(database, held)
+        return followed
+
+    def _followed(self, database: Database, held: RocksDbTable) -> RocksDbTable:
+        name = held.spec.name
+        try:
+            table = opened_table(self._path, database, held.spec, held.codec)
+            if held.files is not None and table.files != held.files:
+                reason = f"the writer has loaded it from other files, {table.files}; this process goes by {held.files}"
+                raise StoreError(STORE_NAME, name, f"{self._path}: {reason}: restart it with those")
+        except StoreError as err:  # no reason to hold back the others
+            if self._left_behind.get(name) != str(err):
+                logger.warning("%s; it stays as it was", err)
+            self._left_behind[name] = str(err)
+            return held
+        self._left_behind.pop(name, None)
+        return table
 
 
 class Follower:

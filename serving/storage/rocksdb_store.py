@@ -9,21 +9,18 @@ from typing import Any
 import numpy as np
 
 from kernels.host import RowDtype
+from serving.config import MOST_ROCKSDB_BATCH_ROWS
 from serving.errors import StoreError
 from serving.storage.hps_layout import storable
 from serving.storage.rocksdb_database import Database, LoadRecord
-from serving.storage.rocksdb_engine import STORE_NAME, translated_errors
-from serving.storage.rocksdb_follower import FilesState, Follower, files_state, open_beside_writer
+from serving.storage.rocksdb_engine import STORE_NAME, check_new_folder, translated_errors
+from serving.storage.rocksdb_follower import FilesState, FollowedTables, Follower, files_state, open_beside_writer
 from serving.storage.rocksdb_load import BulkLoader
-from serving.storage.rocksdb_table import RocksDbTable
+from serving.storage.rocksdb_table import RocksDbTable, opened_table
 from serving.storage.row_codec import RowCodec
-from serving.storage.store import CHANGED, Keys, Mask, TableSpec, Vectors, files_of
+from serving.storage.store import CHANGED, Keys, Mask, TableSpec, Vectors, none_found
 
 logger = logging.getLogger(__name__)
-
-# A write batch is applied with Python's global lock held, so it is kept short. The lock is held too while keys and
-# values are converted; values of a short read are still in the CPU's cache then.
-MOST_BATCH_ROWS = 2048
 
 
 class RocksDbStore:
@@ -52,7 +49,8 @@ class RocksDbStore:
             path: its folder.
             read_only: open beside a process that writes.
             num_threads: background threads.
-            max_batch_size: most keys of one read or write batch; never more than ``MOST_BATCH_ROWS``.
+            max_batch_size: most keys of one read or write batch; above ``MOST_ROCKSDB_BATCH_ROWS`` it counts as
+                that, and calls with more keys are made in several batches.
             row_dtype: keep the rows of each table in this form, which must be the table's; None keeps float32.
             warm_up: have the system read the files ahead when they are opened, and those of a bulk load after it.
             catch_up_interval_ms: with ``read_only``: see what has been written meanwhile, as often as this; None: see
@@ -69,14 +67,14 @@ class RocksDbStore:
         self._read_only = read_only
         self._row_dtype = row_dtype
         self._warm_up = warm_up
-        self._batch_rows = min(max_batch_size, MOST_BATCH_ROWS)
+        self._batch_rows = min(max_batch_size, MOST_ROCKSDB_BATCH_ROWS)
         self._num_threads = num_threads
         self._tables: dict[str, RocksDbTable] = {}  # replaced as a whole, never changed in place: reads take no lock
         self._closed = False
         self._tables_lock = threading.RLock()  # one change of the tables at a time, whole loads; taken before the next
         self._lock = threading.RLock()  # one user of the database handle at a time; reads use their column family's
         self._seen: FilesState = []
-        self._left_behind: dict[str, str] = {}  # why a table is not followed any more, by its name
+        self._followed = FollowedTables(self._path)
         self._open()
         self._follower = Follower(self.catch_up, catch_up_interval_ms) if catch_up_interval_ms else None
 
@@ -120,12 +118,11 @@ class RocksDbStore:
         """See ``Store.fetch``."""
         self._check_open(table)
         held = self._tables.get(table)
-        found = np.zeros(keys.size, dtype=np.bool_)
         if held is None:
-            out[...] = 0.0
-            return found
+            return none_found(keys, out)
         if out.shape[1] != held.spec.dim:
             raise self._error(table, f"holds vectors of {held.spec.dim} floats, asked for {out.shape[1]}")
+        found = np.zeros(keys.size, dtype=np.bool_)
         for start in range(0, keys.size, self._batch_rows):
             part = slice(start, start + self._batch_rows)
             held.fetch(keys[part], out[part], found[part])
@@ -150,10 +147,11 @@ class RocksDbStore:
             return None
 
     def drop_table(self, table: str) -> None:
-        """See ``Store.drop_table``; a read-only store only closes it."""
+        """See ``Store.drop_table``; a read-only store closes it, and raises StoreError, as its rows stay."""
         with self._tables_lock, self._lock, self._translated(table):
             self._tables = {name: held for name, held in self._tables.items() if name != table}
-            if not self._read_only and self._database.family(table) is not None:
+            if self._database.family(table) is not None:
+                self._check_writable(table)
                 self._database.drop_family(table)
 
     def items(self, table: str, batch_rows: int = 65536) -> Iterator[tuple[Keys, Vectors]]:
@@ -176,6 +174,17 @@ class RocksDbStore:
             digest = self.loaded_from(table)
             if digest is not None and not digest.endswith(CHANGED):
                 self._database.record_load(table, LoadRecord(digest + CHANGED, held.codec.row_dtype))
+
+    def note_others(self, table: str, are_behind: bool) -> None:
+        """See ``WitnessStore.note_others``."""
+        with self._lock, self._translated(table):
+            self._check_writable(table)
+            self._database.record_others(table, are_behind)
+
+    def others_are_behind(self, table: str) -> bool:
+        """See ``WitnessStore.others_are_behind``."""
+        with self._lock, self._translated(table):
+            return not self._read_only and self._database.others_are_behind(table)
 
     def bulk_load(self, spec: TableSpec, batches: Iterator[tuple[Keys, Vectors]], digest: str) -> None:
         """See ``DurableStore.bulk_load``.
@@ -219,6 +228,7 @@ class RocksDbStore:
         with self._tables_lock, self._lock:
             self._check_open()
             self._check_writable("")
+            check_new_folder(Path(folder))
             with translated_errors(Path(folder)):
                 self._database.checkpoint(Path(folder))
 
@@ -243,6 +253,8 @@ class RocksDbStore:
             if self._closed:
                 return
             self._closed = True
+            for held in self._tables.values():
+                held.close()
             self._tables = {}
             try:
                 with translated_errors(self._path):
@@ -257,41 +269,13 @@ class RocksDbStore:
             database = open_beside_writer(self._path, self._num_threads)
         else:
             database = Database(self._path, self._num_threads, read_only=False)
-        tables = {}
-        for name, held in self._tables.items():
-            if database.is_loading(name):
-                tables[name] = held  # whose handle keeps the files of that time open
-            elif database.family(name) is not None:
-                tables[name] = self._followed(database, held)
+        tables = self._followed.in_database(database, self._tables)
         self._database, self._tables, self._seen = database, tables, seen
         if self._warm_up:
             database.read_ahead(wait=False)
 
-    def _followed(self, database: Database, held: RocksDbTable) -> RocksDbTable:
-        """A table as ``database`` has it now, or, where it is of another model by now, as it was held."""
-        try:
-            table = self._table(database, held.spec, held.codec)
-            if held.files is not None and table.files != held.files:
-                reason = f"the writer has loaded it from other files, {table.files}; this process goes by {held.files}"
-                raise self._error(held.spec.name, f"{reason}: restart it with those")
-        except StoreError as err:  # no reason to hold back the others
-            if self._left_behind.get(held.spec.name) != str(err):
-                logger.warning("%s; it stays as it was", err)
-            self._left_behind[held.spec.name] = str(err)
-            return held
-        self._left_behind.pop(held.spec.name, None)
-        return table
-
     def _take(self, spec: TableSpec, codec: RowCodec) -> None:
-        self._tables = {**self._tables, spec.name: self._table(self._database, spec, codec)}
-
-    def _table(self, database: Database, spec: TableSpec, codec: RowCodec) -> RocksDbTable:
-        load = database.last_load(spec.name)
-        if load is not None and load.row_dtype != codec.row_dtype:  # the values may be as long
-            raise self._error(spec.name, f"holds rows of {load.row_dtype}, expected {codec.row_dtype}")
-        return RocksDbTable(
-            self._path, spec, codec, database.family(spec.name), files_of(load.digest) if load else None
-        )
+        self._tables = {**self._tables, spec.name: opened_table(self._path, self._database, spec, codec)}
 
     def _writable_table(self, table: str) -> RocksDbTable:
         self._check_writable(table)

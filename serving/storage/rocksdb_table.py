@@ -8,10 +8,11 @@ import numpy as np
 
 from serving.errors import StoreError
 from serving.storage.hps_layout import key_list, keys_of, storable
+from serving.storage.rocksdb_database import Database
 from serving.storage.rocksdb_engine import STORE_NAME, all_items, translated_errors
 from serving.storage.rocksdb_exit import exit_gate
 from serving.storage.row_codec import RowCodec
-from serving.storage.store import Keys, Mask, TableSpec, Vectors
+from serving.storage.store import Keys, Mask, TableSpec, Vectors, files_of
 
 
 class RocksDbTable:
@@ -20,7 +21,6 @@ class RocksDbTable:
     Attributes:
         spec: the table.
         codec: the form of its values.
-        family: rocksdict's handle of the column family; who holds it keeps the database open.
         files: the digest of the files that it was loaded from; None where that is not recorded.
     """
 
@@ -32,14 +32,21 @@ class RocksDbTable:
         """
         self.spec = spec
         self.codec = codec
-        self.family = family
+        self._family = family  # rocksdict's handle; who holds it keeps the database open
         self.files = files
         self._path = path
         self._check_first_row()
 
+    def close(self) -> None:
+        """Let go of the database; calls in hand keep it open until they end, later ones raise StoreError.
+
+        The traceback of an error that somebody keeps holds the table, which must not keep the database locked.
+        """
+        self._family = None
+
     def count(self) -> int:
         """RocksDB's estimate."""
-        return int(self.family.property_int_value("rocksdb.estimate-num-keys"))
+        return int(self._open_family().property_int_value("rocksdb.estimate-num-keys"))
 
     def fetch(self, keys: Keys, out: Vectors, found: Mask) -> None:
         """Read rows in one call of RocksDB's; see ``Store.fetch``. Writes ``out`` and ``found``."""
@@ -52,7 +59,7 @@ class RocksDbTable:
             return
         raw_keys = key_list(keys, self.spec.key_bytes)
         with self._translated():
-            values = exit_gate.call(self.family.get, raw_keys)
+            values = exit_gate.call(self._open_family().get, raw_keys)
         try:
             out[...] = self._rows(raw_keys, values)
             found[...] = True
@@ -71,7 +78,7 @@ class RocksDbTable:
         raw_keys: list[bytes] = []
         values: list[bytes] = []
         with self._translated():
-            for key, value in all_items(self.family):
+            for key, value in all_items(self._open_family()):
                 raw_keys.append(key)
                 values.append(value)
                 if len(raw_keys) == batch_rows:
@@ -91,7 +98,7 @@ class RocksDbTable:
 
     def _check_first_row(self) -> None:
         with self._translated():
-            key, value = next(all_items(self.family), (None, None))
+            key, value = next(all_items(self._open_family()), (None, None))
         if key is None or value is None:
             return
         if len(key) != self.spec.key_bytes:
@@ -99,8 +106,27 @@ class RocksDbTable:
         if len(value) != self.codec.value_bytes:
             raise self._error(f"holds values of {len(value)} bytes, {self.codec.expectation()}")
 
+    def _open_family(self) -> Any:
+        family = self._family
+        if family is None:
+            raise self._error("the store is closed")
+        return family
+
     def _error(self, reason: str) -> StoreError:
         return StoreError(STORE_NAME, self.spec.name, f"{self._path}: {reason}")
 
     def _translated(self) -> Any:
         return translated_errors(self._path, self.spec.name)
+
+
+def opened_table(path: Path, database: Database, spec: TableSpec, codec: RowCodec) -> RocksDbTable:
+    """The table ``spec`` of the ``database`` at ``path``, whose values ``codec`` reads.
+
+    Raises:
+        StoreError: it holds rows of another form, or its first row has a key or a value of another length.
+    """
+    load = database.last_load(spec.name)
+    if load is not None and load.row_dtype != codec.row_dtype:  # the values may be as long
+        reason = f"{path}: holds rows of {load.row_dtype}, expected {codec.row_dtype}"
+        raise StoreError(STORE_NAME, spec.name, reason)
+    return RocksDbTable(path, spec, codec, database.family(spec.name), files_of(load.digest) if load else None)

@@ -6,21 +6,19 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import numpy as np
-
-from kernels.errors import ReservedKeyError, RowValueError, SharedMemoryError, TableFullError
+from kernels.errors import SharedMemoryError
 from kernels.shared import SharedTable
 from serving.config import rows_with_headroom
 from serving.errors import StoreError, StoreFullError
-from serving.model.records import Combiner
+from serving.storage.host_tables import HostTables
 from serving.storage.memory_budget import MemoryBudget
 from serving.storage.shared_folder import SHARED_MEMORY, SharedFolder
-from serving.storage.store import CHANGED, Keys, Mask, RowPtrs, TableSpec, Vectors, Weights, files_of
+from serving.storage.store import CHANGED, Keys, TableSpec, Vectors, files_of
 
 _POLL_S = 0.02
 
 
-class SharedMemoryStore:
+class SharedMemoryStore(HostTables[SharedTable]):
     """Rows in memory that processes share. See ``PooledStore``, ``ReservingStore`` and ``DurableStore``.
 
     The first process writes: it fills the tables. The others wait for them, read the same copy and see what the writer
@@ -29,6 +27,8 @@ class SharedMemoryStore:
     A table that the writer loads anew, from other files, is a new copy: processes that have the old one keep it until
     they load it, too. A forked child has left: what it asks for raises an error.
     """
+
+    _NAME = "shared_memory"
 
     def __init__(
         self,
@@ -50,28 +50,17 @@ class SharedMemoryStore:
         Raises:
             StoreError: the folder belongs to another user, or cannot be made.
         """
+        super().__init__()
         self._budget = MemoryBudget(capacity_bytes=capacity_bytes)
         self._auto_remove = auto_remove
         self._wait_ms = wait_ms
         self._writing = threading.Lock()  # held by each write of rows: none may run when another process writes
         self._lock = threading.Lock()  # one change of the fields below at a time
-        # Replaced as a whole, never changed in place, so that readers need no lock. None once closed.
-        self._tables: dict[str, SharedTable] | None = {}
         self._reserved: dict[str, tuple[TableSpec, int]] = {}
         self._found: dict[str, SharedTable] = {}  # that others have filled, until they are opened
         self._folder = SharedFolder(self.name, folder / shared_name)
         self._folder.try_to_write()
         atexit.register(self.close)  # or the tables of a process that does not close its server would stay
-
-    @property
-    def name(self) -> str:
-        """See ``Store.name``."""
-        return "shared_memory"
-
-    @property
-    def keeps_row_dtype(self) -> bool:
-        """See ``Store.keeps_row_dtype``."""
-        return True
 
     @property
     def writes(self) -> bool:
@@ -93,59 +82,18 @@ class SharedMemoryStore:
                     raise self._refused(spec.name)
                 table = self._create(spec, capacity_rows, "")
                 self._folder.publish(spec.name)
-            self._check_form(spec, table)
+            self._check_form(spec, table.dim, table.row_dtype)
             self._tables = {**tables, spec.name: table}
 
     def capacity_rows(self, table: str) -> int | None:
         """See ``Store.capacity_rows``: None, as a table that was loaded has all of its rows."""
         return None if table in self._open_tables(table) else 0
 
-    def memory_bytes(self, table: str) -> int:
-        """Shared memory that the table takes; 0 for an unknown table."""
-        held = self._open_tables(table).get(table)
-        return held.stats().memory_bytes if held is not None else 0
-
-    def tables(self) -> list[str]:
-        """See ``Store.tables``."""
-        return sorted(self._open_tables(""))
-
-    def count(self, table: str) -> int:
-        """See ``Store.count``; exact."""
-        held = self._open_tables(table).get(table)
-        return len(held) if held is not None else 0
-
-    def fetch(self, table: str, keys: Keys, out: Vectors) -> Mask:
-        """See ``Store.fetch``."""
-        held = self._open_tables(table).get(table)
-        if held is None:
-            out[...] = 0.0
-            return np.zeros(keys.size, dtype=np.bool_)
-        self._check_dim(table, held.dim, out.shape[1])
-        return held.fetch(keys, out)
-
-    def fetch_pooled(
-        self,
-        table: str,
-        keys: Keys,
-        row_ptrs: RowPtrs,
-        out: Vectors,
-        combiner: Combiner,
-        weights: Weights | None = None,
-    ) -> Mask:
-        """See ``PooledStore.fetch_pooled``."""
-        held = self._open_tables(table).get(table)
-        if held is None:
-            out[...] = 0.0
-            return np.zeros(keys.size, dtype=np.bool_)
-        self._check_dim(table, held.dim, out.shape[1])
-        return held.fetch_pooled(keys, row_ptrs, out, combiner, weights)
-
     def insert(self, table: str, keys: Keys, rows: Vectors) -> None:
         """See ``Store.insert``; only in the process that writes."""
         with self._writing:
             held = self._to_write(table)
-            self._check_dim(table, held.dim, rows.shape[1])
-            self._insert(table, held, keys, rows)
+            self._insert_rows(table, held, keys, rows)
 
     def evict(self, table: str, keys: Keys) -> int | None:
         """See ``Store.evict``; exact; only in the process that writes."""
@@ -160,11 +108,6 @@ class SharedMemoryStore:
                 raise self._refused(table)
             self._folder.table_file(table).unlink(missing_ok=True)
             self._tables = {name: held for name, held in tables.items() if name != table}
-
-    def items(self, table: str, batch_rows: int = 65536) -> Iterator[tuple[Keys, Vectors]]:
-        """See ``Store.items``."""
-        held = self._open_tables(table).get(table)
-        return held.items(batch_rows) if held is not None else iter(())
 
     def loaded_from(self, table: str) -> str | None:
         """See ``DurableStore.loaded_from``; waits while another process is to fill the table.
@@ -201,7 +144,7 @@ class SharedMemoryStore:
                 if digest.endswith(CHANGED):
                     table.mark_changed()
                 for keys, rows in batches:
-                    self._insert(spec.name, table, keys, rows)
+                    self._insert_rows(spec.name, table, keys, rows)
             except BaseException:
                 self._folder.new_file(spec.name).unlink()
                 raise
@@ -217,12 +160,6 @@ class SharedMemoryStore:
         with self._lock, self._writing:
             self._tables = None
             self._folder.leave(self._auto_remove)
-
-    def _open_tables(self, table: str) -> dict[str, SharedTable]:
-        tables = self._tables
-        if tables is None:
-            raise StoreError(self.name, table, "the store is closed")
-        return tables
 
     def _wait_for(self, table: str, is_wanted: Callable[[SharedTable], bool]) -> SharedTable | None:
         """The table, once its file is as wanted; None where this process is to make it so."""
@@ -244,7 +181,7 @@ class SharedMemoryStore:
     def _current(self, table: str) -> SharedTable | None:
         """The table as its file is now: to a reader, a copy that has taken the place of the one that it has."""
         file = self._folder.table_file(table)
-        for held in (self._found.get(table), self._open_tables(table).get(table)):
+        for held in (self._found.get(table), self._held_table(table)):
             if held is not None and (held.writes if self._folder.writes else held.is_at(file)):
                 return held
         return self._attach(table)
@@ -266,7 +203,9 @@ class SharedMemoryStore:
         if not self._folder.try_to_write():
             return False
         self._found = {}
-        self._tables = {name: self._taken_over(name, held) for name, held in self._open_tables("").items()}
+        self._tables = {
+            name: None if held is None else self._taken_over(name, held) for name, held in self._open_tables("").items()
+        }
         return True
 
     def _taken_over(self, table: str, held: SharedTable) -> SharedTable:
@@ -285,7 +224,7 @@ class SharedMemoryStore:
         held = [
             (TableSpec(name, one.dim, 8, one.row_dtype), one.capacity_rows)
             for name, one in tables.items()
-            if name != spec.name
+            if one is not None and name != spec.name
         ]
         capacity = self._budget.room_for(spec, rows_with_headroom(rows), held).rows
         if capacity < rows:
@@ -296,16 +235,8 @@ class SharedMemoryStore:
         except SharedMemoryError as err:
             raise StoreError(self.name, spec.name, str(err)) from err
 
-    def _insert(self, table: str, held: SharedTable, keys: Keys, rows: Vectors) -> None:
-        try:
-            held.insert(keys, rows)
-        except TableFullError as err:
-            raise StoreFullError(self.name, table, str(err)) from err
-        except (ReservedKeyError, RowValueError) as err:
-            raise StoreError(self.name, table, str(err)) from err
-
     def _to_write(self, table: str) -> SharedTable:
-        held = self._open_tables(table).get(table)
+        held = self._held_table(table)
         if held is None:
             raise StoreError(self.name, table, "not an open table")
         if not held.writes:
@@ -318,12 +249,3 @@ class SharedMemoryStore:
         else:
             reason = f"this process only reads {self._folder.path}; {self._folder.writer()} writes: change it there"
         return StoreError(self.name, table, reason)
-
-    def _check_form(self, spec: TableSpec, held: SharedTable) -> None:
-        self._check_dim(spec.name, held.dim, spec.dim)
-        if held.row_dtype != spec.row_dtype:
-            raise StoreError(self.name, spec.name, f"holds {held.row_dtype} rows, asked to hold {spec.row_dtype}")
-
-    def _check_dim(self, table: str, dim: int, asked: int) -> None:
-        if dim != asked:
-            raise StoreError(self.name, table, f"holds vectors of {dim} floats, asked for {asked}")

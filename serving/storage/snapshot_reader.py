@@ -176,12 +176,3 @@ class SnapshotReader:
 
     def _error(self, err: SnapshotError) -> StoreError:
         return StoreError("snapshot", self._table, str(err))
-
-
-def available_memory_bytes() -> int:
-    """Memory that the system could give without swapping; 0 where it does not say."""
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-    except OSError:
-        return 0
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), 0)

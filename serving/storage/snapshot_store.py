@@ -2,18 +2,18 @@
 
 import logging
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
-from serving.config import rows_with_headroom
+from kernels.system_memory import available_memory_bytes
+from serving.config.capacity import MOST_ROWS, rows_with_headroom
 from serving.errors import StoreError
-from serving.model.records import Combiner
 from serving.model.snapshot_model import SnapshotModel
 from serving.model.sparse_model import SparseModel
+from serving.storage.named_tables import NamedTables
 from serving.storage.snapshot_folder import SnapshotFolder
-from serving.storage.snapshot_reader import SnapshotReader, available_memory_bytes
+from serving.storage.snapshot_reader import SnapshotReader
 from serving.storage.snapshot_table import SnapshotTable
-from serving.storage.store import Keys, Mask, RowPtrs, TableSpec, Vectors, Weights
+from serving.storage.store import Keys, TableSpec, Vectors
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ def _warm_up_if_it_fits(reader: SnapshotReader) -> None:
         logger.info("a snapshot of %s bytes is read as it is needed: %s are available", reader.file_bytes, available)
 
 
-class SnapshotStore:
+class SnapshotStore(NamedTables[SnapshotTable]):
     """Tables in snapshots, with a writable overlay in RAM over each. See ``PooledStore`` and ``SourceStore``.
 
     A table whose model's file is a snapshot is served from that file. Of any other one a snapshot is made in a folder,
@@ -59,6 +59,8 @@ class SnapshotStore:
     table is dropped.
     ``fetch``, ``fetch_pooled`` and ``items`` take no lock.
     """
+
+    _NAME = "snapshot"
 
     def __init__(
         self, folder: Path | None = None, overlay_capacity_rows: int | None = None, warm_up: bool = False
@@ -72,34 +74,23 @@ class SnapshotStore:
             warm_up: read files into memory after ``load``, beside the lookups, as far as half of what is available.
 
         Raises:
-            ValueError: the capacity is less than 0.
+            ValueError: the capacity is less than 0, or more than a host table can hold.
             StoreError: the folder is not there and cannot be made.
         """
-        if overlay_capacity_rows is not None and overlay_capacity_rows < 0:
-            raise ValueError(f"overlay_capacity_rows: expected at least 0, got {overlay_capacity_rows}")
+        super().__init__()
+        if overlay_capacity_rows is not None and not 0 <= overlay_capacity_rows <= MOST_ROWS:
+            raise ValueError(f"overlay_capacity_rows: expected 0 to {MOST_ROWS}, got {overlay_capacity_rows}")
         self._folder = SnapshotFolder(folder) if folder is not None else None
         if self._folder is not None:
             self._folder.check()
         self._overlay_capacity_rows = overlay_capacity_rows
         self._warm_up = warm_up
-        # Replaced as a whole, never changed in place, so that readers need no lock. None once closed.
-        self._tables: dict[str, SnapshotTable] | None = {}
         self._lock = threading.Lock()  # one open_table, load, drop_table or close at a time
-
-    @property
-    def name(self) -> str:
-        """See ``Store.name``."""
-        return "snapshot"
-
-    @property
-    def keeps_row_dtype(self) -> bool:
-        """See ``Store.keeps_row_dtype``."""
-        return True
 
     def open_table(self, spec: TableSpec, capacity_rows: int) -> None:
         """See ``Store.open_table``; a table that was not loaded has an overlay over no rows."""
         with self._lock:
-            held = self._open_tables(spec.name).get(spec.name)
+            held = self._held_table(spec.name)
             if held is None:
                 room = self._overlay_capacity_rows
                 self._put(SnapshotTable(spec, None, rows_with_headroom(capacity_rows) if room is None else room))
@@ -122,37 +113,17 @@ class SnapshotStore:
 
     def capacity_rows(self, table: str) -> int | None:
         """See ``Store.capacity_rows``: rows of the file and of the overlay."""
-        held = self._open_tables(table).get(table)
+        held = self._held_table(table)
         return held.capacity_rows if held is not None else 0
 
-    def tables(self) -> list[str]:
-        """See ``Store.tables``."""
-        return sorted(self._open_tables(""))
-
-    def count(self, table: str) -> int:
-        """See ``Store.count``; exact."""
-        held = self._open_tables(table).get(table)
-        return len(held) if held is not None else 0
-
-    def fetch(self, table: str, keys: Keys, out: Vectors) -> Mask:
-        """See ``Store.fetch``."""
-        return self._table(table, out.shape[1]).fetch(keys, out)
-
-    def fetch_pooled(
-        self,
-        table: str,
-        keys: Keys,
-        row_ptrs: RowPtrs,
-        out: Vectors,
-        combiner: Combiner,
-        weights: Weights | None = None,
-    ) -> Mask:
-        """See ``PooledStore.fetch_pooled``."""
-        return self._table(table, out.shape[1]).fetch_pooled(keys, row_ptrs, out, combiner, weights)
+    def file_bytes(self, table: str) -> int:
+        """The size of the file that the table lies in; 0 for an unknown table."""
+        held = self._held_table(table)
+        return held.file_bytes if held is not None else 0
 
     def insert(self, table: str, keys: Keys, rows: Vectors) -> None:
         """See ``Store.insert``."""
-        held = self._open_tables(table).get(table)
+        held = self._held_table(table)
         if held is None:
             raise StoreError(self.name, table, "not an open table")
         held.insert(keys, rows)
@@ -163,7 +134,7 @@ class SnapshotStore:
         Raises:
             StoreFullError: the overlay has no room to remember more evicted keys; nothing was removed.
         """
-        held = self._open_tables(table).get(table)
+        held = self._held_table(table)
         return held.evict(keys) if held is not None else 0
 
     def drop_table(self, table: str) -> None:
@@ -176,11 +147,6 @@ class SnapshotStore:
         self.drop_table(table)
         if self._folder is not None:
             self._folder.erase(table)
-
-    def items(self, table: str, batch_rows: int = 65536) -> Iterator[tuple[Keys, Vectors]]:
-        """See ``Store.items``."""
-        held = self._open_tables(table).get(table)
-        return held.items(batch_rows) if held is not None else iter(())
 
     def close(self) -> None:
         """See ``Store.close``."""
@@ -196,13 +162,3 @@ class SnapshotStore:
 
     def _put(self, table: SnapshotTable) -> None:
         self._tables = {**self._open_tables(table.spec.name), table.spec.name: table}
-
-    def _table(self, table: str, dim: int) -> SnapshotTable:
-        held = self._open_tables(table).get(table)
-        return held if held is not None else SnapshotTable(TableSpec(table, dim), None, 0)
-
-    def _open_tables(self, table: str) -> dict[str, SnapshotTable]:
-        tables = self._tables
-        if tables is None:
-            raise StoreError(self.name, table, "the store is closed")
-        return tables

@@ -56,6 +56,16 @@ class SnapshotTable:
         self._lock = threading.Lock()  # one writer at a time; guards the two fields above
 
     @property
+    def dim(self) -> int:
+        """D."""
+        return self.spec.dim
+
+    @property
+    def file_bytes(self) -> int:
+        """The size of the file that is mapped; 0 without one."""
+        return self._reader.file_bytes if self._reader is not None else 0
+
+    @property
     def capacity_rows(self) -> int:
         """Rows of the file and of the overlay."""
         return self._file_rows + self.overlay_rows
@@ -105,7 +115,7 @@ class SnapshotTable:
                 added = unique.size - int(self._holds(unique).sum())
                 overlay.rows.insert(keys, rows)
             except TableFullError as err:
-                raise StoreFullError("snapshot", self.spec.name, f"the overlay: {err}") from err
+                raise self._too_small("the overlay", err) from err
             except (ReservedKeyError, RowValueError) as err:
                 raise StoreError("snapshot", self.spec.name, str(err)) from err
             self._rows += added
@@ -127,7 +137,7 @@ class SnapshotTable:
             try:
                 overlay.hidden.insert(in_file, np.zeros((in_file.size, 1), dtype=np.float32))
             except TableFullError as err:
-                raise StoreFullError("snapshot", self.spec.name, f"evicted keys of the file: {err}") from err
+                raise self._too_small("evicted keys of the file", err) from err
             overlay.rows.evict(gone)
             self._rows -= gone.size
             return int(gone.size)
@@ -159,6 +169,10 @@ class SnapshotTable:
 
     def _holds(self, keys: Keys) -> Mask:
         return self.fetch(keys, np.empty((keys.size, self.spec.dim), dtype=np.float32))
+
+    def _too_small(self, what: str, err: TableFullError) -> StoreFullError:
+        reason = f"{what}: {err}; raise volatile_db.overlay_capacity_rows"
+        return StoreFullError("snapshot", self.spec.name, reason)
 
     def _open_overlay(self) -> _Overlay:
         """The overlay, made where there is none; the lock is held."""

@@ -114,6 +114,12 @@ class Store(Protocol):
         """Release what the store holds. Closing twice is allowed; any other call afterwards raises StoreError."""
 
 
+def none_found(keys: Keys, out: NDArray[np.float32]) -> Mask:
+    """What a store answers about an unknown table: ``out`` becomes zeros, and none of ``keys`` is found."""
+    out[...] = 0.0
+    return np.zeros(keys.size, dtype=np.bool_)
+
+
 @runtime_checkable
 class PooledStore(Store, Protocol):
     """A store that can pool bags of rows in the same pass that finds them. It ``keeps_row_dtype``."""
@@ -206,6 +212,76 @@ class DurableStore(Store, Protocol):
 
         A process killed in the middle leaves either the old rows or a table whose ``loaded_from`` is None, never a
         part of the new rows that passes for the whole.
+        """
+
+
+@runtime_checkable
+class ForgetfulStore(Store, Protocol):
+    """A store that may come back as it was before some of its changes; a slower one behind it has them all."""
+
+    def be_slowest(self) -> None:
+        """Learn that no store is behind it: of a table that has lost rows no change is taken from now on.
+
+        Such a table is loaded anew at the next start, and the change would be gone with the rest.
+        """
+
+    def note_change(self, table: str, keys: Keys) -> None:
+        """Note among the rows of an open table that those of int64[N] ``keys`` have changed, once they have.
+
+        From then on ``fetch`` raises StoreLostError where it comes to rows without the note, until they are loaded
+        anew.
+
+        Raises:
+            StoreError: the tier did not take the note.
+        """
+
+    def refill(self, table: str, batches: Iterator[tuple[Keys, Vectors | None]], digest: str) -> bool:
+        """Bring back what an open table has lost; nothing else of it is touched.
+
+        Processes that share the store do not bring back the same rows at once, and a row that another one changes
+        meanwhile is not replaced by an older one. Changes through this store go on while a batch is waited for; the
+        batches must tell of them, and none may come between the last batch and the end.
+
+        Args:
+            table: its full name.
+            batches: all rows; not begun unless some are lost. None in place of rows: these keys have none, until a
+                later batch has some.
+            digest: as in ``DurableStore.bulk_load``.
+
+        Returns:
+            whether rows were lost.
+
+        Raises:
+            StoreError: it is to be tried again later: another process is at it, or has changed rows meanwhile.
+        """
+
+
+@runtime_checkable
+class WitnessStore(Store, Protocol):
+    """A store that remembers over the end of its process whether the tiers before it have all of its changes."""
+
+    def note_others(self, table: str, are_behind: bool) -> None:
+        """Note that the tiers before it may lack a change of a table, or its removal, or that they have all.
+
+        That they lack one is on the disk as soon as the next change of the table is.
+
+        Raises:
+            StoreError: it cannot.
+        """
+
+    def others_are_behind(self, table: str) -> bool:
+        """What was noted last; False where another process writes: it may be about to give them the change."""
+
+
+@runtime_checkable
+class FollowingStore(Store, Protocol):
+    """A store that may see what another process writes to it some time later."""
+
+    def catch_up(self) -> None:
+        """See all that was acknowledged before this was called.
+
+        Raises:
+            StoreError: it cannot; the store goes on with what it saw before.
         """
 
 

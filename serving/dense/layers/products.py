@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from array_api_compat import array_namespace
 
 from serving.dense.layers.signature import Arrays, LayerFunction, LayerWeights, Params
-from serving.dense.primitives import Array, below_diagonal, linear, matmul, relu
+from serving.dense.primitives import Array, below_diagonal, concat, linear, matmul, relu
 
 
 def _inner_product(params: Params, bottoms: Arrays, weights: LayerWeights) -> Arrays:
@@ -42,7 +42,7 @@ def _cross_vectors(x0: Array, depth: int, weights: LayerWeights) -> Array:
     So one product of x0 with all w is enough, and the loop is over [B, 1] instead of [B, I].
     """
     xp = array_namespace(weights["bias0"])
-    w = xp.stack([weights[f"weight{level}"] for level in range(depth)], axis=1)
+    w = concat([xp.reshape(weights[f"weight{level}"], (-1, 1)) for level in range(depth)], 1)
     gains = linear(x0, w, xp.ones_like(w[0, :]))  # [B, depth]: 1 + x0 . w[l]
     a, c = gains[:, :1], weights["bias0"]
     for level in range(1, depth):
@@ -71,9 +71,9 @@ def _interaction(params: Params, bottoms: Arrays, weights: LayerWeights) -> Arra
     """DLRM's: the vector, the products of all pairs among it and the embeddings, row by row, and one 0."""
     vector, embedding = bottoms
     xp = array_namespace(vector)
-    z = xp.concat([xp.reshape(vector, (-1, 1, vector.shape[1])), embedding], axis=1)  # [B, S + 1, D]
+    z = concat([xp.reshape(vector, (-1, 1, vector.shape[1])), embedding], 1)  # [B, S + 1, D]
     pairs = below_diagonal(matmul(z, xp.permute_dims(z, (0, 2, 1))))
-    return [xp.concat([vector, pairs, xp.zeros_like(pairs[:, :1])], axis=1)] * params["tops"]
+    return [concat([vector, pairs, xp.zeros_like(pairs[:, :1])], 1)] * params["tops"]
 
 
 def _fm_order2(params: Params, bottoms: Arrays, weights: LayerWeights) -> Arrays:

@@ -6,11 +6,11 @@ import numpy as np
 from array_api_compat import array_namespace
 
 from serving.dense.layers.signature import Arrays, LayerFunction, LayerWeights, Params
-from serving.dense.primitives import Array, take
+from serving.dense.primitives import Array, concat, take
 
 
 def _concat(params: Params, bottoms: Arrays, weights: LayerWeights) -> Arrays:
-    return [array_namespace(*bottoms).concat(list(bottoms), axis=params["axis"])]
+    return [concat(bottoms, params["axis"])]
 
 
 def _slice(params: Params, bottoms: Arrays, weights: LayerWeights) -> Arrays:
@@ -61,7 +61,7 @@ def _fused_reshape_concat_general(params: Params, bottoms: Arrays, weights: Laye
 
 
 def _join(bottoms: Arrays) -> Array:
-    return array_namespace(*bottoms).concat(list(bottoms), axis=2)
+    return concat(bottoms, 2)
 
 
 def _reduce_sum(params: Params, bottoms: Arrays, weights: LayerWeights) -> Arrays:

@@ -1,0 +1,117 @@
+"""How the layers' primitives are done on a device: products in a chosen precision, constants uploaded once."""
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kernels.device import Array, Device, Stream
+
+Precision = Literal["fp32", "tf32", "fp16"]
+
+FIRST_INFINITE_HALF = 65520.0
+"""The smallest magnitude that float16 rounds to infinity."""
+
+_BLOCK_THREADS = 256
+_MOST_BLOCKS = 1 << 14  # blocks take the rest in turns
+
+
+def check_precision(precision: str) -> None:
+    """Raise ValueError where there is no such precision."""
+    if precision not in get_args(Precision):
+        raise ValueError(f"expected precision fp32, tf32 or fp16, got {precision!r}")
+
+
+class DeviceArithmetic:
+    """What all runs of one network share. May be used from any thread once every weight and constant has been seen.
+
+    Sums are of float32 in every precision. ``fp16`` rounds both factors of each product to float16; one from 65520 on
+    becomes NaN, so that the answer is no number either, and not a probability made of infinities.
+    """
+
+    def __init__(self, device: Device, precision: Precision, weights: Sequence[Array]) -> None:
+        """Compute on ``device``; ``weights`` are arrays there whose rounded copies are to be kept."""
+        self._device = device
+        self._precision = precision
+        self._weights = {id(weight): weight for weight in weights}
+        self._halves: dict[int, Array] = {}  # by the weight they are made of
+        self._constants: dict[tuple[str, tuple[int, ...], bytes], Array] = {}
+        self._uploading = threading.Lock()  # guards the constants, and their stream
+        self._uploads = device.stream()
+        self._round = device.kernel("halves.cu", "round_to_half")
+
+    def on(self, stream: Stream) -> "StreamArithmetic":
+        """Return the ``Arithmetic`` for work of one stream."""
+        return StreamArithmetic(self, stream)
+
+    def constant(self, values: NDArray[Any]) -> Array:
+        """See ``Arithmetic.constant``; of the same values always the same array, which every stream finds complete."""
+        key = values.dtype.str, values.shape, values.tobytes()
+        found = self._constants.get(key)
+        if found is not None:
+            return found
+        with self._uploading:
+            array = self._device.empty(values.shape, values.dtype)
+            self._device.upload(np.ascontiguousarray(values).reshape(values.shape), array, self._uploads)
+            self._uploads.synchronize()
+            return self._constants.setdefault(key, array)
+
+    def product(self, x: Array, y: Array, stream: Stream) -> Array:
+        """See ``Arithmetic.product``."""
+        if self._precision == "fp16":
+            x, y = self._half(x, stream), self._half(y, stream)
+        return self._device.product(x, y, stream, is_tf32=self._precision == "tf32")
+
+    def concat(self, arrays: Sequence[Array], axis: int) -> Array:
+        """See ``Arithmetic.concat``.
+
+        Not CuPy's own: of more than eight arrays it uploads their addresses, which a captured graph would read again
+        from host memory that is another's by then.
+        """
+        first = arrays[0]
+        sizes = [array.shape[axis] for array in arrays]
+        joined = self._device.empty((*first.shape[:axis], sum(sizes), *first.shape[axis + 1 :]), first.dtype)
+        begin = 0
+        for array, size in zip(arrays, sizes, strict=True):
+            joined[(*[slice(None)] * axis, slice(begin, begin + size))] = array
+            begin += size
+        return joined
+
+    def rounded_weights(self) -> list[Array]:
+        """The weights of which there are rounded copies: those that were a factor so far."""
+        return [self._weights[name] for name in self._halves]
+
+    def _half(self, x: Array, stream: Stream) -> Array:
+        if id(x) in self._halves:
+            return self._halves[id(x)]
+        halves = self._device.empty(x.shape, np.float16)
+        if x.size:
+            blocks = min(-(-x.size // _BLOCK_THREADS), _MOST_BLOCKS)
+            values = self._device.xp.ascontiguousarray(x)
+            self._round((blocks,), (_BLOCK_THREADS,), (values, halves, np.int64(x.size)), stream)
+        if id(x) in self._weights:
+            self._halves[id(x)] = halves
+        return halves
+
+
+@dataclass(frozen=True, slots=True)
+class StreamArithmetic:
+    """A ``DeviceArithmetic`` for work of one stream; see ``primitives.Arithmetic``."""
+
+    shared: DeviceArithmetic
+    stream: Stream
+
+    def product(self, x: Array, y: Array) -> Array:
+        """See ``Arithmetic.product``."""
+        return self.shared.product(x, y, self.stream)
+
+    def constant(self, values: NDArray[Any]) -> Array:
+        """See ``Arithmetic.constant``."""
+        return self.shared.constant(values)
+
+    def concat(self, arrays: Sequence[Array], axis: int) -> Array:
+        """See ``Arithmetic.concat``."""
+        return self.shared.concat(arrays, axis)

@@ -1,0 +1,122 @@
+"""The dense network on a device: the layers' one definition, run on arrays of a GPU or of its stand-in, the runner."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from kernels.device import Array, Device, Stream
+from serving.dense.calibration import Quantization
+from serving.dense.device_arithmetic import FIRST_INFINITE_HALF, DeviceArithmetic, Precision, check_precision
+from serving.dense.device_workspace import Lookup, NetworkWorkspace
+from serving.dense.network import input_tensors, run_graph
+from serving.dense.primitives import using_arithmetic
+from serving.errors import ConfigError
+from serving.model.dense_file import Weights, check_weights
+from serving.model.records import Graph
+
+_TRIAL_SAMPLES = 2
+
+
+class DeviceNetwork:
+    """A graph with weights, ready to run on one device. May be called from any thread, by several at once.
+
+    Attributes:
+        device: where it runs.
+        graph: its structure.
+        precision: how products are computed; see ``open_device_network``.
+        use_graphs: whether workspaces capture CUDA graphs.
+        engine: the device's kind, ``"cuda"`` or ``"runner"``.
+        quantization: None; see ``DenseNetwork``.
+    """
+
+    quantization: Quantization | None = None
+
+    def __init__(
+        self, device: Device, graph: Graph, weights: Weights, precision: Precision = "fp32", use_graphs: bool = True
+    ) -> None:
+        """Upload the weights, and run the network once; waits. See ``open_device_network``."""
+        check_precision(precision)
+        check_weights(graph, weights)
+        self.device = device
+        self.graph = graph
+        self.precision: Precision = precision
+        self.use_graphs = use_graphs
+        self.engine = device.name.partition(":")[0]
+        stream = device.stream()
+        self._weights = {key: self._uploaded(array, stream) for key, array in weights.items()}
+        self._arithmetic = DeviceArithmetic(device, precision, list(self._weights.values()))
+        self._try(stream)
+        self._check_rounded(weights)
+
+    def __call__(self, dense: Array, embeddings: Sequence[Array], stream: Stream) -> Array:
+        """Queue the network; does not wait. ``Device.capture`` may call it once it has been called without.
+
+        Args:
+            dense: float32[B, F]; B and F may be 0.
+            embeddings: float32[B, S, D] per embedding layer, in graph order.
+            stream: where it is queued. The arrays are the device's, and complete there.
+
+        Returns:
+            float32[B, L] on the device, C-contiguous.
+
+        Raises:
+            ValueError: an argument has another shape or dtype than the graph says, or B is smaller than the graph
+                can work on.
+        """
+        tensors = input_tensors(self.graph, dense, embeddings)
+        with self.device.using(stream):
+            if not dense.shape[0]:
+                return self.device.empty((0, self.graph.label_dim), np.float32)
+            with using_arithmetic(self._arithmetic.on(stream)):
+                output = run_graph(self.graph, self._weights, tensors)[self.graph.output]
+            return self.device.xp.ascontiguousarray(output, dtype=np.float32)
+
+    def workspace(self, lookup: Lookup, max_samples: int) -> NetworkWorkspace:
+        """Return where one request at a time is run behind its lookup; see ``NetworkWorkspace``."""
+        return NetworkWorkspace(self, lookup, max_samples)
+
+    def _uploaded(self, weight: np.ndarray[tuple[int, ...], np.dtype[np.float32]], stream: Stream) -> Array:
+        array = self.device.empty(weight.shape, np.float32)
+        self.device.upload(np.ascontiguousarray(weight), array, stream)
+        return array
+
+    def _try(self, stream: Stream) -> None:
+        """Run once on zeros: constants are uploaded, weights rounded and kernels compiled before the first request."""
+        samples = max(self.graph.least_samples, _TRIAL_SAMPLES)
+        zeros = self.device.zeros
+        dense = zeros((samples, self.graph.dense_dim), np.float32)
+        self(dense, [zeros((samples, e.slots, e.dim), np.float32) for e in self.graph.embeddings], stream)
+        stream.synchronize()
+
+    def _check_rounded(self, weights: Weights) -> None:
+        rounded = {id(weight) for weight in self._arithmetic.rounded_weights()}
+        for name, array in self._weights.items():
+            if id(array) in rounded and not (largest := np.abs(weights[name]).max()) < FIRST_INFINITE_HALF:
+                reason = f"{name}: a weight of magnitude {largest:.6g} is too large for half precision (fp16)"
+                raise ConfigError(self.graph.source, "", reason)
+
+
+def open_device_network(
+    graph: Graph, weights: Weights, device: Device, precision: Precision = "fp32", use_graphs: bool = True
+) -> DeviceNetwork:
+    """Return the network that runs ``graph`` on a device.
+
+    Args:
+        graph: the structure.
+        weights: its weights.
+        device: where it runs.
+        precision: of products of matrices; all else is of float32, and so are their sums. ``"fp32"``; ``"tf32"``: a GPU
+            rounds factors to 10 bits behind the point; ``"fp16"``: factors are rounded to float16, also 10 bits, and
+            must be below 65520: a feature, a row or a layer beyond it makes the sample's answer NaN, which a session
+            refuses.
+        use_graphs: capture CUDA graphs, one per size class of batches and workspace.
+
+    Raises:
+        ConfigError: a weight is too large for fp16.
+        DeviceUnavailableError: cuBLAS is missing.
+        ValueError: the weights are not the graph's, the graph has no layers (the network is an ONNX file), or there is
+            no such precision.
+    """
+    if not graph.layers:
+        raise ValueError(f"{graph.source}: has no layers: a network that is an ONNX file runs on the CPU")
+    return DeviceNetwork(device, graph, weights, precision, use_graphs)

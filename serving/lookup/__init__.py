@@ -1,0 +1,15 @@
+"""The embedding half of a prediction: from a batch's keys to pooled vectors, one tensor per table."""
+
+from serving.lookup.devices import DeviceChoice, check_device_name, open_devices
+from serving.lookup.opening import open_lookups, warn_of_idle_caches
+from serving.lookup.session import LookupResult, LookupSession
+
+__all__ = [
+    "DeviceChoice",
+    "LookupResult",
+    "LookupSession",
+    "check_device_name",
+    "open_devices",
+    "open_lookups",
+    "warn_of_idle_caches",
+]

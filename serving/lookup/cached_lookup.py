@@ -1,0 +1,283 @@
+"""Lookup through a model's caches on one device."""
+
+import logging
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, suppress
+from functools import partial
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpu_cache.answer import CacheStats
+from kernels.device import Device
+from kernels.errors import DeviceFaultError
+from serving.batch import Batch, TableKeys
+from serving.config import ModelConfig
+from serving.errors import RequestError, UnknownModelError
+from serving.lookup.cache_opening import open_caches, open_workspaces, within_memory
+from serving.lookup.cache_plan import SINGLE_KEYS, check_memory, idle_refresh, keys_left_out, plan_caches
+from serving.lookup.cache_readings import cache_readings, insertion_readings
+from serving.lookup.cached_request import CachedRequest
+from serving.lookup.device_health import DeviceHealth
+from serving.lookup.device_workspace import DeviceWorkspace
+from serving.lookup.first_keys import first_keys
+from serving.lookup.in_hand import CallsInHand
+from serving.lookup.insertions import Insertions
+from serving.lookup.key_parts import joined, parts_of
+from serving.lookup.refreshing import Refreshing
+from serving.lookup.session import LookupResult, LookupSession
+from serving.parameter_server import ParameterServer
+from serving.parameter_server.updates import check_weights
+from serving.reading import Reading
+from serving.storage.store import Keys
+
+logger = logging.getLogger(__name__)
+
+_LONGEST_CLOSE_S = 30.0  # a tier that hangs must not hang who closes; what its requests use is kept until they end
+
+T = TypeVar("T")
+
+
+class CachedLookup(LookupSession):
+    """One model's view of a parameter server through caches on one device. May be used from any thread.
+
+    Attributes:
+        device: where the caches are.
+        plans: how large each is.
+    """
+
+    def __init__(
+        self,
+        server: ParameterServer,
+        config: ModelConfig,
+        device: Device,
+        device_id: int = 0,
+        refreshing: threading.BoundedSemaphore | None = None,
+    ) -> None:
+        """Make the caches, and fill them, if the configuration says so.
+
+        Args:
+            server: holds the model.
+            config: the model; ``gpu_cache`` says what its caches are like.
+            device: where they are to be.
+            device_id: what ``CreateEmbeddingCache`` named.
+            refreshing: held while the caches are refreshed, so that few devices are at a time; None: never waits.
+
+        Raises:
+            ConfigError: the caches would have no row.
+            DeviceMemoryError: the device has too little free memory.
+            StoreError: a tier did not answer while the caches were filled.
+            UnknownModelError: the server does not hold the model.
+        """
+        super().__init__(server, config, device_id)
+        self.device: Device = device
+        self.plans = plan_caches(config)
+        check_memory(config, self.plans, device)
+        self._health = DeviceHealth(f"model {config.name!r} on {device.name}")
+        self._refreshing = refreshing or threading.BoundedSemaphore()
+        self._late_keys = 0
+        self._late_lock = threading.Lock()  # guards the number above
+        self._calls = CallsInHand(f"the GPU cache of model {config.name!r} on {device.name}")
+        self._closing = threading.Event()
+        with ExitStack() as memory, ExitStack() as threads:
+            self._caches = open_caches(server, config, self.plans, device, self._health, memory)
+            self._workspaces = open_workspaces(config, self._caches, memory)
+            self._insertions = self._open_insertions(threads)
+            self._warm_up()
+            self._fill()
+            self._start_clock(threads)
+            self._memory, self._threads = memory.pop_all(), threads.pop_all()
+
+    def lookup_pooled(self, batch: Batch, weights: Sequence[NDArray[np.float32] | None] | None = None) -> LookupResult:
+        """See ``LookupSession.lookup_pooled``."""
+        return LookupResult(*self.compute(batch, DeviceWorkspace.read, weights, is_whole=True))
+
+    def lookup(self, keys: Sequence[Keys]) -> LookupResult:
+        """See ``LookupSession.lookup``. A large request is answered in parts, each as a request by itself.
+
+        Raises:
+            DeviceFaultError: work on the device failed, now or in an earlier request.
+            DeviceMemoryError: the device has too little free memory for rows that the caches lack.
+        """
+        self._check_keys(keys)
+        return joined([self._lookup_part(part) for part in parts_of(keys, SINGLE_KEYS)])
+
+    def compute(
+        self,
+        batch: Batch,
+        compute: Callable[[DeviceWorkspace], Callable[[], T]],
+        weights: Sequence[NDArray[np.float32] | None] | None = None,
+        is_whole: bool = False,
+    ) -> tuple[T, int]:
+        """Look up and pool all keys of ``batch``, and go on computing on the device.
+
+        Args:
+            batch: the samples.
+            compute: is given the workspace; queues the launch of ``work.pooling``, or a graph of it, and what needs the
+                pooled rows, and returns what gives the answer once that has run. It is called again where rows were
+                missing the first time.
+            weights: see ``LookupSession.lookup_pooled``.
+            is_whole: the pooled rows lie in one piece, and nobody asks for the dense features; else these are in
+                ``work.pooling.dense``. See ``Workspace.load``.
+
+        Returns:
+            the answer, and how many keys a default value stands for.
+
+        Raises:
+            See ``LookupSession.lookup_pooled``.
+            UnknownModelError: the lookup is closed, too.
+            DeviceFaultError: work on the device failed, now or in an earlier request.
+            DeviceMemoryError: the request is too large for the device's free memory.
+        """
+        if batch.samples > self.config.max_batchsize:
+            raise RequestError(f"{batch.samples} samples, the model takes at most {self.config.max_batchsize}")
+        self._check_weights(batch, weights)
+        dense = None if is_whole else batch.dense
+        keys = [one.keys for one in batch.tables]
+        return self._answer(keys, lambda work: work.pooling.load(batch.tables, weights, dense, is_whole), compute)
+
+    @property
+    def is_answering(self) -> bool:
+        """See ``LookupSession.is_answering``."""
+        return self._health.is_sound and not self._closing.is_set()
+
+    def refresh(self, closing: threading.Event | None = None) -> None:
+        """Read everything that the caches hold anew from the tiers, and erase what these have no more.
+
+        Args:
+            closing: ends it early; None: ``close`` does.
+
+        Raises:
+            StoreError: a tier did not answer; the rest stays as it was.
+            UnknownModelError: the lookup is closed, or the model has been unloaded.
+            DeviceFaultError: work on the device failed.
+        """
+        ratio = self.config.gpu_cache.refresh_ratio or 1.0
+        with self._calls.call(), self._refreshing, self._health.watch():
+            for one in self._caches:
+                one.refresh(ratio, closing or self._closing)
+
+    def wait_for_insertions(self, timeout_s: float | None = None) -> bool:
+        """Wait until the caches have the rows that requests so far brought, or did not wait for.
+
+        Args:
+            timeout_s: how long to wait for those that are still to be read; None: as long as it takes.
+
+        Returns:
+            whether all were read in time.
+
+        Raises:
+            UnknownModelError: the lookup is closed.
+            DeviceFaultError: work on the device failed.
+        """
+        are_read = self._insertions is None or self._insertions.wait(timeout_s)
+        with self._calls.call(), self._health.watch():
+            for one in self._caches:
+                one.wait()
+        return are_read
+
+    def readings(self) -> Iterator[Reading]:
+        """What the caches counted, for the metrics page; waits for the device. Of one that failed nothing."""
+        labels = (("model", self.config.name), ("version", str(self.config.version)), ("device", self.device.name))
+        for stats, table in zip(self._stats(), self.config.tables, strict=False):
+            yield from cache_readings(stats, (*labels, ("table", table.name)))
+        if self._insertions is not None:
+            yield from insertion_readings(self._late_keys, self._insertions.dropped_keys, labels)
+
+    def close(self) -> None:
+        """Refuse requests from now on, wait for those in hand, and give the memory back.
+
+        Where some have not ended after half a minute, it is given back when they have. Closing twice is allowed.
+
+        Raises:
+            DeviceFaultError: work on the device failed, and nobody has been told yet.
+        """
+        self._closing.set()
+        self._threads.close()
+        if not self._calls.close(self._give_back, _LONGEST_CLOSE_S):
+            logger.warning("model %r on %s: closed while requests are in hand", self.config.name, self.device.name)
+
+    def _give_back(self) -> None:
+        try:
+            self._memory.close()
+        except DeviceFaultError:
+            if self._health.is_sound:
+                raise
+
+    def _lookup_part(self, keys: Sequence[Keys]) -> LookupResult:
+        return LookupResult(*self._answer(keys, lambda work: work.pooling.load_keys(keys), DeviceWorkspace.read))
+
+    def _answer(
+        self,
+        keys: Sequence[Keys],
+        load: Callable[[DeviceWorkspace], None],
+        compute: Callable[[DeviceWorkspace], Callable[[], T]],
+    ) -> tuple[T, int]:
+        """Answer a request, of bags or of single keys, and give the caches what they lacked."""
+        later = self._insertions.offer if self._insertions else None
+        request = CachedRequest(self.config.gpu_cache, self._caches, keys, later)
+        count = sum(of_table.size for of_table in keys)
+        with self._calls.call(), self._health.watch():
+            with self._workspaces.lend(max(count, 1)) as work, within_memory(self.config, self.device, count):
+                load(work)
+                answer = request.answer(work.pooling, partial(compute, work))
+            self._check_still_held()
+            request.keep()
+        if request.late_keys:
+            with self._late_lock:
+                self._late_keys += request.late_keys
+        return answer
+
+    def _stats(self) -> Sequence[CacheStats]:
+        """Of each table's cache; none where the device has failed or the lookup is closed."""
+        with suppress(DeviceFaultError, UnknownModelError), self._calls.call(), self._health.watch():
+            return [one.cache.stats() for one in self._caches]
+        return ()
+
+    def _open_insertions(self, opened: ExitStack) -> Insertions | None:
+        said = self.config.gpu_cache
+        if said.mode == "exact":
+            return None
+        if line := keys_left_out(self.config):
+            logger.warning("%s", line)
+        return opened.enter_context(closing(Insertions(self._insert, said.insertion_threads)))
+
+    def _fill(self) -> None:
+        said = self.config.gpu_cache
+        if said.fills_at_start or said.kind == "static":
+            for one, table in zip(self._caches, self.config.tables, strict=True):
+                one.fill(first_keys(self.server, self.config, table, one.plan.capacity.rows))
+
+    def _warm_up(self) -> None:
+        """Compile the kernels, which takes a while, and make one workspace."""
+        none = np.empty(0, dtype=np.int64)
+        empty = [TableKeys(none, np.zeros(table.slots + 1, dtype=np.int32)) for table in self.config.tables]
+        with self._workspaces.lend(1) as work:
+            work.pooling.pool(empty)
+            work.pooling.missing()
+
+    def _start_clock(self, opened: ExitStack) -> None:
+        said = self.config.gpu_cache
+        if line := idle_refresh(self.config):
+            logger.warning("%s", line)
+        elif said.refresh_delay_s or said.refresh_interval_s:
+            name = f"{self.config.name!r} on {self.device.name}"
+            clock = Refreshing(self.refresh, said.refresh_delay_s, said.refresh_interval_s, name)
+            opened.enter_context(closing(clock))
+
+    def _insert(self, place: int, keys: Keys) -> None:
+        """Read rows and put them into a table's cache; done when they are there, or more would wait on the device."""
+        cache = self._caches[place]
+        with self._calls.call(), self._health.watch():
+            cache.keep(cache.read(keys, is_request=True))
+            cache.wait()
+
+    def _check_weights(self, batch: Batch, weights: Sequence[NDArray[np.float32] | None] | None) -> None:
+        if weights is None:
+            return
+        self._check_weight_count(weights)
+        for table, of_table, given in zip(self.config.tables, batch.tables, weights, strict=True):
+            if given is not None:
+                check_weights(self.config.full_name(table), of_table.keys, given)

@@ -1,0 +1,25 @@
+"""Requests of single keys, answered in parts where they have more keys than a workspace has room for."""
+
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+
+import numpy as np
+
+from serving.lookup.session import LookupResult
+from serving.storage.store import Keys
+
+
+def parts_of(keys: Sequence[Keys], most: int) -> Iterator[list[Keys]]:
+    """Cut a request, int64[N] per table, into parts of at most ``most`` keys over all tables; without keys one."""
+    ends = list(accumulate((of_table.size for of_table in keys), initial=0))
+    for begin in range(0, max(ends[-1], 1), most):
+        cuts = zip(keys, ends, strict=False)
+        yield [of_table[max(begin - first, 0) : max(begin + most - first, 0)] for of_table, first in cuts]
+
+
+def joined(answers: Sequence[LookupResult]) -> LookupResult:
+    """The answer to a request from those to its parts."""
+    if len(answers) == 1:
+        return answers[0]
+    embeddings = [np.concatenate(of_table) for of_table in zip(*(one.embeddings for one in answers), strict=True)]
+    return LookupResult(tuple(embeddings), sum(one.defaulted_keys for one in answers))

@@ -1,0 +1,132 @@
+"""One model's view of a parameter server."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kernels.device import Device
+from serving.batch import Batch
+from serving.config import ModelConfig
+from serving.errors import RequestError, UnknownModelError
+from serving.parameter_server import ParameterServer
+from serving.parameter_server.updates import check_keys
+from serving.reading import Reading
+from serving.storage.store import Keys
+
+
+@dataclass(frozen=True, slots=True)
+class LookupResult:
+    """What a request's keys stand for.
+
+    Attributes:
+        embeddings: per table, in graph order: float32[B, S, D] of bags, float32[N, D] of single keys.
+        defaulted_keys: keys, over all tables, that no tier holds and the default value stands for.
+    """
+
+    embeddings: tuple[NDArray[np.float32], ...]
+    defaulted_keys: int
+
+
+class LookupSession:
+    """One model's view of a parameter server. May be used from any thread.
+
+    Attributes:
+        server: the parameter server.
+        config: the model.
+        device_id: the GPU that ``CreateEmbeddingCache`` named; without effect on the CPU.
+        device: where caches are; None: there are none.
+    """
+
+    device: Device | None = None
+
+    def __init__(self, server: ParameterServer, config: ModelConfig, device_id: int = 0) -> None:
+        """Check that ``server`` holds the model.
+
+        Raises:
+            UnknownModelError: it does not.
+        """
+        self._held = server.model(config.name, config.version)
+        self.server = server
+        self.config = config
+        self.device_id = device_id
+        self._tables = tuple((table, config.full_name(table)) for table in config.tables)
+
+    def lookup_pooled(self, batch: Batch, weights: Sequence[NDArray[np.float32] | None] | None = None) -> LookupResult:
+        """Look up and pool all keys of ``batch``, which ``read_batch`` made for this model.
+
+        Args:
+            batch: the samples.
+            weights: one entry per table, in graph order: float32[N], one weight per key of ``batch.tables``, or None;
+                see ``ParameterServer.lookup_pooled``.
+
+        Raises:
+            RequestError: ``weights`` has not one entry per table, or one that is not float32[N].
+            StoreError: a tier did not answer, and no other holds one of the keys.
+            UnknownModelError: the model has been unloaded, or another load has taken its name.
+        """
+        by_table = (None,) * len(self._tables) if weights is None else weights
+        self._check_weight_count(by_table)
+        answers = [
+            self.server.lookup_pooled(name, of_table.keys, of_table.row_ptrs, table.combiner, of_keys)
+            for (table, name), of_table, of_keys in zip(self._tables, batch.tables, by_table, strict=True)
+        ]
+        self._check_still_held()
+        embeddings = []
+        defaulted_keys = 0
+        for (table, _), (pooled, found) in zip(self._tables, answers, strict=True):
+            embeddings.append(pooled.reshape(batch.samples, table.slots, table.dim))
+            defaulted_keys += found.size - int(np.count_nonzero(found))
+        return LookupResult(tuple(embeddings), defaulted_keys)
+
+    def lookup(self, keys: Sequence[Keys]) -> LookupResult:
+        """Look keys up one by one, each with its row: HPS's ``LookupSession.lookup``.
+
+        Args:
+            keys: one entry per table, in graph order: int64[N]; duplicates are allowed, N may be 0 and differ.
+
+        Raises:
+            RequestError: ``keys`` has not one entry per table, one that is not int64[N], or a key that no table of the
+                model can hold.
+            StoreError: a tier did not answer, and no other holds one of the keys.
+            UnknownModelError: the model has been unloaded, or another load has taken its name.
+        """
+        self._check_keys(keys)
+        answers = [self.server.lookup(name, of_table) for (_, name), of_table in zip(self._tables, keys, strict=True)]
+        self._check_still_held()
+        defaulted_keys = sum(found.size - int(np.count_nonzero(found)) for _, found in answers)
+        return LookupResult(tuple(rows for rows, _ in answers), defaulted_keys)
+
+    @property
+    def is_answering(self) -> bool:
+        """Whether it can answer, as far as that is its own matter and not the tiers'; without caches always."""
+        return True
+
+    def refresh(self) -> None:
+        """Read anew what the lookup holds of the tiers' rows: without caches nothing."""
+
+    def readings(self) -> Iterator[Reading]:
+        """What the lookup counted beside the tiers, for the metrics page: without caches nothing."""
+        yield from ()
+
+    def close(self) -> None:
+        """Give back what the lookup holds, after the requests in hand: without caches nothing. Twice is allowed."""
+
+    def _check_weight_count(self, weights: Sequence[NDArray[np.float32] | None]) -> None:
+        if len(weights) != len(self._tables):
+            raise RequestError(f"expected weights of {len(self._tables)} tables, got {len(weights)}")
+
+    def _check_keys(self, keys: Sequence[Keys]) -> None:
+        if len(keys) != len(self._tables):
+            raise RequestError(f"expected keys of {len(self._tables)} tables, got {len(keys)}")
+        for (_, name), of_table in zip(self._tables, keys, strict=True):
+            check_keys(name, of_table, self.config.key_type)
+
+    def _check_still_held(self) -> None:
+        """Refuse once another load has this model's name, be it of the same configuration.
+
+        Its rows may not go with this one's dense network, and of its changes caches of this one are not told.
+        """
+        if self.server.model(self.config.name) is not self._held:
+            raise UnknownModelError(f"model {self.config.name!r} was unloaded, and another load has its name now")

@@ -1,0 +1,181 @@
+"""One table's cache on one device, and the tiers that have its rows."""
+
+import logging
+import threading
+from collections.abc import Iterable
+from contextlib import suppress
+from math import ceil
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpu_cache.embedding_cache import EmbeddingCache
+from gpu_cache.errors import CacheFullError
+from gpu_cache.readers import Readers
+from kernels.device import Device
+from kernels.errors import DeviceFaultError
+from serving.lookup.cache_plan import ERASED_AT_ONCE, PlannedCache
+from serving.lookup.device_health import DeviceHealth
+from serving.parameter_server import ParameterServer
+from serving.parameter_server.copies import ReadRows
+from serving.storage.store import Keys
+
+logger = logging.getLogger(__name__)
+
+_MOST_REFRESHED_ROWS = 65536  # in one step, which has them all in the host's memory
+
+
+class TableCache:
+    """Rows of one table, in the tiers and in front of them. Every method may be called from any thread.
+
+    Attributes:
+        plan: the table, and how large the cache is.
+        cache: what a ``CacheGroup`` asks.
+    """
+
+    def __init__(
+        self,
+        server: ParameterServer,
+        name: str,
+        plan: PlannedCache,
+        device: Device,
+        readers: Readers,
+        health: DeviceHealth,
+    ) -> None:
+        """Take the memory, and listen to what changes in the tiers.
+
+        Args:
+            server: has the table.
+            name: its full name.
+            plan: of the cache.
+            device: where it is to be.
+            readers: of all caches of the model on the device.
+            health: of the device; whoever asks the cache does so under its watch.
+
+        Raises:
+            UnknownModelError: the server has no such table.
+        """
+        layout, capacity = plan.capacity.layout, plan.capacity
+        self.plan = plan
+        self._name = name
+        self.cache = EmbeddingCache(
+            layout.dim,
+            capacity.rows,
+            device,
+            layout.row_dtype,
+            layout.key_type,
+            layout.line_keys,
+            capacity.kind,
+            readers=readers,
+        )
+        self._health = health
+        self._is_static = capacity.kind == "static"
+        self._changes = 0  # that were told
+        self._full_after = -1  # changes, when a static one had no place for a row
+        self._is_short_of_memory = False
+        # Taken now: rows that have changed must go where no memory is left, too.
+        self._erased = device.pinned(ERASED_AT_ONCE, np.int64)
+        self._erased_on_device = device.empty(ERASED_AT_ONCE, np.int64)
+        self._copies = server.copies(name, self._forget)
+
+    def read(self, keys: Keys, is_request: bool) -> ReadRows:
+        """Read rows from the tiers; see ``TableCopies.read``."""
+        return self._copies.read(keys, is_request)
+
+    def keep(self, read: ReadRows, misses: NDArray[np.uint32] | None = None) -> None:
+        """Offer rows to the cache, but for those that have changed since they were read, or that it cannot hold.
+
+        Where there is no memory for that it is left out, and logged once until there is: the tiers have the rows.
+
+        Args:
+            read: of distinct keys that are not held.
+            misses: uint32[N], how often each was missed; None: once.
+        """
+        if self._is_full():
+            return
+        changes = self._changes
+        with self._copies.storing(read) as unchanged:
+            kept = unchanged & read.found & self.cache.layout.can_hold(read.keys)
+            if not np.count_nonzero(kept):
+                return
+            try:
+                kept_misses = None if misses is None else misses[kept]
+                self.cache.replace(read.keys[kept], read.rows[kept], kept_misses, are_distinct=True)
+                self._is_short_of_memory = False
+            except CacheFullError:  # rows that came after the load; the tiers have them
+                self._full_after = changes
+            except MemoryError as err:
+                if not self._is_short_of_memory:
+                    logger.warning("%s: its GPU cache was not given rows that it lacked: %s", self._name, err)
+                self._is_short_of_memory = True
+
+    def can_keep(self, keys: Keys) -> bool:
+        """Whether the cache can hold all these keys: else some of their rows are never there, however long one waits.
+
+        Lines of 32-bit keys cannot hold the two largest uint32.
+        """
+        return bool(self.cache.layout.can_hold(keys).all())
+
+    def fill(self, batches: Iterable[Keys]) -> None:
+        """Offer the rows of distinct keys, before requests come.
+
+        Raises:
+            StoreError: a tier did not answer.
+        """
+        for keys in batches:
+            self.keep(self.read(keys, is_request=False))
+        self.wait()
+        if self._is_full():
+            logger.warning("%s: its static cache has no place for some rows: the tiers answer these", self._name)
+
+    def refresh(self, ratio: float, closing: threading.Event) -> None:
+        """Read what the cache holds anew from the tiers, part by part; what they have no more is erased.
+
+        Args:
+            ratio: the part of the capacity that one step takes; never more than 65,536 rows.
+            closing: ends it between two steps.
+
+        Raises:
+            StoreError: a tier did not answer; the rest stays as it was.
+        """
+        held, _ = self.cache.dump()
+        step = max(min(ceil(ratio * self.plan.capacity.rows), _MOST_REFRESHED_ROWS), 1)
+        for begin in range(0, held.size, step):
+            if closing.is_set():
+                return
+            read = self.read(held[begin : begin + step], is_request=False)
+            with self._copies.storing(read) as unchanged:
+                kept, gone = unchanged & read.found, unchanged & ~read.found
+                self.cache.update(read.keys[kept], read.rows[kept], are_distinct=True)
+                self.cache.erase(read.keys[gone])
+        self.wait()
+
+    def wait(self) -> None:
+        """Wait until the cache has what it was given so far."""
+        self.cache.stream.synchronize()
+
+    def close(self) -> None:
+        """Give the memory back."""
+        self._copies.close()
+        self.cache.close()
+        del self._erased, self._erased_on_device
+
+    def _is_full(self) -> bool:
+        """Whether a static cache had no place for a row, and nothing was erased since."""
+        return self._is_static and self._full_after == self._changes
+
+    def _forget(self, keys: Keys) -> None:
+        """Their rows have changed in the tiers. When this returns, no query that begins finds them.
+
+        Where the device fails, there are no more queries; whoever changed the rows did, and need not hear of it. One
+        thread at a time is told of changes, so the buffers are its own.
+        """
+        self._changes += 1
+        with suppress(DeviceFaultError), self._health.watch():
+            for begin in range(0, keys.size, ERASED_AT_ONCE):
+                part = keys[begin : begin + ERASED_AT_ONCE]
+                host, on_device = self._erased[: part.size], self._erased_on_device[: part.size]
+                host[:] = part
+                self.cache.device.upload(host, on_device, self.cache.stream)
+                self.cache.erase(on_device)
+                self.wait()
