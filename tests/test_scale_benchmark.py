@@ -19,7 +19,10 @@ def test_the_quick_form_measures_every_case(tmp_path):
     assert {name: names.count(name) for name in names} == {
         "scale.start": 2,
         "scale.memory": 2,
+        "scale.huge_pages": 2,
         "scale.lookup": 2,
+        "scale.gather": 2,
+        "scale.slope": 2,
         "scale.beyond_ram.start": 1,
         "scale.beyond_ram.lookup": 4,
         "scale.beyond_ram.memory": 1,
@@ -29,7 +32,7 @@ def test_the_quick_form_measures_every_case(tmp_path):
 
 @pytest.mark.parametrize(
     ("available", "reason"),
-    [(2**40, r"of files, .* are free"), (2**30, r"takes 1\d\.\d GiB of RAM, 1\.0 are available")],
+    [(2**40, r"of files, .* are free"), (2**30, r"takes 3\d\.\d GiB of RAM, 1\.0 are available")],
 )
 def test_what_does_not_fit_is_left_out_with_the_reason(tmp_path, monkeypatch, available, reason):
     monkeypatch.setattr(scale, "available_bytes", lambda: available)
@@ -41,4 +44,4 @@ def test_no_two_rows_have_one_key():
     keys = scale.keys_of(0, 3_000_000)
 
     assert len(set(keys.tolist())) == keys.size
-    assert set(scale.keys_at_random(1000, 1).ravel().tolist()) <= set(keys[:1000].tolist())
+    assert set(scale.keys_of_numbers(scale.numbers_at_random(1000, 1)).ravel().tolist()) <= set(keys[:1000].tolist())

@@ -73,6 +73,7 @@ def serving(repository, log, *options):
                     break
             else:
                 raise AssertionError(f"the server did not start: {lines} {log.read_text()}")
+            watchdog.cancel()  # it only bounds the start: the tests may take longer together
             host, port = line.decode().strip().removeprefix("listening on http://").rsplit(":", 1)
             yield Served(process, host, int(port), log)
         finally:

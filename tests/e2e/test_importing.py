@@ -15,7 +15,7 @@ import torch.distributed.checkpoint
 from torch import nn
 
 from serving.cli.main import main
-from serving.session import load_model
+from serving.opening import load_model
 
 PAGE = (Path(__file__).parents[2] / "docs" / "importing.md").read_text()
 USER_ID = 1_000_003  # the page's factor
@@ -116,7 +116,7 @@ def test_every_recipe_serves_what_the_pytorch_model_answers(session, name):
     names, folder = session
     with contextlib.chdir(folder):
         for line in before(name):
-            subprocess.run([sys.executable, *shlex.split(line)[1:]], check=True, timeout=100, capture_output=True)
+            subprocess.run([sys.executable, *shlex.split(line)[1:]], check=True, timeout=250, capture_output=True)
         assert main(shlex.split(recipes()[name])[1:]) == 0
 
     model = names["dlrm"] if name == "from_torchrec" else names["model"]

@@ -32,7 +32,7 @@ def folder(tmp_path_factory):
     """Where the README's reader stands after its `hotrow-train` line, with fewer rows."""
     folder = tmp_path_factory.mktemp("readme")
     command = ["2000" if argument == "200000" else argument for argument in shown("hotrow-train")]
-    subprocess.run(command, cwd=folder, env=environment(), check=True, timeout=200, capture_output=True)
+    subprocess.run(command, cwd=folder, env=environment(), check=True, timeout=250, capture_output=True)
     return folder
 
 
@@ -43,7 +43,7 @@ def environment():
 @pytest.mark.slow
 def test_the_check_command_accepts_what_the_train_command_wrote(folder):
     answer = subprocess.run(
-        shown("hotrow check"), cwd=folder, env=environment(), check=True, timeout=100, capture_output=True, text=True
+        shown("hotrow check"), cwd=folder, env=environment(), check=True, timeout=250, capture_output=True, text=True
     )
 
     assert "sparse_embedding1" in answer.stdout
@@ -57,7 +57,7 @@ def test_each_python_block_runs_and_prints_one_probability_per_sample(folder, st
         block = block.replace("localhost:8000", start(folder / "models").url.removeprefix("http://"))
 
     answer = subprocess.run(
-        [sys.executable, "-c", block], cwd=folder, env=environment(), timeout=100, capture_output=True, text=True
+        [sys.executable, "-c", block], cwd=folder, env=environment(), timeout=250, capture_output=True, text=True
     )
 
     assert not answer.stderr
@@ -71,7 +71,7 @@ def test_the_predict_command_answers_the_request_that_the_readme_names(folder, s
     command = [*shown("hotrow predict"), "--url", start(folder / "models").url]
 
     answer = subprocess.run(
-        command, cwd=ROOT, env=environment(), check=True, timeout=100, capture_output=True, text=True
+        command, cwd=ROOT, env=environment(), check=True, timeout=250, capture_output=True, text=True
     )
 
     assert [0 < float(probability) < 1 for probability in answer.stdout.split()] == [True, True]

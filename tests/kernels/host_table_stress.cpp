@@ -253,7 +253,8 @@ void share_one_slot() {
     while (!done.load()) {
       const Epochs::Reader stay(epochs);
       for (int i = 0; i < 100; ++i) {
-        const uint32_t row = index.view().buckets[0].row_of(kOurs, 0);
+        const Bucket& bucket = index.view().buckets[0];
+        const uint32_t row = i % 2 ? bucket.row_of(kOurs, 0) : bucket.row_at_one_look(kOurs, 0);
         if (row != kNoRow) check(reinterpret_cast<const float*>(arena.row(row)), kOurs);
       }
     }

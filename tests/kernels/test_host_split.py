@@ -1,11 +1,14 @@
-"""split_by_table against plain lists: a request is a list of samples, each a list of slots per table."""
+"""first_outside; and split_by_table against plain lists: a request is a list of samples, each of slots per table."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels.host import split_by_table
+from kernels.host import first_outside, split_by_table
 
 
 @st.composite
@@ -14,7 +17,8 @@ def requests(draw):
     slots = draw(st.lists(st.integers(1, 4), min_size=1, max_size=4))
     bag = st.lists(st.integers(-100, 100), max_size=4)
     sample = st.tuples(*(st.lists(bag, min_size=count, max_size=count) for count in slots))
-    return slots, draw(st.lists(sample, min_size=1, max_size=6))
+    samples = draw(st.lists(sample, min_size=1, max_size=6))
+    return slots, samples * draw(st.sampled_from([1, 1, 64]))  # beyond 64 samples they are split in several tiles
 
 
 def csr(bags):
@@ -30,20 +34,21 @@ def by_table(samples, table):
 
 
 @settings(deadline=None)
-@given(request=requests(), one_csr=st.booleans())
-def test_every_table_gets_its_keys_in_order_whichever_form_the_offsets_have(request, one_csr):
+@given(request=requests(), one_csr=st.booleans(), dtype=st.sampled_from([np.int32, np.int64]))
+def test_every_table_gets_its_keys_in_order_whichever_form_the_offsets_have(request, one_csr, dtype):
     slots, samples = request
     if one_csr:
         row_ptrs = csr([bag for sample in samples for table in sample for bag in table])
     else:
         row_ptrs = np.concatenate([csr(by_table(samples, table)) for table in range(len(slots))])
 
-    keys, blocks, most_keys = split_by_table(flat_keys(samples), row_ptrs, slots)
+    keys, blocks, key_counts, most_keys = split_by_table(flat_keys(samples), row_ptrs.astype(dtype), slots)
 
     bags = [by_table(samples, table) for table in range(len(slots))]
     assert keys.tolist() == [key for table in bags for bag in table for key in bag]
     assert blocks.tolist() == [offset for table in bags for offset in csr(table).tolist()]
     assert blocks.dtype == np.int32
+    assert key_counts == [sum(map(len, table)) for table in bags]
     assert most_keys == [max(sum(map(len, sample[table])) for sample in samples) for table in range(len(slots))]
 
 
@@ -63,12 +68,61 @@ def test_every_table_gets_its_keys_in_order_whichever_form_the_offsets_have(requ
         pytest.param([0, 2, 3, 4, 2**63 - 1], id="one CSR ends far beyond"),
     ],
 )
-def test_offsets_that_are_no_csr_of_the_keys_are_told_from_those_that_are(row_ptrs):
-    keys = np.arange(5)
-    assert split_by_table(keys, np.array([0, 2, 3, 0, 1, 2]), [1, 1]) is not None  # two samples
-    assert split_by_table(keys, np.array([0, 2, 3, 4, 5]), [1, 1]) is not None
+@pytest.mark.parametrize("dtype", [np.int32, np.int64])
+def test_offsets_that_are_no_csr_of_the_keys_are_told_from_those_that_are(row_ptrs, dtype):
+    keys, limits = np.arange(5), np.iinfo(dtype)
+    assert split_by_table(keys, np.array([0, 2, 3, 0, 1, 2], dtype), [1, 1]) is not None  # two samples
+    assert split_by_table(keys, np.array([0, 2, 3, 4, 5], dtype), [1, 1]) is not None
 
-    assert split_by_table(keys, np.array(row_ptrs), [1, 1]) is None
+    assert split_by_table(keys, np.clip(row_ptrs, limits.min, limits.max).astype(dtype), [1, 1]) is None
+
+
+def test_a_fall_to_below_zero_that_climbs_back_step_by_step_is_no_csr():
+    # From the largest int32 to the smallest the difference, in 32 bits, is 1.
+    largest, smallest = 2**31 - 1, -(2**31)
+    row_ptrs = np.array([0, largest, smallest, -1, 0, 2], np.int32)
+
+    assert split_by_table(np.arange(2), row_ptrs, [1]) is None
+
+
+@pytest.mark.parametrize("keys_of_sample", [1, 2])
+def test_one_csr_beside_a_table_that_is_empty_in_most_samples(keys_of_sample):
+    """130 samples, three tiles: in the first the table has as many keys as samples, but not one of each."""
+    counts = np.zeros((130, 2), np.int64)
+    counts[:, 0] = 1
+    counts[:64:keys_of_sample, 1] = keys_of_sample
+    keys = np.arange(counts.sum())
+    owners = np.repeat(np.tile([0, 1], 130), counts.reshape(-1))
+
+    split, _, key_counts, most_keys = split_by_table(keys, np.append(0, counts.reshape(-1).cumsum()), [1, 1])
+
+    assert split.tolist() == [*keys[owners == 0], *keys[owners == 1]]
+    assert key_counts == [130, 64]
+    assert most_keys == [1, keys_of_sample]
+
+
+def test_the_keys_of_one_table_are_not_copied():
+    keys = np.arange(5)
+
+    split, row_ptrs, key_counts, most_keys = split_by_table(keys, np.array([0, 2, 3, 4, 5]), [2])
+
+    assert split is keys
+    assert (row_ptrs.tolist(), key_counts, most_keys) == ([0, 2, 3, 4, 5], [5], [3])
+
+
+@pytest.mark.parametrize("size", [0, 1, 63, 64, 65, 200])
+@pytest.mark.parametrize("bounds", [(-(2**63), 2**63 - 1), (-(2**63) + 2, 2**63 - 3), (0, 2**32 - 1), (5, 5)])
+def test_the_first_key_outside_of_two_bounds_is_found_wherever_it_stands(reading_loops, size, bounds):
+    smallest, largest = bounds
+    right = np.resize(np.array([smallest, largest]), size)
+    assert first_outside(right, smallest, largest) == size
+
+    for at in range(size):
+        for wrong in {max(smallest - 1, -(2**63)), min(largest + 1, 2**63 - 1)} - set(bounds):
+            keys = right.copy()
+            keys[at], keys[at + 1 :: 7] = wrong, wrong
+
+            assert first_outside(keys, smallest, largest) == at
 
 
 @pytest.mark.parametrize(
@@ -77,7 +131,7 @@ def test_offsets_that_are_no_csr_of_the_keys_are_told_from_those_that_are(row_pt
         pytest.param([1], np.array([0, 0, 1]), [1, 1], TypeError, r"keys: expected int64\[N\], got list", id="a list"),
         pytest.param(np.ones(1, np.int32), np.array([0, 0, 1]), [1, 1], TypeError, "keys: .* int32", id="int32 keys"),
         pytest.param(np.ones((1, 1), np.int64), np.array([0, 0, 1]), [1, 1], ValueError, "keys: ", id="a matrix"),
-        pytest.param(np.ones(1, np.int64), np.zeros(3, np.int32), [1, 1], TypeError, "row_ptrs: ", id="int32 offsets"),
+        pytest.param(np.ones(1, np.int64), np.zeros(3, np.int16), [1, 1], TypeError, "row_ptrs: ", id="int16 offsets"),
         pytest.param(np.ones(1, np.int64), np.array([0]), [1, 1], ValueError, "row_ptrs: expected B", id="no sample"),
         pytest.param(np.ones(1, np.int64), np.array([], np.int64), [1, 1], ValueError, "row_ptrs: ", id="no offset"),
         pytest.param(np.ones(1, np.int64), np.zeros(6, np.int64), [2, 1], ValueError, "row_ptrs: ", id="other length"),
@@ -91,11 +145,49 @@ def test_arguments_of_another_form_are_refused(keys, row_ptrs, slots, error, mes
         split_by_table(keys, row_ptrs, slots)
 
 
-def test_keys_that_lie_askew_in_memory_are_read_all_the_same():
-    memory = np.zeros(5 * 8 + 1, np.uint8)
-    keys = memory[1:].view(np.int64)
-    keys[:] = np.arange(5)
+def test_keys_of_another_form_are_not_compared_with_bounds():
+    with pytest.raises(TypeError, match=r"keys: expected int64\[N\], got int32"):
+        first_outside(np.ones(1, np.int32), 0, 1)
 
-    split, _, _ = split_by_table(keys, np.array([0, 2, 3, 0, 1, 2]), [1, 1])
+
+@pytest.mark.parametrize("dtype", [np.int32, np.int64])
+@pytest.mark.parametrize("one_csr", [True, False])
+def test_offsets_that_change_while_they_are_read_lead_to_a_csr_or_to_none(one_csr, dtype):
+    samples = 1 << 14
+    right = np.arange(2 * samples + 1) if one_csr else np.tile(np.arange(samples + 1), 2)
+    row_ptrs, keys = right.astype(dtype), np.arange(2 * samples)
+    is_done = threading.Event()
+
+    def change():
+        while not is_done.is_set():
+            row_ptrs[1::3] = 2**31 - 1
+            row_ptrs[:] = right
+
+    with ThreadPoolExecutor(1) as threads:
+        threads.submit(change)
+        for _ in range(1000):
+            split = split_by_table(keys, row_ptrs, [1, 1])
+            if split is not None:
+                for of_table, key_count in zip(np.split(split[1], 2), split[2], strict=True):
+                    assert of_table[0] == 0
+                    assert (np.diff(of_table) >= 0).all()
+                    assert of_table[-1] == key_count
+                assert sum(split[2]) == keys.size
+        is_done.set()
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.int64])
+def test_keys_and_offsets_that_lie_askew_in_memory_are_read_all_the_same(dtype):
+    keys, row_ptrs = askew(np.arange(5)), askew(np.array([0, 2, 3, 0, 1, 2], dtype))
+
+    split, _, _, _ = split_by_table(keys, row_ptrs, [1, 1])
 
     assert split.tolist() == [0, 1, 3, 2, 4]
+    assert first_outside(keys, 0, 3) == 4
+
+
+def askew(array):
+    memory = np.zeros(array.nbytes + 1, np.uint8)
+    moved = memory[1:].view(array.dtype)
+    moved[:] = array
+    return moved

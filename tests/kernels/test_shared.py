@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import numpy as np
@@ -118,12 +119,21 @@ def readers_announced(path):
     return int(np.count_nonzero(slots))
 
 
+def wait_until_it_reads(path):
+    """However long the process that was started takes until its first lookup."""
+    end = time.monotonic() + 60
+    while not readers_announced(path):
+        assert time.monotonic() < end
+
+
 @pytest.mark.slow
 def test_readers_that_are_killed_while_they_read_do_not_stop_the_writer(path):
     table = filled(path)
     left_behind = 0
     for version in range(1, 9):
-        kill(start(path, READ_FOR_EVER))
+        process = start(path, READ_FOR_EVER)
+        wait_until_it_reads(path)
+        kill(process)
         left_behind += readers_announced(path) > 0
         for _ in range(10):  # many times the spare rows
             table.insert(np.arange(FIXED), rows_of(range(FIXED), version))
@@ -237,6 +247,7 @@ def test_the_child_of_a_reader_that_is_killed_while_it_reads_does_not_stop_the_w
     left_behind = 0
     for version in range(1, 9):
         process = start(path, READ_AND_FORK)
+        wait_until_it_reads(path)
         process.kill()
         process.wait(timeout=60)
         left_behind += readers_announced(path) > 0
@@ -322,6 +333,7 @@ def damaged(path, damage):
             "damaged: there are no tables of 18446744073709551615",
         ),
         (lambda content: content[:40] + b"x" * 256 + content[296:], "the name of its source has no end"),
+        (lambda content: content[:40] + b"\xff" + content[41:], "is damaged: the name of its source is no text"),
     ],
     ids=[
         "a few bytes",
@@ -333,6 +345,7 @@ def damaged(path, damage):
         "no dim",
         "no capacity",
         "a source without end",
+        "a source that is no text",
     ],
 )
 def test_a_file_that_is_no_such_table_is_refused(path, damage, message):

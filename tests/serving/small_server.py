@@ -15,6 +15,7 @@ UNKNOWN = [777, -5]
 # Rows whose float32 sums depend on the order of addition, and zeros of both signs.
 ROWS = np.array([[1e8, 1.0, -0.0], [-1e8, 1e-8, -0.0], [0.1, 3e7, 0.0], [1e-40, -1.0, -0.0]] * 3, dtype=np.float32)
 ROWS *= np.arange(1, 13, dtype=np.float32)[:, None]
+NEW = np.array([[7.0, 8.0, 9.0]], dtype=np.float32)  # a row that no key has
 
 
 class DictStore:
@@ -60,7 +61,7 @@ class DictStore:
         self.rows.pop(table, None)
 
     def items(self, table, batch_rows=65536):
-        for key, row in self.rows.get(table, {}).items():
+        for key, row in list(self.rows.get(table, {}).items()):  # as they are when the walk begins
             yield np.array([key]), row[None]
 
     def close(self):
@@ -87,9 +88,9 @@ class DurableDictStore(DictStore):
         self.digests[spec.name] = digest
 
 
-def write_model(folder):
-    """One model of one table, "m.t", with the KEYS and ROWS above."""
-    write_sparse_directory(folder / "t", np.array(KEYS), ROWS)
+def write_model(folder, rows=ROWS):
+    """One model of one table, "m.t", with the KEYS above and ``rows``."""
+    write_sparse_directory(folder / "t", np.array(KEYS), rows)
     return model_of(folder)
 
 
@@ -111,7 +112,6 @@ def model_of(folder, default_value=0.0, version=0, row_dtype="fp32"):
         tables=(table,),
         key_type="I64",
         max_batchsize=64,
-        hit_rate_threshold=0.5,
         dense_dim=0,
         label_dim=1,
     )
@@ -126,6 +126,17 @@ def serve(config, *stores, **options):
 def keep(store, keys):
     """Take from ``store`` all but ``keys``."""
     store.evict("m.t", np.array([key for key in KEYS if key not in keys], dtype=np.int64))
+
+
+def rows_of(server, keys=(*KEYS, *UNKNOWN)):
+    """What a parameter server, or a store, answers: {key: row}."""
+    keys = np.array(keys, dtype=np.int64)
+    if hasattr(server, "lookup"):
+        rows, found = server.lookup("m.t", keys)
+    else:
+        rows = np.empty((keys.size, 3), dtype=np.float32)
+        found = server.fetch("m.t", keys, rows)
+    return {key: row for key, row, is_found in zip(keys.tolist(), rows.tolist(), found, strict=True) if is_found}
 
 
 def held_by(store):

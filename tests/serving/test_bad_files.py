@@ -22,7 +22,7 @@ from serving.errors import ConfigError, ModelFileError, RequestError, ServingErr
 from serving.model.graph import parse_graph
 from serving.model.manifest import write_manifest
 from serving.model.sparse_file import open_sparse
-from serving.session import load_model
+from serving.opening import load_model
 
 DIMS = {"user": 3, "item": 3, "tag": 2}
 KEYS = {"user": [1, 2, 3, 4, 5], "item": [6, 7, 8, 9, 10], "tag": [11, 12, 13, 14]}

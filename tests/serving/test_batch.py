@@ -28,7 +28,6 @@ def model(*slots, features=2, key_type="I64", max_batchsize=8, limit=6):
         tables=tables,
         key_type=key_type,
         max_batchsize=max_batchsize,
-        hit_rate_threshold=0.5,
         dense_dim=features,
         label_dim=1,
     )

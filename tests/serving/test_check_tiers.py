@@ -1,6 +1,5 @@
 """`hotrow check` refuses the tiers that `hotrow serve` would refuse, in the same words, and leaves nothing behind."""
 
-import json
 import os
 import sys
 
@@ -9,8 +8,8 @@ import pytest
 from benchmarks.tiny_model import TinyModel
 from kernels.host import HostTable
 from serving.cli.main import main
-from serving.errors import HotrowError, told
-from serving.repository import ModelRepository
+from tests.serving.ps_files import write_ps
+from tests.serving.refusals import why_serving_refuses
 
 
 @pytest.fixture
@@ -21,20 +20,10 @@ def repository(tmp_path):
         TinyModel().write(folder, name)
 
     def write(**tiers):
-        (folder / "ps.json").write_text(json.dumps({"supportlonglong": True, "models": [], **tiers}))
+        write_ps(folder, **tiers)
         return folder
 
     return write
-
-
-def why_serving_refuses(folder):
-    repository = ModelRepository(folder)
-    try:
-        with repository:
-            repository.load()
-    except HotrowError as err:
-        return told(err)
-    return ""
 
 
 @pytest.mark.parametrize(
@@ -137,7 +126,7 @@ def test_a_database_that_is_only_read_must_be_there(repository, tmp_path, capsys
 
     assert main(["check", str(folder)]) == 1
 
-    assert "rows/CURRENT: No such file" in capsys.readouterr().err
+    assert "rows: there is no database; it is made when models are loaded into it" in capsys.readouterr().err
     assert not (tmp_path / "rows").exists()
 
 

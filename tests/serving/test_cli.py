@@ -16,6 +16,7 @@ from kernels.host import round_rows
 from serving.cli.main import main
 from serving.model.manifest import write_manifest
 from serving.model.sparse_file import write_sparse_directory
+from tests.serving.ps_files import listed, write_ps
 
 
 def test_the_version_is_printed(capsys):
@@ -90,20 +91,11 @@ class TestCheck:
     @pytest.mark.parametrize("form", ["version directory", "model directory", "inference JSON", "ps.json"])
     def test_every_form_of_configuration(self, tmp_path, capsys, form):
         version = TinyModel().write(tmp_path)
-        ps = tmp_path / "ps.json"
-        entry = {
-            "model": "listed",
-            "sparse_files": ["tiny/1/user", "tiny/1/item"],
-            "dense_file": "tiny/1/dense.model",
-            "network_file": "tiny/1/graph.json",
-            "gpucache": False,
-        }
-        ps.write_text(json.dumps({"supportlonglong": True, "models": [entry]}))
         path = {
             "version directory": version,
             "model directory": version.parent,
             "inference JSON": version / "graph.json",
-            "ps.json": ps,
+            "ps.json": write_ps(tmp_path, [listed(version / "graph.json", gpucache=False)]),
         }[form]
 
         assert main(["check", str(path)]) == 0
@@ -116,7 +108,7 @@ class TestCheck:
         model = TinyModel(rows=2000, dim=16)
         model.write(tmp_path)
         tier = {"type": "hash_map", "row_dtype_per_table": {"tiny.user": "int8"}}
-        (tmp_path / "ps.json").write_text(json.dumps({"supportlonglong": True, "volatile_db": tier}))
+        write_ps(tmp_path, volatile_db=tier)
         rows = model.vectors("user")
         rounded = rows.copy()
         round_rows(rows, "int8", rounded)
@@ -152,19 +144,12 @@ class TestCheck:
         assert capsys.readouterr().out.startswith("model dcn_v2_best version 1\n")
 
     def test_what_serving_would_refuse_is_refused(self, tmp_path, capsys):
-        TinyModel().write(tmp_path)
-        entry = {
-            "model": "listed",
-            "sparse_files": ["tiny/1/user", "tiny/1/item"],
-            "dense_file": "tiny/1/dense.model",
-            "network_file": "tiny/1/graph.json",
-            "fp8_quant": True,
-        }
-        (tmp_path / "ps.json").write_text(json.dumps({"supportlonglong": True, "models": [entry]}))
+        version = TinyModel().write(tmp_path)
+        file = write_ps(tmp_path, [listed(version / "graph.json", fp8_quant=True)])
 
-        assert main(["check", str(tmp_path / "ps.json")]) == 1
+        assert main(["check", str(file)]) == 1
 
-        assert "ps.json: models[0].fp8_quant: " in capsys.readouterr().err
+        assert "ps.json: models[0]: fp8_quant: " in capsys.readouterr().err
 
     @pytest.mark.parametrize("file", ["", "ps.json"])
     @pytest.mark.parametrize(

@@ -47,7 +47,8 @@ def test_a_checkpoint_has_the_tables_and_is_served_from(ps, tmp_path, capsys):
 def test_a_database_in_use_and_one_that_is_absent_are_refused(ps, tmp_path, capsys):
     file = ps(ROCKSDB)
     assert main(["checkpoint", str(file), str(tmp_path / "copy")]) == 1
-    assert str(tmp_path / "models" / "rows") in capsys.readouterr().err
+    assert str(tmp_path / "models" / "rows") in (why := capsys.readouterr().err)
+    assert "there is no database; it is made when models are loaded into it" in why
     assert not (tmp_path / "models" / "rows").exists()
 
     store = RocksDbStore(tmp_path / "models" / "rows", num_threads=1)
@@ -56,6 +57,30 @@ def test_a_database_in_use_and_one_that_is_absent_are_refused(ps, tmp_path, caps
 
     assert "already open for writing" in capsys.readouterr().err
     assert not (tmp_path / "copy").exists()
+
+
+def test_a_folder_that_is_there_is_named_and_left_as_it_is(ps, tmp_path, capsys):
+    file = ps(ROCKSDB)
+    serve_once(file)
+    (tmp_path / "copy").mkdir()
+
+    assert main(["checkpoint", str(file), str(tmp_path / "copy")]) == 1
+
+    assert f"{tmp_path / 'copy'}: exists already" in capsys.readouterr().err
+    assert not list((tmp_path / "copy").iterdir())
+
+
+@pytest.mark.parametrize(("around", "fault"), [("absent", "does not exist"), ("file", "is no folder")])
+def test_a_folder_whose_parent_is_missing_is_refused_and_the_parent_named(ps, tmp_path, capsys, around, fault):
+    file = ps(ROCKSDB)
+    serve_once(file)
+    (tmp_path / "file").touch()
+    copy = tmp_path / around / "copy"
+
+    assert main(["checkpoint", str(file), str(copy)]) == 1
+
+    assert f"{copy}: {tmp_path / around} {fault}; make it first" in capsys.readouterr().err
+    assert not (tmp_path / "absent").exists()
 
 
 def test_tiers_without_a_database_have_no_checkpoint(ps, tmp_path, capsys):

@@ -1,12 +1,11 @@
 """`hotrow check` says everything that is wrong with a repository's models, not the first thing only."""
 
-import json
-
 import numpy as np
 import pytest
 
 from benchmarks.tiny_model import TinyModel
 from serving.cli.main import main
+from tests.serving.ps_files import listed, write_ps
 
 
 def checked(capsys, *arguments):
@@ -26,15 +25,6 @@ def repeat_a_key(table):
     keys = np.fromfile(table / "key", np.int64)
     keys[6] = keys[5]
     keys.tofile(table / "key")
-
-
-def entry(name, version):
-    return {
-        "model": name,
-        "sparse_files": [str(version / "user"), str(version / "item")],
-        "dense_file": str(version / "dense.model"),
-        "network_file": str(version / "graph.json"),
-    }
 
 
 def test_every_fault_of_every_model_of_a_repository_is_a_line(tmp_path, capsys):
@@ -65,15 +55,11 @@ def test_every_fault_of_every_model_of_a_repository_is_a_line(tmp_path, capsys):
 
 
 def test_every_broken_model_that_a_ps_json_lists_is_a_line(tmp_path, capsys):
-    good = TinyModel().write(tmp_path, "good")
-    graphless = TinyModel().write(tmp_path, "graphless")
-    (graphless / "graph.json").unlink()
-    weightless = TinyModel().write(tmp_path, "weightless")
-    (weightless / "dense.model").unlink()
-    models = [entry("a", graphless), entry("b", good), entry("c", weightless)]
-    limit = {"type": "hash_map", "capacity_rows_per_table": {"a.user": 1000}}
-    file = tmp_path / "ps.json"
-    file.write_text(json.dumps({"supportlonglong": True, "models": models, "volatile_db": limit}))
+    versions = [TinyModel().write(tmp_path, name) for name in ("graphless", "good", "weightless")]
+    models = [listed(version / "graph.json", name) for version, name in zip(versions, "abc", strict=True)]
+    file = write_ps(tmp_path, models, volatile_db={"type": "hash_map", "capacity_rows_per_table": {"a.user": 1000}})
+    (versions[0] / "graph.json").unlink()
+    (versions[2] / "dense.model").unlink()
 
     code, out, err = checked(capsys, file)
 
@@ -87,8 +73,7 @@ def test_every_broken_model_that_a_ps_json_lists_is_a_line(tmp_path, capsys):
 
 def test_every_model_that_ps_json_lists_and_that_has_no_folder_is_a_line(tmp_path, capsys):
     version = TinyModel().write(tmp_path)
-    models = [entry("y", version), entry("x", version)]
-    (tmp_path / "ps.json").write_text(json.dumps({"supportlonglong": True, "models": models}))
+    write_ps(tmp_path, [listed(version / "graph.json", name) for name in "yx"])
 
     code, _, err = checked(capsys, tmp_path)
 
@@ -102,7 +87,7 @@ def test_a_table_of_a_model_that_cannot_be_read_is_not_called_unknown(tmp_path, 
     (TinyModel().write(tmp_path) / "graph.json").write_text("{")
     TinyModel().write(tmp_path, "good")
     limit = {"type": "hash_map", "capacity_rows_per_table": {"tiny.user": 5}}
-    (tmp_path / "ps.json").write_text(json.dumps({"supportlonglong": True, "models": [], "volatile_db": limit}))
+    write_ps(tmp_path, volatile_db=limit)
 
     _, _, err = checked(capsys, tmp_path)
 

@@ -1,6 +1,7 @@
 import pytest
 
-from serving.config import memory_needed, read_inference_config, rows_with_headroom
+from serving.config import GpuCacheConfig, GpuNetworkConfig, memory_needed, read_inference_config, rows_with_headroom
+from serving.config.inference import InferenceClause
 from serving.errors import ConfigError, ModelFileError
 
 
@@ -42,7 +43,9 @@ def test_absent_keys_have_the_defaults_of_hugectr_v3(write_model):
 
     config = read_inference_config(model.config_file, "dcn")
 
-    assert (config.max_batchsize, config.hit_rate_threshold, config.key_type) == (1024, 0.5, "I32")
+    assert (config.max_batchsize, config.key_type) == (1024, "I32")
+    assert config.gpu_cache == GpuCacheConfig(wanted=None, mode="exact", hit_rate_threshold=0.5, fill="below_threshold")
+    assert config.gpu_network == GpuNetworkConfig(precision="fp32", captures_graphs=True)
 
 
 @pytest.mark.parametrize(("given", "expected"), [(None, "I32"), (False, "I32"), (True, "I64")])
@@ -59,13 +62,26 @@ def test_a_caller_who_contradicts_the_files_key_type_is_refused(write_model):
         read_inference_config(model.config_file, "dcn", False)
 
 
-def test_gpu_settings_are_accepted_and_change_nothing(write_model):
+def test_gpu_settings_change_the_gpus_records_alone(write_model):
     model = write_model()
     plain = read_inference_config(model.config_file, "dcn")
-    model.document["inference"] |= {"mixed_precision": 1024, "algorithm_search": False, "cuda_graph": False}
+    said = {"hit_rate_threshold": 0.25, "mixed_precision": 1024, "algorithm_search": False, "cuda_graph": False}
+    model.document["inference"] |= said
     model.write_config()
 
-    assert read_inference_config(model.config_file, "dcn") == plain
+    config = read_inference_config(model.config_file, "dcn")
+
+    assert config.gpu_cache == GpuCacheConfig(hit_rate_threshold=0.25, fill="below_threshold")
+    assert config.gpu_network == GpuNetworkConfig(precision="fp16", captures_graphs=False)
+    assert config.model_copy(update={"gpu_cache": plain.gpu_cache, "gpu_network": plain.gpu_network}) == plain
+
+
+def test_a_gpus_products_may_be_of_tf32(write_model):
+    model = write_model()
+    model.document["inference"]["enable_tf32_compute"] = True
+    model.write_config()
+
+    assert read_inference_config(model.config_file, "dcn").gpu_network == GpuNetworkConfig(precision="tf32")
 
 
 def test_what_genuine_files_say_beyond_is_accepted_and_changes_nothing(write_model):
@@ -73,6 +89,7 @@ def test_what_genuine_files_say_beyond_is_accepted_and_changes_nothing(write_mod
     plain = read_inference_config(model.config_file, "dcn")
     model.document["inference"]["label"] = 1  # in the samples of HugeCTR's Triton backend
     model.document["model_name"] = "dcn"  # in exported graphs
+    model.document["solver"] = None  # nobody looks at it
     model.write_config()
 
     assert read_inference_config(model.config_file, "dcn") == plain
@@ -86,17 +103,27 @@ def test_what_genuine_files_say_beyond_is_accepted_and_changes_nothing(write_mod
         ({"max_batchsize": True}, "inference.max_batchsize"),
         ({"max_batchsize": 64.0}, "inference.max_batchsize"),
         ({"hit_rate_threshold": -0.1}, "inference.hit_rate_threshold"),
+        ({"hit_rate_threshold": 1.01}, "inference.hit_rate_threshold"),
         ({"input_key_type": "i64"}, "inference.input_key_type"),
         ({"dense_model_file": ""}, "inference.dense_model_file"),
+        ({"dense_model_file": "a\0"}, "inference.dense_model_file"),
+        ({"sparse_model_file": "a\0"}, "inference.sparse_model_file[0]"),
         ({"dense_model_file": ["a"]}, "inference.dense_model_file"),
         ({"sparse_model_file": [1]}, "inference.sparse_model_file[0]"),
         ({"sparse_model_file": ["a", "b"]}, "inference.sparse_model_file"),
         ({"sparse_model_file": []}, "inference.sparse_model_file"),
         ({"mixed_precision": 100}, "inference.mixed_precision"),
+        ({"mixed_precision": 128.0}, "inference.mixed_precision"),
         ({"algorithm_search": 1}, "inference.algorithm_search"),
         ({"cuda_graph": "true"}, "inference.cuda_graph"),
         ({"max_batch_size": 64}, "inference.max_batch_size"),
         ({"label": "click"}, "inference.label"),
+        *(({key: None}, f"inference.{key}") for key in InferenceClause.model_fields),
+        ({"embedding_cache_key_bits": 32}, "inference.embedding_cache_key_bits"),  # of int64 keys
+        ({"embedding_cache_key_bits": "64"}, "inference.embedding_cache_key_bits"),
+        ({"embedding_cache_key_bits": 64.0}, "inference.embedding_cache_key_bits"),
+        ({"enable_tf32_compute": "true"}, "inference.enable_tf32_compute"),
+        ({"enable_tf32_compute": True, "mixed_precision": 128}, "inference.enable_tf32_compute"),
     ],
 )
 def test_a_wrong_or_unknown_value_is_refused_with_its_json_path(write_model, change, path):

@@ -3,7 +3,7 @@ import traceback
 
 import pytest
 
-from serving.config import memory_needed, read_ps_config
+from serving.config import GpuCacheConfig, GpuNetworkConfig, memory_needed, read_ps_config
 from serving.errors import ConfigError
 
 
@@ -83,7 +83,8 @@ def test_everything_that_is_said_is_read(ps, tmp_path):
     config = ps()
 
     (model,) = config.models
-    assert (model.name, model.max_batchsize, model.hit_rate_threshold, model.gpu_cache) == ("dcn", 128, 0.8, False)
+    assert (model.name, model.max_batchsize) == ("dcn", 128)
+    assert (model.gpu_cache.hit_rate_threshold, model.gpu_cache.wanted) == (0.8, False)
     assert [(t.name, t.dim, t.default_value, t.max_keys_per_sample) for t in model.tables] == [
         ("user", 4, 0.5, 7),
         ("ad", 6, 0.0, 8),
@@ -167,7 +168,9 @@ def test_absent_keys_have_hps_defaults(ps):
     config = ps(only_required)
 
     (model,) = config.models
-    assert (model.max_batchsize, model.hit_rate_threshold, model.gpu_cache) == (64, 0.9, True)
+    assert model.max_batchsize == 64
+    assert model.gpu_cache == GpuCacheConfig(wanted=True, hit_rate_threshold=0.9)
+    assert model.gpu_network == GpuNetworkConfig(precision="fp32", captures_graphs=True)
     assert [table.name for table in model.tables] == ["table0", "table1"]
     assert (config.volatile_db.type, config.persistent_db.type) == ("hash_map", "disabled")
 
@@ -290,7 +293,8 @@ def test_everything_that_is_said_of_redis_is_read(ps, tmp_path):
         {"type": "redis", "password": {"open": "open sesame"}},
         {"type": "redis", "password": "open sesame", "num_partitions": 1},
         {"type": "redis", "password": "open sesame", "address": "nowhere"},
-        [{"type": "redis", "password": "open sesame"}],
+        [{"type": "redis", "password": ["open sesame"]}],
+        [{"type": "redis", "password": "open sesame"}, {"type": "hash_map"}],
     ],
 )
 def test_a_password_is_in_no_error_nor_in_what_caused_it(ps, volatile_db):
@@ -324,18 +328,70 @@ def test_numbers_and_truth_values_may_stand_in_strings_as_triton_reads_them(ps):
     assert ps(change) == plain
 
 
-def test_what_shapes_a_gpu_cache_or_a_gpus_network_changes_nothing(ps):
+def test_the_keys_of_gpus_are_read_into_records_of_their_own(ps):
     plain = ps()
     # as in the samples of HugeCTR's Triton backend and HPS
     gpu = {
-        "num_of_worker_buffer_in_pool": "4", "num_of_refresher_buffer_in_pool": 1, "gpucacheper": "0.5",
-        "cache_refresh_percentage_per_iteration": 0.2, "mixed_precision": True, "use_mixed_precision": False,
-        "scaler": 1.0, "use_algorithm_search": True, "use_cuda_graph": True, "thread_pool_size": 16, "init_ec": True,
-        "use_context_stream": True, "use_hctr_cache_implementation": False, "refresh_delay": 0, "refresh_interval": 5.0,
-        "use_static_table": False, "embedding_cache_type": "dynamic", "enable_pagelock": True, "fp8_quant": False,
+        "num_of_worker_buffer_in_pool": "4", "num_of_refresher_buffer_in_pool": 3, "gpucacheper": "0.5",
+        "cache_refresh_percentage_per_iteration": 0.25, "mixed_precision": True, "use_mixed_precision": False,
+        "scaler": 1.0, "use_algorithm_search": True, "use_cuda_graph": False, "thread_pool_size": 0, "init_ec": False,
+        "use_context_stream": True, "use_hctr_cache_implementation": False, "refresh_delay": 1, "refresh_interval": 5.5,
+        "use_static_table": False, "embedding_cache_type": "uvm", "enable_pagelock": True, "fp8_quant": False,
+        "deployed_device_list": [1, 0], "embedding_cache_mode": "asynchronous", "gpucache": True,
+        "hit_rate_threshold": 0.75,
     }  # fmt: skip
 
-    assert ps(in_model(**gpu)) == plain
+    config = ps(in_model(**gpu))
+
+    (model,), (plain_model,) = config.models, plain.models
+    assert model.gpu_cache == GpuCacheConfig(
+        wanted=True,
+        kind="uvm",
+        size_ratio=0.5,
+        mode="asynchronous",
+        hit_rate_threshold=0.75,
+        fill="always",
+        worker_buffers=4,
+        insertion_threads=1,
+        refresh_ratio=0.25,
+        refresh_delay_s=1.0,
+        refresh_interval_s=5.5,
+        refresher_buffers=3,
+        devices=(1, 0),
+        fills_at_start=False,
+    )
+    assert model.gpu_network == GpuNetworkConfig(precision="fp16", captures_graphs=False)
+    restored = {"gpu_cache": plain_model.gpu_cache, "gpu_network": plain_model.gpu_network}
+    assert model.model_copy(update=restored) == plain_model
+
+
+@pytest.mark.parametrize("bits", [32, "32"])
+def test_caches_of_a_uint32_model_may_have_lines_of_32_bit_keys(ps, bits):
+    (plain,) = ps(lambda document: document.update(supportlonglong=False)).models
+    (model,) = ps(in_model(embedding_cache_key_bits=bits)).models
+
+    assert (plain.key_type, plain.gpu_cache.key_bits) == ("I32", 64)
+    assert model.gpu_cache == plain.gpu_cache.model_copy(update={"key_bits": 32})
+
+
+def test_a_gpus_products_may_be_of_tf32(ps):
+    (model,) = ps(in_model(enable_tf32_compute="true", use_mixed_precision=False)).models
+
+    assert model.gpu_network == GpuNetworkConfig(precision="tf32")
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"use_static_table": True},
+        {"embedding_cache_type": "static"},
+        {"embedding_cache_type": "static", "use_static_table": True},
+    ],
+)
+def test_a_static_cache_has_two_names_and_may_keep_8_bit_floats(ps, said):
+    (model,) = ps(in_model(**said, fp8_quant=True)).models
+
+    assert (model.gpu_cache.kind, model.gpu_cache.fp8_rows) == ("static", True)
 
 
 def test_what_shapes_hps_own_stores_changes_nothing(ps):
@@ -354,7 +410,9 @@ def test_what_shapes_hps_own_stores_changes_nothing(ps):
             max_get_batch_size=10000, max_set_batch_size=10000, update_filters=[".+"], initialize_after_startup=True
         )
 
-    assert ps(change) == plain
+    config = ps(change)
+    assert config.model_copy(update={"idle_lines": ()}) == plain
+    assert len(config.idle_lines) == 7  # they are told of, by reasons
 
 
 @pytest.mark.parametrize(
@@ -447,11 +505,45 @@ def in_redis(**change):
         (lambda d: d.update(update_source={"type": "null", "broker": "a"}), "update_source.broker", "unknown key"),
         (lambda d: d.update(fuse_embedding_table=1), "fuse_embedding_table", "valid boolean"),
         (lambda d: d.update(volatile=1), "volatile", "unknown key"),
+        (in_model(fp8_quant=True), "models[0]", "fp8_quant: only a cache of the type static"),
         (
-            in_model(fp8_quant=True),
-            "models[0].fp8_quant",
-            "only false here, got True: rows are kept in 8 bits",
+            in_model(use_static_table=True, embedding_cache_type="uvm"),
+            "models[0]",
+            "use_static_table: true, but embedding_cache_type is 'uvm'",
         ),
+        (in_model(use_static_table=True, enable_pagelock=True), "models[0]", "enable_pagelock: .* uvm lie in page"),
+        (
+            in_model(use_static_table=True, embedding_cache_mode="asynchronous"),
+            "models[0]",
+            "embedding_cache_mode: a static cache has every row",
+        ),
+        (in_model(embedding_cache_mode="async"), "models[0].embedding_cache_mode", "'exact' or 'asynchronous'"),
+        (in_model(deployed_device_list=[]), "models[0].deployed_device_list", "expected a list that is not empty, got"),
+        (in_model(deployed_device_list=[1, 0, 1]), "models[0]", "deployed_device_list: expected each GPU once"),
+        (in_model(gpucacheper=1.5), "models[0].gpucacheper", "less than or equal to 1, got 1.5"),
+        (
+            in_model(num_of_worker_buffer_in_pool=0),
+            "models[0].num_of_worker_buffer_in_pool",
+            "greater than or equal to 1",
+        ),
+        (
+            in_model(num_of_refresher_buffer_in_pool=0),
+            "models[0].num_of_refresher_buffer_in_pool",
+            "greater than or equal to 1",
+        ),
+        (
+            in_model(cache_refresh_percentage_per_iteration=20),
+            "models[0].cache_refresh_percentage_per_iteration",
+            "less than or equal to 1, got 20",
+        ),
+        (
+            in_model(gpucache=True, gpucacheper=0),
+            "models[0].gpucacheper",
+            "above 0 to 1, got 0: gpucache false asks for no cache",
+        ),
+        (in_model(gpucache=True, gpucacheper="0.0"), "models[0].gpucacheper", "above 0 to 1, got 0"),
+        (in_model(refresh_delay=1e30), "models[0].refresh_delay", "less than or equal to 315360000, got 1e[+]30"),
+        (in_model(refresh_interval=315360001), "models[0].refresh_interval", "less than or equal to 315360000"),
         (in_model(gpucacheper=-0.5), "models[0].gpucacheper", "greater than or equal to 0, got -0.5"),
         (in_model(gpucacheper="half"), "models[0].gpucacheper", "valid number, got 'half'"),
         (in_model(use_cuda_graph=1), "models[0].use_cuda_graph", "valid boolean, got 1"),
@@ -460,10 +552,16 @@ def in_redis(**change):
         (in_model(max_batch_size="[64]"), "models[0].max_batch_size", "valid integer, got '\\[64\\]'"),
         (in_model(max_batch_size="9" * 50), "models[0].max_batch_size", "valid integer, got '999"),
         (in_model(hit_rate_threshold="NaN"), "models[0].hit_rate_threshold", "valid number, got 'NaN'"),
+        (in_model(hit_rate_threshold=2.0), "models[0].hit_rate_threshold", "less than or equal to 1"),
+        (in_model(hit_rate_threshold=-0.1), "models[0].hit_rate_threshold", "greater than or equal to 0"),
         (in_model(gpu_cache=True), "models[0].gpu_cache", "unknown key"),
         (in_model(gpucache="no"), "models[0].gpucache", "boolean"),
         (in_model(max_batch_size=0), "models[0].max_batch_size", "greater than or equal to 1, got 0"),
         (in_model(model="a.b"), "models[0].model", "model name 'a.b'"),
+        (in_model(sparse_files=["x\0", "y"]), "models[0].sparse_files[0]", "without the character NUL"),
+        (in_model(dense_file="x\0"), "models[0].dense_file", "without the character NUL"),
+        (in_model(network_file="\0"), "models[0].network_file", "without the character NUL"),
+        (in_model(non_trainable_params_file="\0"), "models[0].non_trainable_params_file", "without the character NUL"),
         (in_model(sparse_files=["x"]), "models[0].sparse_files", "1 files, but the graph has 2"),
         (in_model(embedding_table_names=["a"]), "models[0].embedding_table_names", "1 values, .* 2 tables"),
         (in_model(embedding_table_names=["a", "a"]), "models[0].embedding_table_names[1]", "taken"),
@@ -485,6 +583,22 @@ def in_redis(**change):
         (in_model(label_dim=2), "models[0].label_dim", "2, but the graph has 1"),
         (in_model(slot_num=26), "models[0].slot_num", "26, but the graph has 5"),
         (in_model(deployed_device_list=["cuda:0"]), "models[0].deployed_device_list[0]", "integer"),
+        (in_model(deployed_device_list=[0, 1024]), "models[0].deployed_device_list[1]", "less than 1024, got 1024"),
+        (in_model(thread_pool_size=4097), "models[0].thread_pool_size", "less than or equal to 4096, got 4097"),
+        (in_model(num_of_worker_buffer_in_pool=1025), "models[0].num_of_worker_buffer_in_pool", "to 1024, got 1025"),
+        (
+            in_model(num_of_refresher_buffer_in_pool=1025),
+            "models[0].num_of_refresher_buffer_in_pool",
+            "to 1024, got 1025",
+        ),
+        (in_model(embedding_cache_type=None), "models[0].embedding_cache_type", "got null; leave the key out"),
+        (in_model(embedding_cache_key_bits=32), "models[0].embedding_cache_key_bits", "32, .* keys are int64"),
+        (in_model(embedding_cache_key_bits=16), "models[0].embedding_cache_key_bits", "32 or 64, got 16"),
+        (in_model(embedding_cache_key_bits=64.0), "models[0].embedding_cache_key_bits", "valid integer, got 64.0"),
+        (in_model(embedding_cache_key_bits="64.0"), "models[0].embedding_cache_key_bits", "valid integer, got 64.0"),
+        (in_model(use_mixed_precision=True, enable_tf32_compute=True), "models[0].enable_tf32_compute", "use_mixed_"),
+        (in_model(mixed_precision=True, enable_tf32_compute=True), "models[0].enable_tf32_compute", "but mixed_prec"),
+        (in_model(enable_tf32_compute=1), "models[0].enable_tf32_compute", "boolean, got 1"),
         (lambda d: d["models"].append(d["models"][0]), "models[1].model", "taken"),
         (in_tier("volatile_db", type="redis_cluster"), "volatile_db", "capacity_rows: only a hash_map has it"),
         (
@@ -587,11 +701,12 @@ def in_redis(**change):
         (rows_per_table({"dcn.item": 3}), "volatile_db.capacity_rows_per_table", "no model has a table 'dcn.item'"),
         (rows_per_table({"user": 3}), "volatile_db.capacity_rows_per_table", "expected some of 'dcn.ad', 'dcn.user'"),
         (rows_per_table({"dcn.ad": -1}), "volatile_db.capacity_rows_per_table.dcn.ad", "greater than or equal to 0"),
-        (rows_per_table([3, 4]), "volatile_db.capacity_rows_per_table", "valid dictionary"),
+        (rows_per_table([3, 4]), "volatile_db.capacity_rows_per_table", "expected an object, got"),
         (in_tier("volatile_db", capacity_rows=0), "volatile_db.capacity_rows", "greater than or equal to 1"),
         (in_tier("volatile_db", capacity=1), "volatile_db.capacity", "unknown key"),
         (lambda d: d["volatile_db"].pop("type"), "volatile_db.type", "required"),
-        (in_tier("persistent_db", update_filters=".+"), "persistent_db.update_filters", "valid list"),
+        (in_tier("persistent_db", update_filters=".+"), "persistent_db.update_filters", "expected a list, got"),
+        (lambda d: d.update(models=[5]), "models[0]", "expected an object, got 5"),
         (in_tier("persistent_db", type="rocks-db"), "persistent_db.type", "expected one of"),
         (in_tier("persistent_db", num_threads=2000000000), "persistent_db.num_threads", "less than or equal to 1024"),
         (lambda d: d["persistent_db"].pop("path"), "persistent_db", "path is required"),

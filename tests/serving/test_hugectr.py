@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kernels.errors import DeviceUnavailableError
 from serving.config import read_inference_config
 from serving.errors import ConfigError, RequestError, UnknownModelError
 from serving.hugectr import CreateEmbeddingCache, CreateParameterServer, InferenceSession
@@ -83,11 +82,6 @@ def cache_arguments(server, tmp_path):
     }
 
 
-def test_a_gpu_cache_without_a_gpu_is_refused_with_what_to_do(cache_arguments):
-    with pytest.raises(DeviceUnavailableError, match="pass False"):
-        CreateEmbeddingCache(**cache_arguments | {"use_gpu_embedding_cache": True})
-
-
 def test_a_cache_of_an_unknown_model_is_refused(cache_arguments):
     with pytest.raises(UnknownModelError, match="no model 'wdl' is loaded"):
         CreateEmbeddingCache(**cache_arguments | {"model_name": "wdl"})
@@ -105,10 +99,30 @@ def test_a_cache_of_another_configuration_than_the_server_is_refused(cache_argum
         CreateEmbeddingCache(**cache_arguments | {"model_config_path": other.config_file})
 
 
-@pytest.mark.parametrize("share", [-0.1, 1.1, float("nan"), "0.2", None])
+@pytest.mark.parametrize("share", [-0.1, 1.1, float("nan"), "0.2", None, True])
 def test_a_cache_size_that_is_no_share_is_refused(cache_arguments, share):
     with pytest.raises(ConfigError, match="cache_size_percentage: expected 0 to 1"):
         CreateEmbeddingCache(**cache_arguments | {"cache_size_percentage": share})
+
+
+@pytest.mark.parametrize("index", ["0", -1, None, 1.0, True, 1024])
+@pytest.mark.parametrize("has_cache", [False, True])
+def test_a_device_id_that_is_no_index_of_a_gpu_is_refused_by_its_name(cache_arguments, index, has_cache):
+    arguments = {"cuda_dev_id": index, "use_gpu_embedding_cache": has_cache}
+    with pytest.raises(ConfigError, match="cuda_dev_id: expected the index of a GPU, 0 to 1023, got"):
+        CreateEmbeddingCache(**cache_arguments | arguments, device="runner")
+
+
+@pytest.mark.parametrize("switch", ["use_gpu_embedding_cache", "i64_input_key"])
+@pytest.mark.parametrize("value", ["no", 1, None])
+def test_a_switch_that_is_neither_true_nor_false_is_refused(cache_arguments, switch, value):
+    with pytest.raises(ConfigError, match=f"CreateEmbeddingCache: {switch}: expected True or False, got {value!r}"):
+        CreateEmbeddingCache(**cache_arguments | {switch: value})
+
+
+def test_a_server_of_keys_that_are_neither_wide_nor_narrow_is_refused(write_model):
+    with pytest.raises(ConfigError, match="CreateParameterServer: i64_input_key: expected True or False, got 'yes'"):
+        CreateParameterServer([write_model().config_file], ["dcn"], "yes")
 
 
 @pytest.mark.parametrize("server", [None, "ps"])
@@ -154,7 +168,7 @@ def test_a_name_that_is_no_text_is_refused(write_model):
 def test_one_name_for_two_models_is_refused(write_model):
     file = write_model().config_file
 
-    with pytest.raises(ConfigError, match=r"'dcn\.table0' is already loaded"):
+    with pytest.raises(ConfigError, match="CreateParameterServer: model_name: the name 'dcn' is given twice"):
         CreateParameterServer([file, file], ["dcn", "dcn"], True)
 
 
@@ -182,6 +196,7 @@ def test_a_genuine_v3_inference_config_is_read_as_it_is(tmp_path):
     config = read_inference_config(file, "simple")
 
     clause = json.loads(file.read_text())["inference"]
-    assert (config.max_batchsize, config.hit_rate_threshold) == (clause["max_batchsize"], clause["hit_rate_threshold"])
+    expected = (clause["max_batchsize"], clause["hit_rate_threshold"])
+    assert (config.max_batchsize, config.gpu_cache.hit_rate_threshold) == expected
     assert str(config.tables[0].file) == clause["sparse_model_file"]
     assert (config.tables[0].dim, config.tables[0].slots, config.tables[0].combiner) == (16, 26, "mean")

@@ -12,6 +12,7 @@ from serving.config import memory_needed, read_inference_config, read_model_dire
 from serving.errors import ConfigError, MissingExtraError, ModelFileError, RequestError
 from serving.model.manifest import write_manifest
 from serving.repository import ModelRepository
+from tests.serving.ps_files import listed, write_ps
 
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
@@ -120,18 +121,7 @@ def test_the_calls_of_hugectr_answer_the_same(write_own):
 @pytest.fixture
 def ps_file(write_own, tmp_path):
     """Give a ps.json that lists such a model."""
-    write_own()
-    entry = {
-        "model": "dcn",
-        "sparse_files": ["model/0_sparse_10.model", "model/1_sparse_10.model"],
-        "dense_file": "model/net.onnx",
-        "network_file": "model/model.json",
-        "gpucache": False,
-        "label_dim": 1,
-        "slot_num": 4,
-    }
-    (tmp_path / "ps.json").write_text(json.dumps({"supportlonglong": True, "models": [entry]}))
-    return tmp_path / "ps.json"
+    return write_ps(tmp_path, [listed(write_own().config_file, gpucache=False, label_dim=1, slot_num=4)])
 
 
 def test_a_ps_json_names_the_network_as_dense_file(ps_file):
@@ -175,7 +165,7 @@ def test_a_repository_serves_it_beside_others(write_own_version, write_model, tm
         repository.load()
 
         np.testing.assert_allclose(repository.session("own").predict(*request), expected, **TOLERANCE)
-        assert sum("MiB" in line for line in repository.describe()) == 2
+        assert sum(line.startswith("model ") for line in repository.describe()) == 2
 
 
 def test_an_answer_that_is_no_number_is_refused_not_given(write_own):

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.tiny_model import TinyModel
+from gpu_cache.layout import Layout
 from kernels.host import HostTable
 from serving import ParameterServer
 from serving.config import read_model_directory
@@ -17,7 +18,6 @@ from serving.planner import (
     TablePlan,
     disk_bytes,
     divide_budget,
-    gpu_bytes,
     gpu_share_for,
     plan_tables,
     ram_bytes,
@@ -32,7 +32,7 @@ def table(name, places, rows, dim=16):
     """A plan of one table, from the file places of the rows that were looked up."""
     places = np.array(places, dtype=np.int32)
     curves = {policy: curve_of(places, places.size) for policy, curve_of in POLICIES.items()}
-    return TablePlan(name, dim, rows, places.size, 0, len(set(places.tolist())), curves)
+    return TablePlan(name, dim, rows, places.size, 0, len(set(places.tolist())), curves, Layout(dim))
 
 
 class TestMemory:
@@ -42,10 +42,6 @@ class TestMemory:
 
         assert ram_bytes(12, 123_456) == store.memory_bytes("m.t")
         assert ram_bytes(12, 0) == 0
-
-    @pytest.mark.parametrize(("rows", "expected"), [(0, 0), (1, 64 + 128), (15, 15 * 64 + 128), (16, 16 * 64 + 256)])
-    def test_gpu_memory_is_rows_and_lines_of_fifteen_keys(self, rows, expected):
-        assert gpu_bytes(16, rows) == expected
 
     @pytest.mark.parametrize(("dim", "key_bytes"), [(1, 8), (16, 8), (16, 4), (128, 8), (1024, 8)])
     def test_the_disk_estimate_is_within_three_percent_of_a_loaded_database(self, tmp_path, dim, key_bytes):

@@ -16,6 +16,7 @@ from serving import ParameterServer
 from serving.cli.main import main
 from serving.cli.numbers import memory_size
 from serving.config import read_model_directory, read_ps_config
+from tests.serving.ps_files import listed, write_ps
 
 ROOT = Path(__file__).parents[2]
 GUIDE = (ROOT / "docs" / "planning.md").read_text()
@@ -47,8 +48,8 @@ def test_without_a_trace_every_table_has_a_line_and_all_of_them_a_total(reposito
     assert header[-3:] == ["RAM", "GPU cache", "disk, about"]
     assert [line[0] for line in lines] == ["ctr.user", "ctr.item", "total"]
     assert lines[0][1].split()[0] == "1,000"
-    # 1,000 rows of 64 bytes and 67 lines of keys of 128
-    assert lines[0][-2] == "70.88 KiB"
+    # 67 lines of 128 bytes and their 1,005 rows of 64, the descriptor of 64, 12 counters of 8
+    assert lines[0][-2] == "71.34 KiB"
 
 
 def test_the_hit_rates_of_the_default_sizes_are_printed_for_every_policy(repository, tmp_path, capsys):
@@ -90,25 +91,32 @@ def test_the_fragment_for_ps_json_opens_and_gives_every_table_its_rows(repositor
 
     output = capsys.readouterr().out
     fragment = json.loads(output[output.index("\n{") :])
-    entry = {
-        "model": "ctr",
-        "sparse_files": ["ctr/1/user", "ctr/1/item"],
-        "dense_file": "ctr/1/dense.model",
-        "network_file": "ctr/1/graph.json",
-        "gpucache": False,
-        "gpucacheper": 0.25,
-    }
-    tiers = {**fragment, "persistent_db": {"type": "rocks_db", "path": "rows"}}
-    (repository / "ps.json").write_text(json.dumps({"supportlonglong": True, "models": [entry], **tiers}))
-    rows = read_ps_config(repository / "ps.json").volatile_db.capacity_rows_per_table
+    entry = listed(repository / "ctr" / "1" / "graph.json", "ctr", gpucache=False, gpucacheper=0.25)
+    file = write_ps(repository, [entry], **fragment, persistent_db={"type": "rocks_db", "path": "rows"})
+    rows = read_ps_config(file).volatile_db.capacity_rows_per_table
     assert set(rows) == {"ctr.user", "ctr.item"}
-    with ParameterServer.from_config(repository / "ps.json") as server:
+    with ParameterServer.from_config(file) as server:
         memory = server.stores[0]
         assert {name: memory.capacity_rows(name) for name in rows} == rows
         assert 0 < sum(map(memory.memory_bytes, rows)) <= 100 * 2**10
     assert ("filled with the first rows of the files, as the RAM tier is at its start" in output) == (policy != "file")
     assert ("an overflow leaves 0.8 of the rows: hit rate" in output) == (policy == "lru")
     assert fragment["volatile_db"].get("overflow_policy") == ("evict_oldest" if policy == "lru" else None)
+
+
+@pytest.mark.parametrize("policy", ["file", "lru", "pinned"])
+def test_a_table_that_gets_no_row_has_a_line_that_says_why(repository, tmp_path, capsys, policy):
+    np.savez(tmp_path / "user.npz", user=np.arange(2000) % 500)
+
+    assert plan(repository, tmp_path / "user.npz", "--ram", "5GiB", "--policy", policy) == 0
+    roomy = capsys.readouterr().out
+    assert plan(repository, tmp_path / "trace.npz", "--ram", "1KiB", "--policy", policy) == 0
+    narrow = capsys.readouterr().out
+
+    assert "  ctr.item gets 0 rows: none would answer a lookup of the trace\n" in roomy
+    assert "ctr.user gets" not in roomy
+    for table in ("ctr.user", "ctr.item"):
+        assert re.search(rf"  {table} gets 0 rows: too little is left, one row takes [0-9.,]+ (Ki)?B\n", narrow)
 
 
 @pytest.mark.parametrize("hot", [[], ["--write-hot-keys", "hot"]], ids=["file", "hot"])
@@ -122,7 +130,7 @@ def test_the_hit_rate_that_is_promised_of_the_ram_tier_is_the_one_that_serving_c
     output = capsys.readouterr().out
     promised = re.findall(r"together .*|as the RAM tier is at its start: .*", output)[-1].split()[-1]
     tiers = {**json.loads(output[output.index("\n{") :]), "persistent_db": {"type": "rocks_db", "path": "rows"}}
-    (repository / "ps.json").write_text(json.dumps({"supportlonglong": True, **tiers}))
+    write_ps(repository, **tiers)
     with ParameterServer.from_config(repository / "ps.json") as server, np.load(tmp_path / "trace.npz") as trace:
         server.load_model(read_model_directory(repository / "ctr"))
         for table in ("user", "item"):
@@ -215,7 +223,8 @@ def test_one_model_of_several_is_chosen_by_its_name(repository, tmp_path, capsys
         ),
         (["{models}", "{trace}", "--plot", "{none}/x.svg"], "x.svg: cannot be written: No such file"),
         (["{models}", "{trace}", "--csv", "{none}/x.csv"], "x.csv: cannot be written: No such file"),
-        (["{models}", "{none}.npy", "--table", "user"], "cannot be read: No such file"),
+        (["{models}", "{none}.npy", "--table", "user"], "none.npy: no such file or folder"),
+        (["{models}", "{none}.npy"], "none.npy: no such file or folder"),
         (["{none}"], "no such file"),
         (["{models}", "{trace}", "--sample", "0.0001"], "ctr.user: --sample: "),
     ],

@@ -1,4 +1,4 @@
-"""Every key that HPS's ``ps.json`` has had, one by one: read, checked, true without effect, or refused with the reason.
+"""Every key that HPS's ``ps.json`` has had, one by one: read, checked, told to have no effect, or refused.
 
 Sources of the keys: HPS's configuration of HugeCTR v3.3 to v24.06, and the samples of its Triton backends.
 """
@@ -16,13 +16,16 @@ from serving.errors import ConfigError
 
 DOCUMENTATION = Path(__file__).parents[2] / "docs" / "configuration.md"
 
-READ, SAME = "the configuration differs by it", "no answer depends on it"
+# Which test sees what it does: ``test_ps_key_effects.py``.
+READ, SAME = "the configuration differs by it", "it agrees with what is so without it"
+IDLE = "a line says that it has no effect"
 
-# (where, key, value, READ or SAME, or how it is refused); "redis" is volatile_db where its type is redis_cluster,
+# (where, key, value, READ, SAME or IDLE, or how it is refused); "redis" is volatile_db where its type is redis_cluster,
 # "shared" where it is multi_process_hash_map.
 ROWS = [
     ("", "supportlonglong", False, READ),
-    ("", "fuse_embedding_table", True, SAME),
+    ("", "fuse_embedding_table", True, IDLE),
+    ("", "fuse_embedding_table", False, SAME),
     ("", "models", [], READ),
     ("", "volatile_db", {"type": "disabled"}, READ),
     ("", "persistent_db", {"type": "disabled"}, READ),
@@ -33,25 +36,25 @@ ROWS = [
     ),
     ("update_source", "type", "null", SAME),
     ("update_source", "type", "zookeeper", "expected one of null, none"),
-    ("update_source", "brokers", "127.0.0.1:9092;10.0.0.2:9092", SAME),
-    ("update_source", "metadata_refresh_interval_ms", 30000, SAME),
-    ("update_source", "receive_buffer_size", 262144, SAME),
-    ("update_source", "poll_timeout_ms", 500, SAME),
-    ("update_source", "max_batch_size", 8192, SAME),
-    ("update_source", "failure_backoff_ms", 50, SAME),
-    ("update_source", "max_commit_interval", 32, SAME),
+    ("update_source", "brokers", "127.0.0.1:9092;10.0.0.2:9092", IDLE),
+    ("update_source", "metadata_refresh_interval_ms", 30000, IDLE),
+    ("update_source", "receive_buffer_size", 262144, IDLE),
+    ("update_source", "poll_timeout_ms", 500, IDLE),
+    ("update_source", "max_batch_size", 8192, IDLE),
+    ("update_source", "failure_backoff_ms", 50, IDLE),
+    ("update_source", "max_commit_interval", 32, IDLE),
     ("models", "model", "din", READ),
     ("models", "sparse_files", ["other/0_sparse_10.model"], READ),
     ("models", "dense_file", "model/other.model", READ),
     ("models", "network_file", "model/other.json", READ),
     ("models", "max_batch_size", 7, READ),
     ("models", "gpucache", False, READ),
-    ("models", "gpucacheper", 0.5, SAME),
+    ("models", "gpucacheper", 0.5, READ),
     ("models", "hit_rate_threshold", 0.1, READ),
-    ("models", "num_of_worker_buffer_in_pool", 4, SAME),
-    ("models", "num_of_refresher_buffer_in_pool", 4, SAME),
-    ("models", "cache_refresh_percentage_per_iteration", 0.2, SAME),
-    ("models", "deployed_device_list", [0, 1], SAME),
+    ("models", "num_of_worker_buffer_in_pool", 4, READ),
+    ("models", "num_of_refresher_buffer_in_pool", 4, READ),
+    ("models", "cache_refresh_percentage_per_iteration", 0.2, READ),
+    ("models", "deployed_device_list", [0, 1], READ),
     ("models", "maxnum_catfeature_query_per_table_per_sample", [9], READ),
     ("models", "embedding_vecsize_per_table", [4], SAME),
     ("models", "embedding_vecsize_per_table", [5], "5, but the graph has 4"),
@@ -59,62 +62,65 @@ ROWS = [
     ("models", "default_value_for_each_table", [1.5, 2.5], "2 values, but the graph has 1 tables"),
     ("models", "maxnum_des_feature_per_sample", 26, SAME),
     ("models", "maxnum_des_feature_per_sample", 0, "0, but the graph has 2"),
-    ("models", "refresh_delay", 1.5, SAME),
-    ("models", "refresh_interval", 1.5, SAME),
+    ("models", "refresh_delay", 1.5, READ),
+    ("models", "refresh_interval", 1.5, READ),
     ("models", "embedding_table_names", ["user"], READ),
-    ("models", "fuse_embedding_table", True, SAME),
-    ("models", "use_static_table", True, SAME),
-    *(("models", "embedding_cache_type", kind, SAME) for kind in ("dynamic", "static", "uvm", "stochastic")),
+    ("models", "fuse_embedding_table", True, IDLE),
+    ("models", "fuse_embedding_table", False, SAME),
+    ("models", "use_static_table", True, READ),
+    *(("models", "embedding_cache_type", kind, SAME) for kind in ("dynamic", "stochastic")),
+    *(("models", "embedding_cache_type", kind, READ) for kind in ("static", "uvm")),
     ("models", "embedding_cache_type", "lru", "expected 'dynamic', 'static', 'uvm' or 'stochastic'|input should be"),
-    ("models", "use_hctr_cache_implementation", False, SAME),
-    ("models", "use_context_stream", False, SAME),
-    ("models", "thread_pool_size", 4, SAME),
-    ("models", "init_ec", False, SAME),
-    ("models", "enable_pagelock", True, SAME),
-    ("models", "fp8_quant", True, "volatile_db.row_dtype"),
+    ("models", "use_hctr_cache_implementation", False, IDLE),
+    ("models", "use_context_stream", False, IDLE),
+    ("models", "thread_pool_size", 4, READ),  # and told of, as answers are exact by default
+    ("models", "init_ec", False, READ),
+    ("models", "enable_pagelock", True, IDLE),
+    ("models", "enable_pagelock", False, SAME),
+    ("models", "fp8_quant", True, "only a cache of the type static"),
     ("models", "label_dim", 1, SAME),
     ("models", "label_dim", 2, "2, but the graph has 1"),
     ("models", "slot_num", 3, SAME),
     ("models", "slot_num", 10, "10, but the graph has 3"),
-    ("models", "mixed_precision", True, SAME),
-    ("models", "use_mixed_precision", True, SAME),
-    ("models", "scaler", 2.0, SAME),
-    ("models", "use_algorithm_search", False, SAME),
-    ("models", "use_cuda_graph", False, SAME),
+    ("models", "mixed_precision", True, READ),
+    ("models", "use_mixed_precision", True, READ),
+    ("models", "scaler", 2.0, IDLE),
+    ("models", "use_algorithm_search", False, IDLE),
+    ("models", "use_cuda_graph", False, READ),
     ("models", "non_trainable_params_file", "model/_dense_10.model.ntp.json", SAME),
     ("models", "non_trainable_params_file", "elsewhere.json", "beside the dense file"),
     ("volatile_db", "type", "disabled", READ),
     ("volatile_db", "type", "map_of_hashes", "expected one of"),
-    ("volatile_db", "address", "10.0.0.1:7000", SAME),
-    ("volatile_db", "user_name", "hotrow", SAME),
-    ("volatile_db", "password", "secret", SAME),
-    ("volatile_db", "num_node_connections", 2, SAME),
-    ("volatile_db", "max_batch_size", 100, SAME),
-    ("volatile_db", "enable_tls", True, SAME),
-    ("volatile_db", "tls_ca_certificate", "ca.pem", SAME),
-    ("volatile_db", "tls_client_certificate", "client.pem", SAME),
-    ("volatile_db", "tls_client_key", "key.pem", SAME),
-    ("volatile_db", "tls_server_name_identification", "redis.localhost", SAME),
-    ("volatile_db", "num_partitions", 8, SAME),
-    ("volatile_db", "allocation_rate", 2**20, SAME),
-    ("volatile_db", "algorithm", "phm", SAME),
-    ("volatile_db", "max_get_batch_size", 100, SAME),
-    ("volatile_db", "max_set_batch_size", 100, SAME),
-    ("volatile_db", "refresh_time_after_fetch", True, SAME),
-    ("volatile_db", "update_filters", ["^hps_.+$"], SAME),
+    ("volatile_db", "address", "10.0.0.1:7000", IDLE),
+    ("volatile_db", "user_name", "hotrow", IDLE),
+    ("volatile_db", "password", "secret", IDLE),
+    ("volatile_db", "num_node_connections", 2, IDLE),
+    ("volatile_db", "max_batch_size", 100, IDLE),
+    ("volatile_db", "enable_tls", True, IDLE),
+    ("volatile_db", "tls_ca_certificate", "ca.pem", IDLE),
+    ("volatile_db", "tls_client_certificate", "client.pem", IDLE),
+    ("volatile_db", "tls_client_key", "key.pem", IDLE),
+    ("volatile_db", "tls_server_name_identification", "redis.localhost", IDLE),
+    ("volatile_db", "num_partitions", 8, IDLE),
+    ("volatile_db", "allocation_rate", 2**20, IDLE),
+    ("volatile_db", "algorithm", "phm", IDLE),
+    ("volatile_db", "max_get_batch_size", 100, IDLE),
+    ("volatile_db", "max_set_batch_size", 100, IDLE),
+    ("volatile_db", "refresh_time_after_fetch", True, IDLE),
+    ("volatile_db", "update_filters", ["^hps_.+$"], IDLE),
     ("volatile_db", "overflow_margin", 10**6, READ),
-    ("volatile_db", "overflow_policy", "evict_least_used", SAME),  # without a bound; the others have tests of their own
+    ("volatile_db", "overflow_policy", "evict_least_used", IDLE),  # without a bound; the others have tests of their own
     ("volatile_db", "overflow_policy", "evict_none", "evict_oldest"),
-    ("volatile_db", "overflow_resolution_target", 0.5, SAME),
+    ("volatile_db", "overflow_resolution_target", 0.5, IDLE),
     ("volatile_db", "initialize_after_startup", False, READ),
     ("volatile_db", "initial_cache_rate", 1.0, SAME),
     ("volatile_db", "initial_cache_rate", 0.5, READ),
     ("volatile_db", "initial_cache_rate", 1.5, "less than or equal to 1"),
     ("volatile_db", "cache_missed_embeddings", True, READ),
     ("volatile_db", "type", "multi_process_hash_map", READ),
-    ("volatile_db", "shared_memory_size", 2**34, SAME),
-    ("volatile_db", "shared_memory_name", "hctr_mp_hash_map_database", SAME),
-    ("volatile_db", "shared_memory_auto_remove", True, SAME),
+    ("volatile_db", "shared_memory_size", 2**34, IDLE),
+    ("volatile_db", "shared_memory_name", "hctr_mp_hash_map_database", IDLE),
+    ("volatile_db", "shared_memory_auto_remove", True, IDLE),
     ("shared", "shared_memory_size", 2**33, READ),
     ("shared", "shared_memory_size", 0, "greater than or equal to 1"),
     ("shared", "shared_memory_name", "mine", READ),
@@ -133,25 +139,29 @@ ROWS = [
     ("redis", "max_batch_size", 100, READ),
     ("redis", "enable_tls", True, READ),
     ("redis", "overflow_margin", 10**6, READ),
-    ("redis", "overflow_policy", "evict_least_used", SAME),
-    ("redis", "overflow_resolution_target", 0.5, SAME),
-    ("redis", "refresh_time_after_fetch", False, SAME),
+    ("redis", "overflow_policy", "evict_least_used", IDLE),
+    ("redis", "overflow_resolution_target", 0.5, IDLE),
+    ("redis", "refresh_time_after_fetch", False, IDLE),
     ("redis", "initial_cache_rate", 0.5, "only RAM is filled in part"),
+    ("redis", "allocation_rate", 2**20, IDLE),
+    ("redis", "algorithm", "phm", IDLE),
+    ("redis", "max_get_batch_size", 100, IDLE),
+    ("redis", "shared_memory_size", 2**34, IDLE),
     ("persistent_db", "type", "disabled", READ),
     ("persistent_db", "type", "leveldb", "expected one of"),
     ("persistent_db", "path", "elsewhere", READ),
     ("persistent_db", "num_threads", 2, READ),
     ("persistent_db", "read_only", True, READ),
     ("persistent_db", "max_batch_size", 100, READ),
-    ("persistent_db", "max_get_batch_size", 100, SAME),
-    ("persistent_db", "max_set_batch_size", 100, SAME),
-    ("persistent_db", "update_filters", [".+"], SAME),
+    ("persistent_db", "max_get_batch_size", 100, IDLE),
+    ("persistent_db", "max_set_batch_size", 100, IDLE),
+    ("persistent_db", "update_filters", [".+"], IDLE),
     ("persistent_db", "initialize_after_startup", False, READ),
 ]
 # The keys that HPS does not have; their own tests are where they are read.
 OWN = {
     "": set(),
-    "models": set(),
+    "models": {"embedding_cache_key_bits", "embedding_cache_mode", "enable_tf32_compute"},
     "update_source": set(),
     "volatile_db": {
         *("capacity_rows", "capacity_bytes", "capacity_rows_per_table", "row_dtype", "row_dtype_per_table"),
@@ -211,13 +221,18 @@ def read(write_model, tmp_path):
 @pytest.mark.parametrize(
     ("where", "key", "value", "outcome"), [pytest.param(*row, id=f"{row[0]}.{row[1]}={row[2]}") for row in ROWS]
 )
-def test_a_key_of_hps_is_read_or_truly_without_effect_or_refused(read, where, key, value, outcome):
+def test_a_key_of_hps_is_read_or_told_to_have_no_effect_or_refused(read, where, key, value, outcome):
     plain = read(where)
 
     if outcome == READ:
-        assert read(where, key, value) != plain
+        assert read(where, key, value).model_copy(update={"idle_lines": ()}) != plain
     elif outcome == SAME:
         assert read(where, key, value) == plain
+    elif outcome == IDLE:
+        config = read(where, key, value)
+        path = {"": key, "models": f"models[0].{key}", "redis": f"volatile_db.{key}"}.get(where, f"{where}.{key}")
+        assert config.model_copy(update={"idle_lines": ()}) == plain
+        assert path in [told for line in config.idle_lines for told in line.partition(": no effect: ")[0].split(", ")]
     else:
         with pytest.raises(ConfigError, match=rf"{where.rstrip('s')}.*{key}|{key}.*") as caught:
             read(where, key, value)
@@ -251,6 +266,14 @@ def test_no_key_is_read_that_is_not_listed_here(where):
 
     assert set(CLAUSES[where].model_fields) == listed | OWN[where]
     assert not listed & OWN[where]
+
+
+@pytest.mark.parametrize("where", CLAUSES)
+def test_no_key_may_be_null(read, where):
+    """HPS has no null; its parser fails at one."""
+    for key in CLAUSES[where].model_fields:
+        with pytest.raises(ConfigError, match=rf"{key}: expected a value, got null"):
+            read(where, key, None)
 
 
 @pytest.mark.parametrize("where", CLAUSES)

@@ -1,13 +1,18 @@
 """Which models a repository serves, and what is said about those it cannot."""
 
-import json
+import logging
+import re
+import uuid
 
 import numpy as np
 import pytest
 
 from benchmarks.tiny_model import TinyModel, flatten
+from kernels.errors import DeviceUnavailableError
 from serving.errors import ConfigError, ModelFileError, UnknownModelError
+from serving.lookup import devices
 from serving.repository import ModelRepository
+from tests.serving.ps_files import listed, write_ps
 
 
 @pytest.fixture
@@ -37,21 +42,9 @@ def assert_serves(session, model):
     np.testing.assert_allclose(answered, expected, atol=2e-6)
 
 
-def ps_json(path, models=(), **tiers):
-    (path / "ps.json").write_text(json.dumps({"supportlonglong": True, "models": list(models), **tiers}))
-
-
-def listed(directory, **changes):
-    """The entry of ps.json that names a version's files."""
-    entry = {
-        "model": directory.parent.name,
-        "sparse_files": [str(directory / "user"), str(directory / "item")],
-        "dense_file": str(directory / "dense.model"),
-        "network_file": str(directory / "graph.json"),
-        "gpucache": False,
-        "max_batch_size": 3,
-    }
-    return {**entry, **changes}
+def in_ps(version, **said):
+    """The entry of a version in ps.json."""
+    return listed(version / "graph.json", version.parent.name, **{"gpucache": False, "max_batch_size": 3, **said})
 
 
 class TestWhatIsServed:
@@ -95,7 +88,7 @@ class TestWhatIsServed:
 
     def test_the_tiers_of_ps_json_hold_the_rows(self, tmp_path, loaded):
         TinyModel().write(tmp_path)
-        ps_json(
+        write_ps(
             tmp_path,
             volatile_db={"type": "hash_map", "capacity_rows": 50},
             persistent_db={"type": "rocks_db", "path": "rows"},
@@ -119,7 +112,7 @@ class TestWhatIsServed:
 
     def test_what_ps_json_says_of_a_model_counts(self, tmp_path, loaded):
         directory = TinyModel().write(tmp_path)
-        ps_json(tmp_path, [listed(directory, default_value_for_each_table=[0.5, 0.25])])
+        write_ps(tmp_path, [in_ps(directory, default_value_for_each_table=[0.5, 0.25])])
 
         config = loaded(tmp_path).session("tiny").config
 
@@ -145,10 +138,45 @@ class TestWhatIsServed:
         assert lines[0].startswith("model tiny version 1: 0.1 MiB, tables user [1 x 4], item [2 x 4]")
         assert lines[1] == "tiers memory"
 
+    def test_what_lies_in_files_or_shared_memory_is_told_beside_what_takes_ram(self, tmp_path, loaded):
+        TinyModel(rows=20_000, dim=16).write(tmp_path)  # two tables of 1.2 MiB of rows and 0.2 MiB of keys
+        name = f"hotrow-test-{uuid.uuid4().hex}"
+        tiers = [
+            {"type": "snapshot", "path": str(tmp_path / "files")},
+            {"type": "multi_process_hash_map", "shared_memory_name": name, "shared_memory_size": 2**26},
+        ]
+        (tmp_path / "files").mkdir()
+        lines = []
+        for tier in tiers:
+            write_ps(tmp_path, volatile_db=tier)
+            lines.append(next(iter(loaded(tmp_path).describe())))
+
+        whole = r"model tiny version 1: [\d.]+ KiB and ([\d.]+) MiB of {}, tables user \[1 x 16\], item \[2 x 16\]"
+        for line, place in zip(lines, ("mapped files", "shared memory"), strict=True):
+            (mebibytes,) = re.fullmatch(whole.format(place), line).groups()
+            assert 2.7 <= float(mebibytes) <= 8
+
+    def test_models_without_a_gpu_are_told_of_once(self, tmp_path, loaded, caplog, write_model, monkeypatch):
+        def open_device(name):
+            raise DeviceUnavailableError(f"{name}: there are 0 GPUs")
+
+        monkeypatch.setattr(devices, "open_device", open_device)
+        model = write_model()
+        entries = [listed(model.config_file, name) for name in ("a", "b")]
+
+        with caplog.at_level(logging.INFO):
+            loaded(write_ps(tmp_path, entries), device="auto")
+
+        told = [record.getMessage() for record in caplog.records if "no GPU is used" in record.getMessage()]
+        assert told == [
+            "no GPU is used: auto: there are 0 GPUs",
+            "models 'a', 'b': gpucache is true, but no GPU is used: their tiers answer alone",
+        ]
+
     def test_the_description_counts_the_memory_that_the_tiers_were_given(self, tmp_path, loaded):
         TinyModel(rows=100_000, dim=16).write(tmp_path)  # two tables of 6 MiB of rows
         limit = {"type": "hash_map", "capacity_bytes": 2**20}
-        ps_json(tmp_path, volatile_db=limit, persistent_db={"type": "rocks_db", "path": "rows"})
+        write_ps(tmp_path, volatile_db=limit, persistent_db={"type": "rocks_db", "path": "rows"})
 
         lines = list(loaded(tmp_path).describe())
 
@@ -167,7 +195,7 @@ class TestWhatIsServed:
             TinyModel().write(tmp_path / name)
             form = {"row_dtype": row_dtype} if name == "narrow disk" else {}
             disk = {"persistent_db": {"type": "rocks_db", "path": "rows", **form}} if name.endswith("disk") else {}
-            ps_json(tmp_path / name, volatile_db={"type": "hash_map", **tier}, **disk)
+            write_ps(tmp_path / name, volatile_db={"type": "hash_map", **tier}, **disk)
             session = loaded(tmp_path / name).session("tiny")
             assert [table.row_dtype for table in session.config.tables] == [tier.get("row_dtype", "fp32")] * 2
             answers[name], expected = probabilities(session, TinyModel())
@@ -179,7 +207,7 @@ class TestWhatIsServed:
     def test_a_capacity_per_table_holds_for_the_models_of_the_folders(self, tmp_path, loaded):
         TinyModel(rows=1000).write(tmp_path)
         limit = {"type": "hash_map", "capacity_rows_per_table": {"tiny.item": 0}}
-        ps_json(tmp_path, volatile_db=limit, persistent_db={"type": "rocks_db", "path": "rows"})
+        write_ps(tmp_path, volatile_db=limit, persistent_db={"type": "rocks_db", "path": "rows"})
 
         repository = loaded(tmp_path)
 
@@ -195,13 +223,13 @@ class TestWhatIsRefused:
 
     def test_a_capacity_for_a_table_that_no_model_has(self, tmp_path):
         TinyModel().write(tmp_path)
-        ps_json(tmp_path, volatile_db={"type": "hash_map", "capacity_rows_per_table": {"tiny.itme": 5}})
+        write_ps(tmp_path, volatile_db={"type": "hash_map", "capacity_rows_per_table": {"tiny.itme": 5}})
 
         assert "no model has a table 'tiny.itme'; expected some of 'tiny.item', 'tiny.user'" in self.refused(tmp_path)
 
     def test_a_row_type_for_a_table_that_no_model_has(self, tmp_path):
         TinyModel().write(tmp_path)
-        ps_json(tmp_path, volatile_db={"type": "hash_map", "row_dtype_per_table": {"tiny.itme": "int8"}})
+        write_ps(tmp_path, volatile_db={"type": "hash_map", "row_dtype_per_table": {"tiny.itme": "int8"}})
 
         assert "volatile_db.row_dtype_per_table: no model has a table 'tiny.itme'" in self.refused(tmp_path)
 
@@ -221,7 +249,7 @@ class TestWhatIsRefused:
         assert "x.json: expected an inference JSON (with 'inference') or a ps.json" in self.refused(tmp_path / "x.json")
 
     def test_a_ps_json_without_models_and_without_folders_beside_it(self, tmp_path):
-        ps_json(tmp_path)
+        write_ps(tmp_path)
 
         assert "no model in it" in self.refused(tmp_path / "ps.json")
 
@@ -240,14 +268,14 @@ class TestWhatIsRefused:
 
     def test_a_model_in_ps_json_that_has_no_folder(self, tmp_path):
         directory = TinyModel().write(tmp_path)
-        ps_json(tmp_path, [listed(directory, model="other")])
+        write_ps(tmp_path, [in_ps(directory, model="other")])
 
         assert "ps.json: models: lists 'other', which has no folder" in self.refused(tmp_path)
 
     def test_a_model_in_ps_json_that_names_the_files_of_another_version(self, tmp_path):
         old = TinyModel().write(tmp_path, version=1)
         TinyModel(seed=1).write(tmp_path, version=2)
-        ps_json(tmp_path, [listed(old)])
+        write_ps(tmp_path, [in_ps(old)])
 
         message = self.refused(tmp_path)
 
@@ -257,13 +285,13 @@ class TestWhatIsRefused:
 
     def test_a_folder_whose_keys_are_not_what_ps_json_says_of_all_models(self, tmp_path):
         TinyModel(key_type="I32").write(tmp_path)
-        ps_json(tmp_path)
+        write_ps(tmp_path)
 
         assert "supportlonglong: means I64 keys" in self.refused(tmp_path)
 
     def test_a_model_in_ps_json_with_another_key_type(self, tmp_path):
         directory = TinyModel(key_type="I32").write(tmp_path)
-        ps_json(tmp_path, [listed(directory)])
+        write_ps(tmp_path, [in_ps(directory)])
 
         assert "supportlonglong: means I64 keys" in self.refused(tmp_path)
 

@@ -12,13 +12,14 @@ from benchmarks.tiny_model import TinyModel
 from kernels.host import round_rows
 from serving.cli.main import main
 from serving.config import read_ps_config, read_repository
-from serving.errors import ConfigError, HotrowError, ModelFileError, StoreError, told
+from serving.errors import ConfigError, ModelFileError, StoreError
 from serving.model.snapshot_model import write_snapshot_file
 from serving.model.sparse_file import open_sparse, write_sparse_directory
 from serving.parameter_server import ParameterServer
-from serving.repository import ModelRepository
 from serving.storage import MemoryStore, RocksDbStore, SnapshotStore, open_snapshot
 from tests.serving.ordinary_rights import ordinary_rights
+from tests.serving.ps_files import write_ps
+from tests.serving.refusals import why_serving_refuses
 
 MODEL = TinyModel(rows=500)
 
@@ -31,7 +32,7 @@ def repository(tmp_path):
 
     def write(**tier):
         tiers = {"volatile_db": {"type": "snapshot", **tier}}
-        (folder / "ps.json").write_text(json.dumps({"supportlonglong": True, "models": [], **tiers}))
+        write_ps(folder, **tiers)
         return folder
 
     return write
@@ -153,7 +154,7 @@ def test_a_damaged_row_of_a_snapshot_is_loaded_nowhere(repository, tmp_path, tie
     graph = json.loads((version / "graph.json").read_text())
     graph["inference"]["sparse_model_file"][list(MODEL.tables).index("item")] = str(file)
     (version / "graph.json").write_text(json.dumps(graph))
-    (folder / "ps.json").write_text(json.dumps({"supportlonglong": True, "models": [], **tiers}))
+    write_ps(folder, **tiers)
     data = bytearray(file.read_bytes())
     row = data.index(MODEL.vectors("item")[7].tobytes())
     data[row + 3] ^= 0x20  # an exponent bit: another finite number
@@ -192,6 +193,11 @@ def test_a_store_behind_snapshots_is_refused(tmp_path):
     [
         ({"initialize_after_startup": False}, "initialize_after_startup: must be true where the type is snapshot"),
         ({"overlay_capacity_rows": -1}, "overlay_capacity_rows: input should be greater than or equal to 0"),
+        (
+            {"overlay_capacity_rows": 3_500_000_001},
+            "overlay_capacity_rows: input should be less than or equal to 35000",
+        ),
+        ({"path": "a\0b"}, "volatile_db.path: expected text without the character NUL"),
         ({"path": ""}, "path: string should have at least 1 character"),
         ({"capacity_rows": 5}, "capacity_rows: only a hash_map has it, the type is snapshot"),
         ({"timeout_ms": 5}, "timeout_ms: only a redis_cluster has it, the type is snapshot"),
@@ -219,16 +225,6 @@ def test_the_overlay_is_as_large_as_it_is_said_to_be(repository, tmp_path):
 
         with pytest.raises(StoreError, match=r"'a\.user': the overlay: table is full: it holds 3 of 3 rows"):
             server.insert("a.user", np.array([4]), np.ones((1, MODEL.dim), np.float32))
-
-
-def why_serving_refuses(folder):
-    repository = ModelRepository(folder)
-    try:
-        with repository:
-            repository.load()
-    except HotrowError as err:
-        return told(err)
-    return ""
 
 
 @pytest.mark.parametrize("path", ["/proc/x", "file", "file/x", None])
@@ -299,6 +295,7 @@ def test_the_command_takes_a_single_file_a_snapshot_and_a_models_table(table, re
         ("table out --dim 0", "expected at least 1 float per row, --dim says 0"),
         ("table out --dim 5", "emb_vector: expected 20,000 bytes"),
         ("table absent/out", "absent/out: cannot be written: No such file or directory"),
+        ("models/ps.json out", "of a ps.json, a repository or a model, give --table"),
         ("models out --table fly", "no table 'fly': expected one of a.user, a.item"),
         ("table out --row-dtype int4", "invalid choice: 'int4'"),
     ],

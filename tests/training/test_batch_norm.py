@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from serving.model.graph import parse_graph
-from serving.session import load_model
+from serving.opening import load_model
 from training.ctr_model import CtrModel
 from training.export import export_model
 from training.synthetic import generate

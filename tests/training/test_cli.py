@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from serving.model.manifest import verify_manifest
-from serving.session import load_model
+from serving.opening import load_model
 from training import cli
 from training.built_in import built_in_graphs
 from training.criteo import write_lines

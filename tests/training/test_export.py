@@ -8,7 +8,7 @@ from serving.errors import ConfigError, OutputError
 from serving.model.dense_file import read_dense
 from serving.model.graph import parse_graph, read_graph
 from serving.model.manifest import verify_manifest
-from serving.session import load_model
+from serving.opening import load_model
 from training.criteo import encode_rows
 from training.ctr_model import CtrModel
 from training.document import open_document

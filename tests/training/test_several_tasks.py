@@ -11,7 +11,7 @@ import torch
 
 from serving.errors import ConfigError
 from serving.model.graph import parse_graph
-from serving.session import load_model
+from serving.opening import load_model
 from training.ctr_model import CtrModel
 from training.document import open_document
 from training.export import export_model

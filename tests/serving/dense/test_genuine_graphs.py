@@ -1,18 +1,17 @@
 """Whole graphs, HugeCTR's own among them: NumPy, ONNX Runtime and PyTorch agree."""
 
-import copy
 import json
 from contextlib import suppress
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from serving.dense.network import open_network, run_graph
 from serving.errors import ConfigError
 from serving.model.graph import inference_document, parse_graph, read_graph
 from serving.model.layer_types import LAYER_TYPES
+from tests.serving.model.odd_documents import with_odd_value
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("ndonnx")
@@ -323,23 +322,9 @@ ODD_VALUES = [
 ]  # fmt: skip
 
 
-def places(node, path=()):
-    """Yield the path to every value inside a document."""
-    for key, value in node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ():
-        yield (*path, key)
-        yield from places(value, (*path, key))
-
-
 @settings(deadline=None, max_examples=300)
-@given(data=st.data())
-def test_a_graph_with_any_odd_value_is_read_or_refused_but_nothing_else(data):
-    document = {"layers": copy.deepcopy(data.draw(st.sampled_from(list(GRAPHS.values()))))}
-    *parents, last = data.draw(st.sampled_from(list(places(document))))
-    node = document
-    for step in parents:
-        node = node[step]
-    node[last] = data.draw(st.sampled_from(ODD_VALUES))
-
+@given(document=with_odd_value([{"layers": layers} for layers in GRAPHS.values()], ODD_VALUES))
+def test_a_graph_with_any_odd_value_is_read_or_refused_but_nothing_else(document):
     with suppress(ConfigError):
         graph = parse_graph(document, "graph.json")
         assert parse_graph(inference_document(document), "graph.json") == graph

@@ -282,6 +282,29 @@ def test_a_product_that_errs_too_much_stays_in_float32():
     assert np.abs(network(*samples) - exact(*samples)).max() == network.quantization.max_error
 
 
+def test_a_large_product_that_errs_too_much_by_itself_takes_no_small_one_with_it():
+    columns = 4096  # its error is less per multiplication than the small product's
+    nodes = [
+        node("MatMul", "dense w", "wide"),
+        node("ReduceMean", "wide axes", "outliers", keepdims=1),
+        node("ReduceMean", "user axes", "mean", keepdims=0),
+        node("MatMul", "mean w_mean", "others"),
+        node("Add", "outliers others", "logit"),
+        ENDING[-1],
+    ]
+    arrays = {
+        "w": np.ones((FEATURES, columns), np.float32),
+        "axes": np.array([1]),
+        "w_mean": np.full((DIM, 1), 0.5, np.float32),
+    }
+    model, samples = in_outliers(nodes, **arrays)
+
+    _, network = open_both(model, samples)
+
+    assert (network.quantization.quantized, network.quantization.products) == (1, 2)
+    assert network.quantization.max_error <= 0.01
+
+
 @pytest.mark.parametrize(
     ("nodes", "products"),
     [

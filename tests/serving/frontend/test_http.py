@@ -17,6 +17,7 @@ from serving.frontend.body import Limits
 from serving.frontend.codes import HTTP_CODES, http_code
 from serving.frontend.http import Settings, create_app
 from serving.repository import ModelRepository
+from tests.serving.frontend.app_client import Client
 
 SAMPLES = {"samples": [{"dense": [1, 2, 3], "keys": [[1], [2], []]}]}
 INFER = {
@@ -40,17 +41,7 @@ def repository(tmp_path):
 @pytest.fixture
 def ask(repository):
     """Ask the application, without a server or a socket."""
-    app = create_app(repository, Settings(limits=Limits(max_body_bytes=1000)))
-
-    def ask(method, path, **request):
-        async def exchange():
-            transport = httpx.ASGITransport(app=app)
-            async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
-                return await client.request(method, path, **request)
-
-        return asyncio.run(exchange())
-
-    return ask
+    return Client(create_app(repository, Settings(limits=Limits(max_body_bytes=1000)))).ask
 
 
 @pytest.fixture
@@ -173,25 +164,39 @@ def test_a_request_beyond_max_inflight_is_told_to_come_back(repository, monkeypa
     assert sorted(codes) == [200, 200, 503]
 
 
-def test_a_server_without_models_is_live_but_not_ready(tmp_path):
-    app = create_app(ModelRepository(tmp_path))
+def test_a_metrics_page_that_waits_for_a_gpu_holds_up_nobody(repository, monkeypatch):
+    is_asked, live_is_answered = threading.Event(), threading.Event()
 
-    async def codes():
+    def waiting_readings():
+        is_asked.set()
+        assert live_is_answered.wait(60)
+        return []
+
+    monkeypatch.setattr(repository, "readings", waiting_readings)
+    app = create_app(repository)
+
+    async def exchange():
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://test") as client:
-            return [(await client.get(f"/v2/health/{what}")).status_code for what in ("live", "ready")]
+            page = asyncio.ensure_future(client.get("/metrics"))
+            while not is_asked.is_set():
+                await asyncio.sleep(0)
+            code = (await client.get("/v2/health/live")).status_code
+            live_is_answered.set()
+            return [code, (await page).status_code]
 
-    assert asyncio.run(codes()) == [200, 503]
+    assert asyncio.run(exchange()) == [200, 200]
+
+
+def test_a_server_without_models_is_live_but_not_ready(tmp_path):
+    client = Client(create_app(ModelRepository(tmp_path)))
+
+    assert [client.get(f"/v2/health/{what}").status_code for what in ("live", "ready")] == [200, 503]
 
 
 def test_two_applications_count_apart(repository, ask):
     ask("POST", "/predict/tiny", json=SAMPLES)
-    other = create_app(repository)
 
-    async def page():
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app=other), base_url="http://test") as client:
-            return (await client.get("/metrics")).text
-
-    assert "hotrow_requests_total{" not in asyncio.run(page())
+    assert "hotrow_requests_total{" not in Client(create_app(repository)).get("/metrics").text
 
 
 def test_the_openapi_document_describes_every_route_for_people(ask):

@@ -1,15 +1,13 @@
 """HugeCTR's own configuration files over HTTP: no repository of ours around them."""
 
-import asyncio
-import json
-
-import httpx
 import numpy as np
 import pytest
 
 from benchmarks.tiny_model import TinyModel, flatten
 from serving.frontend.http import create_app
 from serving.repository import ModelRepository
+from tests.serving.frontend.app_client import Client
+from tests.serving.ps_files import listed, write_ps
 
 
 @pytest.fixture
@@ -20,37 +18,17 @@ def served():
     def serve(path):
         opened.append(ModelRepository(path))
         opened[-1].load()
-        app = create_app(opened[-1])
-
-        def ask(method, url, **request):
-            async def exchange():
-                transport = httpx.ASGITransport(app=app)
-                async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
-                    return await client.request(method, url, **request)
-
-            return asyncio.run(exchange())
-
-        return ask
+        return Client(create_app(opened[-1])).ask
 
     yield serve
     for repository in opened:
         repository.close()
 
 
-def write_ps(folder, models, name="ps.json", **tiers):
-    """A ps.json in ``folder`` that lists versions by the names they are to have."""
-    entries = [
-        {
-            "model": name,
-            "sparse_files": [str(directory / "user"), str(directory / "item")],
-            "dense_file": str(directory / "dense.model"),
-            "network_file": str(directory / "graph.json"),
-        }
-        for name, directory in models.items()
-    ]
-    folder.mkdir(exist_ok=True)
-    (folder / name).write_text(json.dumps({"supportlonglong": True, "models": entries, **tiers}))
-    return folder / name
+def ps_json(folder, versions, **tiers):
+    """A ps.json in ``folder``, a new one, that lists versions by the names they are to have."""
+    folder.mkdir()
+    return write_ps(folder, [listed(place / "graph.json", name) for name, place in versions.items()], **tiers)
 
 
 def assert_answers(ask, name, version, model):
@@ -81,7 +59,7 @@ def assert_answers(ask, name, version, model):
 def test_the_models_that_a_ps_json_lists_are_served(tmp_path, served, form):
     models = {name: TinyModel(seed=seed) for seed, name in enumerate(("ctr", "cvr"))}
     places = {name: model.write(tmp_path / "files", name) for name, model in models.items()}
-    file = write_ps(tmp_path / "config", places)
+    file = ps_json(tmp_path / "config", places)
 
     ask = served(file if form == "the file" else file.parent)
 
@@ -93,7 +71,7 @@ def test_the_models_that_a_ps_json_lists_are_served(tmp_path, served, form):
 def test_the_tiers_that_a_ps_json_names_hold_the_rows(tmp_path, served):
     disk = {"type": "rocks_db", "path": "rows"}
     place = TinyModel().write(tmp_path / "files")
-    file = write_ps(tmp_path / "config", {"ctr": place}, volatile_db={"type": "disabled"}, persistent_db=disk)
+    file = ps_json(tmp_path / "config", {"ctr": place}, volatile_db={"type": "disabled"}, persistent_db=disk)
 
     ask = served(file)
     ask("POST", "/predict/ctr", json={"samples": [{"dense": [1, 2, 3], "keys": [[1], [2], []]}]})
@@ -108,7 +86,7 @@ def test_a_ps_json_of_any_name_that_lists_no_models_serves_its_folders(tmp_path,
     TinyModel().write(tmp_path, "ctr", version=3)
     limit = {"type": "hash_map", "capacity_rows_per_table": {"ctr.user": 1000}}
 
-    ask = served(write_ps(tmp_path, {}, "small.json", volatile_db=limit))
+    ask = served(write_ps(tmp_path, name="small.json", volatile_db=limit))
 
     assert_answers(ask, "ctr", "3", TinyModel())
 
@@ -116,7 +94,7 @@ def test_a_ps_json_of_any_name_that_lists_no_models_serves_its_folders(tmp_path,
 def test_a_listed_model_has_the_version_that_the_folder_of_its_graph_names(tmp_path, served):
     place = TinyModel().write(tmp_path / "files", version=7)
 
-    assert_answers(served(write_ps(tmp_path / "config", {"ctr": place})), "ctr", "7", TinyModel())
+    assert_answers(served(ps_json(tmp_path / "config", {"ctr": place})), "ctr", "7", TinyModel())
 
 
 def test_an_inference_json_is_served_under_the_name_of_its_file(tmp_path, served):

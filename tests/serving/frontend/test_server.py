@@ -47,7 +47,7 @@ def stop_while_in_hand(app, request):
             writer.write(request)
             await in_hand.wait()
             server.should_exit = True
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 await serving
             answer = await reader.read()
             writer.close()

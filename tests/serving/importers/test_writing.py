@@ -6,7 +6,7 @@ import pytest
 from serving.errors import ConfigError, ModelFileError, OutputError
 from serving.importers import plan_import, write_model, writing
 from serving.model.manifest import verify_manifest
-from serving.session import load_model
+from serving.opening import load_model
 
 
 @pytest.fixture

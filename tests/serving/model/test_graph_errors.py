@@ -1,6 +1,5 @@
 """Every way in which a graph can be wrong is refused, and the message names the place."""
 
-import copy
 import re
 from contextlib import suppress
 
@@ -10,6 +9,7 @@ from hypothesis import strategies as st
 
 from serving.errors import ConfigError
 from serving.model.graph import parse_graph
+from tests.serving.model.odd_documents import with_odd_value
 
 DATA, EMBEDDING, RESHAPE, CONCAT, SLICE, CROSS, FC1, RELU, DROPOUT, CONCAT2, FC2, LOSS = range(12)
 
@@ -280,22 +280,10 @@ def test_data_alone_is_no_graph(document):
 ODD_VALUES = [None, True, 0, 1, -1, 2.5, 2**40, "", "dense", "concat1", [], {}, ["dense"], [[0, 1]], {"top": "dense"}]
 
 
-def places(node, path=()):
-    """Yield the path to every value inside a document."""
-    for key, value in node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ():
-        yield (*path, key)
-        yield from places(value, (*path, key))
-
-
 @settings(deadline=None, max_examples=400)
 @given(data=st.data())
 def test_a_graph_with_any_odd_value_is_read_or_refused_but_nothing_else(base_document, data):
-    document = copy.deepcopy(base_document)
-    *parents, last = data.draw(st.sampled_from(list(places(document))))
-    node = document
-    for step in parents:
-        node = node[step]
-    node[last] = data.draw(st.sampled_from(ODD_VALUES))
+    document = data.draw(with_odd_value([base_document], ODD_VALUES))
 
     with suppress(ConfigError):
         graph = parse_graph(document, "graph.json")

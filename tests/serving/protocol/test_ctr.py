@@ -18,7 +18,6 @@ def config(key_type="I64", dense_dim=2):
         tables=(TableConfig(name="user", dim=4, slots=2, combiner="sum", file=Path("x")),),
         key_type=key_type,
         max_batchsize=8,
-        hit_rate_threshold=1.0,
         dense_dim=dense_dim,
         label_dim=3,
     )

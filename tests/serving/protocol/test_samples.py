@@ -25,7 +25,6 @@ def config(tables, dense_dim=2):
         tables=tables,
         key_type="I64",
         max_batchsize=8,
-        hit_rate_threshold=1.0,
         dense_dim=dense_dim,
         label_dim=1,
     )

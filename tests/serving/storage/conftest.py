@@ -4,8 +4,10 @@ from uuid import uuid4
 import pytest
 
 from benchmarks.redis_servers import RedisServer, RedisServers, server_binary
+from serving.parameter_server import late_tables
 from serving.storage.shared_folder import SHARED_MEMORY
-from tests.serving.storage.redis_stores import OPENED
+from tests.serving.ps_files import listed, write_ps
+from tests.serving.storage.redis_stores import OPENED, PATIENT
 from tests.serving.storage.tiers import STORES
 
 
@@ -71,6 +73,28 @@ def own_server(redis_binary, tmp_path):
 
 
 @pytest.fixture
+def forgetful(redis_binary, tmp_path):
+    """A server that has nothing when it comes back."""
+    server = RedisServer(tmp_path / "redis")
+    yield server
+    server.kill()
+
+
+@pytest.fixture
+def short_pauses(monkeypatch):
+    """A server tries soon again to load tables into a Redis that was down."""
+    monkeypatch.setattr(late_tables, "FIRST_PAUSE_S", 0.02)
+    monkeypatch.setattr(late_tables, "LONGEST_PAUSE_S", 0.05)
+
+
+@pytest.fixture
+def late(own_server, short_pauses):
+    """A server of the test's own that is down; what was written to it will be there when it starts."""
+    own_server.kill()
+    return own_server
+
+
+@pytest.fixture
 def shared_memory_name():
     """A name under which processes may share memory; what they leave there goes."""
     if not SHARED_MEMORY.is_dir():
@@ -86,3 +110,22 @@ def store(request, tmp_path):
     store = STORES[request.param](request, tmp_path)
     yield store
     store.close()
+
+
+@pytest.fixture
+def model(write_model):
+    """A model of two tables, of 300 and 100 rows."""
+    return write_model(write_model.table(rows=300), write_model.table(dim=6, rows=100))
+
+
+@pytest.fixture
+def ps_file(model, tmp_path):
+    """Write a ps.json with the model, a Redis at ``port``, and RocksDB unless ``alone``."""
+
+    def write(port, alone=False):
+        tiers = {"volatile_db": {"type": "redis_cluster", "address": f"127.0.0.1:{port}"} | PATIENT}
+        if not alone:
+            tiers["persistent_db"] = {"type": "rocks_db", "path": "rows", "num_threads": 1}
+        return write_ps(tmp_path, [listed(model.config_file, gpucache=False)], **tiers)
+
+    return write

@@ -8,14 +8,15 @@ from serving.storage import RedisStore, TableSpec
 SPEC = TableSpec("model.table", 4)
 KEYS = np.arange(1000)
 ROWS = (KEYS[:, None] + np.arange(4)).astype(np.float32)
-# For tests in which somebody stays silent.
-IMPATIENT = {"timeout_ms": 200, "connect_timeout_ms": 100}
+# For tests in which somebody stays silent; whoever is only slow gets more.
+IMPATIENT = {"timeout_ms": 1000, "connect_timeout_ms": 500}
+PATIENT = {"timeout_ms": 30_000, "connect_timeout_ms": 30_000}
 OPENED = []
 
 
 def open_store(server, **options):
-    """Open a store; it is closed when the test ends."""
-    OPENED.append(RedisStore(RedisConfig(addresses=(server.address,), **options)))
+    """Open a store, which is patient unless it is told not to be; it is closed when the test ends."""
+    OPENED.append(RedisStore(RedisConfig(addresses=(server.address,), **(PATIENT | options))))
     return OPENED[-1]
 
 
@@ -31,3 +32,21 @@ def fetch(store, keys=KEYS):
     found = store.fetch(SPEC.name, keys, out)
     assert found.all()
     assert (out == ROWS[keys]).all()
+
+
+def found_in(store, keys):
+    """Which of ``keys`` a store holds."""
+    return store.fetch(SPEC.name, np.asarray(keys), np.empty((len(keys), 4), dtype=np.float32))
+
+
+def assert_served(server, model):
+    """Look up every row of the model "dcn", all of which must be there and right."""
+    for index, rows in enumerate(model.tables):
+        answer, found = server.lookup(f"dcn.table{index}", np.array(list(rows), dtype=np.int64))
+        assert found.all()
+        assert answer.tobytes() == b"".join(row.tobytes() for row in rows.values())
+
+
+def said(caplog, what):
+    """The beginnings of the lines of the log that say ``what`` of a tier."""
+    return [line.partition(":")[0] for line in caplog.messages if what in line]

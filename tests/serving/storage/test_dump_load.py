@@ -44,7 +44,9 @@ def write_ps(tmp_path):
     return write
 
 
-@pytest.fixture(params=["rocksdb", "redis", "redis_cluster", "redis and rocksdb"])
+@pytest.fixture(
+    params=["rocksdb", "redis", "redis_cluster", "redis and rocksdb", "ram and redis", "ram, redis and rocksdb"]
+)
 def tiers(request):
     """The clauses of a ps.json for each tier that outlives the process, and for the two together."""
     clauses = dict(ROCKSDB) if "rocksdb" in request.param else {}
@@ -52,6 +54,8 @@ def tiers(request):
         return {"volatile_db": redis_tier(request.getfixturevalue("redis_cluster").nodes[0])}
     if "redis" in request.param:
         clauses["volatile_db"] = redis_tier(request.getfixturevalue("redis_server"))
+    if "ram" in request.param:
+        clauses["volatile_db"] = [{"type": "hash_map", "capacity_rows": 100}, clauses["volatile_db"]]
     return clauses
 
 
@@ -315,6 +319,25 @@ def test_a_damaged_file_is_refused_before_a_row_is_touched(write_ps, tiers, tmp_
     assert served(ps)[0] == rows_of_model()
 
 
+@pytest.mark.parametrize("value", [np.nan, -np.inf])
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_row_that_is_not_finite_is_refused_by_its_key_before_a_row_is_touched(write_ps, tmp_path, name, value):
+    ps = write_ps(**ROCKSDB)
+    path = write_rows(tmp_path / name, {0: [1.0] * 4, 1: [1.0, value, 1.0, 1.0]})
+    before = served(ps)
+
+    for replace in (False, True):
+        with pytest.raises(ModelFileError, match=rf"{name}: the row of key 1 has values that are NaN or infinite"):
+            load_table(ps, "tiny.user", path, replace)
+    with (
+        ParameterServer.from_config(read_repository(ps)) as server,
+        pytest.raises(ModelFileError, match="the row of key 1 has"),
+    ):
+        load_table(server, "tiny.user", path)
+
+    assert served(ps) == before
+
+
 def test_a_value_that_the_row_type_cannot_hold_is_refused_before_a_row_is_touched(write_ps, tmp_path):
     ps = write_ps(volatile_db={"type": "hash_map", "row_dtype": "fp16"}, persistent_db=ROCKSDB["persistent_db"])
     path = write_rows(tmp_path / "t.bin", {0: [1.0] * 4, 1: [1.0, 70_000.0, 1.0, 1.0]})
@@ -350,7 +373,7 @@ def test_a_load_that_makes_no_sense_is_refused(write_ps, tmp_path, table, name, 
         ("user", "t.bin", ConfigError, "no table 'user'"),
         ("tiny.user", "t.csv", OutputError, r"expected a name that ends in \.bin"),
         ("tiny.user", "absent/t.bin", OutputError, "there is no folder"),
-        ("tiny.user", "t.bin", StoreError, "rows"),
+        ("tiny.user", "t.bin", StoreError, "rows: there is no database; it is made when models are loaded"),
     ],
 )
 def test_a_dump_that_makes_no_sense_is_refused_and_leaves_nothing(write_ps, tmp_path, table, name, error, reason):

@@ -1,5 +1,7 @@
 """What a node sends, however the network cuts it, against a list of what it meant."""
 
+import socket
+from collections import deque
 from unittest import mock
 
 import numpy as np
@@ -23,6 +25,9 @@ class ScriptedSocket:
         self.is_closed = False
 
     def settimeout(self, _):
+        pass
+
+    def setsockopt(self, *_):
         pass
 
     def sendall(self, _):
@@ -155,3 +160,20 @@ def test_an_inner_deadline_is_never_later_than_the_outer_one_unless_more_is_allo
             assert 10 < seconds_left() <= 60
         with allowed(1):
             assert 1 < seconds_left() <= 10
+
+
+def test_what_a_node_has_not_received_when_its_connection_is_given_up_is_not_sent_any_more():
+    with socket.create_server(("127.0.0.1", 0)) as node:
+        host, port = node.getsockname()
+        connection = RowConnection(
+            host=host, port=port, protocol=2, driver_info=None, connect_timeout_s=60, tls=None, tls_name=""
+        )
+        connection.connect()
+        received, _ = node.accept()
+        received.settimeout(60)
+        with pytest.raises(RedisTimeoutError), within(0.05):
+            connection.send_packed_command([bytes(1 << 26)])  # more than the system takes while nobody reads
+
+        # Else all that the system took would come, and then an end.
+        with received, pytest.raises(ConnectionResetError):
+            deque(iter(lambda: received.recv(1 << 20), b""), maxlen=0)

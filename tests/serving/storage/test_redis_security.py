@@ -9,6 +9,7 @@ import pytest
 
 from serving.config import RedisConfig, RedisTlsConfig
 from serving.errors import StoreError
+from serving.storage.redis_commands import Partition
 from tests.serving.storage.redis_stores import IMPATIENT, KEYS, ROWS, SPEC, fetch, loaded_store, open_store
 
 
@@ -67,12 +68,15 @@ class TestUsers:
 
         fetch(store)
         assert store.loaded_from(SPEC.name) == "digest"
+        client.delete(Partition(SPEC.name, 0).values)
+        assert store.refill(SPEC.name, iter([(KEYS, ROWS)]), "digest")
+        fetch(store)
         assert store.evict(SPEC.name, KEYS[:10]) == 10
         assert store.count(SPEC.name) == sum(keys.size for keys, _ in store.items(SPEC.name)) == 990
         store.drop_table(SPEC.name)
 
     def test_in_a_cluster_these_rights_are_enough(self, redis_cluster):
-        commands = ["hset", "hmget", "hscan", "exists", "get", "eval", "cluster|slots", "command"]
+        commands = ["hset", "hmget", "hscan", "exists", "get", "unlink", "eval", "cluster|slots", "command"]
         rights = ["reset", "on", ">battery staple", "~hps_et*", *(f"+{command}" for command in commands)]
         for node in redis_cluster.nodes:
             with node.client() as client:
@@ -196,7 +200,7 @@ class TestTls:
     )
     def test_a_certificate_that_does_not_hold_is_refused(self, tls_proxy, certificates, change, reason):
         with pytest.raises(StoreError, match=reason):
-            open_store(tls_proxy, tls=tls(certificates, **change), **IMPATIENT)
+            open_store(tls_proxy, tls=tls(certificates, **change))
 
     def test_a_server_without_tls_is_an_error(self, redis_server, certificates):
         with pytest.raises(StoreError, match="cannot connect"):

@@ -6,50 +6,14 @@ import logging
 import numpy as np
 import pytest
 
-from benchmarks.redis_servers import RedisServer, free_port, wait_until
+from benchmarks.redis_servers import RedisServer, wait_until
 from serving.config import RedisConfig, RedisOverflow
 from serving.errors import ConfigError, StoreError
 from serving.parameter_server import ParameterServer
 from serving.parameter_server.readings import table_readings
 from serving.storage import RedisStore, RocksDbStore, redis_nodes
 from serving.storage.redis_table import RedisTable
-
-
-@pytest.fixture
-def model(write_model):
-    return write_model(write_model.table(rows=300), write_model.table(dim=6, rows=100))
-
-
-@pytest.fixture
-def ps_file(model, tmp_path):
-    """Write a ps.json with the model, a Redis at ``port``, and RocksDB unless ``alone``."""
-
-    def write(port, alone=False):
-        entry = {
-            "model": "dcn",
-            "sparse_files": ["model/0_sparse_10.model", "model/1_sparse_10.model"],
-            "dense_file": "model/_dense_10.model",
-            "network_file": "model/model.json",
-            "gpucache": False,
-        }
-        document = {
-            "supportlonglong": True,
-            "models": [entry],
-            "volatile_db": {"type": "redis_cluster", "address": f"127.0.0.1:{port}", "timeout_ms": 5000},
-        }
-        if not alone:
-            document["persistent_db"] = {"type": "rocks_db", "path": "rows", "num_threads": 1}
-        (tmp_path / "ps.json").write_text(json.dumps(document))
-        return tmp_path / "ps.json"
-
-    return write
-
-
-def assert_served(server, model):
-    for index, rows in enumerate(model.tables):
-        answer, found = server.lookup(f"dcn.table{index}", np.array(list(rows), dtype=np.int64))
-        assert found.all()
-        assert answer.tobytes() == b"".join(row.tobytes() for row in rows.values())
+from tests.serving.storage.redis_stores import IMPATIENT, assert_served, said
 
 
 def test_redis_answers_before_rocksdb_and_holds_every_row(redis_server, model, ps_file):
@@ -88,11 +52,6 @@ def test_an_unloaded_model_stays_in_redis_unless_it_is_dropped(redis_server, mod
 
     with redis_server.client() as client:
         assert bool(client.dbsize()) == (not drop)
-
-
-def said(caplog, what):
-    """The beginnings of the lines of the log that say ``what`` of a tier."""
-    return [line.partition(":")[0] for line in caplog.messages if what in line]
 
 
 def test_while_redis_is_down_an_unknown_key_is_answered_with_its_default(own_server, model, ps_file):
@@ -134,8 +93,9 @@ def test_while_redis_is_down_rocksdb_answers_and_the_outage_is_logged_once_for_e
 def test_a_redis_that_keeps_silent_is_counted_as_late_once_and_rocksdb_answers(own_server, model, ps_file, monkeypatch):
     monkeypatch.setattr(redis_nodes, "PAUSE_RATIO", 100.0)  # however long the first call's other tables take
     file = ps_file(own_server.port)
+    ParameterServer.from_config(file).close()  # loads Redis, which may take as long as it likes
     document = json.loads(file.read_text())
-    document["volatile_db"]["timeout_ms"] = 500
+    document["volatile_db"] |= IMPATIENT
     file.write_text(json.dumps(document))
     with ParameterServer.from_config(file) as server:
         own_server.freeze()
@@ -236,18 +196,10 @@ def test_a_redis_that_evicts_does_not_count_as_holding_every_row(redis_server, m
 
     with ParameterServer.from_config(with_margin(ps_file(redis_server.port))) as server:
         (config,) = server.models()
-    alone = ParameterServer(
-        [RedisStore(RedisConfig(addresses=(redis_server.address,), overflow=RedisOverflow(margin_rows=10)))]
-    )
+    same = RedisConfig(addresses=(redis_server.address,), num_partitions=5, overflow=RedisOverflow(margin_rows=10))
+    alone = ParameterServer([RedisStore(same)])
     with alone, pytest.raises(StoreError, match="a slower tier must hold all"):
         alone.load_model(config)
-
-
-def test_a_redis_that_is_down_at_the_start_is_an_error_that_names_it(ps_file):
-    port = free_port()
-
-    with pytest.raises(StoreError, match=f"redis: 127.0.0.1:{port}: cannot connect: Connection refused"):
-        ParameterServer.from_config(ps_file(port))
 
 
 def test_a_tier_that_cannot_be_opened_closes_those_before_it(redis_server, ps_file, tmp_path):
@@ -259,3 +211,33 @@ def test_a_tier_that_cannot_be_opened_closes_those_before_it(redis_server, ps_fi
     with redis_server.client() as client:
         wait_until(lambda: len(client.client_list()) == 1, "only this client is left")
     rocksdb.close()
+
+
+def test_a_row_that_redis_died_over_is_never_the_old_one_when_it_is_back(own_server, model, ps_file, monkeypatch):
+    key, row = np.array([next(iter(model.tables[0]))]), np.full((1, 4), 7.0, dtype=np.float32)
+    insert = RedisStore.insert
+
+    def die_and_insert(store, table, keys, rows):
+        own_server.kill()
+        insert(store, table, keys, rows)
+
+    with ParameterServer.from_config(ps_file(own_server.port)) as server:
+        with monkeypatch.context() as patched:
+            patched.setattr(RedisStore, "insert", die_and_insert)
+            with pytest.raises(StoreError, match="Connection refused"):
+                server.insert("dcn.table0", key, row)
+        assert server.lookup("dcn.table0", key)[0].tolist() == row.tolist()
+        with pytest.raises(StoreError, match="Connection refused"):
+            server.insert("dcn.table0", key, -row)
+
+        own_server.start()
+
+        def redis_answers():
+            assert server.lookup("dcn.table0", key)[0].tolist() == row.tolist()
+            return server.counters()["dcn.table0"].tiers[0].asked_keys
+
+        wait_until(redis_answers, "Redis is asked again")
+        assert not server.stores[0].fetch("dcn.table0", key, np.empty_like(row)).any()
+        server.insert("dcn.table0", key, -row)
+        assert server.lookup("dcn.table0", key)[0].tolist() == (-row).tolist()
+        assert server.counters()["dcn.table0"].hits["redis"] == 1

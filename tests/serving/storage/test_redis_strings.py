@@ -12,6 +12,7 @@ from redis.crc import key_slot
 from benchmarks.redis_servers import RedisServers
 from serving.errors import StoreError
 from serving.storage import TableSpec
+from serving.storage.redis_commands import plain
 from serving.storage.redis_strings import StringTable, slots_of
 from serving.storage.store import replaced
 from tests.serving.storage.redis_stores import KEYS, ROWS, SPEC, fetch, loaded_store, open_store
@@ -196,6 +197,29 @@ class TestLoading:
         fetch(other)
         assert store.loaded_from(SPEC.name) == other.loaded_from(SPEC.name) == "digest"
 
+    def test_of_what_others_change_meanwhile_the_load_overwrites_and_removes_as_documented(self, redis_server):
+        store = loaded_store(redis_server, layout="strings")
+        other = open_store(redis_server, layout="strings")
+        other.open_table(SPEC, 0)
+        sevens = np.full((3, 4), 7.0, dtype=np.float32)
+
+        def batches():
+            other.insert(SPEC.name, np.array([1, 900, 5000]), sevens)  # the last is none of the rows that are loaded
+            other.evict(SPEC.name, np.array([2, 901]))
+            yield KEYS[:500], ROWS[:500]
+            other.insert(SPEC.name, np.array([3, 902, 5001]), sevens)
+            other.evict(SPEC.name, np.array([4, 903]))
+            yield KEYS[500:], ROWS[500:]
+
+        store.bulk_load(SPEC, batches(), "digest")
+
+        out = np.empty((KEYS.size, 4), dtype=np.float32)
+        found = other.fetch(SPEC.name, KEYS, out)
+        assert KEYS[~found].tolist() == [4]  # removed, and stays so: its batch had been written
+        assert KEYS[found & (out == 7).all(axis=1)].tolist() == [3]
+        assert other.count(SPEC.name) == KEYS.size - 1
+        assert other.loaded_from(SPEC.name) == "digest"  # which does not tell of the two
+
     @pytest.mark.parametrize("before", [TableSpec(SPEC.name, 4, 4), TableSpec(SPEC.name, 6)])
     def test_rows_of_another_form_leave_with_the_load(self, redis_server, client, before):
         earlier = open_store(redis_server, layout="strings")
@@ -219,8 +243,8 @@ class TestLoading:
         other.bulk_load(SPEC, batches(), "after, with a space")
 
         assert store.loaded_from(SPEC.name) == "after, with a space"
-        store.mark_changed(SPEC.name)
-        store.mark_changed(SPEC.name)
+        for _ in range(2):
+            other.mark_changed(SPEC.name)  # of whose files the rows are now
         assert store.loaded_from(SPEC.name) == "after, with a space+changed"
         assert not other.fetch(SPEC.name, np.array([10**6]), np.empty((1, 4), dtype=np.float32)).any()
 
@@ -231,6 +255,12 @@ def test_a_name_that_would_be_a_reserved_key_is_an_error_of_the_store(redis_serv
 
     with pytest.raises(StoreError, match="reserved"):
         store.count(SPEC.name)
+
+
+def loaded_elsewhere(store, digest):
+    """Have the records say that another process has loaded other files."""
+    for record in store._tables[SPEC.name]._records:
+        store._nodes.run([plain("SET", record, f"{digest} {'0' * 16}")])
 
 
 @pytest.mark.slow
@@ -249,6 +279,13 @@ def test_a_slot_that_moves_is_followed(redis_binary, tmp_path):
     source.migrate("127.0.0.1", cluster.nodes[1].port, inside, 0, 5000)
     fetch(store)  # the source says ASK
     store.insert(SPEC.name, KEYS, ROWS)
+    assert store.evict(SPEC.name, KEYS) == KEYS.size
+    store.insert(SPEC.name, KEYS, ROWS)
+    loaded_elsewhere(store, "retrained")
+    for change in (lambda: store.insert(SPEC.name, KEYS, ROWS), lambda: store.evict(SPEC.name, KEYS)):
+        with pytest.raises(StoreError, match="retrained"):
+            change()
+    loaded_elsewhere(store, "digest")
     for client in (target, source):
         client.cluster("SETSLOT", moved, "NODE", names[1])
     fetch(store)  # the source says MOVED

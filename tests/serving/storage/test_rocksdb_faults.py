@@ -14,13 +14,18 @@ from serving.storage.rocksdb_manifest import whole_entries_bytes
 TABLE = "model.table"
 SPEC = TableSpec(TABLE, 16)
 
-# Fills the disk on which the database lies: by inserts, then by a load. Prints what it was told, and what is left.
+# Fills the disk on which the database lies: by a load, then by inserts. Prints what it was told, and what is left. Then
+# there is room again, and the database is opened anew while the errors are still there.
 FILLER = f"""
 import sys
+from pathlib import Path
 import numpy as np
 from serving.errors import StoreError
 from serving.storage import RocksDbStore, TableSpec
 
+ballast = Path(sys.argv[1]).parent / "ballast"
+ballast.write_bytes(bytes(17 * 2**20))
+errors = []
 spec = TableSpec({TABLE!r}, 16)
 other = TableSpec("model.other", 16)
 store = RocksDbStore(sys.argv[1], num_threads=1)
@@ -40,9 +45,14 @@ for write in (lambda: store.bulk_load(other, batches(), "never"), lambda: insert
         print("not full")
     except StoreError as err:
         print(err)
+        errors.append(err)
 out = np.empty((1000, 16), np.float32)
 found = store.fetch({TABLE!r}, keys, out)
 print(bool(found.all() and (out == 1).all()), store.loaded_from({TABLE!r}), store.loaded_from("model.other"))
+store.close()
+ballast.unlink()
+store = RocksDbStore(sys.argv[1], num_threads=1)
+print(store.loaded_from({TABLE!r}), len(errors))
 store.close()
 """
 
@@ -69,18 +79,19 @@ def small_disk():
 def test_a_full_disk_is_an_error_with_the_path_and_old_rows_stay_readable(small_disk, tmp_path):
     done = small_disk(tmp_path)
 
-    load, insert, left = done.stdout.splitlines()
     assert done.returncode == 0, done.stderr
+    load, insert, left, opened_anew = done.stdout.splitlines()
     for message in (load, insert):
         assert str(tmp_path / "disk" / "db") in message
         assert "No space left on device" in message
     assert load.startswith("rocksdb: table 'model.other': ")
     assert left == "True digest None"
+    assert opened_anew == "digest 2"
 
 
 @pytest.fixture
 def path(tmp_path):
-    """A database of 2000 loaded rows, and 10 that are in its log only."""
+    """A database of 2000 loaded rows, and 10 that were inserted."""
     store = RocksDbStore(tmp_path / "db", num_threads=1)
     store.bulk_load(SPEC, iter([(np.arange(2000), np.ones((2000, 16), np.float32))]), "digest")
     store.insert(TABLE, np.arange(2000, 2010), np.ones((10, 16), np.float32))
@@ -98,6 +109,10 @@ def read_all(path, **options):
         return int(found.sum()), walked, bool((out[found] == 1).all())
     finally:
         store.close()
+
+
+def read_first(store):
+    return store.fetch(TABLE, np.arange(2000), np.empty((2000, 16), np.float32))
 
 
 def damage(file, how):
@@ -127,6 +142,19 @@ def test_a_damaged_file_is_an_error_that_names_it(path, pattern, how, read_only)
 
     assert str(path) in str(caught.value)
     assert file.stem.lstrip("0") in str(caught.value)
+
+
+@pytest.mark.parametrize("read", [read_first, lambda store: list(store.items(TABLE))])
+def test_an_error_that_somebody_keeps_does_not_keep_the_database_locked(path, read):
+    damage(max(path.glob("*.sst"), key=lambda one: one.stat().st_size), "flipped")
+    store = RocksDbStore(path, num_threads=1, warm_up=False)
+    store.open_table(SPEC, 0)
+    with pytest.raises(StoreError, match="checksum") as kept:
+        read(store)
+    store.close()
+
+    RocksDbStore(path, num_threads=1).close()
+    assert kept.tb is not None  # which has the variables of the calls that failed
 
 
 def test_a_log_that_ends_in_a_half_written_record_loses_that_record_only(tmp_path):

@@ -1,105 +1,193 @@
-"""A process that is killed while it writes: what it acknowledged is there, and half a load is never taken for whole."""
+"""A process that is killed while it writes: what it acknowledged is there, and nothing is there by half.
+
+The processes print a line before each act and after it. What is found afterwards is held against these lines.
+"""
 
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from serving.config import MOST_ROCKSDB_BATCH_ROWS as MOST_BATCH_ROWS
 from serving.storage import RocksDbStore, TableSpec
 
-TABLE = "model.table"
+SPEC = TableSpec("model.table", 16)
+# A call of insert is two whole batches and a part of one, and the log takes many writes of the system's for each.
+CALL_ROWS = 2 * MOST_BATCH_ROWS + 1000
+CALLS = 3  # calls of insert that have keys of their own
 LOADED_ROWS = 20_000
-BATCH_ROWS = 100
+LOADED_BATCHES = 20
+FIRST_INSERTED = 1_000_000
 
-# Prints a word and a number whenever something has been acknowledged; goes on until it is killed.
-WRITER = f"""
+BEGIN = f"""
 import sys
+from contextlib import contextmanager
 import numpy as np
-from serving.storage import RocksDbStore, TableSpec, rocksdb_sort
+from serving.storage import RocksDbStore, TableSpec, rocksdb_sort, rocksdb_store
 
-rocksdb_sort.RUN_BYTES = 24 * 4000
+def insert(number, version):
+    first = {FIRST_INSERTED} + {CALL_ROWS} * number
+    rows = np.full(({CALL_ROWS}, {SPEC.dim}), version, np.float32)
+    print("inserts", number, version, flush=True)
+    store.insert({SPEC.name!r}, np.arange(first, first + {CALL_ROWS}), rows)
+    print("inserted", number, version, flush=True)
+
+spec = TableSpec({SPEC.name!r}, {SPEC.dim})
 store = RocksDbStore(sys.argv[1], num_threads=1)
-store.open_table(TableSpec({TABLE!r}, 4), 0)
-keys = np.arange({LOADED_ROWS})
-
-def batches(generation):
-    for start in range(0, keys.size, 1000):
-        yield keys[start : start + 1000], np.full((1000, 4), generation, np.float32)
-        print("batch", start, flush=True)
-
-generation = 0
+store.open_table(spec, 0)
+version = 0
+"""
+# Inserts the same keys again and again, with the number of the call in all its rows.
+INSERTER = f"""{BEGIN}
 while True:
-    generation += 1
-    print("begins", generation, flush=True)
-    store.bulk_load(TableSpec({TABLE!r}, 4), batches(generation), str(generation))
-    print("loaded", generation, flush=True)
-    for number in range(5):
-        first = 1_000_000 * generation + {BATCH_ROWS} * number
-        new = np.arange(first, first + {BATCH_ROWS})
-        store.insert({TABLE!r}, new, np.full((new.size, 4), generation, np.float32))
-        print("inserted", first, flush=True)
+    version += 1
+    insert(version % {CALLS}, version)
+"""
+# Loads the table again and again, and inserts rows between; the number of the load is in all rows of both.
+LOADER = f"""{BEGIN}
+class Loader(rocksdb_store.BulkLoader):
+    @contextmanager
+    def written(self, batches):
+        with super().written(batches) as files:
+            print("written", version, flush=True)
+            yield files
+
+rocksdb_sort.RUN_BYTES = 72 * 4000
+rocksdb_store.BulkLoader = Loader
+
+def batches():
+    for keys in np.array_split(np.arange({LOADED_ROWS}), {LOADED_BATCHES}):
+        yield keys, np.full((keys.size, {SPEC.dim}), version, np.float32)
+        print("batch", version, flush=True)
+
+while True:
+    version += 1
+    print("begins", version, flush=True)
+    store.bulk_load(spec, batches(), str(version))
+    print("loaded", version, flush=True)
+    for number in range({CALLS}):
+        insert(number, version)
 """
 
 
-def run_until(path, lines):
-    """Run the writer until it has printed ``lines`` lines, and kill it with no chance to tidy up."""
-    with subprocess.Popen([sys.executable, "-c", WRITER, str(path)], stdout=subprocess.PIPE, text=True) as writer:
-        said = [writer.stdout.readline() for _ in range(lines)]
+def run_until(program, path, word, times, wait_ratio=0.0):
+    """Run a program until it has printed a line that begins with ``word`` so often, and kill it.
+
+    Args:
+        program: the source; it writes to the database at ``path`` and goes on until it is killed.
+        wait_ratio: wait before it is killed, as a part of the time between the last two of those lines.
+
+    Returns:
+        the lines that it has printed, as tuples of a word and numbers.
+    """
+    said, came_s = [], []
+    with subprocess.Popen([sys.executable, "-c", program, str(path)], stdout=subprocess.PIPE, text=True) as writer:
+        while len(came_s) < times:
+            said.append(writer.stdout.readline())
+            assert said[-1], "the program ended by itself"
+            if said[-1].split()[0] == word:
+                came_s.append(time.monotonic())
+        while wait_ratio and time.monotonic() < came_s[-1] + wait_ratio * (came_s[-1] - came_s[-2]):
+            pass  # a thread that sleeps may be woken when the act is over
         writer.send_signal(signal.SIGKILL)
         said += writer.stdout.readlines()
     assert writer.returncode == -signal.SIGKILL
-    return [tuple(line.split()) for line in said if line.endswith("\n")]
+    lines = [line.split() for line in said if line.endswith("\n")]
+    return [(first, *map(int, numbers)) for first, *numbers in lines]
 
 
-def fetch(store, keys):
-    out = np.full((len(keys), 4), np.nan, dtype=np.float32)
-    return out, store.fetch(TABLE, np.asarray(keys, dtype=np.int64), out)
+def open_store(path):
+    store = RocksDbStore(path, num_threads=1)
+    store.open_table(SPEC, 0)
+    return store
 
 
-LINES = np.random.default_rng(7).integers(1, 60, 50).tolist()
+def versions_of(store, first, rows):
+    """The numbers in the rows of keys from ``first`` on, as a set; None stands for a key that is not there."""
+    out = np.empty((rows, SPEC.dim), dtype=np.float32)
+    found = store.fetch(SPEC.name, np.arange(first, first + rows), out)
+    return set(out[found].ravel().astype(int).tolist()) | ({None} if not found.all() else set())
 
 
-@pytest.mark.parametrize(
-    "lines", [pytest.param(lines, marks=pytest.mark.long if at >= 6 else ()) for at, lines in enumerate(LINES)]
-)
-def test_acknowledged_writes_survive_sigkill_and_half_a_load_is_not_taken_for_whole(tmp_path: Path, lines: int):
-    said = run_until(tmp_path / "db", lines)
-    begun = max(int(number) for word, number in said if word == "begins")
-    loaded = max((int(number) for word, number in said if word == "loaded"), default=0)
+def batches_of_call(store, number):
+    """``versions_of`` each batch of the keys that the calls of insert with this number have."""
+    begin, end = FIRST_INSERTED + CALL_ROWS * number, FIRST_INSERTED + CALL_ROWS * (number + 1)
+    starts = range(begin, end, MOST_BATCH_ROWS)
+    return [versions_of(store, start, min(MOST_BATCH_ROWS, end - start)) for start in starts]
 
-    store = RocksDbStore(tmp_path / "db", num_threads=1)
-    store.open_table(TableSpec(TABLE, 4), 0)
-    digest = store.loaded_from(TABLE)
-    rows, found = fetch(store, np.arange(LOADED_ROWS))
-    # Until a load has its rows on the disk, the ones before it are there; for a moment, none that count.
-    assert digest in {str(loaded), str(begun), None} - {"0"} - ({None} if loaded == begun else set())
-    if digest is not None:
-        assert found.all()
-        assert (rows == int(digest)).all()
-        for first in inserted(said, int(digest)):
-            new, new_found = fetch(store, np.arange(first, first + BATCH_ROWS))
-            assert new_found.all()
-            assert (new == int(digest)).all()
+
+def numbers_after(said, *words):
+    """The last number of each line that begins with these words."""
+    return [line[-1] for line in said if line[: len(words)] == words]
+
+
+# When a writer is killed. The first few belong to every run of the tests, the others to `make test-long`.
+def points(drawn, quick):
+    return [pytest.param(*point, marks=pytest.mark.long if at >= quick else ()) for at, point in enumerate(drawn)]
+
+
+draw = np.random.default_rng(7)
+IN_INSERTS = [(int(draw.integers(2, 12)), round(draw.uniform(0.05, 0.95), 2)) for _ in range(36)]
+# Most while rows are read or, behind the last batch, written to files; the others in the instant when these replace
+# the old ones, or later. The first load of a table is among them.
+IN_LOADS = [("batch", 2 * LOADED_BATCHES), ("written", 2), ("batch", 47)]
+IN_LOADS += [("batch", int(draw.integers(1, 80))) for _ in range(8)]
+IN_LOADS += [("written", times) for times in (1, 3, 4, 5)] + [("batch", LOADED_BATCHES * times) for times in (1, 3)]
+IN_LOADS += [(word, times) for word in ("loaded", "inserts", "inserted") for times in (1, 5)]
+
+
+@pytest.mark.parametrize(("times", "wait_ratio"), points(IN_INSERTS, quick=4))
+def test_a_batch_whose_insert_was_killed_is_whole_or_absent_and_acknowledged_ones_are_whole(
+    tmp_path, times, wait_ratio
+):
+    said = run_until(INSERTER, tmp_path / "db", "inserts", times, wait_ratio)
+
+    store = open_store(tmp_path / "db")
+    for number in range(CALLS):
+        acknowledged = max(numbers_after(said, "inserted", number), default=None)
+        begun = max(numbers_after(said, "inserts", number), default=None)
+        for versions in batches_of_call(store, number):
+            assert versions in ({acknowledged}, {begun})
     store.close()
 
 
-def inserted(said, generation):
-    """The first keys of the batches that were acknowledged after the load ``generation``."""
-    return [int(number) for word, number in said if word == "inserted" and int(number) // 1_000_000 == generation]
+@pytest.mark.parametrize(("word", "times"), points(IN_LOADS, quick=3))
+def test_a_table_whose_load_was_killed_has_all_its_old_rows_or_all_the_new_ones(tmp_path: Path, word: str, times: int):
+    said = run_until(LOADER, tmp_path / "db", word, times)
+    begun = max(numbers_after(said, "begins"))
+    loaded = max(numbers_after(said, "loaded"), default=None)
+    replaces = begun != loaded and begun in numbers_after(said, "written")
+
+    store = open_store(tmp_path / "db")
+    digest = store.loaded_from(SPEC.name)
+    if digest is None and replaces:  # killed in the instant between: a server loads the table again
+        rows = np.full((LOADED_ROWS, SPEC.dim), begun, dtype=np.float32)
+        store.bulk_load(SPEC, iter([(np.arange(LOADED_ROWS), rows)]), str(begun))
+        digest = store.loaded_from(SPEC.name)
+    is_from = digest and int(digest)
+    assert is_from in ({loaded, begun} if replaces else {loaded})
+    assert versions_of(store, 0, LOADED_ROWS) == {is_from}
+    for number in range(CALLS):
+        acknowledged = is_from in numbers_after(said, "inserted", number)
+        begun_too = is_from in numbers_after(said, "inserts", number)
+        for versions in batches_of_call(store, number):
+            assert versions in ([{is_from}] if acknowledged else [{None}, {is_from}] if begun_too else [{None}])
+    store.close()
 
 
 def test_a_killed_load_is_made_good_by_the_next_one(tmp_path):
-    run_until(tmp_path / "db", 10)
-    store = RocksDbStore(tmp_path / "db", num_threads=1)
-    store.open_table(TableSpec(TABLE, 4), 0)
-    assert store.loaded_from(TABLE) is None
+    run_until(LOADER, tmp_path / "db", "batch", 10)
+    store = open_store(tmp_path / "db")
+    assert store.loaded_from(SPEC.name) is None
 
-    store.bulk_load(TableSpec(TABLE, 4), iter([(np.arange(10), np.ones((10, 4), np.float32))]), "again")
+    store.bulk_load(SPEC, iter([(np.arange(10), np.ones((10, SPEC.dim), np.float32))]), "again")
 
-    assert fetch(store, range(11))[1].tolist() == [True] * 10 + [False]
+    assert versions_of(store, 0, 10) == {1}
+    assert versions_of(store, 10, LOADED_ROWS) == {None}
     assert not (tmp_path / "db" / "loading").exists()
-    assert store.loaded_from(TABLE) == "again"
+    assert store.loaded_from(SPEC.name) == "again"
     store.close()

@@ -196,7 +196,7 @@ def test_rows_of_other_tables_change_while_a_table_is_loaded_and_a_checkpoint_wa
         yield np.arange(500), rows_of(np.arange(500))
         changing.start()
         checkpointing.start()
-        changing.join(20)
+        changing.join(60)
         seen.append(fetch(store, [1, 2, 3])[1].tolist())
         yield np.arange(500, 900), rows_of(np.arange(500, 900))
 
@@ -299,6 +299,22 @@ def test_a_second_writer_is_refused_with_the_folder_and_the_lock(path):
         RocksDbStore(path)
 
     assert str(path / "LOCK") in str(caught.value)
+    assert "in this process: close that first" in str(caught.value)
+
+
+def test_a_walk_that_the_closing_overtakes_ends_in_a_store_error_and_another_can_be_begun_anew(path):
+    store = open_store(path)
+    load(store, range(100))
+    walk = store.items(TABLE, batch_rows=10)
+    later = store.items(TABLE)
+    next(walk)
+    store.close()
+
+    assert sum(keys.size for keys, _ in walk) == 90  # what was begun keeps the database open
+    with pytest.raises(StoreError, match="the store is closed"):
+        next(later)
+
+    open_store(path).close()
 
 
 def test_a_read_that_meets_the_closing_ends_in_rows_or_a_store_error(path):
@@ -351,7 +367,8 @@ def test_a_read_only_store_takes_nothing(path):
         ):
             with pytest.raises(StoreError, match="read-only"):
                 call()
-        store.drop_table(TABLE)
+        with pytest.raises(StoreError, match="read-only"):
+            store.drop_table(TABLE)
         assert store.tables() == []
 
     with open_closing(path, read_only=True) as store:

@@ -1,6 +1,5 @@
 """Processes that share tables, started and killed: who writes, who waits, what is left."""
 
-import json
 import os
 import signal
 import stat
@@ -15,8 +14,10 @@ import pytest
 
 from serving.errors import StoreError, StoreFullError
 from serving.parameter_server import ParameterServer
-from serving.storage import SharedMemoryStore, TableSpec
+from serving.storage import RocksDbStore, SharedMemoryStore, TableSpec
 from serving.storage.shared_folder import SHARED_MEMORY
+from tests.serving.ps_files import listed, write_ps
+from tests.serving.small_server import KEYS, DictStore, serve, write_model
 
 SPEC = TableSpec("m.t", 4)
 ROWS = {key: np.full(4, key, dtype=np.float32) for key in range(100)}
@@ -141,6 +142,22 @@ def test_a_table_of_another_form_is_loaded_anew(open_store, spec):
     assert (out == 7.0).all()
 
 
+def test_a_table_the_name_of_whose_source_is_damaged_is_loaded_anew_and_told_to_readers(open_store, tmp_path):
+    first = open_store(auto_remove=False)
+    load(first)
+    first.close()
+    with (tmp_path / "shared" / "m.t.table").open("r+b") as file:
+        file.seek(40)
+        file.write(b"\xff")
+
+    heir = open_store()
+    reader = open_store(wait_ms=0)
+    with pytest.raises(StoreError, match=r"m\.t\.table: is damaged: the name of its source is no text"):
+        load(reader)
+    assert load(heir)
+    assert values(heir, [1]) == [1.0]
+
+
 def test_a_load_that_fails_leaves_the_old_rows_and_no_file(open_store, tmp_path):
     store = open_store()
     load(store)
@@ -229,6 +246,18 @@ def test_an_heir_reads_on_what_the_last_writer_removed_and_can_load_it_anew(open
     assert load(second)
     second.insert("m.t", np.array([1]), np.full((1, 4), 0.5, np.float32))
     assert values(second, [1]) == [0.5]
+
+
+def test_a_table_has_room_for_the_rows_that_came_into_rocksdb_since_its_files_were_written(open_store, tmp_path):
+    model = write_model(tmp_path)
+    with serve(model, DictStore(), RocksDbStore(tmp_path / "db", num_threads=1)) as server:
+        new = np.arange(1000, 1500)  # more than the headroom
+        server.insert("m.t", new, np.ones((new.size, 3), dtype=np.float32))
+
+    shared = open_store()
+    with serve(model, shared, RocksDbStore(tmp_path / "db", num_threads=1)) as server:
+        assert server.lookup("m.t", new)[1].all()
+        assert shared.count("m.t") == len(KEYS) + new.size
 
 
 def test_a_store_is_not_closed_while_it_is_written(open_store):
@@ -369,28 +398,16 @@ class Process:
 def config(write_model, tmp_path, shared_memory_name):
     """A model, and a ps.json of it that shares memory; no process that it starts outlives the test."""
     model = write_model(write_model.table(rows=300))
-    document = {
-        "supportlonglong": True,
-        "models": [
-            {
-                "model": "dcn",
-                "sparse_files": ["model/0_sparse_10.model"],
-                "dense_file": "model/_dense_10.model",
-                "network_file": "model/model.json",
-                "gpucache": False,
-            }
-        ],
-        "volatile_db": {
-            "type": "multi_process_hash_map",
-            "shared_memory_name": shared_memory_name,
-            "shared_memory_size": 2**26,
-        },
+    tier = {
+        "type": "multi_process_hash_map",
+        "shared_memory_name": shared_memory_name,
+        "shared_memory_size": 2**26,
     }
-    (tmp_path / "ps.json").write_text(json.dumps(document))
+    file = write_ps(tmp_path, [listed(model.config_file, gpucache=False)], volatile_db=tier)
     processes = []
 
     def start():
-        processes.append(Process(tmp_path / "ps.json"))
+        processes.append(Process(file))
         return processes[-1]
 
     yield model, start, SHARED_MEMORY / shared_memory_name

@@ -299,9 +299,10 @@ def test_changes_beyond_the_overlays_room_are_refused_whole(table, folder):
     store = loaded(folder, path, overlay_capacity_rows=10)
     assert store.capacity_rows(TABLE) == 310
 
-    with pytest.raises(StoreFullError, match=r"'model\.table': the overlay: table is full: it holds 0 of 10 rows"):
+    advice = r"table is full: it holds 0 of 10 rows.*; raise volatile_db\.overlay_capacity_rows$"
+    with pytest.raises(StoreFullError, match=rf"'model\.table': the overlay: {advice}"):
         store.insert(TABLE, np.arange(295, 306), np.ones((11, DIM), np.float32))
-    with pytest.raises(StoreFullError, match="evicted keys of the file: table is full"):
+    with pytest.raises(StoreFullError, match=f"evicted keys of the file: {advice}"):
         store.evict(TABLE, np.arange(11))
     assert_holds(store, rows, absent=[300, 305])
 
@@ -322,8 +323,9 @@ def test_without_room_for_changes_nothing_can_be_changed(table, folder):
             change()
     assert store.evict(TABLE, np.array([1000])) == 0
     assert_holds(store, rows)
-    with pytest.raises(ValueError, match="overlay_capacity_rows: expected at least 0, got -1"):
-        SnapshotStore(folder, overlay_capacity_rows=-1)
+    for rows in (-1, 3_500_000_001):
+        with pytest.raises(ValueError, match=rf"overlay_capacity_rows: expected 0 to 3500000000, got {rows}"):
+            SnapshotStore(folder, overlay_capacity_rows=rows)
 
 
 def test_a_value_that_the_row_type_cannot_hold_is_not_inserted(table, folder):
@@ -570,7 +572,7 @@ def test_a_process_that_ends_while_it_warms_up_ends_well(tmp_path):
         import sys
         import kernels.snapshot
         import serving
-        kernels.snapshot._WARM_UP_BYTES = 4096  # so that there is much left to do
+        kernels.snapshot._WARM_UP_BYTES = 1  # so that there is much left to do, however late this thread has its turn
         reader = serving.open_snapshot(sys.argv[1])
         thread = reader.warm_up_beside()
         assert thread.is_alive()

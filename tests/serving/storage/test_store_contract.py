@@ -20,7 +20,7 @@ from hypothesis.stateful import (
 from serving.errors import StoreError
 from serving.storage import DurableStore, TableSpec
 from serving.storage.store import CHANGED, ReservingStore
-from tests.serving.storage.tiers import STORES
+from tests.serving.storage.tiers import QUICK_FOLDER, STORES
 
 DIM = 4
 TABLE = "model.table"
@@ -61,7 +61,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @initialize()
     def begin(self):
-        self.folder = TemporaryDirectory()
+        self.folder = TemporaryDirectory(dir=QUICK_FOLDER)
         self.store = self.open_store(Path(self.folder.name))
         self.drop()  # a Redis has what earlier examples left
 

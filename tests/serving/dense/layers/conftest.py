@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
+from serving.dense.device_arithmetic import DeviceArithmetic
 from serving.dense.layers import LAYERS
+from serving.dense.primitives import using_arithmetic
 from serving.model.json_fields import Fields
 from serving.model.layer_types import LAYER_TYPES, Site
 from serving.model.records import B, Samples
@@ -134,6 +136,38 @@ def check_numpy():
             # float32 of sums of at most some hundred terms of size 1 to 100
             np.testing.assert_allclose(top, expected, rtol=1e-4, atol=1e-4)
         assert all(np.array_equal(array, copy) for array, copy in zip(arrays, before, strict=True))
+
+    return check
+
+
+@pytest.fixture(scope="session")
+def check_device(device):
+    """Check that float32 on a device agrees with the oracle, the same when captured as a graph, where nothing may wait.
+
+    On the runner it is NumPy's to the last bit, and arrays refuse to be mixed with those of the host.
+    """
+    stream = device.stream()
+
+    def check(layer):
+        arrays = [b.astype(np.float32) for b in layer.case["bottoms"]]
+        names = list(layer.weights)
+        weights = [layer.weights[name].astype(np.float32) for name in names]
+        with device.using(stream):
+            bottoms, own = ([device.xp.asarray(array) for array in given] for given in (arrays, weights))
+            with using_arithmetic(DeviceArithmetic(device, "fp32", own).on(stream)):
+                tops = [device.to_host(top) for top in layer.run(bottoms, dict(zip(names, own, strict=True)))]
+                graph = device.capture(stream, lambda: layer.run(bottoms, dict(zip(names, own, strict=True))))
+            graph.launch(stream)
+            assert all(np.array_equal(device.to_host(a), b) for a, b in zip(graph.result, tops, strict=True))
+            left = [device.to_host(array) for array in (*bottoms, *own)]
+
+        for top, expected in zip(tops, layer.expected(), strict=True):
+            assert top.dtype == np.float32
+            np.testing.assert_allclose(top, expected, rtol=1e-4, atol=1e-4)  # as in check_numpy
+        if device.name == "runner":
+            on_host = layer.run(arrays, dict(zip(names, weights, strict=True)))
+            assert all(np.array_equal(top, same) for top, same in zip(tops, on_host, strict=True))
+        assert all(np.array_equal(array, copy) for array, copy in zip(left, (*arrays, *weights), strict=True))
 
     return check
 

@@ -76,6 +76,13 @@ def test_elementwise_layers_on_numpy_compute_what_pytorch_computes(family, draw_
 
 
 @family
+@settings(deadline=None, max_examples=8)
+@given(data=st.data())
+def test_elementwise_layers_on_a_device_compute_the_same(family, draw_layer, check_device, data):
+    check_device(draw_layer(family, data))
+
+
+@family
 @settings(deadline=None, max_examples=12)
 @given(data=st.data())
 def test_elementwise_layers_on_torch_are_the_same_and_their_gradients_are_right(family, draw_layer, check_torch, data):

@@ -1,6 +1,7 @@
 """Rows that change, and models that come and go, while lookups run."""
 
 import threading
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -11,20 +12,7 @@ from serving.config import read_inference_config
 from serving.errors import RequestError, StoreError, StoreFullError, UnknownModelError
 from serving.parameter_server import TierSettings
 from serving.storage import MemoryStore, RocksDbStore
-from tests.serving.small_server import KEYS, ROWS, DictStore, held_by, keep, model_of, serve, write_model
-
-NEW = np.array([[7.0, 8.0, 9.0]], dtype=np.float32)
-
-
-@pytest.fixture(scope="module")
-def config(tmp_path_factory):
-    return write_model(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture
-def server(config):
-    with serve(config, MemoryStore(), DictStore("slow"), promote=True) as server:
-        yield server
+from tests.serving.small_server import KEYS, NEW, ROWS, DictStore, DurableDictStore, held_by, keep, model_of, serve
 
 
 def looked_up(server, *keys):
@@ -71,6 +59,105 @@ def test_arrays_that_are_parts_of_others_change_every_tier(config):
 
         server.evict("m.t", keys)
         assert looked_up(server, *keys) == {}
+
+
+class RefusingStore(DictStore):
+    """A store that can be told to take no changes, though it answers."""
+
+    refuses = False
+
+    def insert(self, table, keys, rows):
+        self._refuse(table)
+        super().insert(table, keys, rows)
+
+    def evict(self, table, keys):
+        self._refuse(table)
+        super().evict(table, keys)
+
+    def _refuse(self, table):
+        if self.refuses:
+            raise StoreError(self.name, table, "takes nothing")
+
+
+@pytest.mark.parametrize("verb", ["insert", "evict"])
+def test_what_a_faster_tier_did_not_hear_of_is_not_served_from_it(config, verb):
+    fast, middle, slow = RefusingStore("fast"), RefusingStore("middle"), DurableDictStore("slow")
+    with serve(config, fast, middle, slow) as server:
+        expected = {1: NEW[0].tolist()} if verb == "insert" else {}
+        middle.refuses = True
+        with pytest.raises(StoreError, match=r"middle: table 'm\.t': takes nothing"):
+            server.insert("m.t", np.array([1]), NEW) if verb == "insert" else server.evict("m.t", np.array([1]))
+        assert held_by(slow).get(1) == held_by(fast).get(1) == expected.get(1)
+
+        fast.evict("m.t", np.array([1]))
+        assert looked_up(server, 1) == expected
+        assert server.counters()["m.t"].tier_errors == {"middle": 2}
+        assert held_by(middle)[1] == ROWS[0].tolist()
+
+        middle.refuses = False
+        assert looked_up(server, 1, 2) == expected | {2: ROWS[1].tolist()}
+        assert 1 not in held_by(middle)
+
+
+def test_while_a_tier_has_old_rows_changes_are_refused_before_any_tier_is_written(config):
+    fast, slow = RefusingStore("fast"), DictStore("slow")
+    with serve(config, fast, slow) as server:
+        fast.refuses = True
+        with pytest.raises(StoreError):
+            server.insert("m.t", np.array([1]), NEW)
+
+        for change in (lambda: server.insert("m.t", np.array([2]), NEW), lambda: server.evict("m.t", np.array([2]))):
+            with pytest.raises(StoreError, match="takes nothing"):
+                change()
+        assert held_by(slow)[2] == ROWS[1].tolist()
+
+        fast.refuses = False
+        server.insert("m.t", np.array([1, 2]), NEW.repeat(2, axis=0))
+        assert held_by(fast) == held_by(slow)
+        assert looked_up(server, 1, 2) == dict.fromkeys([1, 2], NEW[0].tolist())
+
+
+def test_old_rows_outlive_no_load_of_their_model(config):
+    fast, slow = RefusingStore("fast"), DurableDictStore("slow")
+    with serve(config, fast, slow, settings={"fast": TierSettings(is_initialized=False)}) as server:
+        keep(slow, KEYS)
+        fast.rows["m.t"] = {1: ROWS[0]}
+        fast.refuses = True
+        with pytest.raises(StoreError):
+            server.insert("m.t", np.array([1]), NEW)
+        fast.drop_table = lambda table: None
+        server.unload_model("m")
+        fast.refuses = False
+        server.load_model(config)
+
+        assert looked_up(server, 1) == {1: NEW[0].tolist()}
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    operations=st.lists(
+        st.tuples(
+            st.sampled_from(["insert", "evict", "fast", "middle"]),
+            st.lists(st.sampled_from([*KEYS[:4], 777]), max_size=3),
+            st.integers(0, 9),
+        ),
+        max_size=20,
+    )
+)
+def test_lookups_agree_with_the_slowest_tier_whichever_of_the_others_refuses_changes(config, operations):
+    tiers = {"fast": RefusingStore("fast"), "middle": RefusingStore("middle"), "slow": DurableDictStore("slow")}
+    with serve(config, *tiers.values()) as server:
+        for verb, keys, value in operations:
+            keys = np.array(keys, dtype=np.int64)
+            if verb in tiers:
+                tiers[verb].refuses = not tiers[verb].refuses
+            else:
+                with suppress(StoreError):
+                    if verb == "insert":
+                        server.insert("m.t", keys, np.full((keys.size, 3), value, dtype=np.float32))
+                    else:
+                        server.evict("m.t", keys)
+            assert looked_up(server, *KEYS, 777) == held_by(tiers["slow"])
 
 
 def test_the_slowest_tier_is_written_first(config):
@@ -175,7 +262,13 @@ def test_where_the_slowest_tier_takes_no_rows_no_tier_has_them(config):
         (np.array([1]), NEW.astype(np.float64), r"expected rows of float32\[1, 3\], got float64\[1, 3\]"),
         (np.array([[1]]), NEW, r"expected keys of int64\[N\], got int64\[1, 1\]"),
         (np.array([1], dtype=np.int32), NEW, r"expected keys of int64\[N\], got int32\[1\]"),
+        ([1], NEW, r"expected keys of int64\[N\], got a list"),
+        (np.array([1]), NEW.tolist(), r"expected rows of float32\[1, 3\], got a list"),
         (np.array([2**63 - 1]), NEW, "key 9223372036854775807 at position 0 is reserved"),
+        *[
+            (np.array([1, 2]), np.float32([NEW[0], row]), r"'m\.t': the row of key 2 has values that are NaN")
+            for row in ([0, np.nan, 0], [0, 0, np.inf], [-np.inf, 0, np.inf])
+        ],
     ],
 )
 def test_what_is_no_update_is_refused_before_a_tier_is_written(server, keys, rows, message):
@@ -203,12 +296,27 @@ def test_a_key_beyond_those_of_a_uint32_model_is_refused(config, key):
 
 
 def test_a_row_that_the_row_type_cannot_hold_is_refused_before_a_tier_is_written(config):
-    narrow = model_of(config.tables[0].file.parent, row_dtype="int8")
+    narrow = model_of(config.tables[0].file.parent, row_dtype="bf16")
     with serve(narrow, MemoryStore(), DictStore("slow")) as server:
-        with pytest.raises(StoreError, match="of key 1: column 1 is inf, which int8 rows cannot hold"):
-            server.insert("m.t", np.array([1]), np.array([[0, np.inf, 0]], dtype=np.float32))
+        with pytest.raises(StoreError, match=r"of key 1: column 1 is 3\.39999995e\+38, which bf16 rows cannot hold"):
+            server.insert("m.t", np.array([1]), np.array([[0, 3.4e38, 0]], dtype=np.float32))
 
         assert held_by(server.stores[1])[1] == ROWS[0].tolist()
+
+
+@pytest.mark.parametrize("row_dtype", ["bf16", "int8", "uint8"])
+def test_a_row_that_is_not_finite_is_refused_alike_whatever_the_row_type_holds(config, row_dtype):
+    narrow = model_of(config.tables[0].file.parent, row_dtype=row_dtype)
+    with serve(narrow, MemoryStore()) as server, pytest.raises(RequestError, match="the row of key 1 has values"):
+        server.insert("m.t", np.array([1]), np.array([[0, np.inf, 0]], dtype=np.float32))
+
+
+def test_the_largest_floats_are_rows_like_others(server):
+    largest = np.full((1, 3), np.finfo(np.float32).max)
+
+    server.insert("m.t", np.array([1]), largest)
+
+    assert looked_up(server, 1) == {1: largest[0].tolist()}
 
 
 def test_a_table_that_is_not_loaded_cannot_be_changed(server):
@@ -225,10 +333,10 @@ def test_an_update_that_meets_the_unloading_fails(config):
 
     with serve(config, Unloading()) as server:
         unloading = threading.Thread(target=server.unload_model, args=("m",))
-        held = server._table("m.t")
+        held = server._served.table("m.t")
         server.evict("m.t", np.array([1]))
         unloading.join()
-        server._table = lambda name: held  # taken just before the unloading
+        server._served.table = lambda name: held  # taken just before the unloading
 
         with pytest.raises(UnknownModelError, match=r"'m\.t' has been unloaded"):
             server.insert("m.t", np.array([1]), NEW)

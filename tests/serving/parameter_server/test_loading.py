@@ -13,6 +13,7 @@ from serving.errors import ConfigError, ModelFileError, StoreError, StoreFullErr
 from serving.model.sparse_file import write_sparse_directory
 from serving.parameter_server import ParameterServer, TierSettings
 from serving.storage import MemoryStore, RocksDbStore, TableSpec
+from tests.serving.ps_files import listed
 
 
 @pytest.fixture
@@ -226,7 +227,7 @@ def test_a_model_is_not_loaded_twice(model):
     with ParameterServer([MemoryStore()]) as server:
         server.load_model(config_of(model))
 
-        with pytest.raises(ConfigError, match=r"'dcn\.table0' is already loaded"):
+        with pytest.raises(ConfigError, match="model 'dcn' is already loaded, in version 0"):
             server.load_model(config_of(model))
         assert_served(server, model)
 
@@ -238,7 +239,7 @@ def test_a_newer_version_takes_the_place_of_the_older_in_every_tier(write_model,
     memory, durable = MemoryStore(), rocksdb(tmp_path)
     with ParameterServer([memory, durable]) as server:
         server.load_model(read_model_directory(tmp_path / "dcn" / "1"))
-        with pytest.raises(ConfigError, match=r"'dcn\.table0' is already loaded"):
+        with pytest.raises(ConfigError, match="model 'dcn' is already loaded, in version 1"):
             server.load_model(read_model_directory(tmp_path / "dcn" / "2"))
         assert_served(server, models[1])
 
@@ -252,6 +253,17 @@ def test_a_newer_version_takes_the_place_of_the_older_in_every_tier(write_model,
             server.model("dcn", 1)
 
 
+def test_another_version_is_refused_though_its_tables_have_other_names(model):
+    config = config_of(model)
+    renamed = tuple(table.model_copy(update={"name": f"new_{table.name}"}) for table in config.tables)
+    with ParameterServer([MemoryStore()]) as server:
+        server.load_model(config)
+
+        with pytest.raises(ConfigError, match="model 'dcn' is already loaded"):
+            server.load_model(config.model_copy(update={"version": 2, "tables": renamed}))
+        assert server.models() == (config,)
+
+
 @pytest.mark.parametrize("is_erased", [False, True])
 def test_an_unloaded_model_stays_in_durable_tiers_and_an_erased_one_in_none(model, tmp_path, is_erased):
     durable = rocksdb(tmp_path)
@@ -262,6 +274,20 @@ def test_an_unloaded_model_stays_in_durable_tiers_and_an_erased_one_in_none(mode
 
         assert server.models() == ()
         assert (durable.loaded_from("dcn.table0") is None) == is_erased
+
+
+def test_erasing_a_model_from_a_database_that_is_only_read_says_that_its_rows_stay(model, tmp_path):
+    with ParameterServer([rocksdb(tmp_path)]) as server:
+        server.load_model(config_of(model))
+    durable = rocksdb(tmp_path, read_only=True)
+    with ParameterServer([MemoryStore(), durable]) as server:
+        server.load_model(config_of(model))
+
+        with pytest.raises(StoreError, match=r"'dcn\.table0': .* read-only.* its rows stay there"):
+            server.erase_model("dcn")
+
+        assert server.models() == ()
+        assert durable.loaded_from("dcn.table0") is not None
 
 
 def test_an_erased_model_leaves_every_tier_that_answers(model, tmp_path):
@@ -437,15 +463,7 @@ class TestFromConfig:
     def ps_file(self, model, tmp_path):
         document = {
             "supportlonglong": True,
-            "models": [
-                {
-                    "model": "dcn",
-                    "sparse_files": ["model/0_sparse_10.model", "model/1_sparse_10.model"],
-                    "dense_file": "model/_dense_10.model",
-                    "network_file": "model/model.json",
-                    "gpucache": False,
-                }
-            ],
+            "models": [listed(model.config_file, gpucache=False)],
             "volatile_db": {"type": "hash_map", "capacity_rows": 100},
             "persistent_db": {"type": "rocks_db", "path": "ps_db", "num_threads": 1},
         }
@@ -499,13 +517,6 @@ class TestFromConfig:
                 assert lookup_threads() == 7
         finally:
             set_lookup_threads(before)
-
-    def test_hpss_default_of_a_gpu_cache_is_served_without_one_and_said_to_be(self, ps_file, model, caplog):
-        file = ps_file(lambda document: document["models"][0].pop("gpucache"))
-
-        with ParameterServer.from_config(file) as server:
-            assert_served(server, model)
-        assert "model 'dcn': gpucache is true, but there is no GPU cache" in caplog.text
 
     def test_a_model_that_cannot_be_loaded_closes_what_was_opened(self, ps_file, tmp_path):
         file = ps_file()

@@ -8,33 +8,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernels.host import round_rows
-from serving.errors import RequestError, StoreError, UnknownModelError
+from serving.errors import RequestError, StoreError, StoreTimeoutError, StoreUnreachableError, UnknownModelError
 from serving.parameter_server import ParameterServer, tier
 from serving.parameter_server.counters import FETCH_BUCKETS_S, TableCounting
 from serving.parameter_server.served_table import ServedTable
 from serving.storage import MemoryStore
-from tests.serving.small_server import (
-    KEYS,
-    ROWS,
-    UNKNOWN,
-    DictStore,
-    DurableDictStore,
-    keep,
-    model_of,
-    serve,
-    write_model,
-)
+from tests.serving.small_server import KEYS, ROWS, UNKNOWN, DictStore, DurableDictStore, keep, model_of, serve
 
 
 class MiddleStore(MemoryStore):
     """A second tier in RAM."""
 
     name = "middle"
-
-
-@pytest.fixture(scope="module")
-def config(tmp_path_factory):
-    return write_model(tmp_path_factory.mktemp("model"))
 
 
 def rows_as(row_dtype):
@@ -82,12 +67,21 @@ def test_weighted_sums_are_those_of_embedding_bag_in_float64(config, fastest):
 
 @pytest.mark.parametrize(
     "weights",
-    [np.ones(1, np.float32), np.ones(3, np.float32), np.ones((2, 1), np.float32), np.ones(2), np.ones(2, np.int64)],
-    ids=["too few", "too many", "two dimensions", "float64", "int64"],
+    [np.ones(1, np.float32), np.ones(3, np.float32), np.ones((2, 1), np.float32), np.ones(2), np.ones(2, int), [1, 1]],
+    ids=["too few", "too many", "two dimensions", "float64", "int64", "a list"],
 )
 def test_weights_that_are_not_one_float32_per_key_are_refused(config, weights):
     with pytest.raises(RequestError, match=r"table 'm\.t': expected weights of float32\[2\], got "):
         serve(config, MemoryStore()).lookup_pooled("m.t", np.array(KEYS[:2]), np.array([0, 2]), "sum", weights)
+
+
+@pytest.mark.parametrize(
+    ("row_ptrs", "came"),
+    [([0, 2], "a list"), (np.empty(0, np.int32), r"int32\[0\]"), (np.array([[0, 2]]), r"int64\[1, 2\]")],
+)
+def test_what_cannot_be_offsets_of_bags_is_refused(config, row_ptrs, came):
+    with pytest.raises(RequestError, match=rf"table 'm\.t': expected row_ptrs of int32\[R \+ 1\].*, got {came}"):
+        serve(config, MemoryStore()).lookup_pooled("m.t", np.array(KEYS[:2]), row_ptrs, "sum")
 
 
 BAGS = st.lists(st.lists(st.sampled_from(KEYS + UNKNOWN), max_size=6), min_size=1, max_size=6)
@@ -233,6 +227,24 @@ class TestOutages:
             "tier fast does not answer, table 'm.t': no answer",
         ]
 
+    def test_an_outage_is_logged_once_more_when_what_was_out_of_reach_is_reached_and_fails_otherwise(self, caplog):
+        class FailingStore(DictStore):
+            def fetch(self, table, keys, out):
+                raise failure
+
+        refused = StoreUnreachableError("dict", "m.t", "Connection refused")
+        lost = StoreError("dict", "m.t", "has lost the rows")
+        late = StoreTimeoutError("dict", "m.t", "no answer within 5 ms")
+        held = ServedTable("m.t", 3, "I64", "fp32", 0.0, TableCounting("m", 0, "t", ["dict"]))
+        one = tier.Tier(FailingStore(), 0, tier.TierSettings())
+        for failure in (refused, refused, late, lost, refused, lost):  # noqa: B007 - the store raises it
+            one.fetch(held, np.array([1]))
+
+        assert caplog.messages == [
+            "tier dict does not answer, table 'm.t': Connection refused",
+            "tier dict does not answer, table 'm.t': has lost the rows",
+        ]
+
     @pytest.mark.parametrize("down", [0, 1])
     def test_a_key_that_a_tier_which_is_down_may_hold_is_not_called_unknown(self, server, down):
         server.stores[down].is_down = True
@@ -255,6 +267,29 @@ class TestOutages:
                 one.fetch(held, np.array([1]))
 
         assert caplog.messages == ["tier dict does not answer, table 'm.bad': no answer"]
+
+    def test_a_call_that_fails_after_the_outage_in_which_it_began_has_ended_starts_no_other(self, caplog):
+        class SlowToFail(DictStore):
+            def fetch(self, table, keys, out):
+                if keys[0] == slow_key:
+                    one.fetch(held, np.array([1]))  # as another thread's call, which is answered meanwhile
+                    raise StoreError(self.name, table, "no answer")
+                return super().fetch(table, keys, out)
+
+        slow_key, store = 2, SlowToFail()
+        held = ServedTable("m.t", 3, "I64", "fp32", 0.0, TableCounting("m", 0, "t", ["dict"]))
+        one = tier.Tier(store, 0, tier.TierSettings())
+        store.is_down = True
+        one.fetch(held, np.array([1]))
+        store.is_down = False
+
+        assert isinstance(one.fetch(held, np.array([slow_key])), StoreError)
+
+        assert not one.is_silent("m.t")
+        assert caplog.messages == [
+            "tier dict does not answer, table 'm.t': no answer",
+            "tier dict answers again, table 'm.t'",
+        ]
 
     def test_what_the_slowest_tier_does_not_hold_is_unknown_though_a_faster_one_is_down(self, config):
         server = serve(config, DictStore("fast"), DurableDictStore())

@@ -9,15 +9,10 @@ import pytest
 from serving.errors import StoreError
 from serving.parameter_server import TierSettings, promotion, tier
 from serving.storage import MemoryStore
-from tests.serving.small_server import KEYS, ROWS, DictStore, held_by, keep, model_of, serve, write_model
+from tests.serving.small_server import KEYS, ROWS, DictStore, held_by, keep, model_of, serve
 
 WAIT_S = 60
 NEW = np.full((1, 3), 7.0, dtype=np.float32)
-
-
-@pytest.fixture(scope="module")
-def config(tmp_path_factory):
-    return write_model(tmp_path_factory.mktemp("model"))
 
 
 class GatedStore(DictStore):
@@ -105,6 +100,7 @@ def test_a_lookup_does_not_wait_for_its_promotion(gated):
 def test_a_key_that_comes_several_times_is_written_once(gated):
     for keys in ([1, 2, 1, 1], [2, 1, 3]):
         gated.lookup("m.t", np.array(keys))
+        assert gated.stores[0].arrived.wait(WAIT_S)
     gated.stores[0].gate.set()
 
     assert gated.wait_for_promotions(WAIT_S)
@@ -157,7 +153,7 @@ def test_rows_of_a_table_that_is_being_written_hold_nothing_up_for_long(config, 
     monkeypatch.setattr(promotion, "LONGEST_WAIT_S", 0.001)
     with serve(config, DictStore("fast"), DictStore("slow"), promote=True) as server:
         keep(server.stores[0], [])
-        with server._table("m.t").changes.lock:
+        with server._served.table("m.t").changes.lock:
             server.lookup("m.t", np.array([1, 1]))
             assert server.wait_for_promotions(WAIT_S)
 
@@ -170,7 +166,7 @@ def test_rows_of_a_table_that_is_being_written_hold_nothing_up_for_long(config, 
 
 def test_nothing_is_promoted_into_a_model_that_took_the_place_of_the_one_it_was_read_from(config):
     with serve(config, DictStore("fast"), DictStore("slow"), promote=True) as server:
-        held = server._table("m.t")
+        held = server._served.table("m.t")
         server.unload_model("m")
         server.load_model(config)
         keep(server.stores[0], KEYS[1:])
@@ -194,18 +190,56 @@ def test_an_unloading_waits_for_the_promotion_in_hand_and_drops_those_behind_it(
     assert gated.stores[0].tables() == []
 
 
-def test_a_full_queue_drops_what_has_no_room_and_counts_it(gated, monkeypatch):
-    monkeypatch.setattr(promotion, "MOST_WAITING_BYTES", 2 * ROWS[0].nbytes)
+def test_what_has_waited_longest_is_dropped_for_what_has_no_room_and_counted(gated, monkeypatch):
+    monkeypatch.setattr(promotion, "MOST_WAITING_BYTES", 3 * ROWS[0].nbytes)
     gated.lookup("m.t", np.array([1]))
     assert gated.stores[0].arrived.wait(WAIT_S)
 
-    gated.lookup("m.t", np.array([2, 3, 4]))
-    gated.lookup("m.t", np.array([5]))
+    for keys in ([2, 3], [4], [5], [6]):
+        gated.lookup("m.t", np.array(keys))
     gated.stores[0].gate.set()
 
     assert gated.wait_for_promotions(WAIT_S)
-    assert gated.stores[0].inserted == [[1], [2, 3]]
+    assert gated.stores[0].inserted == [[1], [6], [5], [4]]
     assert counters(gated).dropped_promotions == 2
+
+
+def test_rows_of_one_lookup_that_are_more_than_may_wait_are_dropped_and_counted(gated, monkeypatch):
+    monkeypatch.setattr(promotion, "MOST_WAITING_BYTES", 2 * ROWS[0].nbytes)
+    gated.stores[0].gate.set()
+
+    gated.lookup("m.t", np.array([1, 2, 3, 4, 5]))
+
+    assert gated.wait_for_promotions(WAIT_S)
+    assert gated.stores[0].inserted == [[1, 2]]
+    assert counters(gated).dropped_promotions == 3
+
+
+def test_promotion_goes_on_while_more_rows_are_offered_and_updated_than_it_has_time_for(config, monkeypatch):
+    turns, waiting, next_offer = threading.Semaphore(0), threading.Semaphore(0), promotion.Promoter._next
+
+    def next_in_turn(promoter):
+        waiting.release()
+        assert turns.acquire(timeout=WAIT_S)
+        return next_offer(promoter)
+
+    monkeypatch.setattr(promotion.Promoter, "_next", next_in_turn)
+    monkeypatch.setattr(promotion, "MOST_WAITING_BYTES", 8 * ROWS[0].nbytes)
+    with serve(config, DictStore("fast"), DictStore("slow"), promote=True) as server:
+        keep(server.stores[0], [])
+        for _ in range(20):
+            for key in KEYS[:3]:
+                server.lookup("m.t", np.array([key]))
+            assert waiting.acquire(timeout=WAIT_S)
+            turns.release()  # one of the three that were just offered, or one that was offered before
+            assert waiting.acquire(timeout=WAIT_S)
+            waiting.release()  # for the next time
+            server.insert("m.t", np.array(KEYS), ROWS)
+            keep(server.stores[0], [])  # as RAM that evicts: each key is offered again
+        promoted_rows = counters(server).promoted_rows
+        turns.release(100)  # so that it can end
+
+    assert promoted_rows == 20
 
 
 def test_closing_ends_a_promotion_in_flight_and_drops_those_behind_it(config):
@@ -215,7 +249,7 @@ def test_closing_ends_a_promotion_in_flight_and_drops_those_behind_it(config):
         fast.shut()
         for key in (1, 2):
             server.lookup("m.t", np.array([key]))
-        assert fast.arrived.wait(WAIT_S)
+            assert fast.arrived.wait(WAIT_S)
         closing = threading.Thread(target=server.close)
         closing.start()
         while not server._promoter._is_closed:
@@ -309,6 +343,33 @@ def test_a_tier_that_answers_and_takes_no_rows_is_told_of_once_until_it_takes_so
         "tier fast takes promoted rows again, table 'm.t'",
     ]
     assert "out of memory" in told[0]
+
+
+def test_a_promotion_of_rows_that_are_there_by_now_does_not_tell_that_a_tier_takes_rows_again(config, caplog):
+    class Refusing(DictStore):
+        refuses, overlooks = False, False
+
+        def insert(self, table, keys, rows):
+            if self.refuses and keys.size:
+                raise StoreError(self.name, table, "read only")
+            super().insert(table, keys, rows)
+
+        def fetch(self, table, keys, out):
+            found = super().fetch(table, keys, out) & (not self.overlooks)
+            self.overlooks = False
+            return found
+
+    with serve(config, Refusing("fast"), DictStore("slow"), promote=True) as server, caplog.at_level(logging.WARNING):
+        fast = server.stores[0]
+        keep(fast, [2])
+        fast.refuses = True
+        for key in (1, 2, 1):
+            fast.overlooks = True  # the lookup, not the promotion after it
+            assert server.lookup("m.t", np.array([key]))[1].all()
+            assert server.wait_for_promotions(WAIT_S)
+
+    told = [record.getMessage() for record in caplog.records if record.name == tier.logger.name]
+    assert told == ["tier fast takes no promoted rows, table 'm.t': read only"]
 
 
 def test_nothing_is_promoted_into_a_tier_that_did_not_answer(config):

@@ -10,15 +10,10 @@ from serving.errors import StoreError, StoreTimeoutError
 from serving.parameter_server import ParameterServer, TierSettings, time_budget
 from serving.parameter_server.call_threads import CallThreads
 from serving.storage import MemoryStore
-from tests.serving.small_server import KEYS, ROWS, DictStore, keep, serve, write_model
+from tests.serving.small_server import KEYS, ROWS, DictStore, keep, serve
 
 WAIT_S = 60
-TIMEOUT_MS = 200
-
-
-@pytest.fixture(scope="module")
-def config(tmp_path_factory):
-    return write_model(tmp_path_factory.mktemp("model"))
+TIMEOUT_MS = 800  # a tier that answers must do so within it, on a busy machine too
 
 
 class HangingStore(DictStore):
@@ -83,7 +78,7 @@ def test_a_tier_that_answers_in_time_is_asked_as_ever(server):
 def test_a_tier_that_hangs_ends_a_lookup_with_an_error_that_names_it_and_its_budget(server):
     server.stores[1].hang()
 
-    with pytest.raises(StoreTimeoutError, match=r"^slow: table 'm\.t': no answer within 200 ms \(timeout_ms\)$"):
+    with pytest.raises(StoreTimeoutError, match=r"^slow: table 'm\.t': no answer within 800 ms \(timeout_ms\)$"):
         ask(server)
     assert (counters(server).errors, counters(server).timeouts) == (1, 1)
 
@@ -139,7 +134,7 @@ def test_a_probe_beside_the_requests_ends_the_outage(server, clock, caplog):
 
     until_answered(server)
     assert [record.getMessage() for record in caplog.records] == [
-        "tier slow does not answer, table 'm.t': no answer within 200 ms (timeout_ms)",
+        "tier slow does not answer, table 'm.t': no answer within 800 ms (timeout_ms)",
         "tier slow answers again, table 'm.t'",
     ]
 

@@ -1,0 +1,47 @@
+"""What tests of devices share. `make test-gpu` sets HOTROW_REQUIRE_GPU: there a test that is skipped is a failure."""
+
+import os
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+from kernels.device import open_device
+from kernels.errors import DeviceUnavailableError
+
+# How long a machine takes to draw and to run an example says nothing of what is tested.
+settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any machine")
+
+
+@pytest.fixture(params=["runner", pytest.param("cuda:0", marks=pytest.mark.gpu)], scope="session")
+def device(request):
+    """Every device this machine has; a missing one is a skip with its reason, never a pass."""
+    try:
+        return open_device(request.param)
+    except DeviceUnavailableError as err:
+        pytest.skip(str(err))
+
+
+@pytest.fixture(scope="session")
+def runner():
+    """The CPU runner, for tests of what only it can tell."""
+    try:
+        return open_device("runner")
+    except DeviceUnavailableError as err:
+        pytest.skip(str(err))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    report = yield
+    if report.skipped and os.environ.get("HOTROW_REQUIRE_GPU"):
+        report.outcome = "failed"
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector):
+    report = yield
+    if report.skipped and os.environ.get("HOTROW_REQUIRE_GPU"):
+        report.outcome = "failed"
+    return report

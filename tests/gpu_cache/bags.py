@@ -1,0 +1,101 @@
+"""What tests of groups share: tables of rows, requests of bags, and the answer by the host's own loops."""
+
+from contextlib import nullcontext
+from dataclasses import dataclass
+
+import numpy as np
+
+from gpu_cache.cache_group import CacheGroup
+from gpu_cache.embedding_cache import EmbeddingCache
+from gpu_cache.readers import Readers
+from kernels.host import pool_rows, round_rows
+
+TABLE_KEYS = 400
+HELD_KEYS = 200  # 0 .. 199 are offered to the caches
+
+
+@dataclass(frozen=True)
+class Bags:
+    """One table's part of a request; see ``gpu_cache.request.TableBags``."""
+
+    keys: np.ndarray
+    row_ptrs: np.ndarray
+
+
+class Tables:
+    """Tables of float32 rows by key 0 .. 399, and caches that hold half of them.
+
+    Args:
+        device: of the caches.
+        forms: row type and dim of each table.
+        options: of every cache.
+    """
+
+    def __init__(self, device, forms, **options):
+        self.device = device
+        self.dims = [dim for _, dim in forms]
+        readers = Readers()
+        self.caches = [
+            EmbeddingCache(dim, 2 * TABLE_KEYS, device, row_dtype, seed=t, readers=readers, **options)
+            for t, (row_dtype, dim) in enumerate(forms)
+        ]
+        self.rows = [self._rows(cache, t) for t, cache in enumerate(self.caches)]
+
+    def _rows(self, cache, t):
+        """The table's rows as its cache gives them back."""
+        rng = np.random.default_rng(t)
+        rows = rng.standard_normal((TABLE_KEYS, cache.layout.dim), dtype=np.float32)
+        if cache.layout.row_dtype != "fp8":
+            round_rows(rows, cache.layout.row_dtype, rows)
+        cache.replace(np.arange(HELD_KEYS), rows[:HELD_KEYS])
+        assert cache.stats().rows == HELD_KEYS
+        if cache.layout.row_dtype in ("fp8", "uint8"):  # what these give back need not round to itself
+            keys, held = cache.dump(with_rows=True)
+            rows[keys] = held
+        return rows
+
+    def group(self, slots, combiners, **options):
+        return CacheGroup(self.caches, slots, combiners, **options)
+
+    def fetch(self, missing):
+        """The rows that a parameter server would answer."""
+        return [rows[of_table.keys] for rows, of_table in zip(self.rows, missing, strict=True)]
+
+
+def random_request(rng, samples, slots, lengths, share_held=0.5, tables=None):
+    """Bags of random keys, of which about ``share_held`` are of those offered to the caches."""
+    request = []
+    for of_table in slots:
+        counts = rng.choice(lengths, samples * of_table)
+        row_ptrs = np.concatenate(([0], np.cumsum(counts))).astype(np.int32)
+        keys = rng.integers(0, HELD_KEYS, row_ptrs[-1])
+        keys[rng.random(keys.size) >= share_held] += HELD_KEYS
+        request.append(Bags(keys, row_ptrs))
+    return request
+
+
+def expected(rows, bags, combiner, weights=None):
+    """float32[B * S, D] by the host's loops."""
+    out = np.empty((bags.row_ptrs.size - 1, rows.shape[1]), dtype=np.float32)
+    pool_rows(rows[bags.keys], bags.row_ptrs, out, combiner, weights)
+    return out
+
+
+def finish(work, tables):
+    """Fetch and pool again until nothing is missing; how many rounds that took."""
+    rounds = 0
+    while missing := work.missing():
+        assert rounds < 10, "what was fetched is missing again and again"
+        work.complete(tables.fetch(missing))
+        rounds += 1
+    return rounds
+
+
+def host_rows(device, pooled):
+    """float32[B * S, D] of each table; the stream must have run."""
+    return [device.to_host(array).reshape(-1, array.shape[2]) for array in pooled]
+
+
+def scheduled(device, seed, os_threads=1):
+    """A drawn order of threads, where the device has one to draw."""
+    return device.scheduled(seed, os_threads) if hasattr(device, "scheduled") else nullcontext()

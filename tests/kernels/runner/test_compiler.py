@@ -1,0 +1,73 @@
+"""g++ and the cache of what it made."""
+
+import numpy as np
+import pytest
+
+from kernels.errors import DeviceUnavailableError, KernelError
+from kernels.runner.compiler import Compiler, cache_directory
+
+
+@pytest.fixture
+def compiler(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return Compiler()
+
+
+def test_libraries_are_kept_in_the_users_cache_by_their_content(compiler, tmp_path):
+    first = compiler.kernels("one", "int f() { return 1; }", ["-DX=1"])
+    again = compiler.kernels("one", "int f() { return 1; }", ["-DX=1"])
+    others = {
+        compiler.kernels("one", "int f() { return 2; }", ["-DX=1"]),
+        compiler.kernels("one", "int f() { return 1; }", ["-DX=2"]),
+    }
+
+    assert first == again
+    assert first.parent == tmp_path / "hotrow" / "runner"
+    assert len(others - {first}) == 2
+
+
+def test_a_library_in_the_cache_is_not_compiled_again(compiler):
+    library = compiler.kernels("one", "int f() { return 1; }", [])
+    library.write_bytes(b"left alone")
+
+    assert compiler.kernels("one", "int f() { return 1; }", []).read_bytes() == b"left alone"
+
+
+def test_nothing_but_finished_libraries_is_left_in_the_cache(compiler):
+    compiler.kernels("good", "int f() { return 1; }", [])
+    with pytest.raises(KernelError, match="bad does not compile"):
+        compiler.kernels("bad", "int f() { return }", [])
+
+    assert [file.name.partition("-")[0] for file in cache_directory().iterdir()] == ["good"]
+
+
+def test_without_gpp_the_runner_is_unavailable_and_says_what_to_install(monkeypatch):
+    monkeypatch.setenv("PATH", "/nowhere")
+
+    with pytest.raises(DeviceUnavailableError, match="needs g\\+\\+ at run time: apt-get install g\\+\\+"):
+        Compiler()
+
+
+def test_a_cache_that_cannot_be_made_is_named(monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+
+    with pytest.raises(DeviceUnavailableError, match="set XDG_CACHE_HOME to a folder that can be written"):
+        cache_directory()
+
+
+def test_a_kernel_with_the_name_of_a_function_of_the_c_library_is_the_one_that_runs(runner, tmp_path):
+    file = tmp_path / "named.cu"
+    file.write_text('extern "C" __global__ void getpid(int* out) { out[0] = 7; }\n')
+    out = runner.zeros(1, np.int32)
+    stream = runner.stream()
+
+    runner.kernel(file, "getpid")((1,), (1,), [out], stream)
+
+    stream.synchronize()
+    assert runner.to_host(out).tolist() == [7]
+
+
+def test_an_unknown_sanitizer_is_refused():
+    with pytest.raises(ValueError, match="sanitizer 'memory': expected 'thread', 'address' or none"):
+        Compiler("memory")

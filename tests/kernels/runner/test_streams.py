@@ -1,0 +1,35 @@
+"""Events of the runner may be asked by a finalizer, in any thread and amid whatever that does."""
+
+import threading
+
+import pytest
+
+from kernels.errors import DeviceFaultError
+
+WAIT_S = 5
+
+
+def test_an_event_is_asked_without_waiting_for_a_thread_that_is_about_to_tell_of_it(runner):
+    """Where two such threads collect garbage and ask for each other's events, both would wait for ever."""
+    event, answers = runner.stream().record(), []
+    event.synchronize()
+    asking = threading.Thread(target=lambda: answers.append(event.is_done()), daemon=True)
+
+    with event._reached._condition:  # that of the future, which its thread holds while it sets the result
+        asking.start()
+        asking.join(WAIT_S)
+
+    assert answers == [True]
+
+
+def test_an_event_behind_a_fault_is_done(runner):
+    def fail():
+        raise ZeroDivisionError
+
+    stream = runner.stream()
+    stream.submit(fail)
+    event = stream.record()
+
+    with pytest.raises(DeviceFaultError, match="ZeroDivisionError"):
+        event.synchronize()
+    assert event.is_done()

@@ -1,0 +1,138 @@
+"""What cuBLAS is told of a product, against a library that does what cuBLAS's documentation says of its arguments."""
+
+import ctypes
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from kernels.cublas import Cublas, load_library
+from kernels.errors import DeviceFaultError, DeviceUnavailableError
+
+TYPES = {0: np.float32, 2: np.float16}
+
+
+class Memory:
+    """A pointer as CuPy's arrays have one."""
+
+    def __init__(self, array):
+        self.ptr = array.ctypes.data
+
+
+class HostArray(np.ndarray):
+    """A host array with CuPy's way of telling its address."""
+
+    @property
+    def data(self):
+        return Memory(self)
+
+
+class Library:
+    """cuBLAS on host memory, as far as it is used."""
+
+    def __init__(self, status=0):
+        self.status, self.calls, self.types = status, [], []
+
+    def cublasCreate_v2(self, handle):  # noqa: N802 - the library's names
+        handle._obj.value = 7
+        return self.status
+
+    def cublasDestroy_v2(self, handle):  # noqa: N802
+        self.calls.append(("destroy", handle.value))
+
+    def cublasSetStream_v2(self, handle, stream):  # noqa: N802
+        self.calls.append(("stream", stream.value))
+        return 0
+
+    def cublasSetWorkspace_v2(self, handle, address, size):  # noqa: N802
+        self.calls.append(("workspace", size.value))
+        return 0
+
+    def cublasGemmStridedBatchedEx(self, handle, *arguments):  # noqa: N802
+        values = [getattr(a, "_obj", a).value for a in arguments]
+        op_a, op_b, m, n, k, alpha, *rest = values
+        (a, a_type, lda, a_step), (b, b_type, ldb, b_step), beta = rest[:4], rest[4:8], rest[8]
+        c, c_type, ldc, c_step, count, compute, _ = rest[9:]
+        assert (alpha, beta, c_type) == (1, 0, 0)
+        self.types.append((a_type, b_type, compute))
+
+        def matrix(address, kind, leading, step, number, rows, columns):
+            """A column-major matrix in memory."""
+            item = np.dtype(TYPES[kind]).itemsize
+            size = leading * (columns - 1) + rows
+            raw = (ctypes.c_char * (size * item)).from_address(address + number * step * item)
+            strides = (item, leading * item)
+            return np.lib.stride_tricks.as_strided(np.frombuffer(raw, TYPES[kind]), (rows, columns), strides)
+
+        for number in range(count):
+            left = matrix(a, a_type, lda, a_step, number, *((k, m) if op_a else (m, k)))
+            right = matrix(b, b_type, ldb, b_step, number, *((n, k) if op_b else (k, n)))
+            product = (left.T if op_a else left).astype(np.float32) @ (right.T if op_b else right).astype(np.float32)
+            matrix(c, c_type, ldc, c_step, number, m, n)[...] = product
+        return self.status
+
+
+def host(array):
+    return array.view(HostArray)
+
+
+NAMESPACE = SimpleNamespace(ascontiguousarray=lambda array: host(np.ascontiguousarray(array)))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+@pytest.mark.parametrize("layout", ["rows", "columns", "neither"])
+@pytest.mark.parametrize(
+    ("x_shape", "y_shape"),
+    [((3, 5), (5, 2)), ((1, 5), (5, 1)), ((4, 3, 5), (5, 2)), ((4, 3, 5), (4, 5, 2)), ((2, 3, 4, 5), (2, 3, 5, 6))],
+)
+def test_cublas_is_told_the_product(dtype, layout, x_shape, y_shape):
+    rng = np.random.default_rng(5)
+    library = Library()
+    factors = []
+    for shape in (x_shape, y_shape):
+        array = rng.integers(-9, 9, shape).astype(dtype)
+        if layout == "columns":
+            array = np.ascontiguousarray(array.swapaxes(-1, -2)).swapaxes(-1, -2)
+        elif layout == "neither":
+            array = np.repeat(np.repeat(array, 2, axis=-1), 2, axis=-2)[..., ::2, ::2]
+        factors.append(host(array))
+    out = host(np.full((*x_shape[:-1], y_shape[-1]), np.nan, np.float32))
+
+    Cublas(library, host(np.empty(16, np.uint8))).multiply(NAMESPACE, *factors, out, 99, is_tf32=False)
+
+    assert np.array_equal(out, np.matmul(*(np.asarray(f, np.float32) for f in factors)))
+    assert library.calls[:2] == [("stream", 99), ("workspace", 16)]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "is_tf32", "types"),
+    [(np.float32, False, (0, 0, 68)), (np.float32, True, (0, 0, 77)), (np.float16, False, (2, 2, 68))],
+)
+def test_sums_are_float32_and_tf32_is_asked_for_by_name(dtype, is_tf32, types):
+    library = Library()
+    one = host(np.ones((1, 1), dtype))
+
+    Cublas(library, host(np.empty(1, np.uint8))).multiply(
+        NAMESPACE, one, one, host(np.empty((1, 1), np.float32)), 0, is_tf32
+    )
+
+    assert library.types == [types]
+
+
+def test_a_handle_is_given_back():
+    library = Library()
+
+    handle = Cublas(library, host(np.empty(1, np.uint8)))
+    del handle
+
+    assert library.calls == [("destroy", 7)]
+
+
+def test_what_cublas_refuses_is_told_with_its_status():
+    with pytest.raises(DeviceFaultError, match="cublasCreate_v2: cuBLAS status 3"):
+        Cublas(Library(status=3), host(np.empty(1, np.uint8)))
+
+
+def test_a_missing_library_is_told_with_what_to_install():
+    with pytest.raises(DeviceUnavailableError, match=r"libcublas\.so\.999 is not found.*hotrow\[cuda999\]"):
+        load_library(999)

@@ -1,0 +1,85 @@
+"""What is read out of a kernel's source: its includes, and the parameters of its kernels."""
+
+import numpy as np
+import pytest
+
+from kernels.errors import KernelError
+from kernels.source import Parameter, macro_options, read_source
+
+
+@pytest.fixture
+def read(tmp_path):
+    def read(text, **files):
+        for name, content in files.items():
+            (tmp_path / f"{name}.cuh").write_text(content)
+        (tmp_path / "kernel.cu").write_text(text)
+        return read_source(tmp_path / "kernel.cu")
+
+    return read
+
+
+def test_pointers_and_values_are_told_apart(read):
+    source = read(
+        'extern "C" __global__ void __launch_bounds__(256, 2)\n'
+        "    probe(const Table* __restrict__ tables, float *out, Key const * const keys, u32 count, const i64 first,\n"
+        "          unsigned long long seed, bool last) {}\n"
+    )
+
+    assert source.parameters("probe") == (
+        Parameter("tables", None, is_read_only=True),
+        Parameter("out", None),
+        Parameter("keys", None, is_read_only=True),
+        Parameter("count", np.dtype("u4")),
+        Parameter("first", np.dtype("i8")),
+        Parameter("seed", np.dtype("u8")),
+        Parameter("last", np.dtype("?")),
+    )
+
+
+@pytest.mark.parametrize("declared", ["", "void", " "])
+def test_a_kernel_may_take_nothing(read, declared):
+    assert read(f'extern "C" __global__ void idle({declared}) {{}}').parameters("idle") == ()
+
+
+def test_comments_are_not_taken_for_parameters_or_kernels(read):
+    source = read(
+        '// extern "C" __global__ void gone(int x) {}\n'
+        'extern "C" __global__ void probe(int x /* of the row, (left) */, // columns\n  float y) {}\n'
+    )
+
+    assert list(source.signatures) == ["probe"]
+    assert [parameter.name for parameter in source.parameters("probe")] == ["x", "y"]
+
+
+@pytest.mark.parametrize("declared", ["Table table", "Key key", "long count", "float4 value"])
+def test_a_value_whose_width_is_not_known_is_refused(read, declared):
+    with pytest.raises(KernelError, match=f"kernel.cu: probe: parameter '{declared.split()[1]}' has type"):
+        read(f'extern "C" __global__ void probe({declared}) {{}}')
+
+
+def test_each_included_file_is_taken_once_and_lines_keep_their_numbers(read, tmp_path):
+    source = read(
+        '#include "one.cuh"\n#include "two.cuh"\nint third_line;\n',
+        one="#pragma once\nint in_one;\n",
+        two='#pragma once\n#include "one.cuh"\nint in_two;\n',
+    )
+
+    assert source.text.count("int in_one;") == 1
+    lines = source.text.splitlines()
+    assert lines[lines.index("int third_line;") - 1] == f'#line 3 "{tmp_path}/kernel.cu"'
+    assert lines[lines.index("int in_two;") - 1] == f'#line 3 "{tmp_path}/two.cuh"'
+    assert not any("pragma once" in line for line in lines)
+
+
+def test_a_missing_include_is_named_with_the_line_that_asks_for_it(read):
+    with pytest.raises(KernelError, match=r'kernel\.cu:2: no file "nowhere\.cuh" beside it or in'):
+        read('\n#include "nowhere.cuh"\n')
+
+
+def test_a_missing_file_is_named():
+    with pytest.raises(KernelError, match=r"no_such_kernel\.cu: No such file"):
+        read_source("no_such_kernel.cu")
+
+
+def test_macros_become_options_in_the_order_of_their_names():
+    assert macro_options({"WIDTH": 4, "FORMS": "FORM(0, fp32, 16)"}) == ["-DFORMS=FORM(0, fp32, 16)", "-DWIDTH=4"]

@@ -1,0 +1,62 @@
+"""A model with caches on a device that goes while clients ask for it."""
+
+import asyncio
+import json
+import threading
+
+import httpx
+import numpy as np
+import pytest
+
+from benchmarks.tiny_model import TinyModel
+from serving.frontend.http import Settings, create_app
+from serving.repository import ModelRepository
+
+KEYS = [[[1], [2], [3]], [[900], [2, 5], [3]], [[7], [], [2000]]]
+ENDS = {
+    "close": ModelRepository.close,
+    "unload": lambda repository: repository._server.unload_model("tiny"),
+    "erase": lambda repository: repository._server.erase_model("tiny"),
+}
+
+
+@pytest.fixture
+def repository(tmp_path, device):
+    TinyModel(rows=100).write(tmp_path)
+    (tmp_path / "ps.json").write_text(json.dumps({"supportlonglong": True}))
+    with ModelRepository(tmp_path, device=device.name) as repository:
+        repository.load()
+        yield repository
+
+
+@pytest.mark.parametrize("end", ENDS.values(), ids=ENDS)
+def test_each_client_gets_the_right_answer_or_404(repository, end):
+    app = create_app(repository, Settings(threads=3))
+    ending = threading.Thread(target=end, args=(repository,))
+
+    async def ask(client, number, answers):
+        keys = KEYS[number % len(KEYS)]
+        while True:
+            response = await client.post("/predict/tiny", json={"samples": [{"dense": [1, 2, 3], "keys": keys}]})
+            answers.append((keys, response))
+            if response.status_code != 200:
+                return
+            if len(answers) == 10:
+                ending.start()
+
+    async def exchange():
+        answers = []
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://test") as client:
+            await asyncio.gather(*(ask(client, number, answers) for number in range(6)))
+            answers.append(([], await client.get("/metrics")))
+        return answers
+
+    *answers, (_, metrics) = asyncio.run(exchange())
+    ending.join()
+
+    assert metrics.status_code == 200
+    assert [response.status_code for _, response in answers if response.status_code != 200] == [404] * 6
+    for keys, response in answers:
+        if response.status_code == 200:
+            expected = TinyModel(rows=100).probabilities([[1, 2, 3]], [keys])
+            np.testing.assert_allclose(response.json()["predictions"], expected, atol=2e-6)

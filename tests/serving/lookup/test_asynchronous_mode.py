@@ -1,0 +1,152 @@
+"""Where the configuration says so, an answer does not wait for rows that are missing."""
+
+import threading
+
+import numpy as np
+import pytest
+
+from serving.lookup import LookupSession
+from tests.serving.lookup.cached import Sketch, cached, request, same, served, write_model
+from tests.serving.lookup.test_cached_lookup import counted, first_table, held
+from tests.serving.small_server import DictStore
+
+TWO_TABLES = (Sketch(4, slots=1, default_value=0.5), Sketch(4, slots=1))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("model")
+
+
+@pytest.fixture
+def config(folder):
+    """A function that gives the model's configuration with another threshold."""
+    return lambda threshold: write_model(folder, TWO_TABLES, mode="asynchronous", hit_rate_threshold=threshold)
+
+
+def test_missing_rows_count_as_defaults_now_and_are_there_later(device, config):
+    config = config(0.0)
+    keys = np.array([0, 3, 3, 777], dtype=np.int64)
+    batch = first_table(config, keys)
+
+    with served(config) as server, cached(server, config, device) as lookup:
+        exact = LookupSession(server, config).lookup_pooled(batch)
+        early = lookup.lookup_pooled(batch)
+        assert lookup.wait_for_insertions(30)
+        held_later = held(lookup)
+        later = lookup.lookup_pooled(batch)
+        assert counted(lookup, "late_keys") == [5]  # three and the unknown one, and that again
+        assert counted(lookup, "dropped_insertions") == [0]
+
+    assert early.embeddings[0].tolist() == [[[2.0] * 4]]
+    assert early.defaulted_keys == 4
+    assert held_later == {0, 3}
+    assert same(later, exact)
+    assert later.defaulted_keys == 1
+
+
+def test_below_the_threshold_an_answer_waits_and_at_it_it_does_not(device, config):
+    config = config(0.5)
+
+    with served(config) as server, cached(server, config, device) as lookup:
+        answers = []
+        for keys in ([0, 3, 6], [0, 3, 9], [0, 3, 12, 15], [0, 3, 18, 21, 24]):
+            batch = first_table(config, np.array(keys, dtype=np.int64))
+            exact = LookupSession(server, config).lookup_pooled(batch)
+            answers.append((lookup.lookup_pooled(batch).defaulted_keys, exact.defaulted_keys))
+            assert lookup.wait_for_insertions(30)
+
+    # 0 of 3 found, then 2 of 3, then 2 of 4, then 2 of 5.
+    assert answers == [(0, 0), (1, 0), (2, 0), (0, 0)]
+
+
+def test_each_table_decides_for_itself(device, config):
+    config = config(0.5)
+    with served(config) as server, cached(server, config, device) as lookup:
+        lookup.lookup_pooled(first_table(config, np.array([0, 3], dtype=np.int64)))
+        assert counted(lookup, "rows") == [2, 0]
+        batch = request(config, np.random.default_rng(0), samples=1, unknown_ratio=0.0)
+        first, second = batch.tables
+        first = type(first)(np.array([0, 3, 9], dtype=np.int64), np.array([0, 3], dtype=np.int32))
+        second = type(second)(np.array([6, 9], dtype=np.int64), np.array([0, 2], dtype=np.int32))
+        batch = type(batch)(batch.dense, (first, second))
+        exact = LookupSession(server, config).lookup_pooled(batch)
+        known = LookupSession(server, config).lookup_pooled(first_table(config, np.array([0, 3], dtype=np.int64)))
+        answer = lookup.lookup_pooled(batch)
+
+    assert answer.defaulted_keys == 1
+    assert answer.embeddings[0].tolist() == (known.embeddings[0] + np.float32(0.5)).tolist()
+    assert answer.embeddings[1].tobytes() == exact.embeddings[1].tobytes()
+
+
+def test_a_threshold_above_one_makes_every_answer_exact(device, config):
+    config = config(1.5)
+    rng = np.random.default_rng(1)
+
+    with served(config) as server, cached(server, config, device) as lookup:
+        for _ in range(4):
+            batch = request(config, rng, hottest=10)
+            assert same(lookup.lookup_pooled(batch), LookupSession(server, config).lookup_pooled(batch))
+
+
+def test_a_row_that_changes_while_it_waits_to_be_inserted_is_not_stale(device, config, monkeypatch):
+    config = config(0.0)
+    batch = first_table(config, np.array([3], dtype=np.int64))
+    was_read, go_on = threading.Event(), threading.Event()
+
+    with served(config) as server, cached(server, config, device) as lookup:
+        cache = lookup._caches[0]
+        read = cache.read
+
+        def read_slowly(keys, is_request):
+            rows = read(keys, is_request)
+            was_read.set()
+            assert go_on.wait(30)
+            return rows
+
+        monkeypatch.setattr(cache, "read", read_slowly)
+        lookup.lookup_pooled(batch)
+        assert was_read.wait(30)
+        server.insert("m.t0", np.array([3]), np.full((1, 4), 9.0, dtype=np.float32))
+        go_on.set()
+        assert lookup.wait_for_insertions(30)
+
+        assert held(lookup) == set()
+
+
+def test_an_outage_fails_no_request_and_its_rows_come_when_it_is_over(device, config, caplog):
+    config, store = config(0.0), DictStore()
+    batch = first_table(config, np.array([0, 3], dtype=np.int64))
+
+    with served(config, store) as server, cached(server, config, device) as lookup:
+        store.is_down = True
+        assert lookup.lookup_pooled(batch).defaulted_keys == 2
+        assert lookup.wait_for_insertions(30)
+        assert "rows were not inserted into the GPU cache" in caplog.text
+        store.is_down = False
+        lookup.lookup_pooled(batch)
+        assert lookup.wait_for_insertions(30)
+
+        assert lookup.lookup_pooled(batch).defaulted_keys == 0
+
+
+@pytest.mark.parametrize(
+    ("said", "is_warned"),
+    [
+        ({"mode": "asynchronous", "size_ratio": 1.0}, True),
+        ({"mode": "asynchronous", "size_ratio": 1.0, "kind": "uvm"}, True),
+        ({"mode": "asynchronous", "size_ratio": 0.9}, False),
+        ({"mode": "exact", "size_ratio": 1.0}, False),
+    ],
+)
+def test_a_cache_as_large_as_its_table_is_said_to_lack_keys_where_answers_do_not_wait(
+    device, tmp_path, caplog, said, is_warned
+):
+    config = write_model(tmp_path, TWO_TABLES, **said)
+
+    with served(config) as server, cached(server, config, device):
+        pass
+
+    warned = [one.getMessage() for one in caplog.records if "gpucacheper 1" in one.getMessage()]
+    assert len(warned) == is_warned
+    assert all("model 'm': " in line and "some 10 % of a table's keys" in line for line in warned)

@@ -1,0 +1,153 @@
+"""After a fault of its device a lookup answers nothing more, and says so."""
+
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+
+from kernels.device import open_device
+from kernels.errors import DeviceFaultError
+from serving.errors import DeviceMemoryError
+from serving.lookup import LookupSession
+from serving.lookup.cache_plan import ERASED_AT_ONCE
+from serving.lookup.device_workspace import DeviceWorkspace
+from serving.routes import HostRoute, LeastBusy
+from tests.serving.lookup.cached import cached, request, same, served, write_model
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory):
+    return write_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture
+def server(config):
+    with served(config) as server:
+        yield server
+
+
+@pytest.fixture
+def lookup(server, config):
+    with cached(server, config, open_device("runner")) as lookup:
+        yield lookup
+
+
+@pytest.fixture
+def batch(config):
+    return request(config, np.random.default_rng(1))
+
+
+def fail(stream):
+    def kernel():
+        raise DeviceFaultError("pool: an illegal address")
+
+    stream.submit(kernel)
+
+
+def fail_in_a_request(lookup, batch):
+    with pytest.raises(DeviceFaultError, match="illegal address"):
+        lookup.compute(batch, lambda work: fail(work.stream))
+
+
+def test_a_lookup_whose_device_failed_in_one_request_refuses_all_others(lookup, batch):
+    assert lookup.is_answering
+
+    fail_in_a_request(lookup, batch)
+
+    assert not lookup.is_answering
+    with pytest.raises(
+        DeviceFaultError, match=r"model 'm' on runner: not used since a fault: pool: an illegal address"
+    ):
+        lookup.lookup_pooled(batch)
+    with pytest.raises(DeviceFaultError, match="not used since a fault"):
+        lookup.refresh()
+
+
+def test_the_metrics_of_other_models_can_be_read_after_a_fault(lookup, batch):
+    assert list(lookup.readings())
+
+    fail_in_a_request(lookup, batch)
+
+    assert list(lookup.readings()) == []
+
+
+def test_who_changes_rows_does_not_hear_of_a_fault_and_the_old_ones_are_answered_no_more(lookup, server, config, batch):
+    table = config.full_name(config.tables[0])
+    keys = np.array([0], dtype=np.int64)
+    rows = np.full((1, config.tables[0].dim), 8.0, dtype=np.float32)
+    fail(lookup._caches[0].cache.stream)
+
+    server.insert(table, keys, rows)
+
+    assert np.array_equal(server.lookup(table, keys)[0], rows)
+    with pytest.raises(DeviceFaultError):
+        lookup.lookup_pooled(batch)
+
+
+def test_requests_go_to_a_device_that_did_not_fail(server, config, batch):
+    with cached(server, config, open_device("runner")) as one, cached(server, config, open_device("runner:1")) as other:
+        routes = LeastBusy([HostRoute(one, None), HostRoute(other, None)], lambda route: route.is_answering)
+        fail_in_a_request(one, batch)
+
+        with routes.one() as first, routes.one() as second:
+            assert first is second
+            assert first.is_answering
+        assert same(other.lookup_pooled(batch), LookupSession(server, config).lookup_pooled(batch))
+
+
+def test_a_request_that_the_device_has_no_memory_for_is_told_so_and_others_are_answered(
+    lookup, config, batch, monkeypatch
+):
+    def no_room(work, group, max_samples, max_keys, dense_dim):
+        raise MemoryError("out of memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(DeviceWorkspace, "__init__", no_room)
+        large = request(config, np.random.default_rng(2), samples=16, longest=400)
+        with pytest.raises(DeviceMemoryError, match=r"runner: no memory for requests of [\d,]+ keys to model 'm'"):
+            lookup.lookup_pooled(large)
+    assert same(lookup.lookup_pooled(batch), lookup.lookup_pooled(batch))
+
+
+@contextmanager
+def no_memory_left(device):
+    """Neither of the device's nor page-locked."""
+
+    def no_room(shape, dtype):
+        raise MemoryError("no room")
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(device, "empty", no_room)
+        patched.setattr(device, "pinned", no_room)
+        yield
+
+
+@pytest.mark.parametrize("count", [1, ERASED_AT_ONCE + 1])
+def test_rows_that_change_are_let_go_of_though_no_memory_is_left(lookup, server, config, batch, count):
+    table = config.full_name(config.tables[0])
+    keys = np.resize(batch.tables[0].keys, count)
+    lookup.lookup_pooled(batch)
+    assert lookup._caches[0].cache.stats().rows
+
+    with no_memory_left(lookup.device):
+        server.evict(table, keys[::-1])
+
+    assert same(lookup.lookup_pooled(batch), LookupSession(server, config).lookup_pooled(batch))
+
+
+def test_an_answer_needs_no_memory_to_keep_its_rows(lookup, server, config, batch, caplog):
+    expected = LookupSession(server, config).lookup_pooled(batch)
+    lookup.lookup_pooled(batch)  # its buffers have come
+    for one in lookup._caches:
+        one.cache.erase(one.cache.dump()[0])
+        one.wait()
+
+    with no_memory_left(lookup.device):
+        assert same(lookup.lookup_pooled(batch), expected)
+        assert same(lookup.lookup_pooled(batch), expected)
+
+    told = "its GPU cache was not given rows that it lacked: no room"
+    assert [record.getMessage() for record in caplog.records] == [f"m.t{table}: {told}" for table in range(3)]
+    assert lookup._caches[0].cache.stats().rows == 0
+    assert same(lookup.lookup_pooled(batch), expected)
+    assert lookup._caches[0].cache.stats().rows

@@ -1,0 +1,97 @@
+"""Which devices a model is served on."""
+
+import logging
+
+import pytest
+
+from kernels.device import open_device
+from kernels.errors import DeviceUnavailableError
+from serving.errors import ConfigError
+from serving.lookup import devices
+from serving.lookup.devices import DeviceChoice, open_devices
+
+
+class FakeDevice:
+    def __init__(self, name):
+        self.name = name
+
+
+@pytest.fixture
+def gpus(monkeypatch):
+    """A function that says how many GPUs there are."""
+
+    def there_are(count):
+        def open_device(name):
+            index = 0 if name == "auto" else int(name.removeprefix("cuda:"))
+            if index >= count:
+                raise DeviceUnavailableError(f"{name}: there are {count} GPUs")
+            return FakeDevice(f"cuda:{index}")
+
+        monkeypatch.setattr(devices, "open_device", open_device)
+
+    return there_are
+
+
+def names(found):
+    return [device.name for device in found]
+
+
+def test_cpu_is_no_device():
+    assert open_devices("cpu", [0]) == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "listed", "expected"),
+    [
+        ("auto", [0], ["cuda:0"]),
+        ("auto", [1, 0], ["cuda:1", "cuda:0"]),
+        ("cuda", [0, 1], ["cuda:0", "cuda:1"]),
+        ("cuda:1", [0], ["cuda:1"]),
+    ],
+)
+def test_gpus_are_those_that_are_named_or_else_those_that_the_model_lists(gpus, name, listed, expected):
+    gpus(2)
+
+    assert names(open_devices(name, listed)) == expected
+
+
+def test_auto_is_the_cpu_where_there_is_no_gpu(gpus, caplog):
+    gpus(0)
+
+    with caplog.at_level(logging.INFO):
+        assert open_devices("auto", [0, 1]) == ()
+
+    assert "no GPU is used: auto: there are 0 GPUs" in caplog.text
+
+
+def test_what_is_told_of_a_choice_is_told_once_however_many_models_there_are(gpus, caplog):
+    gpus(0)
+    choice = DeviceChoice("auto")
+
+    with caplog.at_level(logging.INFO):
+        assert [choice.open(listed) for listed in ([0], [0, 1], [1])] == [()] * 3
+
+    assert [record.getMessage() for record in caplog.records] == ["no GPU is used: auto: there are 0 GPUs"]
+
+
+@pytest.mark.parametrize(("name", "listed", "missing"), [("auto", [0, 2], 2), ("cuda", [3], 3), ("cuda:7", [0], 7)])
+def test_a_gpu_that_is_not_there_is_named(gpus, name, listed, missing):
+    gpus(2)
+
+    with pytest.raises(DeviceUnavailableError, match=f"cuda:{missing}: there are 2 GPUs"):
+        open_devices(name, listed)
+
+
+def test_runners_are_opened_only_by_name_and_said_to_be_for_tests(caplog):
+    found = open_devices("runner", [0, 1])
+
+    assert found == (open_device("runner"), open_device("runner:1"))
+    assert names(found) == ["runner", "runner:1"]
+    assert names(open_devices("runner:2", [0])) == ["runner:2"]
+    assert "device runner: GPU kernels run on the CPU, which is for tests" in caplog.text
+
+
+@pytest.mark.parametrize("name", ["", "gpu", "cuda:", "cuda:x", "cuda:-1", "cpu:0", "auto:1", "CUDA:0", None, 0])
+def test_what_names_no_device_is_refused(name):
+    with pytest.raises(ConfigError, match="expected cpu, auto, cuda"):
+        open_devices(name, [0])

@@ -1,0 +1,148 @@
+"""Insertions that nobody waits for."""
+
+import logging
+import threading
+
+import numpy as np
+import pytest
+
+from serving.errors import StoreError, UnknownModelError
+from serving.lookup.insertions import Insertions
+
+
+def keys(*values):
+    return np.array(values, dtype=np.int64)
+
+
+@pytest.fixture
+def inserted():
+    return []
+
+
+@pytest.fixture
+def opened():
+    """A function that makes Insertions, which are closed in the end."""
+    made = []
+
+    def make(*arguments, **options):
+        made.append(Insertions(*arguments, **options))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def test_offered_keys_are_inserted_by_another_thread(opened, inserted):
+    insertions = opened(lambda table, of: inserted.append((table, of.tolist(), threading.current_thread())), 2)
+
+    insertions.offer(1, keys(5, 3))
+    assert insertions.wait(30)
+
+    ((table, of, thread),) = inserted
+    assert (table, of) == (1, [3, 5])
+    assert thread is not threading.current_thread()
+
+
+def test_keys_that_came_meanwhile_are_inserted_together_and_once(opened, inserted):
+    entered, go_on = threading.Event(), threading.Event()
+
+    def insert(table, of):
+        inserted.append((table, of.tolist()))
+        entered.set()
+        assert go_on.wait(30)
+
+    insertions = opened(insert, 1)
+    insertions.offer(0, keys(1))
+    assert entered.wait(30)
+    for more in (keys(7, 8), keys(8, 9), keys(7)):
+        insertions.offer(0, more)
+    go_on.set()
+    assert insertions.wait(30)
+
+    assert inserted == [(0, [1]), (0, [7, 8, 9])]
+
+
+def test_two_tables_are_inserted_side_by_side_and_one_is_not(opened):
+    both = threading.Barrier(2, timeout=30)
+    at_work = []
+
+    def insert(table, of):
+        assert table not in at_work
+        at_work.append(table)
+        both.wait()
+        at_work.remove(table)
+
+    insertions = opened(insert, 4)
+    for table in (0, 1):
+        insertions.offer(table, keys(1))
+
+    assert insertions.wait(30)
+
+
+def test_what_has_no_room_is_dropped_and_counted(opened, inserted):
+    entered, go_on = threading.Event(), threading.Event()
+
+    def insert(table, of):
+        inserted.extend(of.tolist())
+        entered.set()
+        assert go_on.wait(30)
+
+    insertions = opened(insert, 1, most_keys=3)
+    insertions.offer(0, keys(1))
+    assert entered.wait(30)
+    insertions.offer(0, keys(2, 3))
+    insertions.offer(1, keys(4, 5))
+    insertions.offer(1, keys(6))
+    go_on.set()
+    assert insertions.wait(30)
+
+    assert inserted == [1, 2, 3, 4]
+    assert insertions.dropped_keys == 2
+
+
+@pytest.mark.parametrize("fault", [StoreError("slow", "m.t", "no answer"), ZeroDivisionError("oh")])
+def test_a_failure_is_logged_and_the_next_keys_are_inserted(opened, inserted, caplog, fault):
+    def insert(table, of):
+        if table == 0:
+            raise fault
+        inserted.append(of.tolist())
+
+    insertions = opened(insert, 1)
+    insertions.offer(0, keys(1))
+    insertions.offer(1, keys(2))
+    with caplog.at_level(logging.WARNING):
+        assert insertions.wait(30)
+
+    assert inserted == [[2]]
+    assert "rows were not inserted into the GPU cache" in caplog.text
+
+
+def test_what_fails_because_all_is_closed_is_no_warning(opened, caplog):
+    entered, go_on = threading.Event(), threading.Event()
+
+    def insert(_table, _of):
+        entered.set()
+        assert go_on.wait(30)
+        raise UnknownModelError("the GPU cache is closed")
+
+    with caplog.at_level(logging.WARNING):
+        insertions = opened(insert, 1)
+        insertions.offer(0, keys(1))
+        assert entered.wait(30)
+        insertions.close()
+        go_on.set()
+        assert insertions.wait(30)
+
+    assert not caplog.messages
+
+
+def test_closing_drops_what_waits_and_what_comes(opened, inserted):
+    insertions = opened(lambda table, of: inserted.append(table), 1)
+
+    insertions.close()
+    insertions.offer(0, keys(1))
+
+    assert insertions.wait(30)
+    assert not inserted
+    assert insertions.dropped_keys == 1

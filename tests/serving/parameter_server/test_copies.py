@@ -1,0 +1,279 @@
+"""Rows that somebody keeps outside the tiers: none may stay behind what the tiers have."""
+
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from serving.errors import StoreError, UnknownModelError
+from serving.storage import MemoryStore
+from tests.serving.small_server import KEYS, NEW, ROWS, UNKNOWN, DictStore, keep, model_of, serve, write_model
+
+
+class Copies(dict):
+    """What is kept: {key: row}, dropped when a key changes."""
+
+    def __init__(self, server):
+        super().__init__()
+        self.changed = []
+        self.table = server.copies("m.t", self.on_change)
+
+    def on_change(self, keys):
+        self.changed.append(keys.tolist())
+        for key in keys.tolist():
+            self.pop(key, None)
+
+    def read(self, *keys):
+        return self.table.read(np.array(keys), is_request=True)
+
+    def store(self, read):
+        with self.table.storing(read) as unchanged:
+            storable = unchanged & read.found
+            for key, row in zip(read.keys[storable].tolist(), read.rows[storable].tolist(), strict=True):
+                self[key] = row
+
+
+def test_rows_are_read_as_the_tiers_have_them(server):
+    read = Copies(server).read(*KEYS, *UNKNOWN)
+
+    assert read.rows.tolist() == [*ROWS.tolist(), [0.0] * 3, [0.0] * 3]
+    assert read.found.tolist() == [True] * len(KEYS) + [False] * len(UNKNOWN)
+
+
+def test_only_rows_that_were_found_may_be_kept(server):
+    copies = Copies(server)
+
+    copies.store(copies.read(3, *UNKNOWN))
+
+    assert copies == {3: ROWS[2].tolist()}
+
+
+@pytest.mark.parametrize("change", ["insert", "evict"])
+def test_a_copy_is_gone_before_a_change_is_told_to_be_done(server, change):
+    copies = Copies(server)
+    copies.store(copies.read(3, 4))
+
+    server.insert("m.t", np.array([3]), NEW) if change == "insert" else server.evict("m.t", np.array([3]))
+
+    assert copies == {4: ROWS[3].tolist()}
+    assert copies.changed == [[3]]
+
+
+@pytest.mark.parametrize("change", ["insert", "evict"])
+def test_a_row_that_changed_after_it_was_read_is_not_kept(server, change):
+    copies = Copies(server)
+    read = copies.read(3, 4)
+
+    server.insert("m.t", np.array([3]), NEW) if change == "insert" else server.evict("m.t", np.array([3]))
+    copies.store(read)
+
+    assert copies == {4: ROWS[3].tolist()}
+
+
+def test_a_row_that_changes_while_it_is_read_is_not_kept(config):
+    class ChangingStore(DictStore):
+        def fetch(self, table, keys, out):
+            found = super().fetch(table, keys, out)
+            server.insert(table, np.array([3]), NEW)
+            return found
+
+    with serve(config, ChangingStore()) as server:
+        copies = Copies(server)
+        copies.store(copies.read(3, 4))
+
+    assert copies == {4: ROWS[3].tolist()}
+
+
+def test_every_holder_is_told_although_another_fails(server):
+    def fail(keys):
+        raise StoreError("gpu", "m.t", "broken")
+
+    first, _, last = Copies(server), server.copies("m.t", fail), Copies(server)
+
+    with pytest.raises(StoreError, match="broken"):
+        server.evict("m.t", np.array([5]))
+
+    assert first.changed == last.changed == [[5]]
+
+
+def test_a_change_that_a_tier_did_not_take_is_told_too(server, monkeypatch):
+    def refuse(table, keys, rows):
+        raise StoreError("slow", table, "no answer")
+
+    copies = Copies(server)
+    monkeypatch.setattr(server.stores[1], "insert", refuse)
+
+    with pytest.raises(StoreError, match="no answer"):
+        server.insert("m.t", np.array([3]), NEW)
+
+    assert copies.changed == [[3]]
+
+
+class Watched(DictStore):
+    """A store that calls ``pause`` before it takes rows, and after."""
+
+    def pause(self):
+        pass
+
+    def insert(self, table, keys, rows):
+        self.pause()
+        super().insert(table, keys, rows)
+        self.pause()
+
+
+def test_rows_are_kept_while_others_are_being_written(config):
+    slow = Watched("slow")
+    with serve(config, DictStore(), slow) as server:
+        copies = Copies(server)
+        slow.pause = lambda: copies.store(copies.read(3, 4))
+        server.insert("m.t", np.array([5]), NEW)
+
+    assert copies == {3: ROWS[2].tolist(), 4: ROWS[3].tolist()}
+
+
+def test_rows_are_kept_while_a_holder_is_told_of_others(server):
+    def keep_meanwhile(keys):
+        keeper.start()
+        keeper.join(60)
+
+    copies = Copies(server)
+    keeper = threading.Thread(target=lambda: copies.store(copies.read(3)), daemon=True)
+    server.copies("m.t", keep_meanwhile)
+
+    server.insert("m.t", np.array([5]), NEW)
+
+    assert not keeper.is_alive()
+    assert copies == {3: ROWS[2].tolist()}
+
+
+FEW_KEYS = st.lists(st.integers(1, 4), min_size=1, unique=True)
+ACTS = st.lists(st.tuples(st.just("read"), FEW_KEYS) | st.tuples(st.just("store"), st.integers(0, 3)), max_size=3)
+CHANGES = st.tuples(st.sampled_from(["insert", "evict"]), FEW_KEYS)
+
+
+@settings(deadline=None)
+@given(changes=st.lists(CHANGES, min_size=1, max_size=4), acts=st.lists(ACTS, max_size=20))
+def test_no_copy_is_older_than_the_last_change_that_was_told(config, changes, acts):
+    fast, slow = Watched("fast"), Watched("slow")
+    rows = dict(zip(KEYS, ROWS.tolist(), strict=True))
+    reads, acts = [], iter(acts)
+
+    def act():
+        for what, how in next(acts, []):
+            if what == "read":
+                reads.append(copies.read(*how))
+            elif reads:
+                copies.store(reads[how % len(reads)])
+
+    with serve(config, fast, slow) as server:
+        copies = Copies(server)
+        fast.pause = slow.pause = act
+        for number, (what, keys) in enumerate(changes):
+            act()
+            new = np.full((len(keys), 3), number, dtype=np.float32)
+            if what == "insert":
+                server.insert("m.t", np.array(keys), new)
+                rows |= dict(zip(keys, new.tolist(), strict=True))
+            else:
+                server.evict("m.t", np.array(keys))
+                rows = {key: row for key, row in rows.items() if key not in keys}
+            act()
+            assert copies.items() <= rows.items()
+
+
+def test_beside_a_writer_at_full_speed_rows_are_kept_and_none_of_them_is_old(server):
+    copies, ends, faults = Copies(server), threading.Event(), []
+
+    def keep_all():
+        while not ends.is_set():
+            copies.store(copies.read(*KEYS))
+
+    keepers = [threading.Thread(target=keep_all) for _ in range(2)]
+    for keeper in keepers:
+        keeper.start()
+    for number in range(100_000):
+        server.insert("m.t", np.array([3]), np.full((1, 3), number, dtype=np.float32))
+        if copies.get(3, [number] * 3) != [number] * 3:
+            faults.append((number, copies.get(3)))
+        if number > 300 and len(copies) >= len(KEYS) - 1:
+            break
+    ends.set()
+    for keeper in keepers:
+        keeper.join()
+
+    assert not faults
+    assert copies.keys() >= {*KEYS} - {3}
+
+
+def test_who_has_closed_is_told_nothing(server):
+    copies = Copies(server)
+
+    copies.table.close()
+    copies.table.close()
+    server.evict("m.t", np.array([3]))
+
+    assert copies.changed == []
+
+
+def test_who_begins_or_ends_to_keep_copies_does_not_wait_for_a_writer(server):
+    def begin_and_end():
+        Copies(server).table.close()
+
+    keeper = threading.Thread(target=begin_and_end, daemon=True)
+    with server._served.table("m.t").changes.lock:
+        keeper.start()
+        keeper.join(60)
+
+    assert not keeper.is_alive()
+
+
+def test_copies_of_an_unloaded_table_are_neither_read_nor_kept(server, config):
+    copies = Copies(server)
+    read = copies.table.read(np.array([3]), is_request=True)
+
+    server.unload_model("m")
+    server.load_model(config)
+    copies.store(read)
+
+    assert copies == {}
+    with pytest.raises(UnknownModelError, match=r"'m\.t' was unloaded"):
+        copies.table.read(np.array([3]), is_request=True)
+
+
+def test_there_are_no_copies_of_a_table_that_nobody_has(server):
+    with pytest.raises(UnknownModelError, match="no loaded model has a table"):
+        server.copies("m.x", lambda keys: None)
+
+
+def test_a_request_is_counted_and_promoted_and_a_refresh_is_not(server):
+    copies = Copies(server)
+    keep(server.stores[0], [])
+
+    copies.table.read(np.array([3]), is_request=False)
+    assert server.wait_for_promotions(30)
+    assert server.counters()["m.t"].keys == 0
+    assert server.stores[0].count("m.t") == 0
+
+    copies.table.read(np.array([3]), is_request=True)
+    assert server.wait_for_promotions(30)
+    assert server.counters()["m.t"].keys == 1
+    assert server.stores[0].count("m.t") == 1
+
+
+def test_an_outage_is_told(config):
+    with serve(config, DictStore()) as server:
+        copies = Copies(server)
+        server.stores[0].is_down = True
+
+        with pytest.raises(StoreError, match="no answer"):
+            copies.table.read(np.array([3]), is_request=False)
+
+
+def test_unknown_rows_have_the_tables_default_value(tmp_path):
+    write_model(tmp_path)
+    with serve(model_of(tmp_path, default_value=0.5), MemoryStore()) as server:
+        read = Copies(server).table.read(np.array([777]), is_request=False)
+
+    assert read.rows.tolist() == [[0.5] * 3]

@@ -1,0 +1,23 @@
+"""``ps.json`` files, and models as they list them."""
+
+import json
+
+
+def listed(config_file, name="dcn", **said):
+    """The entry of a model that has a v3.0 inference JSON, with what else is ``said``; paths are absolute."""
+    inference = json.loads(config_file.read_text())["inference"]
+    tables = inference["sparse_model_file"]
+    return {
+        "model": name,
+        "sparse_files": [str(config_file.parent / file) for file in ([tables] if isinstance(tables, str) else tables)],
+        "dense_file": str(config_file.parent / inference["dense_model_file"]),
+        "network_file": str(config_file),
+        **said,
+    }
+
+
+def write_ps(folder, models=(), name="ps.json", **tiers):
+    """Write a ps.json of these entries and tiers; returns the file."""
+    file = folder / name
+    file.write_text(json.dumps({"supportlonglong": True, "models": list(models), **tiers}))
+    return file

@@ -1,0 +1,225 @@
+"""What the processes of the soak test do: one changes and serves rows, others follow; all check what they read.
+
+``python -m tests.serving.storage.soak serve|follow FOLDER REDIS_PORT`` says "open", works until a line comes in, and
+ends with a line of JSON, or with the first answer that was wrong.
+"""
+
+import json
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.redis_servers import wait_until
+from benchmarks.scale import anonymous_bytes
+from serving.config import RedisConfig, RedisOverflow
+from serving.errors import StoreError
+from serving.parameter_server import ParameterServer
+from serving.storage import MemoryStore, RedisStore, RocksDbStore, rocksdb_engine
+from tests.serving.small_server import model_of
+
+TABLE, DIM = "m.t", 16
+KEYS, FILE_ROWS = 40_000, 30_000  # the other keys are new ones
+MEMTABLE_BYTES = 4 * 2**20  # so that each is written out every few seconds
+RAM_ROWS, REDIS_PARTITION_ROWS, REDIS_PARTITIONS = 4_000, 4_000, 4
+WRITERS, READERS = 2, 3
+MOST_BATCH_KEYS = 400
+# Rows that changed while they waited for their promotion are dropped. So that most are not: how long a writer rests,
+# and after how many calls a reader lets the promotions so far happen.
+PAUSE_S, CALLS_TO_PROMOTE = 0.05, 8
+LONGEST_OUTAGE_S = 60.0  # a Redis that comes back reads its rows first, beside all others who work on this machine
+REMOVAL = 3  # of every four changes of a key, the one that removes it
+
+
+class Oracle:
+    """Of every key the latest change that was begun and the latest that was acknowledged, for all processes.
+
+    Changes of a key are numbered. Change n leaves a row that only this key has after n, or none (``REMOVAL``). A key
+    has one writer, so what a reader may be given are the changes from the one that was acknowledged before it asked
+    to the one that had begun when it was answered.
+    """
+
+    def __init__(self, folder: Path):
+        """Map the two numbers of every key."""
+        self.begun, self.acknowledged = np.memmap(folder / "oracle", np.int64, "r+", shape=(2, KEYS))
+
+    @staticmethod
+    def make(folder: Path):
+        """Write it as it is before the first change: what is not in the file counts as removed."""
+        before = np.where(np.arange(KEYS) < FILE_ROWS, 0, REMOVAL)
+        np.stack([before, before]).astype(np.int64).tofile(folder / "oracle")
+
+    def check(self, keys, rows, found, least):
+        """Refuse an answer of which a row is older than change ``least``, not begun, another key's, or not whole."""
+        most = self.begun[keys]
+        changes = np.where(found, rows[:, 0].astype(np.int64), most - (most - REMOVAL) % 4)
+        expected = np.where(found[:, None], rows_of(keys, changes), 0)
+        right = (rows == expected).all(axis=1) & (found == is_there(changes)) & (least <= changes) & (changes <= most)
+        if not right.all():
+            at = np.argmin(right)
+            raise AssertionError(
+                f"key {keys[at]}: expected one of the changes {least[at]} to {most[at]}, "
+                f"got {rows[at].tolist() if found[at] else 'no row'}"
+            )
+
+    def check_all(self, server):
+        """Refuse anything but the last change of every key; nothing is being changed."""
+        keys = np.arange(KEYS)
+        self.check(keys, *server.lookup(TABLE, keys), least=self.acknowledged[keys])
+
+
+def rows_of(keys, changes):
+    """The number of the change, and values that hold for no other key: whole numbers, exact in float32."""
+    columns = np.arange(1, DIM)
+    values = (keys[:, None] * columns + changes[:, None] * (7919 * columns + 1)) % 65_521
+    return np.column_stack([changes, values]).astype(np.float32)
+
+
+def is_there(changes):
+    """Whether a key has a row after its change: bool[N]."""
+    return changes % 4 != REMOVAL
+
+
+def model_in(folder):
+    """The model whose one table is written in ``folder``."""
+    model = model_of(folder)
+    return model.model_copy(update={"tables": (model.tables[0].model_copy(update={"dim": DIM}),)})
+
+
+def redis_of(port):
+    """Redis with room for less than half of the rows; it may be silent for as long as a fault lasts."""
+    overflow = RedisOverflow(margin_rows=REDIS_PARTITION_ROWS, policy="least_used")
+    where = (("127.0.0.1", port),)
+    return RedisStore(RedisConfig(addresses=where, num_partitions=REDIS_PARTITIONS, timeout_ms=300, overflow=overflow))
+
+
+def some_keys(rng, count):
+    """Keys of which some come often, as those of requests do."""
+    return (count * rng.random(int(rng.integers(1, MOST_BATCH_KEYS))) ** 3).astype(np.int64)
+
+
+def change(server, oracle, number, stop):
+    """Change rows of the keys that are this writer's; each change is made again until it is acknowledged."""
+    rng = np.random.default_rng(number)
+    refusals = []
+
+    def is_acknowledged(call, *arguments):
+        try:
+            call(TABLE, *arguments)
+        except StoreError as err:
+            refusals.append(str(err))
+            return False
+        return True
+
+    calls = 0
+    while not stop.wait(PAUSE_S):
+        keys = np.unique(some_keys(rng, KEYS // WRITERS)) * WRITERS + number
+        changes = oracle.acknowledged[keys] + 1
+        oracle.begun[keys] = changes
+        there = is_there(changes)
+        kept, gone = keys[there], keys[~there]
+        is_inserted = partial(is_acknowledged, server.insert, kept, rows_of(kept, changes[there]))
+        is_removed = partial(is_acknowledged, server.evict, gone)
+        wait_until(is_inserted, "rows are inserted", LONGEST_OUTAGE_S)
+        wait_until(is_removed, "rows are removed", LONGEST_OUTAGE_S)
+        oracle.acknowledged[keys] = changes
+        calls += 1
+    return calls, len(refusals)
+
+
+def read(server, oracle, seed, stop, is_current=True):
+    """Look up rows, and bags of one row each; with ``is_current``, none may be older than was acknowledged before."""
+    rng = np.random.default_rng(seed)
+    calls = 0
+    while not stop.is_set():
+        keys = some_keys(rng, KEYS)
+        least = oracle.acknowledged[keys] if is_current else np.zeros_like(keys)
+        if calls % 2:
+            answer = server.lookup(TABLE, keys)
+        else:
+            answer = server.lookup_pooled(TABLE, keys, np.arange(keys.size + 1), "sum")
+        oracle.check(keys, *answer, least)
+        calls += 1
+        if calls % CALLS_TO_PROMOTE == 0:
+            server.wait_for_promotions(timeout_s=1.0)
+    return calls
+
+
+def at_work(*calls):
+    """Run each call in a thread, with the event that ends it, until a line comes in; returns their results."""
+    stop = threading.Event()
+    with ThreadPoolExecutor(len(calls)) as threads:
+        running = [threads.submit(*call, stop) for call in calls]
+        say("open")
+        sys.stdin.readline()
+        stop.set()
+        return [one.result() for one in running]
+
+
+def say(line):
+    """One line to whoever started the process."""
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+def measure(stop):
+    """Anonymous memory of the process, second by second, in bytes."""
+    heights = []
+    while not stop.wait(1.0):
+        heights.append(anonymous_bytes())
+    return heights
+
+
+def serve(folder, port):
+    """RAM and Redis, which evict, before a RocksDB that has all rows; rows are promoted."""
+    oracle = Oracle(folder)
+    rocksdb_engine.MEMTABLE_BYTES = MEMTABLE_BYTES
+    before = anonymous_bytes()
+    memory = MemoryStore(capacity_rows=RAM_ROWS, overflow_policy="evict_least_used")
+    redis = redis_of(port)
+    rocksdb = RocksDbStore(folder / "db", num_threads=2)
+    with ParameterServer([memory, redis, rocksdb], promote=True) as server:
+        server.load_model(model_in(folder))
+        writers = [(change, server, oracle, number) for number in range(WRITERS)]
+        readers = [(read, server, oracle, seed) for seed in range(READERS)]
+        heights, *results = at_work((measure,), *writers, *readers)
+        oracle.check_all(server)
+        counters = server.counters()[TABLE]
+        return {
+            "before_bytes": before,
+            "heights_bytes": heights,
+            "changes": sum(calls for calls, _ in results[:WRITERS]),
+            "refused_changes": sum(refusals for _, refusals in results[:WRITERS]),
+            "answers": sum(results[WRITERS:]),
+            "hits": counters.hits,
+            "errors": counters.tier_errors,
+            "promoted_rows": [tier.promoted_rows for tier in counters.tiers],
+            "refills": counters.tiers[1].refills,
+            "evicted_rows": [memory.evicted_rows(TABLE), redis.evicted_rows(TABLE)],
+        }
+
+
+def follow(folder, port):
+    """The same Redis before a RocksDB that another process writes: what it reads may be old, but never torn."""
+    oracle = Oracle(folder)
+    before = anonymous_bytes()
+    rocksdb = RocksDbStore(folder / "db", read_only=True, num_threads=1, catch_up_interval_ms=100)
+    with ParameterServer([redis_of(port), rocksdb]) as server:
+        server.load_model(model_in(folder))
+        heights, answers = at_work((measure,), (lambda stop: read(server, oracle, 0, stop, is_current=False),))
+        rocksdb.catch_up()
+        oracle.check_all(server)
+        return {
+            "before_bytes": before,
+            "heights_bytes": heights,
+            "answers": answers,
+            "hits": server.counters()[TABLE].hits,
+            "refills": server.counters()[TABLE].tiers[0].refills,
+        }
+
+
+if __name__ == "__main__":
+    say(json.dumps({"serve": serve, "follow": follow}[sys.argv[1]](Path(sys.argv[2]), int(sys.argv[3]))))

@@ -1,0 +1,212 @@
+"""Opening models: what is refused, and what closing gives back."""
+
+import json
+
+import numpy as np
+import pytest
+
+from kernels.host import round_rows
+from serving import ParameterServer, load_model
+from serving.errors import ConfigError, ModelFileError, StoreFullError, UnknownModelError
+from serving.storage import MemoryStore
+
+# Float32 against float64 through two layers of at most 40 inputs.
+TOLERANCE = {"rtol": 2e-5, "atol": 2e-6}
+
+
+@pytest.fixture
+def write_version(write_model):
+    """Write a model as a version directory; returns the WrittenModel and the directory."""
+
+    def write(version=1, **options):
+        model = write_model(folder=f"dcn/{version}", **options)
+        model.config_file.rename(model.config_file.with_name("graph.json"))
+        return model, model.config_file.parent
+
+    return write
+
+
+def test_load_model_opens_an_inference_json_under_the_name_of_the_file(write_model):
+    model = write_model()
+    dense, bags = model.draw_request(np.random.default_rng(3), samples=4)
+    keys, row_ptrs, _ = model.flatten(bags)
+
+    with load_model(model.config_file, engine="numpy") as session:
+        np.testing.assert_allclose(session.predict(dense, keys, row_ptrs), model.expected(dense, bags), **TOLERANCE)
+        assert session.config.name == "model"
+
+
+@pytest.mark.parametrize(
+    ("row_dtype", "kept"),
+    [(None, ["fp32", "fp32"]), ("bf16", ["bf16", "bf16"]), ({"table1": "int8"}, ["fp32", "int8"])],
+)
+def test_load_model_keeps_rows_in_the_form_that_is_said(write_model, row_dtype, kept):
+    model = write_model(write_model.table(), write_model.table())
+    dense, bags = model.draw_request(np.random.default_rng(3), samples=4)
+    keys, row_ptrs, _ = model.flatten(bags)
+
+    with load_model(model.config_file, engine="numpy", row_dtype=row_dtype) as session:
+        assert [table.row_dtype for table in session.config.tables] == kept
+        known = np.array(list(model.tables[1]), dtype=np.int64)
+        rows, _ = session.embedding_cache.server.lookup("model.table1", known)
+        rounded = np.array(list(model.tables[1].values()))
+        round_rows(rounded, kept[1], rounded)
+        np.testing.assert_array_equal(rows, rounded)
+        np.testing.assert_allclose(session.predict(dense, keys, row_ptrs), model.expected(dense, bags), atol=0.02)
+
+
+@pytest.mark.parametrize(
+    ("row_dtype", "message"),
+    [
+        ("int4", "expected one of fp32, fp16, bf16, int8, uint8, got 'int4'"),
+        ({"table0": "half"}, "expected one of .*, got 'half'"),
+        ({"tabel0": "int8"}, "no table is called 'tabel0'; there are table0"),
+    ],
+)
+def test_load_model_refuses_a_row_type_that_is_none_or_of_no_table(write_model, row_dtype, message):
+    with pytest.raises(ConfigError, match=f"^load_model: row_dtype: {message}"):
+        load_model(write_model().config_file, row_dtype=row_dtype)
+
+
+@pytest.mark.parametrize("content", ['{"supportlonglong": true, "models": []}', "[]"], ids=["a ps.json", "no object"])
+def test_load_model_refuses_another_file_and_says_what_opens_it(tmp_path, content):
+    (tmp_path / "ps.json").write_text(content)
+
+    with pytest.raises(ConfigError, match=r"expected a model's folder, or an inference JSON.*\.from_config"):
+        load_model(tmp_path / "ps.json")
+
+
+def test_what_is_no_parameter_server_is_refused(write_version):
+    with pytest.raises(ConfigError, match="parameter_server: expected a ParameterServer or None, got int"):
+        load_model(write_version()[1], 1)
+
+
+@pytest.mark.parametrize("path", ["x" * 5000, "a\0b"])
+def test_what_cannot_be_a_path_is_refused(path):
+    with pytest.raises(ModelFileError, match="cannot be a model's folder"):
+        load_model(path)
+
+
+def test_load_model_opens_a_directory_and_closing_gives_everything_back(write_version):
+    model, directory = write_version()
+    dense, bags = model.draw_request(np.random.default_rng(7), samples=3)
+    keys, row_ptrs, _ = model.flatten(bags)
+
+    with load_model(directory.parent, engine="numpy") as session:
+        np.testing.assert_allclose(session.predict(dense, keys, row_ptrs), model.expected(dense, bags), **TOLERANCE)
+
+    session.close()
+    with pytest.raises(UnknownModelError):
+        session.predict(dense, keys, row_ptrs)
+
+
+def test_a_model_that_ends_without_an_activation_answers_with_logits_and_warns(write_version, caplog):
+    model, directory = write_version()
+    document = json.loads((directory / "graph.json").read_text())
+    assert document["layers"].pop()["type"] == "Sigmoid"
+    (directory / "graph.json").write_text(json.dumps(document))
+    (directory / "manifest.json").unlink(missing_ok=True)
+    dense, bags = model.draw_request(np.random.default_rng(7), samples=3)
+
+    for engine in ("numpy", "auto"):
+        with load_model(directory, engine=engine) as session:
+            logits = session.predict(dense, *model.flatten(bags)[:2])
+
+        np.testing.assert_allclose(1 / (1 + np.exp(-logits)), model.expected(dense, bags), **TOLERANCE)
+        assert "graph.json: ends without Sigmoid or Softmax" in caplog.text
+
+
+def test_load_model_into_a_given_server_leaves_that_open(write_version):
+    with ParameterServer([MemoryStore()]) as server:
+        load_model(write_version(1)[1], server, engine="numpy").close()
+        assert server.models() == ()
+
+        second = load_model(write_version(2, seed=1)[1], server, engine="numpy")
+
+        assert [(one.name, one.version) for one in server.models()] == [("dcn", 2)]
+        assert second.predict([0.0, 0.0], [0], [0, 1, 1, 1]).shape == (1, 1)
+
+
+@pytest.mark.parametrize("dim", [4, 5], ids=["of the same shape", "of another shape"])
+def test_a_session_never_answers_from_the_rows_of_a_version_that_took_its_place(write_model, write_version, dim):
+    with ParameterServer([MemoryStore()]) as server:
+        first = load_model(write_version(1)[1], server, engine="numpy")
+        server.unload_model("dcn", 1)
+        tables = (write_model.table(dim=dim),)
+        model = write_model(*tables, folder="dcn/2", seed=1)
+        model.config_file.rename(model.config_file.with_name("graph.json"))
+        load_model(model.config_file.parent, server, engine="numpy")
+
+        with pytest.raises(UnknownModelError, match="'dcn' was unloaded"):
+            first.predict([0.0, 0.0], [0], [0, 1, 1, 1])
+
+
+def test_closing_a_session_whose_model_is_gone_leaves_the_version_that_took_its_place(write_version):
+    with ParameterServer([MemoryStore()]) as server:
+        first = load_model(write_version(1)[1], server, engine="numpy")
+        server.unload_model("dcn")
+        load_model(write_version(2, seed=1)[1], server, engine="numpy")
+
+        first.close()
+
+        assert [one.version for one in server.models()] == [2]
+
+
+def test_closing_a_session_whose_model_was_loaded_anew_leaves_the_new_one(write_version):
+    with ParameterServer([MemoryStore()]) as server:
+        directory = write_version(1)[1]
+        first = load_model(directory, server, engine="numpy")
+        server.unload_model("dcn")
+        second = load_model(directory, server, engine="numpy")
+
+        first.close()
+
+        assert second.predict([0.0, 0.0], [0], [0, 1, 1, 1]).size == 1
+        second.close()
+        assert server.models() == ()
+
+
+def test_a_session_may_be_closed_after_its_server(write_version):
+    with ParameterServer([MemoryStore()]) as server:
+        session = load_model(write_version()[1], server, engine="numpy")
+
+    session.close()
+
+    with pytest.raises(UnknownModelError):
+        session.predict([0.0, 0.0], [0], [0, 1, 1, 1])
+
+
+def test_a_model_whose_dense_part_cannot_be_opened_is_unloaded_again(write_version):
+    _, directory = write_version()
+    (directory / "_dense_10.model").write_bytes(b"1234")
+
+    with ParameterServer([MemoryStore()]) as server:
+        with pytest.raises(ModelFileError, match="_dense_10"):
+            load_model(directory, server)
+        assert server.models() == ()
+
+
+def test_a_model_that_does_not_fit_the_given_server_is_refused(write_version):
+    _, directory = write_version()
+
+    with ParameterServer([MemoryStore(capacity_rows=10)]) as server, pytest.raises(StoreFullError):
+        load_model(directory, server)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"threads": 0}, "load_model: threads: expected a whole number from 1 to 1024, got 0"),
+        ({"threads": 1025}, "load_model: threads: expected a whole number from 1 to 1024, got 1025"),
+        ({"threads": 1.0}, "load_model: threads: expected a whole number from 1 to 1024, got 1.0"),
+        ({"threads": "2"}, "load_model: threads: expected a whole number from 1 to 1024, got '2'"),
+        ({"threads": True}, "load_model: threads: expected a whole number from 1 to 1024, got True"),
+        ({"engine": "torch"}, "load_model: engine: expected auto, numpy, onnx or int8, got 'torch'"),
+        ({"engine": None}, "load_model: engine: expected auto, numpy, onnx or int8, got None"),
+        ({"engine": ["onnx"]}, r"load_model: engine: expected auto, numpy, onnx or int8, got \['onnx'\]"),
+    ],
+    ids=str,
+)
+def test_an_engine_or_threads_that_cannot_be_are_refused_by_name(tmp_path, options, expected):
+    with pytest.raises(ConfigError, match=expected):
+        load_model(tmp_path, **options)
