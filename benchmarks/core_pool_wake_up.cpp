@@ -1,10 +1,10 @@
-// How long it takes until a second thread works: one line, "<pool> <condition variable>", medians in microseconds.
+// How long it takes until a second thread works: lines "<pause> <pool> <condition variable>", medians in microseconds.
 //
 //   core_pool_wake_up CALLS
 //
 // The pool: from the call of run to the first line of a chunk on a helper. Beside it the standard way to wake a thread.
-// Between two calls the thread is given time to fall asleep. Caller and sleeper are bound to a core each: on one core a
-// thread wakes in a fifth of the time, and nothing is gained.
+// Between two calls lie 200 us, in which thread and core fall asleep, or 20, as between the tables of one batch.
+// Caller and sleeper are bound to a core each: on one core a thread wakes in a fifth of the time, and nothing is gained.
 #include <sched.h>
 
 #include <algorithm>
@@ -24,8 +24,6 @@ using Clock = std::chrono::steady_clock;
 namespace {
 
 double microseconds(Clock::duration time) { return std::chrono::duration<double, std::micro>(time).count(); }
-
-void let_sleep() { std::this_thread::sleep_for(std::chrono::microseconds(200)); }
 
 // Two chunks that wait for each other: one of them is a helper's.
 double wake_the_pool() {
@@ -96,22 +94,35 @@ class Sleeper {
   std::thread thread_;  // last: it uses the others
 };
 
+// The caller is at work meanwhile: asleep it would be woken late itself.
+void pause(int pause_us) {
+  const auto start = Clock::now();
+  while (microseconds(Clock::now() - start) < pause_us) {
+  }
+}
+
+// The median of `calls` times that `wake` takes, after a pause each.
+template <class Wake>
+double median(size_t calls, int pause_us, const Wake& wake) {
+  std::vector<double> times;
+  for (size_t i = 0; i < calls; ++i) {
+    pause(pause_us);
+    times.push_back(wake());
+  }
+  std::nth_element(times.begin(), times.begin() + calls / 2, times.end());
+  return times[calls / 2];
+}
+
 void measure(size_t calls, int core, int other_core) {
   bind_to(core);
   hotrow::CorePool::shared().set_threads(2);
   wake_the_pool();
-  std::vector<double> pool, variable;
-  {
-    Sleeper sleeper(other_core);
-    for (size_t i = 0; i < calls; ++i) {
-      let_sleep();
-      pool.push_back(wake_the_pool());
-      let_sleep();
-      variable.push_back(sleeper.wake());
-    }
+  Sleeper sleeper(other_core);
+  for (const int pause_us : {200, 20}) {
+    const double pool = median(calls, pause_us, [] { return wake_the_pool(); });
+    const double variable = median(calls, pause_us, [&] { return sleeper.wake(); });
+    std::printf("%d %.3f %.3f\n", pause_us, pool, variable);
   }
-  for (auto* times : {&pool, &variable}) std::nth_element(times->begin(), times->begin() + calls / 2, times->end());
-  std::printf("%.3f %.3f\n", pool[calls / 2], variable[calls / 2]);
 }
 
 }  // namespace

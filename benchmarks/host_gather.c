@@ -26,5 +26,6 @@
 
 GATHER(gather_l1, 32, 3)
 GATHER(gather_l1, 128, 3)
+GATHER(gather_l2, 16, 2)
 GATHER(gather_l2, 32, 2)
 GATHER(gather_l2, 128, 2)

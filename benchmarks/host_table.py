@@ -8,11 +8,11 @@
 - row_dtype: lookups of narrow rows, one by one and in bags of 20, against the same table of float32 rows
 - shared: the same lookups in a table of memory that processes share, against the process's own
 - over_cores: one lookup of 26,624 and of 212,992 keys on all cores, against the same lookup on one
-- wake_up: until a second core works on a lookup (benchmarks/core_pool_wake_up.cpp), against a condition variable
+- wake_up: until a second core works on a lookup (benchmarks/core_pool_wake_up.cpp), after a pause in which it falls
+  asleep and soon after another lookup, against a condition variable
 - beside_writer: a reader's rate and p99 while another thread replaces rows at full rate, against the same reader alone
 """
 
-import ctypes
 import subprocess
 import tempfile
 import threading
@@ -24,6 +24,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from benchmarks.gather import aligned, compile_gather, gather
 from benchmarks.report import Record, parse_arguments, publish
 from kernels.host import HostTable, lookup_threads, set_lookup_threads
 from kernels.shared import SharedTable
@@ -44,14 +45,6 @@ class Scale:
 
 FULL = Scale(rows={32: 10_000_000, 128: 4_000_000}, batches=48, rounds=15, calls=20_000)
 QUICK = Scale(rows={32: 200_000, 128: 50_000}, batches=4, rounds=3, calls=500)
-
-
-def aligned(rows, dim):
-    """float32[rows, dim] on a huge-page border: a peer must not pay for rows that straddle cache lines."""
-    border = 2 << 20
-    memory = np.empty(rows * dim + border // 4, dtype=np.float32)
-    start = -memory.ctypes.data % border // 4
-    return memory[start : start + rows * dim].reshape(rows, dim)
 
 
 def row_values(keys, dim, version):
@@ -92,14 +85,6 @@ class Subject:
         return (ranks.astype(np.int64) - 1) * 7919 % self.rows
 
 
-def compile_gather():
-    folder = tempfile.mkdtemp(prefix="host_gather")
-    library = Path(folder) / "host_gather.so"
-    source = Path(__file__).with_name("host_gather.c")
-    subprocess.run(["cc", "-O3", "-march=native", "-shared", "-fPIC", source, "-o", library], check=True)
-    return ctypes.CDLL(str(library))
-
-
 def seconds(action):
     start = time.perf_counter()
     action()
@@ -125,12 +110,10 @@ def lookup(subject, scale, library):
                 subject.table.fetch(keys, subject.out)
 
         for level in ("l1", "l2"):
-            function = getattr(library, f"gather_{level}_{subject.dim}")
 
-            def peer(batches=batches, function=function):
+            def peer(batches=batches, level=level):
                 for _, numbers in batches:
-                    function(*(ctypes.c_void_p(a.ctypes.data) for a in (subject.direct, numbers)),
-                             ctypes.c_int64(BATCH_KEYS), ctypes.c_void_p(subject.out.ctypes.data))  # fmt: skip
+                    gather(library, level, subject.direct, numbers, subject.out)
 
             peer()
             assert np.array_equal(subject.out, subject.direct[batches[-1][1]])
@@ -261,19 +244,23 @@ def over_cores(subject, scale, threads):
 
 
 def wake_up(scale):
-    """Record of the time until a second thread works, in microseconds, so less is better."""
+    """Records of the time until a second thread works, in microseconds, so less is better."""
     folder = Path(tempfile.mkdtemp(prefix="core_pool_wake_up"))
     source, host = Path(__file__).with_name("core_pool_wake_up.cpp"), Path(__file__).parents[1] / "kernels" / "host"
     command = ["c++", "-std=c++17", "-O2", "-pthread", f"-I{host}", source, host / "core_pool.cpp"]
     subprocess.run([*command, "-o", folder / "wake_up"], check=True)
-    pairs = []
+    pairs = {}
     for _ in range(scale.rounds):
         ran = subprocess.run([folder / "wake_up", "500"], capture_output=True, text=True)
         if ran.returncode == 3:  # there is no second core
             return
         ran.check_returncode()
-        pairs.append(tuple(float(one) for one in ran.stdout.split()))
-    yield Record.of("host_table.wake_up", {"peer": "condition_variable", "less": "is better"}, "us", pairs)
+        for line in ran.stdout.splitlines():
+            pause_us, pool, variable = line.split()
+            pairs.setdefault(int(pause_us), []).append((float(pool), float(variable)))
+    for pause_us, both in pairs.items():
+        params = {"pause_us": pause_us, "peer": "condition_variable", "less": "is better"}
+        yield Record.of("host_table.wake_up", params, "us", both)
 
 
 class Writer:

@@ -2,12 +2,14 @@
 
 import hashlib
 import importlib.util
+import os
 import random
 import shutil
 import signal
 import socket
 import subprocess
 import time
+from collections import deque
 from pathlib import Path
 
 import redis
@@ -15,8 +17,10 @@ from redis.exceptions import RedisError
 
 SLOTS = 16384
 BUS_OFFSET = 10_000  # a cluster's nodes talk to each other on this port above their own
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0  # on a busy machine, too
+MOST_HELD = 100
 NODE_TIMEOUT_MS = 1000
+_held: deque[int] = deque()  # descriptors of sockets that keep the latest free ports from others
 
 
 class RedisServer:
@@ -87,6 +91,13 @@ class RedisServers:
         for node in self.nodes:
             wait_until(lambda node=node: self._is_ready(node), f"the node on port {node.port} has joined")
 
+    def wait_for_replicas(self):
+        """Wait until every master's replica has what was written."""
+        for master in self.nodes[: self.masters]:
+            with master.client() as client:
+                if not client.wait(1, int(1000 * DEADLINE_S / 2)):
+                    raise TimeoutError(f"the replica of the node on port {master.port} does not follow")
+
     def client(self):
         """A client of redis-py's."""
         return redis.RedisCluster(host="127.0.0.1", port=self.nodes[0].port, protocol=2)
@@ -118,24 +129,34 @@ def server_binary():
 
 
 def free_port():
-    """A port that nobody listens on, and nobody on the one that a cluster's node would use beside it."""
+    """A port that nobody listens on, and nobody on the one that a cluster's node would use beside it.
+
+    Both are held: while a server is down, another process that looks for a port does not get its. A server can listen
+    on them all the same, as it sets SO_REUSEADDR.
+    """
     while True:
-        port = random.randint(15_000, 32_000)  # below what the system gives to outgoing connections
-        with socket.socket() as one, socket.socket() as other:
-            try:
-                one.bind(("127.0.0.1", port))
-                other.bind(("127.0.0.1", port + BUS_OFFSET))
-            except OSError:
-                continue
-            return port
+        port = random.randint(12_000, 22_000)  # both are below what the system gives to outgoing connections
+        pair = socket.socket(), socket.socket()
+        try:
+            for one, number in zip(pair, (port, port + BUS_OFFSET), strict=True):
+                one.bind(("127.0.0.1", number))
+                one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        except OSError:
+            for one in pair:
+                one.close()
+            continue
+        _held.extend(one.detach() for one in pair)
+        while len(_held) > 2 * MOST_HELD:
+            os.close(_held.popleft())
+        return port
 
 
-def wait_until(holds, what):
-    """Ask again and again, up to ``DEADLINE_S`` seconds."""
-    deadline = time.monotonic() + DEADLINE_S
+def wait_until(holds, what, deadline_s=DEADLINE_S):
+    """Ask again and again, up to ``deadline_s`` seconds."""
+    deadline = time.monotonic() + deadline_s
     while not holds():
         if time.monotonic() > deadline:
-            raise TimeoutError(f"waited {DEADLINE_S} s until {what}")
+            raise TimeoutError(f"waited {deadline_s} s until {what}")
         time.sleep(0.01)
 
 

@@ -13,7 +13,21 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from statistics import median
 
-_PACKAGES = ("hotrow", "numpy", "onnxruntime", "torch", "rocksdict", "uvicorn", "fastapi")
+_PACKAGES = (
+    "hotrow",
+    "numpy",
+    "onnxruntime",
+    "torch",
+    "rocksdict",
+    "redis",
+    "uvicorn",
+    "fastapi",
+    "cupy-cuda12x",
+    "cupy-cuda13x",
+)
+
+# What Hotrow's loops and the int8 engine choose by.
+_INSTRUCTION_SETS = {"avx2", "avx512f", "avx512_vnni", "avx_vnni"}
 
 
 @dataclass(frozen=True)
@@ -66,6 +80,11 @@ def publish(records, file=None):
             f"{record.name:<28} {params:<44} ours {record.ours:>12,.2f}  peer {record.peer:>12,.2f} {record.unit:<6}"
             f" ratio {record.ratio:.2f} ({record.ratio_min:.2f}..{record.ratio_max:.2f})"
         )
+    write(records, file)
+
+
+def write(records, file=None):
+    """Write the records to ``file``, if there is one."""
     if file is not None:
         document = {"hardware": hardware(), "versions": versions(), "records": [asdict(record) for record in records]}
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -73,11 +92,17 @@ def publish(records, file=None):
 
 
 def hardware():
-    """What the figures were taken on."""
-    cpu = [line for line in _lines("/proc/cpuinfo") if line.startswith("model name")]
+    """What the figures were taken on. A virtual machine may hide the processor's name: its family and model tell it."""
+    cpu = {}
+    for line in _lines("/proc/cpuinfo"):
+        name, _, value = line.partition(":")
+        cpu.setdefault(name.strip(), value.strip())
     memory = [line for line in _lines("/proc/meminfo") if line.startswith("MemTotal")]
     return {
-        "cpu": cpu[0].partition(":")[2].strip() if cpu else platform.processor(),
+        "cpu": cpu.get("model name", platform.processor()),
+        "cpu_family": cpu.get("cpu family"),
+        "cpu_model": cpu.get("model"),
+        "instruction_sets": sorted(_INSTRUCTION_SETS & set(cpu.get("flags", "").split())),
         "cores": os.cpu_count(),
         "memory_gib": round(int(memory[0].split()[1]) / 2**20, 1) if memory else None,
         "load_average": os.getloadavg()[0],

@@ -19,15 +19,18 @@ from serving.storage.rocksdb_engine import import_rocksdict, table_options
 
 DIM = 32
 BATCH_ROWS = 65536
+ROW_BYTES = 8 + 4 * DIM
 SPEC = TableSpec("model.table", DIM)
 
 
 def main():
     arguments = parse_arguments(__doc__, rows={"type": int, "default": 0, "help": "rows of the table"})
-    rows = arguments.rows or (200_000 if arguments.quick else 3_000_000)
+    rows = arguments.rows or (200_000 if arguments.quick else 10_000_000)
     rounds = 1 if arguments.quick else 3
     loads, copies = [], []
     with tempfile.TemporaryDirectory() as folder:
+        # A database and its copy; or, while it is loaded, runs of sorted rows and the files made of them.
+        check_room(folder, 2 * rows * ROW_BYTES)
         for number in range(rounds):
             path = Path(folder) / f"db{number}"
             took = {}
@@ -44,6 +47,13 @@ def main():
         ],
         arguments.json,
     )
+
+
+def check_room(folder, size):
+    """End at once, and not after minutes, where the disk has no room for that many bytes and a tenth more."""
+    free = shutil.disk_usage(folder).free
+    if free < size * 1.1:
+        raise SystemExit(f"{folder}: {size * 1.1:,.0f} bytes are needed, {free:,} are free; set TMPDIR, or --rows")
 
 
 def batches(rows):

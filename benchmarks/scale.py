@@ -1,7 +1,11 @@
 """What a table's size costs: lookup time, start-up time, memory per row; and a table four times the RAM tier.
 
-- ``scale.lookup``: ns per key of 26,624 uniform keys, against the table of the fewest rows of the same dim, the two
-  taking turns. Target: ratio <= 1.5, whatever the rows.
+- ``scale.lookup``: ns per key of 26,624 uniform keys on one thread, against the dim's table of the fewest rows. Target:
+  ratio <= 1.5, whatever the rows.
+- ``scale.gather``: the same of a C loop that copies as many rows whose numbers are known, fetched ahead as the table
+  does it (benchmarks/host_gather.c): what so many rows cost in memory itself. All four take turns.
+- ``scale.slope``: the first ratio against the second, round by round: what the table adds.
+- ``scale.huge_pages``: the part of the table's anonymous memory that lies in huge pages.
 - ``scale.start``: from a HugeCTR folder to a table that answers, against reading its two files once.
 - ``scale.memory``: anonymous memory that a row takes once its table is loaded, against `hotrow plan`'s figure.
 - ``scale.beyond_ram``: a table of four times the RAM tier's rows, the others in RocksDB: ns per key where a part of the
@@ -19,8 +23,9 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.gather import aligned, compile_gather, gather
 from benchmarks.report import Record, parse_arguments, publish
-from kernels.host import HostTable
+from kernels.host import HostTable, set_lookup_threads
 from serving.config import ModelConfig, TableConfig, read_ps_config
 from serving.config.capacity import rows_with_headroom
 from serving.model.sparse_writer import write_sparse_batches
@@ -41,6 +46,7 @@ def main():
     sizes = (20_000, 60_000) if quick else (1_000_000, 10_000_000, 30_000_000)
     rounds = 3 if quick else 11
     records = []
+    set_lookup_threads(1)
     with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
         for dim in (16,) if quick else (16, 32, 128):
             records += growing(Path(folder), dim, sizes, rounds)
@@ -49,9 +55,31 @@ def main():
     publish(records, arguments.json)
 
 
+class Size:
+    """One table in RAM, and as many rows in an array."""
+
+    def __init__(self, server, rows, dim, library):
+        self.server, self.rows, self.library = server, rows, library
+        self.array = aligned(rows, dim)
+        self.array.fill(1.0)
+
+    def look_up(self, keys, out):
+        return self.server.stores[0].fetch("m.t", keys, out)
+
+    def gather(self, numbers, out):
+        gather(self.library, "l2", self.array, numbers, out)
+        return True
+
+    def sides(self, rounds):
+        """What takes turns: (call, its batches)."""
+        numbers = numbers_at_random(self.rows, rounds)
+        return [(self.look_up, keys_of_numbers(numbers)), (self.gather, numbers)]
+
+
 def growing(folder, dim, sizes, rounds):
     """One dim's tables, each beside the smallest."""
     records = []
+    library = compile_gather()
     smallest = None
     for rows in sizes:
         reason = why_not(folder, dim, rows)
@@ -60,17 +88,29 @@ def growing(folder, dim, sizes, rounds):
             continue
         case = {"rows": rows, "dim": dim}
         server, more = started(folder, dim, rows, case)
-        records += more
-        if smallest is None:
-            smallest = (server, rows)
-        batches = keys_at_random(rows, rounds), keys_at_random(smallest[1], rounds)
-        pairs = take_turns(server.stores[0].fetch, smallest[0].stores[0].fetch, *batches, dim)
-        records.append(Record.of("scale.lookup", case, "ns/key", pairs))
-        if server is not smallest[0]:
+        size = Size(server, rows, dim, library)
+        smallest = smallest or size
+        took = take_turns([*size.sides(rounds), *smallest.sides(rounds)], dim)
+        records += [*more, *slopes(took, case)]
+        if size is not smallest:
             server.close()
     if smallest is not None:
-        smallest[0].close()
+        smallest.server.close()
     return records
+
+
+def slopes(took, case):
+    """Records from tuples (lookup, gather, the smallest table's lookup, the smallest table's gather) in ns per key."""
+    lookups, gathers, of_both = [], [], []
+    for lookup, gathered, least_lookup, least_gathered in took:
+        lookups.append((lookup, least_lookup))
+        gathers.append((gathered, least_gathered))
+        of_both.append((lookup / least_lookup, gathered / least_gathered))
+    return [
+        Record.of("scale.lookup", case, "ns/key", lookups),
+        Record.of("scale.gather", case, "ns/key", gathers),
+        Record.of("scale.slope", case, "times", of_both),
+    ]
 
 
 def started(folder, dim, rows, case):
@@ -78,14 +118,15 @@ def started(folder, dim, rows, case):
     with written(folder, dim, rows) as config:
         read_s = seconds(lambda: read_once(config.tables[0].file))
         server = ParameterServer.from_config(tiers_file(folder))
-        before = anonymous_bytes()
+        before, huge_before = anonymous_bytes(), huge_page_bytes()
         start_s = seconds(lambda: server.load_model(config))
-        row_bytes = (anonymous_bytes() - before) / rows
+        took_bytes, huge_bytes = anonymous_bytes() - before, huge_page_bytes() - huge_before
         (planned,) = table_sizes([config])
     check(server, rows, dim)
     return server, [
         Record.of("scale.start", case, "s", [(start_s, read_s)]),
-        Record.of("scale.memory", case, "B/row", [(row_bytes, planned.ram_bytes / rows)]),
+        Record.of("scale.memory", case, "B/row", [(took_bytes / rows, planned.ram_bytes / rows)]),
+        Record.of("scale.huge_pages", case, "MiB", [(huge_bytes / 2**20, took_bytes / 2**20)]),
     ]
 
 
@@ -105,16 +146,16 @@ def beyond_ram(folder, capacity_rows, dim, rounds):
     check(server, rows, dim)
     records = [Record.of("scale.beyond_ram.start", case, "s", [(start_s, read_s)])]
 
-    def fetch(_, keys, out):
+    def fetch(keys, out):
         out[...], found = server.lookup("m.t", keys)
         return found
 
     for hit_rate in HIT_RATES:
-        in_ram = keys_at_random(capacity_rows, rounds)
+        in_ram = keys_of_numbers(numbers_at_random(capacity_rows, rounds))
         hits = round(hit_rate * BATCH_KEYS)
-        misses = keys_at_random(rows - capacity_rows, rounds, capacity_rows)
+        misses = keys_of_numbers(numbers_at_random(rows - capacity_rows, rounds, capacity_rows))
         mixed = np.concatenate([in_ram[:, :, :hits], misses[:, :, hits:]], axis=2)
-        pairs = take_turns(fetch, fetch, mixed, in_ram, dim)
+        pairs = take_turns([(fetch, mixed), (fetch, in_ram)], dim)
         records.append(Record.of("scale.beyond_ram.lookup", case | {"hit_rate": hit_rate}, "ns/key", pairs))
     ours = (anonymous_bytes() - before) / 2**20
     of_tier = HostTable.memory_bytes(dim, capacity_rows) / 2**20
@@ -125,7 +166,12 @@ def beyond_ram(folder, capacity_rows, dim, rounds):
 
 def keys_of(begin, end):
     """The keys of a file's rows: no two alike, in no order."""
-    return np.arange(begin, end, dtype=np.int64) * 0x9E3779B1 % 2**40
+    return keys_of_numbers(np.arange(begin, end, dtype=np.int64))
+
+
+def keys_of_numbers(numbers):
+    """The keys of the rows that have these numbers."""
+    return numbers * 0x9E3779B1 % 2**40
 
 
 def vectors_of(keys, dim):
@@ -133,10 +179,10 @@ def vectors_of(keys, dim):
     return (keys[:, None] % 4096 * 0.5 + np.arange(dim)).astype(np.float32)
 
 
-def keys_at_random(rows, rounds, begin=0):
-    """Batches of keys of the rows from ``begin`` on, uniformly drawn: int64[rounds, CALLS, BATCH_KEYS]."""
+def numbers_at_random(rows, rounds, begin=0):
+    """Batches of the numbers of rows from ``begin`` on, uniformly drawn: int64[rounds, CALLS, BATCH_KEYS]."""
     rng = np.random.default_rng(rows)
-    return rng.integers(begin, begin + rows, (rounds, CALLS, BATCH_KEYS)) * 0x9E3779B1 % 2**40
+    return rng.integers(begin, begin + rows, (rounds, CALLS, BATCH_KEYS))
 
 
 @contextmanager
@@ -153,7 +199,6 @@ def written(folder, dim, rows):
         tables=(TableConfig(name="t", dim=dim, slots=1, combiner="sum", file=path),),
         key_type="I64",
         max_batchsize=1024,
-        hit_rate_threshold=1.0,
         dense_dim=0,
         label_dim=1,
     )
@@ -168,7 +213,8 @@ def tiers_file(folder, **tiers):
 
 def why_not(folder, dim, rows):
     """Why a case cannot be run; empty if it can."""
-    needed, available = HostTable.memory_bytes(dim, rows_with_headroom(rows)), available_bytes()
+    needed = HostTable.memory_bytes(dim, rows_with_headroom(rows)) + rows * dim * 4  # and the array for the gather
+    available = available_bytes()
     if needed + MEMORY_RESERVE_BYTES > available:
         return f"takes {needed / 2**30:.1f} GiB of RAM, {available / 2**30:.1f} are available"
     files, free = rows * (8 + 4 * dim), shutil.disk_usage(folder).free
@@ -185,21 +231,25 @@ def check(server, rows, dim):
         raise SystemExit("the answer is wrong")
 
 
-def take_turns(fetch, peer, batches, peer_batches, dim):
-    """Pairs of ns per key; who goes first changes from round to round, and the first round warms up."""
+def take_turns(sides, dim):
+    """Tuples of ns per key of the sides (call, batches), one per round.
+
+    Who goes first changes from round to round, and the first round warms up.
+    """
     out = np.empty((BATCH_KEYS, dim), dtype=np.float32)
-    pairs = []
-    for number, both in enumerate(zip(batches, peer_batches, strict=True)):
-        turns = [(0, fetch), (1, peer)]
-        took = [0.0, 0.0]
-        for which, call in turns if number % 2 else reversed(turns):
+    rounds = []
+    for number in range(len(sides[0][1])):
+        took = [0.0] * len(sides)
+        for turn in range(len(sides)):
+            which = (number + turn) % len(sides)
+            call, batches = sides[which]
             begin = time.perf_counter()
-            found = [call("m.t", keys, out) for keys in both[which]]
+            found = [call(batch, out) for batch in batches[number]]
             took[which] = (time.perf_counter() - begin) / (CALLS * BATCH_KEYS) * 1e9
             if not np.all(found):
                 raise SystemExit("a key that was loaded is not there")
-        pairs.append(tuple(took))
-    return pairs[1:]
+        rounds.append(tuple(took))
+    return rounds[1:]
 
 
 def seconds(call):
@@ -220,6 +270,11 @@ def read_once(path):
 def anonymous_bytes():
     """Memory of this process that is no file's."""
     return field_bytes("/proc/self/status", "RssAnon")
+
+
+def huge_page_bytes():
+    """The part of it that lies in huge pages."""
+    return field_bytes("/proc/self/smaps_rollup", "AnonHugePages")
 
 
 def available_bytes():

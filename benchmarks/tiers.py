@@ -63,7 +63,6 @@ def model(folder):
         tables=(table,),
         key_type="I64",
         max_batchsize=64,
-        hit_rate_threshold=0.5,
         dense_dim=0,
         label_dim=1,
     )

@@ -1,0 +1,122 @@
+"""Keys that are asked for, and their rows: made alike on the host and on the device, so that answers can be checked.
+
+A row follows from its key. Its columns are values that the row's form holds exactly, so that every form must give them
+back to the bit, and sums of some hundred of them are exact in any order.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gpu_cache.embedding_cache import EmbeddingCache
+
+ZIPF_EXPONENT = 1.05
+OFFERED_RATIO = 0.75  # of the slots, so that hardly a line is full
+POPULATION_RATIO = 0.65
+FIRST_ABSENT_KEY = 1 << 40
+_GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
+_CHUNK_KEYS = 1 << 18
+
+
+class WrongAnswerError(Exception):
+    """What was to be timed is not right, so it was not timed."""
+
+
+def codes_of(row_dtype):
+    """float32[256]: what columns are drawn from. Column 0 is the largest, so that a row's scale is 1.
+
+    Whole numbers up to 127 for all forms but fp8, which has four significant bits: up to 448 there.
+    """
+    if row_dtype == "fp8":
+        signs, exponents, fractions = np.meshgrid([-1, 1], np.arange(16) % 5, np.arange(8), indexing="ij")
+        return (signs * (8 + fractions) * 2**exponents).ravel().astype(np.float32), np.float32(448)
+    return (np.arange(256) % 255 - 127).astype(np.float32), np.float32(127)
+
+
+def rows_of(xp, keys, dim, row_dtype):
+    """float32[N, D], the rows of keys int64[N]; both of the array namespace ``xp``."""
+    codes, largest = codes_of(row_dtype)
+    mixed = keys * _GOLDEN >> 33
+    columns = xp.arange(1, 2 * dim, 2, dtype=np.int64)
+    rows = xp.asarray(codes)[mixed[:, None] * columns[None, :] >> 5 & 255]
+    rows[:, 0] = largest
+    return rows
+
+
+def positions(distribution, population, count, seed=1):
+    """int64[count]: places in a population, ``"uniform"`` or ``"zipf"``: the i-th as often as 1 / i^1.05 says."""
+    rng = np.random.default_rng(seed)
+    if distribution == "uniform":
+        return rng.integers(population, size=count)
+    shares = np.cumsum(np.arange(1, population + 1, dtype=np.float64) ** -ZIPF_EXPONENT)
+    return np.searchsorted(shares, rng.random(count) * shares[-1]).clip(max=population - 1)
+
+
+@dataclass(frozen=True)
+class Filled:
+    """A cache that holds rows, and some of the keys it holds, in no particular order."""
+
+    cache: EmbeddingCache
+    population: np.ndarray
+
+    def close(self):
+        self.cache.close()
+
+
+def filled_cache(device, slots, dim, row_dtype="fp32", line_keys=15, readers=None):
+    """Offer keys to a new cache; what it kept of them is the population, of the same size for all forms."""
+    cache = EmbeddingCache(dim, slots, device, row_dtype, line_keys=line_keys, readers=readers)
+    for first in range(0, int(slots * OFFERED_RATIO), _CHUNK_KEYS):
+        keys = device.xp.arange(first, min(first + _CHUNK_KEYS, int(slots * OFFERED_RATIO)), dtype=np.int64)
+        cache.replace(keys, rows_of(device.xp, keys, dim, row_dtype))
+    held, _ = cache.dump()
+    size = int(slots * POPULATION_RATIO)
+    if held.size < size:
+        raise WrongAnswerError(f"of {int(slots * OFFERED_RATIO)} keys for {slots} slots, {held.size} are held")
+    return Filled(cache, np.random.default_rng(0).permutation(held)[:size])
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Keys to ask for, int64[P] on the host and on the device; batches are slices of it, one after the other."""
+
+    host_keys: np.ndarray
+    keys: Any
+    distribution: str
+    hit_rate: float
+
+    def batches(self, batch, most):
+        """Slices of the device's keys, and where each begins."""
+        count = min(most, len(self.host_keys) // batch)
+        return [self.keys[first : first + batch] for first in range(0, count * batch, batch)]
+
+
+def pool_of(device, population, places, distribution, hit_rate):
+    """Keys of the population at those places; some, by chance, are replaced by keys that nobody has."""
+    keys = population[places]
+    misses = np.random.default_rng(2).random(keys.size) >= hit_rate
+    keys[misses] = FIRST_ABSENT_KEY + np.arange(int(misses.sum()))
+    return Pool(keys, device.xp.asarray(keys), distribution, hit_rate)
+
+
+def check_rows(device, what, host_keys, rows, row_dtype, missing=None):
+    """Compare rows on the device with those of their keys: all there, and some on the host with NumPy's.
+
+    Raises:
+        WrongAnswerError: one differs.
+    """
+    count, dim = rows.shape
+    some = np.unique(np.linspace(0, count - 1, min(count, 4096)).astype(np.int64))
+    wanted = rows_of(np, host_keys[some], dim, row_dtype)
+    if missing is not None:
+        wanted[missing[some]] = 0.0
+    if not np.array_equal(device.to_host(rows[device.xp.asarray(some)]), wanted):
+        raise WrongAnswerError(f"{what}: rows differ from NumPy's")
+    for first in range(0, count, _CHUNK_KEYS):
+        part = slice(first, min(first + _CHUNK_KEYS, count))
+        expected = rows_of(device.xp, device.xp.asarray(host_keys[part]), dim, row_dtype)
+        if missing is not None:
+            expected[device.xp.asarray(missing[part])] = 0.0
+        if int(device.to_host((rows[part] != expected).sum())):
+            raise WrongAnswerError(f"{what}: rows {first} to {part.stop} are not those of their keys")
