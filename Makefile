@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast test-long test-numpy1 lint format bench bench-quick clean
+.PHONY: help demo test test-fast test-long test-numpy1 check-nvrtc test-kernels test-kernels-tsan test-kernels-asan test-gpu bench-gpu mutants lint format bench bench-quick clean
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -14,25 +14,66 @@ TORCH_INDEX ?=
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 # What runs without PyTorch, RocksDB and the web framework.
 NUMPY1_TESTS := tests/kernels $(addprefix tests/serving/,dense model test_batch.py test_config_inference.py test_config_model_directory.py)
+# The tests of kernels and of what is built on them; `make test` has them too.
+KERNEL_TESTS := $(wildcard tests/kernels/cuda tests/gpu_cache)
+RACE_TESTS := $(wildcard $(addprefix tests/,$(addprefix kernels/cuda/,test_query.py test_writes.py test_team.py) \
+  $(addprefix gpu_cache/,test_readers_beside_writers.py test_workspace.py test_pooled_lookup.py test_key_lookup.py)))
+ON_RUNNER := not gpu and not long
+# Tests of devices that wait for what a late stream has not done yet, or fail.
+DEVICE_TESTS := $(KERNEL_TESTS) $(wildcard $(addprefix tests/serving/,lookup test_gpu_serving.py test_device_route.py dense/test_device_network.py))
+# Half of the time; each worker starts Redis servers of its own, so that more than four would not pay.
+OVER_CORES := -n logical --maxprocesses 4 --dist worksteal
+# The GPU commands run in an environment of their own making, with CuPy for CUDA 12 or 13, or with a Python that is there:
+# GPU_PYTHON=python3 installs nothing, and leaves out the tests that need more than NumPy, CuPy and pytest.
+CUDA ?= cuda13
+GPU_PYTHON ?= $(BIN)/python
+GPU_READY := $(if $(filter $(BIN)/python,$(GPU_PYTHON)),$(VENV)/.gpu)
+GPU_TESTS ?= $(if $(GPU_READY),tests,tests/kernels tests/gpu_cache tests/test_gpu_benchmark.py)
+BENCHMARKS := host_table snapshot rocksdb_misses rocksdb_load redis_store tiers eviction cache_policy scale predict
+# The Python of a Triton's environment (benchmarks/triton_server.py), for the HTTP benchmark's second peer.
+TRITON ?=
 BUILD_INPUTS := pyproject.toml constraints.txt CMakeLists.txt $(wildcard kernels/host/*)
 
 help: ## list the commands
-	@grep -hE '^[a-z][a-z0-9-]*:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
+	@grep -hE '^[a-z][a-z0-9-]*:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## (.*)/  make \1\t\2/' | expand -t 26
 
 demo: $(VENV)/.demo ## train, export, serve and ask a model; DATA=file.csv takes a Criteo file
 	@$(BIN)/python examples/demo.py $(if $(DATA),--data "$(DATA)")
 
 test: $(VENV)/.test ## everything a machine without a GPU can run, but the tests that take minutes
-	@$(BIN)/python -m pytest -m "not long"
+	@$(BIN)/python -m pytest $(OVER_CORES) -m "not long and not gpu"
 
 test-fast: $(VENV)/.test ## the tests without the slow ones
-	@$(BIN)/python -m pytest -m "not slow and not long"
+	@$(BIN)/python -m pytest $(OVER_CORES) -m "not slow and not long and not gpu"
 
 test-long: $(VENV)/.test ## the tests that take minutes each; the outcome goes to benchmarks/results/
 	@$(BIN)/python -m benchmarks.long_tests --json benchmarks/results/test_long.json
+	@$(MAKE) mutants
 
 test-numpy1: $(VENV)-numpy1/.done ## the serving tests under NumPy 1.26, without the heavy extras
-	@$(VENV)-numpy1/bin/python -m pytest -q -m "not slow and not long" $(NUMPY1_TESTS)
+	@$(VENV)-numpy1/bin/python -m pytest -q -m "not slow and not long and not gpu" $(NUMPY1_TESTS)
+
+check-nvrtc: $(VENV)/.nvrtc ## compile every kernel for sm_80 and sm_90, without a GPU; fails on registers or arrays in memory
+	@$(BIN)/python -m kernels.check_nvrtc kernels/cuda/*.cu benchmarks/gpu/*.cu
+
+test-kernels: $(VENV)/.test ## the kernels on the CPU runner: the fixed order of threads, three drawn ones, then late streams
+	@for seed in 0 1 2 3; do HOTROW_RUNNER_SEED=$$seed HOTROW_RUNNER_THREADS=2 $(BIN)/python -m pytest -q -m "$(ON_RUNNER)" $(KERNEL_TESTS); done
+	@HOTROW_RUNNER_DELAY_MS=10 HOTROW_RUNNER_SEED=4 $(BIN)/python -m pytest -q $(OVER_CORES) -m "$(ON_RUNNER)" $(DEVICE_TESTS)
+
+test-kernels-tsan: $(VENV)/.test ## the kernels whose threads share memory, under ThreadSanitizer: a race check
+	@HOTROW_RUNNER_SANITIZER=thread HOTROW_RUNNER_SEED=1 HOTROW_RUNNER_THREADS=2 TSAN_OPTIONS="exitcode=66 suppressions=tests/kernels/cuda/race_check.supp" \
+	  LD_PRELOAD="$$(g++ -print-file-name=libtsan.so)" $(BIN)/python -m pytest -q -m "$(ON_RUNNER) and not slow" $(RACE_TESTS)
+
+test-kernels-asan: $(VENV)/.test ## all kernels in the fixed order, under AddressSanitizer and UndefinedBehaviorSanitizer
+	@HOTROW_RUNNER_SANITIZER=address ASAN_OPTIONS=detect_leaks=0 \
+	  LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libubsan.so)" \
+	  $(BIN)/python -m pytest -q -m "$(ON_RUNNER) and not slow" $(KERNEL_TESTS)
+
+mutants: $(VENV)/.test ## plant faults in the kernels; the tests must notice 4 of 5
+	@$(BIN)/python -m benchmarks.mutants --json benchmarks/results/mutants.json
+
+test-gpu: gpu $(GPU_READY) gpu-python ## the tests that need a GPU; without one it fails, and nothing is skipped
+	@HOTROW_REQUIRE_GPU=1 $(GPU_PYTHON) -m pytest -m gpu $(GPU_TESTS)
 
 lint: $(VENV)/.lint ## ruff, mypy strict, import contracts
 	@$(BIN)/ruff check .
@@ -44,12 +85,16 @@ format: $(VENV)/.lint ## let ruff rewrite the sources
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
-bench: $(VENV)/.test ## all CPU benchmarks; results go to benchmarks/results/
-	@for name in host_table snapshot rocksdb_misses rocksdb_load redis_store tiers eviction scale predict http_server; do \
-	  $(BIN)/python -m benchmarks.$$name --json benchmarks/results/$$name.json; done
+bench: $(VENV)/.test ## all CPU benchmarks and their table; TRITON=python asks a Triton too; results go to benchmarks/results/
+	@for name in $(BENCHMARKS); do $(BIN)/python -m benchmarks.$$name --json benchmarks/results/$$name.json; done
+	@$(BIN)/python -m benchmarks.http_server $(if $(TRITON),--triton $(TRITON)) --json benchmarks/results/http_server.json
+	@$(BIN)/python -m benchmarks.table
 
 bench-quick: $(VENV)/.test ## the same on small inputs, nothing written
-	@for name in host_table snapshot rocksdb_misses rocksdb_load redis_store tiers eviction scale predict http_server; do $(BIN)/python -m benchmarks.$$name --quick; done
+	@for name in $(BENCHMARKS) http_server; do $(BIN)/python -m benchmarks.$$name --quick; done
+
+bench-gpu: gpu $(GPU_READY) ## the GPU cache on a GPU: right first, then timed; results go to benchmarks/results/
+	@$(GPU_PYTHON) -m benchmarks.gpu --json benchmarks/results/gpu_cache.json
 
 clean: ## remove the environments and everything built
 	rm -rf $(VENV) $(VENV)-numpy1 build demo_output .mypy_cache .ruff_cache .pytest_cache .hypothesis
@@ -62,6 +107,16 @@ tools:
 	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { echo "Hotrow needs Python's venv module: apt-get install python3-venv"; exit 1; }
 	@$(PYTHON) -c 'import os, sys, sysconfig; sys.exit(not os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h")))' || { echo "Hotrow needs Python's headers: apt-get install python3-dev"; exit 1; }
 	@command -v $${CXX:-c++} >/dev/null || { echo "Hotrow needs a C++17 compiler: apt-get install g++"; exit 1; }
+
+# The same before the GPU commands, which would else fail test by test.
+.PHONY: gpu gpu-python
+gpu:
+	@$(PYTHON) -c 'import ctypes as c, sys; n = c.c_int(); cuda = c.CDLL("libcuda.so.1"); sys.exit(bool(cuda.cuInit(0) or cuda.cuDeviceGetCount(c.byref(n)) or not n.value))' 2>/dev/null \
+	  || { echo "this needs an NVIDIA GPU and its driver: libcuda.so.1 is absent, or finds no GPU"; exit 1; }
+
+gpu-python:
+	@why="$$($(GPU_PYTHON) -c 'import numpy, cupy, pytest, kernels.host' 2>&1)" \
+	  || { echo "'$(GPU_PYTHON)' needs NumPy, CuPy, pytest and Hotrow itself ($(GPU_PYTHON) -m pip install -e .): $${why##*$$'\n'}"; exit 1; }
 
 $(BIN)/python: | tools
 	@echo "creating $(VENV)"
@@ -88,6 +143,16 @@ $(VENV)/.lint: $(VENV)/.build
 	@echo "installing the linters"
 	@$(PIP) ruff mypy import-linter pre-commit
 	@$(PIP) --no-build-isolation -e '.[test]'
+	@touch $@
+
+$(VENV)/.gpu: $(VENV)/.build
+	@echo "building Hotrow and installing CuPy and what the tests need (PyTorch is the large part)"
+	@$(PIP) --no-build-isolation -e '.[test,$(CUDA)]'
+	@touch $@
+
+$(VENV)/.nvrtc: $(VENV)/.build
+	@echo "installing CUDA's run-time compiler"
+	@$(PIP) --no-build-isolation -e '.[nvrtc]'
 	@touch $@
 
 $(VENV)-numpy1/.done: $(BUILD_INPUTS) | tools
