@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast test-long test-numpy1 check-nvrtc test-kernels test-kernels-tsan test-kernels-asan test-gpu bench-gpu mutants lint format bench bench-quick clean
+.PHONY: help demo test test-fast test-long test-numpy1 test-host-sanitizers check-nvrtc test-kernels test-kernels-tsan test-kernels-asan test-gpu bench-gpu mutants lint format bench bench-quick clean
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -40,8 +40,8 @@ help: ## list the commands
 demo: $(VENV)/.demo ## train, export, serve and ask a model; DATA=file.csv takes a Criteo file
 	@$(BIN)/python examples/demo.py $(if $(DATA),--data "$(DATA)")
 
-test: $(VENV)/.test ## everything a machine without a GPU can run, but the tests that take minutes
-	@$(BIN)/python -m pytest $(OVER_CORES) -m "not long and not gpu"
+test: $(VENV)/.test ## everything a machine without a GPU can run, but the tests that take minutes and the sanitizers
+	@$(BIN)/python -m pytest $(OVER_CORES) -m "not long and not gpu and not sanitizers"
 
 test-fast: $(VENV)/.test ## the tests without the slow ones
 	@$(BIN)/python -m pytest $(OVER_CORES) -m "not slow and not long and not gpu"
@@ -52,6 +52,9 @@ test-long: $(VENV)/.test ## the tests that take minutes each; the outcome goes t
 
 test-numpy1: $(VENV)-numpy1/.done ## the serving tests under NumPy 1.26, without the heavy extras
 	@$(VENV)-numpy1/bin/python -m pytest -q -m "not slow and not long and not gpu" $(NUMPY1_TESTS)
+
+test-host-sanitizers: $(VENV)/.test ## the host table's threads and snapshots under ThreadSanitizer, AddressSanitizer and UndefinedBehaviorSanitizer
+	@$(BIN)/python -m pytest -q -m sanitizers tests/kernels
 
 check-nvrtc: $(VENV)/.nvrtc ## compile every kernel for sm_80 and sm_90, without a GPU; fails on registers or arrays in memory
 	@$(BIN)/python -m kernels.check_nvrtc kernels/cuda/*.cu benchmarks/gpu/*.cu

@@ -1,43 +1,50 @@
 """The host table, its threads and snapshots under the thread, address and undefined-behaviour sanitizers."""
 
+import os
 import platform
 import shutil
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 HERE = Path(__file__).parent
 SOURCES = HERE.parents[1] / "kernels" / "host"
+FLAGS = ["-std=c++17", "-O1", "-g", "-pthread", "-fno-sanitize-recover=all", "-DHOTROW_ANY_DIM_LOOPS_ONLY"]
+
+pytestmark = [pytest.mark.slow, pytest.mark.sanitizers]
 
 
-def build(tmp_path_factory, sanitizer, name, kernels="*.cpp"):
-    """Compile a stress program; skip, with the compiler's words, where the sanitizer is not installed."""
-    compiler = shutil.which("g++")
-    if compiler is None:
-        pytest.skip("no g++")
-    folder = tmp_path_factory.mktemp("stress")
-    flags = [
-        "-std=c++17",
-        "-O1",
-        "-g",
-        "-pthread",
-        f"-fsanitize={sanitizer}",
-        "-fno-sanitize-recover=all",
-        "-DHOTROW_ANY_DIM_LOOPS_ONLY",
-    ]
-    probe = folder / "probe.cpp"
-    probe.write_text("int main() {}\n")
-    able = subprocess.run([compiler, *flags, probe, "-o", folder / "probe"], capture_output=True, text=True)
-    if able.returncode:
-        pytest.skip(f"g++ cannot build with -fsanitize={sanitizer}: {able.stderr.strip()[-200:]}")
-    program = folder / name
-    files = [
-        HERE / f"{name}.cpp",
-        *(file for file in sorted(SOURCES.glob(kernels)) if "nanobind" not in file.read_text()),
-    ]
-    subprocess.run([compiler, *flags, f"-I{SOURCES}", *files, "-o", program], check=True)
-    return program
+class Compiler:
+    """Makes stress programs for one sanitizer; Hotrow's own sources are compiled once for all of them."""
+
+    def __init__(self, sanitizer, folder):
+        """Skip, with the compiler's words, where the sanitizer is not installed."""
+        program = shutil.which("g++")
+        if program is None:
+            pytest.skip("no g++")
+        self._command = [program, *FLAGS, f"-fsanitize={sanitizer}", f"-I{SOURCES}"]
+        self._folder = folder
+        probe = folder / "probe.cpp"
+        probe.write_text("int main() {}\n")
+        able = subprocess.run([*self._command, probe, "-o", folder / "probe"], capture_output=True, text=True)
+        if able.returncode:
+            pytest.skip(f"g++ cannot build with -fsanitize={sanitizer}: {able.stderr.strip()[-200:]}")
+        files = [file for file in sorted(SOURCES.glob("*.cpp")) if "nanobind" not in file.read_text()]
+        with ThreadPoolExecutor(os.cpu_count()) as threads:
+            self._objects = list(threads.map(self._compiled, files))
+
+    def stress_program(self, name):
+        """Compile and link the program of that name beside this file."""
+        program = self._folder / name
+        subprocess.run([*self._command, HERE / f"{name}.cpp", *self._objects, "-o", program], check=True)
+        return program
+
+    def _compiled(self, source):
+        compiled = self._folder / f"{source.stem}.o"
+        subprocess.run([*self._command, "-c", source, "-o", compiled], check=True)
+        return compiled
 
 
 def run(*command):
@@ -47,38 +54,34 @@ def run(*command):
 
 
 @pytest.fixture(scope="module", params=["thread", "address,undefined"])
-def stress_program(request, tmp_path_factory):
-    return build(tmp_path_factory, request.param, "host_table_stress")
+def compiler(request, tmp_path_factory):
+    return Compiler(request.param, tmp_path_factory.mktemp("stress"))
 
 
-@pytest.mark.slow
+@pytest.fixture(scope="module")
+def table_stress(compiler):
+    return compiler.stress_program("host_table_stress")
+
+
 @pytest.mark.parametrize(("loops", "row_dtype"), [("avx2", "fp32"), ("portable", "fp32"), ("avx2", "int8")])
-def test_readers_beside_writers_see_whole_rows_and_no_sanitizer_complains(stress_program, loops, row_dtype):
-    result = run(stress_program, "2000", loops, row_dtype)
+def test_readers_beside_writers_see_whole_rows_and_no_sanitizer_complains(table_stress, loops, row_dtype):
+    result = run(table_stress, "2000", loops, row_dtype)
 
     assert result.returncode == 0, result.stdout + result.stderr
     assert not result.stderr
     assert result.stdout.endswith("rows checked\n")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("sanitizer", ["thread", "address,undefined"])
-def test_callers_of_a_pool_that_changes_its_size_get_every_chunk_done_once(tmp_path_factory, sanitizer):
-    program = build(tmp_path_factory, sanitizer, "core_pool_stress", "core_pool.cpp")
-
-    result = run(program, "1000")
+def test_callers_of_a_pool_that_changes_its_size_get_every_chunk_done_once(compiler):
+    result = run(compiler.stress_program("core_pool_stress"), "1000")
 
     assert result.returncode == 0, result.stdout + result.stderr
     assert not result.stderr
     assert result.stdout.endswith(" jobs\n")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("sanitizer", ["thread", "address,undefined"])
-def test_readers_of_a_snapshot_that_is_cut_short_see_its_rows_or_an_error(tmp_path_factory, tmp_path, sanitizer):
-    program = build(tmp_path_factory, sanitizer, "snapshot_stress")
-
-    result = run(program, "1000", tmp_path / "t.snapshot")
+def test_readers_of_a_snapshot_that_is_cut_short_see_its_rows_or_an_error(compiler, tmp_path):
+    result = run(compiler.stress_program("snapshot_stress"), "1000", tmp_path / "t.snapshot")
 
     assert result.returncode == 0, result.stdout + result.stderr
     assert not result.stderr
