@@ -69,7 +69,8 @@ class MemoryStore(HostTables[HostTable]):
         self._specs: dict[str, TableSpec] = {}
         self._shares: dict[str, tuple[TableSpec, Room]] = {}  # of tables that were announced and are not open yet
         self._overflown: set[str] = set()  # tables whose first eviction was logged
-        self._lock = threading.Lock()  # one open_table, drop_table or close at a time; guards _shares and _overflown
+        self._lock = threading.Lock()  # one open_table, drop_table or close at a time; guards _shares
+        self._log_lock = threading.Lock()  # guards _overflown; inserts take no other: to open a table takes seconds
 
     def share(self, wanted: Sequence[tuple[TableSpec, int]]) -> None:
         """See ``SharingStore.share``."""
@@ -129,10 +130,11 @@ class MemoryStore(HostTables[HostTable]):
     def drop_table(self, table: str) -> None:
         """See ``Store.drop_table``; the memory goes back once the last reader has left."""
         with self._lock:
-            self._overflown.discard(table)
             self._shares.pop(table, None)
             self._tables = {name: held for name, held in self._open_tables(table).items() if name != table}
             self._specs = {name: spec for name, spec in self._specs.items() if name != table}
+        with self._log_lock:
+            self._overflown.discard(table)
 
     def close(self) -> None:
         """See ``Store.close``."""
@@ -167,7 +169,7 @@ class MemoryStore(HostTables[HostTable]):
         return evicted
 
     def _log_first_eviction(self, table: str, held: HostTable) -> None:
-        with self._lock:
+        with self._log_lock:
             if table in self._overflown:
                 return
             self._overflown.add(table)

@@ -10,11 +10,14 @@ import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from serving.errors import StoreError
 from serving.storage.rocksdb_database import Database
 from serving.storage.rocksdb_engine import STORE_NAME, translated_errors
 from serving.storage.rocksdb_table import RocksDbTable, opened_table
+from serving.storage.row_codec import RowCodec
+from serving.storage.store import TableSpec
 
 logger = logging.getLogger(__name__)
 
@@ -81,42 +84,68 @@ def files_state(path: Path, *patterns: str) -> FilesState:
     return sorted(state)
 
 
+class _Expected(NamedTuple):
+    """What a followed table must be, held without holding its files open."""
+
+    spec: TableSpec
+    codec: RowCodec
+    files: str | None
+
+
 class FollowedTables:
     """The tables of a store that follows a writer, from one opening of the database to the next. Not thread-safe."""
 
     def __init__(self, path: Path) -> None:
         """Follow the tables of the database at ``path``."""
         self._path = path
-        self._left_behind: dict[str, str] = {}  # why a table is not followed any more, by its name
+        self._expected: dict[str, _Expected] = {}  # by name; those that the writer dropped too: it may load them again
+        self._told: dict[str, str] = {}  # what the log says of a table that is not as the writer has it, by its name
 
     def in_database(self, database: Database, tables: Mapping[str, RocksDbTable]) -> dict[str, RocksDbTable]:
-        """Those of ``tables`` that ``database`` has, as it has them.
+        """Those of ``tables``, and of earlier ones that were not forgotten, that ``database`` has, as it has them.
 
         One that is just being loaded, or is of another model by now, stays as it was: its handle keeps the files of
-        that time open.
+        that time open. One that the writer has dropped is none until that has loaded it again.
         """
-        followed = {}
         for name, held in tables.items():
-            if database.is_loading(name):
-                followed[name] = held
-            elif database.family(name) is not None:
-                followed[name] = self._followed(database, held)
+            self._expected[name] = _Expected(held.spec, held.codec, held.files)
+        followed = {}
+        for name, expected in self._expected.items():
+            table = self._followed(database, expected, tables.get(name))
+            if table is not None:
+                followed[name] = table
         return followed
 
-    def _followed(self, database: Database, held: RocksDbTable) -> RocksDbTable:
-        name = held.spec.name
-        try:
-            table = opened_table(self._path, database, held.spec, held.codec)
-            if held.files is not None and table.files != held.files:
-                reason = f"the writer has loaded it from other files, {table.files}; this process goes by {held.files}"
-                raise StoreError(STORE_NAME, name, f"{self._path}: {reason}: restart it with those")
-        except StoreError as err:  # no reason to hold back the others
-            if self._left_behind.get(name) != str(err):
-                logger.warning("%s; it stays as it was", err)
-            self._left_behind[name] = str(err)
+    def forget(self, name: str) -> None:
+        """Do not follow a table any more; one that is not followed does nothing."""
+        self._expected.pop(name, None)
+        self._told.pop(name, None)
+
+    def _followed(self, database: Database, expected: _Expected, held: RocksDbTable | None) -> RocksDbTable | None:
+        name = expected.spec.name
+        if database.is_loading(name):
             return held
-        self._left_behind.pop(name, None)
+        if database.family(name) is None:
+            self._tell_once(self._error(name, "the writer has dropped it"), "its keys are unknown until it is back")
+            return None
+        try:
+            table = opened_table(self._path, database, expected.spec, expected.codec)
+            if expected.files is not None and table.files != expected.files:
+                other = f"the writer has loaded it from other files, {table.files}; this process goes by"
+                raise self._error(name, f"{other} {expected.files}: restart it with those")
+        except StoreError as err:  # no reason to hold back the others
+            self._tell_once(err, "it stays as it was")
+            return held
+        self._told.pop(name, None)
         return table
+
+    def _tell_once(self, error: StoreError, effect: str) -> None:
+        if self._told.get(error.table) != str(error):
+            logger.warning("%s; %s", error, effect)
+        self._told[error.table] = str(error)
+
+    def _error(self, name: str, reason: str) -> StoreError:
+        return StoreError(STORE_NAME, name, f"{self._path}: {reason}")
 
 
 class Follower:

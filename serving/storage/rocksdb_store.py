@@ -150,6 +150,7 @@ class RocksDbStore:
         """See ``Store.drop_table``; a read-only store closes it, and raises StoreError, as its rows stay."""
         with self._tables_lock, self._lock, self._translated(table):
             self._tables = {name: held for name, held in self._tables.items() if name != table}
+            self._followed.forget(table)
             if self._database.family(table) is not None:
                 self._check_writable(table)
                 self._database.drop_family(table)

@@ -178,14 +178,48 @@ def test_of_a_load_that_was_killed_between_the_old_rows_and_the_new_a_follower_k
     assert follower.loaded_from(TABLE) is None
 
 
-def test_a_table_that_the_writer_dropped_holds_no_keys_after_catching_up(writer, path, opened):
-    writer.say("insert 0 10 1")
+def test_a_table_that_the_writer_dropped_holds_no_keys_until_it_is_loaded_again(writer, path, opened, caplog):
+    assert [writer.say("load 0 1000 1"), writer.say(), writer.say()] == ["half", "half", "done"]
     follower = opened(path, catch_up_interval_ms=NEVER_MS)
 
     writer.say("drop 0 0 0")
     follower.catch_up()
+    dropped = held(follower, [1]), follower.tables()
+    assert writer.say("load 0 1000 2") == "half"
+    follower.catch_up()
+    between = held(follower, [1])
+    assert [writer.say(), writer.say()] == ["half", "done"]
+    follower.catch_up()
+
+    assert dropped == ([None], [])
+    assert between == [None]
+    assert held(follower, [1, 1000]) == [2, None]
+    (told,) = [record.message for record in caplog.records]
+    assert re.search("model.table.*the writer has dropped it; its keys are unknown until it is back", told)
+
+
+def test_of_a_dropped_table_the_follower_does_not_take_the_rows_of_another_network(writer, path, opened, caplog):
+    assert [writer.say("load 0 1000 1"), writer.say(), writer.say()] == ["half", "half", "done"]
+    follower = opened(path, catch_up_interval_ms=NEVER_MS)
+
+    writer.say("drop 0 0 0")
+    follower.catch_up()
+    assert [writer.say("retrain 0 1000 2"), writer.say(), writer.say()] == ["half", "half", "done"]
+    follower.catch_up()
 
     assert held(follower, [1]) == [None]
+    assert "from other files, 2; this process goes by files: restart it" in caplog.records[-1].message
+
+
+def test_a_table_that_the_follower_has_let_go_of_does_not_come_back(writer, path, opened):
+    assert [writer.say("load 0 1000 1"), writer.say(), writer.say()] == ["half", "half", "done"]
+    follower = opened(path, catch_up_interval_ms=NEVER_MS)
+    with pytest.raises(StoreError, match="read-only"):
+        follower.drop_table(TABLE)
+
+    writer.say("insert 0 10 3")
+    follower.catch_up()
+
     assert follower.tables() == []
 
 
