@@ -24,7 +24,7 @@ class Dump(Protocol):
 
     @property
     def rows(self) -> int:
-        """How many there are."""
+        """How many there are; of an SST file RocksDB's guess, for a progress bar."""
 
     def batches(self, batch_rows: int) -> Iterator[tuple[Keys, Vectors]]:
         """All rows, at most ``batch_rows`` at a time; may be called again.

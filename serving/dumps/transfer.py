@@ -22,7 +22,7 @@ from serving.parameter_server.loading import load_tables
 from serving.parameter_server.opening import open_stores, tier_settings
 from serving.storage import RocksDbStore, SharedMemoryStore
 from serving.storage.row_dtype import rounded
-from serving.storage.store import DurableStore, Keys, Store, TableSpec, Vectors, replaced
+from serving.storage.store import DurableStore, Keys, Store, TableSpec, Vectors, has_rows, replaced
 
 logger = logging.getLogger(__name__)
 
@@ -33,10 +33,13 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class _HeldRows:
-    """All rows of a table where they are held; ``in_key_order``: in that of their keys' raw bytes."""
+    """All rows of a table where they are held; ``in_key_order``: in that of their keys' raw bytes.
+
+    How many they are may be an estimate.
+    """
 
     spec: TableSpec
-    rows: int
+    rows_hint: int
     batches: Batches
     in_key_order: bool = False
 
@@ -74,7 +77,7 @@ def dump_table(
     file = Path(file)
     check_target(file)
     with _held_rows(source, table) as held:
-        counted = _Counted(f"{table} to {file.name}", held.rows, progress)
+        counted = _Counted(f"{table} to {file.name}", held.rows_hint, progress)
         write_dump(file, held.spec, counted(held.batches), held.in_key_order)
     return counted.done
 
@@ -123,7 +126,7 @@ def load_table(
     model, one = _table_of(config.models, table, config.source)
     spec = table_spec(model, one)
     with open_dump(file, spec) as dump:
-        _check_rows(file, spec, dump, progress)
+        rows = _check_rows(file, spec, dump, progress)
         with ExitStack() as opened:
             stores = [opened.enter_context(closing(store)) for store in open_stores(config)]
             shared = [store for store in stores if isinstance(store, SharedMemoryStore)]
@@ -148,7 +151,7 @@ def load_table(
                     store.bulk_load(spec, batches, record)
                 else:
                     _insert(store, spec.name, batches)
-    return dump.rows
+    return rows
 
 
 def _load_live(server: ParameterServer, table: str, file: Path, progress: Progress | None) -> int:
@@ -158,7 +161,7 @@ def _load_live(server: ParameterServer, table: str, file: Path, progress: Progre
         counted = _Counted(f"{file.name} to {table}", dump.rows, progress)
         for keys, rows in counted(dump.batches(LOAD_BATCH_ROWS)):
             server.insert(table, keys, rows)
-        return dump.rows
+    return counted.done
 
 
 class _Counted:
@@ -177,13 +180,18 @@ class _Counted:
                 self._progress(self._told[0], self.done, self._told[1])
 
 
-def _check_rows(file: Path, spec: TableSpec, dump: Dump, progress: Progress | None) -> None:
-    """Read every row once: what is damaged, not finite, or nothing that the table's row type holds, is found first."""
+def _check_rows(file: Path, spec: TableSpec, dump: Dump, progress: Progress | None) -> int:
+    """Read every row once: what is damaged, not finite, or nothing that the table's row type holds, is found first.
+
+    Returns:
+        How many there are.
+    """
     counted = _Counted(f"checking {file.name}", dump.rows, progress)
     for keys, rows in counted(dump.batches(LOAD_BATCH_ROWS)):
         if fault := fault_of_values(keys, rows):
             raise ModelFileError(file, fault)
         rounded(str(file), spec.name, spec.row_dtype, keys, rows)
+    return counted.done
 
 
 def _insert(store: DurableStore, table: str, batches: Batches) -> None:
@@ -237,16 +245,18 @@ def _slowest_tier(config: ParameterServerConfig) -> ParameterServerConfig:
 
 
 def _rows_in(store: Store, spec: TableSpec) -> _HeldRows:
-    rows = store.count(spec.name)
     if isinstance(store, DurableStore) and store.loaded_from(spec.name) is None:
-        if not rows:
+        if not has_rows(store, spec.name):
             raise StoreError(
                 store.name, spec.name, "there is no such table: no model with it was loaded into this tier"
             )
         logger.warning(
             "%s: table %s has no record of a load that ended: HPS filled it, or rows are missing", store.name, spec.name
         )
-    return _HeldRows(spec, rows, store.items(spec.name, LOAD_BATCH_ROWS), isinstance(store, RocksDbStore))
+    batches = store.items(spec.name, LOAD_BATCH_ROWS)
+    if isinstance(store, RocksDbStore):
+        return _HeldRows(spec, store.estimated_rows(spec.name), batches, in_key_order=True)
+    return _HeldRows(spec, store.count(spec.name), batches)
 
 
 def _as_held(store: str, spec: TableSpec, batches: Batches) -> Batches:

@@ -100,12 +100,7 @@ class CacheLoad:
             self.store.open_table(self.source.spec, self.source.model.rows)
             return
         truth = truth_of(self.slowest, self.source, self._kept)
-        batches = None
-        if truth is not None:
-            may_fill = may_fill_others(truth, self.source.spec)
-            reserve(self.store, self.source, truth.count(name))
-            batches = truth.items(name, LOAD_BATCH_ROWS) if may_fill else iter(())
-        load_durable(self.store, self.source, self._record(), batches, check, is_behind=self._is_behind)
+        load_durable(self.store, self.source, self._record(), truth, check, is_behind=self._is_behind)
         if self._is_behind and isinstance(self.slowest, WitnessStore):
             self.slowest.note_others(name, are_behind=False)
 
@@ -180,31 +175,32 @@ def load_durable(
     store: DurableStore,
     source: TableSource,
     wanted: str,
-    batches: Iterator[tuple[Keys, Vectors]] | None = None,
+    truth: DurableStore | None = None,
     check: Callable[[], None] = lambda: None,
     *,
     is_behind: bool = False,
 ) -> None:
-    """Load ``batches``, None for the files' rows, with the record ``wanted``, unless it has that, or it and changes.
+    """Load the rows of ``truth``, or the files', with the record ``wanted``, unless it has that, or it and changes.
 
-    One that ``is_behind`` is loaded all the same.
+    One that ``is_behind`` is loaded all the same. Rows that would be rounded twice are left out.
     """
-    if batches is None:
-        reserve(store, source)
-    record = None if is_behind else store.loaded_from(source.spec.name)
+    name, may_fill = source.spec.name, may_fill_others(truth, source.spec)
+    if isinstance(store, ReservingStore):
+        store.reserve(source.spec, source.model.rows)
+    record = None if is_behind else store.loaded_from(name)
     if record is not None and wanted in (record, files_of(record)):
         store.open_table(source.spec, source.model.rows)
         return
     announce(source, store)
-    # Every key of the files is checked here, before the old rows are touched.
-    batches = source.model.batches(LOAD_BATCH_ROWS) if batches is None else batches
+    batches: Iterator[tuple[Keys, Vectors]] = iter(())
+    if truth is None:
+        # Every key of the files is checked here, before the old rows are touched.
+        batches = source.model.batches(LOAD_BATCH_ROWS)
+    elif may_fill:
+        if isinstance(store, ReservingStore):  # not before: every row is read once more
+            store.reserve(source.spec, max(source.model.rows, truth.count(name)))
+        batches = truth.items(name, LOAD_BATCH_ROWS)
     store.bulk_load(source.spec, _checked(batches, check), wanted)
-
-
-def reserve(store: DurableStore, source: TableSource, rows: int = 0) -> None:
-    """Say how many rows will be loaded: those of the file, or ``rows`` if that is more."""
-    if isinstance(store, ReservingStore):
-        store.reserve(source.spec, max(source.model.rows, rows))
 
 
 def announce(source: TableSource, store: Store) -> None:

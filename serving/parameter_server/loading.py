@@ -18,7 +18,17 @@ from serving.parameter_server.durable_load import (
 )
 from serving.parameter_server.first_rows import FirstRows
 from serving.storage.row_dtype import rounded
-from serving.storage.store import DurableStore, Keys, SharingStore, SourceStore, Store, TableSpec, Vectors, WitnessStore
+from serving.storage.store import (
+    DurableStore,
+    Keys,
+    SharingStore,
+    SourceStore,
+    Store,
+    TableSpec,
+    Vectors,
+    WitnessStore,
+    has_rows,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +198,7 @@ def _check_holds_all(slowest: DurableStore, table: str) -> None:
 
 
 def _check_has_rows(store: DurableStore, table: str) -> None:
-    if not store.count(table):
+    if not has_rows(store, table):
         raise StoreError(store.name, table, "has no rows, and initialize_after_startup is false: nothing is loaded")
 
 

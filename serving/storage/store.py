@@ -70,7 +70,7 @@ class Store(Protocol):
         """Full names of the open tables, sorted."""
 
     def count(self, table: str) -> int:
-        """Rows held; 0 for an unknown table. A store without an exact count may estimate and says so."""
+        """Rows held, exactly; 0 for an unknown table. A store may have to read all of them and says so."""
 
     def fetch(self, table: str, keys: Keys, out: Vectors) -> Mask:
         """Read vectors into ``out``.
@@ -118,6 +118,11 @@ def none_found(keys: Keys, out: NDArray[np.float32]) -> Mask:
     """What a store answers about an unknown table: ``out`` becomes zeros, and none of ``keys`` is found."""
     out[...] = 0.0
     return np.zeros(keys.size, dtype=np.bool_)
+
+
+def has_rows(store: Store, table: str) -> bool:
+    """Whether a table has any row; looks for one, where ``count`` may read all."""
+    return any(keys.size for keys, _ in store.items(table, batch_rows=1))
 
 
 @runtime_checkable

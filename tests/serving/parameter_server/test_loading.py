@@ -418,6 +418,21 @@ class TestTiersThatAreNotInitialized:
             assert_served(server, model)  # and not the rows of the files
             assert memory.count("dcn.table0") == np.isin(keys, list(other.tables[0])).sum() > 0
 
+    @pytest.mark.parametrize("read_only", [False, True])
+    def test_a_database_keeps_its_rows_when_as_many_keys_are_evicted_that_it_never_had(
+        self, model, tmp_path, read_only
+    ):
+        with ParameterServer([rocksdb(tmp_path)]) as server:
+            server.load_model(config_of(model))
+            absent = np.setdiff1d(np.arange(1000), list(model.tables[0]))
+            server.evict("dcn.table0", absent)
+
+        stores = [rocksdb(tmp_path, read_only=read_only)]
+        with ParameterServer(stores, settings={"rocksdb": self.KEPT}) as server:
+            server.load_model(config_of(model))
+
+            assert_served(server, model)
+
     @pytest.mark.parametrize("record", ["another digest", None])
     def test_a_durable_cache_is_filled_once_from_a_database_that_is_served_as_it_is(
         self, model, write_model, tmp_path, monkeypatch, record

@@ -19,6 +19,7 @@ from serving.dumps.formats import open_dump, write_dump
 from serving.errors import ConfigError, ModelFileError, OutputError, StoreError
 from serving.parameter_server import ParameterServer
 from serving.storage import MemoryStore, RedisStore, RocksDbStore, TableSpec
+from serving.storage.rocksdb_engine import import_rocksdict, table_options
 from serving.storage.store import CHANGED
 
 MODEL = TinyModel(rows=300)
@@ -400,6 +401,31 @@ def test_rows_without_the_record_of_a_load_are_dumped_with_a_warning(write_ps, t
     assert dump_table(ps, "tiny.user", tmp_path / "t.bin") == MODEL.rows
 
     assert "no record of a load that ended: HPS filled it, or rows are missing" in caplog.text
+
+
+def test_rows_without_the_record_of_a_load_are_dumped_though_absent_keys_were_evicted(write_ps, tmp_path):
+    ps = write_ps(**ROCKSDB)
+    store = RocksDbStore(ps.parent / "rows", num_threads=1)
+    store.open_table(SPEC, 0)
+    store.insert(SPEC.name, np.arange(100), np.ones((100, 4), dtype=np.float32))
+    store.evict(SPEC.name, np.arange(1000, 2000))
+    store.close()
+
+    assert dump_table(ps, SPEC.name, tmp_path / "t.bin") == 100
+
+
+def test_deletions_in_an_sst_file_do_not_count_as_rows(write_ps, tmp_path):
+    rocksdict = import_rocksdict()
+    writer = rocksdict.SstFileWriter(table_options(rocksdict, 1))
+    writer.open(str(tmp_path / "t.sst"))
+    for key in range(100):
+        if key % 3:
+            del writer[key.to_bytes(8, "little")]
+        else:
+            writer[key.to_bytes(8, "little")] = np.full(4, key, dtype=np.float32).tobytes()
+    writer.finish()
+
+    assert load_table(write_ps(**ROCKSDB), SPEC.name, tmp_path / "t.sst") == 34
 
 
 def test_a_block_that_was_damaged_on_the_disk_is_no_end_of_the_table(write_ps, tmp_path):

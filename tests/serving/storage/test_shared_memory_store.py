@@ -12,6 +12,7 @@ from contextlib import suppress
 import numpy as np
 import pytest
 
+from kernels.host import HostTable
 from serving.errors import StoreError, StoreFullError
 from serving.parameter_server import ParameterServer
 from serving.storage import RocksDbStore, SharedMemoryStore, TableSpec
@@ -258,6 +259,46 @@ def test_a_table_has_room_for_the_rows_that_came_into_rocksdb_since_its_files_we
     with serve(model, shared, RocksDbStore(tmp_path / "db", num_threads=1)) as server:
         assert server.lookup("m.t", new)[1].all()
         assert shared.count("m.t") == len(KEYS) + new.size
+
+
+@pytest.mark.parametrize("read_only", [False, True])
+def test_a_table_has_room_for_the_rows_of_rocksdb_though_absent_keys_were_evicted_there(
+    open_store, tmp_path, read_only
+):
+    model = write_model(tmp_path)
+    new = np.arange(1000, 3000)
+    with serve(model, DictStore(), RocksDbStore(tmp_path / "db", num_threads=1)) as server:
+        server.insert("m.t", new, np.ones((new.size, 3), dtype=np.float32))
+        server.evict("m.t", new + 10_000)
+
+    shared = open_store()
+    with serve(model, shared, RocksDbStore(tmp_path / "db", read_only, num_threads=1)) as server:
+        assert server.lookup("m.t", new)[1].all()
+        assert shared.count("m.t") == len(KEYS) + new.size
+
+
+@pytest.mark.parametrize("read_only", [False, True])
+def test_a_table_takes_no_room_for_rows_of_rocksdb_that_were_overwritten(open_store, tmp_path, read_only):
+    model = write_model(tmp_path)
+    new = np.arange(1000, 3000)
+    for value in range(3):  # each opening brings the rows of the log into a file of their own
+        with serve(model, DictStore(), RocksDbStore(tmp_path / "db", num_threads=1)) as server:
+            server.insert("m.t", new, np.full((new.size, 3), value, dtype=np.float32))
+
+    shared = open_store(HostTable.memory_bytes(3, 3000))
+    with serve(model, shared, RocksDbStore(tmp_path / "db", read_only, num_threads=1)) as server:
+        assert (server.lookup("m.t", new)[0] == 2).all()
+        assert shared.count("m.t") == len(KEYS) + new.size
+
+
+def test_the_rows_of_rocksdb_are_not_counted_where_the_table_is_there_already(open_store, tmp_path, monkeypatch):
+    model = write_model(tmp_path)
+    with serve(model, open_store(auto_remove=False), RocksDbStore(tmp_path / "db", num_threads=1)) as server:
+        server.insert("m.t", np.array([1000]), np.ones((1, 3), dtype=np.float32))
+    monkeypatch.setattr(RocksDbStore, "count", lambda *_: pytest.fail("counted"))
+
+    with serve(model, open_store(), RocksDbStore(tmp_path / "db", num_threads=1)) as server:
+        assert server.lookup("m.t", np.array([1000]))[1].all()
 
 
 def test_a_store_is_not_closed_while_it_is_written(open_store):

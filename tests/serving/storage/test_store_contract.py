@@ -19,7 +19,7 @@ from hypothesis.stateful import (
 
 from serving.errors import StoreError
 from serving.storage import DurableStore, TableSpec
-from serving.storage.store import CHANGED, ReservingStore
+from serving.storage.store import CHANGED, ReservingStore, has_rows
 from tests.serving.storage.tiers import QUICK_FOLDER, STORES
 
 DIM = 4
@@ -115,6 +115,8 @@ class StoreMachine(RuleBasedStateMachine):
             for key, row in zip(keys.tolist(), rows.tolist(), strict=True)
         ]
         assert sorted(seen) == sorted((key, [float(value)] * DIM) for key, value in self.model.items())
+        assert self.store.count(TABLE) == len(self.model)
+        assert has_rows(self.store, TABLE) == bool(self.model)
 
 
 @pytest.mark.parametrize("key_bytes", [8, 4])
@@ -132,6 +134,7 @@ def test_an_unknown_table_holds_no_keys(store):
     assert not found.any()
     assert (out == 0.0).all()
     assert store.count("model.unknown") == 0
+    assert not has_rows(store, "model.unknown")
     assert store.capacity_rows("model.unknown") == 0
     assert list(store.items("model.unknown")) == []
     assert store.evict("model.unknown", np.array([1])) == 0
