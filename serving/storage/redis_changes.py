@@ -1,8 +1,9 @@
 """Numbers of changes: they tell a partition that came back as it was before some of them from one that has them all.
 
-The record of a partition's load (``redis_records``) has a number. A load makes it the microseconds since 1970, or more
-where that is not more than any before; a change adds one once its rows are written. Both lie on one node, which comes
-back as it was at one moment: where the number is there, so are the rows.
+The record of a partition's load (``redis_records``) has a number. A change makes it the microseconds since 1970, or one
+more where that is not more than it was, once its rows are written. Both lie on one node, which comes back as it was at
+one moment: where the number is there, so are the rows. The load of a process that has changed rows counts as a change
+too, any other makes the number 0: who has changed rows does not trust it, for it may lack these.
 """
 
 import logging
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from serving.storage.redis_commands import Command, Partition, packed
 from serving.storage.redis_records import RECORD_OF
+from serving.storage.redis_sources import files_and_form
 
 if TYPE_CHECKING:
     from serving.storage.redis_nodes import RedisNodes
@@ -22,7 +24,7 @@ local load, number, state = string.match(record_of(KEYS[1]) or '', '^(.* %w+):?(
 if not load then return 0 end
 number = tonumber(number) or 0
 if number < tonumber(ARGV[1]) then return -1 end
-number = number + 1
+number = math.max(number + 1, tonumber(ARGV[2]))
 redis.call('SET', KEYS[1], load .. string.format(':%.0f', number) .. (state ~= '' and ':' .. state or ''))
 return number
 """
@@ -42,7 +44,7 @@ logger = logging.getLogger(__name__)
 class ChangeNumbers:
     """The numbers that a table's partitions have, as far as this process knows. Any thread may call any method.
 
-    Only partitions that it has changed are watched: of others it has promised nothing.
+    Only partitions that it has changed are watched: of others it has been promised nothing.
 
     Attributes:
         known: by partition that it has changed, the least number with which all of these changes are there. Replaced as
@@ -52,26 +54,35 @@ class ChangeNumbers:
     def __init__(self) -> None:
         """Know none."""
         self.known: Mapping[int, int] = {}
+        self._files = ""  # those of the table that was changed, as ``files_and_form`` has it
         self._seen: dict[int, int] = {}  # by partition, the largest number that it was seen to have
         self._lock = threading.Lock()  # guards changes of both
 
-    def note(self, nodes: "RedisNodes", partitions: Sequence[Partition], changed: Sequence[int]) -> None:
-        """Add one to the numbers of the ``changed`` ones of a table's ``partitions``, whose rows have changed."""
-        known = self.known
-        numbers = nodes.run([_note(partitions[at], known.get(at, 0)) for at in changed])
+    def note(self, nodes: "RedisNodes", partitions: Sequence[Partition], changed: Sequence[int], files: str) -> None:
+        """Number a change of the ``changed`` ones of a table's ``partitions``, of rows that come from ``files``."""
+        with self._lock:
+            if files != self._files:  # the table was loaded from others: nothing that was changed before is left
+                self._files, self.known = files, {}
+        known, now_us = self.known, time.time_ns() // 1000
+        numbers = nodes.run([_note(partitions[at], known.get(at, 0), now_us) for at in changed])
         self.forget(nodes, partitions, [at for at, number in zip(changed, numbers, strict=True) if number < 0])
         with self._lock:
             # Where there is no record, none that there was so far counts from now on.
             promised = {
-                at: number if number > 0 else self._seen.get(at, 0) + 1
+                at: number if number > 0 else max(now_us, self._seen.get(at, 0) + 1)
                 for at, number in zip(changed, numbers, strict=True)
             }
             self._see(promised)
             self.known = {**self.known, **promised}
 
-    def of_load(self, partition: int) -> int:
-        """A number for rows that are loaded now."""
-        return max(time.time_ns() // 1000, self._seen.get(partition, 0) + 1)
+    def promised(self, files: str) -> Mapping[int, int]:
+        """As ``known``, of changes of rows that come from ``files``."""
+        return self.known if files == self._files else {}
+
+    def of_loads(self, files: str) -> Mapping[int, int]:
+        """Numbers for rows from ``files`` that are loaded now, of the partitions whose are not 0."""
+        now_us = time.time_ns() // 1000
+        return {at: max(now_us, self._seen.get(at, 0) + 1) for at in self.promised(files)}
 
     def were_loaded(self, numbers: Mapping[int, int]) -> None:
         """This process has loaded partitions, whose records have ``numbers`` now."""
@@ -94,15 +105,19 @@ class ChangeNumbers:
 
     def behind(self, records: Iterable[tuple[int, bytes | None]], known: Mapping[int, int]) -> list[int]:
         """The partitions whose ``records`` lack changes that were ``known`` before they were read."""
-        return [at for at, record in records if at in known and (record is None or number_of(record) < known[at])]
+        return [at for at, record in records if at in known and self._lacks(record, known[at])]
+
+    def _lacks(self, record: bytes | None, known: int) -> bool:
+        """Whether a record tells of less than the changes up to ``known``; one of other files tells nothing of them."""
+        return record is None or (number_of(record) < known and files_and_form(record) == self._files)
 
     def _see(self, numbers: Mapping[int, int]) -> None:
         self._seen |= {at: max(one, self._seen.get(at, 0)) for at, one in numbers.items()}
 
 
-def _note(one: Partition, least: int) -> Command:
-    """Add one to a partition's number; the reply is the number, 0: there is no record, -1: it was below ``least``."""
-    return Command("EVAL", one.record, packed("EVAL", NOTE, 1, one.record, least))
+def _note(one: Partition, least: int, now_us: int) -> Command:
+    """Raise a partition's number; the reply is the number, 0: there is no record, -1: it was below ``least``."""
+    return Command("EVAL", one.record, packed("EVAL", NOTE, 1, one.record, least, now_us))
 
 
 def _forget(one: Partition, least: int) -> Command:

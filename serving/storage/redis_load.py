@@ -18,6 +18,7 @@ from serving.storage.redis_overflow import Overflow
 from serving.storage.redis_partitions import Partitions
 from serving.storage.redis_records import claim, release, renew, swap, unlink
 from serving.storage.redis_rows import RedisRows
+from serving.storage.redis_sources import files_and_form
 from serving.storage.store import Keys, Vectors
 
 if TYPE_CHECKING:
@@ -57,9 +58,9 @@ class TableLoad:
         everywhere = range(len(self._partitions))
         try:
             filled = self._gather(batches, everywhere)
+            numbers = self._numbers.of_loads(_files(mark))
             swaps = [
-                swap(one, self.name, mark, at in filled, self._numbers.of_load(at))
-                for at, one in enumerate(self._partitions)
+                swap(one, self.name, mark, at in filled, numbers.get(at, 0)) for at, one in enumerate(self._partitions)
             ]
             replies = self._nodes.run([*swaps, *(unlink(one) for one in beyond)])
         except BaseException:
@@ -78,16 +79,16 @@ class TableLoad:
         Raises:
             StoreError: another process has claimed some, or changed rows meanwhile; all others have their rows.
         """
-        least = [self._numbers.known.get(at, 0) for at in range(len(self._partitions))]
-        asked = zip(self._partitions, least, strict=True)
-        claims = self._nodes.run([claim(one, self.name, number, CLAIM_TTL_S) for one, number in asked])
+        least = self._numbers.promised(_files(mark))
+        asked = enumerate(self._partitions)
+        claims = self._nodes.run([claim(one, self.name, least.get(at, 0), CLAIM_TTL_S) for at, one in asked])
         mine = [at for at, reply in enumerate(claims) if reply > 0]
         replies: list[int] = []
         try:
             if mine:
                 filled = self._gather(self._renewing(batches, mine), mine)
-                known = self._numbers.known  # by now more than ``least``, where this process has changed rows
-                numbers = [(at, known.get(at, 0)) for at in mine]
+                promised = self._numbers.promised(_files(mark))  # by now more, where this process has changed rows
+                numbers = [(at, promised.get(at, 0)) for at in mine]
                 swaps = [swap(self._partitions[at], self.name, mark, at in filled, one, True) for at, one in numbers]
                 replies = self._nodes.run(swaps)
         finally:
@@ -147,3 +148,7 @@ class TableLoad:
             ones = [self._partitions[at] for at in places]
             gathered = [plain("UNLINK", *one.loading(self.name)) for one in ones]
             self._nodes.run([*gathered, *(release(one, self.name) for one in ones)])
+
+
+def _files(mark: str) -> str:
+    return files_and_form(f"{mark} ".encode())

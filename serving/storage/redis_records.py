@@ -38,8 +38,7 @@ SWAP = f"""{RECORD_OF}
 local loading, values, times, record, loading_times = unpack(KEYS)
 local mark, has_rows, claim = ARGV[1], ARGV[2] == '1', ARGV[4]
 local held = record_of(record)
-local number = tonumber(string.match(held or '', '^.* %w+:(%d+)')) or 0
-if held and string.sub(held, 1, #mark) == mark then return number end
+if held and string.sub(held, 1, #mark) == mark then return tonumber(string.match(held, '^.* %w+:(%d+)')) end
 if claim ~= '' and redis.call('GET', record) ~= claim then return -1 end
 if has_rows and redis.call('EXISTS', loading) == 0 then
   return redis.error_reply('ERR the rows gathered so far are gone')
@@ -53,9 +52,8 @@ if redis.call('EXISTS', loading_times) == 1 then
   redis.call('RENAME', loading_times, times)
   redis.call('PERSIST', times)
 end
-number = claim ~= '' and tonumber(ARGV[3]) or math.max(number + 1, tonumber(ARGV[3]))
-redis.call('SET', record, mark .. string.format(':%.0f', number) .. (has_rows and ':filled' or ':empty'))
-return number
+redis.call('SET', record, mark .. ':' .. ARGV[3] .. (has_rows and ':filled' or ':empty'))
+return tonumber(ARGV[3])
 """
 
 # Who may bring back the rows of a partition: 1 the caller, 0 nobody, for none are lost, -1 another process. Who has
@@ -134,8 +132,8 @@ STATE = RECORD_OF + "return {record_of(KEYS[1]), redis.call('EXISTS', KEYS[2])}"
 def swap(one: Partition, load: str, digest: str, has_rows: bool, number: int, is_claimed: bool = False) -> Command:
     """Put the rows that ``load`` gathered, none where ``has_rows`` is False, in the place of a partition's.
 
-    Its number becomes ``number``, or one more than it was; that is the reply. If the partition ``is_claimed``, just
-    ``number``; and where the claim is gone, nothing is done, and the reply is -1.
+    Its number becomes ``number``; that is the reply. If the partition ``is_claimed`` and the claim is gone, nothing is
+    done, and the reply is -1.
     """
     loading, loading_times = one.loading(load)
     keys = (loading, one.values, one.times, one.record, loading_times)

@@ -28,6 +28,7 @@ from serving.storage.redis_records import (
     unlink,
 )
 from serving.storage.redis_rows import RedisRows
+from serving.storage.redis_sources import files_and_form
 from serving.storage.redis_watch import Watch, records_of_load
 from serving.storage.store import Keys, Mask, TableSpec, Vectors
 
@@ -128,9 +129,11 @@ class RedisTable:
         return evicted
 
     def note_change(self, keys: Keys) -> None:
-        """Add one to the numbers of the partitions of int64[N] keys, whose rows have changed."""
-        if self._watch.records is not None:
-            self._numbers.note(self._nodes, self.partitions, np.unique(self.partitions.places(keys)).tolist())
+        """Raise the numbers of the partitions of int64[N] keys, whose rows have changed."""
+        records = self._watch.records
+        if records is not None:
+            changed = np.unique(self.partitions.places(keys)).tolist()
+            self._numbers.note(self._nodes, self.partitions, changed, files_and_form(records[0]))
 
     def drop(self) -> None:
         """Remove every row, and what is known of them."""

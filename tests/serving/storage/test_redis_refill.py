@@ -289,6 +289,47 @@ def test_who_follows_a_rocksdb_catches_up_before_redis_is_filled_from_it(
             assert rows_of(server) == FILE | {3: SEVEN[0].tolist()}
 
 
+@pytest.mark.parametrize("is_shared", [True, False])
+def test_what_a_process_loads_that_starts_while_redis_is_empty_is_not_trusted_by_one_that_has_changed_rows(
+    redis_server, client, config, tmp_path, monkeypatch, is_shared
+):
+    stores = [redis_of(redis_server), redis_of(redis_server)]
+    with no_thread(monkeypatch), serve(config, stores[0], RocksDbStore(tmp_path / "db", num_threads=1)) as server:
+        # A follower that has seen the database before the change, or a process with a database of its own.
+        late = RocksDbStore(tmp_path / "db", read_only=True, num_threads=1) if is_shared else DurableDictStore()
+        server.insert(TABLE, np.array([3]), SEVEN)
+        expected = FILE | {3: SEVEN[0].tolist()}
+        client.flushall()
+        with serve(config, stores[1], late) as other:
+            assert rows_of(other) == FILE
+
+            assert rows_of(server) == expected
+            assert bring_back(server)
+
+            assert [rows_of(store) for store in stores] == [expected] * 2
+            for one in (other, server):
+                assert bring_back(one)
+                assert rows_of(one) == expected
+
+
+def test_who_loads_other_files_after_another_process_does_not_miss_in_these_what_it_has_changed_before(
+    redis_server, config, tmp_path
+):
+    stores = [redis_of(redis_server), redis_of(redis_server)]
+    with serve(config, stores[0], DurableDictStore()) as server, serve(config, stores[1], DurableDictStore()) as other:
+        server.insert(TABLE, np.array(KEYS), ROWS)
+        retrained = write_model(tmp_path, ROWS + 1)
+        for one in (other, server):
+            one.unload_model("m")
+            one.load_model(retrained)
+            if one is other:
+                other.insert(TABLE, np.array([3]), SEVEN)
+
+        assert rows_of(stores[0], [3]) == {3: SEVEN[0].tolist()}
+        server.insert(TABLE, np.array([4]), SEVEN)
+        assert rows_of(stores[1], [3, 4]) == {3: SEVEN[0].tolist(), 4: SEVEN[0].tolist()}
+
+
 def test_a_follower_whose_writer_goes_by_other_files_by_now_brings_nothing_back(
     redis_server, client, config, tmp_path, monkeypatch, caplog
 ):
