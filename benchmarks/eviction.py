@@ -91,7 +91,7 @@ def hits(server):
 
 
 def rss_bytes():
-    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+    return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * 4096
 
 
 def reader_costs(table_rows, rounds):

@@ -78,19 +78,19 @@ class Fault:
     def plant(self, directory):
         """Edit the source in a copy of kernels/cuda."""
         path = directory / self.file
-        text = path.read_text()
+        text = path.read_text(encoding="utf-8")
         if text.count(self.old) != 1:
             raise ValueError(
                 f"{self.file}: {self.name}: {self.old!r} stands there {text.count(self.old)} times, not once"
             )
-        path.write_text(text.replace(self.old, self.new))
+        path.write_text(text.replace(self.old, self.new), encoding="utf-8")
 
 
 def read_faults(directory=FAULTS):
     """Return all faults, in the order of the files."""
     faults = []
     for path in sorted(directory.glob("*.toml")):
-        document = tomllib.loads(path.read_text())
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
         for fault in document["faults"]:
             faults.append(
                 Fault(
@@ -195,7 +195,8 @@ def try_faults(faults, limits_s):
 
 def earlier_records(path, faults, tried):
     """Return the records in ``path`` of those of ``faults`` that were not tried now."""
-    known = {(record["file"], record["fault"]): record for record in json.loads(path.read_text())["faults"]}
+    records = json.loads(path.read_text(encoding="utf-8"))["faults"]
+    known = {(record["file"], record["fault"]): record for record in records}
     names = [(fault.file, fault.name) for fault in faults if fault not in tried]
     return [known[name] for name in names if name in known]
 
@@ -219,7 +220,7 @@ def main(arguments=None):
     if options.json:
         document = {"hardware": hardware(), "versions": versions(), "score": round(score, 3)}
         document["faults"] = sorted(records, key=lambda record: (record["file"], record["fault"]))
-        options.json.write_text(json.dumps(document, indent=1) + "\n")
+        options.json.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     return int(bool(errors) or score < LEAST_SCORE)
 
 

@@ -88,7 +88,7 @@ def write(records, file=None):
     if file is not None:
         document = {"hardware": hardware(), "versions": versions(), "records": [asdict(record) for record in records]}
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(json.dumps(document, indent=1) + "\n")
+        file.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
 
 def hardware():
@@ -123,6 +123,6 @@ def versions():
 
 def _lines(path):
     try:
-        return Path(path).read_text().splitlines()
+        return Path(path).read_text(encoding="utf-8").splitlines()
     except OSError:
         return []

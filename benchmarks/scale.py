@@ -283,7 +283,7 @@ def available_bytes():
 
 
 def field_bytes(file, name):
-    line = next(line for line in Path(file).read_text().splitlines() if line.startswith(f"{name}:"))
+    line = next(line for line in Path(file).read_text(encoding="utf-8").splitlines() if line.startswith(f"{name}:"))
     return int(line.split()[1]) * 1024
 
 

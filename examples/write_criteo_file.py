@@ -12,7 +12,7 @@ from training.synthetic import generate_blocks
 path, rows = Path(sys.argv[1]), int(sys.argv[2])
 seed = int(sys.argv[3]) if len(sys.argv) > 3 else 0
 
-with path.open("w") as file:
+with path.open("w", encoding="utf-8") as file:
     for block in generate_blocks(rows, seed):
         write_lines(file, block.samples, block.counts)
 print(f"{rows:,} samples written to {path}: hotrow-train --data {path} --output models")

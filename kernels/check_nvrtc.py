@@ -54,7 +54,7 @@ class Usage:
 
 def specialisations(source: KernelSource) -> list[dict[str, str | int]]:
     """Return the macros of each specialisation that a kernel file names; at least one, maybe of no macros."""
-    own: list[str] = _COMPILED_WITH.findall(source.path.read_text())
+    own: list[str] = _COMPILED_WITH.findall(source.path.read_text(encoding="utf-8"))
     lines = own or _COMPILED_WITH.findall(source.text) or [""]
     return [dict(_macro(source, word) for word in shlex.split(re.sub(r"\n// +", " ", line))) for line in lines]
 

@@ -113,7 +113,7 @@ def macro_options(defines: dict[str, str | int]) -> list[str]:
 
 def _in_one_piece(path: Path, taken: set[Path]) -> str:
     try:
-        lines = path.read_text().splitlines()
+        lines = path.read_text(encoding="utf-8").splitlines()
     except OSError as err:
         raise KernelError(f"{path}: {err.strerror or err}") from err
     taken.add(path.resolve())

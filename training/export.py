@@ -58,7 +58,8 @@ def _write_files(folder: Path, model: CtrModel, document: dict[str, Any], calibr
     layers = inference_document(document)["layers"]
     graph = parse_graph({"inference": inference, "layers": layers}, str(folder / GRAPH_FILE))
     weights = model.dense_weights()
-    (folder / GRAPH_FILE).write_text(json.dumps({"inference": inference, "layers": layers}, indent=2) + "\n")
+    text = json.dumps({"inference": inference, "layers": layers}, indent=2) + "\n"
+    (folder / GRAPH_FILE).write_text(text, encoding="utf-8")
     write_dense(folder / DENSE_FILE, graph, weights)
     (folder / ONNX_FILE).write_bytes(build_onnx(graph, weights))
     for embedding, table in zip(graph.embeddings, model.tables, strict=True):

@@ -26,7 +26,7 @@ def main(arguments=None):
         if arguments.write is None:
             print(text, end="")
         else:
-            arguments.write.write_text(replaced(arguments.write, text, arguments.all))
+            arguments.write.write_text(replaced(arguments.write, text, arguments.all), encoding="utf-8")
     except ValueError as err:
         parser.error(str(err))
 
@@ -50,7 +50,7 @@ def replaced(file, text, everything=False):
         ValueError: the file has not just one pair of this command's marks.
     """
     begin, end = marks(everything)
-    before, *rest = file.read_text().split(begin)
+    before, *rest = file.read_text(encoding="utf-8").split(begin)
     if len(rest) != 1 or rest[0].count(end) != 1:
         raise ValueError(f"{file}: expected {begin!r} once, and {end!r} once after it")
     return f"{before}{begin}\n\n{text}\n{end}{rest[0].partition(end)[2]}"

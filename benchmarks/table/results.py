@@ -41,5 +41,5 @@ class Results:
     def _document(self, name):
         if name not in self._files:
             path = self._folder / name
-            self._files[name] = json.loads(path.read_text()) if path.exists() else {}
+            self._files[name] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
         return self._files[name]

@@ -96,7 +96,9 @@ class Compiler:
 def _run(command: Sequence[str], text: str = "") -> subprocess.CompletedProcess[str]:
     # Without what a sanitizer preloads into this process: the compiler would run under it too, many times slower.
     environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
-    return subprocess.run(command, input=text, capture_output=True, text=True, env=environment, check=False)
+    return subprocess.run(
+        command, input=text, capture_output=True, encoding="utf-8", errors="replace", env=environment, check=False
+    )
 
 
 def cache_directory() -> Path:

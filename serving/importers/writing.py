@@ -59,7 +59,7 @@ def write_model(
 
 
 def _write_files(folder: Path, plan: ImportPlan, name: str, progress: Progress) -> None:
-    (folder / GRAPH_FILE).write_text(json.dumps(plan.document(), indent=2) + "\n")
+    (folder / GRAPH_FILE).write_text(json.dumps(plan.document(), indent=2) + "\n", encoding="utf-8")
     (folder / ONNX_FILE).write_bytes(plan.network.content())
     for table in plan.tables:
         batch_rows = max(1, _BATCH_BYTES // (4 * table.rows.dim))

@@ -69,7 +69,7 @@ def write_version(
             _remove_unfinished(folder)
             target = folder / str(_next_version(folder) if version is None else _free_version(folder, version))
             with atomic_directory(target) as unfinished:
-                (unfinished / _ENTRY_FILE).write_text(TRITON_ENTRY)
+                (unfinished / _ENTRY_FILE).write_text(TRITON_ENTRY, encoding="utf-8")
                 write_files(unfinished)
                 write_manifest(unfinished, name, int(target.name))
                 # not sooner: what a failure left would stay, and describe this model to Triton in place of the next
@@ -201,7 +201,7 @@ def _write_if_absent(path: Path, text: str) -> None:
 
 def _compare_with_config(path: Path, graph: Graph) -> None:
     """Tell where an older version's ``config.pbtxt``, which is left alone, says another L than this version has."""
-    said = label_dim_in(path.read_text(errors="replace"))
+    said = label_dim_in(path.read_text(encoding="utf-8", errors="replace"))
     if said not in (None, graph.label_dim):
         columns = f"that an answer has {said} columns, but this version's has {graph.label_dim}"
         _log.warning("%s says %s: Triton will refuse it; correct the file", path, columns)

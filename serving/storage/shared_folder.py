@@ -82,7 +82,7 @@ class SharedFolder:
     def writer(self) -> str:
         """Who writes, for messages."""
         with suppress(OSError):
-            return f"process {(self.path / 'writer').read_text() or 'unknown'}"
+            return f"process {(self.path / 'writer').read_text(encoding='ascii') or 'unknown'}"
         return "an unknown process"
 
     def leave(self, remove_if_last: bool) -> None:

@@ -1,10 +1,28 @@
 """What is read out of a kernel's source: its includes, and the parameters of its kernels."""
 
+import os
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
 from kernels.errors import KernelError
 from kernels.source import Parameter, macro_options, read_source
+
+READ_ALL = """
+import locale, sys
+from pathlib import Path
+from kernels.check_nvrtc import specialisations
+from kernels.runner.compiler import Compiler
+from kernels.source import CUDA_DIRECTORY, read_source
+
+assert locale.getencoding() != "UTF-8"
+for file in (*sorted(CUDA_DIRECTORY.glob("*.cu")), Path(sys.argv[1])):
+    assert specialisations(read_source(file))
+library = Compiler().kernels("arrow", read_source(sys.argv[1]).text, [])
+assert "a \\u2192 b".encode() in library.read_bytes()
+"""
 
 
 @pytest.fixture
@@ -83,3 +101,16 @@ def test_a_missing_file_is_named():
 
 def test_macros_become_options_in_the_order_of_their_names():
     assert macro_options({"WIDTH": 4, "FORMS": "FORM(0, fp32, 16)"}) == ["-DFORMS=FORM(0, fp32, 16)", "-DWIDTH=4"]
+
+
+def test_sources_are_utf_8_whatever_the_locale_says(tmp_path):
+    # As NVRTC 12.0 to 12.4 leaves a process that was started with LANG=C.UTF-8: its codeset is ASCII from then on.
+    file = tmp_path / "arrow.cu"
+    file.write_text('extern "C" const char* arrow() { return "a → b"; }\n', encoding="utf-8")
+    ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "XDG_CACHE_HOME": str(tmp_path)}
+
+    done = subprocess.run(
+        [sys.executable, "-c", READ_ALL, str(file)], capture_output=True, text=True, env=os.environ | ascii_only
+    )
+
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

@@ -175,15 +175,15 @@ def test_arrays_of_ones_own_become_a_model(tmp_path, capsys):
 )
 def test_what_cannot_be_done_is_said_in_one_line_with_exit_code_2(tmp_path, monkeypatch, capsys, arguments, message):
     monkeypatch.chdir(tmp_path)
-    Path("bad.txt").write_text("what?\n")
+    Path("bad.txt").write_text("what?\n", encoding="utf-8")
     write_criteo(Path("one.txt"), 1)
     write_criteo(Path("two.txt"), 2)
-    Path("bad.npz").write_text("what?\n")
+    Path("bad.npz").write_text("what?\n", encoding="utf-8")
     np.savez("one.npz", label=[1], user=[1], item=[1])
     ncf = json.loads(built_in_graphs()["ncf"].read_text())
     ncf["layers"][0]["sparse"][0].update(slot_num=2, max_feature_num_per_sample=2)
     ncf["layers"][3].update(leading_dim=48)
-    Path("other.json").write_text(json.dumps(ncf))
+    Path("other.json").write_text(json.dumps(ncf), encoding="utf-8")
 
     code = cli.main(arguments)
 
