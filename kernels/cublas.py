@@ -10,6 +10,8 @@ from __future__ import annotations
 import ctypes
 import math
 import threading
+from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,14 +66,18 @@ class Cublas:
 
     A captured product goes on using the workspace: its graph must be launched on the stream the handle is for, or on
     one that is ordered with it.
+
+    Handles are never destroyed: that waits for all work of the GPU, and a graph that another thread captures there
+    would be lost. They go to the next stream; one that has failed goes to nobody.
     """
 
-    def __init__(self, library: Any, workspace: Array) -> None:
-        """Make a handle on the current GPU.
+    def __init__(self, library: Any, workspace: Array, idle: deque[ctypes.c_void_p]) -> None:
+        """Take a handle of the current GPU, or make one.
 
         Args:
             library: cuBLAS's C interface, of ``load_library``.
             workspace: uint8[``WORKSPACE_BYTES``].
+            idle: handles that were made on this GPU, and that nobody uses; all of its ``Cublas`` are given the same.
 
         Raises:
             DeviceFaultError: cuBLAS refuses.
@@ -79,13 +85,20 @@ class Cublas:
         self._library = library
         self._workspace = workspace
         self._lock = threading.Lock()
-        self._handle = ctypes.c_void_p()
-        self._call("cublasCreate_v2", ctypes.byref(self._handle))
+        self._idle = idle
+        self._is_sound = True
+        self._handle: ctypes.c_void_p | None = None
+        with suppress(IndexError):  # not asked before: another thread may take the last
+            self._handle = idle.pop()
+        if self._handle is None:
+            handle = ctypes.c_void_p()
+            self._call("cublasCreate_v2", ctypes.byref(handle))
+            self._handle = handle
 
     def __del__(self) -> None:
-        """Give the handle back."""
-        if self._handle:
-            self._library.cublasDestroy_v2(self._handle)
+        """Leave the handle to the next."""
+        if self._handle is not None and self._is_sound:
+            self._idle.append(self._handle)
 
     def multiply(self, xp: Any, x: Array, y: Array, out: Array, stream_address: int, is_tf32: bool) -> None:
         """Queue ``out = x @ y``; sums are of float32.
@@ -132,6 +145,7 @@ class Cublas:
     def _call(self, name: str, *arguments: Any) -> None:
         status = getattr(self._library, name)(*arguments)
         if status:
+            self._is_sound = False
             raise DeviceFaultError(f"{name}: cuBLAS status {status}")
 
 

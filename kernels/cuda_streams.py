@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import sys
 import threading
 from collections import deque
@@ -19,6 +20,7 @@ from kernels.errors import DeviceFaultError, KernelError
 
 _HELD_LAUNCHES = 64  # how many launches one event stands for
 _NO_MEMORY, _NOT_READY = 2, 600  # cudaErrorMemoryAllocation, cudaErrorNotReady
+_idle_handles: dict[int, deque[ctypes.c_void_p]] = {}  # of cuBLAS, that nobody uses, by GPU
 _orphans: deque[tuple[CudaEvent, list[Any]]] = deque()  # arrays of dropped streams, and when they may go
 
 
@@ -63,7 +65,7 @@ class CudaStream:
         self._lock = threading.RLock()  # again, where what waits for a dropped buffer is collected inside
 
     def cublas(self) -> Cublas:
-        """The stream's handle of cuBLAS, made when it is first asked for.
+        """The stream's handle of cuBLAS, taken or made when it is first asked for.
 
         Raises:
             DeviceUnavailableError: the library is missing.
@@ -75,8 +77,9 @@ class CudaStream:
                 version = runtime.runtimeGetVersion() // 1000
                 with suppress(ImportError):
                     _ = cupy.cuda.cublas  # loads the library, wherever CuPy finds it
+                idle = _idle_handles.setdefault(self.index, deque())
                 with cupy.cuda.Device(self.index):
-                    self._cublas = Cublas(load_library(version), cupy.empty(WORKSPACE_BYTES, np.uint8))
+                    self._cublas = Cublas(load_library(version), cupy.empty(WORKSPACE_BYTES, np.uint8), idle)
             return self._cublas
 
     def hold(self, *objects: Any) -> None:

@@ -72,7 +72,8 @@ class NetworkWorkspace:
     A batch is run at the size of its class, what lies behind it being left over: samples do not mix, and nobody reads
     the answers to these rows. The first batch of a class is queued launch by launch and has the class's graph captured:
     lookup, network and download of the answer. All later ones are one launch of it. Where samples mix there are no
-    classes and no graphs; where one cannot be captured, for lack of memory say, no more are.
+    classes and no graphs. After a capture that failed the next batch without a graph tries once more; where one fails
+    again, for lack of memory say, no more are captured.
 
     Used by one thread at a time. Made by ``DeviceNetwork.workspace``.
     """
@@ -97,6 +98,7 @@ class NetworkWorkspace:
         self._max_samples = max_samples
         self._sizes = class_sizes(max_samples) if network.use_graphs and not graph.mixes_samples else ()
         self._graphs: dict[int, DeviceGraph] = {}
+        self._has_failed = False  # to capture a graph
         self._samples = 0
 
     def queue(self, samples: int) -> None:
@@ -135,6 +137,9 @@ class NetworkWorkspace:
         try:
             self._graphs[size] = network.device.capture(stream, partial(self._pass.queue, size))
         except KernelError as err:
+            if not self._has_failed:  # what another thread did may have been in the way, and is over by the next batch
+                self._has_failed = True
+                return
             self._sizes = tuple(self._graphs)
             _log.warning("%s: no more CUDA graphs for this worker buffer: %s", network.graph.source, err)
 

@@ -49,7 +49,7 @@ class StubGpu:
         return SimpleNamespace(ptr=ctypes.addressof(buffer), buffer=buffer)
 
     def empty(self, shape, dtype):
-        size_bytes = math.prod(shape) * np.dtype(dtype).itemsize
+        size_bytes = math.prod(np.atleast_1d(shape).tolist()) * np.dtype(dtype).itemsize
         if self.has_own_allocator and size_bytes > self.free_bytes:
             raise CudaRuntimeError(2)
         self.made.append((size_bytes, not self.has_own_allocator))
@@ -79,6 +79,7 @@ def stub_modules(gpu):
         MemoryPool=lambda: SimpleNamespace(malloc="the graph's"),
         PinnedMemory=lambda size_bytes, flags: gpu.pinned(gpu.own_bytes, size_bytes),
         alloc_pinned_memory=lambda size_bytes: gpu.pinned(gpu.pooled_bytes, size_bytes),
+        cublas=ModuleType("cupy.cuda.cublas"),
         driver=SimpleNamespace(CUDADriverError=CudaDriverError),
         nvrtc=nvrtc(gpu),
         runtime=runtime(gpu),
@@ -193,6 +194,7 @@ def runtime(gpu):
         CUDARuntimeError=CudaRuntimeError,
         getDeviceCount=lambda: 2,
         eventQuery=gpu.query,
+        runtimeGetVersion=lambda: 12090,
         memcpyDefault=4,
         memcpyAsync=lambda *arguments: gpu.check(),
         hostAllocPortable=1,

@@ -1,6 +1,10 @@
 """What cuBLAS is told of a product, against a library that does what cuBLAS's documentation says of its arguments."""
 
 import ctypes
+import gc
+from collections import deque
+from itertools import count
+from threading import Barrier, Thread
 from types import SimpleNamespace
 
 import numpy as np
@@ -31,16 +35,16 @@ class Library:
     """cuBLAS on host memory, as far as it is used."""
 
     def __init__(self, status=0):
-        self.status, self.calls, self.types = status, [], []
+        self.status, self.calls, self.types, self.made, self.used = status, [], [], [], []
+        self.handles = count(7)
 
     def cublasCreate_v2(self, handle):  # noqa: N802 - the library's names
-        handle._obj.value = 7
+        handle._obj.value = next(self.handles)
+        self.made.append(handle._obj.value)
         return self.status
 
-    def cublasDestroy_v2(self, handle):  # noqa: N802
-        self.calls.append(("destroy", handle.value))
-
     def cublasSetStream_v2(self, handle, stream):  # noqa: N802
+        self.used.append(handle.value)
         self.calls.append(("stream", stream.value))
         return 0
 
@@ -52,7 +56,7 @@ class Library:
         values = [getattr(a, "_obj", a).value for a in arguments]
         op_a, op_b, m, n, k, alpha, *rest = values
         (a, a_type, lda, a_step), (b, b_type, ldb, b_step), beta = rest[:4], rest[4:8], rest[8]
-        c, c_type, ldc, c_step, count, compute, _ = rest[9:]
+        c, c_type, ldc, c_step, matrices, compute, _ = rest[9:]
         assert (alpha, beta, c_type) == (1, 0, 0)
         self.types.append((a_type, b_type, compute))
 
@@ -64,7 +68,7 @@ class Library:
             strides = (item, leading * item)
             return np.lib.stride_tricks.as_strided(np.frombuffer(raw, TYPES[kind]), (rows, columns), strides)
 
-        for number in range(count):
+        for number in range(matrices):
             left = matrix(a, a_type, lda, a_step, number, *((k, m) if op_a else (m, k)))
             right = matrix(b, b_type, ldb, b_step, number, *((n, k) if op_b else (k, n)))
             product = (left.T if op_a else left).astype(np.float32) @ (right.T if op_b else right).astype(np.float32)
@@ -77,6 +81,15 @@ def host(array):
 
 
 NAMESPACE = SimpleNamespace(ascontiguousarray=lambda array: host(np.ascontiguousarray(array)))
+
+
+def cublas(library, idle=None, size=1):
+    return Cublas(library, host(np.empty(size, np.uint8)), deque() if idle is None else idle)
+
+
+def multiply(by, dtype=np.float32, is_tf32=False, stream=0):
+    one = host(np.ones((1, 1), dtype))
+    by.multiply(NAMESPACE, one, one, host(np.empty((1, 1), np.float32)), stream, is_tf32)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
@@ -98,7 +111,7 @@ def test_cublas_is_told_the_product(dtype, layout, x_shape, y_shape):
         factors.append(host(array))
     out = host(np.full((*x_shape[:-1], y_shape[-1]), np.nan, np.float32))
 
-    Cublas(library, host(np.empty(16, np.uint8))).multiply(NAMESPACE, *factors, out, 99, is_tf32=False)
+    cublas(library, size=16).multiply(NAMESPACE, *factors, out, 99, is_tf32=False)
 
     assert np.array_equal(out, np.matmul(*(np.asarray(f, np.float32) for f in factors)))
     assert library.calls[:2] == [("stream", 99), ("workspace", 16)]
@@ -110,27 +123,78 @@ def test_cublas_is_told_the_product(dtype, layout, x_shape, y_shape):
 )
 def test_sums_are_float32_and_tf32_is_asked_for_by_name(dtype, is_tf32, types):
     library = Library()
-    one = host(np.ones((1, 1), dtype))
 
-    Cublas(library, host(np.empty(1, np.uint8))).multiply(
-        NAMESPACE, one, one, host(np.empty((1, 1), np.float32)), 0, is_tf32
-    )
+    multiply(cublas(library), dtype, is_tf32)
 
     assert library.types == [types]
 
 
-def test_a_handle_is_given_back():
-    library = Library()
+def test_a_handle_is_not_destroyed_but_goes_to_the_next_with_its_own_stream_and_workspace():
+    library, idle = Library(), deque()
 
-    handle = Cublas(library, host(np.empty(1, np.uint8)))
-    del handle
+    first = cublas(library, idle, size=1)
+    second = cublas(library, idle, size=2)
+    multiply(first, stream=5)
+    del first
+    third = cublas(library, idle, size=3)
+    multiply(second)
+    multiply(third, stream=6)
 
-    assert library.calls == [("destroy", 7)]
+    assert library.made == [7, 8]
+    assert library.used == [7, 8, 7]
+    assert library.calls[-2:] == [("stream", 6), ("workspace", 3)]
 
 
-def test_what_cublas_refuses_is_told_with_its_status():
+def test_a_handle_that_a_graph_holds_goes_to_nobody_before_the_graph_is_gone():
+    library, idle = Library(), deque()
+    stream = cublas(library, idle)
+    graph = [stream]
+
+    del stream
+    other = cublas(library, idle)
+    graph.clear()
+    next_one = cublas(library, idle)
+    multiply(other)
+    multiply(next_one)
+
+    assert library.used == [8, 7]
+
+
+def test_threads_never_share_a_handle():
+    library, idle, barrier = Library(), deque(), Barrier(8, timeout=60)
+    rounds = [[] for _ in range(200)]
+
+    def work():
+        for taken in rounds:
+            mine = cublas(library, idle)
+            taken.append(mine._handle.value)
+            barrier.wait()  # all have one
+            del mine
+            barrier.wait()  # none has
+
+    threads = [Thread(target=work) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert all(sorted(taken) == sorted(library.made) for taken in rounds)
+    assert len(library.made) == 8
+
+
+def test_what_cublas_refuses_is_told_with_its_status_and_leaves_no_handle_to_others():
+    library, idle = Library(), deque()
+    failing = cublas(library, idle)
+
+    library.status = 3
+    with pytest.raises(DeviceFaultError, match="cublasGemmStridedBatchedEx: cuBLAS status 3"):
+        multiply(failing)
     with pytest.raises(DeviceFaultError, match="cublasCreate_v2: cuBLAS status 3"):
-        Cublas(Library(status=3), host(np.empty(1, np.uint8)))
+        cublas(library, idle)
+    del failing
+    gc.collect()
+
+    assert not idle
 
 
 def test_a_missing_library_is_told_with_what_to_install():

@@ -4,6 +4,7 @@ import gc
 import importlib
 import sys
 import weakref
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -97,6 +98,27 @@ def test_a_stream_that_was_waited_for_keeps_nothing(cuda):
     stream.synchronize()
 
     assert array() is None
+
+
+def test_a_dropped_streams_handle_of_cublas_goes_to_the_next_stream_of_its_gpu(cuda, gpu, monkeypatch):
+    made = []
+
+    def create(handle):
+        made.append(gpu.current)
+        handle._obj.value = len(made)
+        return 0
+
+    streams = sys.modules["kernels.cuda_streams"]
+    monkeypatch.setattr(streams, "load_library", lambda version: SimpleNamespace(cublasCreate_v2=create))
+    devices = [cuda.CudaDevice(index) for index in (0, 1)]
+
+    for device in (*devices, *devices):
+        device.stream().cublas()
+    streams_at_a_time = [devices[1].stream() for _ in range(2)]
+    for stream in streams_at_a_time:
+        stream.cublas()
+
+    assert made == [0, 1, 1]
 
 
 def test_a_graph_keeps_the_function_that_was_captured(cuda):

@@ -213,6 +213,24 @@ def test_where_nothing_can_be_captured_batches_run_by_themselves(
     ]
 
 
+def test_a_capture_that_failed_is_tried_once_more(device, graph, weights, draw_inputs, monkeypatch, caplog):
+    tried, capture = [], device.capture
+
+    def refuse_once(stream, function):
+        tried.append(function)
+        if len(tried) == 1:
+            raise KernelError("this work cannot be captured as a graph: operation failed due to a previous error")
+        return capture(stream, function)
+
+    monkeypatch.setattr(device, "capture", refuse_once)
+    served, inputs = Served(open_device_network(graph, weights, device), 20), draw_inputs(graph, 20)
+    answers = [served.answer(*inputs) for _ in range(4)]
+
+    assert len(tried) == 2
+    assert all(np.array_equal(answer, answers[0]) for answer in answers)
+    assert not caplog.records
+
+
 def test_what_is_left_behind_a_batch_does_not_show(device, graph, weights, draw_inputs):
     served = Served(open_device_network(graph, weights, device), 8)
     dense, embeddings = draw_inputs(graph, 2)
