@@ -12,6 +12,7 @@ from serving.parameter_server.opening import naming, warnings_of
 from serving.storage.memory_budget import MemoryBudget, TableRows
 from serving.storage.rocksdb_engine import check_database
 from serving.storage.rocksdb_follower import verify_database
+from serving.storage.shared_memory_room import least_shared_bytes, shared_room
 from serving.storage.snapshot_folder import SnapshotFolder
 from serving.storage.snapshot_store import is_served_as_it_is, require_snapshot
 
@@ -22,11 +23,12 @@ def check_tiers(ps: ParameterServerConfig, faults: list[HotrowError], *, full: b
     Args:
         ps: the tiers, and the models in the order in which they would be loaded.
         full: also read every row of the database, and every byte of snapshots that were made.
-        faults: is added to: a StoreFullError of each model for which memory alone has too little room, a
-            ModelFileError of each with a table's file that is missing or damaged; of the database a MissingExtraError
-            or a StoreError where its folder cannot be made or, only to be read, has none; of snapshots a StoreError
-            where their folder cannot be made, none is given and a table needs it, or one that was made is damaged;
-            a ConfigError where hot keys cannot be read.
+        faults: is added to: a StoreFullError of each model for which memory alone, or memory that processes share,
+            has too little room, and of the latter a ConfigError that says how much it needs; a ModelFileError of each
+            with a table's file that is missing or damaged; of the database a MissingExtraError or a StoreError where
+            its folder cannot be made or, only to be read, has none; of snapshots a StoreError where their folder cannot
+            be made, none is given and a table needs it, or one that was made is damaged; a ConfigError where hot keys
+            cannot be read.
 
     Returns:
         what it would warn of, in its words.
@@ -86,8 +88,8 @@ def _check_snapshots(
 def _check_room(ps: ParameterServerConfig, faults: list[HotrowError]) -> list[str]:
     """Find the models for which memory has too little room; return what is to be told of tables that get none."""
     tier, is_alone = ps.volatile_db, len(ps.volatile_tiers) == 1 and ps.persistent_db.type == "disabled"
-    if tier.shared_memory is not None and is_alone:
-        _check_shared_memory(tier.shared_memory.size_bytes, _sources(ps.models, faults), faults)
+    if tier.shared_memory is not None:
+        _check_shared_memory(ps.source, tier.shared_memory.size_bytes, _sources(ps.models, faults), faults)
     if tier.type != "hash_map":
         return []
     budget = MemoryBudget(
@@ -117,12 +119,18 @@ def _sources(models: Sequence[ModelConfig], faults: list[HotrowError]) -> dict[s
     return sources
 
 
-def _check_shared_memory(size_bytes: int, sources: Mapping[str, list[TableSource]], faults: list[HotrowError]) -> None:
-    """Find the models that do not fit: tables are made in the order of loading, and each takes what it needs."""
-    budget = MemoryBudget(capacity_bytes=size_bytes)
+def _check_shared_memory(
+    config: str, size_bytes: int, sources: Mapping[str, list[TableSource]], faults: list[HotrowError]
+) -> None:
+    """Find the models that do not fit: tables are made in the order of loading, each with all of its rows."""
+    wanted: list[TableRows] = []
     held: list[TableRows] = []
+    full: list[HotrowError] = []
     for model, tables in sources.items():
-        with about(model, faults):
+        wanted += [(source.spec, source.model.rows) for source in tables]
+        with about(model, full):
             for source in tables:
-                held.append((source.spec, budget.room_for(source.spec, source.model.rows, held).rows))
-            check_room("memory", {spec.name: rows for spec, rows in held}, tables)
+                held.append((source.spec, shared_room(size_bytes, source.spec, source.model.rows, held)))
+    if full:
+        reason = f"expected at least {least_shared_bytes(wanted)}, which all tables need, got {size_bytes}"
+        faults += [*full, ConfigError(config, "volatile_db.shared_memory_size", reason)]

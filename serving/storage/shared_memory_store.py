@@ -8,11 +8,10 @@ from pathlib import Path
 
 from kernels.errors import SharedMemoryError
 from kernels.shared import SharedTable
-from serving.config import rows_with_headroom
-from serving.errors import StoreError, StoreFullError
+from serving.errors import StoreError
 from serving.storage.host_tables import HostTables
-from serving.storage.memory_budget import MemoryBudget
 from serving.storage.shared_folder import SHARED_MEMORY, SharedFolder
+from serving.storage.shared_memory_room import STORE_NAME, shared_room
 from serving.storage.store import CHANGED, Keys, TableSpec, Vectors, files_of
 
 _POLL_S = 0.02
@@ -28,7 +27,7 @@ class SharedMemoryStore(HostTables[SharedTable]):
     they load it, too. A forked child has left: what it asks for raises an error.
     """
 
-    _NAME = "shared_memory"
+    _NAME = STORE_NAME
 
     def __init__(
         self,
@@ -51,7 +50,7 @@ class SharedMemoryStore(HostTables[SharedTable]):
             StoreError: the folder belongs to another user, or cannot be made.
         """
         super().__init__()
-        self._budget = MemoryBudget(capacity_bytes=capacity_bytes)
+        self._capacity_bytes = capacity_bytes
         self._auto_remove = auto_remove
         self._wait_ms = wait_ms
         self._writing = threading.Lock()  # held by each write of rows: none may run when another process writes
@@ -226,10 +225,7 @@ class SharedMemoryStore(HostTables[SharedTable]):
             for name, one in tables.items()
             if one is not None and name != spec.name
         ]
-        capacity = self._budget.room_for(spec, rows_with_headroom(rows), held).rows
-        if capacity < rows:
-            reason = f"the table has {rows:,} rows, shared_memory_size leaves room for {capacity:,}"
-            raise StoreFullError(self.name, spec.name, reason)
+        capacity = shared_room(self._capacity_bytes, spec, rows, held)
         try:
             return SharedTable.create(self._folder.new_file(spec.name), spec.dim, capacity, spec.row_dtype, digest)
         except SharedMemoryError as err:

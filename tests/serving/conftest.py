@@ -2,12 +2,16 @@
 
 import json
 import os
+import shutil
 import struct
 from dataclasses import dataclass
 from pathlib import Path
+from uuid import uuid4
 
 import numpy as np
 import pytest
+
+from serving.storage.shared_folder import SHARED_MEMORY
 
 HIDDEN = 5
 
@@ -194,3 +198,13 @@ def genuine_config():
         return folder / name
 
     return find
+
+
+@pytest.fixture
+def shared_memory_name():
+    """A name under which processes may share memory; what they leave there goes."""
+    if not SHARED_MEMORY.is_dir():
+        pytest.skip(f"this system has no {SHARED_MEMORY}")
+    name = f"hotrow_test_{uuid4().hex}"
+    yield name
+    shutil.rmtree(SHARED_MEMORY / name, ignore_errors=True)

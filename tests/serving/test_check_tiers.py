@@ -1,6 +1,7 @@
 """`hotrow check` refuses the tiers that `hotrow serve` would refuse, in the same words, and leaves nothing behind."""
 
 import os
+import re
 import sys
 
 import pytest
@@ -90,6 +91,36 @@ def test_a_table_that_is_given_no_row_on_purpose_is_no_warning(repository, tmp_p
 
     assert capsys.readouterr().err == ""
     assert not [record for record in caplog.records if "no room" in record.message]
+
+
+@pytest.mark.parametrize("is_backed", [False, True])
+def test_shared_memory_must_have_room_for_every_row_and_check_says_how_much(
+    repository, tmp_path, capsys, shared_memory_name, is_backed
+):
+    disk = {"type": "rocks_db", "path": str(tmp_path / "rows"), "num_threads": 1}
+    tier = {"type": "multi_process_hash_map", "shared_memory_name": shared_memory_name}
+
+    def refusals(size_bytes):
+        tiers = {"volatile_db": tier | {"shared_memory_size": size_bytes}}
+        folder = repository(**tiers, **({"persistent_db": disk} if is_backed else {}))
+        why = why_serving_refuses(folder)
+        assert main(["check", str(folder)]) == bool(why)
+        lines = capsys.readouterr().err.splitlines()
+        assert lines[:1] == ([f"hotrow check: {why}"] if why else [])
+        return lines
+
+    advice = re.fullmatch(
+        rf"hotrow check: {tmp_path}/models/ps\.json: volatile_db\.shared_memory_size: "
+        r"expected at least ([0-9]+), which all tables need, got 1000",
+        refusals(1000)[-1],
+    )
+    least = int(advice[1])
+
+    assert refusals(least) == []
+    assert refusals(least - 1)[0].startswith(
+        "hotrow check: model 'b': shared_memory: table 'b.item': the table has 1,000 rows, "
+        f"volatile_db.shared_memory_size, {least - 1:,} bytes for all tables, leaves room for "
+    )
 
 
 @pytest.mark.parametrize("path", ["/proc/x", "file", "file/x"])

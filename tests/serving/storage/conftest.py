@@ -1,11 +1,7 @@
-import shutil
-from uuid import uuid4
-
 import pytest
 
 from benchmarks.redis_servers import RedisServer, RedisServers, server_binary
 from serving.parameter_server import late_tables
-from serving.storage.shared_folder import SHARED_MEMORY
 from tests.serving.ps_files import listed, write_ps
 from tests.serving.storage.redis_stores import OPENED, PATIENT
 from tests.serving.storage.tiers import STORES
@@ -92,16 +88,6 @@ def late(own_server, short_pauses):
     """A server of the test's own that is down; what was written to it will be there when it starts."""
     own_server.kill()
     return own_server
-
-
-@pytest.fixture
-def shared_memory_name():
-    """A name under which processes may share memory; what they leave there goes."""
-    if not SHARED_MEMORY.is_dir():
-        pytest.skip(f"this system has no {SHARED_MEMORY}")
-    name = f"hotrow_test_{uuid4().hex}"
-    yield name
-    shutil.rmtree(SHARED_MEMORY / name, ignore_errors=True)
 
 
 @pytest.fixture(params=STORES)

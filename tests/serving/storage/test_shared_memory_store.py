@@ -179,7 +179,9 @@ def test_tables_beyond_the_size_are_refused(open_store):
     store = open_store(capacity_bytes=2**20)
 
     store.reserve(SPEC, 1_000_000)
-    with pytest.raises(StoreFullError, match=r"has 1,000,000 rows, shared_memory_size leaves room for [0-9,]+"):
+    with pytest.raises(
+        StoreFullError, match=r"1,000,000 rows, volatile_db\.shared_memory_size, 1,048,576 bytes .* for [0-9]"
+    ):
         store.bulk_load(SPEC, batches(), "digest")
 
 
