@@ -28,6 +28,7 @@ from serving.storage.store import (
     Vectors,
     WitnessStore,
     files_of,
+    has_rows_of,
 )
 
 logger = logging.getLogger(__name__)
@@ -188,7 +189,7 @@ def load_durable(
     if isinstance(store, ReservingStore):
         store.reserve(source.spec, source.model.rows)
     record = None if is_behind else store.loaded_from(name)
-    if record is not None and wanted in (record, files_of(record)):
+    if has_rows_of(record, wanted):
         store.open_table(source.spec, source.model.rows)
         return
     announce(source, store)
@@ -200,7 +201,7 @@ def load_durable(
         if isinstance(store, ReservingStore):  # not before: every row is read once more
             store.reserve(source.spec, max(source.model.rows, truth.count(name)))
         batches = truth.items(name, LOAD_BATCH_ROWS)
-    store.bulk_load(source.spec, _checked(batches, check), wanted)
+    store.bulk_load(source.spec, _checked(batches, check), wanted, unless_loaded=not is_behind)
 
 
 def announce(source: TableSource, store: Store) -> None:

@@ -5,6 +5,7 @@ together with the record of what it was loaded from.
 """
 
 import secrets
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -12,11 +13,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from serving.storage.redis_changes import ChangeNumbers
-from serving.storage.redis_commands import Command, Partition, RedisNodeError, hdel, header, plain
+from serving.storage.redis_changes import ChangeNumbers, number_of
+from serving.storage.redis_commands import Command, RedisNodeError, hdel, header, plain
 from serving.storage.redis_overflow import Overflow
 from serving.storage.redis_partitions import Partitions
-from serving.storage.redis_records import claim, release, renew, swap, unlink
+from serving.storage.redis_records import Gathered, claim, release, renew, swap, swap_claimed
 from serving.storage.redis_rows import RedisRows
 from serving.storage.redis_sources import files_and_form
 from serving.storage.store import Keys, Vectors
@@ -34,7 +35,7 @@ class TableLoad:
     """One load of a table; see ``RedisTable`` for the errors.
 
     Attributes:
-        name: what Redis knows it by; no other load has this name.
+        name: what Redis knows it by; no other load has this name, and of two that of the later one is greater.
     """
 
     def __init__(
@@ -46,27 +47,40 @@ class TableLoad:
         numbers: ChangeNumbers,
     ) -> None:
         """Name it; nothing is asked yet."""
-        self.name = f"{secrets.token_hex(8)}of{len(partitions)}"
+        self.name = f"{time.time_ns():016x}{secrets.token_hex(4)}of{len(partitions)}"
         self._nodes = nodes
         self._partitions = partitions
         self._rows = rows
         self._overflow = overflow
         self._numbers = numbers
 
-    def replace(self, batches: Iterator[tuple[Keys, Vectors]], mark: str, beyond: Sequence[Partition]) -> None:
-        """Replace every partition by ``batches``, with ``mark`` in the records; those ``beyond`` go."""
+    def replace(
+        self, batches: Iterator[tuple[Keys, Vectors]], mark: str, seen: Sequence[bytes | None], unless_loaded: bool
+    ) -> list[bytes]:
+        """Replace every partition by ``batches``, with ``mark`` in the records; returns these, by partition.
+
+        Args:
+            batches: the rows.
+            mark: what the records are to say of them.
+            seen: the records when it began.
+            unless_loaded: whether the rows of another load stay that has brought the same since; see ``swap``.
+        """
         everywhere = range(len(self._partitions))
         try:
             filled = self._gather(batches, everywhere)
             numbers = self._numbers.of_loads(_files(mark))
+            gathered = [Gathered(self.name, mark, at in filled, numbers.get(at, 0)) for at in everywhere]
+            # Another's rows may lack what this process has changed before.
             swaps = [
-                swap(one, self.name, mark, at in filled, numbers.get(at, 0)) for at, one in enumerate(self._partitions)
+                swap(one, gathered[at], seen[at], unless_loaded and at not in numbers)
+                for at, one in enumerate(self._partitions)
             ]
-            replies = self._nodes.run([*swaps, *(unlink(one) for one in beyond)])
+            records: list[bytes] = self._nodes.run(swaps)
         except BaseException:
             self._forget(everywhere)
             raise
-        self._numbers.were_loaded(dict(enumerate(replies[: len(swaps)])))
+        self._numbers.were_loaded({at: number_of(record) for at, record in enumerate(records)})
+        return records
 
     def refill(self, batches: Iterator[tuple[Keys, Vectors | None]], mark: str) -> list[int]:
         """Give those partitions that have lost rows theirs of ``batches``; returns which these were.
@@ -83,17 +97,16 @@ class TableLoad:
         asked = enumerate(self._partitions)
         claims = self._nodes.run([claim(one, self.name, least.get(at, 0), CLAIM_TTL_S) for at, one in asked])
         mine = [at for at, reply in enumerate(claims) if reply > 0]
-        replies: list[int] = []
+        replies: list[bytes | None] = []
         try:
             if mine:
                 filled = self._gather(self._renewing(batches, mine), mine)
                 promised = self._numbers.promised(_files(mark))  # by now more, where this process has changed rows
-                numbers = [(at, promised.get(at, 0)) for at in mine]
-                swaps = [swap(self._partitions[at], self.name, mark, at in filled, one, True) for at, one in numbers]
-                replies = self._nodes.run(swaps)
+                gathered = {at: Gathered(self.name, mark, at in filled, promised.get(at, 0)) for at in mine}
+                replies = self._nodes.run([swap_claimed(self._partitions[at], gathered[at]) for at in mine])
         finally:
             self._forget(mine)
-        if min(*claims, *replies) < 0:
+        if -1 in claims or None in replies:
             raise self._rows.error("another process brings lost rows back, or has changed rows while they were brought")
         return mine
 

@@ -8,15 +8,20 @@ between whose commands it evicts nothing.
 Where rows are lost, ``claimed <load>`` takes the record's place while a process brings them back: to all others there
 is no record, and a change of the rows by another process removes it, by which that one knows.
 
+Of loads that go on at once, names tell which began last (``redis_load``): in each partition, whichever of them comes to
+it first, the rows of one and the same load are left.
+
 While a slot of a cluster moves, Redis refuses a script of which a key is nowhere, or that comes back to one which it
 has removed. So what changes rows names the rows and the record alone, which are there unless rows were lost.
 """
+
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from serving.storage.redis_commands import Command, Partition, packed, packed_words, plain
-from serving.storage.redis_sources import FAULT_OF, Writer
+from serving.storage.redis_sources import FAULT_OF, Writer, files_and_form
 from serving.storage.store import CHANGED
 
 # Fields of one call inside a script: Lua has room for some 8,000 words.
@@ -33,13 +38,32 @@ local function record_of(name)
 end
 """
 
-# Carried out twice, because its answer was lost on the way, it changes nothing more. The reply is the number.
-SWAP = f"""{RECORD_OF}
+# Carried out twice, because its answer was lost on the way, it changes nothing more. The reply is the record. Where
+# another load has kept its rows from being replaced, it takes the later name of the two, as if it had brought them.
+SWAP = f"""{RECORD_OF}{FAULT_OF}
 local loading, values, times, record, loading_times = unpack(KEYS)
-local mark, has_rows, claim = ARGV[1], ARGV[2] == '1', ARGV[4]
+local mark, load, has_rows, files, seen = ARGV[1], ARGV[2], ARGV[3] == '1', ARGV[5], ARGV[6]
+local is_claimed = string.sub(seen, 1, {len(CLAIMED)}) == '{CLAIMED}'
 local held = record_of(record)
-if held and string.sub(held, 1, #mark) == mark then return tonumber(string.match(held, '^.* %w+:(%d+)')) end
-if claim ~= '' and redis.call('GET', record) ~= claim then return -1 end
+local held_mark, held_load, rest = string.match(held or '', '^(.*) (%w+)(.*)$')
+if held_load == load then return held end
+if is_claimed and redis.call('GET', record) ~= seen then return false end
+if held_load and held ~= seen and not is_claimed then
+  local fault = fault_of(held, files, string.match(load, 'of(%d+)$'))
+  local has_all = not fault and (held_mark == mark or files == mark)
+  if has_all and ARGV[7] == '1' then
+    redis.call('UNLINK', loading, loading_times)
+    if held_load < load then
+      held = held_mark .. ' ' .. load .. rest
+      redis.call('SET', record, held)
+    end
+    return held
+  end
+  local is_later = held_load > load and not string.find(seen, ' ' .. held_load, 1, true)
+  if is_later and not has_all and (fault or held_mark ~= files) then
+    return redis.error_reply('ERR another process, which began later, has loaded it meanwhile: ' .. held)
+  end
+end
 if has_rows and redis.call('EXISTS', loading) == 0 then
   return redis.error_reply('ERR the rows gathered so far are gone')
 end
@@ -52,8 +76,9 @@ if redis.call('EXISTS', loading_times) == 1 then
   redis.call('RENAME', loading_times, times)
   redis.call('PERSIST', times)
 end
-redis.call('SET', record, mark .. ':' .. ARGV[3] .. (has_rows and ':filled' or ':empty'))
-return tonumber(ARGV[3])
+held = mark .. ' ' .. load .. ':' .. ARGV[4] .. (has_rows and ':filled' or ':empty')
+redis.call('SET', record, held)
+return held
 """
 
 # Who may bring back the rows of a partition: 1 the caller, 0 nobody, for none are lost, -1 another process. Who has
@@ -129,15 +154,42 @@ return evicted
 STATE = RECORD_OF + "return {record_of(KEYS[1]), redis.call('EXISTS', KEYS[2])}"
 
 
-def swap(one: Partition, load: str, digest: str, has_rows: bool, number: int, is_claimed: bool = False) -> Command:
-    """Put the rows that ``load`` gathered, none where ``has_rows`` is False, in the place of a partition's.
+class Gathered(NamedTuple):
+    """What a load has gathered for a partition.
 
-    Its number becomes ``number``; that is the reply. If the partition ``is_claimed`` and the claim is gone, nothing is
-    done, and the reply is -1.
+    Attributes:
+        load: its name.
+        mark: what the record is to say of the rows: ``RedisRows.with_form``.
+        has_rows: whether there are any.
+        number: what the number becomes.
     """
-    loading, loading_times = one.loading(load)
+
+    load: str
+    mark: str
+    has_rows: bool
+    number: int
+
+
+def swap(one: Partition, gathered: Gathered, seen: bytes | None, unless_loaded: bool) -> Command:
+    """Put rows that were ``gathered`` in the place of a partition's; the reply is the record that it then has.
+
+    What another load has put there since the record was ``seen`` stays and what was gathered goes, ``unless_loaded``
+    being set, where those rows are of the same files and form, with the same changes or, where ``gathered`` has none,
+    with any. Where they are others, those of the load that began later stay: an error if it is not this one.
+    """
+    files = files_and_form(f"{gathered.mark} {gathered.load}".encode())
+    return _swap(one, gathered, files, seen or b"", int(unless_loaded))
+
+
+def swap_claimed(one: Partition, gathered: Gathered) -> Command:
+    """The same of a partition that the load has claimed; where the claim is gone nothing is done, the reply is None."""
+    return _swap(one, gathered, "", f"{CLAIMED}{gathered.load}".encode(), 0)
+
+
+def _swap(one: Partition, gathered: Gathered, files: str, seen: bytes, unless_loaded: int) -> Command:
+    loading, loading_times = one.loading(gathered.load)
     keys = (loading, one.values, one.times, one.record, loading_times)
-    words = f"{digest} {load}", int(has_rows), number, f"{CLAIMED}{load}" if is_claimed else ""
+    words = gathered.mark, gathered.load, int(gathered.has_rows), gathered.number, files, seen, unless_loaded
     return Command("EVAL", one.values, packed("EVAL", SWAP, len(keys), *keys, *words))
 
 

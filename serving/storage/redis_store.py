@@ -209,15 +209,20 @@ class RedisStore:
                 raise StoreError(STORE_NAME, table, "not an open table")
             return held.refill(batches, digest)
 
-    def bulk_load(self, spec: TableSpec, batches: Iterator[tuple[Keys, Vectors]], digest: str) -> None:
-        """See ``DurableStore.bulk_load``.
+    def bulk_load(
+        self, spec: TableSpec, batches: Iterator[tuple[Keys, Vectors]], digest: str, *, unless_loaded: bool = False
+    ) -> None:
+        """See ``DurableStore.bulk_load``; with ``RedisConfig.layout`` ``strings`` it is always loaded.
 
         Processes that share the table read on all the while; each partition changes in one instant. Redis needs room
         for the old and the new rows together.
+
+        Raises:
+            StoreError: besides other reasons, another process, which began later, has loaded other rows meanwhile.
         """
         with self._translated(spec.name):
             table = self._table(spec)
-            table.load(batches, digest)
+            table.load(batches, digest, unless_loaded=unless_loaded)
         self._take(table)
 
     def close(self) -> None:

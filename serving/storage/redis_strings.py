@@ -123,9 +123,10 @@ class StringTable:
         if writer.is_slowest and 0 in replies:
             raise self._rows.lost(f"a node{LOST}")
 
-    def load(self, batches: Iterator[tuple[Keys, Vectors | None]], digest: str) -> None:
-        """Replace the table. Meanwhile it has no record: to those who share it, keys that are absent are an outage.
+    def load(self, batches: Iterator[tuple[Keys, Vectors | None]], digest: str, *, unless_loaded: bool = False) -> None:
+        """Replace the table, whatever is ``unless_loaded``.
 
+        Meanwhile it has no record: to those who share it, keys that are absent are an outage.
         Old rows go last: another process that loads the same files at the same time misses none of its own.
         """
         self._load(batches, digest, may_replace_others=True)

@@ -30,7 +30,7 @@ from serving.storage.redis_records import (
 from serving.storage.redis_rows import RedisRows
 from serving.storage.redis_sources import files_and_form
 from serving.storage.redis_watch import Watch, records_of_load
-from serving.storage.store import Keys, Mask, TableSpec, Vectors
+from serving.storage.store import Keys, Mask, TableSpec, Vectors, has_rows_of
 
 if TYPE_CHECKING:
     from serving.storage.redis_nodes import RedisNodes  # which needs redis-py
@@ -154,12 +154,7 @@ class RedisTable:
 
     def loaded_from(self) -> str | None:
         """The digest of the load that filled the table; None where a partition has none or another, or lacks rows."""
-        known = self._numbers.known
-        states = self._nodes.run([state(one) for one in self.partitions])
-        records = [None if is_lost(record, has_rows) else record for record, has_rows in states]
-        if self._numbers.behind(enumerate(records), known):
-            return None
-        return self._rows.loaded_from(records_of_load(records))
+        return self._held()[1]
 
     def mark_changed(self) -> None:
         """Note in every partition's record that rows come to those it was loaded with."""
@@ -168,14 +163,18 @@ class RedisTable:
         if 0 in self._nodes.run(marks) and self._watch.is_slowest and self._watch.records is not None:
             raise self._rows.lost(f"a partition{LOST}")
 
-    def load(self, batches: Iterator[tuple[Keys, Vectors]], digest: str) -> None:
-        """Replace the table.
+    def load(self, batches: Iterator[tuple[Keys, Vectors]], digest: str, *, unless_loaded: bool = False) -> None:
+        """Replace the table. See ``DurableStore.bulk_load``.
 
         Each partition changes in one instant, together with the record of what it was loaded from.
         """
-        load, mark = self._new_load(), self._rows.with_form(digest)
-        load.replace(batches, mark, self._partitions_beyond())
-        self._watch.see([f"{mark} {load.name}".encode()] * len(self.partitions))
+        load, (records, held) = self._new_load(), self._held()
+        if unless_loaded and has_rows_of(held, digest):
+            self.check()
+            return
+        beyond = self._partitions_beyond()
+        self._watch.see(load.replace(batches, self._rows.with_form(digest), records, unless_loaded))
+        self._nodes.run([unlink(one) for one in beyond])
 
     def refill(self, batches: Iterator[tuple[Keys, Vectors | None]], digest: str) -> bool:
         """Bring back what partitions have lost; returns whether any had. See ``TableLoad.refill``."""
@@ -300,6 +299,15 @@ class RedisTable:
             filled.add(number)
         self._nodes.run(commands)
         return filled
+
+    def _held(self) -> tuple[list[bytes | None], str | None]:
+        """The partitions' records, and ``loaded_from``."""
+        known = self._numbers.known
+        states = self._nodes.run([state(one) for one in self.partitions])
+        whole = [None if is_lost(record, has_rows) else record for record, has_rows in states]
+        is_behind = bool(self._numbers.behind(enumerate(whole), known))
+        digest = None if is_behind else self._rows.loaded_from(records_of_load(whole))
+        return [record for record, _ in states], digest
 
     def _new_load(self) -> TableLoad:
         return TableLoad(self._nodes, self.partitions, self._rows, self._overflow, self._numbers)

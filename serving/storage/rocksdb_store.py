@@ -193,7 +193,9 @@ class RocksDbStore:
         with self._lock, self._translated(table):
             return not self._read_only and self._database.others_are_behind(table)
 
-    def bulk_load(self, spec: TableSpec, batches: Iterator[tuple[Keys, Vectors]], digest: str) -> None:
+    def bulk_load(
+        self, spec: TableSpec, batches: Iterator[tuple[Keys, Vectors]], digest: str, *, unless_loaded: bool = False
+    ) -> None:
         """See ``DurableStore.bulk_load``.
 
         The new rows are sorted and written first, beside the old ones, which stay as they are where that fails. Then

@@ -12,7 +12,7 @@ from serving.errors import StoreError
 from serving.storage.host_tables import HostTables
 from serving.storage.shared_folder import SHARED_MEMORY, SharedFolder
 from serving.storage.shared_memory_room import STORE_NAME, shared_room
-from serving.storage.store import CHANGED, Keys, TableSpec, Vectors, files_of
+from serving.storage.store import CHANGED, Keys, TableSpec, Vectors, files_of, has_rows_of
 
 _POLL_S = 0.02
 
@@ -121,7 +121,9 @@ class SharedMemoryStore(HostTables[SharedTable]):
         """See ``DurableStore.mark_changed``."""
         self._to_write(table).mark_changed()
 
-    def bulk_load(self, spec: TableSpec, batches: Iterator[tuple[Keys, Vectors]], digest: str) -> None:
+    def bulk_load(
+        self, spec: TableSpec, batches: Iterator[tuple[Keys, Vectors]], digest: str, *, unless_loaded: bool = False
+    ) -> None:
         """See ``DurableStore.bulk_load``; after ``reserve``. Waits while another process is to load it.
 
         Raises:
@@ -129,8 +131,7 @@ class SharedMemoryStore(HostTables[SharedTable]):
         """
 
         def is_loaded(held: SharedTable) -> bool:
-            record = self._record(spec.name, held)
-            return record is not None and digest in (record, files_of(record))
+            return has_rows_of(self._record(spec.name, held), digest)
 
         self._wait_for(spec.name, is_loaded)
         with self._lock:

@@ -167,6 +167,11 @@ def files_of(record: str) -> str:
     return record.partition("+")[0]
 
 
+def has_rows_of(record: str | None, digest: str) -> bool:
+    """Whether the record of a load is that of one with ``digest``, or of one with it and changes since."""
+    return record is not None and digest in (record, files_of(record))
+
+
 @runtime_checkable
 class MeasuredStore(Store, Protocol):
     """A store that has something of its own to show on the metrics page."""
@@ -212,11 +217,20 @@ class DurableStore(Store, Protocol):
         of a load stays without.
         """
 
-    def bulk_load(self, spec: TableSpec, batches: Iterator[tuple[Keys, Vectors]], digest: str) -> None:
+    def bulk_load(
+        self, spec: TableSpec, batches: Iterator[tuple[Keys, Vectors]], digest: str, *, unless_loaded: bool = False
+    ) -> None:
         """Replace a table, of whatever dimension it was, by ``batches`` as one act, and open it.
 
         A process killed in the middle leaves either the old rows or a table whose ``loaded_from`` is None, never a
         part of the new rows that passes for the whole.
+
+        Args:
+            spec: the table.
+            batches: all of its rows.
+            digest: what ``loaded_from`` is to tell.
+            unless_loaded: where processes may load the table at once, and another has loaded it with ``digest`` by the
+                end, its rows stay, with all changes since.
         """
 
 

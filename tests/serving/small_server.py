@@ -81,7 +81,7 @@ class DurableDictStore(DictStore):
     def mark_changed(self, table):
         self.digests[table] = self.digests[table].removesuffix(CHANGED) + CHANGED
 
-    def bulk_load(self, spec, batches, digest):
+    def bulk_load(self, spec, batches, digest, *, unless_loaded=False):
         self.rows[spec.name] = {}
         for keys, rows in batches:
             self.insert(spec.name, keys, rows)

@@ -130,7 +130,7 @@ def test_a_durable_tier_keeps_float32_whatever_the_row_type(model, tmp_path):
 def test_a_durable_tier_is_not_loaded_again_from_the_same_files(model, tmp_path, monkeypatch):
     with ParameterServer([rocksdb(tmp_path)]) as server:
         server.load_model(config_of(model))
-    monkeypatch.setattr(RocksDbStore, "bulk_load", lambda *_: pytest.fail("loaded again"))
+    monkeypatch.setattr(RocksDbStore, "bulk_load", lambda *_, **__: pytest.fail("loaded again"))
 
     with ParameterServer([rocksdb(tmp_path)]) as server:
         server.load_model(config_of(model))
@@ -360,7 +360,7 @@ def test_a_durable_cache_is_not_filled_again_with_the_changes_it_has(model, tmp_
         server.insert("dcn.table0", np.array([4711]), np.ones((1, 4), dtype=np.float32))
     if is_shared:  # another process's database has no changes
         shutil.rmtree(tmp_path / "db")
-    monkeypatch.setattr(Cache, "bulk_load", lambda *_: pytest.fail("filled again"))
+    monkeypatch.setattr(Cache, "bulk_load", lambda *_, **__: pytest.fail("filled again"))
 
     with ParameterServer([cache(tmp_path), rocksdb(tmp_path)]) as server:
         server.load_model(config_of(model))
@@ -409,7 +409,7 @@ class TestTiersThatAreNotInitialized:
         keys = np.array(list(model.tables[0]), dtype=np.int64)
         with ParameterServer([rocksdb(tmp_path)]) as server:
             server.load_model(config_of(model))
-        monkeypatch.setattr(RocksDbStore, "bulk_load", lambda *_: pytest.fail("loaded"))
+        monkeypatch.setattr(RocksDbStore, "bulk_load", lambda *_, **__: pytest.fail("loaded"))
 
         memory = MemoryStore()
         with ParameterServer([memory, rocksdb(tmp_path)], settings={"rocksdb": self.KEPT}) as server:
@@ -454,7 +454,7 @@ class TestTiersThatAreNotInitialized:
                 server.load_model(config_of(other))
                 assert_served(server, model)
                 assert server.counters()["dcn.table0"].hits == {"cache": 300}
-            monkeypatch.setattr(Cache, "bulk_load", lambda *_: pytest.fail("filled again"))
+            monkeypatch.setattr(Cache, "bulk_load", lambda *_, **__: pytest.fail("filled again"))
 
     def test_a_database_without_the_table_is_refused(self, model, tmp_path):
         with ParameterServer([MemoryStore(), rocksdb(tmp_path)], settings={"rocksdb": self.KEPT}) as server:

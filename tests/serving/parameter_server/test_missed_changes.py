@@ -70,7 +70,7 @@ def test_a_server_that_loads_the_tier_or_gives_it_a_change_after_all_clears_the_
         server.insert("m.t", np.array([1]), NEW)
         expected = rows_of(server)
 
-    monkeypatch.setattr(Cache, "bulk_load", lambda *_: pytest.fail("loaded again"))
+    monkeypatch.setattr(Cache, "bulk_load", lambda *_, **__: pytest.fail("loaded again"))
     for settings in (None, KEPT, None):
         with start(settings=settings) as server:
             server.insert("m.t", np.array([1]), NEW)

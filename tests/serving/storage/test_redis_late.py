@@ -80,7 +80,7 @@ def test_every_answer_is_exact_while_redis_comes(late, model, ps_file):
 
 
 def test_what_a_late_redis_holds_of_the_same_files_is_not_loaded_again(own_server, model, with_rows, monkeypatch):
-    monkeypatch.setattr(RedisTable, "load", lambda *_: pytest.fail("loaded again"))
+    monkeypatch.setattr(RedisTable, "load", lambda *_, **__: pytest.fail("loaded again"))
 
     with ParameterServer.from_config(with_rows) as server:
         own_server.start()
@@ -181,7 +181,10 @@ def test_a_load_under_way_ends_with_its_model_or_server(late, model, ps_file, mo
             assert go_on.wait(60)
             yield batch
 
-    monkeypatch.setattr(RedisTable, "load", lambda table, batches, digest: load(table, slow(batches), digest))
+    def load_slowly(table, batches, *args, **options):
+        load(table, slow(batches), *args, **options)
+
+    monkeypatch.setattr(RedisTable, "load", load_slowly)
     server = ParameterServer.from_config(ps_file(late.port))
     late.start()
     assert began.wait(60)
@@ -259,8 +262,8 @@ def test_a_redis_that_dies_while_it_is_loaded_at_the_start_gets_its_tables_later
 ):
     load = RedisTable.load
 
-    def load_and_die(table, batches, digest):
-        load(table, batches, digest)
+    def load_and_die(table, *args, **options):
+        load(table, *args, **options)
         if table.spec.name == "dcn.table0":
             own_server.kill()
 

@@ -39,7 +39,7 @@ def test_bags_are_pooled_from_the_rows_that_redis_holds(redis_server, model, ps_
 
 def test_what_redis_holds_from_the_same_files_is_not_loaded_again(redis_server, model, ps_file, monkeypatch):
     ParameterServer.from_config(ps_file(redis_server.port, alone=True)).close()
-    monkeypatch.setattr(RedisTable, "load", lambda *_: pytest.fail("loaded again"))
+    monkeypatch.setattr(RedisTable, "load", lambda *_, **__: pytest.fail("loaded again"))
 
     with ParameterServer.from_config(ps_file(redis_server.port, alone=True)) as server:
         assert_served(server, model)

@@ -129,7 +129,7 @@ def test_a_change_that_redis_lacks_when_its_process_ends_is_in_redis_after_the_n
         found = server.stores[0].fetch(TABLE, key, np.empty_like(ROW))
         assert found.tolist() == after(verb, before[None])[1]
 
-    monkeypatch.setattr(RedisTable, "load", lambda *_: pytest.fail("loaded again"))
+    monkeypatch.setattr(RedisTable, "load", lambda *_, **__: pytest.fail("loaded again"))
     with ParameterServer.from_config(ps_file(own_server.port)) as server:
         change(server, verb, other_key)
     ParameterServer.from_config(ps_file(own_server.port)).close()
