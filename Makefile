@@ -56,7 +56,7 @@ test-numpy1: $(VENV)-numpy1/.done ## the serving tests under NumPy 1.26, without
 test-host-sanitizers: $(VENV)/.test ## the host table's threads and snapshots under ThreadSanitizer, AddressSanitizer and UndefinedBehaviorSanitizer
 	@$(BIN)/python -m pytest -q -m sanitizers tests/kernels
 
-check-nvrtc: $(VENV)/.nvrtc ## compile every kernel for sm_80 and sm_90, without a GPU; fails on registers or arrays in memory
+check-nvrtc: $(VENV)/.nvrtc ## compile every kernel for sm_80, sm_90, sm_100 and sm_120, without a GPU; fails on registers or arrays in memory
 	@$(BIN)/python -m kernels.check_nvrtc kernels/cuda/*.cu benchmarks/gpu/*.cu
 
 test-kernels: $(VENV)/.test ## the kernels on the CPU runner: the fixed order of threads, three drawn ones, then late streams

@@ -24,14 +24,15 @@ __device__ __forceinline__ void store_unit(float* row, u32 unit, Column column) 
 // together, after a barrier behind the writing of `numbers`.
 //
 // The (row, unit) pairs are dealt to the threads one after the other: at any D every lane has work, neighbours touch
-// neighbouring bytes, and each thread has several loads under way before it stores the first.
+// neighbouring bytes, and each thread has several loads under way before it stores the first. What is not loaded is zero:
+// were it left as it was, a compiler may keep it in registers from one round to the next, for each form of a launch.
 template <class Row>
 __device__ __forceinline__ void gather_rows(const Table& table, const i64* numbers, u32 count, float* out) {
   constexpr u32 kUnderWay = 4;
   const u32 pairs = count * Row::units;
   for (u32 begin = threadIdx.x; begin < pairs; begin += kUnderWay * blockDim.x) {
-    uint4 units[kUnderWay];
-    rows::Parameters parameters[kUnderWay];
+    uint4 units[kUnderWay] = {};
+    rows::Parameters parameters[kUnderWay] = {};
     bool held[kUnderWay];
 #pragma unroll
     for (u32 k = 0; k < kUnderWay; ++k) {

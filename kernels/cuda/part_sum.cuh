@@ -96,7 +96,7 @@ __device__ __forceinline__ void measure_norms(const Table& table, float max_norm
     float squares = 0.0f;
 #pragma unroll 1
     for (u32 part = lane; part < Part<Row>::count && i < count; part += kNormLanes) {
-      float columns[Part<Row>::columns];
+      float columns[Part<Row>::columns] = {};
       const i64 number = round.rows[i];
       if (number >= 0) {
         const u8* row = table.rows + number * Row::stride_bytes;
@@ -137,6 +137,7 @@ struct PartSum {
   }
 
   // Rows that the cache holds are asked for several at a time; where one of these is not held, they are read in turn.
+  // What is not loaded is zero: see gather_rows.
   __device__ __forceinline__ void add_rows(const Table& table, const TableBags& bags, const Round& round,
                                            const Staged& staged, u32 begin, u32 end, u32 part) {
     constexpr u32 kUnderWay = 4;
@@ -165,8 +166,8 @@ struct PartSum {
   template <u32 kUnderWay>
   __device__ __forceinline__ void add_held_rows(const Table& table, const TableBags& bags, const Round& round, u32 i,
                                                 u32 end, u32 part) {
-    uint4 units[kUnderWay];
-    rows::Parameters parameters[kUnderWay];
+    uint4 units[kUnderWay] = {};
+    rows::Parameters parameters[kUnderWay] = {};
 #pragma unroll
     for (u32 k = 0; k < kUnderWay; ++k) {
       if (i + k >= end) break;

@@ -38,7 +38,12 @@ __device__ __forceinline__ u64 count_block(const Table& table, u32 hits, u32 mis
 
 // Blocks that a multiprocessor is to hold: as many as the columns of the units under way leave registers for. Without a
 // number the assembler aims higher and spills.
-constexpr u32 kBlocks = most_unit_columns() == 4 ? 5 : most_unit_columns() == 8 ? 4 : 3;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000  // whose code takes some registers more
+constexpr u32 kMostBlocks = 4;
+#else
+constexpr u32 kMostBlocks = 5;
+#endif
+constexpr u32 kBlocks = most_unit_columns() == 4 ? kMostBlocks : most_unit_columns() == 8 ? 4 : 3;
 
 extern "C" __global__ void __launch_bounds__(256, kBlocks)
     query(const Table* tables, const i64* keys, u32 count, float* out, i64* missing_keys, int* missing_positions,
