@@ -18,7 +18,6 @@ from serving.errors import ConfigError, ModelFileError, StoreError
 from serving.model.sparse_rows import fault_of_values
 from serving.parameter_server import ParameterServer
 from serving.parameter_server.durable_load import LOAD_BATCH_ROWS, table_source, table_spec
-from serving.parameter_server.loading import load_tables
 from serving.parameter_server.opening import open_stores, tier_settings
 from serving.storage import RocksDbStore, SharedMemoryStore
 from serving.storage.row_dtype import rounded
@@ -91,10 +90,10 @@ def load_table(
 ) -> int:
     """Bring the rows of a file into every tier that outlives the process: Redis, RocksDB.
 
-    The whole file is read and checked before a row is touched. Rows are inserted one batch after the other, as HPS
-    does it: a load that is stopped leaves some of them in, and can be done again. With ``replace`` each tier changes as
-    one act. A model that was never loaded into a tier is loaded first. Until the model's own files change, later starts
-    keep these rows; RAM of processes that run now does not see them.
+    The whole file is read and checked before a row is touched. Rows are inserted one batch after the other, each into
+    all tiers: a load that is stopped leaves some of them in, and can be done again. With ``replace`` each tier changes
+    as one act. A model that was never loaded into a tier is loaded first. Until the model's own files change, later
+    starts keep these rows; RAM of processes that run now does not see them.
 
     Args:
         target: a ``ps.json`` or a repository, or its configuration; no other process may have its RocksDB open for
@@ -136,32 +135,26 @@ def load_table(
                 raise ConfigError(config.source, "", reason)
             for memory in shared:
                 memory.drop_table(spec.name)  # left by a process that was killed: it is filled anew
-            source = table_source(model, one)
-            record = replaced(source.model.digest())  # what no tier has that this load does not reach
-            if not replace:
-                settings = tier_settings(config)
-                kept = [store for store in durable if not settings[store.name].is_initialized]
-                for tried in load_tables(durable, [source], kept):
-                    if tried.reason is not None:
-                        raise StoreError(tried.load.store.name, spec.name, tried.reason)
-            for store in reversed(durable):  # the last is the truth, those before it are asked first
-                counted = _Counted(f"{file.name} to {store.name}", dump.rows, progress)
-                batches = counted(dump.batches(LOAD_BATCH_ROWS))
-                if replace:
-                    store.bulk_load(spec, batches, record)
-                else:
-                    _insert(store, spec.name, batches)
+            if replace:
+                record = replaced(table_source(model, one).model.digest())  # what no tier has that is not reached
+                for store in reversed(durable):  # the last is the truth, those before it are asked first
+                    counted = _Counted(f"{file.name} to {store.name}", dump.rows, progress)
+                    store.bulk_load(spec, counted(dump.batches(LOAD_BATCH_ROWS)), record)
+                return rows
+            said, names = tier_settings(config), {store.name for store in durable}
+            settings = {name: one for name, one in said.items() if name in names}
+            with ParameterServer(durable, settings=settings) as server:
+                server.load_model(model.model_copy(update={"tables": (one,)}))
+                _insert(server, spec.name, file, dump, progress)
     return rows
 
 
 def _load_live(server: ParameterServer, table: str, file: Path, progress: Progress | None) -> int:
     spec = table_spec(*_table_of(server.models(), table, "the parameter server"))
     with open_dump(file, spec) as dump:
-        _check_rows(file, spec, dump, progress)
-        counted = _Counted(f"{file.name} to {table}", dump.rows, progress)
-        for keys, rows in counted(dump.batches(LOAD_BATCH_ROWS)):
-            server.insert(table, keys, rows)
-    return counted.done
+        rows = _check_rows(file, spec, dump, progress)
+        _insert(server, table, file, dump, progress)
+    return rows
 
 
 class _Counted:
@@ -194,10 +187,10 @@ def _check_rows(file: Path, spec: TableSpec, dump: Dump, progress: Progress | No
     return counted.done
 
 
-def _insert(store: DurableStore, table: str, batches: Batches) -> None:
-    store.mark_changed(table)
-    for keys, rows in batches:
-        store.insert(table, keys, rows)
+def _insert(server: ParameterServer, table: str, file: Path, dump: Dump, progress: Progress | None) -> None:
+    counted = _Counted(f"{file.name} to {table}", dump.rows, progress)
+    for keys, rows in counted(dump.batches(LOAD_BATCH_ROWS)):
+        server.insert(table, keys, rows)
 
 
 def _configuration(ps: str | Path | ParameterServerConfig) -> ParameterServerConfig:

@@ -14,6 +14,7 @@ from serving.errors import StoreError
 from serving.model.sparse_file import SparseModel
 from serving.parameter_server.changes import Changes
 from serving.parameter_server.rows_beside_changes import rows_beside_changes
+from serving.parameter_server.seals import is_of_another_state, put_seal
 from serving.storage.row_dtype import may_be_copied
 from serving.storage.store import (
     CHANGED,
@@ -87,7 +88,8 @@ class CacheLoad:
     def run(self, check: Callable[[], None] = lambda: None) -> None:
         """Load the table, unless the store has it already, with the rows of ``slowest``, the files' if it has those.
 
-        A store that a process has left without a change which ``slowest`` took is loaded, whatever its record says.
+        A store that a process has left without a change which ``slowest`` took is loaded, whatever its record says, and
+        so is one that goes with another state of ``slowest``, which was put back from a copy say.
 
         Args:
             check: called before each batch of rows; raises where the load is to end.
@@ -100,10 +102,19 @@ class CacheLoad:
         if self.store in self._kept:
             self.store.open_table(self.source.spec, self.source.model.rows)
             return
+        is_of_another = is_of_another_state(self.store, self.slowest, name)
+        if is_of_another:
+            reason = f"{self.store.name} and {self.slowest.name} are not of one state, one was put back from a copy"
+            logger.warning("%s: %s: %s is loaded anew", name, reason, self.store.name)
+        is_behind, record = self._is_behind or is_of_another, self._record()
         truth = truth_of(self.slowest, self.source, self._kept)
-        load_durable(self.store, self.source, self._record(), truth, check, is_behind=self._is_behind)
-        if self._is_behind and isinstance(self.slowest, WitnessStore):
+        load_durable(self.store, self.source, record, truth, check, is_behind=is_behind)
+        put_seal(self.store, self.slowest, name)
+        if is_behind and isinstance(self.slowest, WitnessStore):
             self.slowest.note_others(name, are_behind=False)
+        if self.store.loaded_from(name) not in (None, record):
+            reason = f"{self.store.name} has changes that {self.slowest.name} has not: those of a process with a"
+            logger.warning("%s: %s database of its own, or this one's were removed", name, reason)
 
     def refill(self, changes: Changes, check: Callable[[], None]) -> bool:
         """Bring back what the store has lost of the table since it was loaded, if it ``can_refill``.
@@ -128,6 +139,8 @@ class CacheLoad:
             has_lost = self.store.refill(name, until_taken.enter_context(closing(walk)), record)
             if has_lost and self._record() != record:  # the first change ever came meanwhile
                 self.store.mark_changed(name)
+            if has_lost:
+                put_seal(self.store, self.slowest, name)
         return has_lost
 
     def check_files(self) -> None:

@@ -17,7 +17,16 @@ from serving.model.sparse_rows import KeyType, fault_of_values, key_range
 from serving.parameter_server.served_table import ServedTable
 from serving.parameter_server.tier import Tier
 from serving.storage.row_dtype import rounded
-from serving.storage.store import DurableStore, Keys, RowPtrs, Store, Vectors, Weights, WitnessStore
+from serving.storage.store import (
+    DurableStore,
+    Keys,
+    RowPtrs,
+    SealedStore,
+    Store,
+    Vectors,
+    Weights,
+    WitnessStore,
+)
 
 
 def check_keys(table: str, keys: Keys, key_type: KeyType = "I64") -> None:
@@ -103,9 +112,9 @@ def _change(tiers: Sequence[Tier], held: ServedTable, keys: Keys, write: Callabl
         witness = slowest.store if isinstance(slowest.store, WitnessStore) and faster else None
         is_mended = witness is not None and not _may_lack_older_changes(faster, witness, held.name)
         try:
-            _mark_changed(tiers, held.name)
+            _mark_changed(tiers, held.name, witness)
             if witness is not None:
-                witness.note_others(held.name, are_behind=True)
+                witness.note_others(held.name, are_behind=True, seal=witness.next_seal(held.name))
             write(slowest.store)
             for tier in reversed(faster):
                 try:
@@ -131,11 +140,16 @@ def _may_lack_older_changes(faster: Sequence[Tier], witness: WitnessStore, table
     return is_kept and witness.others_are_behind(table)
 
 
-def _mark_changed(tiers: Sequence[Tier], table: str) -> None:
-    """From now on the faster tiers are filled from the durable ones, not from the model's files."""
+def _mark_changed(tiers: Sequence[Tier], table: str, witness: WitnessStore | None) -> None:
+    """From now on the faster tiers are filled from the durable ones, not from the model's files.
+
+    Those that bear seals get that of the change before the ``witness`` does: it never has one that they lack.
+    """
     for tier in reversed(tiers):
         store = tier.store
-        if isinstance(store, DurableStore):
+        if witness is not None and isinstance(store, SealedStore):
+            store.put_seal(table, witness.next_seal(table), witness.seal(table), has_changed=True)
+        elif isinstance(store, DurableStore):
             store.mark_changed(table)
 
 

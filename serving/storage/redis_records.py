@@ -2,8 +2,8 @@
 
 A record is ``<digest> <load>:<number>:filled``, or ``:empty`` where a partition rightly has no rows: a hash without
 fields does not exist in Redis, and one that was lost does not either. The number is that of ``redis_changes``. Of a
-record without the last word, which older versions wrote, only the presence tells. Redis runs a script as one act,
-between whose commands it evicts nothing.
+record without the last word, which older versions wrote, only the presence tells. The load's name may have
+seals (``redis_seals``). Redis runs a script as one act, between whose commands it evicts nothing.
 
 Where rows are lost, ``claimed <load>`` takes the record's place while a process brings them back: to all others there
 is no record, and a change of the rows by another process removes it, by which that one knows.
@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serving.storage.redis_commands import Command, Partition, packed, packed_words, plain
+from serving.storage.redis_seals import SEALED
 from serving.storage.redis_sources import FAULT_OF, Writer, files_and_form
 from serving.storage.store import CHANGED
 
@@ -45,7 +46,7 @@ local loading, values, times, record, loading_times = unpack(KEYS)
 local mark, load, has_rows, files, seen = ARGV[1], ARGV[2], ARGV[3] == '1', ARGV[5], ARGV[6]
 local is_claimed = string.sub(seen, 1, {len(CLAIMED)}) == '{CLAIMED}'
 local held = record_of(record)
-local held_mark, held_load, rest = string.match(held or '', '^(.*) (%w+)(.*)$')
+local held_mark, held_load, rest = string.match(held or '', '^(.*) ([^%sx:]+)(%S*)$')  -- seals in the rest
 if held_load == load then return held end
 if is_claimed and redis.call('GET', record) ~= seen then return false end
 if held_load and held ~= seen and not is_claimed then
@@ -101,13 +102,16 @@ return 1
 RENEW = "return redis.call('GET', KEYS[1]) == ARGV[1] and redis.call('EXPIRE', KEYS[1], ARGV[2]) or 0"
 RELEASE = "return redis.call('GET', KEYS[1]) == ARGV[1] and redis.call('UNLINK', KEYS[1]) or 0"
 
-MARK_CHANGED = f"""{RECORD_OF}{FAULT_OF}
-local record, mark = record_of(KEYS[1]), ARGV[1]
+MARK = f"""{RECORD_OF}{FAULT_OF}{SEALED}
+local record, mark, seal, former = record_of(KEYS[1]), ARGV[1], ARGV[4], ARGV[5]
 if not record then return 0 end
 local fault = fault_of(record, ARGV[2], ARGV[3])
 if fault then return redis.error_reply(fault) end
 local digest, load = string.match(record, '^(.*) (%S*)$')
-if digest and string.sub(digest, -#mark) ~= mark then redis.call('SET', KEYS[1], digest .. mark .. ' ' .. load) end
+if not digest then return 1 end
+if string.sub(digest, -#mark) ~= mark then digest = digest .. mark end
+local marked = digest .. ' ' .. (seal == '' and load or sealed(load, seal, former))
+if marked ~= record then redis.call('SET', KEYS[1], marked) end
 return 1
 """
 
@@ -223,12 +227,14 @@ def unlink(one: Partition) -> Command:
     return plain("UNLINK", one.values, one.times, one.record)
 
 
-def mark_changed(record: bytes, writer: Writer) -> Command:
-    """Note in a record of a load that rows come to those that were loaded; the reply is 0 where there is none.
+def mark_record(record: bytes, writer: Writer, has_changed: bool, seal: str, former: str) -> Command:
+    """Note in a record of a load that rows come to those that were loaded, or a seal; the reply is 0 if there is none.
 
+    Where it has a seal of the same database that is neither this one nor the ``former``, that stays.
     An error where the record says that they were loaded from another source than the ``writer`` goes by.
     """
-    return Command("EVAL", record, packed("EVAL", MARK_CHANGED, 1, record, CHANGED, writer.files, writer.partitions))
+    words = CHANGED if has_changed else "", writer.files, writer.partitions, seal, former
+    return Command("EVAL", record, packed("EVAL", MARK, 1, record, *words))
 
 
 def insert(one: Partition, writer: Writer, words: NDArray[np.uint8]) -> Command:
@@ -269,4 +275,4 @@ def is_same_load(record: bytes | None, other: bytes | None) -> bool:
 
 
 def _load(record: bytes) -> bytes:
-    return record.rpartition(b" ")[2].partition(b":")[0]
+    return record.rpartition(b" ")[2].partition(b":")[0].partition(b"x")[0]

@@ -1,8 +1,8 @@
 """Whose rows a table in Redis has: what a record of a load says of their files, their form and their partitions.
 
 A record begins with ``<digest of the files>[+<replaced>][:<form>][+changed] <load>``. The name of a load of partitions
-ends in how many there are, ``of16`` say: who looks into another number of them finds no key where it lies. Loads of
-older versions have no such end.
+ends in how many there are, ``of16`` say, for who looks into another number of them finds no key where it lies, and
+in seals (``redis_seals``). Loads of older versions have no such end.
 """
 
 import re

@@ -139,9 +139,7 @@ class RedisStore:
     def insert(self, table: str, keys: Keys, rows: Vectors) -> None:
         """See ``Store.insert``; when it fails, some of the rows may have been written."""
         self._check_open(table)
-        held = self._tables.get(table)
-        if held is None:
-            raise StoreError(STORE_NAME, table, "not an open table")
+        held = self._open_table(table)
         if rows.shape[1] != held.spec.dim:
             raise StoreError(STORE_NAME, table, f"holds vectors of {held.spec.dim} floats, got {rows.shape[1]}")
         if storable(keys, held.spec.key_bytes) is not None:
@@ -182,10 +180,17 @@ class RedisStore:
     def mark_changed(self, table: str) -> None:
         """See ``DurableStore.mark_changed``."""
         with self._translated(table):
-            held = self._tables.get(table)
-            if held is None:
-                raise StoreError(STORE_NAME, table, "not an open table")
-            held.mark_changed()
+            self._open_table(table).mark(has_changed=True)
+
+    def put_seal(self, table: str, seal: str, former: str | None, has_changed: bool) -> None:
+        """See ``SealedStore.put_seal``."""
+        with self._translated(table):
+            self._open_table(table).mark(has_changed, seal, former or "")
+
+    def seals(self, table: str) -> set[str]:
+        """See ``SealedStore.seals``."""
+        with self._translated(table):
+            return (self._tables.get(table) or self._unopened(table)).seals()
 
     def be_slowest(self) -> None:
         """See ``ForgetfulStore.be_slowest``."""
@@ -204,10 +209,7 @@ class RedisStore:
     def refill(self, table: str, batches: Iterator[tuple[Keys, Vectors | None]], digest: str) -> bool:
         """See ``ForgetfulStore.refill``; with ``RedisConfig.layout`` ``strings`` others' changes do not end it."""
         with self._translated(table):
-            held = self._tables.get(table)
-            if held is None:
-                raise StoreError(STORE_NAME, table, "not an open table")
-            return held.refill(batches, digest)
+            return self._open_table(table).refill(batches, digest)
 
     def bulk_load(
         self, spec: TableSpec, batches: Iterator[tuple[Keys, Vectors]], digest: str, *, unless_loaded: bool = False
@@ -262,6 +264,12 @@ class RedisStore:
             return StringTable(self._nodes, self._config, spec)
         numbers = self._numbers.setdefault(spec.name, ChangeNumbers())
         return RedisTable(self._nodes, self._config, spec, numbers)
+
+    def _open_table(self, table: str) -> RedisTable | StringTable:
+        held = self._tables.get(table)
+        if held is None:
+            raise StoreError(STORE_NAME, table, "not an open table")
+        return held
 
     def _unopened(self, table: str) -> RedisTable | StringTable:
         """A table of which nothing but the name counts."""

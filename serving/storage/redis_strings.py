@@ -17,8 +17,9 @@ from serving.config import RedisConfig
 from serving.storage.hps_layout import keys_of, raw_keys, tag
 from serving.storage.redis_commands import Command, RedisNodeError, as_words, plain
 from serving.storage.redis_load import CLAIM_TTL_S
-from serving.storage.redis_records import CLAIMED, LOST, mark_changed, read_record
+from serving.storage.redis_records import CLAIMED, LOST, mark_record, read_record
 from serving.storage.redis_rows import RedisRows
+from serving.storage.redis_seals import seals_of, without_seals
 from serving.storage.redis_slots import slots_of, spread_numbers
 from serving.storage.redis_sources import Writer
 from serving.storage.redis_string_changes import MOST_ROWS, begin, change, end, records_by_node, writer_of
@@ -116,12 +117,16 @@ class StringTable:
         """The digest of the load that filled the table; None where a node has lost it."""
         return self._rows.loaded_from(self._records_held())
 
-    def mark_changed(self) -> None:
-        """Note that rows come to those the table was loaded with."""
+    def mark(self, has_changed: bool, seal: str = "", former: str = "") -> None:
+        """Note that rows come to those the table was loaded with, or a seal; see ``mark_record``."""
         writer = self._writer()
-        replies = self._nodes.run([mark_changed(name, writer) for name in self._records])
+        replies = self._nodes.run([mark_record(name, writer, has_changed, seal, former) for name in self._records])
         if writer.is_slowest and 0 in replies:
             raise self._rows.lost(f"a node{LOST}")
+
+    def seals(self) -> set[str]:
+        """All seals that the records bear."""
+        return set().union(*map(seals_of, self._records_or_claims()))
 
     def load(self, batches: Iterator[tuple[Keys, Vectors | None]], digest: str, *, unless_loaded: bool = False) -> None:
         """Replace the table, whatever is ``unless_loaded``.
@@ -177,7 +182,8 @@ class StringTable:
         """Nothing: no row is evicted here."""
 
     def _records_held(self) -> list[bytes | None]:
-        return [read_record(held) for held in self._records_or_claims()]
+        held = map(read_record, self._records_or_claims())
+        return [None if record is None else without_seals(record) for record in held]
 
     def _records_or_claims(self) -> list[bytes | None]:
         if self._nodes.topology.is_cluster:

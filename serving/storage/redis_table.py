@@ -22,12 +22,13 @@ from serving.storage.redis_records import (
     insert,
     is_lost,
     is_same_load,
-    mark_changed,
+    mark_record,
     read_record,
     state,
     unlink,
 )
 from serving.storage.redis_rows import RedisRows
+from serving.storage.redis_seals import seals_of
 from serving.storage.redis_sources import files_and_form
 from serving.storage.redis_watch import Watch, records_of_load
 from serving.storage.store import Keys, Mask, TableSpec, Vectors, has_rows_of
@@ -156,12 +157,20 @@ class RedisTable:
         """The digest of the load that filled the table; None where a partition has none or another, or lacks rows."""
         return self._held()[1]
 
-    def mark_changed(self) -> None:
-        """Note in every partition's record that rows come to those it was loaded with."""
+    def mark(self, has_changed: bool, seal: str = "", former: str = "") -> None:
+        """Note in every partition's record that rows come to those that were loaded, or a seal; see ``mark_record``."""
         writers = map(self._watch.writer, range(len(self.partitions)))
-        marks = [mark_changed(one.record, writer) for one, writer in zip(self.partitions, writers, strict=True)]
+        marks = [
+            mark_record(one.record, writer, has_changed, seal, former)
+            for one, writer in zip(self.partitions, writers, strict=True)
+        ]
         if 0 in self._nodes.run(marks) and self._watch.is_slowest and self._watch.records is not None:
             raise self._rows.lost(f"a partition{LOST}")
+
+    def seals(self) -> set[str]:
+        """All seals that the records bear."""
+        held = self._nodes.run([plain("GET", one.record) for one in self.partitions])
+        return set().union(*map(seals_of, held))
 
     def load(self, batches: Iterator[tuple[Keys, Vectors]], digest: str, *, unless_loaded: bool = False) -> None:
         """Replace the table. See ``DurableStore.bulk_load``.

@@ -13,7 +13,7 @@ from serving.storage.hps_layout import key_list, tag
 from serving.storage.rocksdb_engine import all_items, import_rocksdict, open_database, table_options
 from serving.storage.rocksdb_exit import exit_gate
 from serving.storage.row_codec import value_list
-from serving.storage.store import Keys, TableSpec
+from serving.storage.store import Keys, TableSpec, new_seal
 
 READ_AHEAD_BYTES = 8 * 2**20
 
@@ -74,12 +74,17 @@ class Database:
 
     def drop_family(self, table: str) -> None:
         """Remove a table and, before it, the record of what it was loaded from."""
-        self._record(puts={}, deletes=[_digest_key(table), _loading_key(table), _behind_key(table)])
+        self._record(puts={}, deletes=[key(table) for key in _KEYS_OF_TABLE])
         self._remove_family(table)
 
     def begin_load(self, table: str) -> None:
-        """Make an empty table in place of what there is; until ``record_load`` it ``is_loading``, whatever happens."""
-        self._record(puts={_loading_key(table): b""}, deletes=[_digest_key(table)])
+        """Make an empty table in place of what there is; until ``record_load`` it ``is_loading``, whatever happens.
+
+        Its seal, if it has one, becomes another.
+        """
+        seal = self.seal(table)
+        seals = {} if seal is None else {_seal_key(table): new_seal(seal).encode()}
+        self._record(puts={_loading_key(table): b"", **seals}, deletes=[_digest_key(table)])
         if self.family(table) is not None:
             self._remove_family(table)
         self.create_family(table)
@@ -97,9 +102,14 @@ class Database:
         record = self._handle.get(_digest_key(table))
         return None if record is None else LoadRecord.read(bytes(record).decode())
 
-    def record_others(self, table: str, are_behind: bool) -> None:
-        """Record whether the tiers before this one may lack a change; on the disk when the next ``write`` is."""
+    def record_others(self, table: str, are_behind: bool, seal: str | None) -> None:
+        """Record whether the tiers before this one may lack a change; on the disk when the next ``write`` is.
+
+        With it, as one act, the ``seal`` of the change, if there is one.
+        """
         batch = self.rocksdict.WriteBatch(raw_mode=True)
+        if seal is not None:
+            batch[_seal_key(table)] = seal.encode()
         if are_behind:
             batch[_behind_key(table)] = b""
         else:
@@ -109,6 +119,15 @@ class Database:
     def others_are_behind(self, table: str) -> bool:
         """Whether the tiers before this one may lack a change."""
         return self._handle.get(_behind_key(table)) is not None
+
+    def seal(self, table: str) -> str | None:
+        """The seal of the table's last change; None where there is none yet."""
+        seal = self._handle.get(_seal_key(table))
+        return None if seal is None else bytes(seal).decode()
+
+    def record_seal(self, table: str, seal: str) -> None:
+        """Record the seal of a table; on the disk when it returns."""
+        self._record(puts={_seal_key(table): seal.encode()}, deletes=[])
 
     def write(self, spec: TableSpec, keys: Keys, values: NDArray[np.uint8] | None, batch_rows: int) -> None:
         """Write the values uint8[N, B] of keys int64[N] that fit the table; None: delete the keys.
@@ -190,3 +209,10 @@ def _behind_key(table: str) -> bytes:
 
 def _loading_key(table: str) -> bytes:
     return f"hotrow.loading.{table}".encode()
+
+
+def _seal_key(table: str) -> bytes:
+    return f"hotrow.seal.{table}".encode()
+
+
+_KEYS_OF_TABLE = (_digest_key, _loading_key, _behind_key, _seal_key)

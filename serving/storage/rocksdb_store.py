@@ -18,7 +18,7 @@ from serving.storage.rocksdb_follower import FilesState, FollowedTables, Followe
 from serving.storage.rocksdb_load import BulkLoader
 from serving.storage.rocksdb_table import RocksDbTable, opened_table
 from serving.storage.row_codec import RowCodec
-from serving.storage.store import CHANGED, Keys, Mask, TableSpec, Vectors, none_found
+from serving.storage.store import CHANGED, Keys, Mask, TableSpec, Vectors, new_seal, none_found
 
 logger = logging.getLogger(__name__)
 
@@ -70,6 +70,7 @@ class RocksDbStore:
         self._batch_rows = min(max_batch_size, MOST_ROCKSDB_BATCH_ROWS)
         self._num_threads = num_threads
         self._tables: dict[str, RocksDbTable] = {}  # replaced as a whole, never changed in place: reads take no lock
+        self._next_seals: dict[str, tuple[str | None, str]] = {}  # by table, after which; see ``_lock``
         self._closed = False
         self._tables_lock = threading.RLock()  # one change of the tables at a time, whole loads; taken before the next
         self._lock = threading.RLock()  # one user of the database handle at a time; reads use their column family's
@@ -182,11 +183,35 @@ class RocksDbStore:
             if digest is not None and not digest.endswith(CHANGED):
                 self._database.record_load(table, LoadRecord(digest + CHANGED, held.codec.row_dtype))
 
-    def note_others(self, table: str, are_behind: bool) -> None:
+    def note_others(self, table: str, are_behind: bool, seal: str | None = None) -> None:
         """See ``WitnessStore.note_others``."""
         with self._lock, self._translated(table):
             self._check_writable(table)
-            self._database.record_others(table, are_behind)
+            self._database.record_others(table, are_behind, seal)
+            if seal is not None:
+                self._next_seals.pop(table, None)
+
+    def seal(self, table: str) -> str | None:
+        """See ``WitnessStore.seal``."""
+        with self._lock, self._translated(table):
+            if self._read_only:
+                return None
+            seal = self._database.seal(table)
+            if seal is None:
+                seal = new_seal(None)
+                self._database.record_seal(table, seal)
+            return seal
+
+    def next_seal(self, table: str) -> str:
+        """See ``WitnessStore.next_seal``."""
+        with self._lock, self._translated(table):
+            self._check_writable(table)
+            seal = self.seal(table)
+            former, following = self._next_seals.get(table, (None, ""))
+            if former != seal:  # the first of this process, or the table was loaded anew
+                following = new_seal(seal)
+                self._next_seals[table] = (seal, following)
+            return following
 
     def others_are_behind(self, table: str) -> bool:
         """See ``WitnessStore.others_are_behind``."""

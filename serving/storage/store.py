@@ -162,6 +162,20 @@ def replaced(digest: str) -> str:
     return f"{digest}+{secrets.token_hex(8)}{CHANGED}"
 
 
+# A seal names a table of one database, in its first half, and the last change of it that was noted there.
+SEAL_CHARS = 32
+
+
+def new_seal(old: str | None) -> str:
+    """The seal of the next change after ``old``; None: of a table that has none yet."""
+    return (secrets.token_hex(SEAL_CHARS // 4) if old is None else sealed_by(old)) + secrets.token_hex(SEAL_CHARS // 4)
+
+
+def sealed_by(seal: str) -> str:
+    """What all seals of one table in one database begin with."""
+    return seal[: SEAL_CHARS // 2]
+
+
 def files_of(record: str) -> str:
     """The digest of the files that a record of a load names, whatever changed since."""
     return record.partition("+")[0]
@@ -277,19 +291,62 @@ class ForgetfulStore(Store, Protocol):
 
 @runtime_checkable
 class WitnessStore(Store, Protocol):
-    """A store that remembers over the end of its process whether the tiers before it have all of its changes."""
+    """A store that remembers over the end of its process whether the tiers before it have all of its changes.
 
-    def note_others(self, table: str, are_behind: bool) -> None:
+    It also has a seal of each table, that of the change noted last. Tiers that have that change bear the same one. As
+    it is renewed with every change, a store that was put back as it was before, from a copy, is known by it.
+    """
+
+    def note_others(self, table: str, are_behind: bool, seal: str | None = None) -> None:
         """Note that the tiers before it may lack a change of a table, or its removal, or that they have all.
 
-        That they lack one is on the disk as soon as the next change of the table is.
+        That they lack one is on the disk as soon as the next change of the table is, and never without its ``seal``.
+
+        Args:
+            table: its full name.
+            are_behind: whether they may lack one.
+            seal: that of the change, the ``next_seal``; None leaves the table's as it is.
 
         Raises:
             StoreError: it cannot.
         """
 
+    def seal(self, table: str) -> str | None:
+        """The table's seal, which is made if there is none; None where another process writes.
+
+        Raises:
+            StoreError: it cannot be read or made.
+        """
+
+    def next_seal(self, table: str) -> str:
+        """The seal of the next change, the same until that is noted.
+
+        Raises:
+            StoreError: there can be none, as another process writes.
+        """
+
     def others_are_behind(self, table: str) -> bool:
         """What was noted last; False where another process writes: it may be about to give them the change."""
+
+
+@runtime_checkable
+class SealedStore(DurableStore, Protocol):
+    """A store that can be before several databases, and tells of each whose changes it has, up to which."""
+
+    def put_seal(self, table: str, seal: str, former: str | None, has_changed: bool) -> None:
+        """Bear a seal of an open table, where it bears none of the same database, or the ``former`` one.
+
+        Any other stays: that part of the table lacks changes, or has some that the database has not any more.
+
+        Args:
+            table: its full name; a part without the record of a load stays without.
+            seal: see ``WitnessStore``.
+            former: the database's seal before.
+            has_changed: do what ``mark_changed`` does as well.
+        """
+
+    def seals(self, table: str) -> set[str]:
+        """All seals that a part of the table bears; the table need not be open."""
 
 
 @runtime_checkable

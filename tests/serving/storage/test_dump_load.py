@@ -3,6 +3,8 @@
 import json
 import os
 import secrets
+import signal
+import subprocess
 import sys
 
 import numpy as np
@@ -15,6 +17,7 @@ from kernels.host import round_rows
 from serving import dump_table, load_table
 from serving.cli.main import main
 from serving.config import read_repository
+from serving.dumps import transfer
 from serving.dumps.formats import open_dump, write_dump
 from serving.errors import ConfigError, ModelFileError, OutputError, StoreError
 from serving.parameter_server import ParameterServer
@@ -194,6 +197,80 @@ def test_a_tier_that_a_replacement_did_not_reach_any_more_is_filled_from_the_one
             load_table(ps, "tiny.user", write_rows(tmp_path / "t.bin", {7: [1.5] * 4}), replace=True)
 
     assert served(ps) == ({7: [1.5] * 4}, {"redis": 1})
+
+
+LOAD_AND_DIE = """
+import os, signal, sys
+from serving.dumps import transfer
+from serving.storage import RedisStore, RocksDbStore
+
+store, ps, file, when = {"redis": RedisStore, "rocksdb": RocksDbStore}[sys.argv[1]], *sys.argv[2:4], int(sys.argv[4])
+insert, calls = store.insert, []
+
+def die(*given):
+    calls.append(1)
+    if len(calls) == when:
+        os.kill(os.getpid(), signal.SIGKILL)
+    insert(*given)
+
+store.insert, transfer.LOAD_BATCH_ROWS = die, 100
+transfer.load_table(ps, "tiny.user", file)
+"""
+
+
+@pytest.mark.parametrize("store", ["redis", "rocksdb"])
+@pytest.mark.parametrize("when", [1, 2, 3])
+def test_after_a_load_that_was_killed_redis_has_what_rocksdb_has(write_ps, tmp_path, redis_server, store, when):
+    ps = write_ps(volatile_db=redis_tier(redis_server), persistent_db=ROCKSDB["persistent_db"])
+    load_table(ps, "tiny.user", write_rows(tmp_path / "one.bin", dict.fromkeys(range(300), [1.0] * 4)))
+    file = write_rows(tmp_path / "two.bin", dict.fromkeys(range(300), [2.0] * 4))
+
+    died = subprocess.run([sys.executable, "-c", LOAD_AND_DIE, store, str(ps), str(file), str(when)], timeout=60)
+
+    assert died.returncode == -signal.SIGKILL
+    dump_table(ps, "tiny.user", tmp_path / "held.bin")
+    taken = 100 * (when if store == "redis" else when - 1)
+    expected = {key: [2.0 if key < taken else 1.0] * 4 for key in range(300)}
+    assert rows_of_file(tmp_path / "held.bin") == expected
+    assert served(ps) == (expected, {"redis": 300})
+
+
+def test_after_a_load_that_redis_had_no_room_for_it_has_what_rocksdb_has(write_ps, tmp_path, redis_server, client):
+    ps = write_ps(volatile_db=redis_tier(redis_server), persistent_db=ROCKSDB["persistent_db"])
+    load_table(ps, "tiny.user", write_rows(tmp_path / "one.bin", dict.fromkeys(range(300), [1.0] * 4)))
+    client.config_set("maxmemory", 1)
+    try:
+        with pytest.raises(StoreError, match="maxmemory"):
+            load_table(ps, "tiny.user", write_rows(tmp_path / "two.bin", dict.fromkeys(range(300), [2.0] * 4)))
+    finally:
+        client.config_set("maxmemory", 0)
+
+    dump_table(ps, "tiny.user", tmp_path / "held.bin")
+    assert served(ps)[0] == rows_of_file(tmp_path / "held.bin")
+
+
+def test_after_a_load_that_redis_did_not_take_to_its_end_it_has_what_rocksdb_has(
+    write_ps, tmp_path, redis_server, monkeypatch
+):
+    ps = write_ps(volatile_db=redis_tier(redis_server), persistent_db=ROCKSDB["persistent_db"])
+    monkeypatch.setattr(transfer, "LOAD_BATCH_ROWS", 100)
+    insert, calls = RedisStore.insert, []
+
+    def refuse_the_second(*given):
+        calls.append(1)
+        if len(calls) == 2:
+            raise StoreError("redis", "tiny.user", "lost")
+        insert(*given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RedisStore, "insert", refuse_the_second)
+        with pytest.raises(StoreError, match="lost"):
+            load_table(ps, "tiny.user", write_rows(tmp_path / "t.bin", dict.fromkeys(range(300), [2.0] * 4)))
+
+    expected = rows_of_model() | dict.fromkeys(range(200), [2.0] * 4)
+    assert served(ps) == (expected, {"redis": 300})
+    load_table(ps, "tiny.user", tmp_path / "t.bin")
+    assert served(ps) == (dict.fromkeys(range(300), [2.0] * 4), {"redis": 300})
 
 
 def test_rows_that_were_replaced_and_then_changed_stay_changed(write_ps, tmp_path, redis_server):
@@ -473,6 +550,6 @@ def test_on_a_terminal_every_step_has_a_bar(write_ps, tmp_path, capsys, monkeypa
     main(["load", str(ps), "tiny.user", str(tmp_path / "t.bin")])
 
     shown = capsys.readouterr().err
-    for what in ("tiny.user to t.bin: 100%", "checking t.bin: 100%", "t.bin to rocksdb: 100%"):
+    for what in ("tiny.user to t.bin: 100%", "checking t.bin: 100%", "t.bin to tiny.user: 100%"):
         assert what in shown
     assert "300/300" in shown
