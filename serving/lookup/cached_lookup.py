@@ -28,6 +28,7 @@ from serving.lookup.insertions import Insertions
 from serving.lookup.key_parts import joined, parts_of
 from serving.lookup.refreshing import Refreshing
 from serving.lookup.session import LookupResult, LookupSession
+from serving.lookup.turns import Turns
 from serving.parameter_server import ParameterServer
 from serving.parameter_server.updates import check_weights
 from serving.reading import Reading
@@ -54,7 +55,7 @@ class CachedLookup(LookupSession):
         config: ModelConfig,
         device: Device,
         device_id: int = 0,
-        refreshing: threading.BoundedSemaphore | None = None,
+        refreshing: Turns | None = None,
     ) -> None:
         """Make the caches, and fill them, if the configuration says so.
 
@@ -63,7 +64,7 @@ class CachedLookup(LookupSession):
             config: the model; ``gpu_cache`` says what its caches are like.
             device: where they are to be.
             device_id: what ``CreateEmbeddingCache`` named.
-            refreshing: held while the caches are refreshed, so that few devices are at a time; None: never waits.
+            refreshing: a turn is taken to refresh the caches, so that few devices are at a time; None: its own.
 
         Raises:
             ConfigError: the caches would have no row.
@@ -76,7 +77,7 @@ class CachedLookup(LookupSession):
         self.plans = plan_caches(config)
         check_memory(config, self.plans, device)
         self._health = DeviceHealth(f"model {config.name!r} on {device.name}")
-        self._refreshing = refreshing or threading.BoundedSemaphore()
+        self._refreshing = refreshing or Turns()
         self._late_keys = 0
         self._late_lock = threading.Lock()  # guards the number above
         self._calls = CallsInHand(f"the GPU cache of model {config.name!r} on {device.name}")
@@ -155,7 +156,7 @@ class CachedLookup(LookupSession):
             DeviceFaultError: work on the device failed.
         """
         ratio = self.config.gpu_cache.refresh_ratio or 1.0
-        with self._calls.call(), self._refreshing, self._health.watch():
+        with self._calls.call(), self._refreshing.turn(), self._health.watch():
             for one in self._caches:
                 one.refresh(ratio, closing or self._closing)
 

@@ -13,6 +13,7 @@ from serving.lookup.cache_plan import buffers_memory, caches_memory, check_memor
 from serving.lookup.cached_lookup import CachedLookup
 from serving.lookup.first_keys import first_keys
 from serving.lookup.refreshing import Refreshing
+from serving.lookup.turns import Turns
 from serving.model.sparse_rows import row_dtype
 from serving.parameter_server import FirstRows, ParameterServer, TierSettings
 from serving.storage import MemoryStore
@@ -205,12 +206,12 @@ def test_a_refresh_that_meets_an_outage_leaves_rows_as_they_were(device, config)
 
 
 def test_only_so_many_devices_are_refreshed_at_a_time(device, config):
-    turn = threading.BoundedSemaphore(1)
+    turns = Turns()
     done = threading.Event()
 
     with served(config) as server:
-        lookup = CachedLookup(server, config, device, refreshing=turn)
-        with turn:
+        lookup = CachedLookup(server, config, device, refreshing=turns)
+        with turns.turn():
             refreshing = threading.Thread(target=lambda: (lookup.refresh(), done.set()))
             refreshing.start()
             assert not done.is_set()
