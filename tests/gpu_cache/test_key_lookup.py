@@ -79,6 +79,7 @@ def test_no_bit_of_a_row_is_lost_though_a_sum_would_lose_it(device):
     cache = EmbeddingCache(3, 10, device)
     row = np.array([[-0.0, 1e-45, -np.inf]], np.float32)
     cache.replace(np.array([1]), row)
+    cache.stream.synchronize()
     work = CacheGroup([cache], (1,), ("sum",)).workspace(1, 10, max_single_keys=10)
 
     (rows,) = work.lookup([np.array([1, 2])])
@@ -212,6 +213,7 @@ def test_lookups_are_counted_by_the_caches(device):
 def test_a_row_that_was_looked_up_stays_where_others_go(device):
     cache = EmbeddingCache(4, 15, device)  # one line
     cache.replace(np.arange(15), np.zeros((15, 4), np.float32))
+    cache.stream.synchronize()
     work = CacheGroup([cache], (1,), ("sum",)).workspace(1, 100, max_single_keys=100)
 
     for key in range(7):  # one by one: of uses of one line at a time, one is counted

@@ -121,6 +121,7 @@ def test_a_row_that_was_pooled_stays_where_others_go(device):
     cache = EmbeddingCache(4, 15, device)
     assert cache.capacity.slots == 15  # one line
     cache.replace(np.arange(15), np.zeros((15, 4), np.float32))
+    cache.stream.synchronize()
     work = CacheGroup([cache], (1,), ("sum",)).workspace(1, 100)
 
     for key in range(7):  # one by one: of uses of one line at a time, one is counted
@@ -137,6 +138,7 @@ def test_a_row_that_was_pooled_stays_where_others_go(device):
 def test_a_row_that_is_pooled_again_for_a_request_was_used_once(device):
     cache = EmbeddingCache(4, 15, device)
     cache.replace(np.arange(15), np.zeros((15, 4), np.float32))
+    cache.stream.synchronize()
     work = CacheGroup([cache], (1,), ("sum",)).workspace(1, 100)
 
     for key in range(15):  # one by one, beside a key that is fetched
