@@ -17,7 +17,7 @@ from benchmarks.report import Record, parse_arguments, publish
 from serving.config import RedisConfig
 from serving.storage import RedisStore, TableSpec
 from serving.storage.hps_layout import key_list, mix, row_list
-from serving.storage.redis_commands import Partition
+from serving.storage.redis.commands import Partition
 
 DIM = 32
 TABLE = "model.table"

@@ -15,7 +15,7 @@ import numpy as np
 from benchmarks.report import Record, parse_arguments, publish
 from serving.storage import RocksDbStore, TableSpec
 from serving.storage.hps_layout import key_list, row_list
-from serving.storage.rocksdb_engine import import_rocksdict, table_options
+from serving.storage.rocksdb.engine import import_rocksdict, table_options
 
 DIM = 32
 BATCH_ROWS = 65536

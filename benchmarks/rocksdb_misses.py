@@ -13,7 +13,7 @@ import numpy as np
 from benchmarks.report import Record, parse_arguments, publish
 from serving.storage import RocksDbStore, TableSpec
 from serving.storage.hps_layout import key_list
-from serving.storage.rocksdb_engine import import_rocksdict, open_database
+from serving.storage.rocksdb.engine import import_rocksdict, open_database
 
 DIM = 32
 TABLE = "model.table"

@@ -8,7 +8,7 @@ from typing import Any
 from serving.config import read_repository
 from serving.errors import ConfigError
 from serving.storage import RocksDbStore
-from serving.storage.rocksdb_engine import check_database
+from serving.storage.rocksdb.engine import check_database
 
 
 def add_parser(commands: Any) -> None:

@@ -19,8 +19,8 @@ from serving.errors import ModelFileError, StoreError
 from serving.model.atomic import atomic_write
 from serving.model.sparse_rows import LARGEST_KEY, SMALLEST_KEY
 from serving.storage.hps_layout import key_list, keys_of, row_list
-from serving.storage.rocksdb_engine import all_items, import_rocksdict, open_database, table_options, translated_errors
-from serving.storage.rocksdb_sort import RowSorter
+from serving.storage.rocksdb.engine import all_items, import_rocksdict, open_database, table_options, translated_errors
+from serving.storage.rocksdb.sort import RowSorter
 from serving.storage.store import Keys, TableSpec, Vectors
 
 _THREADS = 2  # of a database that lives for one dump

@@ -10,11 +10,11 @@ from serving.parameter_server.first_rows import FirstRows
 from serving.parameter_server.loading import check_room
 from serving.parameter_server.opening import naming, warnings_of
 from serving.storage.memory_budget import MemoryBudget, TableRows
-from serving.storage.rocksdb_engine import check_database
-from serving.storage.rocksdb_follower import verify_database
-from serving.storage.shared_memory_room import least_shared_bytes, shared_room
-from serving.storage.snapshot_folder import SnapshotFolder
-from serving.storage.snapshot_store import is_served_as_it_is, require_snapshot
+from serving.storage.rocksdb.engine import check_database
+from serving.storage.rocksdb.follower import verify_database
+from serving.storage.shared.room import least_shared_bytes, shared_room
+from serving.storage.snapshot.folder import SnapshotFolder
+from serving.storage.snapshot.store import is_served_as_it_is, require_snapshot
 
 
 def check_tiers(ps: ParameterServerConfig, faults: list[HotrowError], *, full: bool = False) -> list[str]:

@@ -1,12 +1,12 @@
 """Storage tiers of embedding rows, one file per kind; ``Store`` says what each must do."""
 
-from serving.storage.memory_store import MemoryStore
-from serving.storage.redis_store import RedisStore
-from serving.storage.rocksdb_engine import recover_database
-from serving.storage.rocksdb_store import RocksDbStore
-from serving.storage.shared_memory_store import SharedMemoryStore
-from serving.storage.snapshot_reader import SnapshotReader, open_snapshot
-from serving.storage.snapshot_store import SnapshotStore
+from serving.storage.memory import MemoryStore
+from serving.storage.redis.store import RedisStore
+from serving.storage.rocksdb.engine import recover_database
+from serving.storage.rocksdb.store import RocksDbStore
+from serving.storage.shared.store import SharedMemoryStore
+from serving.storage.snapshot.reader import SnapshotReader, open_snapshot
+from serving.storage.snapshot.store import SnapshotStore
 from serving.storage.store import DurableStore, PooledStore, SourceStore, Store, TableSpec
 
 __all__ = [

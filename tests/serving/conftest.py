@@ -11,7 +11,7 @@ from uuid import uuid4
 import numpy as np
 import pytest
 
-from serving.storage.shared_folder import SHARED_MEMORY
+from serving.storage.shared.folder import SHARED_MEMORY
 
 HIDDEN = 5
 

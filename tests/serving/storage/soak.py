@@ -18,7 +18,8 @@ from benchmarks.scale import anonymous_bytes
 from serving.config import RedisConfig, RedisOverflow
 from serving.errors import StoreError
 from serving.parameter_server import ParameterServer
-from serving.storage import MemoryStore, RedisStore, RocksDbStore, rocksdb_engine
+from serving.storage import MemoryStore, RedisStore, RocksDbStore
+from serving.storage.rocksdb import engine as rocksdb_engine
 from tests.serving.small_server import model_of
 
 TABLE, DIM = "m.t", 16

@@ -22,7 +22,7 @@ from serving.dumps.formats import open_dump, write_dump
 from serving.errors import ConfigError, ModelFileError, OutputError, StoreError
 from serving.parameter_server import ParameterServer
 from serving.storage import MemoryStore, RedisStore, RocksDbStore, TableSpec
-from serving.storage.rocksdb_engine import import_rocksdict, table_options
+from serving.storage.rocksdb.engine import import_rocksdict, table_options
 from serving.storage.store import CHANGED
 
 MODEL = TinyModel(rows=300)

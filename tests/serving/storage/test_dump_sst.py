@@ -9,7 +9,7 @@ from serving.dumps.formats import check_target, open_dump, write_dump
 from serving.dumps.sst import write_sst
 from serving.errors import ModelFileError, OutputError, StoreError
 from serving.storage import TableSpec
-from serving.storage.rocksdb_engine import import_rocksdict, open_database, table_options
+from serving.storage.rocksdb.engine import import_rocksdict, open_database, table_options
 
 SPEC, NARROW = TableSpec("m.t", 4), TableSpec("m.t", 4, key_bytes=4)
 # In the order of their numbers, which is not that of their little-endian bytes.
@@ -38,7 +38,7 @@ def sst(tmp_path):
 
 @pytest.mark.parametrize("spec", [SPEC, NARROW], ids=["int64", "uint32"])
 def test_rows_in_any_order_become_a_file_that_rocksdb_takes_in(tmp_path, spec, monkeypatch):
-    monkeypatch.setattr("serving.storage.rocksdb_sort.RUN_BYTES", 100_000)  # several sorted runs
+    monkeypatch.setattr("serving.storage.rocksdb.sort.RUN_BYTES", 100_000)  # several sorted runs
     write_dump(tmp_path / "t.sst", spec, batches(), in_key_order=False)
     assert os.listdir(tmp_path) == ["t.sst"]
 

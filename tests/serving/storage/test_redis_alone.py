@@ -5,7 +5,7 @@ import pytest
 
 from serving.errors import StoreError
 from serving.storage import RedisStore
-from serving.storage.redis_commands import Partition
+from serving.storage.redis.commands import Partition
 from tests.serving.small_server import KEYS, NEW, ROWS, DurableDictStore, rows_of, serve, write_model
 from tests.serving.storage.redis_stores import open_store
 

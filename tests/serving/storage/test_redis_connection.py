@@ -12,7 +12,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import MovedError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from serving.storage.redis_connection import RowConnection, allowed, seconds_left, within
+from serving.storage.redis.connection import RowConnection, allowed, seconds_left, within
 
 VALUE_BYTES = 8
 

@@ -18,8 +18,8 @@ from benchmarks.redis_servers import RedisServer, RedisServers, wait_until
 from serving.config import RedisConfig
 from serving.errors import StoreError, StoreTimeoutError
 from serving.storage import RedisStore, redis_nodes
-from serving.storage.redis_commands import Partition
-from serving.storage.redis_connection import within
+from serving.storage.redis.commands import Partition
+from serving.storage.redis.connection import within
 from tests.serving.storage.redis_stores import IMPATIENT, KEYS, ROWS, SPEC, fetch, loaded_store, open_store
 
 

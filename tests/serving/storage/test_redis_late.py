@@ -11,7 +11,7 @@ from benchmarks.redis_servers import RedisServer, free_port, wait_until
 from serving.errors import StoreError, StoreUnreachableError
 from serving.parameter_server import ParameterServer, durable_load, late_tables
 from serving.parameter_server.durable_load import CacheLoad
-from serving.storage.redis_table import RedisTable
+from serving.storage.redis.table import RedisTable
 from tests.serving.storage.redis_stores import IMPATIENT, assert_served, said
 
 ROW = np.full((1, 4), 7.0, dtype=np.float32)

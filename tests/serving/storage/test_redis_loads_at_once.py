@@ -8,8 +8,8 @@ import pytest
 
 from serving.errors import StoreError
 from serving.storage import TableSpec
-from serving.storage.redis_commands import Partition, RedisNodeError
-from serving.storage.redis_records import SWAP, unlink
+from serving.storage.redis.commands import Partition, RedisNodeError
+from serving.storage.redis.records import SWAP, unlink
 from serving.storage.store import replaced
 from tests.serving.small_server import KEYS as SERVED_KEYS
 from tests.serving.small_server import NEW, rows_of, serve, write_model

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from serving.config import RedisOverflow
 from serving.errors import StoreError
 from serving.storage.hps_layout import mix
-from serving.storage.redis_commands import Partition
-from serving.storage.redis_nodes import RedisNodes
+from serving.storage.redis.commands import Partition
+from serving.storage.redis.nodes import RedisNodes
 from tests.serving.storage.redis_stores import KEYS, ROWS, SPEC, fetch, found_in, loaded_store, open_store
 
 PARTITIONS = 16

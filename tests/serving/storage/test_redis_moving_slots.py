@@ -11,7 +11,7 @@ from redis.crc import key_slot
 from benchmarks.redis_servers import RedisServers
 from serving.errors import StoreError
 from serving.storage import TableSpec
-from serving.storage.redis_commands import Partition
+from serving.storage.redis.commands import Partition
 from tests.serving.small_server import KEYS, ROWS, DurableDictStore, rows_of, serve, write_model
 from tests.serving.storage.redis_stores import open_store
 

@@ -14,8 +14,8 @@ from serving.config import RedisOverflow
 from serving.errors import StoreError
 from serving.storage import RocksDbStore, redis_changes
 from serving.storage.hps_layout import mix
-from serving.storage.redis_commands import SLOTS, Partition
-from serving.storage.redis_nodes import RedisNodes
+from serving.storage.redis.commands import SLOTS, Partition
+from serving.storage.redis.nodes import RedisNodes
 from tests.serving.small_server import KEYS, ROWS, DurableDictStore, rows_of, serve, write_model
 from tests.serving.storage.redis_stores import open_store, said
 

@@ -7,7 +7,7 @@ import pytest
 
 from serving.errors import StoreError
 from serving.storage.hps_layout import mix
-from serving.storage.redis_commands import Partition
+from serving.storage.redis.commands import Partition
 from tests.serving.storage.redis_stores import KEYS, ROWS, SPEC, fetch, found_in, loaded_store, open_store
 
 OTHERS = [8, 17, 32]

@@ -5,8 +5,8 @@ import threading
 import pytest
 
 from serving.config import RedisConfig
-from serving.storage.redis_connection import within
-from serving.storage.redis_pool import BusyError, pool_of
+from serving.storage.redis.connection import within
+from serving.storage.redis.pool import BusyError, pool_of
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from serving.config import RedisOverflow
 from serving.errors import StoreError
 from serving.parameter_server import TierSettings, durable_load, late_tables, rows_beside_changes
 from serving.storage import RocksDbStore
-from serving.storage.redis_commands import Partition
+from serving.storage.redis.commands import Partition
 from tests.serving.small_server import KEYS, NEW, ROWS, DurableDictStore, rows_of, serve, write_model
 from tests.serving.storage.redis_stores import open_store, said
 

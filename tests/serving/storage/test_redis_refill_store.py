@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from serving.errors import StoreError
-from serving.storage.redis_commands import Partition
+from serving.storage.redis.commands import Partition
 from tests.serving.storage.redis_stores import KEYS, ROWS, SPEC, fetch, found_in, loaded_store, open_store
 
 HASH, RECORD = Partition(SPEC.name, 7).values, Partition(SPEC.name, 7).record

@@ -9,10 +9,10 @@ import pytest
 from serving.errors import StoreError
 from serving.parameter_server import TierSettings
 from serving.storage import RedisStore, RocksDbStore, TableSpec, redis_seals
-from serving.storage.redis_commands import Partition
-from serving.storage.redis_seals import seals_of, without_seals
-from serving.storage.redis_strings import StringTable
-from serving.storage.redis_table import RedisTable
+from serving.storage.redis.commands import Partition
+from serving.storage.redis.seals import seals_of, without_seals
+from serving.storage.redis.strings import StringTable
+from serving.storage.redis.table import RedisTable
 from serving.storage.store import new_seal, sealed_by
 from tests.serving.small_server import KEYS, ROWS, rows_of, serve, write_model
 from tests.serving.storage.redis_stores import open_store

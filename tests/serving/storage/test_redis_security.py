@@ -9,7 +9,7 @@ import pytest
 
 from serving.config import RedisConfig, RedisTlsConfig
 from serving.errors import StoreError
-from serving.storage.redis_commands import Partition
+from serving.storage.redis.commands import Partition
 from tests.serving.storage.redis_stores import IMPATIENT, KEYS, ROWS, SPEC, fetch, loaded_store, open_store
 
 

@@ -12,7 +12,7 @@ from serving.errors import ConfigError, StoreError
 from serving.parameter_server import ParameterServer
 from serving.parameter_server.readings import table_readings
 from serving.storage import RedisStore, RocksDbStore, redis_nodes
-from serving.storage.redis_table import RedisTable
+from serving.storage.redis.table import RedisTable
 from tests.serving.storage.redis_stores import IMPATIENT, assert_served, said
 
 

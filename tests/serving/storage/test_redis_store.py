@@ -15,7 +15,7 @@ from serving.config import RedisConfig
 from serving.errors import MissingExtraError, StoreError
 from serving.storage import DurableStore, PooledStore, RedisStore, TableSpec
 from serving.storage.hps_layout import mix
-from serving.storage.redis_nodes import RedisNodes
+from serving.storage.redis.nodes import RedisNodes
 from serving.storage.store import replaced
 from tests.serving.storage.redis_stores import KEYS, OPENED, ROWS, SPEC, loaded_store, open_store
 
@@ -363,7 +363,7 @@ class TestWrongContent:
 @pytest.mark.parametrize("module", ["hiredis", "redis"])
 def test_without_its_client_the_error_names_the_extra(redis_server, monkeypatch, module):
     monkeypatch.setitem(sys.modules, module, None)
-    monkeypatch.delitem(sys.modules, "serving.storage.redis_nodes", raising=False)
+    monkeypatch.delitem(sys.modules, "serving.storage.redis.nodes", raising=False)
 
     with pytest.raises(MissingExtraError, match=rf"{module}.*pip install 'hotrow\[redis\]'"):
         open_store(redis_server)
@@ -420,7 +420,7 @@ def test_a_row_that_redis_gives_twice_comes_once(redis_server, monkeypatch):
 
     repeating.earlier = {}
     monkeypatch.setattr(RedisNodes, "run", repeating)
-    monkeypatch.setattr("serving.storage.redis_table.SCAN_FIELDS", 10)
+    monkeypatch.setattr("serving.storage.redis.table.SCAN_FIELDS", 10)
 
     keys = np.concatenate([keys for keys, rows in store.items(SPEC.name, 64) if (rows == ROWS[keys]).all()])
 

@@ -12,8 +12,8 @@ from redis.crc import key_slot
 from benchmarks.redis_servers import RedisServers
 from serving.errors import StoreError
 from serving.storage import TableSpec
-from serving.storage.redis_commands import plain
-from serving.storage.redis_strings import StringTable, slots_of
+from serving.storage.redis.commands import plain
+from serving.storage.redis.strings import StringTable, slots_of
 from serving.storage.store import replaced
 from tests.serving.storage.redis_stores import KEYS, ROWS, SPEC, fetch, loaded_store, open_store
 

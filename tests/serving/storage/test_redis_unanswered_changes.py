@@ -10,7 +10,7 @@ import pytest
 from serving.errors import StoreTimeoutError, StoreUnreachableError
 from serving.parameter_server import ParameterServer
 from serving.storage import RedisStore
-from serving.storage.redis_table import RedisTable
+from serving.storage.redis.table import RedisTable
 from tests.serving.storage.redis_stores import IMPATIENT, PATIENT, assert_served
 
 TABLE = "dcn.table0"

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from serving.storage.rocksdb_exit import ExitGate
+from serving.storage.rocksdb.exit_gate import ExitGate
 
 # A store of many rows, and what daemon threads may do with it again and again. Ends when each has begun.
 PROLOGUE = """
@@ -68,7 +68,7 @@ assert abandoned, "every call came within a millisecond"
 """,
     "inserts, and the store closed after them": """
 in_daemon_threads(insert, 2)
-from serving.storage.rocksdb_exit import exit_gate
+from serving.storage.rocksdb.exit_gate import exit_gate
 atexit.unregister(exit_gate.close)
 atexit.register(store.close)
 atexit.register(exit_gate.close)  # what was registered last is called first

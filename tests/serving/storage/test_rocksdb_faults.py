@@ -9,7 +9,7 @@ import pytest
 
 from serving.errors import StoreError
 from serving.storage import RocksDbStore, TableSpec
-from serving.storage.rocksdb_manifest import whole_entries_bytes
+from serving.storage.rocksdb.manifest_check import whole_entries_bytes
 
 TABLE = "model.table"
 SPEC = TableSpec(TABLE, 16)

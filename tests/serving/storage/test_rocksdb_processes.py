@@ -15,7 +15,7 @@ import pytest
 
 from serving.errors import StoreError
 from serving.storage import RocksDbStore, TableSpec
-from serving.storage.rocksdb_database import Database
+from serving.storage.rocksdb.database import Database
 
 TABLE = "model.table"
 NEVER_MS = 3_600_000  # the tests say themselves when to catch up, but for the one of the thread

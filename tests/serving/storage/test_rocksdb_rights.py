@@ -8,8 +8,8 @@ import pytest
 
 from serving.errors import StoreError
 from serving.storage import RocksDbStore, TableSpec
-from serving.storage.rocksdb_engine import SETTINGS_FILE, check_database
-from serving.storage.rocksdb_follower import verify_database
+from serving.storage.rocksdb.engine import SETTINGS_FILE, check_database
+from serving.storage.rocksdb.follower import verify_database
 from tests.serving.ordinary_rights import ordinary_rights
 
 SPEC = TableSpec("model.table", 4)

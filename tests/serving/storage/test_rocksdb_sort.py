@@ -3,8 +3,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serving.storage import rocksdb_sort
-from serving.storage.rocksdb_sort import RowSorter, keys_of_ordinals, ordinals
+from serving.storage.rocksdb import sort as rocksdb_sort
+from serving.storage.rocksdb.sort import RowSorter, keys_of_ordinals, ordinals
 
 WIDE = st.integers(-(2**63), 2**63 - 1) | st.integers(-300, 300)
 NARROW = st.integers(0, 2**32 - 1) | st.integers(0, 300)

@@ -8,7 +8,9 @@ import pytest
 
 from kernels.host import encode_rows, round_rows
 from serving.errors import MissingExtraError, StoreError
-from serving.storage import DurableStore, PooledStore, RocksDbStore, TableSpec, rocksdb_load, rocksdb_sort
+from serving.storage import DurableStore, PooledStore, RocksDbStore, TableSpec
+from serving.storage.rocksdb import bulk_load as rocksdb_load
+from serving.storage.rocksdb import sort as rocksdb_sort
 from serving.storage.store import CHANGED
 
 TABLE = "model.table"

@@ -16,7 +16,7 @@ from kernels.host import HostTable
 from serving.errors import StoreError, StoreFullError
 from serving.parameter_server import ParameterServer
 from serving.storage import RocksDbStore, SharedMemoryStore, TableSpec
-from serving.storage.shared_folder import SHARED_MEMORY
+from serving.storage.shared.folder import SHARED_MEMORY
 from tests.serving.ps_files import listed, write_ps
 from tests.serving.small_server import KEYS, DictStore, serve, write_model
 

@@ -457,8 +457,8 @@ def test_of_processes_that_start_together_one_makes_the_snapshot(tmp_path, folde
         from serving.model.sparse_file import open_sparse
         from serving.storage import SnapshotStore, TableSpec
         written = []
-        logging.getLogger("serving.storage.snapshot_folder").setLevel(logging.INFO)
-        logging.getLogger("serving.storage.snapshot_folder").addFilter(lambda record: written.append(1) or True)
+        logging.getLogger("serving.storage.snapshot.folder").setLevel(logging.INFO)
+        logging.getLogger("serving.storage.snapshot.folder").addFilter(lambda record: written.append(1) or True)
         store = SnapshotStore(Path(sys.argv[2]))
         store.load(TableSpec("model.table", 4), open_sparse(sys.argv[1], 4))
         out = np.empty((50_000, 4), np.float32)
@@ -542,7 +542,7 @@ def test_a_store_warms_up_files_that_fit_and_says_of_others_that_it_does_not(tab
     monkeypatch.setattr(SnapshotReader, "warm_up_beside", lambda reader: started.append(reader))
 
     assert_holds(loaded(folder, path, warm_up=True), rows)
-    monkeypatch.setattr("serving.storage.snapshot_store.available_memory_bytes", lambda: 10_000)
+    monkeypatch.setattr("serving.storage.snapshot.store.available_memory_bytes", lambda: 10_000)
     assert_holds(loaded(folder, path, warm_up=True), rows)
     monkeypatch.undo()
 

@@ -2,7 +2,7 @@
 
 from serving.config import RedisConfig
 from serving.storage import MemoryStore, RedisStore, RocksDbStore, SharedMemoryStore, SnapshotStore
-from serving.storage.shared_folder import SHARED_MEMORY
+from serving.storage.shared.folder import SHARED_MEMORY
 
 # For folders of tests that open thousands of databases: they ask for answers, not for what a crash leaves, and without
 # a disk's fsync they take a tenth of the time. None: the system's usual place.

@@ -12,12 +12,12 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from serving.storage.redis_commands import Command, Partition, packed
-from serving.storage.redis_records import RECORD_OF
-from serving.storage.redis_sources import files_and_form
+from serving.storage.redis.commands import Command, Partition, packed
+from serving.storage.redis.records import RECORD_OF
+from serving.storage.redis.sources import files_and_form
 
 if TYPE_CHECKING:
-    from serving.storage.redis_nodes import RedisNodes
+    from serving.storage.redis.nodes import RedisNodes
 
 NOTE = f"""{RECORD_OF}
 local load, number, state = string.match(record_of(KEYS[1]) or '', '^(.* %w+):?(%d*):?(%a*)$')

@@ -10,9 +10,9 @@ from kernels.errors import ReservedKeyError
 from kernels.host import KeyIndex, RowDtype
 from serving.errors import StoreError, StoreLostError
 from serving.storage.hps_layout import keys_of
-from serving.storage.redis_commands import encoded_fields, encoded_rows
-from serving.storage.redis_partitions import Partitions
-from serving.storage.redis_sources import FORMS, files_and_form
+from serving.storage.redis.commands import encoded_fields, encoded_rows
+from serving.storage.redis.partitions import Partitions
+from serving.storage.redis.sources import FORMS, files_and_form
 from serving.storage.row_codec import RowCodec
 from serving.storage.store import CHANGED, Keys, Mask, TableSpec, Vectors
 

@@ -25,9 +25,9 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.retry import Retry
 
 from serving.config import RedisConfig
-from serving.storage.redis_commands import SLOTS, RedisNodeError, RedisNodeTimeoutError, RedisUnreachableError
-from serving.storage.redis_connection import allowed, reason_of, tls_context, within
-from serving.storage.redis_pool import BusyError, NoConnectionError, pool_of
+from serving.storage.redis.commands import SLOTS, RedisNodeError, RedisNodeTimeoutError, RedisUnreachableError
+from serving.storage.redis.connection import allowed, reason_of, tls_context, within
+from serving.storage.redis.pool import BusyError, NoConnectionError, pool_of
 
 SCAN_NAMES = 1000
 REFRESH_PAUSE_S = 0.1  # between questions for the topology while a node is down

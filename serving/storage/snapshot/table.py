@@ -10,7 +10,7 @@ from kernels.errors import ReservedKeyError, RowValueError, TableFullError
 from kernels.host import HostTable, KeyIndex, pool_rows
 from serving.errors import StoreError, StoreFullError
 from serving.model.records import Combiner
-from serving.storage.snapshot_reader import SnapshotReader
+from serving.storage.snapshot.reader import SnapshotReader
 from serving.storage.store import Keys, Mask, RowPtrs, TableSpec, Vectors, Weights
 
 

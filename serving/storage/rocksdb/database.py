@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serving.storage.hps_layout import key_list, tag
-from serving.storage.rocksdb_engine import all_items, import_rocksdict, open_database, table_options
-from serving.storage.rocksdb_exit import exit_gate
+from serving.storage.rocksdb.engine import all_items, import_rocksdict, open_database, table_options
+from serving.storage.rocksdb.exit_gate import exit_gate
 from serving.storage.row_codec import value_list
 from serving.storage.store import Keys, TableSpec, new_seal
 

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from serving.storage.redis_commands import Command, as_words, packed, packed_words
-from serving.storage.redis_records import CLAIMED, LOST
-from serving.storage.redis_sources import FAULT_OF, Writer, files_and_form
+from serving.storage.redis.commands import Command, as_words, packed, packed_words
+from serving.storage.redis.records import CLAIMED, LOST
+from serving.storage.redis.sources import FAULT_OF, Writer, files_and_form
 
 if TYPE_CHECKING:
-    from serving.storage.redis_topology import RedisTopology
+    from serving.storage.redis.topology import RedisTopology
 
 # Redis does nothing else while it works on one script.
 MOST_ROWS = 2000

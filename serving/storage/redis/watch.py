@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from serving.storage.redis_records import is_same_load
-from serving.storage.redis_rows import RedisRows
-from serving.storage.redis_sources import Writer, files_and_form, partitions_of
+from serving.storage.redis.records import is_same_load
+from serving.storage.redis.rows import RedisRows
+from serving.storage.redis.sources import Writer, files_and_form, partitions_of
 
 
 class Watch:

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serving.storage.hps_layout import mix
-from serving.storage.redis_commands import Partition
+from serving.storage.redis.commands import Partition
 from serving.storage.store import Keys, Mask
 
 # Redis does nothing else while it works on one command.

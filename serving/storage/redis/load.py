@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from serving.storage.redis_changes import ChangeNumbers, number_of
-from serving.storage.redis_commands import Command, RedisNodeError, hdel, header, plain
-from serving.storage.redis_overflow import Overflow
-from serving.storage.redis_partitions import Partitions
-from serving.storage.redis_records import Gathered, claim, release, renew, swap, swap_claimed
-from serving.storage.redis_rows import RedisRows
-from serving.storage.redis_sources import files_and_form
+from serving.storage.redis.changes import ChangeNumbers, number_of
+from serving.storage.redis.commands import Command, RedisNodeError, hdel, header, plain
+from serving.storage.redis.overflow import Overflow
+from serving.storage.redis.partitions import Partitions
+from serving.storage.redis.records import Gathered, claim, release, renew, swap, swap_claimed
+from serving.storage.redis.rows import RedisRows
+from serving.storage.redis.sources import files_and_form
 from serving.storage.store import Keys, Vectors
 
 if TYPE_CHECKING:
-    from serving.storage.redis_nodes import RedisNodes
+    from serving.storage.redis.nodes import RedisNodes
 
 # Rows of a load that was killed are forgotten by Redis after this time.
 LOADING_TTL_S = 600

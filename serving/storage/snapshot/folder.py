@@ -18,7 +18,7 @@ from pathlib import Path
 from serving.errors import StoreError
 from serving.model.snapshot_model import write_snapshot_file
 from serving.model.sparse_model import SparseModel
-from serving.storage.snapshot_reader import SnapshotReader
+from serving.storage.snapshot.reader import SnapshotReader
 from serving.storage.store import TableSpec
 
 logger = logging.getLogger(__name__)

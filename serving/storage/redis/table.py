@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 from kernels.host import KeyIndex
 from serving.config import RedisConfig
 from serving.storage.hps_layout import key_list
-from serving.storage.redis_changes import ChangeNumbers, number_of
-from serving.storage.redis_commands import Command, Partition, encoded_fields, hdel, header, plain
-from serving.storage.redis_load import TableLoad
-from serving.storage.redis_overflow import Overflow
-from serving.storage.redis_partitions import Group, Partitions, lacking
-from serving.storage.redis_records import (
+from serving.storage.redis.changes import ChangeNumbers, number_of
+from serving.storage.redis.commands import Command, Partition, encoded_fields, hdel, header, plain
+from serving.storage.redis.load import TableLoad
+from serving.storage.redis.overflow import Overflow
+from serving.storage.redis.partitions import Group, Partitions, lacking
+from serving.storage.redis.records import (
     LOST,
     evict,
     insert,
@@ -27,14 +27,14 @@ from serving.storage.redis_records import (
     state,
     unlink,
 )
-from serving.storage.redis_rows import RedisRows
-from serving.storage.redis_seals import seals_of
-from serving.storage.redis_sources import files_and_form
-from serving.storage.redis_watch import Watch, records_of_load
+from serving.storage.redis.rows import RedisRows
+from serving.storage.redis.seals import seals_of
+from serving.storage.redis.sources import files_and_form
+from serving.storage.redis.watch import Watch, records_of_load
 from serving.storage.store import Keys, Mask, TableSpec, Vectors, has_rows_of
 
 if TYPE_CHECKING:
-    from serving.storage.redis_nodes import RedisNodes  # which needs redis-py
+    from serving.storage.redis.nodes import RedisNodes  # which needs redis-py
 
 logger = logging.getLogger(__name__)
 

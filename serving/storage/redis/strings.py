@@ -15,18 +15,18 @@ from numpy.typing import NDArray
 from kernels.host import KeyIndex
 from serving.config import RedisConfig
 from serving.storage.hps_layout import keys_of, raw_keys, tag
-from serving.storage.redis_commands import Command, RedisNodeError, as_words, plain
-from serving.storage.redis_load import CLAIM_TTL_S
-from serving.storage.redis_records import CLAIMED, LOST, mark_record, read_record
-from serving.storage.redis_rows import RedisRows
-from serving.storage.redis_seals import seals_of, without_seals
-from serving.storage.redis_slots import slots_of, spread_numbers
-from serving.storage.redis_sources import Writer
-from serving.storage.redis_string_changes import MOST_ROWS, begin, change, end, records_by_node, writer_of
+from serving.storage.redis.commands import Command, RedisNodeError, as_words, plain
+from serving.storage.redis.load import CLAIM_TTL_S
+from serving.storage.redis.records import CLAIMED, LOST, mark_record, read_record
+from serving.storage.redis.rows import RedisRows
+from serving.storage.redis.seals import seals_of, without_seals
+from serving.storage.redis.slots import slots_of, spread_numbers
+from serving.storage.redis.sources import Writer
+from serving.storage.redis.string_changes import MOST_ROWS, begin, change, end, records_by_node, writer_of
 from serving.storage.store import Keys, Mask, TableSpec, Vectors
 
 if TYPE_CHECKING:
-    from serving.storage.redis_nodes import RedisNodes
+    from serving.storage.redis.nodes import RedisNodes
 
 MOST_KEYS = 10_000  # of one command, or of commands that are answered one after the other
 # The record of a load lies under as many keys, evenly spread over the slots: a node that came back empty lacks some.

@@ -6,7 +6,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from serving.storage.redis_commands import SLOTS
+from serving.storage.redis.commands import SLOTS
 
 
 def slots_of(names: NDArray[np.uint8]) -> NDArray[np.uint16]:

@@ -20,9 +20,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from serving.storage.redis_commands import Command, Partition, packed, packed_words, plain
-from serving.storage.redis_seals import SEALED
-from serving.storage.redis_sources import FAULT_OF, Writer, files_and_form
+from serving.storage.redis.commands import Command, Partition, packed, packed_words, plain
+from serving.storage.redis.seals import SEALED
+from serving.storage.redis.sources import FAULT_OF, Writer, files_and_form
 from serving.storage.store import CHANGED
 
 # Fields of one call inside a script: Lua has room for some 8,000 words.

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from serving.errors import StoreError
-from serving.storage.rocksdb_database import Database
-from serving.storage.rocksdb_engine import STORE_NAME, translated_errors
-from serving.storage.rocksdb_table import RocksDbTable, opened_table
+from serving.storage.rocksdb.database import Database
+from serving.storage.rocksdb.engine import STORE_NAME, translated_errors
+from serving.storage.rocksdb.table import RocksDbTable, opened_table
 from serving.storage.row_codec import RowCodec
 from serving.storage.store import TableSpec
 

@@ -12,16 +12,16 @@ from serving.config import RedisConfig
 from serving.errors import MissingExtraError, StoreError, StoreTimeoutError, StoreUnreachableError
 from serving.reading import Reading
 from serving.storage.hps_layout import storable
-from serving.storage.redis_changes import ChangeNumbers
-from serving.storage.redis_commands import RedisNodeError, RedisNodeTimeoutError, RedisUnreachableError
-from serving.storage.redis_overflow import Touches
-from serving.storage.redis_rows import STORE_NAME
-from serving.storage.redis_strings import StringTable
-from serving.storage.redis_table import RedisTable
+from serving.storage.redis.changes import ChangeNumbers
+from serving.storage.redis.commands import RedisNodeError, RedisNodeTimeoutError, RedisUnreachableError
+from serving.storage.redis.overflow import Touches
+from serving.storage.redis.rows import STORE_NAME
+from serving.storage.redis.strings import StringTable
+from serving.storage.redis.table import RedisTable
 from serving.storage.store import Keys, Mask, TableSpec, Vectors, none_found
 
 if TYPE_CHECKING:
-    from serving.storage.redis_nodes import RedisNodes
+    from serving.storage.redis.nodes import RedisNodes
 
 logger = logging.getLogger(__name__)
 
@@ -315,7 +315,7 @@ def _nodes_of(config: RedisConfig) -> "RedisNodes":
     try:
         import hiredis  # noqa: F401
 
-        from serving.storage.redis_nodes import RedisNodes
+        from serving.storage.redis.nodes import RedisNodes
     except ModuleNotFoundError as err:
         raise MissingExtraError(str(err.name), "redis", "a volatile_db of type redis_cluster") from err
     return RedisNodes(config)

@@ -10,8 +10,8 @@ from kernels.errors import SharedMemoryError
 from kernels.shared import SharedTable
 from serving.errors import StoreError
 from serving.storage.host_tables import HostTables
-from serving.storage.shared_folder import SHARED_MEMORY, SharedFolder
-from serving.storage.shared_memory_room import STORE_NAME, shared_room
+from serving.storage.shared.folder import SHARED_MEMORY, SharedFolder
+from serving.storage.shared.room import STORE_NAME, shared_room
 from serving.storage.store import CHANGED, Keys, TableSpec, Vectors, files_of, has_rows_of
 
 _POLL_S = 0.02

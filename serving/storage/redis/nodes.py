@@ -11,10 +11,10 @@ from redis import Redis
 from redis.exceptions import AskError, ClusterDownError, ClusterError, ResponseError, TryAgainError
 
 from serving.config import RedisConfig
-from serving.storage.redis_commands import Command, RedisNodeError, RedisNodeTimeoutError
-from serving.storage.redis_connection import RowConnection, reason_of, seconds_left, within
-from serving.storage.redis_pool import BusyError, NoConnectionError
-from serving.storage.redis_topology import BROKEN, LATE, LOST, Address, RedisTopology, node_error
+from serving.storage.redis.commands import Command, RedisNodeError, RedisNodeTimeoutError
+from serving.storage.redis.connection import RowConnection, reason_of, seconds_left, within
+from serving.storage.redis.pool import BusyError, NoConnectionError
+from serving.storage.redis.topology import BROKEN, LATE, LOST, Address, RedisTopology, node_error
 
 # After somebody has waited for a node in vain, nobody else asks it for this many times as long: a node that refuses is
 # asked again at once, but one that keeps silent does not hold up every caller.

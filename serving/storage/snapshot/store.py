@@ -10,9 +10,9 @@ from serving.errors import StoreError
 from serving.model.snapshot_model import SnapshotModel
 from serving.model.sparse_model import SparseModel
 from serving.storage.named_tables import NamedTables
-from serving.storage.snapshot_folder import SnapshotFolder
-from serving.storage.snapshot_reader import SnapshotReader
-from serving.storage.snapshot_table import SnapshotTable
+from serving.storage.snapshot.folder import SnapshotFolder
+from serving.storage.snapshot.reader import SnapshotReader
+from serving.storage.snapshot.table import SnapshotTable
 from serving.storage.store import Keys, TableSpec, Vectors
 
 logger = logging.getLogger(__name__)

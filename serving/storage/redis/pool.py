@@ -11,7 +11,7 @@ from redis import exceptions
 from redis.connection import BlockingConnectionPool
 
 from serving.config import RedisConfig
-from serving.storage.redis_connection import RowConnection, seconds_left
+from serving.storage.redis.connection import RowConnection, seconds_left
 
 
 class NoConnectionError(exceptions.ConnectionError):

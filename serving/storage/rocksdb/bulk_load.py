@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from serving.storage.hps_layout import key_list
-from serving.storage.rocksdb_sort import RowSorter, Values
+from serving.storage.rocksdb.sort import RowSorter, Values
 from serving.storage.row_codec import RowCodec, value_list
 from serving.storage.store import Keys, TableSpec, Vectors
 

@@ -12,11 +12,11 @@ from kernels.host import RowDtype
 from serving.config import MOST_ROCKSDB_BATCH_ROWS
 from serving.errors import StoreError
 from serving.storage.hps_layout import storable
-from serving.storage.rocksdb_database import Database, LoadRecord
-from serving.storage.rocksdb_engine import STORE_NAME, check_new_folder, translated_errors
-from serving.storage.rocksdb_follower import FilesState, FollowedTables, Follower, files_state, open_beside_writer
-from serving.storage.rocksdb_load import BulkLoader
-from serving.storage.rocksdb_table import RocksDbTable, opened_table
+from serving.storage.rocksdb.bulk_load import BulkLoader
+from serving.storage.rocksdb.database import Database, LoadRecord
+from serving.storage.rocksdb.engine import STORE_NAME, check_new_folder, translated_errors
+from serving.storage.rocksdb.follower import FilesState, FollowedTables, Follower, files_state, open_beside_writer
+from serving.storage.rocksdb.table import RocksDbTable, opened_table
 from serving.storage.row_codec import RowCodec
 from serving.storage.store import CHANGED, Keys, Mask, TableSpec, Vectors, new_seal, none_found
 

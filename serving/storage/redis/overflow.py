@@ -17,11 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serving.config import RedisOverflow
-from serving.storage.redis_commands import Command, Partition, RedisNodeError, packed_words, plain
+from serving.storage.redis.commands import Command, Partition, RedisNodeError, packed_words, plain
 from serving.storage.store import Keys
 
 if TYPE_CHECKING:
-    from serving.storage.redis_nodes import RedisNodes
+    from serving.storage.redis.nodes import RedisNodes
 
 # What is no count, because another policy wrote it, becomes one.
 TOUCH = """
