@@ -1,9 +1,9 @@
-"""The Store protocol: what one storage tier of embedding rows must do."""
+"""The Store protocol: what one storage tier of embedding rows does, and the marker of a loaded table."""
 
-import secrets
+import json
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Literal, Protocol, runtime_checkable
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Literal, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,9 @@ Vectors = NDArray[np.float32]
 Weights = NDArray[np.float32]
 RowPtrs = NDArray[np.int32] | NDArray[np.int64]
 Mask = NDArray[np.bool_]
+Batches = Iterator[tuple[Keys, Vectors]]
+
+MARKER_FORMAT = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +31,7 @@ class TableSpec:
         name: full name, ``ModelConfig.full_name``.
         dim: D, floats per row.
         key_bytes: width of a key in stores that keep raw key bytes: 8 (int64 models) or 4 (uint32 models).
-        row_dtype: the form in which a store that ``keeps_row_dtype`` keeps the rows; any other keeps float32.
+        row_dtype: the row type of a store that ``keeps_row_dtype``; other stores keep float32.
     """
 
     name: str
@@ -37,27 +40,92 @@ class TableSpec:
     row_dtype: RowDtype = "fp32"
 
 
+@dataclass(frozen=True, slots=True)
+class Marker:
+    """What a store that outlives the process remembers of a table's last load.
+
+    Attributes:
+        digest: names the model's files that were loaded.
+        rows: rows of the table at the end of the load.
+        row_dtype: the row type in which the rows are kept.
+        changed: the table may hold other rows than the files: rows were written since, or were there before.
+        caches_dirty: a cache of the table may have missed a write; only a source of truth uses it.
+    """
+
+    digest: str
+    rows: int = 0
+    row_dtype: str = "fp32"
+    changed: bool = False
+    caches_dirty: bool = False
+
+    @classmethod
+    def read(cls, raw: bytes) -> Self:
+        """Read what ``write`` returned.
+
+        Raises:
+            ValueError: it is not a marker of this format.
+        """
+        document = json.loads(raw)
+        expected = {"format", *(field.name for field in fields(cls))}
+        if not isinstance(document, dict) or document.pop("format", None) != MARKER_FORMAT:
+            raise ValueError(f"expected a marker of format {MARKER_FORMAT}, got {raw[:80]!r}")
+        if document.keys() | {"format"} != expected:
+            raise ValueError(f"expected a marker with {sorted(expected)}, got {raw[:80]!r}")
+        return cls(**document)
+
+    def write(self) -> bytes:
+        """Return the marker as JSON."""
+        return json.dumps({"format": MARKER_FORMAT} | asdict(self)).encode()
+
+
+class Truth(Protocol):
+    """The source of truth of one table, as its caches see it."""
+
+    def marker(self) -> Marker:
+        """The marker now; a truth that was never loaded by Hotrow counts as changed."""
+
+    def batches(self) -> Batches:
+        """All rows now."""
+
+    def take(self, keys: Keys, rows: Vectors) -> int:
+        """Insert those of int64[N] ``keys`` that the truth does not have; returns how many."""
+
+
 class Store(Protocol):
-    """One tier of embedding storage. Every method may be called from any thread."""
+    """One tier of embedding storage. Every method may be called from any thread.
+
+    A parameter server has an ordered list of stores, fastest first. The last store is a table's source of truth. Every
+    other store is a cache of it: a cache may miss rows, but it never invents a row.
+
+    Attributes:
+        name: the tier's name in metrics and messages: ``"memory"``, ``"rocksdb"``.
+        pools: ``fetch_pooled`` works. Such a store ``keeps_row_dtype``.
+        outlives_process: rows survive the process, and ``marker`` and ``load`` work.
+        reads_model_files: ``serve_file`` works: the store serves all rows of a table from a file.
+    """
+
+    pools: bool = False
+    outlives_process: bool = False
+    reads_model_files: bool = False
 
     @property
     def name(self) -> str:
-        """What this tier is called in metrics and messages: ``"memory"``, ``"rocksdb"``."""
+        """See the class."""
 
     @property
     def keeps_row_dtype(self) -> bool:
-        """Whether rows are kept in the form of ``TableSpec.row_dtype`` (``kernels.host.HostTable``), not in float32.
+        """Whether rows are kept in ``TableSpec.row_dtype`` (``kernels.host.HostTable``) and not in float32.
 
-        Such a store gives rows as that form rounds them, and refuses to insert those that it cannot hold.
+        Such a store returns rows as the row type rounds them. It refuses rows that the row type cannot hold.
         """
 
     def open_table(self, spec: TableSpec, capacity_rows: int) -> None:
-        """Make a table ready for use, creating it empty if the store does not have it.
+        """Make a table ready for use. A store that does not have the table creates it empty.
 
         Args:
             spec: the table.
-            capacity_rows: how many rows it should have room for; a store that needs no such number ignores it, and one
-                that has not so much room left gives what it has (``capacity_rows`` tells).
+            capacity_rows: rows that the table should have room for. A store that does not preallocate ignores it. A
+                store that has less room left gives what it has (see ``capacity_rows``).
 
         Raises:
             StoreError: the store holds this table with another dimension, or cannot create it.
@@ -70,7 +138,7 @@ class Store(Protocol):
         """Full names of the open tables, sorted."""
 
     def count(self, table: str) -> int:
-        """Rows held, exactly; 0 for an unknown table. A store may have to read all of them and says so."""
+        """Rows held, exactly; 0 for an unknown table. RocksDB reads all rows to count them."""
 
     def fetch(self, table: str, keys: Keys, out: Vectors) -> Mask:
         """Read vectors into ``out``.
@@ -78,8 +146,7 @@ class Store(Protocol):
         Args:
             table: full name; an unknown table holds no keys.
             keys: int64[N]; duplicates are allowed, N may be 0.
-            out: float32[N, D]; rows of absent keys become zeros (the default value is written once, by the
-                parameter server).
+            out: float32[N, D]; rows of absent keys become zeros. The parameter server writes the default value.
 
         Returns:
             found: bool[N].
@@ -87,47 +154,6 @@ class Store(Protocol):
         Raises:
             StoreError: the tier did not answer, or holds vectors of another dimension than D.
         """
-
-    def insert(self, table: str, keys: Keys, rows: Vectors) -> None:
-        """Insert or overwrite rows; of duplicates in one call the last wins.
-
-        Args:
-            table: full name of an open table.
-            keys: int64[N], none of them reserved.
-            rows: float32[N, D].
-
-        Raises:
-            StoreFullError: no room, and the store drops no rows to make some; nothing was written.
-            StoreError: unknown table, another dimension, or the tier did not take the rows.
-        """
-
-    def evict(self, table: str, keys: Keys) -> int | None:
-        """Remove keys; returns how many were held, or None where the tier cannot tell."""
-
-    def drop_table(self, table: str) -> None:
-        """Forget a table and all its rows; an unknown table is no error."""
-
-    def items(self, table: str, batch_rows: int = 65536) -> Iterator[tuple[Keys, Vectors]]:
-        """All rows in batches, in the store's own order."""
-
-    def close(self) -> None:
-        """Release what the store holds. Closing twice is allowed; any other call afterwards raises StoreError."""
-
-
-def none_found(keys: Keys, out: NDArray[np.float32]) -> Mask:
-    """What a store answers about an unknown table: ``out`` becomes zeros, and none of ``keys`` is found."""
-    out[...] = 0.0
-    return np.zeros(keys.size, dtype=np.bool_)
-
-
-def has_rows(store: Store, table: str) -> bool:
-    """Whether a table has any row; looks for one, where ``count`` may read all."""
-    return any(keys.size for keys, _ in store.items(table, batch_rows=1))
-
-
-@runtime_checkable
-class PooledStore(Store, Protocol):
-    """A store that can pool bags of rows in the same pass that finds them. It ``keeps_row_dtype``."""
 
     def fetch_pooled(
         self,
@@ -138,7 +164,7 @@ class PooledStore(Store, Protocol):
         combiner: Combiner,
         weights: Weights | None = None,
     ) -> Mask:
-        """Pool rows into ``out``; absent keys contribute zeros.
+        """Find rows and pool them into ``out`` in one pass; absent keys contribute zeros. Needs ``pools``.
 
         Args:
             table: full name of an open table.
@@ -146,236 +172,171 @@ class PooledStore(Store, Protocol):
             row_ptrs: int32[R + 1] or int64[R + 1], CSR offsets of the R bags into the N keys.
             out: float32[R, D]; an empty bag becomes zeros.
             combiner: see ``kernels.host.pool_rows``.
-            weights: float32[N], one per key; None: every key counts alike.
+            weights: float32[N], one per key; None: every key counts the same.
 
         Returns:
             found: bool[N], one per key.
         """
+        raise TypeError(f"{self.name} does not pool rows")
 
+    def insert(self, table: str, keys: Keys, rows: Vectors) -> None:
+        """Insert or overwrite rows. The last of duplicate keys wins.
 
-# What the record of a load ends in once rows were inserted that did not come from the files it names.
-CHANGED = "+changed"
+        Args:
+            table: full name of an open table.
+            keys: int64[N], none of them reserved.
+            rows: float32[N, D].
 
-
-def replaced(digest: str) -> str:
-    """What the record of a load says of rows that took the place of those of the files ``digest``: of no other rows."""
-    return f"{digest}+{secrets.token_hex(8)}{CHANGED}"
-
-
-# A seal names a table of one database, in its first half, and the last change of it that was noted there.
-SEAL_CHARS = 32
-
-
-def new_seal(old: str | None) -> str:
-    """The seal of the next change after ``old``; None: of a table that has none yet."""
-    return (secrets.token_hex(SEAL_CHARS // 4) if old is None else sealed_by(old)) + secrets.token_hex(SEAL_CHARS // 4)
-
-
-def sealed_by(seal: str) -> str:
-    """What all seals of one table in one database begin with."""
-    return seal[: SEAL_CHARS // 2]
-
-
-def files_of(record: str) -> str:
-    """The digest of the files that a record of a load names, whatever changed since."""
-    return record.partition("+")[0]
-
-
-def has_rows_of(record: str | None, digest: str) -> bool:
-    """Whether the record of a load is that of one with ``digest``, or of one with it and changes since."""
-    return record is not None and digest in (record, files_of(record))
-
-
-@runtime_checkable
-class MeasuredStore(Store, Protocol):
-    """A store that has something of its own to show on the metrics page."""
-
-    def readings(self, table: str) -> Iterable[Reading]:
-        """What it shows of a table, with the labels that say more than the table and the tier; asks nobody."""
-
-
-@runtime_checkable
-class SharingStore(Store, Protocol):
-    """A store whose tables share a bound."""
-
-    def share(self, wanted: Sequence[tuple[TableSpec, int]]) -> None:
-        """Say which tables are about to be opened together, and how many rows each has: they share what is left.
-
-        Tables that are open, or were announced before, keep what they have. A table that is then not opened after all
-        keeps its share until ``drop_table``.
+        Raises:
+            StoreFullError: there is no room, and the store evicts no rows; nothing was written.
+            StoreError: unknown table, another dimension, or the tier did not take the rows.
         """
 
+    def add(self, table: str, keys: Keys, rows: Vectors) -> int:
+        """Insert rows that a slower tier holds; keys that this store already holds keep their rows.
 
-@runtime_checkable
-class ReservingStore(Store, Protocol):
-    """A store that must know how many rows a table will have before it is loaded."""
+        Args:
+            table: full name of an open table.
+            keys: int64[N], distinct.
+            rows: float32[N, D].
 
-    def reserve(self, spec: TableSpec, rows: int) -> None:
-        """Say what ``bulk_load`` will bring, before ``loaded_from`` is asked: the table, and how many rows at most."""
+        Returns:
+            How many rows were added.
 
-
-@runtime_checkable
-class DurableStore(Store, Protocol):
-    """A store whose rows survive the process, and which remembers what it was loaded from."""
-
-    def loaded_from(self, table: str) -> str | None:
-        """The digest given to the last ``bulk_load`` of this table that ran to its end; None if there is none.
-
-        It ends in ``CHANGED`` after ``mark_changed``.
+        Raises:
+            StoreFullError: there is no room; nothing was written.
+            StoreError: see ``insert``.
         """
+        absent = ~self.fetch(table, keys, np.empty_like(rows))
+        self.insert(table, keys[absent], rows[absent])
+        return int(np.count_nonzero(absent))
 
-    def mark_changed(self, table: str) -> None:
-        """Record that rows are about to be inserted which are not of the files that an open table was loaded from.
+    def evict(self, table: str, keys: Keys) -> int | None:
+        """Remove keys; returns how many were held, or None where the tier cannot tell."""
 
-        A faster tier is then filled from this one at the next start, and not from the files. A table without the record
-        of a load stays without.
+    def drop_table(self, table: str) -> None:
+        """Forget a table and all its rows; an unknown table is no error."""
+
+    def items(self, table: str, batch_rows: int = 65536) -> Batches:
+        """All rows in batches, in the store's own order."""
+
+    def close(self) -> None:
+        """Release what the store holds. Closing twice is allowed; any other call afterwards raises StoreError."""
+
+    # Capacity and metrics: most stores keep these defaults.
+
+    def announce(self, wanted: Sequence[tuple[TableSpec, int]]) -> None:
+        """Announce the tables that will be opened together, and the rows of each, so that they share the room fairly.
+
+        Open tables and tables announced before keep their room.
         """
+        return
 
-    def bulk_load(
-        self, spec: TableSpec, batches: Iterator[tuple[Keys, Vectors]], digest: str, *, unless_loaded: bool = False
-    ) -> None:
-        """Replace a table, of whatever dimension it was, by ``batches`` as one act, and open it.
+    def samples(self, table: str) -> Iterable[Reading]:
+        """Metric samples of a table beyond the parameter server's own; reads only what is in this process."""
+        return ()
 
-        A process killed in the middle leaves either the old rows or a table whose ``loaded_from`` is None, never a
-        part of the new rows that passes for the whole.
+    # A store that ``outlives_process``.
+
+    def marker(self, table: str) -> Marker | None:
+        """The marker of a table's last load; None where no load by Hotrow has ended. The table need not be open.
+
+        Raises:
+            StoreError: the tier did not answer.
+        """
+        return None
+
+    def load(self, spec: TableSpec, batches: Batches, marker: Marker, *, keep: bool) -> None:
+        """Fill a table with ``batches``, write its marker and open it.
+
+        A process that is killed leaves the old rows, or a table without a marker. No reader takes a part for the whole.
 
         Args:
             spec: the table.
-            batches: all of its rows.
-            digest: what ``loaded_from`` is to tell.
-            unless_loaded: where processes may load the table at once, and another has loaded it with ``digest`` by the
-                end, its rows stay, with all changes since.
-        """
-
-
-@runtime_checkable
-class ForgetfulStore(Store, Protocol):
-    """A store that may come back as it was before some of its changes; a slower one behind it has them all."""
-
-    def be_slowest(self) -> None:
-        """Learn that no store is behind it: of a table that has lost rows no change is taken from now on.
-
-        Such a table is loaded anew at the next start, and the change would be gone with the rest.
-        """
-
-    def note_change(self, table: str, keys: Keys) -> None:
-        """Note among the rows of an open table that those of int64[N] ``keys`` have changed, once they have.
-
-        From then on ``fetch`` raises StoreLostError where it comes to rows without the note, until they are loaded
-        anew.
+            batches: the rows.
+            marker: what ``marker`` returns afterwards, except ``rows``, which the store counts.
+            keep: insert over the rows that are there and keep every other row; False: replace the table as one act.
 
         Raises:
-            StoreError: the tier did not take the note.
+            StoreError: the tier does not take the rows.
         """
+        raise TypeError(f"{self.name} does not outlive the process")
 
-    def refill(self, table: str, batches: Iterator[tuple[Keys, Vectors | None]], digest: str) -> bool:
-        """Bring back what an open table has lost; nothing else of it is touched.
+    def write_flags(self, table: str, *, changed: bool | None = None, caches_dirty: bool | None = None) -> None:
+        """Change flags of an open table's marker; None leaves a flag as it is. Without a marker nothing happens.
 
-        Processes that share the store do not bring back the same rows at once, and a row that another one changes
-        meanwhile is not replaced by an older one. Changes through this store go on while a batch is waited for; the
-        batches must tell of them, and none may come between the last batch and the end.
-
-        Args:
-            table: its full name.
-            batches: all rows; not begun unless some are lost. None in place of rows: these keys have none, until a
-                later batch has some.
-            digest: as in ``DurableStore.bulk_load``.
-
-        Returns:
-            whether rows were lost.
-
-        Raises:
-            StoreError: it is to be tried again later: another process is at it, or has changed rows meanwhile.
+        The flags reach the disk no later than the next write of rows.
         """
-
-
-@runtime_checkable
-class WitnessStore(Store, Protocol):
-    """A store that remembers over the end of its process whether the tiers before it have all of its changes.
-
-    It also has a seal of each table, that of the change noted last. Tiers that have that change bear the same one. As
-    it is renewed with every change, a store that was put back as it was before, from a copy, is known by it.
-    """
-
-    def note_others(self, table: str, are_behind: bool, seal: str | None = None) -> None:
-        """Note that the tiers before it may lack a change of a table, or its removal, or that they have all.
-
-        That they lack one is on the disk as soon as the next change of the table is, and never without its ``seal``.
-
-        Args:
-            table: its full name.
-            are_behind: whether they may lack one.
-            seal: that of the change, the ``next_seal``; None leaves the table's as it is.
-
-        Raises:
-            StoreError: it cannot.
-        """
-
-    def seal(self, table: str) -> str | None:
-        """The table's seal, which is made if there is none; None where another process writes.
-
-        Raises:
-            StoreError: it cannot be read or made.
-        """
-
-    def next_seal(self, table: str) -> str:
-        """The seal of the next change, the same until that is noted.
-
-        Raises:
-            StoreError: there can be none, as another process writes.
-        """
-
-    def others_are_behind(self, table: str) -> bool:
-        """What was noted last; False where another process writes: it may be about to give them the change."""
-
-
-@runtime_checkable
-class SealedStore(DurableStore, Protocol):
-    """A store that can be before several databases, and tells of each whose changes it has, up to which."""
-
-    def put_seal(self, table: str, seal: str, former: str | None, has_changed: bool) -> None:
-        """Bear a seal of an open table, where it bears none of the same database, or the ``former`` one.
-
-        Any other stays: that part of the table lacks changes, or has some that the database has not any more.
-
-        Args:
-            table: its full name; a part without the record of a load stays without.
-            seal: see ``WitnessStore``.
-            former: the database's seal before.
-            has_changed: do what ``mark_changed`` does as well.
-        """
-
-    def seals(self, table: str) -> set[str]:
-        """All seals that a part of the table bears; the table need not be open."""
-
-
-@runtime_checkable
-class FollowingStore(Store, Protocol):
-    """A store that may see what another process writes to it some time later."""
+        return
 
     def catch_up(self) -> None:
-        """See all that was acknowledged before this was called.
+        """See all rows that another process's writer acknowledged before this call.
 
         Raises:
-            StoreError: it cannot; the store goes on with what it saw before.
+            StoreError: the store cannot, and goes on with what it saw before.
         """
+        return
 
+    # A cache that ``outlives_process``.
 
-@runtime_checkable
-class SourceStore(Store, Protocol):
-    """A store that serves all rows of a table from a file: the model's own, or one that it makes of it."""
+    def serve_as_cache(self) -> None:
+        """Learn that a slower store is the source of truth."""
+        return
 
-    def load(self, spec: TableSpec, model: SparseModel) -> None:
-        """Open a table with the rows of ``model``, all of them, in place of what it held.
+    def fill(self, spec: TableSpec, truth: "Truth", *, starting: bool) -> bool:
+        """Bring a cache's table up to the source of truth, and open it.
+
+        Args:
+            spec: the table.
+            truth: the source of truth.
+            starting: a model is being loaded. Rows of other files, or of a truth whose caches are dirty, are replaced
+                only then. Rows without a marker are kept, and the truth takes those that it does not have.
+
+        Returns:
+            Whether rows were written.
+
+        Raises:
+            StoreUnreachableError: the tier cannot be asked now.
+            StoreError: the tier does not take the rows.
+        """
+        held, wanted = self.marker(spec.name), truth.marker()
+        row_dtype = spec.row_dtype if self.keeps_row_dtype else "fp32"
+        if held and not wanted.caches_dirty and (held.digest, held.row_dtype) == (wanted.digest, row_dtype):
+            self.open_table(spec, wanted.rows)
+            return False
+        self.load(spec, truth.batches(), replace(wanted, row_dtype=row_dtype, caches_dirty=False), keep=False)
+        return True
+
+    def is_whole(self, table: str) -> bool:
+        """Whether no part of an open table is known to be invalid; asks nobody."""
+        return True
+
+    # A store that ``reads_model_files``.
+
+    def serve_file(self, spec: TableSpec, model: SparseModel) -> None:
+        """Open a table with all rows of ``model`` in place of what it held.
 
         Raises:
             StoreError: the store cannot hold them.
             ModelFileError: the model is damaged, or a value does not fit ``spec.row_dtype``.
         """
+        raise TypeError(f"{self.name} does not serve model files")
 
     def erase_table(self, table: str) -> None:
-        """Forget a table, as ``drop_table`` does, and remove the file that was made of it; the model's own stays.
+        """Forget a table, and remove the file that was made of it; the model's own file stays.
 
         Raises:
             StoreError: the file cannot be removed.
         """
+        self.drop_table(table)
+
+
+def none_found(keys: Keys, out: NDArray[np.float32]) -> Mask:
+    """Answer for an unknown table: ``out`` becomes zeros, and no key is found."""
+    out[...] = 0.0
+    return np.zeros(keys.size, dtype=np.bool_)
+
+
+def has_rows(store: Store, table: str) -> bool:
+    """Whether an open table has any row; reads one row, where ``count`` may read all."""
+    return any(keys.size for keys, _ in store.items(table, batch_rows=1))
