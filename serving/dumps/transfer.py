@@ -17,11 +17,11 @@ from serving.dumps.formats import Dump, check_suffix, check_target, open_dump, w
 from serving.errors import ConfigError, ModelFileError, StoreError
 from serving.model.sparse_rows import fault_of_values
 from serving.parameter_server import ParameterServer
-from serving.parameter_server.durable_load import LOAD_BATCH_ROWS, table_source, table_spec
+from serving.parameter_server.loading import LOAD_BATCH_ROWS, table_source, table_spec
 from serving.parameter_server.opening import open_stores, tier_settings
 from serving.storage import RocksDbStore, SharedMemoryStore
 from serving.storage.row_dtype import rounded
-from serving.storage.store import DurableStore, Keys, Store, TableSpec, Vectors, has_rows, replaced
+from serving.storage.store import Keys, Marker, Store, TableSpec, Vectors, has_rows
 
 logger = logging.getLogger(__name__)
 
@@ -129,17 +129,20 @@ def load_table(
         with ExitStack() as opened:
             stores = [opened.enter_context(closing(store)) for store in open_stores(config)]
             shared = [store for store in stores if isinstance(store, SharedMemoryStore)]
-            durable = [store for store in stores if isinstance(store, DurableStore) and store not in shared]
+            durable = [store for store in stores if store.outlives_process and store not in shared]
             if not durable:
                 reason = "no tier outlives its process, as Redis and RocksDB do: a load into it would be lost"
                 raise ConfigError(config.source, "", reason)
             for memory in shared:
-                memory.drop_table(spec.name)  # left by a process that was killed: it is filled anew
+                memory.drop_table(spec.name)  # a process that was killed left it
             if replace:
-                record = replaced(table_source(model, one).model.digest())  # what no tier has that is not reached
-                for store in reversed(durable):  # the last is the truth, those before it are asked first
+                # Later starts see the digest of the model's files and keep these rows.
+                marker = Marker(table_source(model, one).digest, rows, changed=True, caches_dirty=True)
+                for store in reversed(durable):  # the truth first
                     counted = _Counted(f"{file.name} to {store.name}", dump.rows, progress)
-                    store.bulk_load(spec, counted(dump.batches(LOAD_BATCH_ROWS)), record)
+                    store.load(spec, counted(dump.batches(LOAD_BATCH_ROWS)), marker, keep=False)
+                if len(durable) > 1:
+                    durable[-1].write_flags(spec.name, caches_dirty=False)
                 return rows
             said, names = tier_settings(config), {store.name for store in durable}
             settings = {name: one for name, one in said.items() if name in names}
@@ -217,8 +220,8 @@ def _held_rows(source: str | Path | ParameterServerConfig | ParameterServer, tab
     with ExitStack() as opened:
         stores = [opened.enter_context(closing(store)) for store in open_stores(_slowest_tier(config))]
         store = stores[-1]
-        is_gone = isinstance(store, SharedMemoryStore) and store.loaded_from(table) is None  # with its last process
-        if isinstance(store, DurableStore) and not is_gone:
+        is_gone = isinstance(store, SharedMemoryStore) and store.marker(table) is None  # with its last process
+        if store.outlives_process and not is_gone:
             store.open_table(spec, 0)
             yield _rows_in(store, spec)
         else:
@@ -238,14 +241,12 @@ def _slowest_tier(config: ParameterServerConfig) -> ParameterServerConfig:
 
 
 def _rows_in(store: Store, spec: TableSpec) -> _HeldRows:
-    if isinstance(store, DurableStore) and store.loaded_from(spec.name) is None:
+    if store.outlives_process and store.marker(spec.name) is None:
         if not has_rows(store, spec.name):
             raise StoreError(
                 store.name, spec.name, "there is no such table: no model with it was loaded into this tier"
             )
-        logger.warning(
-            "%s: table %s has no record of a load that ended: HPS filled it, or rows are missing", store.name, spec.name
-        )
+        logger.warning("%s: table %s has no marker: HPS filled it, or a load did not end", store.name, spec.name)
     batches = store.items(spec.name, LOAD_BATCH_ROWS)
     if isinstance(store, RocksDbStore):
         return _HeldRows(spec, store.estimated_rows(spec.name), batches, in_key_order=True)

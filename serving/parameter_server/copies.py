@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from serving.errors import UnknownModelError
-from serving.parameter_server.served_table import ServedTable
-from serving.parameter_server.tier_lookup import TierLookup
+from serving.parameter_server.lookup import TierLookup
+from serving.parameter_server.table import ServedTable
 from serving.storage.store import Keys, Mask, Vectors
 
 # Called with keys, int64[N], that have changed in all tiers; when it returns, no copy of their old rows may be found.
@@ -23,7 +23,7 @@ class ReadRows:
         keys: int64[N], distinct.
         rows: float32[N, D]; of a key that no tier holds the table's default value, which is not to be kept.
         found: bool[N].
-        moment: ``Changes.now`` before the first was read.
+        moment: ``VersionClock.now`` before the first was read.
     """
 
     keys: Keys
@@ -45,7 +45,7 @@ class TableCopies:
         self._held = held
         self._lookup = lookup
         self._on_change = on_change
-        held.changes.listen(on_change)
+        held.clock.listen(on_change)
 
     def read(self, keys: Keys, is_request: bool) -> ReadRows:
         """Read rows from the tiers.
@@ -58,11 +58,11 @@ class TableCopies:
             UnknownModelError: the model has been unloaded.
             StoreError: a store did not answer that may hold a key which was not found.
         """
-        if self._held.changes.is_gone:
+        if self._held.clock.is_gone:
             raise UnknownModelError(f"table {self._held.name!r} was unloaded with its model")
-        moment = self._held.changes.now()
+        moment = self._held.clock.now()
         rows, found = self._lookup.rows(self._held, np.ascontiguousarray(keys), is_request)
-        if self._held.changes.is_gone:  # keys may be unknown for that reason alone
+        if self._held.clock.is_gone:  # keys may be unknown for that reason alone
             raise UnknownModelError(f"table {self._held.name!r} was unloaded during the lookup")
         return ReadRows(keys, rows, found, moment)
 
@@ -71,8 +71,8 @@ class TableCopies:
 
         They are to be stored inside the block, which waits for no writer. Of a table that was unloaded it is none.
         """
-        return self._held.changes.storing(read.keys, read.moment)
+        return self._held.clock.storing(read.keys, read.moment)
 
     def close(self) -> None:
         """Listen no more. Closing twice is allowed."""
-        self._held.changes.unlisten(self._on_change)
+        self._held.clock.unlisten(self._on_change)

@@ -1,121 +1,222 @@
-"""How a model's rows get into the tiers: durable ones and snapshots hold all, others as many as they have room for."""
+"""How a table gets into the tiers, and what becomes of it there.
 
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+The last tier is the table's source of truth, and every other tier is a cache of it. A table in a tier has these states::
+
+             load                  all rows are written
+    absent ─────────▶ loading ────────────────────────────▶ serving ─────────▶ dropped
+                                                             │   ▲     unload
+        the cache missed a write, or its node may have lost  │   │
+        writes: it is bypassed, and the truth answers        ▼   │ all rows are written
+                                                          invalid ─▶ refilling
+                                                               under a lease
+
+- The truth has a marker with the digest of the model's files. The same digest: nothing is loaded. Another digest: the
+  table is replaced as one act. No marker: another program wrote the rows, so the files' rows are inserted over them.
+- A cache in RAM starts empty and gets the rows of the truth. A cache that outlives the process keeps its rows if its
+  marker has the truth's digest. If the truth says that its caches are dirty, such a cache is filled again.
+- Only a cache becomes invalid. A process that is killed in any state loses no row that the truth acknowledged.
+"""
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
 
 import numpy as np
 
+from serving.config import ModelConfig, TableConfig
+from serving.config.capacity import open_table_file
 from serving.errors import StoreError, StoreFullError, StoreUnreachableError
-from serving.parameter_server.durable_load import (
-    LOAD_BATCH_ROWS,
-    CacheLoad,
-    TableSource,
-    announce,
-    load_durable,
-    may_fill_others,
-    truth_of,
-)
+from serving.model.sparse_file import SparseModel
 from serving.parameter_server.first_rows import FirstRows
-from serving.storage.row_dtype import rounded
-from serving.storage.store import (
-    DurableStore,
-    Keys,
-    SharingStore,
-    SourceStore,
-    Store,
-    TableSpec,
-    Vectors,
-    WitnessStore,
-    has_rows,
-)
+from serving.parameter_server.table import ServedTable
+from serving.parameter_server.tier import Tier
+from serving.storage.row_dtype import may_be_copied, rounded
+from serving.storage.store import Batches, Keys, Marker, Store, TableSpec, Vectors, has_rows
+
+logger = logging.getLogger(__name__)
+
+LOAD_BATCH_ROWS = 65536
 
 
-@dataclass(frozen=True, slots=True)
-class TriedLoad:
-    """A load into a store before the slowest; ``reason``: why the store could not be reached, None: it could be."""
+@dataclass(frozen=True)
+class TableSource:
+    """One table, and the file that its rows come from."""
 
-    load: CacheLoad
-    reason: str | None
+    spec: TableSpec
+    model: SparseModel
+
+    @cached_property
+    def digest(self) -> str:
+        """The digest of the model's files; reads them once."""
+        return self.model.digest()
 
 
-def load_tables(
-    stores: Sequence[Store],
-    sources: Sequence[TableSource],
-    kept: Sequence[Store] = (),
-    first_rows: Mapping[str, FirstRows] | None = None,
-) -> list[TriedLoad]:
-    """Bring every row of ``sources`` into the stores, but for those that are ``kept`` as they are.
-
-    A durable store is loaded unless it already holds the table from the same files, with or without later changes;
-    one before another, unless it has the changes of that.
-    Where no store holds all rows by its kind (a durable one, a ``SourceStore``), each must have room for them; else a
-    store takes, up to its capacity, those that ``first_rows`` says by the store's name, or the first of the file. Of a
-    table with a narrow row type every row must fit that type, wherever it will lie.
-    Where the slowest store is durable, and is kept as it is or has changed since it was loaded, its rows, not the
-    files', are what the stores before it get; none, where copies would be rounded twice (``may_be_copied``).
-
-    Returns:
-        the loads into durable stores before another.
+def table_source(config: ModelConfig, table: TableConfig) -> TableSource:
+    """What is to be loaded for ``table``.
 
     Raises:
-        StoreFullError: every store must have room, and one has too little; raised before anything is loaded.
-        StoreError: a store cannot take the rows, a value does not fit the table's row type, or a durable store that is
-            kept as it is, with none behind it, has no rows of a table.
+        ModelFileError: its file is missing or is not such a model.
+    """
+    return TableSource(table_spec(config, table), open_table_file(config, table))
+
+
+def table_spec(config: ModelConfig, table: TableConfig) -> TableSpec:
+    """What stores must know of ``table``."""
+    key_bytes: Literal[4, 8] = 8 if config.key_type == "I64" else 4
+    return TableSpec(config.full_name(table), table.dim, key_bytes, table.row_dtype)
+
+
+class TableTruth:
+    """The source of truth of one served table; see ``storage.store.Truth``."""
+
+    def __init__(self, tier: Tier, table: ServedTable, source: TableSource) -> None:
+        """Take the last tier, and the file that the table was loaded from."""
+        self._tier = tier
+        self._store = tier.store
+        self._table = table
+        self._source = source
+        self._is_loaded = False
+
+    @property
+    def gives_rows(self) -> bool:
+        """Whether caches may keep its rows: not where they would be rounded twice."""
+        return may_be_copied(self._store, self._source.spec.row_dtype)
+
+    def marker(self) -> Marker:
+        """See ``Truth.marker``."""
+        held = self._store.marker(self._table.name) if self._store.outlives_process else None
+        if held is not None:
+            return held
+        is_changed = self._store.outlives_process or self._table.is_written or not self._tier.settings.is_initialized
+        return Marker(self._source.digest, self._source.model.rows, changed=is_changed)
+
+    def batches(self) -> Batches:
+        """See ``Truth.batches``. Until the table is loaded everywhere, unchanged rows come in the files' order."""
+        self._store.catch_up()
+        batches: Batches = iter(())
+        if not self._is_loaded and not self.marker().changed:
+            batches = self._source.model.batches(LOAD_BATCH_ROWS)
+        elif self.gives_rows:
+            batches = self._store.items(self._table.name, LOAD_BATCH_ROWS)
+        for batch in batches:
+            if self._table.clock.is_gone:
+                raise StoreError(self._store.name, self._table.name, "the table was unloaded")
+            yield batch
+
+    def take(self, keys: Keys, rows: Vectors) -> int:
+        """See ``Truth.take``."""
+        name = self._table.name
+        is_new = ~self._store.fetch(name, keys, np.empty_like(rows))
+        if is_new.any():
+            self._store.write_flags(name, changed=True, caches_dirty=True)
+            self._store.insert(name, keys[is_new], rows[is_new])
+        return int(np.count_nonzero(is_new))
+
+    def was_loaded(self) -> None:
+        """The model's files may be removed from now on."""
+        self._is_loaded = True
+
+
+@dataclass(eq=False)
+class CachedTable:
+    """A table in a cache that outlives the process.
+
+    Attributes:
+        tier: the cache.
+        table: the table.
+        spec: what the store knows of it.
+        truth: its source of truth.
+        is_filled: the cache has had the table since the model was loaded.
+    """
+
+    tier: Tier
+    table: ServedTable
+    spec: TableSpec
+    truth: TableTruth
+    is_filled: bool = False
+
+    def fill(self) -> None:
+        """Bring the cache up to the truth.
+
+        Raises:
+            StoreError: see ``Store.fill``.
+        """
+        was_written = self.tier.store.fill(self.spec, self.truth, starting=not self.is_filled)
+        self.tier.was_filled(self.table, again=self.is_filled and was_written)
+        self.is_filled = True
+
+
+def load_tables(tiers: Sequence[Tier], loads: Sequence[tuple[ServedTable, TableSource]]) -> list[CachedTable]:
+    """Bring the tables of a model into every tier; returns those in caches that outlive the process.
+
+    Where the truth is memory, it must have room for every row. A cache in memory takes as many rows as it has room for:
+    the first rows by ``FirstRows``, then those of the file. Every row must fit the table's row type, wherever it lies.
+    A cache that cannot be reached now is left to a later ``fill``.
+
+    Raises:
+        StoreFullError: the truth is memory, and has too little room; raised before anything is loaded.
+        StoreError: a store cannot take the rows, a value does not fit the table's row type, or a truth that keeps what
+            it has holds no rows.
         ModelFileError: a file is damaged.
     """
-    whole = [store for store in stores if isinstance(store, DurableStore | SourceStore)]
-    volatile = [store for store in stores if store not in whole]
-    share_bounds(volatile, sources)
-    for store in volatile:
+    *caches, last = tiers
+    sources = [source for _, source in loads]
+    announce_tables(tiers, sources)
+    for store in (tier.store for tier in tiers if _is_volatile(tier.store)):
         for source in sources:
             store.open_table(source.spec, source.model.rows)
-    if not whole:
-        for store in (store for store in volatile if store not in kept):
-            room = {source.spec.name: store.capacity_rows(source.spec.name) for source in sources}
-            check_room(store.name, room, sources)
-    tried: list[TriedLoad] = []
-    unreachable: dict[Store, str] = {}
-    for source in sources:
-        truth = None
-        if whole:
-            _load_slowest(whole, source, kept)
-            truth = truth_of(whole[-1], source, kept)
-            tried += _load_caches(whole, source, kept, unreachable)
-        if may_fill_others(truth, source.spec):
-            for store in (store for store in volatile if store not in kept):
-                _load_volatile(store, source, truth, (first_rows or {}).get(store.name, FirstRows()))
-    return tried
+    if _is_volatile(last.store) and last.settings.is_initialized:
+        room = {source.spec.name: last.store.capacity_rows(source.spec.name) for source in sources}
+        check_room(last.name, room, sources)
+    cached: list[CachedTable] = []
+    unreachable: set[Tier] = set()
+    for table, source in loads:
+        _load_truth(last, source)
+        truth = TableTruth(last, table, source)
+        for cache in reversed(caches):
+            if not cache.store.outlives_process:
+                _fill_memory_cache(cache, last, source, truth)
+            elif cache.settings.is_initialized:
+                cached.append(CachedTable(cache, table, source.spec, truth))
+                _fill_lasting_cache(cached[-1], unreachable)
+            else:
+                _open_kept_cache(cache, source, truth)
+        truth.was_loaded()
+    return cached
 
 
-def share_bounds(stores: Sequence[Store], sources: Sequence[TableSource]) -> None:
-    """Say to the stores whose tables share a bound that ``sources`` are about to be loaded, one model after another."""
-    for store in stores:
-        if isinstance(store, SharingStore):
-            store.share([(source.spec, source.model.rows) for source in sources])
+def announce_tables(tiers: Sequence[Tier], sources: Sequence[TableSource]) -> None:
+    """Announce ``sources`` to stores whose tables share a bound."""
+    for tier in tiers:
+        tier.store.announce([(source.spec, source.model.rows) for source in sources])
 
 
-def drop_tables(stores: Sequence[Store], tables: Sequence[str], drop_durable: bool) -> None:
-    """Forget ``tables`` in every store; what lies on a disk stays there unless ``drop_durable``.
+def drop_tables(tiers: Sequence[Tier], tables: Sequence[str]) -> None:
+    """Forget ``tables`` in every store; rows that outlive the process stay.
 
     Raises:
-        StoreError: a store did not answer, the first that did not; the others have forgotten them.
+        StoreError: a store did not answer; the first such error, after all stores were asked.
     """
-    errors: list[StoreError] = []
-    for store in stores:
-        if drop_durable or not isinstance(store, DurableStore):
-            for table in tables:
-                try:
-                    if drop_durable and isinstance(store, SourceStore):
-                        store.erase_table(table)
-                    else:
-                        store.drop_table(table)
-                except StoreError as err:
-                    errors.append(_rows_stay(err) if drop_durable else err)
-    if errors:
-        if drop_durable and isinstance(stores[-1], WitnessStore):
-            _note_kept(stores[-1], errors)
-        raise errors[0]
+    _for_all((tier.store.drop_table for tier in tiers if not tier.store.outlives_process), tables)
+
+
+def erase_tables(tiers: Sequence[Tier], tables: Sequence[str]) -> None:
+    """Remove ``tables`` from every store, the truth last; where a cache keeps its rows, so does the truth.
+
+    Raises:
+        StoreError: a store did not answer; the first such error.
+    """
+    *caches, truth = [tier.store for tier in tiers]
+    try:
+        for table in tables:
+            truth.write_flags(table, changed=True, caches_dirty=True)
+        _for_all((store.erase_table for store in caches), tables)
+        _for_all((truth.erase_table,), tables)
+    except StoreError as err:
+        advice = "rows stay there until the model is loaded and erased again"
+        raise type(err)(err.store, err.table, f"{err.reason}; {advice}") from err
 
 
 def check_room(store: str, room: Mapping[str, int | None], sources: Sequence[TableSource]) -> None:
@@ -123,7 +224,7 @@ def check_room(store: str, room: Mapping[str, int | None], sources: Sequence[Tab
 
     Args:
         store: its name.
-        room: the most rows it takes, by table; None where it does not say.
+        room: the most rows it takes, by table; None where it has no limit.
         sources: the tables.
 
     Raises:
@@ -135,79 +236,86 @@ def check_room(store: str, room: Mapping[str, int | None], sources: Sequence[Tab
             rows, needed = source.model.rows, sum(one.model.rows for one in sources)
             reason = (
                 f"the model file has {rows:,} rows, there is room for {capacity:,} (all tables of the model: "
-                f"{needed:,}); raise volatile_db.capacity_rows, or what is set in its place (overflow_margin counts "
-                "the rows of one of num_partitions), or add a persistent_db"
+                f"{needed:,}); raise volatile_db.capacity_rows, or the key that is set in its place (overflow_margin "
+                "counts the rows of one of num_partitions), or add a persistent_db"
             )
             raise StoreFullError(store, source.spec.name, reason)
 
 
-def _load_slowest(whole: Sequence[DurableStore | SourceStore], source: TableSource, kept: Sequence[Store]) -> None:
-    """Load the slowest of ``whole``.
+def _is_volatile(store: Store) -> bool:
+    """Whether a store keeps rows in this process's memory only."""
+    return not store.outlives_process and not store.reads_model_files
 
-    Raises:
-        StoreError: it is durable, but does not hold all rows, or is to be kept and has none.
-    """
-    slowest, name = whole[-1], source.spec.name
-    if isinstance(slowest, SourceStore):
-        slowest.load(source.spec, source.model)
-        return
-    if slowest in kept:
-        slowest.open_table(source.spec, source.model.rows)
-        _check_has_rows(slowest, name)
+
+def _load_truth(tier: Tier, source: TableSource) -> None:
+    store, spec, model = tier.store, source.spec, source.model
+    if store.reads_model_files:
+        store.serve_file(spec, model)
+    elif not store.outlives_process:
+        if tier.settings.is_initialized:
+            _fill_memory(store, source, None, tier.settings.first_rows)
+    elif tier.settings.is_initialized:
+        load_marked(store, source)
     else:
-        load_durable(slowest, source, source.model.digest())
-    _check_holds_all(slowest, name)
+        store.open_table(spec, model.rows)
+        if not has_rows(store, spec.name):
+            reason = "has no rows, and initialize_after_startup is false: nothing is loaded"
+            raise StoreError(store.name, spec.name, reason)
+    if store.outlives_process and store.capacity_rows(spec.name) is not None:
+        reason = "evicts rows, so a slower tier must hold all rows; there is none"
+        raise StoreError(store.name, spec.name, reason)
 
 
-def _load_caches(
-    whole: Sequence[DurableStore | SourceStore],
-    source: TableSource,
-    kept: Sequence[Store],
-    unreachable: dict[Store, str],
-) -> list[TriedLoad]:
-    """Load the durable stores before the slowest; ``unreachable`` ones are not asked, and more may be added."""
-    tried = []
-    for store in (store for store in whole[:-1] if isinstance(store, DurableStore)):
-        load = CacheLoad(store, source, whole[-1], kept)
-        try:
-            if store not in unreachable:
-                load.run()
-        except StoreUnreachableError as err:
-            unreachable[store] = err.reason
-        tried.append(TriedLoad(load, unreachable.get(store)))
-    return tried
+def load_marked(store: Store, source: TableSource) -> None:
+    """Load a table into a truth that outlives the process, unless its marker says that the files are loaded."""
+    spec, model = source.spec, source.model
+    row_dtype = spec.row_dtype if store.keeps_row_dtype else "fp32"
+    held = store.marker(spec.name)
+    if held is not None and (held.digest, held.row_dtype) == (source.digest, row_dtype):
+        store.open_table(spec, model.rows)
+        return
+    _log_load(store, source)
+    # Every key of the files is checked by ``batches``, before an old row is touched.
+    batches = model.batches(LOAD_BATCH_ROWS)
+    store.load(spec, batches, Marker(source.digest, model.rows, row_dtype), keep=held is None)
 
 
-def _note_kept(slowest: WitnessStore, errors: Sequence[StoreError]) -> None:
-    """Have ``slowest`` remember of which tables a store before it has kept rows that were to go."""
-    with suppress(StoreError):  # those errors say more; one that may only be read keeps its own rows as well
-        for table in {err.table for err in errors if err.store != slowest.name}:
-            slowest.note_others(table, are_behind=True)
+def _fill_memory_cache(cache: Tier, last: Tier, source: TableSource, truth: TableTruth) -> None:
+    if not cache.settings.is_initialized:
+        return
+    if not truth.marker().changed:
+        _fill_memory(cache.store, source, None, cache.settings.first_rows)
+    elif truth.gives_rows:
+        _fill_memory(cache.store, source, last.store, cache.settings.first_rows)
+    else:
+        reason = f"in a faster tier its {source.spec.row_dtype} rows would be rounded twice"
+        logger.warning("%s is served from %s alone: %s", source.spec.name, last.name, reason)
 
 
-def _rows_stay(error: StoreError) -> StoreError:
-    """The error of a store that was to forget a table for good, with what is left to do."""
-    advice = "its rows stay there until a model of this name is loaded again, or loaded and erased"
-    return type(error)(error.store, error.table, f"{error.reason}; {advice}")
+def _fill_lasting_cache(cached: CachedTable, unreachable: set[Tier]) -> None:
+    tier, spec = cached.tier, cached.spec
+    tier.store.serve_as_cache(spec, cached.truth)
+    if tier in unreachable:
+        return
+    try:
+        cached.fill()
+    except StoreUnreachableError as err:
+        unreachable.add(tier)
+        tier.could_not_fill(spec.name, err)
 
 
-def _check_holds_all(slowest: DurableStore, table: str) -> None:
-    if slowest.capacity_rows(table) is not None:
-        reason = "evicts rows, so that a slower tier must hold all of them; there is none"
-        raise StoreError(slowest.name, table, reason)
+def _open_kept_cache(cache: Tier, source: TableSource, truth: TableTruth) -> None:
+    """Open a cache that keeps what it has: nothing fills it, so it must not have missed a change."""
+    cache.store.open_table(source.spec, source.model.rows)
+    if truth.marker().caches_dirty:
+        cache.bypass(source.spec.name)
+        reason = "may have missed a change, and initialize_after_startup is false: it is bypassed"
+        logger.warning("tier %s, table %r: %s", cache.name, source.spec.name, reason)
 
 
-def _check_has_rows(store: DurableStore, table: str) -> None:
-    if not has_rows(store, table):
-        raise StoreError(store.name, table, "has no rows, and initialize_after_startup is false: nothing is loaded")
-
-
-def _load_volatile(store: Store, source: TableSource, truth: Store | None, first_rows: FirstRows) -> None:
-    """Fill a store with some rows of the file.
-
-    ``truth``: the store that has the rows; None: the file.
-    """
-    announce(source, store)
+def _fill_memory(store: Store, source: TableSource, truth: Store | None, first_rows: FirstRows) -> None:
+    """Fill a store in memory; ``truth`` is the store that has the rows, or None for the files."""
+    _log_load(store, source)
     spec = source.spec
     batches = source.model.batches(LOAD_BATCH_ROWS)  # which checks every key
     choice = first_rows.choose(spec.name, source.model, store.capacity_rows(spec.name))
@@ -221,7 +329,7 @@ def _load_volatile(store: Store, source: TableSource, truth: Store | None, first
             store.insert(spec.name, keys, rows)
         else:
             store.insert(spec.name, keys[taken], rows[taken])
-            # They must fit the row type, too.
+            # The other rows must fit the row type, too.
             rounded(store.name, spec.name, spec.row_dtype, keys[~taken], rows[~taken])
 
 
@@ -230,3 +338,19 @@ def _held(store: Store, spec: TableSpec, keys: Keys) -> tuple[Keys, Vectors]:
     rows = np.empty((keys.size, spec.dim), dtype=np.float32)
     found = store.fetch(spec.name, keys, rows)
     return keys[found], rows[found]
+
+
+def _log_load(store: Store, source: TableSource) -> None:
+    logger.info("loading %s, %s rows, into %s", source.spec.name, f"{source.model.rows:,}", store.name)
+
+
+def _for_all(removals: Iterable[Callable[[str], None]], tables: Sequence[str]) -> None:
+    errors: list[StoreError] = []
+    for remove in removals:
+        for table in tables:
+            try:
+                remove(table)
+            except StoreError as err:
+                errors.append(err)
+    if errors:
+        raise errors[0]

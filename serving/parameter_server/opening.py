@@ -28,7 +28,7 @@ def open_stores(config: ParameterServerConfig, *, may_be_late: bool = False) -> 
 
     Args:
         config: the tiers.
-        may_be_late: a tier before the slowest may be one that cannot be reached yet.
+        may_be_late: a cache may be unreachable now.
 
     Raises:
         MissingExtraError: a tier needs a package that is not installed.

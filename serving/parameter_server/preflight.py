@@ -5,9 +5,8 @@ from collections.abc import Mapping, Sequence
 from kernels.errors import HotrowError
 from serving.config import ModelConfig, ParameterServerConfig, VolatileDbConfig
 from serving.errors import ConfigError, MissingExtraError, StoreError, about
-from serving.parameter_server.durable_load import TableSource, table_source
 from serving.parameter_server.first_rows import FirstRows
-from serving.parameter_server.loading import check_room
+from serving.parameter_server.loading import TableSource, check_room, table_source
 from serving.parameter_server.opening import naming, warnings_of
 from serving.storage.memory_budget import MemoryBudget, TableRows
 from serving.storage.rocksdb.engine import check_database

@@ -1,4 +1,4 @@
-"""Promotion: rows that a slower tier held are copied into the faster ones, beside the lookups that met them."""
+"""Promotion: rows found in a slower tier are copied into faster tiers, in the background."""
 
 import logging
 import threading
@@ -8,15 +8,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from serving.parameter_server.served_table import ServedTable
+from serving.parameter_server.table import ServedTable
 from serving.parameter_server.tier import Tier
 from serving.storage.store import Keys, Vectors
 
 logger = logging.getLogger(__name__)
 
-# Rows that wait, over all tables. Beyond, the oldest are dropped: a key that is asked for often is offered again soon.
+# Waiting rows over all tables. Above that, the oldest are dropped: a key that is asked for often is offered again soon.
 MOST_WAITING_BYTES = 64 * 2**20
-# For a table that is being written: an update may wait for a disk, and the rows of other tables wait behind.
+# How long to wait for a table that is being written. An update may wait for a disk, and other tables' rows wait too.
 LONGEST_WAIT_S = 0.1
 
 
@@ -26,14 +26,14 @@ class _Offer:
     tiers: Sequence[Tier]
     keys: Keys
     rows: Vectors
-    moment: int
+    version: int
 
 
 class Promoter:
-    """Rows that wait, up to a bound, and one thread, started by the first. Methods may be called from any thread.
+    """A bounded stack of waiting rows, and one thread that stores them. Methods may be called from any thread.
 
-    The newest are served first: the longer a row has waited, the likelier it has changed since it was read, and cannot
-    be stored any more. Of rows that are served in their order nearly all would have, once updates outrun the thread.
+    The newest rows go first. The longer a row waits, the likelier it has changed since it was read, and a changed row
+    cannot be stored. In first-in order nearly all rows would be too old once updates are faster than the thread.
     """
 
     def __init__(self) -> None:
@@ -45,15 +45,15 @@ class Promoter:
         self._is_closed = False
         self._thread: threading.Thread | None = None
 
-    def offer(self, held: ServedTable, tiers: Sequence[Tier], keys: Keys, rows: Vectors, moment: int) -> None:
-        """Have rows copied into ``tiers``, which lack them; never waits. Without room, what waits longest is dropped.
+    def offer(self, held: ServedTable, tiers: Sequence[Tier], keys: Keys, rows: Vectors, version: int) -> None:
+        """Queue rows for ``tiers``, which do not have them; never waits. Without room, the oldest rows are dropped.
 
         Args:
             held: the table.
             tiers: fastest first.
             keys: int64[N]; duplicates are allowed.
-            rows: float32[N, D], as the slower tier gave them; neither may change any more.
-            moment: ``Changes.now`` before they were read.
+            rows: float32[N, D], as the slower tier returned them; the caller must not change the arrays.
+            version: ``VersionClock.now`` before the rows were read.
         """
         takers = []
         for tier in tiers:
@@ -62,11 +62,11 @@ class Promoter:
             else:
                 tier.drop_promotion(held, keys.size)
         if takers:
-            self._queue(held, takers, keys, rows, moment)
+            self._queue(held, takers, keys, rows, version)
 
-    def _queue(self, held: ServedTable, tiers: Sequence[Tier], keys: Keys, rows: Vectors, moment: int) -> None:
+    def _queue(self, held: ServedTable, tiers: Sequence[Tier], keys: Keys, rows: Vectors, version: int) -> None:
         most = MOST_WAITING_BYTES // rows[:1].nbytes
-        offer, dropped = _Offer(held, tiers, keys[:most], rows[:most], moment), [(tiers, held, keys.size - most)]
+        offer, dropped = _Offer(held, tiers, keys[:most], rows[:most], version), [(tiers, held, keys.size - most)]
         with self._condition:
             if self._is_closed:
                 return
@@ -85,12 +85,12 @@ class Promoter:
                 tier.drop_promotion(table, max(count, 0))
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until nothing waits any more; returns whether that was so within ``timeout_s``."""
+        """Wait until the queue is empty; returns whether it was within ``timeout_s``."""
         with self._condition:
             return self._condition.wait_for(lambda: not self._offers and not self._is_busy, timeout_s)
 
     def close(self) -> None:
-        """Drop what waits, and return when the thread has ended."""
+        """Drop waiting rows, and return when the thread has ended."""
         with self._condition:
             self._is_closed = True
             self._offers.clear()
@@ -102,9 +102,9 @@ class Promoter:
         while (offer := self._next()) is not None:
             try:
                 _promote(offer)
-            except Exception:  # a thread's top: the rows stay where they are, the next are promoted
+            except Exception:  # a thread's top: the rows stay where they are, and the next rows are promoted
                 logger.exception("rows of %s were not promoted", offer.held.name)
-            del offer  # a thread that waits keeps no rows
+            del offer  # an idle thread keeps no rows
 
     def _next(self) -> _Offer | None:
         with self._condition:
@@ -121,18 +121,18 @@ class Promoter:
 
 def _promote(offer: _Offer) -> None:
     keys, first = np.unique(offer.keys, return_index=True)
-    changes = offer.held.changes
-    if not changes.lock.acquire(timeout=LONGEST_WAIT_S):
+    clock = offer.held.clock
+    if not clock.lock.acquire(timeout=LONGEST_WAIT_S):
         for tier in offer.tiers:
             tier.drop_promotion(offer.held, keys.size)
         return
     try:
-        if changes.is_gone:
+        if clock.is_gone:
             return
-        fresh = changes.unchanged_since(keys, offer.moment)
+        fresh = clock.unchanged_since(keys, offer.version)
         stale = int(fresh.size - np.count_nonzero(fresh))
-        for tier in reversed(offer.tiers):  # the slowest first: see ``updates``
+        for tier in reversed(offer.tiers):  # slowest first, as in ``updates``
             tier.drop_promotion(offer.held, stale)
             tier.promote(offer.held, keys[fresh], offer.rows[first[fresh]])
     finally:
-        changes.lock.release()
+        clock.lock.release()

@@ -6,8 +6,8 @@ from random import randrange
 import numpy as np
 
 from serving.errors import StoreError
-from serving.parameter_server.call_threads import CallThreads
-from serving.parameter_server.served_table import ServedTable
+from serving.parameter_server.circuit_breaker import CallThreads
+from serving.parameter_server.table import ServedTable
 from serving.parameter_server.tier import Tier
 
 # Keys below fit tables of uint32 keys, too.

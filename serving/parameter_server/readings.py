@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from serving.parameter_server.counters import TableCounters, TierCounters
 from serving.reading import Reading
-from serving.storage.store import MeasuredStore, Store
+from serving.storage.store import Store
 
 Labels = tuple[tuple[str, str], ...]
 
@@ -13,8 +13,8 @@ Labels = tuple[tuple[str, str], ...]
 def table_readings(name: str, counters: TableCounters, stores: Sequence[Store] = ()) -> Iterator[Reading]:
     """Of the table with the full name ``name``, of each tier, and what the stores show of it themselves."""
     labels = (("model", counters.model), ("version", str(counters.version)), ("table", counters.table))
-    for store in (store for store in stores if isinstance(store, MeasuredStore)):
-        for reading in store.readings(name):
+    for store in stores:
+        for reading in store.samples(name):
             yield replace(reading, labels=(*labels, ("tier", store.name), *reading.labels))
     yield Reading("hotrow_lookup_keys", "Keys looked up.", labels, counters.keys)
     yield Reading(

@@ -11,28 +11,28 @@ from serving.model.records import Combiner
 from serving.parameter_server import updates
 from serving.parameter_server.copies import OnChange, TableCopies
 from serving.parameter_server.counters import TableCounters
+from serving.parameter_server.lookup import TierLookup
+from serving.parameter_server.models import ServedModels
 from serving.parameter_server.opening import open_stores, tier_settings
 from serving.parameter_server.preflight import check_hot_keys
 from serving.parameter_server.promotion import Promoter
 from serving.parameter_server.readiness import Readiness
-from serving.parameter_server.served_models import ServedModels
 from serving.parameter_server.tier import Tier, TierSettings
-from serving.parameter_server.tier_lookup import TierLookup
 from serving.parameter_server.updates import check_keys, check_row_ptrs, check_weights
-from serving.storage.store import ForgetfulStore, Keys, Mask, RowPtrs, SourceStore, Store, Vectors, Weights
+from serving.storage.store import Keys, Mask, RowPtrs, Store, Vectors, Weights
 
 
 class ParameterServer:
-    """Ordered stores, from the fastest to the slowest. Every method may be called from any thread.
+    """A source of truth and the caches in front of it. Every method may be called from any thread.
 
-    A key that one store does not hold is looked for in the next; a key that none holds is answered with its table's
-    default value, which is never stored. A store that does not answer is passed over: its outage shows in the log and
-    the counters. It is raised where a key was not found that the store may hold, which is not so where the slowest
-    store answered and has every row by its kind (a durable one, a ``SourceStore``): what that does not hold is unknown.
+    The last store is the source of truth of every table, and the stores before it are caches; see ``loading`` for the
+    life of a table. A key that one store does not hold is looked up in the next. A key that the truth does not hold
+    gets its table's default value, which is never stored. A cache that does not answer is bypassed: its outage is
+    counted, and logged when it starts and when it ends.
 
     Attributes:
         stores: the stores, fastest first.
-        hot_keys: a folder of the keys that go first, see ``FirstRows``; None: nobody said.
+        hot_keys: a folder of the keys that go into caches first, see ``FirstRows``; None: no such folder.
     """
 
     def __init__(
@@ -42,20 +42,20 @@ class ParameterServer:
 
         Args:
             stores: fastest first, at least one.
-            promote: copy rows that a slower store held into the faster ones, as long as those have room, beside the
-                lookups; see ``Promoter``. A default is never copied.
-            settings: of single tiers, by their stores' names.
+            promote: copy rows found in slower stores into faster stores that have room, in the background. A default
+                is never copied.
+            settings: settings of single tiers, by their stores' names.
 
         Raises:
-            ValueError: there is no store, two have the same name, settings name none of them, or one is slower than a
-                ``SourceStore``, which has all rows: it would never be asked, and what was changed in it would be hidden
-                after a restart.
+            ValueError: there is no store, two stores have the same name, settings name an unknown store, or a store
+                that serves model files is not the last. Such a store has all rows, so a slower store would never be
+                asked.
         """
         names = [store.name for store in stores]
         if not stores or len(set(names)) < len(names):
             raise ValueError(f"expected one store or several of different names, got {names}")
-        if any(isinstance(store, SourceStore) for store in stores[:-1]):
-            raise ValueError("a store that has all rows from files must be the slowest")
+        if any(store.reads_model_files for store in stores[:-1]):
+            raise ValueError("a store that serves model files must be the last")
         settings = settings or {}
         strange = settings.keys() - set(names)
         if strange:
@@ -63,8 +63,6 @@ class ParameterServer:
         self.stores = tuple(stores)
         by_tier = [settings.get(store.name, TierSettings()) for store in stores]
         self.hot_keys = next((one.first_rows.hot_keys for one in by_tier if one.first_rows.hot_keys is not None), None)
-        if stores and isinstance(stores[-1], ForgetfulStore):
-            stores[-1].be_slowest()
         self._tiers = [Tier(store, depth, by_tier[depth]) for depth, store in enumerate(stores)]
         self._promoter = Promoter() if promote else None
         self._lookup = TierLookup(self._tiers, self._promoter)
@@ -95,61 +93,62 @@ class ParameterServer:
         return server
 
     def share_bounds(self, configs: Sequence[ModelConfig]) -> None:
-        """Say which models are about to be loaded: their tables share what RAM has room for, in proportion.
+        """Announce the models that will be loaded, so that their tables share the room in RAM in proportion.
 
-        A model that was not announced so gets what the others leave.
+        A model that was not announced gets the room that the others leave.
 
         Raises:
             ModelFileError: a file is missing or damaged; nothing was announced.
         """
-        self._served.share_bounds(configs)
+        self._served.announce(configs)
 
     def load_model(self, config: ModelConfig) -> None:
-        """Load every table of a model: all of it, or, where that fails, nothing.
+        """Load every table of a model, or nothing where that fails.
 
-        A store before the slowest that cannot be reached is passed over like any that does not answer, and is given the
-        tables by a thread of the server as soon as it can be.
+        A truth that has the tables already, from the same files, is not loaded again. Rows that another program wrote
+        stay: the files' rows are inserted over them. A cache that cannot be reached is filled in the background as soon
+        as it can be.
 
         Raises:
             ConfigError: the model is already loaded, in this version or another.
             StoreFullError: memory is the only tier and has too little room; nothing has been loaded.
-            StoreError: a store cannot take the rows, or the slowest cannot be reached.
+            StoreError: a store cannot take the rows, or the truth cannot be reached.
             ModelFileError: a file is missing or damaged.
         """
         self._served.load(config)
 
     def unload_model(self, name: str, version: int | None = None, held: ModelConfig | None = None) -> None:
-        """Forget a model; durable stores keep its rows for the next load.
+        """Forget a model; stores that outlive the process keep its rows for the next load.
 
-        Lookups that still run on it fail with UnknownModelError: let them end first. So do later ones of sessions that
-        were opened on it, even when it is loaded again: open new ones then.
+        Running lookups of the model fail with UnknownModelError: let them end first. Later lookups of sessions that
+        were opened on it fail too, even after it is loaded again: open new sessions then.
 
         Args:
             name: the model's name.
             version: if given, the loaded version must be this one.
-            held: what ``model`` returned; if given, the model must not have been loaded anew since.
+            held: what ``model`` returned; if given, the model must not have been loaded again since.
 
         Raises:
             UnknownModelError: it is not loaded.
             StoreError: a store does not answer; the model is forgotten all the same.
         """
-        self._served.forget(name, version, held=held, drop_durable=False)
+        self._served.forget(name, version, erase=False, held=held)
 
     def erase_model(self, name: str, version: int | None = None) -> None:
-        """Forget a model and remove its rows from every tier, durable ones too: HPS's ``erase_model_from_hps``.
+        """Forget a model and remove its rows from every tier: HPS's ``erase_model_from_hps``.
 
-        See ``unload_model`` for arguments and errors. Processes that share a tier lose the rows as well. A tier that
-        does not answer keeps its rows, and the error says so: load the model when it does, and erase it again. So does
-        a RocksDB database that is open read-only: erase it in the process that writes.
+        See ``unload_model`` for arguments and errors. Processes that share a tier lose the rows as well. Where a cache
+        does not answer, the truth keeps its rows too, and the error says so: load the model when the cache answers, and
+        erase it again. A RocksDB database that is open read-only keeps its rows: erase them in the process that writes.
         """
-        self._served.forget(name, version, drop_durable=True)
+        self._served.forget(name, version, erase=True)
 
     def models(self) -> tuple[ModelConfig, ...]:
         """The loaded models, in the order in which they were loaded."""
         return self._served.models()
 
     def model(self, name: str, version: int | None = None) -> ModelConfig:
-        """The loaded model of this name: what ``load_model`` was given, as a record of its own for each load.
+        """The loaded model of this name: a copy, made at each load, of the record that ``load_model`` took.
 
         Args:
             name: the model's name.
@@ -173,7 +172,7 @@ class ParameterServer:
         Raises:
             UnknownModelError: no loaded model has this table, or it was unloaded meanwhile.
             RequestError: a key is one of the four reserved int64 values.
-            StoreError: a store did not answer that may hold a key which was not found.
+            StoreError: a key was not found, and the truth did not answer.
         """
         held = self._served.table(table)
         check_keys(table, keys)
@@ -186,9 +185,9 @@ class ParameterServer:
     ) -> tuple[Vectors, Mask]:
         """Look up bags of rows, each pooled into one vector.
 
-        Which store holds a row does not change a bit of the answer: a bag is pooled by the first store if that holds
-        every row of it, else from rows gathered over all stores, in key order, by the same code. A row counts as the
-        table's row type rounds it, even where it comes from a store that keeps float32.
+        The answer has the same bits wherever the rows lie. The first store pools a bag if it holds every row of it.
+        Otherwise the rows are gathered over all stores and pooled in key order by the same code. Every row is rounded
+        to the table's row type, even if its store keeps float32.
 
         Args:
             table: the table's full name.
@@ -207,7 +206,7 @@ class ParameterServer:
             RequestError: ``row_ptrs`` is no array of one dimension, or ``weights`` is not float32[N].
             TypeError: ``keys`` or ``row_ptrs`` is of another type.
             ValueError: ``row_ptrs`` do not go from 0 to N without falling, or there is no such combiner.
-            StoreError: a store did not answer that may hold a key which was not found.
+            StoreError: a key was not found, and the truth did not answer.
         """
         held = self._served.table(table)
         check_row_ptrs(table, row_ptrs)
@@ -219,10 +218,11 @@ class ParameterServer:
         return out, found
 
     def insert(self, table: str, keys: Keys, rows: Vectors) -> None:
-        """Insert or overwrite rows in every tier, slowest first; of duplicates in one call the last wins.
+        """Insert or overwrite rows in every tier, the truth first; the last of duplicate keys wins.
 
-        When it returns, every lookup that starts finds the new rows. A tier before the slowest that has no room takes
-        only those whose keys it holds. Updates of one table wait for each other.
+        When it returns, every lookup that starts finds the new rows. A cache without room takes the rows whose keys it
+        holds. A cache that does not answer is bypassed until it has been filled again. Updates of one table wait for
+        each other.
 
         Args:
             table: the table's full name.
@@ -232,14 +232,14 @@ class ParameterServer:
         Raises:
             UnknownModelError: no loaded model has this table.
             RequestError: the arrays have other shapes or types, a key is reserved, or a value is NaN or infinite.
-            StoreFullError: the slowest tier has no room; nothing was written.
-            StoreError: a tier did not take the rows, and those before it may still have the old ones: call again; or a
-                value does not fit the table's row type, and nothing was written.
+            StoreFullError: the truth has no room; nothing was written.
+            StoreError: the truth did not take the rows, so call again; or a value does not fit the table's row type,
+                and nothing was written.
         """
         updates.insert(self._tiers, self._served.table(table), keys, rows)
 
     def evict(self, table: str, keys: Keys) -> None:
-        """Remove rows from every tier, slowest first; absent keys are no error.
+        """Remove rows from every tier, the truth first; absent keys are no error.
 
         When it returns, every lookup that starts gets the table's default value for them.
 
@@ -250,7 +250,7 @@ class ParameterServer:
         Raises:
             UnknownModelError: no loaded model has this table.
             RequestError: ``keys`` has another shape or type, or a key is reserved.
-            StoreError: a tier did not answer, and those before it may still have the rows: call again.
+            StoreError: the truth did not answer: call again.
         """
         updates.evict(self._tiers, self._served.table(table), keys)
 
@@ -267,9 +267,9 @@ class ParameterServer:
         return TableCopies(self._served.table(table), self._lookup, on_change)
 
     def is_answering(self, name: str) -> bool:
-        """Whether lookups of a model can succeed: of each of its tables some store answered when it was asked last.
+        """Whether lookups of a model can succeed: for each of its tables, some store answered its last request.
 
-        Waits for nobody. Where none answered, one is asked again beside, so that a later call tells when one does.
+        Never waits. Where no store answered, a thread asks again, so that a later call sees the recovery.
 
         Raises:
             UnknownModelError: it is not loaded.
@@ -278,7 +278,7 @@ class ParameterServer:
         return self._readiness.is_answering([self._served.table(model.full_name(table)) for table in model.tables])
 
     def wait_for_promotions(self, timeout_s: float | None = None) -> bool:
-        """Wait until the promotions of the lookups so far are done; returns whether they were within ``timeout_s``."""
+        """Wait for the promotions of all lookups so far; returns whether they ended within ``timeout_s``."""
         return self._promoter is None or self._promoter.wait(timeout_s)
 
     def counters(self) -> dict[str, TableCounters]:
@@ -286,7 +286,10 @@ class ParameterServer:
         return {table.name: table.counting.read() for table in self._served.tables()}
 
     def close(self) -> None:
-        """Forget the models and close the stores. Closing twice is allowed."""
+        """Forget the models and close the stores. Closing twice is allowed.
+
+        A clean close notes in the truth that its caches took every change, so that the next start need not fill them.
+        """
         self._served.close()
         self._readiness.close()
         if self._promoter is not None:

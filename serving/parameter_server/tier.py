@@ -1,4 +1,4 @@
-"""A store as one tier of a parameter server: what to do when it does not answer."""
+"""A store as one tier of a parameter server: its outages, its time budget, and the changes that it missed."""
 
 import logging
 import threading
@@ -9,31 +9,30 @@ from time import perf_counter as now_s
 import numpy as np
 
 from kernels.host import RowDtype
-from serving.errors import StoreError, StoreFullError, StoreLostError, StoreTimeoutError, StoreUnreachableError
+from serving.errors import StoreError, StoreFullError, StoreTimeoutError, StoreUnreachableError
 from serving.model.records import Combiner
-from serving.parameter_server.backlog import Backlog
+from serving.parameter_server.circuit_breaker import CircuitBreaker
 from serving.parameter_server.first_rows import FirstRows
-from serving.parameter_server.served_table import ServedTable
-from serving.parameter_server.time_budget import TimeBudget
+from serving.parameter_server.table import ServedTable
 from serving.storage.row_dtype import may_be_copied, rounded
-from serving.storage.store import Keys, Mask, PooledStore, RowPtrs, Store, Vectors, Weights
+from serving.storage.store import Keys, Mask, RowPtrs, Store, Vectors, Weights
 
 logger = logging.getLogger(__name__)
 
-# A table that was full is not offered rows for so long: each offer costs the lookups beside it some of the processor.
+# A full table is offered no rows for this time: each offer costs the lookups some of the processor.
 FULL_PAUSE_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class TierSettings:
-    """What is said of a tier beside its store.
+    """What a configuration says of a tier in addition to its store.
 
     Attributes:
-        timeout_ms: most time that a lookup waits for it; None: as long as it takes.
-        is_initialized: models' files are loaded into it; else it keeps what it has: RAM starts empty, a durable store
-            must have the tables.
-        first_rows: which rows of the files it is given, where it is none that holds all.
-        takes_copies: rows that slower tiers held are copied into it, where the server promotes.
+        timeout_ms: most time that a lookup waits for the tier; None: no limit.
+        is_initialized: models' files are loaded into the tier; False: it keeps what it has. RAM then starts empty, and
+            a store that outlives the process must have the tables.
+        first_rows: which rows of the files a partial cache gets first.
+        takes_copies: rows found in slower tiers are copied into this tier, where the server promotes.
     """
 
     timeout_ms: int | None = None
@@ -42,30 +41,30 @@ class TierSettings:
     takes_copies: bool = True
 
 
-class _Outages:
-    """Of which tables a tier fails at one of its tasks: logged once when that starts and once when it ends.
+class Outages:
+    """The tables for which a tier fails at one task; logged once when an outage starts and once when it ends.
 
-    By table, for one may be damaged beside others that are not. Logged once more where a tier that could not be reached
-    is reached and fails all the same, or the other way round: who mends the one has not mended the other.
+    Outages are kept by table, because one table may be damaged and another may not. An outage is logged once more where
+    the tier could not be reached and is then reached but fails, or the reverse: these are two different faults.
     """
 
     def __init__(self, tier: str, fails: str, succeeds: str) -> None:
-        """Begin without an outage; say that ``tier`` ``fails`` or ``succeeds``."""
+        """Start with no outage; the log says that ``tier`` ``fails`` or ``succeeds``."""
         self._starts, self._ends = f"tier {tier} {fails}, table %r: %s", f"tier {tier} {succeeds} again, table %r"
-        self._lock = threading.Lock()  # guards changes of what is below
-        self._failing: dict[str, set[bool]] = {}  # by table, of the failures logged, whether the tier was reached
-        self._ended: dict[str, int] = {}  # by table, how many outages have ended
+        self._lock = threading.Lock()  # guards changes of the fields below
+        self._failing: dict[str, set[bool]] = {}  # by table: for each logged failure, whether the tier was reached
+        self._ended: dict[str, int] = {}  # by table: how many outages have ended
 
     def __contains__(self, table: str) -> bool:
-        """Whether it lasts."""
+        """Whether the table has an outage now."""
         return table in self._failing
 
     def ended(self, table: str) -> int:
-        """How many have ended: what a call notes before it begins."""
+        """How many outages of the table have ended; a call notes it before it begins."""
         return self._ended.get(table, 0)
 
     def failed(self, table: str, error: StoreError, ended: int | None = None) -> None:
-        """The tier has failed; at a call that noted ``ended``, if any: it tells nothing new if one has ended since."""
+        """Note a failure. A call that noted ``ended`` says nothing new if an outage has ended since."""
         was_reached = not isinstance(error, StoreUnreachableError)
         with self._lock:
             if ended not in (None, self.ended(table)):
@@ -77,8 +76,8 @@ class _Outages:
             logger.warning(self._starts, table, error.reason)
 
     def succeeded(self, table: str) -> None:
-        """The tier has not failed."""
-        if table not in self._failing:  # as ever: takes no lock
+        """Note a success."""
+        if table not in self._failing:  # the usual case takes no lock
             return
         with self._lock:
             logged = self._failing.pop(table, None)
@@ -88,162 +87,168 @@ class _Outages:
             logger.warning(self._ends, table)
 
     def forget(self, table: str) -> None:
-        """Nobody asks about the table any more."""
+        """Forget a table that is no longer served."""
         with self._lock:
             self._failing.pop(table, None)
 
 
 class Tier:
-    """One store, and whether it does its work: answer, and take rows.
+    """One store, and whether it answers and takes rows.
 
     Attributes:
         store: the store.
-        name: its name.
-        settings: what is said of it beside.
-        backlog: what it has missed.
-        on_lost: called where an answer about a table lacked rows that the store once had.
+        name: the store's name.
+        settings: the rest of its configuration.
     """
 
     def __init__(self, store: Store, depth: int, settings: TierSettings) -> None:
-        """Take ``store`` as answering; ``depth`` counts from the fastest, 0."""
+        """Assume that ``store`` answers; ``depth`` counts from the fastest tier, 0."""
         self.store = store
         self.settings = settings
-        self.backlog = Backlog(store)
         self.name = store.name
-        self.on_lost: Callable[[ServedTable], None] | None = None
         self._depth = depth
-        self._pooled = store if isinstance(store, PooledStore) else None
-        self._budget = None if settings.timeout_ms is None else TimeBudget(store.name, settings.timeout_ms)
-        self._silence = _Outages(store.name, "does not answer", "answers")
-        self._refusal = _Outages(store.name, "takes no promoted rows", "takes promoted rows")
-        self._paused_until_s: dict[str, float] = {}  # by table that was full; the promotion's thread writes it
+        self._breaker = None if settings.timeout_ms is None else CircuitBreaker(store.name, settings.timeout_ms)
+        self._silence = Outages(store.name, "does not answer", "answers")
+        self._refusal = Outages(store.name, "takes no promoted rows", "takes promoted rows")
+        self._bypassed: set[str] = set()  # tables of which this cache missed a change
+        self._paused_until_s: dict[str, float] = {}  # by full table; the promotion's thread writes it
 
-    def fetch(self, held: ServedTable, keys: Keys) -> tuple[Vectors, Mask] | StoreError:
+    def fetch(self, table: ServedTable, keys: Keys) -> tuple[Vectors, Mask] | StoreError:
         """Return rows, float32[N, D], and which keys were found; or the error of a tier that did not answer."""
 
         def fetch() -> tuple[Vectors, Mask]:
-            self.backlog.make_up(held.name)
-            rows = np.empty((keys.size, held.dim), dtype=np.float32)
-            return rows, self.store.fetch(held.name, keys, rows)
+            rows = np.empty((keys.size, table.dim), dtype=np.float32)
+            return rows, self.store.fetch(table.name, keys, rows)
 
-        return self._answer(held, keys, fetch)
+        return self._answer(table, keys, fetch)
 
     def fetch_pooled(
-        self, held: ServedTable, keys: Keys, row_ptrs: RowPtrs, combiner: Combiner, weights: Weights | None
+        self, table: ServedTable, keys: Keys, row_ptrs: RowPtrs, combiner: Combiner, weights: Weights | None
     ) -> tuple[Vectors, Mask] | StoreError | None:
-        """Return the same as ``fetch``, for ``PooledStore.fetch_pooled``; None where the store does not pool."""
-        store = self._pooled
-        if store is None:
+        """Return the same for ``Store.fetch_pooled``; None where the store does not pool."""
+        if not self.store.pools:
             return None
 
         def fetch() -> tuple[Vectors, Mask]:
-            self.backlog.make_up(held.name)
-            # Its own array: a call that is abandoned goes on writing.
-            out = np.empty((row_ptrs.size - 1, held.dim), dtype=np.float32)
-            return out, store.fetch_pooled(held.name, keys, row_ptrs, out, combiner, weights)
+            # Its own array: an abandoned call goes on writing.
+            out = np.empty((row_ptrs.size - 1, table.dim), dtype=np.float32)
+            return out, self.store.fetch_pooled(table.name, keys, row_ptrs, out, combiner, weights)
 
-        return self._answer(held, keys, fetch)
+        return self._answer(table, keys, fetch)
 
     def gives_rounded(self, row_dtype: RowDtype) -> bool:
-        """Whether rows of a table of ``row_dtype`` come from here as that type rounds them."""
+        """Whether this tier returns rows of a table of ``row_dtype`` as that type rounds them."""
         return row_dtype != "fp32" and self.store.keeps_row_dtype
 
     def gives_rows_to_copy(self, row_dtype: RowDtype) -> bool:
-        """Whether faster tiers may keep rows of a table of ``row_dtype`` as this one gives them."""
+        """Whether faster tiers may keep rows of a table of ``row_dtype`` as this tier returns them."""
         return may_be_copied(self.store, row_dtype)
 
     def as_served(self, table: str, row_dtype: RowDtype, keys: Keys, rows: Vectors) -> Vectors:
-        """Rows that this tier gave, as every tier of the server gives them: rounded to ``row_dtype``, once.
+        """Rows of this tier as every tier of the server returns them: rounded to ``row_dtype``, once.
 
         Raises:
             StoreError: a store that keeps float32 has a value that ``row_dtype`` cannot hold.
         """
         return rows if self.gives_rounded(row_dtype) else rounded(self.name, table, row_dtype, keys, rows)
 
-    def promote(self, held: ServedTable, keys: Keys, rows: Vectors) -> None:
-        """Take rows that a slower tier held, as far as there is room for them; unique keys. Their lock is held."""
-        taken = 0
+    def write(self, table: ServedTable, write: Callable[[Store], None]) -> None:
+        """Have a cache take a change that the truth has; a cache that does not take it is bypassed."""
+        if table.name in self._bypassed:
+            return
         try:
-            self.backlog.make_up(held.name)
-            lacking = ~self.store.fetch(held.name, keys, np.empty_like(rows))
-            keys, rows = keys[lacking], rows[lacking]
-            if keys.size:  # that a tier had nothing to take does not tell that it would have
-                taken = self._insert_what_fits(held.name, keys, rows)
-                self._refusal.succeeded(held.name)
+            write(self.store)
         except StoreError as err:
-            held.counting.failed(self._depth, isinstance(err, StoreTimeoutError))
-            self._refusal.failed(held.name, err)
-        held.counting.promoted(self._depth, taken, keys.size - taken)
+            table.counting.failed(self._depth, isinstance(err, StoreTimeoutError))
+            self._silence.failed(table.name, err)
+            if self.store.is_whole(table.name):  # a store with invalid parts bypasses these itself
+                self.bypass(table.name)
 
-    def takes_promotions(self, held: ServedTable) -> bool:
+    def bypass(self, table: str) -> None:
+        """Ask the cache nothing more about the table until its model is loaded again."""
+        self._bypassed.add(table)
+
+    def promote(self, table: ServedTable, keys: Keys, rows: Vectors) -> None:
+        """Add rows that a slower tier holds, as many as there is room for; unique keys. Their lock is held."""
+        added, dropped = 0, keys.size
+        try:
+            added, dropped = self._add_what_fits(table.name, keys, rows)
+            self._refusal.succeeded(table.name)
+        except StoreError as err:
+            table.counting.failed(self._depth, isinstance(err, StoreTimeoutError))
+            self._refusal.failed(table.name, err)
+        table.counting.promoted(self._depth, added, dropped)
+
+    def takes_promotions(self, table: ServedTable) -> bool:
         """Whether rows of the table may be offered; not for a while after it was full."""
-        return now_s() >= self._paused_until_s.get(held.name, 0.0)
+        return table.name not in self._bypassed and now_s() >= self._paused_until_s.get(table.name, 0.0)
 
-    def drop_promotion(self, held: ServedTable, rows: int) -> None:
-        """Count rows that a slower tier held and that are not offered to this one."""
-        held.counting.promoted(self._depth, 0, rows)
+    def drop_promotion(self, table: ServedTable, rows: int) -> None:
+        """Count rows that a slower tier held and that this tier is not offered."""
+        table.counting.promoted(self._depth, 0, rows)
 
     def is_silent(self, table: str) -> bool:
-        """Whether it did not answer when it was asked about the table last."""
+        """Whether the last request about the table got no answer."""
         return table in self._silence
 
-    def missed_load(self, table: str, reason: str) -> None:
-        """The tier could not be given a table, for this reason: it counts as not answering about it."""
-        self.backlog.missed_load(table, reason)
-        self._silence.failed(table, StoreError(self.name, table, reason))
+    def is_current(self, table: str) -> bool:
+        """Whether the cache took every change of the table."""
+        return table not in self._bypassed and self.store.is_whole(table)
 
-    def was_loaded(self, table: str) -> None:
-        """The tier has been given the table after all."""
-        self.backlog.was_loaded(table)
-        self._silence.succeeded(table)
+    def could_not_fill(self, table: str, error: StoreError) -> None:
+        """Note that the cache could not be filled now; the server tries again later."""
+        self._silence.failed(table, error)
 
-    def was_refilled(self, held: ServedTable) -> None:
-        """The tier has been given back what it had lost of the table."""
-        held.counting.refilled(self._depth)
+    def was_filled(self, table: ServedTable, *, again: bool) -> None:
+        """Note that the cache has the table; ``again``: it had become invalid."""
+        self._silence.succeeded(table.name)
+        if again:
+            table.counting.refilled(self._depth)
 
     def forget(self, table: str) -> None:
-        """The table is served no more; another load of it begins without its outages."""
-        self.backlog.was_loaded(table)
+        """Forget a table that is no longer served."""
+        self._bypassed.discard(table)
         for outages in (self._silence, self._refusal):
             outages.forget(table)
 
     def close(self) -> None:
         """Close the store."""
-        if self._budget is not None:
-            self._budget.close()
+        if self._breaker is not None:
+            self._breaker.close()
         self.store.close()
 
-    def _insert_what_fits(self, table: str, keys: Keys, rows: Vectors) -> int:
+    def _add_what_fits(self, table: str, keys: Keys, rows: Vectors) -> tuple[int, int]:
+        """Add rows; returns how many were added, and for how many there was no room."""
         try:
-            self.store.insert(table, keys, rows)
-            return keys.size
+            return self.store.add(table, keys, rows), 0
         except StoreFullError:
             self._paused_until_s[table] = now_s() + FULL_PAUSE_S
             room = (self.store.capacity_rows(table) or 0) - self.store.count(table)
             if not 0 < room < keys.size:
-                return 0
-            return self._insert_what_fits(table, keys[:room], rows[:room])
+                return 0, keys.size
+            added, dropped = self._add_what_fits(table, keys[:room], rows[:room])
+            return added, dropped + keys.size - room
 
     def _answer(
-        self, held: ServedTable, keys: Keys, fetch: Callable[[], tuple[Vectors, Mask]]
+        self, table: ServedTable, keys: Keys, fetch: Callable[[], tuple[Vectors, Mask]]
     ) -> tuple[Vectors, Mask] | StoreError:
-        started, ended = now_s(), self._silence.ended(held.name)
+        if table.name in self._bypassed:
+            return StoreError(self.name, table.name, "missed a change: it is bypassed until the model is loaded again")
+        started, ended = now_s(), self._silence.ended(table.name)
         try:
-            answer = fetch() if self._budget is None else self._within_budget(self._budget, held, keys, fetch)
+            answer = fetch() if self._breaker is None else self._within_budget(self._breaker, table, keys, fetch)
         except StoreError as err:
-            held.counting.failed(self._depth, isinstance(err, StoreTimeoutError))
-            self._silence.failed(held.name, err, ended)
-            if self.on_lost is not None and isinstance(err, StoreLostError):
-                self.on_lost(held)
+            table.counting.failed(self._depth, isinstance(err, StoreTimeoutError))
+            self._silence.failed(table.name, err, ended)
             return err
-        held.counting.fetched(self._depth, now_s() - started)
-        self._silence.succeeded(held.name)
+        table.counting.fetched(self._depth, now_s() - started)
+        self._silence.succeeded(table.name)
         return answer
 
     def _within_budget(
-        self, budget: TimeBudget, held: ServedTable, keys: Keys, fetch: Callable[[], tuple[Vectors, Mask]]
+        self, breaker: CircuitBreaker, table: ServedTable, keys: Keys, fetch: Callable[[], tuple[Vectors, Mask]]
     ) -> tuple[Vectors, Mask]:
         def probe() -> None:
-            self.store.fetch(held.name, keys[:1], np.empty((min(keys.size, 1), held.dim), dtype=np.float32))
+            self.store.fetch(table.name, keys[:1], np.empty((min(keys.size, 1), table.dim), dtype=np.float32))
 
-        return budget.call(held.name, fetch, probe)
+        return breaker.call(table.name, fetch, probe)

@@ -279,18 +279,19 @@ class Store(Protocol):
 
     # A cache that ``outlives_process``.
 
-    def serve_as_cache(self) -> None:
-        """Learn that a slower store is the source of truth."""
+    def serve_as_cache(self, spec: TableSpec, truth: "Truth") -> None:
+        """Open a table as a cache of ``truth``; asks nobody. Until ``fill``, the table is not whole and holds no rows."""
         return
 
     def fill(self, spec: TableSpec, truth: "Truth", *, starting: bool) -> bool:
-        """Bring a cache's table up to the source of truth, and open it.
+        """Bring a table up to its source of truth, after ``serve_as_cache``.
 
         Args:
             spec: the table.
             truth: the source of truth.
-            starting: a model is being loaded. Rows of other files, or of a truth whose caches are dirty, are replaced
-                only then. Rows without a marker are kept, and the truth takes those that it does not have.
+            starting: a model is being loaded. Only then are rows of other files replaced, and all rows where the
+                caches of the truth are dirty. Rows without a marker are kept, and the truth takes those that it does
+                not have.
 
         Returns:
             Whether rows were written.
@@ -340,3 +341,11 @@ def none_found(keys: Keys, out: NDArray[np.float32]) -> Mask:
 def has_rows(store: Store, table: str) -> bool:
     """Whether an open table has any row; reads one row, where ``count`` may read all."""
     return any(keys.size for keys, _ in store.items(table, batch_rows=1))
+
+
+def kept_rows(store: str, table: str) -> str:
+    """The log line for rows that another program wrote."""
+    return (
+        f"table {table!r}: {store} holds rows that Hotrow did not load; the files' rows are inserted over them and every "
+        "other row is kept"
+    )

@@ -1,1 +1,33 @@
-"""."""
+"""Tables in Redis or a Redis Cluster, in HPS's layout. Source of the layout: HPS's Redis back-end, HugeCTR v24.06.
+
+A table has ``num_partitions`` partitions. HPS's hash of a key says which partition holds it. For partition n of the
+table ``<model>.<table>``, with the stem ``hps_et{hps_et.<model>.<table>/p<n>}``, Redis holds these keys. The braces
+keep them on one node::
+
+    <stem>v               HPS's rows: a hash from a key's raw bytes to the row's float32 bytes
+    <stem>t               HPS's hash for its overflow policies
+    <stem>.hotrow         Hotrow's marker of the partition (``PartitionMarker``), a hash
+    <stem>.hotrow.lease   the lease of the process that fills the partition
+    <stem>v.hotrow.loading.<lease>    rows that will replace the partition; likewise for t
+
+**As the source of truth**, what Redis holds is true. A partition without its marker has lost rows, so it is an error and
+never an answer of defaults. Changes name the marker's generation, and Redis refuses them where it differs.
+
+**As a cache**, a partition answers only while it is valid:
+
+- Every read of rows also reads the marker's generation. A generation that the process does not know is verified.
+- Every reply comes with the ``run_id`` of its node. A node that is restarted, or a replica that takes over, has another
+  ``run_id`` than the marker. Then the partition stays valid if its former node is still a master of the cluster: the
+  slot was moved. It also stays valid if the table never changed and the partition has all rows of its load. Otherwise
+  the node may have lost writes, and the partition is invalid.
+- A partition that missed a write of this process is invalid. So is a partition that another process filled after this
+  process had written to the table: that process may not have had the write.
+
+An invalid partition is bypassed and filled again from the truth. One process does that at a time, under the lease: it
+drops the old rows, adds rows whose keys are absent, and writes the marker. Writers go on meanwhile. Their rows are
+newer than the truth's, and adding never overwrites them. Removing a key ends the lease, so the filling starts again.
+"""
+
+from serving.storage.redis.store import RedisStore
+
+__all__ = ["RedisStore"]

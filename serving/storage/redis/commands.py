@@ -1,12 +1,7 @@
-"""What is said to Redis about a table: HPS's hashes, one per partition, read and written by arrays of keys.
-
-Source of the names and layouts: HPS's Redis back-end, HugeCTR v24.06. Partition n of a table is the hash
-``hps_et{<tag>/p<n>}v``; a field is a key's raw bytes, its value the row's float32 bytes. HPS's ``hps_et{<tag>/p<n>}t``
-has what its overflow policies need to know of each key. The braces keep both on one node of a cluster.
-"""
+"""The commands that Hotrow sends to Redis, encoded for arrays of keys and rows."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,55 +13,56 @@ SLOTS = 16384  # of a cluster
 
 
 class Partition:
-    """The names of one partition's keys in Redis.
+    """The names of one partition's keys in Redis; see the package.
 
     Attributes:
         values: HPS's hash of rows.
-        times: HPS's hash of what its overflow policies know.
-        record: Hotrow's own string, see ``redis_records``.
-        evicting: Hotrow's own mark of the process that evicts rows.
+        times: HPS's hash for its overflow policies.
+        marker: Hotrow's marker.
+        lease: the lease of the process that fills the partition.
+        evicting: the mark of the process that evicts rows.
     """
 
-    __slots__ = ("evicting", "record", "times", "values")
+    __slots__ = ("evicting", "lease", "marker", "times", "values")
 
     def __init__(self, table: str, number: int) -> None:
         """Name partition ``number`` of a table's full name."""
-        stem = f"hps_et{{{tag(table)}/p{number}}}"
-        self.values = f"{stem}v".encode()
-        self.times = f"{stem}t".encode()
-        self.record = f"{stem}.hotrow.loaded_from".encode()
-        self.evicting = f"{stem}.hotrow.evicting".encode()
+        stem = f"hps_et{{{tag(table)}/p{number}}}".encode()
+        self.values = stem + b"v"
+        self.times = stem + b"t"
+        self.marker = stem + b".hotrow"
+        self.lease = stem + b".hotrow.lease"
+        self.evicting = stem + b".hotrow.evicting"
 
-    def loading(self, load: str) -> tuple[bytes, bytes]:
-        """Hotrow's own hashes in which ``load`` gathers what will replace ``values`` and ``times``."""
-        suffix = f".hotrow.loading.{load}".encode()
+    def loading(self, token: str) -> tuple[bytes, bytes]:
+        """Where a load gathers rows that will replace ``values`` and ``times``."""
+        suffix = f".hotrow.loading.{token}".encode()
         return self.values + suffix, self.times + suffix
 
 
 class RedisNodeError(Exception):
-    """A node did not answer, or answered with an error; the store makes a StoreError of it. The message names it."""
+    """A node answered with an error; the store turns it into a StoreError. The message names the node."""
 
 
 class RedisUnreachableError(RedisNodeError):
-    """A node could not be asked, or gave no answer; the store makes a StoreUnreachableError of it."""
+    """A node could not be asked, or did not answer; the store turns it into a StoreUnreachableError."""
 
 
 class RedisNodeTimeoutError(RedisUnreachableError):
-    """A node was waited for in vain until the deadline; the store makes a StoreTimeoutError of it."""
+    """A node did not answer before the deadline; the store turns it into a StoreTimeoutError."""
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """One command on one key, or many of one name for one node.
+    """One command.
 
     Attributes:
         name: its first word.
-        key: its key, or one of theirs; the node that holds it is asked.
-        payload: what is sent.
-        take: where rows are asked for: what they are given to if every one is there; the reply is None then.
-        count: how many rows are asked for, or how many commands these are.
-        value_bytes: the size of a row.
-        are_separate: these are ``count`` commands; their reply is the list of replies.
+        key: one of its keys, which decides the node.
+        payload: the encoded command.
+        take: for HMGET, gets the rows if every row is there; the reply is None then.
+        count: for HMGET, how many rows are asked for.
+        value_bytes: for HMGET, the size of a row.
     """
 
     name: str
@@ -75,11 +71,6 @@ class Command:
     take: Callable[[NDArray[np.void]], None] | None = None
     count: int = 0
     value_bytes: int = 0
-    are_separate: bool = False
-
-    def taken_by(self, take: Callable[[NDArray[np.void]], None], count: int, value_bytes: int) -> "Command":
-        """The same, asking for ``count`` rows."""
-        return replace(self, take=take, count=count, value_bytes=value_bytes)
 
 
 def plain(name: str, key: bytes, *words: bytes | str | int) -> Command:
@@ -88,12 +79,12 @@ def plain(name: str, key: bytes, *words: bytes | str | int) -> Command:
 
 
 def packed(*words: bytes | str | int) -> bytes:
-    """Words as they are sent."""
+    """Encode a command."""
     return b"*%d\r\n" % len(words) + packed_words(*words)
 
 
 def packed_words(*words: bytes | str | int) -> bytes:
-    """Words of a command as they are sent, without how many there are."""
+    """Encode words of a command, without their count."""
     raw = [word if isinstance(word, bytes) else str(word).encode() for word in words]
     return b"".join([b"$%d\r\n%s\r\n" % (len(word), word) for word in raw])
 
@@ -106,13 +97,6 @@ def header(name: bytes, key: bytes, words: int) -> bytes:
 def hdel(key: bytes, fields: NDArray[np.uint8]) -> Command:
     """Remove fields of a hash: uint8[N, ...], each as one word of a command."""
     return Command("HDEL", key, header(b"HDEL", key, 2 + len(fields)) + fields.tobytes())
-
-
-def as_words(parts: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Each row of uint8[N, ...] as one word of a command."""
-    words = np.empty((parts.shape[0], parts.shape[1] + len(str(parts.shape[1])) + 5), dtype=np.uint8)
-    _encode(words, parts)
-    return words
 
 
 def encoded_fields(keys: Keys, key_bytes: int) -> NDArray[np.uint8]:

@@ -1,4 +1,4 @@
-"""What Hotrow adds to a connection of redis-py's: one deadline for all of a call, and rows that are not parsed."""
+"""What Hotrow adds to a connection of redis-py: a deadline, the node's identity, and rows that are not parsed."""
 
 import socket
 import ssl
@@ -6,7 +6,6 @@ import struct
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 from functools import lru_cache
 from pathlib import Path
 from threading import get_ident
@@ -23,47 +22,31 @@ from serving.config import RedisTlsConfig
 # SO_LINGER, struct linger of socket(7): on, for 0 s.
 NO_LINGERING = struct.pack("ii", 1, 0)
 
-_deadline: ContextVar[float] = ContextVar("deadline", default=float("inf"))
 
-
-@contextmanager
-def within(seconds: float) -> Iterator[None]:
-    """Let whatever this thread waits for inside end after ``seconds``, or sooner where an outer block says so."""
-    token = _deadline.set(min(time.monotonic() + seconds, _deadline.get()))
-    try:
-        yield
-    finally:
-        _deadline.reset(token)
-
-
-@contextmanager
-def allowed(seconds: float) -> Iterator[None]:
-    """Let what this thread waits for inside take ``seconds``, even where an outer block says less."""
-    token = _deadline.set(max(time.monotonic() + seconds, _deadline.get()))
-    try:
-        yield
-    finally:
-        _deadline.reset(token)
-
-
-def seconds_left() -> float:
-    """Seconds that this thread may still wait.
+def seconds_until(deadline: float) -> float:
+    """Seconds until a time of ``time.monotonic``.
 
     Raises:
-        TimeoutError: there are none.
+        TimeoutError: it has passed.
     """
-    left = _deadline.get() - time.monotonic()
+    left = deadline - time.monotonic()
     if left <= 0:
         raise TimeoutError("timed out")
     return left
 
 
 class RowParser(_HiredisParser):
-    """Reads replies; those that are rows of one size, one after the other, it does not parse."""
+    """Reads replies, but does not parse rows of one size that follow each other.
+
+    Attributes:
+        deadline: when waiting for a reply ends, by ``time.monotonic``.
+    """
+
+    deadline = float("inf")
 
     @classmethod
     def parse_error(cls, response: str) -> Exception:
-        """The exception for an error reply, with all of the server's words."""
+        """The exception for an error reply, with the server's whole text."""
         error: Exception = super().parse_error(response)
         error.args = (response,)
         return error
@@ -71,13 +54,13 @@ class RowParser(_HiredisParser):
     def read_from_socket(self, *args: Any, **options: Any) -> Any:
         """Receive something before the deadline."""
         if self._sock is not None:
-            self._sock.settimeout(seconds_left())
+            self._sock.settimeout(seconds_until(self.deadline))
         return super().read_from_socket(*args, **options)
 
     def read_uniform(self, start: bytes, count: int, value_bytes: int) -> NDArray[np.void] | None:
-        """Receive exactly as much as ``start`` and ``count`` values make; None, with the reader fed, if it is not that.
+        """Receive exactly ``start`` and ``count`` values; None, with the reader fed, if the reply is another.
 
-        What has come is compared as it comes: a reply with an absent value is shorter, and waiting for more of it would
+        The bytes are compared as they arrive. A reply with an absent value is shorter, so waiting for all bytes would
         never end.
         """
         head = b"$%d\r\n" % value_bytes
@@ -105,7 +88,7 @@ class RowParser(_HiredisParser):
         return values["value"]
 
     def _receive_into(self, room: memoryview) -> int:
-        self._sock.settimeout(seconds_left())
+        self._sock.settimeout(seconds_until(self.deadline))
         received: int = self._sock.recv_into(room)
         if not received:
             raise exceptions.ConnectionError("the node closed the connection")
@@ -119,35 +102,49 @@ def _value_dtype(head_bytes: int, value_bytes: int) -> np.dtype[np.void]:
 
 
 class RowConnection(Connection):
-    """A connection of redis-py's that waits no longer than its thread may, and speaks TLS under a name of its own.
+    """A connection of redis-py that has a deadline, and speaks TLS with a server name of its own.
 
     Attributes:
-        unread: replies outstanding; a connection with any cannot be used for another command.
-        holder: the thread to which its pool has lent it.
+        unread: outstanding replies; a connection with any cannot be used for another command.
+        holder: the thread to which the pool has lent it.
+        run_id: the identity of the node's process; a restarted node has another.
     """
 
-    def __init__(self, *, connect_timeout_s: float, tls: ssl.SSLContext | None, tls_name: str, **options: Any) -> None:
+    def __init__(
+        self, *, connect_timeout_s: float, timeout_s: float, tls: ssl.SSLContext | None, tls_name: str, **options: Any
+    ) -> None:
         """Take redis-py's options; connect nowhere yet."""
         super().__init__(parser_class=RowParser, **options)
         self._connect_timeout_s = connect_timeout_s
+        self._timeout_s = timeout_s
         self._tls = tls
         self._tls_name = tls_name
         self.unread = 0
         self.holder: int | None = None
+        self.run_id = ""
+        self.expire_at(float("inf"))
+
+    def expire_at(self, deadline: float) -> None:
+        """Let every wait end at ``deadline``, by ``time.monotonic``."""
+        self._deadline = self._parser.deadline = deadline
 
     def connect(self) -> None:
-        """Connect and authenticate, all of it within the time of one connection, for the thread that asks its pool."""
+        """Connect and authenticate within the connect timeout; the pool calls this each time it lends a connection."""
         self.holder = get_ident()
+        now = time.monotonic()
         if self._sock is None:
             self.unread = 0
-            with within(self._connect_timeout_s):
-                self.socket_connect_timeout = self.socket_timeout = seconds_left()
-                super().connect()
+            self.expire_at(now + self._connect_timeout_s)
+            self.socket_connect_timeout = self.socket_timeout = self._connect_timeout_s
+            super().connect()
+            self.send_command("INFO", "server")
+            self.run_id = run_id_of(self.read_response())
+        self.expire_at(now + self._timeout_s)
 
     def can_read(self, timeout: float = 0) -> bool:
-        """Whether there is a reply that nobody asked for, as redis-py looks for before it lends a connection.
+        """Whether an unexpected reply has arrived; redis-py asks before it lends a connection.
 
-        A server that speaks TLS 1.3 sends tickets for later sessions; redis-py would take them for a reply.
+        A TLS 1.3 server sends tickets for later sessions, which redis-py would take for a reply.
         """
         if not super().can_read(timeout):
             return False
@@ -163,7 +160,7 @@ class RowConnection(Connection):
     def send_packed_command(self, command: Any, check_health: bool = True) -> None:
         """Send bytes before the deadline."""
         if self._sock is not None:
-            self._sock.settimeout(seconds_left())
+            self._sock.settimeout(seconds_until(self.deadline))
         super().send_packed_command(command, check_health)
 
     def read_values(self, count: int, value_bytes: int) -> NDArray[np.void] | Any:
@@ -176,42 +173,33 @@ class RowConnection(Connection):
         values = self._parser.read_uniform(b"*%d\r\n" % count, count, value_bytes)
         return self.read_response() if values is None else values
 
-    def read_separate(self, count: int, value_bytes: int | None) -> NDArray[np.void] | list[Any]:
-        """The next ``count`` replies; of GETs, the same fast path where ``value_bytes`` is given.
-
-        Returns:
-            What ``read_values`` does; or the list of replies, with error replies as exceptions.
-        """
-        values = None if value_bytes is None else self._parser.read_uniform(b"", count, value_bytes)
-        return [self._reply_or_error() for _ in range(count)] if values is None else values
-
-    def _reply_or_error(self) -> Any:
-        try:
-            return self.read_response()
-        except exceptions.ResponseError as err:
-            return err
-
     def _connect(self) -> Any:
         connected = super()._connect()
-        # Where the network fails, what was sent waits in the system, and still goes out after the connection was given
-        # up and closed: an update would come behind a later one, which was acknowledged over another connection.
+        # Where the network fails, sent bytes wait in the system. They would still go out after the connection was closed:
+        # an old update would arrive after a later update that was acknowledged over another connection.
         connected.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, NO_LINGERING)
         if self._tls is None:
             return connected
         try:
-            connected.settimeout(seconds_left())
+            connected.settimeout(seconds_until(self._deadline))
             return self._tls.wrap_socket(connected, server_hostname=self._tls_name or None)
         except BaseException:
             connected.close()
             raise
 
 
-def tls_context(tls: RedisTlsConfig) -> ssl.SSLContext:
-    """What a server's certificate must fulfil, and the client's own.
+def run_id_of(info: bytes | str) -> str:
+    """The node's identity in the reply of ``INFO server``."""
+    text = info.decode() if isinstance(info, bytes) else info
+    return next((line.removeprefix("run_id:") for line in text.splitlines() if line.startswith("run_id:")), "")
 
-    The certificate must come from one of the given authorities (the system's, where none are given) and, where
-    ``server_name`` is given, be for that name. redis-py's own TLS asks for the name of the host only, and reads the
-    files at every connection.
+
+def tls_context(tls: RedisTlsConfig) -> ssl.SSLContext:
+    """The requirements on a server's certificate, and the client's own certificate.
+
+    The certificate must come from one of the given authorities, or the system's if none are given. It must be for
+    ``server_name``, if that is given. redis-py's own TLS checks the host's name only, and reads the files at every
+    connection.
 
     Raises:
         OSError: a file cannot be read, or is not what it should be; the message names it.
@@ -238,6 +226,6 @@ def _naming(*files: Path | None) -> Iterator[None]:
 
 
 def reason_of(error: BaseException) -> str:
-    """What the system or the server said, without redis-py's words around it."""
+    """The message of the system or the server, without redis-py's words around it."""
     cause = error.__context__ if isinstance(error.__context__, OSError) else error
     return getattr(cause, "strerror", None) or str(cause) or type(cause).__name__

@@ -1,4 +1,4 @@
-"""The nodes of one Redis server or cluster: commands go to all of them at once, redis-py follows slots that move."""
+"""The nodes of one Redis server or cluster: commands go to all nodes at once, and redis-py follows slots that move."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -8,20 +8,20 @@ from typing import Any, NamedTuple
 
 import hiredis
 from redis import Redis
-from redis.exceptions import AskError, ClusterDownError, ClusterError, ResponseError, TryAgainError
+from redis.exceptions import AskError, ClusterDownError, ClusterError, MovedError, ResponseError, TryAgainError
 
 from serving.config import RedisConfig
 from serving.storage.redis.commands import Command, RedisNodeError, RedisNodeTimeoutError
-from serving.storage.redis.connection import RowConnection, reason_of, seconds_left, within
+from serving.storage.redis.connection import RowConnection, reason_of, seconds_until
 from serving.storage.redis.pool import BusyError, NoConnectionError
 from serving.storage.redis.topology import BROKEN, LATE, LOST, Address, RedisTopology, node_error
 
-# After somebody has waited for a node in vain, nobody else asks it for this many times as long: a node that refuses is
-# asked again at once, but one that keeps silent does not hold up every caller.
+# After a call waited for a node in vain, no other call asks that node for this many times as long. A node that refuses
+# connections is asked again at once, but a silent node must not hold up every caller.
 PAUSE_RATIO = 1.0
-# After these errors the same command may succeed at another node, or here a moment later.
-ELSEWHERE = (AskError, TryAgainError, ClusterDownError)  # MOVED is a kind of ASK to redis-py
-# How long redis-py, which tries a command up to 16 times, may follow a slot that moves before it gives up: 0.2 s here.
+# After these errors the same command may succeed at another node, or here a moment later. MOVED is an AskError too.
+ELSEWHERE = (AskError, TryAgainError, ClusterDownError)
+# redis-py tries a command up to 16 times; this long it may follow a slot that moves. Here it took 0.2 s.
 FOLLOWED_S = 0.5
 
 
@@ -31,7 +31,7 @@ class _NoAnswer:
 
     address: Address
     reason: str
-    is_unreachable: bool  # no connection to the node could be had
+    is_unreachable: bool  # no connection to the node was available
     is_late: bool
     kind: type[RedisNodeError]
 
@@ -40,8 +40,21 @@ class _NoAnswer:
         return kind(f"{self.address}: {self.reason}")
 
 
+@dataclass(slots=True)
+class Reply:
+    """The reply to one command.
+
+    Attributes:
+        value: what redis-py returns, or the RedisNodeError of a command that failed.
+        run_id: the identity of the node that answered; "" where it is not known.
+    """
+
+    value: Any = None
+    run_id: str = ""
+
+
 class _Exchange(NamedTuple):
-    """Commands sent to one node: their places among all of the call's."""
+    """Commands sent to one node: their places among all commands of the call."""
 
     address: Address
     client: Redis
@@ -52,82 +65,97 @@ class _Exchange(NamedTuple):
 class RedisNodes:
     """Sends commands to the nodes that hold their keys. Every method may be called from any thread.
 
-    Which node that is, connections, users, and slots that move are redis-py's work.
+    redis-py knows the nodes, makes connections, logs users in, and follows slots that move.
 
     Attributes:
-        topology: which nodes there are.
+        topology: the nodes.
     """
 
     def __init__(self, config: RedisConfig) -> None:
-        """Connect to nobody yet. See ``RedisTopology`` for the error."""
+        """Connect nowhere yet. See ``RedisTopology`` for the error."""
         self.topology = RedisTopology(config)
         self._timeout_s = config.timeout_ms / 1000
-        self._paused: dict[Address, tuple[float, str]] = {}  # until when nobody asks a node, and why; one write each
+        self._paused: dict[Address, tuple[float, str]] = {}  # until when a node is not asked, and why; one write each
 
     def run(self, commands: Sequence[Command]) -> list[Any]:
-        """Send ``commands``, all nodes at once, and return their replies in the same order, as redis-py gives them.
+        """Send ``commands`` to all nodes at once, and return the replies in the same order, as redis-py gives them.
 
-        A command that did not reach its node, or reached the wrong one, is sent again; so it may be carried out twice.
+        A command that did not reach its node, or reached the wrong node, is sent again, so it may run twice.
 
         Raises:
-            RedisNodeTimeoutError: a node did not answer within ``timeout_ms``. To learn for the next call who has taken
-                its place may take ``connect_timeout_ms`` more.
-            RedisUnreachableError: it cannot be reached.
-            RedisNodeError: it answered with an error.
+            RedisNodeTimeoutError: a node did not answer within ``timeout_ms``. Finding its successor may take
+                ``connect_timeout_ms`` more.
+            RedisUnreachableError: a node cannot be reached.
+            RedisNodeError: a node answered with an error.
         """
-        with within(self._timeout_s):
-            replies = self._at_once(commands)
-            for place, reply in enumerate(replies):
-                if isinstance(reply, (_NoAnswer, Exception)):
-                    replies[place] = self._again(commands[place], reply)
-                elif commands[place].are_separate and reply is not None:
-                    self._mend(commands[place], reply)
-            return replies
+        return [value_of(reply) for reply in self.run_each(commands)]
 
-    def _at_once(self, commands: Sequence[Command]) -> list[Any]:
+    def run_each(self, commands: Sequence[Command]) -> list[Reply]:
+        """Send ``commands`` as ``run`` does, and return each reply, or its error, with the node's identity.
+
+        Raises:
+            RedisNodeError: no node is known yet, and none can be reached.
+        """
+        deadline = time.monotonic() + self._timeout_s
+        replies = self._at_once(commands, deadline)
+        for command, reply in zip(commands, replies, strict=True):
+            if isinstance(reply.value, (_NoAnswer, Exception)):
+                if isinstance(reply.value, (_NoAnswer, MovedError)):
+                    reply.run_id = ""  # another node answers; after ASK the node has passed the command on itself
+                try:
+                    reply.value = self._again(command, reply.value, deadline)
+                except RedisNodeError as err:
+                    reply.value = err
+        return replies
+
+    def _at_once(self, commands: Sequence[Command], deadline: float) -> list[Reply]:
         """Send each command to its node, then read the replies, node by node; errors stand in their replies' places."""
-        replies: list[Any] = [None] * len(commands)
+        replies = [Reply() for _ in commands]
         by_node: dict[Address, tuple[Redis, list[int]]] = {}
         for place, command in enumerate(commands):
-            address, client = self.topology.node(command.key)
+            try:
+                address, client = self.topology.node(command.key)
+            except RedisNodeError as err:
+                replies[place].value = err
+                continue
             by_node.setdefault(address, (client, []))[1].append(place)
         with ExitStack() as taken:
             sent: list[_Exchange] = []
-            for address in sorted(by_node):  # in one order, so that two callers never wait for each other's connections
+            for address in sorted(by_node):  # in one order, so two callers never wait for each other's connections
                 client, places = by_node[address]
                 began, connection = time.monotonic(), None
                 try:
                     self._check_not_paused(address)
-                    connection = taken.enter_context(_borrowed(client))
+                    connection = taken.enter_context(_borrowed(client, deadline))
                     connection.unread = len(places)
                     connection.send_packed_command([b"".join([commands[place].payload for place in places])])
                     sent.append(_Exchange(address, client, connection, places))
                 except BROKEN as err:
                     no_answer = self._no_answer(address, err, began, connection is None)
                     for place in places:
-                        replies[place] = no_answer
+                        replies[place].value = no_answer
             for exchange in sent:
                 self._read(exchange, commands, replies)
         return replies
 
-    def _read(self, exchange: _Exchange, commands: Sequence[Command], replies: list[Any]) -> None:
+    def _read(self, exchange: _Exchange, commands: Sequence[Command], replies: list[Reply]) -> None:
         began = time.monotonic()
         for done, place in enumerate(exchange.places):
+            reply = replies[place]
+            reply.run_id = exchange.connection.run_id
             try:
-                replies[place] = _reply(exchange, commands[place])
-                if commands[place].are_separate:
-                    _raise_fatal(replies[place])
+                reply.value = _reply(exchange, commands[place])
             except ResponseError as err:
-                replies[place] = err if isinstance(err, ELSEWHERE) else RedisNodeError(f"{exchange.address}: {err}")
+                reply.value = err if isinstance(err, ELSEWHERE) else RedisNodeError(f"{exchange.address}: {err}")
             except BROKEN as err:
                 no_answer = self._no_answer(exchange.address, err, began, is_unreachable=False)
                 for rest in exchange.places[done:]:
-                    replies[rest] = no_answer
+                    replies[rest].value = no_answer
                 return
             exchange.connection.unread -= 1
 
-    def _again(self, command: Command, first: _NoAnswer | Exception) -> Any:
-        """Send through redis-py, which finds out where to, a command that did not succeed at its node."""
+    def _again(self, command: Command, first: _NoAnswer | Exception, deadline: float) -> Any:
+        """Send a command that failed at its node through redis-py, which finds the right node."""
         if isinstance(first, RedisNodeError):
             raise first
         if isinstance(first, _NoAnswer):
@@ -135,47 +163,26 @@ class RedisNodes:
             if first.is_unreachable and self.topology.node(command.key)[0] == first.address:
                 raise first.error()
         try:
-            seconds_left()
-            commands = _words(command)
-            return self._piped(commands) if command.are_separate else self._followed(commands[0])
+            return self._followed(_words(command), deadline)
         except LOST as err:
             if isinstance(first, _NoAnswer):
                 raise replace(first, is_late=first.is_late or isinstance(err, LATE)).error() from err
             raise node_error(f"{first}: {reason_of(err)}", err) from err
 
-    def _followed(self, words: Sequence[Any]) -> Any:
-        """Send one command to where its slot is by now; while that is moving, as often as there is time for.
+    def _followed(self, words: Sequence[Any], deadline: float) -> Any:
+        """Send one command to its slot, as often as there is time while the slot moves.
 
-        Both nodes refuse a command of several keys then, unless one has them all.
+        Both nodes refuse a command of several keys then, unless one node has them all.
         """
         while True:
-            seconds_left()
+            seconds_until(deadline)
             try:
                 return self.topology.client.execute_command(*words)
             except ClusterError as err:
                 if isinstance(err, ClusterDownError):
                     raise
-                if seconds_left() < FOLLOWED_S:
+                if seconds_until(deadline) < FOLLOWED_S:
                     raise ClusterError("its slot is still moving to another node") from err
-
-    def _mend(self, command: Command, replies: list[Any]) -> None:
-        """Send those of separate commands again that did not succeed at their node."""
-        places = [place for place, reply in enumerate(replies) if isinstance(reply, Exception)]
-        if not places:
-            return
-        self.topology.moved()
-        commands = _words(command)
-        try:
-            for place, reply in zip(places, self._piped([commands[place] for place in places]), strict=True):
-                replies[place] = reply
-        except LOST as err:
-            raise node_error(f"{replies[places[0]]}: {reason_of(err)}", err) from err
-
-    def _piped(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
-        pipeline = self.topology.client.pipeline(transaction=False)
-        for words in commands:
-            pipeline.execute_command(*words)
-        return pipeline.execute()
 
     def _check_not_paused(self, address: Address) -> None:
         until, reason = self._paused.get(address, (0.0, ""))
@@ -185,17 +192,29 @@ class RedisNodes:
     def _no_answer(self, address: Address, error: Exception, began: float, is_unreachable: bool) -> _NoAnswer:
         reason = self.topology.why_no_connection(error) if is_unreachable else f"no reply: {reason_of(error)}"
         is_late = isinstance(error, LATE)
-        if is_late and not isinstance(error, BusyError):  # which tells nothing of the node
+        if is_late and not isinstance(error, BusyError):  # busy connections say nothing about the node
             now = time.monotonic()
             self._paused[address] = (now + PAUSE_RATIO * (now - began), reason)
         return _NoAnswer(address, reason, is_unreachable, is_late, type(node_error(reason, error)))
 
 
+def value_of(reply: Reply) -> Any:
+    """The value of a reply.
+
+    Raises:
+        RedisNodeError: the command failed.
+    """
+    if isinstance(reply.value, RedisNodeError):
+        raise reply.value
+    return reply.value
+
+
 @contextmanager
-def _borrowed(client: Redis) -> Iterator[RowConnection]:
+def _borrowed(client: Redis, deadline: float) -> Iterator[RowConnection]:
     pool = client.connection_pool
     connection: RowConnection = pool.get_connection()  # type: ignore[assignment]  # as the pool's options say
     try:
+        connection.expire_at(deadline)
         yield connection
     finally:
         if connection.unread:
@@ -205,26 +224,14 @@ def _borrowed(client: Redis) -> Iterator[RowConnection]:
 
 def _reply(exchange: _Exchange, command: Command) -> Any:
     connection = exchange.connection
-    if command.are_separate:
-        values = connection.read_separate(command.count, command.value_bytes if command.take else None)
-    elif command.take is None:
+    if command.take is None:
         return exchange.client.parse_response(connection, command.name)
-    else:
-        values = connection.read_values(command.count, command.value_bytes)
-    return command.take(values) if command.take and not isinstance(values, list) else values
+    values = connection.read_values(command.count, command.value_bytes)
+    return values if isinstance(values, list) else command.take(values)
 
 
-def _raise_fatal(replies: Sequence[Any] | None) -> None:
-    """Raise the first error reply that no second try mends."""
-    for reply in replies or ():
-        if isinstance(reply, Exception) and not isinstance(reply, ELSEWHERE):
-            raise reply
-
-
-def _words(command: Command) -> list[list[Any]]:
-    """The commands that make up the payload, each as redis-py takes it."""
-    reader, commands = hiredis.Reader(), []
+def _words(command: Command) -> list[Any]:
+    """The words of a command, as redis-py takes them."""
+    reader = hiredis.Reader()
     reader.feed(command.payload)
-    while words := reader.gets():
-        commands.append([command.name, *words[1:]])
-    return commands
+    return [command.name, *reader.gets()[1:]]

@@ -6,19 +6,15 @@ Source of keys and forms: HPS's Redis back-end, HugeCTR v24.06. Beside a partiti
 writes none. HPS chooses random victims from that hash all the same, so it never evicts any; here they are evicted.
 """
 
-import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
-from queue import Full, Queue
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from serving.config import RedisOverflow
-from serving.storage.redis.commands import Command, Partition, RedisNodeError, packed_words, plain
-from serving.storage.store import Keys
+from serving.storage.redis.commands import Command, Partition, packed_words, plain
 
 if TYPE_CHECKING:
     from serving.storage.redis.nodes import RedisNodes
@@ -35,7 +31,6 @@ MOST_FIELDS = 1000  # Redis does nothing else while it works on one command
 SCAN_FIELDS = 1000
 # One process at a time evicts rows of a partition; the mark of one that was killed is forgotten after this time.
 MARK_TTL_MS = 60_000
-MOST_WAITING_TOUCHES = 64
 
 
 class Overflow:
@@ -148,32 +143,3 @@ class Overflow:
         halved = [word for key, count in uses.items() if count > 1 for word in (key, count // 2)]
         for start in range(0, len(halved), 2 * MOST_FIELDS):
             self._nodes.run([plain("HSET", one.times, *halved[start : start + 2 * MOST_FIELDS])])
-
-
-class Touches:
-    """Writes down which rows were used, in a thread of its own: no fetch waits for it.
-
-    When it cannot keep up, uses go uncounted.
-    """
-
-    def __init__(self) -> None:
-        """Start the thread."""
-        self._waiting: Queue[tuple[Callable[[Keys], None], Keys] | None] = Queue(MOST_WAITING_TOUCHES)
-        self._thread = threading.Thread(target=self._write, name="hotrow-redis-touches", daemon=True)
-        self._thread.start()
-
-    def note(self, touch: Callable[[Keys], None], keys: Keys) -> None:
-        """Have ``touch`` called with ``keys``, int64[N], soon."""
-        with suppress(Full):
-            self._waiting.put_nowait((touch, keys))
-
-    def close(self) -> None:
-        """Write what waits, then end."""
-        self._waiting.put(None)
-        self._thread.join()
-
-    def _write(self) -> None:
-        while (one := self._waiting.get()) is not None:
-            touch, keys = one
-            with suppress(RedisNodeError):  # a use that is not counted costs no answer
-                touch(keys)

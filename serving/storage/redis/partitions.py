@@ -1,6 +1,5 @@
 """Which partition of a table in Redis holds a key, and how a batch of keys is cut into commands."""
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -58,18 +57,3 @@ class Partitions(tuple[Partition, ...]):
         fits: Mask = sizes[places] + ranks < margin
         sizes += np.bincount(places[fits], minlength=sizes.size)
         return fits
-
-
-def lacking(groups: Sequence[Group], places: Sequence[NDArray[np.intp]], found: Mask) -> dict[int, bool]:
-    """The partitions that lack keys of a batch; whether they lack all of them.
-
-    Args:
-        groups: the batch's commands.
-        places: of the keys of each group, in the batch.
-        found: bool[N], one per key of the batch.
-    """
-    lacks_all: dict[int, bool] = {}
-    for group, at in zip(groups, places, strict=True):
-        if not found[at].all():
-            lacks_all[group.partition] = lacks_all.get(group.partition, True) and not found[at].any()
-    return lacks_all

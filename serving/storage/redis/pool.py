@@ -1,9 +1,9 @@
-"""The connections to one node, lent to one thread at a time."""
+"""The connections to one node; each is lent to one thread at a time."""
 
 import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
-from queue import Empty, LifoQueue
+from queue import Empty
 from threading import get_ident
 from typing import Any
 
@@ -11,34 +11,47 @@ from redis import exceptions
 from redis.connection import BlockingConnectionPool
 
 from serving.config import RedisConfig
-from serving.storage.redis.connection import RowConnection, seconds_left
+from serving.storage.redis.connection import RowConnection
 
 
 class NoConnectionError(exceptions.ConnectionError):
-    """There is none to be had; the message says why."""
+    """No connection is available; the message says why."""
 
 
 class BusyError(NoConnectionError):
-    """Others had all of them until the deadline."""
+    """Other threads held all connections until the deadline."""
 
 
 class RowPool(BlockingConnectionPool):
-    """redis-py's, in which nobody touches a connection that is lent to another thread."""
+    """redis-py's pool, made safe: no thread touches a connection that another thread holds."""
+
+    def get_connection(self, *_: Any, **__: Any) -> Any:
+        """Lend a connection.
+
+        Raises:
+            BusyError: every connection was lent until the timeout.
+        """
+        try:
+            return super().get_connection()
+        except exceptions.ConnectionError as err:
+            if isinstance(err.__cause__ or err.__context__, Empty):
+                raise BusyError(f"all {self.max_connections} connections are busy") from err
+            raise
 
     def release(self, connection: Any) -> None:
         """Take a connection back, once.
 
-        redis-py's cluster pipeline gives connections back twice where it finds no node to learn the slots from; after
-        the first time another thread may have it, and a third one must not get it too.
+        redis-py's cluster pipeline returns connections twice where it finds no node to learn the slots from. After the
+        first return another thread may hold the connection, and a third thread must not get it too.
         """
         if connection.holder == get_ident():
             connection.holder = None
             super().release(connection)  # type: ignore[no-untyped-call]  # redis-py's
 
     def disconnect_free_connections(self, moving_address_src: str | None = None) -> None:
-        """Close the connections that nobody has.
+        """Close the idle connections.
 
-        redis-py looks for them and closes them then, when they may be lent; here they are borrowed meanwhile.
+        redis-py may close a connection that was lent in the meantime. Here the idle connections are borrowed first.
         """
         with self._all_free() as connections:
             for connection in connections:
@@ -57,28 +70,17 @@ class RowPool(BlockingConnectionPool):
                 self.pool.put_nowait(one)
 
 
-class _IdleConnections(LifoQueue[Any]):
-    """Where a pool's connections wait for the next caller, and callers for a connection."""
-
-    def get(self, block: bool = True, timeout: float | None = None) -> Any:
-        if not block:
-            return super().get(block=False)
-        try:
-            return super().get(timeout=seconds_left())
-        except (Empty, TimeoutError) as err:
-            raise BusyError(f"all {self.maxsize} connections are busy") from err
-
-
 def pool_of(config: RedisConfig, tls: ssl.SSLContext | None, **options: Any) -> RowPool:
     """A pool of at most ``num_node_connections`` connections, with redis-py's ``options``: at least host and port."""
     return RowPool(  # type: ignore[no-untyped-call]
         connection_class=RowConnection,
-        queue_class=_IdleConnections,
         max_connections=config.num_node_connections,
+        timeout=config.timeout_ms / 1000,
         username=None if config.user_name == "default" else config.user_name,
         password=config.password.get_secret_value() or None,
-        driver_info=None,  # redis-py's name and version, which would take a right and two round trips
+        driver_info=None,  # redis-py would send its name and version, which takes a right and two round trips
         connect_timeout_s=config.connect_timeout_ms / 1000,
+        timeout_s=config.timeout_ms / 1000,
         tls=tls,
         tls_name=config.tls.server_name if config.tls else "",
         **options,

@@ -1,4 +1,4 @@
-"""Keys and rows of one table as they lie in Redis, in whichever layout."""
+"""Keys and rows of one table as bytes in Redis."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -8,21 +8,20 @@ from numpy.typing import NDArray
 
 from kernels.errors import ReservedKeyError
 from kernels.host import KeyIndex, RowDtype
-from serving.errors import StoreError, StoreLostError
+from serving.errors import StoreError
 from serving.storage.hps_layout import keys_of
 from serving.storage.redis.commands import encoded_fields, encoded_rows
 from serving.storage.redis.partitions import Partitions
-from serving.storage.redis.sources import FORMS, files_and_form
 from serving.storage.row_codec import RowCodec
-from serving.storage.store import CHANGED, Keys, Mask, TableSpec, Vectors
+from serving.storage.store import Keys, Mask, TableSpec, Vectors
 
 STORE_NAME = "redis"
-# What is sent or received before the time-out starts anew.
+# Bytes sent or received in one round; each round has the full timeout.
 MOST_ROUND_BYTES = 4 * 2**20
 
 
 class RedisRows:
-    """How a table's keys and rows are written. Every method may be called from any thread.
+    """Encodes and decodes a table's keys and rows. Every method may be called from any thread.
 
     Attributes:
         spec: the table.
@@ -34,7 +33,6 @@ class RedisRows:
         self.spec = spec
         self.codec = RowCodec(STORE_NAME, spec, row_dtype)
         self._max_batch_size = max_batch_size
-        self._form = "" if self.codec.row_dtype == "fp32" else f":{self.codec.row_dtype}"
 
     def rounds(self, count: int, bytes_per_key: int) -> Iterator[slice]:
         """The parts of ``count`` keys that are sent at once."""
@@ -58,38 +56,14 @@ class RedisRows:
         words = encoded_fields(keys[order], self.spec.key_bytes)
         return [(group.partition, words[group.begin : group.end]) for group in groups]
 
-    def with_form(self, digest: str) -> str:
-        """What the record of a load says of files with ``digest``: rows of another form are another load."""
-        files = digest.removesuffix(CHANGED)
-        return files + self._form + digest[len(files) :]
-
-    def loaded_from(self, records: Sequence[bytes | None]) -> str | None:
-        """The digest that all ``records``, ``<with_form(digest)> <load>``, agree on; None where one is absent."""
-        said = {None if record is None else record.rpartition(b" ")[0].decode() for record in records}
-        record = said.pop()
-        return None if said or record is None else self._without_form(record)
-
-    def check_source(self, record: bytes, known: bytes) -> None:
-        """Check that rows come from the files of those that this process knows, and for which its network was trained.
-
-        Raises:
-            StoreError: they do not.
-        """
-        source, expected = files_and_form(record), files_and_form(known)
-        if source != expected:
-            reason = f"another process has loaded it from other files, {source}; this one goes by {expected}: load "
-            raise self.error(
-                f"{reason}the model again with the files that are to be served, or give it a name of its own"
-            )
-
     def taker(self, out: Vectors, at: NDArray[np.intp]) -> Callable[[NDArray[np.void]], None]:
-        """What values without a gap, void[N], are to be given to: it makes them rows ``at`` of ``out``."""
+        """A function that takes values without gaps, void[N], and writes them to rows ``at`` of ``out``."""
         if self.codec.row_dtype == "fp32":
             return partial(_put, out.view(f"V{self.codec.value_bytes}").reshape(-1), at)
         return lambda values: _put(out, at, self.codec.decode(values.tobytes()))
 
     def fill(self, keys: Keys, values: Sequence[bytes | None], out: Vectors, at: NDArray[np.intp]) -> Mask:
-        """Make ``values``, with gaps, rows ``at`` of ``out``, zeros where there is none; returns where there are.
+        """Write ``values`` to rows ``at`` of ``out``, zeros where a value is None; returns which are present.
 
         Raises:
             StoreError: a value is of another size; the message names its key.
@@ -114,7 +88,7 @@ class RedisRows:
     def batches(
         self, scanned: Iterator[Mapping[bytes, bytes]], batch_rows: int, seen: KeyIndex
     ) -> Iterator[tuple[Keys, Vectors]]:
-        """What was ``scanned``, in batches, without the keys of ``seen``, to which all are added."""
+        """Scanned rows in batches, without the keys of ``seen``; all keys are added to ``seen``."""
         rows: dict[bytes, bytes] = {}
         for some in scanned:
             rows |= self._unseen(some, seen)
@@ -141,17 +115,6 @@ class RedisRows:
     def error(self, reason: str) -> StoreError:
         """An error that names the table."""
         return StoreError(STORE_NAME, self.spec.name, reason)
-
-    def lost(self, reason: str) -> StoreLostError:
-        """An error that names the table, of which rows are gone."""
-        return StoreLostError(STORE_NAME, self.spec.name, reason)
-
-    def _without_form(self, record: str) -> str | None:
-        """The digest of which ``with_form`` makes ``record``; None where that is of another form."""
-        digest = record.removesuffix(CHANGED)
-        if next((form for form in FORMS if digest.endswith(form)), "") != self._form:
-            return None
-        return digest.removesuffix(self._form) + record[len(digest) :]
 
     def _unseen(self, rows: Mapping[bytes, bytes], seen: KeyIndex) -> Mapping[bytes, bytes]:
         is_new = self.are_new(self.decoded(rows)[0], seen)

@@ -1,4 +1,4 @@
-"""The shared tier: embedding tables in a Redis server or cluster, laid out as HPS does."""
+"""The Redis tier: embedding tables in a Redis server or cluster, laid out as HPS does."""
 
 import logging
 import threading
@@ -8,42 +8,42 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from serving.background import QueueWorker
 from serving.config import RedisConfig
 from serving.errors import MissingExtraError, StoreError, StoreTimeoutError, StoreUnreachableError
 from serving.reading import Reading
 from serving.storage.hps_layout import storable
-from serving.storage.redis.changes import ChangeNumbers
 from serving.storage.redis.commands import RedisNodeError, RedisNodeTimeoutError, RedisUnreachableError
-from serving.storage.redis.overflow import Touches
 from serving.storage.redis.rows import STORE_NAME
-from serving.storage.redis.strings import StringTable
-from serving.storage.redis.table import RedisTable
-from serving.storage.store import Keys, Mask, TableSpec, Vectors, none_found
+from serving.storage.store import Batches, Keys, Marker, Mask, Store, TableSpec, Truth, Vectors, none_found
 
 if TYPE_CHECKING:
     from serving.storage.redis.nodes import RedisNodes
+    from serving.storage.redis.table import RedisTable
 
 logger = logging.getLogger(__name__)
 
 # Warn when the busiest node has this many times its fair share of a table's partitions.
 LOPSIDED_RATIO = 1.5
+# Found keys that wait to be reported to an overflow policy; more are not counted.
+MOST_WAITING_TOUCHES = 64
 
 
-class RedisStore:
-    """Rows in Redis, shared by every process that connects to it. See ``DurableStore``.
+class RedisStore(Store):
+    """Rows in Redis, shared by every process that connects to it; see the package for the layout and the contract.
 
-    Tables have HPS's layout (HugeCTR v24.06), so what HPS wrote can be read, and the other way round. Rows outlive the
-    process: a table that is there and was loaded from the same files is not loaded again. A partition whose record of
-    that load is gone, because its node came back empty, counts as a tier that does not answer, not as one without keys.
-    With ``RedisConfig.overflow`` it holds a part of the rows only: a slower tier must hold all of them.
+    Rows outlive the process, so a table that was loaded from the same files is not loaded again. With
+    ``RedisConfig.overflow`` Redis holds some of the rows, and a slower tier must hold all of them.
     """
+
+    outlives_process = True
 
     def __init__(self, config: RedisConfig, *, may_be_late: bool = False) -> None:
         """Connect.
 
         Args:
-            config: where to, and how.
-            may_be_late: where no node can be reached, that is no error, but of every call until one can.
+            config: the addresses and options.
+            may_be_late: no error is raised now if no node can be reached; calls raise it until a node answers.
 
         Raises:
             MissingExtraError: redis or hiredis is not installed.
@@ -52,20 +52,15 @@ class RedisStore:
         """
         self._config = config
         self._is_closed = False
-        self._is_slowest = False
-        self._touches: Touches | None = None
         self._lock = threading.Lock()  # one change of the tables at a time
-        # Replaced as a whole, never changed in place; readers take no lock.
-        self._tables: dict[str, RedisTable | StringTable] = {}
-        self._numbers: dict[str, ChangeNumbers] = {}  # by table; they outlive it, until it is dropped
+        self._tables: dict[str, RedisTable] = {}  # replaced as a whole, so readers take no lock
         try:
             self._nodes = _nodes_of(config)
         except OSError as err:
             raise StoreError(STORE_NAME, "", f"TLS: {err}") from err
         with suppress(StoreUnreachableError) if may_be_late else nullcontext(), self._translated(""):
             self._nodes.topology.connect()
-        if config.overflow is not None:
-            self._touches = Touches()
+        self._touches = QueueWorker("hotrow-redis-touches", MOST_WAITING_TOUCHES)
 
     @property
     def name(self) -> str:
@@ -81,15 +76,16 @@ class RedisStore:
         """See ``Store.open_table``; some rows of each partition are looked at.
 
         Raises:
-            StoreError: besides ``Store.open_table``'s reasons, the table was written with another ``num_partitions``.
+            StoreError: also where the table was written with another ``num_partitions``.
         """
         with self._translated(spec.name):
-            table = self._table(spec)
-            table.check()
+            table = self._tables.get(spec.name) or self._new_table(spec)
+            table.check(range(len(table.partitions)))
+            table.verify(range(len(table.partitions)))
         self._take(table)
 
     def capacity_rows(self, table: str) -> int | None:
-        """See ``Store.capacity_rows``; where an overflow evicts rows, as many as all margins together."""
+        """See ``Store.capacity_rows``; with an overflow policy, the margins of all partitions together."""
         self._check_open(table)
         if table not in self._tables:
             return 0
@@ -102,21 +98,13 @@ class RedisStore:
         return sorted(self._tables)
 
     def count(self, table: str) -> int:
-        """See ``Store.count``; exact."""
+        """See ``Store.count``."""
         with self._translated(table):
             held = self._tables.get(table)
             return held.count() if held else 0
 
-    def spread(self, table: str) -> Mapping[str, int]:
-        """By node, ``"host:port"``, how many of an open table's partitions it holds; empty for an unknown table."""
-        self._check_open(table)
-        held = self._tables.get(table)
-        if held is None:
-            return {}
-        return self._nodes.topology.spread(held.spread_keys)
-
     def fetch(self, table: str, keys: Keys, out: Vectors) -> Mask:
-        """See ``Store.fetch``."""
+        """See ``Store.fetch``; a cache does not find keys of invalid partitions."""
         self._check_open(table)
         held = self._tables.get(table)
         if held is None:
@@ -138,17 +126,16 @@ class RedisStore:
 
     def insert(self, table: str, keys: Keys, rows: Vectors) -> None:
         """See ``Store.insert``; when it fails, some of the rows may have been written."""
-        self._check_open(table)
-        held = self._open_table(table)
-        if rows.shape[1] != held.spec.dim:
-            raise StoreError(STORE_NAME, table, f"holds vectors of {held.spec.dim} floats, got {rows.shape[1]}")
-        if storable(keys, held.spec.key_bytes) is not None:
-            raise StoreError(STORE_NAME, table, f"a key does not fit {held.spec.key_bytes} bytes")
         with self._translated(table):
-            held.insert(keys, rows)
+            self._checked(table, keys, rows).insert(keys, rows)
+
+    def add(self, table: str, keys: Keys, rows: Vectors) -> int:
+        """See ``Store.add``; Redis itself decides which keys are absent."""
+        with self._translated(table):
+            return self._checked(table, keys, rows).add(keys, rows)
 
     def evict(self, table: str, keys: Keys) -> int | None:
-        """See ``Store.evict``; exact, unless an answer was lost on the way and the command sent again."""
+        """See ``Store.evict``; exact, unless an answer was lost and the command sent again."""
         with self._translated(table):
             held = self._tables.get(table)
             if held is None:
@@ -163,132 +150,149 @@ class RedisStore:
             with self._lock:
                 self._tables = {name: one for name, one in self._tables.items() if name != table}
             held.drop()
-            self._numbers.pop(table, None)
 
-    def items(self, table: str, batch_rows: int = 65536) -> Iterator[tuple[Keys, Vectors]]:
+    def items(self, table: str, batch_rows: int = 65536) -> Batches:
         """See ``Store.items``; while others write, a row may come twice."""
         with self._translated(table):
             held = self._tables.get(table)
             if held is not None:
                 yield from held.items(batch_rows)
 
-    def loaded_from(self, table: str) -> str | None:
-        """See ``DurableStore.loaded_from``; None too where a partition has lost what it was loaded with."""
+    def marker(self, table: str) -> Marker | None:
+        """See ``Store.marker``; None where a partition has lost its marker."""
         with self._translated(table):
-            return (self._tables.get(table) or self._unopened(table)).loaded_from()
+            return (self._tables.get(table) or self._unopened(table)).marker()
 
-    def mark_changed(self, table: str) -> None:
-        """See ``DurableStore.mark_changed``."""
-        with self._translated(table):
-            self._open_table(table).mark(has_changed=True)
+    def load(self, spec: TableSpec, batches: Batches, marker: Marker, *, keep: bool) -> None:
+        """See ``Store.load``; each partition changes in one instant.
 
-    def put_seal(self, table: str, seal: str, former: str | None, has_changed: bool) -> None:
-        """See ``SealedStore.put_seal``."""
-        with self._translated(table):
-            self._open_table(table).mark(has_changed, seal, former or "")
-
-    def seals(self, table: str) -> set[str]:
-        """See ``SealedStore.seals``."""
-        with self._translated(table):
-            return (self._tables.get(table) or self._unopened(table)).seals()
-
-    def be_slowest(self) -> None:
-        """See ``ForgetfulStore.be_slowest``."""
-        with self._lock:
-            self._is_slowest = True
-            for table in self._tables.values():
-                table.is_slowest = True
-
-    def note_change(self, table: str, keys: Keys) -> None:
-        """See ``ForgetfulStore.note_change``; not with ``RedisConfig.layout`` ``strings``, nor for what HPS wrote."""
-        held = self._tables.get(table)
-        if isinstance(held, RedisTable):
-            with self._translated(table):
-                held.note_change(keys)
-
-    def refill(self, table: str, batches: Iterator[tuple[Keys, Vectors | None]], digest: str) -> bool:
-        """See ``ForgetfulStore.refill``; with ``RedisConfig.layout`` ``strings`` others' changes do not end it."""
-        with self._translated(table):
-            return self._open_table(table).refill(batches, digest)
-
-    def bulk_load(
-        self, spec: TableSpec, batches: Iterator[tuple[Keys, Vectors]], digest: str, *, unless_loaded: bool = False
-    ) -> None:
-        """See ``DurableStore.bulk_load``; with ``RedisConfig.layout`` ``strings`` it is always loaded.
-
-        Processes that share the table read on all the while; each partition changes in one instant. Redis needs room
-        for the old and the new rows together.
+        Processes that share the table go on reading. Redis needs room for the old and the new rows together. A process
+        that loads the same files waits for this load.
 
         Raises:
-            StoreError: besides other reasons, another process, which began later, has loaded other rows meanwhile.
+            StoreUnreachableError: another process holds the lease too long, or took it.
         """
+        from serving.storage.redis.filling import Filling
+
         with self._translated(spec.name):
-            table = self._table(spec)
-            table.load(batches, digest, unless_loaded=unless_loaded)
+            table = self._new_table(spec)
+            table.wanted = marker
+            Filling(self._nodes, table).load(batches, marker, keep=keep)
         self._take(table)
 
-    def close(self) -> None:
-        """See ``Store.close``; the rows stay."""
-        with self._lock:
-            touches, self._touches = self._touches, None
-            self._is_closed = True
-            self._tables = {}
-        if touches is not None:
-            touches.close()
-        self._nodes.topology.close()
+    def write_flags(self, table: str, *, changed: bool | None = None, caches_dirty: bool | None = None) -> None:
+        """See ``Store.write_flags``; the table of a cache has no ``caches_dirty``."""
+        held = self._tables.get(table)
+        if held is not None and changed:
+            with self._translated(table):
+                held.set_changed()
 
-    def readings(self, table: str) -> Iterator[Reading]:
-        """See ``MeasuredStore.readings``."""
+    def serve_as_cache(self, spec: TableSpec, truth: Truth) -> None:
+        """See ``Store.serve_as_cache``."""
+        from serving.storage.redis.table import Status
+
+        with self._translated(spec.name):
+            table = self._new_table(spec)
+        table.truth, table.wanted = truth, truth.marker()
+        table.mark(range(len(table.partitions)), Status.INVALID, "it has not been filled yet")
+        with self._lock:
+            self._tables = {**self._tables, spec.name: table}
+
+    def fill(self, spec: TableSpec, truth: Truth, *, starting: bool) -> bool:
+        """See ``Store.fill``."""
+        from serving.storage.redis.filling import Filling
+
+        with self._translated(spec.name):
+            table = self._open_table(spec.name)
+            table.wanted = truth.marker()
+            was_written = Filling(self._nodes, table).fill(truth, starting=starting)
+        if starting:
+            self._log_spread(table)
+        return was_written
+
+    def is_whole(self, table: str) -> bool:
+        """See ``Store.is_whole``."""
+        held = self._tables.get(table)
+        return held is None or held.is_whole
+
+    def samples(self, table: str) -> Iterator[Reading]:
+        """See ``Store.samples``."""
         held = self._tables.get(table)
         if held is None:
             return
-        spread = self._nodes.topology.spread(held.spread_keys) if held.spread_keys else {}
         help_text = "Partitions of a table that a Redis node holds."
-        for node, count in spread.items():
+        for node, count in self.spread(table).items():
             yield Reading("hotrow_redis_partitions", help_text, (("node", node),), count, is_gauge=True)
         if self._config.overflow is not None:
             yield Reading("hotrow_tier_evicted_rows", "Rows that overflows evicted.", (), held.evicted_rows)
+
+    def spread(self, table: str) -> Mapping[str, int]:
+        """By node, ``"host:port"``, how many of an open table's partitions it holds; empty for an unknown table."""
+        self._check_open(table)
+        held = self._tables.get(table)
+        if held is None:
+            return {}
+        with suppress(RedisNodeError):
+            return self._nodes.topology.spread([one.values for one in held.partitions])
+        return {}
 
     def evicted_rows(self, table: str) -> int:
         """Rows that this process evicted from an open table as it overflowed."""
         held = self._tables.get(table)
         return held.evicted_rows if held else 0
 
-    def _touch(self, table: RedisTable | StringTable, keys: Keys) -> None:
-        touches = self._touches
-        if touches is not None and table.is_touched_by_fetches and keys.size:
-            touches.note(table.touch, keys)
+    def close(self) -> None:
+        """See ``Store.close``; the rows stay."""
+        with self._lock:
+            was_closed, self._is_closed = self._is_closed, True
+            self._tables = {}
+        if not was_closed:
+            self._touches.wait(self._config.timeout_ms / 1000)
+            self._touches.close()
+            self._nodes.topology.close()
 
-    def _table(self, spec: TableSpec) -> RedisTable | StringTable:
-        if self._config.layout == "strings":
-            return StringTable(self._nodes, self._config, spec)
-        numbers = self._numbers.setdefault(spec.name, ChangeNumbers())
-        return RedisTable(self._nodes, self._config, spec, numbers)
+    def _touch(self, table: "RedisTable", keys: Keys) -> None:
+        if table.is_touched_by_fetches and keys.size:
+            self._touches.submit(lambda: _touch(table, keys))
 
-    def _open_table(self, table: str) -> RedisTable | StringTable:
+    def _checked(self, name: str, keys: Keys, rows: Vectors) -> "RedisTable":
+        table = self._open_table(name)
+        if rows.shape[1] != table.spec.dim:
+            raise StoreError(STORE_NAME, name, f"holds vectors of {table.spec.dim} floats, got {rows.shape[1]}")
+        if storable(keys, table.spec.key_bytes) is not None:
+            raise StoreError(STORE_NAME, name, f"a key does not fit {table.spec.key_bytes} bytes")
+        return table
+
+    def _new_table(self, spec: TableSpec) -> "RedisTable":
+        from serving.storage.redis.table import RedisTable  # needs redis-py
+
+        return RedisTable(self._nodes, self._config, spec)
+
+    def _open_table(self, table: str) -> "RedisTable":
         held = self._tables.get(table)
         if held is None:
             raise StoreError(STORE_NAME, table, "not an open table")
         return held
 
-    def _unopened(self, table: str) -> RedisTable | StringTable:
-        """A table of which nothing but the name counts."""
-        return self._table(TableSpec(table, dim=1, row_dtype=self._config.row_dtype or "fp32"))
+    def _unopened(self, table: str) -> "RedisTable":
+        """A table of which only the name counts."""
+        return self._new_table(TableSpec(table, dim=1, row_dtype=self._config.row_dtype or "fp32"))
 
-    def _take(self, table: RedisTable | StringTable) -> None:
-        """Answer for ``table`` from now on, and tell how evenly the nodes hold it."""
-        name = table.spec.name
+    def _take(self, table: "RedisTable") -> None:
+        """Serve ``table`` from now on."""
         with self._lock:
-            self._check_open(name)
-            table.is_slowest = self._is_slowest
-            self._tables = {**self._tables, name: table}
-        spread = self.spread(name)
-        if not table.spread_keys:
+            self._check_open(table.spec.name)
+            self._tables = {**self._tables, table.spec.name: table}
+        self._log_spread(table)
+
+    def _log_spread(self, table: "RedisTable") -> None:
+        """Log how evenly the nodes hold a table."""
+        name, spread = table.spec.name, self.spread(table.spec.name)
+        if not spread:
             return
-        fair_share = len(table.spread_keys) / len(spread)
-        is_lopsided = max(spread.values()) >= LOPSIDED_RATIO * fair_share
+        fair_share = len(table.partitions) / len(spread)
         text = ", ".join(f"{node} holds {count}" for node, count in spread.items())
-        if is_lopsided:
+        if max(spread.values()) >= LOPSIDED_RATIO * fair_share:
             logger.warning("%s: one node will be the busiest; more num_partitions would spread wider: %s", name, text)
         else:
             logger.info("%s: partitions by node: %s", name, text)
@@ -310,8 +314,13 @@ class RedisStore:
             raise StoreError(STORE_NAME, table, str(err)) from err
 
 
+def _touch(table: "RedisTable", keys: Keys) -> None:
+    with suppress(RedisNodeError):  # a use that is not counted costs no answer
+        table.touch(keys)
+
+
 def _nodes_of(config: RedisConfig) -> "RedisNodes":
-    """Import redis-py, and hiredis, without which it would work too, but slowly."""
+    """Import redis-py, and hiredis, without which redis-py works slowly."""
     try:
         import hiredis  # noqa: F401
 

@@ -1,8 +1,10 @@
-"""One embedding table in Redis: which partition holds a key, and the commands that read and write them all."""
+"""One embedding table in Redis: the state of its partitions, and the commands that read and change its rows."""
 
+import enum
 import logging
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,30 +13,17 @@ from numpy.typing import NDArray
 from kernels.host import KeyIndex
 from serving.config import RedisConfig
 from serving.storage.hps_layout import key_list
-from serving.storage.redis.changes import ChangeNumbers, number_of
-from serving.storage.redis.commands import Command, Partition, encoded_fields, hdel, header, plain
-from serving.storage.redis.load import TableLoad
+from serving.storage.redis import marker as scripts
+from serving.storage.redis.commands import Command, Partition, RedisNodeError, encoded_fields, hdel, header, plain
+from serving.storage.redis.marker import PartitionMarker
+from serving.storage.redis.nodes import Reply, value_of
 from serving.storage.redis.overflow import Overflow
-from serving.storage.redis.partitions import Group, Partitions, lacking
-from serving.storage.redis.records import (
-    LOST,
-    evict,
-    insert,
-    is_lost,
-    is_same_load,
-    mark_record,
-    read_record,
-    state,
-    unlink,
-)
+from serving.storage.redis.partitions import Group, Partitions
 from serving.storage.redis.rows import RedisRows
-from serving.storage.redis.seals import seals_of
-from serving.storage.redis.sources import files_and_form
-from serving.storage.redis.watch import Watch, records_of_load
-from serving.storage.store import Keys, Mask, TableSpec, Vectors, has_rows_of
+from serving.storage.store import Keys, Marker, Mask, TableSpec, Truth, Vectors
 
 if TYPE_CHECKING:
-    from serving.storage.redis.nodes import RedisNodes  # which needs redis-py
+    from serving.storage.redis.nodes import RedisNodes  # needs redis-py
 
 logger = logging.getLogger(__name__)
 
@@ -42,58 +31,114 @@ SCAN_FIELDS = 1000
 SAMPLE_FIELDS = 10
 
 
+class Status(enum.Enum):
+    """What this process knows of a partition."""
+
+    VALID = "it holds the table's rows"
+    UNKNOWN = "its marker must be read"
+    INVALID = "its rows may be old or missing; changes are written to it"
+    MISSED = "it missed a change; no more changes are written to it"
+    FOREIGN = "it was loaded from other files"
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionState:
+    """One partition as this process last saw it.
+
+    Attributes:
+        status: what is known.
+        generation: of the marker when the partition was last valid; None: it had no marker, or was never valid.
+        run_id: of the node when the partition was last valid.
+        reason: why it is not valid.
+    """
+
+    status: Status = Status.UNKNOWN
+    generation: str | None = None
+    run_id: str = ""
+    reason: str = ""
+
+
 class RedisTable:
     """The rows of one table. Every method may be called from any thread.
 
-    Every method raises RedisNodeError where a node does not answer, and StoreError where Redis holds what is not such a
+    Every method raises RedisNodeError where a node does not answer, and StoreError where Redis does not hold such a
     table.
+
+    Attributes:
+        spec: the table.
+        partitions: its partitions.
+        rows: how its rows are encoded.
+        overflow: the overflow policy, if there is one.
+        wanted: the marker that a load expects; None: the table was opened without a load, and is taken as it is.
+        truth: the source of truth that Redis caches; None: Redis is the source of truth.
     """
 
-    def __init__(self, nodes: "RedisNodes", config: RedisConfig, spec: TableSpec, numbers: ChangeNumbers) -> None:
-        """Name its partitions, of whose changes ``numbers`` knows; nothing is asked yet."""
+    def __init__(self, nodes: "RedisNodes", config: RedisConfig, spec: TableSpec) -> None:
+        """Name the partitions; asks nobody."""
         self.spec = spec
         self.partitions = Partitions(spec.name, config.num_partitions)
+        self.rows = RedisRows(spec, config.row_dtype, config.max_batch_size)
+        self.overflow = Overflow(nodes, config.overflow) if config.overflow else None
+        self.wanted: Marker | None = None
+        self.truth: Truth | None = None
+        self.evicted_rows = 0  # by this process, as partitions overflowed; guarded by the lock
         self._nodes = nodes
-        self._numbers = numbers
         self._max_batch_size = config.max_batch_size
-        self._rows = RedisRows(spec, config.row_dtype, config.max_batch_size)
-        self._overflow = Overflow(nodes, config.overflow) if config.overflow else None
-        self._lock = threading.Lock()  # guards the next
-        self.evicted_rows = 0  # by this process, as partitions overflowed
-        self._watch = Watch(self._rows, config.num_partitions)
+        self._is_written = False  # by this process
+        self._lock = threading.Lock()  # guards changes of the states
+        self._states = [PartitionState() for _ in self.partitions]  # each state is replaced as a whole
 
     @property
-    def is_slowest(self) -> bool:
-        """Whether nothing behind Redis has the rows: where some are lost, no change is taken that a load would undo."""
-        return self._watch.is_slowest
+    def is_whole(self) -> bool:
+        """Whether every partition is valid, as far as this process knows."""
+        return all(state.status is Status.VALID for state in self._states)
 
-    @is_slowest.setter
-    def is_slowest(self, is_slowest: bool) -> None:
-        self._watch.is_slowest = is_slowest
+    def state(self, number: int) -> PartitionState:
+        """The state of a partition."""
+        return self._states[number]
 
-    @property
-    def spread_keys(self) -> list[bytes]:
-        """One key of each partition."""
-        return [one.values for one in self.partitions]
+    def set_state(self, number: int, state: PartitionState) -> None:
+        """Change the state of a partition."""
+        with self._lock:
+            self._states[number] = state
 
-    def check(self) -> None:
-        """Look at some rows of each partition: their widths, and whether they are in the partition of their key."""
-        scans = [plain("HSCAN", one.values, 0, "COUNT", SAMPLE_FIELDS) for one in self.partitions]
-        replies = self._nodes.run([*scans, *(plain("GET", one.record) for one in self.partitions)])
-        for number, (_, held) in enumerate(replies[: len(scans)]):
-            keys, _ = self._rows.decoded(held)
+    def mark(self, numbers: Iterable[int], status: Status, reason: str) -> None:
+        """Change the status of partitions; the last valid generation stays."""
+        with self._lock:
+            for number in numbers:
+                self._states[number] = replace(self._states[number], status=status, reason=reason)
+
+    def check(self, numbers: Sequence[int]) -> None:
+        """Look at some rows of partitions: their widths, and whether each is in the partition of its key."""
+        scans = [plain("HSCAN", self.partitions[at].values, 0, "COUNT", SAMPLE_FIELDS) for at in numbers]
+        count = len(self.partitions)
+        *replies, is_beyond = self._nodes.run([*scans, plain("EXISTS", Partition(self.spec.name, count).values)])
+        for number, (_, held) in zip(numbers, replies, strict=True):
+            keys, _ = self.rows.decoded(held)
             places = self.partitions.places(keys)
             if (places != number).any():
                 at = int(np.argmax(places != number))
-                reason = f"holds key {keys[at]} in partition {number}, of {len(scans)} it belongs in {places[at]}"
-                raise self._rows.error(f"{reason}: num_partitions differs from that with which the table was written")
-        records = [read_record(reply) for reply in replies[len(scans) :]]
-        # Rows beyond the partitions of a load came from somebody who did not know of it: nobody looks there.
-        if not self._watch.check_opened(records) and self._partitions_beyond():
-            raise self._rows.error(f"was written with more than {len(scans)} partitions: num_partitions differs")
-        seen = {number: number_of(record) for number, record in enumerate(records) if record is not None}
-        self._numbers.were_seen(seen)
-        self._watch.see(records)
+                reason = f"holds key {keys[at]} in partition {number}, of {count} it belongs in {places[at]}"
+                raise self.rows.error(f"{reason}: num_partitions differs from the one that the table was written with")
+        if is_beyond:
+            raise self.rows.error(f"was written with more than {count} partitions: num_partitions differs")
+
+    def markers(self) -> list[tuple[PartitionMarker | None, str]]:
+        """The marker of each partition, and the identity of its node."""
+        replies = self._nodes.run_each([scripts.read_marker(one) for one in self.partitions])
+        return [(self._read(reply), reply.run_id) for reply in replies]
+
+    def marker(self) -> Marker | None:
+        """See ``Store.marker``; None where a partition has no marker or another one."""
+        held = [marker for marker, _ in self.markers()]
+        first, *others = held
+        if first is None or any(
+            one is None or (one.digest, one.row_dtype) != (first.digest, first.row_dtype) for one in others
+        ):
+            return None
+        markers = [one for one in held if one is not None]
+        rows, changed = sum(one.rows for one in markers), any(one.changed for one in markers)
+        return Marker(first.digest, rows, first.row_dtype, changed)
 
     def count(self) -> int:
         """Rows held."""
@@ -107,184 +152,247 @@ class RedisTable:
             out: float32[N, D], contiguous; overwritten.
             found: bool[N]; overwritten.
         """
-        for part in self._rows.rounds(keys.size, self._rows.codec.value_bytes):
+        for part in self.rows.rounds(keys.size, self.rows.codec.value_bytes):
             self._fetch_round(keys[part], out[part], found[part])
 
     def insert(self, keys: Keys, rows: Vectors) -> None:
         """Insert or overwrite int64[N] keys and their float32[N, D] rows."""
-        for part in self._rows.rounds(keys.size, self._rows.codec.value_bytes):
-            filled = self._insert(keys[part], rows[part])
-            if self._overflow is not None:
-                self._trim(self._overflow, keys[part], sorted(filled))
+        for part in self.rows.rounds(keys.size, self.rows.codec.value_bytes):
+            groups = self.rows.words(self.partitions, keys[part], rows[part])
+            self._change(groups, "HSET", 2)
+            if self.overflow is not None:
+                self._trim(self.overflow, keys[part], sorted({number for number, _ in groups}))
+
+    def add(self, keys: Keys, rows: Vectors) -> int:
+        """Add rows whose keys are absent, to valid partitions; returns how many."""
+        added = 0
+        for part in self.rows.rounds(keys.size, self.rows.codec.value_bytes):
+            groups = self.rows.words(self.partitions, keys[part], rows[part])
+            valid = [(number, words) for number, words in groups if self._states[number].status is Status.VALID]
+            commands = [scripts.add(self.partitions[number], words) for number, words in valid]
+            touches = [command for number, words in valid for command in self._touches(number, words)]
+            added += sum(self._nodes.run([*commands, *touches])[: len(commands)])
+            if self.overflow is not None:
+                self._trim(self.overflow, keys[part], sorted({number for number, _ in valid}))
+        return added
 
     def evict(self, keys: Keys) -> int:
-        """Remove keys, with what HPS's overflow policies know of them; returns how many were held."""
+        """Remove keys, also from HPS's hash for overflow policies; returns how many were held."""
         evicted = 0
-        for part in self._rows.rounds(keys.size, self.spec.key_bytes):
-            fields_of = self._rows.fields(self.partitions, keys[part])
-            parts = [(self.partitions[at], self._watch.writer(at), fields) for at, fields in fields_of]
-            evictions = [evict(one, writer, fields) for one, writer, fields in parts]
-            # What overflow policies know of keys without a row does no harm.
-            replies = self._nodes.run([*evictions, *(hdel(one.times, fields) for one, _, fields in parts)])
-            evicted += sum(replies[: len(evictions)])
+        for part in self.rows.rounds(keys.size, self.spec.key_bytes):
+            evicted += self._change(self.rows.fields(self.partitions, keys[part]), "HDEL", 1)
         return evicted
 
-    def note_change(self, keys: Keys) -> None:
-        """Raise the numbers of the partitions of int64[N] keys, whose rows have changed."""
-        records = self._watch.records
-        if records is not None:
-            changed = np.unique(self.partitions.places(keys)).tolist()
-            self._numbers.note(self._nodes, self.partitions, changed, files_and_form(records[0]))
+    def set_changed(self) -> None:
+        """Note in every marker that rows change; a partition that cannot be reached has missed the change."""
+        self._is_written = True
+        written = [number for number in range(len(self.partitions)) if self._takes_changes(number)]
+        self._settle(written, self._nodes.run_each([scripts.set_changed(self.partitions[at]) for at in written]))
 
     def drop(self) -> None:
-        """Remove every row, and what is known of them."""
-        self._nodes.run([unlink(one) for one in (*self.partitions, *self._partitions_beyond())])
-        self._watch.records = None
+        """Remove every row and everything that belongs to it."""
+        self._nodes.run([plain("UNLINK", one.values, one.times, one.marker, one.lease) for one in self.partitions])
 
     def items(self, batch_rows: int) -> Iterator[tuple[Keys, Vectors]]:
-        """All rows, by partition, each key once, though Redis may give one twice."""
-        for one in self.partitions:
-            yield from self._rows.batches(self._scanned(one, batch_rows), batch_rows, KeyIndex())
+        """All rows by partition, each key once, although Redis may return a key twice."""
+        for number in range(len(self.partitions)):
+            yield from self.partition_items(number, batch_rows)
 
-    def _scanned(self, one: Partition, batch_rows: int) -> Iterator[Mapping[bytes, bytes]]:
-        cursor = -1
-        while cursor:
-            scan = plain("HSCAN", one.values, max(cursor, 0), "COUNT", min(batch_rows, SCAN_FIELDS))
-            ((cursor, some),) = self._nodes.run([scan])
-            yield some
-
-    def loaded_from(self) -> str | None:
-        """The digest of the load that filled the table; None where a partition has none or another, or lacks rows."""
-        return self._held()[1]
-
-    def mark(self, has_changed: bool, seal: str = "", former: str = "") -> None:
-        """Note in every partition's record that rows come to those that were loaded, or a seal; see ``mark_record``."""
-        writers = map(self._watch.writer, range(len(self.partitions)))
-        marks = [
-            mark_record(one.record, writer, has_changed, seal, former)
-            for one, writer in zip(self.partitions, writers, strict=True)
-        ]
-        if 0 in self._nodes.run(marks) and self._watch.is_slowest and self._watch.records is not None:
-            raise self._rows.lost(f"a partition{LOST}")
-
-    def seals(self) -> set[str]:
-        """All seals that the records bear."""
-        held = self._nodes.run([plain("GET", one.record) for one in self.partitions])
-        return set().union(*map(seals_of, held))
-
-    def load(self, batches: Iterator[tuple[Keys, Vectors]], digest: str, *, unless_loaded: bool = False) -> None:
-        """Replace the table. See ``DurableStore.bulk_load``.
-
-        Each partition changes in one instant, together with the record of what it was loaded from.
-        """
-        load, (records, held) = self._new_load(), self._held()
-        if unless_loaded and has_rows_of(held, digest):
-            self.check()
-            return
-        beyond = self._partitions_beyond()
-        self._watch.see(load.replace(batches, self._rows.with_form(digest), records, unless_loaded))
-        self._nodes.run([unlink(one) for one in beyond])
-
-    def refill(self, batches: Iterator[tuple[Keys, Vectors | None]], digest: str) -> bool:
-        """Bring back what partitions have lost; returns whether any had. See ``TableLoad.refill``."""
-        held = self._nodes.run([plain("GET", one.record) for one in self.partitions])
-        self._watch.check(self._watch.records, dict(enumerate(map(read_record, held))))
-        load, mark = self._new_load(), self._rows.with_form(digest)
-        self._watch.refilling = load.name
-        try:
-            filled = load.refill(batches, mark)
-        finally:
-            self._watch.refilling = ""
-        self._watch.see_some(dict.fromkeys(filled, f"{mark} {load.name}".encode()))
-        return bool(filled)
-
-    def _fetch_round(self, keys: Keys, out: Vectors, found: Mask) -> None:
-        order, groups = self.partitions.groups(keys, self._max_batch_size)
-        fields = encoded_fields(keys[order], self.spec.key_bytes)
-        places = [order[group.begin : group.end] for group in groups]
-        commands = []
-        for group, at in zip(groups, places, strict=True):
-            one = self.partitions[group.partition]
-            payload = header(b"HMGET", one.values, at.size + 2) + fields[group.begin : group.end].tobytes()
-            take, value_bytes = self._rows.taker(out, at), self._rows.codec.value_bytes
-            commands.append(Command("HMGET", one.values, payload, take, at.size, value_bytes))
-        known, numbers = self._watch.records, sorted({group.partition for group in groups})
-        changes = self._numbers.known
-        # Asked for after the rows, on their connection: rows that have changed hands come with the record that says so.
-        asked = [plain("GET", self.partitions[number].record) for number in numbers]
-        replies = self._nodes.run([*commands, *asked])
-        records = dict(zip(numbers, map(read_record, replies[len(commands) :]), strict=True))
-        self._watch.check(known, records)
-        self._check_changes(changes, records if known else {})
-        found[...] = True
-        for at, values in zip(places, replies, strict=False):
-            if values is not None:
-                found[at] = self._rows.fill(keys, values, out, at)
-        absent = {} if found.all() else self._unexplained(groups, places, found, records)
-        if known and absent and not self._are_kept(known, records, absent):
-            self._fetch_round(keys, out, found)
-
-    def _check_changes(self, known: Mapping[int, int], records: Mapping[int, bytes | None]) -> None:
-        behind = self._numbers.behind(records.items(), known)
-        if behind:
-            self._numbers.forget(self._nodes, self.partitions, [at for at in behind if records[at] is not None])
-            values = self.partitions[behind[0]].values.decode()
-            raise self._rows.lost(f"{values} has come back without rows that have changed")
-
-    def _unexplained(
-        self,
-        groups: Sequence[Group],
-        places: Sequence[NDArray[np.intp]],
-        found: Mask,
-        records: Mapping[int, bytes | None],
-    ) -> dict[int, bool]:
-        """See ``lacking``; of a table that evicts rows only the partitions without a record, for these hold none."""
-        lacks_all = lacking(groups, places, found)
-        if self._overflow is None:
-            return lacks_all
-        return {at: is_empty for at, is_empty in lacks_all.items() if records.get(at) is None}
-
-    def _are_kept(
-        self, known: Sequence[bytes], records: Mapping[int, bytes | None], lacks_all: Mapping[int, bool]
-    ) -> bool:
-        """Tell keys that nobody has from keys that were lost: of a partition the rows, the record or both may go.
-
-        Returns:
-            Whether the load is the ``known`` one; else what was absent may have come with the other meanwhile.
-
-        Raises:
-            StoreError: a partition has lost rows.
-        """
-        held = dict(records)
-        empty = [number for number, is_empty in lacks_all.items() if is_empty and is_lost(held[number], False)]
-        for number, (record, has_rows) in zip(
-            empty, self._nodes.run([state(self.partitions[at]) for at in empty]), strict=True
-        ):
-            held[number] = record if not is_lost(record, has_rows) else None
-        for number in lacks_all:
-            if held[number] is None:
-                values = self.partitions[number].values.decode()
-                reason = "a slower tier, or a reload of the model, fills it again"
-                raise self._rows.lost(f"{values} has lost the rows it was loaded with: {reason}")
-        others = {at: record for at in lacks_all if (record := held[at]) and not is_same_load(record, known[at])}
-        if others:
-            self._watch.check(known, others)
-            self._watch.see_some(others)
-        return not others
+    def partition_items(self, number: int, batch_rows: int) -> Iterator[tuple[Keys, Vectors]]:
+        """All rows of a partition, each key once."""
+        yield from self.rows.batches(self._scanned(self.partitions[number], batch_rows), batch_rows, KeyIndex())
 
     def touch(self, keys: Keys) -> None:
-        """Tell the overflow policy that these keys were found, where it wants to know."""
-        if self._overflow is None:
-            return
-        for part in self._rows.rounds(keys.size, self.spec.key_bytes):
-            parts = self._rows.fields(self.partitions, keys[part])
-            noted = [self._overflow.touches(self.partitions[at].times, fields) for at, fields in parts]
-            self._nodes.run([command for commands in noted for command in commands])
+        """Report to the overflow policy that these keys were found."""
+        for part in self.rows.rounds(keys.size, self.spec.key_bytes):
+            groups = self.rows.fields(self.partitions, keys[part])
+            self._nodes.run([command for number, fields in groups for command in self._touches(number, fields)])
 
     @property
     def is_touched_by_fetches(self) -> bool:
         """Whether ``touch`` has an effect."""
-        return self._overflow is not None and self._overflow.is_touched_by_fetches
+        return self.overflow is not None and self.overflow.is_touched_by_fetches
+
+    def verify(self, numbers: Sequence[int]) -> None:
+        """Read the markers of partitions, and decide whether the partitions are valid."""
+        if not numbers:
+            return
+        replies = self._nodes.run_each([scripts.read_marker(self.partitions[at]) for at in numbers])
+        for number, reply in zip(numbers, replies, strict=True):
+            marker = self._read(reply)
+            if reply.run_id:  # else its slot is moving, and the next call verifies it
+                self.set_state(number, self.judge(number, marker, reply.run_id))
+
+    def judge(self, number: int, marker: PartitionMarker | None, run_id: str) -> PartitionState:
+        """The state of a partition with this marker, on the node with this identity."""
+        known, wanted = self._states[number], self.wanted
+        values = self.partitions[number].values.decode()
+        if marker is None:
+            if wanted is None and known.generation is None:
+                return PartitionState(Status.VALID, None, run_id)
+            lost = f"{values} has no marker: it has lost its rows; load the model again"
+            return replace(known, status=Status.INVALID, reason=lost)
+        if marker.partitions != len(self.partitions):
+            reason = f"it was loaded with {marker.partitions}, this process uses {len(self.partitions)}"
+            raise self.rows.error(f"num_partitions differs: {reason}")
+        valid = PartitionState(Status.VALID, marker.generation, run_id)
+        if wanted is None:
+            return valid
+        if (marker.digest, marker.row_dtype) != (wanted.digest, wanted.row_dtype):
+            reason = f"{values} was loaded from other files ({marker.digest}, {marker.row_dtype}); this process uses "
+            reason += f"{wanted.digest}, {wanted.row_dtype}: load the model again with the files that are to be served"
+            return replace(known, status=Status.FOREIGN, reason=reason)
+        if self.truth is not None:
+            if known.status is Status.MISSED:
+                return known
+            if self._is_written and known.generation not in (None, marker.generation):
+                return replace(known, status=Status.INVALID, reason=f"{values} was filled by another process")
+        if marker.run_id != run_id:
+            if self.truth is not None and not self._has_every_write(number, marker):
+                return replace(known, status=Status.INVALID, reason=f"{values}: its node may have lost writes")
+            self._nodes.run([scripts.set_run_id(self.partitions[number], run_id)])
+        return valid
+
+    def _has_every_write(self, number: int, marker: PartitionMarker) -> bool:
+        """Whether a partition on another node than the marker's has lost no write."""
+        if marker.run_id in self._nodes.topology.master_run_ids():  # that node lives: the slot was moved
+            return True
+        if self._is_written or marker.changed or self.truth is None or self.truth.marker().changed:
+            return False
+        (rows,) = self._nodes.run([plain("HLEN", self.partitions[number].values)])
+        return bool(rows == marker.rows)
+
+    def _fetch_round(self, keys: Keys, out: Vectors, found: Mask, *, is_second: bool = False) -> None:
+        order, groups = self.partitions.groups(keys, self._max_batch_size)
+        touched = sorted({group.partition for group in groups})
+        self.verify([at for at in touched if self._states[at].status is Status.UNKNOWN])
+        states = {at: self._states[at] for at in touched}
+        self._refuse_lost_rows(states)
+        valid = [at for at in touched if states[at].status is Status.VALID]
+        if len(valid) < len(touched):
+            out[...], found[...] = 0.0, False
+            groups = [group for group in groups if states[group.partition].status is Status.VALID]
+        places = [order[group.begin : group.end] for group in groups]
+        replies = self._nodes.run_each(
+            [*self._reads(keys, out, order, groups), *(scripts.read_generation(self.partitions[at]) for at in valid)]
+        )
+        # Asked for after the rows, on the same connection: newer rows come with the generation that says so.
+        stale = {
+            at
+            for at, reply in zip(valid, replies[len(groups) :], strict=True)
+            if (_text(value_of(reply)), reply.run_id) != (states[at].generation, states[at].run_id)
+        }
+        for group, at, reply in zip(groups, places, replies, strict=False):
+            values = value_of(reply)
+            if values is None:
+                found[at] = True
+            else:
+                found[at] = self.rows.fill(keys, values, out, at)
+            if reply.run_id != states[group.partition].run_id:
+                stale.add(group.partition)
+        if stale:
+            self.mark(stale, Status.UNKNOWN, "it has changed hands")
+            again = [at for group, at in zip(groups, places, strict=True) if group.partition in stale]
+            self._fetch_again(np.concatenate(again), keys, out, found, is_second)
+
+    def _fetch_again(self, at: NDArray[np.intp], keys: Keys, out: Vectors, found: Mask, is_second: bool) -> None:
+        """Read rows of partitions that were not as expected; after a second time they count as not found."""
+        rows, hits = np.zeros((at.size, out.shape[1]), dtype=np.float32), np.zeros(at.size, dtype=np.bool_)
+        if not is_second:
+            self._fetch_round(keys[at], rows, hits, is_second=True)
+        elif self.truth is None:
+            raise self.rows.error("its partitions are moving or being loaded; ask again")
+        out[at], found[at] = rows, hits
+
+    def _reads(self, keys: Keys, out: Vectors, order: NDArray[np.intp], groups: Sequence[Group]) -> list[Command]:
+        fields = encoded_fields(keys[order], self.spec.key_bytes)
+        commands = []
+        for group in groups:
+            one, at = self.partitions[group.partition], order[group.begin : group.end]
+            payload = header(b"HMGET", one.values, at.size + 2) + fields[group.begin : group.end].tobytes()
+            take, value_bytes = self.rows.taker(out, at), self.rows.codec.value_bytes
+            commands.append(Command("HMGET", one.values, payload, take, at.size, value_bytes))
+        return commands
+
+    def _refuse_lost_rows(self, states: Mapping[int, PartitionState]) -> None:
+        """Raise where Redis is the source of truth and a partition is not valid."""
+        if self.truth is not None:
+            return
+        for state in states.values():
+            if state.status is not Status.VALID:
+                raise self.rows.error(state.reason or state.status.value)
+
+    def _takes_changes(self, number: int) -> bool:
+        return self._states[number].status not in (Status.MISSED, Status.FOREIGN)
+
+    def _change(self, groups: Sequence[tuple[int, NDArray[np.uint8]]], name: str, words_per_row: int) -> int:
+        """Insert or remove rows; returns the sum of the replies."""
+        if self.truth is None:
+            return self._change_truth(groups, name, words_per_row)
+        groups = [(number, words) for number, words in groups if self._takes_changes(number)]
+        commands = []
+        for number, words in groups:
+            one = self.partitions[number]
+            head = header(name.encode(), one.values, 2 + words_per_row * len(words))
+            commands.append(Command(name, one.values, head + words.tobytes()))
+        extras = self._extras(groups, name)
+        replies = self._nodes.run_each([*commands, *(command for _, command in extras)])
+        self._settle([*(number for number, _ in groups), *(number for number, _ in extras)], replies)
+        return sum(reply.value for reply in replies[: len(commands)])
+
+    def _change_truth(self, groups: Sequence[tuple[int, NDArray[np.uint8]]], name: str, words_per_row: int) -> int:
+        self._is_written, total = True, 0
+        for _ in range(2):
+            touched = sorted({number for number, _ in groups})
+            self.verify([at for at in touched if self._states[at].status is Status.UNKNOWN])
+            self._refuse_lost_rows({at: self._states[at] for at in touched})
+            commands = [
+                scripts.change(
+                    self.partitions[at], self._states[at].generation or "", name, words, words_per_row * len(words)
+                )
+                for at, words in groups
+            ]
+            extras = [command for _, command in self._extras(groups, name)]
+            counts = self._nodes.run([*commands, *extras])[: len(commands)]
+            total += sum(max(count, 0) for count in counts)
+            groups = [group for group, count in zip(groups, counts, strict=True) if count < 0]
+            if not groups:
+                return total
+            self.mark({number for number, _ in groups}, Status.UNKNOWN, "it has changed hands")
+        raise self.rows.error("another process is loading it; ask again")
+
+    def _settle(self, numbers: Sequence[int], replies: Sequence[Reply]) -> None:
+        """Note which partitions missed a change; raise the first error."""
+        failed = {
+            at: reply.value
+            for at, reply in zip(numbers, replies, strict=True)
+            if isinstance(reply.value, RedisNodeError)
+        }
+        for number, error in failed.items():
+            if self.truth is not None:
+                self.mark(
+                    [number], Status.MISSED, f"{self.partitions[number].values.decode()} missed a change: {error}"
+                )
+        moved = {
+            at
+            for at, reply in zip(numbers, replies, strict=True)
+            if at not in failed and self._states[at].status is Status.VALID and reply.run_id != self._states[at].run_id
+        }
+        self.mark(moved, Status.UNKNOWN, "it has changed hands")
+        for error in failed.values():
+            raise error
+
+    def _extras(self, groups: Sequence[tuple[int, NDArray[np.uint8]]], name: str) -> list[tuple[int, Command]]:
+        """What else belongs to a change, by partition: an overflow policy's uses; removing a key also ends a lease."""
+        if name == "HSET":
+            return [(number, command) for number, words in groups for command in self._touches(number, words)]
+        removed = [(number, hdel(self.partitions[number].times, words)) for number, words in groups]
+        return [*removed, *((number, plain("UNLINK", self.partitions[number].lease)) for number, _ in groups)]
+
+    def _touches(self, number: int, words: NDArray[np.uint8]) -> list[Command]:
+        if self.overflow is None:
+            return []
+        return self.overflow.touches(self.partitions[number].times, words[:, : self.rows.field_bytes])
 
     def _trim(self, overflow: Overflow, keys: Keys, filled: Sequence[int]) -> None:
         places = self.partitions.places(keys)
@@ -296,36 +404,19 @@ class RedisTable:
         if is_first:
             logger.warning("%s: redis is full, volatile_db.overflow_margin: %s rows evicted", self.spec.name, evicted)
 
-    def _insert(self, keys: Keys, rows: Vectors) -> set[int]:
-        """Write rows, as many as one round of commands takes; returns which partitions got some."""
-        filled: set[int] = set()
-        commands: list[Command] = []
-        for number, words in self._rows.words(self.partitions, keys, rows):
-            one = self.partitions[number]
-            commands.append(insert(one, self._watch.writer(number), words))
-            if self._overflow is not None:
-                commands += self._overflow.touches(one.times, words[:, : self._rows.field_bytes])
-            filled.add(number)
-        self._nodes.run(commands)
-        return filled
+    def _scanned(self, one: Partition, batch_rows: int) -> Iterator[Mapping[bytes, bytes]]:
+        cursor = -1
+        while cursor:
+            scan = plain("HSCAN", one.values, max(cursor, 0), "COUNT", min(batch_rows, SCAN_FIELDS))
+            ((cursor, some),) = self._nodes.run([scan])
+            yield some
 
-    def _held(self) -> tuple[list[bytes | None], str | None]:
-        """The partitions' records, and ``loaded_from``."""
-        known = self._numbers.known
-        states = self._nodes.run([state(one) for one in self.partitions])
-        whole = [None if is_lost(record, has_rows) else record for record, has_rows in states]
-        is_behind = bool(self._numbers.behind(enumerate(whole), known))
-        digest = None if is_behind else self._rows.loaded_from(records_of_load(whole))
-        return [record for record, _ in states], digest
+    def _read(self, reply: Reply) -> PartitionMarker | None:
+        try:
+            return PartitionMarker.read(value_of(reply))
+        except ValueError as err:
+            raise self.rows.error(str(err)) from err
 
-    def _new_load(self) -> TableLoad:
-        return TableLoad(self._nodes, self.partitions, self._rows, self._overflow, self._numbers)
 
-    def _partitions_beyond(self) -> list[Partition]:
-        """Partitions that a larger ``num_partitions`` would have left."""
-        beyond: list[Partition] = []
-        while True:
-            one = Partition(self.spec.name, len(self.partitions) + len(beyond))
-            if not self._nodes.run([plain("EXISTS", one.values)])[0]:
-                return beyond
-            beyond.append(one)
+def _text(value: bytes | None) -> str | None:
+    return None if value is None else value.decode()

@@ -1,7 +1,7 @@
-"""How a lookup goes through the tiers: each is asked for what the faster ones lack.
+"""How a lookup goes through the tiers: each tier is asked for the keys that the faster tiers did not find.
 
-The slowest tier is the truth where it has every row by its kind (a durable store, a ``SourceStore``): updates go to it
-first, so it is never behind, and what it does not hold is unknown, whatever became of the tiers before it.
+The last tier is the source of truth: updates go there first, so it is never behind. A key that the truth does not hold
+is unknown, even if a faster tier did not answer.
 """
 
 from collections.abc import Sequence
@@ -13,9 +13,9 @@ from kernels.host import pool_rows
 from serving.errors import StoreError
 from serving.model.records import Combiner
 from serving.parameter_server.promotion import Promoter
-from serving.parameter_server.served_table import ServedTable
+from serving.parameter_server.table import ServedTable
 from serving.parameter_server.tier import Tier
-from serving.storage.store import DurableStore, Keys, Mask, RowPtrs, SourceStore, Vectors, Weights
+from serving.storage.store import Keys, Mask, RowPtrs, Vectors, Weights
 
 NOWHERE = -1
 
@@ -24,9 +24,9 @@ class _Search:
     """Where the keys of one lookup were found.
 
     Attributes:
-        depths: int8[N], by key: which tier held it, counted from the fastest, or NOWHERE.
-        asked_keys: by tier, how many keys it answered about.
-        promotes: rows of slower tiers are offered to the faster ones.
+        depths: int8[N], by key: the tier that held it, counted from the fastest, or NOWHERE.
+        asked_keys: by tier, how many keys it was asked for and answered.
+        promotes: rows of slower tiers are offered to the faster tiers.
     """
 
     __slots__ = ("asked_keys", "depths", "promotes")
@@ -46,13 +46,12 @@ class TierLookup:
     """Looks keys up in ordered tiers. Every method may be called from any thread."""
 
     def __init__(self, tiers: Sequence[Tier], promoter: Promoter | None) -> None:
-        """Take the tiers, fastest first; ``promoter`` is given the rows that faster tiers lack."""
+        """Take the tiers, fastest first; ``promoter`` gets the rows that faster tiers do not have."""
         self._tiers = tuple(tiers)
-        self._slowest_knows = isinstance(self._tiers[-1].store, DurableStore | SourceStore)
         self._promoter = promoter
 
     def rows(self, held: ServedTable, keys: Keys, is_request: bool = True) -> tuple[Vectors, Mask]:
-        """See ``ParameterServer.lookup``; what is no request is neither counted nor promoted."""
+        """See ``ParameterServer.lookup``; internal reads are not counted and do not promote rows."""
         search = _Search(keys.size, len(self._tiers), promotes=is_request)
         rows = self._gather(held, keys, search)
         return rows, self._count(held, search) if is_request else search.found
@@ -78,17 +77,21 @@ class TierLookup:
         return out, self._count(held, search)
 
     def _gather(self, held: ServedTable, keys: Keys, search: _Search, outage: StoreError | None = None) -> Vectors:
-        """Fetch rows from the first tier that has them, defaults filled in; writes ``search``.
+        """Fetch rows from the first tier that has them, and fill in defaults; writes ``search``.
 
-        ``outage``: why the first tier has just not answered; it is not asked again.
+        Args:
+            held: the table.
+            keys: int64[N].
+            search: where the keys are found.
+            outage: why the first tier did not answer a moment ago; it is not asked again.
 
         Raises:
-            StoreError: a key was not found, and a tier that did not answer may hold it.
+            StoreError: a key was not found, and the source of truth did not answer.
         """
         rows = np.full((keys.size, held.dim), held.default_value, dtype=np.float32)
         missing = np.arange(keys.size)
-        lacking: list[Tier] = []  # faster tiers that answered, did not have what is still missing, and take copies
-        moment = held.changes.now()
+        takers: list[Tier] = []  # faster tiers that answered without the missing keys, and take copies
+        version = held.clock.now()
         for depth, tier in enumerate(self._tiers):
             if not missing.size:
                 break
@@ -99,17 +102,17 @@ class TierLookup:
             if isinstance(answer, StoreError):
                 outage = answer
                 continue
-            if tier is self._tiers[-1] and self._slowest_knows:
+            if tier is self._tiers[-1]:
                 outage = None
             part, found = answer
             search.asked_keys[depth] = missing.size
             hits, hit_keys, hit_rows = missing[found], wanted[found], part[found]
             rows[hits] = tier.as_served(held.name, held.row_dtype, hit_keys, hit_rows)
             search.depths[hits] = depth
-            if self._promoter and search.promotes and lacking and hits.size and tier.gives_rows_to_copy(held.row_dtype):
-                self._promoter.offer(held, lacking, hit_keys, hit_rows, moment)
+            if self._promoter and search.promotes and takers and hits.size and tier.gives_rows_to_copy(held.row_dtype):
+                self._promoter.offer(held, takers, hit_keys, hit_rows, version)
             if tier.settings.takes_copies:
-                lacking = [*lacking, tier]
+                takers = [*takers, tier]
             missing = missing[~found]
         if missing.size and outage is not None:
             raise outage
@@ -125,7 +128,7 @@ class TierLookup:
         weights: Weights | None,
         search: _Search,
     ) -> None:
-        """Pool every bag anew in which a key is NOWHERE by ``search``; writes ``out`` and ``search``."""
+        """Pool every bag again in which a key is NOWHERE in ``search``; writes ``out`` and ``search``."""
         bags = np.unique(np.searchsorted(row_ptrs, np.flatnonzero(search.depths == NOWHERE), side="right") - 1)
         sizes = row_ptrs[bags + 1] - row_ptrs[bags]
         bag_ptrs = np.concatenate(([0], np.cumsum(sizes, dtype=np.int64)))

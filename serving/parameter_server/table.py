@@ -7,22 +7,23 @@ from typing import Self
 from kernels.host import RowDtype
 from serving.config import ModelConfig, TableConfig
 from serving.model.sparse_rows import KeyType
-from serving.parameter_server.changes import Changes
 from serving.parameter_server.counters import TableCounting
+from serving.parameter_server.version_clock import VersionClock
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class ServedTable:
-    """One table of a loaded model; another load of the same model makes another.
+    """One table of a loaded model; another load of the same model makes another record.
 
     Attributes:
         name: full name.
         dim: D.
         key_type: ``"I64"`` or ``"I32"`` (uint32 keys).
-        row_dtype: the form that every answer's rows are rounded to.
+        row_dtype: the row type to which every answer's rows are rounded.
         default_value: every float of an unknown key's vector.
-        counting: what is counted of it.
-        changes: who may write its rows, and which keys changed lately.
+        counting: the table's counters.
+        clock: the order of the table's writes.
+        is_written: this process has changed rows of the table; guarded by the clock's lock.
     """
 
     name: str
@@ -31,7 +32,8 @@ class ServedTable:
     row_dtype: RowDtype
     default_value: float
     counting: TableCounting
-    changes: Changes = field(default_factory=Changes)
+    clock: VersionClock = field(default_factory=VersionClock)
+    is_written: bool = False
 
     @classmethod
     def of(cls, config: ModelConfig, table: TableConfig, tiers: Sequence[str]) -> Self:

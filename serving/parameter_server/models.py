@@ -1,0 +1,180 @@
+"""The models that a parameter server serves: how they come into its tiers, and how they go."""
+
+import logging
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from time import monotonic as now_s
+
+from serving.background import PeriodicWorker
+from serving.config import ModelConfig
+from serving.errors import ConfigError, StoreError, UnknownModelError, about
+from serving.parameter_server.loading import (
+    CachedTable,
+    announce_tables,
+    drop_tables,
+    erase_tables,
+    load_tables,
+    table_source,
+)
+from serving.parameter_server.table import ServedTable
+from serving.parameter_server.tier import Tier
+
+logger = logging.getLogger(__name__)
+
+LOOK_INTERVAL_S = 0.25
+# The pause after a failed attempt to fill a cache, doubled from the first to the last.
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
+# A cache that loses rows again and again, on a server that evicts keys for example, is filled a tenth of the time.
+REST_RATIO = 9.0
+
+
+class ServedModels:
+    """The loaded models and their tables. Every method may be called from any thread.
+
+    See ``ParameterServer`` for the errors of its methods.
+    """
+
+    def __init__(self, tiers: Sequence[Tier]) -> None:
+        """Start without models; ``tiers`` are fastest first."""
+        self._tiers = tuple(tiers)
+        self._lock = threading.Lock()  # one load, unload or close at a time; readers do not take it
+        # Replaced as wholes, never changed in place, so readers need no lock.
+        self._models: tuple[ModelConfig, ...] = ()
+        self._tables: dict[str, ServedTable] = {}
+        self._refills: tuple[_Refill, ...] = ()
+        self._filling = threading.Lock()  # held while a cache is filled again
+        self._refill_worker: PeriodicWorker | None = None  # started with the first cache that may become invalid
+
+    def models(self) -> tuple[ModelConfig, ...]:
+        """See ``ParameterServer.models``."""
+        return self._models
+
+    def model(self, name: str, version: int | None = None) -> ModelConfig:
+        """See ``ParameterServer.model``."""
+        held = next((one for one in self._models if one.name == name and version in (None, one.version)), None)
+        if held is None:
+            raise UnknownModelError(f"no model {name!r}{'' if version is None else f' of version {version}'} is loaded")
+        return held
+
+    def tables(self) -> Sequence[ServedTable]:
+        """The tables of all models."""
+        return tuple(self._tables.values())
+
+    def table(self, name: str) -> ServedTable:
+        """The table of this full name.
+
+        Raises:
+            UnknownModelError: no loaded model has it.
+        """
+        table = self._tables.get(name)
+        if table is None:
+            raise UnknownModelError(f"no loaded model has a table {name!r}")
+        return table
+
+    def check_still_loaded(self, table: ServedTable) -> None:
+        """Refuse an answer during which the table was unloaded: its keys may be unknown for that reason alone."""
+        if self._tables.get(table.name) is not table:
+            raise UnknownModelError(f"table {table.name!r} was unloaded during the lookup")
+
+    def announce(self, configs: Sequence[ModelConfig]) -> None:
+        """See ``ParameterServer.share_bounds``."""
+        with self._lock:
+            sources = []
+            for config in configs:
+                with about(config.name):
+                    sources += [table_source(config, table) for table in config.tables]
+            announce_tables(self._tiers, sources)
+
+    def load(self, config: ModelConfig) -> None:
+        """See ``ParameterServer.load_model``."""
+        with self._lock:
+            loaded = next((one for one in self._models if one.name == config.name), None)
+            if loaded is not None:
+                reason = f"model {config.name!r} is already loaded, in version {loaded.version}; unload it first"
+                raise ConfigError(str(config.graph_file), "", reason)
+            names = [tier.name for tier in self._tiers]
+            loads = [(ServedTable.of(config, one, names), table_source(config, one)) for one in config.tables]
+            try:
+                cached = load_tables(self._tiers, loads)
+            except BaseException:
+                with suppress(StoreError):  # the first error says more
+                    drop_tables(self._tiers, [table.name for table, _ in loads])
+                raise
+            self._tables = {**self._tables, **{table.name: table for table, _ in loads}}
+            self._refills += tuple(map(_Refill, cached))
+            if self._refills and self._refill_worker is None:
+                self._refill_worker = PeriodicWorker("hotrow-refill", self._refill, LOOK_INTERVAL_S)
+            # A copy of the record tells this load from earlier loads, whose sessions are refused.
+            self._models = (*self._models, config.model_copy())
+
+    def forget(self, name: str, version: int | None, *, erase: bool, held: ModelConfig | None = None) -> None:
+        """See ``ParameterServer.unload_model`` and, with ``erase``, ``erase_model``."""
+        with self._lock:
+            gone = self.model(name, version)
+            if held is not None and gone is not held:
+                raise UnknownModelError(f"model {name!r} was loaded again")
+            tables = [self._tables[gone.full_name(table)] for table in gone.tables]
+            self._models = tuple(one for one in self._models if one is not gone)
+            self._tables = {key: table for key, table in self._tables.items() if table not in tables}
+            self._end(tables)
+            names = [table.name for table in tables]
+            erase_tables(self._tiers, names) if erase else drop_tables(self._tiers, names)
+
+    def close(self) -> None:
+        """Forget all models; the stores keep what they hold."""
+        with self._lock:
+            tables = self.tables()
+            self._models, self._tables = (), {}
+            self._end(tables)
+            if self._refill_worker is not None:
+                self._refill_worker.close()
+
+    def _end(self, tables: Sequence[ServedTable]) -> None:
+        """Stop serving tables, and tell the truth whether their caches took every change."""
+        self._refills = tuple(one for one in self._refills if one.cached.table not in tables)
+        for table in tables:
+            with table.clock.lock:
+                table.clock.end()
+        with self._filling:  # a cache that is being filled ends before its next batch
+            pass
+        *caches, truth = self._tiers
+        lasting = [cache for cache in caches if cache.store.outlives_process]
+        for table in tables:
+            if lasting and all(cache.is_current(table.name) for cache in lasting):
+                with suppress(StoreError):  # the caches are filled again at the next start
+                    truth.store.write_flags(table.name, caches_dirty=False)
+            for tier in self._tiers:
+                tier.forget(table.name)
+
+    def _refill(self) -> None:
+        """Fill caches that have become invalid."""
+        for refill in self._refills:
+            with self._filling:
+                if refill.is_due():
+                    refill.run()
+
+
+class _Refill:
+    """When a table in a cache is filled again."""
+
+    def __init__(self, cached: CachedTable) -> None:
+        self.cached = cached
+        self._pause_s = FIRST_PAUSE_S
+        self._due_at_s = 0.0
+
+    def is_due(self) -> bool:
+        table, store = self.cached.table, self.cached.tier.store
+        return not store.is_whole(table.name) and not table.clock.is_gone and now_s() >= self._due_at_s
+
+    def run(self) -> None:
+        tier, name, began = self.cached.tier, self.cached.table.name, now_s()
+        try:
+            self.cached.fill()
+        except StoreError as err:
+            tier.could_not_fill(name, err)
+            self._due_at_s = now_s() + self._pause_s
+            self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
+        else:
+            self._pause_s = FIRST_PAUSE_S
+            self._due_at_s = now_s() + REST_RATIO * (now_s() - began)

@@ -1,0 +1,271 @@
+"""How partitions of a table in Redis are filled, under leases, while other processes read and change them."""
+
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from serving.errors import StoreError, StoreUnreachableError
+from serving.storage.redis import marker as scripts
+from serving.storage.redis.commands import Command, RedisNodeError, header, plain
+from serving.storage.redis.marker import PartitionMarker, new_token
+from serving.storage.redis.rows import STORE_NAME
+from serving.storage.redis.table import PartitionState, RedisTable, Status
+from serving.storage.store import Batches, Keys, Marker, Truth, Vectors, kept_rows
+
+if TYPE_CHECKING:
+    from serving.storage.redis.nodes import RedisNodes  # needs redis-py
+
+logger = logging.getLogger(__name__)
+
+# Redis forgets the gathered rows of a load that was killed after this time.
+LOADING_TTL_S = 600
+# How long a load waits for the lease of another process, and how often it looks.
+LEASE_WAIT_S, LEASE_LOOK_S = 600.0, 0.05
+SCAN_ROWS = 10_000
+
+
+@dataclass(slots=True)
+class _Plan:
+    """How partitions are to be filled.
+
+    Attributes:
+        absent: rows are added whose keys are absent, after the old rows were dropped.
+        over: rows are inserted over those that are there.
+        swap: rows are gathered elsewhere, and then take the place of the partition.
+        changed: of these partitions, those whose markers say that rows were changed.
+        foreign: why a partition is left alone, because it was loaded from other files; "" where there is none.
+    """
+
+    absent: set[int] = field(default_factory=set)
+    over: set[int] = field(default_factory=set)
+    swap: set[int] = field(default_factory=set)
+    changed: set[int] = field(default_factory=set)
+    foreign: str = ""
+
+    @property
+    def numbers(self) -> list[int]:
+        return sorted(self.absent | self.over | self.swap)
+
+    def leave_out(self, numbers: set[int]) -> None:
+        for kind in (self.absent, self.over, self.swap):
+            kind -= numbers
+
+
+class Filling:
+    """One filling of a table's partitions; see the package. Not for several threads."""
+
+    def __init__(self, nodes: "RedisNodes", table: RedisTable) -> None:
+        """Draw the name of the leases, which is also the new generation."""
+        self._nodes = nodes
+        self._table = table
+        self._partitions = table.partitions
+        self._token = new_token()
+        self._run_ids: dict[int, str] = {}  # by partition, of the node that gave the lease
+        self._lost: set[int] = set()  # partitions whose lease ended
+
+    def load(self, batches: Batches, marker: Marker, *, keep: bool) -> None:
+        """Fill the table as the source of truth: see ``Store.load``.
+
+        With ``keep``, a partition of the same files stays as it is. Other processes that load the same files wait for
+        this load, and then find nothing to do.
+        """
+        everywhere = range(len(self._partitions))
+        with self._leases(everywhere, wait_s=LEASE_WAIT_S):
+            plan, found = _Plan(), set[int]()
+            for number, (held, _) in enumerate(self._table.markers()):
+                if keep and held is None:
+                    plan.over.add(number)
+                elif not keep or held is None or (held.digest, held.row_dtype) != (marker.digest, marker.row_dtype):
+                    plan.swap.add(number)
+            if plan.over:
+                self._table.check(sorted(plan.over))
+                found = self._with_rows(plan.over)
+            if found:
+                logger.warning(kept_rows(STORE_NAME, self._table.spec.name))
+            if plan.numbers:
+                self._write(batches, plan)
+                self._finish(plan, marker, changed=set(everywhere) if marker.changed else found)
+        self._refuse_lost_leases()
+
+    def fill(self, truth: Truth, *, starting: bool) -> bool:
+        """Fill the table as a cache: see ``Store.fill``."""
+        plan = self._planned(truth, starting)
+        foreign = plan.foreign
+        if numbers := plan.numbers:
+            with self._leases(numbers):
+                plan = self._planned(truth, starting)  # another process may have filled some until now
+                plan.leave_out(set(range(len(self._partitions))) - set(numbers))
+                self._table.mark(plan.numbers, Status.INVALID, "it is being filled")
+                self._take_unknown_rows(truth, plan)
+                self._drop(plan.absent)
+                self._write(truth.batches(), plan)
+                wanted = truth.marker()
+                self._finish(plan, wanted, changed=set(numbers) if wanted.changed else plan.changed)
+        self._refuse_lost_leases()
+        if foreign:
+            raise self._table.rows.error(foreign)
+        return bool(numbers)
+
+    def _planned(self, truth: Truth, starting: bool) -> _Plan:
+        """Judge every partition, and say how the invalid partitions are to be filled."""
+        plan, is_dirty, unmarked = _Plan(), starting and truth.marker().caches_dirty, set[int]()
+        for number, (held, run_id) in enumerate(self._table.markers()):
+            state = self._table.judge(number, held, run_id)
+            self._table.set_state(number, state)
+            if held is None and starting:
+                unmarked.add(number)
+            elif state.status is Status.FOREIGN and not starting:
+                plan.foreign = state.reason
+            elif state.status is not Status.VALID or is_dirty:
+                plan.absent.add(number)
+                if held is not None and held.changed:
+                    plan.changed.add(number)
+        if unmarked:
+            self._table.check(sorted(unmarked))
+            plan.over = self._with_rows(unmarked)
+            plan.absent |= unmarked - plan.over
+        return plan
+
+    def _take_unknown_rows(self, truth: Truth, plan: _Plan) -> None:
+        """Have the truth take the rows that only Redis has, which Hotrow did not load."""
+        if not plan.over:
+            return
+        taken, line = 0, kept_rows(STORE_NAME, self._table.spec.name)
+        try:
+            for number in sorted(plan.over):
+                for keys, rows in self._table.partition_items(number, SCAN_ROWS):
+                    taken += truth.take(keys, rows)
+        except StoreError as err:  # a read-only database, for example
+            logger.warning("%s; the source of truth does not take them: %s", line, err)
+        else:
+            logger.warning("%s; the source of truth took %s of them", line, taken)
+
+    def _with_rows(self, numbers: set[int]) -> set[int]:
+        asked = sorted(numbers)
+        replies = self._nodes.run([plain("EXISTS", self._partitions[at].values) for at in asked])
+        return {at for at, has_rows in zip(asked, replies, strict=True) if has_rows}
+
+    def _drop(self, numbers: set[int]) -> None:
+        ones = [self._partitions[at] for at in sorted(numbers)]
+        self._nodes.run([plain("UNLINK", one.values, one.times, one.marker) for one in ones])
+
+    def _write(self, batches: Batches, plan: _Plan) -> None:
+        """Write the rows of the planned partitions."""
+        sizes = np.zeros(len(self._partitions), dtype=np.int64)
+        for keys, rows in batches:
+            keys, rows = self._fitting(*self._wanted(keys, rows, plan), sizes)
+            for part in self._table.rows.rounds(keys.size, self._table.rows.codec.value_bytes):
+                groups = self._table.rows.words(self._partitions, keys[part], rows[part])
+                commands = [self._rows_command(at, words, plan) for at, words in groups]
+                extras = [command for at, words in groups for command in self._extras(at, words, plan)]
+                replies = self._nodes.run([*commands, *extras])
+                self._leave_out_lost(
+                    plan,
+                    [at for at, _ in groups if at not in plan.swap],
+                    [reply for (at, _), reply in zip(groups, replies, strict=False) if at not in plan.swap],
+                )
+            held = plan.numbers
+            renewals = [scripts.renew_lease(self._partitions[at], self._token) for at in held]
+            self._leave_out_lost(plan, held, self._nodes.run(renewals))
+
+    def _wanted(self, keys: Keys, rows: Vectors, plan: _Plan) -> tuple[Keys, Vectors]:
+        if len(plan.numbers) == len(self._partitions):
+            return keys, rows
+        is_wanted = np.isin(self._partitions.places(keys), plan.numbers)
+        return keys[is_wanted], rows[is_wanted]
+
+    def _fitting(self, keys: Keys, rows: Vectors, sizes: NDArray[np.int64]) -> tuple[Keys, Vectors]:
+        """The rows that the overflow margin leaves room for; ``sizes`` grows by them."""
+        if self._table.overflow is None:
+            return keys, rows
+        fits = self._partitions.fitting(keys, sizes, self._table.overflow.rule.margin_rows)
+        return keys[fits], rows[fits]
+
+    def _rows_command(self, at: int, words: NDArray[np.uint8], plan: _Plan) -> Command:
+        one = self._partitions[at]
+        if at not in plan.swap:
+            return scripts.fill(one, self._token, words, over=at in plan.over)
+        name, _ = one.loading(self._token)
+        return Command("HSET", name, header(b"HSET", name, 2 * len(words) + 2) + words.tobytes())
+
+    def _extras(self, at: int, words: NDArray[np.uint8], plan: _Plan) -> list[Command]:
+        """Uses for the overflow policy, and the time after which gathered rows are forgotten."""
+        one, overflow = self._partitions[at], self._table.overflow
+        values, times = one.loading(self._token) if at in plan.swap else (one.values, one.times)
+        commands = overflow.touches(times, words[:, : self._table.rows.field_bytes]) if overflow else []
+        if at in plan.swap:
+            commands += [plain("EXPIRE", name, LOADING_TTL_S) for name in (values, times)]
+        return commands
+
+    def _finish(self, plan: _Plan, marker: Marker, changed: set[int]) -> None:
+        """Write the markers; the partitions are valid then."""
+        numbers = plan.numbers
+        made = [
+            PartitionMarker(
+                marker.digest,
+                self._table.rows.codec.row_dtype,
+                len(self._partitions),
+                at in changed,
+                self._run_ids[at],
+                self._token,
+            )
+            for at in numbers
+        ]
+        commands = [
+            scripts.finish(self._partitions[at], self._token, one, swap=at in plan.swap)
+            for at, one in zip(numbers, made, strict=True)
+        ]
+        self._leave_out_lost(plan, numbers, self._nodes.run(commands))
+        for at in plan.numbers:
+            self._table.set_state(at, PartitionState(Status.VALID, self._token, self._run_ids[at]))
+
+    def _leave_out_lost(self, plan: _Plan, numbers: Sequence[int], replies: Sequence[object]) -> None:
+        """Leave out partitions whose lease has ended: a key was removed, or another process took the lease."""
+        lost = {at for at, reply in zip(numbers, replies, strict=True) if not reply}
+        plan.leave_out(lost)
+        self._lost |= lost
+
+    def _refuse_lost_leases(self) -> None:
+        if self._lost:
+            values = self._partitions[min(self._lost)].values.decode()
+            reason = f"{values}: its lease ended while it was filled: a key was removed, or another process took it"
+            raise StoreUnreachableError(STORE_NAME, self._table.spec.name, reason)
+
+    @contextmanager
+    def _leases(self, numbers: Sequence[int], wait_s: float = 0.0) -> Iterator[None]:
+        """Hold the leases of partitions; other holders are waited for up to ``wait_s``.
+
+        Raises:
+            StoreUnreachableError: another process has one.
+        """
+        deadline = time.monotonic() + wait_s
+        try:
+            while missing := [at for at in numbers if at not in self._run_ids]:
+                # One after the other where loads wait for each other, so that one of them gets all.
+                asked = missing[:1] if wait_s and not self._run_ids else missing
+                replies = self._nodes.run_each([scripts.take_lease(self._partitions[at], self._token) for at in asked])
+                for at, reply in zip(asked, replies, strict=True):
+                    if isinstance(reply.value, RedisNodeError):
+                        raise reply.value
+                    if reply.value is not None:
+                        self._run_ids[at] = reply.run_id
+                if all(at in self._run_ids for at in asked):
+                    continue
+                if time.monotonic() >= deadline:
+                    reason = "another process is filling it"
+                    raise StoreUnreachableError(STORE_NAME, self._table.spec.name, reason)
+                time.sleep(LEASE_LOOK_S)
+                held = list(self._run_ids)
+                self._nodes.run([scripts.renew_lease(self._partitions[at], self._token) for at in held])
+            yield
+        finally:
+            with suppress(RedisNodeError):  # the leases end by themselves
+                held = list(self._run_ids)
+                loading = [plain("UNLINK", *self._partitions[at].loading(self._token)) for at in held] if wait_s else []
+                self._nodes.run([*loading, *(scripts.release_lease(self._partitions[at], self._token) for at in held)])

@@ -1,0 +1,194 @@
+"""The marker and the lease of a partition in Redis, and the scripts that depend on them."""
+
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from serving.storage.redis.commands import Command, Partition, packed_words, plain
+from serving.storage.store import MARKER_FORMAT
+
+LEASE_MS = 60_000
+# Arguments of one call inside a script: Lua has room for some 8,000.
+WORDS_PER_CALL = 4000
+
+# Put rows into a partition while the lease is held. The reply is 1, or 0 where the lease is gone.
+FILL = f"""
+if redis.call('GET', KEYS[2]) ~= ARGV[1] then return 0 end
+redis.call('PEXPIRE', KEYS[2], {LEASE_MS})
+if ARGV[2] == 'absent' then
+  for i = 3, #ARGV, 2 do redis.call('HSETNX', KEYS[1], ARGV[i], ARGV[i + 1]) end
+else
+  for i = 3, #ARGV, {WORDS_PER_CALL} do
+    redis.call('HSET', KEYS[1], unpack(ARGV, i, math.min(i + {WORDS_PER_CALL - 1}, #ARGV)))
+  end
+end
+return 1
+"""
+# Write the marker and give the lease back. With loading names, the rows gathered there take the partition's place.
+# Without, a ``changed`` that another process has set meanwhile stays.
+FINISH = """
+local values, times, marker, lease, loading_values, loading_times = unpack(KEYS)
+if redis.call('GET', lease) ~= ARGV[1] then return 0 end
+if loading_values then
+  redis.call('UNLINK', values, times, marker)
+  for loading, name in pairs({[loading_values] = values, [loading_times] = times}) do
+    if redis.call('EXISTS', loading) == 1 then
+      redis.call('RENAME', loading, name)
+      redis.call('PERSIST', name)
+    end
+  end
+end
+redis.call('UNLINK', lease)
+redis.call('HSET', marker, 'rows', redis.call('HLEN', values), unpack(ARGV, 2))
+return 1
+"""
+RENEW = "return redis.call('GET', KEYS[1]) == ARGV[1] and redis.call('PEXPIRE', KEYS[1], ARGV[2]) or 0"
+RELEASE = "return redis.call('GET', KEYS[1]) == ARGV[1] and redis.call('UNLINK', KEYS[1]) or 0"
+# Change rows of a source of truth, if the marker still has the generation. The reply counts rows; -1: it has not.
+CHANGE = f"""
+if (redis.call('HGET', KEYS[2], 'generation') or '') ~= ARGV[1] then return -1 end
+local count = 0
+for i = 3, #ARGV, {WORDS_PER_CALL} do
+  count = count + redis.call(ARGV[2], KEYS[1], unpack(ARGV, i, math.min(i + {WORDS_PER_CALL - 1}, #ARGV)))
+end
+return count
+"""
+# Add rows whose keys are absent; the reply counts them.
+ADD = """
+local count = 0
+for i = 1, #ARGV, 2 do count = count + redis.call('HSETNX', KEYS[1], ARGV[i], ARGV[i + 1]) end
+return count
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionMarker:
+    """What Redis remembers of the last load of a partition.
+
+    Attributes:
+        digest: names the model's files.
+        row_dtype: the row type of the values.
+        partitions: how many partitions the table has.
+        changed: see ``storage.store.Marker``.
+        run_id: the node's identity when the partition was filled, or last found valid.
+        generation: a random name of this filling.
+        rows: rows at the end of the filling; ``FINISH`` counts them.
+    """
+
+    digest: str
+    row_dtype: str
+    partitions: int
+    changed: bool
+    run_id: str
+    generation: str
+    rows: int = 0
+
+    @classmethod
+    def read(cls, reply: Mapping[bytes, bytes]) -> Self | None:
+        """Read the reply of HGETALL; None where there is no whole marker.
+
+        Raises:
+            ValueError: the marker has another format.
+        """
+        held = {name.decode(): value.decode() for name, value in reply.items()}
+        if "digest" not in held:  # a flag that was set after the marker was lost
+            return None
+        if held.get("format") != str(MARKER_FORMAT):
+            raise ValueError(f"has a marker of format {held.get('format')!r}, expected {MARKER_FORMAT}")
+        return cls(
+            held["digest"],
+            held["row_dtype"],
+            int(held["partitions"]),
+            held.get("changed") == "1",
+            held["run_id"],
+            held["generation"],
+            int(held["rows"]),
+        )
+
+    def words(self) -> list[str | int]:
+        """Names and values of the hash, without ``rows``."""
+        return [
+            *("format", MARKER_FORMAT, "digest", self.digest, "row_dtype", self.row_dtype),
+            *("partitions", self.partitions, "run_id", self.run_id, "generation", self.generation),
+            *(("changed", 1) if self.changed else ()),
+        ]
+
+
+def new_token() -> str:
+    """A random name of a lease and of the generation that it fills."""
+    return secrets.token_hex(8)
+
+
+def read_marker(one: Partition) -> Command:
+    """Ask for the whole marker: ``PartitionMarker.read``."""
+    return plain("HGETALL", one.marker)
+
+
+def read_generation(one: Partition) -> Command:
+    """Ask for the marker's generation alone."""
+    return plain("HGET", one.marker, "generation")
+
+
+def set_changed(one: Partition) -> Command:
+    """Note that rows of the partition have changed."""
+    return plain("HSET", one.marker, "changed", 1)
+
+
+def set_run_id(one: Partition, run_id: str) -> Command:
+    """Note that the partition is valid on this node."""
+    return plain("HSET", one.marker, "run_id", run_id)
+
+
+def take_lease(one: Partition, token: str) -> Command:
+    """Take the lease; the reply is None where another process has it."""
+    return plain("SET", one.lease, token, "NX", "PX", LEASE_MS)
+
+
+def renew_lease(one: Partition, token: str) -> Command:
+    """Keep the lease for its full time; the reply is 0 where it is gone."""
+    return _script("EVAL", RENEW, [one.lease], [token, LEASE_MS])
+
+
+def release_lease(one: Partition, token: str) -> Command:
+    """Give the lease back, if it is still held."""
+    return _script("EVAL", RELEASE, [one.lease], [token])
+
+
+def fill(one: Partition, token: str, words: NDArray[np.uint8], *, over: bool) -> Command:
+    """Put rows, each uint8[...] a key and a row as two words, into a partition; ``over`` overwrites rows."""
+    head = [token, "over" if over else "absent"]
+    return _script("EVAL", FILL, [one.values, one.lease], head, words, 2 * len(words))
+
+
+def finish(one: Partition, token: str, marker: PartitionMarker, *, swap: bool) -> Command:
+    """Write the marker and give the lease back; ``swap`` puts the gathered rows in the place of the partition's."""
+    keys = [one.values, one.times, one.marker, one.lease, *(one.loading(token) if swap else ())]
+    return _script("EVAL", FINISH, keys, [token, *marker.words()])
+
+
+def change(one: Partition, generation: str, name: str, words: NDArray[np.uint8], count: int) -> Command:
+    """``HSET`` or ``HDEL`` on a source of truth; the reply is -1 where the generation differs."""
+    return _script("EVAL", CHANGE, [one.values, one.marker], [generation, name], words, count)
+
+
+def add(one: Partition, words: NDArray[np.uint8]) -> Command:
+    """Add rows whose keys are absent."""
+    return _script("EVAL", ADD, [one.values], [], words, 2 * len(words))
+
+
+def _script(
+    name: str,
+    script: str,
+    keys: list[bytes],
+    head: list[str | int],
+    words: NDArray[np.uint8] | None = None,
+    count: int = 0,
+) -> Command:
+    prefix = packed_words(name, script, len(keys), *keys, *head)
+    total = 3 + len(keys) + len(head) + count
+    body = b"" if words is None else words.tobytes()
+    return Command(name, keys[0], b"*%d\r\n" % total + prefix + body)
