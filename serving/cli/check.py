@@ -23,7 +23,7 @@ from serving.parameter_server.durable_load import LOAD_BATCH_ROWS, table_source
 from serving.parameter_server.preflight import check_tiers
 from serving.session import InferenceSession
 from serving.storage import MemoryStore, open_snapshot
-from serving.storage.row_dtype import rounding_error
+from serving.storage.row_codec import rounding_error
 
 
 def add_parser(commands: Any) -> None:
