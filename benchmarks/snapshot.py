@@ -27,7 +27,7 @@ from serving import open_snapshot
 from serving.model.snapshot_model import write_snapshot_file
 from serving.model.sparse_file import open_sparse
 from serving.model.sparse_writer import write_sparse_batches
-from serving.parameter_server.durable_load import LOAD_BATCH_ROWS
+from serving.parameter_server.loading import LOAD_BATCH_ROWS
 
 DIM = 32
 FIRST_KEYS, BATCH_KEYS, COLD_KEYS = 1664, 26 * 1024, 10_000

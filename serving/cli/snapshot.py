@@ -13,7 +13,7 @@ from serving.model.snapshot_model import is_snapshot, write_snapshot_file
 from serving.model.sparse_file import KeyType, RowLayout, open_sparse
 from serving.model.sparse_model import SparseModel
 from serving.storage import SnapshotReader, open_snapshot
-from serving.storage.row_dtype import rounding_error
+from serving.storage.row_codec import rounding_error
 
 _BATCH_ROWS = 65536
 

@@ -20,7 +20,7 @@ from serving.parameter_server import ParameterServer
 from serving.parameter_server.loading import LOAD_BATCH_ROWS, table_source, table_spec
 from serving.parameter_server.opening import open_stores, tier_settings
 from serving.storage import RocksDbStore, SharedMemoryStore
-from serving.storage.row_dtype import rounded
+from serving.storage.row_codec import rounded
 from serving.storage.store import Keys, Marker, Store, TableSpec, Vectors, has_rows
 
 logger = logging.getLogger(__name__)

@@ -32,7 +32,7 @@ from serving.model.sparse_file import SparseModel
 from serving.parameter_server.first_rows import FirstRows
 from serving.parameter_server.table import ServedTable
 from serving.parameter_server.tier import Tier
-from serving.storage.row_dtype import may_be_copied, rounded
+from serving.storage.row_codec import may_be_copied, rounded
 from serving.storage.store import Batches, Keys, Marker, Store, TableSpec, Vectors, has_rows
 
 logger = logging.getLogger(__name__)

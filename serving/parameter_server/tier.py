@@ -14,7 +14,7 @@ from serving.model.records import Combiner
 from serving.parameter_server.circuit_breaker import CircuitBreaker
 from serving.parameter_server.first_rows import FirstRows
 from serving.parameter_server.table import ServedTable
-from serving.storage.row_dtype import may_be_copied, rounded
+from serving.storage.row_codec import may_be_copied, rounded
 from serving.storage.store import Keys, Mask, RowPtrs, Store, Vectors, Weights
 
 logger = logging.getLogger(__name__)

@@ -15,7 +15,7 @@ from serving.errors import RequestError, StoreError, StoreFullError, UnknownMode
 from serving.model.sparse_rows import KeyType, fault_of_values, key_range
 from serving.parameter_server.table import ServedTable
 from serving.parameter_server.tier import Tier
-from serving.storage.row_dtype import rounded
+from serving.storage.row_codec import rounded
 from serving.storage.store import Keys, RowPtrs, Store, Vectors, Weights
 
 

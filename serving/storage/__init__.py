@@ -1,24 +1,20 @@
-"""Storage tiers of embedding rows, one file per kind; ``Store`` says what each must do."""
+"""Storage tiers of embedding rows, a folder or file per kind; ``Store`` is the protocol of all of them."""
 
 from serving.storage.memory import MemoryStore
 from serving.storage.redis.store import RedisStore
-from serving.storage.rocksdb.engine import recover_database
-from serving.storage.rocksdb.store import RocksDbStore
-from serving.storage.shared.store import SharedMemoryStore
-from serving.storage.snapshot.reader import SnapshotReader, open_snapshot
-from serving.storage.snapshot.store import SnapshotStore
-from serving.storage.store import DurableStore, PooledStore, SourceStore, Store, TableSpec
+from serving.storage.rocksdb import RocksDbStore, recover_database
+from serving.storage.shared import SharedMemoryStore
+from serving.storage.snapshot import SnapshotReader, SnapshotStore, open_snapshot
+from serving.storage.store import Marker, Store, TableSpec
 
 __all__ = [
-    "DurableStore",
+    "Marker",
     "MemoryStore",
-    "PooledStore",
     "RedisStore",
     "RocksDbStore",
     "SharedMemoryStore",
     "SnapshotReader",
     "SnapshotStore",
-    "SourceStore",
     "Store",
     "TableSpec",
     "open_snapshot",

@@ -1,7 +1,7 @@
-"""How HPS (HugeCTR v24.06) names a table and lays out its keys and rows, in RocksDB and in Redis alike.
+"""HPS's layout of tables, keys and rows in RocksDB and Redis (HugeCTR v24.06).
 
-A table is known by its tag, ``hps_et.<model>.<table>``. A key is its raw native-endian bytes, 8 for int64 models and 4
-for uint32 models; a value is the row's float32 bytes.
+A table is named by its tag, ``hps_et.<model>.<table>``. A key is stored as its raw native-endian bytes: 8 for int64
+models, 4 for uint32 models. A row is stored as its float32 bytes.
 """
 
 import numpy as np
@@ -11,12 +11,12 @@ from serving.storage.store import Keys, Vectors
 
 
 def tag(table: str) -> str:
-    """The tag of a table's full name."""
+    """Return the tag of a table's full name."""
     return f"hps_et.{table}"
 
 
 def storable(keys: Keys, key_bytes: int) -> NDArray[np.bool_] | None:
-    """Which keys fit a key of ``key_bytes`` bytes; None where all do."""
+    """Return a mask of the keys that fit ``key_bytes`` bytes, or None if all keys fit."""
     if key_bytes == 8:
         return None
     fits = (keys >= 0) & (keys <= 0xFFFFFFFF)
@@ -24,18 +24,18 @@ def storable(keys: Keys, key_bytes: int) -> NDArray[np.bool_] | None:
 
 
 def raw_keys(keys: Keys, key_bytes: int) -> NDArray[np.int64] | NDArray[np.uint32]:
-    """Keys in the width in which they are stored, contiguous."""
+    """Return contiguous keys of the stored width."""
     return np.ascontiguousarray(keys, np.int64) if key_bytes == 8 else np.ascontiguousarray(keys, np.uint32)
 
 
 def key_list(keys: Keys, key_bytes: int) -> list[bytes]:
-    """Raw native-endian bytes of each key."""
+    """Return the raw native-endian bytes of each key."""
     listed: list[bytes] = raw_keys(keys, key_bytes).view(f"V{key_bytes}").tolist()
     return listed
 
 
 def row_list(rows: Vectors) -> list[bytes]:
-    """Float32 bytes of each row."""
+    """Return the float32 bytes of each row."""
     listed: list[bytes] = np.ascontiguousarray(rows).view(f"V{4 * rows.shape[1]}").reshape(-1).tolist()
     return listed
 
@@ -46,7 +46,7 @@ def keys_of(raw: list[bytes], key_bytes: int) -> Keys:
 
 
 def mix(keys: Keys) -> NDArray[np.uint64]:
-    """HPS's hash of a key, rrmxmx; modulo the number of partitions it says which of them holds the key.
+    """Return HPS's hash of each key, rrmxmx; modulo the number of partitions it is the key's partition.
 
     Source: Pelle Evensen's rrmxmx, as in HugeCTR v24.06's ``HCTR_HPS_KEY_TO_PART_INDEX``.
 

@@ -2,27 +2,25 @@
 
 import logging
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from kernels.host import HostTable, OverflowPolicy
 from serving.errors import StoreError, StoreFullError
 from serving.reading import Reading
-from serving.storage.host_tables import HostTables
-from serving.storage.memory_budget import MemoryBudget, Room
+from serving.storage.memory_budget import MemoryBudget, Quota
 from serving.storage.store import Keys, TableSpec, Vectors
+from serving.storage.tables import HostTableStore
 
 logger = logging.getLogger(__name__)
 
 
-class MemoryStore(HostTables[HostTable]):
-    """Rows in RAM, within one budget for all tables together. See ``PooledStore`` and ``MeasuredStore``.
+class MemoryStore(HostTableStore[HostTable]):
+    """Rows in RAM, within one budget for all tables.
 
-    A table takes its memory when it is opened. With a budget it gets as many rows as it asks for, or its part of what
-    is left: tables that were announced together (``share``) share that in proportion, any other comes after those that
-    were opened or announced before. Without one it gets some headroom on top, or, where it has a capacity of its own,
-    at most that.
-    A table that holds all it has room for refuses further keys; with an ``overflow_policy``, one that its bound keeps
-    smaller than it would be evicts rows instead.
+    A table takes its memory when it is opened. With a budget, a table gets as many rows as it asks for while the budget
+    lasts. Tables that were announced together share the rest of the budget in proportion to their rows. Without a
+    budget, a table gets its rows and some headroom, limited by the table's own capacity if it has one.
+    A full table refuses new keys. With an ``overflow_policy``, a table that its bound makes smaller evicts rows.
     ``fetch``, ``fetch_pooled`` and ``items`` take no lock.
     """
 
@@ -44,17 +42,15 @@ class MemoryStore(HostTables[HostTable]):
         Args:
             capacity_rows: most rows over all tables.
             capacity_bytes: most bytes over all tables, keys and spare rows included.
-            capacity_rows_per_table: most rows of each table that is named, by full name; 0 keeps none of it in RAM.
+            capacity_rows_per_table: most rows of each named table, by full name; 0 keeps no row of it in RAM.
             capacity_rows_of_each_table: most rows of every table.
-                At most one of the four may be given; with none, every table gets what it asks for and headroom.
-            overflow_policy: which rows leave a full table when new keys come, see ``HostTable``; None: none do.
-            overflow_resolution_target: the part of its bound that an overflow leaves in a table, more than 0 and at
-                most 1.
-            is_backed: a slower tier holds every row, so that none is lost that is evicted; for the log only.
+                At most one of the four bounds may be given. Without a bound, a table gets its rows and headroom.
+            overflow_policy: which rows a full table evicts for new keys, see ``HostTable``; None: it evicts no rows.
+            overflow_resolution_target: the part of its bound that a table keeps in an overflow, above 0 and at most 1.
+            is_backed: a slower tier holds every row, so an evicted row is not lost; for the log only.
 
         Raises:
-            ValueError: more than one bound is given, a budget is less than 1, a table's capacity less than 0, or the
-                target is no such part.
+            ValueError: more than one bound is given, or a value is out of its range.
         """
         if not 0.0 < overflow_resolution_target <= 1.0:
             raise ValueError(
@@ -67,18 +63,18 @@ class MemoryStore(HostTables[HostTable]):
         self._target_ratio = overflow_resolution_target
         self._is_backed = is_backed
         self._specs: dict[str, TableSpec] = {}
-        self._shares: dict[str, tuple[TableSpec, Room]] = {}  # of tables that were announced and are not open yet
+        self._announced: dict[str, tuple[TableSpec, Quota]] = {}  # tables that are not open yet
         self._overflown: set[str] = set()  # tables whose first eviction was logged
-        self._lock = threading.Lock()  # one open_table, drop_table or close at a time; guards _shares
-        self._log_lock = threading.Lock()  # guards _overflown; inserts take no other: to open a table takes seconds
+        self._lock = threading.Lock()  # one open_table, drop_table or close at a time; guards _announced
+        self._log_lock = threading.Lock()  # guards _overflown; inserts never wait for _lock, held for seconds
 
-    def share(self, wanted: Sequence[tuple[TableSpec, int]]) -> None:
-        """See ``SharingStore.share``."""
+    def announce(self, wanted: Sequence[tuple[TableSpec, int]]) -> None:
+        """See ``Store.announce``; an announced table keeps its quota until it is opened or dropped."""
         with self._lock:
-            tables = self._open_tables("")
-            new = [(spec, rows) for spec, rows in wanted if spec.name not in tables and spec.name not in self._shares]
-            rooms = self._budget.rooms(new, self._held())
-            self._shares.update((spec.name, (spec, room)) for (spec, _), room in zip(new, rooms, strict=True))
+            known = self._open_tables("").keys() | self._announced.keys()
+            new = [(spec, rows) for spec, rows in wanted if spec.name not in known]
+            quotas = self._budget.quotas(new, self._held())
+            self._announced.update((spec.name, (spec, quota)) for (spec, _), quota in zip(new, quotas, strict=True))
 
     def open_table(self, spec: TableSpec, capacity_rows: int) -> None:
         """See ``Store.open_table``; opening an open table again changes nothing."""
@@ -86,13 +82,13 @@ class MemoryStore(HostTables[HostTable]):
             tables = self._open_tables(spec.name)
             if spec.name in tables:
                 held = self._specs[spec.name]
-                return self._check_form(spec, held.dim, held.row_dtype)
-            announced = self._shares.pop(spec.name, None)
-            room = announced[1] if announced else self._budget.room_for(spec, capacity_rows, self._held())
-            if not room.rows and self._budget.shared:
+                return self._check_spec(spec, held.dim, held.row_dtype)
+            announced = self._announced.pop(spec.name, None)
+            quota = announced[1] if announced else self._budget.quota(spec, capacity_rows, self._held())
+            if not quota.rows and self._budget.shared:
                 logger.warning("memory: %s", self._budget.no_room(spec.name))
             self._specs = {**self._specs, spec.name: spec}
-            self._tables = {**tables, spec.name: self._new_table(spec, room)}
+            self._tables = {**tables, spec.name: self._new_table(spec, quota)}
 
     def capacity_rows(self, table: str) -> int | None:
         """See ``Store.capacity_rows``."""
@@ -100,13 +96,13 @@ class MemoryStore(HostTables[HostTable]):
         return held.capacity_rows if held is not None else 0
 
     def evicted_rows(self, table: str) -> int:
-        """Rows of the table that made room for others since it was opened; 0 for an unknown table or once closed."""
+        """Rows evicted by overflows since the table was opened; 0 for an unknown table or a closed store."""
         held = (self._tables or {}).get(table)
         return held.stats().evicted_rows if held is not None else 0
 
-    def readings(self, table: str) -> Iterator[Reading]:
-        """See ``MeasuredStore.readings``."""
-        yield Reading("hotrow_tier_evicted_rows", "Rows that overflows evicted.", (), self.evicted_rows(table))
+    def samples(self, table: str) -> Iterable[Reading]:
+        """See ``Store.samples``."""
+        return (Reading("hotrow_tier_evicted_rows", "Rows that overflows evicted.", (), self.evicted_rows(table)),)
 
     def insert(self, table: str, keys: Keys, rows: Vectors) -> None:
         """See ``Store.insert``."""
@@ -123,14 +119,14 @@ class MemoryStore(HostTables[HostTable]):
             self._log_first_eviction(table, held)
 
     def evict(self, table: str, keys: Keys) -> int | None:
-        """See ``Store.evict``; exact."""
+        """See ``Store.evict``."""
         held = self._held_table(table)
         return held.evict(keys) if held is not None else 0
 
     def drop_table(self, table: str) -> None:
-        """See ``Store.drop_table``; the memory goes back once the last reader has left."""
+        """See ``Store.drop_table``; the memory is freed when the last reader is done."""
         with self._lock:
-            self._shares.pop(table, None)
+            self._announced.pop(table, None)
             self._tables = {name: held for name, held in self._open_tables(table).items() if name != table}
             self._specs = {name: spec for name, spec in self._specs.items() if name != table}
         with self._log_lock:
@@ -142,25 +138,25 @@ class MemoryStore(HostTables[HostTable]):
             self._tables = None
 
     def _held(self) -> list[tuple[TableSpec, int]]:
-        """The tables that have their room, and its rows."""
+        """Return the open and announced tables, and the rows of their quotas."""
         tables = self._open_tables("")
         given = [(self._specs[name], table.capacity_rows) for name, table in tables.items() if table is not None]
-        return given + [(spec, room.rows) for spec, room in self._shares.values()]
+        return given + [(spec, quota.rows) for spec, quota in self._announced.values()]
 
-    def _new_table(self, spec: TableSpec, room: Room) -> HostTable | None:
-        if not room.rows:
+    def _new_table(self, spec: TableSpec, quota: Quota) -> HostTable | None:
+        if not quota.rows:
             return None
-        policy = self._budget.overflow_policy if room.is_bounded else None
-        target_rows = round(room.rows * self._target_ratio)
+        policy = self._budget.overflow_policy if quota.is_bounded else None
+        target_rows = round(quota.rows * self._target_ratio)
         try:
-            return HostTable(spec.dim, room.rows, spec.row_dtype, policy, target_rows)
+            return HostTable(spec.dim, quota.rows, spec.row_dtype, policy, target_rows)
         except MemoryError as err:
-            size = HostTable.memory_bytes(spec.dim, room.rows, spec.row_dtype, policy)
-            reason = f"the system refused {size:,} bytes for {room.rows:,} rows"
+            size = HostTable.memory_bytes(spec.dim, quota.rows, spec.row_dtype, policy)
+            reason = f"the system refused {size:,} bytes for {quota.rows:,} rows"
             raise StoreError(self.name, spec.name, reason) from err
 
     def _insert_in_parts(self, table: str, held: HostTable, keys: Keys, rows: Vectors) -> int:
-        """Insert rows, those that may evict others no more at a time than fit; returns how many were evicted."""
+        """Insert rows in parts that fit the table, and return how many rows were evicted."""
         most = keys.size if held.overflow_policy is None else held.capacity_rows
         evicted = 0
         for start in range(0, keys.size, max(most, 1)):

@@ -1,4 +1,4 @@
-"""How many rows of each table the memory tier has room for, before any memory is taken."""
+"""How many rows each table of a memory tier may hold, computed before memory is taken."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,12 +14,12 @@ _BOUNDS = ("capacity_rows", "capacity_bytes", "capacity_rows_per_table", "capaci
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
-    """What one table is given.
+class Quota:
+    """The rows that one table may hold.
 
     Attributes:
         rows: 0 to MOST_ROWS.
-        is_bounded: the table's model, with headroom where there is no budget, could have used more.
+        is_bounded: the budget makes the table smaller than it would be.
     """
 
     rows: int
@@ -28,11 +28,7 @@ class Room:
 
 @dataclass(frozen=True, slots=True)
 class MemoryBudget:
-    """What all tables of a memory tier share. See ``MemoryStore`` for the meaning of its fields.
-
-    Raises:
-        ValueError: more than one bound is given, a budget is less than 1, or a table's capacity less than 0.
-    """
+    """The budget of all tables of a memory tier; ``MemoryStore`` explains the fields and their errors."""
 
     capacity_rows: int | None = None
     capacity_bytes: int | None = None
@@ -55,70 +51,72 @@ class MemoryBudget:
 
     @property
     def shared(self) -> str:
-        """The bound that all tables share, as a ``ps.json`` names it; empty without one."""
+        """The name of the bound that all tables share, as in a ``ps.json``; empty without one."""
         return next((name for name in ("capacity_rows", "capacity_bytes") if getattr(self, name) is not None), "")
 
-    def rooms(self, wanted: Sequence[TableRows], held: Iterable[TableRows]) -> list[Room]:
-        """What tables are given that are to be held together.
+    def quotas(self, wanted: Sequence[TableRows], held: Iterable[TableRows]) -> list[Quota]:
+        """Return the quotas of tables that are opened together.
 
-        Where they share a bound and it has no room for all of their rows, each is given one row, as far as the bound
-        goes, and of what is left a part in proportion to what it takes, in rows or bytes as the bound counts.
+        If a shared bound is too small for all rows, each table gets one row while the bound lasts. The rest of the
+        bound is divided in proportion to the tables' rows or bytes, whichever the bound counts.
 
         Args:
             wanted: the tables, and the rows of their models.
-            held: the tables that have their room already, and the rows that each was given.
+            held: the tables that have their quota already, and its rows.
         """
         if not self.shared:
-            return [self._room_alone(spec, rows) for spec, rows in wanted]
+            return [self._quota_alone(spec, rows) for spec, rows in wanted]
         left = (self.capacity_rows or self.capacity_bytes or 0) - sum(self._cost(*one) for one in held)
         wanted = [(spec, min(max(rows, 1), MOST_ROWS)) for spec, rows in wanted]
         is_bounded = sum(self._cost(*one) for one in wanted) >= left
         if not is_bounded:
-            return [Room(rows, False) for _, rows in wanted]
-        return [Room(rows, True) for rows in self._shares(wanted, left)]
+            return [Quota(rows, False) for _, rows in wanted]
+        return [Quota(rows, True) for rows in self._divided(wanted, left)]
 
     def no_room(self, table: str) -> str:
-        """What is to be told of a table to which the shared bound leaves no room."""
+        """Return the message about a table for which the shared bound has no rows left."""
         return (
             f"table {table} has no room in RAM, no row of it will be kept there; raise volatile_db.{self.shared}, or "
             "say in volatile_db.capacity_rows_per_table what each table is given"
         )
 
-    def room_for(self, spec: TableSpec, wanted_rows: int, held: Iterable[TableRows]) -> Room:
-        """What one table is given; see ``rooms``."""
-        return self.rooms([(spec, wanted_rows)], held)[0]
+    def quota(self, spec: TableSpec, wanted_rows: int, held: Iterable[TableRows]) -> Quota:
+        """Return the quota of one table; see ``quotas``."""
+        return self.quotas([(spec, wanted_rows)], held)[0]
 
-    def _room_alone(self, spec: TableSpec, wanted_rows: int) -> Room:
+    def _quota_alone(self, spec: TableSpec, wanted_rows: int) -> Quota:
         own = (self.capacity_rows_per_table or {}).get(spec.name)
         if own is not None:
-            return Room(min(max(wanted_rows, 1), MOST_ROWS, own), own <= max(wanted_rows, 1))
+            return Quota(min(max(wanted_rows, 1), MOST_ROWS, own), own <= max(wanted_rows, 1))
         most = rows_with_headroom(wanted_rows)
         left = MOST_ROWS if self.capacity_rows_of_each_table is None else self.capacity_rows_of_each_table
-        return Room(min(most, left), left <= most)
+        return Quota(min(most, left), left <= most)
 
-    def _shares(self, wanted: Sequence[TableRows], left: int) -> list[int]:
-        """Rows by table, where all together cost ``left`` or more."""
+    def _divided(self, wanted: Sequence[TableRows], left: int) -> list[int]:
+        """Return the rows of each table, where all tables together cost ``left`` or more."""
         least = [self._cost(spec, 1) for spec, _ in wanted]
         beyond = [self._cost(*one) - cost for one, cost in zip(wanted, least, strict=True)]
         to_share, all_beyond = max(left - sum(least), 0), max(sum(beyond), 1)
-        ends = [to_share * end // all_beyond for end in accumulate(beyond, initial=0)]  # so that no row is lost
-        shares, spare = [], 0
+        ends = [
+            to_share * end // all_beyond for end in accumulate(beyond, initial=0)
+        ]  # running totals, so that rounding loses no row
+        quotas, spare = [], 0
         for (spec, rows), first, (begin, end) in zip(wanted, least, pairwise(ends), strict=True):
             most = min(first + end - begin + spare, left)
             given = min(self._rows_within(most, spec), rows)
             left -= self._cost(spec, given)
             spare = max(most - self._cost(spec, given), 0)
-            shares.append(given)
-        return shares
+            quotas.append(given)
+        return quotas
 
     def _cost(self, spec: TableSpec, rows: int) -> int:
-        """What so many rows take of the shared bound."""
+        """Return how much of the shared bound so many rows take."""
         if self.capacity_bytes is None:
             return rows
         return HostTable.memory_bytes(spec.dim, rows, spec.row_dtype, self.overflow_policy) if rows else 0
 
     def _rows_within(self, cost: int, spec: TableSpec) -> int:
-        """The most rows of a table that take at most ``cost``."""
+        """Return the most rows of a table that take at most ``cost``."""
         if self.capacity_bytes is None:
             return max(cost, 0)
         return rows_within(cost, spec.dim, spec.row_dtype, self.overflow_policy)
@@ -127,7 +125,7 @@ class MemoryBudget:
 def rows_within(
     size_bytes: int, dim: int, row_dtype: RowDtype = "fp32", overflow_policy: OverflowPolicy | None = None
 ) -> int:
-    """The most rows of ``dim`` columns that a host table of at most ``size_bytes`` has room for; 0 if not even one."""
+    """Return the most rows of ``dim`` columns that fit a host table of ``size_bytes``."""
     fits, too_many = 0, min(max(size_bytes, 0) // dim + 1, MOST_ROWS + 1)  # no row takes less than a byte per column
     while too_many - fits > 1:
         middle = (fits + too_many) // 2

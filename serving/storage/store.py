@@ -305,7 +305,9 @@ class Store(Protocol):
         if held and not wanted.caches_dirty and (held.digest, held.row_dtype) == (wanted.digest, row_dtype):
             self.open_table(spec, wanted.rows)
             return False
-        self.load(spec, truth.batches(), replace(wanted, row_dtype=row_dtype, caches_dirty=False), keep=False)
+        rows = sum(keys.size for keys, _ in truth.batches()) if wanted.changed else wanted.rows
+        marker = replace(wanted, rows=rows, row_dtype=row_dtype, caches_dirty=False)
+        self.load(spec, truth.batches(), marker, keep=False)
         return True
 
     def is_whole(self, table: str) -> bool:

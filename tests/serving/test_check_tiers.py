@@ -198,7 +198,7 @@ def test_the_index_of_a_snapshot_that_was_made_is_checked_and_with_full_every_by
     assert main(["check", "--full", str(folder)]) == 1
     error = capsys.readouterr().err
     assert f"model 'a': snapshot: table 'a.user': {file}: is damaged" in error
-    assert "remove the file, and it is made anew" in error
+    assert "remove the file, and it is made again" in error
     flip(file, 4096)  # of the index
     assert main(["check", str(folder)]) == 1
 

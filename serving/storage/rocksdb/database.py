@@ -1,50 +1,35 @@
-"""An open RocksDB database: its column families, one per table, and what the default one records of them."""
+"""An open RocksDB database: one column family per table, and the tables' markers in the default column family."""
 
 import os
+from collections import deque
+from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from serving.errors import StoreError
 from serving.storage.hps_layout import key_list, tag
-from serving.storage.rocksdb.engine import all_items, import_rocksdict, open_database, table_options
+from serving.storage.rocksdb.engine import STORE_NAME, all_items, import_rocksdict, open_database, table_options
 from serving.storage.rocksdb.exit_gate import exit_gate
 from serving.storage.row_codec import value_list
-from serving.storage.store import Keys, TableSpec, new_seal
+from serving.storage.store import Keys, Marker, TableSpec
 
 READ_AHEAD_BYTES = 8 * 2**20
-
-
-@dataclass(frozen=True, slots=True)
-class LoadRecord:
-    """What the rows of a table were loaded from, and their form; kept as ``<digest> as int8``, or as the digest."""
-
-    digest: str
-    row_dtype: str
-
-    @staticmethod
-    def read(record: str) -> "LoadRecord":
-        """Read what ``str`` gives."""
-        digest, _, row_dtype = record.partition(" as ")
-        return LoadRecord(digest, row_dtype or "fp32")
-
-    def __str__(self) -> str:
-        """Give what is kept in the database; of float32 rows the digest alone."""
-        return self.digest if self.row_dtype == "fp32" else f"{self.digest} as {self.row_dtype}"
+_MARKER_KEY = b"hotrow.table."
 
 
 class Database:
-    """One opening of a database. Callers keep users apart, but for reads of column families.
+    """One opening of a database; callers allow one user at a time, except for reads of column families.
 
-    Tables are known by their full names. HPS does not use the default column family, so loads are recorded there.
-    Methods raise what rocksdict raises; see ``translated_errors``.
+    Tables are known by their full names. Methods raise what rocksdict raises, see ``translated_errors``.
 
     Attributes:
         rocksdict: the module.
-        options: those of the database and of each column family.
+        options: options of the database and of each column family.
     """
 
     def __init__(self, path: Path, num_threads: int, read_only: bool) -> None:
@@ -53,114 +38,105 @@ class Database:
         Args:
             path: the database's folder.
             num_threads: background threads.
-            read_only: open it as it is now, beside a process that writes; else make it if it is absent.
+            read_only: open the database as it is now, next to a process that writes; else create it if it is absent.
 
         Raises:
             MissingExtraError: rocksdict is not installed.
-            StoreError: it cannot be opened; the message names the folder, and what is wrong with it.
+            StoreError: the database cannot be opened; the message names the folder and the fault.
         """
         self.rocksdict = import_rocksdict()
         self.options = table_options(self.rocksdict, num_threads)
         self._path = path
+        self._read_only = read_only
         self._handle, self._families = open_database(self.rocksdict, path, read_only, num_threads)
 
     def family(self, table: str) -> Any | None:
-        """The handle of the table's column family, if there is one; reads of it need no lock."""
+        """Return the handle of the table's column family, if there is one; reads of it need no lock."""
         return self._families.get(tag(table))
 
     def create_family(self, table: str) -> None:
-        """Make an empty table."""
+        """Create an empty table."""
         self._families[tag(table)] = self._handle.create_column_family(tag(table), self.options)
 
     def drop_family(self, table: str) -> None:
-        """Remove a table and, before it, the record of what it was loaded from."""
-        self._record(puts={}, deletes=[key(table) for key in _KEYS_OF_TABLE])
+        """Remove a table's marker, then its rows."""
+        self._write_markers({table: None})
+        self._flush_log()
         self._remove_family(table)
 
-    def begin_load(self, table: str) -> None:
-        """Make an empty table in place of what there is; until ``record_load`` it ``is_loading``, whatever happens.
-
-        Its seal, if it has one, becomes another.
-        """
-        seal = self.seal(table)
-        seals = {} if seal is None else {_seal_key(table): new_seal(seal).encode()}
-        self._record(puts={_loading_key(table): b"", **seals}, deletes=[_digest_key(table)])
-        if self.family(table) is not None:
+    def begin_load(self, table: str, keep: bool) -> None:
+        """Replace the table's marker by one of a load that has not ended; without ``keep``, also empty the table."""
+        self._write_markers({table: Marker("", changed=keep)})
+        self._flush_log()
+        if self.family(table) is not None and not keep:
             self._remove_family(table)
-        self.create_family(table)
+        if self.family(table) is None:
+            self.create_family(table)
 
-    def record_load(self, table: str, load: LoadRecord) -> None:
-        """Record that every row of a load is on the disk, and what they were loaded from."""
-        self._record(puts={_digest_key(table): str(load).encode()}, deletes=[_loading_key(table)])
+    def end_load(self, table: str, marker: Marker) -> None:
+        """Write the table's marker to the disk, once every row of the load is there."""
+        self._write_markers({table: marker})
+        self._flush_log()
 
-    def is_loading(self, table: str) -> bool:
-        """Whether a load of the table has begun and not ended, so that it may have some of its rows only."""
-        return self._handle.get(_loading_key(table)) is not None
+    def marker(self, table: str) -> Marker | None:
+        """Return the marker of the table's last load, if that load has ended."""
+        record = self.record(table)
+        return record if record and record.digest else None
 
-    def last_load(self, table: str) -> LoadRecord | None:
-        """The table's last load, if that has ended."""
-        record = self._handle.get(_digest_key(table))
-        return None if record is None else LoadRecord.read(bytes(record).decode())
+    def record(self, table: str) -> Marker | None:
+        """Return the table's marker; its ``digest`` is empty while a load runs, and after one that was killed.
 
-    def record_others(self, table: str, are_behind: bool, seal: str | None) -> None:
-        """Record whether the tiers before this one may lack a change; on the disk when the next ``write`` is.
-
-        With it, as one act, the ``seal`` of the change, if there is one.
+        Raises:
+            StoreError: the record is not a marker.
         """
-        batch = self.rocksdict.WriteBatch(raw_mode=True)
-        if seal is not None:
-            batch[_seal_key(table)] = seal.encode()
-        if are_behind:
-            batch[_behind_key(table)] = b""
-        else:
-            del batch[_behind_key(table)]
-        self._handle.write(batch)
+        raw = self._handle.get(_MARKER_KEY + table.encode())
+        if raw is None:
+            return None
+        try:
+            record = Marker.read(bytes(raw))
+        except (TypeError, ValueError) as err:
+            raise StoreError(STORE_NAME, table, f"{self._path}: the table's marker is damaged: {err}") from err
+        return replace(record, caches_dirty=False) if self._read_only else record  # only the writer refills caches
 
-    def others_are_behind(self, table: str) -> bool:
-        """Whether the tiers before this one may lack a change."""
-        return self._handle.get(_behind_key(table)) is not None
-
-    def seal(self, table: str) -> str | None:
-        """The seal of the table's last change; None where there is none yet."""
-        seal = self._handle.get(_seal_key(table))
-        return None if seal is None else bytes(seal).decode()
-
-    def record_seal(self, table: str, seal: str) -> None:
-        """Record the seal of a table; on the disk when it returns."""
-        self._record(puts={_seal_key(table): seal.encode()}, deletes=[])
+    def write_flags(self, table: str, marker: Marker) -> None:
+        """Write a marker of changed flags; it is on the disk when the next ``write`` is."""
+        self._write_markers({table: marker})
 
     def write(self, spec: TableSpec, keys: Keys, values: NDArray[np.uint8] | None, batch_rows: int) -> None:
-        """Write the values uint8[N, B] of keys int64[N] that fit the table; None: delete the keys.
+        """Write or delete rows; all rows are on the disk when this returns.
 
-        Of every ``batch_rows`` all are there or none; when this returns, all are on the disk.
+        Args:
+            spec: the table.
+            keys: int64[N], all of which fit the table.
+            values: uint8[N, B]; None deletes the keys.
+            batch_rows: rows of one write batch, which is written whole or not at all.
         """
+        if not keys.size:
+            return
         family = self._handle.get_column_family_handle(tag(spec.name))
         for start in range(0, keys.size, batch_rows):
             part = slice(start, start + batch_rows)
             batch = self.rocksdict.WriteBatch(raw_mode=True)
             batch.set_default_column_family(family)
             raw = key_list(keys[part], spec.key_bytes)
-            if values is None:
-                for key in raw:
-                    del batch[key]
-            else:
-                for key, value in zip(raw, value_list(values[part]), strict=True):
-                    batch[key] = value
+            # Only a Python call per row takes a row, and a loop in C makes the calls at half the cost.
+            calls = map(batch.delete, raw) if values is None else map(batch.put, raw, value_list(values[part]))
+            deque(calls, maxlen=0)
             self._handle.write(batch)
-        exit_gate.call(self._handle.flush_wal, True)
+        self._flush_log()
 
     def read_ahead(self, wait: bool) -> None:
-        """Have the system read the files ahead, so that first reads do not run at the pace of the device.
+        """Have the system read the files ahead, so that first reads do not wait for the disk.
 
-        A load leaves most of its pages on the disk only. Pages that memory holds already are passed over, a GiB in
-        some 30 milliseconds. Of a database larger than half of the memory, the rest is left where it is.
+        A load leaves most of its pages on the disk only. Pages in memory are skipped, a GiB in some 30 milliseconds.
+        At most half of the memory is filled.
 
         Args:
-            wait: return when they are in memory; else when reading has begun.
+            wait: return when the files are in memory; else when reading has begun.
         """
         left = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
         for file in self._handle.live_files():
-            # Compaction may have removed it meanwhile; a file that cannot be read is told when a row is read from it.
+            # Compaction may have removed the file. A file that cannot be read is reported when a row is read from it.
             with suppress(OSError), (self._path / file["name"].lstrip("/")).open("rb") as opened:
                 size = min(os.fstat(opened.fileno()).st_size, left)
                 starts = range(0, size, READ_AHEAD_BYTES)
@@ -172,47 +148,54 @@ class Database:
                 left -= size
 
     def read_all(self) -> int:
-        """Read every row of every table, of whichever model, and return how many; RocksDB verifies each checksum."""
+        """Read every row of every table and return how many there are; RocksDB verifies each checksum."""
         return sum(1 for family in self._families.values() for _ in all_items(family))
 
     def checkpoint(self, folder: Path) -> None:
-        """Make a database at ``folder`` of what this one holds now: links to its files where the file system can."""
-        self.rocksdict.Checkpoint(self._handle).create_checkpoint(str(folder))
+        """Make a database at ``folder`` of what this database holds now; its files are links where possible.
+
+        In the copy every marker has ``caches_dirty``, for caches hold the rows of the original. The flag is set here
+        while the copy is made. A process that is killed meanwhile leaves it set, which costs a refill of caches.
+        """
+        markers = dict(self._markers())
+        dirty = {table: replace(marker, caches_dirty=True) for table, marker in markers.items()}
+        self._write_markers(dirty)
+        try:
+            self.rocksdict.Checkpoint(self._handle).create_checkpoint(str(folder))
+        finally:
+            self._write_markers(markers)
 
     def close(self) -> None:
-        """Close it; reads in hand keep their column family, and with it the database, open until they end."""
+        """Flush and close the database; running reads hold their column family, and so the database, open."""
         self._families = {}
-        self._handle.close()
+        try:
+            if not self._read_only:
+                self._flush_log()
+        finally:
+            self._handle.close()
 
-    def _record(self, puts: dict[bytes, bytes], deletes: list[bytes]) -> None:
-        """Change the records of loads, all or none; on the disk when it returns."""
+    def _markers(self) -> Iterator[tuple[str, Marker]]:
+        for key, _ in all_items(self._handle):
+            if key.startswith(_MARKER_KEY):
+                table = key.removeprefix(_MARKER_KEY).decode()
+                marker = self.record(table)
+                if marker is not None:
+                    yield table, marker
+
+    def _write_markers(self, markers: dict[str, Marker | None]) -> None:
+        """Write or remove markers, all or none."""
         batch = self.rocksdict.WriteBatch(raw_mode=True)
-        for key, value in puts.items():
-            batch[key] = value
-        for key in deletes:
-            del batch[key]
+        for table, marker in markers.items():
+            key = _MARKER_KEY + table.encode()
+            if marker is None:
+                del batch[key]
+            else:
+                batch[key] = marker.write()
         self._handle.write(batch)
+
+    def _flush_log(self) -> None:
         exit_gate.call(self._handle.flush_wal, True)
 
     def _remove_family(self, table: str) -> None:
         del self._families[tag(table)]
         self._handle.drop_column_family(tag(table))
-
-
-def _digest_key(table: str) -> bytes:
-    return f"hotrow.loaded_from.{table}".encode()
-
-
-def _behind_key(table: str) -> bytes:
-    return f"hotrow.others_are_behind.{table}".encode()
-
-
-def _loading_key(table: str) -> bytes:
-    return f"hotrow.loading.{table}".encode()
-
-
-def _seal_key(table: str) -> bytes:
-    return f"hotrow.seal.{table}".encode()
-
-
-_KEYS_OF_TABLE = (_digest_key, _loading_key, _behind_key, _seal_key)

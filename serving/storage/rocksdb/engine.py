@@ -9,8 +9,7 @@ from traceback import clear_frames
 from typing import Any
 
 from serving.errors import MissingExtraError, StoreError
-from serving.storage.rocksdb.log_check import check_logs, damaged_logs_named
-from serving.storage.rocksdb.manifest_check import check_manifest
+from serving.storage.rocksdb.file_checks import check_logs, check_manifest, damaged_logs_named
 
 STORE_NAME = "rocksdb"
 

@@ -1,8 +1,8 @@
-"""Reading a RocksDB database beside the process that writes it, and following that.
+"""Reading a RocksDB database next to the process that writes it, and following that process.
 
-RocksDB has secondary instances for this. They are not used: one that meets the removal of a column family, which every
-reload of a table is, crashed the process (RocksDB as of rocksdict 0.3.29). A read-only opening takes milliseconds and
-what the log of the newest writes takes to read; followers make a new one whenever the files have changed.
+RocksDB's secondary instances are not used: one that meets the removal of a column family, which a reload of a table is,
+crashes the process (RocksDB as of rocksdict 0.3.29). A read-only opening takes milliseconds, and the time to read the
+log of the newest writes. A follower opens the database again whenever its files have changed.
 """
 
 import logging
@@ -29,18 +29,18 @@ FilesState = list[tuple[str, int]]  # names and sizes of files that are only eve
 def open_beside_writer(path: Path, num_threads: int) -> Database:
     """Open a database read-only; another process may be writing to it.
 
-    Which files there are is read first, then the log of the newest writes. Where the writer brings rows from the log
-    into files in between, an opening would have them in neither; it is not used.
+    RocksDB reads the list of files first, then the log. An opening would miss rows that the writer moves from the log
+    to files in between, so an opening during which the list changed is not used.
 
     Raises:
         MissingExtraError: rocksdict is not installed.
-        StoreError: it cannot be opened, or its files changed during every try.
+        StoreError: the database cannot be opened, or its files changed during every try.
     """
     for left in reversed(range(OPENING_TRIES)):
         before = files_state(path, "MANIFEST-*")
         try:
             database = Database(path, num_threads, read_only=True)
-        except StoreError:  # a file may have gone since the list of files was read
+        except StoreError:  # a file may be gone since the list of files was read
             if not left or files_state(path, "MANIFEST-*") == before:
                 raise
             continue
@@ -53,11 +53,11 @@ def verify_database(path: Path) -> int:
     """Read every row of the database at ``path``, as it is now; another process may be writing to it.
 
     Returns:
-        the rows of all its tables; 0 where there is no database yet.
+        rows of all tables; 0 where there is no database yet.
 
     Raises:
         MissingExtraError: rocksdict is not installed.
-        StoreError: it cannot be opened, or a checksum is wrong; the message names the file.
+        StoreError: the database cannot be opened, or a checksum is wrong; the message names the file.
     """
     with translated_errors(path):
         if not (path / "CURRENT").exists():
@@ -70,45 +70,41 @@ def verify_database(path: Path) -> int:
 
 
 def files_state(path: Path, *patterns: str) -> FilesState:
-    """What changes with the list of the database's files, ``MANIFEST-*``, or with its newest writes, ``*.log``.
-
-    Raises:
-        StoreError: the folder cannot be read.
-    """
+    """Return what changes with the list of the database's files, ``MANIFEST-*``, or its newest writes, ``*.log``."""
     state = []
     with translated_errors(path):
         for pattern in patterns:
             for file in path.glob(pattern):
-                with suppress(FileNotFoundError):  # it has just been replaced
+                with suppress(FileNotFoundError):  # the file has just been replaced
                     state.append((file.name, file.stat().st_size))
     return sorted(state)
 
 
 class _Expected(NamedTuple):
-    """What a followed table must be, held without holding its files open."""
+    """What a followed table must be; does not keep its files open."""
 
     spec: TableSpec
     codec: RowCodec
-    files: str | None
+    digest: str | None
 
 
 class FollowedTables:
-    """The tables of a store that follows a writer, from one opening of the database to the next. Not thread-safe."""
+    """The tables of a follower, from one opening of the database to the next. Not thread-safe."""
 
     def __init__(self, path: Path) -> None:
         """Follow the tables of the database at ``path``."""
         self._path = path
-        self._expected: dict[str, _Expected] = {}  # by name; those that the writer dropped too: it may load them again
-        self._told: dict[str, str] = {}  # what the log says of a table that is not as the writer has it, by its name
+        self._expected: dict[str, _Expected] = {}  # by name; also tables that the writer dropped and may load again
+        self._logged: dict[str, str] = {}  # by name: the last message about a table that differs from the writer's
 
     def in_database(self, database: Database, tables: Mapping[str, RocksDbTable]) -> dict[str, RocksDbTable]:
-        """Those of ``tables``, and of earlier ones that were not forgotten, that ``database`` has, as it has them.
+        """Return the followed tables as ``database`` holds them.
 
-        One that is just being loaded, or is of another model by now, stays as it was: its handle keeps the files of
-        that time open. One that the writer has dropped is none until that has loaded it again.
+        A table stays as it was while it is being loaded, and where it belongs to other files now: its handle keeps the
+        older files open. A table that the writer has dropped is absent until the writer loads it again.
         """
         for name, held in tables.items():
-            self._expected[name] = _Expected(held.spec, held.codec, held.files)
+            self._expected[name] = _Expected(held.spec, held.codec, held.digest)
         followed = {}
         for name, expected in self._expected.items():
             table = self._followed(database, expected, tables.get(name))
@@ -117,45 +113,47 @@ class FollowedTables:
         return followed
 
     def forget(self, name: str) -> None:
-        """Do not follow a table any more; one that is not followed does nothing."""
+        """Stop following a table, if it is followed."""
         self._expected.pop(name, None)
-        self._told.pop(name, None)
+        self._logged.pop(name, None)
 
     def _followed(self, database: Database, expected: _Expected, held: RocksDbTable | None) -> RocksDbTable | None:
         name = expected.spec.name
-        if database.is_loading(name):
+        try:
+            record = database.record(name)
+        except StoreError as err:
+            self._log_once(err, "it stays as it was")
+            return held
+        if record is not None and not record.digest:  # a load is running, or was killed
             return held
         if database.family(name) is None:
-            self._tell_once(self._error(name, "the writer has dropped it"), "its keys are unknown until it is back")
+            self._log_once(self._error(name, "the writer has dropped it"), "its keys are unknown until it is back")
             return None
         try:
             table = opened_table(self._path, database, expected.spec, expected.codec)
-            if expected.files is not None and table.files != expected.files:
-                other = f"the writer has loaded it from other files, {table.files}; this process goes by"
-                raise self._error(name, f"{other} {expected.files}: restart it with those")
-        except StoreError as err:  # no reason to hold back the others
-            self._tell_once(err, "it stays as it was")
+            if expected.digest is not None and table.digest != expected.digest:
+                other = f"the writer has loaded it from other files, {table.digest}; this process goes by"
+                raise self._error(name, f"{other} {expected.digest}: restart it with those")
+        except StoreError as err:  # other tables are followed all the same
+            self._log_once(err, "it stays as it was")
             return held
-        self._told.pop(name, None)
+        self._logged.pop(name, None)
         return table
 
-    def _tell_once(self, error: StoreError, effect: str) -> None:
-        if self._told.get(error.table) != str(error):
+    def _log_once(self, error: StoreError, effect: str) -> None:
+        if self._logged.get(error.table) != str(error):
             logger.warning("%s; %s", error, effect)
-        self._told[error.table] = str(error)
+        self._logged[error.table] = str(error)
 
     def _error(self, name: str, reason: str) -> StoreError:
         return StoreError(STORE_NAME, name, f"{self._path}: {reason}")
 
 
 class Follower:
-    """A thread that does something again and again, until it is stopped.
-
-    A failure is logged once when failures start and once when they end.
-    """
+    """A thread that catches up periodically; it logs when failures begin and when they end."""
 
     def __init__(self, catch_up: Callable[[], None], interval_ms: int) -> None:
-        """Begin to call ``catch_up`` every ``interval_ms``."""
+        """Start to call ``catch_up`` every ``interval_ms``."""
         self._catch_up = catch_up
         self._interval_s = interval_ms / 1000
         self._stop = threading.Event()
@@ -163,7 +161,7 @@ class Follower:
         self._thread.start()
 
     def stop(self) -> None:
-        """End; returns when the thread has ended. Stopping twice is allowed."""
+        """Stop the thread and wait for its end. Stopping twice is allowed."""
         self._stop.set()
         self._thread.join()
 

@@ -2,7 +2,7 @@
 
 import logging
 import threading
-from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,24 +13,23 @@ from serving.config import MOST_ROCKSDB_BATCH_ROWS
 from serving.errors import StoreError
 from serving.storage.hps_layout import storable
 from serving.storage.rocksdb.bulk_load import BulkLoader
-from serving.storage.rocksdb.database import Database, LoadRecord
+from serving.storage.rocksdb.database import Database
 from serving.storage.rocksdb.engine import STORE_NAME, check_new_folder, translated_errors
 from serving.storage.rocksdb.follower import FilesState, FollowedTables, Follower, files_state, open_beside_writer
 from serving.storage.rocksdb.table import RocksDbTable, opened_table
 from serving.storage.row_codec import RowCodec
-from serving.storage.store import CHANGED, Keys, Mask, TableSpec, Vectors, new_seal, none_found
+from serving.storage.store import Batches, Keys, Marker, Mask, Store, TableSpec, Vectors, none_found
 
 logger = logging.getLogger(__name__)
 
 
-class RocksDbStore:
-    """Rows on disk, one database per store. See ``DurableStore``.
+class RocksDbStore(Store):
+    """Rows on disk, one database per store; see ``serving.storage.rocksdb`` for what lies where.
 
-    Keys and values have HPS's layout, so a database written by HPS (HugeCTR v24.06) can be read; with a ``row_dtype``
-    other than fp32 the values have not. What a table was loaded from is recorded in the default column family, which
-    HPS does not use. An ``insert`` that has returned survives the process and the machine; reads verify checksums.
-    One process writes; any number of others read beside it, as the database was when they opened it, or following it.
+    An ``insert`` that has returned survives the process and the machine. Reads verify checksums.
     """
+
+    outlives_process = True
 
     def __init__(
         self,
@@ -43,18 +42,18 @@ class RocksDbStore:
         warm_up: bool = True,
         catch_up_interval_ms: int | None = None,
     ) -> None:
-        """Open the database, creating it if it is absent and ``read_only`` is False.
+        """Open the database; create it if it is absent and ``read_only`` is False.
 
         Args:
-            path: its folder.
-            read_only: open beside a process that writes.
+            path: the database's folder.
+            read_only: open the database next to a process that writes.
             num_threads: background threads.
-            max_batch_size: most keys of one read or write batch; above ``MOST_ROCKSDB_BATCH_ROWS`` it counts as
-                that, and calls with more keys are made in several batches.
-            row_dtype: keep the rows of each table in this form, which must be the table's; None keeps float32.
-            warm_up: have the system read the files ahead when they are opened, and those of a bulk load after it.
-            catch_up_interval_ms: with ``read_only``: see what has been written meanwhile, as often as this; None: see
-                the database as it is now.
+            max_batch_size: most keys of one read or write batch, at most ``MOST_ROCKSDB_BATCH_ROWS``. A call with more
+                keys is made in several batches.
+            row_dtype: keep rows in this row type, which must be the table's; None keeps float32.
+            warm_up: have the system read the files ahead after opening and after a load.
+            catch_up_interval_ms: with ``read_only``: see new writes as often as this; None: see the database as it is
+                now.
 
         Raises:
             MissingExtraError: rocksdict is not installed.
@@ -70,10 +69,9 @@ class RocksDbStore:
         self._batch_rows = min(max_batch_size, MOST_ROCKSDB_BATCH_ROWS)
         self._num_threads = num_threads
         self._tables: dict[str, RocksDbTable] = {}  # replaced as a whole, never changed in place: reads take no lock
-        self._next_seals: dict[str, tuple[str | None, str]] = {}  # by table, after which; see ``_lock``
         self._closed = False
-        self._tables_lock = threading.RLock()  # one change of the tables at a time, whole loads; taken before the next
-        self._lock = threading.RLock()  # one user of the database handle at a time; reads use their column family's
+        self._tables_lock = threading.RLock()  # one change of the tables at a time, such as a load; taken before _lock
+        self._lock = threading.RLock()  # one user of the database handle at a time; reads use a column family's
         self._seen: FilesState = []
         self._followed = FollowedTables(self._path)
         self._open()
@@ -110,13 +108,13 @@ class RocksDbStore:
         return sorted(self._tables)
 
     def count(self, table: str) -> int:
-        """See ``Store.count``; RocksDB does not know, so every row is read."""
+        """See ``Store.count``; reads every row."""
         self._check_open(table)
         held = self._tables.get(table)
         return held.count() if held else 0
 
     def estimated_rows(self, table: str) -> int:
-        """RocksDB's guess at ``count``, at once; for a progress bar, and for nothing that must not fail."""
+        """RocksDB's fast guess at ``count``, for progress bars only."""
         with self._translated(table):
             held = self._tables.get(table)
             return held.estimated_rows() if held else 0
@@ -136,15 +134,20 @@ class RocksDbStore:
         return found
 
     def insert(self, table: str, keys: Keys, rows: Vectors) -> None:
-        """See ``Store.insert``; on the disk when it returns, in write batches each of which is there whole or not."""
+        """See ``Store.insert``; rows are written in batches, each whole or not at all, and are then on the disk."""
         with self._lock, self._translated(table):
             held = self._writable_table(table)
             if rows.shape[1] != held.spec.dim:
                 raise self._error(table, f"holds vectors of {held.spec.dim} floats, got {rows.shape[1]}")
             self._database.write(held.spec, keys, held.codec.encode(keys, rows), self._batch_rows)
 
+    def add(self, table: str, keys: Keys, rows: Vectors) -> int:
+        """See ``Store.add``; no other write comes in between."""
+        with self._lock:
+            return super().add(table, keys, rows)
+
     def evict(self, table: str, keys: Keys) -> int | None:
-        """See ``Store.evict``; RocksDB deletes without looking, so it cannot tell how many there were."""
+        """See ``Store.evict``; returns None, because RocksDB deletes keys without looking for them."""
         with self._lock, self._translated(table):
             if table not in self._tables:
                 return 0
@@ -154,7 +157,7 @@ class RocksDbStore:
             return None
 
     def drop_table(self, table: str) -> None:
-        """See ``Store.drop_table``; a read-only store closes it, and raises StoreError, as its rows stay."""
+        """See ``Store.drop_table``; a read-only store closes the table and raises StoreError, as the rows stay."""
         with self._tables_lock, self._lock, self._translated(table):
             self._tables = {name: held for name, held in self._tables.items() if name != table}
             self._followed.forget(table)
@@ -162,102 +165,69 @@ class RocksDbStore:
                 self._check_writable(table)
                 self._database.drop_family(table)
 
-    def items(self, table: str, batch_rows: int = 65536) -> Iterator[tuple[Keys, Vectors]]:
-        """See ``Store.items``; the table as it was when the walk began, in the order of the keys' raw bytes."""
+    def items(self, table: str, batch_rows: int = 65536) -> Batches:
+        """See ``Store.items``; rows as they were when the walk began, in the order of the keys' raw bytes."""
         self._check_open(table)
         held = self._tables.get(table)
         if held is not None:
             yield from held.items(batch_rows)
 
-    def loaded_from(self, table: str) -> str | None:
-        """See ``DurableStore.loaded_from``; None too where the rows were loaded in another form than asked for."""
+    def marker(self, table: str) -> Marker | None:
+        """See ``Store.marker``; a read-only store has no ``caches_dirty``, because the writer refills the caches."""
         with self._lock, self._translated(table):
-            load = self._database.last_load(table)
-            return load.digest if load and load.row_dtype == (self._row_dtype or "fp32") else None
+            return self._database.marker(table)
 
-    def mark_changed(self, table: str) -> None:
-        """See ``DurableStore.mark_changed``."""
-        with self._lock, self._translated(table):
-            held = self._writable_table(table)
-            digest = self.loaded_from(table)
-            if digest is not None and not digest.endswith(CHANGED):
-                self._database.record_load(table, LoadRecord(digest + CHANGED, held.codec.row_dtype))
+    def load(self, spec: TableSpec, batches: Batches, marker: Marker, *, keep: bool) -> None:
+        """See ``Store.load``.
 
-    def note_others(self, table: str, are_behind: bool, seal: str | None = None) -> None:
-        """See ``WitnessStore.note_others``."""
-        with self._lock, self._translated(table):
-            self._check_writable(table)
-            self._database.record_others(table, are_behind, seal)
-            if seal is not None:
-                self._next_seals.pop(table, None)
-
-    def seal(self, table: str) -> str | None:
-        """See ``WitnessStore.seal``."""
-        with self._lock, self._translated(table):
-            if self._read_only:
-                return None
-            seal = self._database.seal(table)
-            if seal is None:
-                seal = new_seal(None)
-                self._database.record_seal(table, seal)
-            return seal
-
-    def next_seal(self, table: str) -> str:
-        """See ``WitnessStore.next_seal``."""
-        with self._lock, self._translated(table):
-            self._check_writable(table)
-            seal = self.seal(table)
-            former, following = self._next_seals.get(table, (None, ""))
-            if former != seal:  # the first of this process, or the table was loaded anew
-                following = new_seal(seal)
-                self._next_seals[table] = (seal, following)
-            return following
-
-    def others_are_behind(self, table: str) -> bool:
-        """See ``WitnessStore.others_are_behind``."""
-        with self._lock, self._translated(table):
-            return not self._read_only and self._database.others_are_behind(table)
-
-    def bulk_load(
-        self, spec: TableSpec, batches: Iterator[tuple[Keys, Vectors]], digest: str, *, unless_loaded: bool = False
-    ) -> None:
-        """See ``DurableStore.bulk_load``.
-
-        The new rows are sorted and written first, beside the old ones, which stay as they are where that fails. Then
-        the old ones go, the files are taken in, and what they were loaded from is recorded; killed between the first of
-        these acts and the last, the table counts as not loaded. Followers keep the old rows until then. Rows of other
-        tables can be inserted and evicted all the while; of this table they go with the old ones.
+        The rows are first sorted and written to files, while the table stays as it is. Then three short steps follow:
+        the marker goes, the files replace or join the rows, and the new marker is written. Other tables can be changed
+        all the while.
         """
         with self._tables_lock, self._translated(spec.name):
             codec = RowCodec(STORE_NAME, spec, self._row_dtype)
             if self._read_only:
-                with self._lock:
-                    load = self._database.last_load(spec.name)
-                was = f"was loaded from {load}" if load else "has no record of a load that ended"
-                reason = f"{was}, expected {LoadRecord(digest, codec.row_dtype)}; the database is open read-only"
-                raise self._error(spec.name, reason)
+                raise self._not_loaded(spec.name, f"{marker.digest} as {codec.row_dtype}")
             database = self._database  # stays open: ``close`` waits for the load
             loader = BulkLoader(database.rocksdict, database.options, self._path / "loading", spec, codec)
             with loader.written(batches) as files, self._lock:
-                database.begin_load(spec.name)
+                keeps_rows = keep and self._has_rows_to_keep(spec, codec)
+                database.begin_load(spec.name, keeps_rows)
                 try:
-                    loader.take_in(database.family(spec.name), files)
-                    database.record_load(spec.name, LoadRecord(digest, codec.row_dtype))
+                    loader.ingest(database.family(spec.name), files)
+                    rows = opened_table(self._path, database, spec, codec).count() if keeps_rows else loader.rows
+                    changed = marker.changed or keeps_rows
+                    database.end_load(spec.name, replace(marker, rows=rows, row_dtype=codec.row_dtype, changed=changed))
                 finally:
                     self._take(spec, codec)  # the old column family must not be read any more
             if self._warm_up:
                 database.read_ahead(wait=True)
 
-    def checkpoint(self, folder: str | Path) -> None:
-        """Make a copy of the database as it is now: a database itself, to be opened like any other.
+    def write_flags(self, table: str, *, changed: bool | None = None, caches_dirty: bool | None = None) -> None:
+        """See ``Store.write_flags``; a read-only store does nothing."""
+        with self._lock, self._translated(table):
+            if self._read_only:
+                return
+            self._writable_table(table)
+            marker = self._database.marker(table)
+            if marker is None:
+                return
+            flags = {"changed": changed, "caches_dirty": caches_dirty}
+            new = replace(marker, **{name: flag for name, flag in flags.items() if flag is not None})
+            if new != marker:
+                self._database.write_flags(table, new)
 
-        On the database's own file system files are linked, not copied, and it takes milliseconds.
+    def checkpoint(self, folder: str | Path) -> None:
+        """Make a copy of the database as it is now, which is a database itself.
+
+        On the database's own file system files are linked, not copied, which takes milliseconds. Every marker in the
+        copy has ``caches_dirty``, so a server of the copy refills its caches.
 
         Args:
-            folder: where it is to be; must not be there yet, but the folder around it must.
+            folder: the new database; must not exist yet, its parent must.
 
         Raises:
-            StoreError: it cannot be made; of a read-only store it would lack rows that are in no file yet.
+            StoreError: the copy cannot be made, or the store is read-only, so that rows in the log would be missing.
         """
         with self._tables_lock, self._lock:
             self._check_open()
@@ -267,13 +237,10 @@ class RocksDbStore:
                 self._database.checkpoint(Path(folder))
 
     def catch_up(self) -> None:
-        """See what the writer has acknowledged until now; a store that is not read-only sees it anyway.
+        """See ``Store.catch_up``; only a read-only store has anything to do.
 
-        A table that is just being loaded, or was loaded from other files, for which another network was trained, or has
-        another dimension or form now, stays as it was.
-
-        Raises:
-            StoreError: the database cannot be opened anew; the store goes on with what it saw before.
+        A table stays as it was while it is being loaded, and where it was loaded from other files or has another
+        dimension or row type now.
         """
         with self._lock, self._translated(""):
             if self._read_only and files_state(self._path, "MANIFEST-*", "*.log") != self._seen:
@@ -293,11 +260,11 @@ class RocksDbStore:
             try:
                 with translated_errors(self._path):
                     self._database.close()
-            except StoreError as err:  # a full disk, say: what was acknowledged is there, and nothing else is lost
+            except StoreError as err:  # such as a full disk; acknowledged rows are on the disk already
                 logger.warning("closing: %s", err)
 
     def _open(self) -> None:
-        """Open the database, for the first time or, to follow the writer, anew with the tables that are open."""
+        """Open the database for the first time, or again with the open tables to follow the writer."""
         seen = files_state(self._path, "MANIFEST-*", "*.log")
         if self._read_only:
             database = open_beside_writer(self._path, self._num_threads)
@@ -310,6 +277,32 @@ class RocksDbStore:
 
     def _take(self, spec: TableSpec, codec: RowCodec) -> None:
         self._tables = {**self._tables, spec.name: opened_table(self._path, self._database, spec, codec)}
+
+    def _has_rows_to_keep(self, spec: TableSpec, codec: RowCodec) -> bool:
+        """Whether a table has rows besides those of a killed load, which goes with its rows; logs unknown rows."""
+        record = self._database.record(spec.name)
+        is_only_of_killed_load = record is not None and not record.digest and not record.changed
+        if self._database.family(spec.name) is None or is_only_of_killed_load:
+            return False
+        held = opened_table(self._path, self._database, spec, codec)
+        if next(held.items(1), None) is None:
+            return False
+        if record is None or not record.digest:
+            logger.warning(
+                "table %s: %s holds rows that Hotrow did not load; the files' rows are inserted over them and every "
+                "other row is kept",
+                spec.name,
+                self._path,
+            )
+        return True
+
+    def _not_loaded(self, table: str, expected: str) -> StoreError:
+        with self._lock:
+            marker = self._database.marker(table)
+        was = (
+            f"was loaded from {marker.digest} as {marker.row_dtype}" if marker else "has no record of a load that ended"
+        )
+        return self._error(table, f"{was}, expected {expected}; the database is open read-only")
 
     def _writable_table(self, table: str) -> RocksDbTable:
         self._check_writable(table)

@@ -1,6 +1,5 @@
-"""One table of a RocksDB database as its readers see it: a column family and what its keys and values are."""
+"""One table of a RocksDB database as its readers see it: a column family, and the form of its keys and values."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ from serving.storage.rocksdb.database import Database
 from serving.storage.rocksdb.engine import STORE_NAME, all_items, translated_errors
 from serving.storage.rocksdb.exit_gate import exit_gate
 from serving.storage.row_codec import RowCodec
-from serving.storage.store import Keys, Mask, TableSpec, Vectors, files_of
+from serving.storage.store import Batches, Keys, Mask, TableSpec, Vectors
 
 
 class RocksDbTable:
@@ -21,40 +20,40 @@ class RocksDbTable:
     Attributes:
         spec: the table.
         codec: the form of its values.
-        files: the digest of the files that it was loaded from; None where that is not recorded.
+        digest: the digest of its marker; None without a marker.
     """
 
-    def __init__(self, path: Path, spec: TableSpec, codec: RowCodec, family: Any, files: str | None) -> None:
+    def __init__(self, path: Path, spec: TableSpec, codec: RowCodec, family: Any, digest: str | None) -> None:
         """Take a column family of the database at ``path`` for the table ``spec``.
 
         Raises:
-            StoreError: its first row has a key or a value of another length.
+            StoreError: the first row has a key or a value of another length.
         """
         self.spec = spec
         self.codec = codec
-        self._family = family  # rocksdict's handle; who holds it keeps the database open
-        self.files = files
+        self._family = family  # rocksdict's handle, which keeps the database open
+        self.digest = digest
         self._path = path
         self._check_first_row()
 
     def close(self) -> None:
-        """Let go of the database; calls in hand keep it open until they end, later ones raise StoreError.
+        """Release the database: running calls keep it open until they end, later calls raise StoreError.
 
-        The traceback of an error that somebody keeps holds the table, which must not keep the database locked.
+        A kept error holds the table through its traceback, and must not keep the database locked.
         """
         self._family = None
 
     def count(self) -> int:
-        """How many rows there are; reads all, 0.4 s for a million of 64 bytes, 0.9 s of 512."""
+        """Count the rows by reading all of them: 0.4 s for a million rows of 64 bytes, 0.9 s of 512 bytes."""
         with self._translated():
             return sum(1 for _ in all_items(self._open_family()))
 
     def estimated_rows(self) -> int:
-        """RocksDB's guess, far off both ways: too high after rows were overwritten, too low after absent ones went."""
+        """RocksDB's guess: too high after rows were overwritten, too low after absent rows were evicted."""
         return int(self._open_family().property_int_value("rocksdb.estimate-num-keys"))
 
     def fetch(self, keys: Keys, out: Vectors, found: Mask) -> None:
-        """Read rows in one call of RocksDB's; see ``Store.fetch``. Writes ``out`` and ``found``."""
+        """Read rows in one call to RocksDB into ``out`` and ``found``; see ``Store.fetch``."""
         fits = storable(keys, self.spec.key_bytes)
         if fits is not None:
             rows = np.empty((int(fits.sum()), self.spec.dim), dtype=np.float32)
@@ -68,18 +67,14 @@ class RocksDbTable:
         try:
             out[...] = self._rows(raw_keys, values)
             found[...] = True
-        except TypeError:  # bytes are not joined with None, an absent key's value: as quick a test as there is
+        except TypeError:  # an absent key's value is None, which join refuses; no test is faster
             found[...] = np.fromiter((value is not None for value in values), dtype=np.bool_, count=len(values))
             present = [pair for pair in zip(raw_keys, values, strict=True) if pair[1] is not None]
             out[...] = 0.0
             out[found] = self._rows([key for key, _ in present], [value for _, value in present])
 
-    def items(self, batch_rows: int) -> Iterator[tuple[Keys, Vectors]]:
-        """All rows in batches, in the order of the keys' raw bytes; see ``Store.items``.
-
-        What the walk gives is the table as it was when the walk began. Python's global lock is held for a row at a
-        time.
-        """
+    def items(self, batch_rows: int) -> Batches:
+        """Read all rows as they were when the walk began, in the order of the keys' raw bytes."""
         raw_keys: list[bytes] = []
         values: list[bytes] = []
         with self._translated():
@@ -93,7 +88,7 @@ class RocksDbTable:
                 yield keys_of(raw_keys, self.spec.key_bytes), self._rows(raw_keys, values)
 
     def _rows(self, raw_keys: list[bytes], values: list[bytes]) -> Vectors:
-        """The values as float32[N, D]; TypeError where one is None."""
+        """Decode values into float32[N, D]; raise TypeError if a value is None."""
         joined = b"".join(values)
         if set(map(len, values)) - {self.codec.value_bytes}:
             at = next(place for place, value in enumerate(values) if len(value) != self.codec.value_bytes)
@@ -125,13 +120,13 @@ class RocksDbTable:
 
 
 def opened_table(path: Path, database: Database, spec: TableSpec, codec: RowCodec) -> RocksDbTable:
-    """The table ``spec`` of the ``database`` at ``path``, whose values ``codec`` reads.
+    """Return the table ``spec`` of the ``database`` at ``path``, whose values ``codec`` reads.
 
     Raises:
-        StoreError: it holds rows of another form, or its first row has a key or a value of another length.
+        StoreError: the table holds rows of another row type, or its first row has a key or a value of another length.
     """
-    load = database.last_load(spec.name)
-    if load is not None and load.row_dtype != codec.row_dtype:  # the values may be as long
-        reason = f"{path}: holds rows of {load.row_dtype}, expected {codec.row_dtype}"
+    marker = database.marker(spec.name)
+    if marker is not None and marker.row_dtype != codec.row_dtype:  # the values may have the same length
+        reason = f"{path}: holds rows of {marker.row_dtype}, expected {codec.row_dtype}"
         raise StoreError(STORE_NAME, spec.name, reason)
-    return RocksDbTable(path, spec, codec, database.family(spec.name), files_of(load.digest) if load else None)
+    return RocksDbTable(path, spec, codec, database.family(spec.name), marker.digest if marker else None)

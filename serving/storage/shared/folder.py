@@ -1,14 +1,6 @@
-"""The folder of /dev/shm through which processes share tables: who writes, who is there, and who removes it.
+"""The folder of /dev/shm through which processes share tables; see ``serving.storage.shared``.
 
-::
-
-    <folder>/users    every process that is there holds a shared flock; whoever gets it alone is the last one
-    <folder>/writer   the process that writes holds an exclusive flock; the file has its number, for messages
-    <folder>/<model>.<table>.table       a table (kernels.shared); comes whole, by a rename
-    <folder>/<model>.<table>.table.new   one that is being filled
-
-The system lets go of a lock when its process ends, however it ends. A forked child has a copy of the lock, which would
-outlive the process: it lets go at once, and is not there.
+A forked child has a copy of its parent's locks, which would outlive the parent. The child releases them at once.
 """
 
 import fcntl
@@ -25,17 +17,17 @@ _TABLE, _NEW = ".table", ".table.new"
 
 
 class SharedFolder:
-    """One process's place in the folder. Not thread-safe."""
+    """The folder as one process uses it. Not thread-safe."""
 
     def __init__(self, store: str, path: Path) -> None:
-        """Enter the folder, making it if need be.
+        """Enter the folder, and create it if it is absent.
 
         Args:
             store: the tier's name, for messages.
             path: the folder.
 
         Raises:
-            StoreError: it belongs to another user, or the system has no such place.
+            StoreError: the folder belongs to another user, or its parent does not exist.
         """
         self._store = store
         self.path = path
@@ -44,29 +36,29 @@ class SharedFolder:
         _ENTERED.add(self)
 
     def table_file(self, table: str) -> Path:
-        """The file of a table that is whole."""
+        """Return the file of a whole table."""
         return self.path / f"{table}{_TABLE}"
 
     def new_file(self, table: str) -> Path:
-        """The file of a table that is being filled; ``publish`` makes it the table's."""
+        """Return the file of a table that is being filled, until ``publish``."""
         return self.path / f"{table}{_NEW}"
 
     def publish(self, table: str) -> None:
-        """Let the other processes have the table that was filled; those that have an older one keep that."""
+        """Make a filled table visible to all processes; processes that have an older copy keep it."""
         self.new_file(table).rename(self.table_file(table))
 
     @property
     def is_left(self) -> bool:
-        """Whether this process is not there any more: it has left, or it is a forked child."""
+        """Whether this process has left the folder, or is a forked child."""
         return self._users is None
 
     @property
     def writes(self) -> bool:
-        """Whether this process is the one that writes."""
+        """Whether this process is the writer."""
         return self._writer is not None
 
     def try_to_write(self) -> bool:
-        """Become the process that writes, if there is none; whether this process is it now."""
+        """Become the writer if there is none; return whether this process is the writer."""
         if self._writer is None and self._users is not None:
             descriptor = os.open(self.path / "writer", os.O_RDWR | os.O_CREAT, 0o600)
             if not _try_lock(descriptor, fcntl.LOCK_EX):
@@ -75,34 +67,34 @@ class SharedFolder:
             os.ftruncate(descriptor, 0)
             os.write(descriptor, str(os.getpid()).encode())
             self._writer = descriptor
-            for left in self.path.glob(f"*{_NEW}"):  # by a process that was killed
+            for left in self.path.glob(f"*{_NEW}"):  # left by a process that was killed
                 left.unlink()
         return self.writes
 
     def writer(self) -> str:
-        """Who writes, for messages."""
+        """Return the writer's process, for messages."""
         with suppress(OSError):
             return f"process {(self.path / 'writer').read_text(encoding='ascii') or 'unknown'}"
         return "an unknown process"
 
     def leave(self, remove_if_last: bool) -> None:
-        """Let go; the folder goes with the last process, if ``remove_if_last``. No write may be under way."""
+        """Leave the folder; the last process removes it if ``remove_if_last``. No write may be running."""
         if self._users is None:
             return
         if self._writer is not None:
             os.close(self._writer)
             self._writer = None
         if remove_if_last and _try_lock(self._users, fcntl.LOCK_EX):
-            # Whoever waits for `users` finds it gone, and begins anew: so it goes last.
+            # A process that waits for `users` then finds the file gone and starts again, so `users` goes last.
             for file in (*self.path.glob(f"*{_TABLE}*"), self.path / "writer", self.path / "users"):
                 file.unlink(missing_ok=True)
-            with suppress(OSError):  # somebody has begun anew
+            with suppress(OSError):  # another process has entered again
                 self.path.rmdir()
         os.close(self._users)
         self._users = None
 
     def let_go_in_child(self) -> None:
-        """Close a forked child's copies of the locks; they stay the parent's."""
+        """Close a forked child's copies of the locks; the parent keeps its own."""
         for descriptor in (self._users, self._writer):
             if descriptor is not None:
                 os.close(descriptor)
@@ -117,7 +109,7 @@ class SharedFolder:
             except FileNotFoundError:
                 if not self.path.parent.is_dir():
                     raise StoreError(self._store, "", f"{self.path.parent}: there is no such folder") from None
-                continue  # the last process removed it in between
+                continue  # the last process removed the folder in between
             except OSError as err:
                 reason = f"{self.path}: {err.strerror}; if it is another user's, choose another shared_memory_name"
                 raise StoreError(self._store, "", reason) from err
@@ -128,7 +120,7 @@ class SharedFolder:
             os.close(descriptor)
 
     def _check_owner(self) -> None:
-        """Anybody can make a folder in /dev/shm, and let others write there."""
+        """Check that the folder is this user's, because every user can create folders in /dev/shm."""
         found = self.path.lstat()
         if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
             reason = f"{self.path}: is no folder of this user's; choose another shared_memory_name"

@@ -1,31 +1,58 @@
-"""The memory tier that processes of one machine share: one copy in /dev/shm; one writes, the others read."""
+"""The store of tables in shared memory, and the memory that such tables need."""
 
 import atexit
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
+from itertools import chain
 from pathlib import Path
 
 from kernels.errors import SharedMemoryError
+from kernels.host import HostTable
 from kernels.shared import SharedTable
-from serving.errors import StoreError
-from serving.storage.host_tables import HostTables
+from serving.config import rows_with_headroom
+from serving.errors import StoreError, StoreFullError
+from serving.storage.memory_budget import MemoryBudget, TableRows
 from serving.storage.shared.folder import SHARED_MEMORY, SharedFolder
-from serving.storage.shared.room import STORE_NAME, shared_room
-from serving.storage.store import CHANGED, Keys, TableSpec, Vectors, files_of, has_rows_of
+from serving.storage.store import Batches, Keys, Marker, TableSpec, Vectors
+from serving.storage.tables import HostTableStore
 
+STORE_NAME = "shared_memory"
 _POLL_S = 0.02
 
 
-class SharedMemoryStore(HostTables[SharedTable]):
-    """Rows in memory that processes share. See ``PooledStore``, ``ReservingStore`` and ``DurableStore``.
+def shared_capacity(size_bytes: int, spec: TableSpec, rows: int, held: Sequence[TableRows]) -> int:
+    """Return the capacity of a table in rows: its own rows, and headroom as far as the memory lasts.
 
-    The first process writes: it fills the tables. The others wait for them, read the same copy and see what the writer
-    changes. When the writer ends, however it ends, they read on, and the next process that starts writes. The tables
-    outlive the writer; they go with the last process, unless that is killed: then the next one finds them.
-    A table that the writer loads anew, from other files, is a new copy: processes that have the old one keep it until
-    they load it, too. A forked child has left: what it asks for raises an error.
+    Args:
+        size_bytes: memory of all tables together.
+        spec: the table.
+        rows: the table's own rows.
+        held: the tables that have their memory already, and their capacities.
+
+    Raises:
+        StoreFullError: the memory does not hold the table's rows.
     """
+    capacity = MemoryBudget(capacity_bytes=size_bytes).quota(spec, rows_with_headroom(rows), held).rows
+    if capacity < rows:
+        reason = (
+            f"the table has {rows:,} rows, volatile_db.shared_memory_size, {size_bytes:,} bytes for all tables, leaves "
+            f"room for {capacity:,}; hotrow check tells what it must be at least"
+        )
+        raise StoreFullError(STORE_NAME, spec.name, reason)
+    return capacity
+
+
+def least_shared_bytes(tables: Sequence[TableRows]) -> int:
+    """Return the least memory for tables of so many rows, loaded in this order; the last needs no headroom."""
+    given = [(spec, rows_with_headroom(rows)) for spec, rows in tables[:-1]] + list(tables[-1:])
+    return sum(HostTable.memory_bytes(spec.dim, rows, spec.row_dtype) for spec, rows in given)
+
+
+class SharedMemoryStore(HostTableStore[SharedTable]):
+    """Rows in memory that the processes of one machine share; see ``serving.storage.shared`` for who does what."""
+
+    outlives_process = True
 
     _NAME = STORE_NAME
 
@@ -43,11 +70,11 @@ class SharedMemoryStore(HostTables[SharedTable]):
             shared_name: the folder's name in /dev/shm; processes with the same name share.
             capacity_bytes: most memory of all tables together.
             auto_remove: the last process to leave removes the tables.
-            wait_ms: how long to wait for a table that another process is to fill.
-            folder: a file system that is memory, instead of /dev/shm.
+            wait_ms: how long to wait for a table that another process fills.
+            folder: a file system in memory, instead of /dev/shm.
 
         Raises:
-            StoreError: the folder belongs to another user, or cannot be made.
+            StoreError: the folder belongs to another user, or cannot be created.
         """
         super().__init__()
         self._capacity_bytes = capacity_bytes
@@ -55,21 +82,15 @@ class SharedMemoryStore(HostTables[SharedTable]):
         self._wait_ms = wait_ms
         self._writing = threading.Lock()  # held by each write of rows: none may run when another process writes
         self._lock = threading.Lock()  # one change of the fields below at a time
-        self._reserved: dict[str, tuple[TableSpec, int]] = {}
-        self._found: dict[str, SharedTable] = {}  # that others have filled, until they are opened
+        self._found: dict[str, SharedTable] = {}  # tables that others have filled, until they are opened
         self._folder = SharedFolder(self.name, folder / shared_name)
         self._folder.try_to_write()
-        atexit.register(self.close)  # or the tables of a process that does not close its server would stay
+        atexit.register(self.close)  # a process that does not close its server must not leave tables
 
     @property
     def writes(self) -> bool:
-        """Whether this process is the one that writes."""
+        """Whether this process is the writer."""
         return self._folder.writes
-
-    def reserve(self, spec: TableSpec, rows: int) -> None:
-        """See ``ReservingStore.reserve``."""
-        with self._lock:
-            self._reserved = {**self._reserved, spec.name: (spec, rows)}
 
     def open_table(self, spec: TableSpec, capacity_rows: int) -> None:
         """See ``Store.open_table``."""
@@ -81,26 +102,26 @@ class SharedMemoryStore(HostTables[SharedTable]):
                     raise self._refused(spec.name)
                 table = self._create(spec, capacity_rows, "")
                 self._folder.publish(spec.name)
-            self._check_form(spec, table.dim, table.row_dtype)
+            self._check_spec(spec, table.dim, table.row_dtype)
             self._tables = {**tables, spec.name: table}
 
     def capacity_rows(self, table: str) -> int | None:
-        """See ``Store.capacity_rows``: None, as a table that was loaded has all of its rows."""
+        """See ``Store.capacity_rows``; None, because a loaded table holds all of its rows."""
         return None if table in self._open_tables(table) else 0
 
     def insert(self, table: str, keys: Keys, rows: Vectors) -> None:
-        """See ``Store.insert``; only in the process that writes."""
+        """See ``Store.insert``; refused in a process that only reads."""
         with self._writing:
             held = self._to_write(table)
             self._insert_rows(table, held, keys, rows)
 
     def evict(self, table: str, keys: Keys) -> int | None:
-        """See ``Store.evict``; exact; only in the process that writes."""
+        """See ``Store.evict``; refused in a process that only reads."""
         with self._writing:
             return self._to_write(table).evict(keys) if table in self._open_tables(table) else 0
 
     def drop_table(self, table: str) -> None:
-        """See ``Store.drop_table``; only in the process that writes. Others that have the table keep it."""
+        """See ``Store.drop_table``; refused in a process that only reads. Processes that have the table keep it."""
         with self._lock:
             tables = self._open_tables(table)
             if not self._folder.writes and (table in tables or self._folder.table_file(table).exists()):
@@ -108,40 +129,44 @@ class SharedMemoryStore(HostTables[SharedTable]):
             self._folder.table_file(table).unlink(missing_ok=True)
             self._tables = {name: held for name, held in tables.items() if name != table}
 
-    def loaded_from(self, table: str) -> str | None:
-        """See ``DurableStore.loaded_from``; waits while another process is to fill the table.
+    def marker(self, table: str) -> Marker | None:
+        """See ``Store.marker``; waits while another process fills the table.
 
         Raises:
-            StoreError: that process has not filled it in time.
+            StoreError: that process did not fill the table in time.
         """
         held = self._wait_for(table, lambda _: True)
-        return None if held is None else self._record(table, held)
+        if held is None or not held.source:
+            return None
+        return Marker(held.source, len(held), held.row_dtype, held.is_changed)
 
-    def mark_changed(self, table: str) -> None:
-        """See ``DurableStore.mark_changed``."""
-        self._to_write(table).mark_changed()
+    def write_flags(self, table: str, *, changed: bool | None = None, caches_dirty: bool | None = None) -> None:
+        """See ``Store.write_flags``; only ``changed`` is kept, and only a load clears it."""
+        if changed:
+            self._to_write(table).mark_changed()
 
-    def bulk_load(
-        self, spec: TableSpec, batches: Iterator[tuple[Keys, Vectors]], digest: str, *, unless_loaded: bool = False
-    ) -> None:
-        """See ``DurableStore.bulk_load``; after ``reserve``. Waits while another process is to load it.
+    def load(self, spec: TableSpec, batches: Batches, marker: Marker, *, keep: bool) -> None:
+        """See ``Store.load``; takes memory for ``marker.rows`` and headroom.
+
+        A process that only reads waits until the writer has loaded the table from the same files.
 
         Raises:
-            StoreError: that process has not loaded it, from the same files, in time.
+            StoreError: the writer did not load the table in time.
         """
-
-        def is_loaded(held: SharedTable) -> bool:
-            return has_rows_of(self._record(spec.name, held), digest)
-
-        self._wait_for(spec.name, is_loaded)
+        self._wait_for(spec.name, lambda held: self._is_of(held, spec, marker.digest))
         with self._lock:
             tables = self._open_tables(spec.name)
             if not self._folder.writes:
                 self._tables = {**tables, spec.name: self._found.pop(spec.name)}
                 return
-            table = self._create(spec, self._reserved[spec.name][1], digest.removesuffix(CHANGED))
+            kept = self._current(spec.name) if keep else None
+            if kept is not None and len(kept):
+                self._check_spec(spec, kept.dim, kept.row_dtype)
+                batches = chain(kept.items(), batches)
+            kept_rows = len(kept) if kept is not None else 0
+            table = self._create(spec, marker.rows + kept_rows, marker.digest)
             try:
-                if digest.endswith(CHANGED):
+                if marker.changed or kept_rows:
                     table.mark_changed()
                 for keys, rows in batches:
                     self._insert_rows(spec.name, table, keys, rows)
@@ -162,7 +187,7 @@ class SharedMemoryStore(HostTables[SharedTable]):
             self._folder.leave(self._auto_remove)
 
     def _wait_for(self, table: str, is_wanted: Callable[[SharedTable], bool]) -> SharedTable | None:
-        """The table, once its file is as wanted; None where this process is to make it so."""
+        """Wait for a table that ``is_wanted``, and return it; None if this process is the writer that must fill it."""
         deadline = time.monotonic() + self._wait_ms / 1000
         while True:
             with self._lock:
@@ -179,7 +204,7 @@ class SharedMemoryStore(HostTables[SharedTable]):
             time.sleep(_POLL_S)
 
     def _current(self, table: str) -> SharedTable | None:
-        """The table as its file is now: to a reader, a copy that has taken the place of the one that it has."""
+        """Return the table of the file as it is now, which may be a newer copy than the open table."""
         file = self._folder.table_file(table)
         for held in (self._found.get(table), self._held_table(table)):
             if held is not None and (held.writes if self._folder.writes else held.is_at(file)):
@@ -187,19 +212,19 @@ class SharedMemoryStore(HostTables[SharedTable]):
         return self._attach(table)
 
     def _attach(self, table: str) -> SharedTable | None:
-        """The table as it lies in shared memory; None where there is none, or, for the writer, none to be used."""
+        """Attach to the table's file; None if there is no file, or the writer cannot use it."""
         file = self._folder.table_file(table)
         if not file.exists():
             return None
         try:
             return SharedTable.attach(file, self._folder.writes)
         except SharedMemoryError as err:
-            if self._folder.writes:  # of another version, say: it will be loaded anew
+            if self._folder.writes:  # such as a file of another version: the table is loaded again
                 return None
             raise StoreError(self.name, table, str(err)) from err
 
     def _take_over(self) -> bool:
-        """Become the process that writes, if that one has ended."""
+        """Become the writer, if the former writer has ended."""
         if not self._folder.try_to_write():
             return False
         self._found = {}
@@ -209,15 +234,12 @@ class SharedMemoryStore(HostTables[SharedTable]):
         return True
 
     def _taken_over(self, table: str, held: SharedTable) -> SharedTable:
-        """An open table, to write to; to be read only where its file is gone or has the rows of other files by now."""
+        """Return an open table to write to, or the same copy to read if its file is gone or is of other files now."""
         attached = self._attach(table)
-        return attached if attached is not None and files_of(attached.source) == files_of(held.source) else held
+        return attached if attached is not None and attached.source == held.source else held
 
-    def _record(self, table: str, held: SharedTable) -> str | None:
-        spec, _ = self._reserved.get(table, (None, 0))
-        if not held.source or (spec is not None and (held.dim, held.row_dtype) != (spec.dim, spec.row_dtype)):
-            return None
-        return held.source + (CHANGED if held.is_changed else "")
+    def _is_of(self, held: SharedTable, spec: TableSpec, digest: str) -> bool:
+        return (held.source, held.dim, held.row_dtype) == (digest, spec.dim, spec.row_dtype)
 
     def _create(self, spec: TableSpec, rows: int, digest: str) -> SharedTable:
         tables = self._open_tables(spec.name)
@@ -226,7 +248,7 @@ class SharedMemoryStore(HostTables[SharedTable]):
             for name, one in tables.items()
             if one is not None and name != spec.name
         ]
-        capacity = shared_room(self._capacity_bytes, spec, rows, held)
+        capacity = shared_capacity(self._capacity_bytes, spec, rows, held)
         try:
             return SharedTable.create(self._folder.new_file(spec.name), spec.dim, capacity, spec.row_dtype, digest)
         except SharedMemoryError as err:
@@ -242,7 +264,7 @@ class SharedMemoryStore(HostTables[SharedTable]):
 
     def _refused(self, table: str) -> StoreError:
         if self._folder.writes:
-            reason = "who wrote it removed or replaced it, and this process has a copy to read: load its model anew"
+            reason = "the writer removed or replaced it, and this process has a copy to read: load its model again"
         else:
             reason = f"this process only reads {self._folder.path}; {self._folder.writer()} writes: change it there"
         return StoreError(self.name, table, reason)

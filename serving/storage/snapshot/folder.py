@@ -1,11 +1,4 @@
-"""A folder of snapshots that a parameter server made: each once, whichever process comes first.
-
-    <folder>/<model>.<table>/lock                   held, with flock, by the process that writes there
-    <folder>/<model>.<table>/<source>.snapshot      16 digits of what it was made from
-
-A process that finds the file opens it and takes no lock, so the folder may be read-only. Files of other sources are
-removed when a new one was made; processes that have them open keep them.
-"""
+"""The folder in which a parameter server makes snapshots; see ``serving.storage.snapshot``."""
 
 import fcntl
 import hashlib
@@ -28,13 +21,13 @@ class SnapshotFolder:
     """Snapshots by table and source. Every method may be called from any thread and any process."""
 
     def __init__(self, path: Path) -> None:
-        """Take the folder's path; it is made when the first snapshot is."""
+        """Take the folder's path; the folder is created with its first snapshot."""
         self._path = path
 
     def open(self, spec: TableSpec, model: SparseModel) -> SnapshotReader:
-        """Open the snapshot of ``model`` with rows of ``spec.row_dtype``, made first where there is none.
+        """Open the snapshot of ``model`` with rows of ``spec.row_dtype``, and make it first if there is none.
 
-        Waits for another process that is making it.
+        Waits while another process makes it.
 
         Raises:
             StoreError: the folder cannot be written.
@@ -45,9 +38,9 @@ class SnapshotFolder:
         if found is not None:
             return found
         with self._locked(spec.name):
-            found = _open_if_right(file, spec, source)  # another process may have made it meanwhile
+            found = _open_if_right(file, spec, source)  # another process may have made the snapshot
             if found is None:
-                _remove(file.parent.glob(".*.tmp"))  # left by writers that were killed, for nobody else writes now
+                _remove(file.parent.glob(".*.tmp"))  # left by writers that were killed; no other process writes now
                 logger.info("writing %s, %s rows", file, f"{model.rows:,}")
                 write_snapshot_file(file, model, spec.row_dtype, source)
                 found = SnapshotReader(file, spec.name)
@@ -55,11 +48,11 @@ class SnapshotFolder:
         return found
 
     def check_made(self, spec: TableSpec, model: SparseModel, *, full: bool) -> None:
-        """Read the index of the snapshot that ``open`` would open, or with ``full`` every byte; none may be there yet.
+        """Read the index of the snapshot that ``open`` would open, if there is one; with ``full``, read every byte.
 
         Raises:
-            StoreError: it is damaged.
-            ModelFileError: a file of the model cannot be looked at.
+            StoreError: the snapshot is damaged.
+            ModelFileError: a file of the model cannot be read.
         """
         file, source = self._place(spec, model)
         found = _open_if_right(file, spec, source)
@@ -69,24 +62,16 @@ class SnapshotFolder:
             try:
                 found.check(full=full)
             except StoreError as err:
-                raise StoreError("snapshot", spec.name, f"{err.reason}; remove the file, and it is made anew") from err
+                raise StoreError("snapshot", spec.name, f"{err.reason}; remove the file, and it is made again") from err
 
     def erase(self, table: str) -> None:
-        """Remove the snapshots of a table; processes that have one open keep it.
-
-        Raises:
-            StoreError: the folder cannot be written.
-        """
+        """Remove the snapshots of a table; processes that have a snapshot open keep it."""
         if (self._path / table).is_dir():
             with self._locked(table):
                 _remove((self._path / table).glob("*.snapshot"))
 
     def check(self) -> None:
-        """Find out whether the folder is there or can be made: it is, and removed again.
-
-        Raises:
-            StoreError: it cannot.
-        """
+        """Raise StoreError if the folder cannot be created; a folder created for this check is removed again."""
         missing = [folder for folder in (self._path, *self._path.parents) if not os.path.lexists(folder)]
         try:
             self._path.mkdir(parents=True, exist_ok=True)
@@ -94,17 +79,17 @@ class SnapshotFolder:
             raise StoreError("snapshot", "", f"{self._path}: cannot be made: {err.strerror}") from err
         finally:
             for folder in missing:
-                with suppress(OSError):  # was not made, or somebody else uses it already
+                with suppress(OSError):  # was not created, or another process uses it already
                     folder.rmdir()
 
     def _place(self, spec: TableSpec, model: SparseModel) -> tuple[Path, str]:
-        """The file of the snapshot of ``model``, and the source that it must name."""
+        """Return the file of the snapshot of ``model``, and the source that the file must name."""
         source = hashlib.sha256(f"{model.stamp()} {spec.row_dtype}".encode()).hexdigest()
         return self._path / spec.name / f"{source[:16]}.snapshot", source
 
     @contextmanager
     def _locked(self, table: str) -> Iterator[None]:
-        """Keep other processes from writing a table's snapshots; ends with the process, however it ends."""
+        """Keep other processes from writing a table's snapshots; the system releases the lock if the process ends."""
         folder = self._path / table
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -116,13 +101,13 @@ class SnapshotFolder:
 
 
 def _open_if_right(file: Path, spec: TableSpec, source: str) -> SnapshotReader | None:
-    """Open ``file`` where it is the snapshot that it is called; else it is to be made."""
-    if not os.path.exists(file):  # or may not be looked at, which ``Path.exists`` raises
+    """Open ``file`` if it is the snapshot that its name says; return None if it must be made."""
+    if not os.path.exists(file):  # ``Path.exists`` raises where the file may not be read
         return None
     try:
         reader = SnapshotReader(file, spec.name)
     except StoreError as err:
-        logger.warning("%s; it is made anew", err)
+        logger.warning("%s; it is made again", err)
         return None
     return reader if (reader.source, reader.dim) == (source, spec.dim) else None
 

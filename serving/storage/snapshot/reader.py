@@ -1,4 +1,4 @@
-"""One snapshot, opened for reading: what ``serving.open_snapshot`` returns."""
+"""A snapshot opened for reading, as ``serving.open_snapshot`` returns it."""
 
 import threading
 import weakref
@@ -15,16 +15,16 @@ from serving.storage.store import Keys, Mask, RowPtrs, Vectors, Weights
 
 
 def open_snapshot(file: str | Path) -> "SnapshotReader":
-    """Open a snapshot that ``hotrow snapshot`` wrote: its header is read and no row, however large it is.
+    """Open a snapshot that ``hotrow snapshot`` wrote; only its header is read.
 
-    Processes that open the same file share its memory. The file may be replaced by a rename, or deleted, while it is
-    open; it must not be written to.
+    Processes that open the same file share its memory. The file may be renamed over or deleted while it is open, but
+    must not be written to.
 
     Args:
         file: the snapshot.
 
     Raises:
-        StoreError: there is no such file, or it is no snapshot, damaged or cut short.
+        StoreError: the file does not exist, is no snapshot, or is damaged or cut short.
     """
     return SnapshotReader(file)
 
@@ -32,8 +32,8 @@ def open_snapshot(file: str | Path) -> "SnapshotReader":
 class SnapshotReader:
     """The rows of a snapshot: int64 key -> float32[D]. Every method may be called from any thread.
 
-    Every call raises StoreError once the reader is closed, where the file was cut short or written to since it was
-    opened, and where it is damaged in a page that the call needs.
+    Every call raises StoreError if the reader is closed, if the file was cut short or written to since it was opened,
+    or if a page that the call needs is damaged.
     """
 
     def __init__(self, file: str | Path, table: str = "") -> None:
@@ -58,7 +58,7 @@ class SnapshotReader:
 
     @property
     def row_dtype(self) -> RowDtype:
-        """The form in which rows are kept; they are given as float32."""
+        """The row type of the file; rows are returned as float32."""
         return self._open().row_dtype
 
     @property
@@ -68,7 +68,7 @@ class SnapshotReader:
 
     @property
     def source(self) -> str:
-        """The SHA-256 that names what the snapshot was made from."""
+        """The SHA-256 of what the snapshot was made from."""
         return self._open().source.hex()
 
     def fetch(self, keys: Keys, out: Vectors) -> Mask:
@@ -83,7 +83,7 @@ class SnapshotReader:
 
         Raises:
             ReservedKeyError: a key is one of the four reserved int64 values.
-            StoreError: see the class; ``out`` then holds anything.
+            StoreError: see the class; the content of ``out`` is then undefined.
         """
         try:
             return self._open().fetch(keys, out)
@@ -100,14 +100,14 @@ class SnapshotReader:
             row_ptrs: int32[R + 1] or int64[R + 1], CSR offsets of the R bags into the N keys.
             out: float32[R, D], C-contiguous; an empty bag becomes zeros.
             combiner: see ``kernels.host.pool_rows``.
-            weights: float32[N], one per key; None: every key counts alike.
+            weights: float32[N], one per key; None: every key counts the same.
 
         Returns:
             found: bool[N], one per key; absent keys count as rows of zeros.
 
         Raises:
             ReservedKeyError: a key is one of the four reserved int64 values.
-            StoreError: see the class; ``out`` then holds anything.
+            StoreError: see the class; the content of ``out`` is then undefined.
         """
         try:
             return self._open().fetch_pooled(keys, row_ptrs, out, combiner, weights)
@@ -122,7 +122,7 @@ class SnapshotReader:
             raise self._error(err) from err
 
     def check(self, *, full: bool = False) -> None:
-        """Read the whole index, or with ``full`` every byte, and raise StoreError where it is not what was written."""
+        """Read the whole index, or with ``full`` every byte, and raise StoreError if the file is damaged."""
         snapshot = self._open()
         try:
             if full:
@@ -133,18 +133,16 @@ class SnapshotReader:
             raise self._error(err) from err
 
     def warm_up(self) -> None:
-        """Read the whole file into memory, for files that memory has room for; ends early when the reader is closed.
+        """Read the whole file into memory, and check its index; stops when the reader is closed.
 
-        The index is checked in passing, so that lookups need not check its pages as they come to them.
-
-        Lookups that run beside it are answered meanwhile, and faster from then on: see docs/storage.md.
+        Use it for files that fit into memory. Lookups run meanwhile, and are faster afterwards: see docs/storage.md.
         """
         self._open().warm_up(lambda: self._snapshot is None)
 
     def warm_up_beside(self) -> threading.Thread:
-        """Start a thread that warms up; it ends when the reader is closed or forgotten, or the main thread ends.
+        """Start a thread that warms up; it ends when the reader is closed or deleted, or the main thread ends.
 
-        It is no daemon: one that the interpreter's end meets inside the extension is never heard of again.
+        The thread is no daemon, because Python must not end while a thread is inside the extension.
         """
         reference = weakref.ref(self)
 
@@ -157,7 +155,7 @@ class SnapshotReader:
         return thread
 
     def close(self) -> None:
-        """Let the file go, as soon as calls that run on it have ended. Closing twice is allowed."""
+        """Close the file once running calls have ended. Closing twice is allowed."""
         self._snapshot = None
 
     def __enter__(self) -> Self:

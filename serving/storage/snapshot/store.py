@@ -1,4 +1,4 @@
-"""The snapshot tier: tables that lie in files, mapped read-only and shared by the processes of a machine."""
+"""The store of tables in snapshots: files that are mapped read-only, with changes in RAM."""
 
 import logging
 import threading
@@ -9,30 +9,26 @@ from serving.config.capacity import MOST_ROWS, rows_with_headroom
 from serving.errors import StoreError
 from serving.model.snapshot_model import SnapshotModel
 from serving.model.sparse_model import SparseModel
-from serving.storage.named_tables import NamedTables
 from serving.storage.snapshot.folder import SnapshotFolder
 from serving.storage.snapshot.reader import SnapshotReader
 from serving.storage.snapshot.table import SnapshotTable
 from serving.storage.store import Keys, TableSpec, Vectors
+from serving.storage.tables import TableStore
 
 logger = logging.getLogger(__name__)
 
 
 def is_served_as_it_is(spec: TableSpec, model: SparseModel) -> bool:
-    """Whether the model's own file is what is served; else a snapshot is made of it.
+    """Whether the model's own file is served; any other model gets a snapshot.
 
-    The row type of a snapshot that is given is no rounding of ours: its rows are what they are. Where the spec asks
-    for a narrow type, they are rounded to that, as from any other file.
+    A given snapshot is served as it is, whatever its row type. If ``spec`` asks for a narrow row type, its rows are
+    rounded as those of any other file.
     """
     return isinstance(model, SnapshotModel) and spec.row_dtype == "fp32"
 
 
 def require_snapshot(spec: TableSpec, model: SparseModel) -> None:
-    """Check that a store without a folder could serve ``model``.
-
-    Raises:
-        StoreError: it could not.
-    """
+    """Raise StoreError if a store without a folder cannot serve ``model``."""
     if not is_served_as_it_is(spec, model):
         raise _no_folder(spec, model)
 
@@ -48,17 +44,16 @@ def _warm_up_if_it_fits(reader: SnapshotReader) -> None:
     if reader.file_bytes <= available // 2:
         reader.warm_up_beside()
     else:
-        logger.info("a snapshot of %s bytes is read as it is needed: %s are available", reader.file_bytes, available)
+        logger.info("a snapshot of %s bytes is read as needed: %s bytes are available", reader.file_bytes, available)
 
 
-class SnapshotStore(NamedTables[SnapshotTable]):
-    """Tables in snapshots, with a writable overlay in RAM over each. See ``PooledStore`` and ``SourceStore``.
+class SnapshotStore(TableStore[SnapshotTable]):
+    """Tables in snapshots, each with a writable overlay in RAM; see ``serving.storage.snapshot`` for what lies where.
 
-    A table whose model's file is a snapshot is served from that file. Of any other one a snapshot is made in a folder,
-    once, and found there by every later process. What is inserted and evicted lies in RAM, in this process, until the
-    table is dropped.
     ``fetch``, ``fetch_pooled`` and ``items`` take no lock.
     """
+
+    reads_model_files = True
 
     _NAME = "snapshot"
 
@@ -68,14 +63,14 @@ class SnapshotStore(NamedTables[SnapshotTable]):
         """Open nothing yet.
 
         Args:
-            folder: where snapshots are made; None: every table must come as one.
+            folder: where snapshots are made; None: every model file must be a snapshot.
             overlay_capacity_rows: most rows of each table that can be changed, at least 0; None: a sixteenth of the
                 table's.
-            warm_up: read files into memory after ``load``, beside the lookups, as far as half of what is available.
+            warm_up: after ``serve_file``, read files of up to half the available memory in the background.
 
         Raises:
             ValueError: the capacity is less than 0, or more than a host table can hold.
-            StoreError: the folder is not there and cannot be made.
+            StoreError: the folder does not exist and cannot be created.
         """
         super().__init__()
         if overlay_capacity_rows is not None and not 0 <= overlay_capacity_rows <= MOST_ROWS:
@@ -85,15 +80,15 @@ class SnapshotStore(NamedTables[SnapshotTable]):
             self._folder.check()
         self._overlay_capacity_rows = overlay_capacity_rows
         self._warm_up = warm_up
-        self._lock = threading.Lock()  # one open_table, load, drop_table or close at a time
+        self._lock = threading.Lock()  # one open_table, serve_file, drop_table or close at a time
 
     def open_table(self, spec: TableSpec, capacity_rows: int) -> None:
-        """See ``Store.open_table``; a table that was not loaded has an overlay over no rows."""
+        """See ``Store.open_table``; without ``serve_file`` a table has an overlay over no rows."""
         with self._lock:
             held = self._held_table(spec.name)
             if held is None:
-                room = self._overlay_capacity_rows
-                self._put(SnapshotTable(spec, None, rows_with_headroom(capacity_rows) if room is None else room))
+                overlay = self._overlay_capacity_rows
+                self._put(SnapshotTable(spec, None, rows_with_headroom(capacity_rows) if overlay is None else overlay))
             elif (held.spec.dim, held.spec.row_dtype) != (spec.dim, spec.row_dtype):
                 reason = (
                     f"holds {held.spec.row_dtype} rows of {held.spec.dim} floats,"
@@ -101,13 +96,13 @@ class SnapshotStore(NamedTables[SnapshotTable]):
                 )
                 raise StoreError(self.name, spec.name, reason)
 
-    def load(self, spec: TableSpec, model: SparseModel) -> None:
-        """See ``SourceStore.load``."""
+    def serve_file(self, spec: TableSpec, model: SparseModel) -> None:
+        """See ``Store.serve_file``."""
         reader = self._open_snapshot(spec, model)
         with self._lock:
-            room = self._overlay_capacity_rows
+            overlay = self._overlay_capacity_rows
             rows = reader.rows
-            self._put(SnapshotTable(spec, reader, rows_with_headroom(rows) - rows if room is None else room))
+            self._put(SnapshotTable(spec, reader, rows_with_headroom(rows) - rows if overlay is None else overlay))
         if self._warm_up:
             _warm_up_if_it_fits(reader)
 
@@ -117,7 +112,7 @@ class SnapshotStore(NamedTables[SnapshotTable]):
         return held.capacity_rows if held is not None else 0
 
     def file_bytes(self, table: str) -> int:
-        """The size of the file that the table lies in; 0 for an unknown table."""
+        """Return the size of the table's file; 0 for an unknown table."""
         held = self._held_table(table)
         return held.file_bytes if held is not None else 0
 
@@ -129,21 +124,17 @@ class SnapshotStore(NamedTables[SnapshotTable]):
         held.insert(keys, rows)
 
     def evict(self, table: str, keys: Keys) -> int | None:
-        """See ``Store.evict``; exact.
-
-        Raises:
-            StoreFullError: the overlay has no room to remember more evicted keys; nothing was removed.
-        """
+        """See ``Store.evict``; raises StoreFullError if the overlay cannot hold the evicted keys."""
         held = self._held_table(table)
         return held.evict(keys) if held is not None else 0
 
     def drop_table(self, table: str) -> None:
-        """See ``Store.drop_table``; what was made in the folder stays, for the next ``load``."""
+        """See ``Store.drop_table``; the folder keeps its snapshot for the next ``serve_file``."""
         with self._lock:
             self._tables = {name: held for name, held in self._open_tables(table).items() if name != table}
 
     def erase_table(self, table: str) -> None:
-        """See ``SourceStore.erase_table``; a model's own file is left alone."""
+        """See ``Store.erase_table``."""
         self.drop_table(table)
         if self._folder is not None:
             self._folder.erase(table)

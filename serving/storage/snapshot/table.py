@@ -16,21 +16,20 @@ from serving.storage.store import Keys, Mask, RowPtrs, TableSpec, Vectors, Weigh
 
 @dataclass(frozen=True, slots=True)
 class _Overlay:
-    """What was changed: rows by key, and the keys of the file that were evicted, which stay hidden for good.
+    """The changes of a table: new rows by key, and the evicted keys of the file, which stay hidden for good.
 
-    A reader looks into the rows first, then into the file, then whether what it found there is hidden. An eviction
-    hides before it removes, an insertion unhides nothing. So a reader sees a key as it was at some moment of its call,
-    and takes no lock.
+    A reader looks up the rows, then the file, then the hidden keys. An eviction hides a key before it removes the row,
+    and an insertion unhides nothing. So a reader sees a key as it was at some moment of its call, without a lock.
     """
 
     rows: HostTable
-    hidden: HostTable  # of one column: a set of keys
+    hidden: HostTable  # one column: a set of keys
 
     def hides(self, keys: Keys) -> Mask:
         return self.hidden.fetch(keys, np.empty((keys.size, 1), dtype=np.float32))
 
     def touched(self) -> KeyIndex:
-        """The keys that were inserted or evicted until now."""
+        """Return the keys that were inserted or evicted until now."""
         touched = KeyIndex()
         for table in (self.rows, self.hidden):
             for keys, _ in table.items():
@@ -39,14 +38,14 @@ class _Overlay:
 
 
 class SnapshotTable:
-    """See ``PooledStore`` for the calls, and the errors they raise.
+    """A table of a snapshot store; see ``Store`` for the calls and their errors.
 
-    Until the first change a lookup is one of the file. The first one takes the memory of the overlay, and lookups look
-    there first from then on; bags with a changed row are gathered before they are pooled, with the same bits.
+    Until the first change, lookups only read the file. The first change takes the memory of the overlay. From then on
+    lookups read the overlay first and gather rows before they pool them, with the same bits.
     """
 
     def __init__(self, spec: TableSpec, reader: SnapshotReader | None, overlay_rows: int) -> None:
-        """Put an empty overlay with room for ``overlay_rows`` rows over ``reader``; None: over no rows."""
+        """Put an empty overlay of at most ``overlay_rows`` rows over ``reader``; None: over no rows."""
         self.spec = spec
         self.overlay_rows = overlay_rows
         self._reader = reader
@@ -62,7 +61,7 @@ class SnapshotTable:
 
     @property
     def file_bytes(self) -> int:
-        """The size of the file that is mapped; 0 without one."""
+        """The size of the mapped file; 0 without a file."""
         return self._reader.file_bytes if self._reader is not None else 0
 
     @property
@@ -71,7 +70,7 @@ class SnapshotTable:
         return self._file_rows + self.overlay_rows
 
     def __len__(self) -> int:
-        """Rows held, exact."""
+        """Rows held, exactly."""
         return self._rows
 
     def fetch(self, keys: Keys, out: Vectors) -> Mask:
@@ -94,7 +93,7 @@ class SnapshotTable:
     def fetch_pooled(
         self, keys: Keys, row_ptrs: RowPtrs, out: Vectors, combiner: Combiner, weights: Weights | None = None
     ) -> Mask:
-        """See ``PooledStore.fetch_pooled``."""
+        """See ``Store.fetch_pooled``."""
         self._check_dim(out.shape[1])
         if self._overlay is None and self._reader is not None:
             return self._reader.fetch_pooled(keys, row_ptrs, out, combiner, weights)
@@ -104,7 +103,7 @@ class SnapshotTable:
         return found
 
     def insert(self, keys: Keys, rows: Vectors) -> None:
-        """See ``Store.insert``; a row that is overwritten takes room in the overlay, too."""
+        """See ``Store.insert``; an overwritten row also takes a row of the overlay."""
         self._check_dim(rows.shape[1])
         if not keys.size:
             return
@@ -121,11 +120,7 @@ class SnapshotTable:
             self._rows += added
 
     def evict(self, keys: Keys) -> int:
-        """See ``Store.evict``; exact. A row of the file that is evicted takes room in the overlay, too.
-
-        Raises:
-            StoreFullError: as many rows of the file as the overlay has room for were evicted; nothing was removed.
-        """
+        """See ``Store.evict``; raises StoreFullError once as many rows of the file are evicted as the overlay holds."""
         unique = np.unique(keys)
         with self._lock:
             held = self._holds(unique)
@@ -143,10 +138,9 @@ class SnapshotTable:
             return int(gone.size)
 
     def items(self, batch_rows: int) -> Iterator[tuple[Keys, Vectors]]:
-        """See ``Store.items``: the file's rows in its order, then those of the overlay.
+        """Read the file's rows in its order, then the overlay's rows.
 
-        No key comes twice because it changes meanwhile: where nobody had touched it when the walk began, the walk has
-        it from the file, else from the overlay.
+        Each key comes once: from the overlay if it was touched before the walk began, else from the file.
         """
         overlay = self._overlay
         touched = overlay.touched() if overlay is not None else KeyIndex()
@@ -175,7 +169,7 @@ class SnapshotTable:
         return StoreFullError("snapshot", self.spec.name, reason)
 
     def _open_overlay(self) -> _Overlay:
-        """The overlay, made where there is none; the lock is held."""
+        """Return the overlay, and make it first if there is none; the lock is held."""
         if self._overlay is None:
             if not self.overlay_rows:
                 raise StoreFullError("snapshot", self.spec.name, "no row can be changed: overlay_capacity_rows is 0")

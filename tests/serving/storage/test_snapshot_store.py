@@ -219,7 +219,7 @@ def test_a_file_in_the_folder_that_is_cut_short_is_made_anew(table, folder, capl
 
     assert_holds(loaded(folder, path), rows)
 
-    assert "it is made anew" in caplog.text
+    assert "it is made again" in caplog.text
     assert files_in(folder) == [made]
 
 

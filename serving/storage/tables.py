@@ -1,22 +1,24 @@
-"""What the stores whose tables lie in memory, or are mapped, share: tables by name, read without a lock."""
+"""Tables by name, for the stores that keep them in memory or map them from files; reads take no lock."""
 
 from collections.abc import Iterator
 from typing import ClassVar, Generic, Protocol, TypeVar
 
-from serving.errors import StoreError
+from kernels.errors import ReservedKeyError, RowValueError, TableFullError
+from kernels.host import HostTable, RowDtype
+from serving.errors import StoreError, StoreFullError
 from serving.model.records import Combiner
-from serving.storage.store import Keys, Mask, RowPtrs, Vectors, Weights, none_found
+from serving.storage.store import Batches, Keys, Mask, RowPtrs, Store, TableSpec, Vectors, Weights, none_found
 
 
 class ReadTable(Protocol):
-    """The reading half of a table; see ``Store`` and ``PooledStore`` for the calls."""
+    """The read methods of a table; see ``Store``."""
 
     @property
     def dim(self) -> int:
         """D."""
 
     def __len__(self) -> int:
-        """Rows held, exact."""
+        """Rows held, exactly."""
 
     def fetch(self, keys: Keys, out: Vectors) -> Mask:
         """See ``Store.fetch``."""
@@ -24,21 +26,24 @@ class ReadTable(Protocol):
     def fetch_pooled(
         self, keys: Keys, row_ptrs: RowPtrs, out: Vectors, combiner: Combiner, weights: Weights | None = None
     ) -> Mask:
-        """See ``PooledStore.fetch_pooled``."""
+        """See ``Store.fetch_pooled``."""
 
     def items(self, batch_rows: int) -> Iterator[tuple[Keys, Vectors]]:
         """See ``Store.items``."""
 
 
 Table = TypeVar("Table", bound=ReadTable)
+AnyHostTable = TypeVar("AnyHostTable", bound=HostTable)
 
 
-class NamedTables(Generic[Table]):
-    """The reading half of a ``PooledStore``; how tables come and go is the subclass's.
+class TableStore(Store, Generic[Table]):
+    """The read methods of a store that pools; subclasses open, change and drop tables.
 
-    ``_tables`` is replaced as a whole, never changed in place, so that readers need no lock. It is None once the store
-    is closed. A table without room is None in it, and reads as one that holds no keys.
+    ``_tables`` is replaced as a whole and never changed in place, so readers need no lock. It is None once the store is
+    closed. A table without capacity is None in it and holds no keys.
     """
+
+    pools = True
 
     _NAME: ClassVar[str]
 
@@ -61,7 +66,7 @@ class NamedTables(Generic[Table]):
         return sorted(self._open_tables(""))
 
     def count(self, table: str) -> int:
-        """See ``Store.count``; exact."""
+        """See ``Store.count``."""
         held = self._held_table(table)
         return len(held) if held is not None else 0
 
@@ -82,14 +87,14 @@ class NamedTables(Generic[Table]):
         combiner: Combiner,
         weights: Weights | None = None,
     ) -> Mask:
-        """See ``PooledStore.fetch_pooled``."""
+        """See ``Store.fetch_pooled``."""
         held = self._held_table(table)
         if held is None:
             return none_found(keys, out)
         self._check_dim(table, held.dim, out.shape[1])
         return held.fetch_pooled(keys, row_ptrs, out, combiner, weights)
 
-    def items(self, table: str, batch_rows: int = 65536) -> Iterator[tuple[Keys, Vectors]]:
+    def items(self, table: str, batch_rows: int = 65536) -> Batches:
         """See ``Store.items``."""
         held = self._held_table(table)
         return held.items(batch_rows) if held is not None else iter(())
@@ -106,3 +111,28 @@ class NamedTables(Generic[Table]):
     def _check_dim(self, table: str, dim: int, asked: int) -> None:
         if dim != asked:
             raise StoreError(self.name, table, f"holds vectors of {dim} floats, asked for {asked}")
+
+
+class HostTableStore(TableStore[AnyHostTable]):
+    """A ``TableStore`` whose tables are host tables."""
+
+    def memory_bytes(self, table: str) -> int:
+        """RAM of a table with its keys and spare rows; 0 for an unknown table."""
+        held = self._held_table(table)
+        return held.stats().memory_bytes if held is not None else 0
+
+    def _insert_rows(self, table: str, held: AnyHostTable, keys: Keys, rows: Vectors) -> int:
+        """Insert rows into a table and return how many rows it evicted; raise the table's errors as store errors."""
+        self._check_dim(table, held.dim, rows.shape[1])
+        try:
+            return held.insert(keys, rows)
+        except TableFullError as err:
+            raise StoreFullError(self.name, table, str(err)) from err
+        except (ReservedKeyError, RowValueError) as err:
+            raise StoreError(self.name, table, str(err)) from err
+
+    def _check_spec(self, spec: TableSpec, dim: int, row_dtype: RowDtype) -> None:
+        """Check that a held table has the dimension and the row type of ``spec``."""
+        self._check_dim(spec.name, dim, spec.dim)
+        if row_dtype != spec.row_dtype:
+            raise StoreError(self.name, spec.name, f"holds {row_dtype} rows, asked to hold {spec.row_dtype}")

@@ -1,0 +1,83 @@
+"""Checks of the files of a RocksDB database that RocksDB itself takes on trust.
+
+RocksDB takes a MANIFEST that was cut short for one whose last entry was being written. It opens an older state and
+removes the files that the shorter list does not name: the newest rows.
+RocksDB takes a damaged log for one whose last write was cut short. ``tolerate_corrupted_tail_records`` limits that to
+the end of the log. RocksDB then names no file, and it does not miss a log that is gone.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from serving.errors import StoreError
+
+# RocksDB's log format: blocks of records. A record is a header of checksum, length and type, and its bytes. A block is
+# filled up with zeros where no header fits.
+BLOCK_BYTES, HEADER_BYTES = 32768, 7
+NOTHING, FIRST, MIDDLE = 0, 2, 3
+_CORRUPTION = "Corruption: "
+
+
+def check_manifest(store: str, path: Path) -> None:
+    """Raise StoreError if the database at ``path`` has files of rows, but no whole list of its files."""
+    current = path / "CURRENT"
+    if not current.exists():
+        if next(path.glob("*.sst"), None) is not None:
+            raise StoreError(store, "", f"{current}: missing, beside files of rows; restore a checkpoint")
+        return
+    manifest = path / os.fsdecode(current.read_bytes().strip())
+    if not manifest.is_file():
+        return  # RocksDB reports this itself
+    content = manifest.read_bytes()
+    whole_bytes = whole_entries_bytes(content)
+    if whole_bytes < len(content):
+        raise StoreError(
+            store,
+            "",
+            f"{manifest}: {len(content):,} bytes, the last whole entry ends at {whole_bytes}: cut short; restore a "
+            f"checkpoint, or, if power was lost while it was written, cut it there (truncate -s {whole_bytes})",
+        )
+
+
+def whole_entries_bytes(log: bytes) -> int:
+    """Return where the last whole entry of a log ends."""
+    at = whole = 0
+    while at + HEADER_BYTES <= len(log):
+        left = BLOCK_BYTES - at % BLOCK_BYTES
+        if left < HEADER_BYTES:
+            at += left
+            continue
+        length, kind = int.from_bytes(log[at + 4 : at + 6], "little"), log[at + 6]
+        if kind == NOTHING and not length:
+            return len(log)  # preallocated space
+        at += HEADER_BYTES + length
+        if kind not in (FIRST, MIDDLE) and at <= len(log):
+            whole = at
+    return whole
+
+
+def check_logs(store: str, path: Path) -> None:
+    """Raise StoreError if the database at ``path`` has files of rows, but no log."""
+    if next(path.glob("*.sst"), None) is not None and next(path.glob("*.log"), None) is None:
+        reason = (
+            f"{path}: no log (*.log) of the newest rows beside files of rows; restore a checkpoint, or, if it is known "
+            "to have had none, give it an empty one (touch 000000.log)"
+        )
+        raise StoreError(store, "", reason)
+
+
+@contextmanager
+def damaged_logs_named(store: str, path: Path) -> Iterator[None]:
+    """Name the logs of the database at ``path`` in the error of an opening that one of them fails."""
+    try:
+        yield
+    except Exception as err:  # rocksdict raises plain Exception
+        reason = str(err)
+        if not reason.startswith(_CORRUPTION) or "/" in reason:  # RocksDB names every other file
+            raise
+        logs = " or ".join(str(log) for log in sorted(path.glob("*.log")) if log.stat().st_size) or str(path)
+        fault = reason.removeprefix(_CORRUPTION)
+        advice = "restore a checkpoint, load the models into a new database, or, after a power cut, recover_database"
+        raise StoreError(store, "", f"{logs}: {fault}, in the newest rows; {advice}") from err
