@@ -1,6 +1,7 @@
 """How a table gets into the tiers, and what becomes of it there.
 
-The last tier is the table's source of truth, and every other tier is a cache of it. A table in a tier has these states::
+The last tier is the table's source of truth, and every other tier is a cache of it. A table in a tier has these
+states::
 
              load                  all rows are written
     absent ─────────▶ loading ────────────────────────────▶ serving ─────────▶ dropped

@@ -280,7 +280,7 @@ class Store(Protocol):
     # A cache that ``outlives_process``.
 
     def serve_as_cache(self, spec: TableSpec, truth: "Truth") -> None:
-        """Open a table as a cache of ``truth``; asks nobody. Until ``fill``, the table is not whole and holds no rows."""
+        """Open a table as a cache of ``truth``; asks nobody. Before ``fill``, the table holds no rows and is not whole."""
         return
 
     def fill(self, spec: TableSpec, truth: "Truth", *, starting: bool) -> bool:
@@ -348,6 +348,6 @@ def has_rows(store: Store, table: str) -> bool:
 def kept_rows(store: str, table: str) -> str:
     """The log line for rows that another program wrote."""
     return (
-        f"table {table!r}: {store} holds rows that Hotrow did not load; the files' rows are inserted over them and every "
-        "other row is kept"
+        f"table {table!r}: {store} holds rows that Hotrow did not load; the files' rows are inserted over them and "
+        "every other row is kept"
     )

@@ -10,8 +10,8 @@ keep them on one node::
     <stem>.hotrow.lease   the lease of the process that fills the partition
     <stem>v.hotrow.loading.<lease>    rows that will replace the partition; likewise for t
 
-**As the source of truth**, what Redis holds is true. A partition without its marker has lost rows, so it is an error and
-never an answer of defaults. Changes name the marker's generation, and Redis refuses them where it differs.
+**As the source of truth**, what Redis holds is true. A partition without its marker has lost rows, so it is an error
+and never an answer of defaults. Changes name the marker's generation, and Redis refuses them where it differs.
 
 **As a cache**, a partition answers only while it is valid:
 

@@ -160,7 +160,7 @@ class RowConnection(Connection):
     def send_packed_command(self, command: Any, check_health: bool = True) -> None:
         """Send bytes before the deadline."""
         if self._sock is not None:
-            self._sock.settimeout(seconds_until(self.deadline))
+            self._sock.settimeout(seconds_until(self._deadline))
         super().send_packed_command(command, check_health)
 
     def read_values(self, count: int, value_bytes: int) -> NDArray[np.void] | Any:
@@ -175,8 +175,8 @@ class RowConnection(Connection):
 
     def _connect(self) -> Any:
         connected = super()._connect()
-        # Where the network fails, sent bytes wait in the system. They would still go out after the connection was closed:
-        # an old update would arrive after a later update that was acknowledged over another connection.
+        # Where the network fails, sent bytes wait in the system, and would still go out after the connection was closed.
+        # An old update would arrive after a later update that was acknowledged over another connection.
         connected.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, NO_LINGERING)
         if self._tls is None:
             return connected

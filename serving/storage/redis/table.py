@@ -247,10 +247,15 @@ class RedisTable:
                 return known
             if self._is_written and known.generation not in (None, marker.generation):
                 return replace(known, status=Status.INVALID, reason=f"{values} was filled by another process")
-        if marker.run_id != run_id:
+        return self._judge_node(number, marker, valid)
+
+    def _judge_node(self, number: int, marker: PartitionMarker, valid: PartitionState) -> PartitionState:
+        """``valid``, unless its node is not the marker's and may have lost writes."""
+        if marker.run_id != valid.run_id:
             if self.truth is not None and not self._has_every_write(number, marker):
-                return replace(known, status=Status.INVALID, reason=f"{values}: its node may have lost writes")
-            self._nodes.run([scripts.set_run_id(self.partitions[number], run_id)])
+                reason = f"{self.partitions[number].values.decode()}: its node may have lost writes"
+                return replace(self._states[number], status=Status.INVALID, reason=reason)
+            self._nodes.run([scripts.set_run_id(self.partitions[number], valid.run_id)])
         return valid
 
     def _has_every_write(self, number: int, marker: PartitionMarker) -> bool:
