@@ -1,7 +1,7 @@
 """An open RocksDB database: one column family per table, and the tables' markers in the default column family."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -184,7 +184,7 @@ class Database:
                 if marker is not None:
                     yield table, marker
 
-    def _write_markers(self, markers: dict[str, Marker | None]) -> None:
+    def _write_markers(self, markers: Mapping[str, Marker | None]) -> None:
         """Write or remove markers, all or none."""
         batch = self.rocksdict.WriteBatch(raw_mode=True)
         for table, marker in markers.items():
