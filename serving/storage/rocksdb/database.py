@@ -1,8 +1,7 @@
 """An open RocksDB database: one column family per table, and the tables' markers in the default column family."""
 
 import os
-from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -119,9 +118,12 @@ class Database:
             batch = self.rocksdict.WriteBatch(raw_mode=True)
             batch.set_default_column_family(family)
             raw = key_list(keys[part], spec.key_bytes)
-            # Only a Python call per row takes a row, and a loop in C makes the calls at half the cost.
-            calls = map(batch.delete, raw) if values is None else map(batch.put, raw, value_list(values[part]))
-            deque(calls, maxlen=0)
+            if values is None:
+                for key in raw:
+                    del batch[key]
+            else:
+                for key, value in zip(raw, value_list(values[part]), strict=True):
+                    batch[key] = value
             self._handle.write(batch)
         self._flush_log()
 
@@ -182,7 +184,7 @@ class Database:
                 if marker is not None:
                     yield table, marker
 
-    def _write_markers(self, markers: dict[str, Marker | None]) -> None:
+    def _write_markers(self, markers: Mapping[str, Marker | None]) -> None:
         """Write or remove markers, all or none."""
         batch = self.rocksdict.WriteBatch(raw_mode=True)
         for table, marker in markers.items():

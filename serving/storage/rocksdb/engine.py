@@ -1,4 +1,4 @@
-"""How RocksDB is opened and spoken to: options, errors. The store says what is kept where."""
+"""Opening RocksDB: options, checks of the folder, and errors."""
 
 import os
 import tempfile
@@ -13,25 +13,24 @@ from serving.storage.rocksdb.file_checks import check_logs, check_manifest, dama
 
 STORE_NAME = "rocksdb"
 
-# Ten bits make one unknown key of a hundred read a block; RocksDB's tuning guide stops there, too.
+# With ten bits, one unknown key of a hundred reads a block; RocksDB's tuning guide recommends no more.
 BLOOM_BITS_PER_KEY = 10
-# A lookup checks the checksum of a whole block and searches it. Of 1M rows of 128 bytes in mapped files, blocks of
-# 1 KiB gave 576,000 rows/s, of RocksDB's usual 4 KiB 471,000, of 512 bytes 575,000; the files are 2 % larger.
+# A lookup checks the checksum of a whole block and searches it. With 1M rows of 128 bytes in mapped files, blocks of
+# 1 KiB gave 576,000 rows/s, RocksDB's default of 4 KiB 471,000, and 512 bytes 575,000. The files are 2 % larger.
 BLOCK_BYTES = 1024
-# What rows that were inserted one by one take of memory before they become files: of one table, and over all tables.
+# Memory of inserted rows before they become files: of one table, and of all tables.
 MEMTABLE_BYTES, MEMTABLES_BYTES = 32 * 2**20, 256 * 2**20
-# The log that brings them back is read at every opening, some 125 MiB/s, with Python's global lock held; followers open
-# often.
+# Every opening reads the log of those rows at some 125 MiB/s with Python's global lock held, and followers open often.
 LOG_BYTES = 64 * 2**20
-# A bloom filter over whole keys, of this part of a memtable: a read that the memtable cannot answer skips its search.
+# A bloom filter over whole keys takes this part of a memtable; reads of keys that are not in the memtable skip it.
 MEMTABLE_BLOOM_RATIO = 0.02
-# Files are handed to the disk while they are written, so that the last fsync does not stall reads (tuning guide).
+# Files go to the disk while they are written, so that the last fsync does not stall reads (tuning guide).
 SYNC_EVERY_BYTES = 2**20
 INFO_LOGS, INFO_LOG_BYTES = 4, 4 * 2**20
 MOST_SUBCOMPACTIONS = 4
-# rocksdict's own, beside RocksDB's files, and written anew at every opening, even one that is only to read.
+# rocksdict's own file next to RocksDB's files; rocksdict writes it at every opening, even a read-only one.
 SETTINGS_FILE = "rocksdict-config.json"
-# What RocksDB says where the process itself has the lock, and what can be done then, and otherwise.
+# RocksDB's words if this process holds the lock, and our advice in both cases.
 _HERE = "lock hold by current process"
 _LOCKED_HERE = "in this process: close that first, and end walks over its rows"
 _LOCKED_ELSEWHERE = (
@@ -41,11 +40,7 @@ _LOCKED_ELSEWHERE = (
 
 
 def import_rocksdict() -> Any:
-    """The ``rocksdict`` module.
-
-    Raises:
-        MissingExtraError: it is not installed.
-    """
+    """Return the ``rocksdict`` module, or raise MissingExtraError if it is not installed."""
     try:
         import rocksdict
     except ModuleNotFoundError as err:
@@ -54,11 +49,11 @@ def import_rocksdict() -> Any:
 
 
 def table_options(rocksdict: Any, num_threads: int) -> Any:
-    """Options of the database and of every column family: point lookups from mapped files, checksums verified.
+    """Return options of the database and of every column family, for point lookups from mapped files.
 
-    Files say themselves how they were written, so those of another program, HPS say, are read as they are. Rows are
-    not compressed: floats do not shrink by much, and only uncompressed blocks are read from the mapped file in place.
-    Index and filter blocks stay with their files, which stay open: a follower reads files that the writer has removed.
+    Files written with other options, such as HPS's, are read as they are. Rows are not compressed: floats shrink
+    little, and only uncompressed blocks are read in place. Files stay open, so a follower can read files that the
+    writer removed.
     """
     blocks = rocksdict.BlockBasedOptions()
     blocks.set_bloom_filter(BLOOM_BITS_PER_KEY, False)
@@ -72,14 +67,14 @@ def table_options(rocksdict: Any, num_threads: int) -> Any:
     options.set_write_buffer_size(MEMTABLE_BYTES)
     options.set_db_write_buffer_size(MEMTABLES_BYTES)
     options.set_max_total_wal_size(LOG_BYTES)
-    # RocksDB's own choice, point_in_time, silently leaves out all that a log has behind a damaged place.
+    # RocksDB's default, point_in_time, silently skips everything behind a damaged place of a log.
     options.set_wal_recovery_mode(rocksdict.DBRecoveryMode.tolerate_corrupted_tail_records())
     options.set_memtable_whole_key_filtering(True)
     options.set_memtable_prefix_bloom_ratio(MEMTABLE_BLOOM_RATIO)
     options.set_bytes_per_sync(SYNC_EVERY_BYTES)
     options.set_keep_log_file_num(INFO_LOGS)
     options.set_max_log_file_size(INFO_LOG_BYTES)
-    options.set_stats_dump_period_sec(0)  # nobody reads them there
+    options.set_stats_dump_period_sec(0)  # nobody reads the statistics
     options.create_if_missing(True)
     options.increase_parallelism(num_threads)
     options.set_max_subcompactions(min(num_threads, MOST_SUBCOMPACTIONS))
@@ -93,7 +88,7 @@ def open_database(rocksdict: Any, path: Path, read_only: bool, num_threads: int)
         the database, and its column families by name.
 
     Raises:
-        StoreError: it cannot be opened; the message names the folder, and what is wrong with it.
+        StoreError: the database cannot be opened; the message names the folder and the fault.
     """
     options = table_options(rocksdict, num_threads)
     access = rocksdict.AccessType.read_only(False) if read_only else rocksdict.AccessType.read_write()
@@ -111,14 +106,16 @@ def open_database(rocksdict: Any, path: Path, read_only: bool, num_threads: int)
 
 
 def recover_database(path: str | Path) -> None:
-    """Let a database whose log is damaged be opened again, without what that log has behind the damage.
+    """Make a database with a damaged log usable again, without the writes behind the damage.
 
-    A loss of power may leave a hole among the last writes, of which nobody was told yet that they are done; all that
-    was acknowledged lies before it. Other damage may cost acknowledged rows, and which cannot be told: copy the folder
-    first. Nobody else may have the database open.
+    A power cut may leave a hole among writes that were not acknowledged yet; no acknowledged row is lost then. Other
+    damage may cost acknowledged rows, so copy the folder first. No other process may have the database open.
+
+    Args:
+        path: the database's folder.
 
     Raises:
-        StoreError: it cannot be opened all the same.
+        StoreError: the database still cannot be opened.
         MissingExtraError: rocksdict is not installed.
     """
     rocksdict, folder = import_rocksdict(), Path(path)
@@ -128,11 +125,11 @@ def recover_database(path: str | Path) -> None:
         _check_made(folder)
         check_manifest(STORE_NAME, folder)
         families = {name: options for name in rocksdict.Rdict.list_cf(str(folder))}
-        rocksdict.Rdict(str(folder), options, families).close()  # rows of the log go to files as it is opened
+        rocksdict.Rdict(str(folder), options, families).close()  # opening moves the rows of the log to files
 
 
 def _check_made(path: Path) -> None:
-    """Tell a database that was never made from one that is damaged, which is RocksDB's to say."""
+    """Raise StoreError if there is no database; RocksDB reports a damaged database itself."""
     if not (path / "CURRENT").exists() and not any(path.glob("MANIFEST-*")):
         reason = f"{path}: there is no database; it is made when models are loaded into it, by `hotrow serve` say"
         raise StoreError(STORE_NAME, "", reason)
@@ -140,9 +137,9 @@ def _check_made(path: Path) -> None:
 
 @contextmanager
 def _writable_folder(path: Path) -> Iterator[Path]:
-    """The folder of a database that is only read, or, where rocksdict may not write its settings there, one of links.
+    """Give a folder to open read-only: the database's own, or one of links if rocksdict cannot write its settings.
 
-    The links may go as soon as it is open, for RocksDB then has every file open that it reads.
+    The links are removed once the database is open, because RocksDB then has every file open.
     """
     settings = path / SETTINGS_FILE
     if _allows(path, os.W_OK) and (not settings.exists() or _allows(settings, os.W_OK)):
@@ -160,11 +157,11 @@ def _allows(path: Path, mode: int) -> bool:
 
 
 def check_database(path: Path, read_only: bool) -> None:
-    """Check, without making a database, that one can be opened at ``path``: its folder is made, and removed again.
+    """Check that a database can be opened at ``path``, without making one.
 
     Raises:
         MissingExtraError: rocksdict is not installed.
-        StoreError: the folder cannot be made or written to, or, with ``read_only``, has no database.
+        StoreError: the folder cannot be created or written to, or with ``read_only`` has no database.
     """
     rocksdict = import_rocksdict()
     if read_only:
@@ -180,16 +177,12 @@ def check_database(path: Path, read_only: bool) -> None:
                 raise StoreError(STORE_NAME, "", f"{path}: may not be written to; with read_only it need not be")
     finally:
         for folder in missing:
-            with suppress(OSError):  # was not made, or somebody else uses it already
+            with suppress(OSError):  # was not created, or another process uses it already
                 folder.rmdir()
 
 
 def check_new_folder(folder: Path) -> None:
-    """Check that a checkpoint can be made at ``folder``, which RocksDB itself refuses in words of its own.
-
-    Raises:
-        StoreError: it is there already, or the folder around it is not.
-    """
+    """Raise StoreError if ``folder`` exists already or its parent does not, in clearer words than RocksDB's."""
     around = folder.absolute().parent
     if os.path.lexists(folder):
         fault = "exists already; a checkpoint is made in a new folder"
@@ -201,9 +194,9 @@ def check_new_folder(folder: Path) -> None:
 
 
 def all_items(database: Any) -> Iterator[tuple[bytes, bytes]]:
-    """All pairs of a database or a column family, in the order of their keys' bytes, as they are now.
+    """Read all pairs of a database or a column family as they are now, in the order of the keys' bytes.
 
-    rocksdict's own iterator ends at a damaged block as if nothing came behind it; this one raises, as rocksdict does.
+    rocksdict's own iterator ends silently at a damaged block; this iterator raises an error there.
     """
     key = None
     for key, value in database.items():
@@ -220,15 +213,17 @@ def all_items(database: Any) -> Iterator[tuple[bytes, bytes]]:
 
 @contextmanager
 def translated_errors(path: Path, table: str = "") -> Iterator[None]:
-    """Turn what the system and rocksdict raise into StoreError.
+    """Turn errors of the system and of rocksdict into StoreError.
 
-    rocksdict raises plain ``Exception`` and tells cases apart by text only. Variables of the calls that failed are
-    forgotten, for handles among them would keep the database open, and locked, as long as somebody keeps the error.
+    rocksdict raises plain ``Exception``, and only the text tells errors apart. The frames of the failed calls are
+    cleared, because their handles would keep the database open and locked for as long as the error is kept.
     """
     try:
         yield
     except OSError as err:
-        reason = f"{err.strerror} (os error {err.errno})" if err.errno else str(err)  # rocksdict's have the text alone
+        reason = (
+            f"{err.strerror} (os error {err.errno})" if err.errno else str(err)
+        )  # rocksdict's OSError has only a text
         raise StoreError(STORE_NAME, table, f"{err.filename or path}: {reason}") from err
     except Exception as err:
         if type(err) is not Exception and type(err).__module__ != "rocksdict":

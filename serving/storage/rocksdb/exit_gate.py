@@ -1,8 +1,8 @@
-"""Calls of rocksdict that another thread is in when Python ends.
+"""Calls of rocksdict that run in a daemon thread while Python ends.
 
-Such a call lets go of Python's global lock. One that wants it back while Python ends has its thread ended by CPython
-("Initialization, Finalization, and Threads", C API), which unwinds the stack, and Rust aborts the process there.
-Python joins other threads before; daemon threads, a time budget's or the user's own, it does not.
+A call of rocksdict releases Python's global lock. If it takes the lock again while Python ends, CPython ends the thread
+by unwinding its stack ("Initialization, Finalization, and Threads", C API), and Rust then aborts the process. Python
+joins other threads before it ends, but not daemon threads.
 """
 
 import atexit
@@ -20,22 +20,24 @@ _POLL_S = 0.001
 
 
 class ExitGate:
-    """Lets calls through until Python ends, then only those of the thread that ends it. Safe from any thread."""
+    """Lets calls through until Python ends, then only calls of the thread that ends Python. Thread-safe."""
 
     def __init__(self) -> None:
         """Begin open."""
-        self._inside: set[int] = set()  # threads; one act of a set is atomic, so that callers take no lock
+        self._inside: set[int] = set()  # threads; each operation of a set is atomic, so callers take no lock
         self._ending_thread: int | None = None
 
     def call(self, function: Callable[[A], T], argument: A) -> T:
-        """Return what ``function`` gives of ``argument``; takes some 0.1 us more than that does.
+        """Return ``function(argument)``; adds some 0.1 us.
 
         Raises:
-            SystemExit: Python is ending. It ends a thread silently, as Python itself is about to, but lets go of the
-                locks that the thread holds: the thread that ends Python may still close stores.
+            SystemExit: Python is ending. It ends the thread silently, and releases the thread's locks, so that the
+                thread that ends Python can still close stores.
         """
         thread = get_ident()
-        self._inside.add(thread)  # before the look at the gate, which is closed before the look at who is inside
+        self._inside.add(
+            thread
+        )  # enter before checking the gate: close() closes the gate before it checks who is inside
         try:
             if self._ending_thread is not None and self._ending_thread != thread:
                 raise SystemExit
@@ -44,14 +46,7 @@ class ExitGate:
             self._inside.discard(thread)
 
     def close(self, most_wait_s: float = MOST_WAIT_S) -> bool:
-        """Let through nothing but the calling thread; wait until nobody is inside.
-
-        Args:
-            most_wait_s: how long to wait.
-
-        Returns:
-            whether all have come out.
-        """
+        """Let only the calling thread through, and wait for running calls; return whether all of them ended."""
         self._ending_thread = get_ident()
         deadline = time.monotonic() + most_wait_s
         while self._inside and time.monotonic() < deadline:
@@ -59,7 +54,7 @@ class ExitGate:
         return not self._inside
 
     def forget_threads(self) -> None:
-        """Begin anew in a forked child, which has none of the threads that were inside."""
+        """Forget the parent's threads in a forked child, which does not have them."""
         self._inside.clear()
 
 

@@ -1,7 +1,7 @@
-"""Sorting more rows than memory should hold, in the order in which RocksDB compares keys.
+"""Sorting more rows than fit into memory, in the order in which RocksDB compares keys.
 
-Sorted runs go to files; then parts of the order, one after the other, are gathered from all of them. RocksDB takes such
-parts in as they are, while sorted files that overlap would have to be compacted: written twice and read once more.
+Sorted runs are written to files. Then each part of the key range is gathered from all runs. RocksDB ingests such parts
+as they are. It would have to compact overlapping files, which writes the rows twice and reads them once more.
 """
 
 from collections.abc import Iterator
@@ -16,13 +16,13 @@ from serving.storage.store import Keys
 Values = NDArray[np.uint8]
 Ordinals = NDArray[np.uint64] | NDArray[np.uint32]  # numbers that compare as the raw bytes of the keys do
 
-# Memory: the rows of one run, or of one part. Of rows of 128 bytes a run has a million.
+# Memory of one run or one part: a million rows of 128 bytes.
 RUN_BYTES = 128 * 2**20
 PIECE_ROWS = 65536
 
 
 def ordinals(keys: Keys, key_bytes: int) -> Ordinals:
-    """Numbers in whose order RocksDB has the keys: their raw bytes, little-endian, the first one counting most."""
+    """Return numbers in RocksDB's order of the keys, which compares raw little-endian bytes from the first byte on."""
     raw = raw_keys(keys, key_bytes)
     return raw.view(np.uint64).byteswap() if raw.dtype == np.int64 else raw.view(np.uint32).byteswap()
 
@@ -34,13 +34,10 @@ def keys_of_ordinals(numbers: Ordinals) -> Keys:
 
 
 class RowSorter:
-    """Takes rows in any order, gives them sorted, each key once: of equal keys the row that came last.
-
-    Not for several threads.
-    """
+    """Sorts rows; the last row of equal keys wins. Not thread-safe."""
 
     def __init__(self, folder: Path, key_bytes: int, value_bytes: int) -> None:
-        """Take an empty folder for the runs that do not fit into memory."""
+        """Take an empty folder for the runs."""
         self._folder = folder
         self._key_bytes = key_bytes
         self._run_rows = max(RUN_BYTES // (8 + value_bytes), 1)
@@ -50,11 +47,7 @@ class RowSorter:
         self._runs: list[tuple[Ordinals, Values]] = []  # mapped from files
 
     def add(self, keys: Keys, values: Values) -> None:
-        """Take keys int64[N] and their values uint8[N, value_bytes].
-
-        Raises:
-            OSError: the disk refuses.
-        """
+        """Take keys int64[N] and their values uint8[N, value_bytes]."""
         for start in range(0, keys.size, self._run_rows):
             part = slice(start, start + self._run_rows)
             while (room := self._run_rows - self._rows) < keys[part].size:
@@ -63,11 +56,7 @@ class RowSorter:
             self._take(keys[part], values[part])
 
     def parts(self) -> Iterator[tuple[Keys, Values]]:
-        """Keys int64[N] and values uint8[N, value_bytes], part after part; the sorter takes no rows any more.
-
-        Raises:
-            OSError: the disk refuses.
-        """
+        """Yield sorted keys int64[N] and values uint8[N, value_bytes]; the sorter takes no rows afterwards."""
         if not self._runs:
             numbers, order = self._sorted()
             for start in range(0, order.size, PIECE_ROWS):
@@ -116,7 +105,7 @@ class RowSorter:
         self._rows = 0
 
     def _bounds(self) -> list[np.unsignedinteger]:
-        """Where to part the order so that a part has about half as many rows as a run, and never more than a run."""
+        """Return where to split the order: a part has about half the rows of a run, and never more than a run."""
         part_rows = max(self._run_rows // 2, 1)
         stride = max(part_rows // (2 * len(self._runs)), 1)  # each run adds at most one stride to a part
         samples = np.sort(np.concatenate([numbers[::stride] for numbers, _ in self._runs]))
@@ -124,7 +113,7 @@ class RowSorter:
 
 
 def last_of_equals(numbers: Ordinals) -> tuple[Ordinals, NDArray[np.intp]]:
-    """The numbers sorted, each once, and where in the array the last of each stands."""
+    """Return the sorted distinct numbers, and the position of each number's last occurrence."""
     order = np.argsort(numbers, kind="stable")
     ordered = numbers[order]
     is_last = np.append(ordered[1:] != ordered[:-1], True)[: ordered.size]

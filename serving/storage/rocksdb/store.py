@@ -212,8 +212,11 @@ class RocksDbStore(Store):
             marker = self._database.marker(table)
             if marker is None:
                 return
-            flags = {"changed": changed, "caches_dirty": caches_dirty}
-            new = replace(marker, **{name: flag for name, flag in flags.items() if flag is not None})
+            new = replace(
+                marker,
+                changed=marker.changed if changed is None else changed,
+                caches_dirty=marker.caches_dirty if caches_dirty is None else caches_dirty,
+            )
             if new != marker:
                 self._database.write_flags(table, new)
 

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from kernels.host import HostTable
 from serving.errors import StoreFullError
 from serving.storage import MemoryStore, TableSpec
-from serving.storage.store import MeasuredStore
 
 TABLE = "model.table"
 POLICIES = ["evict_random", "evict_least_used", "evict_oldest", "evict_oldest_written"]
@@ -143,10 +142,9 @@ def test_evictions_are_shown_by_the_metrics():
     store = full_store()
     insert(store, [1000])
 
-    (reading,) = store.readings(TABLE)
+    (sample,) = store.samples(TABLE)
 
-    assert isinstance(store, MeasuredStore)
-    assert (reading.name, reading.value) == ("hotrow_tier_evicted_rows", store.evicted_rows(TABLE)) != (None, 0)
+    assert (sample.name, sample.value) == ("hotrow_tier_evicted_rows", store.evicted_rows(TABLE)) != (None, 0)
     store.close()
     assert store.evicted_rows(TABLE) == 0
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from kernels.host import HostTable, round_rows
 from serving.errors import StoreError, StoreFullError
-from serving.storage import DurableStore, MemoryStore, PooledStore, TableSpec
+from serving.storage import MemoryStore, TableSpec
 from serving.storage.memory_budget import MemoryBudget, rows_within
 
 TABLE = "model.table"
@@ -17,8 +17,8 @@ def insert(store, keys, value=1.0, dim=4, table=TABLE):
 
 
 def test_memory_pools_and_is_not_durable():
-    assert isinstance(MemoryStore(), PooledStore)
-    assert not isinstance(MemoryStore(), DurableStore)
+    assert MemoryStore.pools
+    assert not MemoryStore.outlives_process
 
 
 def test_an_insert_beyond_the_capacity_writes_nothing():
@@ -47,7 +47,7 @@ def test_tables_that_are_announced_together_share_a_budget_of_rows_in_proportion
     store = MemoryStore(capacity_rows=1000)
     specs = [TableSpec(f"m.{name}", 4) for name in "abcde"]
 
-    store.share(list(zip(specs, [20_000, 40_000, 10, 0], strict=False)))
+    store.announce(list(zip(specs, [20_000, 40_000, 10, 0], strict=False)))
     store.open_table(specs[4], 100)  # was not announced
     for spec in specs[:4]:
         store.open_table(spec, 40_000)
@@ -63,7 +63,7 @@ def test_tables_that_are_announced_together_share_a_budget_of_bytes_in_proportio
     specs = [TableSpec("m.a", 16), TableSpec("m.b", 8), TableSpec("m.c", 32, row_dtype="int8")]
     wanted = [30_000, 60_000, 100]
 
-    store.share(list(zip(specs, wanted, strict=True)))
+    store.announce(list(zip(specs, wanted, strict=True)))
     for spec, rows in zip(specs, wanted, strict=True):
         store.open_table(spec, rows)
 
@@ -86,12 +86,12 @@ def test_shares_keep_within_the_budget_and_leave_no_table_out_that_there_is_room
     def cost(tables):
         return sum(HostTable.memory_bytes(dim, n) if bound == "capacity_bytes" else n for dim, n in tables if n)
 
-    rooms = MemoryBudget(**{bound: capacity}).rooms(
+    quotas = MemoryBudget(**{bound: capacity}).quotas(
         [(TableSpec(f"m.{n}", dim), rows) for n, (dim, rows) in enumerate(wanted)],
         [(TableSpec(f"h.{n}", dim), rows) for n, (dim, rows) in enumerate(held)],
     )
 
-    given_rows = [room.rows for room in rooms]
+    given_rows = [quota.rows for quota in quotas]
     dims, left = [dim for dim, _ in wanted], capacity - cost(held)
     most = [max(rows, 1) for _, rows in wanted]
     assert all(rows <= limit for rows, limit in zip(given_rows, most, strict=True))
@@ -106,7 +106,7 @@ def test_shares_keep_within_the_budget_and_leave_no_table_out_that_there_is_room
 
 def test_a_share_of_a_table_that_is_not_opened_goes_back_when_it_is_dropped():
     store = MemoryStore(capacity_rows=100)
-    store.share([(TableSpec("m.a", 4), 60), (TableSpec("m.b", 4), 60)])
+    store.announce([(TableSpec("m.a", 4), 60), (TableSpec("m.b", 4), 60)])
     store.drop_table("m.a")
 
     store.open_table(TableSpec("m.c", 4), 100)
@@ -120,7 +120,7 @@ def test_tables_that_are_announced_later_keep_what_they_have_and_share_what_is_l
     store.open_table(specs[0], 60)
 
     for _ in range(2):
-        store.share([(spec, 60) for spec in specs])
+        store.announce([(spec, 60) for spec in specs])
     for spec in specs:
         store.open_table(spec, 60)
 

@@ -14,7 +14,7 @@ import atexit, sys, threading, time
 import numpy as np
 from serving.errors import StoreError
 from serving.parameter_server.time_budget import TimeBudget
-from serving.storage import RocksDbStore, TableSpec
+from serving.storage import Marker, RocksDbStore, TableSpec
 
 store = RocksDbStore(sys.argv[1], num_threads=1)
 store.open_table(TableSpec("model.table", 4), 0)
@@ -39,7 +39,7 @@ def insert():
 def bulk_load():
     begun.release()
     rows = np.ones((keys.size, 4), np.float32)
-    store.bulk_load(TableSpec("model.table", 4), iter([(keys, rows)]), "digest")
+    store.load(TableSpec("model.table", 4), iter([(keys, rows)]), Marker("digest"), keep=False)
 
 def in_daemon_threads(act, threads):
     def again_and_again():

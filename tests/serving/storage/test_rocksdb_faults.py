@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from serving.errors import StoreError
-from serving.storage import RocksDbStore, TableSpec
-from serving.storage.rocksdb.manifest_check import whole_entries_bytes
+from serving.storage import Marker, RocksDbStore, TableSpec
+from serving.storage.rocksdb.file_checks import whole_entries_bytes
 
 TABLE = "model.table"
 SPEC = TableSpec(TABLE, 16)
@@ -21,7 +21,7 @@ import sys
 from pathlib import Path
 import numpy as np
 from serving.errors import StoreError
-from serving.storage import RocksDbStore, TableSpec
+from serving.storage import Marker, RocksDbStore, TableSpec
 
 ballast = Path(sys.argv[1]).parent / "ballast"
 ballast.write_bytes(bytes(17 * 2**20))
@@ -30,13 +30,13 @@ spec = TableSpec({TABLE!r}, 16)
 other = TableSpec("model.other", 16)
 store = RocksDbStore(sys.argv[1], num_threads=1)
 keys = np.arange(1000)
-store.bulk_load(spec, iter([(keys, np.full((1000, 16), 1, np.float32))]), "digest")
+store.load(spec, iter([(keys, np.full((1000, 16), 1, np.float32))]), Marker("digest"), keep=False)
 
 def batches():
     for first in range(0, 10**6, 1000):
         yield keys + first, np.full((1000, 16), 2, np.float32)
 
-for write in (lambda: store.bulk_load(other, batches(), "never"), lambda: insert_all()):
+for write in (lambda: store.load(other, batches(), Marker("never"), keep=False), lambda: insert_all()):
     def insert_all():
         for new, rows in batches():
             store.insert({TABLE!r}, new + 1000, rows)
@@ -48,11 +48,11 @@ for write in (lambda: store.bulk_load(other, batches(), "never"), lambda: insert
         errors.append(err)
 out = np.empty((1000, 16), np.float32)
 found = store.fetch({TABLE!r}, keys, out)
-print(bool(found.all() and (out == 1).all()), store.loaded_from({TABLE!r}), store.loaded_from("model.other"))
+print(bool(found.all() and (out == 1).all()), store.marker({TABLE!r}).digest, store.marker("model.other"))
 store.close()
 ballast.unlink()
 store = RocksDbStore(sys.argv[1], num_threads=1)
-print(store.loaded_from({TABLE!r}), len(errors))
+print(store.marker({TABLE!r}).digest, len(errors))
 store.close()
 """
 
@@ -93,7 +93,7 @@ def test_a_full_disk_is_an_error_with_the_path_and_old_rows_stay_readable(small_
 def path(tmp_path):
     """A database of 2000 loaded rows, and 10 that were inserted."""
     store = RocksDbStore(tmp_path / "db", num_threads=1)
-    store.bulk_load(SPEC, iter([(np.arange(2000), np.ones((2000, 16), np.float32))]), "digest")
+    store.load(SPEC, iter([(np.arange(2000), np.ones((2000, 16), np.float32))]), Marker("digest"), keep=False)
     store.insert(TABLE, np.arange(2000, 2010), np.ones((10, 16), np.float32))
     store.close()
     return tmp_path / "db"
@@ -159,7 +159,7 @@ def test_an_error_that_somebody_keeps_does_not_keep_the_database_locked(path, re
 
 def test_a_log_that_ends_in_a_half_written_record_loses_that_record_only(tmp_path):
     store = RocksDbStore(tmp_path / "db", num_threads=1)
-    store.bulk_load(SPEC, iter([(np.arange(2000), np.ones((2000, 16), np.float32))]), "digest")
+    store.load(SPEC, iter([(np.arange(2000), np.ones((2000, 16), np.float32))]), Marker("digest"), keep=False)
     for key in (2000, 2001):
         store.insert(TABLE, np.array([key]), np.ones((1, 16), np.float32))
     shutil.copytree(tmp_path / "db", tmp_path / "killed")

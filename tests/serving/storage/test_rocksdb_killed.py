@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from serving.config import MOST_ROCKSDB_BATCH_ROWS as MOST_BATCH_ROWS
-from serving.storage import RocksDbStore, TableSpec
+from serving.storage import Marker, RocksDbStore, TableSpec
 
 SPEC = TableSpec("model.table", 16)
 # A call of insert is two whole batches and a part of one, and the log takes many writes of the system's for each.
@@ -27,7 +27,9 @@ BEGIN = f"""
 import sys
 from contextlib import contextmanager
 import numpy as np
-from serving.storage import RocksDbStore, TableSpec, rocksdb_sort, rocksdb_store
+from serving.storage import Marker, RocksDbStore, TableSpec
+from serving.storage.rocksdb import sort as rocksdb_sort
+from serving.storage.rocksdb import store as rocksdb_store
 
 def insert(number, version):
     first = {FIRST_INSERTED} + {CALL_ROWS} * number
@@ -67,7 +69,7 @@ def batches():
 while True:
     version += 1
     print("begins", version, flush=True)
-    store.bulk_load(spec, batches(), str(version))
+    store.load(spec, batches(), Marker(str(version)), keep=False)
     print("loaded", version, flush=True)
     for number in range({CALLS}):
         insert(number, version)
@@ -163,12 +165,14 @@ def test_a_table_whose_load_was_killed_has_all_its_old_rows_or_all_the_new_ones(
     replaces = begun != loaded and begun in numbers_after(said, "written")
 
     store = open_store(tmp_path / "db")
-    digest = store.loaded_from(SPEC.name)
-    if digest is None and replaces:  # killed in the instant between: a server loads the table again
+    marker = store.marker(SPEC.name)
+    if marker is None and replaces:  # killed in the instant between: a server loads the table again
         rows = np.full((LOADED_ROWS, SPEC.dim), begun, dtype=np.float32)
-        store.bulk_load(SPEC, iter([(np.arange(LOADED_ROWS), rows)]), str(begun))
-        digest = store.loaded_from(SPEC.name)
-    is_from = digest and int(digest)
+        store.load(SPEC, iter([(np.arange(LOADED_ROWS), rows)]), Marker(str(begun)), keep=True)
+        marker = store.marker(SPEC.name)
+        assert not marker.changed
+    assert marker is None or marker.rows == LOADED_ROWS
+    is_from = marker and int(marker.digest)
     assert is_from in ({loaded, begun} if replaces else {loaded})
     assert versions_of(store, 0, LOADED_ROWS) == {is_from}
     for number in range(CALLS):
@@ -182,12 +186,12 @@ def test_a_table_whose_load_was_killed_has_all_its_old_rows_or_all_the_new_ones(
 def test_a_killed_load_is_made_good_by_the_next_one(tmp_path):
     run_until(LOADER, tmp_path / "db", "batch", 10)
     store = open_store(tmp_path / "db")
-    assert store.loaded_from(SPEC.name) is None
+    assert store.marker(SPEC.name) is None
 
-    store.bulk_load(SPEC, iter([(np.arange(10), np.ones((10, SPEC.dim), np.float32))]), "again")
+    store.load(SPEC, iter([(np.arange(10), np.ones((10, SPEC.dim), np.float32))]), Marker("again"), keep=True)
 
     assert versions_of(store, 0, 10) == {1}
     assert versions_of(store, 10, LOADED_ROWS) == {None}
     assert not (tmp_path / "db" / "loading").exists()
-    assert store.loaded_from(SPEC.name) == "again"
+    assert store.marker(SPEC.name) == Marker("again", 10)
     store.close()

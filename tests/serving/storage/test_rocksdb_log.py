@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from serving.errors import StoreError
-from serving.storage import RocksDbStore, TableSpec, recover_database
+from serving.storage import Marker, RocksDbStore, TableSpec, recover_database
 
 TABLE = "model.table"
 SPEC = TableSpec(TABLE, 16)
@@ -16,7 +16,7 @@ SPEC = TableSpec(TABLE, 16)
 def path(tmp_path):
     """What a killed process leaves: a database of 2000 loaded rows, and 10 that are in its log only."""
     store = RocksDbStore(tmp_path / "db", num_threads=1)
-    store.bulk_load(SPEC, iter([(np.arange(2000), np.ones((2000, 16), np.float32))]), "digest")
+    store.load(SPEC, iter([(np.arange(2000), np.ones((2000, 16), np.float32))]), Marker("digest"), keep=False)
     for key in range(2000, 2010):
         store.insert(TABLE, np.array([key]), np.ones((1, 16), np.float32))
     shutil.copytree(tmp_path / "db", tmp_path / "killed")
@@ -81,7 +81,7 @@ def test_a_database_that_lacks_its_log_is_refused_until_it_is_given_an_empty_one
 
     (path / "000000.log").touch()
     store = RocksDbStore(path, num_threads=1, read_only=read_only)
-    assert store.loaded_from(TABLE) is None  # for that was in the log, too
+    assert store.marker(TABLE) is None  # for that was in the log, too
     store.close()
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from serving.storage import RocksDbStore, TableSpec
+from serving.storage import Marker, RocksDbStore, TableSpec
 
 SPEC = TableSpec("model.table", 16)
 ROWS, BATCH_ROWS = 10_000_000, 65536
@@ -31,7 +31,7 @@ def batches():
 @pytest.mark.timeout(900)
 def test_ten_million_rows_of_a_bulk_load_are_read_back_then_and_when_it_is_opened_anew(tmp_path):
     store = RocksDbStore(tmp_path / "db", num_threads=2)
-    store.bulk_load(SPEC, batches(), "digest")
+    store.load(SPEC, batches(), Marker("digest"), keep=False)
 
     check_samples(store)
     assert store.count(SPEC.name) == ROWS
@@ -40,7 +40,7 @@ def test_ten_million_rows_of_a_bulk_load_are_read_back_then_and_when_it_is_opene
     store.open_table(SPEC, 0)
     check_samples(store)
     assert sum(keys.size for keys, _ in store.items(SPEC.name)) == ROWS
-    assert store.loaded_from(SPEC.name) == "digest"
+    assert store.marker(SPEC.name).digest == "digest"
     store.close()
 
 

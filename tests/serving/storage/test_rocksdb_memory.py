@@ -11,7 +11,8 @@ ROWS, DIM = 1_500_000, 64  # 384 MB of rows
 CHILD = f"""
 import re, sys, threading
 import numpy as np
-from serving.storage import RocksDbStore, TableSpec, rocksdb_sort
+from serving.storage import Marker, RocksDbStore, TableSpec
+from serving.storage.rocksdb import sort as rocksdb_sort
 
 rocksdb_sort.RUN_BYTES = 16 * 2**20
 
@@ -31,7 +32,7 @@ def batches():
         heights.append(anonymous_mib())
 
 spec = TableSpec("m.t", {DIM})
-store.bulk_load(spec, batches(), "digest")
+store.load(spec, batches(), Marker("digest"), keep=False)
 heights.append(anonymous_mib())
 rng = np.random.default_rng(0)
 for _ in range(20):

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from serving.errors import StoreError
-from serving.storage import RocksDbStore, TableSpec
+from serving.storage import Marker, RocksDbStore, TableSpec
 from serving.storage.rocksdb.database import Database
 
 TABLE = "model.table"
@@ -24,7 +24,7 @@ NEVER_MS = 3_600_000  # the tests say themselves when to catch up, but for the o
 WRITER = f"""
 import sys
 import numpy as np
-from serving.storage import RocksDbStore, TableSpec
+from serving.storage import Marker, RocksDbStore, TableSpec
 
 store = RocksDbStore(sys.argv[1], num_threads=1)
 store.open_table(TableSpec({TABLE!r}, 4), 0)
@@ -42,9 +42,9 @@ for line in sys.stdin:
     if verb == "insert":
         store.insert({TABLE!r}, keys, np.full((keys.size, 4), float(value), np.float32))
     elif verb == "load":  # other rows in the place of those of the same files
-        store.bulk_load(TableSpec({TABLE!r}, 4), pieces(keys, float(value)), "files+" + value)
+        store.load(TableSpec({TABLE!r}, 4), pieces(keys, float(value)), Marker("files", changed=True), keep=False)
     elif verb == "retrain":
-        store.bulk_load(TableSpec({TABLE!r}, 4), pieces(keys, float(value)), value)
+        store.load(TableSpec({TABLE!r}, 4), pieces(keys, float(value)), Marker(value), keep=False)
     elif verb == "drop":
         store.drop_table({TABLE!r})
     elif verb == "checkpoint":
@@ -129,14 +129,14 @@ def test_a_follower_keeps_the_old_rows_until_a_load_is_whole(writer, path, opene
 
     answers = [writer.say("load 500 1500 2"), writer.say()]
     follower.catch_up()
-    between = held(follower, [0, 500, 1000]), follower.loaded_from(TABLE)
+    between = held(follower, [0, 500, 1000]), follower.marker(TABLE)
     answers.append(writer.say())
     follower.catch_up()
 
     assert answers == ["half", "half", "done"]
-    assert between == ([1, 1, None], "files+1")
+    assert between == ([1, 1, None], Marker("files", 1000, changed=True))
     assert held(follower, [0, 500, 1000]) == [None, 2, 2]
-    assert follower.loaded_from(TABLE) == "files+2"
+    assert follower.marker(TABLE) == Marker("files", 1000, changed=True)
 
 
 def test_a_follower_keeps_the_rows_of_its_network_when_the_writer_loads_other_files(writer, path, opened, caplog):
@@ -167,7 +167,7 @@ def test_of_a_load_that_was_killed_between_the_old_rows_and_the_new_a_follower_k
     follower = opened(path, catch_up_interval_ms=NEVER_MS)
     writer.close()
     database = Database(path, 1, read_only=False)
-    database.begin_load(TABLE)
+    database.begin_load(TABLE, keep=False)
     if not is_made_anew:  # killed right before
         database._remove_family(TABLE)
     database.close()
@@ -175,7 +175,7 @@ def test_of_a_load_that_was_killed_between_the_old_rows_and_the_new_a_follower_k
     follower.catch_up()
 
     assert held(follower, [0, 999, 1000]) == [1, 1, None]
-    assert follower.loaded_from(TABLE) is None
+    assert follower.marker(TABLE) is None
 
 
 def test_a_table_that_the_writer_dropped_holds_no_keys_until_it_is_loaded_again(writer, path, opened, caplog):
@@ -314,7 +314,26 @@ def test_a_checkpoint_is_the_database_of_that_moment(writer, path, opened, tmp_p
     writer.say("insert 0 1010 3")
     copy = opened(tmp_path / "copy")
     assert held(copy, [0, 999, 1009, 1010]) == [1, 1, 2, None]
-    assert copy.loaded_from(TABLE) == "files+1"
+    assert copy.marker(TABLE).digest == "files"
+
+
+def test_a_checkpoint_asks_for_caches_to_be_refilled_and_the_database_itself_does_not(path, tmp_path):
+    names = [TABLE, "model.dirty"]
+    marked, dirty = (TableSpec(name, 4) for name in names)
+    with closing(RocksDbStore(path, num_threads=1)) as store:
+        for spec in (marked, dirty):
+            store.load(spec, iter([(np.arange(3), np.ones((3, 4), np.float32))]), Marker("files"), keep=False)
+        store.open_table(TableSpec("model.unmarked", 4), 0)
+        store.write_flags(dirty.name, caches_dirty=True)
+    with closing(RocksDbStore(path, num_threads=1)) as store:  # none of the tables is open
+        store.checkpoint(tmp_path / "copy")
+        (tmp_path / "taken").touch()
+        with pytest.raises(StoreError, match="exists"):
+            store.checkpoint(tmp_path / "taken")
+        assert [store.marker(name).caches_dirty for name in names] == [False, True]
+    with closing(RocksDbStore(tmp_path / "copy", num_threads=1)) as copy:
+        assert [copy.marker(name) for name in names] == [Marker("files", 3, caches_dirty=True)] * 2
+        assert copy.marker("model.unmarked") is None
 
 
 def test_a_copied_checkpoint_replaces_a_lost_database(writer, path, tmp_path):
@@ -356,15 +375,15 @@ def test_a_checkpoint_is_not_made_over_something_nor_of_a_database_that_is_only_
 def test_a_table_of_another_shape_holds_back_no_other_table_of_a_follower_and_can_be_opened_anew(path, new):
     other = TableSpec("model.other", 4)
     with closing(RocksDbStore(path, num_threads=1)) as store:
-        store.bulk_load(TableSpec(TABLE, 4), iter([(np.arange(3), np.ones((3, 4), np.float32))]), "old")
-        store.bulk_load(other, iter([(np.arange(3), np.ones((3, 4), np.float32))]), "old")
+        store.load(TableSpec(TABLE, 4), iter([(np.arange(3), np.ones((3, 4), np.float32))]), Marker("old"), keep=False)
+        store.load(other, iter([(np.arange(3), np.ones((3, 4), np.float32))]), Marker("old"), keep=False)
     with closing(RocksDbStore(path, read_only=True, num_threads=1, catch_up_interval_ms=NEVER_MS)) as follower:
         follower.open_table(TableSpec(TABLE, 4), 0)
         follower.open_table(other, 0)
         with closing(RocksDbStore(path, num_threads=1, row_dtype=new.row_dtype)) as store:
-            store.bulk_load(new, iter([(np.arange(3), np.full((3, new.dim), 2, np.float32))]), "new")
+            store.load(new, iter([(np.arange(3), np.full((3, new.dim), 2, np.float32))]), Marker("new"), keep=False)
         with closing(RocksDbStore(path, num_threads=1)) as store:
-            store.bulk_load(other, iter([(np.arange(3), np.full((3, 4), 2, np.float32))]), "old+replaced")
+            store.load(other, iter([(np.arange(3), np.full((3, 4), 2, np.float32))]), Marker("old"), keep=False)
 
         follower.catch_up()
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from serving.errors import StoreError
-from serving.storage import RocksDbStore, TableSpec
+from serving.storage import Marker, RocksDbStore, TableSpec
 from serving.storage.rocksdb.engine import SETTINGS_FILE, check_database
 from serving.storage.rocksdb.follower import verify_database
 from tests.serving.ordinary_rights import ordinary_rights
@@ -21,7 +21,7 @@ ROWS = np.random.default_rng(3).standard_normal((1000, 4), dtype=np.float32)
 def database(tmp_path):
     """A database of 1,000 rows, the last hundred of which are in the log alone; its folder."""
     store = RocksDbStore(tmp_path / "db", num_threads=1)
-    store.bulk_load(SPEC, iter([(KEYS[:900], ROWS[:900])]), "digest")
+    store.load(SPEC, iter([(KEYS[:900], ROWS[:900])]), Marker("digest"), keep=False)
     store.insert(SPEC.name, KEYS[900:], ROWS[900:])
     store.close()
     yield tmp_path / "db"
@@ -78,7 +78,7 @@ def test_who_may_not_write_follows_who_may(database):
 
 def test_a_database_on_a_read_only_mount_is_read(database):
     script = f"""
-from serving.storage import RocksDbStore, TableSpec
+from serving.storage import Marker, RocksDbStore, TableSpec
 import numpy as np
 store = RocksDbStore({str(database)!r}, read_only=True, num_threads=1)
 store.open_table(TableSpec("model.table", 4), 0)

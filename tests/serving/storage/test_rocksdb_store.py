@@ -1,3 +1,5 @@
+import json
+import logging
 import struct
 import subprocess
 import sys
@@ -8,10 +10,9 @@ import pytest
 
 from kernels.host import encode_rows, round_rows
 from serving.errors import MissingExtraError, StoreError
-from serving.storage import DurableStore, PooledStore, RocksDbStore, TableSpec
+from serving.storage import Marker, RocksDbStore, TableSpec
 from serving.storage.rocksdb import bulk_load as rocksdb_load
 from serving.storage.rocksdb import sort as rocksdb_sort
-from serving.storage.store import CHANGED
 
 TABLE = "model.table"
 TAG = "hps_et.model.table"
@@ -33,12 +34,12 @@ def rows_of(keys, value=0.0):
     return (np.asarray(keys, dtype=np.float64)[:, None] % 1000 + value + np.arange(4)).astype(np.float32)
 
 
-def load(store, keys, digest="digest", batch_rows=100, value=0.0, key_bytes=8):
+def load(store, keys, digest="digest", batch_rows=100, value=0.0, key_bytes=8, keep=False):
     keys = np.asarray(keys, dtype=np.int64)
     batches = (
         (keys[i : i + batch_rows], rows_of(keys[i : i + batch_rows], value)) for i in range(0, keys.size, batch_rows)
     )
-    store.bulk_load(TableSpec(TABLE, 4, key_bytes), batches, digest)
+    store.load(TableSpec(TABLE, 4, key_bytes), batches, Marker(digest), keep=keep)
 
 
 def fetch(store, keys):
@@ -47,11 +48,9 @@ def fetch(store, keys):
     return out, found
 
 
-def test_rocksdb_is_durable_and_does_not_pool(path):
-    with_store = open_store(path)
-    assert isinstance(with_store, DurableStore)
-    assert not isinstance(with_store, PooledStore)
-    with_store.close()
+def test_rocksdb_outlives_the_process_and_does_not_pool():
+    assert RocksDbStore.outlives_process
+    assert not RocksDbStore.pools
 
 
 @pytest.mark.parametrize(
@@ -73,7 +72,7 @@ def test_a_bulk_load_holds_exactly_the_rows_given_in_however_many_files(
         assert not found[-1]
         assert (out[:-1] == rows_of(keys)).all()
         assert sum(batch.size for batch, _ in store.items(TABLE)) == 1000
-        assert store.loaded_from(TABLE) == "digest"
+        assert store.marker(TABLE).digest == "digest"
         assert len(list(path.glob("*.sst"))) == files
         assert store.count(TABLE) == 1000
         assert not (path / "loading").exists()
@@ -102,7 +101,7 @@ def test_of_duplicates_in_a_bulk_load_the_last_wins(path, monkeypatch, run_bytes
     with open_closing(path) as store:
         batches = [(np.array([7, 8, 7]), rows_of([1, 2, 3])), (np.array([8, 9]), rows_of([4, 5]))]
 
-        store.bulk_load(TableSpec(TABLE, 4), iter(batches), "digest")
+        store.load(TableSpec(TABLE, 4), iter(batches), Marker("digest"), keep=False)
 
         assert (fetch(store, [7, 8, 9])[0] == rows_of([3, 4, 5])).all()
 
@@ -116,16 +115,16 @@ def test_a_bulk_load_replaces_what_the_table_held(path):
 
         assert found.tolist() == [False, False, True, True]
         assert (out[2:] == rows_of([3, 4], 0.5)).all()
-        assert store.loaded_from(TABLE) == "second"
+        assert store.marker(TABLE).digest == "second"
 
 
 def test_an_empty_bulk_load_leaves_an_empty_table_that_counts_as_loaded(path):
     with open_closing(path) as store:
         load(store, [1, 2])
-        store.bulk_load(TableSpec(TABLE, 4), iter(()), "nothing")
+        store.load(TableSpec(TABLE, 4), iter(()), Marker("nothing"), keep=False)
 
         assert not fetch(store, [1, 2])[1].any()
-        assert store.loaded_from(TABLE) == "nothing"
+        assert store.marker(TABLE).digest == "nothing"
 
 
 def test_a_bulk_load_that_fails_halfway_leaves_the_old_rows_and_no_files(path, monkeypatch):
@@ -138,24 +137,24 @@ def test_a_bulk_load_that_fails_halfway_leaves_the_old_rows_and_no_files(path, m
     with open_closing(path) as store:
         load(store, [1], "before")
         with pytest.raises(StoreError, match="the file ends here"):
-            store.bulk_load(TableSpec(TABLE, 4), batches(), "after")
+            store.load(TableSpec(TABLE, 4), batches(), Marker("after"), keep=False)
 
         assert fetch(store, [1, 2])[1].tolist() == [True, False]
-        assert store.loaded_from(TABLE) == "before"
+        assert store.marker(TABLE).digest == "before"
         assert not (path / "loading").exists()
 
 
 def test_the_old_rows_are_read_until_the_new_ones_are_whole(path):
     def batches():
         for key in (2, 3):
-            seen.append((fetch(store, [1, 2])[1].tolist(), store.loaded_from(TABLE)))
+            seen.append((fetch(store, [1, 2])[1].tolist(), store.marker(TABLE).digest))
             yield np.array([key]), rows_of([key])
 
     seen = []
     with open_closing(path) as store:
         load(store, [1], "before")
 
-        store.bulk_load(TableSpec(TABLE, 4), batches(), "after")
+        store.load(TableSpec(TABLE, 4), batches(), Marker("after"), keep=False)
 
         assert seen == [([True, False], "before")] * 2
         assert fetch(store, [1, 2, 3])[1].tolist() == [False, True, True]
@@ -167,14 +166,14 @@ def test_files_that_the_database_does_not_take_leave_an_empty_table_that_was_not
 
     with open_closing(path) as store:
         load(store, [1], "before")
-        monkeypatch.setattr(rocksdb_load.BulkLoader, "take_in", lose)
+        monkeypatch.setattr(rocksdb_load.BulkLoader, "ingest", lose)
         with pytest.raises(StoreError, match="lost"):
             load(store, [2], "after")
         assert not fetch(store, [1, 2])[1].any()
         store.insert(TABLE, np.array([3]), rows_of([3]))
         assert fetch(store, [3])[1].all()
     with open_closing(path) as store:
-        assert store.loaded_from(TABLE) is None
+        assert store.marker(TABLE) is None
 
 
 @pytest.mark.parametrize("key", [-1, 2**32])
@@ -190,7 +189,7 @@ def test_a_bulk_load_refuses_a_key_that_is_too_wide_and_leaves_the_old_rows(path
 
 def test_rows_of_other_tables_change_while_a_table_is_loaded_and_a_checkpoint_waits(path, tmp_path):
     def change():
-        store.mark_changed(TABLE)
+        store.write_flags(TABLE, changed=True)
         store.insert(TABLE, np.array([3]), rows_of([3]))
         store.evict(TABLE, np.array([1]))
 
@@ -208,14 +207,14 @@ def test_rows_of_other_tables_change_while_a_table_is_loaded_and_a_checkpoint_wa
         changing = threading.Thread(target=change)
         checkpointing = threading.Thread(target=store.checkpoint, args=(tmp_path / "copy",))
 
-        store.bulk_load(TableSpec("model.other", 4), batches(), "other")
+        store.load(TableSpec("model.other", 4), batches(), Marker("other"), keep=False)
         checkpointing.join()
 
         assert seen == [[False, True, True]]
-        assert store.loaded_from(TABLE) == "digest" + CHANGED
+        assert store.marker(TABLE) == Marker("digest", 2, changed=True)
     with open_closing(tmp_path / "copy", read_only=True) as copy:
         copy.open_table(TableSpec("model.other", 4), 0)
-        assert copy.loaded_from("model.other") == "other"
+        assert copy.marker("model.other").digest == "other"
         assert sum(keys.size for keys, _ in copy.items("model.other")) == 900
 
 
@@ -225,7 +224,7 @@ def test_dropping_a_table_forgets_what_it_was_loaded_from(path):
 
         store.drop_table(TABLE)
 
-        assert store.loaded_from(TABLE) is None
+        assert store.marker(TABLE) is None
 
 
 def test_rows_and_the_record_of_the_load_survive_closing(path):
@@ -235,7 +234,7 @@ def test_rows_and_the_record_of_the_load_survive_closing(path):
 
     with open_closing(path) as store:
         assert fetch(store, range(101))[1].all()
-        assert store.loaded_from(TABLE) == "digest"
+        assert store.marker(TABLE).digest == "digest"
         assert 100 <= store.count(TABLE) <= 102
 
 
@@ -354,7 +353,7 @@ def test_a_reader_opens_beside_a_writer(path):
 
         with open_closing(path, read_only=True) as reader:
             assert fetch(reader, range(10))[1].all()
-            assert reader.loaded_from(TABLE) == "digest"
+            assert reader.marker(TABLE).digest == "digest"
 
 
 def test_a_read_only_store_takes_nothing(path):
@@ -447,7 +446,9 @@ def test_reads_and_walks_go_on_beside_inserts_and_the_load_of_another_table(path
     for value in range(1, 20):
         store.insert(TABLE, np.arange(3000 + value), rows_of(range(3000 + value), value))
         store.evict(TABLE, np.array([3000 + value]))
-    store.bulk_load(TableSpec("model.other", 4), iter([(np.arange(5000), rows_of(range(5000)))]), "other")
+    store.load(
+        TableSpec("model.other", 4), iter([(np.arange(5000), rows_of(range(5000)))]), Marker("other"), keep=False
+    )
     done.set()
     for reader in readers:
         reader.join()
@@ -469,7 +470,7 @@ def test_narrow_rows_are_kept_in_the_tables_form_and_come_as_it_rounds_them(path
     round_rows(rows, row_dtype, expected)
     store, spec = narrow_store(path, row_dtype)
 
-    store.bulk_load(spec, iter([(keys[:200], rows[:200])]), "digest")
+    store.load(spec, iter([(keys[:200], rows[:200])]), Marker("digest"), keep=False)
     store.insert(TABLE, keys[200:], rows[200:])
 
     out, found = fetch(store, keys)
@@ -499,7 +500,7 @@ def test_a_narrow_value_of_another_length_is_refused_by_its_key(path):
     import rocksdict
 
     store, spec = narrow_store(path)
-    store.bulk_load(spec, iter([(np.arange(3), rows_of(range(3)))]), "digest")
+    store.load(spec, iter([(np.arange(3), rows_of(range(3)))]), Marker("digest"), keep=False)
     store.close()
     options = rocksdict.Options(raw_mode=True)
     raw = rocksdict.Rdict(str(path), options, {"default": options, TAG: options})
@@ -527,19 +528,19 @@ def test_a_row_that_does_not_fit_the_form_is_refused_by_its_key_and_none_of_the_
 
 
 @pytest.mark.parametrize(("before", "after"), [("fp16", "bf16"), (None, "int8"), ("uint8", None)])
-def test_rows_that_were_loaded_in_another_form_do_not_count_as_loaded(path, before, after):
+def test_rows_that_were_loaded_in_another_row_type_are_replaced_when_they_are_loaded_again(path, before, after):
     store = RocksDbStore(path, num_threads=1, row_dtype=before)
     spec = TableSpec(TABLE, 4, row_dtype=before or "fp32")
-    store.bulk_load(spec, iter([(np.arange(3), rows_of(range(3)))]), "digest")
-    assert store.loaded_from(TABLE) == "digest"
+    store.load(spec, iter([(np.arange(3), rows_of(range(3)))]), Marker("digest"), keep=False)
+    assert store.marker(TABLE).digest == "digest"
     store.close()
 
     store = RocksDbStore(path, num_threads=1, row_dtype=after)
     spec = TableSpec(TABLE, 4, row_dtype=after or "fp32")
-    assert store.loaded_from(TABLE) is None
-    store.bulk_load(spec, iter([(np.arange(3), rows_of(range(3)))]), "digest")
+    assert store.marker(TABLE).row_dtype == (before or "fp32")
+    store.load(spec, iter([(np.arange(3), rows_of(range(3)))]), Marker("digest"), keep=False)
 
-    assert store.loaded_from(TABLE) == "digest"
+    assert store.marker(TABLE).digest == "digest"
     assert fetch(store, range(3))[1].all()
     store.close()
 
@@ -549,7 +550,7 @@ def test_a_table_of_another_row_type_than_the_stores_is_not_opened(path):
         with pytest.raises(StoreError, match="a table of int8 rows in a store that was told to keep fp32 rows"):
             store.open_table(TableSpec("model.narrow", 4, row_dtype="int8"), 0)
         with pytest.raises(StoreError, match="a table of int8 rows"):
-            store.bulk_load(TableSpec(TABLE, 4, row_dtype="int8"), iter(()), "digest")
+            store.load(TableSpec(TABLE, 4, row_dtype="int8"), iter(()), Marker("digest"), keep=False)
 
         assert store.tables() == [TABLE]
 
@@ -587,15 +588,15 @@ class open_closing:  # noqa: N801 - reads as a function
 @pytest.mark.parametrize(("before", "after"), [("fp16", "bf16"), ("int8", "uint8"), ("uint8", "int8")])
 def test_rows_of_another_form_are_not_read_as_if_they_were_of_this_one_though_they_are_as_long(path, before, after):
     store, spec = narrow_store(path, before)
-    store.bulk_load(spec, iter([(np.arange(3), rows_of(np.arange(3)))]), "digest")
+    store.load(spec, iter([(np.arange(3), rows_of(np.arange(3)))]), Marker("digest"), keep=False)
     store.close()
 
     store, spec = narrow_store(path, after)
     with pytest.raises(StoreError, match=f"holds rows of {before}, expected {after}"):
         store.open_table(spec, 0)
 
-    assert store.loaded_from(TABLE) is None
-    store.bulk_load(spec, iter([(np.arange(3), rows_of(np.arange(3)))]), "digest")
+    assert store.marker(TABLE).row_dtype == before
+    store.load(spec, iter([(np.arange(3), rows_of(np.arange(3)))]), Marker("digest"), keep=False)
     store.open_table(spec, 0)
     store.close()
 
@@ -606,8 +607,210 @@ def test_a_read_only_database_that_was_loaded_otherwise_says_from_what_and_how(p
     for expected in ("has no record of a load", "was loaded from before as fp16"):
         store = RocksDbStore(path, read_only=True, num_threads=1, row_dtype="fp16")
         with pytest.raises(StoreError, match=f"{expected}.*, expected after as fp16; the database is open read-only"):
-            store.bulk_load(spec, iter(()), "after")
+            store.load(spec, iter(()), Marker("after"), keep=False)
         store.close()
         store = RocksDbStore(path, num_threads=1, row_dtype="fp16")
-        store.bulk_load(spec, iter(()), "before")
+        store.load(spec, iter(()), Marker("before"), keep=False)
         store.close()
+
+
+@pytest.fixture
+def write_raw(path):
+    """Write values by key with rocksdict alone, as HPS and other programs do."""
+    import rocksdict
+
+    def write(rows, family=TAG):
+        options = rocksdict.Options(raw_mode=True)
+        options.create_if_missing(True)
+        names = rocksdict.Rdict.list_cf(str(path)) if path.exists() else ["default"]
+        raw = rocksdict.Rdict(str(path), options, {name: options for name in names})
+        table = raw.get_column_family(family) if family in names else raw.create_column_family(family, options)
+        for key, value in rows.items():
+            table[key] = value
+        raw.close()
+
+    return write
+
+
+def test_rows_that_another_program_wrote_are_kept_where_the_files_do_not_have_them(path, write_raw, caplog):
+    caplog.set_level(logging.INFO)
+    write_raw({struct.pack("<q", key): struct.pack("<4f", *rows_of([key], 0.5)[0]) for key in range(10)})
+
+    with open_closing(path) as store:
+        assert store.marker(TABLE) is None
+        load(store, [5, 6, 20], keep=True)
+
+        out, found = fetch(store, [*range(10), 20, 21])
+        expected = np.concatenate([rows_of(range(5), 0.5), rows_of([5, 6]), rows_of(range(7, 10), 0.5), rows_of([20])])
+        assert found.tolist() == [True] * 11 + [False]
+        assert (out[:-1] == expected).all()
+        assert store.marker(TABLE) == Marker("digest", 11, changed=True)
+        (told,) = [record for record in caplog.records if record.levelno == logging.WARNING]
+        assert told.message == (
+            f"table {TABLE}: {path} holds rows that Hotrow did not load; the files' rows are inserted over them and "
+            "every other row is kept"
+        )
+        load(store, [1], "other", keep=True)  # rows that Hotrow did load are no news
+        assert sum(record.levelno == logging.WARNING for record in caplog.records) == 1
+    with open_closing(path) as store:
+        assert fetch(store, [0, 6, 9, 20])[1].all()
+        assert store.marker(TABLE) == Marker("other", 11, changed=True)
+
+
+def test_a_load_that_keeps_rows_keeps_those_that_are_only_in_the_log(path):
+    with open_closing(path) as store:
+        store.insert(TABLE, np.arange(10), rows_of(range(10), 0.5))
+        load(store, [5, 20], keep=True)
+
+        assert (fetch(store, [4, 5, 20])[0] == np.concatenate([rows_of([4], 0.5), rows_of([5, 20])])).all()
+        store.insert(TABLE, np.array([5]), rows_of([5], 0.25))
+        assert (fetch(store, [5])[0] == rows_of([5], 0.25)).all()
+
+
+def test_a_load_that_keeps_rows_of_an_empty_table_has_nothing_to_keep_or_to_log(path, caplog):
+    with open_closing(path) as store:
+        load(store, range(7), keep=True)
+
+        assert store.marker(TABLE) == Marker("digest", 7)
+        assert not caplog.records
+
+
+def test_rows_of_another_length_are_not_mixed_with_the_rows_of_a_load(path, write_raw):
+    write_raw({struct.pack("<q", 1): b"x" * 12})
+    store = RocksDbStore(path, num_threads=1)
+
+    with pytest.raises(StoreError, match="values of 12 bytes, 4 floats are 16"):
+        load(store, [5], keep=True)
+
+    assert store.marker(TABLE) is None
+    store.close()
+    with pytest.raises(StoreError, match="values of 12 bytes"), open_closing(path):
+        pass
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_a_load_killed_before_its_marker_is_repaired_and_logs_rows_only_where_it_kept_some(
+    path, monkeypatch, caplog, keep
+):
+    def die(self, table, marker):
+        raise StoreError("rocksdb", table, "killed")
+
+    with open_closing(path) as store:
+        store.insert(TABLE, np.array([1]), rows_of([1]))
+        with monkeypatch.context() as patch:
+            patch.setattr("serving.storage.rocksdb.database.Database.end_load", die)
+            with pytest.raises(StoreError, match="killed"):
+                load(store, [2, 3], keep=keep)
+    caplog.clear()
+
+    with open_closing(path) as store:
+        assert store.marker(TABLE) is None
+        store.write_flags(TABLE, changed=True)
+        assert store.marker(TABLE) is None
+        load(store, [3, 4], "other", keep=True)
+
+        assert fetch(store, [1, 2, 3, 4])[1].tolist() == [keep, keep, True, True]
+        assert store.marker(TABLE) == Marker("other", 4 if keep else 2, changed=keep)
+    assert len(caplog.records) == keep
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"no JSON",
+        b"[]",
+        b"\xff",
+        json.dumps({"format": 2, "digest": "digest"}).encode(),
+        json.dumps({"format": 1, "digest": "digest"}).encode(),
+    ],
+    ids=["no JSON", "a list", "no text", "another format", "fields are missing"],
+)
+def test_a_damaged_marker_is_an_error_that_names_the_table_and_the_folder(path, write_raw, raw):
+    with open_closing(path) as store:
+        load(store, [1])
+    write_raw({f"hotrow.table.{TABLE}".encode(): raw}, "default")
+    store = RocksDbStore(path, num_threads=1)
+
+    for call in (
+        lambda: store.marker(TABLE),
+        lambda: store.open_table(TableSpec(TABLE, 4), 0),
+        lambda: load(store, [2], keep=True),
+    ):
+        with pytest.raises(StoreError, match=rf"table 'model\.table'.*{path}: the table's marker is damaged"):
+            call()
+    store.drop_table(TABLE)
+    load(store, [2])
+    assert store.marker(TABLE) == Marker("digest", 1)
+    store.close()
+
+
+def test_flags_survive_closing_and_come_with_the_next_rows(path):
+    with open_closing(path) as store:
+        load(store, [1])
+        store.write_flags(TABLE, changed=True, caches_dirty=True)
+        store.insert(TABLE, np.array([2]), rows_of([2]))
+        store.write_flags(TABLE, caches_dirty=False)
+        store.write_flags(TABLE)
+    with open_closing(path) as store:
+        assert store.marker(TABLE) == Marker("digest", 1, changed=True)
+        store.write_flags(TABLE, caches_dirty=True)
+        assert store.marker(TABLE) == Marker("digest", 1, changed=True, caches_dirty=True)
+    with open_closing(path, read_only=True) as store:  # whose writer refills the caches
+        assert store.marker(TABLE) == Marker("digest", 1, changed=True)
+        store.write_flags(TABLE, changed=False)
+        assert store.marker(TABLE) == Marker("digest", 1, changed=True)
+
+
+def test_flags_are_written_without_a_flush_of_their_own_and_unchanged_flags_not_at_all(path, monkeypatch):
+    flushes = []
+    with open_closing(path) as store:
+        load(store, [1])
+        monkeypatch.setattr(store._database, "_flush_log", lambda: flushes.append(1))
+        written = store._database._handle.latest_sequence_number()
+
+        store.write_flags(TABLE, caches_dirty=True)
+        store.write_flags(TABLE, caches_dirty=True)
+
+        assert store._database._handle.latest_sequence_number() == written + 1
+        assert not flushes
+        store.insert(TABLE, np.array([2]), rows_of([2]))
+        assert len(flushes) == 1
+        store.insert(TABLE, np.array([], dtype=np.int64), rows_of([]))
+        assert len(flushes) == 1
+        monkeypatch.undo()
+
+
+@pytest.mark.parametrize(("max_batch_size", "batches"), [(65536, [2048, 2048, 4]), (100, [100] * 41), (65536, [1])])
+def test_an_insert_is_one_write_batch_per_batch_size_and_one_flush(path, monkeypatch, max_batch_size, batches):
+    class Handle:
+        def __init__(self, handle):
+            self.handle, self.calls = handle, []
+
+        def write(self, batch):
+            self.calls.append(len(batch))
+            self.handle.write(batch)
+
+        def flush_wal(self, sync):
+            self.calls.append("flush")
+            self.handle.flush_wal(sync)
+
+        def __getattr__(self, name):
+            return getattr(self.handle, name)
+
+    with open_closing(path, max_batch_size=max_batch_size) as store:
+        counted = Handle(store._database._handle)
+        monkeypatch.setattr(store._database, "_handle", counted)
+
+        store.insert(TABLE, np.arange(sum(batches)), rows_of(range(sum(batches))))
+
+        assert counted.calls == [*batches, "flush"]
+
+
+def test_add_inserts_the_keys_that_are_not_there(path):
+    with open_closing(path) as store:
+        load(store, [1, 2])
+
+        assert store.add(TABLE, np.array([2, 3, 4]), rows_of([2, 3, 4], 0.5)) == 2
+
+        expected = np.concatenate([rows_of([1, 2]), rows_of([3, 4], 0.5)])
+        assert (fetch(store, [1, 2, 3, 4])[0] == expected).all()

@@ -15,7 +15,7 @@ import pytest
 from kernels.host import HostTable
 from serving.errors import StoreError, StoreFullError
 from serving.parameter_server import ParameterServer
-from serving.storage import RocksDbStore, SharedMemoryStore, TableSpec
+from serving.storage import Marker, RocksDbStore, SharedMemoryStore, TableSpec
 from serving.storage.shared.folder import SHARED_MEMORY
 from tests.serving.ps_files import listed, write_ps
 from tests.serving.small_server import KEYS, DictStore, serve, write_model
@@ -29,13 +29,21 @@ def batches(rows=ROWS):
 
 
 def load(store, digest="digest", rows=ROWS, spec=SPEC):
-    """As a parameter server does it; returns whether rows were loaded."""
-    store.reserve(spec, len(rows))
-    if store.loaded_from(spec.name) == digest:
-        store.open_table(spec, len(rows))
-        return False
-    store.bulk_load(spec, batches(rows), digest)
-    return True
+    """Fill the store as a cache of a truth of these rows; returns whether rows were loaded."""
+    return store.fill(spec, DictTruth(digest, rows), starting=True)
+
+
+class DictTruth:
+    """A source of truth with the rows of a dict."""
+
+    def __init__(self, digest, rows, **flags):
+        self._marker, self._rows = Marker(digest, len(rows), **flags), rows
+
+    def marker(self):
+        return self._marker
+
+    def batches(self):
+        return batches(self._rows)
 
 
 def values(store, keys):
@@ -64,12 +72,12 @@ def test_the_second_store_has_the_rows_of_the_first_and_sees_what_it_changes(ope
 
     assert load(first)
     assert not load(second)
-    first.mark_changed("m.t")
+    first.write_flags("m.t", changed=True, caches_dirty=True)
     first.insert("m.t", np.array([7, 500]), np.full((2, 4), 0.5, np.float32))
     first.evict("m.t", np.array([8]))
 
     assert values(second, [6, 7, 8, 500]) == [6.0, 0.5, None, 0.5]
-    assert second.loaded_from("m.t") == "digest+changed"
+    assert second.marker("m.t") == Marker("digest", 100, changed=True)
     assert second.count("m.t") == 100
 
 
@@ -82,7 +90,7 @@ def test_who_only_reads_is_told_who_writes(open_store):
         lambda: second.insert("m.t", np.array([1]), np.ones((1, 4), np.float32)),
         lambda: second.evict("m.t", np.array([1])),
         lambda: second.drop_table("m.t"),
-        lambda: second.mark_changed("m.t"),
+        lambda: second.write_flags("m.t", changed=True),
         lambda: second.open_table(TableSpec("m.other", 4), 10),
     ):
         with pytest.raises(StoreError, match=r"this process only reads .*shared; process [0-9]+ writes"):
@@ -115,28 +123,54 @@ def test_a_reader_that_becomes_the_writer_keeps_its_copy_of_a_table_that_came_fr
 
     assert second.writes
     assert values(second, [1, 2]) == [1.0, 2.0]
-    with pytest.raises(StoreError, match="load its model anew"):
+    with pytest.raises(StoreError, match="load its model again"):
         second.insert("m.t", np.array([1]), np.ones((1, 4), np.float32))
 
 
 def test_rows_that_had_changed_when_they_were_loaded_stay_called_so(open_store):
     store = open_store()
 
-    load(store, "digest+changed")
-    store.mark_changed("m.t")
+    store.fill(SPEC, DictTruth("digest", ROWS, changed=True, caches_dirty=True), starting=True)
+    assert store.marker("m.t") == Marker("digest", 100, changed=True)
+    store.write_flags("m.t", changed=True)
 
-    assert store.loaded_from("m.t") == "digest+changed"
+    assert store.marker("m.t") == Marker("digest", 100, changed=True)
 
 
-@pytest.mark.parametrize("spec", [TableSpec("m.t", 4, row_dtype="bf16"), TableSpec("m.t", 2)])
-def test_a_table_of_another_form_is_loaded_anew(open_store, spec):
+def test_a_table_is_filled_again_where_the_truth_says_that_its_caches_are_dirty(open_store):
+    store = open_store()
+    load(store)
+
+    assert not store.fill(SPEC, DictTruth("digest", {1: np.full(4, 9.0, np.float32)}), starting=True)
+    assert values(store, [1, 2]) == [1.0, 2.0]
+    dirty = DictTruth("digest", {1: np.full(4, 9.0, np.float32)}, caches_dirty=True)
+    assert store.fill(SPEC, dirty, starting=True)
+    assert values(store, [1, 2]) == [9.0, None]
+
+
+def test_a_load_that_keeps_rows_has_room_for_both_and_inserts_over_them(open_store):
+    store = open_store()
+    store.open_table(SPEC, 10)
+    store.insert("m.t", np.array([1, 500]), np.full((2, 4), 0.5, np.float32))
+    assert store.marker("m.t") is None
+
+    store.load(SPEC, batches(), Marker("digest", len(ROWS)), keep=True)
+
+    assert values(store, [1, 2, 500]) == [1.0, 2.0, 0.5]
+    assert store.marker("m.t") == Marker("digest", 101, changed=True)
+
+
+@pytest.mark.parametrize(
+    ("digest", "spec"), [("digest", TableSpec("m.t", 4, row_dtype="bf16")), ("of other files", TableSpec("m.t", 2))]
+)
+def test_a_table_of_another_form_is_loaded_again(open_store, digest, spec):
     first = open_store(auto_remove=False)
     load(first)
     first.close()
     again = open_store()
     rows = {key: row[: spec.dim].copy() for key, row in ROWS.items()}
 
-    assert load(again, rows=rows, spec=spec)
+    assert load(again, digest, rows, spec)
 
     out = np.empty((1, spec.dim), dtype=np.float32)
     assert again.fetch("m.t", np.array([7]), out).all()
@@ -169,20 +203,19 @@ def test_a_load_that_fails_leaves_the_old_rows_and_no_file(open_store, tmp_path)
         raise OSError("the disk")
 
     with pytest.raises(OSError, match="the disk"):
-        store.bulk_load(SPEC, failing(), "of other files")
+        store.load(SPEC, failing(), Marker("of other files", len(ROWS)), keep=False)
 
-    assert (values(store, [1]), store.loaded_from("m.t")) == ([1.0], "digest")
+    assert (values(store, [1]), store.marker("m.t")) == ([1.0], Marker("digest", 100))
     assert sorted(file.name for file in (tmp_path / "shared").iterdir()) == files
 
 
 def test_tables_beyond_the_size_are_refused(open_store):
     store = open_store(capacity_bytes=2**20)
 
-    store.reserve(SPEC, 1_000_000)
     with pytest.raises(
         StoreFullError, match=r"1,000,000 rows, volatile_db\.shared_memory_size, 1,048,576 bytes .* for [0-9]"
     ):
-        store.bulk_load(SPEC, batches(), "digest")
+        store.load(SPEC, batches(), Marker("digest", 1_000_000), keep=False)
 
 
 @pytest.mark.parametrize("loaded", [None, "digest"])
@@ -205,15 +238,13 @@ def test_a_process_that_starts_waits_until_the_writer_has_loaded_its_files_over_
         yield from batches()
 
     def load_second():
-        second.reserve(SPEC, len(ROWS))
-        assert second.loaded_from("m.t") == "of older files"
+        assert second.marker("m.t").digest == "of older files"
         began.set()
-        second.bulk_load(SPEC, batches(), "digest")
+        second.load(SPEC, batches(), Marker("digest", len(ROWS)), keep=False)
 
     with ThreadPoolExecutor() as pool:
         loaded = pool.submit(load_second)
-        first.reserve(SPEC, len(ROWS))
-        first.bulk_load(SPEC, batches_once_the_second_waits(), "digest")
+        first.load(SPEC, batches_once_the_second_waits(), Marker("digest", len(ROWS)), keep=False)
         loaded.result(timeout=60)
 
     assert values(second, [1, 99]) == [1.0, 99.0]
@@ -239,12 +270,11 @@ def test_an_heir_reads_on_what_the_last_writer_removed_and_can_load_it_anew(open
     first.drop_table("m.t")
     first.close()
 
-    second.reserve(TableSpec("m.other", 4), 1)
-    assert second.loaded_from("m.other") is None
+    assert second.marker("m.other") is None
 
     assert second.writes
     assert values(second, [1]) == [1.0]
-    with pytest.raises(StoreError, match=r"who wrote it removed or replaced it.*load its model anew"):
+    with pytest.raises(StoreError, match=r"the writer removed or replaced it.*load its model again"):
         second.insert("m.t", np.array([1]), np.ones((1, 4), np.float32))
     assert load(second)
     second.insert("m.t", np.array([1]), np.full((1, 4), 0.5, np.float32))

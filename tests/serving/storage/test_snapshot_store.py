@@ -20,11 +20,8 @@ from serving.errors import ModelFileError, StoreError, StoreFullError
 from serving.model.snapshot_model import write_snapshot_file
 from serving.model.sparse_file import open_sparse, write_sparse_directory
 from serving.storage import (
-    DurableStore,
-    PooledStore,
     SnapshotReader,
     SnapshotStore,
-    SourceStore,
     TableSpec,
     open_snapshot,
 )
@@ -68,7 +65,7 @@ def folder(tmp_path):
 
 def loaded(folder, path, spec=SPEC, **options):
     store = SnapshotStore(folder, **options)
-    store.load(spec, open_sparse(path, spec.dim))
+    store.serve_file(spec, open_sparse(path, spec.dim))
     return store
 
 
@@ -142,9 +139,9 @@ TestOverlay.settings = settings(deadline=None, max_examples=40, stateful_step_co
 
 
 def test_snapshots_pool_take_files_and_keep_no_updates():
-    assert isinstance(SnapshotStore(), PooledStore)
-    assert isinstance(SnapshotStore(), SourceStore)
-    assert not isinstance(SnapshotStore(), DurableStore)
+    assert SnapshotStore.pools
+    assert SnapshotStore.reads_model_files
+    assert not SnapshotStore.outlives_process
 
 
 @pytest.mark.parametrize("row_dtype", ["fp32", "fp16", "bf16", "int8", "uint8"])
@@ -291,7 +288,7 @@ def test_a_folder_that_cannot_be_made_is_named(table, tmp_path):
     with pytest.raises(
         StoreError, match=r"'model\.table': .*snapshots/model\.table: cannot be written: Not a directory"
     ):
-        store.load(SPEC, open_sparse(path, DIM))
+        store.serve_file(SPEC, open_sparse(path, DIM))
 
 
 def test_changes_beyond_the_overlays_room_are_refused_whole(table, folder):
@@ -349,7 +346,7 @@ def test_a_dropped_table_keeps_its_file_and_an_erased_one_does_not(table, folder
     store.drop_table(TABLE)
     assert store.tables() == []
     assert len(files_in(folder)) == 1
-    store.load(SPEC, open_sparse(path, DIM))
+    store.serve_file(SPEC, open_sparse(path, DIM))
     assert_holds(store, rows)  # without what was changed
 
     store.erase_table(TABLE)
@@ -460,7 +457,7 @@ def test_of_processes_that_start_together_one_makes_the_snapshot(tmp_path, folde
         logging.getLogger("serving.storage.snapshot.folder").setLevel(logging.INFO)
         logging.getLogger("serving.storage.snapshot.folder").addFilter(lambda record: written.append(1) or True)
         store = SnapshotStore(Path(sys.argv[2]))
-        store.load(TableSpec("model.table", 4), open_sparse(sys.argv[1], 4))
+        store.serve_file(TableSpec("model.table", 4), open_sparse(sys.argv[1], 4))
         out = np.empty((50_000, 4), np.float32)
         assert store.fetch("model.table", np.arange(50_000), out).all()
         print(json.dumps([len(written), out[49_999].tolist()]))
@@ -547,7 +544,7 @@ def test_a_store_warms_up_files_that_fit_and_says_of_others_that_it_does_not(tab
     monkeypatch.undo()
 
     assert len(started) == 1
-    assert "is read as it is needed: 10000 are available" in caplog.text
+    assert "is read as needed: 10000 bytes are available" in caplog.text
 
 
 def test_a_warm_up_ends_with_its_reader(table, tmp_path):

@@ -18,8 +18,8 @@ from hypothesis.stateful import (
 )
 
 from serving.errors import StoreError
-from serving.storage import DurableStore, TableSpec
-from serving.storage.store import CHANGED, ReservingStore, has_rows
+from serving.storage import Marker, TableSpec
+from serving.storage.store import has_rows
 from tests.serving.storage.tiers import QUICK_FOLDER, STORES
 
 DIM = 4
@@ -98,7 +98,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.store.open_table(self.spec, 64)
         self.model = {}
 
-    @precondition(lambda self: isinstance(self.store, DurableStore))
+    @precondition(lambda self: self.store.outlives_process)
     @rule()
     def reopen(self):
         self.store.close()
@@ -257,26 +257,66 @@ def test_readers_see_whole_rows_while_a_writer_overwrites_them(store):
 
 
 @pytest.mark.parametrize("store", ["shared_memory", "rocksdb", "redis", "redis_cluster"], indirect=True)
-def test_a_durable_store_remembers_what_it_was_loaded_from_and_that_rows_came_since(store):
-    assert isinstance(store, DurableStore)
+def test_a_store_that_outlives_the_process_remembers_its_files_and_that_rows_came_since(store):
+    assert store.outlives_process
     spec = TableSpec(TABLE, DIM)
     store.open_table(spec, 10)
-    store.mark_changed(TABLE)
-    assert store.loaded_from(TABLE) is None
-    if isinstance(store, ReservingStore):
-        store.reserve(spec, 1)
+    store.write_flags(TABLE, changed=True)
+    assert store.marker(TABLE) is None
 
-    store.bulk_load(spec, iter([(np.array([1]), np.ones((1, DIM), np.float32))]), "digest")
-    assert store.loaded_from(TABLE) == "digest"
-    store.mark_changed(TABLE)
-    store.mark_changed(TABLE)
-    assert store.loaded_from(TABLE) == "digest" + CHANGED
+    store.load(spec, iter([(np.array([1]), np.ones((1, DIM), np.float32))]), Marker("digest", 1), keep=False)
+    assert store.marker(TABLE) == Marker("digest", 1)
+    store.write_flags(TABLE, changed=True)
+    store.write_flags(TABLE, changed=True)
+    assert store.marker(TABLE) == Marker("digest", 1, changed=True)
     assert_holds(store, {1: 1.0})
-    store.bulk_load(spec, iter([(np.array([2]), np.ones((1, DIM), np.float32))]), "other")
-    assert store.loaded_from(TABLE) == "other"
+    store.load(spec, iter([(np.array([2]), np.ones((1, DIM), np.float32))]), Marker("other", 1), keep=False)
+    assert store.marker(TABLE) == Marker("other", 1)
+    assert_holds(store, {2: 1.0}, absent=[1])
 
 
-@pytest.mark.parametrize("store", ["shared_memory", "rocksdb", "redis", "redis_cluster"], indirect=True)
+@pytest.mark.parametrize("store", ["shared_memory", "rocksdb"], indirect=True)
+def test_a_load_may_keep_the_rows_that_are_there(store):
+    spec = TableSpec(TABLE, DIM)
+    store.open_table(spec, 10)
+    insert(store, [(1, 1), (2, 2)])
+
+    store.load(spec, iter([(np.array([2, 3]), np.full((2, DIM), 7, np.float32))]), Marker("digest", 2), keep=True)
+
+    assert_holds(store, {1: 1.0, 2: 7.0, 3: 7.0})
+    assert store.marker(TABLE) == Marker("digest", 3, changed=True)
+
+
+@pytest.mark.parametrize("store", ["shared_memory", "rocksdb"], indirect=True)
 def test_a_table_that_is_not_open_cannot_be_marked_as_changed(store):
     with pytest.raises(StoreError, match="not an open table"):
-        store.mark_changed(TABLE)
+        store.write_flags(TABLE, changed=True)
+
+
+def test_add_inserts_only_keys_that_are_not_there(store):
+    store.open_table(TableSpec(TABLE, DIM), 10)
+    insert(store, [(1, 1), (2, 2)])
+
+    assert store.add(TABLE, np.array([2, 3]), np.full((2, DIM), 7, np.float32)) == 1
+    assert store.add(TABLE, np.array([1, 2]), np.full((2, DIM), 8, np.float32)) == 0
+
+    assert_holds(store, {1: 1.0, 2: 2.0, 3: 7.0})
+
+
+def test_a_store_has_the_calls_that_its_capabilities_name_and_refuses_the_others(store):
+    spec = TableSpec(TABLE, DIM)
+    store.open_table(spec, 10)
+
+    if store.pools:
+        assert store.keeps_row_dtype
+    else:
+        with pytest.raises(TypeError, match="does not pool rows"):
+            store.fetch_pooled(TABLE, np.array([1]), np.array([0, 1]), np.zeros((1, DIM), np.float32), "sum")
+    if not store.outlives_process:
+        assert store.marker(TABLE) is None
+        with pytest.raises(TypeError, match="does not outlive the process"):
+            store.load(spec, iter(()), Marker("digest"), keep=False)
+    if not store.reads_model_files:
+        with pytest.raises(TypeError, match="does not serve model files"):
+            store.serve_file(spec, None)
+    assert isinstance(list(store.samples(TABLE)), list)
