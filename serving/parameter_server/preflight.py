@@ -11,7 +11,7 @@ from serving.parameter_server.opening import naming, warnings_of
 from serving.storage.memory_budget import MemoryBudget, TableRows
 from serving.storage.rocksdb.engine import check_database
 from serving.storage.rocksdb.follower import verify_database
-from serving.storage.shared.room import least_shared_bytes, shared_room
+from serving.storage.shared import least_shared_bytes, shared_capacity
 from serving.storage.snapshot.folder import SnapshotFolder
 from serving.storage.snapshot.store import is_served_as_it_is, require_snapshot
 
@@ -100,7 +100,7 @@ def _check_room(ps: ParameterServerConfig, faults: list[HotrowError]) -> list[st
     )
     sources = _sources(ps.models, faults)
     wanted = [(source.spec, source.model.rows) for tables in sources.values() for source in tables]
-    rooms = {spec.name: room.rows for (spec, _), room in zip(wanted, budget.rooms(wanted, ()), strict=True)}
+    rooms = {spec.name: room.rows for (spec, _), room in zip(wanted, budget.quotas(wanted, ()), strict=True)}
     if not is_alone:
         return [budget.no_room(table) for table, rows in rooms.items() if budget.shared and not rows]
     for model, tables in sources.items():
@@ -129,7 +129,7 @@ def _check_shared_memory(
         wanted += [(source.spec, source.model.rows) for source in tables]
         with about(model, full):
             for source in tables:
-                held.append((source.spec, shared_room(size_bytes, source.spec, source.model.rows, held)))
+                held.append((source.spec, shared_capacity(size_bytes, source.spec, source.model.rows, held)))
     if full:
         reason = f"expected at least {least_shared_bytes(wanted)}, which all tables need, got {size_bytes}"
         faults += [*full, ConfigError(config, "volatile_db.shared_memory_size", reason)]
