@@ -1,0 +1,204 @@
+"""Work in background threads: one worker with a queue, one with a clock, and a counter of calls in flight.
+
+All threads are daemons, so a call that hangs never keeps the process alive.
+"""
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from math import inf
+from time import monotonic
+
+from kernels.errors import HotrowError
+
+logger = logging.getLogger(__name__)
+
+# A worker that is always late pauses so long between two runs. Otherwise it would take a lock again at once that other
+# threads wait for.
+_SHORTEST_PAUSE_S = 0.01
+
+
+class QueueWorker:
+    """One thread that runs submitted work in order. Methods may be called from any thread."""
+
+    def __init__(self, name: str, most_waiting: int) -> None:
+        """Start no thread; the first ``submit`` does.
+
+        Args:
+            name: the thread's name, also for log lines.
+            most_waiting: how much work may wait while other work runs.
+        """
+        self._name = name
+        self._most_waiting = most_waiting
+        self._condition = threading.Condition()  # guards the fields below
+        self._waiting: deque[Callable[[], None]] = deque()
+        self._is_busy = self._is_closed = False
+        self._thread: threading.Thread | None = None
+
+    def submit(self, work: Callable[[], None]) -> bool:
+        """Queue ``work`` without waiting; return False where the queue is full or closed."""
+        with self._condition:
+            if self._is_closed or len(self._waiting) >= self._most_waiting:
+                return False
+            self._waiting.append(work)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+                self._thread.start()
+            self._condition.notify_all()
+        return True
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait until no work waits or runs; return whether that happened within ``timeout_s``."""
+        with self._condition:
+            return self._condition.wait_for(lambda: not self._waiting and not self._is_busy, timeout_s)
+
+    def close(self, timeout_s: float | None = None) -> None:
+        """Drop waiting work and wait for the thread, at most ``timeout_s``. Closing twice is allowed."""
+        with self._condition:
+            self._is_closed = True
+            self._waiting.clear()
+            self._condition.notify_all()
+            thread = self._thread
+        _join(thread, timeout_s)
+
+    def _run(self) -> None:
+        while (work := self._next()) is not None:
+            try:
+                work()
+            except Exception:  # the top of a thread
+                logger.exception("%s failed", self._name)
+            del work  # an idle thread must not keep the rows that its last work used
+
+    def _next(self) -> Callable[[], None] | None:
+        with self._condition:
+            self._is_busy = False
+            self._condition.notify_all()
+            self._condition.wait_for(lambda: self._waiting or self._is_closed)
+            if self._is_closed:
+                return None
+            self._is_busy = True
+            return self._waiting.popleft()
+
+
+class PeriodicWorker:
+    """One thread that repeats the same work. Methods may be called from any thread."""
+
+    def __init__(
+        self, name: str, work: Callable[[], None], interval_s: float, *, first_after_s: float | None = None
+    ) -> None:
+        """Start the thread.
+
+        Args:
+            name: the thread's name, also for log lines.
+            work: what to repeat. A failure is logged once when failures start, and their end is logged once.
+            interval_s: from the start of one run to the start of the next; infinite to run only after ``wake``.
+            first_after_s: time until the first run; None: the interval.
+        """
+        self._name = name
+        self._work = work
+        self._interval_s = interval_s
+        self._first_after_s = interval_s if first_after_s is None else first_after_s
+        self._is_failing = self._is_closed = False
+        self._woken = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def wake(self) -> None:
+        """Run the work now, or once more if it is running."""
+        self._woken.set()
+
+    def close(self, timeout_s: float | None = None) -> None:
+        """Stop after the current run and wait for the thread, at most ``timeout_s``. Closing twice is allowed."""
+        self._is_closed = True
+        self._woken.set()
+        _join(self._thread, timeout_s)
+
+    def _run(self) -> None:
+        due_s = monotonic() + self._first_after_s
+        while True:
+            pause_s = max(due_s - monotonic(), _SHORTEST_PAUSE_S)
+            self._woken.wait(None if pause_s == inf else min(pause_s, threading.TIMEOUT_MAX))
+            self._woken.clear()
+            if self._is_closed:
+                return
+            due_s = monotonic() + self._interval_s
+            self._run_once()
+
+    def _run_once(self) -> None:
+        try:
+            self._work()
+        except HotrowError as err:
+            if not self._is_failing and not self._is_closed:
+                logger.warning("%s failed: %s", self._name, err)
+            self._is_failing = True
+        except Exception:  # the top of a thread
+            if not self._is_failing and not self._is_closed:
+                logger.exception("%s failed", self._name)
+            self._is_failing = True
+        else:
+            if self._is_failing:
+                logger.warning("%s works again", self._name)
+            self._is_failing = False
+
+
+class InFlightCounter:
+    """Counts calls that use a resource, and releases the resource after the last of them."""
+
+    def __init__(self, closed_error: Callable[[], HotrowError]) -> None:
+        """Start at zero; ``closed_error`` makes the error for calls after ``close``."""
+        self._closed_error = closed_error
+        self._condition = threading.Condition()  # guards the fields below
+        self._calls = 0
+        self._is_closed = self._is_released = False
+        self._release: Callable[[], None] | None = None  # for the last call to run, once `close` gave up waiting
+
+    @contextmanager
+    def call(self) -> Iterator[None]:
+        """Count one call while the block runs; raise ``closed_error`` if the counter is closed."""
+        with self._condition:
+            if self._is_closed:
+                raise self._closed_error()
+            self._calls += 1
+        try:
+            yield
+        finally:
+            if release := self._end_call():
+                release()
+
+    def close(self, release: Callable[[], None], timeout_s: float) -> bool:
+        """Refuse new calls, and run ``release`` once after the last call in flight.
+
+        Args:
+            release: runs here if all calls end within ``timeout_s``, otherwise in the thread of the last call.
+            timeout_s: how long to wait for the calls.
+
+        Returns:
+            whether all calls have ended.
+        """
+        with self._condition:
+            self._is_closed = True
+            all_ended = self._condition.wait_for(lambda: not self._calls, timeout_s)
+            if not all_ended:
+                self._release = release
+            runs_here = all_ended and not self._is_released
+            self._is_released |= all_ended
+        if runs_here:
+            release()
+        return all_ended
+
+    def _end_call(self) -> Callable[[], None] | None:
+        """Uncount one call, and return what to run now, if anything."""
+        with self._condition:
+            self._calls -= 1
+            self._condition.notify_all()
+            if self._calls or self._release is None:
+                return None
+            self._is_released = True
+            return self._release
+
+
+def _join(thread: threading.Thread | None, timeout_s: float | None) -> None:
+    if thread is not None and thread is not threading.current_thread():
+        thread.join(timeout_s)
