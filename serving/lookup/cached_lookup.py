@@ -29,9 +29,9 @@ from serving.lookup.key_parts import joined, parts_of
 from serving.lookup.refreshing import Refreshing
 from serving.lookup.session import LookupResult, LookupSession
 from serving.lookup.turns import Turns
+from serving.metrics import MetricSample
 from serving.parameter_server import ParameterServer
 from serving.parameter_server.updates import check_weights
-from serving.reading import Reading
 from serving.storage.store import Keys
 
 logger = logging.getLogger(__name__)
@@ -179,7 +179,7 @@ class CachedLookup(LookupSession):
                 one.wait()
         return are_read
 
-    def readings(self) -> Iterator[Reading]:
+    def readings(self) -> Iterator[MetricSample]:
         """What the caches counted, for the metrics page; waits for the device. Of one that failed nothing."""
         labels = (("model", self.config.name), ("version", str(self.config.version)), ("device", self.device.name))
         for stats, table in zip(self._stats(), self.config.tables, strict=False):

@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from serving.metrics import MetricSample as Reading
 from serving.parameter_server.counters import TableCounters, TierCounters
-from serving.reading import Reading
 from serving.storage.store import MeasuredStore, Store
 
 Labels = tuple[tuple[str, str], ...]

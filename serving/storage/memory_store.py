@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from kernels.host import HostTable, OverflowPolicy
 from serving.errors import StoreError, StoreFullError
-from serving.reading import Reading
+from serving.metrics import MetricSample as Reading
 from serving.storage.host_tables import HostTables
 from serving.storage.memory_budget import MemoryBudget, Room
 from serving.storage.store import Keys, TableSpec, Vectors

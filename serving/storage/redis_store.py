@@ -10,7 +10,7 @@ import numpy as np
 
 from serving.config import RedisConfig
 from serving.errors import MissingExtraError, StoreError, StoreTimeoutError, StoreUnreachableError
-from serving.reading import Reading
+from serving.metrics import MetricSample as Reading
 from serving.storage.hps_layout import storable
 from serving.storage.redis_changes import ChangeNumbers
 from serving.storage.redis_commands import RedisNodeError, RedisNodeTimeoutError, RedisUnreachableError

@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernels.host import RowDtype
+from serving.metrics import MetricSample as Reading
 from serving.model.records import Combiner
 from serving.model.sparse_model import SparseModel
-from serving.reading import Reading
 
 Keys = NDArray[np.int64]
 Vectors = NDArray[np.float32]
