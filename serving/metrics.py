@@ -1,23 +1,75 @@
-"""What the server counts: plain counters, and the collector that shows them to Prometheus when it asks.
+"""What the server counts: counters, histograms, samples of other parts' counters, and the page for Prometheus.
 
-Counting never fails a request and costs about a microsecond. A label never holds anything a client made up: requests
-for models that do not exist share the empty model name.
+Counting never fails a request and costs about a microsecond. A label never holds text that a client made up: requests
+for models that do not exist share the empty model name. Prometheus's library is imported when the page is made.
 """
 
 import threading
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, cast
 
-from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
-from prometheus_client.registry import Collector
-
-from serving.histogram import Histogram
-from serving.reading import Reading
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric
 
 #: Upper bounds of the request times' buckets, in seconds.
 LATENCY_BUCKETS_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
+
+
+class Histogram:
+    """Counts of durations by upper bound, and their sum. Not thread-safe by itself.
+
+    Attributes:
+        bounds_s: upper bounds in seconds, ascending; a duration on a bound counts below it.
+        counts: durations between each bound and the bound before it, and last those above every bound.
+        sum_s: sum of all durations.
+    """
+
+    __slots__ = ("bounds_s", "counts", "sum_s")
+
+    def __init__(self, bounds_s: tuple[float, ...]) -> None:
+        """Start empty."""
+        self.bounds_s = bounds_s
+        self.counts = [0] * (len(bounds_s) + 1)
+        self.sum_s = 0.0
+
+    def observe(self, seconds: float) -> None:
+        """Count one duration."""
+        self.counts[bisect_left(self.bounds_s, seconds)] += 1
+        self.sum_s += seconds
+
+    def copy(self) -> "Histogram":
+        """Return a copy that later observations do not change."""
+        other = Histogram(self.bounds_s)
+        other.counts, other.sum_s = self.counts.copy(), self.sum_s
+        return other
+
+    def buckets(self) -> list[tuple[str, float]]:
+        """Prometheus's cumulative buckets."""
+        bounds = [*(f"{bound:g}" for bound in self.bounds_s), "+Inf"]
+        return list(zip(bounds, map(float, accumulate(self.counts)), strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class MetricSample:
+    """One value that another part of the server counts.
+
+    Attributes:
+        name: the metric's name without ``_total``.
+        help: what the metric counts.
+        labels: label names and values.
+        value: a counter's count since the start, a gauge's current number, or a histogram.
+        is_gauge: whether the value may fall.
+    """
+
+    name: str
+    help: str
+    labels: tuple[tuple[str, str], ...]
+    value: float | Histogram
+    is_gauge: bool = False
 
 
 class RequestMetrics:
@@ -57,62 +109,55 @@ class RequestMetrics:
         with self._lock:
             self._samples[model] += samples
 
-    def families(self) -> Iterator[Metric]:
-        """The counters as Prometheus metric families."""
-        requests = CounterMetricFamily(
-            "hotrow_requests", "Predict requests answered, by HTTP status.", labels=["model", "code"]
-        )
-        seconds = HistogramMetricFamily(
-            "hotrow_request_seconds", "Time from a predict request's arrival to its answer.", labels=["model"]
-        )
-        samples = CounterMetricFamily("hotrow_samples", "Samples predicted.", labels=["model"])
+    def samples(self) -> Iterator[MetricSample]:
+        """The counters, as samples for the page."""
         with self._lock:
-            for (model, code), count in self._requests.items():
-                requests.add_metric([model, str(code)], count)
-            for model, histogram in self._seconds.items():
-                seconds.add_metric([model], histogram.buckets(), sum_value=histogram.sum_s)
-            for model, count in self._samples.items():
-                samples.add_metric([model], count)
-            in_flight = self._in_flight
-        yield from (requests, seconds, samples)
-        yield GaugeMetricFamily("hotrow_requests_in_flight", "Predict requests in hand.", value=in_flight)
+            requests, samples, in_flight = self._requests.copy(), self._samples.copy(), self._in_flight
+            seconds = {model: histogram.copy() for model, histogram in self._seconds.items()}
+        for (model, code), count in requests.items():
+            labels = (("model", model), ("code", str(code)))
+            yield MetricSample("hotrow_requests", "Predict requests answered, by HTTP status.", labels, count)
+        for model, histogram in seconds.items():
+            help_text = "Time from a predict request's arrival to its answer."
+            yield MetricSample("hotrow_request_seconds", help_text, (("model", model),), histogram)
+        for model, count in samples.items():
+            yield MetricSample("hotrow_samples", "Samples predicted.", (("model", model),), count)
+        yield MetricSample("hotrow_requests_in_flight", "Predict requests in hand.", (), in_flight, is_gauge=True)
 
 
-class Metrics(Collector):
-    """The server's counters and those it pulls from elsewhere, as one Prometheus page."""
+class Metrics:
+    """The metrics page: the server's counters and samples of other parts' counters."""
 
-    def __init__(self, requests: RequestMetrics, pulled: Callable[[], Iterable[Reading]]) -> None:
-        """Show ``requests`` and, freshly pulled for every page, what ``pulled`` returns."""
+    def __init__(self, requests: RequestMetrics, pulled: Callable[[], Iterable[MetricSample]]) -> None:
+        """Show ``requests`` and what ``pulled`` returns, which is called for each page."""
         self._requests = requests
         self._pulled = pulled
-        self._registry = CollectorRegistry(auto_describe=False)
-        self._registry.register(self)
 
-    def collect(self) -> Iterator[Metric]:
+    def collect(self) -> Iterator["Metric"]:
         """See ``prometheus_client.registry.Collector``."""
-        yield from self._requests.families()
         families: dict[str, Any] = {}
-        for reading in self._pulled():
-            family = families.setdefault(reading.name, _family(reading))
-            labels = [value for _, value in reading.labels]
-            if isinstance(reading.value, Histogram):
-                family.add_metric(labels, reading.value.buckets(), sum_value=reading.value.sum_s)
-            else:
-                family.add_metric(labels, reading.value)
+        for samples in (self._requests.samples(), self._pulled()):
+            for sample in samples:
+                family = families.setdefault(sample.name, _empty_family(sample))
+                labels = [value for _, value in sample.labels]
+                if isinstance(sample.value, Histogram):
+                    family.add_metric(labels, sample.value.buckets(), sum_value=sample.value.sum_s)
+                else:
+                    family.add_metric(labels, sample.value)
         yield from families.values()
-
-    def describe(self) -> list[Metric]:
-        """Nothing: the registry need not collect once just to learn the names."""
-        return []
 
     def page(self) -> bytes:
         """The page in Prometheus's text format."""
-        return generate_latest(self._registry)
+        from prometheus_client import generate_latest
+
+        return generate_latest(cast(Any, self))
 
 
-def _family(reading: Reading) -> Any:
-    """A metric family, empty, of what ``reading`` is of; Prometheus's classes have no common ``add_metric``."""
-    kind: Any = GaugeMetricFamily if reading.is_gauge else CounterMetricFamily
-    if isinstance(reading.value, Histogram):
+def _empty_family(sample: MetricSample) -> Any:
+    """Prometheus's family for ``sample``; the classes of families have no common ``add_metric``."""
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+
+    kind: Any = GaugeMetricFamily if sample.is_gauge else CounterMetricFamily
+    if isinstance(sample.value, Histogram):
         kind = HistogramMetricFamily
-    return kind(reading.name, reading.help, labels=[name for name, _ in reading.labels])
+    return kind(sample.name, sample.help, labels=[name for name, _ in sample.labels])

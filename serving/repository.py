@@ -12,11 +12,11 @@ from serving.dense.calibration import DEFAULT_TOLERANCE
 from serving.dense.network import Engine
 from serving.errors import UnknownModelError, about
 from serving.lookup import DeviceChoice, check_device_name, warn_of_idle_caches
+from serving.metrics import MetricSample
 from serving.opening import open_session
 from serving.parameter_server import ParameterServer
 from serving.parameter_server.preflight import check_hot_keys
-from serving.parameter_server.readings import table_readings
-from serving.reading import Reading
+from serving.parameter_server.samples import table_samples
 from serving.session import InferenceSession
 from serving.storage import MemoryStore, SharedMemoryStore, SnapshotStore
 from serving.storage.store import Store
@@ -120,12 +120,12 @@ class ModelRepository:
         session = self._sessions.get(name)  # none yet while it is opened
         return session is not None and session.is_answering
 
-    def readings(self) -> Iterable[Reading]:
+    def readings(self) -> Iterable[MetricSample]:
         """What the parameter server and the caches counted, for the metrics page."""
         if self._server is None:
             return
         for name, counters in self._server.counters().items():
-            yield from table_readings(name, counters, self._server.stores)
+            yield from table_samples(name, counters, self._server.stores)
         for session in tuple(self._sessions.values()):
             yield from session.readings()
 

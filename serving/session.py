@@ -16,7 +16,7 @@ from serving.dense.calibration import DEFAULT_TOLERANCE
 from serving.dense.network import Engine
 from serving.errors import ConfigError, RequestError
 from serving.lookup import LookupSession
-from serving.reading import Reading
+from serving.metrics import MetricSample
 from serving.routes import LeastBusy, Prediction, open_routes
 
 _MOST_THREADS = 1024
@@ -135,7 +135,7 @@ class InferenceSession:
         for cache in self._caches:
             cache.refresh()
 
-    def readings(self) -> Iterator[Reading]:
+    def readings(self) -> Iterator[MetricSample]:
         """What its lookups counted beside the tiers, for the metrics page."""
         for cache in self._caches:
             yield from cache.readings()

@@ -9,7 +9,6 @@ from serving.dense.calibration import Quantization
 from serving.dense.device_arithmetic import FIRST_INFINITE_HALF, DeviceArithmetic, Precision, check_precision
 from serving.dense.device_workspace import Lookup, NetworkWorkspace
 from serving.dense.network import input_tensors, run_graph
-from serving.dense.primitives import using_arithmetic
 from serving.errors import ConfigError
 from serving.model.dense_file import Weights, check_weights
 from serving.model.records import Graph
@@ -67,8 +66,8 @@ class DeviceNetwork:
         with self.device.using(stream):
             if not dense.shape[0]:
                 return self.device.empty((0, self.graph.label_dim), np.float32)
-            with using_arithmetic(self._arithmetic.on(stream)):
-                output = run_graph(self.graph, self._weights, tensors)[self.graph.output]
+            made = run_graph(self.graph, self._weights, tensors, arithmetic=self._arithmetic.on(stream))
+            output = made[self.graph.output]
             return self.device.xp.ascontiguousarray(output, dtype=np.float32)
 
     def workspace(self, lookup: Lookup, max_samples: int) -> NetworkWorkspace:

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serving.dense.calibration import Calibration, Quantization
-from serving.dense.layers import LAYERS, LayerFunction
-from serving.dense.primitives import Array
+from serving.dense.layers import LAYERS, LayerOverride
+from serving.dense.primitives import Arithmetic, Array
 from serving.errors import MissingExtraError
 from serving.model.dense_file import Weights, check_weights
 from serving.model.records import Graph
@@ -52,7 +52,8 @@ def run_graph(
     graph: Graph,
     weights: Mapping[str, Array],
     tensors: Mapping[str, Array],
-    overrides: Mapping[str, LayerFunction] | None = None,
+    overrides: Mapping[str, LayerOverride] | None = None,
+    arithmetic: Arithmetic | None = None,
 ) -> dict[str, Array]:
     """Run every dense layer once, in order.
 
@@ -61,18 +62,21 @@ def run_graph(
         weights: ``"<layer>.<weight>"`` to array, of the same library as ``tensors``.
         tensors: the dense input and every embedding's top, by name.
         overrides: by layer type, a function to use in place of the one in ``serving.dense.layers``.
+        arithmetic: how to multiply, and where constants lie; None: as the array library does.
 
     Returns:
         every tensor by name, the given ones too; ``graph.logits`` and ``graph.output`` are among them. Tensors may
         share memory with one another.
     """
-    functions = {**LAYERS, **(overrides or {})}
+    overrides = overrides or {}
     own: dict[str, dict[str, Array]] = {layer.name: {} for layer in graph.layers}
     for spec in graph.stored:
         own[spec.layer][spec.name] = weights[f"{spec.layer}.{spec.name}"]
     made = dict(tensors)
     for layer in graph.layers:
-        tops = functions[layer.type](layer.params, [made[name] for name in layer.bottoms], own[layer.name])
+        given = layer.params, [made[name] for name in layer.bottoms], own[layer.name]
+        override = overrides.get(layer.type)
+        tops = LAYERS[layer.type](*given, arithmetic) if override is None else override(*given)
         made.update(zip(layer.tops, tops, strict=True))
     return made
 

@@ -4,9 +4,7 @@ An array here is a NumPy array, a torch tensor, an ndonnx array or one of a devi
 imported unless an array of that library comes in.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Sequence
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -16,10 +14,9 @@ Array: TypeAlias = Any
 
 
 class Arithmetic(Protocol):
-    """How matrices are multiplied and where constants lie, while a graph runs where the library's own way will not do.
+    """How matrices are multiplied and where constants lie, where the array library's own way is not enough.
 
-    Such a place is a GPU: products may be of lower precision there, and a constant made anew for each call would be
-    copied to it each time.
+    On a GPU products may have lower precision, and constants stay on the device instead of being copied for each call.
     """
 
     def product(self, x: Array, y: Array) -> Array:
@@ -37,26 +34,14 @@ class Arithmetic(Protocol):
         """Return the arrays side by side along ``axis``, in memory of its own."""
 
 
-_arithmetic: ContextVar[Arithmetic | None] = ContextVar("arithmetic", default=None)
-
-
-@contextmanager
-def using_arithmetic(arithmetic: Arithmetic) -> Iterator[None]:
-    """Let this thread's primitives use ``arithmetic`` meanwhile."""
-    before = _arithmetic.set(arithmetic)
-    try:
-        yield
-    finally:
-        _arithmetic.reset(before)
-
-
-def linear(x: Array, w: Array, b: Array | None = None) -> Array:
+def linear(x: Array, w: Array, b: Array | None = None, arithmetic: Arithmetic | None = None) -> Array:
     """Return ``x @ w + b``; every product with a weight goes through here.
 
     Args:
         x: float[..., I].
         w: float[I, O]; a NumPy array where x is traced.
         b: float[O], or None for 0.
+        arithmetic: None: the library's own.
 
     Returns:
         float[..., O], in memory of its own.
@@ -66,44 +51,43 @@ def linear(x: Array, w: Array, b: Array | None = None) -> Array:
         from serving.dense.tracing import traced_linear
 
         return traced_linear(x, w, b)
-    product = _product(x, w)
+    product = _product(x, w, arithmetic)
     if b is not None:
         product += b
     return product
 
 
-def matmul(x: Array, y: Array) -> Array:
+def matmul(x: Array, y: Array, arithmetic: Arithmetic | None) -> Array:
     """Return ``x @ y``, the product of two tensors of which neither is a weight; both have as many dimensions."""
     if _library(x) == "ndonnx":
         from serving.dense.tracing import traced_matmul
 
         return traced_matmul(x, y)
-    return _product(x, y)
+    return _product(x, y, arithmetic)
 
 
-def constant(values: np.ndarray[Any, Any], like: Array) -> Array:
+def constant(values: np.ndarray[Any, Any], like: Array, arithmetic: Arithmetic | None) -> Array:
     """Return ``values`` as an array of the library and dtype of ``like``."""
-    if (arithmetic := _arithmetic.get()) is not None:
+    if arithmetic is not None:
         return arithmetic.constant(values.astype(like.dtype))
     return array_namespace(like).asarray(values, dtype=like.dtype)
 
 
-def concat(arrays: Sequence[Array], axis: int) -> Array:
+def concat(arrays: Sequence[Array], axis: int, arithmetic: Arithmetic | None) -> Array:
     """Return the arrays side by side along ``axis``."""
-    if (arithmetic := _arithmetic.get()) is not None:
+    if arithmetic is not None:
         return arithmetic.concat(arrays, axis)
     return array_namespace(*arrays).concat(list(arrays), axis=axis)
 
 
-def take(x: Array, indices: Sequence[int] | np.ndarray[Any, Any], axis: int) -> Array:
+def take(x: Array, indices: Sequence[int] | np.ndarray[Any, Any], axis: int, arithmetic: Arithmetic | None) -> Array:
     """Return the elements of ``x`` at ``indices``, known when the graph is read, along ``axis``."""
     xp = array_namespace(x)
     places = np.asarray(indices, np.int64)
-    arithmetic = _arithmetic.get()
     return xp.take(x, xp.asarray(places) if arithmetic is None else arithmetic.constant(places), axis=axis)
 
 
-def below_diagonal(x: Array) -> Array:
+def below_diagonal(x: Array, arithmetic: Arithmetic | None) -> Array:
     """Return what stands below the diagonals of float[B, N, N], row by row: float[B, N * (N - 1) / 2]; N at least 2."""
     if _library(x) == "ndonnx":
         # a Gather of single columns takes nine times as long as to split them off and join them
@@ -112,7 +96,7 @@ def below_diagonal(x: Array) -> Array:
         return traced_below_diagonal(x)
     size = x.shape[1]
     row, column = np.tril_indices(size, -1)
-    return take(array_namespace(x).reshape(x, (-1, size * size)), row * size + column, axis=1)
+    return take(array_namespace(x).reshape(x, (-1, size * size)), row * size + column, 1, arithmetic)
 
 
 def row_max(x: Array) -> Array:
@@ -136,7 +120,7 @@ def relu(x: Array) -> Array:
     return xp.relu(x) if library == "torch" else xp.maximum(x, 0)
 
 
-def sigmoid(x: Array) -> Array:
+def sigmoid(x: Array, arithmetic: Arithmetic | None = None) -> Array:
     """Return ``1 / (1 + exp(-x))``, without overflow for any x.
 
     Not ONNX's own Sigmoid: ONNX Runtime approximates it, and is off by 1e-4 of the value at a probability of 3e-4
@@ -144,11 +128,10 @@ def sigmoid(x: Array) -> Array:
     """
     xp = array_namespace(x)
     # below -87 the result is as good as 0, and exp would overflow in float32
-    return 1 / (1 + xp.exp(-xp.maximum(x, constant(np.asarray(-87.0), x))))
+    return 1 / (1 + xp.exp(-xp.maximum(x, constant(np.asarray(-87.0), x, arithmetic))))
 
 
-def _product(x: Array, y: Array) -> Array:
-    arithmetic = _arithmetic.get()
+def _product(x: Array, y: Array, arithmetic: Arithmetic | None) -> Array:
     return x @ y if arithmetic is None else arithmetic.product(x, y)
 
 

@@ -2,15 +2,14 @@
 
 import asyncio
 import zlib
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 from starlette.types import Message, Receive, Scope
 
 from serving.errors import OverloadedError, PayloadTooLargeError, RequestError, UnsupportedEncodingError
-
-#: Key of the ASGI scope that the server sets once it knows that the rest of a body will never come.
-CUT_SHORT = "hotrow.body_cut_short"
+from serving.frontend.connection import connection_of
 
 #: zlib's ``wbits`` for the content encodings that clients send (RFC 1952 and RFC 1950).
 _WINDOW_BITS = {b"gzip": 31, b"deflate": 15}
@@ -88,28 +87,36 @@ async def read_body(
         raise PayloadTooLargeError(
             f"the body has {declared[:32].decode()} bytes, the server accepts {limits.max_body_bytes:,}"
         )
+    connection = connection_of(scope)
+    chunks = bytearray()
     try:
-        async with asyncio.timeout(limits.body_timeout_s):
-            body = await _read_chunks(receive, limits.max_body_bytes, arriving)
+        async with asyncio.timeout(limits.body_timeout_s) as deadline:
+            with connection.reading(deadline) if connection else nullcontext():
+                body = await _read_chunks(receive, chunks, limits.max_body_bytes, arriving)
     except TimeoutError as err:
+        if connection is not None and connection.client_has_ended:
+            raise _cut_short(len(chunks), declared) from err
         raise RequestError(f"the body did not arrive within {limits.body_timeout_s:g} s") from err
     if len(body) > limits.max_body_bytes:
         raise PayloadTooLargeError(
             f"the body has more than the {limits.max_body_bytes:,} bytes that the server accepts"
         )
-    if CUT_SHORT in scope:
-        of = f" of {int(declared):,}" if declared.isdigit() else ""
-        raise RequestError(f"the body was cut short after {len(body):,}{of} bytes")
+    if declared.isdigit() and len(body) < int(declared):  # the parser drops the body of a request to change protocols
+        raise _cut_short(len(body), declared)
     return body
 
 
-async def _read_chunks(receive: Receive, max_bytes: int, arriving: Arriving) -> bytes:
-    """Collect a body's chunks, stopping as soon as they are more than ``max_bytes``."""
+def _cut_short(size_bytes: int, declared: bytes) -> RequestError:
+    of = f" of {int(declared):,}" if declared.isdigit() else ""
+    return RequestError(f"the body was cut short after {size_bytes:,}{of} bytes")
+
+
+async def _read_chunks(receive: Receive, chunks: bytearray, max_bytes: int, arriving: Arriving) -> bytes:
+    """Return a whole body, or as much as is already too large; a body in parts is collected in ``chunks``."""
     message = await receive()
     body = _chunk(message)
     if not message.get("more_body"):
         return body
-    chunks = bytearray()
     try:
         while True:
             arriving.take(len(body))

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from contextlib import nullcontext
 from time import perf_counter
 
 import orjson
@@ -14,6 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from kernels.errors import HotrowError
 from serving.frontend.body import ClientDisconnectedError
 from serving.frontend.codes import RETRY_AFTER_S, http_code
+from serving.frontend.connection import connection_of
 from serving.metrics import RequestMetrics
 
 #: Key of the ASGI scope under which a predict route names its model; requests without it are not counted.
@@ -61,8 +63,10 @@ class Edge:
             return
         began = perf_counter()
         watched = _WatchedSend(send)
+        connection = connection_of(scope)
         try:
-            await self._answer(scope, receive, watched)
+            with connection.request() if connection else nullcontext():
+                await self._answer(scope, receive, watched)
         finally:
             if MODEL in scope:
                 self._metrics.finished(scope[MODEL], watched.code, perf_counter() - began)

@@ -52,7 +52,9 @@ class ServedModel:
         """Answer a KServe v2 request. Any thread."""
         json_bytes = headers.get(_JSON_LENGTH)
         request = self._decoder.decode(body, None if json_bytes is None else json_bytes.decode("latin-1"))
-        prediction = self._predict(batch_of(self.session.config, request.inputs))
+        with request.locating_errors():
+            batch = batch_of(self.session.config, request.inputs)
+        prediction = self._predict(batch)
         answer = encode_infer(
             request,
             self.name,

@@ -10,17 +10,19 @@ from types import FrameType
 
 import uvicorn
 import uvloop
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from serving.errors import ConfigError
 from serving.frontend.connection import Connection
 
-#: How long a connection may be idle. Long, as clients keep a pool of connections and trip over closed ones.
+#: How long a connection may be idle. Clients keep a pool of connections and trip over closed ones.
 KEEP_ALIVE_S = 75
+#: How long idle connections stay open after the signal to stop, for requests that are on their way.
+LINGER_S = 0.25
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Bind and listen, so that a port in use is known before anything is said to be ready; port 0 takes a free one.
+    """Bind and listen, so that a port in use is an error before the server is ready; port 0 takes a free one.
 
     Raises:
         ConfigError: the address cannot be bound.
@@ -30,7 +32,7 @@ def listen(host: str, port: int) -> socket.socket:
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
         listener = socket.socket(family, kind, protocol)
-    except (OSError, UnicodeError) as err:  # UnicodeError: a name that cannot be a host's
+    except (OSError, UnicodeError) as err:  # UnicodeError: the name is no host name
         raise ConfigError(f"{host}:{port}", "", f"no such address: {err}") from err
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -49,44 +51,73 @@ def url_of(listener: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-class Server(uvicorn.Server):
-    """uvicorn's server, which says when it is ready."""
+class Draining:
+    """ASGI middleware that announces the end of every connection once the server is about to stop."""
 
-    def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
-        """Call ``ready`` once requests are answered and signals are handled."""
-        super().__init__(config)
+    def __init__(self, app: ASGIApp) -> None:
+        """Pass every request to ``app``."""
+        self._app = app
+        self.has_begun = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """See the ASGI specification."""
+        if not self.has_begun or scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def send_last(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message = {**message, "headers": [*message.get("headers", ()), (b"connection", b"close")]}
+            await send(message)
+
+        await self._app(scope, receive, send_last)
+
+
+class Server(uvicorn.Server):
+    """uvicorn's server, which reports when it is ready and answers requests that arrive as it is told to stop."""
+
+    def __init__(self, app: ASGIApp, ready: Callable[[], None], stop_timeout_s: float) -> None:
+        """Serve ``app``; see ``run``."""
+        self._draining = Draining(app)
         self._ready = ready
+        super().__init__(uvicorn_config(self._draining, stop_timeout_s))
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """See ``uvicorn.Server.startup``."""
         await super().startup(sockets)
         self._ready()
 
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """See ``uvicorn.Server.shutdown``, which closes idle connections at once: some have a request on its way."""
+        self._draining.has_begun = True
+        await asyncio.sleep(LINGER_S)
+        await super().shutdown(sockets)
+
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """See ``uvicorn.Server.handle_exit``; after a second SIGINT what is cut off is not told with tracebacks."""
+        """See ``uvicorn.Server.handle_exit``; requests cut off by a second SIGINT are not logged with tracebacks."""
         super().handle_exit(sig, frame)
         if self.force_exit:
             logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
 
 
 def run(app: ASGIApp, listener: socket.socket, ready: Callable[[], None], stop_timeout_s: float) -> None:
-    """Serve ``app`` on ``listener`` until SIGTERM or SIGINT; then answer what was accepted, and return.
+    """Serve ``app`` on ``listener`` until SIGTERM or SIGINT, then answer accepted requests and return.
 
-    Main thread only. After SIGINT a KeyboardInterrupt is raised, once everything is answered.
+    Main thread only. After SIGINT it raises KeyboardInterrupt once everything is answered.
 
     Args:
         app: the application.
         listener: a listening socket.
         ready: called once requests are answered and signals are handled.
-        stop_timeout_s: after the signal, how long clients may take to send and to receive what is under way; then
-            their connections are cut.
+        stop_timeout_s: after the signal, how long clients may take to send requests and to receive answers. Their
+            connections are cut after that.
     """
-    server = Server(uvicorn_config(app, stop_timeout_s), ready)
+    server = Server(app, ready, stop_timeout_s)
 
     def stop(_signal: int, _frame: FrameType | None) -> None:
         server.should_exit = True
 
-    # Before uvicorn handles signals itself, and after: it raises the one it stopped for once more at its end.
+    # Before uvicorn handles signals itself and after: uvicorn raises the signal that stopped it again at its end.
     signal.signal(signal.SIGTERM, stop)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(server.serve(sockets=[listener]))
@@ -103,7 +134,7 @@ def uvicorn_config(app: ASGIApp, stop_timeout_s: float) -> uvicorn.Config:
         access_log=False,
         proxy_headers=False,  # nothing here asks where a request came from
         log_config=None,
-        log_level=logging.WARNING,
+        log_level=logging.ERROR,  # uvicorn warns of whatever a client sends
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=math.ceil(stop_timeout_s),
     )

@@ -5,6 +5,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, suppress
 from functools import partial
+from math import inf
 from typing import TypeVar
 
 import numpy as np
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 from gpu_cache.answer import CacheStats
 from kernels.device import Device
 from kernels.errors import DeviceFaultError
+from serving.background import InFlightCounter, PeriodicWorker
 from serving.batch import Batch, TableKeys
 from serving.config import ModelConfig
 from serving.errors import RequestError, UnknownModelError
@@ -23,15 +25,12 @@ from serving.lookup.cached_request import CachedRequest
 from serving.lookup.device_health import DeviceHealth
 from serving.lookup.device_workspace import DeviceWorkspace
 from serving.lookup.first_keys import first_keys
-from serving.lookup.in_hand import CallsInHand
-from serving.lookup.insertions import Insertions
+from serving.lookup.insertions import InsertQueue
 from serving.lookup.key_parts import joined, parts_of
-from serving.lookup.refreshing import Refreshing
 from serving.lookup.session import LookupResult, LookupSession
-from serving.lookup.turns import Turns
+from serving.metrics import MetricSample
 from serving.parameter_server import ParameterServer
 from serving.parameter_server.updates import check_weights
-from serving.reading import Reading
 from serving.storage.store import Keys
 
 logger = logging.getLogger(__name__)
@@ -55,7 +54,7 @@ class CachedLookup(LookupSession):
         config: ModelConfig,
         device: Device,
         device_id: int = 0,
-        refreshing: Turns | None = None,
+        refreshing: threading.Semaphore | None = None,
     ) -> None:
         """Make the caches, and fill them, if the configuration says so.
 
@@ -64,7 +63,7 @@ class CachedLookup(LookupSession):
             config: the model; ``gpu_cache`` says what its caches are like.
             device: where they are to be.
             device_id: what ``CreateEmbeddingCache`` named.
-            refreshing: a turn is taken to refresh the caches, so that few devices are at a time; None: its own.
+            refreshing: limits how many devices refresh their caches at the same time; None: a limit of its own.
 
         Raises:
             ConfigError: the caches would have no row.
@@ -77,10 +76,11 @@ class CachedLookup(LookupSession):
         self.plans = plan_caches(config)
         check_memory(config, self.plans, device)
         self._health = DeviceHealth(f"model {config.name!r} on {device.name}")
-        self._refreshing = refreshing or Turns()
+        self._refreshing = refreshing or threading.Semaphore()
         self._late_keys = 0
         self._late_lock = threading.Lock()  # guards the number above
-        self._calls = CallsInHand(f"the GPU cache of model {config.name!r} on {device.name}")
+        closed = f"the GPU cache of model {config.name!r} on {device.name} is closed"
+        self._calls = InFlightCounter(lambda: UnknownModelError(closed))
         self._closing = threading.Event()
         with ExitStack() as memory, ExitStack() as threads:
             self._caches = open_caches(server, config, self.plans, device, self._health, memory)
@@ -144,11 +144,8 @@ class CachedLookup(LookupSession):
         """See ``LookupSession.is_answering``."""
         return self._health.is_sound and not self._closing.is_set()
 
-    def refresh(self, closing: threading.Event | None = None) -> None:
-        """Read everything that the caches hold anew from the tiers, and erase what these have no more.
-
-        Args:
-            closing: ends it early; None: ``close`` does.
+    def refresh(self) -> None:
+        """Read all rows of the caches from the tiers again, and erase rows that no tier has; ``close`` ends it early.
 
         Raises:
             StoreError: a tier did not answer; the rest stays as it was.
@@ -156,9 +153,9 @@ class CachedLookup(LookupSession):
             DeviceFaultError: work on the device failed.
         """
         ratio = self.config.gpu_cache.refresh_ratio or 1.0
-        with self._calls.call(), self._refreshing.turn(), self._health.watch():
+        with self._calls.call(), self._refreshing, self._health.watch():
             for one in self._caches:
-                one.refresh(ratio, closing or self._closing)
+                one.refresh(ratio, self._closing)
 
     def wait_for_insertions(self, timeout_s: float | None = None) -> bool:
         """Wait until the caches have the rows that requests so far brought, or did not wait for.
@@ -179,7 +176,7 @@ class CachedLookup(LookupSession):
                 one.wait()
         return are_read
 
-    def readings(self) -> Iterator[Reading]:
+    def readings(self) -> Iterator[MetricSample]:
         """What the caches counted, for the metrics page; waits for the device. Of one that failed nothing."""
         labels = (("model", self.config.name), ("version", str(self.config.version)), ("device", self.device.name))
         for stats, table in zip(self._stats(), self.config.tables, strict=False):
@@ -237,13 +234,14 @@ class CachedLookup(LookupSession):
             return [one.cache.stats() for one in self._caches]
         return ()
 
-    def _open_insertions(self, opened: ExitStack) -> Insertions | None:
+    def _open_insertions(self, opened: ExitStack) -> InsertQueue | None:
         said = self.config.gpu_cache
         if said.mode == "exact":
             return None
         if line := keys_left_out(self.config):
             logger.warning("%s", line)
-        return opened.enter_context(closing(Insertions(self._insert, said.insertion_threads)))
+        queue = InsertQueue(self._insert, len(self.config.tables), said.insertion_threads)
+        return opened.enter_context(closing(queue))
 
     def _fill(self) -> None:
         said = self.config.gpu_cache
@@ -264,9 +262,10 @@ class CachedLookup(LookupSession):
         if line := idle_refresh(self.config):
             logger.warning("%s", line)
         elif said.refresh_delay_s or said.refresh_interval_s:
-            name = f"{self.config.name!r} on {self.device.name}"
-            clock = Refreshing(self.refresh, said.refresh_delay_s, said.refresh_interval_s, name)
-            opened.enter_context(closing(clock))
+            name = f"refresh of the GPU cache of {self.config.name!r} on {self.device.name}"
+            first_s, interval_s = said.refresh_delay_s or said.refresh_interval_s, said.refresh_interval_s or inf
+            clock = PeriodicWorker(name, self.refresh, interval_s, first_after_s=first_s)
+            opened.callback(clock.close, timeout_s=0)  # `close` waits for a refresh as for every other call
 
     def _insert(self, place: int, keys: Keys) -> None:
         """Read rows and put them into a table's cache; done when they are there, or more would wait on the device."""

@@ -1,64 +1,61 @@
-"""Insertions that nobody waits for: keys that a cache lacked, whose rows are read and put into it later."""
+"""The asynchronous insert queue: keys that a cache did not hold, whose rows are read and inserted later."""
 
 import logging
 import threading
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
 from kernels.errors import HotrowError
+from serving.background import QueueWorker
 from serving.storage.store import Keys
 
 logger = logging.getLogger(__name__)
 
-# Keys that wait, over all tables. More are dropped: a key that is asked for often misses again soon.
+# Most keys that wait, over all tables. More keys are dropped: a popular key soon misses again.
 MOST_WAITING_KEYS = 1 << 20
 
 
-class Insertions:
-    """Threads that insert what waits, a table at a time. Methods may be called from any thread.
+class InsertQueue:
+    """Inserts waiting keys, one table at a time per thread. Methods may be called from any thread.
 
-    Whoever takes a table takes all keys that wait for it, each once: however often a key missed meanwhile, its row is
-    read once.
+    A run takes all keys that wait for a table, each once, so a row is read once however often its key missed.
     """
 
     def __init__(
-        self, insert: Callable[[int, Keys], None], most_threads: int, most_keys: int = MOST_WAITING_KEYS
+        self, insert: Callable[[int, Keys], None], tables: int, most_threads: int, most_keys: int = MOST_WAITING_KEYS
     ) -> None:
-        """Start no thread yet.
+        """Start no thread.
 
         Args:
-            insert: reads the rows of a table's keys, int64[N], distinct, and inserts them; the table is told by its
-                place in the model.
-            most_threads: a thread is started when there are tables that wait and none is idle, up to so many.
+            insert: reads the rows of a table's keys, int64[N], distinct, and inserts them; its first argument is the
+                table's index in the model.
+            tables: the model's tables.
+            most_threads: at most so many threads; a table always uses the same thread.
             most_keys: most keys that wait.
         """
         self._insert = insert
-        self._most_threads = most_threads
+        self._workers = [QueueWorker("hotrow-insertion", tables) for _ in range(min(tables, most_threads))]
         self._most_keys = most_keys
-        self._condition = threading.Condition()  # guards the fields below
-        self._waiting: dict[int, list[Keys]] = {}  # by table, the one that waits longest first
+        self._lock = threading.Lock()  # guards the fields below
+        self._waiting: dict[int, list[Keys]] = {}
         self._waiting_keys = 0
-        self._busy: set[int] = set()  # tables
-        self._threads: list[threading.Thread] = []
-        self._idle_threads = 0
         self._is_closed = False
         self._dropped_keys = 0
 
     def offer(self, table: int, keys: Keys) -> None:
-        """Have ``keys``, int64[N], inserted; never waits. What has no room in the queue is dropped and counted."""
-        with self._condition:
-            room = 0 if self._is_closed else max(self._most_keys - self._waiting_keys, 0)
-            self._dropped_keys += max(keys.size - room, 0)
-            if not room or not keys.size:
+        """Queue ``keys``, int64[N], without waiting; keys that find the queue full are dropped and counted."""
+        with self._lock:
+            capacity = 0 if self._is_closed else max(self._most_keys - self._waiting_keys, 0)
+            self._dropped_keys += max(keys.size - capacity, 0)
+            if not capacity or not keys.size:
                 return
-            self._waiting.setdefault(table, []).append(keys[:room])
-            self._waiting_keys += min(keys.size, room)
-            if not self._idle_threads and len(self._threads) < self._most_threads:
-                thread = threading.Thread(target=self._work, name="hotrow-insertion", daemon=True)
-                self._threads.append(thread)
-                thread.start()
-            self._condition.notify_all()
+            is_first = table not in self._waiting
+            self._waiting.setdefault(table, []).append(keys[:capacity])
+            self._waiting_keys += min(keys.size, capacity)
+            if is_first:
+                self._workers[table % len(self._workers)].submit(partial(self._insert_waiting, table))
 
     @property
     def dropped_keys(self) -> int:
@@ -66,42 +63,24 @@ class Insertions:
         return self._dropped_keys
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until nothing waits any more; returns whether that was so within ``timeout_s``."""
-        with self._condition:
-            return self._condition.wait_for(lambda: not self._waiting and not self._busy, timeout_s)
+        """Wait until no key waits, at most ``timeout_s`` for each thread; return whether that happened in time."""
+        return all([worker.wait(timeout_s) for worker in self._workers])
 
     def close(self) -> None:
-        """Drop what waits; the threads end after what they are inserting, which nobody waits for here."""
-        with self._condition:
+        """Drop waiting keys; the threads end after their current insertion, and nobody waits for them here."""
+        with self._lock:
             self._is_closed = True
             self._waiting.clear()
-            self._waiting_keys = 0
-            self._condition.notify_all()
+        for worker in self._workers:
+            worker.close(timeout_s=0)
 
-    def _work(self) -> None:
-        while (taken := self._take()) is not None:
-            table, keys = taken
-            try:
-                self._insert(table, keys)
-            except HotrowError as err:
-                if not self._is_closed:  # else it is the cache that is closed
-                    logger.warning("rows were not inserted into the GPU cache: %s", err)
-            except Exception:  # a thread's top: the next are inserted
-                logger.exception("rows were not inserted into the GPU cache")
-            with self._condition:
-                self._busy.discard(table)
-                self._condition.notify_all()
-
-    def _take(self) -> tuple[int, Keys] | None:
-        """Wait for a table that nobody else is at; None where all is closed."""
-        with self._condition:
-            self._idle_threads += 1
-            self._condition.wait_for(lambda: self._is_closed or self._waiting.keys() - self._busy)
-            self._idle_threads -= 1
-            if self._is_closed:
-                return None
-            table = next(one for one in self._waiting if one not in self._busy)
-            parts = self._waiting.pop(table)
+    def _insert_waiting(self, table: int) -> None:
+        with self._lock:
+            parts = self._waiting.pop(table, [])
             self._waiting_keys -= sum(part.size for part in parts)
-            self._busy.add(table)
-        return table, np.unique(np.concatenate(parts))
+        try:
+            if parts:
+                self._insert(table, np.unique(np.concatenate(parts)))
+        except HotrowError as err:
+            if not self._is_closed:  # otherwise the cache is closed
+                logger.warning("rows were not inserted into the GPU cache: %s", err)

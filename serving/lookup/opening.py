@@ -1,13 +1,13 @@
 """The lookups of one model: one per device, or one without."""
 
 import logging
+import threading
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack, closing
 
 from kernels.device import Device
 from serving.config import ModelConfig
 from serving.lookup.session import LookupSession
-from serving.lookup.turns import Turns
 from serving.parameter_server import ParameterServer
 
 logger = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ def open_lookups(server: ParameterServer, config: ModelConfig, devices: Sequence
 
     for line in describe_caches(config.name, plan_caches(config), devices):
         logger.info("%s", line)
-    refreshing = Turns(config.gpu_cache.refresher_buffers)
+    refreshing = threading.Semaphore(config.gpu_cache.refresher_buffers)
     with ExitStack() as opened:
         lookups = [
             opened.enter_context(closing(CachedLookup(server, config, device, refreshing=refreshing)))

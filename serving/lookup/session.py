@@ -10,9 +10,9 @@ from kernels.device import Device
 from serving.batch import Batch
 from serving.config import ModelConfig
 from serving.errors import RequestError, UnknownModelError
+from serving.metrics import MetricSample
 from serving.parameter_server import ParameterServer
 from serving.parameter_server.updates import check_keys
-from serving.reading import Reading
 from serving.storage.store import Keys
 
 
@@ -106,7 +106,7 @@ class LookupSession:
     def refresh(self) -> None:
         """Read anew what the lookup holds of the tiers' rows: without caches nothing."""
 
-    def readings(self) -> Iterator[Reading]:
+    def readings(self) -> Iterator[MetricSample]:
         """What the lookup counted beside the tiers, for the metrics page: without caches nothing."""
         yield from ()
 

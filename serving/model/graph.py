@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from serving.model.graph_reader import ACTIVATION_OF_LOSS, GraphReader
-from serving.model.json_fields import Fields
+from serving.model.json_fields import Fields, describe
 from serving.model.projection import with_projection
 from serving.model.records import B, Embedding, Graph, Layer, Samples, Shape, SparseInput, WeightSpec
 from serving.model.strict_json import read_json
@@ -75,6 +75,8 @@ def parse_graph(document: Any, source: str, inputs_only: bool = False) -> Graph:
     """
     root = Fields(document, source, "", _CLAUSES)
     layers = list(root.objects("layers"))
+    for fields in layers:
+        fields.shown += _quoted_name(fields)
     if layers[0].text("type") != "Data":
         raise layers[0].error(f"the first layer must be Data, got {layers[0].text('type')}", "type")
     reader = GraphReader(layers)
@@ -104,3 +106,12 @@ def inference_document(document: dict[str, Any]) -> dict[str, Any]:
         if layer.path in losses
     ]
     return result
+
+
+def _quoted_name(fields: Fields) -> str:
+    """Return what follows a layer's place in messages: its name or, without one, its first top."""
+    top = fields.value("top", "")
+    for name in (fields.value("name", ""), top[0] if isinstance(top, list) and top else top):
+        if isinstance(name, str) and name:
+            return f" {describe(name)}"
+    return ""

@@ -52,7 +52,7 @@ class GraphReader:
         self._losses: list[_Loss] = []
         self._names: set[str] = {fields.text("name")} if "name" in fields else set()
         self._shapes: dict[str, Shape] = {}
-        self._made: dict[str, str] = {}  # tensor to the path of the layer that makes it
+        self._made: dict[str, str] = {}  # tensor to the place of the layer that makes it
         labels = [label.top for label in data.labels if label.top is not None]
         for key, top in (*(("label", top) for top in labels), ("dense", data.dense_top)):
             self._claim(top, fields, f"{key}.top")
@@ -259,7 +259,7 @@ class GraphReader:
     def _claim(self, top: str, fields: Fields, key: str = "top") -> None:
         if top in self._made:
             raise fields.error(f"the tensor {top!r} is made twice, first by {self._made[top]}", key)
-        self._made[top] = fields.path
+        self._made[top] = fields.shown
 
     def _fresh(self, name: str, wanted: str | None = None) -> str:
         """Return ``wanted`` if no layer is called so, else a name made of ``name`` that no layer or tensor has."""

@@ -24,6 +24,7 @@ class Fields:
     Attributes:
         source: the file, for messages.
         path: where the object is in the document, ``"layers[4].fc_param"``.
+        shown: the path as messages show it, with the layer's name: ``layers[4] "fc1".fc_param``.
     """
 
     def __init__(self, value: Any, source: str, path: str, known: Iterable[str] | None = None) -> None:
@@ -33,7 +34,7 @@ class Fields:
             ConfigError: it is not an object, or has an unknown member.
         """
         self.source = source
-        self.path = path
+        self.path = self.shown = path
         if not isinstance(value, dict):
             raise self.error(f"expected an object, got {describe(value)}")
         self._members: dict[str, Any] = value
@@ -59,7 +60,7 @@ class Fields:
 
     def error(self, reason: str, key: str = "") -> ConfigError:
         """Return the error that says ``reason`` of this object, or of its member ``key``."""
-        return ConfigError(self.source, ".".join(part for part in (self.path, key) if part), reason)
+        return ConfigError(self.source, ".".join(part for part in (self.shown, key) if part), reason)
 
     def value(self, key: str, default: Any = REQUIRED) -> Any:
         """Return the member as it is.
@@ -166,7 +167,7 @@ class Fields:
             yield Fields(item, self.source, f"{self._path_of(key)}[{index}]")
 
     def _path_of(self, key: str) -> str:
-        return f"{self.path}.{key}" if self.path else key
+        return f"{self.shown}.{key}" if self.shown else key
 
 
 def describe(value: Any) -> str:

@@ -21,7 +21,7 @@ def explain_missing(bottom: str, reader: Fields, layers: Sequence[Fields], made:
         path = _path(bottom, set(_names(reader, "top")), makers)
         if path:
             return f"{missing}; there is a cycle: {' <- '.join(path)}"
-        return f"{missing}; {makers[bottom].path}, below, does, and layers stand in the order in which they run"
+        return f"{missing}; {makers[bottom].shown}, below, does, and layers stand in the order in which they run"
     exchanged = sorted(set(_names(reader, "top")) & set(made))
     if exchanged:
         return f"{missing}, but its top {exchanged[0]!r} is made above: are bottom and top exchanged?"

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from serving.histogram import Histogram
+from serving.metrics import Histogram
 
 #: Upper bounds of the fetch times' buckets, in seconds: 10 us to 10 s.
 FETCH_BUCKETS_S = (*(digit * 10.0**power for power in range(-5, 1) for digit in (1.0, 2.5, 5.0)), 10.0)

@@ -6,6 +6,8 @@ A body is a JSON document, optionally followed by the raw little-endian bytes of
 """
 
 import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +16,7 @@ import orjson
 
 from serving.errors import RequestError
 from serving.protocol.document import checked, known_only, optional, parse_document, required
-from serving.protocol.tensors import DTYPES, Array, Signature, array_from_numbers, quoted
+from serving.protocol.tensors import DTYPES, Array, Signature, TensorSpec, array_from_numbers, quoted
 
 # KServe v2's; what ``parameters`` may hold is open.
 _REQUEST_MEMBERS = frozenset({"id", "parameters", "inputs", "outputs"})
@@ -39,11 +41,24 @@ class InferRequest:
         id: the client's id, given back in the answer; empty if it sent none.
         inputs: arrays by tensor name. Binary tensors are read-only views of the body, aligned for their dtype.
         outputs: what to answer, in the client's order; all outputs where it named none.
+        places: where each tensor's numbers stand in the JSON part, by tensor name.
     """
 
     id: str
     inputs: dict[str, Array]
     outputs: tuple[OutputRequest, ...]
+    places: Mapping[str, str]
+
+    @contextmanager
+    def locating_errors(self) -> Iterator[None]:
+        """Add the tensor's place to errors that start with its name: ``DES (inputs[0].data): ...``."""
+        try:
+            yield
+        except RequestError as err:
+            name, _, reason = str(err).partition(": ")
+            if name not in self.places:
+                raise
+            raise RequestError(f"{name} ({self.places[name]}): {reason}") from err
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +67,7 @@ class _Input:
 
     Attributes:
         name: the tensor's name.
+        path: its JSON path.
         dtype: its dtype.
         shape: its shape.
         numbers: its numbers, where they stand in the JSON itself.
@@ -59,6 +75,7 @@ class _Input:
     """
 
     name: str
+    path: str
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
     numbers: Array | None
@@ -72,6 +89,7 @@ class _Head:
     id: str
     inputs: tuple[_Input, ...]
     outputs: tuple[OutputRequest, ...]
+    places: Mapping[str, str]
     is_reusable: bool
 
 
@@ -105,7 +123,7 @@ class InferDecoder:
             head = _read_head(memoryview(body)[:json_bytes], self._signature)
         else:
             head = self._remembered(body[:json_bytes])
-        return InferRequest(head.id, _arrays(head, body, json_bytes), head.outputs)
+        return InferRequest(head.id, _arrays(head, body, json_bytes), head.outputs, head.places)
 
     def _remembered(self, text: bytes) -> _Head:
         head = self._heads.get(text)
@@ -143,36 +161,43 @@ def _read_head(text: bytes | memoryview, signature: Signature) -> _Head:
         raise RequestError(f"inputs: missing {quoted(missing)}")
     outputs = _outputs(document, binary_outputs, signature)
     is_reusable = not request_id and all(tensor.numbers is None for tensor in inputs.values())
-    return _Head(request_id, tuple(inputs.values()), outputs, is_reusable)
+    places = {name: one.path if one.numbers is None else f"{one.path}.data" for name, one in inputs.items()}
+    return _Head(request_id, tuple(inputs.values()), outputs, places, is_reusable)
 
 
 def _read_input(tensor: dict[str, Any], path: str, signature: Signature) -> _Input:
     known_only(tensor, _INPUT_MEMBERS, path)
     name = required(tensor, "name", str, path)
     spec = signature.input(name, path)
+    try:
+        return _read_described(tensor, path, spec)
+    except RequestError as err:
+        place, _, reason = str(err).partition(": ")
+        raise RequestError(f"{name} ({place}): {reason}") from err
+
+
+def _read_described(tensor: dict[str, Any], path: str, spec: TensorSpec) -> _Input:
+    """Read what follows an input's name; errors begin with their JSON path."""
     datatype = required(tensor, "datatype", str, path)
     if datatype not in spec.datatypes:
         accepted = " or ".join(spec.datatypes)
-        raise RequestError(f"{path}.datatype: tensor {name} must be {accepted}, but {datatype[:32]!r} came")
+        raise RequestError(f"{path}.datatype: expected {accepted}, but {datatype[:32]!r} came")
     dtype = DTYPES[datatype]
     shape = _shape(required(tensor, "shape", list, path), path)
     parameters: dict[str, Any] = optional(tensor, "parameters", dict, {}, path)
     if "shared_memory_region" in parameters:
-        raise RequestError(f"{path}.parameters: tensor {name}: shared memory is not supported")
+        raise RequestError(f"{path}.parameters.shared_memory_region: shared memory is not supported")
     if "binary_data_size" not in parameters:
-        return _Input(
-            name, dtype, shape, array_from_numbers(_numbers_of(tensor, path), dtype, shape, f"{path}.data"), 0
-        )
+        numbers = array_from_numbers(_numbers_of(tensor, path), dtype, shape, f"{path}.data")
+        return _Input(spec.name, path, dtype, shape, numbers, 0)
     if "data" in tensor:
-        raise RequestError(f"{path}: tensor {name} has both data and binary_data_size")
+        raise RequestError(f"{path}: both data and parameters.binary_data_size are there")
     size_bytes = checked(parameters["binary_data_size"], int, f"{path}.parameters.binary_data_size")
     count = math.prod(shape)
     if size_bytes != count * dtype.itemsize:
-        raise RequestError(
-            f"tensor {name}: shape {list(shape)} of {datatype} needs {count * dtype.itemsize:,} bytes, "
-            f"binary_data_size says {size_bytes:,}"
-        )
-    return _Input(name, dtype, shape, None, count)
+        needed = f"shape {list(shape)} of {datatype} needs {count * dtype.itemsize:,} bytes"
+        raise RequestError(f"{path}.parameters.binary_data_size: {needed}, but {size_bytes:,} are announced")
+    return _Input(spec.name, path, dtype, shape, None, count)
 
 
 def _numbers_of(tensor: dict[str, Any], path: str) -> Any:
@@ -202,9 +227,8 @@ def _arrays(head: _Head, body: bytes, offset: int) -> dict[str, Array]:
             continue
         size_bytes = tensor.count * tensor.dtype.itemsize
         if size_bytes > len(body) - offset:
-            raise RequestError(
-                f"tensor {tensor.name}: binary_data_size says {size_bytes:,} bytes, but {len(body) - offset:,} are left"
-            )
+            came = f"{size_bytes:,} bytes are announced, but {len(body) - offset:,} are left"
+            raise RequestError(f"{tensor.name} ({tensor.path}): {came}")
         array = np.frombuffer(body, tensor.dtype, tensor.count, offset).reshape(tensor.shape)
         arrays[tensor.name] = array if array.flags.aligned else array.copy()
         offset += size_bytes

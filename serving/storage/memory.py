@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from kernels.host import HostTable, OverflowPolicy
 from serving.errors import StoreError, StoreFullError
-from serving.reading import Reading
+from serving.metrics import MetricSample
 from serving.storage.memory_budget import MemoryBudget, Quota
 from serving.storage.store import Keys, TableSpec, Vectors
 from serving.storage.tables import HostTableStore
@@ -100,9 +100,9 @@ class MemoryStore(HostTableStore[HostTable]):
         held = (self._tables or {}).get(table)
         return held.stats().evicted_rows if held is not None else 0
 
-    def samples(self, table: str) -> Iterable[Reading]:
+    def samples(self, table: str) -> Iterable[MetricSample]:
         """See ``Store.samples``."""
-        return (Reading("hotrow_tier_evicted_rows", "Rows that overflows evicted.", (), self.evicted_rows(table)),)
+        return (MetricSample("hotrow_tier_evicted_rows", "Rows that overflows evicted.", (), self.evicted_rows(table)),)
 
     def insert(self, table: str, keys: Keys, rows: Vectors) -> None:
         """See ``Store.insert``."""

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from kernels.host import RowDtype
 from serving.model.records import Combiner
 from serving.model.sparse_model import SparseModel
-from serving.reading import Reading
 
 Keys = NDArray[np.int64]
 Vectors = NDArray[np.float32]
@@ -232,7 +231,7 @@ class Store(Protocol):
         """
         return
 
-    def samples(self, table: str) -> Iterable[Reading]:
+    def samples(self, table: str) -> Iterable[MetricSample]:
         """Metric samples of a table beyond the parameter server's own; reads only what is in this process."""
         return ()
 

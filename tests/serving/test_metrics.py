@@ -5,8 +5,7 @@ import threading
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from serving.metrics import Metrics, RequestMetrics
-from serving.reading import Reading
+from serving.metrics import Metrics, MetricSample, RequestMetrics
 
 
 def values(requests, pulled=lambda: []):
@@ -70,7 +69,7 @@ def test_samples_are_counted_by_model():
 
 def test_pulled_counters_are_read_anew_for_every_page():
     count = iter([1, 2])
-    metrics = Metrics(RequestMetrics(), lambda: [Reading("hotrow_x", "X.", (("tier", "memory"),), next(count))])
+    metrics = Metrics(RequestMetrics(), lambda: [MetricSample("hotrow_x", "X.", (("tier", "memory"),), next(count))])
 
     pages = [metrics.page().decode() for _ in range(2)]
 
@@ -79,7 +78,7 @@ def test_pulled_counters_are_read_anew_for_every_page():
 
 
 def test_pulled_counters_of_one_name_are_one_family():
-    pulled = [Reading("hotrow_x", "X.", (("tier", tier),), 5) for tier in ("memory", "rocksdb")]
+    pulled = [MetricSample("hotrow_x", "X.", (("tier", tier),), 5) for tier in ("memory", "rocksdb")]
 
     page = Metrics(RequestMetrics(), lambda: pulled).page().decode()
 

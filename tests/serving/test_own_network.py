@@ -213,7 +213,7 @@ def test_two_networks_are_one_too_many(write_own):
     with pytest.raises(ConfigError, match=r"drop every layer but Data and the embeddings, or give a \.model") as caught:
         read_inference_config(model.config_file, "dcn")
 
-    assert (caught.value.source, caught.value.path) == (str(model.config_file), "layers[3].type")
+    assert (caught.value.source, caught.value.path) == (str(model.config_file), 'layers[3] "reshape0".type')
 
 
 def test_no_network_is_one_too_few(write_own):

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 import numpy as np
 from array_api_compat import array_namespace
 
-from serving.dense.layers.signature import Arrays, LayerFunction, LayerWeights, Params
+from serving.dense.layers.signature import Arrays, LayerFunction, LayerWeights, OwnArithmetic, Params
 from serving.dense.primitives import Array, constant, matmul, row_max
 
 _MASKED = 10000.0  # what HugeCTR takes from the score of a key that is not there
 
 
-def _softmax(params: Params, bottoms: Arrays, weights: LayerWeights) -> Arrays:
+def _softmax(params: Params, bottoms: Arrays, weights: LayerWeights, arithmetic: OwnArithmetic) -> Arrays:
     return [_probabilities(*bottoms)]
 
 
@@ -25,43 +25,43 @@ def _probabilities(scores: Array, mask: Array | None = None) -> Array:
     return powers / xp.sum(powers, axis=-1, keepdims=True)
 
 
-def _sequence_mask(params: Params, bottoms: Arrays, weights: LayerWeights) -> Arrays:
+def _sequence_mask(params: Params, bottoms: Arrays, weights: LayerWeights, arithmetic: OwnArithmetic) -> Arrays:
     """1 where both places are inside their sequence, else 0: ``[B, 1, F, T]``; of one bottom, F is 1.
 
     HugeCTR's sequence_mask_layer.cu cuts a length to an integer.
     """
     queries, keys = params["sizes"]
-    inside = _inside(bottoms[-1], (1, 1, 1, keys))
+    inside = _inside(bottoms[-1], (1, 1, 1, keys), arithmetic)
     if len(bottoms) == 2:
-        inside = inside & _inside(bottoms[0], (1, 1, queries, 1))
+        inside = inside & _inside(bottoms[0], (1, 1, queries, 1), arithmetic)
     return [array_namespace(bottoms[0]).astype(inside, bottoms[0].dtype)]
 
 
-def _inside(lengths: Array, shape: tuple[int, ...]) -> Array:
+def _inside(lengths: Array, shape: tuple[int, ...], arithmetic: OwnArithmetic) -> Array:
     """Return which places lie inside: place i of a sequence of ``length``, cut to an integer, if i < length."""
-    ends = constant(np.arange(1, math.prod(shape) + 1).reshape(shape), lengths)
+    ends = constant(np.arange(1, math.prod(shape) + 1).reshape(shape), lengths, arithmetic)
     return ends <= array_namespace(lengths).reshape(lengths, (-1, 1, 1, 1))
 
 
-def _multi_head_attention(params: Params, bottoms: Arrays, weights: LayerWeights) -> Arrays:
+def _multi_head_attention(params: Params, bottoms: Arrays, weights: LayerWeights, arithmetic: OwnArithmetic) -> Arrays:
     """``softmax(Q K / sqrt(D) - 10000 (1 - mask)) V``, or its parts where a graph has them as layers of their own.
 
     The parts are those of HugeCTR's multi_head_attention_layer.cu before it took a mask: D is the width of one head.
     """
     if params["form"] == "scores":
-        return [_scores(*bottoms)]
+        return [_scores(*bottoms, arithmetic)]
     if params["form"] == "values":
-        return [_merge_heads(matmul(*bottoms))]
+        return [_merge_heads(matmul(*bottoms, arithmetic))]
     q, k, v = (_split_heads(x, params["num_attention_heads"]) for x in bottoms[:3])
-    scores = _scores(q, k)
+    scores = _scores(q, k, arithmetic)
     if params["form"] == "scores_and_values":
         return [scores, v]
-    return [_merge_heads(matmul(_probabilities(scores, *bottoms[3:]), v))]
+    return [_merge_heads(matmul(_probabilities(scores, *bottoms[3:]), v, arithmetic))]
 
 
-def _scores(q: Array, k: Array) -> Array:
+def _scores(q: Array, k: Array, arithmetic: OwnArithmetic) -> Array:
     """Return ``Q K / sqrt(D)``: ``[B, H, F, T]``."""
-    return matmul(q, array_namespace(k).permute_dims(k, (0, 1, 3, 2))) * (1 / math.sqrt(q.shape[-1]))
+    return matmul(q, array_namespace(k).permute_dims(k, (0, 1, 3, 2)), arithmetic) * (1 / math.sqrt(q.shape[-1]))
 
 
 def _split_heads(x: Array, heads: int) -> Array:

@@ -4,47 +4,47 @@ from collections.abc import Mapping
 
 from array_api_compat import array_namespace
 
-from serving.dense.layers.signature import Arrays, LayerFunction, LayerWeights, Params
+from serving.dense.layers.signature import Arrays, LayerFunction, LayerWeights, OwnArithmetic, Params
 from serving.dense.primitives import relu, sigmoid
 
 
-def _relu(params: Params, bottoms: Arrays, weights: LayerWeights) -> Arrays:
+def _relu(params: Params, bottoms: Arrays, weights: LayerWeights, arithmetic: OwnArithmetic) -> Arrays:
     return [relu(bottoms[0])]
 
 
-def _sigmoid(params: Params, bottoms: Arrays, weights: LayerWeights) -> Arrays:
-    return [sigmoid(bottoms[0])]
+def _sigmoid(params: Params, bottoms: Arrays, weights: LayerWeights, arithmetic: OwnArithmetic) -> Arrays:
+    return [sigmoid(bottoms[0], arithmetic)]
 
 
-def _elu(params: Params, bottoms: Arrays, weights: LayerWeights) -> Arrays:
+def _elu(params: Params, bottoms: Arrays, weights: LayerWeights, arithmetic: OwnArithmetic) -> Arrays:
     x = bottoms[0]
     xp = array_namespace(x)
     # -relu(-x) is x where it is used; it keeps exp from overflowing where it is not
     return [xp.where(x < 0, params["alpha"] * xp.expm1(-relu(-x)), x)]
 
 
-def _dropout(params: Params, bottoms: Arrays, weights: LayerWeights) -> Arrays:
+def _dropout(params: Params, bottoms: Arrays, weights: LayerWeights, arithmetic: OwnArithmetic) -> Arrays:
     """The identity: dropping is training's business, which overrides this function."""
     return bottoms
 
 
-def _cast(params: Params, bottoms: Arrays, weights: LayerWeights) -> Arrays:
+def _cast(params: Params, bottoms: Arrays, weights: LayerWeights, arithmetic: OwnArithmetic) -> Arrays:
     """The identity: it goes to or from float16, and here all is float32."""
     return bottoms
 
 
-def _add(params: Params, bottoms: Arrays, weights: LayerWeights) -> Arrays:
+def _add(params: Params, bottoms: Arrays, weights: LayerWeights, arithmetic: OwnArithmetic) -> Arrays:
     total = bottoms[0]
     for term in bottoms[1:]:
         total = total + term
     return [total]
 
 
-def _sub(params: Params, bottoms: Arrays, weights: LayerWeights) -> Arrays:
+def _sub(params: Params, bottoms: Arrays, weights: LayerWeights, arithmetic: OwnArithmetic) -> Arrays:
     return [bottoms[0] - bottoms[1]]
 
 
-def _elementwise_multiply(params: Params, bottoms: Arrays, weights: LayerWeights) -> Arrays:
+def _elementwise_multiply(params: Params, bottoms: Arrays, weights: LayerWeights, arithmetic: OwnArithmetic) -> Arrays:
     product = bottoms[0]
     for factor in bottoms[1:]:
         product = product * factor

@@ -4,11 +4,11 @@ from collections.abc import Mapping
 
 from array_api_compat import array_namespace
 
-from serving.dense.layers.signature import Arrays, LayerFunction, LayerWeights, Params
+from serving.dense.layers.signature import Arrays, LayerFunction, LayerWeights, OwnArithmetic, Params
 from serving.dense.primitives import Array, sigmoid
 
 
-def _batch_norm(params: Params, bottoms: Arrays, weights: LayerWeights) -> Arrays:
+def _batch_norm(params: Params, bottoms: Arrays, weights: LayerWeights, arithmetic: OwnArithmetic) -> Arrays:
     """Mean and variance are those that training kept; training itself overrides this function.
 
     They are used as they stand in the file, as by the cuDNN call of HugeCTR's batch_norm_layer.cu: whether the variance
@@ -19,18 +19,18 @@ def _batch_norm(params: Params, bottoms: Arrays, weights: LayerWeights) -> Array
     return [(bottoms[0] - weights["mean"]) * scale + weights["beta"]]
 
 
-def _layer_norm(params: Params, bottoms: Arrays, weights: LayerWeights) -> Arrays:
+def _layer_norm(params: Params, bottoms: Arrays, weights: LayerWeights, arithmetic: OwnArithmetic) -> Arrays:
     """Over the last dimension, by the variance of the population: HugeCTR's layer_norm_layer.cu."""
     return [_standardize(bottoms[0], -1, params["eps"]) * weights["gamma"] + weights["beta"]]
 
 
-def _prelu_dice(params: Params, bottoms: Arrays, weights: LayerWeights) -> Arrays:
+def _prelu_dice(params: Params, bottoms: Arrays, weights: LayerWeights, arithmetic: OwnArithmetic) -> Arrays:
     """DIN's Dice: x or ``alpha * x``, mixed by how far x lies above the mean of its column in this batch.
 
     Also in a prediction the batch's own mean and variance, of the population: HugeCTR's prelu_dice_layer.cu.
     """
     x, alpha = bottoms[0], params["alpha"]
-    gate = sigmoid(_standardize(x, 0, params["eps"]))
+    gate = sigmoid(_standardize(x, 0, params["eps"]), arithmetic)
     return [x * (alpha + (1 - alpha) * gate)]
 
 

@@ -4,46 +4,46 @@ from collections.abc import Mapping
 
 from array_api_compat import array_namespace
 
-from serving.dense.layers.signature import Arrays, LayerFunction, LayerWeights, Params
+from serving.dense.layers.signature import Arrays, LayerFunction, LayerWeights, OwnArithmetic, Params
 from serving.dense.primitives import Array, below_diagonal, concat, linear, matmul, relu
 
 
-def _inner_product(params: Params, bottoms: Arrays, weights: LayerWeights) -> Arrays:
-    return [linear(bottoms[0], weights["weight"], weights["bias"])]
+def _inner_product(params: Params, bottoms: Arrays, weights: LayerWeights, arithmetic: OwnArithmetic) -> Arrays:
+    return [linear(bottoms[0], weights["weight"], weights["bias"], arithmetic)]
 
 
-def _fused_inner_product(params: Params, bottoms: Arrays, weights: LayerWeights) -> Arrays:
+def _fused_inner_product(params: Params, bottoms: Arrays, weights: LayerWeights, arithmetic: OwnArithmetic) -> Arrays:
     """InnerProduct and ReLU. Further bottoms and tops are for a backward pass; the tops repeat the first."""
-    product = linear(bottoms[0], weights["weight"], weights["bias"])
+    product = linear(bottoms[0], weights["weight"], weights["bias"], arithmetic)
     top = relu(product) if params["activation"] == "Relu" else product
     return [top] * params["tops"]
 
 
-def _mlp(params: Params, bottoms: Arrays, weights: LayerWeights) -> Arrays:
+def _mlp(params: Params, bottoms: Arrays, weights: LayerWeights, arithmetic: OwnArithmetic) -> Arrays:
     """A chain of InnerProducts. Further bottoms and tops are for a backward pass; the tops repeat the first."""
     x = bottoms[0]
     for level, (activation, has_bias) in enumerate(zip(params["activations"], params["biases"], strict=True)):
-        x = linear(x, weights[f"weight{level}"], weights[f"bias{level}"] if has_bias else None)
+        x = linear(x, weights[f"weight{level}"], weights[f"bias{level}"] if has_bias else None, arithmetic)
         if activation == "Relu":
             x = relu(x)
     return [x] * params["tops"]
 
 
-def _multi_cross(params: Params, bottoms: Arrays, weights: LayerWeights) -> Arrays:
+def _multi_cross(params: Params, bottoms: Arrays, weights: LayerWeights, arithmetic: OwnArithmetic) -> Arrays:
     if params["projection_dim"]:
-        return [_cross_matrices(bottoms[0], params["num_layers"], weights)]
-    return [_cross_vectors(bottoms[0], params["num_layers"], weights)]
+        return [_cross_matrices(bottoms[0], params["num_layers"], weights, arithmetic)]
+    return [_cross_vectors(bottoms[0], params["num_layers"], weights, arithmetic)]
 
 
-def _cross_vectors(x0: Array, depth: int, weights: LayerWeights) -> Array:
+def _cross_vectors(x0: Array, depth: int, weights: LayerWeights, arithmetic: OwnArithmetic) -> Array:
     """DCN's cross network: ``x[l+1] = x0 * (x[l] . w[l]) + x[l] + b[l]``.
 
     Every x[l] is ``a * x0 + c`` with one number a per sample and a constant vector c, the sum of the biases so far.
     So one product of x0 with all w is enough, and the loop is over [B, 1] instead of [B, I].
     """
     xp = array_namespace(weights["bias0"])
-    w = concat([xp.reshape(weights[f"weight{level}"], (-1, 1)) for level in range(depth)], 1)
-    gains = linear(x0, w, xp.ones_like(w[0, :]))  # [B, depth]: 1 + x0 . w[l]
+    w = concat([xp.reshape(weights[f"weight{level}"], (-1, 1)) for level in range(depth)], 1, arithmetic)
+    gains = linear(x0, w, xp.ones_like(w[0, :]), arithmetic)  # [B, depth]: 1 + x0 . w[l]
     a, c = gains[:, :1], weights["bias0"]
     for level in range(1, depth):
         a = a * gains[:, level : level + 1] + xp.sum(c * w[:, level])
@@ -51,32 +51,32 @@ def _cross_vectors(x0: Array, depth: int, weights: LayerWeights) -> Array:
     return x0 * a + c
 
 
-def _cross_matrices(x0: Array, depth: int, weights: LayerWeights) -> Array:
+def _cross_matrices(x0: Array, depth: int, weights: LayerWeights, arithmetic: OwnArithmetic) -> Array:
     """DCN v2's cross network of low rank: ``x[l+1] = x0 * (x[l] U[l] V[l] + b[l]) + x[l]``."""
     x = x0
     for level in range(depth):
-        projected = linear(x, weights[f"u{level}"])
-        x = x0 * linear(projected, weights[f"v{level}"], weights[f"bias{level}"]) + x
+        projected = linear(x, weights[f"u{level}"], arithmetic=arithmetic)
+        x = x0 * linear(projected, weights[f"v{level}"], weights[f"bias{level}"], arithmetic) + x
     return x
 
 
-def _weight_multiply(params: Params, bottoms: Arrays, weights: LayerWeights) -> Arrays:
+def _weight_multiply(params: Params, bottoms: Arrays, weights: LayerWeights, arithmetic: OwnArithmetic) -> Arrays:
     """Each number of a row times the vector of its column: ``top[s * D + d] = x[s] * w[s, d]``."""
     xp = array_namespace(bottoms[0])
     slots, width = params["weight_dims"]
     return [xp.reshape(xp.reshape(bottoms[0], (-1, slots, 1)) * weights["weight"], (-1, slots * width))]
 
 
-def _interaction(params: Params, bottoms: Arrays, weights: LayerWeights) -> Arrays:
+def _interaction(params: Params, bottoms: Arrays, weights: LayerWeights, arithmetic: OwnArithmetic) -> Arrays:
     """DLRM's: the vector, the products of all pairs among it and the embeddings, row by row, and one 0."""
     vector, embedding = bottoms
     xp = array_namespace(vector)
-    z = concat([xp.reshape(vector, (-1, 1, vector.shape[1])), embedding], 1)  # [B, S + 1, D]
-    pairs = below_diagonal(matmul(z, xp.permute_dims(z, (0, 2, 1))))
-    return [concat([vector, pairs, xp.zeros_like(pairs[:, :1])], 1)] * params["tops"]
+    z = concat([xp.reshape(vector, (-1, 1, vector.shape[1])), embedding], 1, arithmetic)  # [B, S + 1, D]
+    pairs = below_diagonal(matmul(z, xp.permute_dims(z, (0, 2, 1)), arithmetic), arithmetic)
+    return [concat([vector, pairs, xp.zeros_like(pairs[:, :1])], 1, arithmetic)] * params["tops"]
 
 
-def _fm_order2(params: Params, bottoms: Arrays, weights: LayerWeights) -> Arrays:
+def _fm_order2(params: Params, bottoms: Arrays, weights: LayerWeights, arithmetic: OwnArithmetic) -> Arrays:
     """Half of ``(sum of the vectors)**2 - sum of the vectors**2``: the products of all pairs of slots, summed.
 
     The sign and the half are those of HugeCTR's fm_order2_layer.cu.
@@ -88,13 +88,13 @@ def _fm_order2(params: Params, bottoms: Arrays, weights: LayerWeights) -> Arrays
     return [0.5 * (total * total - xp.sum(vectors * vectors, axis=1))]
 
 
-def _matrix_multiply(params: Params, bottoms: Arrays, weights: LayerWeights) -> Arrays:
+def _matrix_multiply(params: Params, bottoms: Arrays, weights: LayerWeights, arithmetic: OwnArithmetic) -> Arrays:
     left, right = bottoms
     if len(left.shape) == len(right.shape):
-        return [matmul(left, right)]
+        return [matmul(left, right, arithmetic)]
     xp = array_namespace(left)
     n, *sizes = right.shape  # [m, n] x [n, g, h] is [m, g, h]
-    return [xp.reshape(matmul(left, xp.reshape(right, (n, -1))), (-1, *sizes))]
+    return [xp.reshape(matmul(left, xp.reshape(right, (n, -1)), arithmetic), (-1, *sizes))]
 
 
 TABLE: Mapping[str, LayerFunction] = {

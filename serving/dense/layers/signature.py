@@ -3,9 +3,11 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from serving.dense.primitives import Array
+from serving.dense.primitives import Arithmetic, Array
 
 Params: TypeAlias = Mapping[str, Any]
 Arrays: TypeAlias = Sequence[Array]
 LayerWeights: TypeAlias = Mapping[str, Array]  # BatchNorm's statistics among them
-LayerFunction: TypeAlias = Callable[[Params, Arrays, LayerWeights], Arrays]
+OwnArithmetic: TypeAlias = Arithmetic | None  # None: the array library's own
+LayerFunction: TypeAlias = Callable[[Params, Arrays, LayerWeights, OwnArithmetic], Arrays]
+LayerOverride: TypeAlias = Callable[[Params, Arrays, LayerWeights], Arrays]

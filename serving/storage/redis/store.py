@@ -11,7 +11,6 @@ import numpy as np
 from serving.background import QueueWorker
 from serving.config import RedisConfig
 from serving.errors import MissingExtraError, StoreError, StoreTimeoutError, StoreUnreachableError
-from serving.reading import Reading
 from serving.storage.hps_layout import storable
 from serving.storage.redis.commands import RedisNodeError, RedisNodeTimeoutError, RedisUnreachableError
 from serving.storage.redis.rows import STORE_NAME
@@ -215,16 +214,16 @@ class RedisStore(Store):
         held = self._tables.get(table)
         return held is None or held.is_whole
 
-    def samples(self, table: str) -> Iterator[Reading]:
+    def samples(self, table: str) -> Iterator[MetricSample]:
         """See ``Store.samples``."""
         held = self._tables.get(table)
         if held is None:
             return
         help_text = "Partitions of a table that a Redis node holds."
         for node, count in self.spread(table).items():
-            yield Reading("hotrow_redis_partitions", help_text, (("node", node),), count, is_gauge=True)
+            yield MetricSample("hotrow_redis_partitions", help_text, (("node", node),), count, is_gauge=True)
         if self._config.overflow is not None:
-            yield Reading("hotrow_tier_evicted_rows", "Rows that overflows evicted.", (), held.evicted_rows)
+            yield MetricSample("hotrow_tier_evicted_rows", "Rows that overflows evicted.", (), held.evicted_rows)
 
     def spread(self, table: str) -> Mapping[str, int]:
         """By node, ``"host:port"``, how many of an open table's partitions it holds; empty for an unknown table."""

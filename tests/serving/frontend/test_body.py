@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serving.errors import OverloadedError, PayloadTooLargeError, RequestError, UnsupportedEncodingError
-from serving.frontend.body import CUT_SHORT, Arriving, ClientDisconnectedError, Limits, decompress, read_body
+from serving.frontend.body import Arriving, ClientDisconnectedError, Limits, decompress, read_body
 
 LIMITS = Limits(max_body_bytes=100, body_timeout_s=5)
 
 
-def read(chunks, headers=None, limits=LIMITS, scope=None):
+def read(chunks, headers=None, limits=LIMITS):
     """Feed ``chunks`` to read_body; None stands for a client that goes away."""
     messages = [
         {"type": "http.disconnect"}
@@ -27,7 +27,7 @@ def read(chunks, headers=None, limits=LIMITS, scope=None):
     async def receive():
         return messages.pop(0) if messages else await asyncio.Event().wait()
 
-    body = asyncio.run(read_body(scope or {}, receive, headers or {}, limits, Arriving(limits)))
+    body = asyncio.run(read_body({}, receive, headers or {}, limits, Arriving(limits)))
     return decompress(body, headers or {}, limits.max_body_bytes)
 
 
@@ -137,7 +137,7 @@ def test_the_encodings_name_is_read_as_http_says(encoding):
 
 def test_a_body_cut_short_is_refused_with_how_much_came():
     with pytest.raises(RequestError, match="cut short after 3 of 90 bytes"):
-        read([b"abc"], {b"content-length": b"90"}, scope={CUT_SHORT: True})
+        read([b"abc"], {b"content-length": b"90"})
 
 
 @pytest.mark.parametrize("chunks", [[None], [b"a", None]])

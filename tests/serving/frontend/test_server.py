@@ -8,7 +8,7 @@ import uvloop
 
 from serving.errors import ConfigError
 from serving.frontend.edge import Edge
-from serving.frontend.server import Server, listen, url_of, uvicorn_config
+from serving.frontend.server import Server, listen, url_of
 from serving.metrics import RequestMetrics
 
 
@@ -40,8 +40,7 @@ def stop_while_in_hand(app, request):
             await app(scope, receive, send)
 
         with listen("127.0.0.1", 0) as listener:
-            config = uvicorn_config(Edge(watched, RequestMetrics()), stop_timeout_s=1)
-            server = Server(config, ready=lambda: None)
+            server = Server(Edge(watched, RequestMetrics()), ready=lambda: None, stop_timeout_s=1)
             serving = asyncio.ensure_future(server.serve(sockets=[listener]))
             reader, writer = await asyncio.open_connection(*listener.getsockname())
             writer.write(request)

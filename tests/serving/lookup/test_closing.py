@@ -11,7 +11,6 @@ from gpu_cache.errors import CacheClosedError
 from serving.errors import UnknownModelError
 from serving.lookup import LookupSession, cached_lookup
 from serving.lookup.cached_lookup import CachedLookup
-from serving.lookup.in_hand import CallsInHand
 from tests.serving.lookup.cached import Sketch, request, same, served, with_cache, write_model
 from tests.serving.lookup.test_cached_lookup import first_table
 from tests.serving.small_server import DictStore
@@ -114,42 +113,6 @@ def wait_until(holds):
             return
         waiter.wait(0.001)
     pytest.fail("it never came to be")
-
-
-def test_what_is_closed_twice_is_released_once():
-    calls, released = CallsInHand("it"), []
-
-    for _ in range(2):
-        assert calls.close(lambda: released.append(1), WAIT_S)
-
-    assert released == [1]
-
-
-def test_of_two_who_close_one_that_waits_no_longer_releases_not_once_more(pool):
-    calls, released = CallsInHand("it"), []
-    with calls.call():
-        patient = pool.submit(calls.close, lambda: released.append("patient"), WAIT_S)
-        wait_until(lambda: calls._is_closed)
-        assert not calls.close(lambda: released.append("impatient"), 0.0)
-        assert released == []
-
-    assert patient.result(WAIT_S)
-    assert released == ["impatient"]
-
-
-def test_who_closes_again_what_was_closed_in_vain_releases_it(monkeypatch):
-    calls, released = CallsInHand("it"), []
-
-    def interrupt(_predicate, _timeout):
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched:
-        patched.setattr(calls._condition, "wait_for", interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            calls.close(lambda: released.append(1), WAIT_S)
-    assert calls.close(lambda: released.append(1), WAIT_S)
-
-    assert released == [1]
 
 
 def test_a_request_that_does_not_end_holds_up_nobody_and_keeps_what_it_uses(

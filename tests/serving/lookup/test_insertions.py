@@ -1,4 +1,4 @@
-"""Insertions that nobody waits for."""
+"""The asynchronous insert queue."""
 
 import logging
 import threading
@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from serving.errors import StoreError, UnknownModelError
-from serving.lookup.insertions import Insertions
+from serving.lookup.insertions import InsertQueue
 
 
 def keys(*values):
@@ -21,11 +21,11 @@ def inserted():
 
 @pytest.fixture
 def opened():
-    """A function that makes Insertions, which are closed in the end."""
+    """A function that makes insert queues, which are closed at the end."""
     made = []
 
     def make(*arguments, **options):
-        made.append(Insertions(*arguments, **options))
+        made.append(InsertQueue(*arguments, **options))
         return made[-1]
 
     yield make
@@ -34,7 +34,7 @@ def opened():
 
 
 def test_offered_keys_are_inserted_by_another_thread(opened, inserted):
-    insertions = opened(lambda table, of: inserted.append((table, of.tolist(), threading.current_thread())), 2)
+    insertions = opened(lambda table, of: inserted.append((table, of.tolist(), threading.current_thread())), 2, 2)
 
     insertions.offer(1, keys(5, 3))
     assert insertions.wait(30)
@@ -52,7 +52,7 @@ def test_keys_that_came_meanwhile_are_inserted_together_and_once(opened, inserte
         entered.set()
         assert go_on.wait(30)
 
-    insertions = opened(insert, 1)
+    insertions = opened(insert, 2, 1)
     insertions.offer(0, keys(1))
     assert entered.wait(30)
     for more in (keys(7, 8), keys(8, 9), keys(7)):
@@ -73,7 +73,7 @@ def test_two_tables_are_inserted_side_by_side_and_one_is_not(opened):
         both.wait()
         at_work.remove(table)
 
-    insertions = opened(insert, 4)
+    insertions = opened(insert, 2, 4)
     for table in (0, 1):
         insertions.offer(table, keys(1))
 
@@ -88,7 +88,7 @@ def test_what_has_no_room_is_dropped_and_counted(opened, inserted):
         entered.set()
         assert go_on.wait(30)
 
-    insertions = opened(insert, 1, most_keys=3)
+    insertions = opened(insert, 2, 1, most_keys=3)
     insertions.offer(0, keys(1))
     assert entered.wait(30)
     insertions.offer(0, keys(2, 3))
@@ -108,14 +108,14 @@ def test_a_failure_is_logged_and_the_next_keys_are_inserted(opened, inserted, ca
             raise fault
         inserted.append(of.tolist())
 
-    insertions = opened(insert, 1)
+    insertions = opened(insert, 2, 1)
     insertions.offer(0, keys(1))
     insertions.offer(1, keys(2))
     with caplog.at_level(logging.WARNING):
         assert insertions.wait(30)
 
     assert inserted == [[2]]
-    assert "rows were not inserted into the GPU cache" in caplog.text
+    assert str(fault) in caplog.text
 
 
 def test_what_fails_because_all_is_closed_is_no_warning(opened, caplog):
@@ -127,7 +127,7 @@ def test_what_fails_because_all_is_closed_is_no_warning(opened, caplog):
         raise UnknownModelError("the GPU cache is closed")
 
     with caplog.at_level(logging.WARNING):
-        insertions = opened(insert, 1)
+        insertions = opened(insert, 2, 1)
         insertions.offer(0, keys(1))
         assert entered.wait(30)
         insertions.close()
@@ -138,7 +138,7 @@ def test_what_fails_because_all_is_closed_is_no_warning(opened, caplog):
 
 
 def test_closing_drops_what_waits_and_what_comes(opened, inserted):
-    insertions = opened(lambda table, of: inserted.append(table), 1)
+    insertions = opened(lambda table, of: inserted.append(table), 1, 1)
 
     insertions.close()
     insertions.offer(0, keys(1))

@@ -12,8 +12,6 @@ from serving.lookup import LookupSession, cache_plan, open_lookups
 from serving.lookup.cache_plan import buffers_memory, caches_memory, check_memory, describe_caches, plan_caches
 from serving.lookup.cached_lookup import CachedLookup
 from serving.lookup.first_keys import first_keys
-from serving.lookup.refreshing import Refreshing
-from serving.lookup.turns import Turns
 from serving.model.sparse_rows import row_dtype
 from serving.parameter_server import FirstRows, ParameterServer, TierSettings
 from serving.storage import MemoryStore
@@ -186,14 +184,6 @@ def test_a_clock_without_a_share_is_warned_of(device, config, caplog):
         assert "no effect without a cache_refresh_percentage_per_iteration" in caplog.text
 
 
-def test_a_clock_that_stops_says_so(caplog):
-    clock = Refreshing(lambda closing: None, delay_s=1e30, interval_s=0.0, name="'m'")
-    clock._thread.join(30)
-
-    assert "the GPU cache of 'm' is not refreshed any more" in caplog.text
-    clock.close()
-
-
 def test_a_refresh_that_meets_an_outage_leaves_rows_as_they_were(device, config):
     store = DictStore()
 
@@ -206,12 +196,12 @@ def test_a_refresh_that_meets_an_outage_leaves_rows_as_they_were(device, config)
 
 
 def test_only_so_many_devices_are_refreshed_at_a_time(device, config):
-    turns = Turns()
+    turns = threading.Semaphore()
     done = threading.Event()
 
     with served(config) as server:
         lookup = CachedLookup(server, config, device, refreshing=turns)
-        with turns.turn():
+        with turns:
             refreshing = threading.Thread(target=lambda: (lookup.refresh(), done.set()))
             refreshing.start()
             assert not done.is_set()

@@ -188,7 +188,7 @@ def test_a_collection_of_embeddings_is_refused_by_name(document):
         parse_graph(document, "graph.json")
 
     assert str(caught.value) == (
-        "graph.json: layers[1].type: layer type EmbeddingCollection is not supported: "
+        'graph.json: layers[1] "ad_id".type: layer type EmbeddingCollection is not supported: '
         "HugeCTR's own inference reads none either; give each table an embedding layer"
     )
 
@@ -202,7 +202,7 @@ def test_a_reshape_that_mixes_slots_and_samples_is_refused_where_the_label_shows
     with pytest.raises(ConfigError) as caught:
         parse_graph(document, "graph.json")
 
-    assert str(caught.value) == "graph.json: layers[4].bottom: expected shape [B, 1] from label_dim, got [4B, 1]"
+    assert str(caught.value) == 'graph.json: layers[4] "loss".bottom: expected shape [B, 1] from label_dim, got [4B, 1]'
 
 
 def test_a_reshape_without_a_size_keeps_the_rows_there_are(document):

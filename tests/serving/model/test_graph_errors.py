@@ -1,6 +1,5 @@
 """Every way in which a graph can be wrong is refused, and the message names the place."""
 
-import re
 from contextlib import suppress
 
 import pytest
@@ -9,6 +8,7 @@ from hypothesis import strategies as st
 
 from serving.errors import ConfigError
 from serving.model.graph import parse_graph
+from tests.serving.model.layer_places import pattern_of
 from tests.serving.model.odd_documents import with_odd_value
 
 DATA, EMBEDDING, RESHAPE, CONCAT, SLICE, CROSS, FC1, RELU, DROPOUT, CONCAT2, FC2, LOSS = range(12)
@@ -237,7 +237,7 @@ REJECTED = {
 def test_a_wrong_graph_is_refused_and_the_place_is_named(document, edit, message):
     edit(document)
 
-    with pytest.raises(ConfigError, match=re.escape(message)) as caught:
+    with pytest.raises(ConfigError, match=pattern_of(message)) as caught:
         parse_graph(document, "graph.json")
 
     assert str(caught.value).startswith("graph.json: layers")
@@ -247,11 +247,11 @@ def test_a_product_of_no_columns_is_refused(document):
     document["layers"][DATA]["dense"]["dense_dim"] = 0
     document["layers"][FC1]["bottom"] = "dense"
 
-    with pytest.raises(ConfigError, match=re.escape("layers[4].ranges[0]: expected begin < end <= 12")):
+    with pytest.raises(ConfigError, match=pattern_of("layers[4].ranges[0]: expected begin < end <= 12")):
         parse_graph(document, "graph.json")
 
     document["layers"][SLICE]["ranges"] = [[0, 12], [0, 12]]
-    with pytest.raises(ConfigError, match=re.escape("layers[6].bottom: the tensor has no columns")):
+    with pytest.raises(ConfigError, match=pattern_of("layers[6].bottom: the tensor has no columns")):
         parse_graph(document, "graph.json")
 
 
@@ -266,7 +266,15 @@ def test_a_product_of_no_columns_is_refused(document):
     ],
 )
 def test_a_document_without_layers_is_refused(document, message):
-    with pytest.raises(ConfigError, match=re.escape(message)):
+    with pytest.raises(ConfigError, match=pattern_of(message)):
+        parse_graph(document, "graph.json")
+
+
+def test_a_message_names_the_layer_and_its_place(document):
+    document["layers"][SLICE]["name"] = "slice1"
+    del document["layers"][RELU]["top"], document["layers"][SLICE]["bottom"]
+
+    with pytest.raises(ConfigError, match=r'graph\.json: layers\[4\] "slice1"\.bottom: missing'):
         parse_graph(document, "graph.json")
 
 

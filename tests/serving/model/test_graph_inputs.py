@@ -54,7 +54,7 @@ def test_a_layer_of_a_network_is_refused_where_there_is_one_already(base_documen
     with pytest.raises(ConfigError, match=f"{layer['type']} describes a network, and the dense file is one") as caught:
         parse_graph(inputs, "graph.json", inputs_only=True)
 
-    assert caught.value.path == "layers[2].type"
+    assert caught.value.path == f'layers[2] "{layer["name"]}".type'
 
 
 def test_inputs_are_checked_as_those_of_any_graph(inputs):

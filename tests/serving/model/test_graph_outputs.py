@@ -1,11 +1,10 @@
 """Losses, activations and labels: what a graph answers with."""
 
-import re
-
 import pytest
 
 from serving.errors import ConfigError
 from serving.model.graph import B, inference_document, parse_graph
+from tests.serving.model.layer_places import pattern_of
 
 
 def data(label, dense_dim=4):
@@ -182,7 +181,7 @@ def test_an_activation_in_the_middle_is_no_output():
     ],
 )
 def test_a_wrong_output_is_refused_and_the_place_is_named(label, layers, message):
-    with pytest.raises(ConfigError, match=re.escape(f"graph.json: {message}")):
+    with pytest.raises(ConfigError, match=pattern_of(f"graph.json: {message}")):
         parse(label, *layers)
 
 

@@ -162,34 +162,54 @@ class TestWhatIsRefused:
             ),
             pytest.param(
                 tensor("CATCOLUMN", "FP32", [1], data=[1]),
-                "inputs[0].datatype: tensor CATCOLUMN must be INT64 or UINT32, but 'FP32' came",
+                "CATCOLUMN (inputs[0].datatype): expected INT64 or UINT32, but 'FP32' came",
                 id="another datatype",
             ),
-            pytest.param(tensor("DES", "FP32", 2), "inputs[0].shape: expected a list", id="a shape no list"),
-            pytest.param(tensor("DES", "FP32", []), "inputs[0].shape: expected 1 to 8 extents", id="an empty shape"),
-            pytest.param(tensor("DES", "FP32", [-1]), "inputs[0].shape[0]: expected a whole number", id="-1 extent"),
-            pytest.param(tensor("DES", "FP32", [1, True]), "inputs[0].shape[1]: expected", id="an extent no number"),
-            pytest.param(tensor("DES", "FP32", [2**31]), "inputs[0].shape[0]: expected", id="an extent too large"),
-            pytest.param(tensor("DES", "FP32", [1]), "inputs[0]: neither data nor", id="no data"),
+            pytest.param(tensor("DES", "FP32", 2), "DES (inputs[0].shape): expected a list", id="a shape no list"),
+            pytest.param(
+                tensor("DES", "FP32", []), "DES (inputs[0].shape): expected 1 to 8 extents", id="an empty shape"
+            ),
+            pytest.param(
+                tensor("DES", "FP32", [-1]), "DES (inputs[0].shape[0]): expected a whole number", id="-1 extent"
+            ),
+            pytest.param(
+                tensor("DES", "FP32", [1, True]), "DES (inputs[0].shape[1]): expected", id="an extent no number"
+            ),
+            pytest.param(
+                tensor("DES", "FP32", [2**31]), "DES (inputs[0].shape[0]): expected", id="an extent too large"
+            ),
+            pytest.param(tensor("DES", "FP32", [1]), "DES (inputs[0]): neither data nor", id="no data"),
             pytest.param(des(parameters={"shared_memory_region": "r"}), "shared memory", id="shared memory"),
-            pytest.param(des(parameters={"binary_data_size": 8}), "both data and binary_data_size", id="data twice"),
-            pytest.param(des([1.0]), "inputs[0].data: shape [1, 2] needs 2 numbers, but 1 came", id="too few numbers"),
+            pytest.param(
+                des(parameters={"binary_data_size": 8}), "both data and parameters.binary_data_size", id="data twice"
+            ),
+            pytest.param(
+                des([1.0]), "DES (inputs[0].data): shape [1, 2] needs 2 numbers, but 1 came", id="too few numbers"
+            ),
             pytest.param(des([1, 2, 3]), "needs 2 numbers, but 3 came", id="too many numbers"),
-            pytest.param(des([1, None]), "inputs[0].data[1]: expected a number, but null came", id="null"),
-            pytest.param(des([1, "NaN"]), "inputs[0].data[1]: expected a number, but a string came", id="a string"),
-            pytest.param(des([True, 1]), "inputs[0].data[0]: expected a number, but true came", id="a boolean"),
-            pytest.param(des([1, 1e39]), "inputs[0].data[1]: 1e+39 is too large for a float32", id="beyond float32"),
-            pytest.param(des([1, [2]]), "inputs[0].data[1]: expected a number, but a list came", id="half nested"),
+            pytest.param(des([1, None]), "DES (inputs[0].data[1]): expected a number, but null came", id="null"),
+            pytest.param(
+                des([1, "NaN"]), "DES (inputs[0].data[1]): expected a number, but a string came", id="a string"
+            ),
+            pytest.param(des([True, 1]), "DES (inputs[0].data[0]): expected a number, but true came", id="a boolean"),
+            pytest.param(
+                des([1, 1e39]), "DES (inputs[0].data[1]): 1e+39 is too large for a float32", id="beyond float32"
+            ),
+            pytest.param(
+                des([1, [2]]), "DES (inputs[0].data[1]): expected a number, but a list came", id="half nested"
+            ),
             pytest.param(des([[1], [2]]), "not nested like shape [1, 2]", id="nested the other way"),
             pytest.param(des([[1, 2], 3], (2, 2)), "not nested like shape [2, 2]", id="nested at first only"),
             pytest.param(
                 catcolumn([1, 2.5]),
-                "inputs[0].data[1]: expected a whole number, but the number 2.5 came",
+                "CATCOLUMN (inputs[0].data[1]): expected a whole number, but the number 2.5 came",
                 id="a fraction for a key",
             ),
-            pytest.param(catcolumn([1, 2**63]), "inputs[0].data[1]: 9223372036854775808 is not a int64", id="2^63"),
-            pytest.param(catcolumn([2**70, 1]), "inputs[0].data[0]: expected a whole number", id="2^70"),
-            pytest.param(catcolumn([1, -1], datatype="UINT32"), "data[1]: -1 is not a uint32", id="-1 for UINT32"),
+            pytest.param(
+                catcolumn([1, 2**63]), "CATCOLUMN (inputs[0].data[1]): 9223372036854775808 is not a int64", id="2^63"
+            ),
+            pytest.param(catcolumn([2**70, 1]), "CATCOLUMN (inputs[0].data[0]): expected a whole number", id="2^70"),
+            pytest.param(catcolumn([1, -1], datatype="UINT32"), "data[1]): -1 is not a uint32", id="-1 for UINT32"),
         ],
     )
     def test_a_tensor_of_another_form(self, entry, expected):
@@ -208,14 +228,17 @@ class TestWhatIsRefused:
     @pytest.mark.parametrize(
         ("size", "tail", "expected"),
         [
-            pytest.param(
-                7, b"1234567", "tensor DES: shape [1, 2] of FP32 needs 8 bytes, binary_data_size says 7", id="short"
-            ),
-            pytest.param(8, b"1234567", "tensor DES: binary_data_size says 8 bytes, but 7 are left", id="cut"),
+            pytest.param(7, b"1234567", "shape [1, 2] of FP32 needs 8 bytes, but 7 are announced", id="short"),
+            pytest.param(8, b"1234567", "DES (inputs[1]): 8 bytes are announced, but 7 are left", id="cut"),
             pytest.param(8, b"123456789", "1 bytes follow the last tensor's data", id="trailing bytes"),
-            pytest.param(-8, b"", "binary_data_size says -8", id="negative"),
-            pytest.param("8", b"12345678", "binary_data_size: expected a whole number", id="a string"),
-            pytest.param(True, b"12345678", "binary_data_size: expected a whole number, but true came", id="true"),
+            pytest.param(
+                -8,
+                b"",
+                "DES (inputs[1].parameters.binary_data_size): shape [1, 2] of FP32 needs 8 bytes, but -8 are",
+                id="negative",
+            ),
+            pytest.param("8", b"12345678", "binary_data_size): expected a whole number", id="a string"),
+            pytest.param(True, b"12345678", "binary_data_size): expected a whole number, but true came", id="true"),
         ],
     )
     def test_binary_data_of_another_length(self, size, tail, expected):
@@ -261,7 +284,7 @@ class TestTheAnswer:
     PROBABILITIES = np.array([[0.25], [0.5]], np.float32)
 
     def encode(self, *outputs, request_id=""):
-        request = InferRequest(request_id, {}, outputs)
+        request = InferRequest(request_id, {}, outputs, {})
         arrays = {"OUTPUT0": self.PROBABILITIES, "LOGITS": -self.PROBABILITIES}
         return encode_infer(request, "dcn", "3", arrays, {"defaulted_keys": 4})
 

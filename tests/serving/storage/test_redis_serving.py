@@ -10,7 +10,7 @@ from benchmarks.redis_servers import RedisServer, wait_until
 from serving.config import RedisConfig, RedisOverflow
 from serving.errors import ConfigError, StoreError
 from serving.parameter_server import ParameterServer
-from serving.parameter_server.readings import table_readings
+from serving.parameter_server.samples import table_samples
 from serving.storage import RedisStore, RocksDbStore, redis_nodes
 from serving.storage.redis.table import RedisTable
 from tests.serving.storage.redis_stores import IMPATIENT, assert_served, said
@@ -180,7 +180,7 @@ def test_the_metrics_show_the_partitions_of_each_node_and_what_was_evicted(redis
     file = with_margin(ps_file(redis_server.port))
     with ParameterServer.from_config(file) as server:
         counters = server.counters()["dcn.table0"]
-        readings = list(table_readings("dcn.table0", counters, server.stores))
+        readings = list(table_samples("dcn.table0", counters, server.stores))
 
     shown = {(one.name, dict(one.labels).get("node")): one for one in readings}
     partitions = shown["hotrow_redis_partitions", f"127.0.0.1:{redis_server.port}"]

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from serving.dense.device_arithmetic import DeviceArithmetic
 from serving.dense.layers import LAYERS
-from serving.dense.primitives import using_arithmetic
 from serving.model.json_fields import Fields
 from serving.model.layer_types import LAYER_TYPES, Site
 from serving.model.records import B, Samples
@@ -72,8 +71,8 @@ class Layer:
         assert [top.shape for top in tops] == told
         return tops
 
-    def run(self, bottoms, weights):
-        return LAYERS[self.case["type"]](self.structure.params, bottoms, weights)
+    def run(self, bottoms, weights, arithmetic=None):
+        return LAYERS[self.case["type"]](self.structure.params, bottoms, weights, arithmetic)
 
 
 @pytest.fixture(scope="session")
@@ -154,9 +153,9 @@ def check_device(device):
         weights = [layer.weights[name].astype(np.float32) for name in names]
         with device.using(stream):
             bottoms, own = ([device.xp.asarray(array) for array in given] for given in (arrays, weights))
-            with using_arithmetic(DeviceArithmetic(device, "fp32", own).on(stream)):
-                tops = [device.to_host(top) for top in layer.run(bottoms, dict(zip(names, own, strict=True)))]
-                graph = device.capture(stream, lambda: layer.run(bottoms, dict(zip(names, own, strict=True))))
+            given = bottoms, dict(zip(names, own, strict=True)), DeviceArithmetic(device, "fp32", own).on(stream)
+            tops = [device.to_host(top) for top in layer.run(*given)]
+            graph = device.capture(stream, lambda: layer.run(*given))
             graph.launch(stream)
             assert all(np.array_equal(device.to_host(a), b) for a, b in zip(graph.result, tops, strict=True))
             left = [device.to_host(array) for array in (*bottoms, *own)]

@@ -63,7 +63,7 @@ def test_scaling_repeats_numbers_or_rows(run_layer):
 def test_an_overlapping_slice_copies_nothing_it_need_not():
     x = np.zeros((2, 3))
 
-    whole, part = LAYERS["Slice"]({"ranges": ((0, 3), (1, 2))}, [x], {})
+    whole, part = LAYERS["Slice"]({"ranges": ((0, 3), (1, 2))}, [x], {}, None)
 
     assert whole is x
     assert part.shape == (2, 1)

@@ -1,0 +1,255 @@
+"""Queue workers, periodic workers and the in-flight counter."""
+
+import logging
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from math import inf
+
+import pytest
+
+from serving.background import InFlightCounter, PeriodicWorker, QueueWorker
+from serving.errors import StoreError, UnknownModelError
+
+WAIT_S = 30
+LONG_S = 3600.0
+
+
+@pytest.fixture
+def queue():
+    worker = QueueWorker("test queue", 2)
+    yield worker
+    worker.close()
+
+
+class Runs:
+    """Work that counts its runs; ``fault`` makes it fail."""
+
+    def __init__(self, fault=None):
+        self.fault = fault
+        self.count = 0
+        self.condition = threading.Condition()
+
+    def __call__(self):
+        with self.condition:
+            self.count += 1
+            self.condition.notify_all()
+        if self.fault is not None:
+            raise self.fault
+
+    def reach(self, count):
+        with self.condition:
+            return self.condition.wait_for(lambda: self.count >= count, WAIT_S)
+
+
+class Blocked:
+    """Work that waits until it may go on."""
+
+    def __init__(self):
+        self.is_running, self.may_go_on = threading.Event(), threading.Event()
+
+    def __call__(self):
+        self.is_running.set()
+        assert self.may_go_on.wait(WAIT_S)
+
+
+def test_a_queue_worker_runs_work_in_order_in_one_daemon_thread(queue):
+    done = []
+
+    for number in range(2):
+        assert queue.submit(lambda number=number: done.append((number, threading.current_thread())))
+    assert queue.wait(WAIT_S)
+
+    assert [number for number, _ in done] == [0, 1]
+    threads = {thread for _, thread in done}
+    assert len(threads) == 1
+    assert all(thread.daemon and thread.name == "test queue" for thread in threads)
+
+
+def test_a_queue_worker_starts_its_thread_with_the_first_work(queue):
+    assert queue.wait(0)
+
+    assert "test queue" not in [thread.name for thread in threading.enumerate()]
+
+
+def test_a_full_queue_refuses_work(queue):
+    blocked = Blocked()
+    queue.submit(blocked)
+    assert blocked.is_running.wait(WAIT_S)
+
+    taken = [queue.submit(lambda: None) for _ in range(3)]
+    assert not queue.wait(0.001)
+    blocked.may_go_on.set()
+
+    assert taken == [True, True, False]
+    assert queue.wait(WAIT_S)
+
+
+def test_a_closed_queue_drops_waiting_work_and_refuses_new_work(queue):
+    blocked, dropped = Blocked(), Runs()
+    queue.submit(blocked)
+    assert blocked.is_running.wait(WAIT_S)
+    queue.submit(dropped)
+
+    queue.close(timeout_s=0)
+    blocked.may_go_on.set()
+    queue.close()
+
+    assert dropped.count == 0
+    assert not queue.submit(dropped)
+    assert queue.wait(WAIT_S)
+
+
+def test_a_queue_worker_logs_a_failure_and_goes_on(queue, caplog):
+    after = Runs()
+
+    queue.submit(Runs(ZeroDivisionError("oh")))
+    queue.submit(after)
+    assert queue.wait(WAIT_S)
+
+    assert after.count == 1
+    assert "test queue failed" in caplog.text
+    assert "ZeroDivisionError: oh" in caplog.text
+
+
+def test_work_may_close_its_own_queue(queue):
+    queue.submit(queue.close)
+
+    assert queue.wait(WAIT_S)
+
+
+@pytest.mark.parametrize("first_after_s", [None, 0.0, 0.001])
+def test_a_periodic_worker_repeats_its_work(first_after_s):
+    runs = Runs()
+
+    worker = PeriodicWorker("test clock", runs, 0.001, first_after_s=first_after_s)
+
+    assert runs.reach(3)
+    worker.close()
+
+
+def test_an_infinite_interval_allows_one_first_run():
+    runs = Runs()
+    worker = PeriodicWorker("test clock", runs, inf, first_after_s=0.001)
+    assert runs.reach(1)
+
+    worker.close()
+
+    assert runs.count == 1
+
+
+def test_a_periodic_worker_runs_when_it_is_woken():
+    runs = Runs()
+    worker = PeriodicWorker("test clock", runs, inf)
+
+    for count in (1, 2):
+        worker.wake()
+        assert runs.reach(count)
+
+    worker.close()
+
+
+def test_closing_a_periodic_worker_joins_its_thread_and_is_allowed_twice():
+    runs = Runs()
+    worker = PeriodicWorker("test clock", runs, LONG_S)
+
+    worker.close()
+    worker.close()
+    worker.wake()
+
+    assert runs.count == 0
+    assert "test clock" not in [thread.name for thread in threading.enumerate()]
+
+
+def test_closing_a_periodic_worker_waits_at_most_the_timeout():
+    blocked = Blocked()
+    worker = PeriodicWorker("test clock", blocked, LONG_S, first_after_s=0.0)
+    assert blocked.is_running.wait(WAIT_S)
+
+    worker.close(timeout_s=0.001)
+    blocked.may_go_on.set()
+    worker.close()
+
+
+@pytest.mark.parametrize("fault", [StoreError("slow", "m.t", "no answer"), ZeroDivisionError("oh")])
+def test_failures_are_logged_once_when_they_start_and_once_when_they_end(caplog, fault):
+    runs = Runs(fault)
+    worker = PeriodicWorker("test clock", runs, 0.001)
+    with caplog.at_level(logging.WARNING):
+        assert runs.reach(3)
+        runs.fault = None
+        assert runs.reach(runs.count + 3)
+        worker.close()
+
+    assert [message.split(":")[0] for message in caplog.messages] == ["test clock failed", "test clock works again"]
+    assert str(fault) in caplog.text
+
+
+def test_a_failure_during_close_is_not_logged(caplog):
+    blocked = Blocked()
+
+    def work():
+        blocked()
+        raise StoreError("slow", "m.t", "closed")
+
+    worker = PeriodicWorker("test clock", work, LONG_S, first_after_s=0.0)
+    assert blocked.is_running.wait(WAIT_S)
+    worker.close(timeout_s=0)
+    blocked.may_go_on.set()
+    worker.close()
+
+    assert not caplog.messages
+
+
+@pytest.fixture
+def calls():
+    return InFlightCounter(lambda: UnknownModelError("it is closed"))
+
+
+@pytest.fixture
+def pool():
+    with ThreadPoolExecutor(8) as pool:
+        yield pool
+
+
+def test_a_closed_counter_refuses_calls(calls):
+    calls.close(lambda: None, WAIT_S)
+
+    with pytest.raises(UnknownModelError, match="it is closed"), calls.call():
+        pass
+
+
+def test_a_counter_closed_twice_releases_once(calls):
+    released = []
+
+    for _ in range(2):
+        assert calls.close(lambda: released.append(1), WAIT_S)
+
+    assert released == [1]
+
+
+def test_of_two_closing_threads_the_one_that_gave_up_releases_and_the_other_does_not(calls, pool):
+    released = []
+    with calls.call():
+        patient = pool.submit(calls.close, lambda: released.append("patient"), WAIT_S)
+        while not calls._is_closed:
+            threading.Event().wait(0.001)
+        assert not calls.close(lambda: released.append("impatient"), 0.0)
+        assert released == []
+
+    assert patient.result(WAIT_S)
+    assert released == ["impatient"]
+
+
+def test_closing_again_after_an_interrupted_close_releases(calls, monkeypatch):
+    released = []
+
+    def interrupt(_predicate, _timeout):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(calls._condition, "wait_for", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            calls.close(lambda: released.append(1), WAIT_S)
+    assert calls.close(lambda: released.append(1), WAIT_S)
+
+    assert released == [1]
