@@ -8,6 +8,7 @@ import argparse
 import json
 import os
 import platform
+import time
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -70,6 +71,30 @@ def parse_arguments(description, **options):
     for name, option in options.items():
         parser.add_argument(f"--{name.replace('_', '-')}", **option)
     return parser.parse_args()
+
+
+def take_turns(ours, peer, rounds):
+    """Call both sides with the same arguments, round by round; the side that goes first changes every round.
+
+    Args:
+        ours: a function.
+        peer: another one.
+        rounds: for each round, the arguments of its calls as a list of tuples.
+
+    Returns:
+        one pair (ours, peer) of seconds per round.
+    """
+    pairs = []
+    for number, calls in enumerate(rounds):
+        took = [0.0, 0.0]
+        for which in (0, 1) if number % 2 else (1, 0):
+            function = (ours, peer)[which]
+            begin = time.perf_counter()
+            for arguments in calls:
+                function(*arguments)
+            took[which] = time.perf_counter() - begin
+        pairs.append(tuple(took))
+    return pairs
 
 
 def publish(records, file=None):
