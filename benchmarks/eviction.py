@@ -16,10 +16,9 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.one_table import TABLE, table_model, write_table
 from benchmarks.report import Record, parse_arguments, publish
-from benchmarks.tiers import TABLE, model
 from kernels.host import HostTable
-from serving.model.sparse_file import write_sparse_directory
 from serving.parameter_server import FirstRows, ParameterServer, TierSettings
 from serving.planner.policies import lru_curve, pinned_curve
 from serving.storage import MemoryStore, RocksDbStore
@@ -43,7 +42,7 @@ def main():
 
 def hit_rates(folder, table_rows, batches):
     rows = np.random.default_rng(0).standard_normal((table_rows, DIM), dtype=np.float32)
-    write_sparse_directory(folder / "t", np.arange(table_rows), rows)
+    write_table(folder / "t", np.arange(table_rows), lambda keys: rows[keys])
     weights = 1 / np.arange(1, table_rows + 1) ** 1.05
     places = np.random.default_rng(1).choice(table_rows, KEYS * batches, p=weights / weights.sum())
     trace = np.random.default_rng(2).permutation(table_rows)[places]
@@ -57,7 +56,7 @@ def hit_rates(folder, table_rows, batches):
         )
         database = RocksDbStore(folder / "db", num_threads=2)
         with ParameterServer([memory, database], promote=True, settings=STILL) as server:
-            server.load_model(model(folder))
+            server.load_model(table_model(folder / "t", DIM, slots=26))
             serve(server, rows, trace[:half])
             before, rss = hits(server), rss_bytes()
             serve(server, rows, trace[half:])

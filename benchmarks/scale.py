@@ -14,7 +14,6 @@
 A case for which there is too little memory, or disk, is left out, and said so.
 """
 
-import json
 import shutil
 import tempfile
 import time
@@ -24,17 +23,15 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.gather import aligned, compile_gather, gather
+from benchmarks.one_table import table_model, tiers_file, write_table
 from benchmarks.report import Record, parse_arguments, publish
 from kernels.host import HostTable, set_lookup_threads
-from serving.config import ModelConfig, TableConfig, read_ps_config
 from serving.config.capacity import rows_with_headroom
-from serving.model.sparse_writer import write_sparse_batches
 from serving.parameter_server import ParameterServer
 from serving.planner import table_sizes
 
 BATCH_KEYS = 26_624
 CALLS = 4  # of one side before it is the other's turn
-WRITE_ROWS = 65_536
 MEMORY_RESERVE_BYTES = 2**30
 MOST_FILE_BYTES = 7 * 2**30  # to write more takes minutes
 HIT_RATES = (0.99, 0.9, 0.5, 0.0)
@@ -188,27 +185,12 @@ def numbers_at_random(rows, rounds, begin=0):
 @contextmanager
 def written(folder, dim, rows):
     """A model whose table has so many rows, on the disk while the block runs."""
-    path, dense = folder / "t", folder / "dense.model"
-    keys = (keys_of(begin, min(begin + WRITE_ROWS, rows)) for begin in range(0, rows, WRITE_ROWS))
-    write_sparse_batches(path, ((some, vectors_of(some, dim)) for some in keys))
-    dense.touch()
-    yield ModelConfig(
-        name="m",
-        graph_file=dense,
-        dense_file=dense,
-        tables=(TableConfig(name="t", dim=dim, slots=1, combiner="sum", file=path),),
-        key_type="I64",
-        max_batchsize=1024,
-        dense_dim=0,
-        label_dim=1,
-    )
+    path = folder / "t"
+    write_table(path, keys_of(0, rows), lambda keys: vectors_of(keys, dim))
+    model = table_model(path, dim)
+    model.dense_file.touch()
+    yield model
     shutil.rmtree(path)
-
-
-def tiers_file(folder, **tiers):
-    """The configuration of a ps.json that has these tiers and no models."""
-    (folder / "ps.json").write_text(json.dumps({"supportlonglong": True, "models": [], **tiers}))
-    return read_ps_config(folder / "ps.json")
 
 
 def why_not(folder, dim, rows):

@@ -21,13 +21,13 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.one_table import WRITE_ROWS, write_table
+from benchmarks.one_table import vectors_from as rows_of
 from benchmarks.report import Record, parse_arguments, publish
 from kernels.host import HostTable
 from serving import open_snapshot
 from serving.model.snapshot_model import write_snapshot_file
 from serving.model.sparse_file import open_sparse
-from serving.model.sparse_writer import write_sparse_batches
-from serving.parameter_server.durable_load import LOAD_BATCH_ROWS
 
 DIM = 32
 FIRST_KEYS, BATCH_KEYS, COLD_KEYS = 1664, 26 * 1024, 10_000
@@ -39,7 +39,7 @@ def main():
     with tempfile.TemporaryDirectory(dir=Path.cwd()) as folder:  # not on /tmp, which may be memory: cold must be cold
         table, file = Path(folder) / "table", Path(folder) / "table.snapshot"
         keys = np.random.default_rng(0).permutation(rows).astype(np.int64)
-        write_sparse_batches(table, ((part, rows_of(part)) for part in batches_of(keys)))
+        write_table(table, keys, rows_of)
         began = time.perf_counter()
         write_snapshot_file(file, open_sparse(table, DIM), "fp32", "00" * 32)
         print(f"written in {time.perf_counter() - began:.1f} s, {file.stat().st_size / 2**20:,.0f} MiB")
@@ -52,19 +52,10 @@ def main():
     publish(records, arguments.json)
 
 
-def batches_of(keys):
-    return (keys[at : at + LOAD_BATCH_ROWS] for at in range(0, keys.size, LOAD_BATCH_ROWS))
-
-
-def rows_of(keys):
-    """Rows that can be told from the key."""
-    return (keys[:, None] % 9973 * 0.5 + np.arange(DIM)).astype(np.float32)
-
-
 def load(table):
     model = open_sparse(table, DIM)
     held = HostTable(DIM, model.rows)
-    for keys, rows in model.batches(LOAD_BATCH_ROWS):
+    for keys, rows in model.batches(WRITE_ROWS):
         held.insert(keys, rows)
     return held
 

@@ -7,21 +7,21 @@ Hotrow also checks the keys and values and records what a restart needs.
 Targets: at least 0.8 of the peer's rows per second for 256 and 16,384 rows; at most twice its time for 1 row.
 """
 
-import json
 import tempfile
-from contextlib import ExitStack
+from contextlib import ExitStack, closing, contextmanager
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import rocksdict
 
+from benchmarks.one_table import TABLE, raw_keys, raw_rows, table_model, tiers_file, vectors_from, write_table
 from benchmarks.redis_servers import RedisServer
 from benchmarks.report import Record, parse_arguments, publish, take_turns
-from benchmarks.tiny_model import TinyModel
+from benchmarks.rocksdb_peer import peer_options
 from serving.parameter_server import ParameterServer
 
 DIM, PARTITIONS = 32, 16
-TABLE = "tiny.t"
 #: Calls per round, by rows of one call.
 CALLS = {1: 200, 256: 20, 16_384: 2}
 FAMILY = "rows"
@@ -29,7 +29,7 @@ FAMILY = "rows"
 
 def main():
     arguments = parse_arguments(__doc__)
-    rows, rounds, openings = (20_000, 2, 2) if arguments.quick else (200_000, 15, 5)
+    rows, rounds, openings = (5000, 1, 1) if arguments.quick else (200_000, 15, 5)
     rng = np.random.default_rng(0)
 
     def draw(size):
@@ -40,62 +40,52 @@ def main():
         redis_server = RedisServer(folder / "redis")
         stack.callback(redis_server.kill)
         client = stack.enter_context(redis_server.client())
-        model = TinyModel(tables={"t": 1}, dim=DIM, rows=rows)
-        version = model.write(folder)
-
+        write_table(folder / "t", np.arange(rows), vectors_from)
         first = []
         for number in range(openings):  # a process pays some costs once, at its first update
-            client.flushall()
-            with ExitStack() as opened:
-                server = opened.enter_context(
-                    ParameterServer.from_config(ps_file(folder, version, redis_server.port, number))
-                )
-                peer = Peer(folder / f"peer{number}", client)
-                opened.callback(peer.close)
-                peer.insert(np.arange(rows), model.vectors("t"))
-
-                def insert(keys, vectors, server=server):
-                    server.insert(TABLE, keys, vectors)
-
-                (took,) = take_turns(insert, peer.insert, [[draw(1)]])
+            with opened(folder, number, client, redis_server.port, rows) as (insert, peer_insert, check):
+                (took,) = take_turns(insert, peer_insert, [[draw(1)]])
                 first.append(tuple(1e3 * seconds for seconds in took))
                 if number == openings - 1:
                     records = [
-                        *(measure(size, insert, peer.insert, draw, rounds) for size in CALLS),
+                        *(measure(size, insert, peer_insert, draw, rounds) for size in CALLS),
                         Record.of("updates.first", {"rows": 1}, "ms", first),
-                        count_commands(client, insert, peer.insert, draw),
+                        count_commands(client, insert, peer_insert, draw),
                     ]
-                    check(server, peer, draw)
+                    check(*draw(1000))
     publish(records, arguments.json)
 
 
-def ps_file(folder, version, port, number):
-    """Write a ps.json with the model, Redis in front of RocksDB."""
-    model = {
-        "model": "tiny",
-        "sparse_files": [str(version / "t")],
-        "dense_file": str(version / "dense.model"),
-        "network_file": str(version / "graph.json"),
-    }
-    document = {
-        "supportlonglong": True,
-        "models": [model],
-        "volatile_db": {"type": "redis_cluster", "address": f"127.0.0.1:{port}", "num_partitions": PARTITIONS},
-        "persistent_db": {"type": "rocks_db", "path": f"database{number}", "num_threads": 2},
-    }
-    file = folder / "ps.json"
-    file.write_text(json.dumps(document))
-    return file
+@contextmanager
+def opened(folder, number, client, port, rows):
+    """Open both sides with empty databases and load the table; yield their inserts and a check of both."""
+    client.flushall()
+    redis = {"type": "redis_cluster", "address": f"127.0.0.1:{port}", "num_partitions": PARTITIONS}
+    disk = {"type": "rocks_db", "path": f"database{number}", "num_threads": 2}
+    tiers = tiers_file(folder, volatile_db=redis, persistent_db=disk)
+    with ParameterServer.from_config(tiers) as server, closing(Peer(folder / f"peer{number}", client)) as peer:
+        server.load_model(table_model(folder / "t", DIM))
+        peer.insert(np.arange(rows), vectors_from(np.arange(rows)))
+        insert = partial(server.insert, TABLE)
+
+        def check(keys, vectors):
+            insert(keys, vectors)
+            peer.insert(keys, vectors)
+            last = dict(zip(keys.tolist(), vectors, strict=True))
+            answer, found = server.lookup(TABLE, keys)
+            if not found.all() or (answer != np.stack([last[key] for key in keys.tolist()])).any():
+                raise SystemExit("the parameter server's answer is wrong")
+            if any(set(peer.row(key)) != {last[int(key)].tobytes()} for key in keys):
+                raise SystemExit("the peer's answer is wrong")
+
+        yield insert, peer.insert, check
 
 
 class Peer:
-    """rocksdict and redis-py, with the settings of Hotrow that concern writes."""
+    """rocksdict and redis-py."""
 
     def __init__(self, folder, client):
-        options = rocksdict.Options(raw_mode=True)
-        options.set_compression_type(rocksdict.DBCompressionType.none())
-        options.set_write_buffer_size(32 * 2**20)
-        options.set_max_total_wal_size(64 * 2**20)
+        options = peer_options()
         self.database = rocksdict.Rdict(str(folder), options)
         self.family = self.database.create_column_family(FAMILY, options)
         self.handle = self.database.get_column_family_handle(FAMILY)
@@ -103,15 +93,15 @@ class Peer:
 
     def insert(self, keys, vectors):
         """Write rows to both."""
-        raw_keys, raw_rows = keys.view("V8").tolist(), vectors.view(f"V{4 * DIM}").reshape(-1).tolist()
+        fields, values = raw_keys(keys), raw_rows(vectors)
         batch = rocksdict.WriteBatch(raw_mode=True)
         batch.set_default_column_family(self.handle)
-        for key, row in zip(raw_keys, raw_rows, strict=True):
+        for key, row in zip(fields, values, strict=True):
             batch[key] = row
         self.database.write(batch)
         self.database.flush_wal(True)
         items = {}
-        for place, key, row in zip((keys % PARTITIONS).tolist(), raw_keys, raw_rows, strict=True):
+        for place, key, row in zip((keys % PARTITIONS).tolist(), fields, values, strict=True):
             items.setdefault(place, []).extend((key, row))
         pipeline = self.client.pipeline(transaction=False)
         for place, words in items.items():
@@ -130,7 +120,7 @@ class Peer:
 
 def measure(size, ours, peer, draw, rounds):
     """Time of one call for 1 row; rows per second for more."""
-    calls = CALLS[size]
+    calls = CALLS[size] if rounds > 1 else 1
     took = take_turns(ours, peer, [[draw(size) for _ in range(calls)] for _ in range(rounds + 1)])[1:]
     if size == 1:
         pairs, unit = [tuple(1e6 * seconds / calls for seconds in one) for one in took], "us"
@@ -159,19 +149,6 @@ def count_commands(client, ours, peer, draw):
         pairs.append(tuple(counts))
     names = " ".join(f"{name}:{calls}" for name, calls in sorted(by_name.items()))
     return Record.of("updates.commands", {"rows": 1, "names": names}, "calls", pairs)
-
-
-def check(server, peer, draw):
-    """Both must hold what was written last."""
-    keys, vectors = draw(1000)
-    server.insert(TABLE, keys, vectors)
-    peer.insert(keys, vectors)
-    last = dict(zip(keys.tolist(), vectors, strict=True))
-    answer, found = server.lookup(TABLE, keys)
-    if not found.all() or (answer != np.stack([last[key] for key in keys.tolist()])).any():
-        raise SystemExit("the parameter server's answer is wrong")
-    if any(set(peer.row(key)) != {last[int(key)].tobytes()} for key in keys):
-        raise SystemExit("the peer's answer is wrong")
 
 
 if __name__ == "__main__":
