@@ -32,11 +32,11 @@ STILL = {"memory": TierSettings(first_rows=FirstRows(cache_rate=0.0))}  # it fil
 
 def main():
     arguments = parse_arguments(__doc__)
-    table_rows, batches = (20_000, 60) if arguments.quick else (400_000, 1500)
-    fetch_rows, rounds = (50_000, 2) if arguments.quick else (10_000_000, 5)
+    table_rows, batches = (10_000, 20) if arguments.quick else (400_000, 1500)
+    fetch_rows, rounds, calls = (20_000, 1, 50) if arguments.quick else (10_000_000, 5, 1500)
     with tempfile.TemporaryDirectory() as name:
         records = hit_rates(Path(name), table_rows, batches)
-    records += reader_costs(fetch_rows, rounds)
+    records += reader_costs(fetch_rows, rounds, calls)
     publish(records, arguments.json)
 
 
@@ -93,7 +93,7 @@ def rss_bytes():
     return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * 4096
 
 
-def reader_costs(table_rows, rounds):
+def reader_costs(table_rows, rounds, calls):
     plain, records = filled(None, table_rows), []
     for policy in POLICIES:
         table, rng = filled(policy, table_rows), np.random.default_rng(0)
@@ -102,7 +102,7 @@ def reader_costs(table_rows, rounds):
             batches = [rng.integers(0, table_rows, 8 * KEYS) for _ in range(100)]
             rates.append((rate(table, batches), rate(plain, batches)))
         for _ in range(rounds):
-            batches = [rng.integers(0, 2 * table_rows, KEYS) for _ in range(1500)]  # of which it holds about half
+            batches = [rng.integers(0, 2 * table_rows, KEYS) for _ in range(calls)]  # of which it holds about half
             slowest.append(
                 (p99_beside_writes(table, batches, 2 * table_rows), p99_beside_writes(plain, batches, table_rows))
             )

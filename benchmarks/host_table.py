@@ -44,7 +44,7 @@ class Scale:
 
 
 FULL = Scale(rows={32: 10_000_000, 128: 4_000_000}, batches=48, rounds=15, calls=20_000)
-QUICK = Scale(rows={32: 200_000, 128: 50_000}, batches=4, rounds=3, calls=500)
+QUICK = Scale(rows={32: 20_000, 128: 10_000}, batches=1, rounds=1, calls=50)
 
 
 def row_values(keys, dim, version):

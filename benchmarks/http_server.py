@@ -128,7 +128,7 @@ def compare(client, ours, peers, request_file, rounds, seconds):
 def main():
     """Run the benchmark."""
     options = parse_arguments(__doc__, triton={"metavar": "PYTHON", "help": "also measure this environment's Triton"})
-    rounds, seconds = (2, 0.5) if options.quick else (7, 2.0)
+    rounds, seconds = (1, 0.1) if options.quick else (7, 2.0)
     model = TinyModel(tables={"ad": SLOTS}, dense_dim=DENSE, dim=16, rows=100_000)
     with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
         folder = Path(name)
