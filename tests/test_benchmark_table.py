@@ -1,7 +1,6 @@
 """The tables that the README shows are those of the committed results, and hide no miss and no gap."""
 
 import json
-import re
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,7 @@ from benchmarks.table.row import Row, Unit, at_least, at_most, of, ours_at_most,
 from benchmarks.table.rows import PREDICT, ROWS
 
 ROOT = Path(__file__).parents[1]
-SHOWN = {"README.md": False, "docs/benchmarks.md": True}
+SHOWN = {"docs/benchmarks.md": True}
 US = Unit("us", "us")
 
 
@@ -41,12 +40,6 @@ def shown(row, results):
     return line(row, results.records_of(row))
 
 
-def prose(file):
-    """What follows the tables, up to the next heading."""
-    text = (ROOT / file).read_text()
-    return text.partition(marks(SHOWN[file])[1])[2].partition("\n## ")[0]
-
-
 @pytest.mark.parametrize("file", SHOWN)
 def test_a_document_shows_what_the_command_prints_from_the_committed_results(file, capsys):
     main(["--all"] if SHOWN[file] else [])
@@ -58,13 +51,6 @@ def test_a_document_shows_what_the_command_prints_from_the_committed_results(fil
 
 def test_nothing_that_the_documents_show_is_absent():
     assert "absent" not in tables(RESULTS, everything=True).lower()
-
-
-def test_each_ratio_that_the_readme_tells_in_words_stands_in_its_table():
-    told = set(re.findall(r"\b\d+\.\d\d\b", prose("README.md")))
-
-    assert told
-    assert told <= set(re.findall(r"\b\d+\.\d\d\b", tables(RESULTS)))
 
 
 def test_every_committed_record_is_shown_but_peers_beside_themselves_and_what_another_machine_repeats():

@@ -58,7 +58,9 @@ def replaced(file, text, everything=False):
 
 def marks(everything=False):
     """What stands before and after the tables: comments that name the command."""
-    command = f"python -m benchmarks.table{' --all' if everything else ''}"
+    if everything:
+        return "<!-- table -->", "<!-- /table -->"
+    command = "python -m benchmarks.table"
     return f"<!-- printed by {command} -->", f"<!-- end of {command} -->"
 
 
