@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernels.host import RowDtype
+from serving.metrics import MetricSample
 from serving.model.records import Combiner
 from serving.model.sparse_model import SparseModel
 
@@ -279,7 +280,7 @@ class Store(Protocol):
     # A cache that ``outlives_process``.
 
     def serve_as_cache(self, spec: TableSpec, truth: "Truth") -> None:
-        """Open a table as a cache of ``truth``; asks nobody. Before ``fill``, the table holds no rows and is not whole."""
+        """Open a table as a cache of ``truth``; asks nobody. Before ``fill``, it holds no rows."""
         return
 
     def fill(self, spec: TableSpec, truth: "Truth", *, starting: bool) -> bool:

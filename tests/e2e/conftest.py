@@ -23,12 +23,13 @@ DEADLINE_S = 60
 
 @dataclass
 class Served:
-    """A running server: its process, address and log file."""
+    """A running server: its process, address and log file, and what it printed when it started."""
 
     process: subprocess.Popen
     host: str
     port: int
     log: Path
+    printed: str
 
     @property
     def url(self):
@@ -75,7 +76,7 @@ def serving(repository, log, *options):
                 raise AssertionError(f"the server did not start: {lines} {log.read_text()}")
             watchdog.cancel()  # it only bounds the start: the tests may take longer together
             host, port = line.decode().strip().removeprefix("listening on http://").rsplit(":", 1)
-            yield Served(process, host, int(port), log)
+            yield Served(process, host, int(port), log, "".join(lines))
         finally:
             watchdog.cancel()
             process.kill()

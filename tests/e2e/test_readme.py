@@ -1,4 +1,8 @@
-"""What the README shows, run as it stands there."""
+"""The README and the pages of docs, run as they stand there.
+
+A page's first ``json`` block is its ps.json. Its ``python``, ``sh`` and ``console`` blocks run from top to bottom, in a
+folder that has what `make demo` left behind. What a block says that it prints is compared without its numbers.
+"""
 
 import json
 import os
@@ -13,72 +17,127 @@ from serving import ParameterServer
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
-COMMANDS = {"hotrow": "serving.cli.main", "hotrow-train": "training.cli"}
+PAGES = {path.name: path.read_text() for path in sorted((ROOT / "docs").glob("*.md")) if path.name != "README.md"}
+#: Pages whose examples need more than the demo's model.
+OWN_TESTS = {
+    "gpu_cache.md": "tests/gpu_cache/test_package.py",
+    "importing.md": "tests/e2e/test_importing.py",
+    "models.md": "tests/e2e/test_families.py",
+    "planning.md": "tests/serving/test_planner_cli.py",
+}
+SERVED = re.compile(r"(127\.0\.0\.1|localhost):8000")
+LOOKUP_ONLY = pytest.mark.xfail(reason="a ps.json without dense_file is refused", strict=True)
 
 
-def blocks(language):
-    return re.findall(rf"^```{language}\n(.*?)^```", README, flags=re.DOTALL | re.MULTILINE)
+def blocks(page):
+    """Language and text of a page's fenced blocks."""
+    return re.findall(r"^```(\w*)\n(.*?)^```$", page, flags=re.DOTALL | re.MULTILINE)
 
 
-def shown(command):
-    """The one line of the README that begins with ``command``, without its comment, as arguments to run."""
-    [line] = [line for block in blocks("") for line in block.splitlines() if line.startswith(f"{command} ")]
-    name, *arguments = line.partition("#")[0].split()
-    return [sys.executable, "-m", COMMANDS[name], *arguments]
+def shape(text):
+    """Output without its numbers and its spacing."""
+    return re.sub(r"\s+", " ", re.sub(r"\d[\d,]*(\.\d+)?(e-?\d+)?", "#", text)).strip()
+
+
+def is_shown(shown, printed):
+    """Whether the lines printed are those shown, where ``...`` stands for any number of lines."""
+    patterns = [r"(.*\n)*?" if line == "..." else re.escape(shape(line)) + r"\n" for line in shown]
+    return re.fullmatch("".join(patterns), "".join(f"{shape(line)}\n" for line in printed.splitlines())) is not None
+
+
+def promised_output(code):
+    """What a Python block says that it prints: comments behind ``print``, or below the last one."""
+    tail = re.search(r"(?:^# .*\n)+\Z", code, flags=re.MULTILINE)
+    return [line[2:] for line in tail[0].splitlines()] if tail else re.findall(r"print\(.*\)  # (.*)", code)
+
+
+def run(command, folder):
+    """What a command prints; a command that fails is a failure of the test."""
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PATH": path}
+    answer = subprocess.run(command, cwd=folder, env=environment, timeout=250, capture_output=True, text=True)
+    assert answer.returncode == 0, f"{command}\n{answer.stdout}\n{answer.stderr}"
+    return answer.stdout
+
+
+class Reader:
+    """Does what a page says, in a folder of its own."""
+
+    def __init__(self, folder, start, demo):
+        self._folder, self._start, self._demo = folder, start, demo
+        self._address = ""
+
+    def follow(self, page):
+        is_first = True
+        for language, text in blocks(page):
+            if language == "json" and is_first:
+                (self._folder / "ps.json").write_text(text)
+                is_first = False
+            elif language == "python":
+                printed = run([sys.executable, "-W", "error", "-c", SERVED.sub(self._address, text)], self._folder)
+                promised = promised_output(text)
+                assert not promised or is_shown(promised, printed), printed
+            elif language == "sh":
+                run(["bash", "-e", "-c", text], self._folder)
+            elif language == "console":
+                for command, shown in re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", text, flags=re.MULTILINE):
+                    printed = self._at_prompt(command)
+                    assert is_shown(shown.splitlines(), printed), f"{command}\n{printed}"
+
+    def _at_prompt(self, command):
+        if command == "make demo":
+            return self._demo
+        if command.startswith("hotrow serve "):
+            _, _, repository, *options = command.split()
+            served = self._start(self._folder / repository, *options)
+            self._address = f"{served.host}:{served.port}"
+            return served.printed
+        return run(["bash", "-c", SERVED.sub(self._address, command)], self._folder)
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """Where the README's reader stands after its `hotrow-train` line, with fewer rows."""
-    folder = tmp_path_factory.mktemp("readme")
-    command = ["2000" if argument == "200000" else argument for argument in shown("hotrow-train")]
-    subprocess.run(command, cwd=folder, env=environment(), check=True, timeout=250, capture_output=True)
-    return folder
+def demo(tmp_path_factory):
+    """The folder that a smaller `make demo` left behind, and what it printed."""
+    folder = tmp_path_factory.mktemp("demo")
+    return folder, run([sys.executable, str(ROOT / "examples" / "demo.py"), "--rows", "20000"], folder)
 
 
-def environment():
-    return {**os.environ, "PYTHONPATH": str(ROOT)}
-
-
-@pytest.mark.slow
-def test_the_check_command_accepts_what_the_train_command_wrote(folder):
-    answer = subprocess.run(
-        shown("hotrow check"), cwd=folder, env=environment(), check=True, timeout=250, capture_output=True, text=True
-    )
-
-    assert "sparse_embedding1" in answer.stdout
+@pytest.fixture
+def reader(demo, tmp_path, start):
+    folder, printed = demo
+    (tmp_path / "demo_output").symlink_to(folder / "demo_output")
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    return Reader(tmp_path, start, printed)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", range(len(blocks("python"))))
-def test_each_python_block_runs_and_prints_one_probability_per_sample(folder, start, number):
-    block = blocks("python")[number]
-    if "localhost:8000" in block:
-        block = block.replace("localhost:8000", start(folder / "models").url.removeprefix("http://"))
-
-    answer = subprocess.run(
-        [sys.executable, "-c", block], cwd=folder, env=environment(), timeout=250, capture_output=True, text=True
-    )
-
-    assert not answer.stderr
-    probabilities = [float(number) for number in re.findall(r"\d\.\d+(?:e-\d+)?", answer.stdout)]
-    assert len(probabilities) == (2 if "tritonclient" in block else 1)
-    assert all(0 < probability < 1 for probability in probabilities)
+def test_the_readme_can_be_followed(reader):
+    reader.follow(README)
 
 
 @pytest.mark.slow
-def test_the_predict_command_answers_the_request_that_the_readme_names(folder, start):
-    command = [*shown("hotrow predict"), "--url", start(folder / "models").url]
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=LOOKUP_ONLY if name == "migrating-from-hps.md" else ())
+        for name in sorted(PAGES.keys() - OWN_TESTS)
+    ],
+)
+def test_a_page_can_be_followed(name, reader):
+    reader.follow(PAGES[name])
 
-    answer = subprocess.run(
-        command, cwd=ROOT, env=environment(), check=True, timeout=250, capture_output=True, text=True
-    )
 
-    assert [0 < float(probability) < 1 for probability in answer.stdout.split()] == [True, True]
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_begins_with_an_example_that_is_run(name):
+    before_first_chapter = PAGES[name].partition("\n## ")[0]
+    runnable = "python|sh|console" if name not in OWN_TESTS else r"\w*"
+
+    assert re.search(rf"^```({runnable})\n", before_first_chapter, flags=re.MULTILINE)
+    assert name not in OWN_TESTS or name in (ROOT / OWN_TESTS[name]).read_text()
 
 
 def test_the_tiers_shown_are_a_configuration_that_opens(tmp_path):
-    [block] = blocks("json")
+    [block] = [text for language, text in blocks(README) if language == "json"]
     tiers = json.loads(block)
     tiers["persistent_db"]["path"] = "rocksdb"
     (tmp_path / "ps.json").write_text(json.dumps(tiers))
@@ -87,7 +146,33 @@ def test_the_tiers_shown_are_a_configuration_that_opens(tmp_path):
         assert [store.name for store in server.stores] == ["memory", "rocksdb"]
 
 
-def test_every_make_target_the_readme_names_exists():
+def test_every_make_target_that_a_page_names_exists():
     targets = set(re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
+    pages = [README, (ROOT / "CONTRIBUTING.md").read_text(), *PAGES.values()]
 
-    assert set(re.findall(r"`?make ([a-z0-9-]+)", README)) <= targets
+    assert set(re.findall(r"(?:`|^)make ([a-z0-9-]+)", "\n".join(pages), flags=re.MULTILINE)) <= targets
+
+
+def test_the_readmes_figures_stand_in_the_table_of_all_results():
+    table = README.partition("\n## Speed\n")[2].partition("\n## ")[0]
+    figures = re.findall(r"\b\d+\.\d+\b", table)
+
+    assert figures
+    assert set(figures) <= set(re.findall(r"\b\d+\.\d+\b", PAGES["benchmarks.md"]))
+
+
+@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/README.md", *PAGES])
+def test_every_link_leads_somewhere(name):
+    file = ROOT / "docs" / name if name in PAGES else ROOT / name
+    for target in re.findall(r"\]\(([^)\s]+)\)", file.read_text()):
+        path, _, anchor = target.partition("#")
+        if "://" not in target:
+            found = file.parent / path if path else file
+            assert found.exists(), target
+            assert not anchor or anchor in anchors(found), target
+
+
+def anchors(file):
+    """The anchors of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", file.read_text(), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading).strip().lower().replace(" ", "-") for heading in headings}

@@ -175,7 +175,7 @@ class RowConnection(Connection):
 
     def _connect(self) -> Any:
         connected = super()._connect()
-        # Where the network fails, sent bytes wait in the system, and would still go out after the connection was closed.
+        # Where the network fails, sent bytes wait in the system and would still go out after the connection was closed.
         # An old update would arrive after a later update that was acknowledged over another connection.
         connected.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, NO_LINGERING)
         if self._tls is None:

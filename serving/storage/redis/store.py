@@ -11,6 +11,7 @@ import numpy as np
 from serving.background import QueueWorker
 from serving.config import RedisConfig
 from serving.errors import MissingExtraError, StoreError, StoreTimeoutError, StoreUnreachableError
+from serving.metrics import MetricSample
 from serving.storage.hps_layout import storable
 from serving.storage.redis.commands import RedisNodeError, RedisNodeTimeoutError, RedisUnreachableError
 from serving.storage.redis.rows import STORE_NAME
