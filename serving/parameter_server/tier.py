@@ -173,7 +173,8 @@ class Tier:
         added, dropped = 0, keys.size
         try:
             added, dropped = self._add_what_fits(table.name, keys, rows)
-            self._refusal.succeeded(table.name)
+            if added:  # a tier that had nothing to take may still refuse rows
+                self._refusal.succeeded(table.name)
         except StoreError as err:
             table.counting.failed(self._depth, isinstance(err, StoreTimeoutError))
             self._refusal.failed(table.name, err)

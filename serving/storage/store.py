@@ -208,7 +208,8 @@ class Store(Protocol):
             StoreError: see ``insert``.
         """
         absent = ~self.fetch(table, keys, np.empty_like(rows))
-        self.insert(table, keys[absent], rows[absent])
+        if absent.any():
+            self.insert(table, keys[absent], rows[absent])
         return int(np.count_nonzero(absent))
 
     def evict(self, table: str, keys: Keys) -> int | None:

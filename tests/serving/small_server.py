@@ -1,6 +1,7 @@
 """A model of one table of twelve rows, stores to serve it from, and one that can be out of order."""
 
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 
@@ -8,7 +9,7 @@ from serving.config import ModelConfig, TableConfig
 from serving.errors import StoreError
 from serving.model.sparse_file import write_sparse_directory
 from serving.parameter_server import ParameterServer
-from serving.storage.store import CHANGED
+from serving.storage.store import Store
 
 KEYS = list(range(1, 13))
 UNKNOWN = [777, -5]
@@ -18,9 +19,10 @@ ROWS *= np.arange(1, 13, dtype=np.float32)[:, None]
 NEW = np.array([[7.0, 8.0, 9.0]], dtype=np.float32)  # a row that no key has
 
 
-class DictStore:
+class DictStore(Store):
     """A store that is a dict, does not pool, and can be out of order."""
 
+    name = ""
     keeps_row_dtype = False
 
     def __init__(self, name="dict"):
@@ -69,23 +71,30 @@ class DictStore:
 
 
 class DurableDictStore(DictStore):
-    """The same, which remembers what it was loaded from, as a store on a disk does."""
+    """The same, with markers, as a store on a disk has them."""
+
+    outlives_process = True
 
     def __init__(self, name="durable"):
         super().__init__(name)
-        self.digests = {}
+        self.markers = {}
 
-    def loaded_from(self, table):
-        return self.digests.get(table)
+    def marker(self, table):
+        return self.markers.get(table)
 
-    def mark_changed(self, table):
-        self.digests[table] = self.digests[table].removesuffix(CHANGED) + CHANGED
-
-    def bulk_load(self, spec, batches, digest, *, unless_loaded=False):
-        self.rows[spec.name] = {}
+    def load(self, spec, batches, marker, *, keep):
+        held = self.rows.get(spec.name, {}) if keep else {}
+        self.rows[spec.name] = dict(held)
         for keys, rows in batches:
             self.insert(spec.name, keys, rows)
-        self.digests[spec.name] = digest
+        changed = marker.changed or bool(held)
+        self.markers[spec.name] = replace(marker, rows=len(self.rows[spec.name]), changed=changed)
+
+    def write_flags(self, table, *, changed=None, caches_dirty=None):
+        if table in self.markers:
+            flags = {"changed": changed, "caches_dirty": caches_dirty}
+            given = {name: value for name, value in flags.items() if value is not None}
+            self.markers[table] = replace(self.markers[table], **given)
 
 
 def write_model(folder, rows=ROWS):

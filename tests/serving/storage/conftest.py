@@ -1,7 +1,7 @@
 import pytest
 
 from benchmarks.redis_servers import RedisServer, RedisServers, server_binary
-from serving.parameter_server import late_tables
+from serving.parameter_server import models as served_models
 from tests.serving.ps_files import listed, write_ps
 from tests.serving.storage.redis_stores import OPENED, PATIENT
 from tests.serving.storage.tiers import STORES
@@ -79,8 +79,8 @@ def forgetful(redis_binary, tmp_path):
 @pytest.fixture
 def short_pauses(monkeypatch):
     """A server tries soon again to load tables into a Redis that was down."""
-    monkeypatch.setattr(late_tables, "FIRST_PAUSE_S", 0.02)
-    monkeypatch.setattr(late_tables, "LONGEST_PAUSE_S", 0.05)
+    monkeypatch.setattr(served_models, "FIRST_PAUSE_S", 0.02)
+    monkeypatch.setattr(served_models, "LONGEST_PAUSE_S", 0.05)
 
 
 @pytest.fixture
