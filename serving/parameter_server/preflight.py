@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from kernels.errors import HotrowError
-from serving.config import ModelConfig, ParameterServerConfig, VolatileDbConfig
+from serving.config import HashMapConfig, ModelConfig, ParameterServerConfig, SharedMemoryConfig, SnapshotConfig
 from serving.errors import ConfigError, MissingExtraError, StoreError, about
 from serving.parameter_server.durable_load import TableSource, table_source
 from serving.parameter_server.first_rows import FirstRows
@@ -47,7 +47,7 @@ def _check_places(ps: ParameterServerConfig, faults: list[HotrowError], full: bo
                     verify_database(disk.path)
         except (MissingExtraError, StoreError) as err:
             faults.append(err)
-    elif tier.type == "snapshot":
+    elif isinstance(tier, SnapshotConfig):
         _check_snapshots(tier, ps.models, faults, full)
     try:
         check_hot_keys(ps)
@@ -61,12 +61,13 @@ def check_hot_keys(ps: ParameterServerConfig) -> None:
     Raises:
         ConfigError: their folder, or a file in it, cannot be read or is no list of keys.
     """
-    first_rows = FirstRows(hot_keys=ps.volatile_db.hot_keys)
+    tier = ps.volatile_db
+    first_rows = FirstRows(hot_keys=tier.hot_keys if isinstance(tier, HashMapConfig) else None)
     first_rows.check(config.full_name(table) for config in ps.models for table in config.tables)
 
 
 def _check_snapshots(
-    tier: VolatileDbConfig, models: Sequence[ModelConfig], faults: list[HotrowError], full: bool
+    tier: SnapshotConfig, models: Sequence[ModelConfig], faults: list[HotrowError], full: bool
 ) -> None:
     folder = SnapshotFolder(tier.path) if tier.path is not None else None
     if folder is not None:
@@ -88,9 +89,9 @@ def _check_snapshots(
 def _check_room(ps: ParameterServerConfig, faults: list[HotrowError]) -> list[str]:
     """Find the models for which memory has too little room; return what is to be told of tables that get none."""
     tier, is_alone = ps.volatile_db, len(ps.volatile_tiers) == 1 and ps.persistent_db.type == "disabled"
-    if tier.shared_memory is not None:
-        _check_shared_memory(ps.source, tier.shared_memory.size_bytes, _sources(ps.models, faults), faults)
-    if tier.type != "hash_map":
+    if isinstance(tier, SharedMemoryConfig):
+        _check_shared_memory(ps.source, tier.size_bytes, _sources(ps.models, faults), faults)
+    if not isinstance(tier, HashMapConfig):
         return []
     budget = MemoryBudget(
         tier.capacity_rows,
