@@ -69,6 +69,8 @@ class ModelRepository:
         """
         check_device_name(self._device, "device")
         ps = read_repository(self.path)
+        for config in ps.models:
+            config.network_files()  # raises for a model that is only looked up
         refuse_shared_calibration(self._calibration, len(ps.models))
         # Of all models, before the first is loaded, which may take long.
         check_hot_keys(ps)

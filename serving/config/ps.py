@@ -87,12 +87,13 @@ class ModelClause(Clause):
 
     @classmethod
     def prepare(cls, given: dict[str, Any]) -> dict[str, Any]:
-        """HPS's default is a cache; ``use_static_table`` is an older name of a type."""
+        """HPS's default is a cache; ``use_static_table`` is an older name of a type; an empty file name means none."""
         if unquoted(given.get("use_static_table")) is True:
             kind = given.setdefault("embedding_cache_type", "static")
             if kind != "static":
                 raise ValueError(f"use_static_table: true, but embedding_cache_type is {kind!r}")
-        return {"gpucache": True, **given}
+        is_absent = [key for key in ("dense_file", "network_file") if given.get(key) == ""]  # HPS's default
+        return {"gpucache": True} | {key: value for key, value in given.items() if key not in is_absent}
 
     @property
     def gpu_network(self) -> GpuNetworkConfig:
