@@ -50,6 +50,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--full", action="store_true", help="also read every byte of snapshots and every row of RocksDB"
     )
+    parser.add_argument("--connect", action="store_true", help="also connect to Redis, if the tiers have it")
     add_engine_options(parser, None, "also open the dense network in this engine, and say what int8 costs")
     parser.set_defaults(run=check, error_code=1)
 
@@ -67,7 +68,7 @@ def check(options: argparse.Namespace) -> int:
     options.tolerance = checked_tolerance(options)
     refuse_shared_calibration(options.calibration, len(config.models))
     total_bytes = sum(_check_model(model, options, faults) for model in config.models)
-    warnings = check_tiers(config, faults, full=options.full)
+    warnings = check_tiers(config, faults, full=options.full, connect=options.connect)
     if faults:
         for line in dict.fromkeys(map(told, faults)):  # int8 loads the tables as well: one fault may be found twice
             print(f"hotrow check: {line}", file=sys.stderr)
