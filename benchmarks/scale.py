@@ -27,7 +27,7 @@ from benchmarks.gather import aligned, compile_gather, gather
 from benchmarks.report import Record, parse_arguments, publish
 from kernels.host import HostTable, set_lookup_threads
 from serving.config import ModelConfig, TableConfig, read_ps_config
-from serving.config.capacity import rows_with_headroom
+from serving.model.capacity import rows_with_headroom
 from serving.model.sparse_writer import write_sparse_batches
 from serving.parameter_server import ParameterServer
 from serving.planner import table_sizes

@@ -206,10 +206,10 @@ def _checked_caches(given: Any) -> tuple[LookupSession, ...]:
 def _check_device(config: ModelConfig, device_id: int, cache: LookupSession) -> None:
     if device_id != cache.device_id:
         reason = f"device_id {device_id}, but the embedding cache was created for device {cache.device_id}"
-        raise ConfigError(str(config.graph_file), "", reason)
+        raise ConfigError(config.source, "", reason)
 
 
 def _check_model(config: ModelConfig, cache: LookupSession) -> None:
     if any(getattr(config, name) != getattr(cache.config, name) for name in ("tables", "key_type", "dense_dim")):
-        reason = f"not the model of the embedding cache, {cache.config.name!r} from {cache.config.graph_file}"
-        raise ConfigError(str(config.graph_file), "", reason)
+        reason = f"not the model of the embedding cache, {cache.config.name!r} from {cache.config.source}"
+        raise ConfigError(config.source, "", reason)

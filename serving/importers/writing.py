@@ -10,13 +10,13 @@ from typing import TypeAlias
 import numpy as np
 
 from serving.config import read_inference_config
-from serving.config.capacity import open_table_file
 from serving.dense.files import open_dense
 from serving.importers.plan import ImportPlan, PlannedTable
 from serving.importers.trial import answer_to, rows_tried
 from serving.model.sparse_rows import Keys, Vectors
 from serving.model.sparse_writer import write_sparse_batches
 from serving.model.version_writer import GRAPH_FILE, ONNX_FILE, write_version
+from serving.parameter_server.table_files import open_table_file
 
 _BATCH_BYTES = 16 << 20  # of vectors in memory at a time
 
@@ -94,7 +94,7 @@ def _predict_once(folder: Path, name: str) -> None:
         ModelFileError: they make no model.
     """
     config = read_inference_config(folder / GRAPH_FILE, name)
-    graph, network = open_dense(config.graph_file, config.dense_file, config.onnx_file)
+    graph, network = open_dense(*config.network_files(), config.onnx_file)
     # of faulty rows it was told as they were copied; a second warning would name a folder that is about to be renamed
     batches = [open_table_file(config, table).batches(rows_tried(table.slots), warns=False) for table in config.tables]
     first_rows = [next(batch)[1] for batch in batches]

@@ -9,12 +9,12 @@ from typing import Literal
 import numpy as np
 
 from serving.config import ModelConfig, TableConfig
-from serving.config.capacity import open_table_file
 from serving.errors import StoreError
 from serving.model.sparse_file import SparseModel
 from serving.parameter_server.changes import Changes
 from serving.parameter_server.rows_beside_changes import rows_beside_changes
 from serving.parameter_server.seals import is_of_another_state, put_seal
+from serving.parameter_server.table_files import open_table_file
 from serving.storage.row_dtype import may_be_copied
 from serving.storage.store import (
     CHANGED,

@@ -80,7 +80,7 @@ class ServedModels:
             loaded = next((one for one in self._models if one.name == config.name), None)
             if loaded is not None:
                 reason = f"model {config.name!r} is already loaded, in version {loaded.version}; unload it first"
-                raise ConfigError(str(config.graph_file), "", reason)
+                raise ConfigError(config.source, "", reason)
             sources = [table_source(config, table) for table in config.tables]
             kept = [tier.store for tier in self._tiers.values() if not tier.settings.is_initialized]
             first_rows = {tier.name: tier.settings.first_rows for tier in self._tiers.values()}

@@ -260,8 +260,6 @@ class RedisStore:
             touches.note(table.touch, keys)
 
     def _table(self, spec: TableSpec) -> RedisTable | StringTable:
-        if self._config.layout == "strings":
-            return StringTable(self._nodes, self._config, spec)
         numbers = self._numbers.setdefault(spec.name, ChangeNumbers())
         return RedisTable(self._nodes, self._config, spec, numbers)
 

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from kernels.host import HostTable
-from serving.config import rows_with_headroom
 from serving.errors import StoreFullError
+from serving.model.capacity import rows_with_headroom
 from serving.storage.memory_budget import MemoryBudget, TableRows
 from serving.storage.store import TableSpec
 
