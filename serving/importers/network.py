@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from serving.dense.onnx_file import serialized
+from serving.dense.onnx_file import input_names, refuse_unread_inputs, serialized
 from serving.errors import MissingExtraError, ModelFileError
 
 _SQUASHING = ("Sigmoid", "HardSigmoid", "Softmax")
@@ -62,7 +62,8 @@ def read_network(path: Path, logits: bool = False) -> ImportedNetwork:
 
     Raises:
         MissingExtraError: onnx is not installed.
-        ModelFileError: it is no ONNX file, or its inputs and its output cannot be those of a dense network.
+        ModelFileError: it is no ONNX file, or its inputs and its output cannot be those of a dense network, or no node
+            reads one of its inputs.
     """
     model = _load(path)
     graph = model.graph
@@ -73,12 +74,11 @@ def read_network(path: Path, logits: bool = False) -> ImportedNetwork:
             f"expected one output, the probabilities, found {len(graph.output)}: {names}; "
             "concatenate them to one, [B, L]",
         )
-    initialized = {initializer.name for initializer in graph.initializer}  # older files list weights as inputs too
+    names = input_names(graph)
     inputs = tuple(
-        NetworkInput(entry.name, _sizes(path, "input", entry, (1, 2)))
-        for entry in graph.input
-        if entry.name not in initialized
+        NetworkInput(entry.name, _sizes(path, "input", entry, (1, 2))) for entry in graph.input if entry.name in names
     )
+    refuse_unread_inputs(graph, path)
     label_dim = _sizes(path, "output", graph.output[0], (0, 1))
     if logits:
         _refuse_probabilities(path, graph)

@@ -4,6 +4,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+import torch
 from onnx import TensorProto
 
 from serving.errors import MissingExtraError, ModelFileError
@@ -80,16 +81,58 @@ def test_logits_that_are_probabilities_already_are_refused(sketch, tmp_path, kin
     assert read_network(tmp_path / "dense.onnx").label_dim == 1
 
 
-def test_an_input_that_nobody_reads_keeps_its_name_beside_the_sigmoid(sketch, tmp_path):
-    model = sketch.model(sigmoid=False)
-    model.graph.input.append(onnx.helper.make_tensor_value_info("probabilities", TensorProto.FLOAT, ["B", 2]))
-    onnx.save(model, tmp_path / "logits.onnx")
+def test_an_input_keeps_its_name_next_to_the_sigmoid(sketch_of, tmp_path):
+    sketch = sketch_of({"probabilities": (2,)})
+    path = sketch.write(tmp_path / "logits.onnx", sigmoid=False)
 
-    network = read_network(tmp_path / "logits.onnx", logits=True)
+    network = read_network(path, logits=True)
 
-    assert network.inputs[-1] == NetworkInput("probabilities", (2,))
-    answer = run(network.content(), *TENSORS, np.zeros((2, 2), np.float32))
-    np.testing.assert_allclose(answer, sketch.probabilities(*TENSORS), atol=1e-6)
+    assert network.inputs == (NetworkInput("probabilities", (2,)),)
+    np.testing.assert_allclose(
+        run(network.content(), TENSORS[0][:, :2]), sketch.probabilities(TENSORS[0][:, :2]), atol=1e-6
+    )
+
+
+@pytest.mark.parametrize("logits", [False, True])
+def test_inputs_that_no_node_reads_are_refused_by_name(sketch, tmp_path, logits):
+    model = sketch.model(sigmoid=not logits)
+    for name in ("clicks", "views"):
+        model.graph.input.append(onnx.helper.make_tensor_value_info(name, TensorProto.FLOAT, ["B", 2]))
+    onnx.save(model, tmp_path / "dense.onnx")
+
+    with pytest.raises(ModelFileError, match=r"no node reads these inputs, .*: 'clicks', 'views'; remove them, or"):
+        read_network(tmp_path / "dense.onnx", logits)
+
+
+def test_an_input_that_is_the_output_itself_is_read(tmp_path):
+    entry = onnx.helper.make_tensor_value_info("click_rate", TensorProto.FLOAT, ["B", 1])
+    onnx.save(onnx.helper.make_model(onnx.helper.make_graph([], "same", [entry], [entry])), tmp_path / "same.onnx")
+
+    assert read_network(tmp_path / "same.onnx").inputs == (NetworkInput("click_rate", (1,)),)
+
+
+@pytest.mark.filterwarnings("ignore")  # the exporter warns of its own libraries
+@pytest.mark.parametrize(
+    ("examples", "unread"),
+    [
+        ([torch.zeros(2, 16)] * 4, r": '\w+', '\w+', '\w+'; remove .* as in \[torch\.zeros\(2, 16\)\] \* 4"),
+        ([torch.zeros(2, 16) for _ in range(4)], None),
+    ],
+    ids=["one tensor for all", "a tensor for each"],
+)
+def test_an_export_that_merged_its_inputs_is_refused(tmp_path, examples, unread):
+    class Sum(torch.nn.Module):
+        def forward(self, ads, users, pages, hours):
+            return torch.sigmoid((ads + 2 * users + 3 * pages + 4 * hours).sum(1, keepdim=True))
+
+    path, names = tmp_path / "sum.onnx", ["ads", "users", "pages", "hours"]
+    torch.onnx.export(Sum(), tuple(examples), path, input_names=names, dynamic_shapes=({0: "B"},) * 4, verbose=False)
+
+    if unread is None:
+        assert [entry.name for entry in read_network(path).inputs] == names
+        return
+    with pytest.raises(ModelFileError, match=f"no node reads these inputs, so they have no effect.*{unread}"):
+        read_network(path)
 
 
 @pytest.mark.parametrize(
