@@ -2,12 +2,12 @@
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
 from kernels.errors import HotrowError
-from serving.cli.numbers import whole_number
+from serving.cli.numbers import ratio, whole_number
 from serving.config import read_repository
 from serving.errors import ConfigError, told
 from serving.model.records import Combiner
@@ -15,6 +15,7 @@ from serving.model.version_writer import check_target
 from serving.parameter_server.preflight import check_tiers
 
 T = TypeVar("T")
+_TOLERANCE = 1e-5
 COMBINERS: tuple[Combiner, ...] = get_args(Combiner)
 
 _DESCRIPTION = """\
@@ -76,17 +77,30 @@ def add_parser(commands: Any) -> None:
         metavar="N",
         help="most samples of one request (default: %(default)s)",
     )
+    parser.add_argument(
+        "--verify",
+        type=Path,
+        metavar="FILE.npz",
+        help="compare the model's answers with those in this file: arrays DES, CATCOLUMN, ROWINDEX and OUTPUT0",
+    )
+    parser.add_argument(
+        "--verify-tolerance",
+        type=ratio,
+        metavar="X",
+        help=f"largest absolute difference that --verify accepts (default: {_TOLERANCE:g})",
+    )
     parser.add_argument("--dry-run", action="store_true", help="check and describe, write nothing")
     parser.set_defaults(run=import_model, error_code=1)
 
 
 def import_model(options: argparse.Namespace) -> int:
     """Describe the model, and write it."""
-    from serving.importers import plan_import, write_model  # not sooner: the other commands need not wait for it
+    from serving import importers  # here, because the other commands do not need it
 
     check_target(options.repository, options.name, options.version)
+    verify = _verifier(options)
     combiner, combiners = _combiners(options.combiner)
-    plan = plan_import(
+    plan = importers.plan_import(
         options.network,
         combiner,
         _by_name("--table", options.table),
@@ -99,10 +113,32 @@ def import_model(options: argparse.Namespace) -> int:
         print(line, flush=True)
     if not options.dry_run:
         progress = _show_progress if sys.stderr.isatty() else None
-        path = write_model(plan, options.repository, options.name, options.version, progress)
+        path = importers.write_model(plan, options.repository, options.name, options.version, progress, verify)
         print(f"model written to {path}")
         _say_whether_served(options.repository)
     return 0
+
+
+def _verifier(options: argparse.Namespace) -> Callable[[Path], None] | None:
+    """Read the file of --verify; return what compares the written model with it."""
+    from serving.importers import read_expected_answers
+
+    if options.verify is None:
+        if options.verify_tolerance is not None:
+            raise ConfigError("--verify-tolerance", "", "has no effect without --verify")
+        return None
+    if options.dry_run:
+        raise ConfigError("--verify", "", "cannot be used with --dry-run, which writes no model to verify")
+    tolerance = _TOLERANCE if options.verify_tolerance is None else options.verify_tolerance
+    expected = read_expected_answers(options.verify)
+
+    def verify(folder: Path) -> None:
+        found = expected.compare(folder, options.name, tolerance)
+        samples = f"{found.samples} sample{'s' * (found.samples > 1)}"
+        unknown = f"; {found.defaulted_keys} keys are in no table" if found.defaulted_keys else ""
+        print(f"verified with {samples}: largest difference {found.difference:.3g}, tolerance {tolerance:g}{unknown}")
+
+    return verify
 
 
 def _say_whether_served(repository: Path) -> None:

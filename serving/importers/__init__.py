@@ -5,6 +5,7 @@ them as a version.
 """
 
 from serving.importers.plan import ImportPlan, plan_import
+from serving.importers.verifying import Comparison, ExpectedAnswers, read_expected_answers
 from serving.importers.writing import write_model
 
-__all__ = ["ImportPlan", "plan_import", "write_model"]
+__all__ = ["Comparison", "ExpectedAnswers", "ImportPlan", "plan_import", "read_expected_answers", "write_model"]

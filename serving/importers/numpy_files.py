@@ -38,7 +38,7 @@ def open_npz(path: Path) -> TableRows:
     Raises:
         ModelFileError: it cannot be read, or holds something else.
     """
-    arrays = _arrays_in(path)
+    arrays = arrays_in(path)
     if arrays.keys() == {"keys", "vectors"}:
         return rows_of_array(f"{path}#vectors", arrays["vectors"], arrays["keys"], f"{path}#keys")
     if len(arrays) == 1:
@@ -82,17 +82,21 @@ def bare_numbers(path: Path, dtype: str) -> NDArray[Any]:
         raise ModelFileError(path, f"cannot be read: {err.strerror}") from err
 
 
+def arrays_in(path: Path) -> dict[str, NDArray[Any]]:
+    """Read the arrays of a ``.npz`` by name; the one array of a ``.npy`` has no name.
+
+    Raises:
+        ModelFileError: the file cannot be read, or holds something else.
+    """
+    with _faults_of(path), path.open("rb") as file:
+        loaded = np.load(file, allow_pickle=False)
+        return {"": loaded} if isinstance(loaded, np.ndarray) else {name: loaded[name] for name in loaded}
+
+
 def _matrix_in(path: Path) -> NDArray[Any]:
     """Return a view of the array in a .npy."""
     with _faults_of(path):
         return np.lib.format.open_memmap(path, mode="r")
-
-
-def _arrays_in(path: Path) -> dict[str, NDArray[Any]]:
-    """Return the arrays of a .npz by name."""
-    with _faults_of(path), path.open("rb") as file:
-        loaded = np.load(file, allow_pickle=False)
-        return {"": loaded} if isinstance(loaded, np.ndarray) else {name: loaded[name] for name in loaded}
 
 
 @contextmanager

@@ -3,7 +3,6 @@
 import json
 import logging
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
@@ -32,6 +31,7 @@ def write_model(
     name: str,
     version: int | None = None,
     progress: Progress | None = None,
+    check: Callable[[Path], None] | None = None,
 ) -> Path:
     """Write ``<repository>/<name>/<version>/``, complete or absent; see ``write_version``.
 
@@ -45,6 +45,8 @@ def write_model(
         name: the model's name: letters, digits, ``_`` and ``-``.
         version: at least 1; by default one more than the newest there.
         progress: called after each batch with the table's name, the rows written of it, and V.
+        check: called with the folder of the finished files before the version appears. If it raises an error, no
+            version appears.
 
     Returns:
         the version's folder.
@@ -54,7 +56,12 @@ def write_model(
         ConfigError: a table has the name of one of the files beside it.
         ModelFileError: a source has changed or is damaged.
     """
-    write_files = partial(_write_files, plan=plan, name=name, progress=progress or _say_nothing)
+
+    def write_files(folder: Path) -> None:
+        _write_files(folder, plan, name, progress or _say_nothing)
+        if check is not None:
+            check(folder)
+
     return write_version(Path(repository), name, plan.graph(), write_files, version)
 
 
