@@ -1,4 +1,4 @@
-"""``hotrow import``: a model that was not trained with HugeCTR, into a model repository."""
+"""``hotrow import``: bring a model that was not trained with HugeCTR into a model repository."""
 
 import argparse
 import sys
@@ -19,14 +19,14 @@ _TOLERANCE = 1e-5
 COMBINERS: tuple[Combiner, ...] = get_args(Combiner)
 
 _DESCRIPTION = """\
-Make a version of a model repository of a dense network (ONNX) and the embedding tables that feed it.
+Write a model version from a dense network (ONNX) and the embedding tables that feed it.
 
-Each input of the network is either the pooled vectors of one table, [B, S, D] or [B, S * D], and the
-table is called as the input is; or, one of them, the dense features, [B, F]. Its output is [B, L].
+Each input of the network is the pooled vectors of one table, [B, S, D] or [B, S * D], and has the
+table's name. One input may be the dense features instead, [B, F]. The output is [B, L].
 """
 _EPILOG = """\
-where a table's rows are, as --table NAME=SOURCE says it:
-  FILE.safetensors  FILE.pt  FILE.pth   the tensor that is called after the table; FILE#TENSOR: that one.
+forms of SOURCE in --table NAME=SOURCE:
+  FILE.safetensors  FILE.pt  FILE.pth   the tensor with the table's name, or FILE#TENSOR for another.
                                         float32, float16, bfloat16 [V, D]; row numbers are the keys
   FILE.npy                              float32 or float16 [V, D]; row numbers are the keys
   FILE.npz                              its arrays 'keys' and 'vectors', or the one array it has
@@ -41,10 +41,10 @@ examples:
 
 
 def add_parser(commands: Any) -> None:
-    """Add the command to the ``hotrow`` parser's subparsers."""
+    """Add the command to the subparsers of ``hotrow``."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "import",
-        help="make a model of an ONNX network and tables from PyTorch, TorchRec, NumPy, DynamicEmb",
+        help="import an ONNX network and tables from PyTorch, TorchRec, NumPy or DynamicEmb",
         description=_DESCRIPTION,
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -54,7 +54,7 @@ def add_parser(commands: Any) -> None:
         "--table", action="append", type=_pair, default=[], metavar="NAME=SOURCE", help="where a table's rows are"
     )
     parser.add_argument(
-        "--checkpoint", type=Path, metavar="PATH", help="where every other table is looked for by its name"
+        "--checkpoint", type=Path, metavar="PATH", help="where every other table is looked up by its name"
     )
     parser.add_argument(
         "--combiner",
@@ -62,20 +62,20 @@ def add_parser(commands: Any) -> None:
         type=_combiner,
         required=True,
         metavar="[NAME=]HOW",
-        help="how the rows of one slot are pooled, sum or mean: of all tables, or of one",
+        help="how the rows of one slot are pooled: sum, mean or sqrtn, for all tables or for one",
     )
-    parser.add_argument("--logits", action="store_true", help="the network answers with logits: add a Sigmoid")
+    parser.add_argument("--logits", action="store_true", help="the network answers with logits; add a Sigmoid")
     parser.add_argument("--repository", type=Path, required=True, metavar="DIR", help="the model repository")
-    parser.add_argument("--name", required=True, help="the model's name in it")
+    parser.add_argument("--name", required=True, help="the model's name in the repository")
     parser.add_argument(
-        "--version", type=whole_number(1, 2**31 - 1), metavar="N", help="default: one more than the newest there"
+        "--version", type=whole_number(1, 2**31 - 1), metavar="N", help="default: one more than the newest version"
     )
     parser.add_argument(
         "--max-batchsize",
         type=whole_number(1, 2**31 - 1),
         default=1024,
         metavar="N",
-        help="most samples of one request (default: %(default)s)",
+        help="the most samples of one request (default: %(default)s)",
     )
     parser.add_argument(
         "--verify",
@@ -89,12 +89,12 @@ def add_parser(commands: Any) -> None:
         metavar="X",
         help=f"largest absolute difference that --verify accepts (default: {_TOLERANCE:g})",
     )
-    parser.add_argument("--dry-run", action="store_true", help="check and describe, write nothing")
+    parser.add_argument("--dry-run", action="store_true", help="check and describe the model, but write nothing")
     parser.set_defaults(run=import_model, error_code=1)
 
 
 def import_model(options: argparse.Namespace) -> int:
-    """Describe the model, and write it."""
+    """Describe the model, write it, and verify it if asked."""
     from serving import importers  # here, because the other commands do not need it
 
     check_target(options.repository, options.name, options.version)
@@ -120,7 +120,7 @@ def import_model(options: argparse.Namespace) -> int:
 
 
 def _verifier(options: argparse.Namespace) -> Callable[[Path], None] | None:
-    """Read the file of --verify; return what compares the written model with it."""
+    """Read the file of ``--verify``, and return a function that compares the written model with it."""
     from serving.importers import read_expected_answers
 
     if options.verify is None:
@@ -142,7 +142,7 @@ def _verifier(options: argparse.Namespace) -> Callable[[Path], None] | None:
 
 
 def _say_whether_served(repository: Path) -> None:
-    """Say how to serve the repository, or, on standard error, why its tiers or other models forbid it."""
+    """Say how to serve the repository, or warn on standard error why ``hotrow serve`` would refuse it."""
     faults: list[HotrowError] = []
     try:
         check_tiers(read_repository(repository, faults), faults)
@@ -162,7 +162,7 @@ def _show_progress(table: str, written: int, rows: int) -> None:
 def _pair(text: str) -> tuple[str, str]:
     name, mark, source = text.partition("=")
     if not (name and mark and source):
-        raise argparse.ArgumentTypeError(f"expected NAME=SOURCE, but {text[:64]!r} came")
+        raise argparse.ArgumentTypeError(f"expected NAME=SOURCE, got {text[:64]!r}")
     return name, source
 
 
@@ -170,17 +170,15 @@ def _combiner(text: str) -> tuple[str, Combiner]:
     name, _, how = text.rpartition("=")
     combiner = next((one for one in COMBINERS if one == how), None)
     if combiner is None:
-        raise argparse.ArgumentTypeError(f"expected sum, mean, sqrtn or NAME=one of them, but {text[:64]!r} came")
+        raise argparse.ArgumentTypeError(f"expected sum, mean, sqrtn or NAME=sum and so on, got {text[:64]!r}")
     return name, combiner
 
 
 def _combiners(pairs: Sequence[tuple[str, Combiner]]) -> tuple[Combiner, dict[str, Combiner]]:
-    """Return the combiner of all tables, and those of tables that have one of their own."""
+    """Return the combiner of all tables, and the combiners of single tables."""
     combiners = _by_name("--combiner", pairs)
     if "" not in combiners:
-        raise ConfigError(
-            "--combiner", "", "expected sum, mean or sqrtn for all tables too, besides those with one of their own"
-        )
+        raise ConfigError("--combiner", "", "expected sum, mean or sqrtn for all tables too, not just single tables")
     return combiners.pop(""), combiners
 
 

@@ -33,7 +33,7 @@ def test_inputs_and_labels_are_read(network, sketch_of, tmp_path):
     assert read_network(flat).label_dim == 1
 
 
-def test_weights_in_a_file_beside_are_taken_in(sketch, tmp_path):
+def test_weights_in_a_separate_file_are_included(sketch, tmp_path):
     path = tmp_path / "dense.onnx"
     onnx.save(sketch.model(), path, save_as_external_data=True, location="dense.onnx.data", size_threshold=0)
     assert (tmp_path / "dense.onnx.data").stat().st_size > 0
@@ -43,7 +43,7 @@ def test_weights_in_a_file_beside_are_taken_in(sketch, tmp_path):
     np.testing.assert_allclose(answer, sketch.probabilities(*TENSORS), atol=1e-6)
 
 
-def test_weights_that_are_listed_as_inputs_are_none(sketch, tmp_path):
+def test_weights_listed_as_inputs_are_not_inputs(sketch, tmp_path):
     model = sketch.model()
     weight = onnx.helper.make_tensor_value_info("weight", TensorProto.FLOAT, sketch.weight.shape)
     model.graph.input.append(weight)
@@ -53,7 +53,7 @@ def test_weights_that_are_listed_as_inputs_are_none(sketch, tmp_path):
 
 
 @pytest.mark.parametrize("taken", ["all", "probabilities"])
-def test_logits_get_a_sigmoid_of_a_name_that_is_free(sketch, tmp_path, taken):
+def test_logits_get_a_sigmoid_with_an_unused_name(sketch, tmp_path, taken):
     model = sketch.model(sigmoid=False)
     for node in model.graph.node:
         for names in (node.input, node.output):
@@ -67,7 +67,7 @@ def test_logits_get_a_sigmoid_of_a_name_that_is_free(sketch, tmp_path, taken):
 
 @pytest.mark.parametrize("kind", ["Sigmoid", "HardSigmoid", "Softmax"])
 @pytest.mark.parametrize("behind", [(), ("Identity",), ("Identity", "Flatten")], ids=len)
-def test_logits_that_are_probabilities_already_are_refused(sketch, tmp_path, kind, behind):
+def test_logits_that_are_already_probabilities_are_refused(sketch, tmp_path, kind, behind):
     model = sketch.model()
     model.graph.node[-1].op_type = kind
     for number, op_type in enumerate(behind):
@@ -76,7 +76,7 @@ def test_logits_that_are_probabilities_already_are_refused(sketch, tmp_path, kin
         model.graph.output[0].name = f"same{number}"
     onnx.save(model, tmp_path / "dense.onnx")
 
-    with pytest.raises(ModelFileError, match=rf"dense\.onnx: output '\w+' ends in a {kind}, .* leave --logits .* out"):
+    with pytest.raises(ModelFileError, match=rf"dense\.onnx: output '\w+' ends in a {kind}, .* remove --logits"):
         read_network(tmp_path / "dense.onnx", logits=True)
     assert read_network(tmp_path / "dense.onnx").label_dim == 1
 
@@ -143,7 +143,7 @@ def test_an_export_that_merged_its_inputs_is_refused(tmp_path, examples, unread)
         ({"samples": 1}, r"input 'dense' is float \[1, 3\], expected a free number of samples"),
         (
             {"outputs": ["answer", "logits"]},
-            r"expected one output, the probabilities, found 2: 'answer', 'logits'; concatenate them to one, \[B, L\]",
+            r"expected one output, the probabilities, found 2: 'answer', 'logits'; concatenate them into one, \[B, L\]",
         ),
         ({"output_shape": ["B", "L"]}, r"output 'answer' is float \[B, L\], expected a free number .* fixed sizes"),
         ({"output_shape": ["B", 1, 1]}, r"output 'answer' is float \[B, 1, 1\], expected float \[B, L\]"),
@@ -172,21 +172,21 @@ def test_an_input_of_another_shape_is_refused(sketch, tmp_path, sizes, expected)
 
 
 @pytest.mark.parametrize("content", [b"", b"not protobuf", b"\x08\x08"])
-def test_a_file_that_is_no_network_is_refused(tmp_path, content):
+def test_a_file_that_is_not_a_network_is_refused(tmp_path, content):
     (tmp_path / "dense.onnx").write_bytes(content)
 
     with pytest.raises(ModelFileError, match=r"dense\.onnx: "):
         read_network(tmp_path / "dense.onnx")
 
 
-def test_a_name_that_is_no_text_is_refused(network):
+def test_a_name_that_is_not_text_is_refused(network):
     network.write_bytes(network.read_bytes().replace(b"dense", b"\xffense"))
 
     with pytest.raises(ModelFileError, match=r"input b'\\xffense': expected a name in UTF-8"):
         read_network(network)
 
 
-def test_numbers_of_a_type_that_onnx_does_not_know_are_refused(sketch, tmp_path):
+def test_an_unknown_number_type_is_refused(sketch, tmp_path):
     model = sketch.model()
     model.graph.input[0].type.tensor_type.elem_type = 999
     (tmp_path / "odd.onnx").write_bytes(model.SerializeToString())
@@ -207,7 +207,7 @@ def test_a_missing_file_is_named(tmp_path):
         read_network(tmp_path / "absent.onnx")
 
 
-def test_missing_weights_beside_are_named(sketch, tmp_path):
+def test_a_missing_weight_file_is_named(sketch, tmp_path):
     path = tmp_path / "dense.onnx"
     onnx.save(sketch.model(), path, save_as_external_data=True, location="dense.onnx.data", size_threshold=0)
     (tmp_path / "dense.onnx.data").unlink()
@@ -216,7 +216,7 @@ def test_missing_weights_beside_are_named(sketch, tmp_path):
         read_network(path)
 
 
-def test_where_onnx_is_not_installed_the_extra_is_named(network, monkeypatch):
+def test_without_onnx_the_extra_is_named(network, monkeypatch):
     monkeypatch.setitem(sys.modules, "onnx", None)
 
     with pytest.raises(MissingExtraError, match=r"needs the package 'onnx': pip install 'hotrow\[onnx\]'"):
