@@ -108,7 +108,7 @@ def test_dense_features_that_an_unused_table_fits_are_logged(sketch_of, tmp_path
     assert plan.dense.name == "adz"
     [message] = caplog.messages
     assert message == (
-        f"{path}: input 'adz' [B, 16] has no table and takes the dense features; should one of these feed it: 'ads'?"
+        f"{path}: input 'adz' [B, 16] has no table and takes the dense features; should one of these tables feed it: 'ads'?"
     )
 
 
