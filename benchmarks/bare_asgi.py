@@ -1,8 +1,8 @@
-"""The physical limit of a Python HTTP server: uvicorn with an application that reads the body and returns fixed bytes.
+"""The limit of a Python HTTP server: uvicorn with an application that reads the body and returns fixed bytes.
 
     python -m benchmarks.bare_asgi ANSWER_FILE
 
-prints its port, then serves until it is killed.
+It prints its port, then serves until it is killed.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ import uvloop
 
 
 def application(answer):
-    """An ASGI application without a framework: every request gets ``answer``."""
+    """An ASGI application that answers every request with ``answer``."""
     headers = [(b"content-type", b"application/octet-stream"), (b"content-length", b"%d" % len(answer))]
 
     async def respond(scope, receive, send):

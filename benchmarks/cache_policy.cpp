@@ -1,7 +1,7 @@
-// Which rows a cache keeps: its own rule and its peers', as caches without rows. benchmarks/cache_policy.py loads this.
+// Replacement rules of the GPU cache and its peers, as caches without rows. benchmarks/cache_policy.py loads this.
 //
-// All see the same batches: first every key of a batch is looked up, then the missing ones may enter. Keys are
-// 0 .. key_count - 1. Every policy is deterministic; chance comes from a hash or from a seeded generator.
+// All policies see the same batches: every key of a batch is looked up, then missing keys may enter. Keys are
+// 0 .. key_count - 1. Every policy is deterministic; randomness comes from a hash or a seeded generator.
 #include <algorithm>
 #include <cstdint>
 #include <random>
@@ -28,7 +28,7 @@ u64 mix(u64 k) {
 
 u32 scaled(u32 fraction, u64 size) { return static_cast<u32>(fraction * size >> 32); }
 
-// The distinct keys among those given, in the order they came first, and how often each came.
+// The distinct keys of a batch in order of first appearance, and their counts.
 class Distinct {
  public:
   explicit Distinct(i64 key_count) : counts_(key_count, 0) {}
@@ -50,12 +50,12 @@ class Distinct {
 class Policy {
  public:
   virtual ~Policy() = default;
-  virtual u64 access(const i64* keys, u64 n) = 0;  // how many were there
+  virtual u64 access(const i64* keys, u64 n) = 0;  // the number of hits
   virtual bool holds(i64 key) const = 0;
   u64 rows_written = 0;
 };
 
-// Slots in sets of `ways`, `set_of` a key being what a policy says.
+// Slots in sets of `ways`; a policy defines `set_of` a key.
 class Sets {
  public:
   Sets(u64 capacity, u32 ways) : ways(ways), count(static_cast<u32>(capacity / ways)), keys_(u64(count) * ways, kEmpty) {}
@@ -72,7 +72,7 @@ class Sets {
   std::vector<i64> keys_;
 };
 
-// What kernels/cuda does, one key after the other; docs/gpu_cache.md, "Policy", tells the rule and its reasons.
+// The rule of kernels/cuda, one key after the other; see docs/gpu_cache.md, "Policy".
 class Counters : public Policy {
  public:
   Counters(u64 capacity, u32 ways, bool marks, i64 key_count)
@@ -100,8 +100,8 @@ class Counters : public Policy {
  private:
   struct Line {
     u32 counters = 0, marks = 0;
-    u32 locked = 0;  // slots that were given away in this call
-    u64 call = 0;    // the one that `locked` is of
+    u32 locked = 0;  // slots replaced in this call
+    u64 call = 0;    // the call of `locked`
   };
 
   u32 line_of(i64 key) const { return scaled(static_cast<u32>(mix(key) >> 32), sets_.count); }
@@ -159,9 +159,9 @@ class Counters : public Policy {
   u64 call_ = 0;
 };
 
-// NV Embedding Cache 26.06 as its sources have it: sets of 8, no hash; a counter per slot that is learnt only when a
-// batch is inserted; whether it is, is drawn by its hit rate. A new key takes the slot of its set that has the smallest
-// counter, if it came more often in the batch than that counter says.
+// NV Embedding Cache 26.06 as in its sources: sets of 8, no hash. The counters of slots change only when a batch is
+// inserted, which is drawn at random by the batch's hit rate. A new key replaces the slot of its set with the smallest
+// counter if the key occurs more often in the batch than that counter.
 class Nve : public Policy {
  public:
   Nve(u64 capacity, i64 key_count, u64 seed)
@@ -257,7 +257,7 @@ class Clock : public Policy {
   Distinct missed_;
 };
 
-// The least recently used row of all leaves; every miss enters.
+// The least recently used row leaves; every miss enters.
 class Lru : public Policy {
  public:
   Lru(u64 capacity, i64 key_count)
@@ -302,7 +302,7 @@ class Lru : public Policy {
   }
 
   u64 capacity_, size_ = 0;
-  i64 end_;  // stands after the newest and before the oldest
+  i64 end_;  // sentinel after the newest and before the oldest
   std::vector<i64> before_, after_;
   Distinct missed_;
 };

@@ -5,14 +5,14 @@
 A million keys whose popularity falls by a power law of exponent a, drawn by the inverse of the law's continuous form.
 A hit rate is the mean over the second half of a trace's batches, the median over the seeds. Columns:
 
-- best: the rows that are looked up most at the time, known beforehand; no cache can be better for long
-- NVE: NV Embedding Cache 26.06, as its sources have it
+- best: the rows with the most lookups at the time, known in advance; no cache can stay above it
+- NVE: NV Embedding Cache 26.06, as in its sources
 - ours: docs/gpu_cache.md, "Policy", with lines of 15 and of 7 keys of 64 bits, and of 15 keys of 32 bits
 - clock: a bit per row, lines of 15 keys, every miss enters; LRU: over the whole cache, every miss enters
 
-A second table has the kernels themselves, run on the CPU, beside the simulation, on the same traces a sixteenth as big.
+A second table compares the kernels, run on the CPU, with the simulation on the same traces at a sixteenth of the size.
 
-Ours must not be more than 0.005 below NVE in any trace and any seed, and have 0.95 of best at a = 1.05 without drift.
+Targets: at most 0.005 below NVE in every trace and seed, and 0.95 of best at a = 1.05 without drift.
 """
 
 from concurrent.futures import ThreadPoolExecutor
@@ -39,9 +39,9 @@ class Trace:
         exponent: a of the popularity rank ** -a.
         cache_ratio: slots / keys.
         batch_keys: keys of a batch, with duplicates.
-        batches: how many.
-        drift_ratio: part of the hottest ``slots`` keys that change places with colder ones after each batch.
-        key_count: how many keys there are.
+        batches: number of batches.
+        drift_ratio: share of the hottest ``slots`` keys that swap places with colder keys after each batch.
+        key_count: number of keys.
     """
 
     name: str
@@ -90,7 +90,7 @@ SMALL = tuple(
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one policy did on one trace with one seed."""
+    """The result of one policy on one trace with one seed."""
 
     hit_rate: float
     rows_per_batch: float
@@ -98,7 +98,7 @@ class Outcome:
 
 def main():
     arguments = parse_arguments(__doc__)
-    traces, seeds = (SMALL, 1) if arguments.quick else (TRACES, SEEDS)
+    traces, seeds = (SMALL[:2], 1) if arguments.quick else (TRACES, SEEDS)
     print_line("hit rate, half the seeds' spread", "best", POLICIES)
     records = []
     for trace in traces:
@@ -131,7 +131,7 @@ def run_kernels(trace):
 
 
 def run(trace, seed, policies):
-    """Give every policy the same trace; outcomes by the policies' names, of the second half of the batches."""
+    """Run every policy on the same trace; return the outcomes of the second half by policy name."""
     begin = trace.batches // 2
     hits, written = [0] * len(policies), [0] * len(policies)
     with ThreadPoolExecutor(2) as pool:
@@ -152,7 +152,7 @@ def is_gated(trace, name):
 
 
 def is_within_the_gate(trace, name, outcomes):
-    """Whether a policy of ours does in every seed what it must."""
+    """Whether a policy of ours meets its targets in every seed."""
     worst = min(of[name].hit_rate - of["NVE"].hit_rate for of in outcomes)
     settled = trace.exponent == 1.05 and not trace.drift_ratio
     part = min(of[name].hit_rate for of in outcomes) / trace.best
@@ -189,7 +189,7 @@ def print_row(trace, outcomes):
 
 
 def distance(trace, name, outcomes):
-    """How far a policy is above NVE's, and whether that is enough of ours."""
+    """The distance to NVE's hit rate, with a verdict for policies of ours."""
     if name == "NVE":
         return ""
     above = f"{median(of[name].hit_rate - of['NVE'].hit_rate for of in outcomes):+.4f}"

@@ -1,10 +1,10 @@
-// How long it takes until a second thread works: lines "<pause> <pool> <condition variable>", medians in microseconds.
+// The time until a second thread works: lines "<pause> <pool> <condition variable>", medians in microseconds.
 //
 //   core_pool_wake_up CALLS
 //
-// The pool: from the call of run to the first line of a chunk on a helper. Beside it the standard way to wake a thread.
-// Between two calls lie 200 us, in which thread and core fall asleep, or 20, as between the tables of one batch.
-// Caller and sleeper are bound to a core each: on one core a thread wakes in a fifth of the time, and nothing is gained.
+// Pool: from the call of run to the first line of a chunk on a helper thread. The peer is a condition variable.
+// The pause between two calls is 200 us, so that thread and core sleep, or 20 us, as between the tables of one batch.
+// Caller and sleeper are pinned to different cores: on one core a thread wakes in a fifth of the time without any gain.
 #include <sched.h>
 
 #include <algorithm>
@@ -25,7 +25,7 @@ namespace {
 
 double microseconds(Clock::duration time) { return std::chrono::duration<double, std::micro>(time).count(); }
 
-// Two chunks that wait for each other: one of them is a helper's.
+// Two chunks that wait for each other, so that a helper runs one of them.
 double wake_the_pool() {
   const auto caller = std::this_thread::get_id();
   std::atomic<int> here{0};
@@ -91,17 +91,17 @@ class Sleeper {
   int calls_ = 0;
   std::atomic<int> answered_{0};
   Clock::time_point awake_;
-  std::thread thread_;  // last: it uses the others
+  std::thread thread_;  // last, because it uses the other members
 };
 
-// The caller is at work meanwhile: asleep it would be woken late itself.
+// The caller spins: a sleeping caller would itself wake late.
 void pause(int pause_us) {
   const auto start = Clock::now();
   while (microseconds(Clock::now() - start) < pause_us) {
   }
 }
 
-// The median of `calls` times that `wake` takes, after a pause each.
+// The median time of `calls` calls of `wake`, each after a pause.
 template <class Wake>
 double median(size_t calls, int pause_us, const Wake& wake) {
   std::vector<double> times;
@@ -134,6 +134,6 @@ int main(int argc, char** argv) {
   std::vector<int> cores;
   for (int core = 0; core < CPU_SETSIZE; ++core)
     if (CPU_ISSET(core, &usable)) cores.push_back(core);
-  // On a thread of its own: the pool's helpers may run where the process's first thread may.
+  // On a new thread, because the pool's helpers inherit the affinity of the process's first thread.
   std::thread(measure, static_cast<size_t>(std::atoi(argv[1])), cores[0], cores[1]).join();
 }

@@ -1,9 +1,9 @@
-"""How far off a dense network's probabilities are on a device, by the precision of its products.
+"""The error of a dense network's probabilities on a device, by the precision of its products.
 
     python -m benchmarks.dense_precision --device cuda:0
 
-For each family of graphs: the difference from the same layers in float64, on random weights whose products neither grow
-nor shrink and on random features and rows. On the runner TF32 is float32, so that only float16 tells something there.
+For each family of graphs: the difference from the same layers in float64, with random weights that keep the scale of
+products, and random features and rows. On the runner TF32 is float32, so that only float16 differs there.
 """
 
 import argparse

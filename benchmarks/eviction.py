@@ -1,12 +1,12 @@
-"""A table four times its bound in RAM, RocksDB behind it: hit rates, and what stamps and evictions cost readers.
+"""A table with four times the rows of its RAM tier, in front of RocksDB: hit rates, and the cost of eviction.
 
-``eviction.hit_rate``: lookups of the second half of a trace (Zipf 1.05) that RAM answers, rows being promoted beside
-them; the peer is the best fixed set of rows, chosen knowing the trace. With ``evict_oldest`` stands what `hotrow plan`
-computes of LRU for the bound, and for the part of it that an overflow leaves: it should lie between. Every answer is
-checked. ``rss_growth_mib`` is that of the process over the second half.
-``eviction.fetch``: M rows/s of lookups on one thread that all hit; the peer is a table without a policy.
-``eviction.p99``: microseconds of the slowest hundredth of lookups beside a writer that evicts all the time; the peer is
-a table without a policy beside a writer that overwrites rows at full rate.
+- ``eviction.hit_rate``: the share of lookups that RAM answers in the second half of a trace (Zipf 1.05), with
+  promotion. The peer is the best fixed set of rows, chosen with knowledge of the trace. The record of
+  ``evict_oldest`` has two hit rates of LRU from `hotrow plan`: for the bound, and for the part of it that an overflow
+  leaves. The measured hit rate should lie between them. ``rss_growth_mib`` is the process's growth in that half.
+- ``eviction.fetch``: M rows/s of lookups on one thread that all hit. The peer is a table without a policy.
+- ``eviction.p99``: the 99th percentile of lookups in microseconds while a writer evicts all the time. The peer is a
+  table without a policy while a writer overwrites rows at full rate.
 """
 
 import tempfile
@@ -16,10 +16,9 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.one_table import TABLE, table_model, write_table
 from benchmarks.report import Record, parse_arguments, publish
-from benchmarks.tiers import TABLE, model
 from kernels.host import HostTable
-from serving.model.sparse_file import write_sparse_directory
 from serving.parameter_server import FirstRows, ParameterServer, TierSettings
 from serving.planner.policies import lru_curve, pinned_curve
 from serving.storage import MemoryStore, RocksDbStore
@@ -28,22 +27,22 @@ DIM = 32
 KEYS = 1664  # 64 samples of 26 keys
 TARGET = 0.8
 POLICIES = ("evict_random", "evict_least_used", "evict_oldest")
-STILL = {"memory": TierSettings(first_rows=FirstRows(cache_rate=0.0))}  # it fills itself
+STILL = {"memory": TierSettings(first_rows=FirstRows(cache_rate=0.0))}  # promotion fills it
 
 
 def main():
     arguments = parse_arguments(__doc__)
-    table_rows, batches = (20_000, 60) if arguments.quick else (400_000, 1500)
-    fetch_rows, rounds = (50_000, 2) if arguments.quick else (10_000_000, 5)
+    table_rows, batches = (10_000, 20) if arguments.quick else (400_000, 1500)
+    fetch_rows, rounds, calls = (20_000, 1, 50) if arguments.quick else (10_000_000, 5, 1500)
     with tempfile.TemporaryDirectory() as name:
         records = hit_rates(Path(name), table_rows, batches)
-    records += reader_costs(fetch_rows, rounds)
+    records += reader_costs(fetch_rows, rounds, calls)
     publish(records, arguments.json)
 
 
 def hit_rates(folder, table_rows, batches):
     rows = np.random.default_rng(0).standard_normal((table_rows, DIM), dtype=np.float32)
-    write_sparse_directory(folder / "t", np.arange(table_rows), rows)
+    write_table(folder / "t", np.arange(table_rows), lambda keys: rows[keys])
     weights = 1 / np.arange(1, table_rows + 1) ** 1.05
     places = np.random.default_rng(1).choice(table_rows, KEYS * batches, p=weights / weights.sum())
     trace = np.random.default_rng(2).permutation(table_rows)[places]
@@ -57,7 +56,7 @@ def hit_rates(folder, table_rows, batches):
         )
         database = RocksDbStore(folder / "db", num_threads=2)
         with ParameterServer([memory, database], promote=True, settings=STILL) as server:
-            server.load_model(model(folder))
+            server.load_model(table_model(folder / "t", DIM, slots=26))
             serve(server, rows, trace[:half])
             before, rss = hits(server), rss_bytes()
             serve(server, rows, trace[half:])
@@ -71,7 +70,7 @@ def hit_rates(folder, table_rows, batches):
 
 
 def lru_in_the_second_half(trace, bounds):
-    """The part of the second half's lookups that LRU answers which has seen the first."""
+    """LRU's hit rate in the second half, after the first half."""
     half = trace.size // 2
     whole, first = lru_curve(trace, trace.size), lru_curve(trace[:half], half)
     return [float(whole.hits_at(bound) - first.hits_at(bound)) / half for bound in bounds]
@@ -94,7 +93,7 @@ def rss_bytes():
     return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * 4096
 
 
-def reader_costs(table_rows, rounds):
+def reader_costs(table_rows, rounds, calls):
     plain, records = filled(None, table_rows), []
     for policy in POLICIES:
         table, rng = filled(policy, table_rows), np.random.default_rng(0)
@@ -103,7 +102,7 @@ def reader_costs(table_rows, rounds):
             batches = [rng.integers(0, table_rows, 8 * KEYS) for _ in range(100)]
             rates.append((rate(table, batches), rate(plain, batches)))
         for _ in range(rounds):
-            batches = [rng.integers(0, 2 * table_rows, KEYS) for _ in range(1500)]  # of which it holds about half
+            batches = [rng.integers(0, 2 * table_rows, KEYS) for _ in range(calls)]  # about half of them hit
             slowest.append(
                 (p99_beside_writes(table, batches, 2 * table_rows), p99_beside_writes(plain, batches, table_rows))
             )
@@ -140,7 +139,7 @@ def p99(table, batches):
 
 
 def p99_beside_writes(table, batches, keys):
-    """The 99th percentile while keys 0 to ``keys`` - 1 are inserted, round and round."""
+    """The 99th percentile while a thread inserts keys 0 to ``keys`` - 1 over and over."""
     stop = threading.Event()
 
     def write():

@@ -38,7 +38,7 @@ def fully_connected(name, bottom, width):
 
 
 def deep(bottom, widths, first=1):
-    """Layers fc<n> and relu<n>, n from ``first``; the last one's top is called ``relu<n>``."""
+    """Layers fc<n> and relu<n>, n from ``first``; the last top is ``relu<n>``."""
     layers = []
     for number, width in enumerate(widths, first):
         layers += [fully_connected(f"fc{number}", bottom, width), layer("ReLU", f"relu{number}", f"fc{number}")]
@@ -134,7 +134,7 @@ class DeepFm(nn.Module):
 
 
 class Dcn(nn.Module):
-    """DCN: six cross layers beside a deep network, on 26 vectors of dim 16."""
+    """DCN: six cross layers and a deep network, on 26 vectors of dim 16."""
 
     DIMS = (16,)
     WIDTH = SLOTS * 16 + FEATURES

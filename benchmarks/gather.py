@@ -1,4 +1,4 @@
-"""The limit of a table lookup: a C loop that copies rows whose numbers are known, fetched ahead (host_gather.c)."""
+"""The limit of a table lookup: a C loop that copies rows with known numbers, with prefetch (host_gather.c)."""
 
 import ctypes
 import subprocess
@@ -20,14 +20,14 @@ def compile_gather():
 
 
 def gather(library, level, rows, numbers, out):
-    """``rows[numbers]`` to ``out``, float32[N, D]; numbers are int64[N]; fetched ahead into the cache ``level``."""
+    """Copy ``rows[numbers]`` to ``out``, float32[N, D], with prefetch into the cache ``level``."""
     function = getattr(library, f"gather_{level}_{rows.shape[1]}")
     addresses = (ctypes.c_void_p(array.ctypes.data) for array in (rows, numbers))
     function(*addresses, ctypes.c_int64(numbers.size), ctypes.c_void_p(out.ctypes.data))
 
 
 def aligned(rows, dim):
-    """float32[rows, dim] on a huge-page border: a peer must not pay for rows that straddle cache lines."""
+    """float32[rows, dim] on a huge-page border, so that no row of the peer straddles cache lines."""
     memory = np.empty(rows * dim + HUGE_PAGE_BYTES // 4, dtype=np.float32)
     start = -memory.ctypes.data % HUGE_PAGE_BYTES // 4
     return memory[start : start + rows * dim].reshape(rows, dim)

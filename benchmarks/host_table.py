@@ -1,4 +1,4 @@
-"""The host table against the limits of memory and the usual peers, one thread but for big lookups.
+"""The host table against the limits of memory and its usual peers; one thread, except for big lookups.
 
     python -m benchmarks.host_table [--quick] [--json FILE]
 
@@ -8,8 +8,8 @@
 - row_dtype: lookups of narrow rows, one by one and in bags of 20, against the same table of float32 rows
 - shared: the same lookups in a table of memory that processes share, against the process's own
 - over_cores: one lookup of 26,624 and of 212,992 keys on all cores, against the same lookup on one
-- wake_up: until a second core works on a lookup (benchmarks/core_pool_wake_up.cpp), after a pause in which it falls
-  asleep and soon after another lookup, against a condition variable
+- wake_up: the time until a second core works on a lookup (benchmarks/core_pool_wake_up.cpp), after a long pause and
+  soon after another lookup, against a condition variable
 - beside_writer: a reader's rate and p99 while another thread replaces rows at full rate, against the same reader alone
 """
 
@@ -44,11 +44,11 @@ class Scale:
 
 
 FULL = Scale(rows={32: 10_000_000, 128: 4_000_000}, batches=48, rounds=15, calls=20_000)
-QUICK = Scale(rows={32: 200_000, 128: 50_000}, batches=4, rounds=3, calls=500)
+QUICK = Scale(rows={32: 20_000, 128: 10_000}, batches=1, rounds=1, calls=50)
 
 
 def row_values(keys, dim, version):
-    """Rows whose even columns tell the key and whose odd columns tell the version."""
+    """Rows whose even columns follow from the key and whose odd columns hold the version."""
     values = np.empty((keys.size, dim), dtype=np.float32)
     values[:, 0::2] = (keys % (1 << 22))[:, None]
     values[:, 1::2] = version
@@ -92,7 +92,7 @@ def seconds(action):
 
 
 def take_turns(ours, peer, rounds, work):
-    """Pairs of work per second, one pair per round, after one round that does not count."""
+    """Pairs of work per second, one per round, after a warm-up round."""
     pairs = [(work / seconds(ours), work / seconds(peer)) for _ in range(rounds + 1)]
     return pairs[1:]
 
@@ -123,7 +123,7 @@ def lookup(subject, scale, library):
 
 
 def call(subject, scale):
-    """Record of one call of 26 keys from Python against numpy.take: microseconds, so less is better."""
+    """Record of one call of 26 keys from Python against numpy.take, in microseconds."""
     keys, numbers = (array[:26].copy() for array in subject.batches("uniform", 1)[0])
     out = subject.out[:26]
 
@@ -188,7 +188,7 @@ def row_dtypes(subject, scale):
         table = HostTable(subject.dim, subject.rows, row_dtype)
         for start in range(0, subject.rows, LOAD_ROWS):
             block = slice(start, start + LOAD_ROWS)
-            table.insert(subject.keys[block], subject.direct[block] % 127)  # what every type can hold
+            table.insert(subject.keys[block], subject.direct[block] % 127)  # values that every type holds
         params = {"dim": subject.dim, "row_dtype": row_dtype, "peer": "fp32"}
         for measure, call in calls.items():
             ours, peer = partial(run, call, table), partial(run, call, subject.table)
@@ -199,7 +199,7 @@ def row_dtypes(subject, scale):
 
 
 def shared(subject, scale):
-    """Records of lookups in shared memory, which has huge pages only where the system gives it some."""
+    """Records of lookups in shared memory, which may have no huge pages."""
     batches = subject.batches("uniform", scale.batches)
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         table = SharedTable.create(Path(folder) / "table", subject.dim, subject.rows)
@@ -219,7 +219,7 @@ def shared(subject, scale):
 
 
 def over_cores(subject, scale, threads):
-    """Records of one big lookup on ``threads`` threads against the same on one."""
+    """Records of one big lookup on ``threads`` threads against one thread."""
     for count in (BATCH_KEYS, 8 * BATCH_KEYS):
         batches = [subject.keys[subject.rng.integers(0, subject.rows, count)] for _ in range(scale.batches // 4 or 1)]
         row_ptrs = np.append(np.arange(0, count, 20), count)
@@ -244,7 +244,7 @@ def over_cores(subject, scale, threads):
 
 
 def wake_up(scale):
-    """Records of the time until a second thread works, in microseconds, so less is better."""
+    """Records of the time until a second thread works, in microseconds."""
     folder = Path(tempfile.mkdtemp(prefix="core_pool_wake_up"))
     source, host = Path(__file__).with_name("core_pool_wake_up.cpp"), Path(__file__).parents[1] / "kernels" / "host"
     command = ["c++", "-std=c++17", "-O2", "-pthread", f"-I{host}", source, host / "core_pool.cpp"]
@@ -264,7 +264,7 @@ def wake_up(scale):
 
 
 class Writer:
-    """A thread that replaces random rows of the table at full rate, as long as it is told to."""
+    """A thread that replaces random rows of the table at full rate inside a ``with`` block."""
 
     def __init__(self, subject):
         keys = [subject.keys[subject.rng.integers(0, subject.rows, 4096)] for _ in range(16)]
@@ -291,7 +291,7 @@ class Writer:
 
 
 def beside_writer(subject, scale):
-    """Records of a reader's rate and p99 beside a writer against the same reader alone; checks for torn rows."""
+    """Records of a reader's rate and p99 during writes against the same reader alone; checks for torn rows."""
     batches, writer = subject.batches("uniform", scale.batches), Writer(subject)
     with writer:
         for keys, _ in batches:
@@ -306,9 +306,9 @@ def beside_writer(subject, scale):
     for _ in range(scale.rounds):
         alone = read()
         with writer:
-            beside = read()
-        rates.append((BATCH_KEYS / beside.mean() / 1e6, BATCH_KEYS / alone.mean() / 1e6))
-        tails.append((np.percentile(beside, 99) * 1e3, np.percentile(alone, 99) * 1e3))
+            busy = read()
+        rates.append((BATCH_KEYS / busy.mean() / 1e6, BATCH_KEYS / alone.mean() / 1e6))
+        tails.append((np.percentile(busy, 99) * 1e3, np.percentile(alone, 99) * 1e3))
     params = {"dim": subject.dim, "peer": "reader alone"}
     yield Record.of("host_table.beside_writer", params, "Mrow/s", rates)
     yield Record.of("host_table.beside_writer_p99", {**params, "less": "is better"}, "ms", tails)

@@ -1,4 +1,4 @@
-// A closed-loop HTTP client: every connection sends the same request again as soon as its answer is whole.
+// A closed-loop HTTP client: every connection sends the same request again as soon as its answer is complete.
 //
 //   http_client PORT CONNECTIONS SECONDS REQUEST_FILE
 //
@@ -56,7 +56,7 @@ static void send_request(Connection& connection, const std::string& request) {
   }
 }
 
-// True once the head and the Content-Length bytes after it have come.
+// True once the head and its Content-Length bytes have arrived.
 static bool is_whole(const std::string& answer) {
   size_t head = answer.find("\r\n\r\n");
   if (head == std::string::npos) return false;

@@ -1,11 +1,11 @@
-"""HTTP requests per second and latency of `hotrow serve`, against the limit of a Python server in the same run.
+"""HTTP requests per second and latency of `hotrow serve`, against the limit of a Python HTTP server.
 
 Request: 64 samples of 13 dense features and 26 keys as KServe binary tensors. Model: logistic regression, one table
 of 100,000 rows of 16 floats, all in memory. Limit: ``benchmarks.bare_asgi``, uvicorn reading the same body and
-returning the same bytes. Client: ``http_client.cpp``, a process of its own. The servers take turns, round by round.
+returning the same bytes. Client: ``http_client.cpp`` in its own process. The servers take turns, round by round.
 
-``--triton PYTHON`` also measures a real Triton with the same model in its Python backend, two instances; see
-``benchmarks.triton_server`` for the environment that PYTHON is the interpreter of.
+``--triton PYTHON`` also measures a real Triton with the same model in two instances of its Python backend. PYTHON is
+the interpreter of the environment that ``benchmarks.triton_server`` describes.
 """
 
 import contextlib
@@ -76,7 +76,7 @@ def answer_of(port, request):
 
 @contextlib.contextmanager
 def running(command, port_of_line):
-    """Start a server, read lines until ``port_of_line`` finds a port in one, and stop it at the end."""
+    """Start a server, yield the port that ``port_of_line`` finds in its output, and stop the server at the end."""
     with subprocess.Popen([sys.executable, "-m", *command], stdout=subprocess.PIPE, text=True) as process:
         try:
             yield next(port for port in map(port_of_line, process.stdout) if port)
@@ -103,7 +103,7 @@ def measure(client, port, concurrency, seconds, request_file):
 
 
 def compare(client, ours, peers, request_file, rounds, seconds):
-    """Records of every measure at every concurrency against every peer, a port by name; the servers take turns."""
+    """Records of every measure at every concurrency against every peer; ``peers`` has ports by name."""
     records = []
     for concurrency in CONCURRENCY:
         turns = [
@@ -127,8 +127,8 @@ def compare(client, ours, peers, request_file, rounds, seconds):
 
 def main():
     """Run the benchmark."""
-    options = parse_arguments(__doc__, triton={"metavar": "PYTHON", "help": "also measure this environment's Triton"})
-    rounds, seconds = (2, 0.5) if options.quick else (7, 2.0)
+    options = parse_arguments(__doc__, triton={"metavar": "PYTHON", "help": "also measure this Triton"})
+    rounds, seconds = (1, 0.1) if options.quick else (7, 2.0)
     model = TinyModel(tables={"ad": SLOTS}, dense_dim=DENSE, dim=16, rows=100_000)
     with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
         folder = Path(name)

@@ -8,10 +8,10 @@ DIM = 4
 
 
 class KernelPolicy:
-    """A cache of ``capacity`` rows on ``device``, as benchmarks.simulated_policies has policies.
+    """A cache of ``capacity`` rows on ``device`` with the interface of benchmarks.simulated_policies.
 
-    The kernels differ from the simulation where they run side by side: of several uses of a line at a time one counts,
-    and of several new keys any may be first.
+    The kernels differ from the simulation because they run in parallel: of several concurrent uses of a line one
+    counts, and of several new keys any may come first.
     """
 
     def __init__(self, line_keys, capacity, device="runner"):
@@ -20,7 +20,7 @@ class KernelPolicy:
         self._cache = EmbeddingCache(DIM, lines * line_keys, device, line_keys=line_keys)
 
     def access(self, keys):
-        """Look up int64[N], then offer the missing keys; the number of those that were there, with duplicates."""
+        """Look up int64[N], then offer the missing keys; return the number of hits, with duplicates."""
         answer = self._cache.query(keys)
         self._cache.stream.synchronize()
         missed = self._cache.device.to_host(answer.missing_keys)[: answer.missing_count[0]]

@@ -1,7 +1,7 @@
-"""Run the tests marked ``long`` (`make test-long`) and write down what came of each.
+"""Run the tests marked ``long`` (`make test-long`) and record their outcomes.
 
-They take minutes: processes killed fifty times, tables of millions of rows. `make test` leaves them out, so the record
-beside the benchmarks says when they last ran, on what, and how long each took.
+They take minutes: processes killed fifty times, tables of millions of rows. `make test` skips them. The record says
+when they last ran, on which machine, and how long each test took.
 """
 
 import argparse
@@ -20,13 +20,13 @@ from benchmarks.report import hardware, versions
 
 
 class Recorder:
-    """A pytest plugin that keeps the outcome and the seconds of every test, its fixtures included."""
+    """A pytest plugin that keeps the outcome and the seconds of every test, including its fixtures."""
 
     def __init__(self):
         self.tests = {}
 
     def pytest_runtest_logreport(self, report):
-        """One of the three phases of a test has ended; the first that does not pass decides."""
+        """Add one of the three phases of a test; the first phase that does not pass decides."""
         new = {"test": report.nodeid, "date": _now(), "outcome": "passed", "seconds": 0.0}
         test = self.tests.setdefault(report.nodeid, new)
         test["seconds"] = round(test["seconds"] + report.duration, 2)
@@ -37,16 +37,16 @@ class Recorder:
 
 
 def redis_server_version():
-    """The version of the redis-server that the tests start; nothing where there is none."""
+    """The version of the redis-server of the tests; empty if there is none."""
     binary = server_binary()
     if binary is None:
         return {}
-    said = subprocess.run([binary, "--version"], check=True, capture_output=True, text=True).stdout
-    return {"redis-server": re.search(r"v=(\S+)", said)[1]}
+    done = subprocess.run([binary, "--version"], check=True, capture_output=True, text=True).stdout
+    return {"redis-server": re.search(r"v=(\S+)", done)[1]}
 
 
 def record_of(tests):
-    """What is written down: the outcomes, by test, and what they ran on."""
+    """The record: outcomes by test, machine and versions."""
     return {
         "date": _now(),
         "hardware": hardware(),
@@ -59,8 +59,8 @@ def record_of(tests):
 
 def main(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the record there")
-    parser.add_argument("--again", action="store_true", help="tests that do not run now stay in FILE, with their dates")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the record to FILE")
+    parser.add_argument("--again", action="store_true", help="keep the records in FILE of tests that do not run now")
     parser.add_argument("tests", nargs="*", default=["tests"], help="files or folders (default: tests)")
     options = parser.parse_args(arguments)
     if options.again and options.json is None:
@@ -68,7 +68,10 @@ def main(arguments=None):
     before = json.loads(options.json.read_text())["tests"] if options.again else []
     recorder = Recorder()
     code = pytest.main(["-m", "long", *options.tests], plugins=[recorder])
-    if options.json is not None and code in (0, pytest.ExitCode.TESTS_FAILED):  # else they were not all run
+    if options.json is not None and code in (
+        0,
+        pytest.ExitCode.TESTS_FAILED,
+    ):  # else some tests have not run
         document = record_of({test["test"]: test for test in before} | recorder.tests)
         options.json.write_text(json.dumps(document, indent=1) + "\n")
     return int(code)

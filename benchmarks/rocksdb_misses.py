@@ -1,87 +1,76 @@
 """Reading rows from the RocksDB tier, against rocksdict's own multi_get on the same files with the same options.
 
-The peer gets its keys as the list of bytes it wants and returns a list of bytes; ours takes an int64 array and returns
-float32 rows and which keys were found. The difference is the price of the store's interface. Target: ratio >= 0.9.
+The peer gets its keys as a list of bytes and returns a list of bytes. Hotrow takes an int64 array and returns float32
+rows and a mask of the found keys. The difference is the price of the store's interface. Target: ratio >= 0.9.
 """
 
 import tempfile
-import time
 from pathlib import Path
 
 import numpy as np
+import rocksdict
 
-from benchmarks.report import Record, parse_arguments, publish
-from serving.storage import RocksDbStore, TableSpec
-from serving.storage.hps_layout import key_list
-from serving.storage.rocksdb_engine import import_rocksdict, open_database
+from benchmarks.one_table import TABLE, raw_keys, table_model, tiers_file, vectors_from, write_table
+from benchmarks.report import Record, parse_arguments, publish, take_turns
+from benchmarks.rocksdb_peer import peer_options
+from serving.parameter_server import ParameterServer
 
 DIM = 32
-TABLE = "model.table"
+FAMILY = f"hps_et.{TABLE}"
 
 
 def main():
     arguments = parse_arguments(__doc__)
-    rows, rounds = (50_000, 5) if arguments.quick else (1_000_000, 15)
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "db"
-        store = RocksDbStore(path, num_threads=2)
-        store.open_table(TableSpec(TABLE, DIM), rows)
-        store.bulk_load(TableSpec(TABLE, DIM), batches(rows), "benchmark")
-        database, families = open_database(import_rocksdict(), path, read_only=True, num_threads=2)
-        peer = families[f"hps_et.{TABLE}"]
-        check(store, peer, rows)
-        records = [measure(store, peer, rows, size, rounds) for size in (1664, 26_624)]
-        store.close()
-        peer.close()
-        database.close()
+    rows, rounds, keys_per_round = (20_000, 2, 1) if arguments.quick else (1_000_000, 15, 100_000)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        write_table(folder / "t", np.random.default_rng(0).permutation(rows), vectors_from)
+        disk = {"type": "rocks_db", "path": "db", "num_threads": 2}
+        tiers = tiers_file(folder, volatile_db={"type": "disabled"}, persistent_db=disk)
+        with ParameterServer.from_config(tiers) as server:
+            server.load_model(table_model(folder / "t", DIM))
+            (store,) = server.stores
+            options = peer_options()
+            database = rocksdict.Rdict(
+                str(folder / "db"),
+                options,
+                {"default": options, FAMILY: options},
+                rocksdict.AccessType.read_only(False),
+            )
+            peer = database.get_column_family(FAMILY)
+            check(store, peer, rows)
+            records = [
+                measure(store, peer, rows, size, rounds, max(keys_per_round // size, 1)) for size in (1664, 26_624)
+            ]
+            peer.close()
+            database.close()
     publish(records, arguments.json)
 
 
-def batches(rows, batch_rows=100_000):
-    rng = np.random.default_rng(0)
-    keys = rng.permutation(rows)
-    for start in range(0, rows, batch_rows):
-        part = keys[start : start + batch_rows]
-        yield part, vectors_of(part)
-
-
-def vectors_of(keys):
-    """Rows that can be told from the key."""
-    return (keys[:, None] * 0.5 + np.arange(DIM)).astype(np.float32)
-
-
 def check(store, peer, rows):
-    """Both must answer right, absent keys included; reading every row also brings the files into memory."""
+    """Both must answer right, for absent keys too. Reading every row also brings the files into memory."""
     keys = np.arange(rows + 1000)
     out = np.full((keys.size, DIM), np.nan, dtype=np.float32)
     found = store.fetch(TABLE, keys, out)
-    if found.sum() != rows or not (out[:rows] == vectors_of(keys[:rows])).all() or out[rows:].any():
+    if found.sum() != rows or not (out[:rows] == vectors_from(keys[:rows])).all() or out[rows:].any():
         raise SystemExit("the store's answer is wrong")
     for start in range(0, rows, 50_000):
         part = keys[start : start + 50_000]
-        if b"".join(value for value in peer.get(key_list(part, 8)) if value) != out[part[part < rows]].tobytes():
+        if b"".join(value for value in peer.get(raw_keys(part)) if value) != out[part[part < rows]].tobytes():
             raise SystemExit("the peer's answer is wrong")
 
 
-def measure(store, peer, rows, size, rounds):
-    """Rows per second, in millions; the two take turns in going first."""
+def measure(store, peer, rows, size, rounds, calls):
+    """Millions of rows per second."""
     rng = np.random.default_rng(1)
     out = np.empty((size, DIM), dtype=np.float32)
-    repeats = max(100_000 // size, 1)
-    rates = []
-    for number in range(rounds):
-        keys = [rng.integers(0, rows, size) for _ in range(repeats)]
-        listed = [key_list(one, 8) for one in keys]
-        took = {}
-        for which in ("ours", "peer") if number % 2 else ("peer", "ours"):
-            begin = time.perf_counter()
-            for array, raw in zip(keys, listed, strict=True):
-                if which == "ours":
-                    store.fetch(TABLE, array, out)
-                else:
-                    peer.get(raw)
-            took[which] = time.perf_counter() - begin
-        rates.append(tuple(repeats * size / took[which] / 1e6 for which in ("ours", "peer")))
+    batches = ([rng.integers(0, rows, size) for _ in range(calls)] for _ in range(rounds))
+    took = take_turns(
+        lambda keys, raw: store.fetch(TABLE, keys, out),
+        lambda keys, raw: peer.get(raw),
+        ([(keys, raw_keys(keys)) for keys in some] for some in batches),
+    )
+    rates = [tuple(calls * size / seconds / 1e6 for seconds in pair) for pair in took]
     return Record.of("rocksdb_misses.fetch", {"rows": rows, "dim": DIM, "keys": size}, "Mrow/s", rates)
 
 

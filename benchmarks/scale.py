@@ -1,20 +1,19 @@
-"""What a table's size costs: lookup time, start-up time, memory per row; and a table four times the RAM tier.
+"""The cost of a table's size: lookup time, start-up time and memory; and a table four times the RAM tier.
 
-- ``scale.lookup``: ns per key of 26,624 uniform keys on one thread, against the dim's table of the fewest rows. Target:
-  ratio <= 1.5, whatever the rows.
-- ``scale.gather``: the same of a C loop that copies as many rows whose numbers are known, fetched ahead as the table
-  does it (benchmarks/host_gather.c): what so many rows cost in memory itself. All four take turns.
-- ``scale.slope``: the first ratio against the second, round by round: what the table adds.
-- ``scale.huge_pages``: the part of the table's anonymous memory that lies in huge pages.
+- ``scale.lookup``: ns per key of 26,624 uniform keys on one thread, against the smallest table of that dim. Target:
+  ratio <= 1.5 for every number of rows.
+- ``scale.gather``: the same for a C loop that copies rows with known numbers and the table's prefetch distance
+  (benchmarks/host_gather.c). It shows the cost of memory itself. All four sides take turns.
+- ``scale.slope``: the first ratio against the second, round by round: the cost that the table adds.
+- ``scale.huge_pages``: the share of the table's anonymous memory in huge pages.
 - ``scale.start``: from a HugeCTR folder to a table that answers, against reading its two files once.
-- ``scale.memory``: anonymous memory that a row takes once its table is loaded, against `hotrow plan`'s figure.
-- ``scale.beyond_ram``: a table of four times the RAM tier's rows, the others in RocksDB: ns per key where a part of the
-  keys lies in RAM, against all keys in RAM; and all of the process's anonymous memory against RAM tier's figure.
+- ``scale.memory``: anonymous memory per row of a loaded table, against `hotrow plan`'s figure.
+- ``scale.beyond_ram``: a table with four times the rows of the RAM tier, the others in RocksDB. ns per key with
+  some keys in RAM, against all keys in RAM; and the process's anonymous memory against the RAM tier's figure.
 
-A case for which there is too little memory, or disk, is left out, and said so.
+A case that needs more memory or disk than there is gets skipped, with a message.
 """
 
-import json
 import shutil
 import tempfile
 import time
@@ -24,19 +23,17 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.gather import aligned, compile_gather, gather
+from benchmarks.one_table import table_model, tiers_file, write_table
 from benchmarks.report import Record, parse_arguments, publish
 from kernels.host import HostTable, set_lookup_threads
-from serving.config import ModelConfig, TableConfig, read_ps_config
 from serving.model.capacity import rows_with_headroom
-from serving.model.sparse_writer import write_sparse_batches
 from serving.parameter_server import ParameterServer
 from serving.planner import table_sizes
 
 BATCH_KEYS = 26_624
-CALLS = 4  # of one side before it is the other's turn
-WRITE_ROWS = 65_536
+CALLS = 4  # per side and turn
 MEMORY_RESERVE_BYTES = 2**30
-MOST_FILE_BYTES = 7 * 2**30  # to write more takes minutes
+MOST_FILE_BYTES = 7 * 2**30  # more takes minutes to write
 HIT_RATES = (0.99, 0.9, 0.5, 0.0)
 
 
@@ -71,20 +68,20 @@ class Size:
         return True
 
     def sides(self, rounds):
-        """What takes turns: (call, its batches)."""
+        """Both sides as pairs (call, batches)."""
         numbers = numbers_at_random(self.rows, rounds)
         return [(self.look_up, keys_of_numbers(numbers)), (self.gather, numbers)]
 
 
 def growing(folder, dim, sizes, rounds):
-    """One dim's tables, each beside the smallest."""
+    """One dim's tables, each against the smallest."""
     records = []
     library = compile_gather()
     smallest = None
     for rows in sizes:
         reason = why_not(folder, dim, rows)
         if reason:
-            print(f"left out: {rows:,} rows of dim {dim}: {reason}")
+            print(f"skipped: {rows:,} rows of dim {dim}: {reason}")
             continue
         case = {"rows": rows, "dim": dim}
         server, more = started(folder, dim, rows, case)
@@ -114,7 +111,7 @@ def slopes(took, case):
 
 
 def started(folder, dim, rows, case):
-    """A server of one such table in RAM, and what its start took."""
+    """A server of one such table in RAM, and the records of its start."""
     with written(folder, dim, rows) as config:
         read_s = seconds(lambda: read_once(config.tables[0].file))
         server = ParameterServer.from_config(tiers_file(folder))
@@ -131,7 +128,7 @@ def started(folder, dim, rows, case):
 
 
 def beyond_ram(folder, capacity_rows, dim, rounds):
-    """A table four times the RAM tier, whose other rows are in RocksDB."""
+    """A table four times the RAM tier; the other rows are in RocksDB."""
     rows = 4 * capacity_rows
     case = {"rows": rows, "dim": dim, "ram_rows": capacity_rows}
     tiers = {
@@ -165,17 +162,17 @@ def beyond_ram(folder, capacity_rows, dim, rounds):
 
 
 def keys_of(begin, end):
-    """The keys of a file's rows: no two alike, in no order."""
+    """The distinct, unordered keys of a file's rows."""
     return keys_of_numbers(np.arange(begin, end, dtype=np.int64))
 
 
 def keys_of_numbers(numbers):
-    """The keys of the rows that have these numbers."""
+    """The keys of the rows with these numbers."""
     return numbers * 0x9E3779B1 % 2**40
 
 
 def vectors_of(keys, dim):
-    """Rows that can be told from the key."""
+    """Rows that follow from the key."""
     return (keys[:, None] % 4096 * 0.5 + np.arange(dim)).astype(np.float32)
 
 
@@ -187,39 +184,24 @@ def numbers_at_random(rows, rounds, begin=0):
 
 @contextmanager
 def written(folder, dim, rows):
-    """A model whose table has so many rows, on the disk while the block runs."""
-    path, dense = folder / "t", folder / "dense.model"
-    keys = (keys_of(begin, min(begin + WRITE_ROWS, rows)) for begin in range(0, rows, WRITE_ROWS))
-    write_sparse_batches(path, ((some, vectors_of(some, dim)) for some in keys))
-    dense.touch()
-    yield ModelConfig(
-        name="m",
-        graph_file=dense,
-        dense_file=dense,
-        tables=(TableConfig(name="t", dim=dim, slots=1, combiner="sum", file=path),),
-        key_type="I64",
-        max_batchsize=1024,
-        dense_dim=0,
-        label_dim=1,
-    )
+    """A model whose table has ``rows`` rows; its files exist inside the ``with`` block."""
+    path = folder / "t"
+    write_table(path, keys_of(0, rows), lambda keys: vectors_of(keys, dim))
+    model = table_model(path, dim)
+    model.dense_file.touch()
+    yield model
     shutil.rmtree(path)
 
 
-def tiers_file(folder, **tiers):
-    """The configuration of a ps.json that has these tiers and no models."""
-    (folder / "ps.json").write_text(json.dumps({"supportlonglong": True, "models": [], **tiers}))
-    return read_ps_config(folder / "ps.json")
-
-
 def why_not(folder, dim, rows):
-    """Why a case cannot be run; empty if it can."""
+    """The reason to skip a case; empty if it can run."""
     needed = HostTable.memory_bytes(dim, rows_with_headroom(rows)) + rows * dim * 4  # and the array for the gather
     available = available_bytes()
     if needed + MEMORY_RESERVE_BYTES > available:
         return f"takes {needed / 2**30:.1f} GiB of RAM, {available / 2**30:.1f} are available"
     files, free = rows * (8 + 4 * dim), shutil.disk_usage(folder).free
     if files > min(MOST_FILE_BYTES, free):
-        return f"takes {files / 2**30:.1f} GiB of files, {free / 2**30:.1f} are free and more than 7 not tried"
+        return f"takes {files / 2**30:.1f} GiB of files, {free / 2**30:.1f} are free, and the limit is 7"
     return ""
 
 
@@ -234,7 +216,7 @@ def check(server, rows, dim):
 def take_turns(sides, dim):
     """Tuples of ns per key of the sides (call, batches), one per round.
 
-    Who goes first changes from round to round, and the first round warms up.
+    Another side goes first each round, and the first round is a warm-up.
     """
     out = np.empty((BATCH_KEYS, dim), dtype=np.float32)
     rounds = []
@@ -259,7 +241,7 @@ def seconds(call):
 
 
 def read_once(path):
-    """Read both files of a folder from their beginning to their end."""
+    """Read both files of a folder."""
     buffer = bytearray(2**24)
     for name in ("key", "emb_vector"):
         with (path / name).open("rb", buffering=0) as file:
@@ -268,17 +250,17 @@ def read_once(path):
 
 
 def anonymous_bytes():
-    """Memory of this process that is no file's."""
+    """Anonymous memory of this process."""
     return field_bytes("/proc/self/status", "RssAnon")
 
 
 def huge_page_bytes():
-    """The part of it that lies in huge pages."""
+    """Anonymous memory of this process in huge pages."""
     return field_bytes("/proc/self/smaps_rollup", "AnonHugePages")
 
 
 def available_bytes():
-    """Memory that the system could still give."""
+    """Available memory of the system."""
     return field_bytes("/proc/meminfo", "MemAvailable")
 
 

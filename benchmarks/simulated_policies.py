@@ -1,6 +1,6 @@
-"""Cache policies without a cache: benchmarks/cache_policy.cpp, compiled where it runs.
+"""Cache policies without rows: benchmarks/cache_policy.cpp, compiled on first use.
 
-Whatever has ``name``, ``access(keys) -> hits`` and ``rows_written`` is a policy.
+A policy has ``name``, ``access(keys) -> hits`` and ``rows_written``.
 """
 
 import ctypes
@@ -13,13 +13,13 @@ import numpy as np
 
 
 class SimulatedPolicy:
-    """Which rows a cache of ``capacity`` slots holds under one rule; keys lie between 0 and ``key_count`` - 1.
+    """The rows that a cache of ``capacity`` slots holds under one rule.
 
     Args:
         name: ``ours <keys of a line>``, ``ours 15 x 32 bits``, ``NVE``, ``clock`` or ``LRU``.
-        capacity: slots; sets and lines are as many as fit in whole.
-        key_count: one more than the largest key.
-        seed: of the one policy that draws at random, NVE's.
+        capacity: slots; only whole sets and lines count.
+        key_count: keys are 0 to ``key_count`` - 1.
+        seed: seed of the random draws of NVE.
     """
 
     def __init__(self, name, capacity, key_count, seed=0):
@@ -28,7 +28,7 @@ class SimulatedPolicy:
         self._policy = ctypes.c_void_p(_OPEN[name](self._library, capacity, key_count, seed))
 
     def access(self, keys):
-        """Look up int64[N], then let missing keys enter; the number of those that were there, with duplicates."""
+        """Look up int64[N], then let missing keys enter; return the number of hits, with duplicates."""
         keys = np.ascontiguousarray(keys, dtype=np.int64)
         if keys.size and not (keys.min() >= 0 and keys.max() < self._key_count):
             raise ValueError(f"keys must lie between 0 and {self._key_count - 1}: {keys.min()} .. {keys.max()}")

@@ -1,26 +1,24 @@
-"""What the parameter server adds to the tiers that it asks: times of one lookup in microseconds, so less is better.
+"""The cost of the parameter server on top of its tiers: microseconds of one lookup, so less is better.
 
-Peers: for ``tiers.counted`` the store's own pooled fetch, which neither counts nor watches the time; for
-``tiers.two_tiers`` the fetches of both stores; for ``tiers.budget`` and ``tiers.promotion`` the same server without a
-time budget, and without promotion.
+- ``tiers.counted``: against the store's own pooled fetch, without counters and timers
+- ``tiers.two_tiers``: against the fetches of both stores
+- ``tiers.budget``: against the same server without a time budget
+- ``tiers.promotion``: against the same server without promotion
 """
 
 import tempfile
-import time
 from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
 
-from benchmarks.report import Record, parse_arguments, publish
-from serving.config import ModelConfig, TableConfig
-from serving.model.sparse_file import write_sparse_directory
+from benchmarks.one_table import TABLE, table_model, vectors_from, write_table
+from benchmarks.report import Record, parse_arguments, publish, take_turns
 from serving.parameter_server import ParameterServer, TierSettings
 from serving.storage import MemoryStore, RocksDbStore
 
 DIM = 32
 KEYS = 1664  # 64 samples of 26 keys
-TABLE = "m.t"
 
 
 def main():
@@ -28,12 +26,12 @@ def main():
     rows, rounds, repeats = (20_000, 3, 20) if arguments.quick else (400_000, 15, 100)
     with tempfile.TemporaryDirectory() as name, ExitStack() as opened:
         folder = Path(name)
-        write_sparse_directory(folder / "t", np.arange(rows), np.ones((rows, DIM), dtype=np.float32))
+        write_table(folder / "t", np.arange(rows), vectors_from)
 
         def serve(database, memory, **options):
             server = ParameterServer([memory, RocksDbStore(folder / database, num_threads=2)], **options)
             opened.callback(server.close)
-            server.load_model(model(folder))
+            server.load_model(table_model(folder / "t", DIM, slots=26))
             return server
 
         plain = serve("plain", MemoryStore(capacity_rows=rows // 2))
@@ -49,23 +47,9 @@ def main():
             compare("tiers.two_tiers", KEYS, cold, rounds, repeats, pooled(plain), stores(memory, disk)),
             compare("tiers.budget", 26, cold, rounds, repeats, pooled(waiting), pooled(plain)),
             compare("tiers.budget", KEYS, cold, rounds, repeats, pooled(waiting), pooled(plain)),
-            compare("tiers.promotion", KEYS, cold, rounds, repeats, making_room(promoting), making_room(plain)),
+            compare("tiers.promotion", KEYS, cold, rounds, repeats, after_eviction(promoting), after_eviction(plain)),
         ]
     publish(records, arguments.json)
-
-
-def model(folder):
-    table = TableConfig(name="t", dim=DIM, slots=26, combiner="sum", file=folder / "t")
-    return ModelConfig(
-        name="m",
-        graph_file=folder / "graph.json",
-        dense_file=folder / "dense.model",
-        tables=(table,),
-        key_type="I64",
-        max_batchsize=64,
-        dense_dim=0,
-        label_dim=1,
-    )
 
 
 def pooled(server):
@@ -73,8 +57,8 @@ def pooled(server):
     return lambda keys: server.lookup_pooled(TABLE, keys, np.arange(keys.size + 1, dtype=np.int32), "sum")
 
 
-def making_room(server):
-    """The same with room in RAM for what may be promoted, so that it is."""
+def after_eviction(server):
+    """The same lookup, after its rows have left RAM so that they are promoted again."""
     look_up = pooled(server)
 
     def run(keys):
@@ -85,7 +69,7 @@ def making_room(server):
 
 
 def stores(memory, disk=None):
-    """The same calls of the stores, by hand."""
+    """The same calls of the stores, without the server."""
 
     def run(keys):
         out = np.empty((keys.size, DIM), dtype=np.float32)
@@ -97,18 +81,11 @@ def stores(memory, disk=None):
 
 
 def compare(name, size, between, rounds, repeats, ours, peer):
-    """Microseconds of one call; the two take turns in going first."""
+    """Microseconds of one call."""
     rng = np.random.default_rng(size)
-    pairs = []
-    for number in range(rounds):
-        batches = [rng.integers(*between, size) for _ in range(repeats)]
-        took = {}
-        for call in (ours, peer) if number % 2 else (peer, ours):
-            begin = time.perf_counter()
-            for keys in batches:
-                call(keys)
-            took[call] = (time.perf_counter() - begin) / repeats * 1e6
-        pairs.append((took[ours], took[peer]))
+    batches = ([(rng.integers(*between, size),) for _ in range(repeats)] for _ in range(rounds))
+    took = take_turns(ours, peer, batches)
+    pairs = [tuple(1e6 * seconds / repeats for seconds in pair) for pair in took]
     return Record.of(name, {"keys": size, "tier": "memory" if between[0] == 0 else "rocksdb"}, "us", pairs)
 
 

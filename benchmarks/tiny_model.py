@@ -1,4 +1,4 @@
-"""A small model in a real version directory, and its answers computed by hand: for tests and front-end benchmarks."""
+"""A small model in a real version directory, with its answers computed in NumPy, for tests and benchmarks."""
 
 import json
 from dataclasses import dataclass, field
@@ -17,12 +17,12 @@ class TinyModel:
     """Logistic regression over dense features and the sums of embedding rows.
 
     Attributes:
-        tables: slots by table name, in graph order; every table holds the keys 0 to ``rows`` - 1.
+        tables: slots by table name, in graph order. Every table holds the keys 0 to ``rows`` - 1.
         dense_dim: F.
         dim: D of every table.
         rows: V of every table.
-        max_batchsize: most samples of a request.
-        seed: of all numbers.
+        max_batchsize: maximum number of samples of a request.
+        seed: seed of all random numbers.
         key_type: ``"I64"`` or ``"I32"``.
     """
 
@@ -55,7 +55,7 @@ class TinyModel:
 
         Args:
             dense: [B, F] numbers.
-            bags: per sample one list of keys per slot, slots in graph order; keys beyond ``rows`` count as zeros.
+            bags: for each sample one list of keys per slot, in graph order; unknown keys count as zeros.
         """
         tables = [self.vectors(table) for table, slots in self.tables.items() for _ in range(slots)]
         weight, bias = self.weights()
@@ -85,7 +85,7 @@ class TinyModel:
         return directory
 
     def graph(self):
-        """The layers, and the ``inference`` clause that makes it an inference configuration."""
+        """The layers and the ``inference`` clause."""
         sparse = [
             {
                 "top": f"{table}_keys",
@@ -151,7 +151,7 @@ class TinyModel:
         }
 
     def sample_requests(self, samples, seed=0, most_keys=3):
-        """Random dense features and bags for ``probabilities``, all keys known."""
+        """Random dense features and bags for ``probabilities``, with known keys."""
         rng = np.random.default_rng(seed)
         dense = rng.random((samples, self.dense_dim)).astype(np.float32)
         bags = [

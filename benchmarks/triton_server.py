@@ -1,6 +1,6 @@
-"""A real Triton Inference Server on the CPU, as a peer: 2.51.0, which the package nvidia-pytriton 0.7.0 bundles.
+"""A real Triton Inference Server on the CPU as a peer: 2.51.0, from the package nvidia-pytriton 0.7.0.
 
-Make an environment for it, beside Hotrow's own (its Python backend corrupts tensors under NumPy 2):
+It needs its own environment, because its Python backend corrupts tensors under NumPy 2:
 
     python3 -m venv triton-env
     triton-env/bin/pip install --no-deps nvidia-pytriton==0.7.0
@@ -34,7 +34,7 @@ print(json.dumps({"packages": sysconfig.get_paths()["purelib"], "python": "%d.%d
 
 
 def prepare(repository, name):
-    """Add what Triton needs to a model of one version: ``model.py`` and ``config.pbtxt``, with two instances."""
+    """Add ``model.py`` and ``config.pbtxt`` with two instances to a model of one version."""
     version = repository / name / "1"
     (version / "model.py").write_text(TRITON_ENTRY)
     write_manifest(version, name, 1)
@@ -44,11 +44,11 @@ def prepare(repository, name):
 
 @contextlib.contextmanager
 def running(python, repository, folder):
-    """Serve ``repository`` with the Triton of the environment whose interpreter is ``python``; yield its HTTP port."""
+    """Serve ``repository`` with the Triton in the environment of ``python``; yield its HTTP port."""
     facts = json.loads(subprocess.run([python, "-c", FACTS], check=True, capture_output=True).stdout)
     packages = Path(facts["packages"])
     triton = packages / "pytriton" / "tritonserver"
-    # The wheel keeps the backend's stub elsewhere than Triton looks for it.
+    # Triton does not look for the backend's stub where the wheel keeps it.
     backend = folder / "backends" / "python"
     shutil.copytree(triton / "backends" / "python", backend)
     stub = shutil.copy(triton / "python_backend_stubs" / facts["python"] / "triton_python_backend_stub", backend)

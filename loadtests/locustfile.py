@@ -2,8 +2,8 @@
 
     locust -f loadtests/locustfile.py --host http://127.0.0.1:8000 --model dcn --headless -u 8 -r 8 -t 60s
 
-What the tensors look like is read from the model's metadata and configuration. Keys are drawn from 0 to ``--keys`` - 1
-with a Zipf-like skew; keys the model does not know are answered too, with the default vector.
+The shapes of the tensors come from the model's metadata and configuration. Keys are drawn from 0 to ``--keys`` - 1 with
+a Zipf-like skew. Unknown keys get the default vector.
 """
 
 import json
@@ -11,13 +11,13 @@ import json
 import numpy as np
 from locust import FastHttpUser, constant, events, task
 
-#: Different requests each user cycles through.
+#: Number of different requests per user.
 REQUESTS = 32
 
 
 @events.init_command_line_parser.add_listener
 def add_options(parser):
-    """Options of this file beside Locust's own."""
+    """Add the options of this file to Locust's."""
     parser.add_argument("--model", default="dcn", help="the model's name")
     parser.add_argument("--samples", type=int, default=64, help="samples per request")
     parser.add_argument("--keys", type=int, default=100_000, help="keys are drawn from 0 to this, exclusive")
@@ -27,7 +27,7 @@ class Requests:
     """Encoded requests for one model."""
 
     def __init__(self, metadata, config, samples, keys, seed):
-        """Read the tensors' form from what the server says of the model."""
+        """Read the tensors' shapes and types from the server's answers."""
         self._tensors = {tensor["name"]: tensor for tensor in metadata["inputs"]}
         self._dense_dim = self._tensors["DES"]["shape"][1]
         self._key_dtype = {"INT64": np.int64, "UINT32": np.uint32}[self._tensors["CATCOLUMN"]["datatype"]]
@@ -37,7 +37,7 @@ class Requests:
         self._rng = np.random.default_rng(seed)
 
     def encode(self):
-        """The body of one request, and how many bytes of it are JSON."""
+        """The body of one request and the size of its JSON head in bytes."""
         bags = self._samples * self._slots
         arrays = {
             "DES": self._rng.random((1, self._samples * self._dense_dim), dtype=np.float32),
@@ -58,12 +58,12 @@ class Requests:
 
 
 class Client(FastHttpUser):
-    """One client that sends its next request as soon as it has its answer."""
+    """A client that sends its next request as soon as an answer arrives."""
 
     wait_time = constant(0)
 
     def on_start(self):
-        """Learn what the model takes and prepare requests."""
+        """Ask for the model's tensors and prepare requests."""
         options = self.environment.parsed_options
         self._path = f"/v2/models/{options.model}/infer"
         about = [self._get(f"/v2/models/{options.model}{what}") for what in ("", "/config")]
@@ -78,7 +78,7 @@ class Client(FastHttpUser):
 
     @task
     def infer(self):
-        """One prediction; an answer that is no prediction counts as a failure."""
+        """Send one request; an answer without a prediction counts as a failure."""
         body, json_bytes = self._requests[self._next % REQUESTS]
         self._next += 1
         headers = {"Inference-Header-Content-Length": str(json_bytes)}

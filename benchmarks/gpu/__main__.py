@@ -1,9 +1,9 @@
-"""The GPU cache on a GPU: ``make bench-gpu``. Each thing is compared with NumPy first, and then timed on the device.
+"""The GPU cache on a GPU: ``make bench-gpu``. Every answer is compared with NumPy before it is timed.
 
 Peers and limits of the same run: the copy bandwidth, a gather of rows with known slots, PyTorch's ``embedding`` and
-``embedding_bag``, an empty kernel. The exit status says whether all that ran was right; speed is told by the table of
-targets. ``--device runner --quick`` shows without a GPU that it runs and is right; its times mean nothing. All of it
-takes minutes; ``--only queries`` measures a part.
+``embedding_bag``, an empty kernel. The exit status says whether every answer was right. The table of targets shows the
+speed. ``--device runner --quick`` checks the answers without a GPU; its times mean nothing. A full run takes minutes;
+``--only queries`` measures a part.
 """
 
 import sys
@@ -25,8 +25,8 @@ GROUPS = ("copy", "queries", "lookups", "pooling", "pooled_forms", "writes", "la
 def main():
     arguments = parse_arguments(
         __doc__,
-        device={"default": "cuda:0", "help": "cuda:0 unless told"},
-        only={"nargs": "+", "choices": GROUPS, "default": GROUPS, "help": "measure these groups alone"},
+        device={"default": "cuda:0", "help": "default: cuda:0"},
+        only={"nargs": "+", "choices": GROUPS, "default": GROUPS, "help": "measure only these groups"},
     )
     try:
         device = open_device(arguments.device)
@@ -43,7 +43,7 @@ def main():
                 print(record, flush=True)
                 records.append(record)
                 write(arguments.json, where, records, failures, absent)
-        except (WrongAnswerError, HotrowError, MemoryError, RuntimeError) as err:  # the last of CuPy and PyTorch
+        except (WrongAnswerError, HotrowError, MemoryError, RuntimeError) as err:  # CuPy and PyTorch raise RuntimeError
             failures.append(f"{name}: {err}")
             print(f"{name}: failed: {err}", flush=True)
         except ImportError as err:
@@ -60,7 +60,7 @@ def main():
 
 
 def measurements(device, sizes):
-    """Yield the name of each of ``GROUPS`` and an iterator of its records; one may fail, and the next runs."""
+    """Yield pairs of a name in ``GROUPS`` and an iterator of records, so that one group may fail and the next runs."""
     copies = ceiling.copy_bandwidth(device, sizes.copy_bytes, sizes.rounds)
     gb_per_s = copies[-1].details["gb_per_s"]
     places = {
@@ -78,7 +78,7 @@ def measurements(device, sizes):
 
 
 def draw_if_possible(records, device, file):
-    """A picture needs matplotlib, which a GPU machine may lack."""
+    """Draw if matplotlib is installed."""
     try:
         draw(records, device.properties()["name"], file)
     except ImportError as err:

@@ -11,7 +11,7 @@ _THREADS, _UNDER_WAY = 256, 4
 
 
 def copy_bandwidth(device, size_bytes, rounds):
-    """Copy some memory, by a kernel and by an operation of the arrays; the faster rate is the limit of all others.
+    """Copy some memory, by a kernel and by an array operation. The faster rate is the limit of all others.
 
     Returns:
         records of both; the faster one is the last.
@@ -43,7 +43,7 @@ def copy_bandwidth(device, size_bytes, rounds):
 
 
 class KnownRows:
-    """Rows as a cache of some layout has them, with nothing to say where they are."""
+    """Rows in the layout of a cache, without an index."""
 
     def __init__(self, device, layout, slots):
         self.device, self.slots = device, slots
@@ -55,7 +55,7 @@ class KnownRows:
         self._kernel = device.kernel(SOURCE, "copy_known_rows", **defines)
 
     def numbers(self, places):
-        """Row numbers, one for each place in a population, as rows of a cache lie: anywhere."""
+        """Random row numbers, one for each place in a population."""
         return self._places[self.device.xp.asarray(places)]
 
     def queue(self, numbers, out, stream):

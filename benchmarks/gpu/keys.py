@@ -1,7 +1,7 @@
-"""Keys that are asked for, and their rows: made alike on the host and on the device, so that answers can be checked.
+"""Keys and their rows, made the same way on the host and on the device so that answers can be checked.
 
-A row follows from its key. Its columns are values that the row's form holds exactly, so that every form must give them
-back to the bit, and sums of some hundred of them are exact in any order.
+A row follows from its key. Its columns are values that the row's form holds exactly. So every form must return them
+bit for bit, and the sum of a hundred rows is exact in any order.
 """
 
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ import numpy as np
 from gpu_cache.embedding_cache import EmbeddingCache
 
 ZIPF_EXPONENT = 1.05
-OFFERED_RATIO = 0.75  # of the slots, so that hardly a line is full
+OFFERED_RATIO = 0.75  # of the slots, so that few lines are full
 POPULATION_RATIO = 0.65
 FIRST_ABSENT_KEY = 1 << 40
 _GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
@@ -20,13 +20,13 @@ _CHUNK_KEYS = 1 << 18
 
 
 class WrongAnswerError(Exception):
-    """What was to be timed is not right, so it was not timed."""
+    """An answer is wrong, so nothing is timed."""
 
 
 def codes_of(row_dtype):
-    """float32[256]: what columns are drawn from. Column 0 is the largest, so that a row's scale is 1.
+    """float32[256]: the values of columns. Column 0 is the largest, so that a row's scale is 1.
 
-    Whole numbers up to 127 for all forms but fp8, which has four significant bits: up to 448 there.
+    Whole numbers up to 127; for fp8, which has four significant bits, up to 448.
     """
     if row_dtype == "fp8":
         signs, exponents, fractions = np.meshgrid([-1, 1], np.arange(16) % 5, np.arange(8), indexing="ij")
@@ -35,7 +35,7 @@ def codes_of(row_dtype):
 
 
 def rows_of(xp, keys, dim, row_dtype):
-    """float32[N, D], the rows of keys int64[N]; both of the array namespace ``xp``."""
+    """float32[N, D], the rows of keys int64[N]; both in the array namespace ``xp``."""
     codes, largest = codes_of(row_dtype)
     mixed = keys * _GOLDEN >> 33
     columns = xp.arange(1, 2 * dim, 2, dtype=np.int64)
@@ -55,7 +55,7 @@ def positions(distribution, population, count, seed=1):
 
 @dataclass(frozen=True)
 class Filled:
-    """A cache that holds rows, and some of the keys it holds, in no particular order."""
+    """A filled cache and some of its keys, in no particular order."""
 
     cache: EmbeddingCache
     population: np.ndarray
@@ -65,7 +65,7 @@ class Filled:
 
 
 def filled_cache(device, slots, dim, row_dtype="fp32", line_keys=15, readers=None):
-    """Offer keys to a new cache; what it kept of them is the population, of the same size for all forms."""
+    """Offer keys to a new cache. The keys that it keeps are the population, of the same size for all forms."""
     cache = EmbeddingCache(dim, slots, device, row_dtype, line_keys=line_keys, readers=readers)
     for first in range(0, int(slots * OFFERED_RATIO), _CHUNK_KEYS):
         keys = device.xp.arange(first, min(first + _CHUNK_KEYS, int(slots * OFFERED_RATIO)), dtype=np.int64)
@@ -79,7 +79,7 @@ def filled_cache(device, slots, dim, row_dtype="fp32", line_keys=15, readers=Non
 
 @dataclass(frozen=True)
 class Pool:
-    """Keys to ask for, int64[P] on the host and on the device; batches are slices of it, one after the other."""
+    """The keys of the queries, int64[P] on the host and on the device. Batches are consecutive slices."""
 
     host_keys: np.ndarray
     keys: Any
@@ -87,13 +87,13 @@ class Pool:
     hit_rate: float
 
     def batches(self, batch, most):
-        """Slices of the device's keys, and where each begins."""
+        """Slices of the device's keys and their starts."""
         count = min(most, len(self.host_keys) // batch)
         return [self.keys[first : first + batch] for first in range(0, count * batch, batch)]
 
 
 def pool_of(device, population, places, distribution, hit_rate):
-    """Keys of the population at those places; some, by chance, are replaced by keys that nobody has."""
+    """Keys of the population at those places. Some, at random, are replaced by unknown keys."""
     keys = population[places]
     misses = np.random.default_rng(2).random(keys.size) >= hit_rate
     keys[misses] = FIRST_ABSENT_KEY + np.arange(int(misses.sum()))
@@ -101,7 +101,7 @@ def pool_of(device, population, places, distribution, hit_rate):
 
 
 def check_rows(device, what, host_keys, rows, row_dtype, missing=None):
-    """Compare rows on the device with those of their keys: all there, and some on the host with NumPy's.
+    """Compare all rows on the device, and some of them on the host with NumPy.
 
     Raises:
         WrongAnswerError: one differs.

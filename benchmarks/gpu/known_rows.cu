@@ -1,11 +1,11 @@
-// Copy rows whose numbers are known: what a lookup would be if finding cost nothing. The ceiling of query.cu.
+// Copy rows with known numbers: a lookup without the search. The ceiling of query.cu.
 //
-//   slab      uint4[V, ROW_UNITS]    rows as a cache keeps them, in units of 16 bytes
+//   slab      uint4[V, ROW_UNITS]    rows in the layout of a cache, in units of 16 bytes
 //   numbers   int64[N]
-//   out       uint4[N, OUT_UNITS]    as many bytes as the rows have in float32; unit u is the row's unit
-//                                    u * ROW_UNITS / OUT_UNITS: nothing is decoded
+//   out       uint4[N, OUT_UNITS]    the size of the rows in float32; unit u is the row's unit
+//                                    u * ROW_UNITS / OUT_UNITS, not decoded
 //
-// Launch: grid = N * OUT_UNITS / (4 * 256) rounded up, block = 256. A thread has four loads under way.
+// Launch: grid = N * OUT_UNITS / (4 * 256) rounded up, block = 256. A thread has four loads in flight.
 //
 // Compiled with: ROW_UNITS=8 OUT_UNITS=8
 // Compiled with: ROW_UNITS=3 OUT_UNITS=8
@@ -32,7 +32,7 @@ extern "C" __global__ void __launch_bounds__(256)
   }
 }
 
-// Copy memory: the bandwidth that all else is held against.
+// Copy memory: the bandwidth limit of all other kernels.
 //
 //   source, target   uint4[N]
 //
@@ -54,7 +54,7 @@ extern "C" __global__ void __launch_bounds__(256) copy_units(const uint4* source
 // Does nothing: the floor of a launch. Launch: one thread.
 extern "C" __global__ void nothing() {}
 
-// Lets the stream rest for about so many microseconds, so that the host can queue what is to be timed without a gap.
+// Pauses the stream for some microseconds, so that the host can queue the timed work without a gap.
 // Launch: one thread.
 extern "C" __global__ void rest_stream(u32 us) {
   for (u32 i = 0; i < us; ++i) __nanosleep(1000);

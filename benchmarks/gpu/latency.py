@@ -27,7 +27,7 @@ def measure(device, sizes, places):
 
 
 def one_query(device, cache, pool, batch, sizes, *, uploads):
-    """A graph of a query, whose keys are on the device or come from the host, beside that of an empty kernel."""
+    """A graph of a query against a graph of an empty kernel; the keys are on the device or come from the host."""
     query = BareQuery(cache, batch)
     stream, nothing = query.stream, device.kernel(SOURCE, "nothing", ROW_UNITS=1, OUT_UNITS=1)
     host_keys, keys = device.pinned(batch, np.int64), device.empty(batch, np.int64)
@@ -65,7 +65,7 @@ def one_query(device, cache, pool, batch, sizes, *, uploads):
 
 
 def host_times(device, cache, pool, batch, sizes):
-    """The host's time to queue one launch: a kernel, a graph, a cache's query, beside an operation of the arrays."""
+    """The host's time to queue a kernel, a graph or a cache's query, against an array operation."""
     stream, keys = device.stream(), pool.keys[:batch]
     answer, one = cache.answer(batch, stream), device.zeros(1, np.float32)
     nothing = device.kernel(SOURCE, "nothing", ROW_UNITS=1, OUT_UNITS=1)

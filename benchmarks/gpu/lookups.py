@@ -1,6 +1,6 @@
 """Keys of all tables looked up in one launch, a row for each, against the gather and PyTorch's ``embedding``.
 
-Each launch asks for a request's keys, a part of them in each table. The gather copies as many rows of one table.
+Each launch looks up the keys of one request, in all its tables. The gather copies as many rows of one table.
 """
 
 from dataclasses import dataclass
@@ -16,19 +16,19 @@ from benchmarks.gpu.rounds import as_graph, take_turns
 from benchmarks.gpu.tables import Tables, as_graphs, with_peer
 from gpu_cache.layout import Layout
 
-ABSENT_EVERY = 7  # key of the request whose misses are checked
+ABSENT_EVERY = 7  # keys of the request whose misses are checked
 
 
 @dataclass(frozen=True)
 class Request:
-    """Keys int64[N] per table, and their places in its population, which are their numbers in PyTorch's table."""
+    """Keys int64[N] per table and their places in its population, which are their row numbers in PyTorch's table."""
 
     keys: list[np.ndarray]
     places: list[np.ndarray]
 
     @classmethod
     def of(cls, tables, drawn):
-        """Deal places to tables: sizes differ by one at most."""
+        """Share places between tables; the sizes differ by at most one."""
         places = np.array_split(drawn, len(tables.populations))
         return cls([of_table[part] for of_table, part in zip(tables.populations, places, strict=True)], places)
 
@@ -51,7 +51,7 @@ def measure(device, peer, why, sizes, gb_per_s):
 
 
 def by_peer(tables, known, requests, why, rounds, gb_per_s, form):
-    """Check, and time one launch per request beside the gather and PyTorch."""
+    """Check, then time one launch per request against the gather and PyTorch."""
     device, batch = tables.device, form["batch"]
     works = [tables.group.workspace(1, batch, max_single_keys=batch) for _ in requests]
     check_misses(tables, works[0], requests[0])
@@ -73,10 +73,10 @@ def by_peer(tables, known, requests, why, rounds, gb_per_s, form):
 
 
 def check(tables, work, request):
-    """Look a request up, all of whose keys are held, and compare with NumPy; it stays loaded.
+    """Look up a request whose keys are all cached and compare with NumPy; the request stays loaded.
 
     Raises:
-        WrongAnswerError: a row differs, or one was missed.
+        WrongAnswerError: a row differs, or a key was missed.
     """
     rows = work.lookup(request.keys)
     if work.missing():
@@ -86,19 +86,19 @@ def check(tables, work, request):
 
 
 def check_misses(tables, work, request):
-    """The same where some keys are nobody's: these are told, and their rows come when they are brought.
+    """The same with some unknown keys: they are reported, and their rows appear once they are inserted.
 
     Raises:
-        WrongAnswerError: others were told, or a row differs.
+        WrongAnswerError: other keys were reported, or a row differs.
     """
     asked = [keys.copy() for keys in request.keys]
     for keys in asked:
         keys[::ABSENT_EVERY] = FIRST_ABSENT_KEY + np.arange(keys[::ABSENT_EVERY].size)
     rows = work.lookup(asked)
-    told = [of_table.keys for of_table in work.missing()]
-    if [keys.tolist() for keys in told] != [keys[::ABSENT_EVERY].tolist() for keys in asked]:
-        raise WrongAnswerError("lookup: the keys that were told as missing are not those that nobody has")
-    work.complete([rows_of(np, keys, tables.dim, "fp32") for keys in told])
+    reported = [of_table.keys for of_table in work.missing()]
+    if [keys.tolist() for keys in reported] != [keys[::ABSENT_EVERY].tolist() for keys in asked]:
+        raise WrongAnswerError("lookup: the reported missing keys are not the unknown keys")
+    work.complete([rows_of(np, keys, tables.dim, "fp32") for keys in reported])
     work.stream.synchronize()
     for of_table, keys in zip(rows, asked, strict=True):
         check_rows(tables.device, "lookup", keys, of_table, "fp32")

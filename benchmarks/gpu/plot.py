@@ -1,8 +1,8 @@
-"""The rate of queries against their batch, one line per dim; drawn of a GPU alone."""
+"""The rate of queries by batch size, one line per dim; only for a GPU."""
 
 
 def draw(records, gpu, file):
-    """Write a picture of the fp32 queries of uniform keys that are all held; needs the extra ``plot``."""
+    """Write a picture of the fp32 queries of uniform keys that all hit; needs the extra ``plot``."""
     import matplotlib
 
     matplotlib.use("agg")

@@ -1,6 +1,6 @@
 """Lookups fused with pooling against PyTorch's ``embedding_bag``, and without pooling against its ``embedding``.
 
-PyTorch has the rows' numbers; the caches have keys. Its tables hold the same rows, so both answer the same.
+PyTorch gets row numbers, the caches get keys. Both hold the same rows and must give the same answers.
 """
 
 from dataclasses import dataclass
@@ -14,13 +14,13 @@ from benchmarks.gpu.records import Record
 from benchmarks.gpu.rounds import as_graph, take_turns
 from benchmarks.gpu.tables import Tables, as_graphs, with_peer
 
-WORKSPACES = 4  # requests that take turns, so that each finds other rows than the one before
+WORKSPACES = 4  # requests in turn, so that each touches other rows than the request before
 CHECKED_SAMPLES = 256
 
 
 @dataclass(frozen=True)
 class Bags:
-    """One table's part of a request, the keys' numbers in PyTorch's table, and which of them the cache lacks."""
+    """One table's part of a request, the row numbers in PyTorch's table, and the keys that the cache misses."""
 
     keys: np.ndarray
     row_ptrs: np.ndarray
@@ -57,7 +57,7 @@ def measure_forms(device, peer, why, sizes, gb_per_s):
 
 
 def plain(tables, why, distribution, places, sizes, gb_per_s):
-    """A query beside ``embedding``."""
+    """A query against ``embedding``."""
     batch = max(sizes.batches)
     [filled] = tables.filled
     calls = min(LEAST_CALLS, places.size // batch)
@@ -85,10 +85,10 @@ def plain(tables, why, distribution, places, sizes, gb_per_s):
 
 
 def pooled(tables, why, distribution, places, bags, rounds, gb_per_s):
-    """All tables' bags in one launch beside one ``embedding_bag`` per table, which has the rows of all keys.
+    """All tables' bags in one launch, against one ``embedding_bag`` per table that holds all rows.
 
-    ``bags``: how many samples, keys per bag, and the part of the keys that is held. Where some are missing, their
-    listing is part of the launch, and each request is uploaded anew before it is timed.
+    ``bags`` gives the samples, the keys per bag and the share of keys that hit. The launch includes the listing of
+    missing keys. A request with missing keys is uploaded again before it is timed.
     """
     samples, bag, hit_rate = bags
     requests = [request_of(tables, places, samples, bag, number, hit_rate) for number in range(WORKSPACES)]
@@ -116,16 +116,16 @@ def pooled(tables, why, distribution, places, bags, rounds, gb_per_s):
 
 
 def check(tables, work, request, bag):
-    """Pool a request, and compare with NumPy what is told as missing and the first bags' sums.
+    """Pool a request and compare the missing keys and the first bags' sums with NumPy.
 
     Raises:
-        WrongAnswerError: others were told, or a sum differs.
+        WrongAnswerError: other keys were reported, or a sum differs.
     """
     rows = work.pool(request)
-    told = [of_table.keys for of_table in work.missing()] or [np.empty(0, np.int64)] * len(request)
-    for keys, bags in zip(told, request, strict=True):
+    reported = [of_table.keys for of_table in work.missing()] or [np.empty(0, np.int64)] * len(request)
+    for keys, bags in zip(reported, request, strict=True):
         if not np.array_equal(keys, bags.keys[bags.missing]):
-            raise WrongAnswerError(f"pool: {keys.size} keys were told as missing, {int(bags.missing.sum())} are")
+            raise WrongAnswerError(f"pool: {keys.size} keys reported as missing, expected {int(bags.missing.sum())}")
     for of_table, bags in zip(rows, request, strict=True):
         sums = tables.device.to_host(of_table[:CHECKED_SAMPLES, 0])
         _check_sums(sums, bags.keys, bag, tables.row_dtype, "pool", bags.missing)
@@ -158,7 +158,7 @@ def _bags_of_peer(tables, requests, bag):
 
 
 def request_of(tables, places, samples, bag, number, hit_rate):
-    """A table's part begins elsewhere for each request and table. Some keys, by chance, are replaced by nobody's."""
+    """Each request and table begins at another place. Some keys, at random, are replaced by unknown keys."""
     count, rng = samples * bag, np.random.default_rng(number)
     row_ptrs = np.arange(0, count + 1, bag, dtype=np.int32)
     request = []
@@ -172,7 +172,7 @@ def request_of(tables, places, samples, bag, number, hit_rate):
 
 
 def _check_sums(found, keys, bag, row_dtype, what, missing=None):
-    """Sums of whole numbers: exact, in whatever order they were added. Missing rows are zeros."""
+    """Sums of whole numbers, exact in any order. Missing rows are zeros."""
     samples, dim = found.shape
     rows = rows_of(np, keys[: samples * bag], dim, row_dtype)
     if missing is not None:

@@ -1,4 +1,4 @@
-"""Whole predictions: the time of one ``InferenceSession.predict``, from arrays of the host to probabilities there."""
+"""Whole predictions: the time of one ``InferenceSession.predict``, from host arrays to host probabilities."""
 
 import json
 import tempfile
@@ -13,17 +13,17 @@ from benchmarks.gpu.records import Record
 from benchmarks.gpu.rounds import SOURCE, take_turns
 
 FAMILY = "dcn"
-REQUESTS = 8  # that take turns
-CALLS = 32  # of a round
-# What is measured, and the type of the caches: those that have all rows, and those that have a fifth and lack the rest.
+REQUESTS = 8  # in turn
+CALLS = 32  # per round
+# Record names, and the type of the caches: with all rows, or with a fifth of them.
 CACHES = {"predict": "static", "predict_misses": "dynamic"}
 
 
 def measure(device, sizes):
-    """Yield records by what the caches have and number of samples; the peer is the same model on the CPU.
+    """Yield records by the share of cached rows and the number of samples; the peer is the same model on the CPU.
 
     Raises:
-        ImportError: what serving a model or PyTorch's answers need is not installed.
+        ImportError: a package that serving or PyTorch needs is not installed.
     """
     from benchmarks.families import FAMILIES
     from benchmarks.predict import write_model
@@ -85,7 +85,7 @@ def _measured(name, device, sessions, peer, samples, sizes):
 
 
 def _floor(device, request_bytes, samples):
-    """What no request can do without: as many bytes up, a graph that downloads the answers, a wait; but no work."""
+    """The floor of a request: the same bytes up, a graph that downloads the answers, a wait, and no work."""
     stream, nothing = device.stream(), device.kernel(SOURCE, "nothing", ROW_UNITS=1, OUT_UNITS=1)
     host, on_device = device.pinned(request_bytes, np.uint8), device.empty(request_bytes, np.uint8)
     host_answer, answer = device.pinned(samples, np.float32), device.zeros(samples, np.float32)
@@ -107,7 +107,7 @@ def _floor(device, request_bytes, samples):
 
 
 def _found(session):
-    """Keys that the session's caches had and lacked so far."""
+    """Hits and misses of the session's caches so far."""
     counted = {"hotrow_gpu_cache_hits": 0, "hotrow_gpu_cache_misses": 0}
     for reading in session.readings():
         if reading.name in counted:

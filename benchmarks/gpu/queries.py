@@ -12,11 +12,11 @@ from gpu_cache.layout import TABLE_BYTES, Layout
 
 CEILING = "the gather of rows with known slots"
 LEAST_CALLS = 4
-KEYS_PER_ROUND = 1 << 20  # whose lines are twice as many bytes as an H200's L2 cache has
+KEYS_PER_ROUND = 1 << 20  # their lines are twice as large as an H200's L2 cache
 
 
 class BareQuery:
-    """The query kernel on a stream of its own, without what a cache does for writers beside it."""
+    """The query kernel on its own stream, without the cache's protection from concurrent writers."""
 
     def __init__(self, cache, max_keys):
         self.cache, self.device, self.stream = cache, cache.device, cache.device.stream()
@@ -29,10 +29,10 @@ class BareQuery:
         self._kernels.query(self._table, keys, self.answer.arguments(), self.stream)
 
     def check(self, host_keys, keys, missing):
-        """Ask once, and compare the answer with NumPy.
+        """Query once and compare the answer with NumPy.
 
         Raises:
-            WrongAnswerError: it differs.
+            WrongAnswerError: the answer differs.
         """
         layout, answer = self.cache.layout, self.answer
         self.queue(keys)
@@ -62,7 +62,7 @@ def measure(device, sizes, places, gb_per_s):
 
 
 def by_batch(cache, known, pool, numbers, sizes, gb_per_s):
-    """Yield a record of the query, and once for all lines and hit rates of the gather, for each batch."""
+    """Yield a record of the query for each batch, and one of the gather for all lines and hit rates."""
     device, layout = cache.device, cache.layout
     query = BareQuery(cache, max(sizes.batches))
     missing = np.zeros(pool.host_keys.size, bool) if pool.hit_rate == 1.0 else pool.host_keys >= FIRST_ABSENT_KEY
@@ -98,7 +98,7 @@ def by_batch(cache, known, pool, numbers, sizes, gb_per_s):
 
 
 def rates(median_us, keys, bytes_per_key, gb_per_s):
-    """Keys per second, and the part of the byte limit at the copy bandwidth that was measured."""
+    """Keys per second, and their share of the byte limit at the measured copy bandwidth."""
     return {
         "gkeys_per_s": keys / median_us / 1e3,
         "byte_limit_gkeys_per_s": gb_per_s / bytes_per_key,

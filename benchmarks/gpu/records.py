@@ -1,4 +1,4 @@
-"""What is written down of a measurement."""
+"""The record of a measurement."""
 
 import json
 from dataclasses import asdict, dataclass, field
@@ -12,18 +12,18 @@ class Record:
     """One measurement.
 
     Attributes:
-        name: of what was measured.
+        name: the measurement.
         dim: columns of a row; None where there are no rows.
-        dtype: the form in which rows are kept.
-        batch: keys of a call, over all tables; of a pooled lookup, samples.
+        dtype: the form of the rows.
+        batch: keys per call over all tables; samples of a pooled lookup.
         distribution: of the keys.
-        hit_rate: part of the keys that is held.
-        median_us: microseconds of a call, the median over the rounds.
-        spread: the least and the most of them.
-        ratio: the peer's time over ours, or our rate over the limit's, the median over the rounds; more is better. None
-            where the peer is absent.
-        ratio_to: the peer or the limit, and why it is absent.
-        details: bytes, rates and whatever else belongs to it.
+        hit_rate: the share of keys that hit.
+        median_us: microseconds per call, the median over the rounds.
+        spread: the least and the most microseconds.
+        ratio: the peer's time over ours, or our rate over the limit; the median over the rounds. More is better. None
+            if there is no peer.
+        ratio_to: the peer or the limit, or the reason why there is none.
+        details: bytes, rates and other figures.
     """
 
     name: str
@@ -40,7 +40,7 @@ class Record:
 
     @classmethod
     def of(cls, name, rounds, ratio_to, *, dim=None, dtype=None, batch=1, distribution=None, hit_rate=None, **details):
-        """Make a record from what ``take_turns`` gave: ours, and the peer's if there is one."""
+        """Make a record from the times of ``take_turns``: ours, and the peer's if there is a peer."""
         ours = [times[0] for times in rounds]
         ratio = median(times[1] / times[0] for times in rounds) if len(rounds[0]) > 1 else None
         spread = min(ours), max(ours)
@@ -57,7 +57,7 @@ class Record:
 
 
 def about(device):
-    """Return what all records of a run have in common: the machine and the versions."""
+    """Return the machine and the versions of a run."""
     return {
         "device": {"device": device.name, **device.properties()},
         "hardware": hardware(),
@@ -66,9 +66,9 @@ def about(device):
 
 
 def write(file, where, records, failures, absent):
-    """Write the document, if there is a file for it: what ``about`` says, what went wrong or is absent, the records.
+    """Write the document to ``file``, if given: the machine, failures, absent peers and records.
 
-    Called after each record, so that a run that is cut short leaves what it has: the file is whole at any time.
+    Called after each record, so that an interrupted run leaves a complete file.
     """
     if file is None:
         return

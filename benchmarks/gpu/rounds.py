@@ -1,4 +1,4 @@
-"""Timing on a device: contenders take turns, round by round, and each round gives a time of each."""
+"""Timing on a device: contenders take turns, and each round gives one time per contender."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ import numpy as np
 
 SOURCE = Path(__file__).parent / "known_rows.cu"
 PAUSE_US = 200
-WARM_UPS = 4  # so often that the counters of all rows are at their most: a cache in use writes hardly any
+WARM_UPS = 4  # until the counters of all rows are at their maximum: a cache in use writes few counters
 
 
 def take_turns(contenders, rounds):
@@ -14,10 +14,10 @@ def take_turns(contenders, rounds):
 
     Args:
         contenders: functions of no arguments that return microseconds.
-        rounds: how many times each is asked, after a warm-up; who begins changes from round to round.
+        rounds: how often each contender runs, after a warm-up; another contender begins each round.
 
     Returns:
-        per round, the times in the order of the contenders.
+        for each round, the times in the order of the contenders.
     """
     for contender in contenders:
         for _ in range(WARM_UPS):
@@ -30,10 +30,10 @@ def take_turns(contenders, rounds):
 
 
 def on_stream(device, stream, launch, calls, *, prepare=None, pause_us=PAUSE_US):
-    """A contender that queues ``launch`` on the stream, which does the work ``calls`` times, and times it there.
+    """A contender that queues ``launch`` on the stream and times it there; one launch is ``calls`` calls.
 
-    A pause comes before: while the device rests, the host queues all the rest, and is not timed with it. ``prepare`` is
-    queued before the pause.
+    The device pauses first, so that the host has queued everything before the timed work begins. ``prepare`` is queued
+    before the pause.
     """
     timer, rest = device.timer(stream), device.kernel(SOURCE, "rest_stream", ROW_UNITS=1, OUT_UNITS=1)
     rest_us = np.uint32(pause_us if device.name.startswith("cuda:") else 0)
@@ -51,8 +51,8 @@ def on_stream(device, stream, launch, calls, *, prepare=None, pause_us=PAUSE_US)
 
 
 def as_graph(device, stream, queue, calls):
-    """A contender that replays what ``queue`` queues on the stream: no time of the host is in it."""
-    queue()  # what is compiled and loaded at the first call cannot be while a graph is captured
+    """A contender that replays a graph of ``queue``, without any host time."""
+    queue()  # the first call compiles and loads, which is not possible during a capture
     stream.synchronize()
     graph = device.capture(stream, queue)
     return on_stream(device, stream, lambda: graph.launch(stream), calls)

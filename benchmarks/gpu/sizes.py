@@ -1,4 +1,4 @@
-"""How much is measured: all of it for a GPU, or a little of everything, to see that it runs and is right."""
+"""How much is measured: everything on a GPU, or a little of each measurement to check the answers."""
 
 from dataclasses import dataclass
 
@@ -6,23 +6,23 @@ from dataclasses import dataclass
 @dataclass(frozen=True)
 class Sizes:
     """Args:
-    slots: of the cache that is queried.
-    pool_keys: keys to ask for; batches are slices of them.
-    rounds: how many times each contender is timed.
-    copy_bytes: what is copied to learn the bandwidth.
-    dims: of all but predictions; of latencies the first.
-    row_dtypes, hit_rates: of queries and of pooled lookups by form.
-    batches: of queries.
-    bags, samples: of pooled lookups of fp32 rows.
-    form_bag, form_samples, form_slots: of pooled lookups by form, in as many tables as there are at most, and of their
-        caches all together.
-    looked_up: keys of lookups that do not pool, over all tables.
-    tables: of both.
-    table_slots: of each table's cache there, all together.
-    write_batches: keys of a query beside writes.
+    slots: slots of the queried cache.
+    pool_keys: keys of the queries; batches are slices of them.
+    rounds: how often each contender is timed.
+    copy_bytes: bytes copied to measure the bandwidth.
+    dims: dims of all measurements except predictions; latencies use the first.
+    row_dtypes, hit_rates: for queries and for pooled lookups by form.
+    batches: keys of a query.
+    bags, samples: for pooled lookups of fp32 rows.
+    form_bag, form_samples, form_slots: for pooled lookups by form, in the largest number of tables; the slots are
+        those of all caches together.
+    looked_up: keys of lookups without pooling, over all tables.
+    tables: for lookups with and without pooling.
+    table_slots: slots of their caches, all together.
+    write_batches: keys of a query during writes.
     small_batches: keys of the queries whose latency is measured.
-    host_calls: over which the host's part of a launch is taken.
-    model_rows, predicted_samples: of the model whose predictions are timed, and of the requests.
+    host_calls: launches per measurement of the host's time.
+    model_rows, predicted_samples: rows of the timed model, and samples of its requests.
     """
 
     slots: int = 1 << 24

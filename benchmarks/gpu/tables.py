@@ -1,4 +1,4 @@
-"""The tables of a model, with the same rows in caches and in PyTorch, and requests to them that take turns."""
+"""The tables of a model with the same rows in caches and in PyTorch, and requests to them in turn."""
 
 import numpy as np
 
@@ -9,7 +9,7 @@ from gpu_cache.readers import Readers
 
 
 class Tables:
-    """The same rows in caches, in some form, and, where there is PyTorch, in its tables, in float32."""
+    """The same rows in caches and, if PyTorch is installed, in its tables as float32."""
 
     def __init__(self, device, peer, dim, count, slots, row_dtype="fp32"):
         readers = Readers()
@@ -32,9 +32,9 @@ class Tables:
 
 
 def as_graphs(device, works, queue, prepare=None):
-    """A contender that replays a graph per workspace, of what ``queue(work)`` queues; ``prepare`` as of ``on_stream``.
+    """A contender that replays one graph of ``queue(work)`` per workspace; see ``on_stream`` for ``prepare``.
 
-    Launches alone: PyTorch's indices are on the GPU already, and so are the requests that the workspaces have loaded.
+    Only launches are timed: PyTorch's indices and the requests are already on the GPU.
     """
     for work in works:
         work.stream.synchronize()
@@ -49,7 +49,7 @@ def as_graphs(device, works, queue, prepare=None):
 
 
 def with_peer(ours, make_peer, why):
-    """Return ours and the peer's contender, or ours alone and why: what PyTorch cannot do is no fault of ours."""
+    """Return both contenders, or only ours and the reason why there is no peer."""
     if why.startswith("absent"):
         return [ours], why
     try:

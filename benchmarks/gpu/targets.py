@@ -1,4 +1,4 @@
-"""What the GPU cache is meant to reach, and what was measured; a verdict on speed, which no exit status is."""
+"""Targets of the GPU cache and their verdicts. A missed target does not change the exit status."""
 
 from dataclasses import dataclass, field
 
@@ -8,13 +8,13 @@ class Target:
     """One line of the table.
 
     Args:
-        what: in words.
-        name: of the records.
-        where: what else these say, in their fields or details.
-        least_batch: of these records; the worst of them counts.
-        value: which of their figures.
-        floor: the least, or the most where less is better.
-        goal: what is hoped for.
+        what: the text.
+        name: the name of the records.
+        where: other fields or details of the records.
+        least_batch: the smallest batch of these records; the worst record counts.
+        value: the figure.
+        floor: the least, or the most if less is better.
+        goal: the desired figure.
     """
 
     what: str
@@ -30,7 +30,7 @@ class Target:
         return self.value == "median_us"
 
     def measured(self, records):
-        """Return the worst figure of the records that this is about, or None."""
+        """Return the worst figure of the matching records, or None."""
         figures = [_figure(record, self.value) for record in records if self._is_about(record)]
         figures = [figure for figure in figures if figure is not None]
         return (max if self.less_is_better else min)(figures) if figures else None
@@ -78,7 +78,7 @@ TARGETS = (
 
 
 def print_table(records):
-    """Print each target beside what was measured."""
+    """Print each target next to the measured figure."""
     print(f"{'target':<52} {'floor':>8} {'goal':>8} {'measured':>9}")
     for target in TARGETS:
         figure = target.measured(records)

@@ -1,18 +1,18 @@
-"""PyTorch on the same GPU: ``embedding`` and ``embedding_bag`` with rows by number, so nothing has to be found."""
+"""PyTorch on the same GPU: ``embedding`` and ``embedding_bag`` with known row numbers."""
 
 import time
 
 import numpy as np
 
-PAUSE_CYCLES = 400_000  # as the pause of ``on_stream``
+PAUSE_CYCLES = 400_000  # the same pause as in ``on_stream``
 
 
 class TorchPeer:
-    """PyTorch's answers, and their times.
+    """PyTorch's answers and their times.
 
     Args:
-        device: whose arrays are taken.
-        where: PyTorch's name of the same place; ``"cpu"`` lets tests see that it answers what the caches do.
+        device: the device of the arrays.
+        where: PyTorch's name of the same device.
     """
 
     def __init__(self, device, where):
@@ -21,7 +21,7 @@ class TorchPeer:
         self._torch, self._device, self._where = torch, device, where
 
     def tensor(self, array):
-        """A device array as a tensor; on a GPU it is the same memory."""
+        """A device array as a tensor, on a GPU without a copy."""
         if self._where == "cpu":
             return self._torch.from_numpy(self._device.to_host(array))
         return self._torch.from_dlpack(array)
@@ -39,11 +39,11 @@ class TorchPeer:
         return tensor.detach().cpu().numpy()
 
     def indices(self, array):
-        """int64[N] of the host, where the weights are."""
+        """int64[N] from the host on the device of the weights."""
         return self._torch.from_numpy(np.ascontiguousarray(array, dtype=np.int64)).to(self._where)
 
     def contender(self, work, calls):
-        """A function of no arguments that does ``work``, which is ``calls`` calls, and returns microseconds of one."""
+        """A function that runs ``work``, which is ``calls`` calls, and returns the microseconds of one call."""
         if self._where == "cpu":
             return lambda: _host_us(work) / calls
         torch = self._torch
@@ -65,7 +65,7 @@ class TorchPeer:
 
 
 def open_peer(device):
-    """Return PyTorch on that GPU, or None, and why."""
+    """Return PyTorch on that GPU, or None and the reason."""
     if not device.name.startswith("cuda:"):
         return None, f"absent: {device.name} is no GPU"
     try:

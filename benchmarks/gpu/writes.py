@@ -1,4 +1,4 @@
-"""Queries beside insertions on another stream: the rate of the queries, alone and beside."""
+"""Queries during insertions on another stream, against the same queries alone."""
 
 import numpy as np
 
@@ -6,14 +6,14 @@ from benchmarks.gpu.keys import FIRST_ABSENT_KEY, WrongAnswerError, check_rows, 
 from benchmarks.gpu.records import Record
 from benchmarks.gpu.rounds import on_stream, take_turns
 
-QUERIES = 16  # of a round
-PAUSE_US = 5000  # in which the host can queue them
+QUERIES = 16  # per round
+PAUSE_US = 5000  # time for the host to queue them
 QUERIES_PER_INSERTION = 4
 KEYS_PER_WRITTEN_ROW = 8  # keys of a query for each row of an insertion
 
 
 def measure(device, sizes, places):
-    """Yield records of queries beside insertions, whose peer is the same queries alone."""
+    """Yield records of queries during insertions; the peer is the same queries alone."""
     for dim in sizes.dims:
         for batch in sizes.write_batches:
             for distribution, drawn in places.items():
@@ -21,7 +21,7 @@ def measure(device, sizes, places):
 
 
 def beside_insertions(device, sizes, dim, batch, distribution, drawn):
-    """Insertions bring keys that were never held, so that rows are replaced all the time."""
+    """Insertions bring new keys, so that rows are replaced all the time."""
     filled, offered = filled_cache(device, sizes.slots, dim), batch // KEYS_PER_WRITTEN_ROW
     cache = filled.cache
     pool = pool_of(device, filled.population, drawn, distribution, 1.0)
@@ -55,7 +55,7 @@ def beside_insertions(device, sizes, dim, batch, distribution, drawn):
     written = stats.inserted_rows + stats.replaced_rows - before.inserted_rows - before.replaced_rows
     cache.close()
     if not written:
-        raise WrongAnswerError("writes: nothing was written beside the queries")
+        raise WrongAnswerError("writes: nothing was written during the queries")
     return Record.of(
         "query_beside_writes", times, "the same queries alone", dim=dim, dtype="fp32", batch=batch,
         distribution=distribution, hit_rate=1.0, offered_rows=insertions * offered, written_rows=written,
@@ -63,15 +63,15 @@ def beside_insertions(device, sizes, dim, batch, distribution, drawn):
 
 
 def _new_rows(device, count, dim):
-    """Keys that nobody has, each missed twice, so that none needs a second offer. Nobody asks for them."""
+    """Unknown keys, each missed twice, so that no key needs a second offer. No query contains them."""
     keys = device.xp.arange(FIRST_ABSENT_KEY, FIRST_ABSENT_KEY + count, dtype=np.int64)
     return keys, rows_of(device.xp, keys, dim, "fp32"), device.xp.asarray(np.full(count, 2, np.uint32))
 
 
 def _check(device, pool, answer, batch, cache, reader, keys):
-    """What was found behind all of it is right; what had to go is listed as missing."""
+    """After all writes, hits are right and replaced keys are reported as missing."""
     cache.query(keys, out=answer, stream=reader)
     reader.synchronize()
     missing = np.zeros(batch, bool)
     missing[device.to_host(answer.missing_positions[: int(answer.missing_count[0])])] = True
-    check_rows(device, "query beside writes", pool.host_keys[:batch], answer.rows[:batch], "fp32", missing)
+    check_rows(device, "query during writes", pool.host_keys[:batch], answer.rows[:batch], "fp32", missing)

@@ -23,7 +23,7 @@ def test_a_fault_changes_its_source_at_just_one_place(fault, tmp_path):
 def test_a_fault_that_no_longer_applies_is_refused(tmp_path):
     (tmp_path / FAULTS[0].file).write_text("something else")
 
-    with pytest.raises(ValueError, match="stands there 0 times, not once"):
+    with pytest.raises(ValueError, match="occurs 0 times, expected once"):
         FAULTS[0].plant(tmp_path)
 
 

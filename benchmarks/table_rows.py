@@ -1,0 +1,129 @@
+"""The rows of the benchmark table: where each figure is, what it is compared with, and its target.
+
+A row is (what, record, params, unit, against, target). It shows every record of that name whose params match, side by
+side in the order of the file. A list in ``params`` matches any of its values. ``{name}`` in ``what`` stands for the
+params of the records. A target is for the ratio, or for our own figure where it names the unit. Cases with different
+targets have them separated by slashes. After ``passes:`` stand the words for the benchmark's own verdict.
+"""
+
+GATHER = "C gather of known rows, prefetched"
+GATHER_L2 = "the same gather, prefetching into L2 as the table does"
+TORCH = "`torch` `embedding_bag`, known rows"
+FP32, ALONE = "the same rows as fp32", "the same reader alone"
+SMALLEST, FILES = "1 M rows of that dim, time", "reading its two files once, time"
+TRITON = "Triton 24.10, Python backend, 2 instances"
+UVICORN = "bare uvicorn, same bytes, no model"
+SPEED, CHEAP = {32: ">= 0.5", 128: ">= 0.75"}, "<= 1.5"
+
+# fmt: off
+HOST_TABLE = [
+    *(("look up 26,624 of {rows} rows, dim {dim}, {keys} 1.05 keys", "host_table.lookup",
+       {"dim": dim, "limit": "gather_l1"}, "M rows/s", GATHER, SPEED[dim]) for dim in SPEED),
+    *(("look up 26,624 of {rows} rows, dim {dim}, {keys} 1.05 keys", "host_table.lookup",
+       {"dim": dim, "limit": "gather_l2"}, "M rows/s", GATHER_L2, "") for dim in SPEED),
+    ("one call of {keys} keys from Python, dim {dim}", "host_table.call", {},
+     "us", "`numpy.take` of known rows, time", "<= 2"),
+    *(("pooled lookup, dim {dim}, bags of {hotness}", "host_table.pooled", {"dim": dim},
+       "M rows/s", TORCH, SPEED[dim]) for dim in SPEED),
+    *((words + ", rows as {row_dtype}, dim {dim}", "host_table.row_dtype", {"dim": dim, "measure": measure},
+       "M rows/s", FP32, "") for measure, words in (("pooled", "pooled lookup"), ("fetch", "lookup")) for dim in SPEED),
+    *(("memory of rows as {row_dtype}, dim {dim}", "host_table.row_dtype_memory", {"dim": dim}, "MiB", FP32, "")
+      for dim in SPEED),
+    ("look up 26,624 of {rows} rows, dim {dim}, in memory that processes share", "host_table.shared", {},
+     "M rows/s", "memory of its own", ""),
+    *((words + " of {keys} keys over {threads} cores, dim {dim}", "host_table.over_cores",
+       {"dim": dim, "measure": measure}, "M rows/s", "one thread", "")
+      for measure, words in (("fetch", "one lookup"), ("pooled", "one pooled lookup, bags of 20,")) for dim in SPEED),
+    ("a second core wakes for a lookup, {pause_us} us after the last lookup", "host_table.wake_up", {},
+     "us", "a condition variable, time", "<= 10 us"),
+    ("reader next to a full-rate writer, rate", "host_table.beside_writer", {}, "M rows/s", ALONE, ">= 0.95"),
+    ("reader next to a full-rate writer, p99", "host_table.beside_writer_p99", {}, "ms", f"{ALONE}, time", "<= 1.2"),
+]
+
+SCALE = [
+    *((words + " of {rows} rows, dim {dim}", f"scale.{measure}", {"dim": dim, "rows": [10_000_000, 30_000_000]},
+       "ns a key", SMALLEST, target)
+      for dim in (16, 32, 128)
+      for measure, words, target in (("lookup", "look up 26,624", CHEAP), ("gather", "gather 26,624 known rows", ""))),
+    *(("growth of the lookup's time with {rows} rows, dim {dim}", "scale.slope",
+       {"dim": dim, "rows": [10_000_000, 30_000_000]}, "times", "growth of the gather's", "") for dim in (16, 32, 128)),
+    *((words + ", {rows} rows, dim {dim}", f"scale.{measure}", {"dim": dim}, unit, against, "")
+      for measure, words, unit, against in (
+          ("start", "start from a HugeCTR folder", "s", FILES),
+          ("memory", "memory of a table", "bytes a row", "`hotrow plan`, bytes"),
+          ("huge_pages", "memory of a table in huge pages", "MiB", "all of its memory"))
+      for dim in (16, 32, 128)),
+    ("look up 26,624 of {rows} rows, {ram_rows} of them in RAM, the others in RocksDB; share of keys in RAM {hit_rate}",
+     "scale.beyond_ram.lookup", {}, "ns a key", "all keys in RAM, time", ""),
+    ("memory of that process, {rows} rows, {ram_rows} of them in RAM", "scale.beyond_ram.memory", {},
+     "MiB", "that RAM tier alone", ""),
+    ("start of that process, {rows} rows, {ram_rows} of them in RAM", "scale.beyond_ram.start", {}, "s", FILES, ""),
+]
+
+TIERS = [
+    ("open a snapshot of {rows} rows and answer {keys} keys", "snapshot.start", {},
+     "ms", "reading `key` and `emb_vector` into a table, speed", ">= 50"),
+    ("look up {keys} keys in that snapshot, warm", "snapshot.lookup", {}, "M rows/s", "the host table", ""),
+    ("{keys} keys of a snapshot on a cold disk", "snapshot.cold", {},
+     "k rows/s", "the same pages, read one by one on a page fault", ""),
+    ("the first {keys} keys of a snapshot that is in memory and was never opened", "snapshot.first", {},
+     "ms", "the first keys after a warm-up, speed", ""),
+    ("RocksDB misses, {keys} keys", "rocksdb_misses.fetch", {}, "M rows/s", "rocksdict's `multi_get`", ">= 0.9"),
+    ("RocksDB bulk load of {rows} rows", "rocksdb_load.bulk_load", {},
+     "M rows/s", "`SstFileWriter` alone, keys already sorted", ""),
+    ("checkpoint of a RocksDB database of {rows} rows", "rocksdb_load.checkpoint", {},
+     "ms", "a copy of its files, speed", ""),
+    ("Redis cluster of 3 nodes, {keys} keys", "redis_store.fetch_vs_mget", {},
+     "M rows/s", "redis-py's `mget_nonatomic` of plain keys", ">= 8"),
+    ("Redis cluster of 3 nodes, {keys} keys", "redis_store.fetch_vs_hmget", {},
+     "M rows/s", "redis-py's pipeline of HMGET, the same hashes", ""),
+    ("update {rows} rows in Redis and RocksDB", "updates.insert", {"rows": [256, 16_384]},
+     "k rows/s", "rocksdict's `WriteBatch` and a redis-py pipeline", ">= 0.8"),
+    ("update {rows} row in Redis and RocksDB", "updates.insert", {"rows": 1}, "us", "the same, time", "<= 2"),
+    ("the first update of a process, {rows} row", "updates.first", {}, "ms", "the same, time", ""),
+    ("Redis commands of an update of {rows} row", "updates.commands", {}, "commands", "the same", ""),
+    ("hit rate of RAM with a quarter of the rows, {policy}", "eviction.hit_rate", {},
+     "%", "the best fixed quarter, knowing the trace", ""),
+    ("p99 of a lookup next to a writer that evicts, {policy}", "eviction.p99", {},
+     "us", "a table without a policy next to a writer, time", ""),
+    ("lookups that all hit, {policy}", "eviction.fetch", {}, "M rows/s", "a table without a policy", ""),
+    ("one lookup of {keys} keys through RAM and RocksDB", "tiers.two_tiers", {},
+     "ms", "the fetches of both stores alone, time", ""),
+    ("one lookup in RAM through the parameter server, {keys} keys", "tiers.counted", {},
+     "us", "the store's own, time", ""),
+    ("one lookup of RocksDB with a time budget, {keys} keys", "tiers.budget", {}, "us", "without, time", ""),
+    ("one lookup of RocksDB whose rows are promoted, {keys} keys", "tiers.promotion", {}, "us", "without, time", ""),
+]
+
+FRONT = [
+    *((f"{words}, {{concurrency}} connections", f"http_server.{measure}", {"peer": peer}, unit, against + time, target)
+      for peer, against in (("triton", TRITON), ("bare", UVICORN))
+      for measure, words, unit, time, target in (
+          ("requests_per_s", "HTTP, {samples} x {slots} keys, tiny model", "requests/s", "",
+           ">= 2" if peer == "triton" else ""),
+          ("p99", "HTTP p99", "ms", ", time", "<= 1" if peer == "triton" else ""),
+          ("p50", "HTTP p50", "ms", ", time", ""))),
+    *(("`predict` of " + family + f", {arithmetic}, {{samples}} samples", f"predict.{family.lower()}",
+       {"engine": engine}, "calls/s", "eager PyTorch", target if family in ("DCN", "DLRM") else "")
+      for family in ("WDL", "DeepFM", "DCN", "DLRM")
+      for arithmetic, engine, target in (
+          ("fp32", "onnx", ">= 1.3 / >= 1.1 / >= 1"), ("int8", "int8", "none / >= 3 / >= 3"))),
+]
+
+TRACES = ("a 1.05, 10 %", "a 1.05, 2 %", "a 0.8, 10 %", "a 1.05, 2 %, slow drift", "a 1.05, 10 %, drift 0.1 %",
+          "a 1.05, 10 %, drift 1 %")
+CACHE_POLICY = [
+    *((f"hit rate of the GPU caches' rule ({{policy}}), trace {trace}", "cache_policy.hit_rate",
+       {"trace": trace, "policy": ["ours 15", "ours 7", "ours 15 x 32 bits"]}, "%", "NV Embedding Cache's rule",
+       "passes: >= NVE's - 0.005") for trace in TRACES),
+    *((f"the same by {{policy}}, {{keys}} keys, trace {trace}", "cache_policy.hit_rate",
+       {"trace": trace, "policy": ["kernels 15", "kernels 7"]}, "%", "the simulation", "") for trace in TRACES),
+]
+# fmt: on
+
+#: Pairs (prefix of the file's name, rows).
+ROWS = [
+    *(("", row) for row in HOST_TABLE),
+    *(("_zen3", (f"on a Zen 3: {row[0]}", *row[1:])) for row in HOST_TABLE if row[-1]),
+    *(("", row) for row in [*SCALE, *TIERS, *FRONT, *CACHE_POLICY]),
+]

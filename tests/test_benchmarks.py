@@ -1,0 +1,33 @@
+"""Every CPU benchmark runs on small input."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+NAMES = [
+    "cache_policy",
+    "eviction",
+    "host_table",
+    "http_server",
+    "predict",
+    "redis_store",
+    "rocksdb_load",
+    "rocksdb_misses",
+    "scale",
+    "snapshot",
+    "tiers",
+    "updates",
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_it_runs_on_small_input(name, tmp_path):
+    file = tmp_path / "result.json"
+    command = [sys.executable, "-m", f"benchmarks.{name}", "--quick", "--json", file]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+
+    assert done.returncode == 0, done.stderr
+    assert json.loads(file.read_text())["records"]
