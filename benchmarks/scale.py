@@ -26,7 +26,7 @@ from benchmarks.gather import aligned, compile_gather, gather
 from benchmarks.one_table import table_model, tiers_file, write_table
 from benchmarks.report import Record, parse_arguments, publish
 from kernels.host import HostTable, set_lookup_threads
-from serving.config.capacity import rows_with_headroom
+from serving.model.capacity import rows_with_headroom
 from serving.parameter_server import ParameterServer
 from serving.planner import table_sizes
 

@@ -1,9 +1,9 @@
-"""The main job from end to end: train a DCN, export it, serve it, ask it with NVIDIA's client, look at the tiers.
+"""Train a DCN, export it, serve it, ask it with NVIDIA's client, and print what each storage tier answered.
 
     python examples/demo.py [--data criteo.csv] [--rows 500000] [--output demo_output]
 
-RAM is given room for half of the embedding rows only, so that the counters at the end show both tiers at work: rows
-that RAM holds come from RAM, the others from RocksDB, and every answer is exact either way.
+RAM has room for half of the embedding rows, and RocksDB has every row. Answers are exact wherever a row comes from. The
+counters at the end show how many rows came from each tier.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from training.samples import Samples
 from training.synthetic import generate
 
 SAMPLES_PER_REQUEST, FEWEST_REQUESTS, MOST_REQUESTS = 64, 10, 500
-MARK = ".hotrow-demo"  # only a folder that carries it is ever deleted
+MARK = ".hotrow-demo"  # the demo deletes a folder only if this file is in it
 
 
 def main() -> int:
@@ -43,15 +43,14 @@ def main() -> int:
     with serving(repository) as url:
         title("3. Ask it, as any KServe v2 client would")
         asked = held_out(options)
-        probabilities, latencies_ms = ask(url, asked)
-        report(asked, probabilities, latencies_ms)
+        report(asked, *ask(url, asked))
         title("4. Where the embedding rows came from")
         print_tiers(url)
 
     title("Done")
     print(f"{perf_counter() - started:.0f} s in all, and the server has stopped. What to try next:\n")
     print(f"  .venv/bin/hotrow serve {repository}          then open http://127.0.0.1:8000/docs")
-    print(f"  .venv/bin/hotrow check {repository}          what it will take in memory, without serving")
+    print(f"  .venv/bin/hotrow check {repository}          how much memory it takes, without serving it")
     print("  make demo DATA=train.txt                     your own Criteo file, raw or CSV")
     print("  README.md                                    Python, HTTP and Triton")
     return 0
@@ -70,7 +69,7 @@ def title(text: str) -> None:
 
 
 def prepare(output: Path) -> Path:
-    """Make an empty output folder; what an earlier demo left there is deleted, what somebody else put there is not."""
+    """Make an empty output folder. Only an earlier demo's output is deleted."""
     if output.exists() and any(output.iterdir()):
         if not (output / MARK).exists():
             raise SystemExit(f"{output} is not empty and not from an earlier demo: choose another with --output")
@@ -91,7 +90,7 @@ def train(options: argparse.Namespace, repository: Path) -> None:
 
 
 def limit_memory(repository: Path) -> None:
-    """Write the repository's ps.json: RAM for half of the rows, RocksDB for all of them."""
+    """Write a ps.json with room for half of the rows in RAM and for all of them in RocksDB."""
     [keys] = repository.glob("dcn/1/*/key")
     rows = keys.stat().st_size // 8
     room = max(1, rows // 2)
@@ -107,7 +106,7 @@ def limit_memory(repository: Path) -> None:
 
 @contextmanager
 def serving(repository: Path):
-    """Run ``hotrow serve`` on a free port and yield its URL; stop it as an operator would, with SIGTERM."""
+    """Run ``hotrow serve`` on a free port and yield its URL. Stop it with SIGTERM, as an operator does."""
     command = [sys.executable, "-m", "serving.cli.main", "serve", str(repository), "--http-port", "0"]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
@@ -124,15 +123,15 @@ def serving(repository: Path):
 
 
 def held_out(options: argparse.Namespace) -> Samples:
-    """The samples that training kept aside: the last tenth."""
+    """Return the last tenth of the samples, which training does not see."""
     samples = read_criteo(options.data) if options.data else generate(options.rows, seed=0).samples
     tail = samples[len(samples) - max(1, len(samples) // 10) :]
     return tail[: SAMPLES_PER_REQUEST * MOST_REQUESTS]
 
 
-def ask(url: str, samples: Samples) -> tuple[np.ndarray, np.ndarray]:
-    """Send all samples, 64 or fewer to a request; return probabilities float32[B] and each request's milliseconds."""
-    probabilities, latencies_ms = [], []
+def ask(url: str, samples: Samples) -> tuple[np.ndarray, np.ndarray, int]:
+    """Send all samples, at most 64 per request. Return probabilities, each request's milliseconds, defaulted keys."""
+    probabilities, latencies_ms, defaulted_keys = [], [], 0
     size = min(SAMPLES_PER_REQUEST, -(-len(samples) // FEWEST_REQUESTS))
     with triton.InferenceServerClient(url.removeprefix("http://")) as client:
         for start in tqdm(range(0, len(samples), size), desc="requests", disable=None):
@@ -141,11 +140,12 @@ def ask(url: str, samples: Samples) -> tuple[np.ndarray, np.ndarray]:
             answer = client.infer("dcn", tensors(part))
             latencies_ms.append((perf_counter() - began) * 1000)
             probabilities.append(answer.as_numpy("OUTPUT0").reshape(-1))
-    return np.concatenate(probabilities), np.array(latencies_ms)
+            defaulted_keys += answer.get_response()["parameters"]["defaulted_keys"]
+    return np.concatenate(probabilities), np.array(latencies_ms), defaulted_keys
 
 
 def tensors(samples: Samples) -> list[triton.InferInput]:
-    """DES, CATCOLUMN and ROWINDEX, each [1, N], as HugeCTR's Triton clients send them."""
+    """Return DES, CATCOLUMN and ROWINDEX, each [1, N], as HugeCTR's Triton clients send them."""
     arrays = {
         "DES": ("FP32", samples.dense.reshape(1, -1)),
         "CATCOLUMN": ("INT64", samples.bags.keys.reshape(1, -1)),
@@ -159,12 +159,13 @@ def tensors(samples: Samples) -> list[triton.InferInput]:
     return inputs
 
 
-def report(samples: Samples, probabilities: np.ndarray, latencies_ms: np.ndarray) -> None:
+def report(samples: Samples, probabilities: np.ndarray, latencies_ms: np.ndarray, defaulted_keys: int) -> None:
     for label, probability in list(zip(samples.labels[:, 0], probabilities, strict=True))[:5]:
         print(f"probability {probability:.4f}   label {label:.0f}")
     labels = samples.labels[:, 0]
     auc = f"{area_under_curve(labels, probabilities):.4f}" if 0 < labels.mean() < 1 else "needs both labels"
     print(f"AUC {auc} on {len(samples):,} samples that training did not see")
+    print(f"defaulted_keys {defaulted_keys:,} of {samples.bags.keys.size:,}: training did not see these keys")
     p50, p99 = np.percentile(latencies_ms, [50, 99])
     size = -(-len(samples) // len(latencies_ms))
     print(f"latency p50 {p50:.2f} ms, p99 {p99:.2f} ms, over {len(latencies_ms)} requests of {size} samples one by one")

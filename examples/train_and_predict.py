@@ -1,4 +1,4 @@
-"""Train a small DCN on generated samples, open it, and predict raw Criteo rows: the whole way on one page.
+"""Train a small DCN on generated samples, open it, and predict from raw Criteo rows.
 
 Run: python examples/train_and_predict.py [REPOSITORY]
 """
@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 import serving
+from serving.batch import read_batch
 from training.criteo import encode_rows
 from training.ctr_model import CtrModel
 from training.document import open_document
@@ -20,13 +21,13 @@ parser = argparse.ArgumentParser(description="Train a small DCN, write it, open 
 parser.add_argument("repository", type=Path, nargs="?", default="model_repository", help="default: %(default)s")
 repository = parser.parse_args().repository
 
-# Samples from a known truth: the best AUC that any model can reach is known.
+# The best AUC that any model can reach on these samples is known.
 rows, held_out = 20_000, 2_000
 data = generate(rows, seed=0)
 tail = slice(rows - held_out, None)
 print(f"best known AUC {data.best_known_auc(tail):.4f}")
 
-# The graph is HugeCTR's JSON, with its optimizer.
+# The model's graph and optimizer are in HugeCTR's JSON.
 dcn = open_document("dcn")
 model = CtrModel(dcn.graph, seed=0, adam=dcn.adam)
 options = {"epochs": 1, "batch_size": 256, "schedule": dcn.schedule, "seed": 0}
@@ -36,13 +37,17 @@ for epoch in train(model, data.samples[: rows - held_out], data.samples[tail], *
 version = export_model(model, dcn.document, repository, "dcn")
 print(f"model written to {version}")
 
-# A client holds raw rows: 13 counts and 26 categories, missing ones empty.
+# A client has raw rows of text: 13 counts and 26 categories. An empty string means missing.
+# Every column of the generated samples has the categories 00000000 and 9e3779b1, so the model has rows for them.
 raw_rows = [
-    ["1", "3", *[""] * 11, *[f"{category:08x}" for category in range(26)]],
-    ["", "-1", *["20"] * 11, *[""] * 26],
+    ["1", "3", *[""] * 11, *["00000000"] * 26],
+    ["", "-1", *["20"] * 11, *["9e3779b1"] * 13, *[""] * 13],
 ]
 dense, keys = encode_rows(raw_rows)
+row_ptrs = np.arange(keys.size + 1, dtype=np.int32)  # every slot has one key
 with serving.load_model(version) as session:
-    row_ptrs = np.arange(keys.size + 1, dtype=np.int32)  # every bag holds one key
-    for probability in session.predict(dense, keys.reshape(-1), row_ptrs)[:, 0]:
-        print(f"click probability {probability:.4f}")
+    answer = session.predict_batch(read_batch(session.config, dense, keys.reshape(-1), row_ptrs))
+for probability in answer.probabilities[:, 0]:
+    print(f"click probability {probability:.4f}")
+# Keys that the model does not have are answered with default vectors. More than a few mean wrong keys.
+print(f"defaulted_keys {answer.defaulted_keys} of {keys.size}")

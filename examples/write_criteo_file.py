@@ -1,4 +1,4 @@
-"""Write generated samples in Criteo's raw form, to try what reads it: ``hotrow-train --data FILE``.
+"""Write generated samples in Criteo's raw form, for ``hotrow-train --data FILE``.
 
 Run: python examples/write_criteo_file.py FILE ROWS [SEED]
 """

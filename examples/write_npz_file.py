@@ -1,4 +1,4 @@
-"""Write generated samples as the arrays that a model reads, to see their form and try ``hotrow-train --data FILE``.
+"""Write generated samples as the arrays that a model reads, for ``hotrow-train --data FILE``.
 
 Run: python examples/write_npz_file.py MODEL FILE ROWS [SEED]
 """

@@ -33,7 +33,7 @@ def look_up_calibration(lookup: LookupSession, file: str | Path | None, toleranc
     """
     if not 0 < tolerance <= 1:
         raise ConfigError("engine int8", "tolerance", f"expected more than 0 and at most 1, got {tolerance!r}")
-    path = lookup.config.graph_file.parent / CALIBRATION_FILE if file is None else Path(file)
+    path = lookup.config.network_files()[0].parent / CALIBRATION_FILE if file is None else Path(file)
     if file is None and not path.exists():
         reason = (
             f"the engine int8 needs samples to measure its error on: give a calibration file ({_FORM}), or put it here"

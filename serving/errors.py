@@ -8,8 +8,9 @@ traffic is read back, which no server does.
 ``serving.frontend.codes`` is the one table from here to HTTP codes.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from difflib import get_close_matches
 
 from kernels.errors import HotrowError
 
@@ -121,6 +122,12 @@ class MissingExtraError(ServingError):
 
 class OverloadedError(ServingError):
     """The server has as many requests in hand as it accepts; the same request may succeed later."""
+
+
+def did_you_mean(name: object, known: Iterable[str]) -> str:
+    """The end of a message about a name that nobody knows: the known name that is most like it; empty without one."""
+    close = get_close_matches(str(name)[:128], list(known), n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""
 
 
 @contextmanager

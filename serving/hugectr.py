@@ -5,7 +5,7 @@ from os import PathLike
 from pathlib import Path
 
 from serving.config import read_inference_config
-from serving.config.scalars import MOST_GPUS
+from serving.config.clause import MOST_GPUS
 from serving.errors import ConfigError
 from serving.lookup import LookupSession, open_devices
 from serving.parameter_server import ParameterServer
@@ -105,7 +105,7 @@ def CreateEmbeddingCache(  # noqa: N802 - HugeCTR's name
         raise ConfigError(source, "i64_input_key", reason)
     config = read_inference_config(Path(model_config_path), model_name, i64_input_key)
     if config.tables != held.tables:
-        reason = f"other tables than those that the parameter server loaded as {model_name!r} from {held.graph_file}"
+        reason = f"other tables than those that the parameter server loaded as {model_name!r} from {held.source}"
         raise ConfigError(source, "model_config_path", reason)
     if not use_gpu_embedding_cache:
         return LookupSession(parameter_server, config, cuda_dev_id)

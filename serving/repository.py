@@ -69,6 +69,8 @@ class ModelRepository:
         """
         check_device_name(self._device, "device")
         ps = read_repository(self.path)
+        for config in ps.models:
+            config.network_files()  # raises for a model that is only looked up
         refuse_shared_calibration(self._calibration, len(ps.models))
         # Of all models, before the first is loaded, which may take long.
         check_hot_keys(ps)
@@ -173,7 +175,7 @@ class ModelRepository:
 
 def _sizes(config: ModelConfig, stores: Sequence[Store]) -> str:
     """What a model takes: in RAM of this process, and beside it in shared memory and files that are mapped."""
-    ram, shared, mapped = config.dense_file.stat().st_size, 0, 0
+    ram, shared, mapped = config.network_files()[1].stat().st_size, 0, 0
     for name in map(config.full_name, config.tables):
         ram += sum(store.memory_bytes(name) for store in stores if isinstance(store, MemoryStore))
         shared += sum(store.memory_bytes(name) for store in stores if isinstance(store, SharedMemoryStore))

@@ -134,10 +134,10 @@ def open_routes(
         ConfigError: see ``open_dense`` and ``open_device_dense``, and for other errors.
         DeviceMemoryError: a device has too little free memory for the network.
     """
-    if engine == "auto" and not is_network_file(config.dense_file) and all(one.device is not None for one in lookups):
+    files = config.network_files()
+    if engine == "auto" and not is_network_file(files[1]) and all(one.device is not None for one in lookups):
         return _device_routes(config, lookups)
-    files = (config.graph_file, config.dense_file, config.onnx_file)
-    graph, network = open_dense(*files, engine, threads, calibration)
+    graph, network = open_dense(*files, config.onnx_file, engine, threads, calibration)
     return graph, network, [HostRoute(lookup, network) for lookup in lookups]
 
 
@@ -148,16 +148,14 @@ def _device_routes(config: ModelConfig, lookups: Sequence[LookupSession]) -> tup
     said = config.gpu_network
     routes: list[Route] = []
     for lookup in (one for one in lookups if isinstance(one, CachedLookup)):
-        graph, network = open_device_dense(
-            config.graph_file, config.dense_file, lookup.device, said.precision, said.captures_graphs
-        )
+        graph, network = open_device_dense(*config.network_files(), lookup.device, said.precision, said.captures_graphs)
         routes.append(DeviceRoute(lookup, network))
     return graph, network, routes
 
 
 def _check_memory(config: ModelConfig, lookups: Sequence[LookupSession]) -> None:
     """Refuse a network that a device has no room for beside the caches, which are there."""
-    graph = read_model_graph(config.graph_file, config.dense_file)
+    graph = read_model_graph(*config.network_files())
     buffers, uses_graphs = config.gpu_cache.worker_buffers, config.gpu_network.captures_graphs
     needed_bytes = network_bytes(graph, config.max_batchsize, buffers, uses_graphs)
     for device in (lookup.device for lookup in lookups if lookup.device is not None):

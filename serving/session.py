@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from serving.batch import Batch, read_batch
 from serving.calibration import look_up_calibration, refuse_idle_calibration
 from serving.config import ModelConfig, read_inference_config, read_model_directory
+from serving.defaults_watch import DefaultsWatch
 from serving.dense.calibration import DEFAULT_TOLERANCE
 from serving.dense.network import Engine
 from serving.errors import ConfigError, RequestError
@@ -80,6 +81,7 @@ class InferenceSession:
         self.engine = network.engine
         self._routes = LeastBusy(routes, lambda route: route.is_answering)
         self._caches = caches
+        self._defaults = DefaultsWatch(self.embedding_cache.server, config)
         self._releases: list[Callable[[], None]] = []
 
     @property
@@ -122,6 +124,7 @@ class InferenceSession:
             raise RequestError(too_few)
         with self._routes.one() as route:
             prediction = route.predict(batch)
+        self._defaults.note(batch, prediction.defaulted_keys)
         if not isfinite(prediction.probabilities.sum()):  # one pass; what is not finite makes the sum so
             raise _not_finite(prediction.probabilities)
         return prediction
@@ -206,10 +209,10 @@ def _checked_caches(given: Any) -> tuple[LookupSession, ...]:
 def _check_device(config: ModelConfig, device_id: int, cache: LookupSession) -> None:
     if device_id != cache.device_id:
         reason = f"device_id {device_id}, but the embedding cache was created for device {cache.device_id}"
-        raise ConfigError(str(config.graph_file), "", reason)
+        raise ConfigError(config.source, "", reason)
 
 
 def _check_model(config: ModelConfig, cache: LookupSession) -> None:
     if any(getattr(config, name) != getattr(cache.config, name) for name in ("tables", "key_type", "dense_dim")):
-        reason = f"not the model of the embedding cache, {cache.config.name!r} from {cache.config.graph_file}"
-        raise ConfigError(str(config.graph_file), "", reason)
+        reason = f"not the model of the embedding cache, {cache.config.name!r} from {cache.config.source}"
+        raise ConfigError(config.source, "", reason)

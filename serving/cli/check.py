@@ -9,7 +9,14 @@ from kernels.errors import HotrowError
 from serving.calibration import refuse_idle_calibration, refuse_shared_calibration
 from serving.cli.engine_options import add_engine_options, checked_tolerance
 from serving.cli.snapshot import describe_snapshot
-from serving.config import ModelConfig, TableConfig, VolatileDbConfig, memory_needed, read_repository
+from serving.config import (
+    DisabledConfig,
+    ModelConfig,
+    SharedMemoryConfig,
+    TableConfig,
+    VolatileDbConfig,
+    read_repository,
+)
 from serving.dense.calibration import Quantization
 from serving.dense.files import open_dense
 from serving.dense.network import Engine
@@ -21,6 +28,7 @@ from serving.model.snapshot_model import SnapshotModel, is_snapshot
 from serving.parameter_server import ParameterServer
 from serving.parameter_server.loading import LOAD_BATCH_ROWS, table_source
 from serving.parameter_server.preflight import check_tiers
+from serving.parameter_server.table_files import memory_needed
 from serving.session import InferenceSession
 from serving.storage import MemoryStore, open_snapshot
 from serving.storage.row_codec import rounding_error
@@ -42,6 +50,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--full", action="store_true", help="also read every byte of snapshots and every row of RocksDB"
     )
+    parser.add_argument("--connect", action="store_true", help="also connect to Redis, if the tiers have it")
     add_engine_options(parser, None, "also open the dense network in this engine, and say what int8 costs")
     parser.set_defaults(run=check, error_code=1)
 
@@ -59,7 +68,7 @@ def check(options: argparse.Namespace) -> int:
     options.tolerance = checked_tolerance(options)
     refuse_shared_calibration(options.calibration, len(config.models))
     total_bytes = sum(_check_model(model, options, faults) for model in config.models)
-    warnings = check_tiers(config, faults, full=options.full)
+    warnings = check_tiers(config, faults, full=options.full, connect=options.connect)
     if faults:
         for line in dict.fromkeys(map(told, faults)):  # int8 loads the tables as well: one fault may be found twice
             print(f"hotrow check: {line}", file=sys.stderr)
@@ -112,14 +121,16 @@ def _on_gpus(part: str, taken: Memory) -> str:
     return f"  {part:<32} {_mib(taken.device_bytes):>16}  on each GPU{pinned}, not in the total"
 
 
-def _limit(tier: VolatileDbConfig) -> str:
+def _limit(tier: VolatileDbConfig | DisabledConfig) -> str:
     """What a memory tier that holds less than every row says about itself; empty where it holds them all."""
-    if tier.type == "disabled":
+    if isinstance(tier, DisabledConfig):
         return "volatile_db is disabled, and tables take none"
     if tier.type == "snapshot":
         return "volatile_db is of snapshots, whose rows lie in files: they take what the page cache has to spare"
     if tier.type == "redis_cluster":
         return "volatile_db is Redis, and tables take none here"
+    if isinstance(tier, SharedMemoryConfig):
+        return ""
     if tier.capacity_rows is not None:
         return f"volatile_db.capacity_rows lets {tier.capacity_rows:,} in"
     if tier.capacity_bytes is not None:
@@ -130,15 +141,18 @@ def _limit(tier: VolatileDbConfig) -> str:
 
 
 def _check_dense(config: ModelConfig, options: argparse.Namespace) -> Quantization | None:
-    """Open the dense network; layers and weights, unless an engine is asked for, on NumPy, which is always there."""
+    """Open the dense network, if there is one; without ``--engine``, NumPy runs layers and weights."""
+    if config.dense_file is None and options.engine is None:
+        return None
     if options.engine == "int8":
         with ParameterServer([MemoryStore()]) as server:
             server.load_model(config)
             lookup = LookupSession(server, config)
             measured = {"calibration": options.calibration, "tolerance": options.tolerance}
             return InferenceSession(config, 0, lookup, options.engine, **measured).quantization
-    engine: Engine = options.engine or ("auto" if is_network_file(config.dense_file) else "numpy")
-    open_dense(config.graph_file, config.dense_file, config.onnx_file, engine)
+    graph_file, dense_file = config.network_files()
+    engine: Engine = options.engine or ("auto" if is_network_file(dense_file) else "numpy")
+    open_dense(graph_file, dense_file, config.onnx_file, engine)
     return None
 
 

@@ -43,7 +43,7 @@ def export_onnx(options: argparse.Namespace) -> int:
         names = ", ".join(model.name for model in models)
         raise ConfigError(str(options.config), "", f"has {len(models)} models ({names}); give the directory of one")
     (config,) = models
-    content = read_onnx(config.graph_file, config.dense_file)
+    content = read_onnx(*config.network_files())
     try:
         with atomic_write(options.file) as file:
             file.write(content)

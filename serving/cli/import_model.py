@@ -1,13 +1,13 @@
-"""``hotrow import``: a model that was not trained with HugeCTR, into a model repository."""
+"""``hotrow import``: bring a model that was not trained with HugeCTR into a model repository."""
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
 from kernels.errors import HotrowError
-from serving.cli.numbers import whole_number
+from serving.cli.numbers import ratio, whole_number
 from serving.config import read_repository
 from serving.errors import ConfigError, told
 from serving.model.records import Combiner
@@ -15,17 +15,18 @@ from serving.model.version_writer import check_target
 from serving.parameter_server.preflight import check_tiers
 
 T = TypeVar("T")
+_TOLERANCE = 1e-5
 COMBINERS: tuple[Combiner, ...] = get_args(Combiner)
 
 _DESCRIPTION = """\
-Make a version of a model repository of a dense network (ONNX) and the embedding tables that feed it.
+Write a model version from a dense network (ONNX) and the embedding tables that feed it.
 
-Each input of the network is either the pooled vectors of one table, [B, S, D] or [B, S * D], and the
-table is called as the input is; or, one of them, the dense features, [B, F]. Its output is [B, L].
+Each input of the network is the pooled vectors of one table, [B, S, D] or [B, S * D], and has the
+table's name. One input may be the dense features instead, [B, F]. The output is [B, L].
 """
 _EPILOG = """\
-where a table's rows are, as --table NAME=SOURCE says it:
-  FILE.safetensors  FILE.pt  FILE.pth   the tensor that is called after the table; FILE#TENSOR: that one.
+forms of SOURCE in --table NAME=SOURCE:
+  FILE.safetensors  FILE.pt  FILE.pth   the tensor with the table's name, or FILE#TENSOR for another.
                                         float32, float16, bfloat16 [V, D]; row numbers are the keys
   FILE.npy                              float32 or float16 [V, D]; row numbers are the keys
   FILE.npz                              its arrays 'keys' and 'vectors', or the one array it has
@@ -40,10 +41,10 @@ examples:
 
 
 def add_parser(commands: Any) -> None:
-    """Add the command to the ``hotrow`` parser's subparsers."""
+    """Add the command to the subparsers of ``hotrow``."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "import",
-        help="make a model of an ONNX network and tables from PyTorch, TorchRec, NumPy, DynamicEmb",
+        help="import an ONNX network and tables from PyTorch, TorchRec, NumPy or DynamicEmb",
         description=_DESCRIPTION,
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -53,7 +54,7 @@ def add_parser(commands: Any) -> None:
         "--table", action="append", type=_pair, default=[], metavar="NAME=SOURCE", help="where a table's rows are"
     )
     parser.add_argument(
-        "--checkpoint", type=Path, metavar="PATH", help="where every other table is looked for by its name"
+        "--checkpoint", type=Path, metavar="PATH", help="where every other table is looked up by its name"
     )
     parser.add_argument(
         "--combiner",
@@ -61,32 +62,45 @@ def add_parser(commands: Any) -> None:
         type=_combiner,
         required=True,
         metavar="[NAME=]HOW",
-        help="how the rows of one slot are pooled, sum or mean: of all tables, or of one",
+        help="how the rows of one slot are pooled: sum, mean or sqrtn, for all tables or for one",
     )
-    parser.add_argument("--logits", action="store_true", help="the network answers with logits: add a Sigmoid")
+    parser.add_argument("--logits", action="store_true", help="the network answers with logits; add a Sigmoid")
     parser.add_argument("--repository", type=Path, required=True, metavar="DIR", help="the model repository")
-    parser.add_argument("--name", required=True, help="the model's name in it")
+    parser.add_argument("--name", required=True, help="the model's name in the repository")
     parser.add_argument(
-        "--version", type=whole_number(1, 2**31 - 1), metavar="N", help="default: one more than the newest there"
+        "--version", type=whole_number(1, 2**31 - 1), metavar="N", help="default: one more than the newest version"
     )
     parser.add_argument(
         "--max-batchsize",
         type=whole_number(1, 2**31 - 1),
         default=1024,
         metavar="N",
-        help="most samples of one request (default: %(default)s)",
+        help="the most samples of one request (default: %(default)s)",
     )
-    parser.add_argument("--dry-run", action="store_true", help="check and describe, write nothing")
+    parser.add_argument(
+        "--verify",
+        type=Path,
+        metavar="FILE.npz",
+        help="compare the model's answers with those in this file: arrays DES, CATCOLUMN, ROWINDEX and OUTPUT0",
+    )
+    parser.add_argument(
+        "--verify-tolerance",
+        type=ratio,
+        metavar="X",
+        help=f"largest absolute difference that --verify accepts (default: {_TOLERANCE:g})",
+    )
+    parser.add_argument("--dry-run", action="store_true", help="check and describe the model, but write nothing")
     parser.set_defaults(run=import_model, error_code=1)
 
 
 def import_model(options: argparse.Namespace) -> int:
-    """Describe the model, and write it."""
-    from serving.importers import plan_import, write_model  # not sooner: the other commands need not wait for it
+    """Describe the model, write it, and verify it if asked."""
+    from serving import importers  # here, because the other commands do not need it
 
     check_target(options.repository, options.name, options.version)
+    verify = _verifier(options)
     combiner, combiners = _combiners(options.combiner)
-    plan = plan_import(
+    plan = importers.plan_import(
         options.network,
         combiner,
         _by_name("--table", options.table),
@@ -99,14 +113,36 @@ def import_model(options: argparse.Namespace) -> int:
         print(line, flush=True)
     if not options.dry_run:
         progress = _show_progress if sys.stderr.isatty() else None
-        path = write_model(plan, options.repository, options.name, options.version, progress)
+        path = importers.write_model(plan, options.repository, options.name, options.version, progress, verify)
         print(f"model written to {path}")
         _say_whether_served(options.repository)
     return 0
 
 
+def _verifier(options: argparse.Namespace) -> Callable[[Path], None] | None:
+    """Read the file of ``--verify``, and return a function that compares the written model with it."""
+    from serving.importers import read_expected_answers
+
+    if options.verify is None:
+        if options.verify_tolerance is not None:
+            raise ConfigError("--verify-tolerance", "", "has no effect without --verify")
+        return None
+    if options.dry_run:
+        raise ConfigError("--verify", "", "cannot be used with --dry-run, which writes no model to verify")
+    tolerance = _TOLERANCE if options.verify_tolerance is None else options.verify_tolerance
+    expected = read_expected_answers(options.verify)
+
+    def verify(folder: Path) -> None:
+        found = expected.compare(folder, options.name, tolerance)
+        samples = f"{found.samples} sample{'s' * (found.samples > 1)}"
+        unknown = f"; {found.defaulted_keys} keys are in no table" if found.defaulted_keys else ""
+        print(f"verified with {samples}: largest difference {found.difference:.3g}, tolerance {tolerance:g}{unknown}")
+
+    return verify
+
+
 def _say_whether_served(repository: Path) -> None:
-    """Say how to serve the repository, or, on standard error, why its tiers or other models forbid it."""
+    """Say how to serve the repository, or warn on standard error why ``hotrow serve`` would refuse it."""
     faults: list[HotrowError] = []
     try:
         check_tiers(read_repository(repository, faults), faults)
@@ -126,7 +162,7 @@ def _show_progress(table: str, written: int, rows: int) -> None:
 def _pair(text: str) -> tuple[str, str]:
     name, mark, source = text.partition("=")
     if not (name and mark and source):
-        raise argparse.ArgumentTypeError(f"expected NAME=SOURCE, but {text[:64]!r} came")
+        raise argparse.ArgumentTypeError(f"expected NAME=SOURCE, got {text[:64]!r}")
     return name, source
 
 
@@ -134,17 +170,15 @@ def _combiner(text: str) -> tuple[str, Combiner]:
     name, _, how = text.rpartition("=")
     combiner = next((one for one in COMBINERS if one == how), None)
     if combiner is None:
-        raise argparse.ArgumentTypeError(f"expected sum, mean, sqrtn or NAME=one of them, but {text[:64]!r} came")
+        raise argparse.ArgumentTypeError(f"expected sum, mean, sqrtn or NAME=sum and so on, got {text[:64]!r}")
     return name, combiner
 
 
 def _combiners(pairs: Sequence[tuple[str, Combiner]]) -> tuple[Combiner, dict[str, Combiner]]:
-    """Return the combiner of all tables, and those of tables that have one of their own."""
+    """Return the combiner of all tables, and the combiners of single tables."""
     combiners = _by_name("--combiner", pairs)
     if "" not in combiners:
-        raise ConfigError(
-            "--combiner", "", "expected sum, mean or sqrtn for all tables too, besides those with one of their own"
-        )
+        raise ConfigError("--combiner", "", "expected sum, mean or sqrtn for all tables too, not just single tables")
     return combiners.pop(""), combiners
 
 

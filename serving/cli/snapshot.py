@@ -7,11 +7,11 @@ from typing import Any, get_args
 
 from kernels.host import RowDtype
 from serving.config import read_repository
-from serving.config.capacity import open_table_file
 from serving.errors import ConfigError, ModelFileError
 from serving.model.snapshot_model import is_snapshot, write_snapshot_file
 from serving.model.sparse_file import KeyType, RowLayout, open_sparse
 from serving.model.sparse_model import SparseModel
+from serving.parameter_server.table_files import open_table_file
 from serving.storage import SnapshotReader, open_snapshot
 from serving.storage.row_codec import rounding_error
 

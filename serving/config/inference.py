@@ -1,4 +1,4 @@
-"""HugeCTR v3.0's inference JSON: an ``inference`` clause beside the ``layers``."""
+"""HugeCTR v3.0's inference JSON: an ``inference`` clause next to the ``layers``."""
 
 import re
 from pathlib import Path
@@ -6,13 +6,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from serving.config.assembly import Place, build_tables, check_key_bits, check_model_name, onnx_beside
-from serving.config.gpu_records import GpuCacheConfig, GpuNetworkConfig
-from serving.config.precision import ONE_PRECISION, precision_of
-from serving.config.records import ModelConfig
-from serving.config.scalars import INTEGERS, FileName
-from serving.config.validation import Clause, read_clause
-from serving.errors import ConfigError
+from serving.config.clause import INTEGERS, Clause, FilePath, Location, read_clause
+from serving.config.gpu import ONE_PRECISION, GpuCacheConfig, GpuNetworkConfig, precision_of
+from serving.config.models import ModelConfig, check_key_bits, check_model_name, onnx_next_to, tables_of
 from serving.model.graph import is_network_file, parse_graph
 from serving.model.sparse_rows import KeyType
 from serving.model.strict_json import read_json
@@ -26,27 +22,17 @@ class InferenceClause(Clause):
     """The ``inference`` clause (source: the HugeCTR v3.0 inference API).
 
     Attributes:
-        max_batchsize: most samples of one request.
-        hit_rate_threshold: a GPU cache is given the rows that it lacked where its hit rate was below.
-        embedding_cache_key_bits: Hotrow's own: of the keys in a GPU cache's lines; 32 for uint32 keys alone.
-        input_key_type: ``"I32"`` (uint32 keys) or ``"I64"``.
-        dense_model_file: the dense weights, or an ONNX network (``.onnx``) in place of layers and weights; relative
-            paths start from the JSON's folder.
-        sparse_model_file: one file or folder per embedding layer, in document order; a lone one needs no list.
-        mixed_precision: a GPU's dense network computes in half precision; the number scaled gradients. The CPU computes
-            in float32.
-        enable_tf32_compute: Hotrow's own here: products of a GPU's dense network may be computed in TF32.
-        algorithm_search: whether cuBLAS algorithms are searched; no effect: cuBLAS does that itself.
-        cuda_graph: whether a GPU's dense network is captured as CUDA graphs.
-        label: the number of labels, as the samples of HugeCTR's Triton backend have it; HugeCTR does not look at it.
+        mixed_precision: a GPU's dense network computes in half precision; the number scaled gradients.
+        algorithm_search: no effect: cuBLAS searches its algorithms itself.
+        label: no effect: the graph says how many labels there are.
     """
 
     max_batchsize: int = Field(default=1024, ge=1)
     hit_rate_threshold: float = Field(default=0.5, ge=0.0, le=1.0)
     embedding_cache_key_bits: Annotated[Literal[32, 64], INTEGERS] = 64
     input_key_type: KeyType | None = None
-    dense_model_file: FileName
-    sparse_model_file: Annotated[list[FileName], BeforeValidator(_as_list)]
+    dense_model_file: FilePath
+    sparse_model_file: Annotated[list[FilePath], BeforeValidator(_as_list)]
     mixed_precision: Annotated[Literal[128, 256, 512, 1024], INTEGERS] | None = None
     enable_tf32_compute: Annotated[bool, ONE_PRECISION] = False
     algorithm_search: bool = True
@@ -55,7 +41,7 @@ class InferenceClause(Clause):
 
 
 class InferenceDocument(Clause):
-    """The whole file: the layers are checked by the graph's own parser, the other clauses are not looked at."""
+    """The whole file; the graph's own parser checks the layers, and nobody reads the other clauses."""
 
     inference: InferenceClause
     layers: list[Any]
@@ -71,17 +57,16 @@ def read_inference_config(file: str | Path, name: str, i64_input_key: bool | Non
         file: the JSON file.
         name: what the model is called; the file does not say.
         i64_input_key: whether keys are int64. It decides where the file has no ``input_key_type`` (None: uint32 keys,
-            HugeCTR's default), and must agree with it where the file has one.
+            HugeCTR's default), and must agree with the file otherwise.
 
     Raises:
         ConfigError: the file is not such a document; the message has the JSON path.
     """
-    file = Path(file)
-    return _read(file, check_model_name(name, str(file)), 0, i64_input_key)
+    return _read(Path(file), check_model_name(name, str(file)), 0, i64_input_key)
 
 
 def name_after(file: Path) -> str:
-    """What a model is called after its inference JSON, which does not say it: the file's stem, as a name may be."""
+    """The name of the model of an inference JSON, which does not say it: the file's stem."""
     return re.sub(r"[^A-Za-z0-9_-]", "_", file.stem)[:120]
 
 
@@ -91,27 +76,26 @@ def read_version_graph(file: Path, name: str, version: int) -> ModelConfig:
 
 
 def _read(file: Path, name: str, version: int, i64_input_key: bool | None) -> ModelConfig:
-    source = str(file)
     document = read_json(file)
-    clause = read_clause(InferenceDocument, document, source).inference
-    graph = parse_graph(document, source, inputs_only=is_network_file(clause.dense_model_file))
-    place = Place(source, "inference", file.parent)
-    dense_file = place.file(clause.dense_model_file)
-    key_type = _key_type(clause.input_key_type, i64_input_key, source)
-    check_key_bits(clause.embedding_cache_key_bits, key_type, place)
+    clause = read_clause(InferenceDocument, document, file).inference
+    graph = parse_graph(document, str(file), inputs_only=is_network_file(clause.dense_model_file))
+    at = Location(str(file), "inference")
+    dense_file = clause.dense_model_file.resolve()
+    key_type = _key_type(clause.input_key_type, i64_input_key, at)
+    check_key_bits(clause.embedding_cache_key_bits, key_type, at)
     return ModelConfig(
         name=name,
         version=version,
         graph_file=file,
         dense_file=dense_file,
-        onnx_file=onnx_beside(dense_file),
-        tables=build_tables(graph, clause.sparse_model_file, "sparse_model_file", place),
+        onnx_file=onnx_next_to(dense_file),
+        tables=tables_of(graph, clause.sparse_model_file, "sparse_model_file", at),
         key_type=key_type,
         max_batchsize=clause.max_batchsize,
         dense_dim=graph.dense_dim,
         label_dim=graph.label_dim,
         gpu_cache=GpuCacheConfig(
-            hit_rate_threshold=float(clause.hit_rate_threshold),
+            hit_rate_threshold=clause.hit_rate_threshold,
             fill="below_threshold",
             key_bits=clause.embedding_cache_key_bits,
         ),
@@ -122,9 +106,9 @@ def _read(file: Path, name: str, version: int, i64_input_key: bool | None) -> Mo
     )
 
 
-def _key_type(declared: KeyType | None, i64_input_key: bool | None, source: str) -> KeyType:
+def _key_type(declared: KeyType | None, i64_input_key: bool | None, at: Location) -> KeyType:
     asked: KeyType | None = None if i64_input_key is None else "I64" if i64_input_key else "I32"
     if declared and asked and declared != asked:
         reason = f"the file says {declared!r}, but the caller gave i64_input_key={i64_input_key}"
-        raise ConfigError(source, "inference.input_key_type", reason)
+        raise at.error("input_key_type", reason)
     return declared or asked or "I32"

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from serving.config.inference import read_version_graph
-from serving.config.records import ModelConfig
+from serving.config.models import ModelConfig
 from serving.errors import ModelFileError
 from serving.model.manifest import MANIFEST_NAME, Manifest, verify_manifest
 

@@ -3,79 +3,229 @@
 from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
-from pydantic import BaseModel
+from pydantic import BeforeValidator, Field, model_validator
 
 from kernels.errors import HotrowError
-from serving.config.assembly import Place, build_tables, check_key_bits, check_model_name, onnx_beside
-from serving.config.idle_keys import idle_lines
-from serving.config.ps_clauses import ModelClause, PsClauses, PsDocument, PsDocumentOfTiers
-from serving.config.records import (
+from serving.config import keys_without_effect
+from serving.config.clause import (
+    Clause,
+    Count,
+    FilePath,
+    Float32,
+    Location,
+    PathText,
+    Switch,
+    Whole,
+    at_key,
+    read_clause,
+    unquoted,
+)
+from serving.config.gpu import ONE_PRECISION, GpuCacheConfig, GpuNetworkConfig, precision_of
+from serving.config.models import (
     ModelConfig,
     ParameterServerConfig,
-    PersistentDbConfig,
     TableConfig,
-    VolatileDbConfig,
+    check_key_bits,
+    check_model_name,
+    onnx_next_to,
+    tables_of,
 )
 from serving.config.row_dtypes import by_path, with_row_dtypes
-from serving.config.tiers import check_together
-from serving.config.validation import Clause, read_clause
-from serving.errors import ConfigError, about
+from serving.config.tiers import (
+    DisabledConfig,
+    HashMapConfig,
+    PersistentDb,
+    PersistentDbConfig,
+    VolatileDb,
+    VolatileDbConfig,
+    check_together,
+)
+from serving.errors import ConfigError, about, did_you_mean
 from serving.model.graph import Graph, read_model_graph
+from serving.model.names import TABLE_NAME
 from serving.model.sparse_rows import KeyType
 from serving.model.statistics_file import statistics_path
 from serving.model.strict_json import read_json
 
 V = TypeVar("V")
+_TableName = Annotated[str, Field(pattern=rf"^{TABLE_NAME.pattern}$")]
+
+
+class ModelClause(Clause):
+    """One entry of ``models``; ``docs/configuration.md`` describes each key.
+
+    Sources: HPS's configuration, HugeCTR v24.06, and the HugeCTR backend of Triton. A model without ``dense_file`` and
+    ``network_file`` is only looked up.
+    """
+
+    where: ClassVar[str] = "models"
+    parts: ClassVar[dict[str, type[Clause]]] = {"gpu_cache": GpuCacheConfig}
+
+    model: str
+    sparse_files: list[FilePath]
+    dense_file: FilePath | None = None
+    network_file: FilePath | None = None
+    max_batch_size: Count = 64
+    embedding_table_names: list[_TableName] | None = None
+    embedding_vecsize_per_table: list[Count] | None = None
+    default_value_for_each_table: list[Float32] | None = None
+    maxnum_catfeature_query_per_table_per_sample: list[Count] | None = None
+    maxnum_des_feature_per_sample: Whole | None = None
+    label_dim: Count | None = None
+    slot_num: Count | None = None
+    non_trainable_params_file: PathText | None = None
+    fuse_embedding_table: Switch = False
+    use_static_table: Switch = False
+    enable_pagelock: Switch = False
+    mixed_precision: Switch = False
+    use_mixed_precision: Switch = False
+    enable_tf32_compute: Annotated[Switch, ONE_PRECISION] = False
+    use_cuda_graph: Switch = True
+    gpu_cache: GpuCacheConfig
+
+    @classmethod
+    def prepare(cls, given: dict[str, Any]) -> dict[str, Any]:
+        """HPS's default is a cache; ``use_static_table`` is an older name of a type; an empty file name means none."""
+        if unquoted(given.get("use_static_table")) is True:
+            kind = given.setdefault("embedding_cache_type", "static")
+            if kind != "static":
+                raise ValueError(f"use_static_table: true, but embedding_cache_type is {kind!r}")
+        is_absent = [key for key in ("dense_file", "network_file") if given.get(key) == ""]  # HPS's default
+        return {"gpucache": True} | {key: value for key, value in given.items() if key not in is_absent}
+
+    @property
+    def gpu_network(self) -> GpuNetworkConfig:
+        """The dense network on a GPU."""
+        return GpuNetworkConfig(
+            precision=precision_of(self.use_mixed_precision or self.mixed_precision, self.enable_tf32_compute),
+            captures_graphs=self.use_cuda_graph,
+        )
+
+    @model_validator(mode="after")
+    def _is_consistent(self) -> Self:
+        if self.enable_pagelock and self.gpu_cache.kind == "static":
+            raise ValueError(
+                "enable_pagelock: the rows of a static cache lie in the GPU's memory; those of the "
+                "embedding_cache_type uvm lie in page-locked host memory"
+            )
+        for key, other in (("network_file", "dense_file"), ("dense_file", "network_file")):
+            if getattr(self, key) is None and getattr(self, other) is not None:
+                raise at_key(key, f"required next to {other}; leave both out for a model that is only looked up")
+        return self
+
+
+def _update_source(value: Any) -> Any:
+    if value in ("kafka_message_queue", "kafka_mq", "kafka"):
+        raise ValueError(f"{value!r}: updates are not read from Kafka yet; ParameterServer.insert takes them")
+    if value not in ("null", "none"):
+        raise ValueError(f"expected one of null, none, got {value!r}")
+    return "null"
+
+
+class UpdateSourceClause(Clause):
+    """``update_source``: there is none, so its other keys have no effect."""
+
+    where: ClassVar[str] = "update_source"
+
+    type: Annotated[Literal["null"], BeforeValidator(_update_source)]
+
+
+class PsDocument(Clause):
+    """The whole ``ps.json``; ``volatile_db`` is a list of tiers, which HPS's one tier is put into."""
+
+    where: ClassVar[str] = ""
+
+    supportlonglong: Switch
+    fuse_embedding_table: Switch = False
+    models: list[ModelClause] = Field(default_factory=list)
+    volatile_db: Annotated[list[VolatileDb], Field(min_length=1)] = [HashMapConfig()]  # noqa: RUF012 - pydantic copies it
+    persistent_db: PersistentDb = PersistentDbConfig()
+    update_source: UpdateSourceClause = UpdateSourceClause(type="null")
 
 
 def read_ps_config(file: str | Path, faults: list[HotrowError] | None = None) -> ParameterServerConfig:
     """Read an HPS ``ps.json``.
 
-    Relative paths start from the file's folder. Of the keys that HPS knows, those that no answer depends on here may
-    have any value of their type, and are told of (``ParameterServerConfig.idle_lines``); others are refused as unknown.
+    Relative paths start from the file's folder. A key that HPS knows and that has no effect here is accepted and
+    reported (``ParameterServerConfig.keys_without_effect``); every other key is refused as unknown.
 
     Args:
         file: the JSON file.
-        faults: empty; what is wrong with the files of single models is added to it in place of being raised, and these
-            models are left out.
+        faults: empty; faults in the files of single models are added to it instead of being raised, and these models
+            are left out.
 
     Raises:
         ConfigError: the file cannot be accepted; the message has the JSON path.
     """
     file = Path(file)
     source = str(file)
-    raw = read_json(file)
-    is_list = isinstance(raw, dict) and isinstance(raw.get("volatile_db"), list)
-    document: PsClauses = read_clause(PsDocumentOfTiers if is_list else PsDocument, raw, source)
-    persistent = document.persistent_db
-    check_together(document.volatile_clauses, persistent, source)
+    document, without_effect = _read_document(file)
     key_type: KeyType = "I64" if document.supportlonglong else "I32"
-    models = []
+    models: list[ModelConfig] = []
     for index, clause in enumerate(document.models):
         with about(clause.model, faults):
-            models.append(_model(clause, Place(source, f"models[{index}]", file.parent), key_type))
+            models.append(_model(clause, Location(source, f"models[{index}]"), key_type))
     names = [clause.model for clause in document.models]
     for index, name in enumerate(names):
         if name in names[:index]:
             raise ConfigError(source, f"models[{index}].model", f"the name {name!r} is taken by an earlier model")
-    records = [clause.record(file.parent) for clause in document.volatile_clauses.values()]
-    tiers = tuple(tier for tier in records if tier.type != "disabled")
-    disk = PersistentDbConfig(
-        **_known(persistent, PersistentDbConfig, "path"),
-        path=file.parent / persistent.path if persistent.path else None,
-    )
-    if models and not faults:  # else a repository's folders, or files put right, say which there are
+    tiers = tuple(tier for tier in document.volatile_db if not isinstance(tier, DisabledConfig))
+    if models and not faults:  # else a repository's folders, or files put right, say which tables there are
         check_named_tables(tiers, models, source)
     return ParameterServerConfig(
-        models=tuple(with_row_dtypes(model, tiers, disk, source) for model in models),
+        models=tuple(with_row_dtypes(model, tiers, document.persistent_db, source) for model in models),
         volatile_tiers=tiers,
-        persistent_db=disk,
+        persistent_db=document.persistent_db,
         key_type=key_type,
         source=source,
-        idle_lines=idle_lines(document),
+        keys_without_effect=without_effect,
     )
+
+
+def _read_document(file: Path) -> tuple[PsDocument, tuple[str, ...]]:
+    """The document without the keys that have no effect, and a line about them for each reason."""
+    raw = read_json(file)
+    is_list = not isinstance(raw, dict) or isinstance(raw.get("volatile_db", []), list | None)
+    if not is_list:
+        raw = {**raw, "volatile_db": [raw["volatile_db"]]}
+    try:
+        document = read_clause(PsDocument, raw, file)
+        paths = [f"volatile_db[{place}]" for place in range(len(document.volatile_db))]
+        check_together(list(zip(paths, document.volatile_db, strict=True)), document.persistent_db, str(file))
+    except ConfigError as err:
+        if is_list:
+            raise
+        raise ConfigError(err.source, err.path.replace("volatile_db[0]", "volatile_db", 1), err.reason) from err
+    by_reason: dict[str, list[str]] = {}
+    for where, given, found in _without_effect(raw, document):
+        path = where if is_list else where.replace("volatile_db[0]", "volatile_db")
+        for key, reason in found:
+            by_reason.setdefault(reason, []).append(f"{path}.{key}" if path else key)
+            del given[key]  # so the records do not differ by it
+    lines = tuple(f"{', '.join(keys)}: no effect: {reason}" for reason, keys in by_reason.items())
+    return (read_clause(PsDocument, raw, file) if lines else document), lines
+
+
+def _without_effect(raw: Any, document: PsDocument) -> list[tuple[str, dict[str, Any], list[tuple[str, str]]]]:
+    """Each JSON object with its path, and the keys in it that have no effect, each with the reason."""
+    persistent, update = document.persistent_db, document.update_source
+    clauses: list[tuple[str, str, str | None, Any, Any, bool]] = [("", "", None, document, raw, False)]
+    for index, model in enumerate(document.models):
+        clauses.append((f"models[{index}]", "models", None, model, raw["models"][index], False))
+    for index, tier in enumerate(document.volatile_db if "volatile_db" in raw else ()):
+        is_slowest = index == len(document.volatile_db) - 1 and persistent.type == "disabled"
+        given = raw["volatile_db"][index]
+        clauses.append((f"volatile_db[{index}]", "volatile_db", tier.type, tier, given, is_slowest))
+    if "persistent_db" in raw:
+        clauses.append(("persistent_db", "persistent_db", persistent.type, persistent, raw["persistent_db"], False))
+    if "update_source" in raw:
+        clauses.append(("update_source", "update_source", update.type, update, raw["update_source"], False))
+    return [
+        (path, given, list(dict(keys_without_effect.found(where, kind, record, given, is_slowest)).items()))
+        for path, where, kind, record, given, is_slowest in clauses
+    ]
 
 
 def check_named_tables(volatile: Sequence[VolatileDbConfig], models: Sequence[ModelConfig], source: str) -> None:
@@ -84,85 +234,95 @@ def check_named_tables(volatile: Sequence[VolatileDbConfig], models: Sequence[Mo
     Raises:
         ConfigError: there is such a name.
     """
-    tables = {model.full_name(table) for model in models for table in model.tables}
+    tables = sorted(model.full_name(table) for model in models for table in model.tables)
     keys = ("capacity_rows_per_table", "row_dtype_per_table")
     for (path, tier), key in product(by_path(volatile).items(), keys):
-        unknown = sorted((getattr(tier, key) or {}).keys() - tables)
+        unknown = sorted((getattr(tier, key, None) or {}).keys() - set(tables))
         if unknown:
-            expected = ", ".join(repr(name) for name in sorted(tables))
+            expected = ", ".join(map(repr, tables)) + did_you_mean(unknown[0], tables)
             reason = f"no model has a table {unknown[0][:64]!r}; expected some of {expected}"
             raise ConfigError(source, f"{path}.{key}", reason)
 
 
-def _known(clause: Clause, record: type[BaseModel], *besides: str) -> dict[str, Any]:
-    """What ``clause`` says of the attributes that ``record`` has, but for ``besides``."""
-    return clause.model_dump(include=set(record.model_fields).difference(besides))
-
-
-def _model(clause: ModelClause, place: Place, key_type: KeyType) -> ModelConfig:
-    check_model_name(clause.model, place.source, place.at("model"))
-    graph_file = place.file(clause.network_file)
-    dense_file = place.file(clause.dense_file)
+def _model(clause: ModelClause, at: Location, key_type: KeyType) -> ModelConfig:
+    check_model_name(clause.model, at.source, f"{at.path}.model")
+    check_key_bits(clause.gpu_cache.key_bits, key_type, at)
+    shared: dict[str, Any] = {
+        "name": clause.model,
+        "key_type": key_type,
+        "max_batchsize": clause.max_batch_size,
+        "gpu_cache": clause.gpu_cache,
+    }
+    if clause.dense_file is None or clause.network_file is None:
+        tables = _with_lists(clause, _lookup_tables(clause, at), at)
+        return ModelConfig(graph_file=None, dense_file=None, tables=tables, dense_dim=0, label_dim=0, **shared)
+    graph_file, dense_file = clause.network_file.resolve(), clause.dense_file.resolve()
     graph = read_model_graph(graph_file, dense_file)
-    _check_against_graph(clause, graph, place)
-    _check_statistics(clause, dense_file, place)
-    check_key_bits(clause.embedding_cache_key_bits, key_type, place)
+    _check_against_graph(clause, graph, dense_file, at)
     return ModelConfig(
-        name=clause.model,
         graph_file=graph_file,
         dense_file=dense_file,
-        onnx_file=onnx_beside(dense_file),
-        tables=_tables(clause, build_tables(graph, clause.sparse_files, "sparse_files", place), place),
-        key_type=key_type,
-        max_batchsize=clause.max_batch_size,
+        onnx_file=onnx_next_to(dense_file),
+        tables=_with_lists(clause, tables_of(graph, clause.sparse_files, "sparse_files", at), at),
         dense_dim=graph.dense_dim,
         label_dim=graph.label_dim,
-        gpu_cache=clause.cache_record(),
-        gpu_network=clause.network_record(),
+        gpu_network=clause.gpu_network,
+        **shared,
     )
 
 
-def _check_against_graph(clause: ModelClause, graph: Graph, place: Place) -> None:
+def _lookup_tables(clause: ModelClause, at: Location) -> tuple[TableConfig, ...]:
+    """The tables of a model that is only looked up, with HPS's default names; the file gives their sizes."""
+    if not clause.sparse_files:
+        raise at.error("sparse_files", "expected a list that is not empty")
+    if clause.embedding_vecsize_per_table is None:
+        raise at.error("embedding_vecsize_per_table", "required where there is no network_file")
+    dims = _per_table(clause.embedding_vecsize_per_table, "embedding_vecsize_per_table", len(clause.sparse_files), at)
+    return tuple(
+        TableConfig(name=f"sparse_embedding{index}", dim=dim or 0, slots=1, combiner="sum", file=file.resolve())
+        for index, (file, dim) in enumerate(zip(clause.sparse_files, dims, strict=True))
+    )
+
+
+def _check_against_graph(clause: ModelClause, graph: Graph, dense_file: Path, at: Location) -> None:
     slots = sum(embedding.slots for embedding in graph.embeddings)
     for key, value, expected in (
         ("label_dim", clause.label_dim, graph.label_dim),
         ("slot_num", clause.slot_num, slots),
     ):
         if value is not None and value != expected:
-            raise place.error(key, f"{value}, but the graph has {expected}")
+            raise at.error(key, f"{value}, but the graph has {expected}")
     dense = clause.maxnum_des_feature_per_sample
     if dense is not None and dense < graph.dense_dim:
-        raise place.error("maxnum_des_feature_per_sample", f"{dense}, but the graph has {graph.dense_dim}")
+        raise at.error("maxnum_des_feature_per_sample", f"{dense}, but the graph has {graph.dense_dim}")
+    # HPS reads the means and variances from the file it is given, Hotrow from the file that HugeCTR writes.
+    given, read = clause.non_trainable_params_file, statistics_path(dense_file)
+    if given and (Path(at.source).parent / given).resolve() != read:
+        raise at.error("non_trainable_params_file", f"expected {read}, next to the dense file; got {given!r}")
 
 
-def _check_statistics(clause: ModelClause, dense_file: Path, place: Place) -> None:
-    """HPS reads the means and variances from the file it is given, Hotrow from the one that HugeCTR writes."""
-    given, beside = clause.non_trainable_params_file, statistics_path(dense_file)
-    if given and place.file(given) != beside:
-        raise place.error("non_trainable_params_file", f"expected {beside}, beside the dense file; got {given!r}")
-
-
-def _tables(clause: ModelClause, tables: Sequence[TableConfig], place: Place) -> tuple[TableConfig, ...]:
+def _with_lists(clause: ModelClause, tables: Sequence[TableConfig], at: Location) -> tuple[TableConfig, ...]:
+    """The tables with what the lists of the clause say about each."""
     count = len(tables)
-    names = _per_table(clause.embedding_table_names, "embedding_table_names", count, place)
-    dims = _per_table(clause.embedding_vecsize_per_table, "embedding_vecsize_per_table", count, place)
-    defaults = _per_table(clause.default_value_for_each_table, "default_value_for_each_table", count, place)
+    names = _per_table(clause.embedding_table_names, "embedding_table_names", count, at)
+    dims = _per_table(clause.embedding_vecsize_per_table, "embedding_vecsize_per_table", count, at)
+    defaults = _per_table(clause.default_value_for_each_table, "default_value_for_each_table", count, at)
     limits_key = "maxnum_catfeature_query_per_table_per_sample"
-    limits = _per_table(clause.maxnum_catfeature_query_per_table_per_sample, limits_key, count, place)
+    limits = _per_table(clause.maxnum_catfeature_query_per_table_per_sample, limits_key, count, at)
     result = []
     for index, table in enumerate(tables):
         if dims[index] not in (None, table.dim):
-            raise place.error(f"embedding_vecsize_per_table[{index}]", f"{dims[index]}, but the graph has {table.dim}")
+            raise at.error(f"embedding_vecsize_per_table[{index}]", f"{dims[index]}, but the graph has {table.dim}")
         if names[index] is not None and names[index] in names[:index]:
-            raise place.error(f"embedding_table_names[{index}]", f"the name {names[index]!r} is taken")
+            raise at.error(f"embedding_table_names[{index}]", f"the name {names[index]!r} is taken")
         given = {"name": names[index], "default_value": defaults[index], "max_keys_per_sample": limits[index]}
         result.append(table.model_copy(update={key: value for key, value in given.items() if value is not None}))
     return tuple(result)
 
 
-def _per_table(values: list[V] | None, key: str, count: int, place: Place) -> Sequence[V | None]:
+def _per_table(values: list[V] | None, key: str, count: int, at: Location) -> Sequence[V | None]:
     if values is None:
         return [None] * count
     if len(values) != count:
-        raise place.error(key, f"{len(values)} values, but the graph has {count} tables")
+        raise at.error(key, f"{len(values)} values, but the model has {count} tables")
     return values

@@ -1,6 +1,7 @@
 """What a path serves: a repository's folder, a ``ps.json``, a v3.0 inference JSON or the folder of one model."""
 
 from collections.abc import Sequence
+from itertools import zip_longest
 from os.path import isfile  # says no where a path cannot be one; Path.is_file raises
 from pathlib import Path
 from typing import Any
@@ -8,9 +9,10 @@ from typing import Any
 from kernels.errors import HotrowError
 from serving.config.inference import name_after, read_inference_config
 from serving.config.model_directory import is_model_directory, read_model_directory, version_number
+from serving.config.models import ModelConfig, ParameterServerConfig
 from serving.config.ps import check_named_tables, read_ps_config
-from serving.config.records import ModelConfig, ParameterServerConfig, PersistentDbConfig, VolatileDbConfig
 from serving.config.row_dtypes import with_row_dtypes
+from serving.config.tiers import HashMapConfig, PersistentDbConfig
 from serving.errors import ConfigError, about
 from serving.model.strict_json import read_json
 
@@ -79,13 +81,13 @@ def _has(document: Any, *keys: str) -> bool:
 
 
 def _alone(config: ModelConfig) -> ParameterServerConfig:
-    return _in_memory((_with_version(config),), config.key_type, str(config.graph_file))
+    return _in_memory((_with_version(config),), config.key_type, config.source)
 
 
 def _in_memory(models: tuple[ModelConfig, ...], key_type: Any, source: str) -> ParameterServerConfig:
     return ParameterServerConfig(
         models=models,
-        volatile_tiers=(VolatileDbConfig(),),
+        volatile_tiers=(HashMapConfig(),),
         persistent_db=PersistentDbConfig(),
         key_type=key_type,
         source=source,
@@ -98,7 +100,7 @@ def _listed(ps: ParameterServerConfig) -> ParameterServerConfig:
 
 def _with_version(config: ModelConfig) -> ModelConfig:
     """Clients name a version, and Triton's first is 1."""
-    version = config.version or version_number(config.graph_file.resolve().parent) or 1
+    version = config.version or version_number(Path(config.source).resolve().parent) or 1
     return config.model_copy(update={"version": version})
 
 
@@ -140,18 +142,19 @@ def _model_directories(path: Path) -> Sequence[Path]:
 
 def _check_key_type(config: ModelConfig, ps: ParameterServerConfig) -> None:
     if config.key_type != ps.key_type and Path(ps.source).exists():
-        reason = f"means {ps.key_type} keys for all models, but {config.graph_file} has {config.key_type}"
+        reason = f"means {ps.key_type} keys for all models, but {config.source} has {config.key_type}"
         raise ConfigError(ps.source, "supportlonglong", reason)
 
 
 def _as_listed(config: ModelConfig, listed: ModelConfig, ps: ParameterServerConfig) -> ModelConfig:
     """The served version with what ``ps.json`` says of the model, which must mean the very same files."""
-    for ours, theirs in zip(_files(config), _files(listed), strict=True):
-        if ours.resolve() != theirs.resolve():
+    for ours, theirs in zip_longest(_files(config), _files(listed)):
+        if ours != theirs:
             reason = f"names {theirs}, but the served version {config.version} has {ours}"
             raise ConfigError(ps.source, f"models: {listed.name!r}", reason)
     return listed.model_copy(update={"version": config.version, "onnx_file": config.onnx_file})
 
 
 def _files(config: ModelConfig) -> Sequence[Path]:
-    return [config.graph_file, config.dense_file, *(table.file for table in config.tables)]
+    files = [config.graph_file, config.dense_file, *(table.file for table in config.tables)]
+    return [file.resolve() for file in files if file is not None]

@@ -5,12 +5,12 @@ from itertools import combinations
 from typing import get_args
 
 from kernels.host import RowDtype
-from serving.config.records import ModelConfig, PersistentDbConfig, TableConfig, VolatileDbConfig
-from serving.errors import ConfigError
+from serving.config.models import ModelConfig
+from serving.config.tiers import PersistentDbConfig, RedisConfig, VolatileDbConfig
+from serving.errors import ConfigError, did_you_mean
 
 _Tier = VolatileDbConfig | PersistentDbConfig
-# Their rows have a scale that rounding a rounded row may change by its last bit; rounding twice to another form does
-# not differ from rounding once.
+# Rounding a rounded row again may change the last bit of its scale. The other forms stay the same when rounded twice.
 ROW_WISE: frozenset[RowDtype] = frozenset({"int8", "uint8"})
 
 
@@ -24,13 +24,11 @@ def by_path(volatile: Sequence[VolatileDbConfig]) -> dict[str, VolatileDbConfig]
 def with_row_dtypes(
     config: ModelConfig, volatile: Sequence[VolatileDbConfig], persistent: PersistentDbConfig, source: str
 ) -> ModelConfig:
-    """``config`` with the row types that the tiers say of its tables.
-
-    The fastest tier decides.
+    """``config`` with the row types of its tables, which the fastest tier decides.
 
     Raises:
-        ConfigError: a slower tier would keep a table's rows in another form than its own, or in one whose rows cannot
-            be copied into a faster one, as that is told to.
+        ConfigError: a slower tier would keep a table's rows in another form, or in a form whose rows would be rounded
+            twice when they are copied into a faster tier.
     """
     tiers: dict[str, _Tier] = {**by_path(volatile), "persistent_db": persistent}
     _check_copies(tiers, source)
@@ -51,17 +49,15 @@ def with_row_dtypes(
 
 
 def _kept_as(tier: _Tier) -> RowDtype | None:
-    """The form that a slower tier says of its rows; None: it keeps float32, whatever the tables' is."""
-    if isinstance(tier, PersistentDbConfig):
-        return tier.row_dtype
-    return tier.redis.row_dtype if tier.redis is not None else None
+    """The row type that a slower tier states; None: it keeps float32, whatever the tables' row type is."""
+    return tier.row_dtype if isinstance(tier, RedisConfig | PersistentDbConfig) else None
 
 
 def _check_copies(tiers: Mapping[str, _Tier], source: str) -> None:
-    """Refuse rows that would be rounded twice: whose form has a scale, and that are copied into a faster tier."""
+    """Refuse rows that would be rounded twice: their form has a scale, and they are copied into a faster tier."""
     for (faster, taker), (slower, tier) in combinations(tiers.items(), 2):
         kept = _kept_as(tier)
-        if kept not in ROW_WISE or not isinstance(taker, VolatileDbConfig):
+        if kept not in ROW_WISE or isinstance(taker, PersistentDbConfig):
             continue
         fills = taker.initialize_after_startup and not tier.initialize_after_startup
         for key, copies in (
@@ -83,14 +79,14 @@ def _row_dtype(
     if not volatile:
         return persistent.row_dtype or "fp32", "persistent_db.row_dtype"
     path, fastest = next(iter(by_path(volatile).items()))
-    by_name = fastest.row_dtype_per_table or {}
+    by_name = {} if isinstance(fastest, RedisConfig) else fastest.row_dtype_per_table or {}
     if table in by_name:
         return by_name[table], f"{path}.row_dtype_per_table[{table!r}]"
-    return fastest.row_dtype, f"{path}.row_dtype"
+    return fastest.row_dtype or "fp32", f"{path}.row_dtype"
 
 
 def with_row_dtype(config: ModelConfig, row_dtype: RowDtype | Mapping[str, RowDtype], caller: str) -> ModelConfig:
-    """``config`` with one row type for all its tables, or one for each table that is named; the others keep theirs.
+    """``config`` with one row type for all its tables, or with one for each named table.
 
     Args:
         config: the model.
@@ -98,20 +94,17 @@ def with_row_dtype(config: ModelConfig, row_dtype: RowDtype | Mapping[str, RowDt
         caller: whose argument ``row_dtype`` is, for messages.
 
     Raises:
-        ConfigError: a row type is none, or no table has this name.
+        ConfigError: there is no such row type or table.
     """
     names = [table.name for table in config.tables]
     by_name = row_dtype if isinstance(row_dtype, Mapping) else dict.fromkeys(names, row_dtype)
     for name, one in by_name.items():
         if name not in names:
-            raise ConfigError(caller, "row_dtype", f"no table is called {name!r}; there are {', '.join(names)}")
+            there = f"no table is called {name!r}; there are {', '.join(names)}"
+            raise ConfigError(caller, "row_dtype", there + did_you_mean(name, names))
         if one not in get_args(RowDtype):
             raise ConfigError(caller, "row_dtype", f"expected one of {', '.join(get_args(RowDtype))}, got {one!r}")
-    return _with(config, by_name)
-
-
-def _with(config: ModelConfig, by_name: Mapping[str, RowDtype]) -> ModelConfig:
-    def table_with(table: TableConfig) -> TableConfig:
-        return table.model_copy(update={"row_dtype": by_name.get(table.name, table.row_dtype)})
-
-    return config.model_copy(update={"tables": tuple(table_with(table) for table in config.tables)})
+    tables = (
+        table.model_copy(update={"row_dtype": by_name.get(table.name, table.row_dtype)}) for table in config.tables
+    )
+    return config.model_copy(update={"tables": tuple(tables)})

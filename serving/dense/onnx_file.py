@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from serving.errors import MissingExtraError
+from serving.errors import MissingExtraError, ModelFileError
 
 _LARGEST_BYTES = 2**31 - 1  # of a protobuf message
 
@@ -26,14 +26,35 @@ def serialized(model: Any) -> bytes:
     return content
 
 
+def read_structure(file: Path) -> Any:
+    """Return an ONNX file's ``onnx.ModelProto`` without the weights in files next to it.
+
+    Raises:
+        MissingExtraError: the package onnx is not installed.
+    """
+    return _import_onnx().load(file, load_external_data=False)
+
+
+def refuse_unread_inputs(graph: Any, source: str | Path) -> None:
+    """Raise ModelFileError where no node reads an input: a table that feeds it would have no effect on the answer."""
+    read = set(_names_read(graph))
+    unread = [repr(name) for name in input_names(graph) if name not in read]
+    if unread:
+        advice = (
+            "remove them, or export the network again with a tensor of its own for each input: torch.onnx.export "
+            "merges inputs whose example is the same tensor, as in [torch.zeros(2, 16)] * 4"
+        )
+        reason = f"no node reads these inputs, so they have no effect on the answer: {', '.join(unread)}; {advice}"
+        raise ModelFileError(source, reason)
+
+
 def has_files_beside(file: Path) -> bool:
     """Whether weights of an ONNX file lie in other files, as those of one of more than 2 GiB do.
 
     Raises:
         MissingExtraError: the package onnx is not installed.
     """
-    onnx = _import_onnx()
-    model = onnx.load(file, load_external_data=False)
+    onnx, model = _import_onnx(), read_structure(file)
     tensors = (tensor for part in (model.graph, *model.functions) for tensor in _tensors_in(part))
     return any(tensor.data_location == onnx.TensorProto.EXTERNAL for tensor in tensors)
 
@@ -45,9 +66,25 @@ def signature(content: bytes) -> tuple[dict[str, str], dict[str, str]]:
         MissingExtraError: the package onnx is not installed.
     """
     graph = _import_onnx().load_model_from_string(content).graph
-    weights = {initializer.name for initializer in graph.initializer}  # older files list them as inputs too
-    inputs = {entry.name: _shape(entry) for entry in graph.input if entry.name not in weights}
+    names = input_names(graph)
+    inputs = {entry.name: _shape(entry) for entry in graph.input if entry.name in names}
     return inputs, {entry.name: _shape(entry) for entry in graph.output}
+
+
+def input_names(graph: Any) -> list[str]:
+    """Return the names of a graph's inputs. Older files list weights as inputs too, which this leaves out."""
+    weights = {initializer.name for initializer in graph.initializer}
+    return [entry.name for entry in graph.input if entry.name not in weights]
+
+
+def _names_read(graph: Any) -> Iterator[str]:
+    """The names that a graph's nodes read, and those in their inner graphs, such as an If's. An output is read too."""
+    yield from (output.name for output in graph.output)
+    for node in graph.node:
+        yield from node.input
+        for attribute in node.attribute:
+            for inner in (attribute.g, *attribute.graphs):
+                yield from _names_read(inner)
 
 
 def _import_onnx() -> Any:

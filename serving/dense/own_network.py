@@ -7,6 +7,7 @@ import numpy as np
 
 from serving.dense.network import Floats
 from serving.dense.onnx import OnnxNetwork
+from serving.dense.onnx_file import read_structure, refuse_unread_inputs
 from serving.dense.onnx_signature import unread_tables
 from serving.errors import ModelFileError, ServingError
 from serving.model.records import Graph
@@ -31,13 +32,14 @@ def open_own_network(graph: Graph, file: Path, threads: int = 1) -> tuple[OnnxNe
         the network, and whether it mixes samples: its answer to one depends on the others of the batch.
 
     Raises:
-        MissingExtraError: ONNX Runtime is not installed.
-        ModelFileError: the file is missing, or not such a network.
+        MissingExtraError: ONNX Runtime or onnx is not installed.
+        ModelFileError: the file is missing, or not such a network, or no node reads one of its inputs.
         ValueError: ``threads`` is less than 1.
     """
     if not file.is_file():
         raise ModelFileError(file, "no such file")
     network = OnnxNetwork(graph, file, threads, str(file))
+    refuse_unread_inputs(read_structure(file).graph, file)
     for table in unread_tables(network.inputs, graph):
         _log.warning("%s: no input reads the table %r, which is looked up in vain", file, table)
     return network, _try(network, graph, file)

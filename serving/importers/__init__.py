@@ -1,10 +1,11 @@
-"""Bring models that were not trained with HugeCTR into a model repository.
+"""Import models that were not trained with HugeCTR into a model repository.
 
-``plan_import`` opens a dense network (ONNX) and the tables it needs, and checks that they fit; ``write_model`` writes
-them as a version.
+``plan_import`` opens a dense network (ONNX) and its embedding tables, and checks that they fit. ``write_model`` writes
+them as a version. ``read_expected_answers`` reads what the version is verified with.
 """
 
 from serving.importers.plan import ImportPlan, plan_import
+from serving.importers.verifying import Comparison, ExpectedAnswers, read_expected_answers
 from serving.importers.writing import write_model
 
-__all__ = ["ImportPlan", "plan_import", "write_model"]
+__all__ = ["Comparison", "ExpectedAnswers", "ImportPlan", "plan_import", "read_expected_answers", "write_model"]

@@ -1,13 +1,14 @@
 """Dumps of DynamicEmb, the dynamic embedding tables of NVIDIA's recsys-examples.
 
-``DynamicEmbDump(path, model)`` makes a folder per embedding collection, named by the collection's place in the model,
-and in it for each table and each rank r of w:
+``DynamicEmbDump(path, model)`` makes a folder per embedding collection, named by the collection's place in the model.
+Each folder has these files for each table and each rank r of w:
 
     <table>_emb_keys.rank_<r>.world_size_<w>      int64[n]
     <table>_emb_values.rank_<r>.world_size_<w>    float32[n, D]
-    <table>_emb_scores..., <table>_opt_values..., <table>_opt_args.json    of no use to a prediction
+    <table>_emb_scores..., <table>_opt_values..., <table>_opt_args.json    not needed for predictions
 
-Bare numbers in the byte order of the machine, which is little-endian wherever CUDA runs. Every key is on one rank.
+The files are bare numbers in the machine's byte order, which is little-endian wherever CUDA runs. Every key is on one
+rank.
 
 Source: ``encode_key_file_path`` and ``local_export`` in corelib/dynamicemb/dynamicemb/dump_load.py of
 https://github.com/NVIDIA/recsys-examples
@@ -30,12 +31,12 @@ _MOST_RANKS_SHOWN = 5
 
 
 class DynamicEmbDump:
-    """The tables of a dump; see ``Checkpoint``."""
+    """The tables of a dump. See ``Checkpoint``."""
 
     def __init__(self, path: Path) -> None:
-        """List the tables in a dump's folder or one of its collections' folders; there may be none."""
+        """List the tables in a dump's folder or in one collection's folder. There may be none."""
         self.path = path
-        self._files: dict[str, list[tuple[int, int, Path]]] = {}  # table to (rank, world size, key file)
+        self._files: dict[str, list[tuple[int, int, Path]]] = {}  # by table: (rank, world size, key file)
         for file in sorted([*path.glob("*_emb_keys.rank_*"), *path.glob("*/*_emb_keys.rank_*")]):
             match = _KEY_FILE.fullmatch(file.name)
             if match:
@@ -47,7 +48,7 @@ class DynamicEmbDump:
         return list(self._files)
 
     def tables(self) -> Sequence[str]:
-        """See ``Checkpoint.tables``: every name."""
+        """See ``Checkpoint.tables``. Every name is a table."""
         return self.names()
 
     def rows(self, name: str) -> TableRows:
@@ -79,7 +80,7 @@ class DynamicEmbDump:
         if len(sizes) > 1:
             raise ModelFileError(source, f"expected the files of one dump, found world sizes {sizes}")
         there = sorted(rank for rank, _, _ in entries)
-        # the world size is but a number in a file's name: nothing may grow with it
+        # the world size is only a number in a file's name, so no list may become as long
         missing = list(islice((rank for rank in range(sizes[0]) if rank not in there), _MOST_RANKS_SHOWN))
         if missing or len(there) != sizes[0]:
             ranks = ", ".join(map(str, missing or there[:_MOST_RANKS_SHOWN]))

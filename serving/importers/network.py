@@ -1,27 +1,36 @@
-"""A user's dense network: an ONNX file, whose inputs and output say what the model around it must be like."""
+"""A user's dense network is an ONNX file. Its inputs and output determine the model around it."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from serving.dense.onnx_file import serialized
-from serving.errors import MissingExtraError, ModelFileError
+import numpy as np
 
+from serving.dense.network import DenseNetwork, Floats
+from serving.dense.onnx import OnnxNetwork
+from serving.dense.onnx_file import input_names, refuse_unread_inputs, serialized
+from serving.errors import MissingExtraError, ModelFileError, RequestError
+from serving.importers.rows import TableRows
+from serving.model.records import Graph
+from serving.model.sparse_rows import Vectors
+
+_SAMPLES = 4  # of a trial
 _SQUASHING = ("Sigmoid", "HardSigmoid", "Softmax")
-# What may stand behind the last layer and leaves its values as they are; their first input is the tensor.
+# These may follow the last layer and keep its values. Their first input is the tensor.
 _REARRANGING = ("Identity", "Cast", "Concat", "Flatten", "Reshape", "Squeeze", "Transpose", "Unsqueeze")
 
 
 @dataclass(frozen=True, slots=True)
 class NetworkInput:
-    """One input: its name, and the sizes behind B: (F,), (S * D,) or (S, D)."""
+    """One input: its name, and the sizes after B, which are (F,), (S * D,) or (S, D)."""
 
     name: str
     sizes: tuple[int, ...]
 
     @property
     def shape(self) -> str:
-        """The shape as messages write it: ``[B, 2, 16]``."""
+        """The shape as messages show it: ``[B, 2, 16]``."""
         return f"[B, {', '.join(map(str, self.sizes))}]"
 
 
@@ -33,7 +42,7 @@ class ImportedNetwork:
         path: its file.
         inputs: all float32, in the model's order.
         label_dim: L.
-        model: the ``onnx.ModelProto``, with the weights that lay in files beside it.
+        model: the ``onnx.ModelProto``, including weights from files next to it.
     """
 
     path: Path
@@ -42,11 +51,7 @@ class ImportedNetwork:
     model: Any
 
     def content(self) -> bytes:
-        """Return it as one file's content.
-
-        Raises:
-            ModelFileError: it has more than 2 GiB.
-        """
+        """Return the model as the content of one file. Raise ModelFileError if it is larger than 2 GiB."""
         try:
             return serialized(self.model)
         except ValueError as err:
@@ -54,15 +59,12 @@ class ImportedNetwork:
 
 
 def read_network(path: Path, logits: bool = False) -> ImportedNetwork:
-    """Read an ONNX file, and the weights beside it that it names.
-
-    Args:
-        path: the file.
-        logits: its output are logits; a Sigmoid is put behind it.
+    """Read an ONNX file and the weight files that it names. With ``logits``, append a Sigmoid.
 
     Raises:
         MissingExtraError: onnx is not installed.
-        ModelFileError: it is no ONNX file, or its inputs and its output cannot be those of a dense network.
+        ModelFileError: it is not an ONNX file, its inputs or output are not those of a dense network, or no node reads
+            one of its inputs.
     """
     model = _load(path)
     graph = model.graph
@@ -71,19 +73,62 @@ def read_network(path: Path, logits: bool = False) -> ImportedNetwork:
         raise ModelFileError(
             path,
             f"expected one output, the probabilities, found {len(graph.output)}: {names}; "
-            "concatenate them to one, [B, L]",
+            "concatenate them into one, [B, L]",
         )
-    initialized = {initializer.name for initializer in graph.initializer}  # older files list weights as inputs too
+    names = input_names(graph)
     inputs = tuple(
-        NetworkInput(entry.name, _sizes(path, "input", entry, (1, 2)))
-        for entry in graph.input
-        if entry.name not in initialized
+        NetworkInput(entry.name, _sizes(path, "input", entry, (1, 2))) for entry in graph.input if entry.name in names
     )
+    refuse_unread_inputs(graph, path)
     label_dim = _sizes(path, "output", graph.output[0], (0, 1))
     if logits:
         _refuse_probabilities(path, graph)
         _append_sigmoid(graph)
     return ImportedNetwork(path, inputs, label_dim[0] if label_dim else 1, model)
+
+
+def try_network(graph: Graph, network: ImportedNetwork, tables: Sequence[TableRows]) -> None:
+    """Run a network on the first rows of its tables, in graph order.
+
+    Raises:
+        MissingExtraError: ONNX Runtime is not installed.
+        ModelFileError: the network cannot be opened or run, or its answers are not probabilities.
+    """
+    opened = OnnxNetwork(graph, network.content(), source=str(network.path))
+    first_rows = [
+        rows.read(0, min(rows.rows, rows_tried(embedding.slots)))
+        for rows, embedding in zip(tables, graph.embeddings, strict=True)
+    ]
+    answer = answer_to(graph, opened, first_rows, str(network.path))
+    if (answer < 0).any() or (answer > 1).any():
+        shown = [float(f"{value:.6g}") for value in answer.reshape(-1)[:3]]
+        advice = "if they are logits, use --logits (logits=True), which adds a Sigmoid"
+        raise ModelFileError(network.path, f"answers such as {shown} are not probabilities; {advice}")
+
+
+def rows_tried(slots: int) -> int:
+    """Return how many rows of a table a trial takes. A smaller table's rows are repeated."""
+    return _SAMPLES * slots
+
+
+def answer_to(graph: Graph, network: DenseNetwork, first_rows: Sequence[Vectors], source: str) -> Floats:
+    """Return float32[B, L] for samples with one key per slot and zeros as dense features.
+
+    Raises:
+        ModelFileError: the network cannot run, or an answer is not finite.
+    """
+    embeddings = [
+        # rows that are not finite are reported when they are copied, and say nothing about the network
+        np.resize(np.nan_to_num(rows, posinf=0, neginf=0), (_SAMPLES, embedding.slots, embedding.dim))
+        for rows, embedding in zip(first_rows, graph.embeddings, strict=True)
+    ]
+    try:
+        answer = network(np.zeros((_SAMPLES, graph.dense_dim), np.float32), embeddings)
+    except RequestError as err:
+        raise ModelFileError(source, f"tried on {_SAMPLES} samples: {err}") from err
+    if not np.isfinite(answer).all():
+        raise ModelFileError(source, f"tried on {_SAMPLES} samples: its answer is not finite")
+    return answer
 
 
 def _load(path: Path) -> Any:
@@ -96,15 +141,15 @@ def _load(path: Path) -> Any:
         return onnx.load(path)
     except OSError as err:
         raise ModelFileError(path, f"cannot be read: {err.strerror or err}") from err
-    except (DecodeError, ValueError, onnx.checker.ValidationError) as err:  # no ONNX; weights beside it are missing
+    except (DecodeError, ValueError, onnx.checker.ValidationError) as err:  # not ONNX, or weight files are missing
         raise ModelFileError(path, f"not an ONNX network: {err}") from err
 
 
 def _sizes(path: Path, kind: str, entry: Any, ranks: tuple[int, int]) -> tuple[int, ...]:
-    """Return the sizes behind B of a float32 input or output; ``ranks``: how many there may be."""
+    """Return the sizes after B of a float32 input or output, which must have one of ``ranks`` such sizes."""
     import onnx
 
-    if not isinstance(entry.name, str):  # protobuf gives bytes for what is not UTF-8
+    if not isinstance(entry.name, str):  # protobuf returns bytes if the name is not UTF-8
         raise ModelFileError(path, f"{kind} {entry.name!r}: expected a name in UTF-8")
     tensor = entry.type.tensor_type
     dtypes = {number: name.lower() for name, number in onnx.TensorProto.DataType.items()}
@@ -116,20 +161,20 @@ def _sizes(path: Path, kind: str, entry: Any, ranks: tuple[int, int]) -> tuple[i
         raise ModelFileError(path, f"{came}, expected float {expected}")
     sizes = tuple(size for size in shape[1:] if isinstance(size, int) and size > 0)
     if isinstance(shape[0], int) or len(sizes) < len(shape) - 1:
-        advice = "export it with dynamic_shapes that free the first dimension alone"
-        raise ModelFileError(path, f"{came}, expected a free number of samples and fixed sizes behind it: {advice}")
+        advice = "export it with dynamic_shapes that free only the first dimension"
+        raise ModelFileError(path, f"{came}, expected a free number of samples and fixed sizes after it: {advice}")
     return sizes
 
 
 def _refuse_probabilities(path: Path, graph: Any) -> None:
-    """Raise ModelFileError where the output is a Sigmoid's or Softmax's already: a second would go unnoticed."""
+    """Raise ModelFileError if the output is already a probability: a second Sigmoid would go unnoticed."""
     maker = {name: node for node in graph.node for name in node.output}
     name = graph.output[0].name
     while name in maker and maker[name].op_type in _REARRANGING:
         name = maker[name].input[0]
     if name in maker and maker[name].op_type in _SQUASHING:
         kind = maker[name].op_type
-        reason = f"ends in a {kind}, so that its answers are no logits; leave --logits (logits=True) out"
+        reason = f"ends in a {kind}, so its answers are not logits; remove --logits (logits=True)"
         raise ModelFileError(path, f"output {graph.output[0].name!r} {reason}")
 
 

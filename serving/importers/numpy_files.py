@@ -1,4 +1,4 @@
-"""Tables in NumPy's files, and in files of bare numbers. Bare numbers are little-endian, without a header.
+"""Tables in NumPy's files, and in files of bare numbers without a header.
 
     <file>.npy              float32 or float16 [V, D]; the keys are the row numbers
     <file>.npz              the arrays ``keys``, integers [V], and ``vectors``; or one array, as in a .npy; read whole
@@ -6,8 +6,8 @@
     <folder>/key            int64[V]          HugeCTR's directory format; see ``serving.model.sparse_file``
     <folder>/emb_vector     float32[V, D]
 
-The bare form is what ``ndarray.tofile`` writes, and what NVIDIA's NV Embedding Cache and HugeCTR read and write. D is
-what the sizes of both files make it.
+Bare numbers are little-endian. ``ndarray.tofile`` writes this form, and NVIDIA's NV Embedding Cache and HugeCTR read
+and write it. D follows from the sizes of both files.
 """
 
 from collections.abc import Iterator
@@ -24,21 +24,13 @@ from serving.model.numpy_faults import UNREADABLE, explain
 
 
 def open_npy(path: Path) -> TableRows:
-    """Open a matrix.
-
-    Raises:
-        ModelFileError: it cannot be read, or is not such a matrix.
-    """
+    """Open a matrix. Raise ModelFileError if the file is not one."""
     return rows_of_array(str(path), _matrix_in(path), None)
 
 
 def open_npz(path: Path) -> TableRows:
-    """Read ``keys`` and ``vectors``, or one matrix.
-
-    Raises:
-        ModelFileError: it cannot be read, or holds something else.
-    """
-    arrays = _arrays_in(path)
+    """Read ``keys`` and ``vectors``, or one matrix. Raise ModelFileError if the file holds something else."""
+    arrays = arrays_in(path)
     if arrays.keys() == {"keys", "vectors"}:
         return rows_of_array(f"{path}#vectors", arrays["vectors"], arrays["keys"], f"{path}#keys")
     if len(arrays) == 1:
@@ -49,11 +41,7 @@ def open_npz(path: Path) -> TableRows:
 
 
 def open_pair(keys: Path, vectors: Path) -> TableRows:
-    """Open a file of keys and a file of vectors.
-
-    Raises:
-        ModelFileError: one cannot be read, or they do not fit each other.
-    """
+    """Open a file of keys and a file of vectors. Raise ModelFileError if they do not fit each other."""
     key_array = _matrix_in(keys) if keys.suffix == ".npy" else bare_numbers(keys, "<i8")
     if vectors.suffix == ".npy":
         return rows_of_array(str(vectors), _matrix_in(vectors), key_array, str(keys))
@@ -67,11 +55,7 @@ def open_pair(keys: Path, vectors: Path) -> TableRows:
 
 
 def bare_numbers(path: Path, dtype: str) -> NDArray[Any]:
-    """Return a view of a file of bare numbers; of an empty one, an empty array.
-
-    Raises:
-        ModelFileError: it cannot be read, or its size is no multiple of a number's.
-    """
+    """Return a view of a file of bare numbers. Raise ModelFileError if its size is not a multiple of a number's."""
     try:
         size_bytes = path.stat().st_size
         if size_bytes % np.dtype(dtype).itemsize:
@@ -82,17 +66,17 @@ def bare_numbers(path: Path, dtype: str) -> NDArray[Any]:
         raise ModelFileError(path, f"cannot be read: {err.strerror}") from err
 
 
-def _matrix_in(path: Path) -> NDArray[Any]:
-    """Return a view of the array in a .npy."""
-    with _faults_of(path):
-        return np.lib.format.open_memmap(path, mode="r")
-
-
-def _arrays_in(path: Path) -> dict[str, NDArray[Any]]:
-    """Return the arrays of a .npz by name."""
+def arrays_in(path: Path) -> dict[str, NDArray[Any]]:
+    """Read the arrays of a ``.npz`` by name. The one array of a ``.npy`` has an empty name."""
     with _faults_of(path), path.open("rb") as file:
         loaded = np.load(file, allow_pickle=False)
         return {"": loaded} if isinstance(loaded, np.ndarray) else {name: loaded[name] for name in loaded}
+
+
+def _matrix_in(path: Path) -> NDArray[Any]:
+    """Return a view of the array in a ``.npy``."""
+    with _faults_of(path):
+        return np.lib.format.open_memmap(path, mode="r")
 
 
 @contextmanager

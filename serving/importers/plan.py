@@ -1,4 +1,4 @@
-"""What an import is going to write: a network, its tables, and the ``graph.json`` that joins them."""
+"""The plan of an import: a network, its tables, and the ``graph.json`` that joins them."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -8,24 +8,23 @@ from typing import Any
 from serving.errors import ConfigError
 from serving.importers.checkpoint import show_names
 from serving.importers.matching import hint, match_tables
-from serving.importers.network import ImportedNetwork, NetworkInput, read_network
+from serving.importers.network import ImportedNetwork, NetworkInput, read_network, try_network
 from serving.importers.rows import TableRows
-from serving.importers.trial import try_network
 from serving.model.graph import parse_graph
 from serving.model.names import TABLE_NAME
 from serving.model.records import Combiner, Graph
 from serving.model.version_writer import ONNX_FILE, check_table_names
 
-_LARGEST = 2**31 - 1  # of what a request counts: its samples, and the keys of one, which no source limits
+_LARGEST = 2**31 - 1  # the most samples of a request, and the most keys of a sample
 _RENAME = "export the network with other input_names"
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedTable:
-    """One table: the network's input that it feeds is called as it is.
+    """One table, which has the name of the network's input that it feeds.
 
     Attributes:
-        name: of the table and of the input.
+        name: the name of the table and of the input.
         rows: where its rows come from.
         slots: S.
         combiner: how the rows of one slot are pooled.
@@ -39,14 +38,14 @@ class PlannedTable:
 
 @dataclass(frozen=True, slots=True)
 class ImportPlan:
-    """A model that can be written; everything has been checked but the vectors' values.
+    """A model that can be written. Everything is checked except the vectors' values.
 
     Attributes:
         network: the dense network.
-        dense: its input for dense features; None where F is 0.
+        dense: its input for dense features. None if F is 0.
         tables: in the order of the network's inputs, which is their order in a request.
-        max_batchsize: most samples of one request.
-        unused: what in the checkpoint may be a table, and no input is called like.
+        max_batchsize: the most samples of one request.
+        unused: possible tables of the checkpoint that no input is named after.
     """
 
     network: ImportedNetwork
@@ -56,7 +55,7 @@ class ImportPlan:
     unused: tuple[str, ...]
 
     def document(self) -> dict[str, Any]:
-        """Return ``graph.json``: Data and one embedding layer per table; the network takes the place of the others."""
+        """Return ``graph.json``: a Data layer and one embedding layer per table. The network replaces the rest."""
         names = {table.name for table in self.tables}
         dense = self.dense or NetworkInput(_fresh("dense", names), (0,))
         keys = {table.name: _fresh(f"{table.name}_keys", {*names, dense.name}) for table in self.tables}
@@ -78,11 +77,11 @@ class ImportPlan:
         return {"inference": inference, "layers": [data, *(_embedding(table, keys) for table in self.tables)]}
 
     def graph(self) -> Graph:
-        """Return what ``document`` means."""
+        """Return ``document()`` as a ``Graph``."""
         return parse_graph(self.document(), str(self.network.path), inputs_only=True)
 
     def describe(self) -> Iterator[str]:
-        """Lines for the user: what a request must bring, in its order, and where the rows come from."""
+        """Return lines for the user: what a request must contain, in order, and where the rows come from."""
         dense = f"{self.dense.sizes[0]} dense features ({self.dense.name})" if self.dense else "no dense features"
         yield f"network {self.network.path}: {dense}, answers [B, {self.network.label_dim}]"
         for table in self.tables:
@@ -92,7 +91,7 @@ class ImportPlan:
                 f"{table.rows.rows:,} rows of {table.rows.dim} from {table.rows.source}, {keys}"
             )
         if self.unused:
-            yield f"not used, as no input is called so: {show_names(self.unused)}"
+            yield f"not used, because no input has this name: {show_names(self.unused)}"
 
 
 def plan_import(
@@ -104,24 +103,23 @@ def plan_import(
     logits: bool = False,
     max_batchsize: int = 1024,
 ) -> ImportPlan:
-    """Open the network and the tables it needs, and check that they fit.
+    """Open the network and its tables, and check that they fit.
 
     Args:
-        network: the dense network, an ONNX file. Each input is either a table's pooled vectors, float32[B, S, D] or
-            [B, S * D], or the dense features, [B, F]; the output is float32[B, L], probabilities.
-        combiner: how the rows of one slot are pooled. No file says, and a wrong guess gives wrong answers unnoticed.
-        tables: where the rows of a table are, by the name of its input; see ``open_table`` for the forms.
-        checkpoint: where the tables of all other inputs are looked for by name; see ``open_checkpoint``. One input
-            without a table is that of the dense features.
-        combiners: of tables that are pooled in another way than ``combiner``.
-        logits: the network answers with logits; a Sigmoid is put behind it.
-        max_batchsize: most samples of one request.
+        network: the dense network, an ONNX file. Each input is float32: a table's pooled vectors, [B, S, D] or
+            [B, S * D], or the dense features, [B, F]. The output is float32[B, L], probabilities.
+        combiner: how the rows of one slot are pooled. No file says this, and a wrong guess gives wrong answers.
+        tables: where a table's rows are, by the name of its input. See ``open_table`` for the forms.
+        checkpoint: where the tables of all other inputs are looked up by name. See ``open_checkpoint``. The one input
+            without a table takes the dense features.
+        combiners: for tables that are pooled in another way than ``combiner``.
+        logits: the network answers with logits, so a Sigmoid is appended.
+        max_batchsize: the most samples of one request.
 
     Raises:
-        ConfigError: the arguments do not fit the network: a table for no input, an input for no table, a table of
-            another D.
-        ModelFileError: a file cannot be read, or is not what its place needs.
-        MissingExtraError: a package is needed that is not installed.
+        ConfigError: the arguments do not fit the network: a table has no input, an input has no table, or D differs.
+        ModelFileError: a file cannot be read, or does not hold what is needed.
+        MissingExtraError: a package is not installed.
     """
     if not 1 <= max_batchsize <= _LARGEST:
         raise ConfigError(str(network), "max_batchsize", f"expected 1 to {_LARGEST}, got {max_batchsize!r}")
@@ -144,11 +142,11 @@ def plan_import(
 
 
 def _checked_graph(plan: ImportPlan) -> Graph:
-    """Return the plan's graph; what tables cannot be called is said of the inputs, as ``graph.json`` is ours."""
+    """Return the plan's graph. Errors about names are about the inputs, because the user wrote those."""
     source = str(plan.network.path)
     for table in plan.tables:
         if not TABLE_NAME.fullmatch(table.name):
-            reason = "a table is called as its input is, and has 1 to 120 letters, digits, '_', '-' and '.'"
+            reason = "a table has the name of its input, which needs 1 to 120 letters, digits, '_', '-' and '.'"
             raise ConfigError(source, f"input {table.name!r}", f"{reason}; {_RENAME}")
     graph = plan.graph()
     try:
@@ -159,7 +157,7 @@ def _checked_graph(plan: ImportPlan) -> Graph:
 
 
 def _slots(source: str, entry: NetworkInput, rows: TableRows) -> int:
-    """Return S, which the input's sizes tell beside the table's D."""
+    """Return S, which follows from the input's sizes and the table's D."""
     *slots, width = entry.sizes
     if slots and width == rows.dim:
         return slots[0]

@@ -1,8 +1,8 @@
-"""Safetensors files: the length of a JSON header, the header, and the tensors' bytes, which are read where they lie.
+"""Safetensors files. Rows are read where they are in the file.
 
 Format (https://github.com/huggingface/safetensors, "Format"): a uint64, the size of the header in bytes; the header,
-``{"<name>": {"dtype": "F32", "shape": [V, D], "data_offsets": [begin, end]}, ..., "__metadata__": {...}}``; the data,
-from whose first byte the offsets count. Numbers are little-endian, tensors row-major and dense.
+``{"<name>": {"dtype": "F32", "shape": [V, D], "data_offsets": [begin, end]}, ..., "__metadata__": {...}}``; the data.
+Offsets count from the first byte of the data. Numbers are little-endian, tensors row-major and dense.
 """
 
 import math
@@ -27,7 +27,7 @@ _NAMES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16", "F64": "float6
 
 @dataclass(frozen=True, slots=True)
 class _Tensor:
-    """One entry of the header; ``begin`` and ``end`` count from the file's first byte."""
+    """One entry of the header. ``begin`` and ``end`` count from the first byte of the file."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -36,14 +36,10 @@ class _Tensor:
 
 
 class SafetensorsFile:
-    """The tensors of a safetensors file; see ``Checkpoint``."""
+    """The tensors of a safetensors file. See ``Checkpoint``."""
 
     def __init__(self, path: Path) -> None:
-        """Read the header.
-
-        Raises:
-            ModelFileError: the file cannot be read, or is not of this format.
-        """
+        """Read the header. Raise ModelFileError if the file does not have this format."""
         self.path = path
         self._tensors = _read_header(path)
 
@@ -76,7 +72,7 @@ class SafetensorsFile:
 
 
 def _read_header(path: Path) -> dict[str, _Tensor]:
-    """Read the header and check that every tensor lies inside the file."""
+    """Read the header and check that every tensor is inside the file."""
     try:
         with path.open("rb") as file:
             size_bytes = path.stat().st_size

@@ -1,4 +1,4 @@
-"""From what a user writes behind ``--table`` or ``--checkpoint`` to rows."""
+"""Open what a user passes to ``--table`` or ``--checkpoint``."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,16 +12,16 @@ from serving.importers.safetensors_file import SafetensorsFile
 from serving.importers.torch_file import TorchFile
 
 _CONVERTED = (
-    "a folder of torch.distributed.checkpoint, whose index is a pickle that would be run; make one file of it: "
+    "a folder of torch.distributed.checkpoint, whose index is a pickle that can run code; convert it to one file: "
     "python -m torch.distributed.checkpoint.format_utils dcp_to_torch FOLDER FILE.pt"
 )
 
 
 class TableFolders:
-    """A folder of tables in HugeCTR's directory format, each in a folder of its name; see ``Checkpoint``."""
+    """A folder of tables in HugeCTR's directory format, each in a folder of its name. See ``Checkpoint``."""
 
     def __init__(self, path: Path) -> None:
-        """List the tables; there may be none."""
+        """List the tables. There may be none."""
         self.path = path
         self._tables = sorted(file.parent.name for file in path.glob("*/emb_vector"))
 
@@ -30,7 +30,7 @@ class TableFolders:
         return self._tables
 
     def tables(self) -> Sequence[str]:
-        """See ``Checkpoint.tables``: every name."""
+        """See ``Checkpoint.tables``. Every name is a table."""
         return self._tables
 
     def rows(self, name: str) -> TableRows:
@@ -42,8 +42,8 @@ def open_checkpoint(path: Path) -> Checkpoint:
     """Open a file or folder that holds tables by name.
 
     Raises:
-        ModelFileError: there is none, or it is of no form that is known.
-        MissingExtraError: reading it takes PyTorch, which is not installed.
+        ModelFileError: it does not exist, or its form is unknown.
+        MissingExtraError: it needs PyTorch, which is not installed.
     """
     if not path.exists():
         raise ModelFileError(path, "no such file or folder")
@@ -58,27 +58,27 @@ def open_checkpoint(path: Path) -> Checkpoint:
     for checkpoint in (DynamicEmbDump(path), TableFolders(path)):
         if checkpoint.tables():
             return checkpoint
-    expected = "<table>_emb_keys.rank_0.world_size_1 and the like (DynamicEmb), or <table>/key and <table>/emb_vector"
-    raise ModelFileError(path, f"no tables in it: expected {expected}")
+    expected = "files such as <table>_emb_keys.rank_0.world_size_1 (DynamicEmb), or <table>/key and <table>/emb_vector"
+    raise ModelFileError(path, f"no tables found: expected {expected}")
 
 
 def open_table(table: str, source: str | Path) -> TableRows:
-    """Open what ``source`` names as the rows of ``table``.
+    """Open the rows of one table.
 
     Args:
-        table: its name, under which it is looked for where ``source`` is a checkpoint and names no tensor.
+        table: its name, which is looked up if ``source`` is a checkpoint and names no tensor.
         source: ``FILE.npy``, ``FILE.npz``, ``KEYS,VECTORS``, a folder of ``key`` and ``emb_vector``, ``CHECKPOINT`` or
-            ``CHECKPOINT#NAME``. A path that exists as it stands is that path, whatever marks it has in it.
+            ``CHECKPOINT#NAME``. A path that exists is taken as it is, even if it contains ``,`` or ``#``.
 
     Raises:
-        ModelFileError: it cannot be read, or is no table.
-        MissingExtraError: reading it takes PyTorch, which is not installed.
+        ModelFileError: it cannot be read, or is not a table.
+        MissingExtraError: it needs PyTorch, which is not installed.
     """
     path, text = Path(source), str(source)
     if not path.exists() and text.count(",") == 1:
         keys, vectors = text.split(",")
         if not (keys and vectors):
-            empty = "vectors behind" if keys else "keys before"
+            empty = "vectors after" if keys else "keys before"
             raise ModelFileError(
                 f"table {table!r}", f"expected KEYS,VECTORS, got {text!r}: no file of {empty} the comma"
             )

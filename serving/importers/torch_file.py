@@ -1,7 +1,7 @@
 """PyTorch files (.pt, .pth): a ``state_dict``, as ``torch.save(model.state_dict(), file)`` writes it.
 
-They are read by ``torch.load(weights_only=True)``, which runs no code of the file's; so a pickled model is refused.
-Tensors stay on the disk until they are read, but for those of PyTorch before 1.6, which are read as a whole.
+``torch.load(weights_only=True)`` reads them, which runs no code from the file. A pickled model is therefore refused.
+Tensors are read on demand, except those of PyTorch before 1.6, which are read whole.
 """
 
 import errno
@@ -17,19 +17,19 @@ from serving.importers.checkpoint import matrices_of
 from serving.importers.rows import TableRows, check_matrix
 from serving.model.sparse_rows import Vectors
 
-# As what damage in a file shows: the unpickler is an interpreter, and stumbles like a program.
+# A damaged file raises any of these, because the unpickler runs it like a program.
 _DAMAGED = (
     *(RuntimeError, ValueError, LookupError, EOFError, AttributeError, TypeError, AssertionError),
     *(struct.error, zipfile.BadZipFile),
 )
-_CUT_SHORT = "cut short, damaged, or no PyTorch file"
+_CUT_SHORT = "cut short, damaged, or not a PyTorch file"
 
 
 class TorchFile:
-    """The tensors of a PyTorch file, those of inner dictionaries by dotted names; see ``Checkpoint``."""
+    """The tensors of a PyTorch file. Tensors in inner dictionaries have dotted names. See ``Checkpoint``."""
 
     def __init__(self, path: Path) -> None:
-        """Read what the tensors are.
+        """List the tensors.
 
         Raises:
             MissingExtraError: PyTorch is not installed.
@@ -55,7 +55,7 @@ class TorchFile:
         tensor = self._tensors[name].detach()
         source = f"{self.path}#{name}"
         dtype = str(tensor.dtype).removeprefix("torch.")
-        # a subclass is a part of a tensor, or computes its values
+        # a subclass may hold only a part of the tensor, or compute its values
         is_plain = type(tensor) is torch.Tensor and tensor.layout == torch.strided and tensor.device.type == "cpu"
         is_float = tensor.dtype in (torch.float32, torch.float16, torch.bfloat16)
         if not is_plain:
@@ -63,7 +63,7 @@ class TorchFile:
             raise ModelFileError(source, f"expected a plain tensor whose values are all in the file, got {found}")
         check_matrix(source, dtype, is_float, tensor.shape)
         if tensor.untyped_storage().nbytes() < tensor.numel() * tensor.element_size():
-            raise ModelFileError(source, "expected a value of its own for each place, got a tensor expanded from fewer")
+            raise ModelFileError(source, "expected a tensor that stores every value, got one expanded from fewer")
 
         def read(begin: int, end: int) -> Vectors:
             vectors: Vectors = tensor[begin:end].to(torch.float32, copy=True).contiguous().numpy()
@@ -80,13 +80,13 @@ def _load(path: Path) -> Any:
     try:
         return torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     except OSError as err:
-        # PyTorch seeks to where the rest should be
+        # PyTorch seeks beyond the end of a file that is cut short
         reason = _CUT_SHORT if err.errno == errno.EINVAL else f"cannot be read: {err.strerror or err}"
         raise ModelFileError(path, reason) from err
     except UnpicklingError as err:
         reason = (
-            "holds more than tensors, and reading it would run its code; save the tensors alone: "
-            "torch.save(model.state_dict(), file), of a sharded model by torch.distributed.checkpoint"
+            "holds more than tensors, and reading it would run its code; save only the tensors: "
+            "torch.save(model.state_dict(), file), or torch.distributed.checkpoint for a sharded model"
         )
         raise ModelFileError(path, reason) from err
     except _DAMAGED as err:
@@ -95,14 +95,11 @@ def _load(path: Path) -> Any:
 
 
 def _tensors_in(content: Any) -> dict[str, Any]:
-    """Find the tensors in nested dictionaries; what else is in them, an optimizer's numbers say, is passed over.
-
-    A file may have a dictionary in several places, even inside itself: it is looked through once.
-    """
+    """Return the tensors in nested dictionaries, and skip everything else, such as an optimizer's numbers."""
     import torch
 
     tensors: dict[str, Any] = {}
-    seen: set[int] = set()
+    seen: set[int] = set()  # a file may contain a dictionary several times, even inside itself
     waiting = [("", content)]
     while waiting:
         name, value = waiting.pop()

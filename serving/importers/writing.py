@@ -3,22 +3,21 @@
 import json
 import logging
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
 
 from serving.config import read_inference_config
-from serving.config.capacity import open_table_file
 from serving.dense.files import open_dense
+from serving.importers.network import answer_to, rows_tried
 from serving.importers.plan import ImportPlan, PlannedTable
-from serving.importers.trial import answer_to, rows_tried
 from serving.model.sparse_rows import Keys, Vectors
 from serving.model.sparse_writer import write_sparse_batches
 from serving.model.version_writer import GRAPH_FILE, ONNX_FILE, write_version
+from serving.parameter_server.table_files import open_table_file
 
-_BATCH_BYTES = 16 << 20  # of vectors in memory at a time
+_BATCH_BYTES = 16 << 20  # of vectors that are in memory at once
 
 #: Table, rows written, V.
 Progress: TypeAlias = Callable[[str, int, int], None]
@@ -32,29 +31,37 @@ def write_model(
     name: str,
     version: int | None = None,
     progress: Progress | None = None,
+    check: Callable[[Path], None] | None = None,
 ) -> Path:
-    """Write ``<repository>/<name>/<version>/``, complete or absent; see ``write_version``.
+    """Write ``<repository>/<name>/<version>/``, complete or absent.
 
-    Vectors pass through memory in batches. A row that is not finite is written all the same, as it may be one of
-    millions and never asked for, and a warning is logged. Before the version appears, its files are opened as a server
-    opens them, and one prediction is made of them.
+    Vectors pass through memory in batches. A row that is not finite is written and logged as a warning, because it may
+    be one of millions that nobody asks for. Before the version appears, its files are opened as a server opens them,
+    and make one prediction.
 
     Args:
         plan: what to write.
-        repository: the model repository; made if it does not exist.
+        repository: the model repository, which is created if it does not exist.
         name: the model's name: letters, digits, ``_`` and ``-``.
-        version: at least 1; by default one more than the newest there.
-        progress: called after each batch with the table's name, the rows written of it, and V.
+        version: at least 1. The default is one more than the newest version.
+        progress: called after each batch with the table's name, the rows written so far, and V.
+        check: called with the folder of the finished files before the version appears. If it raises an error, no
+            version appears.
 
     Returns:
         the version's folder.
 
     Raises:
         OutputError: the name or the version cannot be used, or the file system refuses.
-        ConfigError: a table has the name of one of the files beside it.
+        ConfigError: a table has the name of one of the version's files.
         ModelFileError: a source has changed or is damaged.
     """
-    write_files = partial(_write_files, plan=plan, name=name, progress=progress or _say_nothing)
+
+    def write_files(folder: Path) -> None:
+        _write_files(folder, plan, name, progress or _say_nothing)
+        if check is not None:
+            check(folder)
+
     return write_version(Path(repository), name, plan.graph(), write_files, version)
 
 
@@ -68,7 +75,7 @@ def _write_files(folder: Path, plan: ImportPlan, name: str, progress: Progress) 
 
 
 def _watched(table: PlannedTable, batch_rows: int, progress: Progress) -> Iterator[tuple[Keys, Vectors]]:
-    """Pass a table's batches on and tell of them; in the end, log how many rows are not finite."""
+    """Yield a table's batches and report progress. At the end, log how many rows are not finite."""
     written, faults, first = 0, 0, 0
     for keys, vectors in table.rows.batches(batch_rows):
         faulty = ~np.isfinite(vectors).all(axis=1)
@@ -80,22 +87,18 @@ def _watched(table: PlannedTable, batch_rows: int, progress: Progress) -> Iterat
         progress(table.name, written, table.rows.rows)
     if faults:
         rows = f"{faults:,} of {table.rows.rows:,} rows have values that are NaN or infinite"
-        _log.warning("%s: %s, the first is that of key %d", table.rows.source, rows, first)
+        _log.warning("%s: %s, the first has key %d", table.rows.source, rows, first)
 
 
 def _say_nothing(table: str, written: int, rows: int) -> None:
-    """The progress of a table, for nobody."""
+    """Ignore progress."""
 
 
 def _predict_once(folder: Path, name: str) -> None:
-    """Open the files as a server does, and predict from the first rows of each table.
-
-    Raises:
-        ModelFileError: they make no model.
-    """
+    """Open the files as a server does, and predict from the first rows of each table."""
     config = read_inference_config(folder / GRAPH_FILE, name)
-    graph, network = open_dense(config.graph_file, config.dense_file, config.onnx_file)
-    # of faulty rows it was told as they were copied; a second warning would name a folder that is about to be renamed
+    graph, network = open_dense(*config.network_files(), config.onnx_file)
+    # no warnings: faulty rows were reported when they were copied, and the folder is about to be renamed
     batches = [open_table_file(config, table).batches(rows_tried(table.slots), warns=False) for table in config.tables]
     first_rows = [next(batch)[1] for batch in batches]
     answer_to(graph, network, first_rows, str(folder))

@@ -10,8 +10,8 @@ from gpu_cache.layout import Layout, RowDtype
 from kernels.device import Device
 from kernels.system_memory import available_memory_bytes
 from serving.config import ModelConfig, TableConfig
-from serving.config.capacity import open_table_file
 from serving.errors import ConfigError, DeviceMemoryError
+from serving.parameter_server.table_files import open_table_file
 
 # Workspaces are made for requests of so many keys at most; one that comes with more gets a larger one.
 _MOST_FIRST_KEYS = 1 << 18
@@ -67,7 +67,7 @@ def plan_caches(config: ModelConfig) -> tuple[PlannedCache, ...]:
     said = config.gpu_cache
     if said.kind != "static" and not said.size_ratio:
         reason = "gpucacheper (cache_size_percentage) 0: a cache has room for at least one row; ask for none instead"
-        raise ConfigError(str(config.graph_file), "", reason)
+        raise ConfigError(config.source, "", reason)
     return tuple(_planned(config, table) for table in config.tables)
 
 

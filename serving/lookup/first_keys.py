@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from serving.config import ModelConfig, TableConfig
-from serving.config.capacity import open_table_file
 from serving.parameter_server import FirstRows, ParameterServer
+from serving.parameter_server.table_files import open_table_file
 from serving.storage.store import Keys
 
 _BATCH_ROWS = 65536

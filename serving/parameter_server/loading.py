@@ -27,7 +27,7 @@ from typing import Literal
 import numpy as np
 
 from serving.config import ModelConfig, TableConfig
-from serving.config.capacity import open_table_file
+from serving.parameter_server.table_files import open_table_file
 from serving.errors import StoreError, StoreFullError, StoreUnreachableError
 from serving.model.sparse_file import SparseModel
 from serving.parameter_server.first_rows import FirstRows

@@ -92,7 +92,7 @@ class ServedModels:
             loaded = next((one for one in self._models if one.name == config.name), None)
             if loaded is not None:
                 reason = f"model {config.name!r} is already loaded, in version {loaded.version}; unload it first"
-                raise ConfigError(str(config.graph_file), "", reason)
+                raise ConfigError(config.source, "", reason)
             names = [tier.name for tier in self._tiers]
             loads = [(ServedTable.of(config, one, names), table_source(config, one)) for one in config.tables]
             try:

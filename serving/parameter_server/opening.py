@@ -6,7 +6,15 @@ from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 from kernels.host import set_lookup_threads
-from serving.config import ParameterServerConfig, PersistentDbConfig, SharedMemoryConfig, VolatileDbConfig
+from serving.config import (
+    HashMapConfig,
+    ParameterServerConfig,
+    PersistentDbConfig,
+    RedisConfig,
+    SharedMemoryConfig,
+    SnapshotConfig,
+    VolatileDbConfig,
+)
 from serving.errors import StoreError
 from serving.parameter_server.first_rows import FirstRows
 from serving.parameter_server.tier import TierSettings
@@ -52,7 +60,7 @@ def open_stores(config: ParameterServerConfig, *, may_be_late: bool = False) -> 
 
 def warnings_of(config: ParameterServerConfig) -> list[str]:
     """What an operator may not expect of a configuration that is right by itself."""
-    lines = list(config.idle_lines)
+    lines = list(config.keys_without_effect)
     follows = config.persistent_db.catch_up_interval_ms is not None
     if follows and config.volatile_db.type in ("hash_map", "multi_process_hash_map"):
         lines.append(
@@ -79,7 +87,7 @@ def tier_settings(config: ParameterServerConfig) -> dict[str, TierSettings]:
     for tier in config.volatile_tiers:
         settings[_STORE_NAMES[tier.type]] = TierSettings(
             is_initialized=tier.initialize_after_startup,
-            first_rows=FirstRows(tier.initial_cache_rate, tier.hot_keys),
+            first_rows=FirstRows(tier.initial_cache_rate, tier.hot_keys if isinstance(tier, HashMapConfig) else None),
             takes_copies=tier.cache_missed_embeddings,
         )
     if persistent.type != "disabled":
@@ -89,13 +97,13 @@ def tier_settings(config: ParameterServerConfig) -> dict[str, TierSettings]:
 
 def _volatile(config: VolatileDbConfig, *, is_backed: bool, may_be_late: bool) -> Store:
     """Open a tier that is not disabled; ``is_backed``: there are slower ones."""
+    if isinstance(config, RedisConfig):
+        return RedisStore(config, may_be_late=may_be_late)
     if config.lookup_threads is not None:
         set_lookup_threads(config.lookup_threads)
-    if config.shared_memory is not None:
-        return _shared_memory(config.shared_memory)
-    if config.redis is not None:
-        return RedisStore(config.redis, may_be_late=may_be_late)
-    if config.type == "snapshot":
+    if isinstance(config, SharedMemoryConfig):
+        return SharedMemoryStore(config.name, config.size_bytes, config.auto_remove)
+    if isinstance(config, SnapshotConfig):
         return SnapshotStore(config.path, config.overlay_capacity_rows, config.warm_up)
     return MemoryStore(
         config.capacity_rows,
@@ -106,10 +114,6 @@ def _volatile(config: VolatileDbConfig, *, is_backed: bool, may_be_late: bool) -
         overflow_resolution_target=config.overflow_resolution_target,
         is_backed=is_backed,
     )
-
-
-def _shared_memory(config: SharedMemoryConfig) -> SharedMemoryStore:
-    return SharedMemoryStore(config.name, config.size_bytes, config.auto_remove)
 
 
 def _rocksdb(config: PersistentDbConfig, path: Path) -> RocksDbStore:

@@ -1,13 +1,22 @@
 """Whether the tiers of a ``ps.json`` would open and take its models, as far as it shows without loading anything."""
 
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 
 from kernels.errors import HotrowError
-from serving.config import ModelConfig, ParameterServerConfig, VolatileDbConfig
+from serving.config import (
+    HashMapConfig,
+    ModelConfig,
+    ParameterServerConfig,
+    RedisConfig,
+    SharedMemoryConfig,
+    SnapshotConfig,
+)
 from serving.errors import ConfigError, MissingExtraError, StoreError, about
 from serving.parameter_server.first_rows import FirstRows
 from serving.parameter_server.loading import TableSource, check_room, table_source
 from serving.parameter_server.opening import naming, warnings_of
+from serving.storage import RedisStore
 from serving.storage.memory_budget import MemoryBudget, TableRows
 from serving.storage.rocksdb.engine import check_database
 from serving.storage.rocksdb.follower import verify_database
@@ -16,23 +25,23 @@ from serving.storage.snapshot.folder import SnapshotFolder
 from serving.storage.snapshot.store import is_served_as_it_is, require_snapshot
 
 
-def check_tiers(ps: ParameterServerConfig, faults: list[HotrowError], *, full: bool = False) -> list[str]:
-    """Find what ``ParameterServer`` would raise, in its words; takes no memory, makes no database, connects to nobody.
+def check_tiers(
+    ps: ParameterServerConfig, faults: list[HotrowError], *, full: bool = False, connect: bool = False
+) -> list[str]:
+    """Find what ``ParameterServer`` would raise, in its words, without taking memory or making a database.
 
     Args:
         ps: the tiers, and the models in the order in which they would be loaded.
+        connect: also connect to Redis.
         full: also read every row of the database, and every byte of snapshots that were made.
-        faults: is added to: a StoreFullError of each model for which memory alone, or memory that processes share,
-            has too little room, and of the latter a ConfigError that says how much it needs; a ModelFileError of each
-            with a table's file that is missing or damaged; of the database a MissingExtraError or a StoreError where
-            its folder cannot be made or, only to be read, has none; of snapshots a StoreError where their folder cannot
-            be made, none is given and a table needs it, or one that was made is damaged; a ConfigError where hot keys
-            cannot be read.
+        faults: every fault is added: a package that is not installed, a file that is missing or damaged, a folder that
+            cannot be made, a tier with too little room, a Redis that does not answer.
 
     Returns:
-        what it would warn of, in its words.
+        the lines that ``ParameterServer`` would log as warnings.
     """
     _check_places(ps, faults, full)
+    _check_redis(ps, faults, connect)
     return warnings_of(ps) + _check_room(ps, faults)
 
 
@@ -46,12 +55,26 @@ def _check_places(ps: ParameterServerConfig, faults: list[HotrowError], full: bo
                     verify_database(disk.path)
         except (MissingExtraError, StoreError) as err:
             faults.append(err)
-    elif tier.type == "snapshot":
+    elif isinstance(tier, SnapshotConfig):
         _check_snapshots(tier, ps.models, faults, full)
     try:
         check_hot_keys(ps)
     except ConfigError as err:
         faults.append(err)
+
+
+def _check_redis(ps: ParameterServerConfig, faults: list[HotrowError], connect: bool) -> None:
+    for tier in ps.volatile_tiers:
+        if not isinstance(tier, RedisConfig):
+            continue
+        missing = next((package for package in ("redis", "hiredis") if find_spec(package) is None), None)
+        if missing is not None:
+            faults.append(MissingExtraError(missing, "redis", "a volatile_db of type redis_cluster"))
+        elif connect:
+            try:
+                RedisStore(tier).close()
+            except StoreError as err:
+                faults.append(err)
 
 
 def check_hot_keys(ps: ParameterServerConfig) -> None:
@@ -60,12 +83,13 @@ def check_hot_keys(ps: ParameterServerConfig) -> None:
     Raises:
         ConfigError: their folder, or a file in it, cannot be read or is no list of keys.
     """
-    first_rows = FirstRows(hot_keys=ps.volatile_db.hot_keys)
+    tier = ps.volatile_db
+    first_rows = FirstRows(hot_keys=tier.hot_keys if isinstance(tier, HashMapConfig) else None)
     first_rows.check(config.full_name(table) for config in ps.models for table in config.tables)
 
 
 def _check_snapshots(
-    tier: VolatileDbConfig, models: Sequence[ModelConfig], faults: list[HotrowError], full: bool
+    tier: SnapshotConfig, models: Sequence[ModelConfig], faults: list[HotrowError], full: bool
 ) -> None:
     folder = SnapshotFolder(tier.path) if tier.path is not None else None
     if folder is not None:
@@ -87,9 +111,9 @@ def _check_snapshots(
 def _check_room(ps: ParameterServerConfig, faults: list[HotrowError]) -> list[str]:
     """Find the models for which memory has too little room; return what is to be told of tables that get none."""
     tier, is_alone = ps.volatile_db, len(ps.volatile_tiers) == 1 and ps.persistent_db.type == "disabled"
-    if tier.shared_memory is not None:
-        _check_shared_memory(ps.source, tier.shared_memory.size_bytes, _sources(ps.models, faults), faults)
-    if tier.type != "hash_map":
+    if isinstance(tier, SharedMemoryConfig):
+        _check_shared_memory(ps.source, tier.size_bytes, _sources(ps.models, faults), faults)
+    if not isinstance(tier, HashMapConfig):
         return []
     budget = MemoryBudget(
         tier.capacity_rows,

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from gpu_cache.capacity import Capacity
 from gpu_cache.layout import Kind, Layout
 from kernels.host import HostTable, OverflowPolicy, RowDtype
-from serving.config import ModelConfig, memory_needed
-from serving.config.capacity import open_table_file
+from serving.config import ModelConfig
 from serving.lookup.cache_plan import cache_layout
+from serving.parameter_server.table_files import memory_needed, open_table_file
 
 _FLOAT_BYTES = 4
 

@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 from gpu_cache.layout import Kind, Layout
 from kernels.host import KeyIndex, RowDtype
 from serving.config import ModelConfig, TableConfig
-from serving.config.capacity import open_table_file
 from serving.errors import TraceError
 from serving.lookup.cache_plan import cache_layout
+from serving.parameter_server.table_files import open_table_file
 from serving.planner.curve import HitCurve
 from serving.planner.memory import gpu_bytes, ram_bytes
 from serving.planner.policies import OVERFLOW_POLICIES, POLICIES, Places, sampled_lru_curves, standard_error

@@ -5,13 +5,13 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from serving.config.records import VolatileDbConfig
+from serving.config import HashMapConfig
 from serving.planner.budget import Share
 from serving.planner.memory import TableSize
 from serving.planner.plan import TablePlan
 from serving.planner.policies import OVERFLOW_POLICIES
 
-_LEAST_FULL_RATIO = VolatileDbConfig().overflow_resolution_target
+_LEAST_FULL_RATIO = HashMapConfig().overflow_resolution_target
 CSV_COLUMNS = ("table", "rows", "rows_ratio", "policy", "hit_rate", "standard_error", "ram_bytes", "gpu_bytes")
 
 

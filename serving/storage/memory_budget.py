@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
 from kernels.host import HostTable, OverflowPolicy, RowDtype
-from serving.config import MOST_ROWS, rows_with_headroom
+from serving.model.capacity import MOST_ROWS, rows_with_headroom
 from serving.storage.store import TableSpec
 
 TableRows = tuple[TableSpec, int]

@@ -1,4 +1,4 @@
-"""docs/importing.md, run as it stands there: what every recipe serves is what the PyTorch model answers."""
+"""Run docs/importing.md. Every recipe serves the answers of the PyTorch model."""
 
 import contextlib
 import re
@@ -18,7 +18,7 @@ from serving.cli.main import main
 from serving.opening import load_model
 
 PAGE = (Path(__file__).parents[2] / "docs" / "importing.md").read_text()
-USER_ID = 1_000_003  # the page's factor
+USER_ID = 1_000_003  # the factor on the page
 
 
 def blocks(language):
@@ -27,14 +27,14 @@ def blocks(language):
 
 
 def recipes():
-    """The commands by the name of the model that they write; the introduction's `ctr` shows the form alone."""
+    """The commands by the name of the model they write, except `ctr` of the introduction."""
     commands = [line for block in blocks("") for line in block.splitlines()]
     named = {line.rpartition("--name ")[2]: line for line in commands if line.startswith("hotrow import")}
     return {name: line for name, line in named.items() if name != "ctr"}
 
 
 class StandIn(nn.Module):
-    """TorchRec's DLRM as far as the page sees it: the same modules by the same names, in plain PyTorch."""
+    """The parts of TorchRec's DLRM that the page uses, in plain PyTorch with the same names."""
 
     class Interaction(nn.Module):
         def forward(self, dense, sparse):
@@ -59,7 +59,7 @@ class StandIn(nn.Module):
 
 @pytest.fixture(scope="module")
 def session(tmp_path_factory):
-    """The page's Python, run from top to bottom in one folder; what it defines, and the folder."""
+    """Run the page's Python in one folder. Give the names it defines, and the folder."""
     folder = tmp_path_factory.mktemp("importing")
     torch.manual_seed(0)
     names = {"dlrm": StandIn(), "__name__": "session"}
@@ -73,7 +73,7 @@ def session(tmp_path_factory):
 
 
 def write_dump(model, folder):
-    """What DynamicEmb writes for tables that two ranks share by their keys' remainders."""
+    """Write what DynamicEmb writes for tables that are sharded over two ranks by the key's remainder."""
     folder.mkdir(parents=True)
     for table in ("ads", "users"):
         vectors = getattr(model, table).weight.detach().numpy()
@@ -83,13 +83,13 @@ def write_dump(model, folder):
 
 
 def draw_bags(rng, rows, samples):
-    """One feature: keys and where each sample's begin; some samples have none."""
+    """Draw one feature: keys and the offset of each sample. Some samples have no key."""
     sizes = rng.integers(0, 4, samples)
     return torch.from_numpy(rng.integers(0, rows, sizes.sum())), torch.from_numpy(np.cumsum(sizes) - sizes)
 
 
 def check_answers(path, model, user_id):
-    """Ask the served model and the PyTorch model for the same 50 samples."""
+    """Compare the served model with the PyTorch model on 50 samples."""
     rng = np.random.default_rng(1)
     dense = rng.normal(size=(50, 13)).astype(np.float32)
     features = [draw_bags(rng, 1000, 50), draw_bags(rng, 1000, 50), draw_bags(rng, 500, 50)]
@@ -106,7 +106,7 @@ def check_answers(path, model, user_id):
     with load_model(path) as session:
         answer = session.predict(dense, keys, row_ptrs)
 
-    assert np.ptp(expected) > 0.01  # answers that differ among samples, or nothing is compared
+    assert np.ptp(expected) > 0.01  # equal answers for all samples would prove nothing
     np.testing.assert_allclose(answer, expected, atol=1e-5)
 
 
@@ -125,7 +125,7 @@ def test_every_recipe_serves_what_the_pytorch_model_answers(session, name):
 
 
 def before(name):
-    """The commands in the same block as a recipe's."""
+    """The commands in the same block as a recipe."""
     [block] = [block for block in blocks("") if recipes()[name] in block]
     return [line for line in block.splitlines() if line.startswith("python ")]
 

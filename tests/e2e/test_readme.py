@@ -26,7 +26,6 @@ OWN_TESTS = {
     "planning.md": "tests/serving/test_planner_cli.py",
 }
 SERVED = re.compile(r"(127\.0\.0\.1|localhost):8000")
-LOOKUP_ONLY = pytest.mark.xfail(reason="a ps.json without dense_file is refused", strict=True)
 
 
 def blocks(page):
@@ -116,13 +115,7 @@ def test_the_readme_can_be_followed(reader):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=LOOKUP_ONLY if name == "migrating-from-hps.md" else ())
-        for name in sorted(PAGES.keys() - OWN_TESTS)
-    ],
-)
+@pytest.mark.parametrize("name", sorted(PAGES.keys() - OWN_TESTS))
 def test_a_page_can_be_followed(name, reader):
     reader.follow(PAGES[name])
 

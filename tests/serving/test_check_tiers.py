@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from benchmarks.redis_servers import free_port
 from benchmarks.tiny_model import TinyModel
 from kernels.host import HostTable
 from serving.cli.main import main
@@ -168,6 +169,31 @@ def test_a_database_without_rocksdict_is_refused(repository, tmp_path, capsys, m
     assert main(["check", str(folder)]) == 1
 
     assert capsys.readouterr().err == f"hotrow check: {why_serving_refuses(folder)}\n"
+
+
+@pytest.mark.parametrize("package", ["redis", "hiredis"])
+def test_redis_without_its_packages_is_refused(repository, capsys, monkeypatch, package):
+    folder = repository(volatile_db={"type": "redis_cluster"})
+    monkeypatch.setitem(sys.modules, package, None)
+
+    assert main(["check", str(folder)]) == 1
+
+    expected = f"a volatile_db of type redis_cluster needs the package '{package}': pip install 'hotrow[redis]'"
+    assert capsys.readouterr().err == f"hotrow check: {expected}\n"
+
+
+def test_only_with_connect_a_redis_must_answer(repository, capsys):
+    pytest.importorskip("hiredis")
+    address = f"127.0.0.1:{free_port()}"
+    folder = repository(volatile_db={"type": "redis_cluster", "address": address, "timeout_ms": 300})
+
+    assert main(["check", str(folder)]) == 0
+    capsys.readouterr()
+    assert main(["check", "--connect", str(folder)]) == 1
+
+    error = capsys.readouterr().err
+    assert error == f"hotrow check: {why_serving_refuses(folder)}\n"
+    assert address in error
 
 
 def test_a_database_that_is_there_already_is_left_as_it_is(repository, tmp_path):

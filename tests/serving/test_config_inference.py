@@ -1,8 +1,10 @@
 import pytest
 
-from serving.config import GpuCacheConfig, GpuNetworkConfig, memory_needed, read_inference_config, rows_with_headroom
+from serving.config import GpuCacheConfig, GpuNetworkConfig, read_inference_config
 from serving.config.inference import InferenceClause
 from serving.errors import ConfigError, ModelFileError
+from serving.model.capacity import rows_with_headroom
+from serving.parameter_server.table_files import memory_needed
 
 
 def test_a_v3_inference_json_becomes_one_record_per_table(write_model):

@@ -3,8 +3,9 @@ import traceback
 
 import pytest
 
-from serving.config import GpuCacheConfig, GpuNetworkConfig, memory_needed, read_ps_config
+from serving.config import GpuCacheConfig, GpuNetworkConfig, read_ps_config
 from serving.errors import ConfigError
+from serving.parameter_server.table_files import memory_needed
 
 
 @pytest.fixture
@@ -224,7 +225,7 @@ def test_volatile_types_are_spelt_as_in_hps(ps, spelling, meaning):
     ],
 )
 def test_redis_evicts_rows_only_where_a_margin_is_set(ps, keys, overflow):
-    tier = ps(in_redis(**keys)).volatile_db.redis
+    tier = ps(in_redis(**keys)).volatile_db
 
     if overflow is None:
         assert tier.overflow is None
@@ -236,16 +237,15 @@ def test_redis_evicts_rows_only_where_a_margin_is_set(ps, keys, overflow):
 def test_redis_keeps_narrow_rows_where_it_is_told_to_and_its_tables_are_of_that_form(ps):
     wide, narrow = ps(in_redis()), ps(in_redis(row_dtype="int8"))
 
-    assert (wide.volatile_db.redis.row_dtype, narrow.volatile_db.redis.row_dtype) == (None, "int8")
+    assert (wide.volatile_db.row_dtype, narrow.volatile_db.row_dtype) == (None, "int8")
     assert [table.row_dtype for table in narrow.models[0].tables] == ["int8", "int8"]
 
 
 @pytest.mark.parametrize("spelling", ["redis_cluster", "redis"])
 def test_redis_is_spelt_as_in_hps_and_has_its_defaults(ps, spelling):
-    tier = ps(lambda document: document.update(volatile_db={"type": spelling})).volatile_db
+    redis = ps(lambda document: document.update(volatile_db={"type": spelling})).volatile_db
 
-    assert tier.type == "redis_cluster"
-    redis = tier.redis
+    assert redis.type == "redis_cluster"
     assert (redis.addresses, redis.user_name, redis.tls) == ((("127.0.0.1", 7000),), "default", None)
     assert redis.password.get_secret_value() == ""
     assert (redis.num_partitions, redis.num_node_connections, redis.max_batch_size) == (16, 5, 65536)
@@ -272,7 +272,7 @@ def test_everything_that_is_said_of_redis_is_read(ps, tmp_path):
 
     config = ps(lambda document: document.update(volatile_db=said))
 
-    redis = config.volatile_db.redis
+    redis = config.volatile_db
     assert redis.addresses == (("10.0.0.1", 7000), ("host-b.local", 7001), ("::1", 7002))
     assert (redis.user_name, redis.password.get_secret_value()) == ("hotrow", "open sesame")
     assert (redis.num_partitions, redis.num_node_connections, redis.max_batch_size) == (8, 3, 1000)
@@ -411,8 +411,8 @@ def test_what_shapes_hps_own_stores_changes_nothing(ps):
         )
 
     config = ps(change)
-    assert config.model_copy(update={"idle_lines": ()}) == plain
-    assert len(config.idle_lines) == 7  # they are told of, by reasons
+    assert config.model_copy(update={"keys_without_effect": ()}) == plain
+    assert len(config.keys_without_effect) == 7  # one line per reason
 
 
 @pytest.mark.parametrize(
@@ -612,14 +612,13 @@ def in_redis(**change):
             "timeout_ms: only a redis_cluster has it, .* is hash_map",
         ),
         (
-            lambda d: d.update(volatile_db={"type": "disabled", "row_dtype": "int8"}),
-            "volatile_db",
-            "row_dtype: only a hash_map or multi_process_hash_map or redis_cluster or snapshot has "
-            "it, the type is disabled",
+            lambda d: d.update(volatile_db={"type": "disabled", "row_dtypes": "int8"}),
+            "volatile_db.row_dtypes",
+            "unknown key; did you mean 'row_dtype'\\?",
         ),
         (in_tier("volatile_db", layout="hps"), "volatile_db", "layout: only a redis_cluster has it"),
-        (in_redis(layout="hash"), "volatile_db.layout", "'hps' or 'strings'"),
-        (in_redis(layout="strings", overflow_margin=9), "volatile_db", "overflow_margin: with layout 'strings'"),
+        (in_redis(layout="hash"), "volatile_db.layout", "expected hashes, got 'hash'$"),
+        (in_redis(layout="strings"), "volatile_db.layout", "'strings', which was removed: HPS's hashes are the only"),
         (in_redis(address="a"), "volatile_db.address", "expected <host>:<port>, got 'a'"),
         (in_redis(address="a:1;"), "volatile_db.address", "expected <host>:<port>, got ''"),
         (in_redis(address="a:65536"), "volatile_db.address", "got 'a:65536'"),
@@ -705,7 +704,6 @@ def in_redis(**change):
         (in_tier("volatile_db", capacity_rows=0), "volatile_db.capacity_rows", "greater than or equal to 1"),
         (in_tier("volatile_db", capacity=1), "volatile_db.capacity", "unknown key"),
         (lambda d: d["volatile_db"].pop("type"), "volatile_db.type", "required"),
-        (in_tier("persistent_db", update_filters=".+"), "persistent_db.update_filters", "expected a list, got"),
         (lambda d: d.update(models=[5]), "models[0]", "expected an object, got 5"),
         (in_tier("persistent_db", type="rocks-db"), "persistent_db.type", "expected one of"),
         (in_tier("persistent_db", num_threads=2000000000), "persistent_db.num_threads", "less than or equal to 1024"),
@@ -719,9 +717,9 @@ def in_redis(**change):
             "catch_up_interval_ms: only with read_only",
         ),
         (
-            lambda d: d.update(persistent_db={"type": "disabled", "row_dtype": "int8"}),
-            "persistent_db",
-            "row_dtype: only a rocks_db has it, the type is disabled",
+            lambda d: d.update(persistent_db={"type": "disabled", "row_type": "int8"}),
+            "persistent_db.row_type",
+            "unknown key; did you mean 'row_dtype'\\?",
         ),
     ],
 )

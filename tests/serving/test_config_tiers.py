@@ -26,8 +26,8 @@ def test_tiers_are_in_the_order_of_the_list(read):
     config = read([RAM | {"capacity_rows": 10}, REDIS | {"address": "10.0.0.1:7000"}], ROCKS)
 
     ram, redis = config.volatile_tiers
-    assert (ram.type, ram.capacity_rows, ram.redis) == ("hash_map", 10, None)
-    assert (redis.type, redis.redis.addresses) == ("redis_cluster", (("10.0.0.1", 7000),))
+    assert (ram.type, ram.capacity_rows) == ("hash_map", 10)
+    assert (redis.type, redis.addresses) == ("redis_cluster", (("10.0.0.1", 7000),))
     assert config.volatile_db == ram
 
 
@@ -57,7 +57,7 @@ def test_a_disabled_tier_is_none(read):
         ([{"type": "multi_process_hash_map"}, REDIS], None, "volatile_db[0].type", "which has every row"),
         ([{"type": "disabled"}], None, "", "both disabled"),
         ([{"type": "snapshot", "path": "s"}], ROCKS, "persistent_db.type", "would never be asked"),
-        ([RAM, REDIS | {"overflow_margin": 9}], None, "volatile_db[1].overflow_margin", "held by another tier"),
+        ([RAM, REDIS | {"overflow_margin": 9}], None, "volatile_db[1].overflow_margin", "another tier must hold"),
         ([RAM, REDIS | {"capacity_rows": 9}], ROCKS, "volatile_db[1]", "capacity_rows: only a hash_map has it"),
         ([RAM | {"capacity_row": 9}, REDIS], ROCKS, "volatile_db[0].capacity_row", "unknown key"),
         ([RAM, "redis"], ROCKS, "volatile_db[1]", "expected an object"),
@@ -109,9 +109,9 @@ def test_the_form_of_rows_is_that_of_the_fastest_tier(read):
     assert [table.row_dtype for table in model.tables] == ["bf16"]
 
 
-def test_a_key_without_effect_is_told_of_by_its_place_in_the_list(read):
+def test_a_key_without_effect_is_reported_with_its_place_in_the_list(read):
     config = read([RAM | {"address": "10.0.0.1:7000", "cache_missed_embeddings": True}, REDIS])
 
-    assert config.idle_lines == ("volatile_db[0].address: no effect: only a redis_cluster has it",)
-    (line,) = read([RAM, REDIS | {"cache_missed_embeddings": True}]).idle_lines
+    assert config.keys_without_effect == ("volatile_db[0].address: no effect: only a redis_cluster has it",)
+    (line,) = read([RAM, REDIS | {"cache_missed_embeddings": True}]).keys_without_effect
     assert line.startswith("volatile_db[1].cache_missed_embeddings: no effect: there is no slower tier")

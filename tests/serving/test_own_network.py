@@ -8,9 +8,10 @@ import pytest
 
 from serving import CreateEmbeddingCache, CreateParameterServer, InferenceSession, load_model
 from serving.cli.main import main
-from serving.config import memory_needed, read_inference_config, read_model_directory, read_ps_config
+from serving.config import read_inference_config, read_model_directory, read_ps_config
 from serving.errors import ConfigError, MissingExtraError, ModelFileError, RequestError
 from serving.model.manifest import write_manifest
+from serving.parameter_server.table_files import memory_needed
 from serving.repository import ModelRepository
 from tests.serving.ps_files import listed, write_ps
 

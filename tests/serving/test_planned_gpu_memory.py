@@ -8,7 +8,6 @@ import pytest
 
 from serving.cli.main import main
 from serving.config import read_model, read_ps_config
-from serving.config.capacity import open_table_file
 from serving.lookup import open_lookups
 from serving.lookup.cache_plan import (
     ERASED_AT_ONCE,
@@ -19,6 +18,7 @@ from serving.lookup.cache_plan import (
     plan_caches,
 )
 from serving.parameter_server import ParameterServer
+from serving.parameter_server.table_files import open_table_file
 from serving.planner import plan_tables, table_sizes
 from serving.storage import MemoryStore
 from tests.serving.test_gpu_serving import ps_json

@@ -54,7 +54,7 @@ SEEN = {
     ),
     ("models", "use_static_table"): (REFRESH, "test_a_static_cache_has_every_row_whatever_is_said_of_filling"),
     ("models", "embedding_cache_type"): (GPUS, "test_a_ps_json_says_what_caches_are_like"),
-    ("models", "thread_pool_size"): (
+    ("asynchronous", "thread_pool_size"): (
         "lookup/test_insertions.py",
         "test_two_tables_are_inserted_side_by_side_and_one_is_not",
     ),

@@ -1,4 +1,4 @@
-"""Every key that HPS's ``ps.json`` has had, one by one: read, checked, told to have no effect, or refused.
+"""Every key that HPS's ``ps.json`` ever had: read, checked, reported as without effect, or refused.
 
 Sources of the keys: HPS's configuration of HugeCTR v3.3 to v24.06, and the samples of its Triton backends.
 """
@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from serving.config import read_ps_config
-from serving.config.ps_clauses import ModelClause, PersistentDbClause, PsDocument, UpdateSourceClause
-from serving.config.volatile_db import VolatileDbClause
+from serving.config.ps import ModelClause, PsDocument, UpdateSourceClause
+from serving.config.tiers import HashMapConfig, PersistentDbConfig
 from serving.errors import ConfigError
 
 DOCUMENTATION = Path(__file__).parents[2] / "docs" / "configuration.md"
@@ -21,7 +21,7 @@ READ, SAME = "the configuration differs by it", "it agrees with what is so witho
 IDLE = "a line says that it has no effect"
 
 # (where, key, value, READ, SAME or IDLE, or how it is refused); "redis" is volatile_db where its type is redis_cluster,
-# "shared" where it is multi_process_hash_map.
+# "shared" where it is multi_process_hash_map; "asynchronous" is models where the cache mode is asynchronous.
 ROWS = [
     ("", "supportlonglong", False, READ),
     ("", "fuse_embedding_table", True, IDLE),
@@ -59,7 +59,7 @@ ROWS = [
     ("models", "embedding_vecsize_per_table", [4], SAME),
     ("models", "embedding_vecsize_per_table", [5], "5, but the graph has 4"),
     ("models", "default_value_for_each_table", [1.5], READ),
-    ("models", "default_value_for_each_table", [1.5, 2.5], "2 values, but the graph has 1 tables"),
+    ("models", "default_value_for_each_table", [1.5, 2.5], "2 values, but the model has 1 tables"),
     ("models", "maxnum_des_feature_per_sample", 26, SAME),
     ("models", "maxnum_des_feature_per_sample", 0, "0, but the graph has 2"),
     ("models", "refresh_delay", 1.5, READ),
@@ -73,7 +73,8 @@ ROWS = [
     ("models", "embedding_cache_type", "lru", "expected 'dynamic', 'static', 'uvm' or 'stochastic'|input should be"),
     ("models", "use_hctr_cache_implementation", False, IDLE),
     ("models", "use_context_stream", False, IDLE),
-    ("models", "thread_pool_size", 4, READ),  # and told of, as answers are exact by default
+    ("models", "thread_pool_size", 4, IDLE),  # as answers are exact by default
+    ("asynchronous", "thread_pool_size", 4, READ),
     ("models", "init_ec", False, READ),
     ("models", "enable_pagelock", True, IDLE),
     ("models", "enable_pagelock", False, SAME),
@@ -88,7 +89,7 @@ ROWS = [
     ("models", "use_algorithm_search", False, IDLE),
     ("models", "use_cuda_graph", False, READ),
     ("models", "non_trainable_params_file", "model/_dense_10.model.ntp.json", SAME),
-    ("models", "non_trainable_params_file", "elsewhere.json", "beside the dense file"),
+    ("models", "non_trainable_params_file", "elsewhere.json", "next to the dense file"),
     ("volatile_db", "type", "disabled", READ),
     ("volatile_db", "type", "map_of_hashes", "expected one of"),
     ("volatile_db", "address", "10.0.0.1:7000", IDLE),
@@ -173,8 +174,8 @@ OWN = {
 CLAUSES = {
     "": PsDocument,
     "models": ModelClause,
-    "volatile_db": VolatileDbClause,
-    "persistent_db": PersistentDbClause,
+    "volatile_db": HashMapConfig,
+    "persistent_db": PersistentDbConfig,
     "update_source": UpdateSourceClause,
 }
 
@@ -206,6 +207,9 @@ def read(write_model, tmp_path):
         }
         holders = {"": document, "models": document["models"][0]}
         holders |= dict.fromkeys(VOLATILE_TYPES, document["volatile_db"])
+        if where == "asynchronous":
+            holders[where] = holders["models"] | {"embedding_cache_mode": "asynchronous"}
+            document["models"] = [holders[where]]
         if key is not None:
             holders.get(where, document.get(where))[key] = value
             if key.startswith("tls_"):
@@ -221,18 +225,19 @@ def read(write_model, tmp_path):
 @pytest.mark.parametrize(
     ("where", "key", "value", "outcome"), [pytest.param(*row, id=f"{row[0]}.{row[1]}={row[2]}") for row in ROWS]
 )
-def test_a_key_of_hps_is_read_or_told_to_have_no_effect_or_refused(read, where, key, value, outcome):
+def test_a_key_of_hps_is_read_or_reported_as_without_effect_or_refused(read, where, key, value, outcome):
     plain = read(where)
 
     if outcome == READ:
-        assert read(where, key, value).model_copy(update={"idle_lines": ()}) != plain
+        assert read(where, key, value).model_copy(update={"keys_without_effect": ()}) != plain
     elif outcome == SAME:
         assert read(where, key, value) == plain
     elif outcome == IDLE:
         config = read(where, key, value)
         path = {"": key, "models": f"models[0].{key}", "redis": f"volatile_db.{key}"}.get(where, f"{where}.{key}")
-        assert config.model_copy(update={"idle_lines": ()}) == plain
-        assert path in [told for line in config.idle_lines for told in line.partition(": no effect: ")[0].split(", ")]
+        assert config.model_copy(update={"keys_without_effect": ()}) == plain
+        paths = [line.partition(": no effect: ")[0].split(", ") for line in config.keys_without_effect]
+        assert any(path in of_reason for of_reason in paths)
     else:
         with pytest.raises(ConfigError, match=rf"{where.rstrip('s')}.*{key}|{key}.*") as caught:
             read(where, key, value)
@@ -264,14 +269,15 @@ def test_a_string_that_holds_no_whole_number_is_no_number_of_threads(read, value
 def test_no_key_is_read_that_is_not_listed_here(where):
     listed = {key for holder, key, _, _ in ROWS if holder == where}
 
-    assert set(CLAUSES[where].model_fields) == listed | OWN[where]
+    assert CLAUSES[where].known_keys() == listed | OWN[where]
     assert not listed & OWN[where]
 
 
 @pytest.mark.parametrize("where", CLAUSES)
 def test_no_key_may_be_null(read, where):
     """HPS has no null; its parser fails at one."""
-    for key in CLAUSES[where].model_fields:
+    clause = CLAUSES[where]
+    for key in clause.fields_by_key().keys() | clause.ignored_keys("hash_map"):
         with pytest.raises(ConfigError, match=rf"{key}: expected a value, got null"):
             read(where, key, None)
 
@@ -280,5 +286,5 @@ def test_no_key_may_be_null(read, where):
 def test_every_key_is_documented(where):
     documentation = DOCUMENTATION.read_text()
 
-    for key in CLAUSES[where].model_fields:
+    for key in CLAUSES[where].known_keys():
         assert any(f"`{lead}{key}`" in documentation for lead in ("", ".", f"{where}.")), key

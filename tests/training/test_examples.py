@@ -13,6 +13,7 @@ from training.criteo_reader import read_criteo
 from training.document import open_document
 from training.generator import generate_for
 from training.npz_reader import read_npz
+from training.synthetic import generate
 
 ROOT = Path(__file__).parents[2]
 
@@ -29,6 +30,14 @@ def test_the_example_trains_and_predicts(tmp_path, monkeypatch, capsys):
     best, reached = (float(value) for value in re.findall(r"AUC ([\d.]+)", output))
     assert 0.65 < reached < best
     assert len(re.findall(r"click probability 0\.\d+", output)) == 2
+    assert output.endswith("defaulted_keys 0 of 52\n")
+
+
+def test_the_example_request_asks_for_keys_that_training_sees():
+    [samples] = json.loads((ROOT / "examples" / "request.json").read_text()).values()
+    trained = generate(20_000, seed=0).samples.bags.keys
+
+    assert np.isin([key for sample in samples for slot in sample["keys"] for key in slot], trained).all()
 
 
 def test_the_example_that_is_asked_for_help_writes_nothing(tmp_path, monkeypatch, capsys):

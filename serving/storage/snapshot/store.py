@@ -5,8 +5,8 @@ import threading
 from pathlib import Path
 
 from kernels.system_memory import available_memory_bytes
-from serving.config.capacity import MOST_ROWS, rows_with_headroom
 from serving.errors import StoreError
+from serving.model.capacity import MOST_ROWS, rows_with_headroom
 from serving.model.snapshot_model import SnapshotModel
 from serving.model.sparse_model import SparseModel
 from serving.storage.snapshot.folder import SnapshotFolder

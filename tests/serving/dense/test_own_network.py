@@ -135,7 +135,7 @@ def test_what_a_file_leaves_open_is_taken_as_right(open_onnx_file, shape):
 def test_one_probability_per_sample_needs_no_second_dimension(open_onnx_file):
     nodes = [node("ReduceMean", "dense axes", "mean", keepdims=0), node("Sigmoid", "mean", "clicks")]
 
-    network, _ = open_onnx_file(nodes, INPUTS, [value("clicks", ["B"])], [constant("axes", [1])], label_dim=1)
+    network, _ = open_onnx_file(nodes, [INPUTS[1]], [value("clicks", ["B"])], [constant("axes", [1])], label_dim=1)
 
     dense, embeddings = draw(4)
     probabilities = network(dense, embeddings)
@@ -160,6 +160,30 @@ def test_a_table_that_the_network_does_not_read_is_told(open_onnx_file, caplog):
         open_onnx_file([*LOGISTIC[:2], LOGISTIC[3], node("Sum", "a c", "logits"), LOGISTIC[-1]], INPUTS[1:])
 
     assert "net.onnx: no input reads the table 'item_table', which is looked up in vain" in caplog.text
+
+
+def test_an_input_that_is_the_output_itself_is_read(open_onnx_file):
+    network, _ = open_onnx_file([], [value("dense", ["B", 2])], [value("dense", ["B", 2])], [], dense_dim=2)
+
+    dense, embeddings = draw(4)
+    np.testing.assert_array_equal(network(dense[:, :2], embeddings), dense[:, :2])
+
+
+def test_an_input_that_only_the_arms_of_an_if_read_is_read(open_onnx_file):
+    arms = [
+        onnx.helper.make_graph([node(kind, "user_logits", name)], name, [], [value(name, ["B", 2])])
+        for kind, name in (("Identity", "same"), ("Neg", "negative"))
+    ]
+    nodes = [
+        *[node("Reshape", "user user_shape", "flat"), node("MatMul", "flat w_user", "user_logits")],
+        node("If", "always", "logits", then_branch=arms[0], else_branch=arms[1]),
+        LOGISTIC[-1],
+    ]
+    constants = [*CONSTANTS[:2], constant("always", np.array(True))]
+
+    network, _ = open_onnx_file(nodes, [INPUTS[2]], constants=constants)
+
+    assert network.inputs == ("user",)
 
 
 def test_answers_that_are_no_probabilities_are_told(open_onnx_file, caplog):
@@ -233,6 +257,16 @@ def replaced(values, name, *instead):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        pytest.param(
+            {"nodes": WITHOUT_USER},
+            "no node reads these inputs, so they have no effect on the answer: 'user'; remove them, or export",
+            id="a table that no node reads",
+        ),
+        pytest.param(
+            {"nodes": WITHOUT_DENSE},
+            "no node reads these inputs, so they have no effect on the answer: 'dense'; remove them, or export",
+            id="dense features that no node reads",
+        ),
         pytest.param(
             {"inputs": [*INPUTS, value("age", ["B", 1])]},
             "input 'age': expected the name of the dense top or of an embedding's top (dense, user, item)",
@@ -347,9 +381,8 @@ def test_values_that_the_network_cannot_work_on_are_the_requests_fault(open_onnx
         node("Gather", "rates index", "clicks", axis=0),
     ]
     rates = np.linspace(0, 1, 10, dtype=np.float32).reshape(10, 1)
-    network, _ = open_onnx_file(
-        nodes, INPUTS, [value("clicks", None)], [constant("zero", np.array(0)), constant("rates", rates)], label_dim=1
-    )
+    constants = [constant("zero", np.array(0)), constant("rates", rates)]
+    network, _ = open_onnx_file(nodes, [INPUTS[1]], [value("clicks", None)], constants, label_dim=1)
     dense, embeddings = draw(2)
     dense[:, 0] = [3, 9]
 

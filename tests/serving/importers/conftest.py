@@ -1,4 +1,4 @@
-"""A small dense network in an ONNX file, built node by node, and tables to feed it."""
+"""A small dense network in an ONNX file, and tables to feed it."""
 
 import numpy as np
 import onnx
@@ -7,10 +7,10 @@ from onnx import TensorProto, helper, numpy_helper
 
 
 class Sketch:
-    """A logistic regression over its inputs, side by side.
+    """A logistic regression over its concatenated inputs.
 
     Attributes:
-        inputs: sizes behind B by name.
+        inputs: sizes after B by name.
         weight: float32[sum of all sizes, L].
     """
 
@@ -20,7 +20,7 @@ class Sketch:
         self.weight = np.random.default_rng(5).normal(size=(width, labels)).astype(np.float32)
 
     def probabilities(self, *tensors):
-        """The oracle, in float64: what the network answers to tensors in the order of its inputs."""
+        """The oracle: the network's answers in float64 to tensors in the order of its inputs."""
         flat = np.concatenate([np.asarray(one, np.float64).reshape(len(one), -1) for one in tensors], axis=1)
         return 1 / (1 + np.exp(-flat @ self.weight.astype(np.float64)))
 
@@ -49,7 +49,7 @@ class Sketch:
 
 @pytest.fixture
 def sketch():
-    """Three inputs: 3 dense features, 2 slots of dim 4, and a flat one of 4, be it 1 slot of dim 4 or 2 of dim 2."""
+    """Three inputs: 3 dense features, 2 slots of dim 4, and a flat input of 4 (1 slot of dim 4 or 2 of dim 2)."""
     return Sketch({"dense": (3,), "ads": (2, 4), "users": (4,)})
 
 
@@ -69,7 +69,7 @@ def matrix(rows, dim, seed=0):
 
 @pytest.fixture
 def tables(tmp_path):
-    """Two matrices in .npy files, by name of their table."""
+    """Two matrices in .npy files, by table name."""
     paths = {"ads": tmp_path / "ads.npy", "users": tmp_path / "users.npy"}
     np.save(paths["ads"], matrix(30, 4, 1))
     np.save(paths["users"], matrix(20, 4, 2))

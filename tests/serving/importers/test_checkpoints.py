@@ -101,7 +101,7 @@ def test_weights_of_layers_are_not_taken_for_tables(tmp_path, save, name):
     assert open_checkpoint(tmp_path / name).tables() == ["ads.weight"]
 
 
-def test_of_several_the_one_in_a_torchrec_collection_is_the_table(tmp_path):
+def test_a_table_in_a_torchrec_collection_is_preferred(tmp_path):
     save_torch(
         {"ebc.embedding_bags.ads.weight": torch.ones(2, 3), "over.ads.weight": torch.ones(9, 9)}, tmp_path / "m.pt"
     )
@@ -116,7 +116,7 @@ def test_tensors_in_inner_dictionaries_have_dotted_names(tmp_path):
     assert open_checkpoint(tmp_path / "m.pt").names() == ["model.ads.weight", "optimizer.state.0"]
 
 
-def test_a_dictionary_that_is_in_several_places_or_inside_itself_is_looked_through_once(tmp_path):
+def test_a_dictionary_inside_itself_is_read_once(tmp_path):
     tensors = {"inner": {"ads": torch.ones(2, 3)}}
     tensors["inner"]["outer"] = tensors
     for _ in range(40):
@@ -135,21 +135,23 @@ def test_rows_of_a_view_are_read_in_its_order(tmp_path):
 
 class TestRefused:
     @pytest.mark.parametrize(("save", "name"), SAVERS)
-    def test_a_name_that_is_not_there_with_what_comes_nearest(self, tmp_path, save, name):
+    def test_an_unknown_name_with_the_nearest_names(self, tmp_path, save, name):
         save({"bags.adds.weight": torch.ones(2, 3), "bags.users.weight": torch.ones(2, 3)}, tmp_path / name)
 
         with pytest.raises(ModelFileError, match=r"no table 'ads'; nearest are 'bags\.adds\.weight'"):
             open_table("ads", tmp_path / name)
         with pytest.raises(ModelFileError, match=r"no table 'bags\.user\.weight'; nearest are 'bags\.users\.weight'"):
             open_table("ads", f"{tmp_path / name}#bags.user.weight")
-        with pytest.raises(ModelFileError, match=r"no table 'xyz'; there is 'bags\.adds\.weight', 'bags\.users"):
+        with pytest.raises(ModelFileError, match=r"no table 'xyz'; found 'bags\.adds\.weight', 'bags\.users"):
             open_table("xyz", tmp_path / name)
 
     @pytest.mark.parametrize(("save", "name"), SAVERS)
-    def test_two_that_may_be_meant(self, tmp_path, save, name):
+    def test_a_name_that_matches_two_tensors(self, tmp_path, save, name):
         save({"a.ads.weight": torch.ones(2, 3), "b.ads.weight": torch.zeros(2, 3)}, tmp_path / name)
 
-        with pytest.raises(ModelFileError, match=r"which one is the table 'ads': 'a\.ads\.weight', 'b\.ads\.weight'\?"):
+        with pytest.raises(
+            ModelFileError, match=r"several may be the table 'ads': 'a\.ads\.weight', 'b\.ads\.weight'; name"
+        ):
             open_table("ads", tmp_path / name)
 
     @pytest.mark.parametrize(("save", "name"), SAVERS)
@@ -165,7 +167,7 @@ class TestRefused:
         ],
         ids=lambda value: value if isinstance(value, str) else f"{value.dtype}{list(value.shape)}",
     )
-    def test_what_is_no_matrix_of_floats(self, tmp_path, save, name, tensor, expected):
+    def test_a_tensor_that_is_not_a_matrix_of_floats(self, tmp_path, save, name, tensor, expected):
         save({"ads": tensor}, tmp_path / name)
 
         with pytest.raises(ModelFileError, match=f"{name}#ads: expected float32, float16 or bfloat16.*{expected}"):
@@ -202,15 +204,15 @@ class TestRefused:
         ):
             open_table("ads", tmp_path / "model.pt")
 
-    def test_a_tensor_that_shows_few_values_as_many(self, tmp_path):
-        """As a small file could ask for more rows than any disk has."""
+    def test_a_tensor_expanded_from_fewer_values(self, tmp_path):
+        """A small file could otherwise ask for more rows than any disk has."""
         torch.save({"ads": torch.ones(1, 3).expand(10**12, 3)}, tmp_path / "model.pt")
 
-        with pytest.raises(ModelFileError, match=r"model\.pt#ads: expected a value of its own for each place"):
+        with pytest.raises(ModelFileError, match=r"model\.pt#ads: expected a tensor that stores every value"):
             open_table("ads", tmp_path / "model.pt")
 
     def test_a_shard_of_a_tensor(self, tmp_path):
-        """Which a process reads only where something has imported its class."""
+        """A process can read it only if its class was imported before."""
         import torch.distributed.tensor as distributed
 
         torch.distributed.init_process_group(
@@ -239,7 +241,7 @@ class TestRefused:
         for size in (len(content) // 2, len(content) - 1):
             (tmp_path / "model.pt").write_bytes(content[:size])
 
-            with pytest.raises(ModelFileError, match=r"model\.pt: cut short, damaged, or no PyTorch file"):
+            with pytest.raises(ModelFileError, match=r"model\.pt: cut short, damaged, or not a PyTorch file"):
                 open_checkpoint(tmp_path / "model.pt")
 
     def test_a_pytorch_file_where_pytorch_is_not_installed(self, tmp_path, monkeypatch):
@@ -264,7 +266,7 @@ def header(**entry):
 
 
 class TestSafetensorsRefused:
-    """Files that the library itself would not write."""
+    """Files that the library itself does not write."""
 
     @pytest.mark.parametrize(
         ("document", "data", "expected"),
@@ -299,7 +301,7 @@ class TestSafetensorsRefused:
         with pytest.raises(ModelFileError, match=r"m\.safetensors: not a safetensors file"):
             open_checkpoint(tmp_path / "m.safetensors")
 
-    def test_a_header_that_is_no_text(self, tmp_path):
+    def test_a_header_that_is_not_text(self, tmp_path):
         (tmp_path / "m.safetensors").write_bytes(struct.pack("<Q", 2) + b"\xff\xfe")
 
         with pytest.raises(ModelFileError, match="the header is not UTF-8"):

@@ -10,7 +10,7 @@ from serving.cli.main import main
 
 @pytest.fixture
 def run(network, tables, tmp_path):
-    """Run `hotrow import` with what every import needs, and more."""
+    """Run `hotrow import` with the required options and `more`."""
 
     def run(*more, combiner="sum"):
         given = [f"--table={name}={path}" for name, path in tables.items()]
@@ -54,11 +54,11 @@ def test_logits_are_made_probabilities(run, sketch, network, capsys):
     sketch.write(network, sigmoid=False)
 
     assert run("--dry-run") == 1
-    assert "are no probabilities; if they are logits, say so by --logits" in capsys.readouterr().err
+    assert "are not probabilities; if they are logits, use --logits" in capsys.readouterr().err
     assert run("--logits") == 0
 
 
-def test_what_the_checkpoint_has_need_not_be_named(network, tmp_path, capsys):
+def test_tables_are_found_in_the_checkpoint_by_name(network, tmp_path, capsys):
     for name, rows in (("ads", 30), ("users", 20)):
         (tmp_path / "tables" / name).mkdir(parents=True)
         np.arange(rows).tofile(tmp_path / "tables" / name / "key")
@@ -72,7 +72,7 @@ def test_what_the_checkpoint_has_need_not_be_named(network, tmp_path, capsys):
 
 @pytest.mark.parametrize("more", [[], ["--dry-run"]], ids=["import", "dry run"])
 class TestWhereNoVersionCanBe:
-    """Which is said before a network or a table is read: here they are missing."""
+    """The error comes before a network or a table is read: here they are missing."""
 
     @pytest.fixture
     def refusal(self, run, network, tables, capsys):
@@ -106,14 +106,14 @@ class TestWhereNoVersionCanBe:
 
         assert refusal(*more) == f"hotrow import: {tmp_path / 'models' / 'ctr'}: expected a folder, found a file\n"
 
-    def test_tiers_that_are_no_json_are_refused(self, refusal, tmp_path, more):
+    def test_tiers_that_are_not_json_are_refused(self, refusal, tmp_path, more):
         (tmp_path / "models").mkdir()
         (tmp_path / "models" / "ps.json").write_text("{")
 
         assert "ps.json: " in refusal(*more)
 
     def test_a_folder_that_cannot_be_written_is_refused(self, refusal, tmp_path, monkeypatch, more):
-        monkeypatch.setattr("os.access", lambda path, mode: False)  # whoever runs the tests
+        monkeypatch.setattr("os.access", lambda path, mode: False)  # also if root runs the tests
 
         assert refusal(*more) == f"hotrow import: {tmp_path}: cannot be written\n"
 
@@ -146,7 +146,7 @@ def test_an_error_is_one_line_and_the_exit_code_1(run, capsys, more, expected):
     assert expected in line
 
 
-def test_a_combiner_of_one_table_alone_is_not_enough(run, capsys):
+def test_a_combiner_for_one_table_only_is_refused(run, capsys):
     assert run(combiner="ads=sum") == 1
 
     assert "expected sum, mean or sqrtn for all tables too" in capsys.readouterr().err
@@ -164,11 +164,11 @@ def test_a_version_that_exists_is_left_alone(run, capsys):
     [
         ("", "--network"),
         ("--network n --repository r --name x", "--combiner"),
-        ("--table ads", "expected NAME=SOURCE, but 'ads' came"),
-        ("--table =ads.npy", "expected NAME=SOURCE, but '=ads.npy' came"),
-        ("--table ads=", "expected NAME=SOURCE, but 'ads=' came"),
-        ("--combiner max", "expected sum, mean, sqrtn or NAME=one of them, but 'max' came"),
-        ("--combiner ads=max", "but 'ads=max' came"),
+        ("--table ads", "expected NAME=SOURCE, got 'ads'"),
+        ("--table =ads.npy", "expected NAME=SOURCE, got '=ads.npy'"),
+        ("--table ads=", "expected NAME=SOURCE, got 'ads='"),
+        ("--combiner max", "expected sum, mean, sqrtn or NAME=sum and so on, got 'max'"),
+        ("--combiner ads=max", "got 'ads=max'"),
         ("--version 0", "expected a whole number from 1"),
         ("--max-batchsize 0", "expected a whole number from 1"),
     ],
@@ -188,7 +188,7 @@ def test_a_wrong_command_line_exits_with_2_and_says_what_was_expected(capsys, ar
         ('{"type": "hash_map", "capacity_row": 40}', "ps.json: volatile_db.capacity_row"),
     ],
 )
-def test_tiers_that_keep_the_repository_from_being_served_are_told(run, tmp_path, capsys, tier, expected):
+def test_tiers_that_prevent_serving_are_reported(run, tmp_path, capsys, tier, expected):
     (tmp_path / "models").mkdir()
     (tmp_path / "models" / "ps.json").write_text(f'{{"supportlonglong": true, "volatile_db": {tier}}}')
 

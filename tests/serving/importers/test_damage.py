@@ -1,4 +1,4 @@
-"""Bytes gone wrong in every kind of file: it is read, as the damage may be in a number, or refused with its name."""
+"""Damaged bytes in every kind of file: the file is read, if only a number changed, or refused by its name."""
 
 import shutil
 
@@ -35,7 +35,7 @@ def damaged(content, times):
 
 
 def refusals(path, content, times, use):
-    """How many of the damaged files are refused; all of these name the file."""
+    """Return how many damaged files are refused. Every error names the file."""
     count = 0
     for copy in damaged(content, times):
         path.unlink(missing_ok=True)  # a file that is mapped must not be cut

@@ -1,4 +1,4 @@
-"""Dumps as ``DynamicEmbDump`` lays them out: a folder per collection, a pair of files per table and rank."""
+"""Dumps as ``DynamicEmbDump`` writes them: a folder per collection, a pair of files per table and rank."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ COLLECTION = "model.sparse_arch._embedding_bag_collection"
 
 
 def write_rank(folder, table, rank, world_size, keys, dim=3):
-    """One rank's part; every float of a key's vector is the key's half."""
+    """Write one rank's part. Every float of a key's vector is half the key."""
     folder.mkdir(parents=True, exist_ok=True)
     keys = np.array(keys, "<i8")
     keys.tofile(folder / f"{table}_emb_keys.rank_{rank}.world_size_{world_size}")
@@ -37,7 +37,7 @@ def everything(rows, batch_rows):
 )
 def test_the_rows_of_all_ranks_are_one_table(tmp_path_factory, ranks, batch_rows, dim):
     dump = tmp_path_factory.mktemp("dump")
-    for rank, count in enumerate(ranks):  # keys of a rank are those with this remainder, as in row-wise sharding
+    for rank, count in enumerate(ranks):  # row-wise sharding: a rank has the keys with its remainder
         write_rank(dump / COLLECTION, "ads", rank, len(ranks), [rank + len(ranks) * i for i in range(count)], dim)
 
     rows = open_table("ads", dump)
@@ -76,7 +76,7 @@ class TestRefused:
         ):
             open_table("ads", tmp_path)
 
-    def test_a_world_size_of_any_number_in_a_name(self, tmp_path):
+    def test_a_huge_world_size_in_a_name(self, tmp_path):
         write_rank(tmp_path, "ads", 0, 10**15, [1])
 
         with pytest.raises(ModelFileError, match="000 ranks: the files of rank 1, 2, 3, 4, 5 are missing"):

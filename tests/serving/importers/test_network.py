@@ -4,6 +4,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+import torch
 from onnx import TensorProto
 
 from serving.errors import MissingExtraError, ModelFileError
@@ -32,7 +33,7 @@ def test_inputs_and_labels_are_read(network, sketch_of, tmp_path):
     assert read_network(flat).label_dim == 1
 
 
-def test_weights_in_a_file_beside_are_taken_in(sketch, tmp_path):
+def test_weights_in_a_separate_file_are_included(sketch, tmp_path):
     path = tmp_path / "dense.onnx"
     onnx.save(sketch.model(), path, save_as_external_data=True, location="dense.onnx.data", size_threshold=0)
     assert (tmp_path / "dense.onnx.data").stat().st_size > 0
@@ -42,7 +43,7 @@ def test_weights_in_a_file_beside_are_taken_in(sketch, tmp_path):
     np.testing.assert_allclose(answer, sketch.probabilities(*TENSORS), atol=1e-6)
 
 
-def test_weights_that_are_listed_as_inputs_are_none(sketch, tmp_path):
+def test_weights_listed_as_inputs_are_not_inputs(sketch, tmp_path):
     model = sketch.model()
     weight = onnx.helper.make_tensor_value_info("weight", TensorProto.FLOAT, sketch.weight.shape)
     model.graph.input.append(weight)
@@ -52,7 +53,7 @@ def test_weights_that_are_listed_as_inputs_are_none(sketch, tmp_path):
 
 
 @pytest.mark.parametrize("taken", ["all", "probabilities"])
-def test_logits_get_a_sigmoid_of_a_name_that_is_free(sketch, tmp_path, taken):
+def test_logits_get_a_sigmoid_with_an_unused_name(sketch, tmp_path, taken):
     model = sketch.model(sigmoid=False)
     for node in model.graph.node:
         for names in (node.input, node.output):
@@ -66,7 +67,7 @@ def test_logits_get_a_sigmoid_of_a_name_that_is_free(sketch, tmp_path, taken):
 
 @pytest.mark.parametrize("kind", ["Sigmoid", "HardSigmoid", "Softmax"])
 @pytest.mark.parametrize("behind", [(), ("Identity",), ("Identity", "Flatten")], ids=len)
-def test_logits_that_are_probabilities_already_are_refused(sketch, tmp_path, kind, behind):
+def test_logits_that_are_already_probabilities_are_refused(sketch, tmp_path, kind, behind):
     model = sketch.model()
     model.graph.node[-1].op_type = kind
     for number, op_type in enumerate(behind):
@@ -75,21 +76,63 @@ def test_logits_that_are_probabilities_already_are_refused(sketch, tmp_path, kin
         model.graph.output[0].name = f"same{number}"
     onnx.save(model, tmp_path / "dense.onnx")
 
-    with pytest.raises(ModelFileError, match=rf"dense\.onnx: output '\w+' ends in a {kind}, .* leave --logits .* out"):
+    with pytest.raises(ModelFileError, match=rf"dense\.onnx: output '\w+' ends in a {kind}, .* remove --logits"):
         read_network(tmp_path / "dense.onnx", logits=True)
     assert read_network(tmp_path / "dense.onnx").label_dim == 1
 
 
-def test_an_input_that_nobody_reads_keeps_its_name_beside_the_sigmoid(sketch, tmp_path):
-    model = sketch.model(sigmoid=False)
-    model.graph.input.append(onnx.helper.make_tensor_value_info("probabilities", TensorProto.FLOAT, ["B", 2]))
-    onnx.save(model, tmp_path / "logits.onnx")
+def test_an_input_keeps_its_name_next_to_the_sigmoid(sketch_of, tmp_path):
+    sketch = sketch_of({"probabilities": (2,)})
+    path = sketch.write(tmp_path / "logits.onnx", sigmoid=False)
 
-    network = read_network(tmp_path / "logits.onnx", logits=True)
+    network = read_network(path, logits=True)
 
-    assert network.inputs[-1] == NetworkInput("probabilities", (2,))
-    answer = run(network.content(), *TENSORS, np.zeros((2, 2), np.float32))
-    np.testing.assert_allclose(answer, sketch.probabilities(*TENSORS), atol=1e-6)
+    assert network.inputs == (NetworkInput("probabilities", (2,)),)
+    np.testing.assert_allclose(
+        run(network.content(), TENSORS[0][:, :2]), sketch.probabilities(TENSORS[0][:, :2]), atol=1e-6
+    )
+
+
+@pytest.mark.parametrize("logits", [False, True])
+def test_inputs_that_no_node_reads_are_refused_by_name(sketch, tmp_path, logits):
+    model = sketch.model(sigmoid=not logits)
+    for name in ("clicks", "views"):
+        model.graph.input.append(onnx.helper.make_tensor_value_info(name, TensorProto.FLOAT, ["B", 2]))
+    onnx.save(model, tmp_path / "dense.onnx")
+
+    with pytest.raises(ModelFileError, match=r"no node reads these inputs, .*: 'clicks', 'views'; remove them, or"):
+        read_network(tmp_path / "dense.onnx", logits)
+
+
+def test_an_input_that_is_the_output_itself_is_read(tmp_path):
+    entry = onnx.helper.make_tensor_value_info("click_rate", TensorProto.FLOAT, ["B", 1])
+    onnx.save(onnx.helper.make_model(onnx.helper.make_graph([], "same", [entry], [entry])), tmp_path / "same.onnx")
+
+    assert read_network(tmp_path / "same.onnx").inputs == (NetworkInput("click_rate", (1,)),)
+
+
+@pytest.mark.filterwarnings("ignore")  # the exporter warns of its own libraries
+@pytest.mark.parametrize(
+    ("examples", "unread"),
+    [
+        ([torch.zeros(2, 16)] * 4, r": '\w+', '\w+', '\w+'; remove .* as in \[torch\.zeros\(2, 16\)\] \* 4"),
+        ([torch.zeros(2, 16) for _ in range(4)], None),
+    ],
+    ids=["one tensor for all", "a tensor for each"],
+)
+def test_an_export_that_merged_its_inputs_is_refused(tmp_path, examples, unread):
+    class Sum(torch.nn.Module):
+        def forward(self, ads, users, pages, hours):
+            return torch.sigmoid((ads + 2 * users + 3 * pages + 4 * hours).sum(1, keepdim=True))
+
+    path, names = tmp_path / "sum.onnx", ["ads", "users", "pages", "hours"]
+    torch.onnx.export(Sum(), tuple(examples), path, input_names=names, dynamic_shapes=({0: "B"},) * 4, verbose=False)
+
+    if unread is None:
+        assert [entry.name for entry in read_network(path).inputs] == names
+        return
+    with pytest.raises(ModelFileError, match=f"no node reads these inputs, so they have no effect.*{unread}"):
+        read_network(path)
 
 
 @pytest.mark.parametrize(
@@ -100,7 +143,7 @@ def test_an_input_that_nobody_reads_keeps_its_name_beside_the_sigmoid(sketch, tm
         ({"samples": 1}, r"input 'dense' is float \[1, 3\], expected a free number of samples"),
         (
             {"outputs": ["answer", "logits"]},
-            r"expected one output, the probabilities, found 2: 'answer', 'logits'; concatenate them to one, \[B, L\]",
+            r"expected one output, the probabilities, found 2: 'answer', 'logits'; concatenate them into one, \[B, L\]",
         ),
         ({"output_shape": ["B", "L"]}, r"output 'answer' is float \[B, L\], expected a free number .* fixed sizes"),
         ({"output_shape": ["B", 1, 1]}, r"output 'answer' is float \[B, 1, 1\], expected float \[B, L\]"),
@@ -129,21 +172,21 @@ def test_an_input_of_another_shape_is_refused(sketch, tmp_path, sizes, expected)
 
 
 @pytest.mark.parametrize("content", [b"", b"not protobuf", b"\x08\x08"])
-def test_a_file_that_is_no_network_is_refused(tmp_path, content):
+def test_a_file_that_is_not_a_network_is_refused(tmp_path, content):
     (tmp_path / "dense.onnx").write_bytes(content)
 
     with pytest.raises(ModelFileError, match=r"dense\.onnx: "):
         read_network(tmp_path / "dense.onnx")
 
 
-def test_a_name_that_is_no_text_is_refused(network):
+def test_a_name_that_is_not_text_is_refused(network):
     network.write_bytes(network.read_bytes().replace(b"dense", b"\xffense"))
 
     with pytest.raises(ModelFileError, match=r"input b'\\xffense': expected a name in UTF-8"):
         read_network(network)
 
 
-def test_numbers_of_a_type_that_onnx_does_not_know_are_refused(sketch, tmp_path):
+def test_an_unknown_number_type_is_refused(sketch, tmp_path):
     model = sketch.model()
     model.graph.input[0].type.tensor_type.elem_type = 999
     (tmp_path / "odd.onnx").write_bytes(model.SerializeToString())
@@ -164,7 +207,7 @@ def test_a_missing_file_is_named(tmp_path):
         read_network(tmp_path / "absent.onnx")
 
 
-def test_missing_weights_beside_are_named(sketch, tmp_path):
+def test_a_missing_weight_file_is_named(sketch, tmp_path):
     path = tmp_path / "dense.onnx"
     onnx.save(sketch.model(), path, save_as_external_data=True, location="dense.onnx.data", size_threshold=0)
     (tmp_path / "dense.onnx.data").unlink()
@@ -173,7 +216,7 @@ def test_missing_weights_beside_are_named(sketch, tmp_path):
         read_network(path)
 
 
-def test_where_onnx_is_not_installed_the_extra_is_named(network, monkeypatch):
+def test_without_onnx_the_extra_is_named(network, monkeypatch):
     monkeypatch.setitem(sys.modules, "onnx", None)
 
     with pytest.raises(MissingExtraError, match=r"needs the package 'onnx': pip install 'hotrow\[onnx\]'"):

@@ -54,7 +54,7 @@ def test_two_files_may_each_be_npy_or_bare_numbers(tmp_path):
             assert everything(open_table("ads", f"{tmp_path / keys},{tmp_path / vectors}")) == BY_KEY
 
 
-def test_a_folder_of_hugectrs_is_a_table_or_holds_tables_by_name(tmp_path):
+def test_a_hugectr_folder_is_a_table_or_holds_tables_by_name(tmp_path):
     folder = tmp_path / "model" / "ads"
     folder.mkdir(parents=True)
     KEYS.astype("<i8").tofile(folder / "key")
@@ -62,11 +62,11 @@ def test_a_folder_of_hugectrs_is_a_table_or_holds_tables_by_name(tmp_path):
 
     assert everything(open_table("anything", folder)) == BY_KEY
     assert everything(open_table("ads", folder.parent)) == BY_KEY
-    with pytest.raises(ModelFileError, match=r"no table 'users'; there is 'ads'"):
+    with pytest.raises(ModelFileError, match=r"no table 'users'; found 'ads'"):
         open_table("users", folder.parent)
 
 
-def test_a_path_that_exists_is_taken_as_it_stands(tmp_path):
+def test_an_existing_path_is_not_split(tmp_path):
     np.save(tmp_path / "a,b#c.npy", VECTORS)
 
     assert everything(open_table("ads", tmp_path / "a,b#c.npy")) == BY_ROW
@@ -99,7 +99,7 @@ class TestRefused:
         ],
         ids=lambda value: str(value)[:30],
     )
-    def test_what_is_no_matrix_of_floats(self, tmp_path, array, expected):
+    def test_a_tensor_that_is_not_a_matrix_of_floats(self, tmp_path, array, expected):
         np.save(tmp_path / "ads.npy", array)
 
         with pytest.raises(ModelFileError, match=expected):
@@ -119,7 +119,7 @@ class TestRefused:
         ids=len,
     )
     @pytest.mark.parametrize("name", ["ads.npy", "ads.npz"])
-    def test_a_header_of_no_shape_that_can_be(self, tmp_path, name, shape):
+    def test_a_header_with_an_impossible_shape(self, tmp_path, name, shape):
         shape = shape.replace("1 << 70", str(1 << 70)).replace("1 << 40", str(1 << 40))
         header = f"{{'descr': '<f4', 'fortran_order': False, 'shape': {shape}}}\n".encode()
         content = b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header + bytes(64)
@@ -136,7 +136,7 @@ class TestRefused:
         assert len(str(caught.value)) < 1000
 
     @pytest.mark.parametrize(
-        ("source", "expected"), [("k4,", "no file of vectors behind the comma"), (",v4", "no file of keys before the")]
+        ("source", "expected"), [("k4,", "no file of vectors after the comma"), (",v4", "no file of keys before the")]
     )
     def test_half_a_pair(self, source, expected):
         with pytest.raises(ModelFileError, match=f"table 'users': expected KEYS,VECTORS, got '{source}': {expected}"):
@@ -189,7 +189,7 @@ class TestRefused:
             (np.arange(4), "expected 5 keys, one per vector of .*#vectors, got 4"),
             (np.ones(5), r"expected integer keys \[V\], got float64 \[5\]"),
             (np.ones((5, 1), np.int64), r"expected integer keys \[V\], got int64 \[5, 1\]"),
-            (np.array([1, 2, 2**63, 4, 5], np.uint64), "row 2: key 9223372036854775808 is no int64"),
+            (np.array([1, 2, 2**63, 4, 5], np.uint64), "row 2: key 9223372036854775808 is not an int64"),
         ],
     )
     def test_keys_that_are_not_one_integer_per_vector(self, tmp_path, keys, expected):
@@ -218,12 +218,12 @@ class TestRefused:
         ("source", "expected"),
         [
             ("ads.csv", r"expected \.safetensors, \.pt or \.pth, found '\.csv'"),
-            ("folder", "no tables in it: expected"),
+            ("folder", "no tables found: expected"),
             ("absent.pt", "absent.pt: no such file or folder"),
             ("absent.npy", "absent.npy: cannot be read: No such file"),
         ],
     )
-    def test_what_is_no_source(self, tmp_path, source, expected):
+    def test_a_path_that_is_not_a_source(self, tmp_path, source, expected):
         (tmp_path / "ads.csv").write_text("1,2")
         (tmp_path / "folder").mkdir()
 

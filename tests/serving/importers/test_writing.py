@@ -29,7 +29,7 @@ def pooled(vectors, bags, combiner):
     )
 
 
-def test_the_version_predicts_what_the_network_says_of_the_pooled_rows(plan, sketch, tables, tmp_path):
+def test_the_version_predicts_what_the_network_answers_to_the_pooled_rows(plan, sketch, tables, tmp_path):
     path = write_model(plan, tmp_path / "models", "ctr")
 
     ads = [[[1, 29], []], [[5], [5, 5, 6]], [[1000], [0]]]
@@ -45,7 +45,7 @@ def test_the_version_predicts_what_the_network_says_of_the_pooled_rows(plan, ske
     np.testing.assert_allclose(answer, expected, atol=1e-6)
 
 
-def test_the_version_is_complete_and_says_what_was_asked_for(plan, tmp_path):
+def test_the_version_is_complete(plan, tmp_path):
     path = write_model(plan, tmp_path / "models", "ctr")
 
     assert path == tmp_path / "models" / "ctr" / "1"
@@ -65,7 +65,7 @@ def test_the_version_is_complete_and_says_what_was_asked_for(plan, tmp_path):
     assert (path.parent.parent / "ps.json").exists()
 
 
-def test_rows_pass_in_batches_and_none_is_lost(plan, tables, tmp_path, monkeypatch):
+def test_rows_are_written_in_batches_and_none_is_lost(plan, tables, tmp_path, monkeypatch):
     monkeypatch.setattr(writing, "_BATCH_BYTES", 4 * 4 * 7)  # 7 rows
 
     told = []
@@ -79,7 +79,7 @@ def test_rows_pass_in_batches_and_none_is_lost(plan, tables, tmp_path, monkeypat
         assert np.fromfile(path / table / "emb_vector", "<f4").tobytes() == vectors.tobytes()
 
 
-def test_a_row_that_is_not_finite_is_written_and_told_of(network, tables, tmp_path, caplog):
+def test_a_row_that_is_not_finite_is_written_and_logged(network, tables, tmp_path, caplog):
     vectors = np.load(tables["ads"])
     vectors[0, 0], vectors[21, 3], vectors[9, 1] = np.nan, np.inf, -np.inf
     np.save(tables["ads"], vectors)
@@ -88,9 +88,7 @@ def test_a_row_that_is_not_finite_is_written_and_told_of(network, tables, tmp_pa
 
     assert np.fromfile(path / "ads" / "emb_vector", "<f4").tobytes() == vectors.tobytes()
     [message] = caplog.messages
-    assert message == (
-        f"{tables['ads']}: 3 of 30 rows have values that are NaN or infinite, the first is that of key 0"
-    )
+    assert message == (f"{tables['ads']}: 3 of 30 rows have values that are NaN or infinite, the first has key 0")
 
 
 def test_a_version_is_never_overwritten(plan, tmp_path):
@@ -108,15 +106,15 @@ def test_a_name_that_no_server_takes_is_refused(plan, tmp_path, name):
     assert not (tmp_path / "models").exists()
 
 
-def test_a_table_called_as_a_file_beside_it_is_refused(sketch_of, tables, tmp_path):
+def test_a_table_with_the_name_of_a_file_is_refused(sketch_of, tables, tmp_path):
     path = sketch_of({"model.py": (2, 4)}).write(tmp_path / "net.onnx")
 
     with pytest.raises(ConfigError, match=r"a table cannot be called 'model\.py'"):
         write_model(plan_import(path, "sum", {"model.py": tables["ads"]}), tmp_path / "models", "ctr")
 
 
-def test_files_that_make_no_model_become_no_version(plan, tmp_path, monkeypatch):
-    """The source changes between the plan and its writing: a key comes twice."""
+def test_files_that_are_not_a_model_do_not_become_a_version(plan, tmp_path, monkeypatch):
+    """The source changes after the plan was made: a key is repeated."""
     rows = plan.tables[0].rows
     batches = [(np.array([1, 1]), rows.read(0, 2))]
     monkeypatch.setattr(type(rows), "batches", lambda self, batch_rows: iter(batches))
@@ -126,7 +124,7 @@ def test_files_that_make_no_model_become_no_version(plan, tmp_path, monkeypatch)
     assert [entry.name for entry in (tmp_path / "models" / "ctr").iterdir() if entry.is_dir()] == []
 
 
-def test_a_disk_that_is_full_leaves_no_version(plan, tmp_path, monkeypatch):
+def test_a_full_disk_leaves_no_version(plan, tmp_path, monkeypatch):
     def full(path, batches):
         raise OSError(28, "No space left on device")
 

@@ -1,18 +1,20 @@
-"""Keys of a ``ps.json`` that have no effect where they stand: what is told of them, and where."""
+"""Keys of a ``ps.json`` that have no effect: the line about each, in the log, in `hotrow check` and in the docs."""
 
 import logging
+from pathlib import Path
 
 import pytest
 
 from serving.cli.main import main
 from serving.config import read_ps_config
+from serving.config.keys_without_effect import TABLE
 from serving.parameter_server import ParameterServer
 from tests.serving.ps_files import listed, write_ps
 
 
 @pytest.fixture
 def write(write_model, tmp_path):
-    """A function that writes a ps.json of one model, with more keys of the model and of the file."""
+    """A function that writes a ps.json of one model, with additional keys of the model and of the file."""
     model = write_model(write_model.table(slots=3, dim=4), features=2)
 
     def write(in_model=None, **tiers):
@@ -74,12 +76,25 @@ CASES = [
     pytest.param(
         {"volatile_db": {"type": "disabled", "address": "127.0.0.1:7000"}, "persistent_db": ROCKS},
         ["volatile_db.address: no effect: the type is disabled"],
-        id="a tier that is disabled",
+        id="a disabled tier",
+    ),
+    pytest.param(
+        {
+            "volatile_db": {"type": "none", "capacity_rows": "many", "row_dtype": None, "path": 5},
+            "persistent_db": ROCKS,
+        },
+        ["volatile_db.capacity_rows, volatile_db.row_dtype, volatile_db.path: no effect: the type is disabled"],
+        id="values of a disabled tier, which nobody reads",
+    ),
+    pytest.param(
+        {"volatile_db": {"type": "redis", "layout": "hashes"}},
+        ["volatile_db.layout: no effect: HPS's hashes are the only layout"],
+        id="the only layout",
     ),
     pytest.param(
         {"persistent_db": {"type": "disabled", "path": "rows"}},
         ["persistent_db.path: no effect: the type is disabled"],
-        id="a database that is disabled",
+        id="a disabled database",
     ),
     pytest.param(
         {"persistent_db": ROCKS | {"max_batch_size": 2049}},
@@ -90,7 +105,7 @@ CASES = [
         id="batches larger than the database has them",
     ),
     pytest.param({"persistent_db": ROCKS | {"max_batch_size": 2048}}, [], id="the largest batches"),
-    pytest.param({"persistent_db": ROCKS}, [], id="a default is nobody's wish"),
+    pytest.param({"persistent_db": ROCKS}, [], id="an absent key"),
     pytest.param(
         {"in_model": {"thread_pool_size": 4}},
         ["models[0].thread_pool_size: no effect: only the embedding_cache_mode asynchronous inserts rows later"],
@@ -109,29 +124,29 @@ CASES = [
     ),
     pytest.param({"in_model": {"embedding_cache_type": "uvm", "enable_pagelock": True}}, [], id="uvm is page-locked"),
     pytest.param({"in_model": {"gpucache": False, "thread_pool_size": 4}}, [], id="no cache is wanted"),
-    pytest.param({}, [], id="nothing is said"),
+    pytest.param({}, [], id="no keys"),
 ]
 
 
 @pytest.mark.parametrize(("said", "expected"), CASES)
-def test_each_key_without_effect_is_told_of_once_with_the_reason(write, said, expected):
-    assert list(read_ps_config(write(**said)).idle_lines) == expected
+def test_each_key_without_effect_is_reported_once_with_the_reason(write, said, expected):
+    assert list(read_ps_config(write(**said)).keys_without_effect) == expected
 
 
-def test_keys_without_effect_are_told_of_at_the_start(write, caplog):
+def test_keys_without_effect_are_logged_at_startup(write, caplog):
     file = write({"scaler": 1.0}, fuse_embedding_table=True)
 
     with caplog.at_level(logging.WARNING), ParameterServer.from_config(file):
         pass
 
-    told = [record.getMessage() for record in caplog.records]
-    assert told == [
+    lines = [record.getMessage() for record in caplog.records]
+    assert lines == [
         "fuse_embedding_table: no effect: every table is looked up by its own name, which changes no answer",
         "models[0].scaler: no effect: it scales gradients, of which there are none",
     ]
 
 
-def test_keys_without_effect_are_told_of_by_hotrow_check(write, capsys):
+def test_hotrow_check_reports_keys_without_effect(write, capsys):
     file = write({"use_context_stream": False}, volatile_db={"type": "hash_map", "allocation_rate": 2**28})
 
     assert main(["check", str(file)]) == 0
@@ -140,3 +155,11 @@ def test_keys_without_effect_are_told_of_by_hotrow_check(write, capsys):
         "hotrow check: warning: models[0].use_context_stream: no effect: contexts are those of TensorFlow and TensorRT",
         "hotrow check: warning: volatile_db.allocation_rate: no effect: a table takes its memory at once",
     ]
+
+
+def test_the_documentation_has_the_table():
+    documentation = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text()
+
+    for row in TABLE:
+        keys = ", ".join(f"`{row.clause}.{key}`" if row.clause else f"`{key}`" for key in row.keys)
+        assert f"| {keys} | {row.reason} |" in documentation

@@ -1,0 +1,249 @@
+"""From a JSON document to a checked record: a ConfigError names the file and the JSON path of the first fault."""
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    model_validator,
+)
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticCustomError
+
+from serving.config import keys_without_effect
+from serving.errors import ConfigError, did_you_mean
+from serving.model.json_fields import LARGEST_FLOAT32
+
+# More than any machine has. A larger number is a slip, and the error comes before anything is made in such numbers.
+MOST_GPUS, MOST_THREADS, MOST_BUFFERS = 1024, 4096, 1024
+_IN_WORDS_OF_JSON = {
+    "model_type": "expected an object",
+    "model_attributes_type": "expected an object",
+    "dict_type": "expected an object",
+    "list_type": "expected a list",
+    "tuple_type": "expected a list",
+    "too_short": "expected a list that is not empty",
+}
+
+
+class Record(BaseModel):
+    """A checked part of a configuration: frozen, strict types, no other attributes."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, populate_by_name=True, hide_input_in_errors=True
+    )
+
+
+class Clause(Record):
+    """A record that is read from one JSON object; a field's JSON key is its alias, else its name.
+
+    Attributes:
+        where: the clause's name in ``keys_without_effect``.
+        parts: fields that are clauses themselves, whose keys stand in the same JSON object.
+    """
+
+    where: ClassVar[str] = "-"
+    parts: ClassVar[dict[str, "type[Clause]"]] = {}
+
+    @classmethod
+    def fields_by_key(cls) -> dict[str, FieldInfo]:
+        """The fields by JSON key, parts included; a field whose alias is in parentheses has no key."""
+        own = {str(field.validation_alias or name): field for name, field in cls.model_fields.items()}
+        by_key = {key: field for key, field in own.items() if key not in cls.parts and not key.startswith("(")}
+        for part in cls.parts.values():
+            by_key |= part.fields_by_key()
+        return by_key
+
+    @classmethod
+    def prepare(cls, given: dict[str, Any]) -> dict[str, Any]:
+        """Turn older spellings in the JSON object into today's."""
+        return given
+
+    @classmethod
+    def known_keys(cls) -> set[str]:
+        """Every key that this JSON object may have."""
+        return cls.fields_by_key().keys() | keys_without_effect.all_keys(cls.where)
+
+    @classmethod
+    def ignored_keys(cls, kind: Any) -> set[str]:
+        """Keys that are accepted and dropped."""
+        return cls.known_keys() if kind == "disabled" else keys_without_effect.always(cls.where, kind)
+
+    @classmethod
+    def refuse(cls, key: str) -> None:
+        """Raise the error for a key that this clause cannot have."""
+        raise at_key(key, f"unknown key{did_you_mean(key, sorted(cls.known_keys()))}")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_json(cls, given: Any, info: ValidationInfo) -> Any:
+        """Check the names of the keys, drop keys without effect, and group the keys of the parts."""
+        if not isinstance(given, dict) or info.context is None:
+            return given
+        fields = cls.fields_by_key()
+        ignored = cls.ignored_keys(given.get("type"))
+        for key, value in given.items():
+            if key not in fields and key not in ignored:
+                cls.refuse(key)
+            if value is None and given.get("type") != "disabled":
+                _refuse_null(key, fields.get(key))
+        kept = cls.prepare({key: value for key, value in given.items() if key in fields})
+        for name, part in cls.parts.items():
+            inside = {key: kept.pop(key) for key in list(kept) if key in part.fields_by_key()}
+            if inside:
+                kept[name] = inside
+        return kept
+
+
+def _refuse_null(key: str, field: FieldInfo | None) -> None:
+    """HugeCTR's files have no null, so a user who writes one may not expect Hotrow's default."""
+    if field is None or field.annotation is not Any:
+        advice = "" if field is not None and field.is_required() else "; leave the key out for its default"
+        raise at_key(key, f"expected a value, got null{advice}")
+
+
+C = TypeVar("C", bound=Clause)
+
+
+@dataclass(frozen=True, slots=True)
+class Location:
+    """A JSON object in a file, for messages."""
+
+    source: str
+    path: str
+
+    def error(self, key: str, reason: str) -> ConfigError:
+        """A ConfigError about ``key`` of this object."""
+        return ConfigError(self.source, f"{self.path}.{key}" if self.path else key, reason)
+
+
+def at_key(key: str, reason: str) -> PydanticCustomError:
+    """An error about one key of the object that is being checked."""
+    return PydanticCustomError("at_key", "{reason}", {"key": key, "reason": reason})
+
+
+def read_clause(kind: type[C], document: Any, file: Path) -> C:
+    """Check ``document``, which was read from ``file``, against ``kind``.
+
+    Raises:
+        ConfigError: with the JSON path of the first fault.
+    """
+    try:
+        return kind.model_validate(document, context=file.parent)
+    except ValidationError as err:
+        first = err.errors(include_url=False)[0]
+        raise ConfigError(str(file), _json_path(first), _reason(first)) from err
+
+
+# Steps of pydantic's locations that are no keys: the parts of clauses, and the types that choose between clauses.
+_NO_KEYS = frozenset({"gpu_cache", "overflow", "tls"})
+
+
+def _json_path(error: Any) -> str:
+    """``("models", 0, "model")`` as ``"models[0].model"``."""
+    from serving.config.tiers import VOLATILE_TYPES  # tiers are clauses themselves
+
+    skipped = _NO_KEYS | set(VOLATILE_TYPES.values())
+    text = ""
+    for part in (*(part for part in error["loc"] if part not in skipped), *_key_of(error)):
+        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
+    return text
+
+
+def _key_of(error: Any) -> list[str]:
+    return [error["ctx"]["key"]] if error["type"] == "at_key" else []
+
+
+def _reason(error: Any) -> str:
+    if error["type"] == "at_key":
+        return str(error["ctx"]["reason"])
+    if error["type"] == "missing":
+        return "required, but absent"
+    if error["type"] == "value_error":
+        return str(error["ctx"]["error"])
+    came = repr(error["input"])
+    if "password" in (*error["loc"][-1:], *came.split("'")):
+        came = "..."
+    expected = _IN_WORDS_OF_JSON.get(error["type"], error["msg"][0].lower() + error["msg"][1:])
+    close = ""
+    if error["type"] == "literal_error":
+        close = did_you_mean(error["input"], re.findall(r"'([^']*)'", error["ctx"]["expected"]))
+    return f"{expected}, got {came if len(came) <= 80 else came[:77] + '...'}{close}"
+
+
+def unquoted(value: Any) -> Any:
+    """The number or truth value inside a string: HugeCTR's Triton backend reads ``"64"`` as 64."""
+    if not isinstance(value, str) or len(value) > 32:
+        return value
+    try:
+        parsed = json.loads(value.lower())  # it reads "True", too
+    except ValueError:
+        return value
+    return parsed if isinstance(parsed, (bool, int, float)) else value
+
+
+def spelled(spellings: dict[str, str]) -> BeforeValidator:
+    """Replaces a spelling by what it means."""
+
+    def meaning(value: Any) -> str:
+        if not isinstance(value, str) or value not in spellings:
+            raise ValueError(f"expected one of {', '.join(spellings)}, got {value!r}{did_you_mean(value, spellings)}")
+        return spellings[value]
+
+    return BeforeValidator(meaning)
+
+
+def _refuse_fraction(value: Any) -> Any:
+    """Refuse 64.0, which a choice of integers would take for 64."""
+    if isinstance(value, float):
+        raise PydanticCustomError("int_type", "Input should be a valid integer")
+    return value
+
+
+def _refuse_nul(text: str) -> str:
+    """Refuse the character NUL, which cannot be in a path."""
+    if "\0" in text:
+        raise ValueError("expected text without the character NUL")
+    return text
+
+
+def _in_folder(value: Any, info: ValidationInfo) -> Any:
+    """A path of a JSON file, which starts from the file's folder."""
+    if info.context is None or not isinstance(value, str):
+        return value
+    if not value:
+        raise ValueError("expected at least 1 character, got ''")
+    return Path(info.context) / _refuse_nul(value)
+
+
+def _as_tuple(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+_Unquoted = BeforeValidator(unquoted)
+INTEGERS = BeforeValidator(_refuse_fraction)  # for a choice of integers
+AS_TUPLE = BeforeValidator(_as_tuple)
+FilePath = Annotated[Path, BeforeValidator(_in_folder)]
+PathText = Annotated[str, AfterValidator(_refuse_nul)]
+Text = Annotated[str, Field(min_length=1), AfterValidator(_refuse_nul)]
+Switch = Annotated[bool, _Unquoted]
+KeyBits = Annotated[Literal[32, 64], INTEGERS, _Unquoted]
+Float32 = Annotated[float, _Unquoted, Field(ge=-LARGEST_FLOAT32, le=LARGEST_FLOAT32)]
+Magnitude = Annotated[float, _Unquoted, Field(ge=0.0, allow_inf_nan=False)]
+Count = Annotated[int, _Unquoted, Field(ge=1)]
+Whole = Annotated[int, _Unquoted, Field(ge=0)]
+Buffers = Annotated[Count, Field(le=MOST_BUFFERS)]
+GpuIndex = Annotated[Whole, Field(lt=MOST_GPUS)]
+Seconds = Annotated[Magnitude, Field(le=10 * 365 * 86_400)]  # ten years: the clock of a thread ends somewhere
+Milliseconds = Annotated[Count, Field(le=3_600_000)]
+Share = Annotated[float, _Unquoted, Field(ge=0.0, le=1.0)]
+Part = Annotated[float, _Unquoted, Field(gt=0.0, lt=1.0)]

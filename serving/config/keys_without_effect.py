@@ -1,0 +1,162 @@
+"""The keys of a ``ps.json`` that are accepted and have no effect, each with the reason: one table."""
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+# A write batch of RocksDB's is applied with Python's global lock held, so it is kept short. The lock is held too while
+# keys and values are converted; values of a short read are still in the CPU's cache then.
+MOST_ROCKSDB_BATCH_ROWS = 2048
+
+_KAFKA = "updates are not read from Kafka"
+_FUSED = "every table is looked up by its own name, which changes no answer"
+_OLDER_NAMES = "they are older names of max_batch_size"
+_NEVER_EVICTED = "no row is ever evicted: there is no overflow_margin, nor a capacity with an overflow_policy"
+_PARTITIONS = "only Redis, and the overflow_margin of RAM, count partitions"
+_DISABLED = "the type is disabled"
+_BATCHES = ("max_get_batch_size", "max_set_batch_size")
+_EVICTION = ("overflow_policy", "overflow_resolution_target", "refresh_time_after_fetch")
+_REDIS = (
+    *("address", "user_name", "password", "num_node_connections", "enable_tls", "tls_ca_certificate"),
+    *("tls_client_certificate", "tls_client_key", "tls_server_name_identification"),
+)
+_KAFKA_KEYS = (
+    *("brokers", "failure_backoff_ms", "max_batch_size", "max_commit_interval"),
+    *("metadata_refresh_interval_ms", "poll_timeout_ms", "receive_buffer_size"),
+)
+_NETWORK = (
+    *("label_dim", "slot_num", "maxnum_des_feature_per_sample", "non_trainable_params_file", "use_mixed_precision"),
+    *("mixed_precision", "enable_tf32_compute", "use_cuda_graph"),
+)
+_RAM, _SHARED, _SNAPSHOT, _REDIS_TYPE = "hash_map", "multi_process_hash_map", "snapshot", "redis_cluster"
+
+
+class WithoutEffect(NamedTuple):
+    """Some keys of one clause that have no effect.
+
+    Attributes:
+        clause: the clause's name; empty for the whole file.
+        keys: the keys.
+        reason: why they have no effect.
+        types: the types of the clause for which this holds; none: all, except ``disabled``.
+        when: what else must hold for the record of the clause; None: nothing.
+        only_slowest: there must be no slower tier either.
+    """
+
+    clause: str
+    keys: tuple[str, ...]
+    reason: str
+    types: tuple[str, ...] = ()
+    when: Callable[[Any], bool] | None = None
+    only_slowest: bool = False
+
+    def holds(self, kind: str | None, record: Any, is_slowest: bool) -> bool:
+        """Whether the keys have no effect on ``record``, whose type is ``kind``."""
+        if (self.types and kind not in self.types) or (self.only_slowest and not is_slowest):
+            return False
+        return self.when is None or self.when(record)
+
+
+TABLE = (
+    WithoutEffect("", ("fuse_embedding_table",), _FUSED, when=lambda ps: ps.fuse_embedding_table),
+    WithoutEffect("models", ("scaler",), "it scales gradients, of which there are none"),
+    WithoutEffect("models", ("use_algorithm_search",), "cuBLAS searches its algorithms itself"),
+    WithoutEffect("models", ("use_context_stream",), "contexts are those of TensorFlow and TensorRT"),
+    WithoutEffect("models", ("use_hctr_cache_implementation",), "there is one implementation of the cache"),
+    WithoutEffect("models", ("fuse_embedding_table",), _FUSED, when=lambda model: model.fuse_embedding_table),
+    WithoutEffect("models", _NETWORK, "the model has no dense network", when=lambda model: model.dense_file is None),
+    WithoutEffect(
+        "models",
+        ("enable_pagelock",),
+        "the embedding_cache_type uvm is what keeps rows in page-locked memory",
+        when=lambda model: model.enable_pagelock and model.gpu_cache.wanted and model.gpu_cache.kind == "dynamic",
+    ),
+    WithoutEffect(
+        "models",
+        ("thread_pool_size",),
+        "only the embedding_cache_mode asynchronous inserts rows later",
+        when=lambda model: model.gpu_cache.wanted and model.gpu_cache.mode == "exact",
+    ),
+    WithoutEffect(
+        "models",
+        ("gpucacheper", "hit_rate_threshold", "init_ec"),
+        "a static cache has every row, from the start on",
+        when=lambda model: model.gpu_cache.wanted and model.gpu_cache.kind == "static",
+    ),
+    WithoutEffect("volatile_db", ("update_filters",), _KAFKA),
+    WithoutEffect("volatile_db", ("algorithm", "allocation_rate"), "a table takes its memory at once"),
+    WithoutEffect("volatile_db", ("layout",), "HPS's hashes are the only layout", (_REDIS_TYPE,)),
+    WithoutEffect("volatile_db", _BATCHES, _OLDER_NAMES, (_REDIS_TYPE,)),
+    WithoutEffect(
+        "volatile_db",
+        ("max_batch_size", *_BATCHES),
+        "there a lookup or load is one pass, of any size",
+        (_RAM, _SHARED, _SNAPSHOT),
+    ),
+    WithoutEffect("volatile_db", _REDIS, "only a redis_cluster has it", (_RAM, _SHARED, _SNAPSHOT)),
+    WithoutEffect(
+        "volatile_db",
+        ("shared_memory_auto_remove", "shared_memory_name", "shared_memory_size"),
+        "only a multi_process_hash_map has it",
+        (_RAM, _SNAPSHOT, _REDIS_TYPE),
+    ),
+    WithoutEffect(
+        "volatile_db",
+        ("cache_missed_embeddings",),
+        "there is no slower tier whose rows could be copied",
+        when=lambda tier: tier.cache_missed_embeddings,
+        only_slowest=True,
+    ),
+    WithoutEffect("volatile_db", ("overflow_margin",), "a snapshot holds every row", (_SNAPSHOT,)),
+    WithoutEffect("volatile_db", _EVICTION, _NEVER_EVICTED, (_SHARED, _SNAPSHOT)),
+    WithoutEffect("volatile_db", _EVICTION, _NEVER_EVICTED, (_RAM, _REDIS_TYPE), lambda tier: not tier.evicts),
+    WithoutEffect(
+        "volatile_db",
+        ("refresh_time_after_fetch",),
+        "the overflow_policy is not evict_oldest",
+        (_RAM, _REDIS_TYPE),
+        lambda tier: tier.evicts and not tier.evicts_oldest,
+    ),
+    WithoutEffect("volatile_db", ("num_partitions",), _PARTITIONS, (_SHARED, _SNAPSHOT)),
+    WithoutEffect("volatile_db", ("num_partitions",), _PARTITIONS, (_RAM,), lambda tier: tier.overflow_margin is None),
+    WithoutEffect("persistent_db", ("update_filters",), _KAFKA),
+    WithoutEffect("persistent_db", _BATCHES, _OLDER_NAMES),
+    WithoutEffect(
+        "persistent_db",
+        ("max_batch_size",),
+        f"above {MOST_ROCKSDB_BATCH_ROWS} it counts as that: of more keys several batches are made, each of which is "
+        "written as a whole",
+        when=lambda tier: tier.max_batch_size > MOST_ROCKSDB_BATCH_ROWS,
+    ),
+    WithoutEffect("update_source", _KAFKA_KEYS, _KAFKA),
+)
+
+
+def all_keys(clause: str) -> set[str]:
+    """Every key of ``clause`` that the table has."""
+    return {key for row in TABLE if row.clause == clause for key in row.keys}
+
+
+def always(clause: str, kind: str | None) -> set[str]:
+    """The keys that have no effect on ``clause`` of the type ``kind``, whatever else the clause says."""
+    rows = (row for row in TABLE if row.clause == clause and row.when is None)
+    return {key for row in rows if not row.types or kind in row.types for key in row.keys}
+
+
+def found(
+    clause: str, kind: str | None, record: Any, given: dict[str, Any], is_slowest: bool = False
+) -> Iterator[tuple[str, str]]:
+    """The keys of ``given``, one JSON object, that have no effect, each with the reason.
+
+    Args:
+        clause: the clause's name in the table.
+        kind: its type; None where a clause has no types.
+        record: what was read from ``given``.
+        given: the JSON object.
+        is_slowest: no tier is slower.
+    """
+    if kind == "disabled":
+        yield from ((key, _DISABLED) for key in given if key != "type")
+        return
+    for row in TABLE:
+        if row.clause == clause and row.holds(kind, record, is_slowest):
+            yield from ((key, row.reason) for key in row.keys if key in given)

@@ -1,0 +1,162 @@
+"""The records of models and of a whole ``ps.json``."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from kernels.host import RowDtype
+from serving.config.clause import Location, Record
+from serving.config.gpu import GpuCacheConfig, GpuNetworkConfig
+from serving.config.tiers import DisabledConfig, PersistentDbConfig, VolatileDbConfig
+from serving.errors import ConfigError
+from serving.model.graph import Graph, is_network_file
+from serving.model.names import MODEL_NAME
+from serving.model.records import Combiner
+from serving.model.sparse_rows import KeyType, RowLayout
+
+
+class TableConfig(Record):
+    """One embedding table of one model.
+
+    Attributes:
+        name: table name inside the model; ``ModelConfig.full_name`` is what stores know it by.
+        dim: D.
+        slots: S.
+        combiner: how the rows of one slot are pooled.
+        default_value: every float of an unknown key's vector.
+        file: the sparse model, a directory (``key`` + ``emb_vector``) or a single file.
+        row_layout: form of a single file's rows.
+        max_keys_per_sample: over all slots of this table; None means no limit.
+        row_dtype: the form in which RAM keeps the rows; rows of every tier are rounded to it.
+    """
+
+    name: str
+    dim: int
+    slots: int
+    combiner: Combiner
+    default_value: float = 0.0
+    file: Path
+    row_layout: RowLayout = "distributed"
+    max_keys_per_sample: int | None = None
+    row_dtype: RowDtype = "fp32"
+
+
+class ModelConfig(Record):
+    """One model, ready to be opened.
+
+    Attributes:
+        name: the model's name.
+        version: 0 where the model has no version folder.
+        graph_file: the layer graph (for v3.0 the inference JSON itself); None where the model is only looked up.
+        dense_file: the dense ``.model`` file, or a whole network as ``.onnx``; None where the model is only looked up.
+        onnx_file: the ``.model`` file's network as ONNX, where it lies next to it.
+        tables: one record per table, in graph order.
+        key_type: ``"I64"`` or ``"I32"`` (uint32 keys).
+        max_batchsize: most samples one request may bring.
+        dense_dim: F.
+        label_dim: L; 0 where the model is only looked up.
+        gpu_cache: its embedding caches, where there is a GPU.
+        gpu_network: its dense network, where there is a GPU.
+    """
+
+    name: str
+    version: int = 0
+    graph_file: Path | None
+    dense_file: Path | None
+    onnx_file: Path | None = None
+    tables: tuple[TableConfig, ...]
+    key_type: KeyType
+    max_batchsize: int
+    dense_dim: int
+    label_dim: int
+    gpu_cache: GpuCacheConfig = GpuCacheConfig()
+    gpu_network: GpuNetworkConfig = GpuNetworkConfig()
+
+    def full_name(self, table: TableConfig) -> str:
+        """The name under which stores and counters know ``table``: ``"<model>.<table>"``, as in HPS."""
+        return f"{self.name}.{table.name}"
+
+    @property
+    def source(self) -> str:
+        """The file that error messages name."""
+        return str(self.graph_file or self.tables[0].file)
+
+    def network_files(self) -> tuple[Path, Path]:
+        """The graph and the dense file.
+
+        Raises:
+            ConfigError: the model has no dense network.
+        """
+        if self.graph_file is None or self.dense_file is None:
+            reason = "has no dense network, so it cannot be served; look its rows up from Python: LookupSession.lookup"
+            raise ConfigError(f"model {self.name!r}", "", reason)
+        return self.graph_file, self.dense_file
+
+
+class ParameterServerConfig(Record):
+    """A whole ps.json.
+
+    Attributes:
+        models: the models it lists; empty where a model repository's folders say which models there are.
+        volatile_tiers: the faster tiers, fastest first; none where ``volatile_db`` is disabled.
+        persistent_db: the durable tier.
+        key_type: ``supportlonglong``: ``"I64"`` or ``"I32"`` for all models.
+        source: the file it was read from, for messages.
+        keys_without_effect: one line per reason, for the operator.
+    """
+
+    models: tuple[ModelConfig, ...]
+    volatile_tiers: tuple[VolatileDbConfig, ...]
+    persistent_db: PersistentDbConfig
+    key_type: KeyType
+    source: str
+    keys_without_effect: tuple[str, ...] = ()
+
+    @property
+    def volatile_db(self) -> VolatileDbConfig | DisabledConfig:
+        """The fastest tier before ``persistent_db``."""
+        return self.volatile_tiers[0] if self.volatile_tiers else DisabledConfig()
+
+
+def check_model_name(name: str, source: str, path: str = "") -> str:
+    """Return ``name``, or raise ConfigError where it cannot name a model."""
+    if not isinstance(name, str) or not MODEL_NAME.fullmatch(name):
+        raise ConfigError(source, path, f"model name {name!r}: expected 1 to 120 of the characters A-Z a-z 0-9 _ -")
+    return name
+
+
+def check_key_bits(key_bits: int, key_type: KeyType, at: Location) -> None:
+    """Refuse caches of 32-bit keys for a model of int64 keys."""
+    if key_bits == 32 and key_type == "I64":
+        raise at.error("embedding_cache_key_bits", "32, but the model's keys are int64")
+
+
+def tables_of(graph: Graph, files: Sequence[Path], key: str, at: Location) -> tuple[TableConfig, ...]:
+    """One record per embedding layer of ``graph``; ``files`` are the sparse models that ``key`` lists, in graph order.
+
+    Raises:
+        ConfigError: the numbers of files and embedding layers differ, or there is no embedding layer.
+    """
+    if not graph.embeddings:
+        raise ConfigError(graph.source, "layers", "expected at least one embedding layer, found none")
+    if len(files) != len(graph.embeddings):
+        raise at.error(key, f"{len(files)} files, but the graph has {len(graph.embeddings)} embedding layers")
+    most_keys = {sparse.top: sparse.max_keys_per_sample for sparse in graph.sparse}
+    return tuple(
+        TableConfig(
+            name=embedding.table,
+            dim=embedding.dim,
+            slots=embedding.slots,
+            combiner=embedding.combiner,
+            default_value=float(embedding.default_value),
+            file=file.resolve(),
+            row_layout=embedding.row_layout,
+            max_keys_per_sample=most_keys[embedding.bottom],
+        )
+        for embedding, file in zip(graph.embeddings, files, strict=True)
+    )
+
+
+def onnx_next_to(dense_file: Path) -> Path | None:
+    """The ONNX file that was exported with ``dense_file``; None where ``dense_file`` is a whole network itself."""
+    onnx_file = dense_file.with_suffix(".onnx")
+    return onnx_file if onnx_file.is_file() and not is_network_file(dense_file) else None

@@ -1,0 +1,115 @@
+"""Compare an imported model's answers with the answers that the original model gave."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from serving.batch import DENSE, INT32_MAX, KEYS, ROW_PTRS, Batch, read_batch
+from serving.config import ModelConfig, read_inference_config
+from serving.errors import ModelFileError, RequestError
+from serving.importers.numpy_files import arrays_in
+from serving.model.version_writer import GRAPH_FILE
+from serving.opening import open_session
+from serving.parameter_server import ParameterServer
+from serving.storage import MemoryStore
+
+_ANSWER = "OUTPUT0"
+_NO_KEY = -1  # pads CATCOLUMN where there is no ROWINDEX
+
+
+class Comparison(NamedTuple):
+    """The number of samples, the largest absolute difference, and the number of keys that no table has."""
+
+    samples: int
+    difference: float
+    defaulted_keys: int
+
+
+@dataclass(frozen=True, slots=True)
+class ExpectedAnswers:
+    """Samples and their right answers.
+
+    Attributes:
+        path: the ``.npz``.
+        arrays: its arrays: ``CATCOLUMN`` and ``OUTPUT0``, and ``DES`` and ``ROWINDEX`` if the file has them.
+    """
+
+    path: Path
+    arrays: dict[str, NDArray[Any]]
+
+    def compare(self, folder: Path, name: str, tolerance: float) -> Comparison:
+        """Open the version in ``folder``, ask it for every sample, and compare the answers.
+
+        Raises:
+            ModelFileError: an answer differs by more than ``tolerance``, or the arrays do not fit the model.
+        """
+        config = read_inference_config(folder / GRAPH_FILE, name)
+        try:
+            batch = self._batch(config)
+            with ParameterServer([MemoryStore()]) as server:  # not the repository's tiers: the model may be refused
+                server.load_model(config)
+                with open_session(server, config) as session:
+                    answer = session.predict_batch(batch)
+        except RequestError as err:
+            raise ModelFileError(self.path, str(err)) from err
+        difference = self._largest_difference(answer.probabilities, tolerance, answer.defaulted_keys)
+        return Comparison(batch.samples, difference, answer.defaulted_keys)
+
+    def _batch(self, config: ModelConfig) -> Batch:
+        """Return all samples as one request; the model's ``max_batchsize`` is no limit here."""
+        if config.dense_dim and DENSE not in self.arrays:
+            raise ModelFileError(self.path, f"missing: {DENSE}, [B, {config.dense_dim}]")
+        keys, row_ptrs = self.arrays[KEYS], self.arrays.get(ROW_PTRS)
+        if row_ptrs is None:
+            keys, row_ptrs = self._without_padding(keys, sum(table.slots for table in config.tables))
+        unlimited = config.model_copy(update={"max_batchsize": INT32_MAX})
+        return read_batch(unlimited, self.arrays.get(DENSE), keys, row_ptrs)
+
+    def _without_padding(self, keys: NDArray[Any], slots: int) -> tuple[NDArray[Any], NDArray[np.int64]]:
+        """Return the keys of [B, S] or [B, S, nnz] without -1, and their offsets."""
+        if keys.ndim not in (2, 3) or keys.shape[1] != slots:
+            expected = f"[B, {slots}] or [B, {slots}, nnz] as there is no {ROW_PTRS}"
+            raise ModelFileError(self.path, f"{KEYS}: expected {expected}, got {list(keys.shape)}")
+        is_key = keys != _NO_KEY
+        counts = is_key.reshape(len(keys) * slots, -1).sum(axis=1) if is_key.size else np.zeros(len(keys) * slots, int)
+        return keys[is_key], np.concatenate([[0], np.cumsum(counts)])
+
+    def _largest_difference(self, got: NDArray[np.float32], tolerance: float, defaulted_keys: int) -> float:
+        expected = self.arrays[_ANSWER]
+        shapes = [got.shape, got.shape[:1]] if got.shape[1] == 1 else [got.shape]
+        if expected.dtype.kind not in "fiu" or expected.shape not in shapes:
+            came = f"{expected.dtype} {list(expected.shape)}"
+            raise ModelFileError(self.path, f"{_ANSWER}: expected numbers {list(got.shape)}, got {came}")
+        expected = expected.reshape(got.shape).astype(np.float64)
+        differences = np.nan_to_num(np.abs(got - expected), nan=np.inf).max(axis=1)
+        worst = int(np.argmax(differences))
+        if differences[worst] > tolerance:
+            wrong = int(np.count_nonzero(differences > tolerance))
+            raise ModelFileError(
+                self.path,
+                f"sample {worst}: expected {_shown(expected[worst])}, got {_shown(got[worst])}, a difference of "
+                f"{differences[worst]:.3g}; {wrong} of {len(got)} samples differ by more than {tolerance:g}, and "
+                f"{defaulted_keys} keys are in no table",
+            )
+        return float(differences[worst])
+
+
+def read_expected_answers(path: Path) -> ExpectedAnswers:
+    """Read a ``.npz`` of samples and their right answers.
+
+    Raises:
+        ModelFileError: the file cannot be read, an array is missing, or an array's name is unknown.
+    """
+    arrays = arrays_in(path)
+    missing = [name for name in (KEYS, _ANSWER) if name not in arrays]
+    if missing or not arrays.keys() <= {DENSE, KEYS, ROW_PTRS, _ANSWER}:
+        reason = f"expected the arrays {DENSE}, {KEYS}, {ROW_PTRS} and {_ANSWER}, found {', '.join(arrays) or 'none'}"
+        raise ModelFileError(path, f"missing: {', '.join(missing)}; {reason}" if missing else reason)
+    return ExpectedAnswers(path, arrays)
+
+
+def _shown(answer: NDArray[Any]) -> list[float]:
+    return [float(f"{value:.7g}") for value in answer]

@@ -1,0 +1,161 @@
+"""A ``ps.json`` in HPS's most common form: tables that are only looked up, without a dense network."""
+
+import json
+
+import numpy as np
+import pytest
+
+from serving import ParameterServer, dump_table, load_table
+from serving.cli.main import main
+from serving.config import read_ps_config
+from serving.errors import ConfigError
+from serving.lookup import LookupSession
+from serving.model.sparse_file import write_sparse_directory
+
+KEYS = np.array([3, 7, 2**40], dtype=np.int64)
+WIDE = np.arange(6, dtype=np.float32).reshape(3, 2)
+DEEP = np.arange(12, dtype=np.float32).reshape(3, 4) / 8
+
+
+@pytest.fixture
+def ps_file(tmp_path):
+    """A function that writes the ps.json of HPS's documentation, with small tables; returns the file."""
+    (tmp_path / "hps_wdl" / "1").mkdir(parents=True)
+    for name, rows in (("wdl0_sparse_2000.model", WIDE), ("wdl1_sparse_2000.model", DEEP)):
+        write_sparse_directory(tmp_path / "hps_wdl" / "1" / name, KEYS, rows)
+
+    def write(change=None, **tiers):
+        model = {
+            "model": "hps_wdl",
+            "sparse_files": ["hps_wdl/1/wdl0_sparse_2000.model", "hps_wdl/1/wdl1_sparse_2000.model"],
+            "num_of_worker_buffer_in_pool": 3,
+            "num_of_refresher_buffer_in_pool": 1,
+            "embedding_table_names": ["embedding_table1", "embedding_table2"],
+            "deployed_device_list": [0],
+            "max_batch_size": 1024,
+            "default_value_for_each_table": [0.0, 0.5],
+            "maxnum_des_feature_per_sample": 13,
+            "maxnum_catfeature_query_per_table_per_sample": [2, 26],
+            "cache_refresh_percentage_per_iteration": 0.2,
+            "embedding_vecsize_per_table": [2, 4],
+            "slot_num": 28,
+            "hit_rate_threshold": 0.9,
+            "gpucacheper": 0.5,
+            "gpucache": True,
+        }
+        for key, value in (change or {}).items():
+            model[key] = value
+        document = {
+            "supportlonglong": True,
+            "fuse_embedding_table": False,
+            "volatile_db": {"type": "parallel_hash_map", "initial_cache_rate": 1.0, "overflow_margin": 10000000},
+            "persistent_db": {"type": "disabled"},
+            "models": [{key: value for key, value in model.items() if value is not None}],
+            **tiers,
+        }
+        (tmp_path / "hps.json").write_text(json.dumps(document))
+        return tmp_path / "hps.json"
+
+    return write
+
+
+def test_its_rows_are_looked_up(ps_file):
+    with ParameterServer.from_config(ps_file()) as server:
+        session = LookupSession(server, server.model("hps_wdl"))
+        answer = session.lookup([KEYS[::-1].copy(), np.array([7, 8], dtype=np.int64)])
+
+    wide, deep = answer.embeddings
+    np.testing.assert_array_equal(wide, WIDE[::-1])
+    np.testing.assert_array_equal(deep, [DEEP[1], np.full(4, 0.5)])
+    assert answer.defaulted_keys == 1
+
+
+def test_it_is_read_into_one_record_per_table(ps_file, tmp_path):
+    config = read_ps_config(ps_file())
+
+    (model,) = config.models
+    assert (model.graph_file, model.dense_file, model.label_dim, model.max_batchsize) == (None, None, 0, 1024)
+    assert [(table.name, table.dim, table.default_value, table.max_keys_per_sample) for table in model.tables] == [
+        ("embedding_table1", 2, 0.0, 2),
+        ("embedding_table2", 4, 0.5, 26),
+    ]
+    assert model.tables[0].file == tmp_path / "hps_wdl" / "1" / "wdl0_sparse_2000.model"
+    assert config.keys_without_effect == (
+        "models[0].slot_num, models[0].maxnum_des_feature_per_sample: no effect: the model has no dense network",
+    )
+
+
+def test_absent_names_are_those_of_hps_and_empty_file_names_are_absent(ps_file):
+    change = {"embedding_table_names": None, "default_value_for_each_table": None, "dense_file": "", "network_file": ""}
+
+    (model,) = read_ps_config(ps_file(change)).models
+
+    assert [(table.name, table.default_value) for table in model.tables] == [
+        ("sparse_embedding0", 0.0),
+        ("sparse_embedding1", 0.0),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("change", "path", "reason"),
+    [
+        (
+            {"embedding_vecsize_per_table": None},
+            "models[0].embedding_vecsize_per_table",
+            "required where there is",
+        ),
+        (
+            {"embedding_vecsize_per_table": [2]},
+            "models[0].embedding_vecsize_per_table",
+            "1 values, but the model",
+        ),
+        ({"sparse_files": []}, "models[0].sparse_files", "expected a list that is not empty"),
+        ({"dense_file": "dense.model"}, "models[0].network_file", "required next to dense_file; leave both out"),
+        ({"network_file": "graph.json"}, "models[0].dense_file", "required next to network_file; leave both out"),
+    ],
+)
+def test_a_key_that_is_missing_or_too_short_is_named(ps_file, change, path, reason):
+    with pytest.raises(ConfigError, match=reason) as caught:
+        read_ps_config(ps_file(change))
+
+    assert caught.value.path == path
+
+
+def test_hotrow_check_and_plan_print_its_memory(ps_file, capsys):
+    file = ps_file()
+
+    assert main(["check", str(file)]) == 0
+    checked = capsys.readouterr().out
+    assert main(["plan", str(file)]) == 0
+    planned = capsys.readouterr().out
+
+    assert "model hps_wdl version 1" in checked
+    assert "  dense " not in checked
+    assert "hps_wdl.embedding_table1" in planned
+
+
+def test_hotrow_check_names_the_call_where_an_engine_is_asked_for(ps_file, capsys):
+    assert main(["check", str(ps_file()), "--engine", "numpy"]) == 1
+
+    assert "model 'hps_wdl': has no dense network" in capsys.readouterr().err
+
+
+def test_its_tables_are_dumped_and_loaded(ps_file, tmp_path):
+    pytest.importorskip("rocksdict")
+    file = ps_file(persistent_db={"type": "rocks_db", "path": "rows", "num_threads": 1})
+    write_sparse_directory(tmp_path / "new", np.array([3, 9]), np.full((2, 4), 2.5, dtype=np.float32))
+
+    assert main(["load", str(file), "hps_wdl.embedding_table2", str(tmp_path / "new")]) == 0
+    assert load_table(file, "hps_wdl.embedding_table2", tmp_path / "new") == 2
+    assert dump_table(file, "hps_wdl.embedding_table2", tmp_path / "dump") == 4
+
+    assert set(np.fromfile(tmp_path / "dump" / "key", dtype=np.int64)) == {3, 7, 9, 2**40}
+
+
+def test_hotrow_serve_says_that_there_is_no_dense_network(ps_file, capsys):
+    assert main(["serve", str(ps_file()), "--http-port", "0"]) == 2
+
+    assert capsys.readouterr().err == (
+        "hotrow serve: model 'hps_wdl': has no dense network, so it cannot be served; look its rows up from Python: "
+        "LookupSession.lookup\n"
+    )
