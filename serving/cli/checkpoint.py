@@ -16,23 +16,23 @@ def add_parser(commands: Any) -> None:
     parser: argparse.ArgumentParser = commands.add_parser(
         "checkpoint",
         help="copy the database of a persistent_db",
-        description="Copy RocksDB's database as it is now. The copy is a database itself; on the same file system its "
-        "files are links, and it takes milliseconds. Nobody else may have the database open for writing: a process "
-        "that has calls RocksDbStore.checkpoint itself.",
+        description="Copy the RocksDB database as it is now. The copy is a database itself. On the same file system "
+        "its files are links, so copying takes milliseconds. No other process may have the database open for writing; "
+        "such a process calls RocksDbStore.checkpoint itself.",
     )
     parser.add_argument("ps", type=Path, metavar="PS_JSON", help="the tiers: a ps.json or a repository")
-    parser.add_argument("folder", type=Path, metavar="FOLDER", help="where the copy is to be; must not be there yet")
+    parser.add_argument("folder", type=Path, metavar="FOLDER", help="the copy; must not exist yet")
     parser.set_defaults(run=checkpoint, error_code=1)
 
 
 def checkpoint(options: argparse.Namespace) -> int:
-    """Make the copy and say where it is. Whatever is wrong is a HotrowError, and there is no copy."""
+    """Make the copy and print where it is; after a HotrowError there is no copy."""
     config = read_repository(options.ps, [])
     disk = config.persistent_db
     if disk.type != "rocks_db" or disk.path is None:
-        raise ConfigError(config.source, "persistent_db.type", "expected rocks_db, which alone has checkpoints")
-    check_database(disk.path, read_only=True)  # opened for writing, an absent one would be made
+        raise ConfigError(config.source, "persistent_db.type", "expected rocks_db: no other tier has checkpoints")
+    check_database(disk.path, read_only=True)  # opening for writing would make an absent database
     with closing(RocksDbStore(disk.path, num_threads=disk.num_threads, warm_up=False)) as store:
         store.checkpoint(options.folder)
-    print(f"{options.folder}: the database of {disk.path}")
+    print(f"{options.folder}: a copy of the database {disk.path}")
     return 0

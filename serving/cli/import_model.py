@@ -1,4 +1,4 @@
-"""``hotrow import``: a model that was not trained with HugeCTR, into a model repository."""
+"""``hotrow import``: writes a model that was not trained with HugeCTR into a model repository."""
 
 import argparse
 import sys
@@ -52,16 +52,14 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--table", action="append", type=_pair, default=[], metavar="NAME=SOURCE", help="where a table's rows are"
     )
-    parser.add_argument(
-        "--checkpoint", type=Path, metavar="PATH", help="where every other table is looked for by its name"
-    )
+    parser.add_argument("--checkpoint", type=Path, metavar="PATH", help="has every other table, under the table's name")
     parser.add_argument(
         "--combiner",
         action="append",
         type=_combiner,
         required=True,
         metavar="[NAME=]HOW",
-        help="how the rows of one slot are pooled, sum or mean: of all tables, or of one",
+        help="how the rows of one slot are pooled, sum, mean or sqrtn: in all tables, or in one",
     )
     parser.add_argument("--logits", action="store_true", help="the network answers with logits: add a Sigmoid")
     parser.add_argument("--repository", type=Path, required=True, metavar="DIR", help="the model repository")
@@ -82,7 +80,7 @@ def add_parser(commands: Any) -> None:
 
 def import_model(options: argparse.Namespace) -> int:
     """Describe the model, and write it."""
-    from serving.importers import plan_import, write_model  # not sooner: the other commands need not wait for it
+    from serving.importers import plan_import, write_model  # slow to import
 
     check_target(options.repository, options.name, options.version)
     combiner, combiners = _combiners(options.combiner)
@@ -106,7 +104,7 @@ def import_model(options: argparse.Namespace) -> int:
 
 
 def _say_whether_served(repository: Path) -> None:
-    """Say how to serve the repository, or, on standard error, why its tiers or other models forbid it."""
+    """Print how to serve the repository, or on standard error why ``hotrow serve`` will refuse it."""
     faults: list[HotrowError] = []
     try:
         check_tiers(read_repository(repository, faults), faults)
@@ -126,7 +124,7 @@ def _show_progress(table: str, written: int, rows: int) -> None:
 def _pair(text: str) -> tuple[str, str]:
     name, mark, source = text.partition("=")
     if not (name and mark and source):
-        raise argparse.ArgumentTypeError(f"expected NAME=SOURCE, but {text[:64]!r} came")
+        raise argparse.ArgumentTypeError(f"expected NAME=SOURCE, got {text[:64]!r}")
     return name, source
 
 
@@ -134,17 +132,15 @@ def _combiner(text: str) -> tuple[str, Combiner]:
     name, _, how = text.rpartition("=")
     combiner = next((one for one in COMBINERS if one == how), None)
     if combiner is None:
-        raise argparse.ArgumentTypeError(f"expected sum, mean, sqrtn or NAME=one of them, but {text[:64]!r} came")
+        raise argparse.ArgumentTypeError(f"expected sum, mean, sqrtn or NAME=one of them, got {text[:64]!r}")
     return name, combiner
 
 
 def _combiners(pairs: Sequence[tuple[str, Combiner]]) -> tuple[Combiner, dict[str, Combiner]]:
-    """Return the combiner of all tables, and those of tables that have one of their own."""
+    """Return the combiner of all tables, and the combiners of single tables."""
     combiners = _by_name("--combiner", pairs)
     if "" not in combiners:
-        raise ConfigError(
-            "--combiner", "", "expected sum, mean or sqrtn for all tables too, besides those with one of their own"
-        )
+        raise ConfigError("--combiner", "", "expected sum, mean or sqrtn for all other tables too")
     return combiners.pop(""), combiners
 
 

@@ -1,4 +1,4 @@
-"""``hotrow snapshot``: make a file of a table that opens at once and that all processes of a machine share."""
+"""``hotrow snapshot``: a file of a table that opens at once, and that all processes of a machine share."""
 
 import argparse
 from collections.abc import Sequence
@@ -23,26 +23,30 @@ def add_parser(commands: Any) -> None:
     parser: argparse.ArgumentParser = commands.add_parser(
         "snapshot",
         help="make a file of a table that opens in milliseconds",
-        description="Write one table as a snapshot, which a server can serve as it lies.",
+        description="Write one table as a snapshot, a file that a server maps and serves as it is.",
     )
     parser.add_argument(
         "table", type=Path, metavar="TABLE", help="a folder with key and emb_vector, a v3.0 file, or what --table names"
     )
-    parser.add_argument("file", type=Path, metavar="FILE", help="the snapshot; one that is there is replaced")
+    parser.add_argument("file", type=Path, metavar="FILE", help="the snapshot; an existing one is replaced")
     parser.add_argument(
-        "--table", dest="name", default="", metavar="NAME", help="of what `hotrow check` takes, the table of this name"
+        "--table",
+        dest="name",
+        default="",
+        metavar="NAME",
+        help="the table's name, where TABLE is what `hotrow check` takes",
     )
     parser.add_argument("--row-dtype", choices=get_args(RowDtype), default="fp32", help="default: %(default)s")
-    parser.add_argument("--dim", type=int, metavar="D", help="floats per row, where the table's files do not tell")
-    parser.add_argument("--key-type", choices=get_args(KeyType), default="I64", help="of a v3.0 file (default: I64)")
+    parser.add_argument("--dim", type=int, metavar="D", help="floats per row, where the table's files do not say it")
+    parser.add_argument("--key-type", choices=get_args(KeyType), default="I64", help="in a v3.0 file (default: I64)")
     parser.add_argument(
-        "--row-layout", choices=get_args(RowLayout), default="distributed", help="of a v3.0 file (default: %(default)s)"
+        "--row-layout", choices=get_args(RowLayout), default="distributed", help="in a v3.0 file (default: %(default)s)"
     )
     parser.set_defaults(run=snapshot, error_code=1)
 
 
 def snapshot(options: argparse.Namespace) -> int:
-    """Write the file and print what is in it. Whatever is wrong with the table is a HotrowError."""
+    """Write the file and print what is in it."""
     model = _named_table(options) if options.name else _table(options)
     write_snapshot_file(options.file, model, options.row_dtype, model.digest())
     with open_snapshot(options.file) as written:
@@ -57,12 +61,12 @@ def snapshot(options: argparse.Namespace) -> int:
 
 
 def describe_snapshot(one: SnapshotReader) -> Sequence[str]:
-    """What a snapshot holds and takes, as lines."""
+    """Lines about the rows and the size of a snapshot."""
     return [f"{one.rows:,} rows of {one.dim} floats as {one.row_dtype}, {one.file_bytes / 2**20:,.2f} MiB"]
 
 
 def _named_table(options: argparse.Namespace) -> SparseModel:
-    """The table ``--table`` of a configuration: by its full name, or its own where one model has it."""
+    """The table ``--table`` of a configuration, by its full name, or by its own name where only one model has it."""
     models = read_repository(options.table).models
     tables = {config.full_name(table): (config, table) for config in models for table in config.tables}
     matches = [full for full, (_, table) in tables.items() if options.name in (full, table.name)]
@@ -82,7 +86,7 @@ def _table(options: argparse.Namespace) -> SparseModel:
 
 
 def _dim_of(path: Path) -> int:
-    """Floats per row, by the sizes of a folder's files or by a snapshot's header."""
+    """Floats per row, from the sizes of a folder's files or from a snapshot's header."""
     if is_snapshot(path):
         with open_snapshot(path) as held:
             return held.dim
@@ -90,11 +94,11 @@ def _dim_of(path: Path) -> int:
         key_bytes, vector_bytes = ((path / name).stat().st_size for name in ("key", "emb_vector"))
     except OSError as err:
         reason = (
-            f"expected a folder with key and emb_vector ({err.filename}: {err.strerror}); of a file, give --dim; "
-            "of a ps.json, a repository or a model, give --table"
+            f"expected a folder with key and emb_vector ({err.filename}: {err.strerror}); for a file, give --dim; "
+            "for a ps.json, a repository or a model, give --table"
         )
         raise ModelFileError(path, reason) from err
     floats, rest = divmod(vector_bytes // 4, max(key_bytes // 8, 1))
     if rest or not floats:
-        raise ModelFileError(path, f"{vector_bytes:,} bytes of vectors are not those of {key_bytes // 8:,} keys")
+        raise ModelFileError(path, f"{vector_bytes:,} bytes of vectors do not fit {key_bytes // 8:,} keys")
     return floats

@@ -14,7 +14,7 @@ from serving.config import (
     read_repository,
 )
 from serving.dumps.formats import Dump, check_suffix, check_target, open_dump, write_dump
-from serving.errors import ConfigError, ModelFileError, StoreError
+from serving.errors import ConfigError, ModelFileError, StoreError, did_you_mean
 from serving.model.sparse_rows import fault_of_values
 from serving.parameter_server import ParameterServer
 from serving.parameter_server.durable_load import LOAD_BATCH_ROWS, table_source, table_spec
@@ -201,7 +201,7 @@ def _table_of(models: Sequence[ModelConfig], table: str, source: str) -> tuple[M
     named = {model.full_name(one): (model, one) for model in models for one in model.tables}
     if table not in named:
         there = ", ".join(map(repr, named)) or "none"
-        raise ConfigError(source, "", f"no table {table[:128]!r}; the tables are {there}")
+        raise ConfigError(source, "", f"no table {table[:128]!r}; the tables are {there}{did_you_mean(table, named)}")
     return named[table]
 
 

@@ -241,7 +241,7 @@ def test_check_refuses_what_serving_would_in_the_same_words_and_makes_nothing(re
 def test_check_says_that_snapshots_take_no_ram_and_leaves_no_folder(repository, tmp_path, capsys):
     assert main(["check", str(repository(path=str(tmp_path / "snapshots")))]) == 0
 
-    assert "volatile_db is of snapshots" in capsys.readouterr().out
+    assert "volatile_db is a snapshot" in capsys.readouterr().out
     assert not (tmp_path / "snapshots").exists()
 
 
@@ -328,7 +328,7 @@ def test_check_reads_the_index_of_a_snapshot_and_with_full_every_byte(table, tmp
     assert main(["snapshot", str(table), str(file)]) == 0
     assert main(["check", str(file)]) == 0
     assert main(["check", str(file), "--full"]) == 0
-    assert "every byte is what was written" in capsys.readouterr().out
+    assert "every byte is as it was written" in capsys.readouterr().out
     data = bytearray(file.read_bytes())
     data[-4096] ^= 1  # of a row
     file.write_bytes(data)
