@@ -171,7 +171,7 @@ class _Counted:
 
 
 def _check_rows(file: Path, spec: TableSpec, dump: Dump, progress: Progress | None) -> int:
-    """Read every row once: damage, and values that are not finite or do not fit the row type, are found before a row changes.
+    """Read every row once, so that damage and values that do not fit are found before a row changes.
 
     Returns:
         How many there are.
