@@ -24,7 +24,7 @@ def add_engine_options(parser: argparse.ArgumentParser, default: Engine | None, 
         type=Path,
         metavar="FILE.npz",
         help="with --engine int8: a request (DES, CATCOLUMN, ROWINDEX) to measure the error of one model on "
-        "(default: calibration.npz beside the model's graph)",
+        "(default: calibration.npz next to the model's graph)",
     )
     parser.add_argument(
         "--tolerance",

@@ -34,7 +34,7 @@ def add_parser(commands: Any) -> None:
         "repository",
         type=Path,
         metavar="REPO",
-        help="folder of <model>/<version>/, ps.json beside the models; or a ps.json or v3.0 inference JSON by itself",
+        help="folder of <model>/<version>/, ps.json next to the models; or a ps.json or v3.0 inference JSON by itself",
     )
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     parser.add_argument(

@@ -24,9 +24,8 @@ def read_repository(path: str | Path, faults: list[HotrowError] | None = None) -
 
     A repository's folder has the newest complete version of each of its models, and ``ps.json`` next to them names the
     tiers; without model folders it has the models that ``ps.json`` lists. A ``ps.json`` by itself has the models that
-    it lists, else those of its folder. The folder of one model has that model, in the tiers of its repository. Without
-    a ``ps.json`` all rows are in memory. A JSON file's model has the version that the folder of its graph is called
-    after, else version 1.
+    it lists, else those of its folder. The folder of one model has that model, in memory. Without a ``ps.json`` all rows
+    are in memory. A JSON file's model has the version that the folder of its graph is called after, else version 1.
 
     Args:
         path: a folder or a file.
@@ -66,10 +65,7 @@ def _read(path: Path, faults: list[HotrowError] | None) -> ParameterServerConfig
     if not path.exists():
         raise ConfigError(str(path), "", "no such file or folder")
     if path.is_dir():
-        if not is_model_directory(path):
-            return _read_folder(path, faults)
-        config = read_model_directory(path)
-        return read_tiers(path, config) or _alone(config)
+        return _alone(read_model_directory(path)) if is_model_directory(path) else _read_folder(path, faults)
     document = read_json(path)
     if _has(document, "inference"):
         return _alone(read_inference_config(path, name_after(path)))

@@ -131,7 +131,7 @@ def load_table(
                 reason = "no tier outlives its process, as Redis and RocksDB do: a load into it would be lost"
                 raise ConfigError(config.source, "", reason)
             for memory in shared:
-                memory.drop_table(spec.name)  # left by a process that was killed: it is filled anew
+                memory.drop_table(spec.name)  # left by a process that was killed: it is filled again
             if replace:
                 record = replaced(table_source(model, one).model.digest())  # what no tier has that is not reached
                 for store in reversed(durable):  # the last is the truth, those before it are asked first
