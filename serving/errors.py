@@ -147,6 +147,11 @@ def about(model: str, faults: list[HotrowError] | None = None) -> Iterator[None]
         faults.append(err)
 
 
+def is_about(error: HotrowError, model: str) -> bool:
+    """Whether ``about`` noted on the error that it is about this model."""
+    return f"model {model[:64]!r}" in getattr(error, "__notes__", ())
+
+
 def is_about_a_model(error: HotrowError) -> bool:
     """Whether somebody noted on the error which model it is about."""
     return bool(getattr(error, "__notes__", ()))

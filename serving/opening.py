@@ -1,20 +1,26 @@
-"""Opens a model, or the session of one that is loaded, with what it needs; closing the session gives it back."""
+"""Opens a model, or the session of a loaded model, with what it needs; closing the session gives it back."""
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
+from os.path import isdir  # says no where a path cannot be one; Path.is_dir raises
 from pathlib import Path
+from threading import Lock
 
 from kernels.device import Device
 from kernels.host import RowDtype
-from serving.config import ModelConfig, read_model, with_row_dtype
+from serving.config import ModelConfig, ParameterServerConfig, read_model, read_tiers, with_row_dtype
 from serving.dense.calibration import DEFAULT_TOLERANCE
 from serving.dense.network import Engine
 from serving.errors import ConfigError, UnknownModelError
 from serving.lookup import check_device_name, open_devices, open_lookups, warn_of_idle_caches
 from serving.parameter_server import ParameterServer
+from serving.parameter_server.preflight import check_hot_keys
 from serving.session import InferenceSession, check_runtime
 from serving.storage import MemoryStore
+
+Release = Callable[[], None]
 
 
 def load_model(
@@ -29,24 +35,27 @@ def load_model(
 ) -> InferenceSession:
     """Open one model, ready to predict. Closing the session gives back all that was opened for it.
 
+    The model's rows lie in the tiers of the repository's ``ps.json``, next to the models. All sessions of a process
+    share one parameter server for it. Without a ``ps.json`` the rows lie in RAM.
+
     Args:
-        directory: a version directory, a model directory, of which the newest complete version is taken, or a v3.0
-            inference JSON, after which the model is then called.
-        parameter_server: what is to hold the model's embeddings; None: RAM, as much as the model needs.
+        directory: a version directory, a model directory, whose newest complete version is taken, or a v3.0 inference
+            JSON, which gives the model its name.
+        parameter_server: holds the model's embeddings instead; ``ps.json`` is not read then.
         engine: see ``open_network``.
         threads: of one dense network call in ONNX Runtime.
         calibration: see ``InferenceSession``.
         tolerance: see ``InferenceSession``.
-        row_dtype: the form in which RAM keeps the rows (``kernels.host.HostTable``), of all tables, or by the names of
-            some; None: float32.
+        row_dtype: the form in which RAM keeps the rows (``kernels.host.HostTable``): of all tables, or of some by their
+            names; None: what ``ps.json`` says, else float32.
         device: where embeddings are cached, and with the engine ``"auto"`` the dense network runs: ``"cpu"``;
-            ``"cuda:0"``; ``"auto"``: a GPU, where there is one; see ``open_devices``.
+            ``"cuda:0"``; ``"auto"``: a GPU, if there is one; see ``open_devices``.
 
     Raises:
-        ConfigError: the configuration cannot be accepted, the model is already loaded in ``parameter_server``, or the
-            engine int8 has no calibration or errs beyond the tolerance; ``engine``, ``threads`` or ``row_dtype`` is
-            none.
-        DeviceUnavailableError: the GPU is not there, or what is needed to use it; the message names that.
+        ConfigError: the configuration or ``ps.json`` cannot be accepted; the parameter server has the model already,
+            in another version or form; the engine int8 has no calibration or exceeds the tolerance; an argument has a
+            value that it cannot have.
+        DeviceUnavailableError: there is no such GPU, or a package to use it is missing; the message names it.
         DeviceMemoryError: the GPU has too little free memory for the caches.
         ModelFileError: a file is missing or damaged.
         MissingExtraError: the engine, or the model's ONNX network, needs a package that is not installed.
@@ -58,14 +67,17 @@ def load_model(
     check_runtime("load_model", engine, threads)
     check_device_name(device, "load_model: device")
     config = read_model(directory)
+    ps = read_tiers(directory, config) if parameter_server is None and isdir(directory) else None
+    if ps is not None:
+        (config,) = ps.models
     if row_dtype is not None:
         config = with_row_dtype(config, row_dtype, "load_model")
     devices = open_devices(device, config.gpu_cache.devices)  # before the tables are loaded, which may take long
     warn_of_idle_caches([(config, devices)])
-    server = ParameterServer([MemoryStore()]) if parameter_server is None else parameter_server
-    server.load_model(config)
-    held = server.model(config.name, config.version)
-    release = server.close if parameter_server is None else partial(_unload, server, held)
+    if ps is not None:
+        server, release = _load_shared(ps, config)
+    else:
+        server, release = _load(config, parameter_server)
     try:
         session = open_session(server, config, devices, engine, threads, calibration, tolerance)
     except BaseException:
@@ -73,6 +85,60 @@ def load_model(
         raise
     session.on_close(release)
     return session
+
+
+def _load(config: ModelConfig, given: ParameterServer | None) -> tuple[ParameterServer, Release]:
+    """Load the model into the given server, or into RAM of its own."""
+    server = ParameterServer([MemoryStore()]) if given is None else given
+    server.load_model(config)
+    held = server.model(config.name, config.version)
+    return server, server.close if given is None else partial(_unload, server, held)
+
+
+class _SharedServer:
+    """The parameter server of one ``ps.json``, and how many sessions each of its models has in this process."""
+
+    def __init__(self, ps: ParameterServerConfig) -> None:
+        self.server = ParameterServer.from_config(ps.model_copy(update={"models": ()}))
+        self.sessions: Counter[tuple[str, int]] = Counter()
+
+
+_shared: dict[Path, _SharedServer] = {}  # by ps.json
+_shared_lock = Lock()  # guards _shared and what is in it; held while a model is loaded, so that it is loaded once
+
+
+def _load_shared(ps: ParameterServerConfig, config: ModelConfig) -> tuple[ParameterServer, Release]:
+    """Load the model into the server of its repository, unless another session has done so."""
+    check_hot_keys(ps)
+    file = Path(ps.source).resolve()
+    with _shared_lock:
+        if file not in _shared:
+            _shared[file] = _SharedServer(ps)
+        shared = _shared[file]
+        try:
+            if config not in shared.server.models():
+                shared.server.load_model(config)
+        except BaseException:
+            _close_unused(file)
+            raise
+        shared.sessions[config.name, config.version] += 1
+    held = shared.server.model(config.name, config.version)
+    return shared.server, partial(_release_shared, file, held)
+
+
+def _release_shared(file: Path, held: ModelConfig) -> None:
+    with _shared_lock:
+        shared, model = _shared[file], (held.name, held.version)
+        shared.sessions[model] -= 1
+        if not shared.sessions[model]:
+            _unload(shared.server, held)
+        _close_unused(file)
+
+
+def _close_unused(file: Path) -> None:
+    """Close the server of a ``ps.json`` that no session uses. The caller holds the lock."""
+    if not _shared[file].sessions.total():
+        _shared.pop(file).server.close()
 
 
 def open_session(
@@ -108,6 +174,6 @@ def open_session(
 
 
 def _unload(server: ParameterServer, held: ModelConfig) -> None:
-    # Whoever unloaded it before, or closed the server, has done all there is to do; a later load is another session's.
+    # The model may be unloaded already, or the server closed; a later load belongs to another session.
     with suppress(UnknownModelError):
         server.unload_model(held.name, held.version, held)

@@ -10,7 +10,7 @@ from serving.calibration import refuse_shared_calibration
 from serving.config import ModelConfig, read_repository
 from serving.dense.calibration import DEFAULT_TOLERANCE
 from serving.dense.network import Engine
-from serving.errors import UnknownModelError, about
+from serving.errors import UnknownModelError, about, did_you_mean
 from serving.lookup import DeviceChoice, check_device_name, warn_of_idle_caches
 from serving.metrics import MetricSample
 from serving.opening import open_session
@@ -104,7 +104,8 @@ class ModelRepository:
         session = self._sessions.get(name)
         if session is None:
             there = ", ".join(repr(known) for known in sorted(self._sessions))
-            raise UnknownModelError(f"no model {name[:64]!r} is served; there is {there or 'none'}")
+            close = did_you_mean(name, self._sessions)
+            raise UnknownModelError(f"no model {name[:64]!r} is served; there is {there or 'none'}{close}")
         if version and version != str(session.config.version):
             raise UnknownModelError(
                 f"no version {version[:20]!r} of model {name!r} is served; there is version {session.config.version}"

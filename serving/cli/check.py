@@ -1,4 +1,4 @@
-"""``hotrow check``: is this configuration, model or repository right, and how much memory will it take."""
+"""``hotrow check``: whether a configuration, a model or a repository can be served, and how much memory it takes."""
 
 import argparse
 import sys
@@ -39,7 +39,7 @@ def add_parser(commands: Any) -> None:
     parser: argparse.ArgumentParser = commands.add_parser(
         "check",
         help="validate a configuration, a model or a repository without serving it",
-        description="Validate, without serving, and print the memory that each table takes.",
+        description="Validate without serving, and print the memory that each table takes.",
     )
     parser.add_argument(
         "config",
@@ -51,15 +51,12 @@ def add_parser(commands: Any) -> None:
         "--full", action="store_true", help="also read every byte of snapshots and every row of RocksDB"
     )
     parser.add_argument("--connect", action="store_true", help="also connect to Redis, if the tiers have it")
-    add_engine_options(parser, None, "also open the dense network in this engine, and say what int8 costs")
+    add_engine_options(parser, None, "also open the dense network in this engine, and print the error of int8")
     parser.set_defaults(run=check, error_code=1)
 
 
 def check(options: argparse.Namespace) -> int:
-    """Print what the configuration describes, or one line for each thing wrong with its models.
-
-    What is wrong with the configuration as a whole is a HotrowError.
-    """
+    """Print what the configuration describes, or one line for each fault of its models."""
     if is_snapshot(options.config):
         return _check_snapshot(options)
     faults: list[HotrowError] = []
@@ -70,7 +67,7 @@ def check(options: argparse.Namespace) -> int:
     total_bytes = sum(_check_model(model, options, faults) for model in config.models)
     warnings = check_tiers(config, faults, full=options.full, connect=options.connect)
     if faults:
-        for line in dict.fromkeys(map(told, faults)):  # int8 loads the tables as well: one fault may be found twice
+        for line in dict.fromkeys(map(told, faults)):  # int8 loads the tables too, so one fault may be found twice
             print(f"hotrow check: {line}", file=sys.stderr)
         return 1
     of_caches = [line for model in config.models for say in (idle_refresh, keys_left_out) if (line := say(model))]
@@ -79,7 +76,7 @@ def check(options: argparse.Namespace) -> int:
     print(f"total {'':<28} {_mib(total_bytes):>16}")
     limit = _limit(config.volatile_db)
     if limit:
-        print(f"that is with every row in RAM; {limit}")
+        print(f"this is with every row in RAM; {limit}")
     if config.persistent_db.type == "rocks_db":
         print(
             "every row of the database was read"
@@ -90,7 +87,7 @@ def check(options: argparse.Namespace) -> int:
 
 
 def _check_model(config: ModelConfig, options: argparse.Namespace, faults: list[HotrowError]) -> int:
-    """Print what a model takes and return it in bytes; 0 where there are faults, which are added to ``faults``."""
+    """Print the memory that a model takes, add its faults, and return the bytes; 0 where it has faults."""
     quantization, rounding, before = None, {}, len(faults)
     caches: Memory | None = None
     with about(config.name, faults):
@@ -116,25 +113,25 @@ def _check_model(config: ModelConfig, options: argparse.Namespace, faults: list[
 
 
 def _on_gpus(part: str, taken: Memory) -> str:
-    """The line of what is not taken where no GPU is used."""
+    """The line about memory that is only taken where a GPU is used."""
     pinned = f" and {_mib(taken.host_bytes)} page-locked on the host" if taken.host_bytes else ""
     return f"  {part:<32} {_mib(taken.device_bytes):>16}  on each GPU{pinned}, not in the total"
 
 
 def _limit(tier: VolatileDbConfig | DisabledConfig) -> str:
-    """What a memory tier that holds less than every row says about itself; empty where it holds them all."""
+    """One line about a fastest tier that does not keep every row in RAM; empty where it does."""
     if isinstance(tier, DisabledConfig):
-        return "volatile_db is disabled, and tables take none"
+        return "volatile_db is disabled, and tables take no memory"
     if tier.type == "snapshot":
-        return "volatile_db is of snapshots, whose rows lie in files: they take what the page cache has to spare"
+        return "volatile_db is a snapshot: its rows lie in files, and the page cache keeps what it has room for"
     if tier.type == "redis_cluster":
-        return "volatile_db is Redis, and tables take none here"
+        return "volatile_db is Redis, and tables take no memory here"
     if isinstance(tier, SharedMemoryConfig):
         return ""
     if tier.capacity_rows is not None:
-        return f"volatile_db.capacity_rows lets {tier.capacity_rows:,} in"
+        return f"volatile_db.capacity_rows allows {tier.capacity_rows:,}"
     if tier.capacity_bytes is not None:
-        return f"volatile_db.capacity_bytes gives tables {_mib(tier.capacity_bytes)}"
+        return f"volatile_db.capacity_bytes allows {_mib(tier.capacity_bytes)}"
     if tier.capacity_rows_per_table is not None:
         return f"volatile_db.capacity_rows_per_table limits {len(tier.capacity_rows_per_table):,} of the tables"
     return ""
@@ -157,18 +154,18 @@ def _check_dense(config: ModelConfig, options: argparse.Namespace) -> Quantizati
 
 
 def _check_snapshot(options: argparse.Namespace) -> int:
-    """Check one file; what is wrong with it is a HotrowError."""
+    """Check one snapshot file."""
     with open_snapshot(options.config) as snapshot:
         snapshot.check(full=options.full)
         print(*describe_snapshot(snapshot), sep="\n")
     print(
-        "every byte is what was written" if options.full else "header and index are sound; --full reads the rows, too"
+        "every byte is as it was written" if options.full else "header and index are sound; --full reads the rows too"
     )
     return 0
 
 
 def _check_table(config: ModelConfig, table: TableConfig, full: bool) -> str:
-    """Read every row, as loading would; say of a narrow table how far its rows are from the file's."""
+    """Read every row, as loading would; describe how far the rows of a narrow table are from the file's rows."""
     model = table_source(config, table).model
     if isinstance(model, SnapshotModel):
         model.check(full=full)

@@ -30,9 +30,9 @@ def checkpoint(options: argparse.Namespace) -> int:
     config = read_repository(options.ps, [])
     disk = config.persistent_db
     if disk.type != "rocks_db" or disk.path is None:
-        raise ConfigError(config.source, "persistent_db.type", "expected rocks_db, which alone has checkpoints")
+        raise ConfigError(config.source, "persistent_db.type", "expected rocks_db: no other tier has checkpoints")
     check_database(disk.path, read_only=True)  # RocksDbStore would create an absent database
     with closing(RocksDbStore(disk.path, num_threads=disk.num_threads, warm_up=False)) as store:
         store.checkpoint(options.folder)
-    print(f"{options.folder}: the database of {disk.path}")
+    print(f"{options.folder}: a copy of the database {disk.path}")
     return 0

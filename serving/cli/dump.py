@@ -15,23 +15,23 @@ def add_parser(commands: Any) -> None:
     parser: argparse.ArgumentParser = commands.add_parser(
         "dump",
         help="write all rows of a table into a file",
-        description="Write all rows of a table into a file, from the slowest tier, which holds all of them. Redis and "
-        "RocksDB may be in use meanwhile. RAM of other processes is not seen: with neither of the two, the rows come "
-        "from the model's file.",
+        description="Write all rows of a table into a file. The rows come from the slowest tier, which holds all of "
+        "them. Redis and RocksDB may be in use meanwhile. Without Redis and RocksDB the rows come from the model's "
+        "file, because the RAM of other processes cannot be read.",
     )
     add_table_arguments(parser)
     parser.set_defaults(run=dump, error_code=1)
 
 
 def add_table_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what ``hotrow dump`` and ``hotrow load`` have in common: whose rows, and the file."""
+    """Add the arguments that ``hotrow dump`` and ``hotrow load`` share: the tiers, the table and the file."""
     parser.add_argument("ps", type=Path, metavar="PS_JSON", help="the tiers and models: a ps.json or a repository")
     parser.add_argument("table", metavar="MODEL.TABLE", help="the table's full name")
     parser.add_argument("file", type=Path, metavar="FILE", help=FORMATS)
 
 
 def dump(options: argparse.Namespace) -> int:
-    """Write the file and say how many rows it has. Whatever is wrong is a HotrowError, and the file is as it was."""
+    """Write the file and print how many rows it has; after a HotrowError the file is as it was."""
     with progress_bar() as progress:
         rows = dump_table(options.ps, options.table, options.file, progress)
     print(f"{options.file}: {rows:,} rows of {options.table}")

@@ -11,11 +11,11 @@ from serving.errors import ConfigError
 
 
 def add_engine_options(parser: argparse.ArgumentParser, default: Engine | None, meaning: str) -> None:
-    """Add ``--engine``, and what goes with the engine int8.
+    """Add ``--engine`` and the options of the engine int8.
 
     Args:
         parser: the command's.
-        default: the engine where none is asked for.
+        default: the engine without ``--engine``.
         meaning: the help text of ``--engine``.
     """
     parser.add_argument("--engine", choices=get_args(Engine), default=default, help=meaning)
@@ -24,13 +24,13 @@ def add_engine_options(parser: argparse.ArgumentParser, default: Engine | None, 
         type=Path,
         metavar="FILE.npz",
         help="with --engine int8: a request (DES, CATCOLUMN, ROWINDEX) to measure the error of one model on "
-        "(default: calibration.npz beside the model's graph)",
+        "(default: calibration.npz next to the model's graph)",
     )
     parser.add_argument(
         "--tolerance",
         type=ratio,
         metavar="P",
-        help=f"with --engine int8: how far off a probability may be there (default: {DEFAULT_TOLERANCE})",
+        help=f"with --engine int8: largest error of a probability on these samples (default: {DEFAULT_TOLERANCE})",
     )
 
 
@@ -38,11 +38,11 @@ def checked_tolerance(options: argparse.Namespace) -> float:
     """The ``--tolerance`` of a command line, or the default.
 
     Raises:
-        ConfigError: one is given that nothing would be held to.
+        ConfigError: it is given without the engine int8.
     """
     if options.tolerance is None:
         return DEFAULT_TOLERANCE
     if options.engine != "int8":
         chosen = f"the engine is {options.engine}" if options.engine else "no engine was chosen"
-        raise ConfigError("--tolerance", "", f"is one of the engine int8, but {chosen}")
+        raise ConfigError("--tolerance", "", f"needs the engine int8, but {chosen}")
     return float(options.tolerance)

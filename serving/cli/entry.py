@@ -1,4 +1,4 @@
-"""The console script ``hotrow``: Ctrl-C ends it quietly, whatever is being imported just then."""
+"""The console script ``hotrow``: Ctrl-C ends it quietly, even during an import."""
 
 import signal
 import sys
@@ -8,7 +8,7 @@ _INTERRUPTED = 130
 
 
 class _Interrupts:
-    """SIGINT as KeyboardInterrupt, as ever, and a memory that it came."""
+    """Turns SIGINT into KeyboardInterrupt, and remembers that it came."""
 
     came = False
 
@@ -26,15 +26,15 @@ def run() -> int:
     interrupts = _Interrupts()
     signal.signal(signal.SIGINT, interrupts)
     try:
-        from serving.cli.main import main  # it takes its time, and its imports more
+        from serving.cli.main import main  # slow to import
 
         code = main()
     except BaseException:
-        # Some packages, when their import is interrupted, fail later and otherwise.
+        # A package whose import was interrupted may fail later, with another error.
         if not interrupts.came:
             raise
         code = _INTERRUPTED
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second one would be told as a traceback of Python's own end
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second one would print a traceback while Python ends
     return code
 
 

@@ -1,4 +1,4 @@
-"""``hotrow load``: a file's rows, into the tiers."""
+"""``hotrow load``: the rows of a file, into the tiers."""
 
 import argparse
 from typing import Any
@@ -12,21 +12,18 @@ def add_parser(commands: Any) -> None:
     """Add the command to the ``hotrow`` parser's subparsers."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "load",
-        help="bring the rows of a file into a table",
-        description="Bring the rows of a file that `hotrow dump` or HPS wrote into Redis and RocksDB, whichever the "
-        "ps.json names. They are inserted among those that are there, as HPS does it. The whole file is checked before "
-        "a row is touched. Later starts keep the rows until the model's own files change; RAM of processes that run "
-        "now does not see them.",
+        help="insert the rows of a file into a table",
+        description="Insert the rows of a file that `hotrow dump` or HPS wrote into Redis and RocksDB, whichever the "
+        "ps.json names. Other rows of the table stay, as in HPS. The whole file is checked before a row changes. The "
+        "rows stay until the model's own files change. Processes that run now do not see them in their RAM.",
     )
     add_table_arguments(parser)
-    parser.add_argument(
-        "--replace", action="store_true", help="as one act: the table then has the rows of the file and no others"
-    )
+    parser.add_argument("--replace", action="store_true", help="replace the whole table at once: no other row stays")
     parser.set_defaults(run=load, error_code=1)
 
 
 def load(options: argparse.Namespace) -> int:
-    """Load the file and say how many rows it has. Whatever is wrong is a HotrowError."""
+    """Load the file and print how many rows it has."""
     with progress_bar() as progress:
         rows = load_table(options.ps, options.table, options.file, options.replace, progress)
     how = "replaced by" if options.replace else "took in"

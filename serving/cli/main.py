@@ -15,7 +15,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command.
 
     Args:
-        arguments: what follows ``hotrow`` on the command line; the process's own by default.
+        arguments: the words after ``hotrow`` on the command line; None: those of the process.
 
     Returns:
         The exit code: 0 done, 1 the answer is an error, 2 the command could not start, 130 interrupted.
@@ -24,7 +24,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if shadowed:
         print(f"hotrow: {shadowed}", file=sys.stderr)
         return _FAILED_TO_START
-    # Not before it is known that `kernels` is ours.
+    # Only after the check that `kernels` is ours.
     from kernels.errors import HotrowError
     from serving.errors import told
 
@@ -34,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except HotrowError as err:
         print(f"hotrow {options.command}: {told(err)}", file=sys.stderr)
         code = options.error_code
-    except BrokenPipeError:  # the reader of our output, say `head`, has seen enough
+    except BrokenPipeError:  # a reader of our output, such as `head`, has ended
         sys.stderr.close()
         code = 0
     except KeyboardInterrupt:
@@ -44,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    # Not before it is known that `kernels` is ours.
+    # Only after the check that `kernels` is ours.
     from serving.cli import check, checkpoint, dump, export_onnx, import_model, load, plan, predict, serve, snapshot
     from serving.frontend.version import server_version
 
@@ -59,7 +59,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _shadowing_package() -> str:
-    """What to say if the package ``kernels`` is not ours (Hugging Face has one of that name); empty if all is well."""
+    """The message if the package ``kernels`` is not ours (Hugging Face has one of that name); empty if it is ours."""
     try:
         if hasattr(import_module("kernels.errors"), "HotrowError"):
             return ""

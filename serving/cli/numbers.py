@@ -1,4 +1,4 @@
-"""Numbers on the command line: argparse's types for options, which say what they expected."""
+"""Numbers on the command line: argparse types whose errors say what they expected."""
 
 import re
 from argparse import ArgumentTypeError
@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 
 def whole_number(smallest: int, largest: int) -> Callable[[str], int]:
-    """The type of an option that takes a whole number within these bounds."""
+    """An option's type: a whole number within these bounds."""
 
     def parse(text: str) -> int:
         try:
@@ -15,51 +15,51 @@ def whole_number(smallest: int, largest: int) -> Callable[[str], int]:
             number = smallest - 1
         if smallest <= number <= largest:
             return number
-        raise ArgumentTypeError(f"expected a whole number from {smallest} to {largest}, but {text[:32]!r} came")
+        raise ArgumentTypeError(f"expected a whole number from {smallest} to {largest}, got {text[:32]!r}")
 
     return parse
 
 
 def seconds(longest_s: int) -> Callable[[str], float]:
-    """The type of an option that takes a time of more than 0 and at most ``longest_s`` seconds."""
+    """An option's type: a time of more than 0 and at most ``longest_s`` seconds."""
 
     def parse(text: str) -> float:
         try:
             number = float(text)
         except ValueError:
             number = 0.0
-        if 0 < number <= longest_s:  # which NaN is not
+        if 0 < number <= longest_s:  # False for NaN
             return number
-        raise ArgumentTypeError(f"expected more than 0 and at most {longest_s} seconds, but {text[:32]!r} came")
+        raise ArgumentTypeError(f"expected more than 0 and at most {longest_s} seconds, got {text[:32]!r}")
 
     return parse
 
 
 def ratio(text: str) -> float:
-    """The type of an option that takes a part of a whole, or a probability: more than 0 and at most 1."""
+    """An option's type: a part of a whole, or a probability: more than 0 and at most 1."""
     try:
         number = float(text)
     except ValueError:
         number = 0.0
-    if 0 < number <= 1:  # which NaN is not
+    if 0 < number <= 1:  # False for NaN
         return number
-    raise ArgumentTypeError(f"expected more than 0 and at most 1, but {text[:32]!r} came")
+    raise ArgumentTypeError(f"expected more than 0 and at most 1, got {text[:32]!r}")
 
 
 _UNITS = {"": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 
 
 def memory_size(text: str) -> int:
-    """The type of an option that takes an amount of memory: ``8GiB``, ``1.5 TiB``, or plain bytes."""
+    """An option's type: an amount of memory: ``8GiB``, ``1.5 TiB``, or plain bytes."""
     match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,9})?) ?([KMGT]iB|)", text, flags=re.ASCII)
     size_bytes = int(float(match[1]) * _UNITS[match[2]]) if match else 0
     if size_bytes < 1:
-        raise ArgumentTypeError(f"expected bytes, or a number of KiB, MiB, GiB or TiB, but {text[:32]!r} came")
+        raise ArgumentTypeError(f"expected bytes, or a number of KiB, MiB, GiB or TiB, got {text[:32]!r}")
     return size_bytes
 
 
 def cache_sizes(text: str) -> tuple[int | float, ...]:
-    """The type of an option that takes sizes of a cache: whole numbers are rows, ``5%`` is 0.05 of a table."""
+    """An option's type: sizes of a cache: whole numbers are rows, ``5%`` is 0.05 of a table."""
     return tuple(_cache_size(part.strip()) for part in text.split(","))
 
 
@@ -68,4 +68,4 @@ def _cache_size(text: str) -> int | float:
         return int(text)
     if re.fullmatch(r"\d{1,3}(\.\d{1,6})?%", text, flags=re.ASCII) and 0 < float(text[:-1]) <= 100:
         return float(text[:-1]) / 100
-    raise ArgumentTypeError(f"expected rows, or a part of a table such as 5%, but {text[:32]!r} came")
+    raise ArgumentTypeError(f"expected rows, or a part of a table such as 5%, got {text[:32]!r}")

@@ -1,4 +1,4 @@
-"""``hotrow plan``: what a model takes in each tier, and, from recorded traffic, how often each would answer."""
+"""``hotrow plan``: the memory of a model in each tier and, with recorded traffic, the hit rate of each size."""
 
 import argparse
 import csv
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from serving.cli.numbers import cache_sizes, memory_size, ratio
 from serving.config import ModelConfig, read_repository
-from serving.errors import ConfigError, OutputError, TraceError
+from serving.errors import ConfigError, OutputError, TraceError, did_you_mean
 from serving.planner import (
     OVERFLOW_POLICIES,
     POLICIES,
@@ -52,7 +52,7 @@ def add_parser(commands: Any) -> None:
         "trace", type=Path, nargs="*", metavar="TRACE", help="recorded lookups: .npy, .npz, .json, .jsonl or folders"
     )
     parser.add_argument("--model", default="", metavar="NAME", help="plan this model alone")
-    parser.add_argument("--table", default="", metavar="NAME", help="the table that .npy files are about")
+    parser.add_argument("--table", default="", metavar="NAME", help="the table of .npy files")
     parser.add_argument(
         "--sizes",
         type=cache_sizes,
@@ -60,13 +60,13 @@ def add_parser(commands: Any) -> None:
         metavar="LIST",
         help=f"rows, or parts of a table (default: {_DEFAULT_SIZES.replace('%', '%%')})",
     )
-    parser.add_argument("--hit-rate", type=ratio, metavar="RATIO", help="say which sizes reach it")
+    parser.add_argument("--hit-rate", type=ratio, metavar="RATIO", help="print which sizes reach it")
     parser.add_argument("--ram", type=memory_size, metavar="SIZE", help="divide this much among the tables: 8GiB")
     parser.add_argument(
         "--policy",
         choices=tuple(POLICIES),
         default="file",
-        help="which rows --ram counts on; `file` is how the RAM tier is filled by itself (default: %(default)s)",
+        help="which rows --ram holds; `file`: the first rows of the files, as RAM is filled (default: %(default)s)",
     )
     parser.add_argument("--sample", type=ratio, metavar="RATIO", help="estimate lru from this part of the rows")
     parser.add_argument("--csv", type=Path, metavar="FILE", help="write the curves as numbers")
@@ -78,7 +78,7 @@ def add_parser(commands: Any) -> None:
 
 
 def plan(options: argparse.Namespace) -> int:
-    """Print the plan. Whatever is wrong with the configuration or the trace is a HotrowError."""
+    """Print the plan."""
     models = _models(options)
     if not options.trace:
         given = next((name for name in _NEED_A_TRACE if getattr(options, name)), None)
@@ -87,7 +87,7 @@ def plan(options: argparse.Namespace) -> int:
         print(*describe_sizes(table_sizes(models)), sep="\n")
         return 0
     if options.plot is not None and options.plot.suffix not in _PICTURES:
-        raise OutputError(f"--plot: expected a file that ends in {', '.join(_PICTURES)}, but {options.plot} came")
+        raise OutputError(f"--plot: expected a file that ends in {', '.join(_PICTURES)}, got {options.plot}")
     trace = read_trace(options.trace, models, options.table)
     plans = []
     for one in plan_tables(models, trace, options.sample):
@@ -113,7 +113,8 @@ def _models(options: argparse.Namespace) -> Sequence[ModelConfig]:
     chosen = [config for config in models if config.name == options.model]
     if not chosen:
         names = ", ".join(repr(config.name) for config in models)
-        raise ConfigError(str(options.config), "", f"no model {options.model[:64]!r} in it; there is {names}")
+        close = did_you_mean(options.model, (config.name for config in models))
+        raise ConfigError(str(options.config), "", f"no model {options.model[:64]!r} in it; there is {names}{close}")
     return chosen
 
 
@@ -141,7 +142,7 @@ def _print_shares(plans: Sequence[TablePlan], options: argparse.Namespace) -> No
     shares = divide_budget(plans, options.policy, options.ram)
     print(f"{amount(options.ram)} of RAM, policy {options.policy}:")
     print(*describe_shares(shares, plans, options.policy, options.write_hot_keys is not None), sep="\n")
-    print("for ps.json, beside a persistent_db that holds the other rows:")
+    print("for ps.json, with a persistent_db that holds the other rows:")
     print(json.dumps({"volatile_db": _memory_tier(shares, options)}, indent=2))
 
 

@@ -35,10 +35,7 @@ def add_parser(commands: Any) -> None:
 
 
 def predict(options: argparse.Namespace) -> int:
-    """Send the file and print one line per sample: its L probabilities, separated by spaces.
-
-    How many keys the model does not know is said on standard error.
-    """
+    """Print one line of L probabilities per sample, and on standard error how many keys the model does not know."""
     predictions, defaulted_keys = _parse(_ask(options), options.url)
     for probabilities in predictions:
         print(*probabilities)
@@ -51,13 +48,13 @@ def predict(options: argparse.Namespace) -> int:
 
 
 def _ask(options: argparse.Namespace) -> bytes:
-    """Send the file; the server's answer."""
+    """Send the file and return the server's answer."""
     body = _read(options.file)
     if not options.url.startswith(("http://", "https://")):
-        raise RequestError(f"--url: expected http://... or https://..., but {options.url!r} came")
+        raise RequestError(f"--url: expected http://... or https://..., got {options.url!r}")
     model = quote(os.fsencode(options.model), safe="")  # a name need not be text
     try:
-        _ = urlsplit(options.url).port  # a ValueError if it cannot be one; urlopen would take its last 16 bits
+        _ = urlsplit(options.url).port  # raises ValueError for a bad port, of which urlopen would use the last 16 bits
         url = f"{options.url.rstrip('/')}/predict/{model}"
         request = Request(url, data=body, headers={"Content-Type": "application/json"})
         with urlopen(request, timeout=options.timeout) as response:
@@ -91,7 +88,7 @@ def _read(file: str) -> bytes:
 
 
 def _message(error: HTTPError) -> str:
-    """The server's own words where it is ours, its status otherwise."""
+    """The message of Hotrow's server, else the status of another server."""
     with error:
         try:
             return str(json.load(error)["error"])

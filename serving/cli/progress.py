@@ -1,4 +1,4 @@
-"""A bar on the terminal that says how far something is; none where standard error is no terminal."""
+"""A progress bar, where standard error is a terminal."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -7,11 +7,8 @@ from typing import Any
 
 @contextmanager
 def progress_bar() -> Iterator[Callable[[str, int, int], None]]:
-    """Give what is to be called with the thing that is being done, the rows it is done of, and how many there are.
-
-    A new thing begins a new bar. The number of rows may be an estimate: the bar ends where the rows do.
-    """
-    from tqdm import tqdm  # takes its time
+    """Give a function of a task, its finished rows and all its rows; a new task begins a new bar."""
+    from tqdm import tqdm  # slow to import
 
     bars: list[tuple[str, Any]] = []
 

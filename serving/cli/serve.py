@@ -34,7 +34,7 @@ def add_parser(commands: Any) -> None:
         "repository",
         type=Path,
         metavar="REPO",
-        help="folder of <model>/<version>/, ps.json beside the models; or a ps.json or v3.0 inference JSON by itself",
+        help="folder of <model>/<version>/, ps.json next to the models; or a ps.json or v3.0 inference JSON by itself",
     )
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     parser.add_argument(
@@ -73,7 +73,7 @@ def add_parser(commands: Any) -> None:
         type=whole_number(1, _MOST_INFLIGHT),
         default=limits.max_inflight,
         metavar="N",
-        help="most requests in hand, counted once their bodies are there (default: %(default)s)",
+        help="most requests in flight, counted once their bodies have arrived (default: %(default)s)",
     )
     parser.set_defaults(run=serve, error_code=2)
 
@@ -86,7 +86,7 @@ def _device(text: str) -> str:
 
 
 def serve(options: argparse.Namespace) -> int:
-    """Serve until SIGTERM or Ctrl-C. An error before that is a HotrowError."""
+    """Serve until SIGTERM or Ctrl-C."""
     # Imported here, so that the other commands need not wait for the web framework.
     from serving.frontend.http import Settings, create_app
     from serving.frontend.server import listen, run, url_of
@@ -110,7 +110,7 @@ def serve(options: argparse.Namespace) -> int:
             print(line)
         limits = Limits(max_body_bytes=options.max_body_bytes, max_inflight=options.max_inflight)
         app = create_app(repository, Settings(threads=options.threads, limits=limits))
-        # What is loaded now stays; freezing it keeps the collector from walking it again in the middle of requests.
+        # What is loaded now stays, so the garbage collector need not walk it again during requests.
         gc.collect()
         gc.freeze()
         run(
@@ -123,7 +123,7 @@ def serve(options: argparse.Namespace) -> int:
 
 
 def _load(repository: "ModelRepository") -> None:
-    """Load all models or none: a broken one stops the start, rather than its clients later."""
+    """Load all models or none: a broken model fails the start, not a client's request later."""
     try:
         repository.load()
     except (ConfigError, ModelFileError) as err:

@@ -99,11 +99,11 @@ def _dim_of(path: Path) -> int:
         key_bytes, vector_bytes = ((path / name).stat().st_size for name in ("key", "emb_vector"))
     except OSError as err:
         reason = (
-            f"expected a folder with key and emb_vector ({err.filename}: {err.strerror}); of a file, give --dim; "
-            "of a ps.json, a repository or a model, give --table"
+            f"expected a folder with key and emb_vector ({err.filename}: {err.strerror}); for a file, give --dim; "
+            "for a ps.json, a repository or a model, give --table"
         )
         raise ModelFileError(path, reason) from err
     floats, rest = divmod(vector_bytes // 4, max(key_bytes // 8, 1))
     if rest or not floats:
-        raise ModelFileError(path, f"{vector_bytes:,} bytes of vectors are not those of {key_bytes // 8:,} keys")
+        raise ModelFileError(path, f"{vector_bytes:,} bytes of vectors do not fit {key_bytes // 8:,} keys")
     return floats

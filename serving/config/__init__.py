@@ -11,7 +11,7 @@ from serving.config.keys_without_effect import MOST_ROCKSDB_BATCH_ROWS
 from serving.config.model_directory import read_model_directory
 from serving.config.models import ModelConfig, ParameterServerConfig, TableConfig
 from serving.config.ps import read_ps_config
-from serving.config.repository import read_model, read_repository
+from serving.config.repository import read_model, read_repository, read_tiers
 from serving.config.row_dtypes import with_row_dtype
 from serving.config.tiers import (
     DisabledConfig,
@@ -46,5 +46,6 @@ __all__ = [
     "read_model_directory",
     "read_ps_config",
     "read_repository",
+    "read_tiers",
     "with_row_dtype",
 ]

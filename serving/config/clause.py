@@ -221,7 +221,7 @@ def _in_folder(value: Any, info: ValidationInfo) -> Any:
     if info.context is None or not isinstance(value, str):
         return value
     if not value:
-        raise ValueError("expected at least 1 character, got ''")
+        raise ValueError("string should have at least 1 character, got ''")
     return Path(info.context) / _refuse_nul(value)
 
 

@@ -228,16 +228,32 @@ def _without_effect(raw: Any, document: PsDocument) -> list[tuple[str, dict[str,
     ]
 
 
-def check_named_tables(volatile: Sequence[VolatileDbConfig], models: Sequence[ModelConfig], source: str) -> None:
+def check_named_tables(
+    volatile: Sequence[VolatileDbConfig],
+    models: Sequence[ModelConfig],
+    source: str,
+    of_these_models_only: bool = False,
+) -> None:
     """Refuse a key of a ``volatile_db`` that names a table which none of ``models`` has.
+
+    Args:
+        volatile: the tiers.
+        models: the models.
+        source: the file, for messages.
+        of_these_models_only: names of tables of other models are not checked.
 
     Raises:
         ConfigError: there is such a name.
     """
+    names = {model.name for model in models}
     tables = sorted(model.full_name(table) for model in models for table in model.tables)
     keys = ("capacity_rows_per_table", "row_dtype_per_table")
     for (path, tier), key in product(by_path(volatile).items(), keys):
-        unknown = sorted((getattr(tier, key, None) or {}).keys() - set(tables))
+        unknown = sorted(
+            name
+            for name in (getattr(tier, key, None) or {}).keys() - set(tables)
+            if not of_these_models_only or name.partition(".")[0] in names
+        )
         if unknown:
             expected = ", ".join(map(repr, tables)) + did_you_mean(unknown[0], tables)
             reason = f"no model has a table {unknown[0][:64]!r}; expected some of {expected}"

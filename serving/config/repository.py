@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from itertools import zip_longest
-from os.path import isfile  # says no where a path cannot be one; Path.is_file raises
+from os.path import abspath, isfile  # isfile says no where a path cannot be one; Path.is_file raises
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from serving.config.models import ModelConfig, ParameterServerConfig
 from serving.config.ps import check_named_tables, read_ps_config
 from serving.config.row_dtypes import with_row_dtypes
 from serving.config.tiers import HashMapConfig, PersistentDbConfig
-from serving.errors import ConfigError, about
+from serving.errors import ConfigError, about, is_about
 from serving.model.strict_json import read_json
 
 PS_FILE = "ps.json"
@@ -22,20 +22,19 @@ PS_FILE = "ps.json"
 def read_repository(path: str | Path, faults: list[HotrowError] | None = None) -> ParameterServerConfig:
     """Read the models that ``path`` serves, each with a version, and the tiers that hold their rows.
 
-    In a repository's folder the folders say which models there are, of each the newest complete version is meant, and
-    ``ps.json`` beside them says where rows are kept; a folder without any has the models that its ``ps.json`` lists. A
-    ``ps.json`` by itself has the models it lists, or, where it lists none, those of its folder. Without a ``ps.json``
-    one memory tier holds all rows. Of a model that a JSON file describes, the folder of its graph says which version
-    it is; where that folder's name is no number it is version 1.
+    A repository's folder has the newest complete version of each of its models, and ``ps.json`` next to them names the
+    tiers; without model folders it has the models that ``ps.json`` lists. A ``ps.json`` by itself has the models that
+    it lists, else those of its folder. The folder of one model has that model, in memory. Without a ``ps.json`` all rows
+    are in memory. A JSON file's model has the version that the folder of its graph is called after, else version 1.
 
     Args:
         path: a folder or a file.
-        faults: empty; what is wrong with single models is added to it in place of being raised, and the models that
-            come back are the others.
+        faults: empty; the faults of single models are added to it instead of being raised, and these models are left
+            out.
 
     Raises:
         ConfigError: there is no such path, it describes no models, or a configuration cannot be accepted.
-        ModelFileError: a model's file is missing, or its manifest does not describe the files beside it.
+        ModelFileError: a model's file is missing, or its manifest does not describe the files next to it.
     """
     path = Path(path)
     try:
@@ -74,6 +73,42 @@ def _read(path: Path, faults: list[HotrowError] | None) -> ParameterServerConfig
         ps = read_ps_config(path, faults)
         return _listed(ps) if ps.models or faults else _of_folders(ps, path.parent, faults)
     raise ConfigError(str(path), "", "expected an inference JSON (with 'inference') or a ps.json (with 'models')")
+
+
+def read_tiers(directory: str | Path, config: ModelConfig) -> ParameterServerConfig | None:
+    """Read the ``ps.json`` of the repository of one model.
+
+    Args:
+        directory: the model's or the version's folder.
+        config: the model, read from there.
+
+    Returns:
+        the tiers, with the model as ``ps.json`` lists it; None: there is no ``ps.json`` next to the models.
+
+    Raises:
+        ConfigError: ``ps.json`` cannot be accepted, or does not fit the model.
+        ModelFileError: ``ps.json`` lists the model, and one of its files is missing or damaged.
+    """
+    folders = (Path(abspath(directory)), Path(directory).resolve())  # as it was given, which may be a link
+    file = next((file for folder in folders if (file := _ps_file_of(folder)).exists()), None)
+    if file is None:
+        return None
+    faults: list[HotrowError] = []
+    ps = read_ps_config(file, faults)
+    for fault in faults:
+        if is_about(fault, config.name):
+            raise fault
+    _check_key_type(config, ps)
+    listed = next((model for model in ps.models if model.name == config.name), None)
+    served = config if listed is None else _as_listed(config, listed, ps)
+    check_named_tables(ps.volatile_tiers, [served], ps.source, of_these_models_only=True)
+    served = with_row_dtypes(served, ps.volatile_tiers, ps.persistent_db, ps.source)
+    return ps.model_copy(update={"models": (served,)})
+
+
+def _ps_file_of(folder: Path) -> Path:
+    """``ps.json`` next to the model that ``folder``, its own or that of a version, belongs to."""
+    return (folder.parent.parent if version_number(folder) else folder.parent) / PS_FILE
 
 
 def _has(document: Any, *keys: str) -> bool:

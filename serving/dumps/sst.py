@@ -34,7 +34,7 @@ def write_sst(path: Path, spec: TableSpec, batches: Iterator[tuple[Keys, Vectors
         spec: the table.
         batches: at least one row; of a key that comes twice the last row counts.
         in_key_order: the rows come in the order of the keys' raw bytes, each key once. Else they are sorted, in files
-            beside ``path`` that take as much room again.
+            next to ``path`` that take as much room again.
 
     Raises:
         MissingExtraError: rocksdict is not installed.
@@ -122,7 +122,7 @@ class SstDump:
 
 @contextmanager
 def _scratch_folder(path: Path) -> Iterator[Path]:
-    """A hidden folder, not made yet, removed at the end: beside ``path``, or elsewhere if that is read-only."""
+    """A hidden folder, not made yet, removed at the end: next to ``path``, or elsewhere if that is read-only."""
     parent = path.parent if os.access(path.parent, os.W_OK) else Path(tempfile.gettempdir())
     folder = parent / f".{path.name}.{secrets.token_hex(4)}.tmp"
     try:

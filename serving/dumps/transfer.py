@@ -1,4 +1,4 @@
-"""Write all rows of a table into a file, and bring a file's rows into the tiers that outlive the process."""
+"""Write all rows of a table into a file, and load a file's rows into the tiers that outlive the process."""
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
@@ -14,7 +14,7 @@ from serving.config import (
     read_repository,
 )
 from serving.dumps.formats import Dump, check_suffix, check_target, open_dump, write_dump
-from serving.errors import ConfigError, ModelFileError, StoreError
+from serving.errors import ConfigError, ModelFileError, StoreError, did_you_mean
 from serving.model.sparse_rows import fault_of_values
 from serving.parameter_server import ParameterServer
 from serving.parameter_server.loading import LOAD_BATCH_ROWS, table_source, table_spec
@@ -27,15 +27,12 @@ logger = logging.getLogger(__name__)
 
 Batches = Iterator[tuple[Keys, Vectors]]
 Progress = Callable[[str, int, int], None]
-"""Is called with what is being done, of how many rows it is done, and how many there are, which may be an estimate."""
+"""Called with the task, its finished rows, and all its rows, which may be an estimate."""
 
 
 @dataclass(frozen=True, slots=True)
 class _HeldRows:
-    """All rows of a table where they are held; ``in_key_order``: in that of their keys' raw bytes.
-
-    How many they are may be an estimate.
-    """
+    """All rows of a table in its tier; ``in_key_order``: sorted by the raw bytes of their keys."""
 
     spec: TableSpec
     rows_hint: int
@@ -51,17 +48,17 @@ def dump_table(
 ) -> int:
     """Write all rows of a table into a file; memory does not grow with the table.
 
-    The rows come from the slowest tier, which holds all of them: RocksDB, which other processes may have open, Redis,
-    or, where RAM or a snapshot is the only tier, that. RAM of another process is not seen: without another tier they
-    come from the model's file, as RAM would hold them. Rows that others write meanwhile may be in the file or not.
+    The rows come from the slowest tier, which holds all of them: RocksDB, which other processes may have open, or
+    Redis. Where RAM or a snapshot is the only tier, they come from the model's file, rounded as RAM would hold them.
+    The file may or may not have rows that other processes write meanwhile.
 
     Args:
-        source: a ``ps.json`` or a repository, or its configuration; or a running parameter server, which is asked for
-            what it holds.
+        source: a ``ps.json`` or a repository, or its configuration; or a running parameter server, whose slowest
+            tier is read.
         table: its full name, ``<model>.<table>``.
         file: HPS's format if it ends in ``.bin``, RocksDB's if in ``.sst``, else a folder with ``key`` and
-            ``emb_vector``. What is there is replaced when every row is on the disk, and as it was if anything fails.
-        progress: is told how far it is.
+            ``emb_vector``. An existing file is replaced once every row is on the disk; after an error it is unchanged.
+        progress: see ``Progress``.
 
     Returns:
         Rows written.
@@ -88,12 +85,12 @@ def load_table(
     replace: bool = False,
     progress: Progress | None = None,
 ) -> int:
-    """Bring the rows of a file into every tier that outlives the process: Redis, RocksDB.
+    """Load the rows of a file into every tier that outlives the process: Redis, RocksDB.
 
-    The whole file is read and checked before a row is touched. Rows are inserted one batch after the other, each into
-    all tiers: a load that is stopped leaves some of them in, and can be done again. With ``replace`` each tier changes
-    as one act. A model that was never loaded into a tier is loaded first. Until the model's own files change, later
-    starts keep these rows; RAM of processes that run now does not see them.
+    The whole file is read and checked before a row changes. Rows are inserted batch by batch, each batch into all
+    tiers: a load that was stopped has inserted some of the rows, and can be repeated. With ``replace`` each tier
+    changes at once. A model that was never loaded into a tier is loaded first. The rows stay until the model's own
+    files change. Processes that run now do not see them in their RAM.
 
     Args:
         target: a ``ps.json`` or a repository, or its configuration; no other process may have its RocksDB open for
@@ -101,7 +98,7 @@ def load_table(
         table: the table's full name, ``<model>.<table>``.
         file: what ``dump_table`` or HPS wrote; its name's ending tells the format.
         replace: the table then has the file's rows only.
-        progress: is told how far it is.
+        progress: see ``Progress``.
 
     Returns:
         Rows of the file.
@@ -161,7 +158,7 @@ def _load_live(server: ParameterServer, table: str, file: Path, progress: Progre
 
 
 class _Counted:
-    """Batches of rows that pass by, counted."""
+    """Counts the rows of batches and reports the progress."""
 
     def __init__(self, what: str, rows: int, progress: Progress | None) -> None:
         self.done = 0
@@ -177,7 +174,7 @@ class _Counted:
 
 
 def _check_rows(file: Path, spec: TableSpec, dump: Dump, progress: Progress | None) -> int:
-    """Read every row once: what is damaged, not finite, or nothing that the table's row type holds, is found first.
+    """Read every row once, so that damage and values that do not fit are found before a row changes.
 
     Returns:
         How many there are.
@@ -204,7 +201,7 @@ def _table_of(models: Sequence[ModelConfig], table: str, source: str) -> tuple[M
     named = {model.full_name(one): (model, one) for model in models for one in model.tables}
     if table not in named:
         there = ", ".join(map(repr, named)) or "none"
-        raise ConfigError(source, "", f"no table {table[:128]!r}; the tables are {there}")
+        raise ConfigError(source, "", f"no table {table[:128]!r}; the tables are {there}{did_you_mean(table, named)}")
     return named[table]
 
 
@@ -230,7 +227,7 @@ def _held_rows(source: str | Path | ParameterServerConfig | ParameterServer, tab
 
 
 def _slowest_tier(config: ParameterServerConfig) -> ParameterServerConfig:
-    """The configuration with the tier alone that holds every row, only to be read."""
+    """The configuration with only the tier that holds every row, opened read-only."""
     persistent = config.persistent_db
     if persistent.type == "disabled":
         return config.model_copy(update={"volatile_tiers": config.volatile_tiers[-1:]})

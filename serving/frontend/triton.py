@@ -1,7 +1,9 @@
 """The same session inside Triton: the Python backend's model class.
 
-An exported ``model.py`` is one line, ``from serving.frontend.triton import TritonPythonModel``. Tensors are those of
-``serving.protocol.ctr``. Triton's own module is imported when a model is opened, as it exists inside Triton only.
+An exported ``model.py`` is one line, ``from serving.frontend.triton import TritonPythonModel``. The tensors are in
+``serving.protocol.ctr``. Triton's own module exists inside Triton only, so it is imported when a model is opened. Rows
+lie in the tiers of the repository's ``ps.json``, as with ``hotrow serve``. Each instance of a model is its own process,
+and only one process can have a RocksDB open for writing.
 """
 
 from importlib import import_module
@@ -19,7 +21,7 @@ class TritonPythonModel:
     """One model instance. Triton calls every method from one thread."""
 
     def initialize(self, args: dict[str, str]) -> None:
-        """Open the version directory that Triton loads.
+        """Open the version directory that Triton loads, and the tiers of its repository.
 
         Args:
             args: Triton's; ``model_repository`` is the model's folder and ``model_version`` its version.

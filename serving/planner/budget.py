@@ -61,7 +61,7 @@ def divide_budget(plans: Sequence[TablePlan], policy: str, budget_bytes: int) ->
     """Divide ``budget_bytes`` of RAM so that the tables together answer the most lookups.
 
     Greedy on the concave hulls of hits by bytes: always the step that gains the most hits per byte. That is the best
-    division there is, but for the last step, which may not fit whole (Fox, "Discrete optimization via marginal
+    division there is, except for the last step, which may not fit whole (Fox, "Discrete optimization via marginal
     analysis", Management Science 13(3), 1966).
 
     Args:

@@ -16,7 +16,7 @@ class HitCurve:
 
     Attributes:
         rows: int64[P], ascending; the first is 0.
-        hits: float64[P], never falling; the first is 0. Whole numbers but for a curve from a sample.
+        hits: float64[P], never falling; the first is 0. Whole numbers, except for a curve from a sample.
         lookups: how many lookups the trace has, those of unknown keys among them.
     """
 

@@ -4,7 +4,7 @@
 ``.npy``    integers [N], the keys of one table: of the table that ``table`` names, of the model's only one, or of the
             one that the file is called after
 ``.npz``    one such array per table, by its name; or a request's ``CATCOLUMN`` and ``ROWINDEX``, [n] or [1, n], or
-            [Q, n] for Q requests of equal size. A ``DES`` beside them is not looked at
+            [Q, n] for Q requests of equal size. A ``DES`` next to them is ignored
 ``.json``   one request in the form of ``POST /predict/<model>``
 ``.jsonl``  one such request per line
 ==========  ==========================================================================================================

@@ -39,7 +39,7 @@ def test_a_checkpoint_has_the_tables_and_is_served_from(ps, tmp_path, capsys):
 
     assert main(["checkpoint", str(file), str(tmp_path / "copy")]) == 0
 
-    assert f"{tmp_path / 'copy'}: the database of {tmp_path / 'models' / 'rows'}" in capsys.readouterr().out
+    assert f"{tmp_path / 'copy'}: a copy of the database {tmp_path / 'models' / 'rows'}" in capsys.readouterr().out
     ps({**ROCKSDB, "path": str(tmp_path / "copy"), "read_only": True})
     serve_once(file)  # which would raise if the copy lacked a table
 

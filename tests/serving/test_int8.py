@@ -118,7 +118,7 @@ def test_a_tolerance_that_nothing_would_be_held_to_is_refused(write_version, cap
 
     assert main([command, str(directory), "--engine", "onnx", "--tolerance", "0.5"]) == (1 if command == "check" else 2)
 
-    assert "--tolerance: is one of the engine int8, but the engine is onnx" in capsys.readouterr().err
+    assert "--tolerance: needs the engine int8, but the engine is onnx" in capsys.readouterr().err
 
 
 def test_more_samples_than_a_request_may_have_are_fine(write_version):

@@ -5,10 +5,12 @@ import json
 import numpy as np
 import pytest
 
+from benchmarks.tiny_model import TinyModel
 from kernels.host import round_rows
 from serving import ParameterServer, load_model
 from serving.errors import ConfigError, ModelFileError, StoreFullError, UnknownModelError
 from serving.storage import MemoryStore
+from tests.serving.ps_files import write_ps
 
 # Float32 against float64 through two layers of at most 40 inputs.
 TOLERANCE = {"rtol": 2e-5, "atol": 2e-6}
@@ -210,3 +212,96 @@ def test_a_model_that_does_not_fit_the_given_server_is_refused(write_version):
 def test_an_engine_or_threads_that_cannot_be_are_refused_by_name(tmp_path, options, expected):
     with pytest.raises(ConfigError, match=expected):
         load_model(tmp_path, **options)
+
+
+@pytest.fixture
+def repository(tmp_path):
+    """A repository of two versions of the model "tiny"; returns its folder."""
+    folder = tmp_path / "models"
+    for version in (1, 2):
+        TinyModel(rows=50, seed=version).write(folder, version=version)
+    return folder
+
+
+ROCKSDB = {"volatile_db": {"type": "disabled"}, "persistent_db": {"type": "rocks_db", "path": "rows", "num_threads": 1}}
+
+
+def stores_of(session):
+    return [store.name for store in session.embedding_cache.server.stores]
+
+
+@pytest.mark.parametrize("path", ["tiny", "tiny/2", "tiny/../tiny"])
+def test_load_model_keeps_rows_where_the_repositorys_ps_json_says(repository, path):
+    pytest.importorskip("rocksdict")
+    write_ps(repository, **ROCKSDB)
+
+    with load_model(repository / path, engine="numpy") as session:
+        assert stores_of(session) == ["rocksdb"]
+        assert session.config.version == 2
+
+    assert (repository / "rows" / "CURRENT").is_file()
+
+
+def test_a_model_folder_that_is_a_link_has_the_ps_json_next_to_the_link(repository, tmp_path):
+    linked = tmp_path / "linked"
+    linked.mkdir()
+    (linked / "tiny").symlink_to(repository / "tiny")
+    write_ps(linked, volatile_db={"type": "snapshot", "path": "made"})
+
+    with load_model(linked / "tiny", engine="numpy") as session:
+        assert stores_of(session) == ["snapshot"]
+
+
+def test_the_sessions_of_a_process_share_one_server_for_a_ps_json(repository):
+    pytest.importorskip("rocksdict")
+    write_ps(repository, **ROCKSDB)  # two servers cannot have one database open
+
+    first, second = (load_model(repository / "tiny", engine="numpy") for _ in range(2))
+    server = first.embedding_cache.server
+    assert second.embedding_cache.server is server
+    first.close()
+    assert second.predict([0.0] * 3, [], [0] * 4).shape == (1, 1)
+    second.close()
+
+    assert server.models() == ()
+    with load_model(repository / "tiny", engine="numpy") as third:
+        assert third.embedding_cache.server is not server
+
+
+def test_another_version_in_the_server_of_a_ps_json_is_refused_and_the_first_stays(repository):
+    write_ps(repository)
+
+    with load_model(repository / "tiny" / "1", engine="numpy") as session:
+        with pytest.raises(ConfigError, match="already loaded, in version 1"):
+            load_model(repository / "tiny" / "2", engine="numpy")
+        assert session.predict([0.0] * 3, [], [0] * 4).shape == (1, 1)
+    load_model(repository / "tiny" / "2", engine="numpy").close()
+
+
+@pytest.mark.parametrize(
+    ("tiers", "path", "reason"),
+    [
+        ({"volatile_db": {"type": "hash_mapp"}}, "volatile_db.type", "did you mean 'hash_map'"),
+        (
+            {"volatile_db": {"type": "map", "row_dtype_per_table": {"tiny.usr": "int8"}}},
+            "volatile_db",
+            "no model has a",
+        ),
+        ({"supportlonglong": False}, "supportlonglong", "means I32 keys"),
+    ],
+)
+def test_load_model_refuses_a_broken_ps_json_unless_a_server_is_given(repository, tiers, path, reason):
+    write_ps(repository, **tiers)
+
+    with pytest.raises(ConfigError, match=reason) as caught:
+        load_model(repository / "tiny", engine="numpy")
+    assert (caught.value.source, caught.value.path.startswith(path)) == (str(repository / "ps.json"), True)
+
+    with ParameterServer([MemoryStore()]) as server, load_model(repository / "tiny", server, engine="numpy") as session:
+        assert stores_of(session) == ["memory"]
+
+
+def test_names_of_tables_of_other_models_in_ps_json_are_no_concern_of_load_model(repository):
+    write_ps(repository, volatile_db={"type": "map", "capacity_rows_per_table": {"other.user": 3}})
+
+    load_model(repository / "tiny", engine="numpy").close()

@@ -202,7 +202,7 @@ def test_a_store_behind_snapshots_is_refused(tmp_path):
         ({"capacity_rows": 5}, "capacity_rows: only a hash_map has it, the type is snapshot"),
         ({"timeout_ms": 5}, "timeout_ms: only a redis_cluster has it, the type is snapshot"),
         ({"type": "hash_map", "path": "x"}, "path: only a snapshot has it, the type is hash_map"),
-        ({"type": "disabled", "row_dtype": "int8"}, "row_dtype: only a hash_map or .* has it"),
+        ({"type": "redis", "row_dtype_per_table": {}}, "row_dtype_per_table: only a hash_map or .* has it"),
     ],
 )
 def test_keys_that_make_no_sense_are_refused(repository, tier, message):
@@ -215,7 +215,7 @@ def test_a_persistent_db_behind_snapshots_is_refused(repository):
     document = json.loads(file.read_text())
     file.write_text(json.dumps({**document, "persistent_db": {"type": "rocks_db", "path": "rows"}}))
 
-    with pytest.raises(ConfigError, match=r"persistent_db\.type: behind a volatile_db of the type snapshot"):
+    with pytest.raises(ConfigError, match=r"persistent_db\.type: a volatile_db of the type snapshot holds every row"):
         read_ps_config(file)
 
 
@@ -241,7 +241,7 @@ def test_check_refuses_what_serving_would_in_the_same_words_and_makes_nothing(re
 def test_check_says_that_snapshots_take_no_ram_and_leaves_no_folder(repository, tmp_path, capsys):
     assert main(["check", str(repository(path=str(tmp_path / "snapshots")))]) == 0
 
-    assert "volatile_db is of snapshots" in capsys.readouterr().out
+    assert "volatile_db is a snapshot" in capsys.readouterr().out
     assert not (tmp_path / "snapshots").exists()
 
 
@@ -291,11 +291,11 @@ def test_the_command_takes_a_single_file_a_snapshot_and_a_models_table(table, re
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("absent out", "absent: expected a folder with key and emb_vector .*; of a file, give --dim"),
+        ("absent out", "absent: expected a folder with key and emb_vector .*; for a file, give --dim"),
         ("table out --dim 0", "expected at least 1 float per row, --dim says 0"),
         ("table out --dim 5", "emb_vector: expected 20,000 bytes"),
         ("table absent/out", "absent/out: cannot be written: No such file or directory"),
-        ("models/ps.json out", "of a ps.json, a repository or a model, give --table"),
+        ("models/ps.json out", "for a ps.json, a repository or a model, give --table"),
         ("models out --table fly", "no table 'fly': expected one of a.user, a.item"),
         ("table out --row-dtype int4", "invalid choice: 'int4'"),
     ],
@@ -320,7 +320,7 @@ def test_a_folder_whose_sizes_fit_no_dim_is_refused(tmp_path, capsys):
 
     assert main(["snapshot", str(tmp_path / "t"), str(tmp_path / "out")]) == 1
 
-    assert "40 bytes of vectors are not those of 3 keys" in capsys.readouterr().err
+    assert "40 bytes of vectors do not fit 3 keys" in capsys.readouterr().err
 
 
 def test_check_reads_the_index_of_a_snapshot_and_with_full_every_byte(table, tmp_path, capsys):
@@ -328,7 +328,7 @@ def test_check_reads_the_index_of_a_snapshot_and_with_full_every_byte(table, tmp
     assert main(["snapshot", str(table), str(file)]) == 0
     assert main(["check", str(file)]) == 0
     assert main(["check", str(file), "--full"]) == 0
-    assert "every byte is what was written" in capsys.readouterr().out
+    assert "every byte is as it was written" in capsys.readouterr().out
     data = bytearray(file.read_bytes())
     data[-4096] ^= 1  # of a row
     file.write_bytes(data)

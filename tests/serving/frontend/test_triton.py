@@ -10,6 +10,7 @@ import pytest
 from benchmarks.tiny_model import TinyModel, flatten
 from serving.errors import ConfigError, ModelFileError, StoreError
 from serving.frontend.triton import TritonPythonModel
+from tests.serving.ps_files import write_ps
 
 
 class Tensor:
@@ -152,3 +153,23 @@ def test_inside_triton_no_web_framework_is_needed():
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
 
     assert done.returncode == 0, done.stderr
+
+
+def test_the_ps_json_next_to_the_models_says_where_rows_lie(tmp_path, opened):
+    tiny = TinyModel()
+    directory = tiny.write(tmp_path)
+    write_ps(tmp_path, volatile_db={"type": "snapshot", "path": "made"})
+    tensors, expected = request(tiny)
+
+    (response,) = opened(directory).execute([tensors])
+
+    np.testing.assert_allclose(response.output_tensors[0].as_numpy(), expected, atol=2e-6)
+    assert list((tmp_path / "made").rglob("*.snapshot"))
+
+
+def test_a_broken_ps_json_is_refused(tmp_path, opened):
+    directory = TinyModel().write(tmp_path)
+    write_ps(tmp_path, volatile_db={"type": "none"})
+
+    with pytest.raises(ConfigError, match=r"ps\.json: volatile_db and persistent_db are both disabled"):
+        opened(directory)
