@@ -22,9 +22,9 @@ from serving.config.row_dtypes import by_path, with_row_dtypes
 from serving.config.tiers import check_together
 from serving.config.validation import Clause, read_clause
 from serving.errors import ConfigError, about
+from serving.model.dense_file import statistics_path
 from serving.model.graph import Graph, read_model_graph
 from serving.model.sparse_rows import KeyType
-from serving.model.statistics_file import statistics_path
 from serving.model.strict_json import read_json
 
 V = TypeVar("V")

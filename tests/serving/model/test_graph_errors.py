@@ -1,4 +1,4 @@
-"""Every way in which a graph can be wrong is refused, and the message names the place."""
+"""Every wrong graph is refused, and the message names the place."""
 
 import re
 from contextlib import suppress
@@ -15,7 +15,7 @@ DATA, EMBEDDING, RESHAPE, CONCAT, SLICE, CROSS, FC1, RELU, DROPOUT, CONCAT2, FC2
 
 
 def put(*place, value):
-    """Return an edit that sets what lies at ``place`` under layers; ``...`` as value deletes it."""
+    """Return an edit that sets the value at ``place`` under layers. The value ``...`` deletes it."""
 
     def edit(document):
         node = document["layers"]
@@ -101,7 +101,7 @@ REJECTED = {
     ),
     "bottom of a layer further down": (
         put(CROSS, "bottom", value="relu1"),
-        "layers[5].bottom: no layer above makes 'relu1'; layers[7], below, does, and layers stand in the order",
+        "layers[5].bottom: no layer above makes 'relu1'; layers[7] below makes it, but layers must be in the order",
     ),
     "layer that reads itself": (
         put(RELU, "bottom", value="relu1"),
@@ -179,7 +179,7 @@ REJECTED = {
     "concat of one": (put(CONCAT, "bottom", value="reshape1"), "layers[3].bottom: expected at least 2, got 1"),
     "concat of other ranks": (
         put(CONCAT, "bottom", value=["embedding1", "dense"]),
-        "layers[3].bottom: shapes [B, 4, 3] and [B, 2] differ beside axis 1",
+        "layers[3].bottom: shapes [B, 4, 3] and [B, 2] differ outside axis 1",
     ),
     "concat over samples": (put(CONCAT, "axis", value=0), "layers[3].axis: expected an integer from 1"),
     "concat beyond the last axis": (put(CONCAT, "axis", value=2), "layers[3].axis: expected an axis below 2, got 2"),
@@ -270,7 +270,7 @@ def test_a_document_without_layers_is_refused(document, message):
         parse_graph(document, "graph.json")
 
 
-def test_data_alone_is_no_graph(document):
+def test_data_without_other_layers_is_not_a_graph(document):
     del document["layers"][1:]
 
     with pytest.raises(ConfigError, match=r"graph\.json: layers: expected more layers after Data"):
