@@ -41,8 +41,8 @@ def test_labels_are_as_frequent_as_their_probabilities(name):
 
     for label in range(data.samples.labels.shape[1]):
         for part in np.array_split(np.argsort(data.probabilities[:, label]), 8):
-            seen, told = data.samples.labels[part, label].mean(), data.probabilities[part, label].mean()
-            assert seen == pytest.approx(told, abs=0.04)
+            observed, expected = data.samples.labels[part, label].mean(), data.probabilities[part, label].mean()
+            assert observed == pytest.approx(expected, abs=0.04)
 
 
 @pytest.mark.parametrize("name", FORMS)

@@ -89,7 +89,7 @@ _INIT = {"weight_init": "XavierUniform", "bias_init": "Zero"}
 _NORM_INIT = {"gamma_init": "Uniform", "beta_init": "XavierNorm"}
 _FLOAT32_POINT_9 = 0.8999999761581421  # how the exporter writes 0.9
 
-# Every member that graph_to_json of v3.1 to v24.06 can write beside type, bottom and top (add_dense_layer.cpp).
+# Every member that graph_to_json of v3.1 to v24.06 can write besides type, bottom and top (add_dense_layer.cpp).
 EXPORTED = [
     {"type": "BatchNorm", "bn_param": {"factor": _FLOAT32_POINT_9, "eps": 9.999999747378752e-06, **_NORM_INIT}},
     {"type": "LayerNorm", "ln_param": {"eps": 9.999999747378752e-06, **_NORM_INIT}},

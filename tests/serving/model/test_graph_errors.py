@@ -91,7 +91,7 @@ REJECTED = {
     "empty name": (put(RELU, "name", value=""), 'layers[7].name: expected a name, got ""'),
     "no bottoms": (put(CONCAT, "bottom", value=[]), "layers[3].bottom: expected at least one name"),
     "object among the bottoms": (put(CONCAT, "bottom", value=["dense", {}]), "layers[3].bottom[1]: expected a name"),
-    "bottom nobody makes": (
+    "bottom that no layer makes": (
         put(RELU, "bottom", value="fc_1"),
         "layers[7].bottom: no layer above makes 'fc_1'; did you mean 'fc1'?",
     ),
@@ -168,7 +168,7 @@ REJECTED = {
         put(DATA, "sparse", value=[{"top": "data1", "slot_num": 1, "nnz_per_slot": 1}] * 2),
         "layers[0].sparse: two sparse inputs have the same top",
     ),
-    "sparse input nobody reads": (
+    "sparse input that no layer reads": (
         put(
             DATA,
             "sparse",
@@ -187,7 +187,7 @@ REJECTED = {
         put(SLICE, "ranges", value=[[0, 14]]),
         "layers[4].ranges: expected a list of 2 ranges, one per top, got 1",
     ),
-    "range that is no list": (put(SLICE, "ranges", value=[[0, 14], 14]), "layers[4].ranges[1]: expected [begin, end]"),
+    "range that is not a list": (put(SLICE, "ranges", value=[[0, 14], 14]), "layers[4].ranges[1]: expected [begin, end]"),
     "range of three": (put(SLICE, "ranges", value=[[0, 14, 1], [0, 14]]), "layers[4].ranges[0]: expected [begin, end]"),
     "range beyond the columns": (
         put(SLICE, "ranges", value=[[0, 14], [0, 15]]),
@@ -229,7 +229,7 @@ REJECTED = {
     ),
     "unknown last layer": (put(LOSS, "type", value="HingeLoss"), "layers[11].type: layer type HingeLoss is not"),
     "first layer is not Data": (put(DATA, "type", value="Dada"), "layers[0].type: the first layer must be Data"),
-    "layer that is no object": (put(RELU, value="ReLU"), 'layers[7]: expected an object, got "ReLU"'),
+    "layer that is not an object": (put(RELU, value="ReLU"), 'layers[7]: expected an object, got "ReLU"'),
 }
 
 
