@@ -187,7 +187,7 @@ REJECTED = {
         put(SLICE, "ranges", value=[[0, 14]]),
         "layers[4].ranges: expected a list of 2 ranges, one per top, got 1",
     ),
-    "range that is not a list": (put(SLICE, "ranges", value=[[0, 14], 14]), "layers[4].ranges[1]: expected [begin, end]"),
+    "range without a list": (put(SLICE, "ranges", value=[[0, 14], 14]), "layers[4].ranges[1]: expected [begin, end]"),
     "range of three": (put(SLICE, "ranges", value=[[0, 14, 1], [0, 14]]), "layers[4].ranges[0]: expected [begin, end]"),
     "range beyond the columns": (
         put(SLICE, "ranges", value=[[0, 14], [0, 15]]),
