@@ -16,7 +16,6 @@ import torch
 from benchmarks.families import FAMILIES, FEATURES, SLOTS
 from benchmarks.report import Record, parse_arguments, publish
 from serving import load_model
-from serving.model.calibration_file import write_calibration
 from serving.model.dense_file import weight_key, write_dense
 from serving.model.graph import read_graph
 from serving.model.sparse_file import write_sparse_directory
@@ -75,7 +74,8 @@ def write_model(folder, family, rows):
         for spec in graph.weights
     }
     write_dense(folder / "dense.model", graph, weights)
-    write_calibration(folder / "calibration.npz", *arrays_of(draw_request(rows, 512, seed=99), family))
+    dense, keys, row_ptrs = arrays_of(draw_request(rows, 512, seed=99), family)
+    np.savez(folder / "calibration.npz", DES=dense, CATCOLUMN=keys, ROWINDEX=row_ptrs)
     return weights, tables
 
 

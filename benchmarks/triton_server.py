@@ -22,7 +22,7 @@ from pathlib import Path
 
 from serving.model.graph import read_graph
 from serving.model.manifest import write_manifest
-from serving.model.triton_config import TRITON_ENTRY, triton_config
+from serving.model.version_writer import TRITON_ENTRY, triton_config
 
 DEADLINE_S = 60
 INSTANCES = 2

@@ -10,8 +10,8 @@ from serving.config import ModelConfig
 from serving.dense.calibration import Calibration
 from serving.errors import ConfigError, ModelFileError, RequestError
 from serving.lookup import LookupSession
-from serving.model.calibration_file import CALIBRATION_FILE
 from serving.model.numpy_faults import UNREADABLE, explain
+from serving.model.version_writer import CALIBRATION_FILE
 
 _log = logging.getLogger(__name__)
 

@@ -1,1 +1,1 @@
-"""Layer 3: makes models. PyTorch lives here and nowhere else."""
+"""Layer 3: train models. PyTorch is imported here and nowhere else."""

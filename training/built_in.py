@@ -1,6 +1,6 @@
-"""The graphs that come with the package; docs/models.md describes them.
+"""The graphs that come with the package, described in docs/models.md.
 
-Apart from ``document``, which reads them, so that ``hotrow-train --help`` lists them where there is no PyTorch.
+``hotrow-train --help`` lists them without PyTorch, so they are not in ``document``, which imports it.
 """
 
 from importlib.resources import files
@@ -8,7 +8,7 @@ from importlib.resources.abc import Traversable
 
 
 def built_in_graphs() -> dict[str, Traversable]:
-    """Return the graph files by their models' names, in the names' order."""
+    """Return the graph files by model name, in sorted order."""
     entries = (files("training") / "graphs").iterdir()
     graphs = {entry.name.removesuffix(".json"): entry for entry in entries if entry.name.endswith(".json")}
     return dict(sorted(graphs.items()))

@@ -1,4 +1,4 @@
-"""``hotrow-train``: from a file, or from generated samples, to a model that ``hotrow serve`` opens."""
+"""``hotrow-train``: train a model from a file or from generated samples, and write it for ``hotrow serve``."""
 
 import argparse
 import sys
@@ -11,14 +11,14 @@ _EXIT_ERROR, _EXIT_INTERRUPTED = 2, 130
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; return its exit code: 0, 2 after an error, 130 after Ctrl-C."""
+    """Run the command, and return its exit code: 0, 2 after an error, 130 after Ctrl-C."""
     parser = _parser()
     options = parser.parse_args(arguments)
     if options.eval_data and not options.data:
-        parser.error("--eval-data goes with --data; of generated samples the last tenth is evaluated on")
+        parser.error("--eval-data needs --data; generated samples are evaluated on their last tenth")
     try:
         from kernels.errors import HotrowError
-    except ImportError:  # Hugging Face has a package `kernels` too
+    except ImportError:  # Hugging Face also has a package `kernels`
         print("hotrow-train: the package 'kernels' is not Hotrow's; run 'hotrow' to see what to do", file=sys.stderr)
         return _EXIT_ERROR
     try:
@@ -43,9 +43,9 @@ def _parser() -> argparse.ArgumentParser:
         "--data",
         type=Path,
         metavar="FILE",
-        help="Criteo data, raw tab-separated or CSV, plain or gzip; or .npz, an array for each input of the graph",
+        help="Criteo data, tab-separated or CSV, plain or gzip; or .npz with an array for each input of the graph",
     )
-    source.add_argument("--synthetic", type=_whole(10), metavar="ROWS", help="generate samples whose best AUC is known")
+    source.add_argument("--synthetic", type=_whole(10), metavar="ROWS", help="generate samples with a known best AUC")
     parser.add_argument(
         "--eval-data", type=Path, metavar="FILE", help="evaluate on this file (default: on the last tenth of --data)"
     )
@@ -53,27 +53,33 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--model",
         default="dcn",
-        help=f"one that comes with Hotrow ({built_in}; default: dcn), or a HugeCTR training graph's JSON file",
+        help=f"a built-in model ({built_in}; default: dcn), or the JSON file of a HugeCTR training graph",
     )
-    parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="the model repository to write into")
+    parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="the model repository")
     parser.add_argument("--name", help="the model's name in the repository (default: the graph file's name)")
     parser.add_argument("--epochs", type=_whole(1), default=1, metavar="N", help="passes over the data (default: 1)")
-    parser.add_argument("--batch-size", type=_whole(1), default=512, metavar="N", help="samples a step (default: 512)")
-    parser.add_argument("--seed", type=_whole(0), default=0, metavar="N", help="of everything random (default: 0)")
-    parser.add_argument("--learning-rate", type=_rate, metavar="X", help="instead of the graph's, after its warm-up")
+    parser.add_argument(
+        "--batch-size", type=_whole(1), default=512, metavar="N", help="samples per step (default: 512)"
+    )
+    parser.add_argument(
+        "--seed", type=_whole(0), default=0, metavar="N", help="the seed of all random numbers (default: 0)"
+    )
+    parser.add_argument(
+        "--learning-rate", type=_rate, metavar="X", help="replaces the graph's learning rate after its warm-up"
+    )
     parser.add_argument(
         "--threads",
         type=_whole(1),
         default=1,
         metavar="N",
-        help="of PyTorch (default: 1; with 1, the same seed gives the same model)",
+        help="threads of PyTorch (default: 1; with 1, the same seed gives the same model)",
     )
     return parser
 
 
 def _run(options: argparse.Namespace) -> None:
     try:
-        from training.run import run  # PyTorch takes a second to import: --help need not wait for it
+        from training.run import run  # PyTorch takes a second to import, which --help does not need
     except ModuleNotFoundError as err:
         if err.name not in ("torch", "tqdm"):
             raise

@@ -1,12 +1,11 @@
-"""The Criteo form of a sample: a label, 13 counts, 26 categories; and what a model sees of it.
+"""The Criteo form of a sample: a label, 13 counts and 26 categories, and their encoding for a model.
 
-Training reads files through this module and a client that holds raw rows calls ``encode_rows``, so both sides see the
-same numbers:
+Training reads files with this module, and a client with raw rows calls ``encode_rows``, so both see the same numbers:
 
-- a dense feature is ln(1 + max(x, 0)) of the count x, and 0 where the count is missing;
-- the key of category C<s> (s = 1 ... 26) is s * 2^40 + v, v being the category's 8 hexadecimal digits as a number, and
-  v = 2^32 where the category is missing. Nothing is hashed: two categories never share a key, two slots have no key in
-  common, and a client in any language can do the same with one shift and one addition.
+- A dense feature is ln(1 + max(x, 0)) of the count x, and 0 if the count is missing.
+- The key of category C<s> (s = 1 ... 26) is s * 2^40 + v. v is the category's 8 hexadecimal digits as a number, and
+  2^32 if the category is missing. Nothing is hashed: two categories never share a key, two slots have no key in common,
+  and a client in any language needs only a shift and an addition.
 
 Source of the columns: the Criteo Display Advertising Challenge data set (Kaggle, 2014).
 """
@@ -33,18 +32,18 @@ _SLOT_KEYS = np.arange(1, SLOTS + 1, dtype=np.int64) << _SLOT_SHIFT
 
 
 def encode_rows(rows: Sequence[Sequence[str | None]]) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    """Turn raw Criteo rows into what a model served by Hotrow takes.
+    """Turn raw Criteo rows into the dense features and keys of a request.
 
     Args:
-        rows: B rows of 39 strings, I1 ... I13 then C1 ... C26; ``None`` or an empty string means missing.
+        rows: B rows of 39 strings, I1 ... I13 then C1 ... C26. ``None`` or an empty string means missing.
 
     Returns:
         dense: float32[B, 13].
-        keys: int64[B, 26], one key per slot; as a request, every bag holds one key.
+        keys: int64[B, 26], one key per slot.
 
     Raises:
-        DataError: a row has another number of values, a count is no number, or a category is not 8 hexadecimal digits;
-            the message names the row (as line, from 1) and the column.
+        DataError: a row has another number of values, a count is not a number, or a category is not 8 hexadecimal
+            digits. The message names the row (as line, from 1) and the column.
     """
     lines = []
     for line, row in enumerate(rows, start=1):
@@ -61,36 +60,25 @@ def encode_rows(rows: Sequence[Sequence[str | None]]) -> tuple[NDArray[np.float3
 
 
 def encode_row(row: Sequence[str | None]) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    """Turn one raw row into float32[13] and int64[26]; see ``encode_rows``."""
+    """Turn one raw row into float32[13] and int64[26]. See ``encode_rows``."""
     dense, keys = encode_rows([row])
     return dense[0], keys[0]
 
 
 def encode_counts(counts: NDArray[np.float64]) -> NDArray[np.float32]:
-    """Turn counts, NaN where missing, into dense features of the same shape."""
+    """Turn counts, NaN if missing, into dense features of the same shape."""
     return np.log1p(np.maximum(np.nan_to_num(counts, nan=0.0), 0.0)).astype(np.float32)
 
 
 def encode_categories(values: NDArray[np.uint32], missing: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """Turn categories uint32[B, 26] into keys; ``missing`` is bool[B, 26]."""
+    """Turn categories uint32[B, 26] into keys. ``missing`` is bool[B, 26]."""
     return _SLOT_KEYS + np.where(missing, _MISSING_CATEGORY, values.astype(np.int64))
 
 
 def parse_lines(
     text: bytes, *, separator: bytes, source: str, order: Sequence[int] = range(len(COLUMNS)), first_line: int = 1
 ) -> Samples:
-    """Read whole lines of text into samples.
-
-    Args:
-        text: lines, each ended by a newline; at least one.
-        separator: the one byte between fields.
-        source: the file's name, for messages.
-        order: where in a line each of ``COLUMNS`` stands.
-        first_line: line number of the first line, for messages.
-
-    Raises:
-        DataError: naming source, line and column.
-    """
+    """Turn whole lines of text into samples. ``order`` is the position of each of ``COLUMNS`` in a line."""
     block = FieldBlock.cut(text, separator, len(COLUMNS))
     if isinstance(block, UnevenLine):
         reason = f"{block.columns} columns, expected {len(COLUMNS)}"
@@ -115,7 +103,7 @@ def parse_lines(
 
 
 def write_lines(file: IO[str], samples: Samples, counts: NDArray[np.float64]) -> None:
-    """Append samples in Criteo's raw form: tab-separated, no header; what is missing (a count: NaN) is left empty."""
+    """Append samples in Criteo's raw form, tab-separated without a header. Missing values are empty."""
     categories_of = (samples.bags.keys.reshape(-1, SLOTS) - _SLOT_KEYS).tolist()
     for label, row, values in zip(samples.labels[:, 0].tolist(), counts.tolist(), categories_of, strict=True):
         numbers = ["" if count != count else str(int(count)) for count in row]
@@ -124,7 +112,7 @@ def write_lines(file: IO[str], samples: Samples, counts: NDArray[np.float64]) ->
 
 
 class _Place:
-    """Where a block of lines stands, to say so when one of its fields is wrong."""
+    """The place of a block of lines, for the message about a wrong field."""
 
     def __init__(self, source: str, first_line: int) -> None:
         self._source = source

@@ -1,4 +1,4 @@
-"""Read Criteo files: raw tab-separated or CSV, with or without a header, plain or gzip, told apart by their content."""
+"""Read Criteo files: tab-separated or CSV, with or without a header, plain or gzip. The content decides which."""
 
 import gzip
 import zlib
@@ -19,22 +19,22 @@ _UTF8_MARK = b"\xef\xbb\xbf"
 
 
 def read_criteo(path: Path, *, progress: bool = False) -> Samples:
-    """Read a whole file into memory: 264 bytes a sample.
+    """Read a whole file into memory, 264 bytes per sample.
 
     Args:
-        path: the file. Its first line tells the separator (a tab, else a comma) and whether it is a header; a header
-            must name label, I1 ... I13 and C1 ... C26, in any order.
-        progress: draw a progress bar on a terminal's standard error.
+        path: the file. Its first line determines the separator (a tab, else a comma) and may be a header. A header must
+            name label, I1 ... I13 and C1 ... C26, in any order.
+        progress: show a progress bar if standard error is a terminal.
 
     Raises:
-        DataError: the file is missing, empty, cut short, or a field is not what its column says; the message names
-            the file, the line, the column, and what was expected.
+        DataError: the file is missing, empty or cut short, or a field does not fit its column. The message names the
+            file, the line, the column, and what was expected.
     """
     return Samples.joined(list(read_criteo_blocks(path, progress=progress)))
 
 
 def read_criteo_blocks(path: Path, *, progress: bool = False) -> Iterator[Samples]:
-    """Read a file block after block (some ten thousand samples each); see ``read_criteo``."""
+    """Yield a file's samples in blocks of some ten thousand. See ``read_criteo``."""
     try:
         with path.open("rb") as file:
             size_bytes = path.stat().st_size
@@ -62,7 +62,7 @@ def _is_gzip(file: IO[bytes]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Layout:
-    """What the first line tells: the separator, where each of ``COLUMNS`` stands, and whether that line is a header."""
+    """The layout of the lines: the separator, the position of each of ``COLUMNS``, and whether there is a header."""
 
     separator: bytes
     order: tuple[int, ...]
@@ -95,7 +95,7 @@ def _parse_blocks(path: Path, file: IO[bytes]) -> Iterator[Samples]:
             if layout.has_header:
                 text, line = text.partition(b"\n")[2], 2
         if layout.separator == b",":
-            text = text.replace(b'"', b"")  # no field of Criteo's holds what a CSV writer's quotes would protect
+            text = text.replace(b'"', b"")  # Criteo's fields never need quotes
         if text:
             samples = _parse(path, text, layout, line)
             samples_read += len(samples)
@@ -123,7 +123,7 @@ def _parse(path: Path, text: bytes, layout: _Layout, line: int) -> Samples:
 
 
 def _whole_lines(path: Path, file: IO[bytes]) -> Iterator[bytes]:
-    """Yield blocks of whole lines; what follows the last line end comes as a block of its own, without one."""
+    """Yield blocks of whole lines. Text after the last line end is a block without a line end."""
     rest = b""
     while chunk := file.read(_BLOCK_BYTES):
         head, line_end, tail = chunk.rpartition(b"\n")

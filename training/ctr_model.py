@@ -1,4 +1,4 @@
-"""A CTR model under training: embedding tables and a dense network that runs the layers of serving."""
+"""A CTR model in training: embedding tables, and a dense network that runs serving's layers."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -18,18 +18,18 @@ from training.samples import Bags, Samples
 
 
 class CtrModel:
-    """Tables and dense weights of one graph, with their optimizer state. Not thread-safe."""
+    """The tables and dense weights of one graph, with their optimizer state. Not thread-safe."""
 
     def __init__(
         self, graph: Graph, *, seed: int, adam: Adam | None = None, label_weights: Sequence[float] | None = None
     ) -> None:
-        """Draw first weights.
+        """Draw the first weights.
 
         Args:
             graph: the structure.
-            seed: first weights and dropout are functions of it.
-            adam: the optimizer; by default with HugeCTR's parameters.
-            label_weights: L numbers, what each label's loss counts for in their sum; by default 1.
+            seed: determines the first weights and the dropout.
+            adam: the optimizer. The default has HugeCTR's parameters.
+            label_weights: L numbers, the weight of each label's loss in the sum. The default is 1 for each.
         """
         self.graph = graph
         self.tables = [EmbeddingTable(embedding, seed=seed + t) for t, embedding in enumerate(graph.embeddings)]
@@ -44,14 +44,14 @@ class CtrModel:
         """Take one step.
 
         Args:
-            samples: at least one, of the graph's F, L, and slots.
-            learning_rate: of this step.
+            samples: at least one, with the graph's F, L and slots.
+            learning_rate: the learning rate of this step.
 
         Returns:
             the loss before the step: the mean over samples of the sum over labels of weighted binary cross-entropies.
 
         Raises:
-            ReservedKeyError: a key is one of the four reserved values; nothing is learnt of the batch.
+            ReservedKeyError: a key is one of the four reserved values. Nothing is learned from the batch.
         """
         touched = [table.touch(bags) for table, bags in zip(self.tables, self.bags(samples), strict=True)]
         logits = self._run(
@@ -64,20 +64,20 @@ class CtrModel:
         return float(loss.detach())
 
     def logits(self, samples: Samples) -> NDArray[np.float32]:
-        """Predict as serving does: float32[B, L] logits; keys never seen in training have the default value."""
+        """Predict as serving does: float32[B, L] logits. Unseen keys have the default value."""
         with torch.no_grad():
             pooled = [table.pool(bags) for table, bags in zip(self.tables, self.bags(samples), strict=True)]
             result: NDArray[np.float32] = self._run(samples.dense, pooled, {}).numpy()
         return result
 
     def dense_weights(self) -> Weights:
-        """Copy the dense weights, as a dense model file holds them."""
+        """Return a copy of the dense weights in the form of a dense model file."""
         return {key: weight.detach().numpy().copy() for key, weight in self._weights.items()}
 
     def bags(self, samples: Samples) -> list[Bags]:
         """Return the keys that each embedding layer looks up.
 
-        The sparse inputs take their slots of the samples one after another, in the order of the graph.
+        The sparse inputs have the slots of the samples one after another, in the order of the graph.
         """
         parts = samples.bags.split([entry.slots for entry in self.graph.sparse])
         of_input = {entry.top: bags for entry, bags in zip(self.graph.sparse, parts, strict=True)}
@@ -94,7 +94,7 @@ class CtrModel:
     def _dropout(
         self, params: Mapping[str, Any], bottoms: Sequence[torch.Tensor], weights: Mapping[str, torch.Tensor]
     ) -> list[torch.Tensor]:
-        """Drop elements and scale up the rest: what the identity of serving is in training."""
+        """Drop elements and scale up the rest. Serving runs this layer as the identity."""
         keep_ratio = 1 - params["rate"]
         kept = torch.rand(bottoms[0].shape, generator=self._dropout_generator) < keep_ratio
         return [bottoms[0] * kept / keep_ratio]
@@ -114,7 +114,7 @@ class CtrModel:
 def _batch_norm(
     params: Mapping[str, Any], bottoms: Sequence[torch.Tensor], weights: Mapping[str, torch.Tensor]
 ) -> list[torch.Tensor]:
-    """Normalize by this batch's mean and variance, and remember them for serving: what BatchNorm is in training."""
+    """Normalize by this batch's mean and variance, and update the running statistics for serving."""
     x = bottoms[0]
     if x.shape[0] == 1:  # one sample has no variance to learn from
         mean, variance = weights["mean"], weights["var"]

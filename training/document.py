@@ -24,7 +24,7 @@ class Label:
 
     Attributes:
         name: its top.
-        weights: for each of its columns, what the column's loss counts for in the sum (``target_weight``).
+        weights: the weight of each column's loss in the sum (``target_weight``).
     """
 
     name: str
@@ -33,16 +33,16 @@ class Label:
 
 @dataclass(frozen=True, slots=True)
 class TrainingDocument:
-    """What a training graph file says.
+    """The content of a training graph file.
 
     Attributes:
-        name: the file's name without its suffix: a model's default name.
-        document: the JSON as it was read, for export.
+        name: the file's name without its suffix, which is a model's default name.
+        document: the unchanged JSON, for the export.
         graph: its layers.
         labels: the labels, in graph order.
         adam: the optimizer.
         schedule: the learning rates.
-        update_type: how rows that a step does not touch move, as the document asks; training always does "Local".
+        update_type: how the document wants untouched rows to move in a step. Training always uses "Local".
     """
 
     name: str
@@ -55,12 +55,12 @@ class TrainingDocument:
 
     @property
     def label_weights(self) -> tuple[float, ...]:
-        """L numbers, what each column of the labels counts for in the loss."""
+        """L numbers, the weight of each label column in the loss."""
         return tuple(weight for label in self.labels for weight in label.weights)
 
     @property
     def label_columns(self) -> tuple[str, ...]:
-        """L names for people: a label's, with the number of the column where it has several."""
+        """L names for people: the label's name, with the column's number if it has several."""
         return tuple(
             label.name if len(label.weights) == 1 else f"{label.name}[{column}]"
             for label in self.labels
@@ -72,7 +72,7 @@ def open_document(model: str) -> TrainingDocument:
     """Read a built-in graph by its name, or a graph file by its path.
 
     Raises:
-        ConfigError: neither exists, or the document is not one that can be trained; the message names the JSON path.
+        ConfigError: neither exists, or the document cannot be trained. The message names the JSON path.
     """
     graphs = built_in_graphs()
     if model in graphs:
@@ -84,12 +84,9 @@ def open_document(model: str) -> TrainingDocument:
 
 
 def read_document(path: Path) -> TrainingDocument:
-    """Read a training graph file.
+    """Read a training graph file. Raise ConfigError if it cannot be trained.
 
-    The clauses ``solver`` and ``inference`` are not looked at, as HugeCTR's Python interface does not either.
-
-    Raises:
-        ConfigError: the document is not one that can be trained; the message names the JSON path.
+    The clauses ``solver`` and ``inference`` are ignored, as in HugeCTR's Python interface.
     """
     document = read_json(path)
     graph = parse_graph(document, str(path))
@@ -122,15 +119,12 @@ def _read_adam(optimizer: Fields | None) -> tuple[Adam, LearningRateSchedule]:
 
 
 def _read_losses(root: Fields) -> tuple[Label, ...]:
-    """Read the labels and what the loss of each counts for.
-
-    What would change the trained weights and is not done here is refused, rather than left out silently.
-    """
+    """Read the labels and their weights. Refuse settings that training does not have, instead of ignoring them."""
     layers = list(root.objects("layers"))
     for layer in layers:
         for key in ("optimizer", "regularizer"):
             if key in layer:
-                raise layer.error("training has none of its own for a single layer", key)
+                raise layer.error("training has none for a single layer", key)
     if layers[-1].text("type") != "BinaryCrossEntropyLoss":
         raise layers[-1].error("a training graph ends in BinaryCrossEntropyLoss", "type")
     losses = [layer for layer in layers if layer.text("type").endswith("Loss")]
@@ -138,7 +132,7 @@ def _read_losses(root: Fields) -> tuple[Label, ...]:
     several = isinstance(data.value("label_dim"), list)
     columns = data.integers("label_dim") if several else (data.integer("label_dim"),)
     labels = []
-    # the graph's reader has seen that each label has its loss, and its dimension
+    # the graph's reader has checked that each label has a loss and a dimension
     for loss, label, count in zip(losses, data.texts("top"), columns, strict=True):
         if loss.text("type") != "BinaryCrossEntropyLoss":
             raise loss.error("training has BinaryCrossEntropyLoss only", "type")
@@ -149,7 +143,7 @@ def _read_losses(root: Fields) -> tuple[Label, ...]:
 
 
 def _read_target_weight(loss: Fields, columns: int) -> tuple[float, ...]:
-    """Read ``target_weight``, HugeCTR's list of what each column of a label counts for; by default 1 each."""
+    """Read ``target_weight``, HugeCTR's list of a weight for each label column, by default 1."""
     if "target_weight" not in loss:
         return (1.0,) * columns
     items = loss.items("target_weight")

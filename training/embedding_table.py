@@ -1,4 +1,4 @@
-"""A dynamic embedding table: a row comes into being when training first meets its key."""
+"""A dynamic embedding table, which creates a row when training first sees its key."""
 
 from dataclasses import dataclass
 
@@ -19,11 +19,11 @@ _WEIGHTS, _FIRST, _SECOND = range(3)
 
 @dataclass(frozen=True, slots=True)
 class TouchedRows:
-    """What one training step read of a table, and where its gradient lands.
+    """The rows that one training step reads from a table, and the tensor that receives their gradient.
 
     Attributes:
-        rows: int64[U], the rows read, each once.
-        vectors: float32[U, D], a leaf: after ``backward`` its ``grad`` is the sum over every place a row was read.
+        rows: int64[U], the unique row numbers.
+        vectors: float32[U, D], a leaf. After ``backward`` its ``grad`` is the sum over every place that read a row.
         pooled: float32[B, S, D], made from ``vectors``.
     """
 
@@ -33,49 +33,39 @@ class TouchedRows:
 
 
 class EmbeddingTable:
-    """One embedding layer's rows with their Adam moments, in RAM that grows by doubling. Not thread-safe."""
+    """The rows of one embedding layer with their Adam moments, in RAM that grows by doubling. Not thread-safe."""
 
     def __init__(self, embedding: Embedding, *, seed: int, capacity_rows: int = 1024) -> None:
-        """Make an empty table.
-
-        Args:
-            embedding: the layer it belongs to; gives S, D, the combiner and the default value.
-            seed: first weights are a function of the key and this seed.
-            capacity_rows: rows to make room for at first; at least 1.
-        """
+        """Make an empty table. First weights depend only on the key and ``seed``."""
         self._embedding = embedding
         self._seed = seed
         self._index = KeyIndex()
         self._state = torch.empty(3, capacity_rows, embedding.dim)
 
     def __len__(self) -> int:
-        """V: keys seen in training so far."""
+        """Return V, the number of keys seen in training."""
         return len(self._index)
 
     def rows(self) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        """Every key and its vector: int64[V] and float32[V, D], in order of first appearance."""
+        """Return every key and its vector, int64[V] and float32[V, D], in order of first appearance."""
         return self._index.keys(), self._state[_WEIGHTS, : len(self)].numpy()
 
     def touch(self, bags: Bags) -> TouchedRows:
-        """Pool the bags for a training step; keys never seen get rows.
-
-        Raises:
-            ReservedKeyError: a key is one of the four reserved values.
-        """
+        """Pool the bags for a training step, and create rows for new keys."""
         rows = self._find_or_insert(bags.keys)
         unique, places = torch.unique(torch.from_numpy(rows), return_inverse=True)
         vectors = self._state[_WEIGHTS].index_select(0, unique).requires_grad_()
         return TouchedRows(unique, vectors, self._pool(vectors, places, bags))
 
     def pool(self, bags: Bags) -> torch.Tensor:
-        """Pool the bags as serving does, float32[B, S, D]: a key never seen in training has the default value."""
+        """Pool the bags as serving does, float32[B, S, D]. Unseen keys have the default value."""
         rows = torch.from_numpy(self._index.find(bags.keys))
         vectors = self._state[_WEIGHTS].index_select(0, rows.clamp(min=0))
         vectors[rows < 0] = self._embedding.default_value
         return self._pool(vectors, torch.arange(len(rows)), bags)
 
     def update(self, touched: TouchedRows, adam: Adam, step_size: float) -> None:
-        """Apply one Adam step to the rows touched and to no other (HugeCTR's update type "Local").
+        """Apply one Adam step to the touched rows only (HugeCTR's update type "Local").
 
         The bias corrections in ``step_size`` count the steps of the whole training, not of a row.
         """
@@ -91,7 +81,7 @@ class EmbeddingTable:
         offsets = torch.from_numpy(bags.row_ptrs)
         combiner = self._embedding.combiner
         mode = "sum" if combiner == "sqrtn" else combiner
-        if not len(vectors):  # every bag is empty, and embedding_bag wants at least one vector
+        if not len(vectors):  # every bag is empty, but embedding_bag needs at least one vector
             return vectors.new_zeros((len(offsets) - 1) // slots, slots, dim) + vectors.sum()
         pooled = embedding_bag(places, vectors, offsets, mode=mode, include_last_offset=True)
         if combiner == "sqrtn":

@@ -1,16 +1,16 @@
-"""Every error training raises on purpose. What is wrong with a model, its files or their place is a serving error."""
+"""The errors that training raises on purpose. Errors about models and their files are serving's errors."""
 
 from kernels.errors import HotrowError
 
 
 class TrainingError(HotrowError):
-    """Base of all errors raised on purpose by training."""
+    """Base of all errors that training raises on purpose."""
 
 
 class DataError(TrainingError):
-    """Training data is missing, cut short, or not what its place in the file says it should be.
+    """Training data is missing, cut short, or wrong.
 
-    The message starts with where: ``train.csv line 17 column C3: ...``, ``train.npz array label: ...``.
+    The message starts with the place: ``train.csv line 17 column C3: ...``, ``train.npz array label: ...``.
     """
 
     def __init__(
@@ -22,10 +22,7 @@ class DataError(TrainingError):
         column: str | None = None,
         array: str | None = None,
     ) -> None:
-        """Name the file (or other source) and the place in it, and what was expected and what came.
-
-        The place is a line counted from 1 and a column, or an array.
-        """
+        """Name the file, the place in it (a line from 1 and a column, or an array), and the reason."""
         place = str(source)
         if line is not None:
             place += f" line {line}"
@@ -42,7 +39,7 @@ class DataError(TrainingError):
 
 
 class DivergedError(TrainingError):
-    """The loss is no longer a finite number; what was learnt is worthless."""
+    """The loss is no longer finite, so the weights are worthless."""
 
     def __init__(self, step: int, learning_rate: float) -> None:
         """Name the step, counted from 1, and its learning rate."""

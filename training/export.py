@@ -5,12 +5,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from serving.dense.onnx import build_onnx
-from serving.model.calibration_file import CALIBRATION_FILE, write_calibration
 from serving.model.dense_file import write_dense
 from serving.model.graph import inference_document, parse_graph
 from serving.model.sparse_file import write_sparse_directory
-from serving.model.version_writer import DENSE_FILE, GRAPH_FILE, ONNX_FILE, write_version
+from serving.model.version_writer import CALIBRATION_FILE, DENSE_FILE, GRAPH_FILE, ONNX_FILE, write_version
 from training.ctr_model import CtrModel
 from training.samples import Samples
 
@@ -26,22 +27,22 @@ def export_model(
     version: int | None = None,
     calibration: Samples | None = None,
 ) -> Path:
-    """Write ``<repository>/<name>/<version>/``, complete or absent; see ``write_version``.
+    """Write ``<repository>/<name>/<version>/``, complete or absent.
 
     Args:
         model: the trained model.
-        document: the JSON of its training graph; ``graph.json`` is its inference form.
-        repository: the model repository; made if it does not exist.
+        document: the JSON of its training graph. ``graph.json`` is its inference form.
+        repository: the model repository, which is created if it does not exist.
         name: the model's name: letters, digits, ``_`` and ``-``.
-        version: at least 1; by default one more than the newest there.
-        calibration: some samples that the model has not learnt from; the engine int8 measures its error on them.
+        version: at least 1. The default is one more than the newest version.
+        calibration: samples that the model was not trained on. The engine int8 measures its error on them.
 
     Returns:
         the version's folder.
 
     Raises:
         OutputError: the name or the version cannot be used, or the file system refuses.
-        ConfigError: a table has the name of one of the files beside it.
+        ConfigError: a table has the name of one of the version's files.
     """
     write_files = partial(_write_files, model=model, document=document, calibration=calibration)
     return write_version(repository, name, model.graph, write_files, version)
@@ -66,4 +67,4 @@ def _write_files(folder: Path, model: CtrModel, document: dict[str, Any], calibr
         write_sparse_directory(folder / embedding.table, *table.rows())
     if calibration is not None:
         bags = calibration.bags
-        write_calibration(folder / CALIBRATION_FILE, calibration.dense, bags.keys, bags.row_ptrs)
+        np.savez(folder / CALIBRATION_FILE, DES=calibration.dense, CATCOLUMN=bags.keys, ROWINDEX=bags.row_ptrs)

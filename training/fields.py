@@ -1,6 +1,6 @@
-"""Text fields to numbers, a whole block of lines at a time.
+"""Convert text fields to numbers, a whole block of lines at a time.
 
-Every field is read as the 8 bytes that end where it ends, so one gather fetches all fields of a block.
+Every field is read as the 8 bytes before its end, so one gather reads all fields of a block.
 """
 
 import math
@@ -20,8 +20,8 @@ _DECIMAL_DIGITS = np.full(256, _NOT_A_DIGIT, dtype=np.uint8)
 _DECIMAL_DIGITS[np.frombuffer(b"0123456789", dtype=np.uint8)] = np.arange(10)
 _POWERS_OF_TEN = 10.0 ** np.arange(_WORD_BYTES - 1, -1, -1)
 
-# For a field of n bytes: what to keep of the word that ends with it, and the "0" characters to put before it.
-# The words are little-endian, so the field's bytes are the high ones.
+# For a field of n bytes: the mask of its bytes in the word that ends with it, and the "0" characters before them.
+# Words are little-endian, so the field's bytes are the high bytes.
 _ALL = 2**64 - 1
 _KEEP = np.array([_ALL >> 8 * absent << 8 * absent for absent in range(_WORD_BYTES, -1, -1)], dtype=np.uint64)
 _ZEROS = np.bitwise_and(~_KEEP, np.frombuffer(b"0" * _WORD_BYTES, dtype="<u8")[0])
@@ -34,9 +34,9 @@ class FieldBlock:
     """Lines of text cut into fields.
 
     Attributes:
-        text: the lines, each ended by a newline.
+        text: the lines, each with a newline.
         starts: int64[R, C], where each field begins in ``text``.
-        ends: int64[R, C], one past where it ends.
+        ends: int64[R, C], one past the end of each field.
     """
 
     text: bytes
@@ -45,7 +45,7 @@ class FieldBlock:
 
     @classmethod
     def cut(cls, text: bytes, separator: bytes, columns: int) -> "FieldBlock | UnevenLine":
-        """Cut whole lines into ``columns`` fields each, or say which line has another number of them."""
+        """Cut whole lines into ``columns`` fields each, or return the first line with another number of fields."""
         codes = np.frombuffer(text, dtype=np.uint8)
         is_newline = codes == ord("\n")
         ends = np.flatnonzero(is_newline | (codes == separator[0]))
@@ -62,25 +62,20 @@ class FieldBlock:
         return FieldBlock(self.text, self.starts[:, columns], self.ends[:, columns])
 
     def field(self, row: int, column: int) -> str:
-        """One field as text, for messages; bytes that are not UTF-8 are shown escaped."""
+        """Return one field as text, for messages. Bytes that are not UTF-8 are escaped."""
         return self.text[self.starts[row, column] : self.ends[row, column]].decode(errors="backslashreplace")
 
 
 @dataclass(frozen=True, slots=True)
 class UnevenLine:
-    """The first line of a block that has not the expected number of columns."""
+    """The first line of a block with another number of columns than expected."""
 
     row: int
     columns: int
 
 
 def read_hex(block: FieldBlock) -> tuple[NDArray[np.uint32], NDArray[np.bool_]]:
-    """Read fields of exactly 8 hexadecimal digits.
-
-    Returns:
-        values: uint32[R, C]; 0 where a field is not readable.
-        readable: bool[R, C]; an empty field is not readable.
-    """
+    """Read fields of 8 hexadecimal digits as uint32[R, C], and bool[R, C] for the fields that are readable."""
     digits = _HEX_DIGITS[_last_bytes(block)]
     readable = (block.ends - block.starts == _WORD_BYTES) & (digits != _NOT_A_DIGIT).all(axis=-1)
     big_endian = np.ascontiguousarray(digits[..., 0::2] << 4 | digits[..., 1::2])
@@ -89,11 +84,9 @@ def read_hex(block: FieldBlock) -> tuple[NDArray[np.uint32], NDArray[np.bool_]]:
 
 
 def read_numbers(block: FieldBlock) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """Read decimal numbers; whole numbers, also written ``260.0``, are read fast.
+    """Read numbers as float64[R, C], NaN if unreadable, and bool[R, C], which is true for empty fields too.
 
-    Returns:
-        values: float64[R, C]; NaN where a field is empty or not readable.
-        readable: bool[R, C]; an empty field is readable, an infinite or not-a-number field is not.
+    Whole numbers, also in the form ``260.0``, are read fast. Infinite and not-a-number fields are not readable.
     """
     starts, ends = block.starts, block.ends
     codes = np.frombuffer(block.text, dtype=np.uint8)
@@ -122,7 +115,7 @@ def _read_one(field: str) -> float:
 
 
 def _last_bytes(block: FieldBlock, lengths: Positions | None = None) -> NDArray[np.uint8]:
-    """Fetch uint8[R, C, 8], the bytes up to each field's end; with ``lengths``, those before the field read as "0"."""
+    """Return uint8[R, C, 8], the bytes before each field's end. With ``lengths``, bytes before the field are "0"."""
     padded = b"\0" * _WORD_BYTES + block.text
     words = np.ndarray(len(block.text) + 1, dtype="<u8", buffer=padded, strides=(1,))[block.ends]
     if lengths is not None:

@@ -1,4 +1,4 @@
-"""Generated samples for a graph, chosen by the inputs it reads."""
+"""Generate samples for the inputs of a graph."""
 
 from serving.errors import ConfigError
 from serving.model.graph import Graph
@@ -8,10 +8,10 @@ from training.synthetic import SyntheticSamples, generate
 
 
 def generate_for(graph: Graph, rows: int, seed: int) -> SyntheticSamples:
-    """Draw ``rows`` samples (at least 1) that ``graph`` can read; the same seed gives the same samples and truth.
+    """Draw ``rows`` samples for ``graph``. The same seed gives the same samples and truth.
 
     Raises:
-        ConfigError: its inputs are neither Criteo's nor those of another graph that comes with the package.
+        ConfigError: its inputs are not those of a graph that comes with the package.
     """
     visits = generate_visits(graph, rows, seed)
     if visits is not None:
@@ -23,6 +23,6 @@ def generate_for(graph: Graph, rows: int, seed: int) -> SyntheticSamples:
     raise ConfigError(
         graph.source,
         "layers[0]",
-        f"nothing is generated for {graph.label_dim} labels, {graph.dense_dim} dense features and the slots {inputs}; "
-        "train on data of your own (--data), or take the inputs of a model that comes with Hotrow",
+        f"cannot generate samples for {graph.label_dim} labels, {graph.dense_dim} dense features and slots {inputs}; "
+        "train on your own data (--data), or use the inputs of a built-in model",
     )

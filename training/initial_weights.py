@@ -1,4 +1,4 @@
-"""First values of the dense weights: HugeCTR's initialisers, by its names."""
+"""First values of the dense weights: HugeCTR's initializers, by its names."""
 
 import math
 from collections.abc import Callable
@@ -8,19 +8,15 @@ import torch
 from serving.model.dense_file import weight_key
 from serving.model.graph import Graph, Layer, WeightSpec
 
-_TRUNCATED_STD = 0.8796256610342398  # standard deviation of a unit normal cut off at two
+_TRUNCATED_STD = 0.8796256610342398  # the standard deviation of a unit normal truncated at two
 
 
 def initial_weights(graph: Graph, seed: int) -> dict[str, torch.Tensor]:
-    """Draw every weight of the dense network.
+    """Draw every weight of the dense network, by ``"<layer>.<weight>"`` in dense-file order.
 
-    A layer's ``weight_init``, ``bias_init``, ``gamma_init`` and ``beta_init`` are obeyed. Without them weights are
-    XavierNorm, in MultiCross XavierUniform, as in HugeCTR, factors (gamma) are one, and biases and betas are zero.
-    (HugeCTR draws an InnerProduct's bias from a normal distribution; zero is what every other framework starts from,
-    and nothing is lost by it.)
-
-    Returns:
-        ``"<layer>.<weight>"`` to a float32 leaf that wants a gradient, in dense-file order.
+    A layer's ``weight_init``, ``bias_init``, ``gamma_init`` and ``beta_init`` are used. The default of weights is
+    XavierNorm, and XavierUniform in MultiCross, as in HugeCTR. The default of gamma is one, and of biases and betas
+    zero. (HugeCTR draws an InnerProduct's bias from a normal distribution. Every other framework starts from zero.)
     """
     generator = torch.Generator().manual_seed(seed)
     layers = {layer.name: layer for layer in graph.layers}
@@ -32,7 +28,7 @@ def initial_weights(graph: Graph, seed: int) -> dict[str, torch.Tensor]:
 
 
 def initial_statistics(graph: Graph) -> dict[str, torch.Tensor]:
-    """Return what BatchNorm layers remember before they have seen a batch: mean 0, variance 1."""
+    """Return the statistics of BatchNorm layers before the first batch: mean 0, variance 1."""
     return {
         weight_key(spec): torch.ones(spec.shape) if spec.name == "var" else torch.zeros(spec.shape)
         for spec in graph.statistics

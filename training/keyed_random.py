@@ -1,7 +1,7 @@
-"""Random numbers that depend on a key and a seed and on nothing else.
+"""Random numbers that depend only on a key and a seed.
 
 A row's first weights must not depend on when its key was first seen or on which process saw it, so they are a hash of
-the key. The hash is SplitMix64's finaliser (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators, 2014).
+the key. The hash is SplitMix64's finalizer (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators, 2014).
 """
 
 import numpy as np
@@ -12,7 +12,7 @@ _MASK = 2**64 - 1
 
 
 def keyed_uniform(keys: NDArray[np.int64], columns: int, seed: int) -> NDArray[np.float64]:
-    """Draw float64[N, columns] uniformly from [0, 1); row i is a function of ``keys[i]`` and ``seed`` alone."""
+    """Draw float64[N, columns] uniformly from [0, 1). Row i depends only on ``keys[i]`` and ``seed``."""
     stream = _mix(np.array([seed & _MASK], dtype=np.uint64))
     start = _mix(keys.astype(np.uint64) ^ stream)
     steps = np.arange(1, columns + 1, dtype=np.uint64) * np.uint64(_GAMMA)

@@ -1,4 +1,4 @@
-"""How good predictions are: AUC and log loss."""
+"""The quality of predictions: AUC and log loss."""
 
 import math
 
@@ -9,14 +9,14 @@ from numpy.typing import NDArray
 def area_under_curve(labels: NDArray[np.floating], scores: NDArray[np.floating]) -> float:
     """Compute the exact area under the ROC curve in O(B log B).
 
-    It is the share of (positive, negative) pairs that the scores order rightly, a tie counting one half.
+    It is the share of (positive, negative) pairs that the scores order correctly. A tie counts one half.
 
     Args:
         labels: [B], each 0 or 1.
         scores: [B], any increasing function of the predicted probability.
 
     Returns:
-        The area, or NaN where all labels are equal: no pair, no area.
+        The area, or NaN if all labels are equal.
     """
     values, inverse, counts = np.unique(scores, return_inverse=True, return_counts=True)
     positives = np.bincount(inverse, weights=labels, minlength=values.size)
@@ -29,6 +29,6 @@ def area_under_curve(labels: NDArray[np.floating], scores: NDArray[np.floating])
 
 
 def log_loss(labels: NDArray[np.floating], logits: NDArray[np.floating]) -> float:
-    """Compute the mean binary cross-entropy of logits [B] against labels [B], without overflow."""
+    """Compute the mean binary cross-entropy of logits [B] and labels [B], without overflow."""
     z = logits.astype(np.float64)
     return float(np.mean(np.maximum(z, 0) - z * labels + np.log1p(np.exp(-np.abs(z)))))

@@ -1,14 +1,14 @@
 """Read samples from NumPy's ``.npz`` files: an array for each input of a graph, by its name in the Data layer.
 
-What a file holds, for B samples; ``<name>`` is a ``top`` of the graph's Data layer:
+A file has these arrays for B samples. ``<name>`` is a ``top`` of the graph's Data layer:
 
-- ``<label>``: [B], or [B, C] of a label with C columns; each value 0 or 1.
-- ``<dense>``: [B, F] finite numbers; no such array where F is 0.
-- for a sparse input of S slots, either ``<sparse>``: integers [B, S], one key per slot, -1 where a slot is empty;
+- ``<label>``: [B], or [B, C] for a label with C columns; each value 0 or 1.
+- ``<dense>``: [B, F] finite numbers; no such array if F is 0.
+- for a sparse input of S slots, either ``<sparse>``: integers [B, S], one key per slot, -1 for an empty slot;
   or ``<sparse>.keys``: integers [N], and ``<sparse>.row_ptrs``: integers [B * S + 1], CSR offsets of the slots,
-  sample-major, for any number of keys per slot (here -1 is a key like any other).
+  sample-major, for any number of keys per slot (here -1 is an ordinary key).
 
-Where B values make up an array with one column, [B] does as well as [B, 1].
+An array with one column may be [B] or [B, 1].
 """
 
 import zipfile
@@ -32,15 +32,15 @@ Ints = NDArray[np.int64]
 
 
 def read_npz(path: Path, document: TrainingDocument) -> Samples:
-    """Read a whole file into memory; the module says what it holds.
+    """Read a whole file into memory. The module describes its arrays.
 
     Args:
         path: the file.
-        document: whose Data layer names the arrays.
+        document: its Data layer names the arrays.
 
     Raises:
-        DataError: the file is missing or damaged, or an array is missing, unknown, or not what its place in the graph
-            asks for; the message names the file, the array, what was expected and what came.
+        DataError: the file is missing or damaged, or an array is missing, unknown or wrong. The message names the file,
+            the array, what was expected and what was found.
     """
     arrays = _Arrays(path)
     graph = document.graph
@@ -83,7 +83,7 @@ class _Arrays:
         return DataError(self._path, reason, array=name)
 
     def expect(self, plain: list[str], sparse: list[str]) -> None:
-        """Check that there are all arrays that the graph reads, and no others."""
+        """Check that the file has the arrays that the graph reads, and no others."""
         known = set(plain)
         for name in plain:
             if name not in self:
@@ -110,7 +110,7 @@ class _Arrays:
         return int(array.shape[0])
 
     def numbers(self, name: str, shape: tuple[int, int], kinds: str = "biuf") -> Array:
-        """Return the array as ``shape``, [B, columns]; ``kinds`` are the kinds of dtype it may have."""
+        """Return the array as ``shape``, [B, columns]. Its dtype must be of one of ``kinds``."""
         array = self.typed(name, kinds)
         if array.ndim == 1 and shape[1] == 1:
             array = array[:, None]
@@ -119,7 +119,7 @@ class _Arrays:
         return array
 
     def typed(self, name: str, kinds: str) -> Array:
-        """Return the array; ``kinds`` are the kinds of dtype it may have."""
+        """Return the array. Its dtype must be of one of ``kinds``."""
         array = self._arrays[name]
         if array.dtype.kind not in kinds:
             expected = "integers" if kinds == "iu" else "numbers"
@@ -127,7 +127,7 @@ class _Arrays:
         return array
 
     def refuse(self, name: str, wrong: NDArray[np.bool_], expected: str) -> None:
-        """Refuse the first value, in the array as it is in the file, of which ``wrong`` is true."""
+        """Raise DataError for the first value that is ``wrong``."""
         if wrong.any():
             array = self._arrays[name]
             place = np.unravel_index(int(np.argmax(wrong.reshape(-1))), array.shape)
@@ -138,8 +138,8 @@ class _Arrays:
 def _read_member(archive: zipfile.ZipFile, member: str) -> Array:
     with archive.open(member) as file:
         array: Array = np.lib.format.read_array(file, allow_pickle=False)
-        if file.read(1):  # also has the checksum looked at
-            raise ValueError("bytes behind the array")
+        if file.read(1):  # reading to the end also verifies the checksum
+            raise ValueError("bytes after the array")
     return array
 
 

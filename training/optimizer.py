@@ -1,4 +1,4 @@
-"""How weights move: the learning rate of a step, and Adam as HugeCTR applies it."""
+"""The learning rate of a step, and Adam as HugeCTR applies it."""
 
 import math
 from dataclasses import dataclass
@@ -8,14 +8,14 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class LearningRateSchedule:
-    """HugeCTR's schedule: linear warm-up, then constant, then polynomial decay (v3.0 get_learning_rate_scheduler).
+    """HugeCTR's schedule (v3.0 get_learning_rate_scheduler): linear warm-up, constant, polynomial decay.
 
     Attributes:
         base: the learning rate after warm-up.
-        warmup_steps: steps over which it rises from 0 to ``base``; at least 1.
-        decay_start: last step before it decays; 0 means it never does.
-        decay_steps: steps over which it falls to ``end``; at least 1.
-        decay_power: exponent of the decay; at least 1.
+        warmup_steps: the steps in which the rate rises from 0 to ``base``, at least 1.
+        decay_start: the last step before the decay. 0 means no decay.
+        decay_steps: the steps in which the rate falls to ``end``, at least 1.
+        decay_power: the exponent of the decay, at least 1.
         end: the learning rate after the decay.
     """
 
@@ -27,14 +27,14 @@ class LearningRateSchedule:
     end: float = 0.0
 
     def __post_init__(self) -> None:
-        """Refuse values that make no schedule (ValueError)."""
+        """Raise ValueError for values that are not a schedule."""
         least = {"base": 0, "warmup_steps": 1, "decay_start": 0, "decay_steps": 1, "decay_power": 1, "end": 0}
         for name, lowest in least.items():
             if not lowest <= getattr(self, name) < math.inf:
                 raise ValueError(f"{name} must be a number of at least {lowest}, got {getattr(self, name)}")
 
     def at(self, step: int) -> float:
-        """Learning rate of the step, counted from 1."""
+        """Return the learning rate of a step, counted from 1."""
         if step <= self.warmup_steps:
             return self.base * step / self.warmup_steps
         if self.decay_start == 0 or step <= self.decay_start:
@@ -47,7 +47,7 @@ class LearningRateSchedule:
 
 @dataclass(frozen=True, slots=True)
 class Adam:
-    """Adam with epsilon beside the root of the *uncorrected* second moment, as HugeCTR and TensorFlow have it.
+    """Adam that adds epsilon to the root of the *uncorrected* second moment, as HugeCTR and TensorFlow do.
 
     ``torch.optim.Adam`` corrects the second moment before it adds epsilon, which is another rule.
     """
@@ -57,7 +57,7 @@ class Adam:
     epsilon: float = 1e-7
 
     def __post_init__(self) -> None:
-        """Refuse values that make no optimizer (ValueError)."""
+        """Raise ValueError for values that are not an optimizer."""
         for name in ("beta1", "beta2"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 0 and below 1, got {getattr(self, name)}")
@@ -65,7 +65,7 @@ class Adam:
             raise ValueError(f"epsilon must be above 0, got {self.epsilon}")
 
     def step_size(self, learning_rate: float, step: int) -> float:
-        """Learning rate of a step, counted from 1, with both bias corrections."""
+        """Return the learning rate of a step, counted from 1, with both bias corrections."""
         return learning_rate * math.sqrt(1 - self.beta2**step) / (1 - self.beta1**step)
 
     def update(
@@ -76,7 +76,7 @@ class Adam:
         gradient: torch.Tensor,
         step_size: float,
     ) -> None:
-        """Move ``weights`` and both moments in place; all four tensors have one shape."""
+        """Update ``weights`` and both moments in place. All four tensors have the same shape."""
         first.mul_(self.beta1).add_(gradient, alpha=1 - self.beta1)
         second.mul_(self.beta2).addcmul_(gradient, gradient, value=1 - self.beta2)
         weights.addcdiv_(first, second.sqrt().add_(self.epsilon), value=-step_size)

@@ -1,4 +1,4 @@
-"""One run of ``hotrow-train``: read or generate, train, evaluate, export."""
+"""One run of ``hotrow-train``: read or generate samples, train, evaluate, export."""
 
 import argparse
 import dataclasses
@@ -20,21 +20,21 @@ from training.npz_reader import read_npz
 from training.samples import Samples
 from training.trainer import train
 
-_CALIBRATION_SAMPLES = 512  # of those held out, to measure the engine int8 on
-_HELD_OUT = 10  # one sample in ten, the last ones, is held out for evaluation
+_CALIBRATION_SAMPLES = 512  # of the held-out samples, for the engine int8
+_HELD_OUT = 10  # the last tenth of the samples is held out for evaluation
 
 
 def run(options: argparse.Namespace) -> Iterator[str]:
-    """Train as the command line's options say, and yield what to tell the user, line by line.
+    """Train as the command line says, and yield lines for the user.
 
     Raises:
-        HotrowError: the graph, the data or the output folder cannot be used; no version has been written.
+        HotrowError: the graph, the data or the output folder cannot be used. No version was written.
     """
     document = open_document(options.model)
     name = options.name or document.name
     check_output(options.output, name, document.graph)
     if document.update_type != "Local":
-        yield f"note: update_type {document.update_type} is trained as Local: only rows of a batch's keys move"
+        yield f"note: update_type {document.update_type} is trained as Local: a step changes only the rows of its batch"
     torch.set_num_threads(options.threads)
     samples, evaluation, best_known = _read(options, document)
     if best_known:
@@ -50,16 +50,16 @@ def run(options: argparse.Namespace) -> Iterator[str]:
 def _model(document: TrainingDocument, seed: int) -> CtrModel:
     try:
         return CtrModel(document.graph, seed=seed, adam=document.adam, label_weights=document.label_weights)
-    except RuntimeError as err:  # PyTorch's form of MemoryError
+    except RuntimeError as err:  # PyTorch raises this instead of MemoryError
         if "allocate memory" not in str(err):
             raise
         size_bytes = 4 * sum(math.prod(spec.shape) for spec in document.graph.weights)
-        reason = f"the weights of the dense network take {size_bytes:,} bytes, more than there is"
+        reason = f"the weights of the dense network take {size_bytes:,} bytes, more than the machine has"
         raise ConfigError(document.graph.source, "layers", reason) from err
 
 
 def _read(options: argparse.Namespace, document: TrainingDocument) -> tuple[Samples, Samples, str]:
-    """Return the samples to learn from, those to evaluate on, and what is known of the best AUC."""
+    """Return the training samples, the evaluation samples, and a line about the best known AUC."""
     if options.synthetic is not None:
         data = generate_for(document.graph, options.synthetic, options.seed)
         cut = _cut(options.synthetic)
@@ -69,7 +69,7 @@ def _read(options: argparse.Namespace, document: TrainingDocument) -> tuple[Samp
     if options.eval_data is not None:
         return samples, _read_file(options.eval_data, document), ""
     if len(samples) < 2:
-        raise DataError(options.data, "1 sample, expected at least 2: one to learn from, one to evaluate on")
+        raise DataError(options.data, "1 sample, expected at least 2: one to train on, one to evaluate on")
     return samples[: _cut(len(samples))], samples[_cut(len(samples)) :], ""
 
 
@@ -78,14 +78,14 @@ def _read_file(path: Path, document: TrainingDocument) -> Samples:
 
 
 def _per_label(document: TrainingDocument, values: Sequence[float]) -> str:
-    """One number as it is, several by the names of the labels: ``click 0.7500, buy 0.8000``."""
+    """Return one number, or several with the labels' names: ``click 0.7500, buy 0.8000``."""
     if len(values) == 1:
         return f"{values[0]:.4f}"
     return ", ".join(f"{name} {value:.4f}" for name, value in zip(document.label_columns, values, strict=True))
 
 
 def _cut(rows: int) -> int:
-    """Where the held-out tail begins; it has at least one sample."""
+    """Return where the held-out samples begin. There is at least one."""
     return rows - max(1, rows // _HELD_OUT)
 
 

@@ -1,4 +1,4 @@
-"""Training data in memory: labelled samples, whose keys lie in bags as those of a request do."""
+"""Training data in memory: labeled samples with their keys in bags, as in a request."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ Ints = NDArray[np.int64]
 
 
 class Bags:
-    """The keys of B samples of S slots, any number of keys per slot.
+    """The keys of B samples of S slots, with any number of keys per slot.
 
     Attributes:
         keys: int64[N], sample-major: sample 0's slot 0, slot 1, ..., then sample 1's.
@@ -22,12 +22,12 @@ class Bags:
     __slots__ = ("_row_ptrs", "keys", "slots")
 
     def __init__(self, keys: Ints, row_ptrs: Ints | None, slots: int) -> None:
-        """Keep the arrays; nobody checks them.
+        """Keep the arrays without checking them.
 
         Args:
             keys: int64[N].
-            row_ptrs: int64[B * S + 1], CSR offsets of the bags; starts at 0, ends at N. None says that every bag holds
-                one key, and saves the offsets' memory, which is as much as the keys'.
+            row_ptrs: int64[B * S + 1], CSR offsets of the bags, from 0 to N. None means one key per bag, and saves the
+                memory of the offsets, which is as large as the keys.
             slots: S, at least 1.
         """
         self.keys = keys
@@ -36,30 +36,30 @@ class Bags:
 
     @classmethod
     def one_key_each(cls, keys: Ints) -> Self:
-        """Make bags of exactly one key: ``keys`` is int64[B, S]."""
+        """Make bags of one key each from int64[B, S]."""
         return cls(np.ascontiguousarray(keys).reshape(-1), None, keys.shape[1])
 
     @classmethod
     def padded(cls, keys: Ints, is_key: NDArray[np.bool_]) -> Self:
-        """Make bags of one key or none: ``keys`` is int64[B, S], ``is_key`` bool[B, S]."""
+        """Make bags of one key or none from int64[B, S]. ``is_key`` is bool[B, S]."""
         if is_key.all():
             return cls.one_key_each(keys)
         return cls(keys[is_key], _offsets(is_key.astype(np.int64)), keys.shape[1])
 
     @property
     def row_ptrs(self) -> Ints:
-        """int64[B * S + 1], CSR offsets of the bags; starts at 0, ends at N."""
+        """int64[B * S + 1], CSR offsets of the bags, from 0 to N."""
         return np.arange(self.keys.size + 1, dtype=np.int64) if self._row_ptrs is None else self._row_ptrs
 
     @property
     def sizes(self) -> Ints:
-        """int64[B, S], how many keys each bag holds; read-only."""
+        """int64[B, S], the number of keys of each bag. Read-only."""
         if self._row_ptrs is None:
             return np.broadcast_to(np.int64(1), (len(self), self.slots))
         return np.diff(self._row_ptrs).reshape(-1, self.slots)
 
     def __len__(self) -> int:
-        """B."""
+        """Return B."""
         bags = self.keys.size if self._row_ptrs is None else self._row_ptrs.size - 1
         return bags // self.slots
 
@@ -69,7 +69,7 @@ class Bags:
 
     @classmethod
     def joined(cls, parts: Sequence[Self]) -> Self:
-        """Put samples one after another; ``parts``, of one S, must not be empty."""
+        """Concatenate samples. ``parts`` has at least one item, all with the same S."""
         keys = np.concatenate([part.keys for part in parts])
         if all(part._row_ptrs is None for part in parts):
             return cls(keys, None, parts[0].slots)
@@ -77,7 +77,7 @@ class Bags:
 
     @classmethod
     def side_by_side(cls, parts: Sequence[Self]) -> Self:
-        """Put the slots of the same samples one after another; ``parts``, of one B, must not be empty."""
+        """Concatenate the slots of the same samples. ``parts`` has at least one item, all with the same B."""
         if len(parts) == 1:
             return parts[0]
         slots = sum(part.slots for part in parts)
@@ -93,7 +93,7 @@ class Bags:
         return cls(keys, row_ptrs, slots)
 
     def split(self, slots: Sequence[int]) -> list[Self]:
-        """Undo ``side_by_side``: ``slots`` are those of the parts, S in all."""
+        """Undo ``side_by_side``. ``slots`` has the S of each part."""
         if len(slots) == 1:
             return [self]
         bounds = pairwise(accumulate(slots, initial=0))
@@ -117,19 +117,19 @@ def _offsets(sizes: Ints) -> Ints:
 
 
 def _positions(starts: Ints, row_ptrs: Ints) -> Ints:
-    """Return int64[N], where the keys of bags lie that begin at ``starts`` and are as large as ``row_ptrs`` says."""
+    """Return int64[N], the positions of the keys of bags that begin at ``starts`` and end by ``row_ptrs``."""
     return np.arange(row_ptrs[-1], dtype=np.int64) + np.repeat(starts - row_ptrs[:-1], np.diff(row_ptrs))
 
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """B labelled samples.
+    """B labeled samples.
 
     Attributes:
         labels: float32[B, L], each 0.0 or 1.0.
         dense: float32[B, F].
-        bags: the keys of all slots of all sparse inputs, in the order of the graph: also what a request brings as keys
-            and as one CSR.
+        bags: the keys of all slots of all sparse inputs, in the order of the graph. These are also a request's keys and
+            its one CSR.
     """
 
     labels: NDArray[np.float32]
@@ -137,7 +137,7 @@ class Samples:
     bags: Bags
 
     def __len__(self) -> int:
-        """B."""
+        """Return B."""
         return int(self.labels.shape[0])
 
     def __getitem__(self, rows: slice | Ints) -> Self:
@@ -146,7 +146,7 @@ class Samples:
 
     @classmethod
     def joined(cls, parts: Sequence[Self]) -> Self:
-        """Put samples one after another; ``parts`` must not be empty."""
+        """Concatenate samples. ``parts`` has at least one item."""
         return cls(
             labels=np.concatenate([part.labels for part in parts]),
             dense=np.concatenate([part.dense for part in parts]),

@@ -1,14 +1,14 @@
-"""Generated samples with several inputs, behaviour sequences and several labels, from a known truth.
+"""Generate samples with several inputs, behavior sequences and several labels, from a known truth.
 
-One small shop is behind all of them. Goods belong to categories, a shopper has two favourite categories and a history
-of up to ten goods, mostly from these, the newest first. A visit shows a shopper one good, the target. How likely
-the shopper is to want it depends on the good (a planted weight, a hash of its key, so nothing needs storing), on the
-shopper, and on how the target goes with the shopper's past, which is what each form is about:
+All samples come from one small shop. Goods belong to categories. A shopper has two favorite categories and a history of
+up to ten goods, mostly from these categories, newest first. A visit shows a shopper one good, the target. The chance
+that the shopper wants it depends on the good (a planted weight, a hash of its key), on the shopper, and on how the
+target fits the shopper's past. Each form tests one kind of fit:
 
-- ``ncf``: whether the target is of a favourite category, which only other visits of the shopper can tell;
+- ``ncf``: the target is of a favorite category, which only other visits of the shopper reveal;
 - ``din``: how many goods of the history are of the target's category;
-- ``bst``: the same, but what was seen lately counts more;
-- ``mmoe``: as ``din`` for the first label, a click; the second, a purchase, takes a click and a low price.
+- ``bst``: the same, but recent goods count more;
+- ``mmoe``: as ``din`` for the first label, a click; the second label, a purchase, needs a click and a low price.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -21,12 +21,12 @@ from serving.model.graph import Graph
 from training.samples import Bags, Samples
 from training.synthetic import SyntheticSamples, planted_weights, power_law_keys, true_uniform
 
-HISTORY = 10  # goods at most
+HISTORY = 10  # the most goods
 _SHOPPERS, _CATEGORIES, _GOODS_OF_A_CATEGORY = 300, 20, 20
 _ALPHA = 1.1
-_FAVOURITE_RATIO = 0.7  # of a history; the rest is of any category
+_FAVOURITE_RATIO = 0.7  # of a history; other goods are of any category
 _SHOWN_FAVOURITE_RATIO = 0.4  # of the targets
-_OLDEST = 9  # the last class of ages
+_OLDEST = 9  # the last age class
 _PROFILE_SHIFT = 40  # a profile's slots share a table, so their keys must differ
 
 Ints = NDArray[np.int64]
@@ -41,10 +41,10 @@ class _Visits:
         shopper: int64[B].
         favourites: int64[B, 2], categories.
         target: int64[B], the good shown.
-        history: int64[B, HISTORY], goods, the newest first.
-        is_past: bool[B, HISTORY], which entries of the history there are; those come first.
-        age: int64[B, HISTORY], the class of each entry's age, 1 to 9, rising.
-        price: float64[B], logarithm of the target's price, about 0.
+        history: int64[B, HISTORY], goods, newest first.
+        is_past: bool[B, HISTORY], which entries of the history exist. They come first.
+        age: int64[B, HISTORY], the age class of each entry, 1 to 9, rising.
+        price: float64[B], the logarithm of the target's price, around 0.
     """
 
     shopper: Ints
@@ -57,20 +57,20 @@ class _Visits:
 
     @property
     def matches(self) -> NDArray[np.bool_]:
-        """bool[B, HISTORY], which entries of the history there are and are of the target's category."""
+        """bool[B, HISTORY], which existing entries of the history are of the target's category."""
         return np.asarray(self.is_past & (_category(self.history) == _category(self.target)[:, None]))
 
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """What a family reads, and how its labels come about.
+    """The inputs of a family, and the truth of its labels.
 
     Attributes:
         inputs: each sparse input's name and slots.
         labels: L.
         dense: F.
-        view: the bags of each input, and dense features [B, F], of some visits.
-        chances: float64[B, L], how likely each label is to be 1; also takes the seed.
+        view: returns the bags of each input and the dense features [B, F] of some visits.
+        chances: returns float64[B, L], the chance of each label being 1, for some visits and a seed.
     """
 
     inputs: tuple[tuple[str, int], ...]
@@ -81,10 +81,7 @@ class _Form:
 
 
 def generate_visits(graph: Graph, rows: int, seed: int) -> SyntheticSamples | None:
-    """Draw ``rows`` samples (at least 1) for a graph whose inputs are those of a form; else return None.
-
-    The same graph and seed give the same samples and the same truth.
-    """
+    """Draw ``rows`` samples if the graph's inputs are those of a form, else return None."""
     asked = (tuple((entry.top, entry.slots) for entry in graph.sparse), graph.label_dim, graph.dense_dim)
     for form in FORMS.values():
         if (form.inputs, form.labels, form.dense) == asked:
@@ -117,7 +114,7 @@ def _draw(rng: np.random.Generator, rows: int, seed: int) -> _Visits:
 
 
 def _goods(rng: np.random.Generator, favourites: Ints, shape: tuple[int, int], favourite_ratio: float) -> Ints:
-    """Draw goods of favourite categories and of any; a good's category is the rest of its key by their number."""
+    """Draw goods of favorite and of any categories. A good's category is its key modulo the number of categories."""
     favourite = np.take_along_axis(favourites, rng.integers(0, 2, shape), axis=1)
     category = np.where(rng.random(shape) < favourite_ratio, favourite, rng.integers(0, _CATEGORIES, shape))
     rank = power_law_keys(rng.random(shape), _ALPHA, 0, _GOODS_OF_A_CATEGORY - 1)
@@ -133,7 +130,7 @@ def _sigmoid(logits: Floats) -> Floats:
 
 
 def _appeal(visits: _Visits, seed: int) -> Floats:
-    """Logits of the good and the shopper without their past."""
+    """Return the logits of the good and the shopper without the shopper's past."""
     return 0.5 * planted_weights(visits.target, seed + 1) + 0.5 * planted_weights(visits.shopper, seed + 2)
 
 
@@ -178,7 +175,7 @@ def _history_then_target(visits: _Visits) -> tuple[Sequence[Bags], Floats]:
 
 def _target_then_history(visits: _Visits) -> tuple[Sequence[Bags], Floats]:
     goods = np.concatenate([visits.target[:, None], visits.history], axis=1)
-    age = np.pad(visits.age, ((0, 0), (1, 0)))  # the target's is 0
+    age = np.pad(visits.age, ((0, 0), (1, 0)))  # the target has age 0
     is_key = np.pad(visits.is_past, ((0, 0), (1, 0)), constant_values=True)
     parts = [_one_slot(visits.shopper), *(Bags.padded(keys, is_key) for keys in (goods, _category(goods), age))]
     return parts, is_key.sum(axis=1, keepdims=True).astype(np.float64)

@@ -1,8 +1,8 @@
-"""Samples from a known truth, here of Criteo's form: how good a model can be on them is known exactly.
+"""Generate samples of Criteo's form from a known truth, so that the best possible AUC is known.
 
-Keys follow a power law in every slot. A sample's logit is a sum of planted weights, one per key (a hash of the key, so
-nothing needs storing), one per dense feature, and one per pair of keys in a few pairs of slots; its label is 1 with the
-probability that the logit gives. No model can rank samples better than that probability does.
+Keys follow a power law in every slot. A sample's logit is a sum of planted weights: one per key (a hash of the key, so
+nothing is stored), one per dense feature, and one per pair of keys in a few pairs of slots. The logit gives the chance
+that the label is 1. No model can rank samples better than this chance does.
 """
 
 from collections.abc import Iterator
@@ -21,19 +21,19 @@ _ALPHA = 1.1
 _SMALLEST_SLOT, _LARGEST_SLOT = 10, 10_000
 _MISSING_COUNT_RATIO = 0.1
 _MISSING_CATEGORY_RATIO = 0.03
-_PAIRS = ((0, 1), (2, 3), (4, 5))  # slots whose keys also act together
-_SCRAMBLE = 2654435761  # odd, so rank * _SCRAMBLE mod 2^32 gives every rank its own category
+_PAIRS = ((0, 1), (2, 3), (4, 5))  # slots whose keys also have a weight as a pair
+_SCRAMBLE = 2654435761  # odd, so rank * _SCRAMBLE mod 2^32 is unique
 _BLOCK_ROWS = 65_536
-# Added to the seeds of the truth: tables draw the first weights of their keys by the same hash, with a run's seed and
-# those that follow it, and a model must not start with what it is to learn.
+# Added to the seeds of the truth. Tables draw first weights with the same hash and a run's seed or the next ones, and a
+# model must not start with what it should learn.
 _TRUTH_SEEDS = 2**32
 
 
 def power_law_keys(uniform: NDArray[np.float64], alpha: float, lowest: int, highest: int) -> NDArray[np.int64]:
-    """Turn uniform numbers from [0, 1] into keys ``lowest`` ... ``highest``, low keys the most frequent.
+    """Turn uniform numbers from [0, 1] into keys ``lowest`` ... ``highest``. Low keys are the most frequent.
 
-    With M = highest - lowest + 1 it is round(((M^(1 - alpha) - 1) u + 1)^(1 / (1 - alpha))) + lowest - 1, the inverse
-    distribution function that HugeCTR's data generator uses.
+    With M = highest - lowest + 1 the key is round(((M^(1 - alpha) - 1) u + 1)^(1 / (1 - alpha))) + lowest - 1, the
+    inverse distribution function of HugeCTR's data generator.
 
     Raises:
         ValueError: ``alpha`` is not positive or is 1, or the range is empty.
@@ -50,7 +50,7 @@ def power_law_keys(uniform: NDArray[np.float64], alpha: float, lowest: int, high
 
 @dataclass(frozen=True, slots=True)
 class SyntheticSamples:
-    """Generated samples, and the truth they were drawn from.
+    """Generated samples and their truth.
 
     Attributes:
         samples: what a model may see.
@@ -61,7 +61,7 @@ class SyntheticSamples:
     probabilities: NDArray[np.float64]
 
     def best_known_auc(self, rows: slice = slice(None), label: int = 0) -> float:
-        """AUC of the true probabilities on these rows: expect no model to exceed it, but by chance."""
+        """Return the AUC of the true probabilities. A model exceeds it only by chance."""
         return area_under_curve(self.samples.labels[rows, label], self.probabilities[rows, label])
 
 
@@ -70,14 +70,14 @@ class SyntheticCriteo(SyntheticSamples):
     """Generated samples of Criteo's form.
 
     Attributes:
-        counts: float64[B, 13], the counts behind ``samples.dense``, NaN where missing.
+        counts: float64[B, 13], the counts of ``samples.dense``, NaN if missing.
     """
 
     counts: NDArray[np.float64]
 
     @classmethod
     def joined(cls, parts: list[Self]) -> Self:
-        """Put samples one after another; ``parts`` must not be empty."""
+        """Concatenate samples. ``parts`` has at least one item."""
         return cls(
             samples=Samples.joined([part.samples for part in parts]),
             probabilities=np.concatenate([part.probabilities for part in parts]),
@@ -86,12 +86,12 @@ class SyntheticCriteo(SyntheticSamples):
 
 
 def generate(rows: int, seed: int) -> SyntheticCriteo:
-    """Draw ``rows`` samples (at least 1); the same seed gives the same samples and the same truth."""
+    """Draw ``rows`` samples, at least 1. The same seed gives the same samples and truth."""
     return SyntheticCriteo.joined(list(generate_blocks(rows, seed)))
 
 
 def generate_blocks(rows: int, seed: int) -> Iterator[SyntheticCriteo]:
-    """Draw samples block after block; see ``generate``."""
+    """Draw samples in blocks. See ``generate``."""
     rng = np.random.default_rng(seed)
     for start in range(0, rows, _BLOCK_ROWS):
         yield _draw(rng, min(_BLOCK_ROWS, rows - start), seed)
@@ -117,7 +117,7 @@ def _draw(rng: np.random.Generator, rows: int, seed: int) -> SyntheticCriteo:
 
 
 def true_logits(dense: NDArray[np.float32], keys: NDArray[np.int64], seed: int) -> NDArray[np.float64]:
-    """Compute the logits, float64[B], of dense features float32[B, 13] and keys int64[B, 26] under a seed's truth."""
+    """Return the logits, float64[B], of float32[B, 13] and int64[B, 26] under a seed's truth."""
     key_weights = planted_weights(keys.reshape(-1), seed).reshape(keys.shape).sum(axis=1) * 0.25
     dense_weights = planted_weights(np.arange(DENSE_FEATURES), seed) * 0.2
     logits = key_weights + (dense - 1.5) @ dense_weights - 1
@@ -128,10 +128,10 @@ def true_logits(dense: NDArray[np.float32], keys: NDArray[np.int64], seed: int) 
 
 
 def true_uniform(keys: NDArray[np.int64], columns: int, seed: int) -> NDArray[np.float64]:
-    """Draw float64[N, columns] of the truth, uniformly from [0, 1); no table starts with any of them."""
+    """Draw float64[N, columns] of the truth from [0, 1). No table's first weights use the same numbers."""
     return keyed_uniform(keys, columns, seed + _TRUTH_SEEDS)
 
 
 def planted_weights(keys: NDArray[np.int64], seed: int) -> NDArray[np.float64]:
-    """Draw one weight of mean 0 and variance 1 for every key of int64[N]: float64[N] of the truth."""
+    """Return float64[N] of the truth: one weight of mean 0 and variance 1 for every key of int64[N]."""
     return np.asarray((2 * true_uniform(keys, 1, seed)[:, 0] - 1) * 3**0.5)

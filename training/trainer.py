@@ -1,4 +1,4 @@
-"""The training loop: epochs of shuffled batches, and what each of them came to."""
+"""The training loop: epochs of shuffled batches and their results."""
 
 import math
 import time
@@ -22,14 +22,14 @@ _EVALUATION_BATCH = 4096
 
 @dataclass(frozen=True, slots=True)
 class EpochResult:
-    """What one epoch came to.
+    """The result of one epoch.
 
     Attributes:
         epoch: counted from 1.
-        loss: mean over the training samples of what was minimised, each taken before it was learnt from.
-        auc: of each label on the evaluation samples, after the epoch; NaN where they are all 0 or all 1.
-        evaluation_loss: of each label, mean binary cross-entropy of the evaluation samples.
-        seconds: training without evaluation.
+        loss: the mean training loss. Each sample's loss is measured before the step that learns from it.
+        auc: for each label, on the evaluation samples after the epoch. NaN if the label is always 0 or always 1.
+        evaluation_loss: for each label, the mean binary cross-entropy of the evaluation samples.
+        seconds: the time of training, without evaluation.
     """
 
     epoch: int
@@ -50,24 +50,24 @@ def train(
     seed: int,
     progress: bool = False,
 ) -> Iterator[EpochResult]:
-    """Train, and tell after every epoch how it went.
+    """Train, and yield the result of every epoch.
 
-    The samples are shuffled anew for every epoch; a last, smaller batch is learnt from too. On one thread, the same
-    model, samples and seed give the same weights.
+    The samples are shuffled for every epoch, and a smaller last batch is used too. On one thread, the same model,
+    samples and seed give the same weights.
 
     Args:
-        model: is changed in place; a second call goes on from where the first ended, its schedule starting anew.
+        model: is changed in place. A second call continues the training, with its schedule from the start.
         samples: at least one.
-        evaluation: at least one; nothing is learnt from it.
+        evaluation: at least one. Nothing is learned from it.
         epochs: passes over ``samples``.
-        batch_size: B; at least 1.
-        schedule: learning rate of every step.
-        seed: of the shuffling.
-        progress: draw a progress bar on a terminal's standard error.
+        batch_size: B, at least 1.
+        schedule: the learning rate of every step.
+        seed: the seed of the shuffling.
+        progress: show a progress bar if standard error is a terminal.
 
     Raises:
-        ConfigError: the graph asks for other inputs than the samples have, or no key of an input in ``samples``.
-        DivergedError: the loss, or a logit of the evaluation, became infinite or not a number.
+        ConfigError: the graph has other inputs than the samples, or ``samples`` has no key of an input.
+        DivergedError: the loss, or a logit of the evaluation, is not finite.
     """
     check_samples_fit(model.graph, samples)
     check_samples_fit(model.graph, evaluation)
@@ -92,7 +92,7 @@ def train(
                 bar.update(len(batch))
         seconds = time.perf_counter() - started
         logits = predict_logits(model, evaluation)
-        if not np.isfinite(logits).all():  # the last step, whose loss came before it, may be the one too many
+        if not np.isfinite(logits).all():  # the last step may have diverged after its loss was measured
             raise DivergedError(step, rate)
         columns = list(zip(evaluation.labels.T, logits.T, strict=True))
         yield EpochResult(
@@ -105,18 +105,13 @@ def train(
 
 
 def predict_logits(model: CtrModel, samples: Samples) -> NDArray[np.float32]:
-    """Predict float32[B, L] logits, as serving would; at least one sample."""
+    """Predict float32[B, L] logits as serving does, for at least one sample."""
     starts = range(0, len(samples), _EVALUATION_BATCH)
     return np.concatenate([model.logits(samples[first : first + _EVALUATION_BATCH]) for first in starts])
 
 
 def check_samples_fit(graph: Graph, samples: Samples) -> None:
-    """Check that a graph can read such samples.
-
-    Raises:
-        ConfigError: another number of dense features, slots or labels, or a sample with more keys than a request may
-            have.
-    """
+    """Raise ConfigError unless the graph can read these samples."""
     slots = sum(entry.slots for entry in graph.sparse)
     for what, path, asked, there in (
         ("labels", "layers[0].label.label_dim", graph.label_dim, samples.labels.shape[1]),
@@ -133,15 +128,15 @@ def check_samples_fit(graph: Graph, samples: Samples) -> None:
 
 
 def _check_every_table_learns(graph: Graph, samples: Samples) -> None:
-    """Check that each table will have a row: one without any is no model that could be written in the end."""
+    """Check that each table will have a row, because a table without rows cannot be written."""
     for index, (entry, counts) in enumerate(_keys_per_sample(graph, samples)):
         if not counts.any():
-            reason = f"no sample to learn from has a key of {entry.top!r}, so its table would stay empty"
+            reason = f"no training sample has a key of {entry.top!r}, so its table would stay empty"
             raise ConfigError(graph.source, f"layers[0].sparse[{index}]", reason)
 
 
 def _keys_per_sample(graph: Graph, samples: Samples) -> Iterator[tuple[SparseInput, NDArray[np.int64]]]:
-    """Return for each sparse input int64[B], how many keys of it each sample has."""
+    """Yield each sparse input and int64[B], the number of its keys in each sample."""
     sizes, first = samples.bags.sizes, 0
     for entry in graph.sparse:
         yield entry, sizes[:, first : first + entry.slots].sum(axis=1)

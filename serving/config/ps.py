@@ -43,10 +43,10 @@ from serving.config.tiers import (
     check_together,
 )
 from serving.errors import ConfigError, about, did_you_mean
+from serving.model.dense_file import statistics_path
 from serving.model.graph import Graph, read_model_graph
 from serving.model.names import TABLE_NAME
 from serving.model.sparse_rows import KeyType
-from serving.model.statistics_file import statistics_path
 from serving.model.strict_json import read_json
 
 V = TypeVar("V")

@@ -75,9 +75,10 @@ def read_network(path: Path, logits: bool = False) -> ImportedNetwork:
             f"expected one output, the probabilities, found {len(graph.output)}: {names}; "
             "concatenate them into one, [B, L]",
         )
-    names = input_names(graph)
     inputs = tuple(
-        NetworkInput(entry.name, _sizes(path, "input", entry, (1, 2))) for entry in graph.input if entry.name in names
+        NetworkInput(entry.name, _sizes(path, "input", entry, (1, 2)))
+        for entry in graph.input
+        if entry.name in input_names(graph)
     )
     refuse_unread_inputs(graph, path)
     label_dim = _sizes(path, "output", graph.output[0], (0, 1))

@@ -1,1 +1,1 @@
-"""Models as they lie on disk: the layer graph, and every file format read and written."""
+"""Models on disk: the layer graph, and every file format that is read and written."""

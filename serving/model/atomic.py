@@ -1,4 +1,4 @@
-"""Write a file or a folder so that a reader sees all of it or none of it, even after a power cut."""
+"""Write a file or a folder so that a reader sees all of it or none, even after a power cut."""
 
 import errno
 import os
@@ -12,12 +12,9 @@ from typing import BinaryIO
 
 @contextmanager
 def atomic_write(path: str | Path) -> Iterator[BinaryIO]:
-    """Open a temporary file beside ``path``; when the block ends well, sync it and rename it to ``path``.
+    """Open a temporary file next to ``path``. After the block, sync it and rename it to ``path``.
 
-    When the block raises, the temporary file is removed and ``path`` is as it was.
-
-    Raises:
-        OSError: the folder does not exist or cannot be written.
+    If the block raises, the temporary file is removed and ``path`` does not change.
     """
     path = Path(path)
     temporary = _beside(path, "tmp")
@@ -35,14 +32,10 @@ def atomic_write(path: str | Path) -> Iterator[BinaryIO]:
 
 @contextmanager
 def atomic_directory(path: str | Path) -> Iterator[Path]:
-    """Make a temporary folder beside ``path``; when the block ends well, sync all in it and rename it to ``path``.
+    """Make a temporary folder next to ``path``. After the block, sync it all and rename it to ``path``.
 
-    A folder that ``path`` named before is moved away first and deleted last: a reader finds the old one, none for a
-    moment, or the new one, never a mixture. When the block raises, the temporary folder is removed and ``path`` is as
-    it was.
-
-    Raises:
-        OSError: the parent folder does not exist or cannot be written.
+    An existing folder is moved away first and deleted last: a reader finds the old folder, none for a moment, or the
+    new one, never a mixture. If the block raises, the temporary folder is removed and ``path`` does not change.
     """
     path = Path(path)
     if path.exists() and not path.is_dir():
@@ -68,7 +61,7 @@ def atomic_directory(path: str | Path) -> Iterator[Path]:
 
 
 def _beside(path: Path, suffix: str) -> Path:
-    """Return a name that no other writer of the same path has."""
+    """Return a hidden name that no other writer of the same path has."""
     return path.with_name(f".{path.name}.{secrets.token_hex(4)}.{suffix}")
 
 

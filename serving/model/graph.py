@@ -1,17 +1,19 @@
-"""The layer graph: HugeCTR's JSON read once, checked wholly, and turned into records.
+"""The layer graph: HugeCTR's JSON, read once, checked completely, and turned into records.
 
-Read are the hand-written v3.0 training and inference configurations and the graphs that v3.1 to v24.06 export. A
-training graph is read as the inference graph it becomes: a loss is the activation that turns logits into
-probabilities.
+Input are the hand-written v3.0 training and inference configurations, and the graphs that v3.1 to v24.06 export. A
+training graph becomes its inference graph: a loss becomes the activation that turns logits into probabilities.
 """
 
 import copy
+import dataclasses
+import math
 from pathlib import Path
 from typing import Any
 
+from serving.errors import ModelFileError
 from serving.model.graph_reader import ACTIVATION_OF_LOSS, GraphReader
 from serving.model.json_fields import Fields, describe
-from serving.model.projection import with_projection
+from serving.model.layer_types import cross_weights
 from serving.model.records import B, Embedding, Graph, Layer, Samples, Shape, SparseInput, WeightSpec
 from serving.model.strict_json import read_json
 
@@ -29,6 +31,7 @@ __all__ = [
     "parse_graph",
     "read_graph",
     "read_model_graph",
+    "with_projection",
 ]
 
 _CLAUSES = ("layers", "inference", "solver", "optimizer", "model_name")
@@ -36,17 +39,17 @@ _NETWORK_SUFFIX = ".onnx"
 
 
 def read_graph(path: str | Path) -> Graph:
-    """Read a graph file; see ``parse_graph``."""
+    """Read a graph file. See ``parse_graph``."""
     return parse_graph(read_json(path), str(path))
 
 
 def is_network_file(dense_file: str | Path) -> bool:
-    """Whether a model's dense file is a whole network, an ONNX file, and not only the weights of the graph's layers."""
+    """Return whether a model's dense file is a whole ONNX network, not only the weights of the layers."""
     return Path(dense_file).suffix == _NETWORK_SUFFIX
 
 
 def read_model_graph(graph_file: str | Path, dense_file: str | Path) -> Graph:
-    """Read the graph of a model: with the layers that fit its weights, or the inputs of its ONNX network.
+    """Read a model's graph, with the layers that fit its weights, or only the inputs of its ONNX network.
 
     Raises:
         ConfigError: see ``parse_graph``.
@@ -58,20 +61,14 @@ def read_model_graph(graph_file: str | Path, dense_file: str | Path) -> Graph:
 
 
 def parse_graph(document: Any, source: str, inputs_only: bool = False) -> Graph:
-    """Turn a JSON document into a graph.
+    """Turn a JSON document into a graph. With ``inputs_only`` an ONNX file is the network, so no layers follow.
 
-    The clauses ``inference``, ``solver`` and ``optimizer`` are not looked at, nor is the ``model_name`` of an exported
-    graph.
-
-    Args:
-        document: the JSON as Python objects; it is not changed.
-        source: the file it came from, for messages.
-        inputs_only: the network is an ONNX file, and the document has Data and the embedding layers alone.
+    The clauses ``inference``, ``solver``, ``optimizer`` and the ``model_name`` of an exported graph are ignored.
 
     Raises:
-        ConfigError: the document has an unknown member, a wrong type or value, an unsupported layer, a bottom that
-            no earlier layer makes, a top made twice, or shapes that do not fit, or it describes a network where there
-            is one already or none where there must be one; the message names the JSON path.
+        ConfigError: the document has an unknown key, a wrong type or value, an unsupported layer, a bottom that no
+            earlier layer makes, a top made twice, or shapes that do not fit. Or it has no network, or two. The message
+            names the JSON path.
     """
     root = Fields(document, source, "", _CLAUSES)
     layers = list(root.objects("layers"))
@@ -86,13 +83,10 @@ def parse_graph(document: Any, source: str, inputs_only: bool = False) -> Graph:
 
 
 def inference_document(document: dict[str, Any]) -> dict[str, Any]:
-    """Return the inference form of a training document: each loss becomes its activation; the labels stay.
+    """Return the inference form of a training document: each loss becomes its activation.
 
-    ``solver``, ``optimizer`` and the paths of training data are left out. An inference document comes back as a copy.
-    ``parse_graph`` makes the same records of both forms.
-
-    Raises:
-        ConfigError: ``parse_graph`` does not accept the document.
+    The labels stay. ``solver``, ``optimizer`` and the paths of training data are removed. An inference document is
+    copied. ``parse_graph`` makes the same records of both forms, and raises the same errors.
     """
     graph = parse_graph(document, "")
     result = copy.deepcopy({key: value for key, value in document.items() if key not in ("solver", "optimizer")})
@@ -115,3 +109,47 @@ def _quoted_name(fields: Fields) -> str:
         if isinstance(name, str) and name:
             return f" {describe(name)}"
     return ""
+
+
+def with_projection(graph: Graph, dense_file: str | Path) -> Graph:
+    """Return the graph that fits the size of the dense file: ``graph``, or one with MultiCross version 2.
+
+    HugeCTR's exporter omits ``projection_dim`` up to v24.06, so a cross network of version 2 (matrices) looks like one
+    of version 1 (vectors). A file that fits neither is left to ``read_dense``.
+
+    Raises:
+        ModelFileError: the file is too large for version 1, and several layers could be of version 2.
+    """
+    silent = [layer for layer in graph.layers if _is_silent_cross(layer)]
+    path = Path(dense_file)
+    if not silent or not path.is_file():
+        return graph
+    more_bytes = path.stat().st_size - 4 * sum(math.prod(spec.shape) for spec in graph.weights)
+    if more_bytes <= 0:
+        return graph
+    if len(silent) > 1:
+        places = ", ".join(f"{layer.path} ({layer.name})" for layer in silent)
+        reason = f"{more_bytes:,} bytes too many for a graph without projection_dim; add it to mc_param of {places}"
+        raise ModelFileError(path, reason)
+    return _with_rank(graph, silent[0], more_bytes)
+
+
+def _is_silent_cross(layer: Layer) -> bool:
+    return layer.type == "MultiCross" and layer.params["projection_dim"] is None
+
+
+def _with_rank(graph: Graph, layer: Layer, more_bytes: int) -> Graph:
+    """Return ``graph`` with the ``projection_dim`` of ``layer`` that needs ``more_bytes``, if there is one."""
+    depth = layer.params["num_layers"]
+    columns = next(spec.shape[0] for spec in graph.weights if spec.layer == layer.name)
+    # a level has two matrices of 2 * columns * rank floats instead of a vector of columns floats
+    ratio, rest = divmod(more_bytes, 4 * depth * columns)
+    if rest or ratio % 2 == 0:
+        return graph
+    rank = (ratio + 1) // 2
+    wide = dataclasses.replace(layer, params={**layer.params, "projection_dim": rank})
+    before = [spec.layer for spec in graph.weights].index(layer.name)
+    own = [WeightSpec(layer.name, name, shape) for name, shape in cross_weights(columns, depth, rank)]
+    weights = [*graph.weights[:before], *own, *graph.weights[before + 2 * depth :]]
+    layers = tuple(wide if one is layer else one for one in graph.layers)
+    return dataclasses.replace(graph, layers=layers, weights=tuple(weights))

@@ -1,4 +1,4 @@
-"""Reads the layers of a graph one after another, keeping account of what they make."""
+"""Reads the layers of a graph in order, and keeps account of the tensors they make."""
 
 import difflib
 from collections.abc import Sequence
@@ -18,19 +18,19 @@ ACTIVATION_OF_LOSS = {
 }
 _ACTIVATIONS = ("Sigmoid", "Softmax")
 _NO_NETWORK = (
-    "no layer follows the embeddings; add those of the dense network, or drop the .model file of an inference "
-    "configuration and give the network as an .onnx file in its place"
+    "no layer follows the embeddings; add the layers of the dense network, or replace the .model file of an inference "
+    "configuration with an .onnx file of the network"
 )
 _TWO_NETWORKS = (
-    "describes a network, and the dense file is one too, an ONNX file; drop every layer but Data and the embeddings, "
-    "or give a .model file with the weights of these layers in place of the .onnx file"
+    "describes a network, but the dense file is an ONNX network too; remove every layer except Data and the "
+    "embeddings, or replace the .onnx file with a .model file of these layers' weights"
 )
 _LOSS_KEYS = ("name", "type", "bottom", "top", "regularizer", "lambda", "target_weight")
 
 
 @dataclass(frozen=True, slots=True)
 class _Loss:
-    """A training loss, to become an activation of its first bottom."""
+    """A training loss, which becomes an activation of its first bottom."""
 
     fields: Fields
     activation: str
@@ -38,7 +38,7 @@ class _Loss:
 
 
 class GraphReader:
-    """The records made so far; layers come in document order."""
+    """The records made so far. Layers come in document order."""
 
     def __init__(self, layers: Sequence[Fields]) -> None:
         """Read the first of ``layers``, Data."""
@@ -63,11 +63,7 @@ class GraphReader:
         self._shapes[data.dense_top] = (B, data.dense_dim)
 
     def read(self, source: str) -> Graph:
-        """Read the layers after Data and return the whole.
-
-        Raises:
-            ConfigError: see ``parse_graph``.
-        """
+        """Read the layers after Data, and return the graph. Raise ConfigError as ``parse_graph`` does."""
         for fields in self._document[1:]:
             self._read_layer(fields)
         if not self._layers and not self._losses:
@@ -78,11 +74,7 @@ class GraphReader:
         return self._graph(source, self._columns(output), logits, output)
 
     def read_inputs(self, source: str) -> Graph:
-        """Read the layers after Data, embeddings all of them, and return the graph that has no network.
-
-        Raises:
-            ConfigError: see ``parse_graph``.
-        """
+        """Read the layers after Data, which must all be embeddings, and return a graph without a network."""
         for fields in self._document[1:]:
             kind = fields.text("type")
             if kind not in EMBEDDING_TYPES:
@@ -145,7 +137,7 @@ class GraphReader:
         for top, shape in zip(tops, structure.tops, strict=True):
             self._claim(top, fields)
             self._shapes[top] = shape
-        # HugeCTR does not look at the names of dense layers, and genuine files use one twice
+        # HugeCTR ignores the names of dense layers, and genuine files repeat them
         name = fields.text("name", tops[0])
         self._add(Layer(kind, self._fresh(tops[0], name), bottoms, tops, structure.params, fields.path), structure)
 
@@ -164,7 +156,7 @@ class GraphReader:
             raise fields.error(f"two losses read the label {bottoms[1]!r}", "bottom")
         label, shape = labels[bottoms[1]], self._shape(bottoms[0], fields)
         expected: Shape = (B, label.dim)
-        # the label of a CrossEntropyLoss may be the number of one of many classes
+        # the label of a CrossEntropyLoss may be a class number
         if shape != expected and not (kind == "CrossEntropyLoss" and label.dim == 1 and _is_output(shape)):
             raise fields.error(f"expected shape {show(expected)} from label_dim, got {show(shape)}", "bottom")
         self._claim(fields.text("top"), fields)
@@ -181,7 +173,7 @@ class GraphReader:
             raise fields.error(f"expected one top of the last layer, got {len(self._layers[-1].tops)}", "top")
 
     def _check_inputs(self) -> None:
-        """Check that every input of Data is read."""
+        """Check that some layer reads each input of Data."""
         read = {embedding.bottom for embedding in self._embeddings}
         for index, entry in enumerate(self._data.sparse):
             if entry.top not in read:
@@ -194,8 +186,8 @@ class GraphReader:
     def _outputs(self) -> list[Layer]:
         """Return the layers that make the answer.
 
-        Those of the losses; else the activations nobody reads; where the last layer is none, that one, whatever its
-        values are, as in HugeCTR.
+        These are the losses' activations, else the activations that no layer reads. If the last layer is not an
+        activation, it is the answer, as in HugeCTR.
         """
         if not self._losses and self._layers[-1].type not in _ACTIVATIONS:
             self._check_output_columns(self._layers[-1:])
@@ -225,7 +217,7 @@ class GraphReader:
             raise last.error(f"expected shape [B, {expected}] from label_dim, got {got}", "bottom")
 
     def _join_outputs(self, outputs: Sequence[Layer]) -> tuple[str, str]:
-        """Return the names of the logits and of the answer; several outputs are put side by side."""
+        """Return the names of the logits and of the answer. Several outputs are concatenated."""
         if len(outputs) == 1 and outputs[0].type not in _ACTIVATIONS:
             return outputs[0].tops[0], outputs[0].tops[0]
         if len(outputs) == 1:
@@ -262,10 +254,10 @@ class GraphReader:
         self._made[top] = fields.shown
 
     def _fresh(self, name: str, wanted: str | None = None) -> str:
-        """Return ``wanted`` if no layer is called so, else a name made of ``name`` that no layer or tensor has."""
+        """Return ``wanted`` if no layer has this name, else an unused name that starts with ``name``."""
         if wanted is not None and wanted not in self._names:
             return wanted
-        losses = {loss.fields.text("top") for loss in self._losses}  # which an inference graph does not have
+        losses = {loss.fields.text("top") for loss in self._losses}  # an inference graph has no losses
         while name in self._names or (wanted is None and name in self._made and name not in losses):
             name += "_"
         return name

@@ -8,8 +8,7 @@ from serving.model.names import TABLE_NAME
 from serving.model.records import Combiner, Embedding, SparseInput
 from serving.model.sparse_rows import RowLayout
 
-# Members that say how training reads its data or sizes its memory, of HugeCTR v2.0 to v24.06; a prediction does not
-# depend on them.
+# Keys of HugeCTR v2.0 to v24.06 for reading training data and sizing memory. A prediction does not depend on them.
 _DATA_IGNORED = (
     "source", "eval_source", "check", "format", "num_samples", "eval_num_samples", "slot_size_array",
     "slot_size", "float_label_dense", "cache_eval_data", "num_workers", "async_param",
@@ -18,27 +17,27 @@ _DATA_IGNORED = (
 _EMBEDDING_IGNORED = (
     "max_vocabulary_size_per_gpu", "max_vocabulary_size_global", "workspace_size_per_gpu_in_mb", "slot_size_array",
     "plan_file", "vocabulary_size", "max_vocabulary_size", "load_factor",
-    # HybridSparseEmbedding's, as HugeCTR exports them
+    # keys of HybridSparseEmbedding, as HugeCTR exports them
     "max_num_frequent_categories", "max_num_infrequent_samples", "p_dup_max", "max_all_reduce_bandwidth",
     "max_all_to_all_bandwidth", "efficiency_bandwidth_ratio", "communication_type", "hybrid_embedding_type",
     "num_iterations_statistics",
 )  # fmt: skip
 _EMBEDDING_TRAINING = ("optimizer", "hybrid_embedding_param", "plan_file", "slot_size")
 _SPARSE_TYPES = {"DistributedSlot": "DistributedSlot", "LocalizedSlot": "LocalizedSlot"}
-_LARGEST_DIM = 65_536  # floats in a row of a host table
+_LARGEST_DIM = 65_536  # the most floats in a row of a host table
 _COMBINERS: Mapping[int | str, Combiner] = {0: "sum", 1: "mean", "sum": "sum", "mean": "mean", "sqrtn": "sqrtn"}
 
 EMBEDDING_TYPES: Mapping[str, RowLayout] = {
     "DistributedSlotSparseEmbeddingHash": "distributed",
     "LocalizedSlotSparseEmbeddingHash": "localized",
     "LocalizedSlotSparseEmbeddingOneHot": "localized",
-    "HybridSparseEmbedding": "distributed",  # HugeCTR writes no file of it: its dump_parameters is empty up to v24.06
+    "HybridSparseEmbedding": "distributed",  # has no file: its dump_parameters is empty up to v24.06
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """One label: its top, None where an inference graph leaves it out, and its columns."""
+    """One label: its top, which is None if an inference graph omits it, and its columns."""
 
     top: str | None
     dim: int
@@ -46,7 +45,7 @@ class Label:
 
 @dataclass(frozen=True, slots=True)
 class Data:
-    """What the Data layer says."""
+    """The content of the Data layer."""
 
     labels: tuple[Label, ...]
     dense_top: str
@@ -55,13 +54,9 @@ class Data:
 
 
 def read_data(fields: Fields) -> Data:
-    """Read the Data layer.
-
-    Raises:
-        ConfigError: a member is missing, unknown or wrong.
-    """
+    """Read the Data layer. Raise ConfigError if a key is missing, unknown or wrong."""
     fields.allow(("name", "type", "label", "dense", "sparse", *_DATA_IGNORED))
-    dense = fields.object("dense", ("top", "dense_dim", "aligned"))  # a choice of training in mixed precision
+    dense = fields.object("dense", ("top", "dense_dim", "aligned"))  # aligned is for mixed precision training
     return Data(
         labels=_read_labels(fields.object("label", ("top", "label_dim"))),
         dense_top=dense.text("top"),
@@ -83,7 +78,7 @@ def _read_labels(fields: Fields) -> tuple[Label, ...]:
 
 
 def _read_sparse(fields: Fields) -> SparseInput:
-    """Read one sparse input: v3.0 counts keys per sample, v3.1 and later per slot."""
+    """Read one sparse input. v3.0 counts keys per sample, v3.1 and later per slot."""
     fields.allow(
         ("top", "slot_num", "type", "max_feature_num_per_sample", "max_nnz", "nnz_per_slot", "is_fixed_length")
     )
@@ -108,11 +103,7 @@ def _read_sparse(fields: Fields) -> SparseInput:
 
 
 def read_embedding(fields: Fields, sparse: Mapping[str, SparseInput]) -> Embedding:
-    """Read one embedding layer; ``sparse`` holds the inputs it may read.
-
-    Raises:
-        ConfigError: a member is missing, unknown or wrong, or the bottom is not a sparse input.
-    """
+    """Read one embedding layer, which reads one of ``sparse``. Raise ConfigError if a key is wrong."""
     fields.allow(("name", "type", "bottom", "top", "sparse_embedding_hparam", *_EMBEDDING_TRAINING))
     bottom, top = fields.text("bottom"), fields.text("top")
     if bottom not in sparse:

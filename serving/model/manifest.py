@@ -1,4 +1,4 @@
-"""The manifest of an exported model version: size and SHA-256 of every file beside it."""
+"""The manifest of an exported model version: the size and SHA-256 of every file next to it."""
 
 import hashlib
 import json
@@ -18,12 +18,12 @@ MANIFEST_NAME = "manifest.json"
 _FORMAT = 1
 _LARGEST = 2**63 - 1
 _SHA256 = re.compile("[0-9a-f]{64}")
-_IGNORED_FOLDER = "__pycache__"  # Triton imports model.py, and Python leaves its bytecode beside it
+_IGNORED_FOLDER = "__pycache__"  # Triton imports model.py, and Python writes its bytecode next to it
 
 
 @dataclass(frozen=True, slots=True)
 class FileRecord:
-    """What one file must be: ``sha256`` is 64 lower-case hexadecimal digits."""
+    """What one file must be. ``sha256`` has 64 lower-case hexadecimal digits."""
 
     size_bytes: int
     sha256: str
@@ -31,7 +31,7 @@ class FileRecord:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """One version of one model; ``files`` maps POSIX paths relative to the folder to what must lie there."""
+    """One version of one model. ``files`` maps POSIX paths relative to the folder to the file's record."""
 
     model: str
     version: int
@@ -39,11 +39,7 @@ class Manifest:
 
 
 def write_manifest(directory: str | Path, model: str, version: int) -> Manifest:
-    """Hash every file under ``directory`` and write ``manifest.json`` there.
-
-    Raises:
-        ModelFileError: a file cannot be read, is not a regular file, or the manifest cannot be written.
-    """
+    """Hash every file in ``directory`` and write ``manifest.json`` there. Raise ModelFileError on failure."""
     directory = Path(directory)
     files = {
         name: FileRecord((directory / name).stat().st_size, sha256_of(directory / name)) for name in _listing(directory)
@@ -64,11 +60,7 @@ def write_manifest(directory: str | Path, model: str, version: int) -> Manifest:
 
 
 def read_manifest(directory: str | Path) -> Manifest:
-    """Read ``manifest.json`` without looking at the files.
-
-    Raises:
-        ModelFileError: it is missing or not a manifest of this format.
-    """
+    """Read ``manifest.json`` without looking at the files. Raise ModelFileError if it is not one."""
     path = Path(directory) / MANIFEST_NAME
     try:
         fields = Fields(read_json(path), "", "", ("format", "model", "version", "files"))
@@ -81,15 +73,12 @@ def read_manifest(directory: str | Path) -> Manifest:
 
 
 def verify_manifest(directory: str | Path, full: bool = True) -> Manifest:
-    """Check that the folder holds exactly the manifest's files, ``__pycache__`` aside.
+    """Check that the folder has exactly the manifest's files, except ``__pycache__``.
 
-    Args:
-        directory: the version's folder.
-        full: hash every file too; without, only names and sizes are compared.
+    With ``full``, also check every file's SHA-256, not only its name and size.
 
     Raises:
-        ModelFileError: the manifest cannot be read, or a file is missing, additional, of another size or of other
-            content; the message names the file, what was expected and what was found.
+        ModelFileError: the manifest cannot be read, or a file is missing, additional, or different.
     """
     directory = Path(directory)
     manifest = read_manifest(directory)
@@ -111,11 +100,7 @@ def verify_manifest(directory: str | Path, full: bool = True) -> Manifest:
 
 
 def sha256_of(path: Path) -> str:
-    """Return a file's SHA-256 as hexadecimal text.
-
-    Raises:
-        ModelFileError: the file cannot be read.
-    """
+    """Return a file's SHA-256 as hexadecimal text. Raise ModelFileError if it cannot be read."""
     try:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
@@ -131,7 +116,7 @@ def _record(fields: Fields) -> FileRecord:
 
 
 def _listing(directory: Path) -> list[str]:
-    """Return every file under the folder but its manifest, as sorted POSIX paths relative to it."""
+    """Return every file in the folder except its manifest, as sorted POSIX paths relative to it."""
     found = []
     for folder, subfolders, names in os.walk(directory, onerror=_refuse):
         subfolders[:] = [name for name in subfolders if name != _IGNORED_FOLDER]
@@ -139,9 +124,9 @@ def _listing(directory: Path) -> list[str]:
             path = Path(folder, name)
             try:
                 is_regular = path.is_file()
-            except OSError as err:  # of a folder that may be listed, but not entered
+            except OSError as err:  # a folder that can be listed, but not entered
                 _refuse(err)
-            if not is_regular:  # a pipe would block whoever reads it
+            if not is_regular:  # reading a pipe would block
                 raise ModelFileError(path, "not a regular file")
             found.append(path.relative_to(directory).as_posix())
     return sorted(name for name in found if name != MANIFEST_NAME)

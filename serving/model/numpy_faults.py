@@ -1,15 +1,15 @@
-"""What NumPy raises for a ``.npy`` or ``.npz`` that is not what it says, is cut short, or was changed."""
+"""The errors that NumPy raises for a ``.npy`` or ``.npz`` that is damaged, cut short, or something else."""
 
 import tokenize
 import zipfile
 import zlib
 from typing import Final
 
-_MOST_CHARACTERS = 200  # NumPy quotes the whole header, which may have ten thousand
+_MOST_CHARACTERS = 200  # NumPy quotes the whole header, which may have 10,000
 
-#: Besides OSError, and MemoryError where a header claims more than there can be.
+#: Plus OSError, and MemoryError if a header claims an impossible size.
 UNREADABLE: Final = (
-    # of the header and of pickled objects
+    # from the header and from pickled objects
     EOFError,
     LookupError,
     OverflowError,
@@ -18,13 +18,13 @@ UNREADABLE: Final = (
     TypeError,
     ValueError,
     tokenize.TokenError,
-    # of the archive
+    # from the archive
     zipfile.BadZipFile,
     zlib.error,
 )
 
 
 def explain(fault: Exception) -> str:
-    """Return the message of a fault as one line of a bounded length."""
+    """Return an error's message as one line of bounded length."""
     text = " ".join(str(fault).split())
     return text if len(text) <= _MOST_CHARACTERS else f"{text[:_MOST_CHARACTERS]}..."

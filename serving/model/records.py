@@ -1,4 +1,4 @@
-"""The layer graph: what a model's JSON says, checked once and turned into records."""
+"""The layer graph: a model's JSON, checked and turned into records."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,27 +11,27 @@ Combiner: TypeAlias = Literal["sum", "mean", "sqrtn"]
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """A dimension that counts samples: ``times`` rows for each, so B rows, or 10B where a layer made ten of one."""
+    """A dimension that counts samples: B rows, or 10B if a layer makes ten rows of one."""
 
     times: int = 1
 
     def __mul__(self, factor: int) -> "Samples":
-        """Return the dimension with ``factor`` rows in place of each."""
+        """Return the dimension with ``factor`` rows instead of each row."""
         return Samples(self.times * factor)
 
     def __str__(self) -> str:
-        """Return it as messages write it: ``B``, ``10B``."""
+        """Return it as messages show it: ``B``, ``10B``."""
         return f"{self.times if self.times > 1 else ''}B"
 
 
 B = Samples()
 Size: TypeAlias = int | Samples
-Shape: TypeAlias = tuple[Size, ...]  # at least two dimensions, of which only the first may count samples
+Shape: TypeAlias = tuple[Size, ...]  # at least two dimensions; only the first may count samples
 
 
 @dataclass(frozen=True, slots=True)
 class SparseInput:
-    """One sparse input of the Data layer: a top, its slots, and how many keys a sample may bring."""
+    """One sparse input of the Data layer: its top, its slots, and the most keys of a sample."""
 
     top: str
     slots: int
@@ -40,17 +40,17 @@ class SparseInput:
 
 @dataclass(frozen=True, slots=True)
 class Embedding:
-    """One embedding layer; it owns one table.
+    """One embedding layer, which owns one table.
 
     Attributes:
-        table: the table's name inside the model: the layer's ``name``, or its top where layers have no names.
+        table: the table's name inside the model: the layer's ``name``, or its top if layers have no names.
         bottom: the sparse input it reads.
         top: the tensor it makes, [B, S, D].
         slots: S.
         dim: D (``embedding_vec_size``).
         combiner: how the rows of one slot are pooled.
-        row_layout: ``"localized"`` rows of a single-file table carry a slot id, ``"distributed"`` rows do not.
-        default_value: every float of the vector of an unknown key.
+        row_layout: ``"localized"`` rows of a single-file table have a slot id, ``"distributed"`` rows do not.
+        default_value: every float of an unknown key's vector.
     """
 
     table: str
@@ -65,15 +65,15 @@ class Embedding:
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One dense layer as the JSON names it.
+    """One dense layer.
 
     Attributes:
         type: its type, as the JSON spells it.
-        name: its name; the first top's where it has none, or one that an earlier layer has too.
+        name: its name, or its first top's name if it has none or an earlier layer has the same.
         bottoms: the tensors it reads.
         tops: the tensors it makes.
-        params: its checked parameters, by their JSON names where they have one there.
-        path: where it is in the document, ``"layers[4]"``; empty of a layer that is not there.
+        params: its checked parameters, by their JSON names if they have one.
+        path: its place in the document, such as ``"layers[4]"``. Empty for a layer that is not in the document.
     """
 
     type: str
@@ -86,7 +86,7 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class WeightSpec:
-    """One weight tensor of a layer: float32, row-major, shape ``shape``."""
+    """One float32 weight tensor of a layer, row-major."""
 
     layer: str
     name: str  # "weight", "bias", ...
@@ -95,7 +95,7 @@ class WeightSpec:
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """A whole model's structure; of a model whose network is an ONNX file, its inputs.
+    """A model's structure, or only its inputs if an ONNX file is the network.
 
     Attributes:
         dense_top: name of the dense input tensor; F may be 0.
@@ -103,18 +103,18 @@ class Graph:
         label_dim: L, the columns of ``output``.
         sparse: the sparse inputs, in document order.
         embeddings: the embedding layers, in document order: table t of a request is ``embeddings[t]``.
-        layers: dense layers in an order in which they can run; a training loss is replaced by its inference
-            activation (BinaryCrossEntropyLoss by Sigmoid). None of them where the network is an ONNX file; ``logits``
-            and ``output`` are then empty too.
-        logits: name of the tensor that the last activation reads (what a training loss is computed on); of several
-            outputs the tensors side by side, [B, L].
-        output: name of the tensor with the answer, [B, L]: probabilities, or the values of a last layer that is no
-            activation, which is ``logits`` too; several outputs stand in it side by side, in document order.
+        layers: dense layers in an order in which they can run. A training loss is replaced by its inference activation
+            (BinaryCrossEntropyLoss by Sigmoid). If an ONNX file is the network, ``layers``, ``logits`` and ``output``
+            are empty.
+        logits: name of the tensor that the last activation reads, and the training loss too. Several outputs are
+            concatenated, [B, L].
+        output: name of the tensor with the answer, [B, L]: probabilities, or the values of a last layer that is not an
+            activation, which are ``logits`` too. Several outputs are concatenated in document order.
         shapes: shape of every tensor by name.
         weights: all weights in dense-file order.
-        statistics: the running means and variances of BatchNorm layers, which lie beside the dense file and are not
-            trained by gradients.
-        least_samples: the smallest B that every layer can work on; more than 1 where one picks rows by number.
+        statistics: the running means and variances of BatchNorm layers, which are in the side file and are not trained
+            by gradients.
+        least_samples: the smallest B that every layer can work on. It is more than 1 if a layer picks rows by number.
         mixes_samples: an answer depends on the other samples of its batch, so requests must not be merged.
         source: the file the graph was read from, for messages.
     """
@@ -136,11 +136,11 @@ class Graph:
 
     @property
     def stored(self) -> tuple[WeightSpec, ...]:
-        """Everything a dense network needs beside the graph: the weights, then the statistics."""
+        """Everything a dense network needs besides the graph: the weights, then the statistics."""
         return self.weights + self.statistics
 
     def too_few(self, samples: int) -> str:
-        """Return why so many samples are too few to predict at once; empty where they are not. None at all are fine."""
+        """Return why a batch has too few samples, or an empty text. A batch without samples is allowed."""
         if 0 < samples < self.least_samples:
             return f"expected at least {self.least_samples} samples, whose rows the graph picks, got {samples}"
         return ""

@@ -1,7 +1,7 @@
-"""A snapshot as a sparse model: what other tools read of it, and how one is made of any sparse model.
+"""A snapshot as a sparse model, and how to make a snapshot of any sparse model.
 
-The format is described in ``kernels/host/snapshot_format.hpp`` and ``docs/storage.md``. Rows are float32 as the
-snapshot's row type gives them back; a model that keeps int8 rows is a model of those values.
+``kernels/host/snapshot_format.hpp`` and ``docs/storage.md`` describe the format. Rows are float32 as the snapshot's row
+type returns them.
 """
 
 import hashlib
@@ -21,7 +21,7 @@ _BATCH_ROWS = 65536
 
 
 def is_snapshot(path: str | Path) -> bool:
-    """Whether there is a file that begins as snapshots do."""
+    """Return whether there is a file that begins like a snapshot."""
     try:
         with Path(path).open("rb") as file:
             return file.read(len(SNAPSHOT_MAGIC)) == SNAPSHOT_MAGIC
@@ -30,23 +30,10 @@ def is_snapshot(path: str | Path) -> bool:
 
 
 class SnapshotModel(SparseModel):
-    """The rows of a snapshot; see ``SparseModel``. The file may be replaced by a rename while it is open.
-
-    Attributes:
-        snapshot: the file, mapped.
-    """
+    """The rows of a snapshot. See ``SparseModel``. A rename may replace the file while it is open."""
 
     def __init__(self, path: Path, dim: int, key_type: KeyType) -> None:
-        """Open ``path``.
-
-        Args:
-            path: the file.
-            dim: D, which it must have.
-            key_type: ``"I32"`` for uint32 keys, which ``batches`` then expects.
-
-        Raises:
-            ModelFileError: it cannot be opened, or has rows of another length.
-        """
+        """Open ``path``. Raise ModelFileError if it cannot be opened or its rows do not have ``dim`` floats."""
         try:
             self.snapshot = Snapshot(path)
         except SnapshotError as err:
@@ -59,14 +46,10 @@ class SnapshotModel(SparseModel):
         self._key_type = key_type
 
     def batches(self, batch_rows: int, *, warns: bool = True) -> Iterator[tuple[Keys, Vectors]]:
-        """See ``SparseModel.batches``; no key comes twice in a snapshot, so nothing is sorted.
+        """See ``SparseModel.batches``. A snapshot has no repeated keys, so nothing is sorted.
 
-        The checksums of what is read are verified: what is loaded elsewhere would have no other to be found out by.
-
-        Raises:
-            ModelFileError: a key is no uint32 though the model's keys are; in the walk, too: the file is damaged or
-                cannot be read.
-            ValueError: ``batch_rows`` is less than 1.
+        Checksums are verified while reading, because rows that are loaded elsewhere have no other checksum. Damage
+        therefore raises ModelFileError during the iteration too.
         """
         if batch_rows < 1:
             raise ValueError(f"expected at least 1 row per batch, got {batch_rows}")
@@ -76,7 +59,7 @@ class SnapshotModel(SparseModel):
         return self._read(batch_rows, warns)
 
     def digest(self) -> str:
-        """See ``SparseModel.digest``; takes no time, for the header has the checksums of everything."""
+        """See ``SparseModel.digest``. The header has all checksums, so nothing else is read."""
         identity = ["snapshot", self._key_type, self.dim, self.snapshot.header.hex()]
         return hashlib.sha256(json.dumps(identity).encode()).hexdigest()
 
@@ -85,11 +68,7 @@ class SnapshotModel(SparseModel):
         return self.digest()
 
     def check(self, *, full: bool) -> None:
-        """Read the index, or with ``full`` every byte.
-
-        Raises:
-            ModelFileError: the file is damaged.
-        """
+        """Read the index, or every byte with ``full``. Raise ModelFileError if the file is damaged."""
         try:
             if full:
                 self.snapshot.check_content()
@@ -112,18 +91,9 @@ class SnapshotModel(SparseModel):
 
 
 def write_snapshot_file(path: str | Path, model: SparseModel, row_dtype: RowDtype, source: str) -> int:
-    """Make a snapshot of ``model``; an existing file is replaced at once by a rename, and stays open where it was.
+    """Make a snapshot of ``model``, and return the number of rows. An existing file is replaced by a rename.
 
-    Takes 34 bytes of memory per row and a few megabytes.
-
-    Args:
-        path: the file.
-        model: where the rows come from.
-        row_dtype: the form in which they are kept.
-        source: a SHA-256, 64 hexadecimal digits, that names what they come from; kept in the header.
-
-    Returns:
-        V, the rows written.
+    Takes 34 bytes of memory per row and a few megabytes. ``source`` is a SHA-256 of the origin, kept in the header.
 
     Raises:
         ModelFileError: the model is damaged, a value does not fit the row type, or the disk refuses.

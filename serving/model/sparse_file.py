@@ -1,8 +1,8 @@
 """HugeCTR's sparse model: the keys and vectors of one embedding table. Everything is little-endian.
 
-Directory (HugeCTR v3.1 to v24.06), one file per column, row i of each belongs together:
+Directory (HugeCTR v3.1 to v24.06), one file per column; row i of each file belongs together:
 
-    key         int64[V]        int64 even where the model's keys are uint32
+    key         int64[V]        int64 even if the model's keys are uint32
     emb_vector  float32[V, D]
     slot_id     uint64[V]       localized embeddings only; not needed for a lookup
     meta        int64[V]        optional; not needed for a lookup
@@ -13,9 +13,9 @@ Single file (HugeCTR v3.0), one packed row after the other:
     slot_id     uint64, localized embeddings only
     vector      float32[D]
 
-Neither has a header or a checksum, and the order of rows means nothing. HugeCTR writes a key once. Where a key comes
-twice all the same, a directory is refused, for nothing says which row is right; of a single file the first row
-counts, as it does in HugeCTR's own loader.
+Neither has a header or a checksum, and the order of rows means nothing. HugeCTR writes a key once. A directory with a
+repeated key is refused, because nothing says which row is right. Of a single file the first row counts, as in
+HugeCTR's own loader.
 """
 
 import stat
@@ -36,21 +36,15 @@ __all__ = ["KeyType", "RowLayout", "SparseModel", "open_sparse", "write_sparse_d
 def open_sparse(
     path: str | Path, dim: int, key_type: KeyType = "I64", row_layout: RowLayout = "distributed"
 ) -> "SparseModel":
-    """Open a sparse model of any format and check its sizes; no row is read yet.
-
-    Args:
-        path: the directory, the single file, or a snapshot, which its first bytes tell.
-        dim: D.
-        key_type: ``"I32"`` for uint32 keys.
-        row_layout: of a single file's rows.
+    """Open a sparse model or a snapshot and check its sizes, without reading rows.
 
     Raises:
-        ModelFileError: a file is missing, may not be read or is empty, or its size does not fit; the message says which
-            would.
+        ModelFileError: a file is missing, unreadable or empty, or its size does not fit. The message says what would
+            fit.
     """
     try:
         return _open(Path(path), dim, key_type, row_layout)
-    except OSError as err:  # no permission, as a rule
+    except OSError as err:  # usually no permission
         raise ModelFileError(err.filename or path, f"cannot be read: {err.strerror}") from err
 
 
@@ -103,7 +97,7 @@ def _describe(dim: int, key_type: KeyType, row_layout: RowLayout) -> str:
 
 
 def _other_layouts(size_bytes: int, dim: int) -> str:
-    """Say which rows a file of this size could hold instead: those of the same dim first, then of likely others."""
+    """Return which rows a file of this size could hold: those of the same dim first, then likely others."""
     fits = [
         _describe(other, key_type, row_layout)
         for other in (dim, dim - 1, dim + 1, dim // 2, dim * 2)

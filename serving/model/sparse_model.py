@@ -1,4 +1,4 @@
-"""The rows of one embedding table as its model's files have them, whatever the format."""
+"""The rows of one embedding table in its model's files, whatever the format."""
 
 import hashlib
 import json
@@ -24,14 +24,14 @@ _log = logging.getLogger(__name__)
 
 
 class SparseModel:
-    """The rows of one table, read from the disk as they are asked for.
+    """The rows of one table, read on demand. May be used from any thread.
 
-    May be used from any thread. The files must not change while it is open.
+    The files must not change while the model is open.
 
     Attributes:
         path: the directory or single file.
         dim: D.
-        rows: V; rows of a single file that repeat a key are counted too.
+        rows: V, including the rows of a single file that repeat a key.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class SparseModel:
         vectors: Vectors,
         content: tuple[Path, ...],
     ) -> None:
-        """Take views of the stored keys and vectors, and the files that hold them; ``form`` names the format."""
+        """Take views of the stored keys and vectors, and the files with them. ``form`` names the format."""
         self.path = path
         self.dim = vectors.shape[1]
         self.rows = keys.size
@@ -54,20 +54,13 @@ class SparseModel:
         self._content = content
 
     def batches(self, batch_rows: int, *, warns: bool = True) -> Iterator[tuple[Keys, Vectors]]:
-        """Return the rows in file order, at most ``batch_rows`` at a time.
+        """Yield int64[n] and float32[n, D] in file order, with n at most ``batch_rows``, as new arrays.
 
-        All keys are checked before the first batch comes, which takes 8 bytes of memory per row. Vectors stay on the
-        disk until their batch.
-
-        Args:
-            batch_rows: at least 1.
-            warns: log a warning of each batch with a value that is NaN or infinite.
-
-        Returns:
-            pairs of int64[n] and float32[n, D], C-contiguous and in memory of their own.
+        All keys are checked before the first batch, which takes 8 bytes of memory per row. Vectors are read with their
+        batch. With ``warns``, a batch with a NaN or infinite value is logged.
 
         Raises:
-            ModelFileError: a key is reserved, no uint32 though the model's keys are, or repeated in a directory.
+            ModelFileError: a key is reserved, not a uint32 of a uint32 model, or repeated in a directory.
             ValueError: ``batch_rows`` is less than 1.
         """
         if batch_rows < 1:
@@ -80,7 +73,7 @@ class SparseModel:
         return _first_of_each(rows, repeated) if repeated.size else rows
 
     def key_batches(self, batch_rows: int) -> Iterator[Keys]:
-        """The keys alone, in file order, unchecked: int64[n], at most ``batch_rows`` at a time, at least 1."""
+        """Yield the unchecked keys in file order: int64[n], with n at most ``batch_rows``."""
         for begin in range(0, self.rows, batch_rows):
             yield self._part_of_keys(begin, min(begin + batch_rows, self.rows))
 
@@ -98,23 +91,18 @@ class SparseModel:
             yield keys, vectors
 
     def digest(self) -> str:
-        """Return a SHA-256 that names the content: equal for equal rows in equal order of the same format.
+        """Return a SHA-256 of the content: equal for equal rows in equal order of the same format.
 
-        Read from the manifest beside the model where there is one, which takes no time; else every byte is hashed.
-
-        Raises:
-            ModelFileError: a file cannot be read.
+        The manifest next to the model has it. Without a manifest every byte is hashed.
         """
         identity = [self._form, self._key_type, self.dim, *(self._hash(path) for path in self._content)]
         return hashlib.sha256(json.dumps(identity).encode()).hexdigest()
 
     def stamp(self) -> str:
-        """Return a SHA-256 like ``digest`` that takes no time: equal means equal content, but not the other way round.
+        """Return a SHA-256 like ``digest`` without reading content. Equal stamps mean equal content.
 
-        Of a file that no manifest describes, its path, size, inode and time of writing stand for what is in it.
-
-        Raises:
-            ModelFileError: a file cannot be looked at.
+        Equal content may have different stamps. Without a manifest, a file's path, size, inode and time stand for its
+        content.
         """
         identity = [self._form, self._key_type, self.dim, *(self._stamp(path) for path in self._content)]
         return hashlib.sha256(json.dumps(identity).encode()).hexdigest()
@@ -131,7 +119,7 @@ class SparseModel:
         return self._recorded(path, path.stat().st_size) or sha256_of(path)
 
     def _recorded(self, path: Path, size_bytes: int) -> str | None:
-        """What the manifest beside the model says of a file of this size; a model without a manifest is as good."""
+        """Return the SHA-256 of a file of this size in the manifest next to the model, or None."""
         folder = self.path.parent
         try:
             record = read_manifest(folder).files[path.relative_to(folder).as_posix()]
@@ -141,7 +129,7 @@ class SparseModel:
 
 
 def _first_of_each(batches: Iterator[tuple[Keys, Vectors]], repeated: Keys) -> Iterator[tuple[Keys, Vectors]]:
-    """Leave out every row whose key came before; only ``repeated`` keys can."""
+    """Drop every row whose key came before. Only keys in ``repeated`` can."""
     seen: set[int] = set()
     for keys, vectors in batches:
         keep = np.ones(keys.size, dtype=bool)

@@ -1,4 +1,4 @@
-"""What both sparse model formats have in common: which keys and vectors a table may consist of."""
+"""The keys and vectors that a table may have, in both sparse model formats."""
 
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -14,7 +14,7 @@ Vectors: TypeAlias = NDArray[np.float32]
 KeyType: TypeAlias = Literal["I64", "I32"]
 RowLayout: TypeAlias = Literal["distributed", "localized"]
 
-SMALLEST_KEY, LARGEST_KEY = -(2**63) + 2, 2**63 - 3  # the values beyond mark empty and deleted slots of tables
+SMALLEST_KEY, LARGEST_KEY = -(2**63) + 2, 2**63 - 3  # tables mark empty and deleted slots with the other values
 _LARGEST_UINT32 = 2**32 - 1
 
 
@@ -24,24 +24,14 @@ def key_range(key_type: KeyType) -> tuple[int, int]:
 
 
 def row_dtype(dim: int, key_type: KeyType, row_layout: RowLayout) -> np.dtype[Any]:
-    """Return the dtype of one row of a single file; packed, so its item size is the row's size in bytes."""
+    """Return the packed dtype of one row of a single file. Its item size is the row's size in bytes."""
     key = ("key", "<i8" if key_type == "I64" else "<u4")
     slot_id = [("slot_id", "<u8")] if row_layout == "localized" else []
     return np.dtype([key, *slot_id, ("vector", "<f4", (dim,))])
 
 
 def check_range(path: Path | str, keys: Keys, key_type: KeyType, first_row: int = 0) -> None:
-    """Check every key's range.
-
-    Args:
-        path: the file, for messages.
-        keys: int64[N].
-        key_type: the model's.
-        first_row: number of the first key's row, for messages.
-
-    Raises:
-        ModelFileError: a key is reserved, or no uint32 though ``key_type`` is ``"I32"``; names the key and its row.
-    """
+    """Raise ModelFileError for the first key out of range. ``first_row`` is the number of the first key's row."""
     lowest, highest = key_range(key_type)
     refused = (keys < lowest) | (keys > highest)
     if refused.any():
@@ -53,12 +43,9 @@ def check_range(path: Path | str, keys: Keys, key_type: KeyType, first_row: int 
 
 
 def repeated_keys(path: Path | str, keys: StoredKeys, key_type: KeyType) -> Keys:
-    """Check every key's range; return those that occur more than once, each once.
+    """Check the range of every key, and return each key that occurs more than once.
 
-    Takes 8 bytes of memory per key while it runs; ``keys`` may be a view of a file.
-
-    Raises:
-        ModelFileError: a key is reserved, or no uint32 though ``key_type`` is ``"I32"``; names the key and its row.
+    Takes 8 bytes of memory per key. ``keys`` may be a view of a file. Raises ModelFileError for a key out of range.
     """
     ordered = np.array(keys, dtype=np.int64)
     ordered.sort()
@@ -72,11 +59,7 @@ def repeated_keys(path: Path | str, keys: StoredKeys, key_type: KeyType) -> Keys
 
 
 def refuse_repeated_keys(path: Path | str, keys: StoredKeys, key_type: KeyType) -> None:
-    """Check ``keys`` as ``repeated_keys`` does, and that no key occurs twice.
-
-    Raises:
-        ModelFileError: names a key and two of its rows.
-    """
+    """Raise ModelFileError for a key out of range or a repeated key."""
     repeated = repeated_keys(path, keys, key_type)
     if repeated.size:
         first, second = np.flatnonzero(keys == repeated[0])[:2]
@@ -84,12 +67,7 @@ def refuse_repeated_keys(path: Path | str, keys: StoredKeys, key_type: KeyType) 
 
 
 def fault_of_values(keys: Keys, vectors: Vectors) -> str | None:
-    """What is wrong with the values of rows: names the first key with one that is NaN or infinite; None: nothing.
-
-    Args:
-        keys: int64[N].
-        vectors: float32[N, D].
-    """
+    """Return a message about the first key whose float32 row is NaN or infinite, or None."""
     if np.isfinite(vectors).all():
         return None
     row = int(np.argmax(~np.isfinite(vectors).all(axis=1)))
@@ -97,11 +75,7 @@ def fault_of_values(keys: Keys, vectors: Vectors) -> str | None:
 
 
 def check_rows(path: Path, keys: Keys, vectors: Vectors, key_type: KeyType) -> None:
-    """Check what a writer was given.
-
-    Raises:
-        ModelFileError: other shapes or dtypes than int64[N] and float32[N, D], no rows, or keys that are not allowed.
-    """
+    """Raise ModelFileError unless these are int64[N] and float32[N, D], N at least 1, with valid unique keys."""
     if keys.ndim != 1 or keys.dtype != np.int64:
         raise ModelFileError(path, f"expected keys int64[N], got {keys.dtype} {list(keys.shape)}")
     if vectors.ndim != 2 or vectors.dtype != np.float32 or not vectors.shape[1]:

@@ -1,4 +1,4 @@
-"""Write sparse models; the two formats are described in ``serving.model.sparse_file``."""
+"""Write sparse models. ``serving.model.sparse_file`` describes the two formats."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -21,14 +21,7 @@ def write_sparse_directory(
     slot_ids: NDArray[np.uint64] | None = None,
     meta: NDArray[np.int64] | None = None,
 ) -> None:
-    """Write a table in the directory format; an existing directory is replaced as a whole.
-
-    Args:
-        path: the directory.
-        keys: int64[V], each once.
-        vectors: float32[V, D].
-        slot_ids: uint64[V], for a localized embedding.
-        meta: int64[V].
+    """Write a table in the directory format, and replace an existing directory as a whole.
 
     Raises:
         ModelFileError: the arrays do not fit each other, a key is reserved or repeated, or the disk refuses.
@@ -51,16 +44,9 @@ def write_sparse_directory(
 
 
 def write_sparse_batches(path: str | Path, batches: Iterable[tuple[Keys, Vectors]]) -> None:
-    """Write a table in the directory format as its rows come, for tables that memory may not hold.
+    """Write a table in the directory format batch by batch, for tables larger than memory.
 
-    The caller has checked that every key may be one and comes once, and syncs the files.
-
-    Args:
-        path: the directory; made where it does not exist.
-        batches: pairs of int64[n] and float32[n, D].
-
-    Raises:
-        OSError: the disk refuses.
+    The caller has checked the keys and syncs the files.
     """
     path = Path(path)
     path.mkdir(exist_ok=True)
@@ -77,14 +63,9 @@ def write_sparse_file(
     key_type: KeyType,
     slot_ids: NDArray[np.uint64] | None = None,
 ) -> None:
-    """Write a table in the single-file format; an existing file is replaced at once.
+    """Write a table in the single-file format, and replace an existing file at once.
 
-    Args:
-        path: the file.
-        keys: int64[V], each once; with ``"I32"`` all must be uint32 values.
-        vectors: float32[V, D].
-        key_type: how keys are stored.
-        slot_ids: uint64[V] makes the rows of a localized embedding; None those of a distributed one.
+    With ``slot_ids``, uint64[V], the rows are those of a localized embedding.
 
     Raises:
         ModelFileError: the arrays do not fit each other, a key is not allowed, or the disk refuses.

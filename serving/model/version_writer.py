@@ -1,9 +1,10 @@
-"""Write one version of a model into a model repository: complete or absent, and never changed afterwards."""
+"""Write one version of a model into a model repository, complete or absent. It never changes afterwards."""
 
 import fcntl
 import json
 import logging
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,15 +12,14 @@ from pathlib import Path
 
 from serving.errors import ConfigError, OutputError
 from serving.model.atomic import atomic_directory, atomic_write, sync
-from serving.model.calibration_file import CALIBRATION_FILE
+from serving.model.dense_file import statistics_path
 from serving.model.manifest import MANIFEST_NAME, write_manifest
 from serving.model.names import MODEL_NAME
 from serving.model.records import Graph
-from serving.model.statistics_file import statistics_path
 from serving.model.strict_json import read_json
-from serving.model.triton_config import TRITON_ENTRY, label_dim_in, triton_config
 
 GRAPH_FILE, DENSE_FILE, ONNX_FILE = "graph.json", "dense.model", "dense.onnx"
+CALIBRATION_FILE = "calibration.npz"  # one request, on which the engine int8 is measured
 _ENTRY_FILE, _CONFIG_FILE = "model.py", "config.pbtxt"
 _OWN_NAMES = {
     DENSE_FILE,
@@ -33,6 +33,15 @@ _OWN_NAMES = {
 }
 _log = logging.getLogger(__name__)
 
+#: A version's ``model.py``, from which Triton loads the class of this name.
+TRITON_ENTRY = '''"""Triton's way into Hotrow."""
+
+from serving.frontend.triton import TritonPythonModel  # noqa: F401
+'''
+
+_INPUTS = (("DES", "TYPE_FP32"), ("CATCOLUMN", "TYPE_INT64"), ("ROWINDEX", "TYPE_INT32"))
+_ANSWER = re.compile(r'"OUTPUT0"[^}]*?dims:\s*\[\s*-1\s*,\s*(\d+)\s*\]')
+
 _TIERS_FILE = "ps.json"
 _TIERS = {"supportlonglong": True, "models": [], "volatile_db": {"type": "parallel_hash_map"}}
 
@@ -40,19 +49,19 @@ _TIERS = {"supportlonglong": True, "models": [], "volatile_db": {"type": "parall
 def write_version(
     repository: Path, name: str, graph: Graph, write_files: Callable[[Path], None], version: int | None = None
 ) -> Path:
-    """Write ``<repository>/<name>/<version>/``, and beside it what is not there yet: ``config.pbtxt``, ``ps.json``.
+    """Write ``<repository>/<name>/<version>/``, and ``config.pbtxt`` and ``ps.json`` if they are missing.
 
-    All files of the version are synced in a hidden folder that is then renamed, so that a reader, a crash or a power
-    cut sees the whole version or none. Writers of one model take turns, also those of several processes; hidden
-    folders that a killed one left behind are deleted by the next.
+    All files of the version are synced in a hidden folder, which is then renamed. So a reader, a crash or a power cut
+    sees the whole version or none. Writers of one model wait for each other, across processes too. Hidden folders that
+    a killed writer left behind are deleted by the next writer.
 
     Args:
-        repository: the model repository; made if it does not exist.
+        repository: the model repository, which is created if it does not exist.
         name: the model's name: letters, digits, ``_`` and ``-``.
-        graph: what the model's ``graph.json`` says.
-        write_files: writes everything but ``model.py`` and ``manifest.json`` into the hidden folder it is given. When
-            it raises, there is no version.
-        version: at least 1; by default one more than the newest there.
+        graph: the model's graph.
+        write_files: writes everything except ``model.py`` and ``manifest.json`` into the hidden folder. If it raises,
+            there is no version.
+        version: at least 1. The default is one more than the newest version.
 
     Returns:
         the version's folder.
@@ -65,14 +74,14 @@ def write_version(
     folder = repository / name
     try:
         folder.mkdir(exist_ok=True)
-        with _turn(folder):
+        with _lock(folder):
             _remove_unfinished(folder)
             target = folder / str(_next_version(folder) if version is None else _free_version(folder, version))
             with atomic_directory(target) as unfinished:
                 (unfinished / _ENTRY_FILE).write_text(TRITON_ENTRY, encoding="utf-8")
                 write_files(unfinished)
                 write_manifest(unfinished, name, int(target.name))
-                # not sooner: what a failure left would stay, and describe this model to Triton in place of the next
+                # last, because a file that a failed export left would describe the wrong model to Triton
                 _write_if_absent(folder / _CONFIG_FILE, triton_config(name, graph))
                 _write_if_absent(repository / _TIERS_FILE, json.dumps(_TIERS, indent=2) + "\n")
             sync(repository)
@@ -83,12 +92,12 @@ def write_version(
 
 
 def check_output(repository: Path, name: str, graph: Graph) -> None:
-    """Check before hours of work that a model can be written under this name; make the repository's folder.
+    """Check before hours of work that a model can be written, and create the repository's folder.
 
     Raises:
-        OutputError: it cannot.
-        ConfigError: a table has the name of one of the files beside it, or the repository's ``ps.json`` is not JSON or
-            not of int64 keys, which all written models have.
+        OutputError: it cannot be written.
+        ConfigError: a table has the name of one of the version's files, or the repository's ``ps.json`` is not JSON or
+            not for int64 keys, which all written models have.
     """
     check_model_name(name)
     _check_tiers(repository / _TIERS_FILE)
@@ -102,17 +111,7 @@ def check_output(repository: Path, name: str, graph: Graph) -> None:
 
 
 def check_target(repository: Path, name: str, version: int | None = None) -> None:
-    """Check that a version can be written, as far as that can be told without making anything.
-
-    Args:
-        repository: the model repository, which need not exist.
-        name: the model's name.
-        version: the version's number; None is one that is free.
-
-    Raises:
-        OutputError: the name or the version cannot be used, or a file is in the way, or a folder is not writable.
-        ConfigError: see ``check_output``, of ``ps.json``.
-    """
+    """Check that a version can be written, without creating anything. Raise as ``check_output`` does."""
     check_model_name(name)
     _check_tiers(repository / _TIERS_FILE)
     folder = repository / name
@@ -129,50 +128,44 @@ def check_target(repository: Path, name: str, version: int | None = None) -> Non
 
 
 def check_model_name(name: str) -> None:
-    """Check that servers take this name.
-
-    Raises:
-        OutputError: they do not.
-    """
+    """Raise OutputError if servers do not accept this name."""
     if not MODEL_NAME.fullmatch(name):
         raise OutputError(f"model name {name!r}: expected 1 to 120 letters, digits, '_' or '-'")
 
 
 def check_table_names(graph: Graph) -> None:
-    """Check that no table has the name of one of the files beside it.
-
-    Raises:
-        ConfigError: one has.
-    """
+    """Raise ConfigError if a table has the name of one of the version's files."""
     for embedding in graph.embeddings:
         if embedding.table in _OWN_NAMES:
-            raise ConfigError(graph.source, "layers", f"a table cannot be called {embedding.table!r}: a file is")
+            raise ConfigError(
+                graph.source, "layers", f"a table cannot be called {embedding.table!r}, because a file is"
+            )
 
 
 def _check_tiers(path: Path) -> None:
-    """Check of a ``ps.json``, if there is one, what would keep servers from taking any model that is written here."""
+    """Refuse a ``ps.json`` with which servers would refuse every model that is written here."""
     if not path.exists():
         return
     document = read_json(path)
     if not isinstance(document, dict):
         raise ConfigError(str(path), "", f"expected an object, got {json.dumps(document)[:64]}")
-    said = document.get("supportlonglong")
-    if said is not True and str(said).lower() != "true":
-        came = json.dumps(said)[:64] if "supportlonglong" in document else "nothing"
-        reason = f"expected true, as the model's keys are int64, but {came} came; write into another repository"
+    value = document.get("supportlonglong")
+    if value is not True and str(value).lower() != "true":
+        came = json.dumps(value)[:64] if "supportlonglong" in document else "nothing"
+        reason = f"expected true, because the model's keys are int64, got {came}; write into another repository"
         raise ConfigError(str(path), "supportlonglong", reason)
 
 
 @contextmanager
-def _turn(folder: Path) -> Iterator[None]:
-    """Wait for other writers into this folder. The kernel ends the turn of a process that dies."""
+def _lock(folder: Path) -> Iterator[None]:
+    """Wait for other writers into this folder. The kernel releases the lock of a process that dies."""
     with (folder / ".export.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 
 def _remove_unfinished(folder: Path) -> None:
-    """Delete hidden temporary folders; during a turn no living writer owns one."""
+    """Delete hidden temporary folders. Under the lock, no living writer owns one."""
     for entry in folder.glob(".*.tmp"):
         if entry.is_dir():
             shutil.rmtree(entry)
@@ -193,15 +186,48 @@ def _free_version(folder: Path, version: int) -> int:
 
 
 def _write_if_absent(path: Path, text: str) -> None:
-    """Leave a file alone that somebody may have changed."""
+    """Write a file unless it exists, because a user may have changed it."""
     if not path.exists():
         with atomic_write(path) as file:
             file.write(text.encode())
 
 
 def _compare_with_config(path: Path, graph: Graph) -> None:
-    """Tell where an older version's ``config.pbtxt``, which is left alone, says another L than this version has."""
-    said = label_dim_in(path.read_text(encoding="utf-8", errors="replace"))
+    """Warn if ``config.pbtxt``, which is kept, has another L than this version."""
+    said = _label_dim_in(path.read_text(encoding="utf-8", errors="replace"))
     if said not in (None, graph.label_dim):
         columns = f"that an answer has {said} columns, but this version's has {graph.label_dim}"
         _log.warning("%s says %s: Triton will refuse it; correct the file", path, columns)
+
+
+def triton_config(name: str, graph: Graph) -> str:
+    """Return ``config.pbtxt``.
+
+    The inputs have two free dimensions, because clients of HugeCTR's backend send ``[1, N]`` and others ``[B, F]``. So
+    Triton itself must not add a batch dimension. The model stays on the CPU unless you change the file.
+    """
+    inputs = []
+    for tensor, datatype in _INPUTS:
+        optional = " optional: true" if tensor == "DES" and graph.dense_dim == 0 else ""
+        inputs.append(f'  {{ name: "{tensor}" data_type: {datatype} dims: [ -1, -1 ]{optional} }}')
+    return "\n".join(
+        [
+            f'name: "{name}"',
+            'backend: "python"',
+            "max_batch_size: 0",
+            "input [",
+            ",\n".join(inputs),
+            "]",
+            "output [",
+            f'  {{ name: "OUTPUT0" data_type: TYPE_FP32 dims: [ -1, {graph.label_dim} ] }}',
+            "]",
+            "instance_group [ { count: 1 kind: KIND_CPU } ]",
+            "",
+        ]
+    )
+
+
+def _label_dim_in(config: str) -> int | None:
+    """Return the L in a ``config.pbtxt``, or None if it is not written as ``triton_config`` writes it."""
+    found = _ANSWER.search(config)
+    return int(found[1]) if found else None

@@ -27,11 +27,11 @@ from typing import Literal
 import numpy as np
 
 from serving.config import ModelConfig, TableConfig
-from serving.parameter_server.table_files import open_table_file
 from serving.errors import StoreError, StoreFullError, StoreUnreachableError
 from serving.model.sparse_file import SparseModel
 from serving.parameter_server.first_rows import FirstRows
 from serving.parameter_server.table import ServedTable
+from serving.parameter_server.table_files import open_table_file
 from serving.parameter_server.tier import Tier
 from serving.storage.row_codec import may_be_copied, rounded
 from serving.storage.store import Batches, Keys, Marker, Store, TableSpec, Vectors, has_rows

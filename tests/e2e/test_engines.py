@@ -8,7 +8,6 @@ import pytest
 
 from benchmarks.tiny_model import flatten
 from serving.cli.main import main
-from serving.model.calibration_file import write_calibration
 
 pytest.importorskip("onnx")
 pytest.importorskip("ndonnx")
@@ -19,7 +18,8 @@ def write(model, repository, samples=200):
     version = model.write(repository)
     (version / "manifest.json").unlink()
     dense, bags = model.sample_requests(samples, seed=1)
-    write_calibration(version / "calibration.npz", dense, *flatten(bags))
+    keys, row_ptrs = flatten(bags)
+    np.savez(version / "calibration.npz", DES=dense, CATCOLUMN=keys, ROWINDEX=row_ptrs)
     return version
 
 

@@ -211,7 +211,9 @@ def test_two_networks_are_one_too_many(write_own):
     model.document["layers"] += model.network
     model.write_config()
 
-    with pytest.raises(ConfigError, match=r"drop every layer but Data and the embeddings, or give a \.model") as caught:
+    with pytest.raises(
+        ConfigError, match=r"remove every layer except Data and the embeddings, or replace the \.onnx"
+    ) as caught:
         read_inference_config(model.config_file, "dcn")
 
     assert (caught.value.source, caught.value.path) == (str(model.config_file), 'layers[3] "reshape0".type')
@@ -222,7 +224,7 @@ def test_no_network_is_one_too_few(write_own):
     model.document["inference"]["dense_model_file"] = "net.model"
     model.write_config()
 
-    with pytest.raises(ConfigError, match=r"add those of the dense network, or drop the \.model file") as caught:
+    with pytest.raises(ConfigError, match=r"add the layers of the dense network, or replace the \.model") as caught:
         read_inference_config(model.config_file, "dcn")
 
     assert (caught.value.source, caught.value.path) == (str(model.config_file), "layers")

@@ -1,4 +1,4 @@
-"""A small graph with two tables, the second one unlike the default in everything a table can differ in."""
+"""A small graph with two tables. The second table has no default setting."""
 
 import copy
 
@@ -58,7 +58,7 @@ TWO_TABLES = {
 
 @pytest.fixture(autouse=True, scope="session")
 def one_thread():
-    """One thread: deterministic, and no threads that spin beside other tests."""
+    """One thread is deterministic, and does not slow other tests down."""
     torch.set_num_threads(1)
 
 

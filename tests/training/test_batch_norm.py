@@ -1,4 +1,4 @@
-"""BatchNorm under training: this batch's statistics forward, running ones remembered, exported and served."""
+"""BatchNorm in training uses the batch's statistics, and exports the running statistics."""
 
 import json
 
@@ -32,10 +32,10 @@ def normalized(document):
     return document
 
 
-def test_a_step_remembers_mean_and_variance_as_pytorch_does(normalized):
+def test_a_step_updates_mean_and_variance_as_pytorch_does(normalized):
     model = CtrModel(parse_graph(normalized, "graph.json"), seed=0)
     samples = generate(50, seed=1).samples
-    features = slice(98, 111)  # the dense features stand last in the 18 + 80 + 13 columns
+    features = slice(98, 111)  # the dense features are the last of the 18 + 80 + 13 columns
     theirs = torch.nn.BatchNorm1d(13, momentum=FACTOR, eps=EPS)
     theirs(torch.tensor(samples.dense))
 
@@ -48,7 +48,7 @@ def test_a_step_remembers_mean_and_variance_as_pytorch_does(normalized):
     assert (weights["norm.beta"] != 0).any()
 
 
-def test_one_sample_has_no_variance_and_teaches_none(normalized):
+def test_one_sample_does_not_change_the_statistics(normalized):
     model = CtrModel(parse_graph(normalized, "graph.json"), seed=0)
 
     model.train_batch(generate(1, seed=1).samples, learning_rate=0.01)
@@ -57,7 +57,7 @@ def test_one_sample_has_no_variance_and_teaches_none(normalized):
     assert (model.dense_weights()["norm.var"] == 1).all()
 
 
-def test_the_export_serves_with_the_remembered_statistics(normalized, tmp_path):
+def test_the_export_serves_with_the_running_statistics(normalized, tmp_path):
     model = CtrModel(parse_graph(normalized, "graph.json"), seed=0)
     samples = generate(200, seed=1).samples
     for _ in range(3):

@@ -42,8 +42,8 @@ def test_generated_samples_become_a_served_model(tmp_path, capsys):
     verify_manifest(tmp_path / "dcn" / "1")
 
 
-def test_a_network_that_no_memory_holds_is_refused_with_its_size(tmp_path, capsys, monkeypatch, document):
-    def no_memory(*_arguments, **_options):  # PyTorch's words; a real one would ask the machine for terabytes
+def test_a_network_larger_than_memory_is_refused_with_its_size(tmp_path, capsys, monkeypatch, document):
+    def no_memory(*_arguments, **_options):  # PyTorch's message; a real network would need terabytes
         raise RuntimeError("[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory")
 
     monkeypatch.setattr("training.run.CtrModel", no_memory)
@@ -55,7 +55,7 @@ def test_a_network_that_no_memory_holds_is_refused_with_its_size(tmp_path, capsy
     assert re.search(r"huge\.json: layers: the weights of the dense network take [\d,]+ bytes", capsys.readouterr().err)
 
 
-def test_a_criteo_file_and_a_graph_of_ones_own_become_a_model(tmp_path, capsys, document):
+def test_a_criteo_file_and_a_users_graph_become_a_model(tmp_path, capsys, document):
     train, held_out = write_criteo(tmp_path / "train.txt", 500), write_criteo(tmp_path / "eval.txt", 77, seed=1)
     graph = tmp_path / "mine.json"
     graph.write_text(json.dumps(document))
@@ -92,7 +92,7 @@ def test_the_same_command_writes_the_same_model_twice(tmp_path):
         assert (tmp_path / "one" / "1" / file).read_bytes() == (tmp_path / "two" / "1" / file).read_bytes()
 
 
-def test_the_learning_rate_option_goes_before_the_graphs(tmp_path, capsys):
+def test_the_learning_rate_option_replaces_the_graphs_rate(tmp_path, capsys):
     losses = []
     for rate in ("0.0001", "0.01"):
         options = ["--epochs", "2", "--batch-size", "50", "--learning-rate", rate, "--output", str(tmp_path)]
@@ -129,7 +129,7 @@ def test_generated_samples_of_two_labels_are_reported_by_label(tmp_path, capsys)
     assert re.search(line, output, re.MULTILINE)
 
 
-def test_arrays_of_ones_own_become_a_model(tmp_path, capsys):
+def test_a_users_arrays_become_a_model(tmp_path, capsys):
     rng = np.random.default_rng(0)
     for name, rows in (("train", 300), ("eval", 50)):
         item = rng.integers(0, 9, (rows, 1))
@@ -158,7 +158,7 @@ def test_arrays_of_ones_own_become_a_model(tmp_path, capsys):
         ),
         (
             ["--synthetic", "10", "--output", "out", "--model", "other.json"],
-            "other.json: layers[0]: nothing is generated for 1 labels, 0 dense features and the slots user 2, item 1; ",
+            "other.json: layers[0]: cannot generate samples for 1 labels, 0 dense features and slots user 2, item 1; ",
         ),
         (["--data", "absent.txt", "--output", "out"], "absent.txt: no such file"),
         (["--data", "bad.txt", "--output", "out"], "bad.txt line 1: 1 columns, expected 40"),
@@ -173,7 +173,7 @@ def test_arrays_of_ones_own_become_a_model(tmp_path, capsys):
         (["--synthetic", "2000", "--output", "out", "--learning-rate", "1e30"], "the loss is not finite at step"),
     ],
 )
-def test_what_cannot_be_done_is_said_in_one_line_with_exit_code_2(tmp_path, monkeypatch, capsys, arguments, message):
+def test_an_error_is_one_line_with_exit_code_2(tmp_path, monkeypatch, capsys, arguments, message):
     monkeypatch.chdir(tmp_path)
     Path("bad.txt").write_text("what?\n", encoding="utf-8")
     write_criteo(Path("one.txt"), 1)

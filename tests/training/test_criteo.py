@@ -57,7 +57,7 @@ ROWS = st.lists(
 
 @settings(deadline=None, max_examples=50)
 @given(rows=ROWS)
-def test_any_rows_are_encoded_as_one_value_at_a_time(rows):
+def test_rows_are_encoded_like_single_values(rows):
     rows = [counts + categories for counts, categories in rows]
 
     dense, keys = encode_rows(rows)
@@ -77,7 +77,7 @@ def test_no_key_occurs_in_two_slots_and_none_is_reserved():
     assert highest[-1] < 2**62
 
 
-def test_missing_values_may_be_none_and_no_rows_are_no_samples():
+def test_missing_values_may_be_none_and_rows_may_be_empty():
     dense, keys = encode_row([None] * 39)
     assert dense.tolist() == [0.0] * 13
     assert keys.tolist() == [slot * 2**40 + 2**32 for slot in range(1, 27)]
@@ -123,7 +123,7 @@ def test_every_form_of_a_file_reads_the_same(tmp_path, text, is_gzip):
     np.testing.assert_array_equal(samples.bags.keys.reshape(-1, 26), keys)
 
 
-def test_a_file_of_many_blocks_reads_as_its_parts(tmp_path):
+def test_a_file_of_many_blocks_reads_like_its_parts(tmp_path):
     lines = [RAW_LINE.replace("ffffffff", f"{number:08x}") + "\n" for number in range(30_000)]
     path = write(tmp_path / "big.txt", "".join(lines))
     assert path.stat().st_size > 3 * 2**21
@@ -186,7 +186,7 @@ def test_a_wrong_file_is_refused_by_name_line_and_column(tmp_path, text, message
     assert message in str(caught.value)
 
 
-def test_line_numbers_count_the_header_and_go_on_over_blocks(tmp_path):
+def test_line_numbers_count_the_header_and_continue_over_blocks(tmp_path):
     text = HEADER + "\n" + (CSV_LINE + "\n") * 20_000 + CSV_LINE.replace("05db9164", "?") + "\n"
 
     with pytest.raises(DataError, match="line 20002 column C1: expected 8 hex"):
@@ -249,7 +249,7 @@ def test_written_lines_read_back(tmp_path):
     np.testing.assert_array_equal(samples.bags.keys.reshape(-1, 26), keys)
 
 
-def test_parse_lines_obeys_the_order_of_columns():
+def test_parse_lines_uses_the_order_of_columns():
     order = list(reversed(range(40)))
     text = (",".join(reversed(CSV_LINE.split(","))) + "\n").encode()
 
@@ -261,7 +261,7 @@ def test_parse_lines_obeys_the_order_of_columns():
 DATA = Path(os.environ.get("HOTROW_TEST_DATA", Path(__file__).parents[3] / "shared" / "data"))
 
 
-def test_the_genuine_sample_reads_as_the_csv_module_reads_it():
+def test_the_genuine_sample_reads_like_the_csv_module():
     path = DATA / "criteo_sample.csv"
     if not path.exists():
         pytest.skip(f"no real data: {path} is absent (HOTROW_TEST_DATA)")

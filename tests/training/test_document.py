@@ -43,7 +43,7 @@ def test_hugectrs_own_training_graph_is_read_with_its_optimizer():
     assert document.schedule == LearningRateSchedule(0.001)
 
 
-def test_hugectrs_own_din_trains_once_its_last_reshape_is_mended(tmp_path):
+def test_hugectrs_own_din_trains_once_its_last_reshape_is_corrected(tmp_path):
     path = DATA / "hugectr_configs" / "din_train.json"
     if not path.exists():
         pytest.skip(f"no real data: {path} is absent (HOTROW_TEST_DATA)")
@@ -101,7 +101,7 @@ def test_a_wrong_optimizer_is_refused_with_its_path(tmp_path, document, optimize
     assert str(caught.value).startswith(str(tmp_path / "mine.json"))
 
 
-def test_what_would_train_another_model_is_refused_not_left_out(tmp_path, document):
+def test_settings_that_training_does_not_have_are_refused(tmp_path, document):
     document["layers"][1]["optimizer"] = {"type": "SGD"}
     with pytest.raises(ConfigError, match=r"layers\[1\].optimizer"):
         opened(tmp_path, document)
@@ -121,7 +121,7 @@ def test_a_model_that_is_neither_built_in_nor_a_file_is_refused(tmp_path):
         open_document(str(tmp_path / "absent.json"))
 
 
-def test_a_graph_of_inputs_alone_cannot_be_trained(tmp_path):
+def test_a_graph_without_a_network_cannot_be_trained(tmp_path):
     document = open_document("dcn").document
     inputs = {"layers": document["layers"][:2]}
 

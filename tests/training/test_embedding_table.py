@@ -18,7 +18,7 @@ def layer(slots=3, dim=4, combiner="sum", default_value=0.0):
 
 
 def bags_of(lists):
-    """Bags from one list of keys per (sample, slot); how many slots there are the table knows."""
+    """Bags from one list of keys per (sample, slot)."""
     keys = np.array([key for bag in lists for key in bag], dtype=np.int64)
     return Bags(keys, np.cumsum([0, *map(len, lists)], dtype=np.int64), 1)
 
@@ -99,7 +99,7 @@ def test_training_steps_equal_a_naive_table_bag_by_bag(steps, combiner):
         np.testing.assert_allclose(vector, naive.weights[key], atol=1e-5)
 
 
-def test_rows_not_touched_by_a_step_stay_as_they_are():
+def test_a_step_does_not_change_other_rows():
     adam = Adam()
     table = EmbeddingTable(layer(slots=1), seed=0)
     for step in (1, 2):
@@ -141,7 +141,7 @@ def test_an_empty_table_and_empty_bags_pool_to_zeros():
     assert table.touch(bags_of([[], []])).pooled.tolist() == [[[0.0] * 4]] * 2
 
 
-def test_first_weights_depend_on_key_and_seed_not_on_the_order_of_arrival():
+def test_first_weights_depend_only_on_key_and_seed():
     keys = np.arange(5000, dtype=np.int64)
     one = EmbeddingTable(layer(slots=1), seed=7, capacity_rows=1)
     for part in np.array_split(keys, 13):
@@ -172,7 +172,7 @@ def test_a_growing_table_keeps_weights_and_moments():
     np.testing.assert_array_equal(small, large)
 
 
-def test_a_reserved_key_is_refused_and_the_table_unchanged():
+def test_a_reserved_key_is_refused_and_does_not_change_the_table():
     table = EmbeddingTable(layer(slots=1), seed=0)
 
     with pytest.raises(ReservedKeyError):

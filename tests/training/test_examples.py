@@ -40,7 +40,7 @@ def test_the_example_request_asks_for_keys_that_training_sees():
     assert np.isin([key for sample in samples for slot in sample["keys"] for key in slot], trained).all()
 
 
-def test_the_example_that_is_asked_for_help_writes_nothing(tmp_path, monkeypatch, capsys):
+def test_the_help_of_the_example_writes_nothing(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
 
     with pytest.raises(SystemExit) as stopped:

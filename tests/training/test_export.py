@@ -40,7 +40,7 @@ def sigmoid(logits):
 
 
 def pooled_from_files(version, embedding, bags):
-    """Read a table's two files plainly and pool bag by bag."""
+    """Read a table's two files and pool bag by bag."""
     keys = np.fromfile(version / embedding.table / "key", "<i8").tolist()
     vectors = np.fromfile(version / embedding.table / "emb_vector", "<f4").reshape(len(keys), -1).astype(np.float64)
     table = dict(zip(keys, vectors, strict=True))
@@ -127,7 +127,7 @@ def test_a_version_holds_the_documented_files_and_only_keys_seen_in_training(tra
         assert sorted(written.tolist()) == np.unique(bags.keys).tolist()
 
 
-def test_a_calibration_is_a_request_beside_the_graph(trained, document, tmp_path):
+def test_a_calibration_is_a_request_next_to_the_graph(trained, document, tmp_path):
     samples = generate(700, seed=1).samples[600:]
 
     version = export_model(trained, document, tmp_path, "two", calibration=samples)
@@ -154,7 +154,7 @@ def test_a_version_that_exists_is_refused(trained, document, version):
     verify_manifest(version)
 
 
-def test_a_table_named_like_a_file_beside_it_is_refused(document, tmp_path):
+def test_a_table_with_the_name_of_a_file_is_refused(document, tmp_path):
     document["layers"][1]["name"] = "model.py"
     model = CtrModel(parse_graph(document, "graph.json"), seed=0)
 

@@ -1,4 +1,4 @@
-"""Every graph that comes with the package, from training to serving: a new one is tested by being there."""
+"""Every built-in graph, from training to serving. A new graph is tested automatically."""
 
 import dataclasses
 import math
@@ -40,7 +40,7 @@ def family(request, tmp_path_factory):
 
 @pytest.fixture
 def asked(family):
-    """Fifty held-out samples, one in seven of whose keys training never saw."""
+    """Fifty held-out samples. Training has not seen a seventh of their keys."""
     samples = family.data.samples[CUT : CUT + 50]
     keys = samples.bags.keys.copy()
     keys[::7] += 2**50
@@ -49,11 +49,11 @@ def asked(family):
 
 @pytest.fixture
 def expected(family, asked):
-    """What the trainer predicts for them: float64[50, L] probabilities."""
+    """The trainer's predictions for them: float64[50, L] probabilities."""
     return 1 / (1 + np.exp(-predict_logits(family.model, asked).astype(np.float64)))
 
 
-def test_a_family_learns_what_the_data_has_to_teach(family):
+def test_a_family_comes_close_to_the_best_known_auc(family):
     best = [family.data.best_known_auc(slice(CUT, None), label) for label in range(family.graph.label_dim)]
 
     assert len(family.auc) == len(best)
@@ -64,7 +64,7 @@ def test_a_family_learns_what_the_data_has_to_teach(family):
 def test_a_family_starts_near_even_odds(family):
     logits = predict_logits(CtrModel(family.graph, seed=0), family.data.samples[CUT:])
 
-    assert logits.std() < 0.5  # what starts far from 0 spends its first epoch coming back
+    assert logits.std() < 0.5  # logits far from 0 would waste the first epoch
 
 
 @pytest.mark.parametrize("engine", ["numpy", "onnx"])
@@ -85,7 +85,7 @@ def test_a_served_family_predicts_nearly_the_same_on_integers(family, asked, exp
     assert record.quantized >= 1
     assert 0 < record.max_error <= 0.01
     assert record.samples == 512
-    # a seventh of these keys is unknown, which the calibration has not seen
+    # a seventh of these keys is unknown, unlike in the calibration
     assert 1e-5 < np.abs(predictions - expected).max() < 0.05
 
 
@@ -108,7 +108,7 @@ def test_a_familys_graph_opens_through_hugectrs_calls(family, asked, expected):
     np.testing.assert_allclose(predictions, expected, rtol=0, atol=1e-5)
 
 
-def test_a_family_is_described_as_it_is(family):
+def test_the_documentation_of_a_family_is_correct(family):
     page = (ROOT / "docs" / "models.md").read_text().partition("\n## ")[0]
     rows = [line.split("|")[1:-1] for line in page.splitlines() if line.startswith("| `")]
     described = {cells[0].strip(" `"): [cell.strip() for cell in cells[2:4]] for cells in rows}
@@ -122,7 +122,7 @@ def test_a_family_asks_for_each_key_once(family):
     assert [embedding.bottom for embedding in family.graph.embeddings] == [entry.top for entry in family.graph.sparse]
 
 
-def test_the_graphs_are_offered_among_the_examples(family):
+def test_the_graphs_are_among_the_examples(family):
     example = ROOT / "examples" / "graphs" / f"{family.name}.json"
 
     assert example.read_text() == built_in_graphs()[family.name].read_text()

@@ -36,7 +36,7 @@ def side_by_side(*tensors):
 
 
 def dcn(w, dense, rows):
-    """Wang et al. 2017: cross and deep network side by side."""
+    """Wang et al. 2017: a cross network and a deep network, concatenated."""
     x0 = x = side_by_side(rows, dense)
     for level in range(3):
         x = x0 * (x @ w[f"multicross1.weight{level}"])[:, None] + w[f"multicross1.bias{level}"] + x
@@ -78,14 +78,14 @@ def dlrm(w, dense, rows):
 
 
 def neumf(w, dense, user, item):
-    """He et al. 2017: a weighted product of vectors beside a network of other vectors of the same user and item."""
+    """He et al. 2017: a weighted product of vectors, and a network of other vectors of the same user and item."""
     (user_gmf, user_mlp), (item_gmf, item_mlp) = (np.split(rows[:, 0], [8], axis=1) for rows in (user, item))
     mlp = deep(w, ["fc1", "fc2", "fc3"], side_by_side(user_mlp, item_mlp))
     return fc(w, "fc4", side_by_side(user_gmf * item_gmf, mlp))
 
 
 def mmoe(w, dense, profile, history):
-    """Ma et al. 2018: each task's tower reads the experts through a softmax gate of its own."""
+    """Ma et al. 2018: each task's tower reads the experts through its own softmax gate."""
     x = side_by_side(profile, history, dense)
     weights, biases = (np.split(w[f"experts_fc.{name}"], 4, axis=-1) for name in ("weight", "bias"))
     experts = [np.maximum(x @ weight + bias, 0) for weight, bias in zip(weights, biases, strict=True)]
@@ -102,7 +102,7 @@ def linear(w, name, x):
 
 
 def din(w, dense, user, goods, categories):
-    """Zhou et al. 2018: what a visitor did, weighed by how it goes with the target; the weights need not sum to 1."""
+    """Zhou et al. 2018: a visitor's history, weighted by its fit to the target; weights need not sum to 1."""
     items = torch.tensor(np.concatenate([goods, categories], axis=2))
     target, interest = items[:, 10], 0
     for past in items[:, :10].unbind(dim=1):
@@ -119,7 +119,7 @@ def din(w, dense, user, goods, categories):
 
 
 def bst(w, dense, user, goods, categories, ages):
-    """Chen et al. 2019: one transformer block over the target and what came before it."""
+    """Chen et al. 2019: one transformer block over the target and the history."""
     x = torch.tensor(np.concatenate([goods, categories, ages], axis=2))
     is_there = torch.arange(11) < torch.tensor(dense)
     q, k, v = (linear(w, name, x).unflatten(2, (4, 8)).transpose(1, 2) for name in ("queries", "keys", "values"))
@@ -142,7 +142,7 @@ AVERAGED = ["sparse_embedding_history"]
 
 @pytest.fixture(scope="module", params=built_in_graphs())
 def family(request, tmp_path_factory):
-    """A family trained a little, its exported version, and the samples it was trained on."""
+    """A family after a short training, its exported version, and its training samples."""
     document = open_document(request.param)
     samples = generate_for(document.graph, 1000, seed=0).samples
     model = CtrModel(document.graph, seed=0, label_weights=document.label_weights)
@@ -152,7 +152,7 @@ def family(request, tmp_path_factory):
 
 
 def pooled(embedding, table, bags):
-    """Sum the rows of each bag, key by key, or average them; a key that was never trained counts as zeros."""
+    """Sum or average the rows of each bag, key by key. An untrained key counts as zeros."""
     rows = dict(zip(*(array.tolist() for array in table.rows()), strict=True))
     vectors = np.zeros((len(bags.row_ptrs) - 1, embedding.dim))
     for bag, (begin, end) in enumerate(zip(bags.row_ptrs[:-1], bags.row_ptrs[1:], strict=True)):
@@ -171,7 +171,7 @@ def probabilities(family, samples):
 
 
 def odd_samples(family):
-    """Samples as generated ones never are: any slot may be empty, hold several keys, or keys that nobody trained."""
+    """Samples with empty slots, several keys per slot, and untrained keys, unlike generated samples."""
     rng, rows = np.random.default_rng(1), 60
     parts = []
     for entry, table in zip(family.graph.sparse, family.model.tables, strict=True):

@@ -27,7 +27,7 @@ def test_weights_follow_hugectrs_defaults_and_biases_are_zero(document):
     ("name", "limit"),
     [("Zero", 0.0), ("Uniform", 1 / 127), ("XavierUniform", math.sqrt(6 / 127)), ("XavierNorm", 1.0), ("Default", 1.0)],
 )
-def test_an_initialiser_asked_for_by_name_is_used(document, name, limit):
+def test_a_named_initializer_is_used(document, name, limit):
     document["layers"][7]["fc_param"]["weight_init"] = name
 
     weight = weights_of(document)["fc1.weight"].detach()
@@ -37,7 +37,7 @@ def test_an_initialiser_asked_for_by_name_is_used(document, name, limit):
     assert largest > 0.2 * limit or limit == 0.0
 
 
-def test_a_bias_is_drawn_where_the_graph_asks_for_it(document):
+def test_a_bias_initializer_is_used(document):
     document["layers"][7]["fc_param"]["bias_init"] = "Uniform"
 
     assert 0 < float(weights_of(document)["fc1.bias"].detach().abs().max()) <= 1 / 16
@@ -51,7 +51,7 @@ def test_the_same_seed_draws_the_same_weights_and_every_weight_learns(document):
     assert all(weight.requires_grad and weight.is_leaf for weight in one.values())
 
 
-def test_a_normalization_starts_as_the_identity_and_its_statistics_as_nothing_seen(document):
+def test_a_normalization_starts_as_the_identity(document):
     norm = {"bottom": "concat", "type": "BatchNorm", "top": "norm", "bn_param": {"factor": 0.9, "eps": 1e-5}}
     document["layers"].insert(6, norm)
     graph = parse_graph(document, "graph.json")
@@ -66,7 +66,7 @@ def test_a_normalization_starts_as_the_identity_and_its_statistics_as_nothing_se
     assert not any(array.requires_grad for array in statistics.values())
 
 
-def test_a_gamma_is_drawn_where_the_graph_asks_for_it(document):
+def test_a_gamma_initializer_is_used(document):
     norm = {"bottom": "concat", "type": "LayerNorm", "top": "norm", "ln_param": {"gamma_init": "Zero"}}
     document["layers"].insert(6, norm)
 

@@ -5,7 +5,7 @@ from training.keyed_random import keyed_uniform
 KEYS = np.arange(-5000, 5000, dtype=np.int64)
 
 
-def test_a_row_depends_on_its_key_and_the_seed_alone():
+def test_a_row_depends_only_on_its_key_and_the_seed():
     rows = keyed_uniform(KEYS, 8, seed=3)
 
     shuffled = np.random.default_rng(0).permutation(KEYS.size)
@@ -28,7 +28,7 @@ def test_numbers_are_uniform_and_columns_keys_and_seeds_independent():
     assert abs(columns).max() < 0.04
 
 
-def test_the_numbers_stay_the_same_from_release_to_release():
+def test_the_numbers_are_the_same_in_every_release():
     assert keyed_uniform(np.array([1], dtype=np.int64), 2, seed=0).tolist() == [GOLDEN]
 
 

@@ -28,7 +28,7 @@ def test_auc_equals_the_count_over_all_pairs_with_ties_as_one_half(samples):
     assert area_under_curve(labels, scores) == pytest.approx(auc_over_all_pairs(labels, scores), nan_ok=True)
 
 
-def test_auc_of_labels_that_are_all_equal_is_not_a_number():
+def test_auc_of_equal_labels_is_nan():
     assert math.isnan(area_under_curve(np.ones(3), np.arange(3.0)))
     assert math.isnan(area_under_curve(np.zeros(3), np.arange(3.0)))
 

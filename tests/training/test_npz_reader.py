@@ -20,7 +20,7 @@ BIG = np.iinfo(np.int64).max
 
 
 def good(**changes):
-    """Three samples for ``mmoe``, with some arrays changed; None leaves one out."""
+    """Three samples for ``mmoe``, with some arrays changed. None removes an array."""
     arrays = {
         "click": [1, 0, 1],
         "purchase": [0.0, 0.0, 1.0],
@@ -46,7 +46,7 @@ def lists_of(bags):
     return [flat[i : i + bags.slots] for i in range(0, len(flat), bags.slots)]
 
 
-def test_a_file_is_read_as_the_page_says(tmp_path):
+def test_a_file_is_read_as_documented(tmp_path):
     samples = read_npz(write(tmp_path, good()), MMOE)
 
     assert samples.labels.dtype == samples.dense.dtype == np.float32
@@ -55,7 +55,7 @@ def test_a_file_is_read_as_the_page_says(tmp_path):
     assert lists_of(samples.bags) == [[[1], [2], [3], [4, 4]], [[], [5], [], []], [[7], [8], [9], [-1]]]
 
 
-def test_integers_and_booleans_of_any_width_are_read_and_one_column_may_be_left_out(tmp_path):
+def test_integers_and_booleans_are_read_and_one_column_needs_one_dimension(tmp_path):
     arrays = {
         "label": np.array([[True], [False]]),
         "user": np.array([7, 2**32 - 1], np.uint32),
@@ -220,7 +220,7 @@ OBJECTS = np.array([{}, None], dtype=object)
         pytest.param(b"".join([packed(good())[:60], b"??", packed(good())[62:]]), "train.npz", id="changed"),
     ],
 )
-def test_a_file_that_is_no_npz_is_refused(tmp_path, content, message):
+def test_a_file_that_is_not_an_npz_is_refused(tmp_path, content, message):
     path = tmp_path / "train.npz"
     path.write_bytes(content)
 

@@ -40,13 +40,13 @@ def test_without_a_decay_start_the_rate_never_decays():
         ("end", -0.1),
     ],
 )
-def test_a_value_that_makes_no_schedule_is_refused(name, value):
+def test_an_impossible_schedule_is_refused(name, value):
     with pytest.raises(ValueError, match=f"{name} must be a number of at least"):
         LearningRateSchedule(**{"base": 0.1, name: value})
 
 
 @pytest.mark.parametrize(("name", "value"), [("beta1", 1.0), ("beta2", -0.1), ("epsilon", 0.0), ("epsilon", math.nan)])
-def test_a_value_that_makes_no_adam_is_refused(name, value):
+def test_an_impossible_adam_is_refused(name, value):
     with pytest.raises(ValueError, match=f"{name} must be"):
         Adam(**{name: value})
 

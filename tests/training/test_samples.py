@@ -1,4 +1,4 @@
-"""Bags against nested lists: one list of keys per slot, one list of slots per sample."""
+"""Bags compared with nested lists: one list of keys per slot, one list of slots per sample."""
 
 from itertools import chain, pairwise
 
@@ -14,7 +14,7 @@ ONE_KEY = st.lists(st.integers(-5, 5), min_size=1, max_size=1)
 
 @st.composite
 def lists(draw, slots=None, samples=None):
-    """Samples of 1 to 4 slots as nested lists, and how many slots they have; often every slot has one key."""
+    """Samples of 1 to 4 slots as nested lists, and the number of slots. Often every slot has one key."""
     slots = slots or draw(st.integers(1, 4))
     bag = draw(st.sampled_from([KEYS, ONE_KEY]))
     sample = st.lists(bag, min_size=slots, max_size=slots)
@@ -23,7 +23,7 @@ def lists(draw, slots=None, samples=None):
 
 
 def bags_of(nested, slots):
-    """The same as Bags, in the short form where there is one key in every slot."""
+    """The same as Bags, in the short form if every slot has one key."""
     bags = [bag for sample in nested for bag in sample]
     keys = np.array([key for bag in bags for key in bag], dtype=np.int64)
     if all(len(bag) == 1 for bag in bags):

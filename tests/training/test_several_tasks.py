@@ -1,4 +1,4 @@
-"""A graph of two labels: both are learnt, and the export answers with both."""
+"""A graph of two labels: both are learned, and the export answers with both."""
 
 import copy
 import dataclasses
@@ -26,7 +26,7 @@ BUY = {"name": "buy", "type": "InnerProduct", "bottom": "relu1", "top": "buy", "
 
 @pytest.fixture
 def two_tasks(document):
-    """Return the document with a second label, which is the first one turned around."""
+    """Return the document with a second label, which is the opposite of the first."""
     layers = document["layers"]
     layers[0]["label"] = {"top": ["label", "opposite"], "label_dim": [1, 1]}
     loss = {"type": "BinaryCrossEntropyLoss", "bottom": ["buy", "opposite"], "top": "loss2"}
@@ -46,7 +46,7 @@ def opened(tmp_path, document):
     return open_document(str(path))
 
 
-def test_both_labels_are_learnt_and_served(two_tasks, samples, tmp_path):
+def test_both_labels_are_learned_and_served(two_tasks, samples, tmp_path):
     model = CtrModel(parse_graph(two_tasks, "graph.json"), seed=0)
 
     losses = [model.train_batch(samples, learning_rate=0.01) for _ in range(30)]
@@ -68,7 +68,7 @@ def test_the_loss_is_the_weighted_sum_of_the_labels_losses(two_tasks, samples, t
     two_tasks["layers"][-1]["target_weight"] = [3]
     document = opened(tmp_path, two_tasks)
     model = CtrModel(document.graph, seed=0, label_weights=document.label_weights)
-    model.train_batch(samples, learning_rate=0.01)  # the tables have rows now
+    model.train_batch(samples, learning_rate=0.01)  # now the tables have rows
     logits, labels = torch.tensor(model.logits(samples)), torch.tensor(samples.labels)
     first, second = (F.binary_cross_entropy(torch.sigmoid(logits[:, i]), labels[:, i]) for i in (0, 1))
 
@@ -77,7 +77,7 @@ def test_the_loss_is_the_weighted_sum_of_the_labels_losses(two_tasks, samples, t
     assert loss == pytest.approx(float(0.25 * first + 3 * second), rel=1e-5)
 
 
-def test_a_label_of_weight_0_teaches_nothing(two_tasks, samples, tmp_path):
+def test_a_label_of_weight_0_has_no_effect(two_tasks, samples, tmp_path):
     two_tasks["layers"][-1]["target_weight"] = [0.0]
     document = opened(tmp_path, two_tasks)
     model = CtrModel(document.graph, seed=0, label_weights=document.label_weights)
@@ -90,7 +90,7 @@ def test_a_label_of_weight_0_teaches_nothing(two_tasks, samples, tmp_path):
     np.testing.assert_array_equal(after["buy.weight"], before["buy.weight"])
 
 
-def test_auc_and_log_loss_are_told_of_each_label(two_tasks, samples):
+def test_auc_and_log_loss_are_reported_for_each_label(two_tasks, samples):
     model = CtrModel(parse_graph(two_tasks, "graph.json"), seed=0)
     options = {"epochs": 1, "batch_size": 100, "schedule": LearningRateSchedule(0.003), "seed": 0}
 
@@ -105,7 +105,7 @@ def test_auc_and_log_loss_are_told_of_each_label(two_tasks, samples):
         assert result.evaluation_loss[label] == pytest.approx(float(entropy), rel=1e-5)
 
 
-def test_labels_are_told_by_name_and_column(two_tasks, tmp_path):
+def test_labels_are_reported_by_name_and_column(two_tasks, tmp_path):
     assert opened(tmp_path, two_tasks).label_columns == ("label", "opposite")
 
     two_tasks["layers"][0]["label"]["label_dim"] = [1, 2]
@@ -151,7 +151,7 @@ def exchange(layers):
         ),
     ],
 )
-def test_losses_that_training_would_mix_up_are_refused(two_tasks, tmp_path, edit, message):
+def test_losses_in_another_order_are_refused(two_tasks, tmp_path, edit, message):
     edit(two_tasks["layers"])
 
     with pytest.raises(ConfigError, match=re.escape(f"graph.json: {message}")):

@@ -13,7 +13,7 @@ def generated(name, rows=20_000, seed=0):
 
 
 def slots_of(name, samples):
-    """For each sparse input: its keys, -1 where there is none, int64[B, S]; slots must hold one key at most."""
+    """For each sparse input: its keys, int64[B, S], -1 for an empty slot. A slot has at most one key."""
     entries = open_document(name).graph.sparse
     padded = {}
     for entry, bags in zip(entries, samples.bags.split([entry.slots for entry in entries]), strict=True):
@@ -24,7 +24,7 @@ def slots_of(name, samples):
 
 
 @pytest.mark.parametrize("name", FORMS)
-def test_the_same_seed_gives_the_same_samples_and_another_seed_others(name):
+def test_samples_depend_on_the_seed(name):
     first, again, other = generated(name, 300, seed=1), generated(name, 300, seed=1), generated(name, 300, seed=2)
 
     for left, right in ((first, again), (again, first)):
@@ -36,17 +36,17 @@ def test_the_same_seed_gives_the_same_samples_and_another_seed_others(name):
 
 
 @pytest.mark.parametrize("name", FORMS)
-def test_labels_come_up_as_often_as_their_probabilities_say(name):
+def test_labels_are_as_frequent_as_their_probabilities(name):
     data = generated(name)
 
     for label in range(data.samples.labels.shape[1]):
         for part in np.array_split(np.argsort(data.probabilities[:, label]), 8):
-            seen, told = data.samples.labels[part, label].mean(), data.probabilities[part, label].mean()
-            assert seen == pytest.approx(told, abs=0.04)
+            observed, expected = data.samples.labels[part, label].mean(), data.probabilities[part, label].mean()
+            assert observed == pytest.approx(expected, abs=0.04)
 
 
 @pytest.mark.parametrize("name", FORMS)
-def test_the_best_known_auc_is_that_of_the_probabilities_and_leaves_room_to_learn(name):
+def test_the_best_known_auc_is_that_of_the_probabilities(name):
     data = generated(name)
 
     for label in range(data.samples.labels.shape[1]):
@@ -57,7 +57,7 @@ def test_the_best_known_auc_is_that_of_the_probabilities_and_leaves_room_to_lear
 
 
 @pytest.mark.parametrize(("name", "target"), [("bst", 0), ("din", HISTORY)])
-def test_a_history_has_its_newest_goods_first_and_the_target_in_a_slot_of_its_own(name, target):
+def test_a_history_has_its_newest_goods_first_and_the_target_in_its_own_slot(name, target):
     samples = generated(name, 500).samples
 
     inputs = slots_of(name, samples)
@@ -76,7 +76,7 @@ def test_a_history_has_its_newest_goods_first_and_the_target_in_a_slot_of_its_ow
         assert all((np.diff(age[age >= 0]) >= 0).all() and age.max() < 10 for age in ages)
 
 
-def test_goods_of_the_targets_category_raise_the_odds_of_din_and_lately_seen_ones_those_of_bst():
+def test_goods_of_the_targets_category_raise_the_chance_of_a_click():
     for name, target in (("din", HISTORY), ("bst", 0)):
         data = generated(name)
         categories = slots_of(name, data.samples)["categories"]
@@ -88,7 +88,7 @@ def test_goods_of_the_targets_category_raise_the_odds_of_din_and_lately_seen_one
         assert (newest > old + 0.15) == (name == "bst")
 
 
-def test_a_purchase_takes_a_click_and_a_low_price():
+def test_a_purchase_needs_a_click_and_a_low_price():
     data = generated("mmoe")
     click, purchase = data.samples.labels.T
 
@@ -98,7 +98,7 @@ def test_a_purchase_takes_a_click_and_a_low_price():
     assert abs(click[cheap].mean() - click[~cheap].mean()) < 0.03
 
 
-def test_every_graph_that_comes_along_has_generated_samples():
+def test_every_built_in_graph_has_generated_samples():
     for name in built_in_graphs():
         graph = open_document(name).graph
         samples = generate_for(graph, 10, seed=0).samples

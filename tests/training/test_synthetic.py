@@ -36,7 +36,7 @@ def test_an_impossible_power_law_is_refused(alpha, highest):
         power_law_keys(np.array([0.5]), alpha, 0, highest)
 
 
-def test_the_same_seed_gives_the_same_samples_and_another_seed_others():
+def test_samples_depend_on_the_seed():
     first, again, other = generate(500, seed=1), generate(500, seed=1), generate(500, seed=2)
 
     np.testing.assert_array_equal(first.samples.bags.keys, again.samples.bags.keys)
@@ -45,7 +45,7 @@ def test_the_same_seed_gives_the_same_samples_and_another_seed_others():
     assert (first.samples.bags.keys != other.samples.bags.keys).any()
 
 
-def test_labels_come_up_as_often_as_their_probabilities_say():
+def test_labels_are_as_frequent_as_their_probabilities():
     data = generate(50_000, seed=0)
 
     order = np.argsort(data.probabilities[:, 0])
@@ -53,7 +53,7 @@ def test_labels_come_up_as_often_as_their_probabilities_say():
         assert data.samples.labels[part].mean() == pytest.approx(data.probabilities[part].mean(), abs=0.03)
 
 
-def test_the_best_known_auc_is_that_of_the_probabilities_and_leaves_room_to_learn():
+def test_the_best_known_auc_is_that_of_the_probabilities():
     data = generate(20_000, seed=0)
 
     assert data.best_known_auc() == area_under_curve(data.samples.labels[:, 0], data.probabilities[:, 0])
@@ -76,7 +76,7 @@ def test_generated_samples_written_as_criteo_lines_read_back_the_same(tmp_path):
 @pytest.mark.parametrize(
     ("left", "right", "act_together"), [(0, 1, True), (4, 5, True), (0, 2, False), (24, 25, False)]
 )
-def test_keys_of_some_slots_act_together_and_of_others_on_their_own(left, right, act_together):
+def test_keys_of_some_slots_have_a_weight_as_a_pair(left, right, act_together):
     samples = generate(4, seed=0).samples
     dense, keys = samples.dense[[0] * 4], samples.bags.keys.reshape(4, 26)[[0] * 4]
     keys[[1, 3], left] += 1
@@ -89,7 +89,7 @@ def test_keys_of_some_slots_act_together_and_of_others_on_their_own(left, right,
     assert abs(left_changed - neither) > 1e-6
 
 
-def test_no_row_of_a_table_starts_with_what_is_to_be_learnt():
+def test_no_row_of_a_table_starts_with_the_truth():
     embedding = open_document("ncf").graph.embeddings[0]
     keys = np.arange(4000, dtype=np.int64)
     truths = [true_uniform(keys, 2, seed) for seed in range(6)]
@@ -104,7 +104,7 @@ def test_no_row_of_a_table_starts_with_what_is_to_be_learnt():
             assert np.abs(together[: embedding.dim, embedding.dim :]).max() < 0.1
 
 
-def test_the_first_weights_of_a_model_say_nothing_of_the_generated_truth():
+def test_the_first_weights_of_a_model_are_independent_of_the_truth():
     samples = generate(1, seed=0).samples
     keys = np.repeat(samples.bags.keys.reshape(1, 26), 2000, axis=0)
     keys[:, 25] = np.arange(2000) + 10**9

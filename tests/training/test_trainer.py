@@ -43,7 +43,7 @@ def test_the_loss_falls_from_epoch_to_epoch(document):
     assert [result.epoch for result in results] == [1, 2, 3]
 
 
-def test_the_same_seed_trains_the_same_model_and_another_seed_another(document):
+def test_the_trained_model_depends_on_the_seed(document):
     samples = generate(1000, seed=0).samples
 
     one, first = trained(document, samples, seed=3)
@@ -59,7 +59,7 @@ def test_the_same_seed_trains_the_same_model_and_another_seed_another(document):
     assert (predict_logits(one, samples) != predict_logits(other, samples)).any()
 
 
-def test_a_step_equals_autograd_on_the_whole_with_a_dense_adam(document):
+def test_a_step_equals_autograd_with_a_dense_adam(document):
     """Oracle: gradients of one autograd graph over full weight matrices, Adam written out in float64."""
     document["layers"][9]["rate"] = 0.0
     model = CtrModel(parse_graph(document, "graph.json"), seed=0, adam=Adam(0.9, 0.99, 1e-3))
@@ -99,7 +99,7 @@ def test_a_step_equals_autograd_on_the_whole_with_a_dense_adam(document):
         np.testing.assert_allclose(table.rows()[1], moved(weight), atol=2e-6)
 
 
-def test_dropout_is_real_in_training_and_absent_in_evaluation(document):
+def test_dropout_is_active_only_in_training(document):
     model = CtrModel(parse_graph(document, "graph.json"), seed=0)
     samples = generate(100, seed=0).samples
 
@@ -120,7 +120,7 @@ def test_dropout_keeps_the_expected_value():
     assert float(dropped.mean()) == pytest.approx(1.0, abs=0.01)
 
 
-def test_a_last_smaller_batch_is_learnt_from_too(document):
+def test_a_smaller_last_batch_is_used_too(document):
     samples = generate(30, seed=0).samples
 
     model, results = trained(document, samples, batch_size=1000)
@@ -131,7 +131,7 @@ def test_a_last_smaller_batch_is_learnt_from_too(document):
     assert sum(len(table) for table in model.tables) == np.unique(samples.bags.keys).size
 
 
-def test_every_epoch_takes_every_sample_once_in_an_order_of_its_own(document):
+def test_every_epoch_uses_every_sample_once_in_a_new_order(document):
     class Recording(CtrModel):
         def train_batch(self, samples, learning_rate):
             taken.append(samples.labels[:, 0].astype(int))
@@ -188,7 +188,7 @@ def test_evaluation_data_of_one_label_has_no_auc(document):
     assert result.evaluation_loss[0] > 0
 
 
-def test_a_loss_that_is_no_number_ends_the_training(document):
+def test_a_loss_that_is_not_finite_ends_the_training(document):
     samples = generate(200, seed=0).samples
     model = CtrModel(parse_graph(document, "graph.json"), seed=0)
     options = {"epochs": 1, "batch_size": 20, "schedule": LearningRateSchedule(1e30), "seed": 0}
@@ -197,8 +197,8 @@ def test_a_loss_that_is_no_number_ends_the_training(document):
         list(train(model, samples, samples, **options))
 
 
-def test_a_last_step_that_went_too_far_ends_the_training_too(document):
-    """Its own loss is that of the weights before it."""
+def test_a_last_step_that_diverges_ends_the_training(document):
+    """The step's own loss is measured before it."""
     samples = generate(20, seed=0).samples
     model = CtrModel(parse_graph(document, "graph.json"), seed=0)
     options = {"epochs": 1, "batch_size": 20, "schedule": LearningRateSchedule(1e30), "seed": 0}
@@ -207,7 +207,7 @@ def test_a_last_step_that_went_too_far_ends_the_training_too(document):
         list(train(model, samples, samples, **options))
 
 
-def test_an_input_of_which_no_sample_has_a_key_is_refused_before_any_work():
+def test_an_input_without_any_key_is_refused_before_any_work():
     graph = open_document("ncf").graph
     labels, dense = np.zeros((4, 1), np.float32), np.empty((4, 0), np.float32)
     users_alone = Bags.padded(np.arange(8).reshape(4, 2), np.array([[True, False]] * 4))
@@ -215,7 +215,7 @@ def test_an_input_of_which_no_sample_has_a_key_is_refused_before_any_work():
     whole = Samples(labels, dense, Bags.one_key_each(np.arange(8).reshape(4, 2)))
     options = {"epochs": 1, "batch_size": 2, "schedule": RATE, "seed": 0}
 
-    with pytest.raises(ConfigError, match=r"sparse\[1\]: no sample to learn from has a key of 'item'"):
+    with pytest.raises(ConfigError, match=r"sparse\[1\]: no training sample has a key of 'item'"):
         list(train(CtrModel(graph, seed=0), samples, whole, **options))
     assert list(train(CtrModel(graph, seed=0), whole, samples, **options))
 

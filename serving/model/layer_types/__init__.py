@@ -1,8 +1,8 @@
 """The structure of each dense layer type: its parameters, the shapes it makes, the weights it owns.
 
-One function and one entry of ``LAYER_TYPES`` per type. What a layer computes is in ``serving.dense.layers``, in files
-of the same names. Names, defaults and weight orders are those of HugeCTR's layer documentation, of its graph exporter
-and of its dense model file.
+Each type has one function and one entry in ``LAYER_TYPES``. The computation of a layer is in the file of the same name
+in ``serving.dense.layers``. Names, defaults and weight orders are those of HugeCTR's layer documentation, graph
+exporter and dense model file.
 """
 
 from collections.abc import Mapping

@@ -10,7 +10,7 @@ from serving.model.records import Shape
 def _softmax(site: Site) -> Structure:
     site.columns()
     if "factor" in site.fields:
-        site.fields.number("factor")  # exported, and ignored by HugeCTR's kernels
+        site.fields.number("factor")  # HugeCTR exports it, and its kernels ignore it
     if len(site.bottoms) == 2:
         _check_mask(site, *site.bottoms)
     return Structure((site.bottoms[0],))
@@ -29,7 +29,7 @@ def _sequence_mask(site: Site) -> Structure:
             raise site.fail(f"expected lengths of shape [B, 1], got {show(shape)}")
     old = "max_sequence_len" in site.fields
     if len(site.bottoms) == (2 if old else 1):
-        raise site.fail("expected max_sequence_len and one bottom, or max_sequence_len_from and _to and two")
+        raise site.fail("expected max_sequence_len and one bottom, or max_sequence_len_from and _to and two bottoms")
     if old:
         sizes = (1, site.fields.integer("max_sequence_len"))
         if len(_sequence_keys(site)) > 1:

@@ -1,4 +1,4 @@
-"""Layers that keep a tensor's shape and look at one element at a time."""
+"""Layers that keep a tensor's shape and work on one element at a time."""
 
 from collections.abc import Mapping
 

@@ -1,4 +1,4 @@
-"""Layers that centre and scale by a mean and a variance."""
+"""Layers that center and scale by a mean and a variance."""
 
 from collections.abc import Mapping
 
@@ -43,7 +43,7 @@ def _layer_norm(site: Site) -> Structure:
 
 def _prelu_dice(site: Site) -> Structure:
     site.expect_dimensions(2)
-    # HugeCTR's exporter writes alpha and eps, its loader reads elu_alpha, and v3.1's hand-written files say epsilon
+    # HugeCTR's exporter writes alpha and eps, its loader reads elu_alpha, and hand-written v3.1 files have epsilon
     fields = site.fields.object("prelu_dice_param", ("alpha", "elu_alpha", "eps", "epsilon"))
     alpha = fields.number(_either(fields, "alpha", "elu_alpha"))
     epsilon = _epsilon(fields, _either(fields, "eps", "epsilon"))

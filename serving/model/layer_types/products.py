@@ -1,4 +1,4 @@
-"""Layers that multiply by weights, or tensors by one another."""
+"""Layers that multiply by weights, or multiply tensors."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,7 +9,7 @@ from serving.model.records import Samples
 
 _ACTIVATIONS = {"Relu": "Relu", "None": "None"}
 _POSITIONS = {name: name for name in ("Head", "Body", "Tail", "Isolated", "None")}
-_MIXED_PRECISION = (1, 4)  # behind the first lie tensors that mixed precision training keeps for its backward pass
+_MIXED_PRECISION = (1, 4)  # mixed precision training adds tensors for its backward pass
 
 
 def _inner_product(site: Site) -> Structure:
@@ -44,7 +44,7 @@ def _mlp(site: Site) -> Structure:
     weights: list[tuple[str, tuple[int, ...]]] = []
     columns = site.columns()
     for level, size in enumerate(outputs):
-        # the file holds a block for the bias of a layer that uses none, too
+        # the file has a bias block even if the layer uses no bias
         weights += [(f"weight{level}", (columns, size)), (f"bias{level}", (size,))]
         columns = size
     return Structure(((*site.bottoms[0][:-1], columns),) * site.top_count, params, tuple(weights))
@@ -77,7 +77,7 @@ def cross_weights(columns: int, depth: int, rank: int | None) -> WeightShapes:
 def _multi_cross(site: Site) -> Structure:
     fields = site.fields.object("mc_param", ("num_layers", "projection_dim", "weight_init", "bias_init"))
     depth = fields.integer("num_layers")
-    # absent says nothing: exporters up to v24.06 leave it out, and only the dense file's size tells
+    # exporters up to v24.06 omit it, so only the dense file's size shows its value
     rank = fields.integer("projection_dim", minimum=0) if "projection_dim" in fields else None
     columns = site.columns()
     site.expect_dimensions(2)

@@ -1,4 +1,4 @@
-"""Layers that join, cut, pick and rearrange, and those that sum along a dimension."""
+"""Layers that join, cut, pick and rearrange tensors, and layers that sum along a dimension."""
 
 import math
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ def _concat(site: Site) -> Structure:
     total = 0
     for shape in site.bottoms:
         if len(shape) != len(first) or shape[:axis] + shape[axis + 1 :] != first[:axis] + first[axis + 1 :]:
-            raise site.fail(f"shapes {show(first)} and {show(shape)} differ beside axis {axis}")
+            raise site.fail(f"shapes {show(first)} and {show(shape)} differ outside axis {axis}")
         total += inner(shape)[axis - 1]
     return Structure(((*first[:axis], total, *first[axis + 1 :]),), {"axis": axis})
 
@@ -48,7 +48,7 @@ def _reshape(site: Site) -> Structure:
         return _reshape_selected(site)
     if "shape" in site.fields:
         return _reshape_shape(site)
-    # without leading_dim every row is laid flat, as by HugeCTR v3.1's reader of hand-written files
+    # without leading_dim every row is flattened, as in HugeCTR v3.1's reader of hand-written files
     leading_dim = site.fields.integer("leading_dim", math.prod(inner(site.bottoms[0])))
     time_step = site.fields.integer("time_step", 0, minimum=0)
     sizes = (time_step, leading_dim) if time_step else (leading_dim,)
@@ -76,8 +76,7 @@ def _reshape_to(site: Site, sizes: tuple[int, ...], key: str) -> Structure:
     if rows is None:
         asked, there = " x ".join(map(str, sizes)), math.prod(inner(bottom))
         raise site.fail(
-            f"rows of {asked} floats asked for, into which the bottom {show(bottom)}, "
-            f"{there} floats per row, cannot be divided",
+            f"the bottom {show(bottom)} has {there} floats per row, which cannot be divided into rows of {asked}",
             key,
         )
     return Structure(((rows, *sizes),), {"sizes": sizes})
@@ -138,7 +137,7 @@ def _joined(site: Site) -> tuple[Size, int, int]:
     first = site.bottoms[0]
     for shape in site.bottoms:
         if shape[:2] != first[:2]:
-            raise site.fail(f"shapes {show(first)} and {show(shape)} differ beside axis 2")
+            raise site.fail(f"shapes {show(first)} and {show(shape)} differ outside axis 2")
     slots, _ = inner(first)
     return first[0], slots, sum(inner(shape)[1] for shape in site.bottoms)
 

@@ -1,4 +1,4 @@
-"""What the functions of this package work on: a layer being read, and what it turned out to be."""
+"""The layer that a function of this package reads, and the structure it returns."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -23,7 +23,7 @@ class Site:
     top_count: int
 
     def fail(self, reason: str, key: str = "bottom") -> ConfigError:
-        """Return the error that says ``reason`` of this layer's ``key``."""
+        """Return an error about this layer's ``key``."""
         return self.fields.error(reason, key)
 
     def columns(self) -> int:
@@ -50,15 +50,15 @@ class Site:
 
 @dataclass(frozen=True, slots=True)
 class Structure:
-    """What a layer turned out to be.
+    """The structure of a layer.
 
     Attributes:
         tops: the shape of each top.
         params: checked parameters by their JSON names.
-        weights: name and shape of each weight, in the order of the dense file.
-        statistics: name and shape of each running statistic, in the order of the side file.
-        least_samples: the smallest B it can work on.
-        mixes_samples: a row of a top depends on rows of other samples.
+        weights: the name and shape of each weight, in the order of the dense file.
+        statistics: the name and shape of each running statistic, in the order of the side file.
+        least_samples: the smallest B it works on.
+        mixes_samples: the answer to a sample depends on the other samples of its batch.
     """
 
     tops: tuple[Shape, ...]
@@ -75,9 +75,9 @@ class LayerType:
 
     Attributes:
         read: the layer's function.
-        keys: its members beside ``name``, ``type``, ``bottom`` and ``top``.
-        bottoms: how many bottoms, from and to.
-        tops: how many tops, from and to.
+        keys: its keys besides ``name``, ``type``, ``bottom`` and ``top``.
+        bottoms: the least and the most bottoms.
+        tops: the least and the most tops.
     """
 
     read: Callable[[Site], Structure]
@@ -87,16 +87,16 @@ class LayerType:
 
 
 def inner(shape: Shape) -> tuple[int, ...]:
-    """Return the dimensions behind the first, none of which counts samples."""
+    """Return the dimensions after the first, none of which counts samples."""
     return tuple(size for size in shape[1:] if not isinstance(size, Samples))
 
 
 def show(shape: Shape) -> str:
-    """Return a shape as messages write it: ``[B, 26, 16]``."""
+    """Return a shape as messages show it: ``[B, 26, 16]``."""
     return f"[{', '.join(map(str, shape))}]"
 
 
 def initializers(fields: Fields, keys: tuple[str, ...] = ("weight_init", "bias_init")) -> dict[str, str]:
-    """Training's choices: without effect on a prediction, but kept and spelt right."""
+    """Return the initializers of a layer. A prediction ignores them, but their spelling is checked."""
     known = {name: name for name in INITIALIZERS}
     return {key: fields.choice(key, known) for key in keys if key in fields}

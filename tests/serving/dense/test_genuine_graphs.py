@@ -50,7 +50,7 @@ def test_a_genuine_graph_is_read_unchanged_and_the_engines_agree(name, genuine_c
 
 @pytest.fixture
 def din(genuine_config):
-    """Return HugeCTR's DIN, whose last Reshape has its bottom and top exchanged, and that layer."""
+    """Return HugeCTR's DIN, whose last Reshape has its bottom and top swapped, and that layer."""
     document = json.loads(genuine_config("din_train.json").read_text())
     wrong = next(
         x for x in document["layers"] if x["bottom" if x["type"] != "Data" else "type"] == "reshape_reduce_item_his"
@@ -66,7 +66,7 @@ def test_the_genuine_mistake_in_din_is_refused_by_name(din):
 
     assert str(caught.value) == (
         "din_train.json: layers[22].bottom: no layer above makes 'reshape_reduce_item_his', "
-        "but its top 'reduce_item_his' is made above: are bottom and top exchanged?"
+        "but its top 'reduce_item_his' is made above: are bottom and top swapped?"
     )
 
 

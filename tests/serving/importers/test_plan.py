@@ -108,7 +108,8 @@ def test_dense_features_that_an_unused_table_fits_are_logged(sketch_of, tmp_path
     assert plan.dense.name == "adz"
     [message] = caplog.messages
     assert message == (
-        f"{path}: input 'adz' [B, 16] has no table and takes the dense features; should one of these tables feed it: 'ads'?"
+        f"{path}: input 'adz' [B, 16] has no table and takes the dense features; "
+        "should one of these tables feed it: 'ads'?"
     )
 
 
@@ -203,7 +204,7 @@ class TestRefused:
         path = sketch_of({"graph.json": (2, 4)}).write(tmp_path / "ads.onnx")
 
         with pytest.raises(
-            ConfigError, match=r"ads\.onnx: inputs: a table cannot be called 'graph\.json': a file is; export"
+            ConfigError, match=r"ads\.onnx: inputs: a table cannot be called 'graph\.json', because a file is; export"
         ):
             plan_import(path, "sum", {"graph.json": tables["ads"]})
 

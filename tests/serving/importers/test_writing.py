@@ -68,11 +68,11 @@ def test_the_version_is_complete(plan, tmp_path):
 def test_rows_are_written_in_batches_and_none_is_lost(plan, tables, tmp_path, monkeypatch):
     monkeypatch.setattr(writing, "_BATCH_BYTES", 4 * 4 * 7)  # 7 rows
 
-    told = []
+    reported = []
 
-    path = write_model(plan, tmp_path / "models", "ctr", progress=lambda *numbers: told.append(numbers))
+    path = write_model(plan, tmp_path / "models", "ctr", progress=lambda *numbers: reported.append(numbers))
 
-    assert [numbers for numbers in told if numbers[0] == "users"] == [("users", rows, 20) for rows in (7, 14, 20)]
+    assert [numbers for numbers in reported if numbers[0] == "users"] == [("users", rows, 20) for rows in (7, 14, 20)]
     for table, file in tables.items():
         vectors = np.load(file)
         assert np.fromfile(path / table / "key", "<i8").tolist() == list(range(len(vectors)))

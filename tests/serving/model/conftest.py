@@ -9,13 +9,13 @@ from serving.model.graph import parse_graph
 
 @pytest.fixture(scope="session")
 def base_document():
-    """A training graph with every layer type DCN needs, small enough to count by hand; not to be changed."""
+    """A small training graph with every layer type of DCN. Tests must not change it."""
     return json.loads(Path(__file__).with_name("dcn_small.json").read_text())
 
 
 @pytest.fixture
 def document(base_document):
-    """A copy of that graph, to be changed at will."""
+    """A copy of the DCN graph that a test may change."""
     return copy.deepcopy(base_document)
 
 

@@ -1,4 +1,4 @@
-"""JSON documents with a value that does not belong there."""
+"""JSON documents with one wrong value."""
 
 import copy
 
@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 @st.composite
 def with_odd_value(draw, documents, values):
-    """One of ``documents``, in which one of ``values`` stands in the place of something else."""
+    """One of ``documents`` with one value replaced by one of ``values``."""
     document = copy.deepcopy(draw(st.sampled_from(documents)))
     *parents, last = draw(st.sampled_from(list(_places(document))))
     node = document

@@ -52,7 +52,7 @@ def test_what_was_written_is_read_back(graph, weights, dense_file):
     assert all(array.dtype == np.float32 for array in read.values())
 
 
-def test_writing_takes_weights_that_lie_otherwise_in_memory(graph, weights, dense_file, tmp_path):
+def test_weights_of_any_memory_layout_are_written(graph, weights, dense_file, tmp_path):
     weights["fc1.weight"] = np.asfortranarray(weights["fc1.weight"])
 
     write_dense(tmp_path / "again", graph, weights)
@@ -85,7 +85,7 @@ def test_a_folder_is_refused(graph, tmp_path):
         read_dense(tmp_path, graph)
 
 
-def test_a_pipe_is_refused_rather_than_waited_for(graph, tmp_path):
+def test_a_pipe_is_refused_without_waiting(graph, tmp_path):
     os.mkfifo(tmp_path / "dense.model")
 
     with pytest.raises(ModelFileError, match="not a regular file"):

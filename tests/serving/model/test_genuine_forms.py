@@ -15,7 +15,7 @@ DATA, EMBEDDING, RESHAPE, FC1, RELU = 0, 1, 2, 6, 7
 
 
 def put(*path, **members):
-    """Return a change of a document: ``members`` are added to the object at ``path`` of its layers."""
+    """Return a function that adds ``members`` to the object at ``path`` of a document's layers."""
 
     def change(document):
         node = document["layers"]
@@ -27,7 +27,7 @@ def put(*path, **members):
 
 
 def drop(*path):
-    """Return a change of a document that removes the member at ``path`` of its layers."""
+    """Return a function that removes the member at ``path`` of a document's layers."""
     *parents, last = path
 
     def change(document):
@@ -69,7 +69,7 @@ def test_what_only_training_needs_changes_nothing(document, graph, change):
     assert parse_graph(inference_document(document), "graph.json") == graph
 
 
-def test_the_model_name_of_an_exported_graph_is_let_pass(document, graph):
+def test_the_model_name_of_an_exported_graph_is_ignored(document, graph):
     document["model_name"] = "dcn"
 
     assert parse_graph(document, "graph.json") == graph
@@ -89,7 +89,7 @@ _INIT = {"weight_init": "XavierUniform", "bias_init": "Zero"}
 _NORM_INIT = {"gamma_init": "Uniform", "beta_init": "XavierNorm"}
 _FLOAT32_POINT_9 = 0.8999999761581421  # how the exporter writes 0.9
 
-# Every member that graph_to_json of v3.1 to v24.06 can write beside type, bottom and top (add_dense_layer.cpp).
+# Every member that graph_to_json of v3.1 to v24.06 can write besides type, bottom and top (add_dense_layer.cpp).
 EXPORTED = [
     {"type": "BatchNorm", "bn_param": {"factor": _FLOAT32_POINT_9, "eps": 9.999999747378752e-06, **_NORM_INIT}},
     {"type": "LayerNorm", "ln_param": {"eps": 9.999999747378752e-06, **_NORM_INIT}},
@@ -147,21 +147,21 @@ def test_dice_has_two_names_for_each_of_its_numbers(document, alpha, epsilon):
     assert dice.params == {"alpha": 0.2, "eps": 1e-8}
 
 
-def test_dot_product_is_the_old_name_of_a_product_element_by_element(document):
+def test_dot_product_is_the_old_name_of_elementwise_multiply(document):
     graph, new = with_layer(document, {"type": "DotProduct", "bottom": ["fc1", "fc1"]})
 
     assert new.bottoms == ("fc1", "fc1")
     assert graph.shapes["new"] == graph.shapes["fc1"]
 
 
-def test_one_bottom_may_stand_in_a_list(document, graph):
+def test_one_bottom_may_be_a_list(document, graph):
     document["layers"][FC1]["bottom"] = [document["layers"][FC1]["bottom"]]
 
     assert parse_graph(document, "graph.json") == graph
 
 
 def test_the_multi_layer_perceptron_of_mixed_precision_is_a_chain(document):
-    """MLPerf's DLRM: behind the first of four tensors lie those of the backward pass."""
+    """MLPerf's DLRM: the backward pass has the tensors after the first."""
     four = ["x", "mask", "dRelu", "db"]
     document["layers"][FC1 : RELU + 1] = [
         {
@@ -193,8 +193,8 @@ def test_a_collection_of_embeddings_is_refused_by_name(document):
     )
 
 
-def test_a_reshape_that_mixes_slots_and_samples_is_refused_where_the_label_shows_it(document):
-    """HugeCTR's criteo_parquet_multi_slots.json: 26 rows per sample come out, and one label per sample goes in."""
+def test_a_reshape_that_mixes_slots_and_samples_is_refused_by_the_label(document):
+    """HugeCTR's criteo_parquet_multi_slots.json makes 26 rows per sample, but has one label per sample."""
     document["layers"][RESHAPE]["leading_dim"] = 3
     document["layers"][3:-2] = []
     document["layers"][-2]["bottom"] = "reshape1"
@@ -205,7 +205,7 @@ def test_a_reshape_that_mixes_slots_and_samples_is_refused_where_the_label_shows
     assert str(caught.value) == 'graph.json: layers[4] "loss".bottom: expected shape [B, 1] from label_dim, got [4B, 1]'
 
 
-def test_a_reshape_without_a_size_keeps_the_rows_there_are(document):
+def test_a_reshape_without_a_size_keeps_the_rows(document):
     del document["layers"][RESHAPE]["leading_dim"]
     document["layers"][3:3] = [
         {"type": "Reshape", "bottom": "reshape1", "top": "slots", "leading_dim": 3},
@@ -221,7 +221,7 @@ def test_a_reshape_without_a_size_keeps_the_rows_there_are(document):
 
 
 def test_a_loss_of_classes_is_a_softmax_and_one_of_bits_a_sigmoid(document, graph):
-    """As the last HugeCTR with an inference of its own replaces them; v3.1 made a Sigmoid of a CrossEntropyLoss."""
+    """The last HugeCTR with inference does this. v3.1 made a CrossEntropyLoss a Sigmoid."""
     document["layers"][-1]["type"] = "CrossEntropyLoss"
 
     classes = parse_graph(document, "graph.json")

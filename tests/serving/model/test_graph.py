@@ -150,13 +150,13 @@ def test_the_most_keys_of_a_sample_are_read_in_either_form(document, entry, max_
         ("HybridSparseEmbedding", "distributed"),
     ],
 )
-def test_the_embeddings_type_says_how_its_rows_lie(document, kind, row_layout):
+def test_the_type_of_an_embedding_determines_its_row_layout(document, kind, row_layout):
     document["layers"][1]["type"] = kind
 
     assert parse_graph(document, "graph.json").embeddings[0].row_layout == row_layout
 
 
-def test_what_an_exported_hybrid_embedding_says_of_training_is_let_pass(document):
+def test_training_keys_of_an_exported_hybrid_embedding_are_ignored(document):
     document["layers"][1]["type"] = "HybridSparseEmbedding"
     document["layers"][1]["sparse_embedding_hparam"] |= {
         "max_num_frequent_categories": 1, "max_num_infrequent_samples": -1, "p_dup_max": 0.01,
@@ -167,7 +167,7 @@ def test_what_an_exported_hybrid_embedding_says_of_training_is_let_pass(document
     assert parse_graph(document, "graph.json").embeddings[0].row_layout == "distributed"
 
 
-def test_an_unknown_keys_vector_can_be_other_than_zero(document):
+def test_an_unknown_keys_vector_may_differ_from_zero(document):
     document["layers"][1]["sparse_embedding_hparam"]["default_emb_vec_value"] = 0.5
 
     assert parse_graph(document, "graph.json").embeddings[0].default_value == 0.5

@@ -1,4 +1,4 @@
-"""Every way in which a graph can be wrong is refused, and the message names the place."""
+"""Every wrong graph is refused, and the message names the place."""
 
 from contextlib import suppress
 
@@ -15,7 +15,7 @@ DATA, EMBEDDING, RESHAPE, CONCAT, SLICE, CROSS, FC1, RELU, DROPOUT, CONCAT2, FC2
 
 
 def put(*place, value):
-    """Return an edit that sets what lies at ``place`` under layers; ``...`` as value deletes it."""
+    """Return an edit that sets the value at ``place`` under layers. The value ``...`` deletes it."""
 
     def edit(document):
         node = document["layers"]
@@ -91,7 +91,7 @@ REJECTED = {
     "empty name": (put(RELU, "name", value=""), 'layers[7].name: expected a name, got ""'),
     "no bottoms": (put(CONCAT, "bottom", value=[]), "layers[3].bottom: expected at least one name"),
     "object among the bottoms": (put(CONCAT, "bottom", value=["dense", {}]), "layers[3].bottom[1]: expected a name"),
-    "bottom nobody makes": (
+    "bottom that no layer makes": (
         put(RELU, "bottom", value="fc_1"),
         "layers[7].bottom: no layer above makes 'fc_1'; did you mean 'fc1'?",
     ),
@@ -101,7 +101,7 @@ REJECTED = {
     ),
     "bottom of a layer further down": (
         put(CROSS, "bottom", value="relu1"),
-        "layers[5].bottom: no layer above makes 'relu1'; layers[7], below, does, and layers stand in the order",
+        "layers[5].bottom: no layer above makes 'relu1'; layers[7] below makes it, but layers must be in the order",
     ),
     "layer that reads itself": (
         put(RELU, "bottom", value="relu1"),
@@ -168,7 +168,7 @@ REJECTED = {
         put(DATA, "sparse", value=[{"top": "data1", "slot_num": 1, "nnz_per_slot": 1}] * 2),
         "layers[0].sparse: two sparse inputs have the same top",
     ),
-    "sparse input nobody reads": (
+    "sparse input that no layer reads": (
         put(
             DATA,
             "sparse",
@@ -179,7 +179,7 @@ REJECTED = {
     "concat of one": (put(CONCAT, "bottom", value="reshape1"), "layers[3].bottom: expected at least 2, got 1"),
     "concat of other ranks": (
         put(CONCAT, "bottom", value=["embedding1", "dense"]),
-        "layers[3].bottom: shapes [B, 4, 3] and [B, 2] differ beside axis 1",
+        "layers[3].bottom: shapes [B, 4, 3] and [B, 2] differ outside axis 1",
     ),
     "concat over samples": (put(CONCAT, "axis", value=0), "layers[3].axis: expected an integer from 1"),
     "concat beyond the last axis": (put(CONCAT, "axis", value=2), "layers[3].axis: expected an axis below 2, got 2"),
@@ -187,7 +187,7 @@ REJECTED = {
         put(SLICE, "ranges", value=[[0, 14]]),
         "layers[4].ranges: expected a list of 2 ranges, one per top, got 1",
     ),
-    "range that is no list": (put(SLICE, "ranges", value=[[0, 14], 14]), "layers[4].ranges[1]: expected [begin, end]"),
+    "range without a list": (put(SLICE, "ranges", value=[[0, 14], 14]), "layers[4].ranges[1]: expected [begin, end]"),
     "range of three": (put(SLICE, "ranges", value=[[0, 14, 1], [0, 14]]), "layers[4].ranges[0]: expected [begin, end]"),
     "range beyond the columns": (
         put(SLICE, "ranges", value=[[0, 14], [0, 15]]),
@@ -229,7 +229,7 @@ REJECTED = {
     ),
     "unknown last layer": (put(LOSS, "type", value="HingeLoss"), "layers[11].type: layer type HingeLoss is not"),
     "first layer is not Data": (put(DATA, "type", value="Dada"), "layers[0].type: the first layer must be Data"),
-    "layer that is no object": (put(RELU, value="ReLU"), 'layers[7]: expected an object, got "ReLU"'),
+    "layer that is not an object": (put(RELU, value="ReLU"), 'layers[7]: expected an object, got "ReLU"'),
 }
 
 
@@ -278,7 +278,7 @@ def test_a_message_names_the_layer_and_its_place(document):
         parse_graph(document, "graph.json")
 
 
-def test_data_alone_is_no_graph(document):
+def test_data_without_other_layers_is_not_a_graph(document):
     del document["layers"][1:]
 
     with pytest.raises(ConfigError, match=r"graph\.json: layers: expected more layers after Data"):

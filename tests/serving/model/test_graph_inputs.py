@@ -1,4 +1,4 @@
-"""Graphs without a network: what stands in front of an ONNX network."""
+"""Graphs without a network: the inputs of an ONNX network."""
 
 import json
 import re
@@ -18,7 +18,7 @@ def inputs(document):
     return document
 
 
-def test_data_and_embeddings_say_everything_about_a_request(document, graph, inputs):
+def test_data_and_embeddings_describe_a_request(document, graph, inputs):
     alone = parse_graph(inputs, "graph.json", inputs_only=True)
 
     assert (alone.sparse, alone.embeddings) == (graph.sparse, graph.embeddings)
@@ -28,13 +28,13 @@ def test_data_and_embeddings_say_everything_about_a_request(document, graph, inp
     assert (alone.least_samples, alone.mixes_samples) == (1, False)
 
 
-def test_the_labels_of_several_tasks_are_side_by_side(inputs):
+def test_the_labels_of_several_tasks_are_concatenated(inputs):
     inputs["layers"][0]["label"] = {"top": ["click", "buy"], "label_dim": [1, 2]}
 
     assert parse_graph(inputs, "graph.json", inputs_only=True).label_dim == 3
 
 
-def test_the_example_in_the_documentation_is_such_a_graph():
+def test_the_example_in_the_documentation_is_a_graph_of_inputs():
     page = (Path(__file__).parents[3] / "docs" / "configuration.md").read_text()
     (block,) = re.findall(
         r"```json\n(.*?)```", page.partition("## A dense network of your own")[2].partition("\n## ")[0], re.S
@@ -47,11 +47,11 @@ def test_the_example_in_the_documentation_is_such_a_graph():
 
 
 @pytest.mark.parametrize("first", [2, -1], ids=["a dense layer", "a loss"])
-def test_a_layer_of_a_network_is_refused_where_there_is_one_already(base_document, inputs, first):
+def test_a_layer_of_a_second_network_is_refused(base_document, inputs, first):
     layer = base_document["layers"][first]
     inputs["layers"].append(layer)
 
-    with pytest.raises(ConfigError, match=f"{layer['type']} describes a network, and the dense file is one") as caught:
+    with pytest.raises(ConfigError, match=f"{layer['type']} describes a network, but the dense file is") as caught:
         parse_graph(inputs, "graph.json", inputs_only=True)
 
     assert caught.value.path == f'layers[2] "{layer["name"]}".type'
@@ -66,14 +66,16 @@ def test_inputs_are_checked_as_those_of_any_graph(inputs):
 
 @pytest.mark.parametrize("read", [lambda d: parse_graph(d, ""), inference_document], ids=["graph", "inference form"])
 def test_without_a_network_there_is_nothing_to_run_or_train(inputs, read):
-    with pytest.raises(ConfigError, match="layers: no layer follows the embeddings; add those of the dense network"):
+    with pytest.raises(
+        ConfigError, match="layers: no layer follows the embeddings; add the layers of the dense network"
+    ):
         read(inputs)
 
 
 @pytest.mark.parametrize(
     ("name", "is_network"), [("net.onnx", True), ("a.b/net.model", False), ("net.onnx/dense.model", False), ("", False)]
 )
-def test_the_suffix_tells_a_network_from_weights(name, is_network):
+def test_the_suffix_distinguishes_a_network_from_weights(name, is_network):
     assert is_network_file(name) == is_network
 
 

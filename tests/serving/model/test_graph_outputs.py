@@ -1,4 +1,4 @@
-"""Losses, activations and labels: what a graph answers with."""
+"""Losses, activations and labels: the output of a graph."""
 
 import pytest
 
@@ -38,7 +38,7 @@ def parse(label, *layers):
     ("kind", "activation"),
     [("BinaryCrossEntropyLoss", "Sigmoid"), ("CrossEntropyLoss", "Softmax"), ("MultiCrossEntropyLoss", "Sigmoid")],
 )
-def test_a_loss_becomes_its_activation_of_all_columns(kind, activation):
+def test_a_loss_becomes_an_activation_of_all_columns(kind, activation):
     graph = parse({"top": "y", "label_dim": 3}, fc("logits", 3), loss(kind, "logits", "y", "loss"))
 
     assert (graph.layers[-1].type, graph.logits, graph.label_dim) == (activation, "logits", 3)
@@ -66,7 +66,7 @@ TWO_TASKS = [
 ]
 
 
-def test_several_losses_put_their_columns_side_by_side():
+def test_the_columns_of_several_losses_are_concatenated():
     graph = parse(TWO, *TWO_TASKS)
 
     assert [layer.type for layer in graph.layers] == ["InnerProduct"] * 2 + ["Sigmoid", "Softmax", "Concat", "Concat"]
@@ -86,7 +86,7 @@ def test_the_inference_form_of_several_losses_makes_the_same_records():
     assert inference_document(inference) == inference
 
 
-def test_several_labels_need_no_names_where_nothing_is_trained():
+def test_several_labels_need_no_names_in_an_inference_graph():
     sigmoids = [{"type": "Sigmoid", "bottom": name, "top": f"p{name}"} for name in "ab"]
 
     graph = parse({"label_dim": [1, 2]}, fc("a", 1), fc("b", 2), *sigmoids)
@@ -95,7 +95,7 @@ def test_several_labels_need_no_names_where_nothing_is_trained():
     assert graph.shapes[graph.output] == (B, 3)
 
 
-def test_an_activation_in_the_middle_is_no_output():
+def test_an_activation_in_the_middle_is_not_an_output():
     graph = parse(
         {"label_dim": 1},
         {"type": "Sigmoid", "bottom": "dense", "top": "gate"},
@@ -197,8 +197,8 @@ def test_dense_layers_may_have_one_name_twice():
     assert [spec.layer for spec in graph.weights] == ["fc", "fc", "b", "b"]
 
 
-def test_what_mixed_precision_training_passes_along_is_read_over():
-    """The form of HugeCTR's DLRM samples: behind the first tensor stand those of the backward pass."""
+def test_tensors_of_mixed_precision_training_are_ignored():
+    """HugeCTR's DLRM samples have the tensors of the backward pass after the first tensor."""
     first, second = [f"fc1{i}" for i in range(1, 5)], [f"fc2{i}" for i in range(1, 5)]
 
     graph = parse(

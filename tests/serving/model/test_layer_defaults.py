@@ -1,4 +1,4 @@
-"""What a layer means where its JSON leaves something out: HugeCTR's documented defaults."""
+"""Keys that a layer omits have HugeCTR's documented defaults."""
 
 import pytest
 
@@ -23,7 +23,7 @@ def graph_with(document, layer):
     ],
     ids=lambda value: value.get("type", ""),
 )
-def test_what_is_left_out_has_hugectrs_default(document, layer, params):
+def test_omitted_keys_have_hugectrs_default(document, layer, params):
     graph = graph_with(document, layer)
 
     [new] = [one for one in graph.layers if one.name == "new"]
@@ -39,5 +39,5 @@ def test_what_is_left_out_has_hugectrs_default(document, layer, params):
     ],
     ids=["ReLU", "PReLU_Dice"],
 )
-def test_a_graph_says_whether_an_answer_depends_on_the_samples_beside_it(document, layer, mixes):
+def test_a_graph_knows_whether_it_mixes_samples(document, layer, mixes):
     assert graph_with(document, layer).mixes_samples is mixes

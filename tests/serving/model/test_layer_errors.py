@@ -1,4 +1,4 @@
-"""Every way in which a layer can be wrong is refused; the message names the place, what came and what is wanted."""
+"""Every wrong layer is refused. The message names the place, the value, and what was expected."""
 
 import pytest
 
@@ -212,15 +212,15 @@ REJECTED = {
     ),
     "reshape to rows of parts of samples": (
         layer("Reshape", "emb", leading_dim=13),
-        "leading_dim: rows of 13 floats asked for, into which the bottom [B, 4, 3], 12 floats per row, cannot be",
+        "leading_dim: the bottom [B, 4, 3] has 12 floats per row, which cannot be divided into rows of 13",
     ),
     "reshape of rows into larger ones": (
         layer("Reshape", "joined", leading_dim=24),
-        "leading_dim: rows of 24 floats asked for, into which the bottom [4B, 3], 3 floats per row, cannot be divided",
+        "leading_dim: the bottom [4B, 3] has 3 floats per row, which cannot be divided into rows of 24",
     ),
     "reshape with another time step": (
         layer("Reshape", "emb", leading_dim=12, time_step=2),
-        "leading_dim: rows of 2 x 12 floats asked for",
+        "leading_dim: the bottom [B, 4, 3] has 12 floats per row, which cannot be divided into rows of 2 x 12",
     ),
     "reshape of two kinds": (
         layer("Reshape", "emb", leading_dim=12, selected=[0]),
@@ -269,7 +269,7 @@ REJECTED = {
     ),
     "joining other slots": (
         layer("FusedReshapeConcat", ["emb", "pair"], ["a", "b"]),
-        "bottom: shapes [B, 4, 3] and [B, 2, 3] differ beside axis 2",
+        "bottom: shapes [B, 4, 3] and [B, 2, 3] differ outside axis 2",
     ),
     "joining one slot": (
         layer("FusedReshapeConcat", ["single"], ["a", "b"]),
@@ -284,7 +284,7 @@ REJECTED = {
     "mean along a negative axis": (layer("ReduceMean", "rows", axis=-1), "axis: expected an integer from 0"),
     "concat of other rows": (
         layer("Concat", ["joined", "rows"]),
-        "bottom: shapes [4B, 3] and [B, 6] differ beside axis 1",
+        "bottom: shapes [4B, 3] and [B, 6] differ outside axis 1",
     ),
 }
 

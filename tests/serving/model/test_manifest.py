@@ -50,7 +50,7 @@ def test_the_manifest_is_the_documented_json(version):
     assert document["files"]["empty"] == {"size_bytes": 0, "sha256": hashlib.sha256(b"").hexdigest()}
 
 
-def test_bytecode_left_by_python_is_no_part_of_a_model(version):
+def test_bytecode_left_by_python_is_ignored(version):
     (version / "__pycache__").mkdir()
     (version / "__pycache__" / "model.pyc").write_bytes(b"")
 
@@ -65,7 +65,7 @@ def test_a_missing_file_is_named(version):
 
 
 @pytest.mark.parametrize(("mode", "path"), [(0, "ad_id"), (0o444, "ad_id/.*")], ids=["not listed", "not entered"])
-def test_a_folder_that_may_not_be_read_is_named(version, mode, path):
+def test_an_unreadable_folder_is_named(version, mode, path):
     (version / "ad_id").chmod(mode)
 
     with ordinary_rights(), pytest.raises(ModelFileError, match=rf"/{path}: cannot be read: Permission denied"):

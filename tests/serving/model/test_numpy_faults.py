@@ -1,4 +1,4 @@
-"""What NumPy raises for headers that it should never have been given."""
+"""The errors that NumPy raises for impossible headers."""
 
 import io
 
@@ -24,7 +24,7 @@ TYPES = [
 
 @pytest.mark.parametrize("shape", ["(1,)", "(-1,)", f"({2**70},)", "(True, 4)"])
 @pytest.mark.parametrize("dtype", TYPES)
-def test_a_header_that_describes_no_array_is_a_known_fault(dtype, shape):
+def test_an_impossible_header_is_a_known_fault(dtype, shape):
     header = f"{{'descr': {dtype}, 'fortran_order': False, 'shape': {shape}}}\n".encode()
     content = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header + bytes(64)
 
@@ -32,6 +32,6 @@ def test_a_header_that_describes_no_array_is_a_known_fault(dtype, shape):
         np.load(io.BytesIO(content), allow_pickle=False)
 
 
-def test_a_fault_is_told_in_one_short_line():
+def test_a_fault_is_one_short_line():
     assert explain(ValueError("a header\nof\n\n two lines")) == "a header of two lines"
     assert explain(ValueError("x" * 10_000)) == "x" * 200 + "..."

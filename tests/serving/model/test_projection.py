@@ -1,4 +1,4 @@
-"""A cross network of version 2 whose graph does not say how wide it projects."""
+"""A cross network of version 2 whose graph does not have ``projection_dim``."""
 
 import copy
 import re
@@ -9,10 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serving.errors import ModelFileError
-from serving.model.dense_file import read_dense, write_dense
-from serving.model.dense_weights import weight_key
-from serving.model.graph import parse_graph
-from serving.model.projection import with_projection
+from serving.model.dense_file import read_dense, weight_key, write_dense
+from serving.model.graph import parse_graph, with_projection
 
 CROSS = 5
 
@@ -32,7 +30,7 @@ def write(path, graph):
 
 @settings(deadline=None, max_examples=30)
 @given(rank=st.integers(1, 200), depth=st.integers(1, 6))
-def test_the_width_is_told_by_the_files_size(base_document, tmp_path_factory, rank, depth):
+def test_the_width_follows_from_the_files_size(base_document, tmp_path_factory, rank, depth):
     full = said(base_document, projection_dim=rank, num_layers=depth)
     path = tmp_path_factory.mktemp("model") / "dense.model"
     weights = write(path, full)
@@ -64,7 +62,7 @@ def test_a_file_that_fits_no_width_is_left_to_the_reader_to_refuse(base_document
         read_dense(path, graph)
 
 
-def test_a_graph_that_says_no_projection_is_believed(base_document, tmp_path):
+def test_an_explicit_projection_of_zero_is_kept(base_document, tmp_path):
     path = tmp_path / "dense.model"
     write(path, said(base_document, projection_dim=3))
     graph = said(base_document, projection_dim=0)
@@ -72,7 +70,7 @@ def test_a_graph_that_says_no_projection_is_believed(base_document, tmp_path):
     assert with_projection(graph, path) is graph
 
 
-def test_of_several_cross_networks_the_file_cannot_tell(base_document, tmp_path):
+def test_the_width_of_several_cross_networks_is_ambiguous(base_document, tmp_path):
     document = copy.deepcopy(base_document)
     document["layers"].insert(
         CROSS + 1,

@@ -1,4 +1,4 @@
-"""A snapshot read as a sparse model, against the directory that it was made of."""
+"""A snapshot read as a sparse model, compared with the directory it was made of."""
 
 import os
 
@@ -17,7 +17,7 @@ SOURCE = "0123456789abcdef" * 4
 
 @pytest.fixture
 def snapshot(tmp_path):
-    """Make a snapshot of these rows; its path."""
+    """Make a snapshot of these rows, and return its path."""
 
     def write(keys=KEYS, vectors=VECTORS, row_dtype="fp32", name="t.snapshot"):
         write_sparse_directory(tmp_path / "d", keys, vectors)
@@ -35,7 +35,7 @@ def rows_of(model, batch_rows=2):
     ]
 
 
-def test_a_snapshot_is_the_model_it_was_made_of_in_its_order(snapshot, tmp_path):
+def test_a_snapshot_has_the_rows_of_its_model_in_order(snapshot, tmp_path):
     model = open_sparse(snapshot(), 2)
 
     assert (model.rows, model.dim) == (5, 2)
@@ -43,7 +43,7 @@ def test_a_snapshot_is_the_model_it_was_made_of_in_its_order(snapshot, tmp_path)
     assert [keys.tolist() for keys in model.key_batches(3)] == [KEYS[:3].tolist(), KEYS[3:].tolist()]
 
 
-def test_rows_of_a_narrow_snapshot_are_what_is_in_it(snapshot):
+def test_rows_of_a_narrow_snapshot_are_the_rounded_values(snapshot):
     expected = np.empty_like(VECTORS)
     round_rows(VECTORS, "int8", expected)
 
@@ -52,7 +52,7 @@ def test_rows_of_a_narrow_snapshot_are_what_is_in_it(snapshot):
     assert rows_of(model) == list(zip(KEYS.tolist(), expected.tolist(), strict=True))
 
 
-def test_of_a_single_file_that_repeats_a_key_the_first_row_counts(tmp_path):
+def test_the_first_row_of_a_repeated_key_in_a_single_file_counts(tmp_path):
     write_sparse_file(tmp_path / "one", KEYS, VECTORS, "I64")
     write_sparse_file(tmp_path / "two", KEYS, VECTORS + 1, "I64")
     (tmp_path / "f").write_bytes((tmp_path / "one").read_bytes() + (tmp_path / "two").read_bytes())
@@ -94,7 +94,7 @@ def test_a_snapshot_that_is_cut_short_while_it_is_read_is_a_model_file_error(sna
 
 
 @pytest.mark.parametrize("section", [-2, -1], ids=["keys", "rows"])
-def test_a_damaged_row_is_a_model_file_error_and_no_row(snapshot, section):
+def test_a_damaged_row_is_a_model_file_error(snapshot, section):
     path = snapshot()
     data = bytearray(path.read_bytes())
     data[4096 * (len(data) // 4096 + section) + 2] ^= 1  # of one page each, behind them a few checksums
@@ -105,7 +105,7 @@ def test_a_damaged_row_is_a_model_file_error_and_no_row(snapshot, section):
         list(model.batches(2))
 
 
-def test_keys_that_are_no_uint32_are_refused_where_the_models_are(snapshot):
+def test_keys_beyond_uint32_are_refused_for_a_uint32_model(snapshot):
     path = snapshot(np.array([5, 2**32 - 1, 0, 2**32, 1]))
 
     with pytest.raises(ModelFileError, match="row 3: key 4294967296 is not a uint32"):
@@ -115,7 +115,7 @@ def test_keys_that_are_no_uint32_are_refused_where_the_models_are(snapshot):
     assert [key for key, _ in rows_of(open_sparse(snapshot(keys), 2, "I32"))] == keys.tolist()
 
 
-def test_a_batch_of_no_rows_is_refused(snapshot):
+def test_an_empty_batch_size_is_refused(snapshot):
     with pytest.raises(ValueError, match="at least 1 row per batch"):
         open_sparse(snapshot(), 2).batches(0)
 
@@ -142,7 +142,7 @@ def test_the_stamp_of_a_folder_changes_with_its_files(tmp_path):
     assert open_sparse(tmp_path / "elsewhere", 2).stamp() != first
 
 
-def test_only_what_begins_as_a_snapshot_is_taken_for_one(snapshot, tmp_path):
+def test_a_snapshot_is_recognized_by_its_first_bytes(snapshot, tmp_path):
     (tmp_path / "short").write_bytes(b"HRSNAP")
 
     assert is_snapshot(snapshot())
@@ -155,7 +155,7 @@ def test_a_disk_that_refuses_is_named(snapshot, tmp_path):
         write_snapshot_file(tmp_path / "absent" / "t.snapshot", open_sparse(tmp_path / "d", 2), "fp32", SOURCE)
 
 
-def test_what_cannot_be_written_leaves_the_old_file_and_no_other(snapshot, tmp_path):
+def test_a_failed_write_leaves_the_old_file_and_no_other(snapshot, tmp_path):
     path = snapshot()
     before = path.read_bytes()
     wrong = VECTORS.copy()

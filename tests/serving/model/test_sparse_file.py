@@ -26,7 +26,7 @@ def rows_of(model, batch_rows=2):
 
 
 def tables(key_range):
-    """Keys, each once, and vectors of 1 to 4 floats."""
+    """Unique keys, and vectors of 1 to 4 floats."""
     keys = st.lists(st.integers(*key_range), min_size=1, max_size=20, unique=True)
     return st.tuples(keys, st.integers(1, 4), st.integers(0, 2**32)).map(
         lambda drawn: (
@@ -62,7 +62,7 @@ def test_a_single_file_gives_back_what_was_written(tmp_path_factory, table, wide
     assert rows_of(model, batch_rows) == list(zip(keys.tolist(), vectors.tolist(), strict=True))
 
 
-def test_batches_are_plain_arrays_in_memory_of_their_own(tmp_path):
+def test_batches_are_new_plain_arrays(tmp_path):
     write_sparse_file(tmp_path / "f", KEYS, VECTORS, "I64")
     write_sparse_directory(tmp_path / "d", KEYS, VECTORS)
 
@@ -152,7 +152,7 @@ def test_a_directorys_columns_of_other_lengths_are_refused(tmp_path, name, chang
         open_sparse(tmp_path / "d", 2)
 
 
-def test_a_directorys_message_tells_sizes_and_counts(tmp_path):
+def test_a_directorys_message_has_sizes_and_counts(tmp_path):
     write_sparse_directory(tmp_path / "d", KEYS, VECTORS)
 
     with pytest.raises(ModelFileError) as caught:
@@ -183,7 +183,7 @@ def test_a_directory_without_a_column_is_refused(tmp_path, name):
 
 
 @pytest.mark.parametrize("change", range(1, 16))
-def test_a_single_file_that_lacks_bytes_is_refused(tmp_path, change):
+def test_a_truncated_single_file_is_refused(tmp_path, change):
     write_sparse_file(tmp_path / "f", KEYS, VECTORS, "I64")
     (tmp_path / "f").write_bytes((tmp_path / "f").read_bytes()[:-change])
 
@@ -256,7 +256,7 @@ def test_a_reserved_key_is_refused_by_readers_and_writers(tmp_path, key):
 
 
 @pytest.mark.parametrize("key", [-1, 2**32])
-def test_a_key_that_is_no_uint32_is_refused_where_keys_are(tmp_path, key):
+def test_a_key_beyond_uint32_is_refused_for_a_uint32_model(tmp_path, key):
     keys = np.array([3, key])
     write_sparse_directory(tmp_path / "d", keys, VECTORS[:2])
     message = re.escape(f"row 1: key {key} is not a uint32, the model's key type; keys go from 0 to 4294967295")
@@ -267,7 +267,7 @@ def test_a_key_that_is_no_uint32_is_refused_where_keys_are(tmp_path, key):
         write_sparse_file(tmp_path / "f", keys, VECTORS[:2], "I32")
 
 
-def test_a_key_twice_in_a_directory_is_refused(tmp_path):
+def test_a_repeated_key_in_a_directory_is_refused(tmp_path):
     write_sparse_directory(tmp_path / "d", KEYS, VECTORS)
     (tmp_path / "d" / "key").write_bytes(struct.pack("<3q", 4, 9, 4))
 
@@ -277,7 +277,7 @@ def test_a_key_twice_in_a_directory_is_refused(tmp_path):
 
 @settings(deadline=None, max_examples=60)
 @given(keys=st.lists(st.integers(0, 5), min_size=1, max_size=15), batch_rows=st.integers(1, 6))
-def test_of_a_key_twice_in_a_single_file_the_first_row_counts(tmp_path_factory, keys, batch_rows):
+def test_the_first_row_of_a_repeated_key_in_a_single_file_counts(tmp_path_factory, keys, batch_rows):
     path = tmp_path_factory.mktemp("sparse") / "f"
     path.write_bytes(b"".join(struct.pack("<qf", key, row) for row, key in enumerate(keys)))
     first = {}
@@ -291,7 +291,7 @@ def test_of_a_key_twice_in_a_single_file_the_first_row_counts(tmp_path_factory, 
 
 
 @pytest.mark.parametrize("batch_rows", [0, -1])
-def test_batches_of_no_rows_are_refused(tmp_path, batch_rows):
+def test_an_empty_batch_size_is_refused(tmp_path, batch_rows):
     write_sparse_directory(tmp_path / "d", KEYS, VECTORS)
 
     with pytest.raises(ValueError, match="at least 1 row"):
@@ -311,7 +311,7 @@ def test_batches_of_no_rows_are_refused(tmp_path, batch_rows):
         pytest.param(np.array([4, 9, 4]), VECTORS, "key 4 is in row 0 and again in row 2", id="repeated-key"),
     ],
 )
-def test_rows_that_make_no_table_are_not_written(tmp_path, keys, vectors, message):
+def test_rows_that_are_not_a_table_are_not_written(tmp_path, keys, vectors, message):
     for write in (
         lambda: write_sparse_directory(tmp_path / "d", keys, vectors),
         lambda: write_sparse_file(tmp_path / "f", keys, vectors, "I64"),
@@ -396,7 +396,7 @@ def test_a_row_that_is_not_finite_is_reported_by_its_key(tmp_path, caplog):
 
 
 @pytest.mark.parametrize("name", ["key", "emb_vector"])
-def test_a_file_that_may_not_be_read_is_named(tmp_path, name):
+def test_an_unreadable_file_is_named(tmp_path, name):
     write_sparse_directory(tmp_path / "t", KEYS, VECTORS)
     (tmp_path / "t" / name).chmod(0)
 
@@ -405,7 +405,7 @@ def test_a_file_that_may_not_be_read_is_named(tmp_path, name):
 
 
 @pytest.mark.parametrize("mode", [0, 0o600], ids=oct)
-def test_a_folder_that_may_not_be_entered_is_an_error_that_names_a_path_in_it(tmp_path, mode):
+def test_a_folder_that_cannot_be_entered_is_named(tmp_path, mode):
     write_sparse_directory(tmp_path / "t", KEYS, VECTORS)
     (tmp_path / "t").chmod(mode)
 
@@ -414,7 +414,7 @@ def test_a_folder_that_may_not_be_entered_is_an_error_that_names_a_path_in_it(tm
     (tmp_path / "t").chmod(0o700)
 
 
-def test_a_single_file_that_may_not_be_read_is_named(tmp_path):
+def test_an_unreadable_single_file_is_named(tmp_path):
     write_sparse_file(tmp_path / "t", KEYS, VECTORS, "I64", None)
     (tmp_path / "t").chmod(0)
 

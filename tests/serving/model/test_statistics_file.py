@@ -1,4 +1,4 @@
-"""The side file of a dense model file: what BatchNorm layers remember."""
+"""The side file of a dense model file: the statistics of BatchNorm layers."""
 
 import json
 import re
@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from serving.errors import ModelFileError
-from serving.model.dense_file import read_dense, write_dense
-from serving.model.dense_weights import weight_key
+from serving.model.dense_file import read_dense, weight_key, write_dense
 from serving.model.graph import parse_graph
 
 
@@ -76,7 +75,7 @@ def test_a_graph_without_batch_norm_writes_and_reads_none(base_document, tmp_pat
     assert read_dense(tmp_path / "dense.model", graph).keys() == weights.keys()
 
 
-def test_a_missing_file_is_named_and_said_what_for(graph, dense_file):
+def test_a_missing_file_is_named_with_its_purpose(graph, dense_file):
     dense_file.with_name("dense.model.ntp.json").unlink()
 
     with pytest.raises(ModelFileError) as caught:

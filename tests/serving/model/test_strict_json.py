@@ -17,7 +17,7 @@ VALUES = st.recursive(
 
 @settings(deadline=None)
 @given(value=VALUES)
-def test_whatever_json_can_say_is_read_back(value):
+def test_every_json_value_is_read_back(value):
     assert parse_json(json.dumps(value), "x.json") == value
 
 
@@ -69,7 +69,7 @@ def test_a_folder_is_refused(tmp_path):
         read_json(tmp_path)
 
 
-def test_a_pipe_is_refused_rather_than_waited_for(tmp_path):
+def test_a_pipe_is_refused_without_waiting(tmp_path):
     os.mkfifo(tmp_path / "x.json")
 
     with pytest.raises(ConfigError, match="not a regular file"):

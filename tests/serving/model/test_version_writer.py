@@ -41,7 +41,7 @@ def test_a_version_holds_what_was_written_tritons_entry_and_the_manifest_of_both
 
 
 @pytest.mark.parametrize("dense_dim", [13, 0])
-def test_tritons_configuration_and_the_tiers_lie_where_servers_look(write, dense_dim):
+def test_tritons_configuration_and_the_tiers_are_written(write, dense_dim):
     version = write(graph=graph_of(TinyModel(dense_dim=dense_dim)))
 
     config = (version.parent / "config.pbtxt").read_text()
@@ -55,7 +55,7 @@ def test_tritons_configuration_and_the_tiers_lie_where_servers_look(write, dense
     assert tiers == {"supportlonglong": True, "models": [], "volatile_db": {"type": "parallel_hash_map"}}
 
 
-def test_the_next_version_follows_the_newest_and_leaves_what_is_there(write):
+def test_the_next_version_follows_the_newest(write):
     version = write()
     repository = version.parent.parent
     (version.parent / "config.pbtxt").write_text("changed by hand")
@@ -70,7 +70,7 @@ def test_the_next_version_follows_the_newest_and_leaves_what_is_there(write):
     verify_manifest(version)
 
 
-def test_a_version_that_answers_otherwise_than_tritons_configuration_says_is_told_of(write, caplog):
+def test_a_version_that_contradicts_tritons_configuration_is_logged(write, caplog):
     graph = graph_of(TinyModel(dense_dim=13))
     config = write(graph=graph).parent / "config.pbtxt"
     write(graph=graph)
@@ -84,7 +84,7 @@ def test_a_version_that_answers_otherwise_than_tritons_configuration_says_is_tol
 
 
 @pytest.mark.parametrize("number", [1, 0, -1])
-def test_a_version_that_exists_or_cannot_be_is_refused(write, number):
+def test_an_existing_or_impossible_version_is_refused(write, number):
     version = write()
     before = (version / "manifest.json").read_bytes()
 
@@ -108,7 +108,7 @@ def test_a_repository_that_is_a_file_is_refused(write, tmp_path):
 
 
 @pytest.mark.parametrize("table", ["graph.json", "dense.model", "dense.onnx", "model.py", "manifest.json"])
-def test_a_table_named_like_a_file_beside_it_is_refused_before_any_work(tmp_path, table):
+def test_a_table_with_the_name_of_a_file_is_refused_before_any_work(tmp_path, table):
     with pytest.raises(ConfigError, match=f"a table cannot be called '{table}'"):
         check_output(tmp_path, "two", graph_of(TinyModel(tables={table: 1})))
 
@@ -116,16 +116,14 @@ def test_a_table_named_like_a_file_beside_it_is_refused_before_any_work(tmp_path
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ('{"supportlonglong": false}', "ps.json: supportlonglong: expected true, .* but false came"),
-        ('{"supportlonglong": "false"}', 'ps.json: supportlonglong: expected true, .* but "false" came'),
-        ('{"models": []}', "ps.json: supportlonglong: expected true, .* but nothing came"),
+        ('{"supportlonglong": false}', "ps.json: supportlonglong: expected true, .* got false"),
+        ('{"supportlonglong": "false"}', 'ps.json: supportlonglong: expected true, .* got "false"'),
+        ('{"models": []}', "ps.json: supportlonglong: expected true, .* got nothing"),
         ("[]", r"ps.json: expected an object, got \[\]"),
         ('{"supportlonglong": true,}', "ps.json: line 1 column"),
     ],
 )
-def test_a_ps_json_that_no_written_model_can_be_served_under_is_refused_before_anything_is_written(
-    write, tmp_path, text, expected
-):
+def test_a_ps_json_for_other_models_is_refused_before_anything_is_written(write, tmp_path, text, expected):
     (tmp_path / "models").mkdir()
     (tmp_path / "models" / "ps.json").write_text(text)
 
@@ -136,7 +134,7 @@ def test_a_ps_json_that_no_written_model_can_be_served_under_is_refused_before_a
 
 
 @pytest.mark.parametrize("said", ["true", '"True"'])
-def test_a_ps_json_of_int64_keys_is_left_as_it_is(write, tmp_path, said):
+def test_a_ps_json_of_int64_keys_does_not_change(write, tmp_path, said):
     (tmp_path / "models").mkdir()
     (tmp_path / "models" / "ps.json").write_text(f'{{"supportlonglong": {said}}}')
 

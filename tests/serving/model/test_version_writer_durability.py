@@ -1,4 +1,4 @@
-"""A version is complete or absent: whatever fails, whoever is killed, however many write at once."""
+"""A version is complete or absent after faults, kills and concurrent writes."""
 
 import dataclasses
 import os
@@ -36,8 +36,8 @@ def versions_of(folder):
     return [entry.name for entry in folder.iterdir() if entry.name.isdecimal()] if folder.exists() else []
 
 
-def test_wherever_the_disk_refuses_no_version_is_left(tmp_path, monkeypatch):
-    """Every fsync and every rename fails in turn; the writer that meets no fault succeeds."""
+def test_a_disk_fault_leaves_no_version(tmp_path, monkeypatch):
+    """Each fsync and each rename fails once. The writer without a fault succeeds."""
     faults = 0
     for failing_call in range(100):
         calls = 0
@@ -69,7 +69,7 @@ def test_wherever_the_disk_refuses_no_version_is_left(tmp_path, monkeypatch):
     assert faults >= 10
 
 
-def test_what_raises_while_the_files_are_written_leaves_nothing(tmp_path):
+def test_an_error_during_writing_leaves_nothing(tmp_path):
     def fail(folder):
         (folder / "half").write_text("half")
         raise KeyboardInterrupt
@@ -82,7 +82,7 @@ def test_what_raises_while_the_files_are_written_leaves_nothing(tmp_path):
     assert not (tmp_path / "two" / "config.pbtxt").exists()  # it would stay, and describe another model than the next
 
 
-def test_tritons_configuration_is_of_the_first_version_that_was_written(tmp_path):
+def test_tritons_configuration_describes_the_first_complete_version(tmp_path):
     def fail(folder):
         raise OSError(28, "No space left on device")
 
@@ -93,7 +93,7 @@ def test_tritons_configuration_is_of_the_first_version_that_was_written(tmp_path
     assert 'OUTPUT0" data_type: TYPE_FP32 dims: [ -1, 1 ]' in (tmp_path / "two" / "config.pbtxt").read_text()
 
 
-def test_folders_that_a_killed_writer_left_are_cleared_by_the_next(tmp_path):
+def test_folders_of_a_killed_writer_are_deleted_by_the_next(tmp_path):
     stale = tmp_path / "two" / ".1.0123.tmp"
     (stale / "wide_table").mkdir(parents=True)
     (stale / "wide_table" / "key").write_bytes(b"half")
@@ -105,7 +105,7 @@ def test_folders_that_a_killed_writer_left_are_cleared_by_the_next(tmp_path):
     assert not list((tmp_path / "two").glob(".*.tmp"))
 
 
-def test_writers_at_the_same_time_take_turns(tmp_path):
+def test_concurrent_writers_wait_for_each_other(tmp_path):
     with ThreadPoolExecutor(4) as pool:
         futures = [pool.submit(write, tmp_path) for _ in range(4)]
         paths = [future.result() for future in futures]
