@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
-from serving.model.json_fields import LARGEST_FLOAT32
+from serving.model.strict_json import LARGEST_FLOAT32
 
 # More than any machine has: a number beyond is a slip, and is told before something is made in such numbers.
 MOST_GPUS, MOST_THREADS, MOST_BUFFERS = 1024, 4096, 1024

@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from serving.model.graph_reader import ACTIVATION_OF_LOSS, GraphReader
-from serving.model.json_fields import Fields, describe
 from serving.model.projection import with_projection
 from serving.model.records import B, Embedding, Graph, Layer, Samples, Shape, SparseInput, WeightSpec
-from serving.model.strict_json import read_json
+from serving.model.strict_json import Fields, describe, read_json
 
 __all__ = [
     "B",

@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from serving.model.json_fields import Fields
 from serving.model.names import TABLE_NAME
 from serving.model.records import Combiner, Embedding, SparseInput
 from serving.model.sparse_rows import RowLayout
+from serving.model.strict_json import Fields
 
 # Members that say how training reads its data or sizes its memory, of HugeCTR v2.0 to v24.06; a prediction does not
 # depend on them.

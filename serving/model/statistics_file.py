@@ -13,9 +13,8 @@ import numpy as np
 from serving.errors import ConfigError, ModelFileError
 from serving.model.atomic import atomic_write
 from serving.model.dense_weights import Weights, weight_key
-from serving.model.json_fields import Fields
 from serving.model.records import Graph, WeightSpec
-from serving.model.strict_json import read_json
+from serving.model.strict_json import Fields, read_json
 
 
 def statistics_path(dense_file: str | Path) -> Path:
