@@ -1,7 +1,7 @@
-"""From whatever a caller calls a tensor (lists, NumPy arrays, array-likes) to a NumPy array, or a RequestError.
+"""Turns a caller's tensor (a list, a NumPy array or an array-like) into a NumPy array, or raises RequestError.
 
-``np.asarray`` alone is too kind: it parses strings, takes booleans for numbers and floats for big integers. Lists are
-therefore checked by the types of their elements, arrays by their dtype.
+``np.asarray`` alone accepts too much: it parses strings and takes booleans for numbers and floats for big integers. So
+lists are checked by the types of their elements, and arrays by their dtype.
 """
 
 from itertools import chain
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from serving.errors import RequestError
 
-# Subclasses of what is accepted, in Python's eyes and NumPy's, that are no numbers to a caller.
+# Subclasses of the accepted types that a caller does not mean as numbers.
 _REFUSED: tuple[type, ...] = (bool, np.timedelta64)
 _INTEGERS: tuple[type, ...] = (int, np.integer)
 _NUMBERS: tuple[type, ...] = (int, float, np.integer, np.floating)

@@ -1,7 +1,7 @@
-"""One request's samples, checked once: nothing behind this file checks them again.
+"""One request's samples, checked once: nothing behind this file needs to check them again.
 
-All checks are vectorised and look at whole arrays; only when one fails is the position of the first fault looked for.
-Masks are asked through ``np.count_nonzero``, which for arrays of a request's size is quicker than ``any``.
+All checks are vectorised; the position of the first fault is searched only when a check fails. Masks use
+``np.count_nonzero``, which is faster than ``any`` for arrays of a request's size.
 """
 
 from dataclasses import dataclass
@@ -72,8 +72,8 @@ def read_batch(config: ModelConfig, dense: Any, keys: Any, row_ptrs: Any) -> Bat
         row_ptrs: [R] or [1, R] integers.
 
     Raises:
-        RequestError: it is no such request, or has no sample, or more than ``config.max_batchsize``; the message
-            names the tensor and the place.
+        RequestError: a tensor is wrong, or the request has no sample or more than ``config.max_batchsize``; the
+            message names the tensor and the place.
     """
     flat_keys = flat_integers(keys, KEYS)
     offsets = flat_offsets(row_ptrs, ROW_PTRS)
@@ -146,14 +146,14 @@ def _by_table(config: ModelConfig, keys: Ints, offsets: Offsets) -> tuple[int, t
 
 
 def _too_many_keys(table: TableConfig, limit: int, counts: NDArray[np.int32]) -> RequestError:
-    """``counts``: [B], keys of each sample, of which one at least has more than ``limit``."""
+    """Return the error for the first of ``counts``, the keys of each sample, above ``limit``."""
     at = int(np.argmax(counts > limit))
     reason = f"sample {at} has {counts[at]} keys, but table {table.name!r} takes at most {limit} per sample"
     return RequestError(f"{ROW_PTRS}: {reason}")
 
 
 def _check_blocks(keys: Ints, offsets: Offsets, borders: list[int]) -> None:
-    """Find what is wrong with CSRs that lie in ``offsets`` one after another, between ``borders``."""
+    """Raise the error of the first wrong CSR; the CSRs follow one another in ``offsets``, between ``borders``."""
     for start, end in pairwise(borders):
         _check_offsets(offsets[start:end], start)
     _check_end(sum(int(offsets[end - 1]) for end in borders[1:]), keys)

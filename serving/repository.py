@@ -58,13 +58,13 @@ class ModelRepository:
         self._sessions: dict[str, InferenceSession] = {}
 
     def load(self) -> None:
-        """Load every model: all of them, or, if one is broken, none.
+        """Load every model, or none if one is broken.
 
         Raises:
             ConfigError: there is no such path, no model in it, or a configuration cannot be accepted.
             ModelFileError: a model's file is missing or damaged.
             StoreError: a tier cannot be opened or cannot take the rows.
-            DeviceUnavailableError: a GPU is not there, or what is needed to use it.
+            DeviceUnavailableError: a GPU or the software to use it is missing.
             DeviceMemoryError: a GPU has too little free memory for the caches.
         """
         check_device_name(self._device, "device")
@@ -113,7 +113,7 @@ class ModelRepository:
         return session
 
     def is_ready(self, name: str) -> bool:
-        """Whether requests for a served model can succeed, as far as tiers and GPUs have shown; waits for nobody.
+        """Whether requests for a served model can succeed, as far as tiers and GPUs have shown; never waits.
 
         Raises:
             UnknownModelError: no such model is served.
@@ -124,7 +124,7 @@ class ModelRepository:
         return session is not None and session.is_answering
 
     def readings(self) -> Iterable[MetricSample]:
-        """What the parameter server and the caches counted, for the metrics page."""
+        """Return the counters of the parameter server and the caches, for the metrics page."""
         if self._server is None:
             return
         for name, counters in self._server.counters().items():
@@ -133,7 +133,7 @@ class ModelRepository:
             yield from session.readings()
 
     def describe(self) -> Iterator[str]:
-        """Lines for an operator: the models, the memory that each takes and the files it is mapped from, the tiers."""
+        """Lines for an operator: the models, the memory and mapped files of each, and the tiers."""
         if self._server is None:
             return
         for name, session in sorted(self._sessions.items()):
@@ -175,7 +175,7 @@ class ModelRepository:
 
 
 def _sizes(config: ModelConfig, stores: Sequence[Store]) -> str:
-    """What a model takes: in RAM of this process, and beside it in shared memory and files that are mapped."""
+    """A model's memory: in RAM of this process, in shared memory and in mapped files."""
     ram, shared, mapped = config.network_files()[1].stat().st_size, 0, 0
     for name in map(config.full_name, config.tables):
         ram += sum(store.memory_bytes(name) for store in stores if isinstance(store, MemoryStore))

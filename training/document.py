@@ -7,8 +7,7 @@ from typing import Any
 
 from serving.errors import ConfigError
 from serving.model.graph import Graph, parse_graph
-from serving.model.json_fields import Fields
-from serving.model.strict_json import read_json
+from serving.model.strict_json import Fields, read_json
 from training.built_in import built_in_graphs
 from training.optimizer import Adam, LearningRateSchedule
 

@@ -21,7 +21,7 @@ from pydantic_core import PydanticCustomError
 
 from serving.config import keys_without_effect
 from serving.errors import ConfigError, did_you_mean
-from serving.model.json_fields import LARGEST_FLOAT32
+from serving.model.strict_json import LARGEST_FLOAT32
 
 # More than any machine has. A larger number is a slip, and the error comes before anything is made in such numbers.
 MOST_GPUS, MOST_THREADS, MOST_BUFFERS = 1024, 4096, 1024

@@ -27,9 +27,9 @@ class Limits:
 
     Attributes:
         max_body_bytes: largest body, both as it arrives and once decompressed.
-        max_inflight: most predict requests in hand at a time, counted once their bodies are there; one more is
-            answered 503. Bodies that are still arriving may together hold as many bytes again as so many of the
-            largest: a client that is slow to send locks nobody out, and memory has a bound all the same.
+        max_inflight: most predict requests at a time, counted once their bodies are complete; the next request is
+            answered 503. Bodies that are still arriving may together hold ``max_inflight`` times ``max_body_bytes``
+            more, so slow clients lock nobody out and memory stays bounded.
         body_timeout_s: longest time a body may take to arrive.
     """
 
@@ -39,14 +39,14 @@ class Limits:
 
 
 class Arriving:
-    """The bodies of which a part has arrived, and how many bytes they hold together. Belongs to one event loop."""
+    """Counts the bytes of bodies that have arrived in part. Belongs to one event loop."""
 
     def __init__(self, limits: Limits) -> None:
         """Accept what ``limits`` says."""
         self._left_bytes = self._max_bytes = limits.max_inflight * limits.max_body_bytes
 
     def take(self, size_bytes: int) -> None:
-        """Make room for ``size_bytes`` more; an OverloadedError if there is none."""
+        """Count ``size_bytes`` more, or raise OverloadedError if they are too many."""
         if size_bytes > self._left_bytes:
             raise OverloadedError(
                 f"{self._max_bytes:,} bytes of bodies are arriving, the server takes no more at a time"
@@ -54,12 +54,12 @@ class Arriving:
         self._left_bytes -= size_bytes
 
     def give_back(self, size_bytes: int) -> None:
-        """The body that took so many bytes is there, or will never be."""
+        """Uncount the bytes of a body that is complete or given up."""
         self._left_bytes += size_bytes
 
 
 class ClientDisconnectedError(Exception):
-    """The client went away before its request was complete: there is nobody left to answer."""
+    """The client went away before its request was complete, so nobody is left to answer."""
 
 
 async def read_body(
@@ -72,11 +72,11 @@ async def read_body(
         receive: its ASGI receive function.
         headers: its headers, names in lower case.
         limits: what to accept.
-        arriving: what bodies hold that are being read at the same time.
+        arriving: counts the bytes of bodies that are read at the same time.
 
     Raises:
         PayloadTooLargeError: the body exceeds ``limits.max_body_bytes``.
-        OverloadedError: ``arriving`` has no room left.
+        OverloadedError: too many bytes are arriving.
         UnsupportedEncodingError: an unknown Content-Encoding.
         RequestError: the body was cut short, or took too long.
         ClientDisconnectedError: the client is gone.
@@ -140,7 +140,7 @@ def decompress(body: bytes, headers: dict[bytes, bytes], max_bytes: int) -> byte
     """Undo a body's content encoding. Takes milliseconds for large bodies.
 
     Raises:
-        PayloadTooLargeError: what comes out exceeds ``max_bytes``; no more than that is ever unpacked.
+        PayloadTooLargeError: the plain body exceeds ``max_bytes``; no more than that is ever unpacked.
         UnsupportedEncodingError: an unknown Content-Encoding.
         RequestError: the body is not what its Content-Encoding says.
     """
@@ -154,9 +154,9 @@ def decompress(body: bytes, headers: dict[bytes, bytes], max_bytes: int) -> byte
 
 
 def _inflate(body: bytes, encoding: bytes, max_bytes: int) -> bytes:
-    """The plain form of a stream, which in gzip may have several members, one after the other (RFC 1952, 2.2).
+    """Unpack a stream; a gzip stream may have several members (RFC 1952, 2.2).
 
-    The stream is taken in pieces because zlib copies what follows a member: of a long body of tiny ones, too much.
+    The stream is read in pieces, because zlib copies everything that follows a member, which is slow for tiny members.
     """
     plain: list[bytes] = []
     room = max_bytes + 1
@@ -181,7 +181,7 @@ def _inflate(body: bytes, encoding: bytes, max_bytes: int) -> bytes:
 
 
 def encoding_of(headers: dict[bytes, bytes]) -> bytes:
-    """The content encoding's name in lower case; an UnsupportedEncodingError if it is none that is read here."""
+    """Return the content encoding's name in lower case, or raise UnsupportedEncodingError."""
     encoding = headers.get(b"content-encoding")
     if encoding is None:
         return IDENTITY

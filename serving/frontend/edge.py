@@ -32,7 +32,7 @@ def error_response(message: str, code: int) -> Response:
 
 
 async def http_exception(_request: Request, error: Exception) -> Response:
-    """The router's own refusals: unknown path, method not allowed."""
+    """Answer the router's own errors: unknown path, method not allowed."""
     if not isinstance(error, HTTPException):
         raise error
     response = error_response(error.detail, error.status_code)
@@ -41,7 +41,7 @@ async def http_exception(_request: Request, error: Exception) -> Response:
 
 
 async def validation_error(_request: Request, error: Exception) -> Response:
-    """FastAPI's refusal of a path or query parameter."""
+    """Answer FastAPI's error about a path or query parameter."""
     if not isinstance(error, RequestValidationError):
         raise error
     problems = [f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}" for problem in error.errors()]
@@ -78,7 +78,7 @@ class Edge:
             send.code = 499  # nginx's code for a client that closed the request; nobody is left to receive it
         except HotrowError as err:
             await error_response(str(err), http_code(err))(scope, receive, send)
-        except asyncio.CancelledError:  # the time that a stop leaves to requests is over
+        except asyncio.CancelledError:  # the time for stopping is over
             if not send.code:
                 await error_response("the server stops", 503)(scope, receive, send)
         except Exception:  # a request's top: the log gets the traceback, the client never does
@@ -89,7 +89,7 @@ class Edge:
 
 
 class _WatchedSend:
-    """ASGI's send function, which remembers the answer's status code; 0 before there is one."""
+    """ASGI's send function, which remembers the answer's status code; 0 before the answer begins."""
 
     def __init__(self, send: Send) -> None:
         self.code = 0

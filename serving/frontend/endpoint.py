@@ -1,4 +1,4 @@
-"""The hot path: one predict request from its bytes to the bytes of its answer, without the web framework's help."""
+"""The hot path: one predict request from its bytes to the bytes of its answer, without the web framework."""
 
 import re
 from collections.abc import Callable
@@ -30,7 +30,7 @@ _JSON_LENGTH = b"inference-header-content-length"
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A successful answer: its body, and its headers save Content-Length."""
+    """A successful answer: its body and its headers, except Content-Length."""
 
     body: bytes
     headers: Headers
@@ -95,7 +95,7 @@ class PredictEndpoint:
         self._served: dict[str, ServedModel] = {}
 
     def model(self, name: str, version: str = "") -> ServedModel:
-        """The model called ``name``; an UnknownModelError that names what is there if there is none."""
+        """Return the model called ``name``; the UnknownModelError names the models that are served."""
         session = self._repository.session(name, version)
         served = self._served.get(name)
         if served is None or served.session is not session:
@@ -111,8 +111,8 @@ class PredictEndpoint:
             act: ``ServedModel.infer`` or ``ServedModel.predict``.
 
         Raises:
-            OverloadedError: ``max_inflight`` requests are in hand already, or too many bytes of bodies are arriving.
-            HotrowError: the request cannot be answered; ``serving.frontend.codes`` says how that is told.
+            OverloadedError: ``max_inflight`` requests are running, or too many bytes of bodies are arriving.
+            HotrowError: the request cannot be answered; ``serving.frontend.codes`` has the status code.
         """
         scope[MODEL] = ""
         self._metrics.started()
@@ -121,9 +121,9 @@ class PredictEndpoint:
         scope[MODEL] = model.name
         headers: dict[bytes, bytes] = dict(scope["headers"])
         body = await read_body(scope, receive, headers, self._limits, self._arriving)
-        # Counted from here on only: a client that is slow to send takes no other's place.
+        # Counted only from here on, so a client that sends slowly takes nobody's place.
         if self._in_flight >= self._limits.max_inflight:
-            raise OverloadedError(f"{self._in_flight} requests are in hand, the server takes no more at a time")
+            raise OverloadedError(f"{self._in_flight} requests are running, the server accepts no more at a time")
         self._in_flight += 1
         try:
             if encoding_of(headers) == IDENTITY:
@@ -137,10 +137,10 @@ class PredictEndpoint:
 
 
 class InferPath:
-    """The whole application: answers KServe's infer path itself and leaves everything else to FastAPI's.
+    """The whole application: answers KServe's infer path itself and leaves every other path to FastAPI.
 
-    A request for that path meets no router, no middleware but the edge, and no request or response object; they cost
-    more than decoding it does.
+    The infer path has no router, no request object and no middleware except the edge: these would cost more than
+    decoding the request.
     """
 
     _PATH = re.compile(r"/v2/models/(?P<model>[^/]+)(?:/versions/(?P<version>[^/]+))?/infer")

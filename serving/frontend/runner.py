@@ -10,21 +10,20 @@ from typing import TypeVar
 
 _T = TypeVar("_T")
 
-#: A request that is expected to take less runs on the event loop.
+#: A request that should take less time runs on the event loop.
 INLINE_S = 0.001
-#: How much the latest request weighs in what is expected of the next one.
+#: Weight of the latest request in the expected time of the next request.
 _WEIGHT = 0.1
-#: After how many requests in the pool it is looked at again whether they have become short.
+#: After so many requests in the pool, the expected time is measured again.
 _RETRY_REQUESTS = 100
 
 
 class _Pace:
-    """What is known of one kind of request.
+    """How long one kind of request takes.
 
-    Only a request that ran on the event loop tells how long one takes there. In the pool the clock also counts waiting
-    for the interpreter, which a busy event loop lets go of after milliseconds only, and a short request would look
-    long for ever. The processor time it used is a lower bound: requests may come back to the event loop when that is
-    short, and leave it again if they wait for a slow tier.
+    Only a request on the event loop shows how long requests take there. In the pool the clock also counts the wait for
+    the interpreter lock, so a short request would look long forever. Processor time is a lower bound: requests return
+    to the event loop when it is short, and leave the loop again if they wait for a slow tier.
     """
 
     def __init__(self) -> None:
@@ -44,9 +43,9 @@ class _Pace:
 class Runner:
     """Runs predict requests; belongs to one event loop.
 
-    Handing a request to a thread and back costs more than a small model needs to answer it, so short requests run
-    where they are. What is short is learnt per model and size of the body (in powers of two). The first request of a
-    kind goes to the pool. How long a compressed body takes is not to be told from its size: see ``run_pooled``.
+    Handing a request to a thread and back costs more than a small model needs to answer, so short requests run on the
+    event loop. Which requests are short is learnt per model and per body size (in powers of two). The first request of
+    a kind goes to the pool. The size of a compressed body says little about its time: see ``run_pooled``.
     """
 
     def __init__(self, threads: int) -> None:
@@ -58,7 +57,7 @@ class Runner:
         """Run ``work`` and return its result or raise its error.
 
         Args:
-            model: the model's name; it must exist, as it is remembered.
+            model: the name of an existing model; names are remembered.
             body_bytes: length of the request's body.
             work: decode, predict and encode.
         """
@@ -75,7 +74,7 @@ class Runner:
         return result
 
     async def run_pooled(self, work: Callable[[], _T]) -> _T:
-        """Run ``work`` in the pool, whatever is expected of it; return its result or raise its error."""
+        """Run ``work`` in the pool, however short it may be; return its result or raise its error."""
         return await asyncio.get_running_loop().run_in_executor(self._pool, work)
 
     def close(self) -> None:

@@ -15,9 +15,8 @@ import numpy as np
 from serving.errors import ConfigError, ModelFileError
 from serving.importers.checkpoint import matrices_of
 from serving.importers.rows import TableRows, check_matrix
-from serving.model.json_fields import Fields
 from serving.model.sparse_rows import Vectors
-from serving.model.strict_json import parse_json
+from serving.model.strict_json import Fields, parse_json
 
 _LARGEST_HEADER_BYTES = 100_000_000  # the format's own limit
 _LARGEST = 2**63 - 1

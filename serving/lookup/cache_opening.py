@@ -1,4 +1,4 @@
-"""Opens what lookups through a model's caches on one device use: the caches, and workspaces that ask them together."""
+"""Opens a model's caches on one device, and the workspaces that query them together."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
@@ -24,7 +24,7 @@ def open_caches(
     health: DeviceHealth,
     opened: ExitStack,
 ) -> tuple[TableCache, ...]:
-    """Take the memory of all caches; ``opened`` gives it back. See ``TableCache``."""
+    """Allocate all caches; ``opened`` frees them. See ``TableCache``."""
     readers = Readers()
     caches = []
     for plan in plans:
@@ -36,7 +36,7 @@ def open_caches(
 def open_workspaces(
     config: ModelConfig, caches: Sequence[TableCache], opened: ExitStack
 ) -> Workspaces[DeviceWorkspace]:
-    """Make none yet: each is made when it is first needed; ``opened`` drops them."""
+    """Return a pool that makes each workspace when it is first needed; ``opened`` drops them."""
     group = CacheGroup(
         [one.cache for one in caches],
         [table.slots for table in config.tables],
@@ -53,11 +53,7 @@ def open_workspaces(
 
 @contextmanager
 def within_memory(config: ModelConfig, device: Device, keys: int) -> Iterator[None]:
-    """Say of a lack of memory whose and for what it was.
-
-    Raises:
-        DeviceMemoryError: there was too little in this block.
-    """
+    """Turn a MemoryError in this block into a DeviceMemoryError that names the model and the request's size."""
     try:
         yield
     except MemoryError as err:

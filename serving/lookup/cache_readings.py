@@ -1,4 +1,4 @@
-"""What a cache counted, for the metrics page."""
+"""A cache's counters, for the metrics page."""
 
 from collections.abc import Iterator
 
@@ -9,7 +9,7 @@ Labels = tuple[tuple[str, str], ...]
 
 
 def cache_readings(stats: CacheStats, labels: Labels) -> Iterator[MetricSample]:
-    """Of one table's cache on one device; every key of a request counts, duplicates too."""
+    """Samples of one table's cache on one device; every key of a request counts, duplicates too."""
     yield MetricSample("hotrow_gpu_cache_hits", "Keys that a GPU cache held.", labels, stats.found_keys)
     yield MetricSample("hotrow_gpu_cache_misses", "Keys that a GPU cache did not hold.", labels, stats.missed_keys)
     yield MetricSample(
@@ -37,7 +37,7 @@ def cache_readings(stats: CacheStats, labels: Labels) -> Iterator[MetricSample]:
     yield MetricSample(
         "hotrow_gpu_cache_evicted_rows", "Rows whose place another row took.", labels, stats.replaced_rows
     )
-    yield MetricSample("hotrow_gpu_cache_updated_rows", "Rows that were written anew.", labels, stats.updated_rows)
+    yield MetricSample("hotrow_gpu_cache_updated_rows", "Rows that were written again.", labels, stats.updated_rows)
     yield MetricSample("hotrow_gpu_cache_erased_rows", "Rows that were erased.", labels, stats.erased_rows)
     yield MetricSample("hotrow_gpu_cache_rows", "Rows that a GPU cache holds.", labels, stats.rows, True)
     yield MetricSample("hotrow_gpu_cache_capacity_rows", "Rows it has room for.", labels, stats.capacity_rows, True)
@@ -50,7 +50,7 @@ def cache_readings(stats: CacheStats, labels: Labels) -> Iterator[MetricSample]:
 
 
 def insertion_readings(late_keys: int, dropped_keys: int, labels: Labels) -> Iterator[MetricSample]:
-    """Of the asynchronous mode of a model on one device."""
+    """Samples of the asynchronous mode of a model on one device."""
     yield MetricSample(
         "hotrow_gpu_cache_late_keys",
         "Keys answered with the default vector although a tier may hold them: their rows were inserted later.",

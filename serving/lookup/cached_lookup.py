@@ -35,7 +35,7 @@ from serving.storage.store import Keys
 
 logger = logging.getLogger(__name__)
 
-_LONGEST_CLOSE_S = 30.0  # a tier that hangs must not hang who closes; what its requests use is kept until they end
+_LONGEST_CLOSE_S = 30.0  # closing must not wait for a tier that hangs; its requests keep their memory until they end
 
 T = TypeVar("T")
 
@@ -56,12 +56,12 @@ class CachedLookup(LookupSession):
         device_id: int = 0,
         refreshing: threading.Semaphore | None = None,
     ) -> None:
-        """Make the caches, and fill them, if the configuration says so.
+        """Make the caches, and fill them if the configuration asks for it.
 
         Args:
             server: holds the model.
-            config: the model; ``gpu_cache`` says what its caches are like.
-            device: where they are to be.
+            config: the model; ``gpu_cache`` describes its caches.
+            device: where the caches lie.
             device_id: what ``CreateEmbeddingCache`` named.
             refreshing: limits how many devices refresh their caches at the same time; None: a limit of its own.
 
@@ -158,13 +158,13 @@ class CachedLookup(LookupSession):
                 one.refresh(ratio, self._closing)
 
     def wait_for_insertions(self, timeout_s: float | None = None) -> bool:
-        """Wait until the caches have the rows that requests so far brought, or did not wait for.
+        """Wait until the caches have the rows that earlier requests read or queued.
 
         Args:
-            timeout_s: how long to wait for those that are still to be read; None: as long as it takes.
+            timeout_s: how long to wait for queued rows; None: without limit.
 
         Returns:
-            whether all were read in time.
+            whether all queued rows were read in time.
 
         Raises:
             UnknownModelError: the lookup is closed.
@@ -177,7 +177,7 @@ class CachedLookup(LookupSession):
         return are_read
 
     def readings(self) -> Iterator[MetricSample]:
-        """What the caches counted, for the metrics page; waits for the device. Of one that failed nothing."""
+        """Return the caches' counters for the metrics page, none after a device fault; waits for the device."""
         labels = (("model", self.config.name), ("version", str(self.config.version)), ("device", self.device.name))
         for stats, table in zip(self._stats(), self.config.tables, strict=False):
             yield from cache_readings(stats, (*labels, ("table", table.name)))
@@ -185,17 +185,17 @@ class CachedLookup(LookupSession):
             yield from insertion_readings(self._late_keys, self._insertions.dropped_keys, labels)
 
     def close(self) -> None:
-        """Refuse requests from now on, wait for those in hand, and give the memory back.
+        """Refuse new requests, wait for requests in flight, and free the memory.
 
-        Where some have not ended after half a minute, it is given back when they have. Closing twice is allowed.
+        The memory of requests that run longer than half a minute is freed when they end. Closing twice is allowed.
 
         Raises:
-            DeviceFaultError: work on the device failed, and nobody has been told yet.
+            DeviceFaultError: work on the device failed and no call has reported it.
         """
         self._closing.set()
         self._threads.close()
         if not self._calls.close(self._give_back, _LONGEST_CLOSE_S):
-            logger.warning("model %r on %s: closed while requests are in hand", self.config.name, self.device.name)
+            logger.warning("model %r on %s: closed while requests are in flight", self.config.name, self.device.name)
 
     def _give_back(self) -> None:
         try:

@@ -1,4 +1,4 @@
-"""Whether a device can still be trusted: after a fault it cannot, until the process is started anew."""
+"""Whether a device can be used: after a fault it cannot, until the process restarts."""
 
 import logging
 from collections.abc import Iterator
@@ -10,10 +10,10 @@ logger = logging.getLogger(__name__)
 
 
 class DeviceHealth:
-    """What one model's caches on one device have met. May be used from any thread.
+    """Remembers the first fault of a device under one model's caches. May be used from any thread.
 
-    CUDA does nothing more in a process whose kernel has failed. And where a device would go on, an erasure that it did
-    not do leaves a row in a cache that the tiers have no more: so nothing is asked of it after its first fault.
+    CUDA refuses all work in a process whose kernel has failed. A device that goes on may have missed an erasure, and a
+    cache would keep a row that no tier has. So nothing uses the device after its first fault.
     """
 
     def __init__(self, about: str) -> None:
@@ -39,5 +39,5 @@ class DeviceHealth:
             yield
         except DeviceFaultError as err:
             self._fault = err
-            logger.error("%s: not used any more, the process should be started anew: %s", self._about, err)
+            logger.error("%s: not used any more, restart the process: %s", self._about, err)
             raise

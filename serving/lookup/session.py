@@ -18,11 +18,11 @@ from serving.storage.store import Keys
 
 @dataclass(frozen=True, slots=True)
 class LookupResult:
-    """What a request's keys stand for.
+    """A request's embeddings.
 
     Attributes:
         embeddings: per table, in graph order: float32[B, S, D] of bags, float32[N, D] of single keys.
-        defaulted_keys: keys, over all tables, that no tier holds and the default value stands for.
+        defaulted_keys: keys, over all tables, that no tier holds and that got the default value.
     """
 
     embeddings: tuple[NDArray[np.float32], ...]
@@ -36,7 +36,7 @@ class LookupSession:
         server: the parameter server.
         config: the model.
         device_id: the GPU that ``CreateEmbeddingCache`` named; without effect on the CPU.
-        device: where caches are; None: there are none.
+        device: where the caches lie; None without caches.
     """
 
     device: Device | None = None
@@ -100,18 +100,18 @@ class LookupSession:
 
     @property
     def is_answering(self) -> bool:
-        """Whether it can answer, as far as that is its own matter and not the tiers'; without caches always."""
+        """Whether the caches can answer, whatever the state of the tiers; always true without caches."""
         return True
 
     def refresh(self) -> None:
-        """Read anew what the lookup holds of the tiers' rows: without caches nothing."""
+        """Read all cached rows from the tiers again; does nothing without caches."""
 
     def readings(self) -> Iterator[MetricSample]:
-        """What the lookup counted beside the tiers, for the metrics page: without caches nothing."""
+        """Return the caches' counters for the metrics page; none without caches."""
         yield from ()
 
     def close(self) -> None:
-        """Give back what the lookup holds, after the requests in hand: without caches nothing. Twice is allowed."""
+        """Free the caches after the requests in flight; does nothing without caches. Closing twice is allowed."""
 
     def _check_weight_count(self, weights: Sequence[NDArray[np.float32] | None]) -> None:
         if len(weights) != len(self._tables):
@@ -124,9 +124,9 @@ class LookupSession:
             check_keys(name, of_table, self.config.key_type)
 
     def _check_still_held(self) -> None:
-        """Refuse once another load has this model's name, be it of the same configuration.
+        """Refuse requests once another load has this model's name, even with the same configuration.
 
-        Its rows may not go with this one's dense network, and of its changes caches of this one are not told.
+        The new load's rows may not fit this dense network, and its changes are not reported to these caches.
         """
         if self.server.model(self.config.name) is not self._held:
             raise UnknownModelError(f"model {self.config.name!r} was unloaded, and another load has its name now")

@@ -1,4 +1,4 @@
-"""One table's cache on one device, and the tiers that have its rows."""
+"""One table's cache on one device, and the tiers behind it."""
 
 import logging
 import threading
@@ -42,15 +42,15 @@ class TableCache:
         readers: Readers,
         health: DeviceHealth,
     ) -> None:
-        """Take the memory, and listen to what changes in the tiers.
+        """Allocate the memory, and subscribe to changes in the tiers.
 
         Args:
             server: has the table.
             name: its full name.
-            plan: of the cache.
-            device: where it is to be.
-            readers: of all caches of the model on the device.
-            health: of the device; whoever asks the cache does so under its watch.
+            plan: how large the cache is.
+            device: where the cache lies.
+            readers: shared by all caches of the model on the device.
+            health: the device's; callers use the cache only inside ``health.watch()``.
 
         Raises:
             UnknownModelError: the server has no such table.
@@ -73,7 +73,7 @@ class TableCache:
         self._changes = 0  # that were told
         self._full_after = -1  # changes, when a static one had no place for a row
         self._is_short_of_memory = False
-        # Taken now: rows that have changed must go where no memory is left, too.
+        # Allocated now, because changed rows must be erased even when no memory is left.
         self._erased = device.pinned(ERASED_AT_ONCE, np.int64)
         self._erased_on_device = device.empty(ERASED_AT_ONCE, np.int64)
         self._copies = server.copies(name, self._forget)
@@ -83,12 +83,12 @@ class TableCache:
         return self._copies.read(keys, is_request)
 
     def keep(self, read: ReadRows, misses: NDArray[np.uint32] | None = None) -> None:
-        """Offer rows to the cache, but for those that have changed since they were read, or that it cannot hold.
+        """Offer rows to the cache, except rows that changed since they were read and keys that it cannot hold.
 
-        Where there is no memory for that it is left out, and logged once until there is: the tiers have the rows.
+        Without memory the rows are not inserted, which is logged once: the tiers have the rows.
 
         Args:
-            read: of distinct keys that are not held.
+            read: rows of distinct keys that the cache does not hold.
             misses: uint32[N], how often each was missed; None: once.
         """
         if self._is_full():
@@ -106,14 +106,11 @@ class TableCache:
                 self._full_after = changes
             except MemoryError as err:
                 if not self._is_short_of_memory:
-                    logger.warning("%s: its GPU cache was not given rows that it lacked: %s", self._name, err)
+                    logger.warning("%s: missing rows were not inserted into its GPU cache: %s", self._name, err)
                 self._is_short_of_memory = True
 
     def can_keep(self, keys: Keys) -> bool:
-        """Whether the cache can hold all these keys: else some of their rows are never there, however long one waits.
-
-        Lines of 32-bit keys cannot hold the two largest uint32.
-        """
+        """Whether the cache can hold all these keys: lines of 32-bit keys cannot hold the two largest uint32."""
         return bool(self.cache.layout.can_hold(keys).all())
 
     def fill(self, batches: Iterable[Keys]) -> None:
@@ -129,14 +126,14 @@ class TableCache:
             logger.warning("%s: its static cache has no place for some rows: the tiers answer these", self._name)
 
     def refresh(self, ratio: float, closing: threading.Event) -> None:
-        """Read what the cache holds anew from the tiers, part by part; what they have no more is erased.
+        """Read the cached rows from the tiers again, part by part, and erase rows that no tier has.
 
         Args:
-            ratio: the part of the capacity that one step takes; never more than 65,536 rows.
-            closing: ends it between two steps.
+            ratio: the part of the capacity that one step reads; never more than 65,536 rows.
+            closing: ends the refresh between two steps.
 
         Raises:
-            StoreError: a tier did not answer; the rest stays as it was.
+            StoreError: a tier did not answer; the remaining rows stay as they were.
         """
         held, _ = self.cache.dump()
         step = max(min(ceil(ratio * self.plan.capacity.rows), _MOST_REFRESHED_ROWS), 1)
@@ -151,7 +148,7 @@ class TableCache:
         self.wait()
 
     def wait(self) -> None:
-        """Wait until the cache has what it was given so far."""
+        """Wait until the cache has all rows that were offered so far."""
         self.cache.stream.synchronize()
 
     def close(self) -> None:
@@ -165,10 +162,10 @@ class TableCache:
         return self._is_static and self._full_after == self._changes
 
     def _forget(self, keys: Keys) -> None:
-        """Their rows have changed in the tiers. When this returns, no query that begins finds them.
+        """Erase keys whose rows have changed in the tiers; queries that begin afterwards do not find them.
 
-        Where the device fails, there are no more queries; whoever changed the rows did, and need not hear of it. One
-        thread at a time is told of changes, so the buffers are its own.
+        A device fault is not raised here: no query follows it, and the rows were changed. Only one thread at a time
+        reports changes, so the buffers need no lock.
         """
         self._changes += 1
         with suppress(DeviceFaultError), self._health.watch():

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from serving.errors import ConfigError, ModelFileError
 from serving.model.atomic import atomic_write
-from serving.model.json_fields import Fields
+from serving.model.strict_json import Fields
 from serving.model.records import Graph, WeightSpec
 from serving.model.strict_json import read_json
 

@@ -12,10 +12,9 @@ from typing import Any
 
 from serving.errors import ModelFileError
 from serving.model.graph_reader import ACTIVATION_OF_LOSS, GraphReader
-from serving.model.json_fields import Fields, describe
 from serving.model.layer_types import cross_weights
 from serving.model.records import B, Embedding, Graph, Layer, Samples, Shape, SparseInput, WeightSpec
-from serving.model.strict_json import read_json
+from serving.model.strict_json import Fields, describe, read_json
 
 __all__ = [
     "B",

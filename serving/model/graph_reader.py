@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from serving.errors import ConfigError
 from serving.model.inputs import EMBEDDING_TYPES, read_data, read_embedding
-from serving.model.json_fields import Fields
 from serving.model.layer_types import LAYER_TYPES, REFUSED, Site, Structure, inner, show
 from serving.model.records import B, Embedding, Graph, Layer, Shape, WeightSpec
+from serving.model.strict_json import Fields
 from serving.model.wiring import explain_missing
 
 ACTIVATION_OF_LOSS = {

@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from serving.model.json_fields import Fields
 from serving.model.names import TABLE_NAME
 from serving.model.records import Combiner, Embedding, SparseInput
 from serving.model.sparse_rows import RowLayout
+from serving.model.strict_json import Fields
 
 # Keys of HugeCTR v2.0 to v24.06 for reading training data and sizing memory. A prediction does not depend on them.
 _DATA_IGNORED = (

@@ -11,8 +11,7 @@ from typing import NoReturn
 
 from serving.errors import ConfigError, ModelFileError
 from serving.model.atomic import atomic_write
-from serving.model.json_fields import Fields
-from serving.model.strict_json import read_json
+from serving.model.strict_json import Fields, read_json
 
 MANIFEST_NAME = "manifest.json"
 _FORMAT = 1

@@ -1,11 +1,19 @@
-"""Read JSON strictly: what RFC 8259 does not allow, and what it leaves ambiguous, is an error that says where."""
+"""The JSON checker: reads documents strictly and checks objects member by member; every error says where.
 
+What RFC 8259 does not allow, and what it leaves ambiguous, is an error.
+"""
+
+import difflib
 import json
 import math
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, TypeVar
 
 from serving.errors import ConfigError
+
+T = TypeVar("T")
+LARGEST_FLOAT32: Final = (2 - 2**-23) * 2.0**127
 
 
 def read_json(path: str | Path) -> Any:
@@ -76,3 +84,172 @@ def _syntax_reason(err: json.JSONDecodeError) -> str:
     if not rest or err.msg.startswith("Unterminated string"):
         return f"the text ends too early ({err.msg})"
     return err.msg
+
+
+class _Required:
+    """The type of ``REQUIRED``: a member without a default."""
+
+
+REQUIRED: Final = _Required()
+
+
+class Fields:
+    """The members of one JSON object.
+
+    Attributes:
+        source: the file, for messages.
+        path: where the object is in the document, ``"layers[4].fc_param"``.
+        shown: the path as messages show it, with the layer's name: ``layers[4] "fc1".fc_param``.
+    """
+
+    def __init__(self, value: Any, source: str, path: str, known: Iterable[str] | None = None) -> None:
+        """Check that ``value`` is an object, and that it has no members but ``known`` (None: check them later).
+
+        Raises:
+            ConfigError: it is not an object, or has an unknown member.
+        """
+        self.source = source
+        self.path = self.shown = path
+        if not isinstance(value, dict):
+            raise self.error(f"expected an object, got {describe(value)}")
+        self._members: dict[str, Any] = value
+        if known is not None:
+            self.allow(known)
+
+    def allow(self, known: Iterable[str]) -> None:
+        """Refuse every member that is not in ``known``."""
+        names = sorted(known)
+        for key in self._members:
+            if key not in names:
+                close = difflib.get_close_matches(key, names, n=1)
+                expected = close[0] if close else f"one of {', '.join(names)}" if names else "no members"
+                raise self.error(f"unknown key; expected {expected}", key)
+
+    def __contains__(self, key: str) -> bool:
+        """Whether the object has this member."""
+        return key in self._members
+
+    def __iter__(self) -> Iterator[str]:
+        """Iterate over the members' names, in document order."""
+        return iter(self._members)
+
+    def error(self, reason: str, key: str = "") -> ConfigError:
+        """Return the error that says ``reason`` of this object, or of its member ``key``."""
+        return ConfigError(self.source, ".".join(part for part in (self.shown, key) if part), reason)
+
+    def value(self, key: str, default: Any = REQUIRED) -> Any:
+        """Return the member as it is.
+
+        Raises:
+            ConfigError: it is missing and has no default. All other readers raise this too.
+        """
+        if key in self._members:
+            return self._members[key]
+        if default is REQUIRED:
+            raise self.error("missing", key)
+        return default
+
+    def integer(
+        self, key: str, default: int | _Required = REQUIRED, *, minimum: int = 1, maximum: int = 2**31 - 1
+    ) -> int:
+        """Return an integer from ``minimum`` to ``maximum``; 1.0 and true are not integers."""
+        return self.check_integer(self.value(key, default), key, minimum, maximum)
+
+    def check_integer(self, value: Any, key: str, minimum: int, maximum: int = 2**31 - 1) -> int:
+        """Return ``value`` if it is an integer from ``minimum`` to ``maximum``; ``key`` is its place, for messages."""
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise self.error(f"expected an integer, got {describe(value)}", key)
+        if not minimum <= value <= maximum:
+            raise self.error(f"expected an integer from {minimum} to {maximum}, got {value}", key)
+        return value
+
+    def number(self, key: str, default: float | _Required = REQUIRED) -> float:
+        """Return a number that float32 can hold, as a float."""
+        return self.check_number(self.value(key, default), key)
+
+    def check_number(self, value: Any, key: str) -> float:
+        """Return ``value`` as a float if it is a number that float32 can hold; ``key`` is its place, for messages."""
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise self.error(f"expected a number, got {describe(value)}", key)
+        if abs(value) > LARGEST_FLOAT32:
+            raise self.error(f"expected a number within float32, got {describe(value)}", key)
+        return float(value)
+
+    def count(self, key: str) -> int:
+        """Return an integer from 1; 10.0 counts as 10, for HugeCTR keeps some counts as floats."""
+        value = self.value(key)
+        return self.check_integer(int(value) if isinstance(value, float) and value.is_integer() else value, key, 1)
+
+    def boolean(self, key: str, default: bool | _Required = REQUIRED) -> bool:
+        """Return true or false."""
+        return self.choice(key, {True: True, False: False}, default)
+
+    def items(self, key: str) -> list[Any]:
+        """Return a list that is not empty."""
+        value = self.value(key)
+        if not isinstance(value, list) or not value:
+            raise self.error(f"expected a list, got {describe(value)}", key)
+        return value
+
+    def integers(self, key: str, *, minimum: int = 1, maximum: int = 2**31 - 1) -> tuple[int, ...]:
+        """Return a list of integers, not empty."""
+        return tuple(
+            self.check_integer(item, f"{key}[{index}]", minimum, maximum) for index, item in enumerate(self.items(key))
+        )
+
+    def text(self, key: str, default: str | _Required = REQUIRED) -> str:
+        """Return a string that is not empty."""
+        return self._check_text(self.value(key, default), key)
+
+    def texts(self, key: str) -> tuple[str, ...]:
+        """Return one string or a list of strings, as HugeCTR writes ``bottom`` and ``top``."""
+        value = self.value(key)
+        if not isinstance(value, list):
+            return (self._check_text(value, key),)
+        if not value:
+            raise self.error("expected at least one name, got an empty list", key)
+        return tuple(self._check_text(item, f"{key}[{index}]") for index, item in enumerate(value))
+
+    def _check_text(self, value: Any, key: str) -> str:
+        if not isinstance(value, str) or not value:
+            raise self.error(f"expected a name, got {describe(value)}", key)
+        return value
+
+    def choice(self, key: str, choices: Mapping[Any, T], default: Any = REQUIRED) -> T:
+        """Return what ``choices`` maps the member's value to."""
+        return self.check_choice(self.value(key, default), key, choices)
+
+    def check_choice(self, value: Any, key: str, choices: Mapping[Any, T]) -> T:
+        """Return what ``choices`` maps ``value`` to; ``key`` is its place, for messages."""
+        for name, meaning in choices.items():
+            if type(value) is type(name) and value == name:
+                return meaning
+        close = difflib.get_close_matches(str(value), [str(name) for name in choices], n=1)
+        hint = f"; did you mean {json.dumps(close[0])}?" if close else ""
+        expected = ", ".join(json.dumps(name) for name in choices)
+        raise self.error(f"expected one of {expected}, got {describe(value)}{hint}", key)
+
+    def object(self, key: str, known: Iterable[str] | None = None) -> "Fields":
+        """Return the member, an object with no members but ``known``."""
+        return Fields(self.value(key), self.source, self._path_of(key), known)
+
+    def objects(self, key: str) -> Iterator["Fields"]:
+        """Yield the objects of a list that is not empty."""
+        value = self.value(key)
+        if not isinstance(value, list) or not value:
+            raise self.error(f"expected a list of objects, got {describe(value)}", key)
+        for index, item in enumerate(value):
+            yield Fields(item, self.source, f"{self._path_of(key)}[{index}]")
+
+    def _path_of(self, key: str) -> str:
+        return f"{self.shown}.{key}" if self.shown else key
+
+
+def describe(value: Any) -> str:
+    """Return a short form of a JSON value for a message."""
+    if isinstance(value, dict):
+        return "an object"
+    if isinstance(value, list):
+        return "a list" if value else "an empty list"
+    text = json.dumps(value)
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -3,7 +3,7 @@
 import difflib
 from collections.abc import Iterable, Sequence
 
-from serving.model.json_fields import Fields
+from serving.model.strict_json import Fields
 
 
 def explain_missing(bottom: str, reader: Fields, layers: Sequence[Fields], made: Iterable[str]) -> str:

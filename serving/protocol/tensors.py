@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serving.errors import RequestError
-from serving.model.json_fields import LARGEST_FLOAT32
+from serving.model.strict_json import LARGEST_FLOAT32
 
 Array = NDArray[Any]
 

@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping
 
-from serving.model.json_fields import Fields
 from serving.model.layer_types.site import LayerType, Site, Structure, initializers
+from serving.model.strict_json import Fields
 
 _INITIALIZERS = ("gamma_init", "beta_init")
 

@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-from serving.model.json_fields import Fields
 from serving.model.layer_types.site import LayerType, Site, Structure, WeightShapes, initializers, inner, show
 from serving.model.records import Samples
+from serving.model.strict_json import Fields
 
 _ACTIVATIONS = {"Relu": "Relu", "None": "None"}
 _POSITIONS = {name: name for name in ("Head", "Body", "Tail", "Isolated", "None")}

@@ -3,9 +3,9 @@
 import math
 from collections.abc import Mapping
 
-from serving.model.json_fields import describe
 from serving.model.layer_types.site import MANY, LayerType, Site, Structure, inner, show
 from serving.model.records import Samples, Shape, Size
+from serving.model.strict_json import describe
 
 
 def _concat(site: Site) -> Structure:

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from serving.errors import ConfigError
-from serving.model.json_fields import Fields
 from serving.model.records import Samples, Shape
+from serving.model.strict_json import Fields
 
 INITIALIZERS = ("Default", "Uniform", "XavierNorm", "XavierUniform", "Zero")
 MANY = 2**31

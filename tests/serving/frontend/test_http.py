@@ -160,7 +160,7 @@ def test_a_request_beyond_max_inflight_is_told_to_come_back(repository, monkeypa
     refused, codes = asyncio.run(exchange())
 
     assert (refused.status_code, refused.headers["Retry-After"]) == (503, "1")
-    assert refused.json() == {"error": "2 requests are in hand, the server takes no more at a time"}
+    assert refused.json() == {"error": "2 requests are running, the server accepts no more at a time"}
     assert sorted(codes) == [200, 200, 503]
 
 

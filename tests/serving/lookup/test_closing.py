@@ -1,4 +1,4 @@
-"""Caches that are closed, and models that go, while requests are in hand."""
+"""Caches that are closed, and models that are unloaded, while requests are in flight."""
 
 import threading
 import time
@@ -128,7 +128,7 @@ def test_a_request_that_does_not_end_holds_up_nobody_and_keeps_what_it_uses(
     lookup.close()
     lookup.close()
 
-    assert "closed while requests are in hand" in caplog.text
+    assert "closed while requests are in flight" in caplog.text
     assert not is_closed(lookup)
     store.may_answer.set()
     assert same(hanging.result(WAIT_S), expected)

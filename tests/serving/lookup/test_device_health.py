@@ -146,7 +146,7 @@ def test_an_answer_needs_no_memory_to_keep_its_rows(lookup, server, config, batc
         assert same(lookup.lookup_pooled(batch), expected)
         assert same(lookup.lookup_pooled(batch), expected)
 
-    told = "its GPU cache was not given rows that it lacked: no room"
+    told = "missing rows were not inserted into its GPU cache: no room"
     assert [record.getMessage() for record in caplog.records] == [f"m.t{table}: {told}" for table in range(3)]
     assert lookup._caches[0].cache.stats().rows == 0
     assert same(lookup.lookup_pooled(batch), expected)

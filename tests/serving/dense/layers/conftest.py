@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from serving.dense.device_arithmetic import DeviceArithmetic
 from serving.dense.layers import LAYERS
-from serving.model.json_fields import Fields
 from serving.model.layer_types import LAYER_TYPES, Site
 from serving.model.records import B, Samples
+from serving.model.strict_json import Fields
 
 
 class Draw:
