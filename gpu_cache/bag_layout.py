@@ -43,7 +43,7 @@ TABLE_BAGS = np.dtype(
 )
 # ``struct MissingSlot``, ``MissingSet`` and ``MissingReport`` of missing.cuh.
 MISSING_SLOT_BYTES = 16
-MISSING_SET_BYTES = 80
+MISSING_SET_BYTES = 88
 PROGRESS_WORDS = 2
 TEAM_WORDS = 70  # ``struct Team`` of team.cuh
 MISSING_REPORT = np.dtype([("keys", "<u4"), ("bags", "<u4"), ("distinct", "<u4"), ("used", "<u4")])

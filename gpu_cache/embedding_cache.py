@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from secrets import randbits
 from typing import Self
 
 import numpy as np
@@ -72,7 +73,8 @@ class EmbeddingCache:
         key_type: ``"U32"`` for keys from 0 to 2^32 - 3, whose lines take half the bytes.
         line_keys: keys per line: 15, or 7 for lines of half the bytes that lose a little hit rate.
         kind: see above.
-        seed: of the hash, 0 to 2^32 - 1.
+        seed: of the hash, 0 to 2^32 - 1. It is drawn at random by default, so that nobody can choose keys that all
+            belong in one line.
         readers: shared by all caches that one launch asks; one of its own by default.
 
     Attributes:
@@ -93,11 +95,11 @@ class EmbeddingCache:
         key_type: KeyType = "I64",
         line_keys: int = 15,
         kind: Kind = "dynamic",
-        seed: int = 0,
+        seed: int | None = None,
         readers: Readers | None = None,
     ) -> None:
         """Take all memory and wait until it is ready."""
-        self.seed = whole_number("seed", seed, 0, 2**32 - 1)
+        self.seed = randbits(32) if seed is None else whole_number("seed", seed, 0, 2**32 - 1)
         self.layout = Layout(dim, row_dtype, key_type, line_keys)
         self.capacity = Capacity.of_rows(self.layout, kind, capacity_rows)
         self.device = device_of(device)
@@ -128,7 +130,11 @@ class EmbeddingCache:
 
     @classmethod
     def of_capacity(
-        cls, capacity: Capacity, device: str | Device = "cuda:0", seed: int = 0, readers: Readers | None = None
+        cls,
+        capacity: Capacity,
+        device: str | Device = "cuda:0",
+        seed: int | None = None,
+        readers: Readers | None = None,
     ) -> Self:
         """Make a cache of a capacity that was chosen before, in rows, bytes or as a part of a table.
 

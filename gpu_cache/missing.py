@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
+from secrets import randbits
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -65,13 +66,14 @@ class MissingSet:
         self._report: NDArray[Any] = device.pinned(tables, MISSING_REPORT)
         self._keys: NDArray[np.int64] = device.pinned(max_keys, np.int64)
         self._times: NDArray[np.uint32] = device.pinned(max_keys, np.uint32)
-        slots = device.empty((2 * max_keys, MISSING_SLOT_BYTES), np.uint8)
+        self.slots: Array = device.empty((2 * max_keys, MISSING_SLOT_BYTES), np.uint8)
         sizes = (max_keys, words, words, PROGRESS_WORDS, TEAM_WORDS, 2 * tables)
-        on_device = [slots, *(device.zeros(size, np.uint32) for size in sizes)]
+        on_device = [self.slots, *(device.zeros(size, np.uint32) for size in sizes)]
         on_host = [device.device_view(array) for array in (self._report.view(np.uint32), self._keys, self._times)]
         self._arrays = on_device, on_host  # the descriptor has their addresses alone
         self.descriptor: Array = device.empty(MISSING_SET_BYTES, np.uint8)
-        arguments = (self.descriptor, *on_device, *on_host, np.uint32(2 * max_keys))
+        seed = np.uint64(randbits(64))
+        arguments = (self.descriptor, *on_device, *on_host, np.uint32(2 * max_keys), seed)
         describe = group.kernel("describe_missing")
         with group.readers.reading(stream):
             describe((_blocks(2 * max_keys),), (BLOCK_THREADS,), arguments, stream)

@@ -140,7 +140,8 @@ __device__ __forceinline__ void copy_rows(const u8* staged, const u32* places, c
   }
 }
 
-extern "C" __global__ void __launch_bounds__(256)
+// At least 3 blocks: without a number the assembler aims at 4 and spills registers for it.
+extern "C" __global__ void __launch_bounds__(256, 3)
     lookup_again(const Table* tables, const TableBags* bags, u32 table_count, const u8* request,
                  const MissingSet* missing, const u8* staged, const u32* staged_at, const u32* listed, float* out) {
   __shared__ u32 places[kBlockKeys], keys[kBlockKeys];

@@ -57,7 +57,9 @@ struct MissingSet {
   MissingReport* report;  // [T]
   i64* keys;              // [N] this launch's distinct keys, table after table, in order of first appearance
   u32* times;             // [N] how often each of them missed
+  u64 seed;               // of the hash: a secret, so that nobody can send keys that all have the same home slot
 };
+static_assert(sizeof(MissingSet) == 88, "MISSING_SET_BYTES of gpu_cache/bag_layout.py");
 
 enum Progress { kSlotsUsed, kSlotsListed };
 
@@ -80,13 +82,15 @@ __device__ __forceinline__ bool is_reserved(i64 key) {
 
 __device__ __forceinline__ u32 next_slot(Region region, u32 at) { return at + 1 == region.count ? 0 : at + 1; }
 
-__device__ __forceinline__ u32 home_slot(Region region, i64 key) {
-  return __umulhi(static_cast<u32>(mix(static_cast<u64>(key)) >> 32), region.count);
+// Two rounds, because one round of a known bijection does not hide the seed well enough.
+__device__ __forceinline__ u32 home_slot(const MissingSet& set, Region region, i64 key) {
+  const u64 hash = mix(mix(static_cast<u64>(key) ^ set.seed) + set.seed);
+  return __umulhi(static_cast<u32>(hash >> 32), region.count);
 }
 
 // The number of a key that an earlier launch missed; of others, kUnlisted or above.
 __device__ __forceinline__ u32 number_of(const MissingSet& set, Region region, i64 key) {
-  for (u32 at = home_slot(region, key);; at = next_slot(region, at)) {
+  for (u32 at = home_slot(set, region, key);; at = next_slot(region, at)) {
     const MissingSlot* slot = set.slots + region.first + at;
     const i64 held = __ldcg(&slot->key);
     if (held == key) return __ldcg(&slot->number);
@@ -97,7 +101,7 @@ __device__ __forceinline__ u32 number_of(const MissingSet& set, Region region, i
 // Enter a key that missed at a position. Who wins the slot does not matter: positions go by their minimum.
 __device__ __forceinline__ void enter_missing(const MissingSet& set, Region region, i64 key, u32 position,
                                               NewSlots& fresh) {
-  for (u32 at = home_slot(region, key);; at = next_slot(region, at)) {
+  for (u32 at = home_slot(set, region, key);; at = next_slot(region, at)) {
     MissingSlot* slot = set.slots + region.first + at;
     i64 held = __ldcg(&slot->key);
     if (held == kNoKey)

@@ -271,8 +271,9 @@ extern "C" __global__ void __launch_bounds__(256) forget(const MissingSet* missi
 // Launch: as forget.
 extern "C" __global__ void __launch_bounds__(256)
     describe_missing(MissingSet* missing, MissingSlot* slots, u32* used, u32* marks, u32* ranks, u32* progress,
-                     Team* team, MissingCounts* counts, MissingReport* report, i64* keys, u32* times, u32 slot_count) {
+                     Team* team, MissingCounts* counts, MissingReport* report, i64* keys, u32* times, u32 slot_count,
+                     u64 seed) {
   const u32 thread = blockIdx.x * kBlockThreads + threadIdx.x;
   for (u32 i = thread; i < slot_count; i += gridDim.x * kBlockThreads) slots[i] = {kNoKey, kNoPosition, kUnlisted};
-  if (thread == 0) *missing = {slots, used, marks, ranks, progress, team, counts, report, keys, times};
+  if (thread == 0) *missing = {slots, used, marks, ranks, progress, team, counts, report, keys, times, seed};
 }
