@@ -93,10 +93,13 @@ class Array {
   }
 
  private:
-  // The struct-module code of the items, without a native byte-order mark.
+  // The struct-module code of the items, without a mark that says this machine's byte order, as ctypes writes it ("<f").
   std::string format() const {
     const std::string format = buffer_.format ? buffer_.format : "B";
-    return format[0] == '@' || format[0] == '=' ? format.substr(1) : format;
+    const uint16_t one = 1;
+    const bool is_little_endian = *reinterpret_cast<const unsigned char*>(&one) == 1;
+    const bool is_marked = format[0] == '@' || format[0] == '=' || format[0] == (is_little_endian ? '<' : '>');
+    return is_marked ? format.substr(1) : format;
   }
 
   std::string description() const {
