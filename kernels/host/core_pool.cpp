@@ -161,8 +161,8 @@ void CorePool::leave() {
   all_left_.notify_one();
 }
 
-// Perhaps spin for a moment, then sleep: the tables of one model are looked up one after the other, so the next call often
-// comes soon and finds a helper that is awake.
+// Perhaps spin for a moment, then sleep: the tables of one model are looked up one after the other, so the next call
+// often comes soon and finds a helper that is awake.
 uint32_t CorePool::wait_for_call(uint32_t seen, bool spins) {
   constexpr auto kMoment = std::chrono::microseconds(50);
   constexpr int kLooks = 64;  // per look at the clock
@@ -178,7 +178,8 @@ uint32_t CorePool::wait_for_call(uint32_t seen, bool spins) {
   return calls_.load(std::memory_order_acquire);
 }
 
-// A helper's life. A helper that comes late may enter a later job than the job it was called for, or find the gate shut.
+// A helper's life. A helper that comes late may enter a later job than the job it was called for, or find the gate
+// shut.
 void CorePool::serve() {
   uint32_t seen = 0;  // 0 calls: every call is new to a new helper
   for (bool was_in_time = false;;) {
@@ -223,8 +224,8 @@ void CorePool::stop_helpers() {
   stop_.store(false, std::memory_order_relaxed);
 }
 
-// In a forked child only the forking thread lives, and it works on no job. Helpers that are gone may have held the mutex
-// or waited on the condition variables, so these are made again.
+// In a forked child only the forking thread lives, and it works on no job. Helpers that are gone may have held the
+// mutex or waited on the condition variables, so these are made again.
 void CorePool::forget_helpers_after_fork() {
   CorePool& pool = shared();
   pool.helpers_.clear();
