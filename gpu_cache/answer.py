@@ -1,4 +1,4 @@
-"""What a cache answers: rows and misses of a query, and its figures."""
+"""What a cache returns: rows and misses of a query, and its figures."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from kernels.device import Array, Device, Stream
 
 
 class CacheAnswer:
-    """Where one query of up to N keys puts its answer; may be used for query after query on one stream.
+    """The answer of one query of up to N keys. One answer may serve query after query on one stream.
 
-    All of it is valid once the query's stream has run.
+    Everything in it is valid once the query's stream has run.
 
     Attributes:
-        rows: float32[N, D] on the device; those of missing keys are zeros.
-        missing_keys: int64[N] on the device; the first M are the keys missed, with duplicates, in no particular order.
-        missing_positions: int32[N] on the device: where each of them stands among the keys asked for.
-        missing_count: int32[1], M, in the host's memory.
+        rows: float32[N, D] on the device; rows of missing keys are zeros.
+        missing_keys: int64[N] on the device. The first M are the missing keys, with duplicates, in no particular order.
+        missing_positions: int32[N] on the device: the position of each missing key among the keys of the query.
+        missing_count: int32[1] in host memory: M.
     """
 
     def __init__(self, device: Device, max_keys: int, dim: int, stream: Stream) -> None:
@@ -31,7 +31,7 @@ class CacheAnswer:
         self.missing_count: npt.NDArray[np.int32] = device.pinned(1, np.int32)
         self._count_view: Array = device.device_view(self.missing_count)
         with device.using(stream):
-            # The kernel's own. The stream's own too, so that dropped at once its memory is no other stream's meanwhile.
+            # Allocated on the stream: if the answer is dropped at once, no other stream gets this memory too early.
             self.progress: Array = device.empty(1, np.uint64)
             self.progress.fill(0)
 
@@ -47,24 +47,24 @@ class CacheAnswer:
 
 @dataclass(frozen=True)
 class CacheStats:
-    """What a cache holds, and what has become of the keys it was given, since it was made.
+    """What a cache holds, and what happened to its keys since it was made.
 
     Args:
-        capacity_rows: rows it has room for.
-        device_bytes: of the device's memory.
-        host_bytes: of page-locked memory of the host.
+        capacity_rows: rows that fit.
+        device_bytes: device memory.
+        host_bytes: page-locked host memory.
         found_keys: keys of queries that were held, with duplicates.
-        missed_keys: keys of queries that were not.
+        missed_keys: keys of queries that were not held, with duplicates.
         rows: rows held now.
         inserted_rows: new keys that took an empty slot.
         replaced_rows: new keys that took another key's slot.
-        refused_first_misses: new keys that were refused because their line is full and they were not missed before.
-        refused_by_cap: new keys that were refused because their call brought too many.
-        refused_by_counters: new keys that were refused because all rows of their line were used of late.
-        refused_without_slot: new keys of a static cache that had no place.
-        unfit_rows: rows left out because the cache's form of rows cannot hold one of their values.
-        updated_rows: rows written anew.
-        erased_rows: keys erased.
+        refused_first_misses: new keys refused because their line was full and they had not been missed before.
+        refused_by_cap: new keys refused because their call brought too many.
+        refused_by_counters: new keys refused because all rows of their line were used recently.
+        refused_without_slot: new keys of a static cache that had no free slot.
+        unfit_rows: rows left out because the cache's row dtype cannot hold one of their values.
+        updated_rows: rows that were overwritten.
+        erased_rows: keys that were erased.
     """
 
     capacity_rows: int
@@ -85,6 +85,6 @@ class CacheStats:
 
     @property
     def hit_ratio(self) -> float:
-        """Part of the keys asked for that were held; 1 if none was asked for."""
+        """The share of the queried keys that was held; 1 if there was no query."""
         asked = self.found_keys + self.missed_keys
         return self.found_keys / asked if asked else 1.0

@@ -1,29 +1,37 @@
-"""Checks of what a cache is given: cheap facts of arrays anywhere, and values where the host has them."""
+"""Checks of arguments: dtype and shape of every array, and the values of host arrays."""
 
 from __future__ import annotations
 
-from typing import Any
+import operator
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from gpu_cache.layout import Layout
 from gpu_cache.readers import Readers
 from kernels.device import Array, Device, Stream, open_device
 from kernels.errors import ReservedKeyError
+
+if TYPE_CHECKING:
+    from gpu_cache.layout import Layout
 
 _MOST_KEYS = 2**31 - 1
 _INT64 = np.iinfo(np.int64)
 
 
-def device_of(device: Any) -> Device:
-    """Return a device that is given as itself or by its name.
+def whole_number(name: str, value: Any, least: int, most: int | None = None) -> int:
+    """Return ``value`` as an int, or raise TypeError for another type and ValueError if it is out of range."""
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise TypeError(f"{name}: expected a whole number, got {value!r}")
+    number = operator.index(value)
+    if number < least or (most is not None and number > most):
+        wanted = f"at least {least}" if most is None else f"{least} to {most}"
+        raise ValueError(f"{name}: expected {wanted}, got {number}")
+    return number
 
-    Raises:
-        TypeError: it is neither.
-        ValueError: there is no such name.
-        DeviceUnavailableError: the device cannot be used.
-    """
+
+def device_of(device: Any) -> Device:
+    """Return ``device``, opened if it is a name."""
     if isinstance(device, str):
         return open_device(device)
     if not hasattr(device, "stream"):
@@ -33,11 +41,7 @@ def device_of(device: Any) -> Device:
 
 
 def readers_of(readers: Any) -> Readers:
-    """Return the readers that are given, or new ones for None.
-
-    Raises:
-        TypeError: they are none.
-    """
+    """Return ``readers``, or new ones for None."""
     if readers is None:
         return Readers()
     if not isinstance(readers, Readers):
@@ -48,14 +52,7 @@ def readers_of(readers: Any) -> Readers:
 def keys_on_device(
     device: Device, layout: Layout, keys: Any, stream: Stream, *, must_be_distinct: bool = False
 ) -> Array:
-    """Return int64[N] on the device: the array itself, or a copy of a host array, whose values are checked.
-
-    Raises:
-        ReservedKeyError: a host array has one of the four reserved keys.
-        ValueError: another dtype, shape or layout; too many keys; keys of a host array that ``U32`` lines cannot hold,
-            or that are not distinct where they must be.
-        TypeError: no array.
-    """
+    """Return int64[N] on the device: the array itself, or a copy of a host array, whose values are checked."""
     _require(keys, "keys", np.int64, (None,))
     if keys.size > _MOST_KEYS:
         raise ValueError(f"keys: expected at most {_MOST_KEYS} in a call, got {keys.size}")
@@ -68,23 +65,13 @@ def keys_on_device(
 
 
 def rows_on_device(device: Device, rows: Any, count: int, dim: int, stream: Stream) -> Array:
-    """Return float32[N, D] on the device.
-
-    Raises:
-        ValueError: another dtype, shape or layout.
-        TypeError: no array.
-    """
+    """Return float32[N, D] on the device: the array itself, or a copy of a host array."""
     _require(rows, "rows", np.float32, (count, dim))
     return _copy(device, rows, stream) if isinstance(rows, np.ndarray) else rows
 
 
 def misses_on_device(device: Device, misses: Any, count: int, stream: Stream) -> Array:
-    """Return uint32[N] on the device.
-
-    Raises:
-        ValueError: another dtype, shape or layout.
-        TypeError: no array.
-    """
+    """Return uint32[N] on the device: the array itself, or a copy of a host array."""
     _require(misses, "misses", np.uint32, (count,))
     return _copy(device, misses, stream) if isinstance(misses, np.ndarray) else misses
 

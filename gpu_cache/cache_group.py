@@ -1,4 +1,4 @@
-"""The caches of one model's tables on one device, asked in one launch, and pooled on the way where that is wanted.
+"""The caches of one model's tables on one device: one launch asks all of them, and may pool their rows.
 
 Letters for shapes: B samples, S slots, T tables, N keys, M missing keys, D embedding_vec_size.
 """
@@ -9,42 +9,42 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from gpu_cache.arguments import whole_number
 from gpu_cache.bag_layout import COMBINERS, BagRows, Combiner
 from gpu_cache.embedding_cache import EmbeddingCache
 from gpu_cache.errors import CacheClosedError
 from gpu_cache.layout import TABLE_BYTES
-from gpu_cache.numbers import whole_number
 from gpu_cache.workspace import Workspace
 from kernels.device import Array, Device, Kernel
 
 _LARGEST_FLOAT = float(np.finfo(np.float32).max)
-_SMALLEST_FLOAT = float(np.finfo(np.float32).smallest_subnormal)  # what is less is 0, which means no norm
+_SMALLEST_FLOAT = float(np.finfo(np.float32).smallest_subnormal)  # a smaller number becomes 0, which means no norm
 
 
 class CacheGroup:
     """The caches of one model's tables on one device.
 
-    A pooled lookup answers what ``ParameterServer.lookup_pooled`` does, to the bit, once the rows its caches lack were
-    fetched and pooled in: see ``Workspace``. It counts the rows it finds as used and as hits, as ``query`` does; the
-    caller passes what it fetched to ``EmbeddingCache.replace``, so that pooled lookups fill the caches.
+    A pooled lookup has the bits of ``ParameterServer.lookup_pooled`` once the missing rows were fetched and completed:
+    see ``Workspace``. It counts the rows it finds as used and as hits, as ``query`` does. The caller passes fetched
+    rows to ``EmbeddingCache.replace``, so that pooled lookups fill the caches.
 
-    A bag's row is the sum, in key order, of its rows times their weights; ``"mean"`` divides it by the sum of the
-    weights, ``"sqrtn"`` by the square root of the sum of their squares. Without weights each is 1. A row longer than
-    ``max_norm`` is scaled by max_norm / |row| before it is weighted (``tf.clip_by_norm``).
+    A bag's row is the sum, in key order, of its rows times their weights. ``"mean"`` divides the sum by the sum of the
+    weights, ``"sqrtn"`` by the square root of the sum of their squares. Without weights each weight is 1. A row whose
+    L2 norm is above ``max_norm`` is scaled by max_norm / |row| before it is weighted (``tf.clip_by_norm``).
 
-    May be used from any thread; each of its workspaces by one at a time.
+    Any thread may use a group. A workspace is used by one thread at a time.
 
     Args:
-        caches: of tables 0 .. T - 1, all of one device, with the same ``Readers``, key type and keys per line. A cache
+        caches: of tables 0 .. T - 1, all on one device, with the same ``Readers``, key type and keys per line. A cache
             may occur more than once.
         slots: S of each table, at least 1.
         combiners: of each table.
-        default_values: what each column of a row is that nobody has fetched; 0.0 unless given.
-        max_norms: in the L2 norm, above 0; None: any length.
+        default_values: of each table, the value of every column of a row that was not fetched; 0.0 by default.
+        max_norms: of each table, the largest L2 norm, above 0, or None for any norm.
 
     Raises:
-        ValueError: one of these is not so, or a number is too large or too small for a float32.
-        TypeError: ``caches`` are none, or the slots are no whole number.
+        ValueError: an argument breaks these rules, or a number is too large or too small for a float32.
+        TypeError: an element of ``caches`` is not an ``EmbeddingCache``, or ``slots`` has another type than int.
         CacheClosedError: a cache was closed.
     """
 
@@ -83,30 +83,26 @@ class CacheGroup:
         return self.device.kernel(file, name, HOTROW_FORMS=forms, **self.caches[0].layout.line_defines())
 
     def workspace(self, max_samples: int, max_keys: int, dense_dim: int = 0, max_single_keys: int = 0) -> Workspace:
-        """Return a new place for one request at a time.
+        """Return a new workspace, which serves one request at a time.
 
         Args:
-            max_samples: the most B of a request.
+            max_samples: the most samples of a request.
             max_keys: the most keys of a request, over all tables.
-            dense_dim: F, the dense features that a sample may bring along.
+            dense_dim: F, the dense features of a sample.
             max_single_keys: the most keys of a request that are answered one by one (``Workspace.lookup``), over all
-                tables. Their rows go where pooled ones do, and take more memory where they are more.
+                tables. Their rows share the memory of pooled rows.
 
         Raises:
-            TypeError: one of these is no whole number.
+            TypeError: an argument is not a whole number.
             ValueError: ``max_samples`` is less than 1, ``max_keys`` less than 1 or above 2^30, ``dense_dim`` less than
                 0, or ``max_single_keys`` less than 0 or above ``max_keys``.
-            MemoryError: the device or the host has not the memory.
+            MemoryError: the device or the host is out of memory.
         """
         return Workspace(self, max_samples, max_keys, dense_dim, max_single_keys)
 
     def require_open(self) -> None:
-        """Refuse to go on with memory that was given back.
-
-        Raises:
-            CacheClosedError: a cache was closed.
-        """
-        closed = [cache.is_closed for cache in self.caches]  # a list: this is asked of each request
+        """Raise CacheClosedError if the memory of a cache was freed."""
+        closed = [cache.is_closed for cache in self.caches]  # a list is faster, and each request asks this
         if any(closed):
             raise CacheClosedError(f"table {closed.index(True)}: its cache on {self.device.name} was closed")
 
@@ -130,11 +126,13 @@ def _check_caches(caches: Sequence[EmbeddingCache]) -> None:
         if not isinstance(cache, EmbeddingCache):
             raise TypeError(f"table {t}: expected an EmbeddingCache, got {cache!r}")
         if cache.device is not first.device:
-            raise ValueError(f"table {t}: its cache is on {cache.device.name}, that of table 0 on {first.device.name}")
+            raise ValueError(
+                f"table {t}: its cache is on {cache.device.name}, the cache of table 0 on {first.device.name}"
+            )
         if cache.readers is not first.readers:
-            raise ValueError(f"table {t}: its cache has other Readers than that of table 0")
+            raise ValueError(f"table {t}: its cache has other Readers than the cache of table 0")
         if cache.layout.line_defines() != first.layout.line_defines():
-            raise ValueError(f"table {t}: its cache has another key type or other lines than that of table 0")
+            raise ValueError(f"table {t}: its cache has another key type or other lines than the cache of table 0")
 
 
 def _bag_rows(table: int, slots: int, combiner: Combiner, max_norm: float | None) -> BagRows:

@@ -1,18 +1,16 @@
-"""How a cache lies in a device's memory: the lines of line.cuh, the rows of rows.cuh, the counters of table.cuh.
-
-Letters for shapes: D embedding_vec_size.
-"""
+"""The layout of a cache: lines, rows and counters (line.cuh, rows.cuh, table.cuh), and capacity in rows and bytes."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gpu_cache.numbers import whole_number
+from gpu_cache.arguments import whole_number
 
 KeyType = Literal["I64", "U32"]
 RowDtype = Literal["fp32", "fp16", "bf16", "int8", "uint8", "fp8"]
@@ -20,7 +18,7 @@ Kind = Literal["dynamic", "static", "uvm"]
 
 MOST_COLUMNS = 65_536
 MOST_CHAIN_LINES = 16
-# Part of a static table's slots that is used when it is full. Its keys have no other place, so some slots must be free.
+# The share of a static table's slots that is used when it is full. Some slots stay free, so that each key finds one.
 STATIC_LOAD_RATIO = {15: Fraction(4, 5), 7: Fraction(7, 10)}
 # float32 parameters at a row's head, and bytes per column.
 _ROW_BYTES: dict[RowDtype, tuple[int, int]] = {
@@ -50,20 +48,23 @@ COUNTERS = (
     "erased_rows",
 )
 
+_MOST_LINES = 2**32 - 1
+_FIXED_BYTES = TABLE_BYTES + 8 * len(COUNTERS)
+
 
 @dataclass(frozen=True)
 class Layout:
-    """The form of a cache's lines and rows; two caches of one form run the same compiled kernels.
+    """The layout of a cache's lines and rows; two caches of one layout run the same compiled kernels.
 
     Args:
         dim: embedding_vec_size, 1 to 65,536.
         row_dtype: how rows are kept.
-        key_type: ``"I64"``, or ``"U32"`` for keys from 0 to 2^32 - 3, whose lines take half the bytes.
+        key_type: ``"I64"``, or ``"U32"`` for keys from 0 to 2^32 - 3 and lines of half the bytes.
         line_keys: keys per line: 15, or 7 for ``"I64"`` lines of 64 bytes.
 
     Raises:
-        TypeError: ``dim`` is no whole number.
-        ValueError: one of these is none of the values named.
+        TypeError: ``dim`` is not a whole number.
+        ValueError: an argument is not one of these values.
     """
 
     dim: int
@@ -94,7 +95,7 @@ class Layout:
 
     @property
     def key_word(self) -> type[np.uint64] | type[np.uint32]:
-        """What a line is made of: keys and a meta word."""
+        """The type of a line's words: its keys and its meta word."""
         return np.uint64 if self.key_type == "I64" else np.uint32
 
     @property
@@ -103,29 +104,119 @@ class Layout:
         return np.uint64(2**63 - 1) if self.key_type == "I64" else np.uint32(2**32 - 1)
 
     def can_hold(self, keys: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Return which of these keys a line can hold, bool[N]: others are misses always.
-
-        The two largest values of the key type, and of int64 the two smallest, have a meaning of their own in lines.
-        """
+        """Return which keys a line can hold, bool[N]; the others, which have a meaning of their own, always miss."""
         if self.key_type == "U32":
             return (keys >= 0) & (keys < 2**32 - 2)
         return (keys > -(2**63) + 1) & (keys < 2**63 - 2)
 
     @property
     def row_stride_bytes(self) -> int:
-        """Bytes from one row to the next: whole 16, so that a lane reads 16 at a time."""
+        """Bytes from one row to the next: a multiple of 16, because a lane reads 16 bytes at a time."""
         head_bytes, column_bytes = _ROW_BYTES[self.row_dtype]
         return -(-(head_bytes + self.dim * column_bytes) // 16) * 16
 
     @property
     def form(self) -> str:
-        """The form as the kernels' option HOTROW_FORMS has it, without its number: ``"fp32, 16"``."""
+        """The form as in the kernels' option HOTROW_FORMS, without its number: ``"fp32, 16"``."""
         return f"{self.row_dtype}, {self.dim}"
 
     def defines(self) -> dict[str, str]:
-        """Options to compile kernels for this form alone, as number 0."""
+        """Return the options that compile kernels for this form alone, as number 0."""
         return self.line_defines() | {"HOTROW_FORMS": f"FORM(0, {self.form})"}
 
     def line_defines(self) -> dict[str, str]:
-        """Options that say what lines are like; all tables of a launch share them."""
+        """Return the options that describe the lines; all tables of a launch share them."""
         return {"HOTROW_KEY": self.key_type.lower(), "HOTROW_LINE_KEYS": str(self.line_keys)}
+
+
+class MemoryBytes(NamedTuple):
+    """The memory of a cache.
+
+    Attributes:
+        device_bytes: device memory.
+        host_bytes: page-locked host memory; 0 except for the kind ``"uvm"``, whose rows are there.
+    """
+
+    device_bytes: int
+    host_bytes: int
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """The size of a cache as a number of lines.
+
+    Args:
+        layout: of its lines and rows.
+        kind: a ``"static"`` cache keeps some of its slots free, a ``"uvm"`` cache has its rows in host memory.
+        line_count: 1 to 2^32 - 1.
+
+    Raises:
+        ValueError: a number is out of range, or the kind is unknown.
+    """
+
+    layout: Layout
+    kind: Kind
+    line_count: int
+
+    def __post_init__(self) -> None:
+        """Check kind and number."""
+        if self.kind not in get_args(Kind):
+            raise ValueError(f"kind: expected one of {', '.join(get_args(Kind))}, got {self.kind!r}")
+        if not 1 <= self.line_count <= _MOST_LINES:
+            raise ValueError(f"capacity: expected 1 to {_MOST_LINES} lines, got {self.line_count}")
+
+    @classmethod
+    def of_rows(cls, layout: Layout, kind: Kind, rows: int) -> Capacity:
+        """Return the smallest capacity for at least ``rows`` rows, or raise ValueError if there is none."""
+        rows = whole_number("capacity_rows", rows, 1)
+        return cls(layout, kind, math.ceil(rows / (layout.line_keys * _load_ratio(layout, kind))))
+
+    @classmethod
+    def of_bytes(cls, layout: Layout, kind: Kind, size_bytes: int) -> Capacity:
+        """Return the largest capacity of at most ``size_bytes`` device bytes, or raise ValueError if no line fits."""
+        one, two = (cls(layout, kind, lines).device_bytes for lines in (1, 2))
+        if size_bytes < one:
+            raise ValueError(f"a cache of one line takes {one} bytes, got {size_bytes}")
+        return cls(layout, kind, min(_MOST_LINES, 1 + (size_bytes - one) // (two - one)))
+
+    @classmethod
+    def of_ratio(cls, layout: Layout, kind: Kind, table_rows: int, ratio: float) -> Capacity:
+        """Return the smallest capacity for the share ``ratio`` of a table's rows, above 0 and at most 1."""
+        if not 0 < ratio <= 1:
+            raise ValueError(f"ratio: expected more than 0 and at most 1, got {ratio}")
+        return cls.of_rows(layout, kind, min(table_rows, math.ceil(table_rows * ratio)))
+
+    @property
+    def slots(self) -> int:
+        """Slots for rows."""
+        return self.line_count * self.layout.line_keys
+
+    @property
+    def rows(self) -> int:
+        """Rows that fit."""
+        return math.floor(self.slots * _load_ratio(self.layout, self.kind))
+
+    @property
+    def slab_bytes(self) -> int:
+        """Bytes of all slots' rows."""
+        return self.slots * self.layout.row_stride_bytes
+
+    @property
+    def device_bytes(self) -> int:
+        """Bytes of device memory: lines, rows, counters and the table's descriptor."""
+        rows = 0 if self.kind == "uvm" else self.slab_bytes
+        return self.line_count * self.layout.line_bytes + rows + _FIXED_BYTES
+
+    @property
+    def host_bytes(self) -> int:
+        """Bytes of page-locked host memory."""
+        return self.slab_bytes if self.kind == "uvm" else 0
+
+    @property
+    def memory_bytes(self) -> MemoryBytes:
+        """The memory of a cache of this capacity."""
+        return MemoryBytes(self.device_bytes, self.host_bytes)
+
+
+def _load_ratio(layout: Layout, kind: Kind) -> Fraction:
+    return STATIC_LOAD_RATIO[layout.line_keys] if kind == "static" else Fraction(1)

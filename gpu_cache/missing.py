@@ -1,12 +1,14 @@
-"""The distinct keys that a request missed: missing.cuh's set, and what it tells the host.
+"""The distinct keys that a request missed (missing.cuh), and the rows that the host fetched for them.
 
-Letters for shapes: T tables, N keys of a request, M missing keys.
+Letters for shapes: T tables, N keys of a request, M missing keys, D embedding_vec_size.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from secrets import randbits
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,26 +20,29 @@ from gpu_cache.bag_layout import (
     MISSING_SET_BYTES,
     MISSING_SLOT_BYTES,
     PROGRESS_WORDS,
+    TABLE_BAGS,
     TEAM_WORDS,
+    aligned,
     missing_words,
 )
-from kernels.device import Array, Stream
+from kernels.device import Array, Device, Stream
 
 if TYPE_CHECKING:
     from gpu_cache.cache_group import CacheGroup
 
 _MOST_BLOCKS = 1 << 10
+_UNIT_BYTES = 16
 
 
 @dataclass(frozen=True, slots=True)
 class MissingKeys:
-    """What a launch found missing in one table's cache.
+    """The keys of one table that a launch was the first to miss.
 
     Args:
         keys: int64[M], distinct, in the order in which they first appear among the request's keys.
-        times: uint32[M], how often each was missed; what ``EmbeddingCache.replace`` asks for as ``misses``.
+        times: uint32[M], how often each key was missed: the ``misses`` of ``EmbeddingCache.replace``.
         positions: how many of the table's keys were missed, with duplicates.
-        bags: how many bags lack one of them.
+        bags: how many bags have a missing key.
     """
 
     keys: NDArray[np.int64]
@@ -47,16 +52,10 @@ class MissingKeys:
 
 
 class MissingSet:
-    """A workspace's set. What the host reads is in pinned memory, which launches write to.
-
-    Args:
-        group: whose kernels are used.
-        max_keys: N.
-        stream: where launches that use it are queued.
-    """
+    """The missing keys of a workspace, hashed with a random seed; launches write their report into pinned memory."""
 
     def __init__(self, group: CacheGroup, max_keys: int, stream: Stream) -> None:
-        """Take memory and queue its setting up."""
+        """Take memory for N keys, and queue the kernel that sets it up."""
         device = group.device
         tables, words = len(group.tables), missing_words(max_keys)
         self._stream = stream
@@ -65,30 +64,31 @@ class MissingSet:
         self._report: NDArray[Any] = device.pinned(tables, MISSING_REPORT)
         self._keys: NDArray[np.int64] = device.pinned(max_keys, np.int64)
         self._times: NDArray[np.uint32] = device.pinned(max_keys, np.uint32)
-        slots = device.empty((2 * max_keys, MISSING_SLOT_BYTES), np.uint8)
+        self.slots: Array = device.empty((2 * max_keys, MISSING_SLOT_BYTES), np.uint8)
         sizes = (max_keys, words, words, PROGRESS_WORDS, TEAM_WORDS, 2 * tables)
-        on_device = [slots, *(device.zeros(size, np.uint32) for size in sizes)]
+        on_device = [self.slots, *(device.zeros(size, np.uint32) for size in sizes)]
         on_host = [device.device_view(array) for array in (self._report.view(np.uint32), self._keys, self._times)]
-        self._arrays = on_device, on_host  # the descriptor has their addresses alone
+        self._arrays = on_device, on_host  # kept alive: the descriptor has only their addresses
         self.descriptor: Array = device.empty(MISSING_SET_BYTES, np.uint8)
-        arguments = (self.descriptor, *on_device, *on_host, np.uint32(2 * max_keys))
+        seed = np.uint64(randbits(64))
+        arguments = (self.descriptor, *on_device, *on_host, np.uint32(2 * max_keys), seed)
         describe = group.kernel("describe_missing")
         with group.readers.reading(stream):
             describe((_blocks(2 * max_keys),), (BLOCK_THREADS,), arguments, stream)
 
     def forget(self) -> None:
-        """Queue the emptying of the set, where the last request left keys in it. Its launches must have run."""
+        """Queue a kernel that empties the set, if the last request left keys in it; its launches must have run."""
         used = int(self._report["used"][0])
         if used:
             self._forget((_blocks(used),), (BLOCK_THREADS,), (self.descriptor,), self._stream)
             self._report["used"][0] = 0
 
     def settle(self) -> None:
-        """Nothing that was told lacks any more, unless a later launch misses it; all launches must have run."""
+        """Mark all reported bags as complete until a later launch reports them again; all launches must have run."""
         self._report["bags"] = 0
 
     def read(self) -> tuple[MissingKeys, ...]:
-        """Return what the last launch found missing, by table; it must have run."""
+        """Return the missing keys of the last launch by table; the launch must have run."""
         report = self._report
         if not report["bags"].any():
             return self._nothing
@@ -97,6 +97,66 @@ class MissingSet:
             MissingKeys(self._keys[begin:end].copy(), self._times[begin:end].copy(), int(keys), int(bags))
             for (begin, end), keys, bags in zip(pairwise(ends), report["keys"], report["bags"], strict=True)
         )
+
+
+class Staging:
+    """The fetched rows of a request, round after round, in the order of each round's missing keys.
+
+    The memory has the rows, then the place of each row, then a head of TableBags[T]. Each round writes the places and
+    the head again behind its rows, so that its upload is one copy. The memory grows as needed.
+    """
+
+    def __init__(self, device: Device) -> None:
+        """Start without rows and without memory."""
+        self._device = device
+        self._host: NDArray[np.uint8] = device.pinned(0, np.uint8)
+        self._on_device: Array = device.empty(0, np.uint8)
+        self._places: list[NDArray[np.uint32]] = []
+        self._rows_end = 0
+
+    def begin(self) -> None:
+        """Forget all rows, before the next request."""
+        self._places.clear()
+        self._rows_end = 0
+
+    def upload(
+        self, rows: Sequence[NDArray[np.float32]], head: NDArray[np.void], stream: Stream
+    ) -> tuple[Array, Array, Array]:
+        """Add a round's rows float32[M, D] by table, and queue the upload; the round before must have been uploaded.
+
+        Returns:
+            on the device: the rows of all rounds, the place of each row in units of 16 bytes, and the head.
+        """
+        begin = self._rows_end
+        strides = [aligned(4 * of_table.shape[1]) for of_table in rows]
+        self._rows_end += sum(len(of_table) * stride for of_table, stride in zip(rows, strides, strict=True))
+        places_at = self._rows_end
+        head_at = aligned(places_at + 4 * (sum(map(len, self._places)) + sum(map(len, rows))))
+        end = head_at + len(head) * TABLE_BAGS.itemsize
+        if end > self._host.size:
+            begin = self._grow(end, begin)
+        self._write_rows(rows, strides, places_at)
+        self._host[places_at:head_at].view(np.uint32)[: sum(map(len, self._places))] = np.concatenate(self._places)
+        self._host[head_at:end].view(TABLE_BAGS)[:] = head
+        self._device.upload(self._host[begin:end], self._on_device[begin:end], stream)
+        return self._on_device, self._on_device[places_at:head_at], self._on_device[head_at:end]
+
+    def _grow(self, size: int, kept: int) -> int:
+        """Take more memory, copy the bytes before ``kept``, and return the first byte to upload."""
+        host = self._device.pinned(aligned(2 * size, 256), np.uint8)
+        host[:kept] = self._host[:kept]
+        self._host, self._on_device = host, self._device.empty(host.size, np.uint8)
+        return 0
+
+    def _write_rows(self, rows: Sequence[NDArray[np.float32]], strides: Sequence[int], end: int) -> None:
+        at = end - sum(len(of_table) * stride for of_table, stride in zip(rows, strides, strict=True))
+        for of_table, stride in zip(rows, strides, strict=True):
+            count, dim = of_table.shape
+            padded = self._host[at : at + count * stride].view(np.float32).reshape(count, stride // 4)
+            padded[:, :dim] = of_table
+            units = stride // _UNIT_BYTES
+            self._places.append(at // _UNIT_BYTES + units * np.arange(count, dtype=np.uint32))
+            at += count * stride
 
 
 def _blocks(values: int) -> int:

@@ -1,4 +1,4 @@
-"""Where one lookup at a time is done: pinned and device buffers of a fixed size, and a stream.
+"""A workspace for one request at a time: pinned and device buffers of a fixed size, and a stream.
 
 Letters for shapes: B samples, S slots, T tables, N keys, M missing keys, D embedding_vec_size, F dense features.
 """
@@ -13,20 +13,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gpu_cache.arguments import whole_number
 from gpu_cache.bag_layout import BLOCK_THREADS, MOST_KEYS, deal_items
-from gpu_cache.left_behind import keep_until_unused, release_unused
-from gpu_cache.missing import MissingKeys, MissingSet
-from gpu_cache.numbers import whole_number
-from gpu_cache.outputs import KeyRows, Launch, Output, PooledRows, RowRoom
+from gpu_cache.missing import MissingKeys, MissingSet, Staging
+from gpu_cache.outputs import KeyRows, Launch, Output, OutputBuffer, PooledRows
+from gpu_cache.readers import defer_free, free_unused
 from gpu_cache.request import Floats, RequestBuffer, TableBags, Weights
-from gpu_cache.staging import Staging
 from kernels.device import Array, Stream
 
 if TYPE_CHECKING:
     from gpu_cache.cache_group import CacheGroup
 
-# Ten times what a large GPU runs at a time: blocks take the items of larger launches in turns. The grid of a graph is
-# that of its largest request; blocks without an item end at once.
+# Ten times what a large GPU runs at a time: in larger launches, blocks take items in turns. A graph has the grid of its
+# largest request; blocks without an item end at once.
 _MOST_BLOCKS = 1 << 12
 
 
@@ -39,29 +38,31 @@ class Workspace:
         while missing := work.missing():
             work.complete([fetch(table, of_table.keys) for table, of_table in zip(tables, missing)])
 
-    ``pool``, ``lookup`` and ``complete`` queue one upload and one launch each and do not wait; ``missing`` waits for
-    the stream. Whoever reads the rows on another stream lets it wait for this one. A row that lacks is, until
-    ``complete`` has run, one of the table's default value: who takes that for an answer need not call it. Rows fetched
-    once are kept for the request, so that the loop ends however many keys the caches let go of meanwhile; that of
-    ``lookup`` has one round at most.
+    ``pool``, ``lookup`` and ``complete`` each queue one upload and one launch and do not wait. ``missing`` waits for
+    the stream. A reader of the rows on another stream must let that stream wait for this one. Missing rows hold the
+    table's default value until ``complete`` runs. Skip ``complete`` if default values are acceptable. Fetched rows are
+    kept for the request, so the loop ends even if the caches evict keys meanwhile. After ``lookup`` it has at most one
+    round.
 
-    ``pool`` is ``load``, which has the upload, and ``launch``; ``lookup`` is ``load_keys`` and ``launch``. In place of
-    a launch for bags there may be a CUDA graph of ``queue`` and of what reads the rows and the dense features, which
-    always lie in the same places::
+    ``pool`` is ``load``, which queues the upload, and ``launch``. ``lookup`` is ``load_keys`` and ``launch``. A CUDA
+    graph may take the place of ``launch`` for bags. It captures ``queue`` and the work that reads the rows and the
+    dense features, which are always in the same places::
 
         graph = device.capture(work.stream, lambda: (work.queue(max_samples), compute(work.dense, *work.buffers)))
         work.load(batch.tables, dense=batch.dense)
         with work.reading():
             graph.launch(work.stream)
 
-    The same graph serves behind ``complete``: once a launch has missed keys of a request, its next ones do nothing.
+    The same graph may run again after ``complete``: once a launch has missed keys of a request, the request's next
+    launches of ``queue`` do nothing.
 
-    Used by one thread at a time. Made by ``CacheGroup.workspace``. Of one that is dropped, the memory stays until its
-    launches have run: they know some of it by address alone.
+    One thread at a time may use a workspace. ``CacheGroup.workspace`` makes one. The memory of a dropped workspace is
+    freed when its launches have run, because they know some of it only by address.
 
     Attributes:
-        stream: where all is queued.
-        dense: float32[max_samples, F] on the device: the request's dense features, and anything behind its last sample.
+        stream: where everything is queued.
+        dense: float32[max_samples, F] on the device: the request's dense features. Rows after its last sample are
+            undefined.
     """
 
     def __init__(
@@ -73,67 +74,67 @@ class Workspace:
         dense_dim = whole_number("dense_dim", dense_dim, 0)
         self._max_single_keys = whole_number("max_single_keys", max_single_keys, 0, max_keys)
         device = group.device
-        release_unused()  # there may be room to take
+        free_unused()  # to make room
         self.stream: Stream = device.stream()
         self._group = group
         self._request = RequestBuffer(device, group.tables, group.dims, max_samples, max_keys, dense_dim)
         self._request_on_device: Array = device.empty(self._request.bytes.size, np.uint8)
         dense = self._request_on_device[self._request.dense_place]
         self.dense: Array = dense.view(np.float32).reshape(max_samples, dense_dim)
-        self._room = RowRoom(group, max_samples, self._max_single_keys)
-        self._pooled, self._key_rows = PooledRows(group, max_samples, self._room), KeyRows(group, self._room)
+        self._buffer = OutputBuffer(group, max_samples, self._max_single_keys)
+        self._pooled, self._key_rows = PooledRows(group, max_samples, self._buffer), KeyRows(group, self._buffer)
         self._output: Output = self._pooled
         self._missing = MissingSet(group, max_keys, self.stream)
         self._staging = Staging(device)
         self._sample_bags = sum(table.slots for table in group.tables)
         self._is_idle = False
-        self._told: tuple[MissingKeys, ...] | None = None  # what complete has to bring, once missing was asked
+        self._reported: tuple[MissingKeys, ...] | None = None  # by missing, for complete
         kept = (
             self._request,
             self._request_on_device,
-            self._room,
+            self._buffer,
             self._missing,
             self._staging,
             group.descriptors,
         )
-        weakref.finalize(self, keep_until_unused, group.readers, None, kept).atexit = False
+        weakref.finalize(self, defer_free, group.readers, None, kept).atexit = False
 
     @property
     def buffers(self) -> tuple[Array, ...]:
-        """Where every request's pooled rows lie, from its first sample on: float32[max_samples, S, D] per table."""
+        """The memory of every request's pooled rows: float32[max_samples, S, D] per table."""
         return self._pooled.buffers
 
     @property
     def rows(self) -> tuple[Array, ...]:
-        """The last request's rows on the device by table, once its launch has run; valid until the next request.
+        """The last request's rows by table, valid once its launch has run and until the next request.
 
-        Of bags float32[B, S, D], of single keys float32[N, D]: parts of one buffer, each at a multiple of 16 bytes.
+        Bags have rows float32[B, S, D], single keys float32[N, D]. Each table's rows begin at a multiple of 16 bytes.
         """
-        return self._room.rows
+        return self._buffer.rows
 
     @property
     def shapes(self) -> Sequence[tuple[int, ...]]:
-        """Those of ``rows``, which need not be made for it."""
-        return self._room.shapes
+        """The shapes of ``rows``."""
+        return self._buffer.shapes
 
     @property
     def whole(self) -> Array:
-        """The buffer that ``rows`` are parts of, float32[...], up to where they end."""
-        return self._room.whole
+        """The memory of all ``rows``, float32[...]."""
+        return self._buffer.whole
 
     @property
-    def room_floats(self) -> int:
-        """The most that ``whole`` may have."""
-        return int(self._room.out.size)
+    def most_floats(self) -> int:
+        """The largest size of ``whole``."""
+        return int(self._buffer.out.size)
 
     def reading(self) -> AbstractContextManager[None]:
-        """See ``Readers.reading``; what asks the caches on the stream is queued inside."""
+        """Return a context in which launches that ask the caches are queued; see ``Readers.reading``."""
         return self._group.readers.reading(self.stream)
 
     def pool(
         self, tables: Sequence[TableBags], weights: Sequence[Weights | None] | None = None, is_whole: bool = False
     ) -> tuple[Array, ...]:
-        """Begin a request: pool what the caches hold, and return ``rows``. See ``load``."""
+        """Begin a request: pool the rows that the caches hold, and return ``rows``. See ``load``."""
         self.load(tables, weights, is_whole=is_whole)
         self.launch()
         return self.rows
@@ -151,21 +152,21 @@ class Workspace:
         dense: Floats | None = None,
         is_whole: bool = False,
     ) -> None:
-        """Begin a request, without the launch: check it, and queue its upload, of just the bytes that it has.
+        """Begin a request without the launch: check it, and queue the upload of its bytes.
 
-        Waits for the request before, if that is still under way.
+        Waits for the previous request if it still runs.
 
         Args:
-            tables: T of them: keys int64[N] and row_ptrs int32[B * S + 1], from 0 to N, never falling. A reserved key
-                is taken for one that nobody has: it counts as a row of the default value and is not told of as missing.
-            weights: T of them: float32[N], or None where each is 1.
-            dense: float32[B, F], for whoever reads the attribute ``dense``; None: nobody does.
-            is_whole: the tables' rows follow each other, so that one copy brings ``whole``; else they lie where
-                ``buffers`` has them, whatever B is.
+            tables: for each table keys int64[N] and row_ptrs int32[B * S + 1], which go from 0 to N and never fall. A
+                reserved key has a row of the default value and is not reported as missing.
+            weights: for each table float32[N], or None if each weight is 1.
+            dense: float32[B, F] for the attribute ``dense``, or None if nobody reads it.
+            is_whole: the tables' rows follow each other, so that one copy brings ``whole``. Otherwise they are in
+                ``buffers``, whatever B is.
 
         Raises:
-            ValueError: an array is of another dtype or size, ``row_ptrs`` are no such offsets, B or the number of all
-                keys is beyond what this workspace is for, or ``tables`` or ``weights`` are not T.
+            ValueError: an array has another dtype or size, ``row_ptrs`` breaks its rules, the workspace is too small
+                for the request, or ``tables`` or ``weights`` does not have T elements.
             CacheClosedError: a cache was closed.
         """
         self._begin()
@@ -175,14 +176,14 @@ class Workspace:
         self._pooled.place(self._request.samples, floats)
 
     def load_keys(self, keys: Sequence[NDArray[np.int64]]) -> None:
-        """Begin a request whose keys are answered one by one, without the launch; as ``load``.
+        """Begin a request whose keys are answered one by one, without the launch; see ``load``.
 
         Args:
-            keys: T of them: int64[N]. A reserved key is taken for one that nobody has, as in ``load``.
+            keys: int64[N] for each table. A reserved key has a row of the default value, as in ``load``.
 
         Raises:
-            ValueError: an array is of another dtype or shape, they are not T, or there are more keys than this
-                workspace answers one by one.
+            ValueError: an array has another dtype or shape, ``keys`` does not have T elements, or there are more than
+                ``max_single_keys`` keys.
             CacheClosedError: a cache was closed.
         """
         self._begin()
@@ -197,53 +198,50 @@ class Workspace:
             self.queue_request()
 
     def queue_request(self) -> None:
-        """Queue the request's launch, as ``launch`` does, but outside ``reading()``: a graph of it is of no other."""
+        """Queue the request's launch for the caller's own ``reading()``, or for a graph of this request alone."""
         self._launch(self._output.first(), max(min(self._request.items, _MOST_BLOCKS), 1))
 
     def queue(self, samples: int) -> None:
-        """Queue the launch of any request of bags of up to so many samples: what a graph of it captures.
-
-        Who does not capture it calls it in ``reading()``.
-        """
+        """Queue the launch of any request of bags of up to this many samples, in a graph or inside ``reading()``."""
         self._launch(self._pooled.first(), min(samples * self._sample_bags, _MOST_BLOCKS))
 
     def missing(self) -> tuple[MissingKeys, ...]:
-        """Wait for the stream, and return what the last launch lacked.
+        """Wait for the stream, and return the missing keys of the last launch.
 
         Returns:
-            per table, the keys that no launch of the request missed before, which are what ``complete`` needs rows for;
-            or () where no bag, or no key that is answered by itself, lacks one.
+            per table, the keys that the request's earlier launches did not miss; ``complete`` needs their rows. () if
+            every bag, or every single key, is complete.
 
         Raises:
-            DeviceFaultError: work of the stream failed.
+            DeviceFaultError: work on the stream failed.
         """
         self.stream.synchronize()
         self._is_idle = True
-        self._told = self._missing.read()
-        return self._told if any(of_table.bags for of_table in self._told) else ()
+        self._reported = self._missing.read()
+        return self._reported if any(of_table.bags for of_table in self._reported) else ()
 
     def complete(self, rows: Sequence[NDArray[np.float32]]) -> None:
-        """Queue what the last launch lacked; bags are pooled anew, from the caches and what was fetched so far.
+        """Queue the rows that the last launch missed; incomplete bags are pooled again from cached and fetched rows.
 
         Args:
-            rows: T of them: float32[M, D], the rows of ``missing()``'s keys, in their order. They are used as they
-                are: where a cache keeps rows in a narrower form than what they were fetched from,
-                ``kernels.host.round_rows`` makes them what the cache will answer later.
+            rows: for each table float32[M, D], the rows of ``missing()``'s keys in their order, used as they are. If a
+                cache keeps rows in a narrower row dtype than their source, ``kernels.host.round_rows`` rounds them to
+                what the cache will return later.
 
         Raises:
-            ValueError: an array is of another dtype or shape, ``rows`` are not T, or ``missing`` was not asked since
-                the last launch.
+            ValueError: an array has another dtype or shape, ``rows`` does not have T elements, or ``missing`` was not
+                called since the last launch.
             CacheClosedError: a cache was closed.
         """
         self._group.require_open()
-        told = self._told
-        if told is None:
+        reported = self._reported
+        if reported is None:
             raise ValueError("complete: expected a call of missing() since the last launch")
-        self._check_rows(told, rows)
+        self._check_rows(reported, rows)
         head = self._request.head.copy()
-        head["bags"] = [of_table.bags for of_table in told]
+        head["bags"] = [of_table.bags for of_table in reported]
         items = deal_items(head)
-        self._told = None
+        self._reported = None
         self._is_idle = False
         if not items:
             return
@@ -253,11 +251,11 @@ class Workspace:
             self._launch(self._output.again(), min(items, _MOST_BLOCKS), on_device, (fetched, places))
 
     def _begin(self) -> None:
-        """Wait for the request before, whose buffers the next one takes."""
+        """Wait for the previous request, because the next one uses its buffers."""
         self._group.require_open()
         if not self._is_idle:
             self.stream.synchronize()
-        self._told = None
+        self._reported = None
 
     def _upload(self) -> None:
         """Queue the upload of a packed request."""
@@ -274,10 +272,10 @@ class Workspace:
         arguments = (self._group.descriptors, head, np.uint32(len(self._group.tables)), request)
         kernel((blocks,), (BLOCK_THREADS,), (*arguments, self._missing.descriptor, *fetched, *output), self.stream)
 
-    def _check_rows(self, told: Sequence[MissingKeys], rows: Sequence[Any]) -> None:
-        if len(rows) != len(told):
-            raise ValueError(f"expected rows of {len(told)} tables, got {len(rows)}")
-        for t, (of_table, dim, given) in enumerate(zip(told, self._group.dims, rows, strict=True)):
+    def _check_rows(self, reported: Sequence[MissingKeys], rows: Sequence[Any]) -> None:
+        if len(rows) != len(reported):
+            raise ValueError(f"expected rows of {len(reported)} tables, got {len(rows)}")
+        for t, (of_table, dim, given) in enumerate(zip(reported, self._group.dims, rows, strict=True)):
             if given.dtype != np.float32 or given.shape != (of_table.keys.size, dim):
                 wanted = f"float32[{of_table.keys.size}, {dim}]"
                 raise ValueError(f"table {t}: rows: expected {wanted}, got {given.dtype}{list(given.shape)}")

@@ -1,3 +1,5 @@
+"""Native host kernels: use ``kernels.host``. N keys, R bags of keys, D embedding_vec_size, V keys of an index."""
+
 from collections.abc import Sequence
 from typing import overload
 
@@ -7,6 +9,8 @@ import numpy.typing as npt
 from kernels.host import OverflowPolicy, RowDtype
 
 class HostTable:
+    """The native part of ``kernels.host.HostTable``."""
+
     @overload
     def __init__(self, path: bytes, writes: bool) -> None: ...
     @overload
@@ -34,8 +38,35 @@ class HostTable:
     @staticmethod
     def memory_bytes(
         dim: int, capacity_rows: int, row_dtype: RowDtype = "fp32", overflow_policy: OverflowPolicy | None = None
-    ) -> int: ...
-    def fetch(self, keys: npt.NDArray[np.int64], out: npt.NDArray[np.float32]) -> npt.NDArray[np.bool_]: ...
+    ) -> int:
+        """Return the bytes of a table's index, rows, spare rows and stamps.
+
+        Args:
+            dim: embedding_vec_size, 1 to 65,536.
+            capacity_rows: the most keys held at a time, 1 to 3,500,000,000.
+            row_dtype: how rows are kept; see ``HostTable``.
+            overflow_policy: what a full table does; see ``HostTable``.
+
+        Raises:
+            ValueError: a number is out of range, or ``row_dtype`` or ``overflow_policy`` is unknown.
+        """
+
+    def fetch(self, keys: npt.NDArray[np.int64], out: npt.NDArray[np.float32]) -> npt.NDArray[np.bool_]:
+        """Read rows into ``out``.
+
+        Args:
+            keys: int64[N], C-contiguous. Duplicates are allowed, and N may be 0.
+            out: float32[N, D], C-contiguous and writable. Every row is written; rows of absent keys become zeros.
+
+        Returns:
+            found: bool[N].
+
+        Raises:
+            ReservedKeyError: a key is reserved. ``out`` is unchanged.
+            TypeError: an argument is not an array, or has another dtype.
+            ValueError: an argument has another shape or is not C-contiguous, or ``out`` is read-only or not aligned.
+        """
+
     def fetch_pooled(
         self,
         keys: npt.NDArray[np.int64],
@@ -43,21 +74,92 @@ class HostTable:
         out: npt.NDArray[np.float32],
         combiner: str,
         weights: npt.NDArray[np.float32] | None = None,
-    ) -> npt.NDArray[np.bool_]: ...
-    def insert(self, keys: npt.NDArray[np.int64], rows: npt.NDArray[np.float32]) -> int: ...
-    def evict(self, keys: npt.NDArray[np.int64]) -> int: ...
+    ) -> npt.NDArray[np.bool_]:
+        """Read bags of rows and combine each bag into one row of ``out``.
+
+        Rows are added in key order, in float32, one after the other, starting from zero. The result has the same bits
+        as ``pool_rows`` of the rows gathered in that order, except NaN payloads. An absent key counts as a row of
+        zeros. With weights, each row is first multiplied by its weight in float32.
+
+        Args:
+            keys: int64[N], C-contiguous, bag after bag.
+            row_ptrs: int32[R + 1] or int64[R + 1]. Bag r is ``keys[row_ptrs[r]:row_ptrs[r + 1]]``.
+            out: float32[R, D], C-contiguous and writable. An empty bag becomes zeros.
+            combiner: ``"sum"``; ``"mean"``: the sum divided by the number of keys in the bag; ``"sqrtn"``: the sum
+                divided by the square root of that number.
+            weights: float32[N], one weight per key, or None. ``"sum"`` becomes the weighted sum. ``"mean"`` divides it
+                by the sum of the weights, ``"sqrtn"`` by the square root of the sum of the squared weights (added in
+                key order), as TensorFlow's ``tf.nn.embedding_lookup_sparse`` does. If the divisor is 0, the bag
+                becomes zeros.
+
+        Returns:
+            found: bool[N], per key.
+
+        Raises:
+            ReservedKeyError: a key is reserved. ``out`` is unchanged.
+            TypeError: an argument is not an array, or has another dtype.
+            ValueError: an argument has another shape or is not C-contiguous; ``out`` is read-only or not aligned; the
+                combiner is unknown; or ``row_ptrs`` does not start at 0, falls, or does not end at N.
+        """
+
+    def insert(self, keys: npt.NDArray[np.int64], rows: npt.NDArray[np.float32]) -> int:
+        """Insert rows, and overwrite the rows of keys that are present.
+
+        A table with an ``overflow_policy`` makes room for new keys first. It never evicts a key of the same call.
+
+        Args:
+            keys: int64[N], C-contiguous. If a key occurs more than once, its last row wins.
+            rows: float32[N, D], C-contiguous, with values that the table's ``row_dtype`` can hold.
+
+        Returns:
+            The number of keys evicted to make room.
+
+        Raises:
+            RowValueError: ``row_dtype`` cannot hold a value. Nothing was written.
+            TableFullError: there is no room for the new keys, or the call alone has more keys than the table can hold.
+                Nothing was written.
+            ReservedKeyError: a key is reserved. Nothing was written.
+            TypeError: an argument is not an array, or has another dtype.
+            ValueError: an argument has another shape or is not C-contiguous, or ``rows`` is not aligned.
+        """
+
+    def evict(self, keys: npt.NDArray[np.int64]) -> int:
+        """Remove keys. Absent keys are ignored.
+
+        Args:
+            keys: int64[N], C-contiguous.
+
+        Returns:
+            The number of keys removed.
+
+        Raises:
+            ReservedKeyError: a key is reserved. Nothing was removed.
+            TypeError: ``keys`` is not an array, or has another dtype.
+            ValueError: ``keys`` has another shape or is not C-contiguous.
+        """
+
     def __len__(self) -> int: ...
     def _read_items(self, cursor: int, max_rows: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32], int]: ...
     def _stats(self) -> tuple[int, int, int, int, float, int, int, int]: ...
 
 class KeyIndex:
+    """The native part of ``kernels.host.KeyIndex``."""
+
     def __init__(self, capacity_rows: int = 1024) -> None: ...
-    def find(self, keys: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]: ...
-    def find_or_insert(self, keys: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]: ...
-    def keys(self) -> npt.NDArray[np.int64]: ...
+    def find(self, keys: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Return the row numbers int64[N] of ``keys``, -1 for absent keys."""
+
+    def find_or_insert(self, keys: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Return the row numbers int64[N] of ``keys``; absent keys get the next numbers."""
+
+    def keys(self) -> npt.NDArray[np.int64]:
+        """Return the keys int64[V] in the order of their row numbers."""
+
     def __len__(self) -> int: ...
 
 class Snapshot:
+    """The native part of ``kernels.snapshot.Snapshot``."""
+
     def __init__(self, path: bytes) -> None: ...
     @property
     def dim(self) -> int: ...
@@ -69,7 +171,9 @@ class Snapshot:
     def source(self) -> bytes: ...
     @property
     def header(self) -> bytes: ...
-    def fetch(self, keys: npt.NDArray[np.int64], out: npt.NDArray[np.float32]) -> npt.NDArray[np.bool_]: ...
+    def fetch(self, keys: npt.NDArray[np.int64], out: npt.NDArray[np.float32]) -> npt.NDArray[np.bool_]:
+        """Read rows into ``out`` as ``HostTable.fetch`` does, or raise SnapshotError if the file is damaged."""
+
     def fetch_pooled(
         self,
         keys: npt.NDArray[np.int64],
@@ -77,18 +181,34 @@ class Snapshot:
         out: npt.NDArray[np.float32],
         combiner: str,
         weights: npt.NDArray[np.float32] | None = None,
-    ) -> npt.NDArray[np.bool_]: ...
-    def read_keys(self, first: int, count: int) -> npt.NDArray[np.int64]: ...
-    def read_items(self, first: int, count: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]: ...
+    ) -> npt.NDArray[np.bool_]:
+        """Pool bags as ``HostTable.fetch_pooled`` does, or raise SnapshotError if the file is damaged."""
+
+    def read_keys(self, first: int, count: int) -> npt.NDArray[np.int64]:
+        """Return the keys int64[count] of rows ``first`` and up, in the order of writing, and check their pages."""
+
+    def read_items(self, first: int, count: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
+        """Return the keys int64[count] and rows float32[count, D] from ``first`` up, and check their pages."""
+
     def _populate(self, begin: int, bytes: int) -> None: ...
-    def check_index(self) -> None: ...
-    def check_content(self) -> None: ...
+    def check_index(self) -> None:
+        """Read the whole index and raise SnapshotError if it is damaged."""
+
+    def check_content(self) -> None:
+        """Read the whole file, check every byte, find every key, and raise SnapshotError if anything is damaged."""
+
     def __len__(self) -> int: ...
 
 class SnapshotWriter:
+    """The native part of ``kernels.snapshot.write_snapshot``."""
+
     def __init__(self, descriptor: int, dim: int, capacity_rows: int, row_dtype: RowDtype = "fp32") -> None: ...
-    def append(self, keys: npt.NDArray[np.int64], rows: npt.NDArray[np.float32]) -> None: ...
-    def finish(self, source: bytes) -> None: ...
+    def append(self, keys: npt.NDArray[np.int64], rows: npt.NDArray[np.float32]) -> None:
+        """Write the next rows, whose keys must be new."""
+
+    def finish(self, source: bytes) -> None:
+        """Write the rest of the file, header last; ``source`` is 32 bytes that name where the rows came from."""
+
     def __len__(self) -> int: ...
 
 def pool_rows(
@@ -97,16 +217,56 @@ def pool_rows(
     out: npt.NDArray[np.float32],
     combiner: str,
     weights: npt.NDArray[np.float32] | None = None,
-) -> None: ...
-def row_bytes(dim: int, row_dtype: RowDtype) -> int: ...
-def encode_rows(rows: npt.NDArray[np.float32], row_dtype: RowDtype) -> npt.NDArray[np.uint8]: ...
-def decode_rows(encoded: npt.NDArray[np.uint8], row_dtype: RowDtype, out: npt.NDArray[np.float32]) -> None: ...
-def round_rows(rows: npt.NDArray[np.float32], row_dtype: RowDtype, out: npt.NDArray[np.float32]) -> None: ...
-def first_outside(keys: npt.NDArray[np.int64], smallest: int, largest: int) -> int: ...
+) -> None:
+    """Combine bags of consecutive ``rows``, with the bits of ``HostTable.fetch_pooled``; ``out`` must not overlap."""
+
+def row_bytes(dim: int, row_dtype: RowDtype) -> int:
+    """Return the bytes of an encoded row; see ``encode_rows``."""
+
+def encode_rows(rows: npt.NDArray[np.float32], row_dtype: RowDtype) -> npt.NDArray[np.uint8]:
+    """Encode rows as a table keeps them, little-endian and packed: scale (int8, uint8), offset (uint8), D columns."""
+
+def decode_rows(encoded: npt.NDArray[np.uint8], row_dtype: RowDtype, out: npt.NDArray[np.float32]) -> None:
+    """Decode encoded rows, with the bits of ``round_rows`` of the original rows; ``out`` must not overlap."""
+
+def round_rows(rows: npt.NDArray[np.float32], row_dtype: RowDtype, out: npt.NDArray[np.float32]) -> None:
+    """Write to ``out`` what a table of ``row_dtype`` returns for ``rows``, bit for bit; ``out`` may be ``rows``."""
+
+def first_outside(keys: npt.NDArray[np.int64], smallest: int, largest: int) -> int:
+    """Return the position of the first key below ``smallest`` or above ``largest``, or N if there is none."""
+
 def split_by_table(
     keys: npt.NDArray[np.int64], row_ptrs: npt.NDArray[np.int32] | npt.NDArray[np.int64], slots: Sequence[int]
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32], list[int], list[int]] | None: ...
-def lookup_threads() -> int: ...
-def set_lookup_threads(threads: int) -> None: ...
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32], list[int], list[int]] | None:
+    """Split sample-major keys by table.
+
+    Args:
+        keys: int64[N], sample-major: sample 0's keys of table 0, of table 1, ..., then sample 1's; N at most 2^31 - 1.
+        row_ptrs: either one CSR over all slots of all samples, B * S + 1 offsets, or one CSR per table, one after the
+            other, B * S + T offsets. The length decides; with one table both are the same.
+        slots: the number of slots of each of the T tables; S is their sum.
+
+    Returns:
+        keys int64[N], table-major (with one table, the given array); row_ptrs int32[B * S + T], one CSR per table; for
+        each table its number of keys, and the most keys of one sample. None if the offsets are not CSRs of the keys.
+    """
+
+def lookup_threads() -> int:
+    """Return how many threads may work on one lookup."""
+
+def set_lookup_threads(threads: int) -> None:
+    """Set how many threads may work on one lookup, in every table of this process.
+
+    A lookup of 16,384 keys or more is shared between its caller and the threads of one small pool. The pool takes one
+    lookup at a time; a lookup that finds the pool busy runs on its caller alone. The answer has the same bits. The
+    default is the environment's ``HOTROW_LOOKUP_THREADS``, or else one thread per usable core, at most 8.
+
+    Args:
+        threads: 1 to 64, including the caller. With 1, lookups are not shared.
+
+    Raises:
+        ValueError: ``threads`` is out of range.
+    """
+
 def instruction_set() -> str: ...
 def use_avx2(enabled: bool) -> bool: ...

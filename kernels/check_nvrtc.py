@@ -1,12 +1,12 @@
 """Compile every kernel as a GPU would get it, without a GPU: ``make check-nvrtc``.
 
-A ``.cu`` file says which of its specialisations to compile, one line each, with the macros as a shell would read them::
+A ``.cu`` file lists the specialisations to compile, one per line, with the macros in shell syntax::
 
     // Compiled with: HOTROW_KEY=i64 HOTROW_LINE_KEYS=15 HOTROW_FORMS="FORM(0, fp32, 16)
     //   FORM(1, int8, 64)"
 
-Lines that are indented go on with the one before. Without such a line, those of the files it includes hold; without
-any, it is compiled once, without macros. A kernel fails the check if it does not compile, or if it keeps registers or
+An indented line continues the line before. Without such a line, the lines of the included files count; without any, the
+file is compiled once, without macros. A kernel fails the check if it does not compile, or if it keeps registers or
 arrays in memory.
 """
 
@@ -37,12 +37,12 @@ _ENTRY = re.compile(
 
 @dataclass(frozen=True)
 class Usage:
-    """What one kernel takes of a multiprocessor.
+    """The resources of one kernel.
 
     Args:
         kernel: its name.
         registers: per thread.
-        spill_bytes: stored and loaded per thread for want of registers.
+        spill_bytes: stored and loaded per thread because registers run out.
         stack_bytes: per thread.
     """
 
@@ -119,9 +119,9 @@ def _local_memory(usage: Usage) -> str | None:
 
 
 def _missing(source: KernelSource, found: Sequence[Usage]) -> str | None:
-    """Say which kernels the log does not tell of: the check must not pass because the log reads differently one day."""
+    """Name the kernels that the log does not mention, so that a changed log format cannot pass the check."""
     missing = source.signatures.keys() - {usage.kernel for usage in found}
-    return f"the compiler's log does not tell of {', '.join(sorted(missing))}" if missing else None
+    return f"the compiler's log does not mention {', '.join(sorted(missing))}" if missing else None
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Matrix products of a GPU, through cuBLAS by its C interface.
+"""Matrix products on a GPU through the C interface of cuBLAS.
 
-CuPy has cuBLAS too, but refuses to call it while a graph is captured, and its choice of TF32 is one for the whole
-process. Here each stream has a handle and a workspace of its own, as cuBLAS asks of whoever captures ("CUDA Graphs
-Support" in its documentation), and each call says how it is to be computed.
+CuPy has cuBLAS too, but does not call it while a graph is captured, and TF32 is a setting of its whole process. Here
+each stream has its own handle and workspace, as cuBLAS requires for capturing ("CUDA Graphs Support" in its
+documentation), and each call chooses its arithmetic.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from kernels.device import Array
 from kernels.errors import DeviceFaultError, DeviceUnavailableError
 
 WORKSPACE_BYTES = 32 << 20
-"""What cuBLAS is given to work in: what its documentation recommends for GPUs from compute capability 9.0 on."""
+"""The workspace that the documentation of cuBLAS recommends for GPUs from compute capability 9.0 on."""
 
 _NORMAL, _TRANSPOSED = 0, 1  # cublasOperation_t
 _FLOAT32, _FLOAT16 = 0, 2  # cudaDataType_t
-_COMPUTE_FLOAT32, _COMPUTE_TF32 = 68, 77  # cublasComputeType_t: both add up in float32
+_COMPUTE_FLOAT32, _COMPUTE_TF32 = 68, 77  # cublasComputeType_t: both sum in float32
 _DEFAULT_ALGORITHM = -1  # cublasGemmAlgo_t
 
 
 @dataclass(frozen=True, slots=True)
 class Factor:
-    """A matrix, or a batch of them, as cuBLAS takes it: by columns.
+    """A matrix, or a batch of matrices, in cuBLAS's order: by columns.
 
     Attributes:
-        array: where it lies; it is kept until the product is queued.
-        operation: whether cuBLAS must transpose what it reads.
-        leading: numbers from one column of what it reads to the next.
-        stride: numbers from one matrix to the next; 0: all are the same.
+        array: its memory, kept until the product is queued.
+        operation: whether cuBLAS must transpose the matrix that it reads.
+        leading: numbers from one column that it reads to the next.
+        stride: numbers from one matrix to the next; 0 if all are the same.
     """
 
     array: Array
@@ -47,10 +47,10 @@ class Factor:
 
 
 def factor(xp: Any, matrices: Array) -> Factor:
-    """Return float[..., M, N] as a factor; it is copied where neither its rows nor its columns are contiguous.
+    """Return float[..., M, N] as a factor, copied if neither its rows nor its columns are contiguous.
 
-    Read by columns, contiguous rows are the transposed matrix, and that is what cuBLAS is told of: all products are
-    done as ``(x @ y).T = y.T @ x.T``.
+    Contiguous rows are the transposed matrix if they are read by columns. So cuBLAS gets the transposed matrices, and
+    all products are computed as ``(x @ y).T = y.T @ x.T``.
     """
     rows, columns = matrices.shape[-2:]
     stride = rows * columns if matrices.ndim > 2 else 0
@@ -88,7 +88,7 @@ class Cublas:
         self._idle = idle
         self._is_sound = True
         self._handle: ctypes.c_void_p | None = None
-        with suppress(IndexError):  # not asked before: another thread may take the last
+        with suppress(IndexError):  # no check before: another thread may take the last handle
             self._handle = idle.pop()
         if self._handle is None:
             handle = ctypes.c_void_p()
@@ -96,12 +96,12 @@ class Cublas:
             self._handle = handle
 
     def __del__(self) -> None:
-        """Leave the handle to the next."""
+        """Return the handle for the next user."""
         if self._handle is not None and self._is_sound:
             self._idle.append(self._handle)
 
     def multiply(self, xp: Any, x: Array, y: Array, out: Array, stream_address: int, is_tf32: bool) -> None:
-        """Queue ``out = x @ y``; sums are of float32.
+        """Queue ``out = x @ y``, summed in float32.
 
         Args:
             xp: the array namespace.
@@ -112,9 +112,9 @@ class Cublas:
             is_tf32: factors of float32 may be rounded to TF32, 10 bits behind the point.
 
         Raises:
-            DeviceFaultError: cuBLAS refuses.
+            DeviceFaultError: cuBLAS reports an error.
         """
-        if y.ndim == 2 and x.ndim > 2:  # one tall matrix
+        if y.ndim == 2 and x.ndim > 2:  # as one tall matrix
             x, out = xp.ascontiguousarray(x).reshape(-1, x.shape[-1]), out.reshape(-1, out.shape[-1])
         if x.ndim > 3:
             x, y, out = (array.reshape(-1, *array.shape[-2:]) for array in (x, y, out))
@@ -125,7 +125,7 @@ class Cublas:
         one, zero = ctypes.c_float(1), ctypes.c_float(0)
         with self._lock:
             self._call("cublasSetStream_v2", self._handle, ctypes.c_void_p(stream_address))
-            # to set the stream takes the workspace away
+            # setting the stream removes the workspace
             workspace = ctypes.c_void_p(self._workspace.data.ptr)
             self._call("cublasSetWorkspace_v2", self._handle, workspace, ctypes.c_size_t(self._workspace.nbytes))
             self._call(
@@ -156,7 +156,7 @@ def load_library(cuda_version: int) -> Any:
         cuda_version: the major one, 12 or 13.
 
     Raises:
-        DeviceUnavailableError: the library is not found.
+        DeviceUnavailableError: the library was not found.
     """
     name = f"libcublas.so.{cuda_version}"
     try:

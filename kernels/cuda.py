@@ -1,4 +1,4 @@
-"""A GPU as a device, through CuPy. Only the files ``kernels/cuda*.py`` import CuPy; whoever imports them needs it."""
+"""A GPU as a device, through CuPy. Only the files ``kernels/cuda*.py`` import CuPy."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class CudaDevice:
     """See ``kernels.device.Device``."""
 
     def __init__(self, index: int) -> None:
-        """Open the GPU of that index.
+        """Open the GPU with this index.
 
         Raises:
             DeviceUnavailableError: the driver is missing or too old, there is no such GPU, or CuPy's default streams
@@ -53,7 +53,7 @@ class CudaDevice:
         self._modules: dict[tuple[str, tuple[str, ...]], Any] = {}
         self._modules_lock = threading.Lock()
         with cupy.cuda.Device(index):
-            self._filling = cupy.cuda.Stream(non_blocking=True)  # for zeros, which wait for nobody's work
+            self._filling = cupy.cuda.Stream(non_blocking=True)  # for zeros, which wait for no other work
 
     def memory(self) -> tuple[int, int]:
         """See ``Device.memory``."""
@@ -135,7 +135,7 @@ class CudaDevice:
             if key not in self._modules:
                 self._modules[key] = cupy.RawModule(path=str(self._compiled(source, key[1])))
             function = self._modules[key].get_function(name)
-            # Load it now: at the first launch that may wait for all that runs, or befall the capture of a graph.
+            # Load it now: at the first launch it might wait for all running work, or happen while a graph is captured.
             function.compile()
             return CudaKernel(self, function, name, parameters)
 
@@ -151,7 +151,7 @@ class CudaDevice:
             out = cupy.empty(shape, np.float32)
             library = queue.cublas()
             library.multiply(cupy, x, y, out, queue.cupy_stream.ptr, is_tf32)
-            queue.hold(library)  # and no array: the pool gives memory of this stream to its later work alone
+            queue.hold(library)  # arrays need no hold: the pool reuses memory of this stream only for its later work
             return out
 
     def capture(self, stream: Stream, function: Callable[[], Any]) -> Graph:
@@ -164,10 +164,10 @@ class CudaDevice:
         queue = self._mine(stream)
         queue.refuse_while_capturing("capture another graph")
         pool = cupy.cuda.MemoryPool()
-        # The function too: what it owns, launches may know by address alone.
+        # Keep the function too: launches may know memory that it owns only by address.
         before, queue.captured = queue.cupy_stream, [pool, function]
         with cupy.cuda.Device(self._index):
-            # What captures must not be tied to the default stream: to use that would be an error for every thread.
+            # The capturing stream must not block on the default stream: using that would be an error in every thread.
             queue.cupy_stream = cupy.cuda.Stream(non_blocking=True)
         try:
             with self.using(stream), cupy.cuda.using_allocator(pool.malloc):
@@ -177,7 +177,7 @@ class CudaDevice:
                 finally:
                     graph = queue.cupy_stream.end_capture()
             return CudaGraph(self._index, graph, result, queue.captured)
-        except (RuntimeError, MemoryError) as err:  # CUDA's errors, and CuPy's refusals, which are plain RuntimeErrors
+        except (RuntimeError, MemoryError) as err:  # CUDA's errors, and CuPy's own, which are plain RuntimeErrors
             raise KernelError(f"this work cannot be captured as a graph: {err}") from err
         finally:
             queue.cupy_stream, queue.captured = before, None
@@ -190,7 +190,7 @@ class CudaDevice:
         """See ``Device.properties``."""
         properties = runtime.getDeviceProperties(self._index)
         attributes = cupy.cuda.Device(self._index).attributes
-        clocks = {"clock_khz": "ClockRate", "memory_clock_khz": "MemoryClockRate"}  # the most they reach
+        clocks = {"clock_khz": "ClockRate", "memory_clock_khz": "MemoryClockRate"}  # the maximum
         return {
             "name": properties["name"].decode(),
             "compute_capability": f"{properties['major']}.{properties['minor']}",
@@ -209,7 +209,7 @@ class CudaDevice:
             yield
 
     def wrong_array(self, argument: Any) -> str:
-        """Return why an argument is no array that a kernel of this device can be given, or ""."""
+        """Return why a kernel of this device cannot take an argument as an array, or ""."""
         if not isinstance(argument, cupy.ndarray) or argument.device.id != self._index:
             return f"expected an array of {self.name}, not {_described(argument)}"
         return "" if argument.flags.c_contiguous else "expected a C-contiguous array"
@@ -248,7 +248,7 @@ class CudaKernel:
         shape = check_shape(self._name, grid, block, shared_bytes)
         check_arguments(self._name, self._parameters, args, self._device.wrong_array)
         with told_as_faults(self._name), self._device.using(stream):
-            # What a kernel may have without asking is 48 KiB less its static shared memory.
+            # Without this, a kernel has 48 KiB minus its static shared memory.
             if shared_bytes and shared_bytes > self._function.max_dynamic_shared_size_bytes:
                 self._function.max_dynamic_shared_size_bytes = shared_bytes
             self._function(*shape, tuple(args), shared_mem=shared_bytes)

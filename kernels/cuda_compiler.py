@@ -1,4 +1,4 @@
-"""NVRTC for GPUs: compiles kernels, and keeps their machine code in the user's cache directory."""
+"""Compile kernels with NVRTC, and keep their machine code in the user's cache directory."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ behind all options of code that they compile, and NVRTC obeys the last. So CuPy 
 
 
 def cubin_file(name: str, text: str, architecture: int, options: Sequence[str]) -> Path:
-    """Return the file with the machine code of a kernel file's text, compiled unless it was before.
+    """Return the file with a kernel file's machine code, compiled unless the cache has it.
 
     Args:
         name: what the file's name begins with.
@@ -39,7 +39,7 @@ def cubin_file(name: str, text: str, architecture: int, options: Sequence[str]) 
     file = _directory() / f"{name}-{hashlib.sha256(made_of.encode()).hexdigest()[:32]}.cubin"
     if not file.exists():
         cubin, _ = compile_cubin(text, architecture, options)
-        # Another process may make the same file: each writes its own, and renaming is atomic.
+        # Another process may make the same file: each writes its own file, and the rename is atomic.
         with tempfile.TemporaryDirectory(dir=file.parent) as scratch:
             made = Path(scratch) / file.name
             made.write_bytes(cubin)
@@ -49,26 +49,26 @@ def cubin_file(name: str, text: str, architecture: int, options: Sequence[str]) 
 
 @functools.cache
 def _directory() -> Path:
-    """``$XDG_CACHE_HOME/hotrow/cubin`` or ``~/.cache/hotrow/cubin``; where that cannot be, one of this process."""
+    """Return ``$XDG_CACHE_HOME/hotrow/cubin`` or ``~/.cache/hotrow/cubin``, or else a directory of this process."""
     base = os.environ.get("XDG_CACHE_HOME")
     directory = (Path(base) if base else Path.home() / ".cache") / "hotrow" / "cubin"
     try:
         directory.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=directory):
             return directory
-    except OSError:  # a GPU does not depend on a home that can be written: each process compiles for itself then
+    except OSError:  # without a writable home each process compiles for itself
         own = tempfile.mkdtemp(prefix="hotrow-cubin-")
         atexit.register(shutil.rmtree, own, ignore_errors=True)
         return Path(own)
 
 
 def compile_cubin(text: str, architecture: int, options: Sequence[str]) -> tuple[bytes, str]:
-    """Compile a kernel file's text for a GPU that need not be there.
+    """Compile a kernel file's text for a GPU, which need not be present.
 
     Args:
         text: of ``read_source``.
         architecture: 80 for sm_80.
-        options: NVRTC's, beside ``COMPILER_OPTIONS``.
+        options: for NVRTC, in addition to ``COMPILER_OPTIONS``.
 
     Returns:
         machine code and the compiler's log: registers and spills, with the option ``--ptxas-options=-v``.
@@ -79,7 +79,7 @@ def compile_cubin(text: str, architecture: int, options: Sequence[str]) -> tuple
     program = nvrtc.createProgram(text, "kernel.cu", (), ())
     try:
         nvrtc.compileProgram(program, (f"--gpu-architecture=sm_{architecture}", *COMPILER_OPTIONS, *options))
-        # CuPy takes the last byte for the zero that ends a string, and leaves it out (as of 14.2): it is the ELF's.
+        # CuPy (14.2) takes the last byte for the end of a string and drops it, but it belongs to the ELF file.
         return nvrtc.getCUBIN(program) + b"\0", nvrtc.getProgramLog(program)
     except nvrtc.NVRTCError as err:
         raise KernelError(f"sm_{architecture}: {nvrtc.getProgramLog(program).strip() or err}") from err

@@ -1,4 +1,4 @@
-"""Memory of GPUs and page-locked memory of the host, small pieces from CuPy's pools and large ones from CUDA."""
+"""Memory of GPUs and page-locked host memory: small blocks from CuPy's pools, large blocks from CUDA."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from cupy.cuda import runtime
 from kernels.cuda_streams import CudaStream, told_as_faults
 from kernels.device import Array
 
-_MOST_POOLED_BYTES = 64 << 20  # larger blocks, of the GPU's or of page-locked memory, come from CUDA and go back there
+_MOST_POOLED_BYTES = 64 << 20  # larger blocks come from CUDA and are freed there
 
 
 class PinnedBlock:
-    """Page-locked memory, which the GPU reaches at the same address. NumPy arrays over it keep it alive."""
+    """Page-locked memory, which the GPU accesses at the same address. NumPy arrays over it keep it alive."""
 
     def __init__(self, size_bytes: int) -> None:
-        """Take it from CuPy's pool, or from CUDA where it is large."""
-        # The pool finds a block by its size and gives none back: powers of two, or each new size would stay for good.
+        """Take it from CuPy's pool, or from CUDA if it is large."""
+        # The pool finds blocks by size and frees none. So sizes are powers of two, or each new size would stay forever.
         pooled_bytes = 1 << max(size_bytes - 1, 0).bit_length()
         if pooled_bytes <= _MOST_POOLED_BYTES:
             self._memory = cupy.cuda.alloc_pinned_memory(pooled_bytes)
@@ -61,7 +61,7 @@ def empty_array(index: int, shape: int | Sequence[int], dtype: npt.DTypeLike) ->
     with told_as_faults(), cupy.cuda.Device(index):
         if math.prod(sizes) * np.dtype(dtype).itemsize <= _MOST_POOLED_BYTES:
             return cupy.empty(sizes, dtype)
-        if cupy.cuda.get_current_stream().is_capturing():  # the memory is to be the graph's
+        if cupy.cuda.get_current_stream().is_capturing():  # the memory must belong to the graph
             return cupy.empty(sizes, dtype)
         return _empty_of_its_own(sizes, dtype)
 
@@ -74,7 +74,7 @@ def queue_copy(target: int, source: int, size_bytes: int, stream: CudaStream) ->
     """
     if size_bytes:
         with told_as_faults(), cupy.cuda.Device(stream.index):
-            # By default CUDA sees from the addresses which way: a device's view of pinned memory is on the host.
+            # CUDA finds the direction from the addresses: a device's view of pinned memory is on the host.
             runtime.memcpyAsync(target, source, size_bytes, runtime.memcpyDefault, stream.cupy_stream.ptr)
 
 
@@ -83,13 +83,13 @@ def _sizes(shape: int | Sequence[int]) -> tuple[int, ...]:
 
 
 def _empty_of_its_own(shape: tuple[int, ...], dtype: npt.DTypeLike) -> Array:
-    """An array that goes back to CUDA when it is dropped.
+    """An array whose memory is freed by CUDA when it is dropped.
 
     CuPy's pool would cut the next small array out of a large block that is free, and could then never give it back.
     """
     with cupy.cuda.using_allocator():
         try:
             return cupy.empty(shape, dtype)
-        except runtime.CUDARuntimeError:  # no memory, most likely: the pool may have some
+        except runtime.CUDARuntimeError:  # probably out of memory: the pool may have some
             cupy.get_default_memory_pool().free_all_blocks()
             return cupy.empty(shape, dtype)

@@ -1,4 +1,4 @@
-"""Streams and events of GPUs, and CUDA's errors as Hotrow's."""
+"""Streams and events of GPUs, and the translation of CUDA's errors."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from kernels.errors import DeviceFaultError, KernelError
 
 _HELD_LAUNCHES = 64  # how many launches one event stands for
 _NO_MEMORY, _NOT_READY = 2, 600  # cudaErrorMemoryAllocation, cudaErrorNotReady
-_idle_handles: dict[int, deque[ctypes.c_void_p]] = {}  # of cuBLAS, that nobody uses, by GPU
-_orphans: deque[tuple[CudaEvent, list[Any]]] = deque()  # arrays of dropped streams, and when they may go
+_idle_handles: dict[int, deque[ctypes.c_void_p]] = {}  # unused handles of cuBLAS, by GPU
+_orphans: deque[tuple[CudaEvent, list[Any]]] = deque()  # arrays of dropped streams, to be freed after an event
 
 
 class CudaEvent:
     """See ``kernels.device.Event``."""
 
     def __init__(self, stream: Any) -> None:
-        """Record the point after what the CuPy stream has now.
+        """Record the point after the work of the CuPy stream so far.
 
         Raises:
             DeviceFaultError: work of the GPU has failed.
         """
-        # An event is of the GPU that is current when it is made, and only that GPU's streams can record it.
+        # An event belongs to the GPU that is current when it is made, and only streams of that GPU can record it.
         with told_as_faults(), cupy.cuda.Device(stream.device_id):
             self.cupy_event = cupy.cuda.Event(disable_timing=True)
             self.cupy_event.record(stream)
@@ -45,27 +45,27 @@ class CudaEvent:
 
     def is_done(self) -> bool:
         """See ``Event.is_done``."""
-        # Not CuPy's ``done``: after a fault, when no more is to come, it says no forever.
+        # Not CuPy's ``done``, which is False forever after a fault.
         return bool(runtime.eventQuery(self.cupy_event.ptr) != _NOT_READY)
 
 
 class CudaStream:
-    """See ``kernels.device.Stream``. Keeps the arrays of what is queued until it has run."""
+    """See ``kernels.device.Stream``. Keeps the arrays of queued work until it has run."""
 
     def __init__(self, index: int) -> None:
-        """Make a stream of that GPU."""
+        """Make a stream of this GPU."""
         self.index = index
         self._held: list[Any] = []
         self._waiting: deque[tuple[CudaEvent, list[Any]]] = deque()
         let_go_of_orphans()
         with told_as_faults(), cupy.cuda.Device(index):
-            self.cupy_stream = cupy.cuda.Stream()  # the default stream waits for it, and it for the default stream
+            self.cupy_stream = cupy.cuda.Stream()  # it and the default stream wait for each other
         self.captured: list[Any] | None = None  # while a graph is captured, the arrays it uses
         self._cublas: Cublas | None = None
-        self._lock = threading.RLock()  # again, where what waits for a dropped buffer is collected inside
+        self._lock = threading.RLock()  # reentrant: the garbage collector may drop a buffer inside
 
     def cublas(self) -> Cublas:
-        """The stream's handle of cuBLAS, taken or made when it is first asked for.
+        """The stream's handle of cuBLAS, taken or made on first use.
 
         Raises:
             DeviceUnavailableError: the library is missing.
@@ -76,14 +76,14 @@ class CudaStream:
                 self.refuse_while_capturing("make a handle of cuBLAS")
                 version = runtime.runtimeGetVersion() // 1000
                 with suppress(ImportError):
-                    _ = cupy.cuda.cublas  # loads the library, wherever CuPy finds it
+                    _ = cupy.cuda.cublas  # loads the library from where CuPy finds it
                 idle = _idle_handles.setdefault(self.index, deque())
                 with cupy.cuda.Device(self.index):
                     self._cublas = Cublas(load_library(version), cupy.empty(WORKSPACE_BYTES, np.uint8), idle)
             return self._cublas
 
     def hold(self, *objects: Any) -> None:
-        """Keep objects until what was just queued has run: the memory pool would give their memory to others."""
+        """Keep objects until the work just queued has run, or the memory pool would reuse their memory."""
         if self.captured is not None:
             self.captured.extend(objects)
             return
@@ -118,15 +118,15 @@ class CudaStream:
             self._waiting.clear()
         with told_as_faults():
             self.cupy_stream.synchronize()
-        del done  # until here: only now has nobody a use for it
+        del done  # only now is it unused
 
     def refuse_while_capturing(self, what: str) -> None:
-        """Raise KernelError if a graph is being captured: CUDA would fail the capture at its end, and not say why."""
+        """Raise KernelError if a graph is being captured: CUDA would fail only at the end of the capture."""
         if self.captured is not None:
             raise KernelError(f"cannot {what} while a graph is captured on this stream")
 
     def __del__(self) -> None:
-        """Leave what is still queued its arrays: CUDA runs it, stream or not."""
+        """Keep the arrays of work that is still queued: CUDA runs it even without the stream."""
         if sys.is_finalizing():
             return
         if self._held:
@@ -139,7 +139,7 @@ class CudaTimer:
     """See ``kernels.device.Timer``."""
 
     def __init__(self, stream: CudaStream) -> None:
-        """Two events that keep the time, which those of ``CudaEvent`` do not: they cost less."""
+        """Make two events with a clock; ``CudaEvent`` has none, because it is cheaper."""
         self._stream = stream
         with told_as_faults(), cupy.cuda.Device(stream.index):
             self._start, self._stop = cupy.cuda.Event(), cupy.cuda.Event()
@@ -154,7 +154,7 @@ class CudaTimer:
 
     def elapsed_us(self) -> float:
         """See ``Timer.elapsed_us``."""
-        self._stream.synchronize()  # tells of faults, which an event alone may not
+        self._stream.synchronize()  # raises faults, which an event alone may not report
         try:
             return 1000.0 * float(cupy.cuda.get_elapsed_time(self._start, self._stop))
         except runtime.CUDARuntimeError as err:
@@ -167,7 +167,7 @@ class CudaTimer:
 
 
 def let_go_of_orphans() -> None:
-    """Forget the arrays of dropped streams whose work has run by now."""
+    """Free the arrays of dropped streams whose work has run."""
     for _ in range(len(_orphans)):
         with suppress(IndexError):  # another thread does the same
             event, held = _orphans.popleft()
@@ -177,7 +177,7 @@ def let_go_of_orphans() -> None:
 
 @contextmanager
 def told_as_faults(what: str = "CUDA") -> Iterator[None]:
-    """Raise CuPy's errors as DeviceFaultError, and as MemoryError where the host or the GPU has no more."""
+    """Raise CuPy's errors as DeviceFaultError, or as MemoryError if the host or the GPU is out of memory."""
     try:
         yield
     except (runtime.CUDARuntimeError, cupy.cuda.driver.CUDADriverError) as err:

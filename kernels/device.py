@@ -1,9 +1,9 @@
 """A device: one place where kernels run, a GPU (``"cuda:0"``) or the CPU runner (``"runner"``), behind one protocol.
 
-What is queued on one stream runs in that order, and beside the host and other streams; order between streams is what
-events make. The host waits only in ``synchronize``, ``Device.to_host`` and where an operation below says so. Every
-method may be called from any thread. A process that forks opens devices after forking: in a forked child, one that the
-parent opened is of no use, and says so; and a child of a process that has opened a GPU can open none.
+Work that is queued on one stream runs in that order, in parallel with the host and other streams. Events order the work
+of different streams. The host waits only in ``synchronize``, in ``Device.to_host`` and where a method below says so.
+Every method may be called from any thread. A process that forks must open its devices after the fork: in a forked child
+a device of the parent raises an error, and after the parent has opened a GPU, the child can open none.
 
 A fault of a kernel (out of bounds, or a deadlock on the runner) is raised as ``DeviceFaultError`` where the host next
 waits for that work.
@@ -24,12 +24,12 @@ import numpy.typing as npt
 from kernels.errors import DeviceUnavailableError
 
 Array: TypeAlias = Any
-"""An array in a device's memory, of the namespace ``Device.xp``. It never becomes a NumPy array by itself."""
+"""An array in a device's memory, of the namespace ``Device.xp``. It never becomes a NumPy array implicitly."""
 
 _NAME = re.compile(r"(?P<runner>runner)(?::(?P<number>\d+))?|cuda:(?P<index>\d+)|auto")
 _devices: dict[str, Device] = {}
 _devices_lock = threading.Lock()
-_inherited: dict[str, Device] = {}  # in a forked child, its parents': kept, as letting go of one would call CUDA
+_inherited: dict[str, Device] = {}  # in a forked child, its parents' devices: kept, because freeing one would call CUDA
 
 
 class Event(Protocol):
@@ -43,20 +43,20 @@ class Event(Protocol):
         """
 
     def is_done(self) -> bool:
-        """Tell, without waiting even for a lock, whether the work before it has run or failed: finalizers ask."""
+        """Return whether the work before it has run or failed; never waits, not even for a lock, for finalizers."""
 
 
 class Stream(Protocol):
-    """A queue of work, which runs in order."""
+    """A queue of work that runs in order."""
 
     def wait(self, event: Event) -> None:
-        """Let what is queued from now on start after the event, which may be of another stream of the device."""
+        """Let later work start after the event, which may belong to another stream of the device."""
 
     def record(self) -> Event:
-        """Return the point after what is queued now."""
+        """Return the point after all work queued so far."""
 
     def synchronize(self) -> None:
-        """Wait until all that is queued now has run.
+        """Wait until all work queued so far has run.
 
         Raises:
             DeviceFaultError: some of it failed.
@@ -74,27 +74,27 @@ class Kernel(Protocol):
         Args:
             grid: one to three numbers of blocks.
             block: one to three numbers of threads, at most 1,024 in all.
-            args: in the order of the kernel's parameters: for a pointer a C-contiguous array of this device, for a
-                value a NumPy scalar of just that type.
+            args: in the order of the kernel's parameters: a C-contiguous array of this device for a pointer, a NumPy
+                scalar of exactly the parameter's type for a value.
             stream: of this device.
             shared_bytes: dynamic shared memory per block.
 
         Raises:
-            KernelError: the arguments do not fit; nothing was queued. A grid of no blocks is such a case.
+            KernelError: the arguments do not fit, or the grid has no blocks. Nothing was queued.
         """
 
 
 class Timer(Protocol):
-    """A stopwatch on the device's own clock, for work of one stream."""
+    """A stopwatch on the device's clock for the work of one stream."""
 
     def start(self) -> None:
-        """Begin behind what the stream has queued now; does not wait."""
+        """Start after the work that the stream has queued so far; does not wait."""
 
     def stop(self) -> None:
-        """End behind what the stream has queued now; does not wait."""
+        """Stop after the work that the stream has queued so far; does not wait."""
 
     def elapsed_us(self) -> float:
-        """Wait for the end, and return the microseconds between the two.
+        """Wait for the stop, and return the microseconds between start and stop.
 
         Raises:
             DeviceFaultError: some of the stream's work failed.
@@ -103,60 +103,60 @@ class Timer(Protocol):
 
 
 class Graph(Protocol):
-    """Captured work, to be launched again and again with the same arrays."""
+    """Captured work that can be launched again and again with the same arrays."""
 
     result: Any
-    """What the captured function returned. Arrays in it are the graph's own: each launch writes them anew."""
+    """The captured function's result. The graph owns the arrays in it, and each launch writes them again."""
 
     def launch(self, stream: Stream) -> None:
-        """Queue the captured work; does not wait. One launch of a graph at a time."""
+        """Queue the captured work; does not wait. A graph must not be launched by two threads at once."""
 
 
 class Device(Protocol):
     """One place where kernels run. Shapes and dtypes are NumPy's."""
 
     name: str
-    """As ``open_device`` takes it: ``"cuda:0"``, ``"runner"``."""
+    """The name for ``open_device``: ``"cuda:0"``, ``"runner"``."""
 
     uses_host_memory: bool
-    """Whether its memory is the host's: the runner's is."""
+    """Whether its memory is host memory, as on the runner."""
 
     xp: Any
-    """The array namespace: CuPy, or on the runner NumPy with the manners of CuPy.
+    """The array namespace: CuPy, or on the runner NumPy with the behaviour of CuPy.
 
-    Under ``using(stream)`` its operations are work of that stream. Elsewhere they are ordered with all streams: each
-    begins after what any of them has queued, and what is queued later begins after it. That is CUDA's default stream:
-    right without further thought, and too slow between requests. The runner does operations at once, having waited.
+    Under ``using(stream)`` its operations are work of that stream. Elsewhere they run on CUDA's default stream, which
+    is ordered with all streams: an operation starts after all earlier work and before all later work. This is
+    simple and correct, but too slow between requests. The runner waits and then runs each operation at once.
     """
 
     def memory(self) -> tuple[int, int]:
-        """Return free and total bytes of the device's memory."""
+        """Return the free and the total bytes of the device's memory."""
 
     def empty(self, shape: int | Sequence[int], dtype: npt.DTypeLike) -> Array:
-        """Return a new array of unknown content, in memory aligned to 256 bytes."""
+        """Return a new array of undefined content, in memory aligned to 256 bytes."""
 
     def zeros(self, shape: int | Sequence[int], dtype: npt.DTypeLike) -> Array:
-        """Return a new array of zeros, which every stream finds there; may wait."""
+        """Return a new array of zeros that every stream can read; may wait."""
 
     def pinned(self, shape: int | Sequence[int], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-        """Return a new page-locked host array of zeros, which kernels reach through ``device_view``."""
+        """Return a new page-locked host array of zeros, which kernels access through ``device_view``."""
 
     def device_view(self, pinned: npt.NDArray[Any]) -> Array:
-        """Return a pinned array as an array of the device: the same memory.
+        """Return an array of the device over the memory of a pinned array.
 
         Raises:
             ValueError: the array is not from ``pinned``, or not C-contiguous.
         """
 
     def stream(self) -> Stream:
-        """Return a new stream, which waits for no other, but for array operations outside ``using``."""
+        """Return a new stream, which waits for no other stream, except for array operations outside ``using``."""
 
     def upload(self, host: npt.NDArray[Any], out: Array, stream: Stream) -> None:
         """Queue a copy to the device.
 
         Args:
-            host: if pinned, it must keep its content until the copy has run; any other is copied first.
-            out: same shape and dtype; both C-contiguous.
+            host: a pinned array must keep its content until the copy has run; another array is copied first.
+            out: of the same shape and dtype; both C-contiguous.
             stream: of this device.
 
         Raises:
@@ -176,85 +176,85 @@ class Device(Protocol):
         """
 
     def to_host(self, array: Array) -> npt.NDArray[Any]:
-        """Copy to a new host array, after what the stream of ``using`` has queued, or, elsewhere, any stream; waits.
+        """Wait for the stream of ``using``, or elsewhere for all streams, and copy to a new host array.
 
         Raises:
             DeviceFaultError: work that it waited for failed.
         """
 
     def kernel(self, file: str | Path, name: str, **defines: str | int) -> Kernel:
-        """Return a kernel, compiled for this device if it is not yet: in the process and on disk by content.
+        """Return a kernel, compiled for this device unless the process or the cache on disk has it.
 
         Args:
-            file: below ``kernels/cuda``, or an absolute path.
-            name: of the ``extern "C"`` kernel.
+            file: relative to ``kernels/cuda``, or an absolute path.
+            name: the name of the ``extern "C"`` kernel.
             defines: macros.
 
         Raises:
-            KernelError: no such file or kernel, or it does not compile; the message has the compiler's.
+            KernelError: there is no such file or kernel, or it does not compile. The message includes the compiler's.
         """
 
     def product(self, x: Array, y: Array, stream: Stream, *, is_tf32: bool = False) -> Array:
-        """Queue the matrix product ``x @ y``, also where a graph is captured, where ``xp``'s own products cannot be.
+        """Queue the matrix product ``x @ y``. Unlike the products of ``xp``, it can be captured in a graph.
 
-        A graph with products is to be launched on the stream it was captured on: they share that stream's workspace. As
-        for array operations, factors are not kept: what was made on another stream must live until the product has run.
+        Launch a graph with products on the stream that captured it, because products use that stream's workspace. The
+        factors are not kept alive: a factor from another stream must live until the product has run.
 
         Args:
             x: float32 or float16[..., M, K].
             y: of the same type, [..., K, N], or [K, N] for all matrices of x.
             stream: of this device.
-            is_tf32: a GPU may round factors of float32 to TF32, 10 bits behind the point.
+            is_tf32: a GPU may round float32 factors to TF32, which has 10 bits of mantissa.
 
         Returns:
-            float32[..., M, N], each sum of float32.
+            float32[..., M, N], summed in float32.
 
         Raises:
             ValueError: shapes or dtypes do not fit.
-            DeviceUnavailableError: the library that multiplies is missing.
+            DeviceUnavailableError: the library for products is missing.
         """
 
     def capture(self, stream: Stream, function: Callable[[], Any]) -> Graph:
-        """Call ``function`` and keep what it queues on ``stream`` as a graph. None of it runs now.
+        """Call ``function`` and keep the work that it queues on ``stream`` as a graph. None of the work runs now.
 
-        The graph keeps the function too, with all that it owns: a graph that its function can reach is a circle, whose
-        memory waits for the garbage collector.
+        The graph keeps the function alive. If the function can reach the graph, their memory waits for the garbage
+        collector.
 
         The function runs under ``using(stream)``. It may launch kernels, upload from and download to pinned arrays, and
-        use array operations; it must not wait, nor read arrays on the host, nor use other streams. Of CuPy's operations
-        it cannot use products of matrices (``product`` can be captured), ``asarray`` of host arrays, and joins of more
-        than eight arrays, whose addresses CuPy uploads.
+        use array operations. It must not wait, read arrays on the host, or use other streams. Some operations of CuPy
+        cannot be captured: matrix products (use ``product``), ``asarray`` of host arrays, and joins of more than eight
+        arrays, because CuPy uploads their addresses.
 
         Raises:
-            KernelError: the function did what cannot be captured.
+            KernelError: the function did something that cannot be captured.
         """
 
     def timer(self, stream: Stream) -> Timer:
-        """Return a timer of a stream. It may be used again and again; not while a graph is captured."""
+        """Return a timer for a stream. It can be used again and again, but not while a graph is captured."""
 
     def properties(self) -> dict[str, str | int]:
-        """Return what a record of measurements says about the device: at least its ``name``, as the maker has it."""
+        """Return the device's properties for benchmark records: at least the manufacturer's ``name``."""
 
     def using(self, stream: Stream) -> AbstractContextManager[None]:
-        """Let this thread's array operations go to ``stream`` meanwhile.
+        """Return a context in which this thread's array operations are queued on ``stream``.
 
-        Arrays made here are given back to what is made here: later work of the same stream. Kernels, copies and graphs
-        keep their arrays until they have run; array operations do not. So an array that was made elsewhere, or that
-        operations of another stream use, is kept by the caller until these have run.
+        The memory of an array that was made inside is reused by later work of the same stream. Kernels, copies and
+        graphs keep their arrays alive until they have run; array operations do not. So the caller must keep an array
+        that was made elsewhere, or that another stream's operations use, until these operations have run.
         """
 
 
 def open_device(name: str) -> Device:
-    """Return the device called ``name``; the same object for the same name in a process.
+    """Return the device called ``name``: within a process the same object for the same name.
 
     Args:
-        name: ``"cuda:<index>"``, ``"runner"`` or ``"runner:<number>"`` (runners with different numbers are different
-            devices), or ``"auto"``: the first GPU.
+        name: ``"cuda:<index>"``, ``"runner"``, ``"runner:<number>"`` for further runners, or ``"auto"`` for the first
+            GPU.
 
     Raises:
-        DeviceUnavailableError: CuPy or the driver is missing, or there is no GPU of that index; CuPy has a default
-            stream per thread; a process that this one was forked from has opened a GPU; for the runner, no g++.
-        ValueError: ``name`` is not a device's name.
+        DeviceUnavailableError: CuPy or the driver is missing; there is no GPU with this index; CuPy has a default
+            stream per thread; a parent of this forked process has opened a GPU; or g++ is missing for the runner.
+        ValueError: ``name`` is not the name of a device.
     """
     match = _NAME.fullmatch(name)
     if match is None:
@@ -273,14 +273,14 @@ def _only_one(name: str, opener: Callable[[str], Device]) -> Device:
         return _devices[name]
 
 
-def _begin_anew() -> None:
-    """In a forked child: its parent's devices are not its own, and another thread may have held the lock."""
+def _start_again() -> None:
+    """Start again in a forked child: it cannot use its parent's devices, and another thread may have held the lock."""
     global _devices, _devices_lock
     _inherited.update(_devices)
     _devices, _devices_lock = {}, threading.Lock()
 
 
-os.register_at_fork(after_in_child=_begin_anew)
+os.register_at_fork(after_in_child=_start_again)
 
 
 def _open_runner(name: str) -> Device:
@@ -292,8 +292,8 @@ def _open_runner(name: str) -> Device:
 def _open_cuda(index: int) -> Device:
     if any(name.startswith("cuda:") for name in _inherited):
         raise DeviceUnavailableError(
-            f"cuda:{index}: a process that this one was forked from has opened a GPU, and CUDA does not go on in a "
-            "forked child: open devices after forking"
+            f"cuda:{index}: a parent of this process has opened a GPU, and CUDA does not work in a forked child: "
+            "open devices after the fork"
         )
     try:
         from kernels.cuda import CudaDevice

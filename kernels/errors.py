@@ -1,4 +1,4 @@
-"""Errors of the lowest layer, and the root of every error Hotrow raises on purpose."""
+"""Errors of the lowest layer, and the base of every error that Hotrow raises on purpose."""
 
 
 class HotrowError(Exception):
@@ -14,10 +14,10 @@ class KernelError(HotrowError):
 
 
 class DeviceFaultError(HotrowError):
-    """A kernel that was launched earlier failed; what it should have written is unknown.
+    """A kernel that was launched earlier failed, and its output is undefined.
 
-    It is raised where the host waits for the stream that ran the kernel, or for a stream that waited for that one.
-    Nothing queued behind the kernel has run.
+    It is raised when the host waits for the kernel's stream, or for a stream that waited for this stream. Work that was
+    queued after the kernel has not run.
     """
 
 
@@ -28,25 +28,24 @@ class ReservedKeyError(HotrowError, ValueError):
     """
 
     def __init__(self, key: int, position: int) -> None:
-        """Name the first reserved key and where it stood among the keys given."""
+        """Name the first reserved key and its position among the keys of the call."""
         super().__init__(f"key {key} at position {position} is reserved: keys must lie between -2^63 + 2 and 2^63 - 3")
         self.key = key
         self.position = position
 
     def __reduce__(self) -> tuple[type["ReservedKeyError"], tuple[int, int]]:
-        """Let the error cross a process border."""
+        """Make the error picklable."""
         return type(self), (self.key, self.position)
 
 
 class RowValueError(HotrowError, ValueError):
-    """A row has a value that the form in which it is to be kept cannot hold.
+    """A row has a value that its row dtype cannot hold.
 
-    It would become infinite (fp16 beyond 65,504 and its half step, say), or is NaN or infinite where int8 or uint8 is
-    asked for.
+    The value would become infinite, such as 65,520 in fp16, or it is NaN or infinite in int8 or uint8 rows.
     """
 
     def __init__(self, row_dtype: str, value: float, position: int, column: int, key: int | None = None) -> None:
-        """Name the first such value, where it stands among the rows given, and its key where there is one."""
+        """Name the first such value, its position among the rows of the call, and its key if it has one."""
         row = f"row {position}" if key is None else f"row {position}, of key {key}"
         super().__init__(f"{row}: column {column} is {value:.9g}, which {row_dtype} rows cannot hold")
         self.row_dtype = row_dtype
@@ -56,7 +55,7 @@ class RowValueError(HotrowError, ValueError):
         self.key = key
 
     def __reduce__(self) -> tuple[type["RowValueError"], tuple[str, float, int, int, int | None]]:
-        """Let the error cross a process border."""
+        """Make the error picklable."""
         return type(self), (self.row_dtype, self.value, self.position, self.column, self.key)
 
 
@@ -71,7 +70,7 @@ class TableFullError(HotrowError):
         self.new_rows = new_rows
 
     def __reduce__(self) -> tuple[type["TableFullError"], tuple[int, int, int]]:
-        """Let the error cross a process border."""
+        """Make the error picklable."""
         return type(self), (self.capacity_rows, self.rows, self.new_rows)
 
 
@@ -85,7 +84,7 @@ class SnapshotError(HotrowError):
         self.reason = reason
 
     def __reduce__(self) -> tuple[type["SnapshotError"], tuple[str, str]]:
-        """Let the error cross a process border."""
+        """Make the error picklable."""
         return type(self), (self.file, self.reason)
 
 
@@ -99,5 +98,5 @@ class SharedMemoryError(HotrowError):
         self.reason = reason
 
     def __reduce__(self) -> tuple[type["SharedMemoryError"], tuple[str, str]]:
-        """Let the error cross a process border."""
+        """Make the error picklable."""
         return type(self), (self.file, self.reason)

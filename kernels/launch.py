@@ -1,4 +1,4 @@
-"""What a launch must satisfy on every device, checked before anything is queued."""
+"""Checks of a launch on every device, before anything is queued."""
 
 from __future__ import annotations
 

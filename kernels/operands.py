@@ -1,4 +1,4 @@
-"""What the arrays of a copy or a product must satisfy on every device, checked before anything is queued."""
+"""Checks of the arrays of a copy or a product on every device, before anything is queued."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def require_factors(x: Array, y: Array) -> tuple[int, ...]:
 
 
 def pinned_address(host: npt.NDArray[Any], block_type: type) -> int | None:
-    """Return the address of a host array in a pinned block of that type, or None if it lies elsewhere."""
+    """Return the address of a host array in a pinned block of that type, or None if it is elsewhere."""
     owner: Any = host
     while isinstance(owner, np.ndarray):
         owner = owner.base

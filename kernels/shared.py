@@ -20,42 +20,41 @@ __all__ = ["SharedTable"]
 class SharedTable(HostTable):
     """A ``HostTable`` whose memory is a file, mapped by up to 64 processes at a time.
 
-    One process at a time may write (``writes``), which callers see to; the others read beside it. A reader that is
-    killed stops nobody. Where the writer is killed readers go on, and another process may attach as the writer: what
-    was half written is cleared up. A row is written whole or not at all.
-    At most 64 lookups of one process run at a time; more wait. A forked child is not attached: in it reads and writes
-    raise RuntimeError.
+    Callers make sure that only one process writes at a time (``writes``); the others read in parallel. A killed reader
+    disturbs no other process. If the writer is killed, readers go on, and another process may attach as the writer and
+    clears up half-finished writes. A row is written completely or not at all. At most 64 lookups of one process run at
+    a time; further lookups wait. A forked child is not attached: its reads and writes raise RuntimeError.
     """
 
     @classmethod
     def create(
         cls, path: str | Path, dim: int, capacity_rows: int, row_dtype: RowDtype = "fp32", source: str = ""
     ) -> SharedTable:
-        """Make a new file, empty, all of its memory taken; the caller writes.
+        """Make a new empty table in a new file and take all its memory; this process writes.
 
         Args:
-            path: the file, in a file system that is memory: ``/dev/shm``.
+            path: the file, in a file system in memory: ``/dev/shm``.
             dim: see ``HostTable``.
             capacity_rows: see ``HostTable``.
             row_dtype: see ``HostTable``.
-            source: names what its rows are to come from; at most 255 bytes.
+            source: names the source of its rows; at most 255 bytes.
 
         Raises:
-            SharedMemoryError: the file exists, or the system has not so much memory there.
-            ValueError: see ``HostTable``; or ``source`` is longer.
+            SharedMemoryError: the file exists, or there is not enough memory.
+            ValueError: see ``HostTable``, or ``source`` is too long.
         """
         return cls(path, True, (dim, capacity_rows, row_dtype, source))
 
     @classmethod
     def attach(cls, path: str | Path, writes: bool) -> SharedTable:
-        """Attach to a file.
+        """Attach to the table of a file.
 
         Args:
             path: the file.
-            writes: this process is the one that writes from now on; the one before has ended.
+            writes: this process writes from now on, and the previous writer has ended.
 
         Raises:
-            SharedMemoryError: there is no such file, it is no such table, or 64 processes are attached.
+            SharedMemoryError: there is no such file, it is not a shared table, or 64 processes are attached.
         """
         table = cls(path, writes)
         try:
@@ -75,41 +74,33 @@ class SharedTable(HostTable):
 
     @property
     def source(self) -> str:
-        """What the rows came from."""
+        """The source of the rows."""
         return self._shared_source()[0]
 
     @property
     def is_changed(self) -> bool:
-        """Whether other rows came since, as ``mark_changed`` says."""
+        """Whether ``mark_changed`` was called."""
         return self._shared_source()[1]
 
     def is_at(self, path: str | Path) -> bool:
-        """Whether ``path`` leads to this table, and not to one that has taken its place."""
+        """Return whether ``path`` is this table, and not a table that has replaced it."""
         try:
             return os.stat(path).st_ino == self._shared_inode()
         except FileNotFoundError:
             return False
 
     def mark_changed(self) -> None:
-        """Record that other rows than those of ``source`` are to come."""
+        """Record, before the first such write, that rows no longer match ``source``."""
         self._check_writes()
         self._mark_shared_changed()
 
     def insert(self, keys: npt.NDArray[np.int64], rows: npt.NDArray[np.float32]) -> int:
-        """See ``HostTable.insert``.
-
-        Raises:
-            SharedMemoryError: this process does not write.
-        """
+        """See ``HostTable.insert``; raises SharedMemoryError if this process does not write."""
         self._check_writes()
         return super().insert(keys, rows)
 
     def evict(self, keys: npt.NDArray[np.int64]) -> int:
-        """See ``HostTable.evict``.
-
-        Raises:
-            SharedMemoryError: this process does not write.
-        """
+        """See ``HostTable.evict``; raises SharedMemoryError if this process does not write."""
         self._check_writes()
         return super().evict(keys)
 

@@ -1,10 +1,10 @@
-"""Kernel sources: a ``.cu`` file and all it includes in one piece, and the signatures of its kernels.
+"""Kernel sources: a ``.cu`` file and all its includes as one text, and the signatures of its kernels.
 
-In one piece, because every compiler then sees the same text, and its digest says whether a compiled file is still good.
-Line numbers stay those of the files.
+With one text, every compiler sees the same source, and its digest shows whether a compiled file is up to date. Line
+numbers are the line numbers of the files.
 
-What is asked of a kernel's declaration: ``extern "C" __global__ void [__launch_bounds__(...)] name(parameters)``,
-written out and not made by a macro; a parameter is a pointer or one of ``SCALARS``.
+A kernel is declared as ``extern "C" __global__ void [__launch_bounds__(...)] name(parameters)``, without macros. A
+parameter is a pointer or one of ``SCALARS``.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Parameter:
 
 @dataclass(frozen=True)
 class KernelSource:
-    """A ``.cu`` file with what it includes.
+    """A ``.cu`` file with its includes.
 
     Args:
         path: the file.
@@ -93,11 +93,11 @@ def read_source(file: str | Path) -> KernelSource:
     """Read a kernel file.
 
     Args:
-        file: relative to ``kernels/cuda``, or absolute. Includes in quotes are looked for beside the including file and
-            then in ``kernels/cuda``, and each is taken once.
+        file: relative to ``kernels/cuda``, or absolute. Includes in quotes are searched next to the including file and
+            then in ``kernels/cuda``, and each is included once.
 
     Raises:
-        KernelError: the file or one it includes is not there, or a kernel's parameter is of a type not known here.
+        KernelError: the file or an included file is missing, or a kernel's parameter has an unknown type.
     """
     path = CUDA_DIRECTORY / file
     text = _in_one_piece(path, set())
@@ -134,7 +134,7 @@ def _included(path: Path, name: str, number: int) -> Path:
     for directory in (path.parent, CUDA_DIRECTORY):
         if (directory / name).is_file():
             return directory / name
-    raise KernelError(f'{path}:{number}: no file "{name}" beside it or in {CUDA_DIRECTORY}')
+    raise KernelError(f'{path}:{number}: no file "{name}" next to it or in {CUDA_DIRECTORY}')
 
 
 def _parameters(path: Path, kernel: str, declared: str) -> tuple[Parameter, ...]:

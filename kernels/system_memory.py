@@ -1,4 +1,4 @@
-"""Memory of the machine."""
+"""The memory of the machine."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ _MEMINFO = Path("/proc/meminfo")
 
 
 def available_memory_bytes() -> int:
-    """Memory that the system could give without swapping, of what holds files for now too; 0 where it does not say."""
+    """Return the memory that the system has without swapping, including its file cache; 0 if it does not say."""
     try:
         lines = _MEMINFO.read_text(encoding="ascii").splitlines()
     except OSError:

@@ -13,6 +13,14 @@ settings.register_profile("any machine", deadline=None, suppress_health_check=[H
 settings.load_profile("any machine")
 
 
+@pytest.fixture(scope="session", autouse=True)
+def known_cache_seeds():
+    """Caches place keys the same way in every run, so that a failure can be repeated."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("gpu_cache.embedding_cache.randbits", lambda bits: 0)
+        yield
+
+
 @pytest.fixture(params=["runner", pytest.param("cuda:0", marks=pytest.mark.gpu)], scope="session")
 def device(request):
     """Every device this machine has; a missing one is a skip with its reason, never a pass."""

@@ -65,8 +65,8 @@ class Filled:
 
 
 def filled_cache(device, slots, dim, row_dtype="fp32", line_keys=15, readers=None):
-    """Offer keys to a new cache. The keys that it keeps are the population, of the same size for all forms."""
-    cache = EmbeddingCache(dim, slots, device, row_dtype, line_keys=line_keys, readers=readers)
+    """Offer keys to a new cache; what it kept of them is the population, of the same size for all forms."""
+    cache = EmbeddingCache(dim, slots, device, row_dtype, line_keys=line_keys, seed=0, readers=readers)
     for first in range(0, int(slots * OFFERED_RATIO), _CHUNK_KEYS):
         keys = device.xp.arange(first, min(first + _CHUNK_KEYS, int(slots * OFFERED_RATIO)), dtype=np.int64)
         cache.replace(keys, rows_of(device.xp, keys, dim, row_dtype))

@@ -7,7 +7,7 @@ from benchmarks.gpu.ceiling import KnownRows
 from benchmarks.gpu.keys import FIRST_ABSENT_KEY, WrongAnswerError, check_rows, filled_cache, pool_of
 from benchmarks.gpu.records import Record
 from benchmarks.gpu.rounds import as_graph, take_turns
-from gpu_cache.cache_kernels import CacheKernels
+from gpu_cache.device_table import CacheKernels
 from gpu_cache.layout import TABLE_BYTES, Layout
 
 CEILING = "the gather of rows with known slots"

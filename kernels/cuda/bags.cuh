@@ -1,12 +1,12 @@
 // Bags of keys, and the part of a request that a block works on at a time.
 //
-// A request is one piece of memory, uploaded at once: TableBags[T], perhaps dense features, which are not looked at here,
-// then for each table its row_ptrs, keys and perhaps weights. Table t's keys are in bags: bag b has the keys row_ptrs[b]
-// .. row_ptrs[b + 1] - 1 of the table. Of a request of single keys there are the keys alone.
+// A request is one piece of memory with one upload: TableBags[T], perhaps dense features, which this file ignores, then
+// the row_ptrs, keys and perhaps weights of all tables. Table t's keys are in bags: bag b has the table's keys
+// row_ptrs[b] .. row_ptrs[b + 1] - 1. A request of single keys has only the keys.
 //
-// An item is up to kItemBags bags of one table: neighbours in the first launch, and when bags are pooled again, some of
-// those that lacked a key. The items of all tables are numbered through, and blocks take them in turns, so that a grid
-// of any size does; how many bags make an item is the host's choice, by the keys in them. A block goes through an
+// An item is up to kItemBags bags of one table. In the first launch they are neighbours; when bags are pooled again,
+// they come from the list of incomplete bags. The items of all tables are numbered, and blocks take them in turns, so
+// the grid may have any size. The host chooses the bags per item by the number of their keys. A block works on an
 // item's keys in rounds of kRoundKeys; a bag may begin in one round and end in another.
 #pragma once
 
@@ -19,20 +19,20 @@ static_assert(kItemBags <= kBlockThreads && kRoundKeys <= kBlockThreads, "a thre
 
 enum Combiner { kSum, kMean, kSqrtN };
 
-// One per table; gpu_cache/bag_layout.py writes it. Addresses are in bytes from the request's first.
+// One per table; gpu_cache/bag_layout.py writes it. Addresses are bytes from the start of the request.
 struct __align__(16) TableBags {
   i64 row_ptrs_at;    // int32[bags + 1]
   i64 keys_at;        // int64[keys]
   i64 weights_at;     // float32[keys], or 0: every weight is 1
   i64 first_float;    // of the table's pooled rows, float32[bags, D], in the output
-  u32 bags;           // in the first launch all, then those to be pooled again
+  u32 bags;           // all in the first launch, then the bags to be pooled again
   u32 first_item;     // ascending by table
   u32 item_bags;      // bags per item, 1 to kItemBags
   u32 first_bag;      // of the table, among all tables' bags
   u32 first_position; // of the table's keys, among all tables' keys
   u32 keys;
   u32 combiner;
-  float max_norm;     // longest row, in the L2 norm; longer ones are scaled to it. 0: any
+  float max_norm;     // rows with a larger L2 norm are scaled to it; 0: none
 };
 static_assert(sizeof(TableBags) == 64, "as gpu_cache/bag_layout.py has it");
 
@@ -41,7 +41,7 @@ __device__ __forceinline__ Region region_of(const TableBags& table) {
   return {2 * table.first_position, 2 * table.keys};
 }
 
-// The position of each table's first key; of T, the number of positions.
+// The position of each table's first key, and for T the number of positions.
 struct FirstPositions {
   const TableBags* bags;
   u32 table_count;
@@ -56,13 +56,13 @@ struct Item {
   u32 count;
   u32 bags[kItemBags];    // number within the table
   u32 begins[kItemBags];  // number of the first key, within the table
-  u32 ends[kItemBags];    // keys of the item up to the bag's last
-  u32 lacks[kItemBags];   // whether a key of it was missing
+  u32 ends[kItemBags];    // number of the item's keys up to the end of the bag
+  u32 lacks[kItemBags];   // whether a key of the bag was missing
 
   __device__ __forceinline__ u32 begin_of(u32 bag) const { return bag ? ends[bag - 1] : 0; }
   __device__ __forceinline__ u32 keys() const { return ends[count - 1]; }
 
-  // The bag that has key `i` of the item; how many bags end at or before it.
+  // The bag that has key `i` of the item: the number of bags that end at or before the key.
   __device__ __forceinline__ u32 bag_of(u32 i) const {
     u32 low = 0, high = count;
     while (low < high) {
@@ -81,7 +81,7 @@ __device__ __forceinline__ u32 count_items(const TableBags& table) {
   return table.first_item + (table.bags + table.item_bags - 1) / table.item_bags;
 }
 
-// Votes. The table that an item is of: as table_of_block.
+// Votes. The table of an item; see table_of_block.
 __device__ __forceinline__ u32 table_of_item(const TableBags* bags, u32 table_count, u32 item) {
   u32 begun = 0;
   for (u32 t = 0; t < table_count; t += kWarp) {
@@ -91,7 +91,7 @@ __device__ __forceinline__ u32 table_of_item(const TableBags* bags, u32 table_co
   return begun - 1;
 }
 
-// By all threads of the block, which has at least kItemBags. Without a list, the item's bags are neighbours. Barriers.
+// By all threads of the block, at least kItemBags of them. Without a list, the item's bags are neighbours. Barriers.
 __device__ __forceinline__ void read_item(const TableBags& table, const int* row_ptrs, const u32* listed, u32 number,
                                           Item& item) {
   const u32 first = (number - table.first_item) * table.item_bags, i = threadIdx.x;

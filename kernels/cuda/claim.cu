@@ -1,13 +1,13 @@
 // The first half of a write: find and lock the slots that rows are going to be written to. fill.cu is the second half.
 //
 //   tables     Table[1]
-//   keys       int64[N]    distinct; those that no line can hold are left out
-//   numbers    int64[N]    row of the slot that was locked for the key, or kNoRow: there is nothing to write
+//   keys       int64[N]    distinct; keys that no line can hold are ignored
+//   numbers    int64[N]    row of the slot that was locked for the key, or kNoRow if there is nothing to write
 //
-// A locked slot holds kLocked in place of its key, so that no launch that begins later finds the key that was there, nor
-// reads its row. Launches that found it before are waited for between the halves (gpu_cache/readers.py). The calls of
-// one table follow each other on streams; the tiles of one call meet in lines, and a compare-and-swap of the key word
-// decides who has a slot: the words change in one direction only, so a tile tries at most once per slot.
+// A locked slot holds kLocked instead of its key, so that no later launch finds the old key or reads its row. Between
+// the halves, the writer's stream waits for the launches that found the key before (gpu_cache/readers.py). The calls of
+// one table follow each other on streams. The tiles of one call may meet in a line; a compare-and-swap of the key word
+// decides which tile gets a slot. The words change in one direction only, so a tile tries at most once per slot.
 //
 // Launch: grid = N / kBlockTiles rounded up, block = kBlockThreads; a tile of 4 or 8 lanes for each key.
 #include "policy.cuh"
@@ -17,7 +17,7 @@ constexpr u32 kBlockTiles = kBlockThreads / kTileLanes;
 
 __device__ __forceinline__ u32 tile_number() { return blockIdx.x * kBlockTiles + threadIdx.x / kTileLanes; }
 
-// Votes. Lock a slot, where `wanted`, from the word that `unit` has of it; whether it worked.
+// Votes. Lock a slot if `wanted` and if it still has the word in `unit`; returns whether it is locked.
 __device__ __forceinline__ bool lock_slot(Tile tile, Line* line, const Unit& unit, u32 slot, bool wanted) {
   bool locked = false;
   if (wanted && tile.lane == slot % kTileLanes) {
@@ -27,7 +27,7 @@ __device__ __forceinline__ bool lock_slot(Tile tile, Line* line, const Unit& uni
   return tile.ballot(locked);
 }
 
-// Votes. What became of a warp's keys.
+// Votes. Count the outcomes of a warp's keys.
 __device__ __forceinline__ void count_outcomes(const Table& table, Tile tile, Outcome outcome) {
   const Outcome said = tile.lane == 0 ? outcome : kDone;
   count_lanes(table, kRowsHeld, said == kInserted);
@@ -39,9 +39,9 @@ __device__ __forceinline__ void count_outcomes(const Table& table, Tile tile, Ou
   count_lanes(table, kRefusedNoSlot, said == kNoSlot);
 }
 
-// New keys of a dynamic table; held keys keep their rows. Who gets a slot is decided in policy.cuh.
+// New keys of a dynamic table; held keys keep their rows. policy.cuh decides which keys get a slot.
 //
-//   misses       uint32[N]   how often each key was asked for in vain of late, if `has_misses`; else once
+//   misses       uint32[N]   how often each key was missed since the last call, if `has_misses`; else once
 //   salt, limit  see policy.cuh
 extern "C" __global__ void __launch_bounds__(256)
     claim(const Table* tables, const i64* keys, u32 count, i64* numbers, const u32* misses, u32 has_misses, u64 salt,
@@ -78,15 +78,15 @@ extern "C" __global__ void __launch_bounds__(256)
   count_outcomes(table, tile, outcome);
 }
 
-// Where a key of a static table may go: the first empty slot of its chain, unless a line of the chain holds it.
+// The place for a key of a static table: the first empty slot of its chain, unless a line of the chain holds the key.
 struct Place {
   bool held;
-  u32 step;  // of the chain; kMostChainLines: there is none
+  u32 step;  // of the chain; kMostChainLines if there is no empty slot
   Unit unit;
   u32 slot;
 };
 
-// Votes. The chain is walked as far as the key may be, and on to the first line that has an empty slot.
+// Votes. Walks the chain as far as the key may be, and on to the first line with an empty slot.
 __device__ __forceinline__ Place find_place(const Table& table, Tile tile, i64 key, bool walks) {
   Place place = {false, kMostChainLines, Unit(), 0};
   for (u32 step = 0; step < table.chain_lines && __any_sync(kAllLanes, walks); ++step) {
@@ -102,9 +102,9 @@ __device__ __forceinline__ Place find_place(const Table& table, Tile tile, i64 k
   return place;
 }
 
-// New keys of a static table, which evicts none. Held keys keep their rows.
+// New keys of a static table, which evicts nothing. Held keys keep their rows.
 //
-// At least 4 blocks: without a number the assembler aims at 8 and spills registers for it.
+// At least 4 blocks: without a number the assembler aims at 8 and spills registers.
 extern "C" __global__ void __launch_bounds__(256, 4)
     claim_static(const Table* tables, const i64* keys, u32 count, i64* numbers) {
   const Table table = *tables;
@@ -121,7 +121,7 @@ extern "C" __global__ void __launch_bounds__(256, 4)
     if (!lock_slot(tile, table.lines + line, place.unit, place.slot, outcome == kOpen)) continue;
     number = static_cast<i64>(line) * kLineKeys + place.slot;
     outcome = kInserted;
-    // Before the key is published: who finds a line without it must know that it goes on.
+    // Before the key is published: a reader of a line without the key must know that the chain goes on.
     if (tile.lane == 0)
       for (u32 step = 0; step < place.step; ++step)
         atomicOr(meta_word(table.lines + chain_line(table, key, step)), kOverflow);
@@ -130,7 +130,7 @@ extern "C" __global__ void __launch_bounds__(256, 4)
   count_outcomes(table, tile, outcome);
 }
 
-// Keys that are held, whose rows are written anew: their own slots. Keys that are not held are left out.
+// Held keys whose rows are overwritten: lock their own slots. Keys that are not held are ignored.
 extern "C" __global__ void __launch_bounds__(256)
     claim_held(const Table* tables, const i64* keys, u32 count, i64* numbers) {
   const Table table = *tables;

@@ -1,10 +1,10 @@
-// Rows in float32 as callers have them: D columns side by side, without a gap between rows. A quad is four columns, the
-// last of a row perhaps fewer; it moves as 16 bytes where D is a multiple of 4. The arrays begin at a multiple of 16.
+// Rows of callers in float32: D columns, without gaps between rows. A quad is four columns; a row's last quad may be
+// shorter. If D is a multiple of 4, a quad moves as 16 bytes. The arrays begin at a multiple of 16 bytes.
 #pragma once
 
 #include "types.cuh"
 
-// Streaming: nobody reads the row again before it leaves L2.
+// Streaming, because no kernel reads the row again before it leaves L2.
 template <u32 kDim>
 __device__ __forceinline__ void store_quad(float* row, u32 quad, float4 value) {
   float* at = row + 4 * quad;

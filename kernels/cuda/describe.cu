@@ -1,6 +1,6 @@
-// Write a table's descriptor, which kernels find it by. Who made the arrays keeps them alive.
+// Write a table's descriptor for other kernels. The caller keeps the arrays alive.
 //
-//   tables   Table[T]   the table with number `index` is written
+//   tables   Table[T]   entry `index` is written
 //
 // Launch: grid = 1, block = 1.
 #include "table.cuh"

@@ -1,8 +1,8 @@
-// Take keys out of a table. Rows stay as they are until their slots are claimed anew, so a launch that found one before
-// may go on reading it.
+// Erase keys of a table. Rows stay unchanged until their slots are claimed again, so a launch that found a row before
+// may still read it.
 //
 //   tables  Table[1]
-//   keys    int64[N]    any; those that are not held do nothing
+//   keys    int64[N]    any; keys that are not held are ignored
 //
 // Launch: grid = N / kBlockTiles rounded up, block = kBlockThreads; a tile of 4 or 8 lanes for each key.
 #include "table.cuh"
@@ -22,10 +22,10 @@ extern "C" __global__ void __launch_bounds__(256) erase(const Table* tables, con
     Line* line = line_of_row(table, row[0]);
     const u32 slot = slot_of_row(row[0]);
     const Word word = static_cast<Word>(key[0]);
-    erased = atomicCAS(word_of_slot(line, slot), word, kEmpty) == word;  // once, where a key is given twice
+    erased = atomicCAS(word_of_slot(line, slot), word, kEmpty) == word;  // only once, even if a key is given twice
     if (erased) {
       atomicAnd(meta_word(line), ~(Word(kMostCount) << 2 * slot));
-      atomicAdd(counter_at(table, kRowsHeld), ~0ull);  // one less
+      atomicAdd(counter_at(table, kRowsHeld), ~0ull);  // minus one
     }
   }
   count_lanes(table, kRowsErased, erased);

@@ -1,11 +1,12 @@
-// The second half of a write: rows into the slots that claim.cu locked, then the keys, by which readers find them.
+// The second half of a write: fill the rows of the slots that claim.cu locked, then the keys, so that readers find
+// them.
 //
 //   tables    Table[1]
 //   keys      int64[N]         as in the first half
 //   numbers   int64[N]         from the first half
 //   rows      float32[N, D]    row of each key
 //
-// A row that the table's form cannot hold frees its slot instead.
+// If the table's form cannot hold a row, its slot is freed instead.
 //
 // Launch: grid = N / kBlockTiles rounded up, block = kBlockThreads; a tile of 4 or 8 lanes for each key.
 #include "table.cuh"
@@ -32,13 +33,13 @@ extern "C" __global__ void __launch_bounds__(256, 4)
     for (u32 unit = tile.lane; unit < Form::units; unit += kTileLanes)
       __stcg(slab + unit, Form::encode(row, unit, parameters));
   });
-  __syncwarp();     // all lanes' parts of the row
-  __threadfence();  // are seen by whoever sees the key, which one of them writes
+  __syncwarp();     // all lanes have written their parts of the row,
+  __threadfence();  // which are visible before the key, which one lane writes
   const bool unfit = writes && !fits;
   if (writes && tile.lane == 0) {
     const Word word = unfit ? kEmpty : static_cast<Word>(keys[i]);
     atomicExch(word_of_slot(line_of_row(table, number), slot_of_row(number)), word);
-    if (unfit) atomicAdd(counter_at(table, kRowsHeld), ~0ull);  // one less
+    if (unfit) atomicAdd(counter_at(table, kRowsHeld), ~0ull);  // minus one
   }
   count_lanes(table, kRowsUnfit, unfit && tile.lane == 0);
 }

@@ -3,10 +3,9 @@
 
 #include "table.cuh"
 
-constexpr u32 kTileKeys = 4;  // that a tile has under way
+constexpr u32 kTileKeys = 4;  // that a tile works on at a time
 
-// The rows of the keys that fall to the calling thread's tile, into `numbers`; a block has as many tiles as it has keys,
-// divided by kTileKeys. Votes.
+// Votes. Write the rows of the keys of the caller's tile into `numbers`. The block's tiles take kTileKeys keys each.
 __device__ __forceinline__ void find_tile(const Table& table, const i64* keys, u32 count, i64* numbers) {
   const Tile tile;
   const u32 first = threadIdx.x / kTileLanes * kTileKeys;

@@ -1,8 +1,8 @@
-// Rows of a table by number, as list_keys.cu gives them.
+// Copy rows of a table by number, as list_keys.cu lists them.
 //
 //   table     Table[1]
 //   numbers   int64[N]         kNoRow gives the table's default value
-//   listed    uint32[1]        how many of them there are; nothing is written beyond
+//   listed    uint32[1]        how many numbers there are; nothing else is written
 //   out       float32[N, D]
 //
 // Launch: grid = N / kBlockRows rounded up, block = 256.

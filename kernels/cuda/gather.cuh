@@ -1,13 +1,13 @@
-// Rows of a table, by number, into an array of float32.
+// Copy rows of a table, by number, into an array of float32.
 #pragma once
 
 #include "columns.cuh"
 #include "rows.cuh"
 #include "table.cuh"
 
-// Store the columns of a unit, where they are the row's: a unit may begin with the row's parameters, and the last one end
-// in padding. Both are whole quads, but for the columns that the last quad lacks. `column(c)` is one of the unit's; quad
-// by quad, as a unit may have more columns than there are registers for.
+// Store the columns of a unit that belong to the row: a unit may begin with the row's parameters, and the last unit may
+// end in padding. Both are whole quads, except that the row's last quad may be short. `column(c)` returns a column of
+// the unit. One quad at a time, because a unit may have more columns than there are registers.
 template <class Row, class Column>
 __device__ __forceinline__ void store_unit(float* row, u32 unit, Column column) {
   constexpr int quads = (Row::dim + 3) / 4;
@@ -20,12 +20,12 @@ __device__ __forceinline__ void store_unit(float* row, u32 unit, Column column) 
   }
 }
 
-// Copy row `numbers[i]` to out + i * D for i < count; of kNoRow, the table's default value. All threads of the block call
-// together, after a barrier behind the writing of `numbers`.
+// Copy row `numbers[i]` to out + i * D for i < count, and the table's default value for kNoRow. All threads of the
+// block call it together, after a barrier that follows the writing of `numbers`.
 //
-// The (row, unit) pairs are dealt to the threads one after the other: at any D every lane has work, neighbours touch
-// neighbouring bytes, and each thread has several loads under way before it stores the first. What is not loaded is zero:
-// were it left as it was, a compiler may keep it in registers from one round to the next, for each form of a launch.
+// The threads take the (row, unit) pairs in turn: every lane has work at any D, neighbours touch neighbouring bytes,
+// and each thread starts several loads before it stores the first. Values that are not loaded are zero: if they kept
+// their old value, a compiler might hold it in registers from round to round, for each form of a launch.
 template <class Row>
 __device__ __forceinline__ void gather_rows(const Table& table, const i64* numbers, u32 count, float* out) {
   constexpr u32 kUnderWay = 4;

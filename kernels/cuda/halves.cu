@@ -1,11 +1,11 @@
-// Float32 values as binary16, for products that read halves.
+// Convert float32 values to binary16, for products that read halves.
 //
 //   values  float32[N]
-//   halves  binary16[N]   the nearest, ties to even; a value from 65520 on, which would become infinite, becomes NaN
+//   halves  binary16[N]   the nearest value, ties to even; from 65520 on, NaN instead of infinity
 //
-// NaN rather than infinity: a sum over infinities may end, behind a sigmoid, in a probability that looks like one.
+// NaN, because after a sigmoid a sum over infinities may look like a valid probability.
 //
-// Launch: grid = up to N / 256 rounded up, block = 256; blocks take the rest in turns.
+// Launch: grid = up to N / 256 rounded up, block = 256; blocks take the values in turns.
 #include "rows.cuh"
 
 constexpr unsigned short kNotANumber = 0x7e00;

@@ -1,4 +1,4 @@
-// A line: the keys of one hash bucket and a word about them, read by neighbouring lanes of a warp in one request.
+// A line: the keys of one hash bucket and a word about them. Neighbouring lanes of a warp read it in one request.
 //
 //   HOTROW_KEY  HOTROW_LINE_KEYS   bytes   lanes of 16 bytes     (given by the compiler's options)
 //   i64         15                 128     8
@@ -7,14 +7,14 @@
 //
 // Words 0 .. kLineKeys are the slots' keys and, last, the line's meta word:
 //
-//   bits 2s, 2s + 1    counter of slot s, 0 to 3: how often its row was found of late
-//   bit 2 kLineKeys    overflow: a key whose chain comes by here may be in the chain's next line (static tables alone)
-//   bits 32 to 63      marks of keys that were missed of late (policy.cuh); u32 lines have none
+//   bits 2s, 2s + 1    counter of slot s, 0 to 3: how often its row was found recently
+//   bit 2 kLineKeys    overflow: a key whose chain has this line may be in the chain's next line (static tables only)
+//   bits 32 to 63      marks of keys that were missed recently (policy.cuh); u32 lines have none
 //
 // The two largest values of the key type mark a slot without a key: kEmpty, and kLocked while its row is being written.
 //
-// Slots are numbered so that a ballot over the lanes of a tile is a row of bits in the slots' own order: slot s is word
-// s / kTileLanes of the 16 bytes that lane s % kTileLanes reads. The meta word is then slot kLineKeys, the last.
+// Slots are numbered so that a ballot over the lanes of a tile gives bits in the order of the slots: slot s is word
+// s / kTileLanes of the 16 bytes that lane s % kTileLanes reads. The meta word is slot kLineKeys, the last.
 #pragma once
 
 #include "types.cuh"
@@ -65,8 +65,8 @@ __device__ __forceinline__ Word word_at(const uint4& unit, u32 i) {
   return i == 0 ? unit.x : i == 1 ? unit.y : i == 2 ? unit.z : unit.w;
 }
 
-// Where the key of a slot is; slot kLineKeys is the meta word. No compiler can know that lines are global memory: its
-// atomics would try shared memory too.
+// The word of a slot's key; slot kLineKeys is the meta word. Without the assumption the compiler does not know that
+// lines are in global memory, and its atomics try shared memory too.
 __device__ __forceinline__ Word* word_of_slot(Line* line, u32 slot) {
   __builtin_assume(__isGlobal(line));
   return line->words + slot % kTileLanes * kUnitWords + slot / kTileLanes;
@@ -81,8 +81,8 @@ __device__ __forceinline__ bool is_holdable(i64 key) {
 
 __device__ __forceinline__ u32 counter_of(Word meta, u32 slot) { return meta >> 2 * slot & 3; }
 
-// The lanes of a warp that read one line. The tiles of a warp go through the code together, so that their votes are one
-// instruction: every function that votes is called by all 32 lanes.
+// The lanes of a warp that read one line. The tiles of a warp run the code together, so that their votes are one
+// instruction: all 32 lanes call every function that votes.
 struct Tile {
   u32 lane;   // within the tile
   u32 first;  // lane of the warp at which the tile begins
@@ -98,7 +98,7 @@ struct Tile {
   }
 };
 
-// The calling lane's part of a line, past L1: a line in L1 could be older than the locks of an insert.
+// The caller's part of a line. The load goes past L1, where a line could be older than the locks of an insert.
 __device__ __forceinline__ Unit load_unit(const Line* line, Tile tile) {
   return __ldcg(reinterpret_cast<const Unit*>(line) + tile.lane);
 }
@@ -116,8 +116,9 @@ __device__ __forceinline__ Word meta_of(Tile tile, const Unit& unit) {
   return tile.from(word_at(unit, kUnitWords - 1), kTileLanes - 1);
 }
 
-// Count one more use of a slot, by one lane of the tile. One attempt, from the word the line was read with: where
-// others change it at the same time, this use is not counted. A row at its most writes nothing.
+// By one lane of the tile: count one more use of a slot. There is one attempt, from the meta word that was read with
+// the line: if another thread changes the word meanwhile, this use is not counted. A counter at its maximum is not
+// written.
 __device__ __forceinline__ void count_use(Line* line, Word meta, u32 slot) {
   if (counter_of(meta, slot) < kMostCount) atomicCAS(meta_word(line), meta, meta + (Word(1) << 2 * slot));
 }

@@ -1,9 +1,9 @@
-// List the keys that some lines of a table hold, in no particular order. Between writes, beside queries.
+// List the keys that some lines of a table hold, in no particular order. Runs between writes, in parallel with queries.
 //
 //   table     Table[1]
 //   keys      int64[lines * kLineKeys]   the first `listed` are the keys held
 //   numbers   int64[lines * kLineKeys]   their row numbers
-//   listed    uint32[1]                  0 before
+//   listed    uint32[1]                  must be 0 before
 //
 // Launch: grid = lines / kBlockTiles rounded up, block = kBlockThreads; a tile of 4 or 8 lanes for each line from
 // `first_line` on.

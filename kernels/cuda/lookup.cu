@@ -4,25 +4,26 @@
 //   lookup_again   the keys that were missing, from rows that the host fetched meanwhile
 //
 //   tables       Table[T]
-//   bags         TableBags[T], the request's head (bags.cuh), where each key is a bag by itself and nothing has weights;
-//                of lookup_again, a second head: how many keys are listed
+//   bags         TableBags[T], the request's head (bags.cuh), where each key is a bag, without weights; for lookup_again
+//                a second head with the number of listed keys
 //   table_count  T
-//   request      what the heads' addresses count from
-//   out          float32; of each table, its rows float32[N, D] from TableBags::first_float on, which is a multiple of 4
+//   request      start of the addresses in the heads
+//   out          float32; each table's rows float32[N, D] begin at TableBags::first_float, a multiple of 4
 //   missing      MissingSet[1] (missing.cuh)
-//   lacking      uint32; from TableBags::first_bag on, the table's keys that are missing, by number, in any order
-//   listed       the same of the launch before
+//   lacking      uint32; from TableBags::first_bag on, the numbers of the table's missing keys, in any order
+//   listed       `lacking` of the launch before
 //   staged       the rows that the host fetched, in float32
-//   staged_at    uint32[M], by the number of a missing key: where its row is in `staged`, in units of 16 bytes
+//   staged_at    uint32[M], by the number of a missing key: the place of its row in `staged`, in units of 16 bytes
 //
-// Launch: grid = any number of blocks up to the number of items, block = kBlockThreads; an item has kBlockKeys keys. Keys
-// are found by tiles of 4 or 8 lanes, four keys at a time each; then the block's threads share the copying of rows.
+// Launch: grid = any number of blocks up to the number of items, block = kBlockThreads; an item has kBlockKeys keys.
+// Keys are found by tiles of 4 or 8 lanes, four keys at a time each; then the block's threads share the copying of
+// rows.
 //
-// A row is what its cache holds, bit for bit. A key that is missing has a row of the table's default value until it is
-// looked up again; reserved keys always have, and are not listed. What is found counts as used, and what is found and
-// missed is counted, as `query` does; by lookup_again not once more: it asks no cache.
+// A row has the bits that its cache holds. A missing key has a row of the table's default value until it is looked up
+// again. A reserved key always has such a row, and is not listed. `lookup` counts found rows as used, and counts found
+// and missed keys, as `query` does; lookup_again asks no cache and counts nothing.
 //
-// A launch is compiled for the forms of all of a model's tables, so here for many at once:
+// A launch is compiled for the forms of all tables of a model, so here for many at once:
 // Compiled with: HOTROW_KEY=i64 HOTROW_LINE_KEYS=15 HOTROW_FORMS="FORM(0, fp32, 16) FORM(1, fp32, 33)
 //   FORM(2, fp32, 128) FORM(3, fp16, 10) FORM(4, fp16, 64) FORM(5, bf16, 100) FORM(6, int8, 17) FORM(7, uint8, 10)
 //   FORM(8, fp8, 64)"
@@ -37,7 +38,7 @@
 constexpr u32 kBlockKeys = kBlockThreads / kTileLanes * kTileKeys;
 static_assert(kBlockKeys <= kBlockThreads, "one thread per key lists the misses");
 
-// In shared memory, so that what is needed now and then takes no registers in between.
+// In shared memory, so that values that are rarely needed take no registers.
 struct Shared {
   Table table;
   TableBags bags;
@@ -46,8 +47,8 @@ struct Shared {
   i64 numbers[kBlockKeys];
   NewSlots fresh;
   u32 missed_keys;  // of the item
-  u32 place;        // of the first of these in the table's list
-  u32 has_missed;   // whether any item of the block did
+  u32 place;        // of the item's first missing key in the table's list
+  u32 has_missed;   // whether any item of the block missed a key
   Member member;
 };
 
@@ -70,7 +71,7 @@ __device__ __forceinline__ void read_item(const Table* tables, const TableBags* 
   __syncthreads();
 }
 
-// List the item's keys that its cache lacks. Behind a barrier; barriers.
+// List the item's missing keys. Called after a barrier; barriers.
 __device__ __forceinline__ void list_lacking(const MissingSet& set, const u8* request, u32* lacking, Shared& shared) {
   const TableBags& bags = shared.bags;
   const u32 i = threadIdx.x;
@@ -98,9 +99,9 @@ extern "C" __global__ void __launch_bounds__(256, 3)
     lookup(const Table* tables, const TableBags* bags, u32 table_count, const u8* request, const MissingSet* missing,
            u32* lacking, float* out) {
   __shared__ Shared shared;
-  const TableBags& last = bags[table_count - 1];  // asked again by each item, since a register more would be spilled
+  const TableBags& last = bags[table_count - 1];  // read again for each item, because one more register would be spilled
   if (blockIdx.x >= max(count_items(last), 1u)) return;
-  if (__ldcg(missing->progress + kSlotsListed) != 0) return;  // as pool does, and why
+  if (__ldcg(missing->progress + kSlotsListed) != 0) return;  // for the same reason as in pool
   if (threadIdx.x == 0) {
     shared.has_missed = 0;
     start_block(*missing->team);
@@ -128,7 +129,7 @@ extern "C" __global__ void __launch_bounds__(256, 3)
   list_missing<kBlockThreads>(*missing, shared.member, table_count, FirstPositions{bags, table_count});
 }
 
-// Copy fetched rows of keys to where these are in the answer: row i comes from unit places[i] of `staged`.
+// Copy fetched rows to their places in the answer: row i, of key keys[i], comes from unit places[i] of `staged`.
 template <class Row>
 __device__ __forceinline__ void copy_rows(const u8* staged, const u32* places, const u32* keys, u32 count, float* out) {
   constexpr u32 quads = (Row::dim + 3) / 4;
@@ -140,7 +141,8 @@ __device__ __forceinline__ void copy_rows(const u8* staged, const u32* places, c
   }
 }
 
-extern "C" __global__ void __launch_bounds__(256)
+// At least 3 blocks: without a number the assembler aims at 4 and spills registers.
+extern "C" __global__ void __launch_bounds__(256, 3)
     lookup_again(const Table* tables, const TableBags* bags, u32 table_count, const u8* request,
                  const MissingSet* missing, const u8* staged, const u32* staged_at, const u32* listed, float* out) {
   __shared__ u32 places[kBlockKeys], keys[kBlockKeys];

@@ -1,20 +1,20 @@
-// The distinct keys that a request asked for and its caches do not hold, found while they are missed: a hash set of
-// open addressing in device memory, and a list for the host in the order in which the keys first appear.
+// The distinct missing keys of a request: a hash set with open addressing in device memory, and a list for the host in
+// the order in which the keys first appear.
 //
-// A request's keys are numbered 0 .. N - 1, table after table; that is a key's position. Table t, whose keys have the
-// positions first .. first + n - 1, has the slots 2 first .. 2 (first + n) - 1 for itself: at most half are ever used,
-// and no slot need say which table its key is of.
+// A request's keys are numbered 0 .. N - 1, table after table; this number is a key's position. If table t's keys have
+// the positions first .. first + n - 1, the slots 2 first .. 2 (first + n) - 1 belong to table t alone. So at most half
+// of them are used, and a slot does not store its table.
 //
 //   pool, lookup               a key that misses      ->  its slot; `first` is the least of its positions
-//   the team                   the launch's slots      ->  numbers in the order of `first`, and the keys for the host
+//   the team                   the launch's slots     ->  numbers in the order of `first`, and the keys for the host
 //   pool_again, lookup_again   a slot's number        ->  the row that the host fetched for the key
 //
-// Keys that are missed only when bags are pooled again are numbered on from there. `forget` empties the slots for the
+// Keys that are first missed when bags are pooled again get the next numbers. `forget` empties the slots before the
 // next request.
 //
-// The order of first appearance is known when the last block is done, so the keys are listed then, by as many of the
-// launch's blocks as are still there (team.cuh). A block stays for that if it missed a key itself, and there is more to
-// list than one block does at once. Where nothing is missed nobody stays, and nothing is launched behind.
+// The order of first appearance is known only when the last block is done. Then the blocks that are still there list
+// the keys (team.cuh). A block stays if it missed a key, and if one block alone would take several rounds. If nothing
+// is missed, no block stays, and no other kernel is launched.
 #pragma once
 
 #include "table.cuh"
@@ -22,7 +22,7 @@
 
 constexpr u32 kNoPosition = 0xffffffffu;
 constexpr u32 kUnlisted = 0x80000000u;  // N is at most 2^30, so no number is as large
-constexpr u32 kTeamSlots = 256;         // as many are listed by one block
+constexpr u32 kTeamSlots = 256;         // one block alone lists up to this many
 constexpr u32 kMostNewSlots = 256;      // a key for each thread of a block
 
 struct __align__(16) MissingSlot {
@@ -31,24 +31,24 @@ struct __align__(16) MissingSlot {
   u32 number;  // among the request's distinct missing keys; until it is listed, kUnlisted + how often it missed so far
 };
 
-// Per table, on the device; the team hands it to the host and begins anew.
+// Per table, on the device; the team reports it to the host and sets it to 0.
 struct MissingCounts {
   u32 keys;  // positions that missed
   u32 bags;  // bags with such a key
 };
 
-// What the host is told of a table.
+// The report to the host, per table.
 struct MissingReport {
   u32 keys;
   u32 bags;
   u32 distinct;  // distinct keys that this launch was the first to miss
-  u32 used;      // slots that the request uses by now, of all tables
+  u32 used;      // slots that the request uses so far, in all tables
 };
 
-// A request's set, in device memory but for the report, which is the host's.
+// A request's set. It is in device memory, except report, keys and times, which are in host memory.
 struct MissingSet {
   MissingSlot* slots;     // [2 N]
-  u32* used;              // [N] slots with a key, as they came; of earlier launches first
+  u32* used;              // [N] slots with a key, in order of arrival
   u32* marks;             // [N / 32 + 1] a bit per position, clear between launches
   u32* ranks;             // [N / 32 + 1] set bits before each word of `marks`
   u32* progress;          // [2] slots used, slots used by earlier launches
@@ -57,7 +57,9 @@ struct MissingSet {
   MissingReport* report;  // [T]
   i64* keys;              // [N] this launch's distinct keys, table after table, in order of first appearance
   u32* times;             // [N] how often each of them missed
+  u64 seed;               // of the hash: a secret, so that no client can send keys that all have the same home slot
 };
+static_assert(sizeof(MissingSet) == 88, "MISSING_SET_BYTES of gpu_cache/bag_layout.py");
 
 enum Progress { kSlotsUsed, kSlotsListed };
 
@@ -66,27 +68,29 @@ struct Region {
   u32 count;
 };
 
-// Slots that a block came to use and has not listed yet, in shared memory; `count` is 0 at first.
+// Slots that a block has filled and not listed yet, in shared memory; `count` is 0 at first.
 struct NewSlots {
   u32 count;
   u32 begin;  // of them in `used`
   u32 slots[kMostNewSlots];
 };
 
-// Keys that no table holds, and that no list tells of.
+// Keys that no table holds and no list contains.
 __device__ __forceinline__ bool is_reserved(i64 key) {
   return key >= 0x7ffffffffffffffell || key <= -0x7fffffffffffffffll;
 }
 
 __device__ __forceinline__ u32 next_slot(Region region, u32 at) { return at + 1 == region.count ? 0 : at + 1; }
 
-__device__ __forceinline__ u32 home_slot(Region region, i64 key) {
-  return __umulhi(static_cast<u32>(mix(static_cast<u64>(key)) >> 32), region.count);
+// Two rounds, because one round of a known bijection does not hide the seed well enough.
+__device__ __forceinline__ u32 home_slot(const MissingSet& set, Region region, i64 key) {
+  const u64 hash = mix(mix(static_cast<u64>(key) ^ set.seed) + set.seed);
+  return __umulhi(static_cast<u32>(hash >> 32), region.count);
 }
 
-// The number of a key that an earlier launch missed; of others, kUnlisted or above.
+// The number of a key that an earlier launch missed; kUnlisted or above for other keys.
 __device__ __forceinline__ u32 number_of(const MissingSet& set, Region region, i64 key) {
-  for (u32 at = home_slot(region, key);; at = next_slot(region, at)) {
+  for (u32 at = home_slot(set, region, key);; at = next_slot(region, at)) {
     const MissingSlot* slot = set.slots + region.first + at;
     const i64 held = __ldcg(&slot->key);
     if (held == key) return __ldcg(&slot->number);
@@ -94,10 +98,11 @@ __device__ __forceinline__ u32 number_of(const MissingSet& set, Region region, i
   }
 }
 
-// Enter a key that missed at a position. Who wins the slot does not matter: positions go by their minimum.
+// Enter a key that missed at a position. It does not matter which thread takes the slot, because the slot keeps the
+// least position.
 __device__ __forceinline__ void enter_missing(const MissingSet& set, Region region, i64 key, u32 position,
                                               NewSlots& fresh) {
-  for (u32 at = home_slot(region, key);; at = next_slot(region, at)) {
+  for (u32 at = home_slot(set, region, key);; at = next_slot(region, at)) {
     MissingSlot* slot = set.slots + region.first + at;
     i64 held = __ldcg(&slot->key);
     if (held == kNoKey)
@@ -127,15 +132,15 @@ __device__ __forceinline__ u32 rank_of(const MissingSet& set, u32 position) {
   return __ldcg(set.ranks + position / 32) + __popc(__ldcg(set.marks + position / 32) & below);
 }
 
-// By all threads of each of `blocks` blocks, when it has done its work: whether it is one of those that list what the
-// launch missed. `has_missed`: the block did. Barriers.
+// By all threads of each of `blocks` blocks, after its work: whether the block helps to list the missing keys.
+// `has_missed`: the block missed a key. Barriers.
 __device__ __forceinline__ bool stays_to_list(const MissingSet& set, u32 blocks, bool has_missed, Member& me) {
   const bool has_reason = threadIdx.x == 0 && has_missed &&
                           __ldcg(set.progress + kSlotsUsed) - __ldcg(set.progress + kSlotsListed) > kTeamSlots;
   return join_team(*set.team, blocks, has_reason, me);
 }
 
-// By the team: set the bits of positions at which slots `begin` .. `end` - 1 of `used` first appeared.
+// By the team: set the bits of the first positions of slots `begin` .. `end` - 1 of `used`.
 template <u32 kThreads>
 __device__ __forceinline__ void mark_firsts(const MissingSet& set, const Member& me, u32 begin, u32 end) {
   for (u32 i = begin + me.rank * kThreads + threadIdx.x; i < end; i += me.size * kThreads) {
@@ -170,8 +175,8 @@ __device__ __forceinline__ void number_slots(const MissingSet& set, const Member
   }
 }
 
-// By the team: number the slots that the launch came to use, and write keys and counts for the host. `first_position`:
-// of each table, and of T the number of positions. Meets, and leaves.
+// By the team: number the slots that the launch filled, and write keys and counts for the host. `first_position` is the
+// first position of each table, and for T the number of positions. Meets, and leaves.
 template <u32 kThreads, class FirstPosition>
 __device__ __forceinline__ void list_missing(const MissingSet& set, Member& me, u32 table_count,
                                              FirstPosition first_position) {

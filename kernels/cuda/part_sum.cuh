@@ -1,4 +1,4 @@
-// The sum of a part of a bag's rows, by one thread: rows that the cache holds, in the table's form, and others.
+// The sum of a part of a bag's rows, by one thread: rows of the cache, in the table's form, and other rows.
 #pragma once
 
 #include "bags.cuh"
@@ -6,13 +6,13 @@
 
 constexpr u32 kNormLanes = 8;
 
-// What is known of a round's keys. A row is a row number, kNoRow, or -2 - n: the fetched row of missing key n.
+// The state of a round's keys. A row is a row number, kNoRow, or -2 - n: the fetched row of missing key n.
 struct Round {
   u32 begin, end;  // keys of the item
   i64 keys[kRoundKeys];
   i64 rows[kRoundKeys];
   float weights[kRoundKeys];
-  float factors[kRoundKeys];  // by which rows are scaled, where the table has a max_norm
+  float factors[kRoundKeys];  // that scale the rows, if the table has a max_norm
 };
 
 // Rows that the host fetched.
@@ -20,7 +20,7 @@ struct Staged {
   const u8* rows;
   const u32* at;
 
-  // Null where there is none.
+  // Null if there is no fetched row.
   __device__ __forceinline__ const float* row(i64 row) const {
     if (row == kNoRow) return nullptr;
     return reinterpret_cast<const float*>(rows + rows::kUnitBytes * static_cast<i64>(__ldg(at + (-2 - row))));
@@ -29,8 +29,8 @@ struct Staged {
 
 __device__ __forceinline__ i64 staged_row(u32 number) { return -2 - static_cast<i64>(number); }
 
-// What a thread sums at a time: a unit of 16 bytes, or half of one where that has 16 columns, which with all that goes
-// with them would be more than a thread has registers for.
+// The columns that a thread sums at a time: a unit of 16 bytes, or half a unit if a unit has 16 columns, because a
+// whole one would need more registers than a thread has.
 template <class Row>
 struct Part {
   static constexpr u32 columns = Row::unit_columns > 8 ? 8 : Row::unit_columns;
@@ -70,22 +70,23 @@ struct Part {
   }
 };
 
-// The same number, but hidden from the compiler: what follows from it is computed here, and not ahead of a loop and held
-// in registers for a path that few rows take. No intrinsic does this; the assembler is given nothing.
+// The same number, hidden from the compiler, so that values that depend on it are computed here. Otherwise the compiler
+// computes them before the loop, and holds them in registers for a path that few rows take. No intrinsic does this; the
+// assembler sees no instruction.
 __device__ __forceinline__ u32 hidden(u32 number) {
   asm volatile("" : "+r"(number));
   return number;
 }
 
-// A column of a row that its cache does not hold: of the fetched row, or the default value. Columns that are none of
-// the row's are any number.
+// A column of a row that the cache does not hold: of the fetched row, or the default value. Columns outside the row are
+// undefined.
 template <class Row>
 __device__ __forceinline__ float other_column(const Table& table, const float* fetched, u32 part, u32 c) {
   if (!fetched || !Part<Row>::is_real(part, c)) return table.default_value;
   return __ldcg(fetched + Part<Row>::first_column(part) + static_cast<int>(c));
 }
 
-// By how much each row of the round is scaled. Between barriers.
+// Compute the factor that scales each row of the round. Between barriers.
 template <class Row>
 __device__ __forceinline__ void measure_norms(const Table& table, float max_norm, const Staged& staged,
                                               Round& round) {
@@ -120,7 +121,7 @@ __device__ __forceinline__ void measure_norms(const Table& table, float max_norm
   }
 }
 
-// The sum of one part's columns over a bag's keys of the round, from where the rounds before left it.
+// The sum of one part's columns over a bag's keys of the round, continued from the rounds before.
 template <class Row>
 struct PartSum {
   float columns[Part<Row>::columns];
@@ -136,8 +137,8 @@ struct PartSum {
     total = __fadd_rn(total, bags.combiner == kSqrtN ? __fmul_rn(weight, weight) : weight);
   }
 
-  // Rows that the cache holds are asked for several at a time; where one of these is not held, they are read in turn.
-  // What is not loaded is zero: see gather_rows.
+  // Rows of the cache are loaded several at a time. If the cache does not hold one of them, they are read one by one.
+  // Values that are not loaded are zero: see gather_rows.
   __device__ __forceinline__ void add_rows(const Table& table, const TableBags& bags, const Round& round,
                                            const Staged& staged, u32 begin, u32 end, u32 part) {
     constexpr u32 kUnderWay = 4;
@@ -157,7 +158,7 @@ struct PartSum {
           continue;
         }
         const float* fetched = staged.row(round.rows[k]);
-        const u32 at = hidden(part);  // or which columns are real would be kept for each
+        const u32 at = hidden(part);  // else the real columns of each part would be kept in registers
         add(bags, round, k, [&](u32 c) { return other_column<Row>(table, fetched, at, c); });
       }
     }
@@ -193,7 +194,7 @@ struct PartSum {
   }
 
   __device__ __forceinline__ void divide(u32 combiner) {
-    if (combiner == kSum) return;  // by 1, which changes no bit and costs a division per column
+    if (combiner == kSum) return;  // a division by 1 changes no bit and costs time
     const float divisor = combiner == kMean ? total : __fsqrt_rn(total);
 #pragma unroll
     for (u32 c = 0; c < Part<Row>::columns; ++c)

@@ -1,41 +1,40 @@
 // Look up the bags of all tables of a request in their caches and pool each bag's rows into one.
 //
 //   pool               every bag of the request
-//   pool_again         the bags that lacked a key, from the caches and from rows that the host fetched meanwhile
-//   forget             empties the set of missing keys, before the next request
+//   pool_again         the bags with a missing key, from the caches and from rows that the host fetched meanwhile
+//   forget             empties the set of missing keys before the next request
 //   describe_missing   sets it up
 //
 //   tables       Table[T]
-//   bags         TableBags[T], the request's head (bags.cuh); of pool_again, a second head: how many bags are listed
+//   bags         TableBags[T], the request's head (bags.cuh); for pool_again a second head with the listed bags' number
 //   table_count  T
-//   request      what the heads' addresses count from
-//   out          float32; of each table, its pooled rows float32[B, S, D] from TableBags::first_float on, which is a
-//                multiple of 4
+//   request      start of the addresses in the heads
+//   out          float32; each table's pooled rows float32[B, S, D] begin at TableBags::first_float, a multiple of 4
 //   missing      MissingSet[1] (missing.cuh)
-//   lacking      uint32; from TableBags::first_bag on, the table's bags that lack a key, in any order
-//   listed       the same of the launch before, which are the bags to be pooled again
+//   lacking      uint32; from TableBags::first_bag on, the table's bags with a missing key, in any order
+//   listed       `lacking` of the launch before: the bags to be pooled again
 //   staged       the rows that the host fetched, in float32
-//   staged_at    uint32[M], by the number of a missing key: where its row is in `staged`, in units of 16 bytes
+//   staged_at    uint32[M], by the number of a missing key: the place of its row in `staged`, in units of 16 bytes
 //
-// Launch: grid = any number of blocks, block = kBlockThreads; those beyond the number of items do nothing.
+// Launch: grid = any number of blocks, block = kBlockThreads; blocks beyond the number of items do nothing.
 //
-// Launched once more for a request of which it listed missing keys, `pool` does nothing: the request's bags have been
-// pooled again since, or are to be. So one graph of it and of what reads the rows serves behind pool_again too.
+// If `pool` listed missing keys of a request, its next launch for the same request does nothing, because pool_again
+// pools the incomplete bags. So one graph of `pool` and of the work that reads the rows may run again after pool_again.
 //
-// A bag's row is the sum, in key order, of its rows times their weights, each operation rounded to float32 (nothing is
-// fused), divided for the mean by the sum of the weights and for sqrtn by the square root of the sum of their squares,
-// also taken in key order; 0 where that is 0. So do the host's loops (kernels/host/lookup_loops.inl), to the bit. A row
-// longer than max_norm is scaled first, by max_norm / |row|: clip_by_norm of TensorFlow. Squares are summed by lane
-// (parts l, l + 8, ... of the row; see Part), then across lanes.
+// A bag's row is the sum, in key order, of its rows times their weights, each operation rounded to float32 and none
+// fused. The mean divides the sum by the sum of the weights, sqrtn by the square root of the sum of their squares, also
+// summed in key order; if the divisor is 0, the row is 0. The host's loops (kernels/host/lookup_loops.inl) have the
+// same bits. A row whose norm is above max_norm is first scaled by max_norm / |row|, as TensorFlow's clip_by_norm does.
+// Squares are summed by lane (parts l, l + 8, ... of the row; see Part), then across lanes.
 //
-// A key that its cache lacks counts as a row of the table's default value until it is pooled again; reserved keys
-// always do, and are not listed. Rows that are found count as used, and keys found and missed are counted, as `query`
-// does; by pool_again not once more.
+// A missing key counts as a row of the table's default value until its bag is pooled again. A reserved key always does,
+// and is not listed. `pool` counts found rows as used, and counts found and missed keys, as `query` does; pool_again
+// counts nothing.
 //
-// How a block works: tiles of lanes find the rows of 256 keys, several at a time each; then all threads share the (bag,
-// part of a row) pairs, so that at any D each has work and a long bag holds up no more lanes than its columns need.
+// How a block works: tiles of lanes find the rows of 256 keys, several at a time each. Then all threads share the (bag,
+// part of a row) pairs. So every thread has work at any D, and a long bag holds up only the lanes of its columns.
 //
-// A launch is compiled for the forms of all of a model's tables, so here for many at once:
+// A launch is compiled for the forms of all tables of a model, so here for many at once:
 // Compiled with: HOTROW_KEY=i64 HOTROW_LINE_KEYS=15 HOTROW_FORMS="FORM(0, fp32, 16) FORM(1, fp32, 33)
 //   FORM(2, fp32, 128) FORM(3, fp16, 10) FORM(4, fp16, 64) FORM(5, bf16, 100) FORM(6, int8, 17) FORM(7, uint8, 10)
 //   FORM(8, fp8, 64)"
@@ -48,23 +47,23 @@
 constexpr u32 kTileKeys = 4;
 constexpr u32 kFoundAtOnce = kBlockThreads / kTileLanes * kTileKeys;
 
-// In shared memory, so that what is needed now and then takes no registers in between.
+// In shared memory, so that values that are rarely needed take no registers.
 struct Shared {
   Table table;
   TableBags bags;
   MissingSet set;
   Item item;
   Round round;
-  float begun_totals[2];  // of the bag that goes on in the next round: its weights so far, by turns
+  float begun_totals[2];  // weights so far of the bag that goes on in the next round, in alternation
   u32 missed_keys;        // of the item
   u32 lacking_bags;
   NewSlots fresh;         // of the round
-  u32 first;              // place of the first, in a list of all blocks
-  u32 has_missed;         // whether any item of the block did
+  u32 first;              // place of the item's first bag in the list of all blocks
+  u32 has_missed;         // whether any item of the block missed a key
   Member member;
 };
 
-// Fetch the round's keys and weights, a key for each thread. Which of its table's the calling thread's is.
+// Read the round's keys and weights, one key per thread. Returns the number of the caller's key in its table.
 __device__ __forceinline__ u32 read_round(const TableBags& bags, const u8* request, bool is_again, Shared& shared) {
   Round& round = shared.round;
   const u32 i = round.begin + threadIdx.x;
@@ -84,7 +83,7 @@ __device__ __forceinline__ void find_round(const Table& table, Round& round) {
   const u32 count = round.end - round.begin;
 #pragma unroll 1
   for (u32 first = threadIdx.x / kTileLanes * kTileKeys; first < kRoundKeys; first += kFoundAtOnce) {
-    if (first - threadIdx.x / kTileLanes * kTileKeys >= count) break;  // all tiles of the block alike: they vote
+    if (first - threadIdx.x / kTileLanes * kTileKeys >= count) break;  // the same in all tiles: they vote
     i64 keys[kTileKeys], found[kTileKeys];
 #pragma unroll
     for (u32 k = 0; k < kTileKeys; ++k) keys[k] = first + k < count ? round.keys[first + k] : kNoKey;
@@ -96,7 +95,7 @@ __device__ __forceinline__ void find_round(const Table& table, Round& round) {
   }
 }
 
-// The calling thread's key of the round, if its cache lacks it: enter it as missing, or find its fetched row.
+// If the caller's key of the round is missing, enter it in the set, or find its fetched row.
 template <bool kAgain>
 __device__ __forceinline__ void miss(const TableBags& bags, u32 place, Shared& shared) {
   Round& round = shared.round;
@@ -117,7 +116,8 @@ __device__ __forceinline__ void miss(const TableBags& bags, u32 place, Shared& s
   enter_missing(shared.set, region, key, bags.first_position + place, shared.fresh);
 }
 
-// Pool the round's keys: bags that end in it are finished, one that goes on leaves its sums in `out`. Between barriers.
+// Pool the round's keys. Bags that end in the round are finished; a bag that goes on leaves its sums in `out`. Between
+// barriers.
 template <class Row>
 __device__ __forceinline__ void pool_round(const Table& table, const TableBags& bags, const Staged& staged,
                                            Shared& shared, u32 first_bag, float* out) {
@@ -155,7 +155,7 @@ __device__ __forceinline__ void pool_found(const Table& table, const TableBags& 
   });
 }
 
-// List the item's bags that lack a key, and count what was missed. Between barriers.
+// List the item's bags with a missing key, and count the missing keys. Between barriers.
 __device__ __forceinline__ void list_bags(const TableBags& bags, MissingCounts* counts, Shared& shared, u32* lacking) {
   if (shared.missed_keys == 0) return;
   Item& item = shared.item;
@@ -209,7 +209,7 @@ __device__ __forceinline__ void pool_items(const Table* tables, const TableBags*
   const u32 item_count = count_items(bags[table_count - 1]);
   const u32 blocks = max(min(item_count, gridDim.x), 1u);  // a graph's grid is larger than most requests
   if (blockIdx.x >= blocks) return;
-  // All these blocks see the same: this is written when all of them are done.
+  // All these blocks read the same value, because it is written when all of them are done.
   if (!kAgain && __ldcg(missing.progress + kSlotsListed) != 0) return;
   if (threadIdx.x == 0) {
     shared.set = missing;
@@ -264,15 +264,17 @@ extern "C" __global__ void __launch_bounds__(256) forget(const MissingSet* missi
   if (leaves_last(*set.team, gridDim.x)) set.progress[kSlotsUsed] = set.progress[kSlotsListed] = 0;
 }
 
-// Write the descriptor of a request's set, and empty it. Who made the arrays keeps them alive.
+// Write the descriptor of a request's set, and empty the set. The caller keeps the arrays alive.
 //
-//   slot_count   2 N; all other arrays were zeros before
+//   slot_count   2 N
+//   seed         of the hash
 //
-// Launch: as forget.
+// All arrays except `slots` must be zeros before. Launch: as forget.
 extern "C" __global__ void __launch_bounds__(256)
     describe_missing(MissingSet* missing, MissingSlot* slots, u32* used, u32* marks, u32* ranks, u32* progress,
-                     Team* team, MissingCounts* counts, MissingReport* report, i64* keys, u32* times, u32 slot_count) {
+                     Team* team, MissingCounts* counts, MissingReport* report, i64* keys, u32* times, u32 slot_count,
+                     u64 seed) {
   const u32 thread = blockIdx.x * kBlockThreads + threadIdx.x;
   for (u32 i = thread; i < slot_count; i += gridDim.x * kBlockThreads) slots[i] = {kNoKey, kNoPosition, kUnlisted};
-  if (thread == 0) *missing = {slots, used, marks, ranks, progress, team, counts, report, keys, times};
+  if (thread == 0) *missing = {slots, used, marks, ranks, progress, team, counts, report, keys, times, seed};
 }

@@ -1,18 +1,18 @@
-// Ask a table for the rows of keys.
+// Look up the rows of keys in a table.
 //
 //   tables              Table[1]
-//   keys                int64[N]     any order, duplicates allowed; what no line can hold is a miss
-//   out                 float32[N, D]  row of each key; of a missing one, the table's default value
-//   missing_keys        int64[N]     the first M are the missing keys, with duplicates; blocks in any order,
-//   missing_positions   int32[N]     and where each stands in `keys`
+//   keys                int64[N]     any order, duplicates allowed; a key that no line can hold is a miss
+//   out                 float32[N, D]  row of each key; for a missing key, the table's default value
+//   missing_keys        int64[N]     the first M are the missing keys, with duplicates; blocks in any order
+//   missing_positions   int32[N]     the position of each missing key in `keys`
 //   progress            uint64[1]    misses so far and, in the upper half, how many blocks have counted theirs: 0 before
 //                                    the first launch and again after each
 //   missing_count       int32[1]     M, written by the last block; may be the host's memory
 //
-// Launch: grid = N / kBlockKeys rounded up, block = kBlockThreads. Keys are found by tiles of 4 or 8 lanes, four keys at
-// a time each; then the block's threads share the copying of all rows found.
+// Launch: grid = N / kBlockKeys rounded up, block = kBlockThreads. Keys are found by tiles of 4 or 8 lanes, four keys
+// at a time each; then the block's threads share the copying of all rows found.
 //
-// Readers take no lock. Whoever runs beside writers is protected by their order on streams: see gpu_cache/readers.py.
+// Readers take no lock. The order on streams protects them from writers: see gpu_cache/readers.py.
 #include "find.cuh"
 #include "gather.cuh"
 
@@ -27,18 +27,18 @@ __device__ __forceinline__ u32 sum_of(const u32* values, u32 count) {
   return sum;
 }
 
-// Count the block's hits and misses; by one thread of each block. What `progress` was before: the misses of the blocks
-// that counted theirs earlier, which are listed before this block's, and how many blocks these were. Both in one atomic,
-// so that no fence has to order two.
+// By one thread of each block: count the block's hits and misses. Returns the former value of `progress`: the misses of
+// the blocks that counted before, which are listed before this block's misses, and the number of those blocks. One
+// atomic has both, so that no fence must order two.
 __device__ __forceinline__ u64 count_block(const Table& table, u32 hits, u32 misses, u64* progress) {
   atomicAdd(counter_at(table, kKeysFound), u64(hits));
   if (misses) atomicAdd(counter_at(table, kKeysMissed), u64(misses));
   return atomicAdd(progress, u64(1) << 32 | misses);
 }
 
-// Blocks that a multiprocessor is to hold: as many as the columns of the units under way leave registers for. Without a
-// number the assembler aims higher and spills.
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000  // whose code takes some registers more
+// Blocks that a multiprocessor shall hold: as many as the registers for the units being loaded allow. Without a number
+// the assembler aims higher and spills.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000  // these need a few more registers
 constexpr u32 kMostBlocks = 4;
 #else
 constexpr u32 kMostBlocks = 5;
@@ -62,7 +62,7 @@ extern "C" __global__ void __launch_bounds__(256, kBlocks)
   if (lane_id() == 0) warp_misses[warp] = __popc(votes);
   __syncthreads();
   const u32 misses = sum_of(warp_misses, kBlockWarps);
-  // Asked for here and looked at behind the rows, whose copying hides how long an atomic takes.
+  // Queued here and read after the rows: copying them hides the latency of the atomic.
   const u64 before = i == 0 ? count_block(table, mine - misses, misses, progress) : 0;
   with_form(table.form, [&](auto row) {
     gather_rows<decltype(row)>(table, numbers, mine, out + static_cast<i64>(first) * row.dim);

@@ -8,19 +8,19 @@
 //   uint8    float32 scale, float32 offset, uint8 q[D]            q[c] * scale + offset
 //   fp8      float32 scale, E4M3 q[D]                             q[c] * scale
 //
-// A row begins at a multiple of 16 bytes and is followed by zeros up to the next one. What a lane reads or writes of it
-// is a unit: 16 bytes.
+// A row begins at a multiple of 16 bytes and is followed by zeros up to the next row. A lane reads or writes a unit: 16
+// bytes.
 //
-// Written by the host's rules, each operation rounded to float32, ties to even: fp16 and bf16 are the nearest value;
-// int8 has scale = max|x| / 127, uint8 offset = min x and scale = (max x - min x) / 255, and q is the nearest whole
-// number of (x - offset) / scale, clamped to -127..127 or 0..255. E4M3, which the host does not have, is the format of
-// "FP8 Formats for Deep Learning" (arXiv 2209.05433): no infinity, up to 448. scale = max|x| / 448, and q is the
-// nearest E4M3 value of x / scale, clamped to -448..448. Where the scale is 0, so is every q.
+// Rows follow the host's rules, each operation rounded to float32, ties to even. fp16 and bf16 are the nearest value.
+// int8 has scale = max|x| / 127, uint8 has offset = min x and scale = (max x - min x) / 255, and q is the whole number
+// nearest to (x - offset) / scale, clamped to -127..127 or 0..255. E4M3, which the host does not have, is the format of
+// "FP8 Formats for Deep Learning" (arXiv 2209.05433): no infinity, up to 448. scale = max|x| / 448, and q is the E4M3
+// value nearest to x / scale, clamped to -448..448. If the scale is 0, every q is 0.
 //
-// A row that its form cannot hold does not fit: a finite value that would become infinite (or an fp8 or eight-bit range
-// that would), and NaN or infinity where there is a scale. Nothing is ever saturated. Who writes rows leaves it out.
+// A row does not fit if a finite value, or an fp8 or eight-bit range, would become infinite, or if a form with a scale
+// gets NaN or infinity. Nothing is ever saturated. Writers leave such a row out.
 //
-// Subnormals are kept, so nothing here may be compiled with --ftz=true; sums and products go by intrinsics, since a
+// Subnormals are kept, so nothing here may be compiled with --ftz=true. Sums and products use intrinsics, because a
 // fused multiply-add would round differently from the host.
 #pragma once
 
@@ -31,7 +31,7 @@ namespace rows {
 constexpr u32 kUnitBytes = 16;
 constexpr u32 kInfinity = 0x7f800000;  // bits of float32
 
-// What a row says about its codes. Forms without a scale leave it alone.
+// A row's parameters. Forms without a scale ignore them.
 struct Parameters {
   float scale;
   float offset;
@@ -49,16 +49,16 @@ __device__ __forceinline__ u32 magnitude(float value) { return __float_as_uint(v
 // Bits of a float32, ordered as the values are; its own inverse.
 __device__ __forceinline__ int ordered(int bits) { return bits ^ (bits >> 31 & 0x7fffffff); }
 
-// A whole number of magnitude below 2^22, ties to even: added to 1.5 * 2^23, a fraction has no room.
+// The nearest whole number of a magnitude below 2^22, ties to even: added to 1.5 * 2^23, a value loses its fraction.
 __device__ __forceinline__ float rounded(float value) { return __fadd_rn(__fadd_rn(value, 12582912.0f), -12582912.0f); }
 
-// x / scale rounded to a whole number and clamped, where x / 0 is 0.
+// x / scale rounded to a whole number and clamped; x / 0 is 0.
 __device__ __forceinline__ float whole_code(float value, float scale, float least, float most) {
   const float code = scale == 0.0f ? 0.0f : rounded(__fdiv_rn(value, scale));
   return fminf(fmaxf(code, least), most);
 }
 
-// A code is a column's form: how many bytes, how many words come before the columns, and how it is read and written.
+// A code is the form of a column: its bytes, the words before the columns, and how columns are read and written.
 
 struct Float32 {
   static constexpr u32 kBytes = 4, kHeadWords = 0;
@@ -71,8 +71,8 @@ struct Float16 {
   static constexpr u32 kBytes = 2, kHeadWords = 0;
   static constexpr u32 kFirstInfinite = 0x477ff000;  // 65520, halfway between the largest value and 2^16
 
-  // The bits moved into place are the value times 2^-112, subnormals included; infinities and NaN then lack the upper
-  // bits of their exponent.
+  // The shifted bits are the value times 2^-112, also for subnormals. The upper exponent bits of infinities and NaN are
+  // then missing.
   static __device__ __forceinline__ float decode(u32 bits, Parameters) {
     const u32 moved = (bits & 0x7fff) << 13;
     u32 value = __float_as_uint(__fmul_rn(__uint_as_float(moved), 0x1p112f));
@@ -139,7 +139,7 @@ struct Uint8 {
 
 struct Float8 {
   static constexpr u32 kBytes = 1, kHeadWords = 1;
-  // As with Float16, times 2^-120. No row has the NaN that all ones would be.
+  // As in Float16, times 2^-120. No row has all ones, which would be NaN.
   static __device__ __forceinline__ float decode(u32 bits, Parameters row) {
     const float size = __fmul_rn(__uint_as_float((bits & 0x7f) << 20), 0x1p120f);
     return __fmul_rn(__uint_as_float(__float_as_uint(size) | (bits & 0x80) << 24), row.scale);
@@ -172,8 +172,8 @@ struct Form {
   static constexpr u32 unit_columns = kUnitBytes / Code::kBytes;
   static constexpr bool has_parameters = Code::kHeadWords > 0;
 
-  // The column that a unit begins with. Below 0 where the row's parameters are; those columns, and those from `dim` on,
-  // are read as any number, and nobody may use them.
+  // The first column of a unit, below 0 if the row's parameters come first. Columns below 0 and from `dim` on are
+  // undefined numbers and must not be used.
   static __device__ __forceinline__ int first_column(u32 unit) {
     return static_cast<int>(unit * unit_columns) - static_cast<int>(kHeadBytes / Code::kBytes);
   }
@@ -202,8 +202,8 @@ struct Form {
     for (u32 i = 0; i < unit_columns; ++i) columns[i] = column(unit, parameters, i);
   }
 
-  // Votes; a row to each group of kLanes neighbouring lanes, a power of 2, of which `lane` is the calling one. Whether
-  // `row`, float32[kDim], fits the form, for all lanes of the group, and the parameters that it is then kept with.
+  // Votes. Each group of kLanes neighbouring lanes, a power of 2, has one row; `lane` is the caller's number in its
+  // group. Returns to all lanes of the group whether `row`, float32[kDim], fits the form, and its parameters.
   template <u32 kLanes>
   static __device__ __forceinline__ bool measure(const float* row, u32 lane, Parameters& parameters) {
     Range range = {0, 0, 0x7fffffff, static_cast<int>(0x80000000u)};
@@ -226,7 +226,7 @@ struct Form {
     return Code::fits(range, parameters);
   }
 
-  // A unit of `row`, float32[kDim], that fits the form and was measured.
+  // A unit of `row`, float32[kDim], which must fit the form, with the parameters found.
   static __device__ __forceinline__ uint4 encode(const float* row, u32 unit, Parameters parameters) {
     u32 words[4];
 #pragma unroll
@@ -246,7 +246,7 @@ struct Form {
   }
 };
 
-// By the names that HOTROW_FORMS and Python give them.
+// The names in HOTROW_FORMS and in Python.
 template <u32 kDim> using fp32 = Form<Float32, kDim>;
 template <u32 kDim> using fp16 = Form<Float16, kDim>;
 template <u32 kDim> using bf16 = Form<Bfloat16, kDim>;

@@ -1,12 +1,12 @@
-// A table: its lines, its rows, and how a key is found. All tables of a launch share the key type and the line.
+// A table: its lines, its rows, and the search for keys. All tables of a launch share the key type and the line.
 //
 // Row number n = line * kLineKeys + slot lies n * stride bytes into the slab. Its form is a type of rows.cuh:
 //
 //   rows::<row type><dim>      dim, stride_bytes, and how columns are read and written
 //
-// The forms a kernel is compiled for come by HOTROW_FORMS="FORM(0, fp32, 16) FORM(1, int8, 64)"; a table names its form
-// by the number, so that a launch over tables of several dims branches once per block and knows each dim as a constant.
-// Kernels that touch no row are compiled without.
+// HOTROW_FORMS="FORM(0, fp32, 16) FORM(1, int8, 64)" gives the forms that a kernel is compiled for. A table has the
+// number of its form, so a launch over tables of several dims branches once per block, and each dim is a constant.
+// Kernels that touch no row are compiled without it.
 //
 // What `make check-nvrtc` compiles of the files that include this one and name nothing of their own. Their launches are
 // of one form; here are several whose units have as many columns, since query.cu has its blocks by these:
@@ -23,32 +23,32 @@
 #include "line.cuh"
 #include "rows.cuh"
 
-// What a table counts, in the order of `Table::counters`.
+// The counters of a table, in the order of `Table::counters`.
 enum Counter {
   kKeysFound,  // keys of queries, with duplicates
   kKeysMissed,
   kRowsHeld,           // rows there are now
   kRowsInserted,       // new keys that took an empty slot,
-  kRowsReplaced,       // or that of another key;
-  kRefusedFirstMiss,   // or that took none: see policy.cuh
+  kRowsReplaced,       // or another key's slot,
+  kRefusedFirstMiss,   // or no slot: see policy.cuh
   kRefusedByCap,
   kRefusedByCounters,
-  kRefusedNoSlot,      // of a static table whose lines for the key are full
+  kRefusedNoSlot,      // in a static table whose lines for the key are full
   kRowsUnfit,          // rows with a value that the table's form cannot hold
   kRowsUpdated,
   kRowsErased,
   kCounters
 };
 
-// One per table, in device memory. describe.cu writes it. A kernel of one table begins with a copy in registers: through a
-// pointer the fields would be read anew behind every access past L1, and one load would wait for the other.
+// One per table, in device memory; describe.cu writes it. A kernel of one table first copies it to registers. Through a
+// pointer, the fields would be read again after every access past L1, and one load would wait for the other.
 struct __align__(64) Table {
   Line* lines;
   u8* rows;
   u64* counters;      // [kCounters]
   u32 line_count;
   u32 form;           // number in HOTROW_FORMS
-  u32 chain_lines;    // lines a key may be in: 1, or kMostChainLines of static tables
+  u32 chain_lines;    // lines that a key may be in: 1, or kMostChainLines in static tables
   u32 seed;           // of the hash
   float default_value;
   u32 unused[5];
@@ -60,24 +60,24 @@ __device__ __forceinline__ u64* counter_at(const Table& table, Counter counter) 
   return table.counters + counter;
 }
 
-constexpr u32 kMostChainLines = 16;  // so many that a key finds a place where four fifths of all slots are taken
+constexpr u32 kMostChainLines = 16;  // enough for a key to find a slot when four fifths of all slots are taken
 constexpr i64 kNoRow = -1;
-constexpr i64 kNoKey = -0x7fffffffffffffffll - 1;  // is in no line: what a tile asks for that has fewer keys
+constexpr i64 kNoKey = -0x7fffffffffffffffll - 1;  // in no line: a tile with fewer keys asks for it
 
 __device__ __forceinline__ u64 hash_of(const Table& table, i64 key, u32 i) {
   return mix(static_cast<u64>(key) + (static_cast<u64>(table.seed) << 32 | i) * 0x9e3779b97f4a7c15ull);
 }
 
-// Line `i` of the key's chain. The high half of the hash, as a fraction, times the number of lines: any number will do.
+// Line `i` of the key's chain: the high half of the hash, as a fraction, times the number of lines, which may be any.
 __device__ __forceinline__ u32 chain_line(const Table& table, i64 key, u32 i) {
   return __umulhi(static_cast<u32>(hash_of(table, key, i) >> 32), table.line_count);
 }
 
-// Where a row's key is.
+// The line and the slot of a row's key.
 __device__ __forceinline__ Line* line_of_row(const Table& table, i64 row) { return table.lines + row / kLineKeys; }
 __device__ __forceinline__ u32 slot_of_row(i64 row) { return static_cast<u32>(row % kLineKeys); }
 
-// Votes. Add the number of lanes that say so.
+// Votes. Add the number of lanes with a true vote.
 __device__ __forceinline__ void count_lanes(const Table& table, Counter counter, bool vote) {
   const u32 votes = __popc(__ballot_sync(kAllLanes, vote));
   if (votes && lane_id() == 0) atomicAdd(counter_at(table, counter), static_cast<u64>(votes));
@@ -93,7 +93,7 @@ __device__ __forceinline__ void with_form(u32 form, Use use) {
 #undef FORM
 }
 
-// Of all forms the kernel is compiled for.
+// The maximum over all forms that the kernel is compiled for.
 constexpr u32 most_unit_columns() {
   u32 most = 0;
 #define FORM(number, type, dim) \
@@ -104,8 +104,8 @@ constexpr u32 most_unit_columns() {
 }
 #endif
 
-// Which table a block works for, where block `first_blocks[t]` is the first of table t's; ascending, T of them.
-// Votes; all lanes of every warp count the tables that begin at or before the block.
+// Votes. The table that a block works for, if `first_blocks[t]`, ascending, is the first block of table t. The lanes of
+// a warp count the tables that begin at or before the block.
 __device__ __forceinline__ u32 table_of_block(const u32* first_blocks, u32 table_count) {
   u32 begun = 0;
   for (u32 t = 0; t < table_count; t += kWarp) {
@@ -115,7 +115,7 @@ __device__ __forceinline__ u32 table_of_block(const u32* first_blocks, u32 table
   return begun - 1;
 }
 
-// Votes. Where a key is that its first line does not hold: in the lines of its chain after it, as long as these say so.
+// Votes. The row of a key that its first line does not hold. Searches the next lines of the chain while lines overflow.
 __device__ __forceinline__ i64 find_in_chain(const Table& table, Tile tile, i64 key, bool overflows) {
   i64 row = kNoRow;
   for (u32 i = 1; i < table.chain_lines && __any_sync(kAllLanes, overflows); ++i) {
@@ -129,9 +129,9 @@ __device__ __forceinline__ i64 find_in_chain(const Table& table, Tile tile, i64 
   return row;
 }
 
-// Votes. The row numbers of a tile's keys, kNoRow of those not held; every lane of a tile has the same keys and gets the
-// same rows. All lines are asked for before the first is looked at. Rows found count as used where the caller is a
-// reader, but not in static tables, which evict none.
+// Votes. The row numbers of a tile's keys, kNoRow for keys that are not held. All lanes of a tile pass the same keys
+// and get the same rows. All lines are loaded before the first is examined. If the caller is a reader, found rows count
+// as used, except in static tables, which evict nothing.
 template <bool kIsReader = true, u32 kKeys>
 __device__ __forceinline__ void find_rows(const Table& table, Tile tile, const i64 (&keys)[kKeys], i64 (&rows)[kKeys]) {
   u32 lines[kKeys];

@@ -1,32 +1,32 @@
-// The team of a launch: blocks that together do what has to wait until all blocks are done.
+// The team of a launch: the blocks that together do the work that must wait until all blocks are done.
 //
-// The last block could do it alone, while the rest of the device idles; a kernel launched behind would cost some
-// microseconds where there is nothing to do. So a block that knows of such work stays when it is done, and those that
-// stayed are the team. Where nobody stayed, the last block is.
+// If the last block did this work alone, the rest of the device would idle. A second kernel would cost a few
+// microseconds even if there is nothing to do. So a block that knows of such work stays when it is done, and the blocks
+// that stay are the team. If no block stays, the last block is the team.
 //
 //   every block    start ... its part of the launch ... join ─┬─ has no reason to stay: gone
 //   the team                                                  └─ waits for all blocks ... meets ... leaves
 //
-// A block stays only where all blocks of the launch have started. Whom it waits for is running then, and waits for
-// nobody before it is done: so nothing hangs, whatever the grid and however few blocks there is room for. Of a grid that
-// does not fit at once these are the blocks of its end, which fill the device all the same.
+// A block stays only if all blocks of the launch have started. Then it waits for blocks that run, and that do not wait
+// themselves before they are done. So no launch hangs, whatever its grid and however few blocks run at a time. In a
+// grid that does not fit at once, the blocks that stay are the last ones, which still fill the device.
 //
-// One thread fences for its block: what the others wrote is behind it by the barrier before, and what they read later,
-// past L1, by the barrier after.
+// One thread fences for its block: the barrier before it orders the writes of the other threads, and the barrier after
+// it orders their later reads, which go past L1.
 //
-// Who has no reason to stay asks nothing and waits for nothing; what it costs a launch without such work is one addition
-// per block whose result nobody waits for.
+// A block without a reason to stay does not wait. Each block pays two fences, two barriers and one atomic addition
+// whose result it reads.
 #pragma once
 
 #include "types.cuh"
 
-constexpr u32 kMostMembers = 64;  // enough for the bus, by which what they list leaves the device
+constexpr u32 kMostMembers = 64;  // enough to saturate the bus with the list for the host
 
 // In device memory; zeros before a launch and again after it.
 struct __align__(8) Team {
-  u64 done;     // lower half: blocks that are done; upper half: how many of them stayed. One word: who is last knows both
+  u64 done;     // lower half: blocks that are done; upper half: how many of them stayed
   u32 started;  // blocks
-  u32 arrived;  // members, at all of their meetings so far
+  u32 arrived;  // members, summed over all meetings so far
   u32 left;     // members
   u32 unused;
   u32 sums[kMostMembers];
@@ -43,8 +43,8 @@ struct Member {
 // By one thread of every block, before its work.
 __device__ __forceinline__ void start_block(Team& team) { atomicAdd(&team.started, 1u); }
 
-// By all threads of each of `blocks` blocks, when it has done its work: whether it is of the team. All blocks are done
-// then, and what they wrote is seen. `has_reason` is what the first thread says. Barriers.
+// By all threads of each of `blocks` blocks, after its work: whether the block is in the team. For the team, all blocks
+// are done, and their writes are visible. `has_reason` counts for the first thread only. Barriers.
 __device__ __forceinline__ bool join_team(Team& team, u32 blocks, bool has_reason, Member& me) {
   __syncthreads();
   if (threadIdx.x == 0) {
@@ -65,7 +65,7 @@ __device__ __forceinline__ bool join_team(Team& team, u32 blocks, bool has_reaso
   return me.rank < me.size;
 }
 
-// By all threads of the team: go on when all have come here, and what they wrote is seen. Barriers.
+// By all threads of the team: wait until all have arrived; then their writes are visible. Barriers.
 __device__ __forceinline__ void meet(Team& team, Member& me) {
   if (me.size == 1) {
     __syncthreads();
@@ -82,8 +82,8 @@ __device__ __forceinline__ void meet(Team& team, Member& me) {
   __syncthreads();
 }
 
-// By all threads of so many blocks, at the end: the first thread of the last one is told so, when the team is ready for
-// the next launch. Barriers.
+// By all threads of this many blocks, at the end: true for the first thread of the last block, when the team is ready
+// for the next launch. Barriers.
 __device__ __forceinline__ bool leaves_last(Team& team, u32 blocks) {
   __syncthreads();
   if (threadIdx.x != 0) return false;
@@ -97,7 +97,7 @@ __device__ __forceinline__ bool leaves_last(Team& team, u32 blocks) {
   return true;
 }
 
-// By all threads of a block of kThreads: the sum of the values of threads before the calling one. Barriers.
+// By all threads of a block of kThreads: the sum of the values of the threads before the caller. Barriers.
 template <u32 kThreads>
 __device__ __forceinline__ u32 sum_before(u32 value) {
   __shared__ u32 sums[kThreads];
@@ -112,11 +112,11 @@ __device__ __forceinline__ u32 sum_before(u32 value) {
   return sums[threadIdx.x] - value;
 }
 
-// The same by all threads of the team, whose blocks count in the order of their ranks. Once per launch. Meets.
+// The same sum over all threads of the team, with blocks in the order of their ranks. Once per launch. Meets.
 template <u32 kThreads>
 __device__ __forceinline__ u32 sum_before_in_team(Team& team, Member& me, u32 value) {
   static_assert(kMostMembers <= kThreads, "a thread per member");
-  __shared__ u32 of_blocks;  // of those before this one
+  __shared__ u32 of_blocks;  // the sum of the blocks before this block
   const u32 before = sum_before<kThreads>(value);
   if (threadIdx.x == 0) of_blocks = 0;
   if (threadIdx.x == kThreads - 1) team.sums[me.rank] = before + value;

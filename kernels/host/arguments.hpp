@@ -1,4 +1,4 @@
-// Arrays given by Python: checked once, here, through the buffer protocol, with errors that name the argument.
+// Arrays from Python, checked once, here, through the buffer protocol, with errors that name the argument.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -16,7 +16,7 @@ namespace hotrow {
 
 namespace nb = nanobind;
 
-// What is done for so few keys or rows takes no longer than giving the GIL up and taking it back.
+// For this few keys or rows, the work takes no longer than releasing and taking the GIL.
 constexpr size_t kTinyKeys = 64;
 
 inline void release_gil_unless(bool tiny, std::optional<GilRelease>& release) {
@@ -28,9 +28,9 @@ enum class Dtype { kInt64, kInt32, kFloat32, kBool, kUint8 };
 // A C-contiguous array borrowed from Python. Holds it until destroyed; create and destroy it with the GIL.
 class Array {
  public:
-  enum Access { kRead, kWrite, kCopy };  // kCopy: items that lie askew in memory will do, see copy()
+  enum Access { kRead, kWrite, kCopy };  // kCopy: unaligned items are allowed, see copy()
 
-  // `shape` is what the argument should be, in letters, for messages: "int64[N]".
+  // `shape` is the expected shape in letters, for messages: "int64[N]".
   Array(nb::handle object, const char* name, const char* shape, Access access = kRead) : name_(name), shape_(shape) {
     if (PyObject_GetBuffer(object.ptr(), &buffer_, PyBUF_FULL_RO) != 0) {
       PyErr_Clear();
@@ -93,10 +93,13 @@ class Array {
   }
 
  private:
-  // The struct-module code of the items, without a native byte-order mark.
+  // The struct-module code of the items, without a mark of this machine's byte order, as ctypes writes it ("<f").
   std::string format() const {
     const std::string format = buffer_.format ? buffer_.format : "B";
-    return format[0] == '@' || format[0] == '=' ? format.substr(1) : format;
+    const uint16_t one = 1;
+    const bool is_little_endian = *reinterpret_cast<const unsigned char*>(&one) == 1;
+    const bool is_marked = format[0] == '@' || format[0] == '=' || format[0] == (is_little_endian ? '<' : '>');
+    return is_marked ? format.substr(1) : format;
   }
 
   std::string description() const {

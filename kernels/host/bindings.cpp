@@ -9,7 +9,6 @@
 
 #include "arguments.hpp"
 #include "core_pool.hpp"
-#include "docs.hpp"
 #include "host_table.hpp"
 #include "key_arguments.hpp"
 #include "key_index_bindings.hpp"
@@ -191,7 +190,7 @@ NB_MODULE(_host, module) {
   nb::set_leak_warnings(false);  // what daemon threads hold when the interpreter ends is no leak
   python();
 
-  nb::class_<HostTable>(module, "HostTable", docs::kTable)
+  nb::class_<HostTable>(module, "HostTable")
       .def("__init__", &construct_table, nb::arg("dim"), nb::arg("capacity_rows"), nb::arg("row_dtype") = "fp32",
            nb::arg("overflow_policy") = nb::none(), nb::arg("target_rows") = nb::none())
       .def("__init__", &create_shared_table, nb::arg("path"), nb::arg("dim"), nb::arg("capacity_rows"),
@@ -201,17 +200,17 @@ NB_MODULE(_host, module) {
       .def("_mark_shared_changed", &mark_shared_changed)
       .def("_shared_inode", [](const HostTable& table) { return table.area()->inode(); })
       .def_static("memory_bytes", &table_memory_bytes, nb::arg("dim"), nb::arg("capacity_rows"),
-                  nb::arg("row_dtype") = "fp32", nb::arg("overflow_policy") = nb::none(), docs::kMemoryBytes)
+                  nb::arg("row_dtype") = "fp32", nb::arg("overflow_policy") = nb::none())
       .def_prop_ro("dim", &HostTable::dim)
       .def_prop_ro("row_dtype", [](const HostTable& table) { return row_type_name(table.row_type()); })
       .def_prop_ro("capacity_rows", &HostTable::capacity_rows)
       .def_prop_ro("overflow_policy", &overflow_policy)
       .def("__len__", [](const HostTable& table) { return static_cast<size_t>(table.rows()); })
-      .def("fetch", &fetch<HostTable>, nb::arg("keys").none(), nb::arg("out").none(), docs::kFetch)
+      .def("fetch", &fetch<HostTable>, nb::arg("keys").none(), nb::arg("out").none())
       .def("fetch_pooled", &fetch_pooled<HostTable>, nb::arg("keys").none(), nb::arg("row_ptrs").none(),
-           nb::arg("out").none(), nb::arg("combiner"), nb::arg("weights").none() = nb::none(), docs::kFetchPooled)
-      .def("insert", &insert, nb::arg("keys").none(), nb::arg("rows").none(), docs::kInsert)
-      .def("evict", &evict, nb::arg("keys").none(), docs::kEvict)
+           nb::arg("out").none(), nb::arg("combiner"), nb::arg("weights").none() = nb::none())
+      .def("insert", &insert, nb::arg("keys").none(), nb::arg("rows").none())
+      .def("evict", &evict, nb::arg("keys").none())
       .def("_read_items", &read_items, nb::arg("cursor"), nb::arg("max_rows"))
       .def("_stats", &table_stats);
 
@@ -219,11 +218,11 @@ NB_MODULE(_host, module) {
   bind_snapshots(module);
 
   module.def("pool_rows", &pool_rows, nb::arg("rows").none(), nb::arg("row_ptrs").none(), nb::arg("out").none(),
-             nb::arg("combiner"), nb::arg("weights").none() = nb::none(), docs::kPoolRows);
+             nb::arg("combiner"), nb::arg("weights").none() = nb::none());
   bind_row_codec(module);
   bind_split(module);
-  module.def("lookup_threads", [] { return CorePool::shared().threads(); }, docs::kLookupThreads);
-  module.def("set_lookup_threads", &set_lookup_threads, nb::arg("threads"), docs::kSetLookupThreads);
+  module.def("lookup_threads", [] { return CorePool::shared().threads(); });
+  module.def("set_lookup_threads", &set_lookup_threads, nb::arg("threads"));
   module.def("instruction_set", [] { return lookup_loops().name; });
   module.def("use_avx2", &use_avx2, nb::arg("enabled"));
 }

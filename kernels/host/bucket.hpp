@@ -7,10 +7,10 @@
 //   passed  uint32       keys that live in a later bucket although their probe starts here or before
 //
 // Probing. A key's home bucket is fastrange(mix(key)); a full bucket sends it to the next one. A probe ends at the
-// first bucket that nobody passed, so an erased slot is simply free again: there are no tombstones, keys never move,
+// first bucket that no key passed, so an erased slot is simply free again: there are no tombstones, keys never move,
 // and no amount of inserting and erasing lengthens the probes (the idea is the overflow count of folly's F14).
 //
-// Concurrency. One writer at a time; any number of readers, who take no lock. A slot's life, as the writer stores it:
+// Concurrency. One writer at a time, and any number of readers without a lock. A slot's life, as the writer stores it:
 //
 //   insert     rows = row, then keys = key        (a visible key has a visible row)
 //   overwrite  rows = other row                   (the key stays)
@@ -57,7 +57,7 @@ struct alignas(64) Bucket {
     }
   }
 
-  // The same, but kNoRow too where a writer changed the slot meanwhile.
+  // The same, but also kNoRow if a writer changed the slot meanwhile.
   uint32_t row_at_one_look(int64_t key, int slot) const {
     const uint32_t row = rows[slot].load(std::memory_order_seq_cst);
     if (__builtin_expect(keys[slot].load(std::memory_order_seq_cst) != key, 0)) return kNoRow;
@@ -89,7 +89,7 @@ inline uint64_t fastrange(uint64_t hash, uint64_t bucket_count) {
   return static_cast<uint64_t>((static_cast<unsigned __int128>(hash) * bucket_count) >> 64);
 }
 
-// What a reader needs of an index; plain values, so that loops keep them in registers.
+// An index for readers: plain values, so that loops keep them in registers.
 struct IndexView {
   const Bucket* buckets;
   uint64_t bucket_count;

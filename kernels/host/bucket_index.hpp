@@ -1,5 +1,5 @@
 // The index: an array of buckets with a fixed number of slots, key -> row number. See bucket.hpp for the layout, the
-// probing and what readers may rely on. The methods here are the writer's; callers keep writers apart.
+// probing and the guarantees for readers. Only the writer calls these methods; callers allow one writer at a time.
 #pragma once
 
 #include <array>
@@ -90,7 +90,8 @@ class BucketIndex {
         count(distance, +1);
         return;
       }
-      // Before the key is visible, so that whoever sees it can find it again (the release store of the key orders it).
+      // Before the key is visible, so that a reader that sees it can find it again (ordered by the key's release
+      // store).
       add_passed(b, +1);
       b = view().after(b);
       ++distance;
@@ -107,9 +108,9 @@ class BucketIndex {
     count(distance, -1);
   }
 
-  // Clear up what a writer that was killed left half done, and count anew, beside readers: `passed` was at least what
-  // the keys that are there need, so that no probe misses one meanwhile. Tells which rows are in the index. Throws
-  // std::out_of_range: a key's row is none.
+  // Clear up the half-finished write of a killed writer, and count again, while readers go on: `passed` was never less
+  // than the present keys need, so no probe misses a key meanwhile. Returns which rows are in the index. Throws
+  // std::out_of_range if a key's row does not exist.
   int64_t adopt(std::vector<bool>& is_used) {
     std::vector<uint32_t> passed(bucket_count_);
     int64_t keys = 0;
@@ -149,7 +150,7 @@ class BucketIndex {
     bucket.keys[slot].store(key, std::memory_order_release);
   }
 
-  // Plain read and write: writers are kept apart, the atomic only lets readers look on.
+  // Plain read and write: there is one writer, and the atomic only serves readers.
   void add_passed(uint64_t b, int change) {
     auto& passed = buckets()[b].passed;
     passed.store(passed.load(std::memory_order_relaxed) + static_cast<uint32_t>(change), std::memory_order_relaxed);

@@ -6,12 +6,11 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>
+#include <new>
 #include <thread>
 #include <utility>
 
 #if defined(__linux__)
-#include <linux/futex.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 #endif
 
@@ -19,18 +18,7 @@ namespace hotrow {
 namespace {
 
 #if defined(__linux__)
-constexpr bool kHasFutex = true;
-
-// Sleep until woken, unless the word has changed. May also return for no reason.
-void wait_on(const std::atomic<uint32_t>& word, uint32_t value) {
-  syscall(SYS_futex, &word, FUTEX_WAIT_PRIVATE, value, nullptr, nullptr, 0);
-}
-
-void wake(const std::atomic<uint32_t>& word, size_t sleepers) {
-  syscall(SYS_futex, &word, FUTEX_WAKE_PRIVATE, static_cast<int>(sleepers), nullptr, nullptr, 0);
-}
-
-// Those of the process: the calling thread may be bound to one of them.
+// The cores of the process: the calling thread may be bound to one of them.
 bool read_usable_cores(cpu_set_t& cores) { return sched_getaffinity(getpid(), sizeof cores, &cores) == 0; }
 
 unsigned usable_cores() {
@@ -42,7 +30,7 @@ int this_core() { return sched_getcpu(); }
 
 void name_helper(pthread_t thread) { pthread_setname_np(thread, "hotrow-lookup"); }
 
-// Where that leaves no core, the system refuses, and the thread may run where it could before.
+// If no core is left, the system refuses, and the thread may run where it could before.
 void keep_off(const std::vector<pthread_t>& threads, int core) {
   cpu_set_t cores;
   if (core < 0 || core >= CPU_SETSIZE || !read_usable_cores(cores)) return;
@@ -50,10 +38,7 @@ void keep_off(const std::vector<pthread_t>& threads, int core) {
   for (const pthread_t thread : threads) pthread_setaffinity_np(thread, sizeof cores, &cores);
 }
 #else
-constexpr bool kHasFutex = false;
-void wait_on(const std::atomic<uint32_t>&, uint32_t) { std::this_thread::yield(); }
-void wake(const std::atomic<uint32_t>&, size_t) {}
-unsigned usable_cores() { return 1; }
+unsigned usable_cores() { return std::thread::hardware_concurrency(); }
 int this_core() { return -1; }
 void name_helper(pthread_t) {}
 void keep_off(const std::vector<pthread_t>&, int) {}
@@ -79,7 +64,7 @@ CorePool::CorePool() : threads_(std::clamp(usable_cores(), 1u, kDefaultMaxThread
   std::atexit(&end_with_the_process);
 }
 
-// The pool stays taken: whoever still looks rows up works alone.
+// The pool stays taken: a thread that still looks rows up works alone.
 void CorePool::end_with_the_process() {
   shared().take_waiting();
   shared().stop_helpers();
@@ -113,8 +98,7 @@ void CorePool::share(const Job& job) {
   job_ = job;
   next_.store(0, std::memory_order_relaxed);
   inside_.store(kOpen, std::memory_order_release);
-  calls_.fetch_add(1, std::memory_order_release);
-  wake(calls_, std::min(helpers_.size(), job.chunks - 1));
+  call_helpers(std::min(helpers_.size(), job.chunks - 1));
   work_on_chunks();
   close_and_wait();
   const std::exception_ptr error = std::exchange(error_, nullptr);
@@ -123,8 +107,8 @@ void CorePool::share(const Job& job) {
   if (error) std::rethrow_exception(error);
 }
 
-// The system often wakes a thread on the core of the one that wakes it, above all after a pause. That core is about to
-// be busy, and the thread would sit there until the lookup is over.
+// The system often wakes a thread on the core of its waker, above all after a pause. That core is about to be busy, and
+// the woken thread would sit there until the lookup is over.
 void CorePool::leave_the_callers_core() {
   const int core = this_core();
   if (core == left_core_) return;
@@ -142,7 +126,17 @@ void CorePool::work_on_chunks() {
   }
 }
 
-// A helper is mostly about to end its last chunk: look a while before going to sleep, about as long as a chunk takes.
+// Publishes what was written before.
+void CorePool::call_helpers(size_t helpers) {
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    calls_.fetch_add(1, std::memory_order_release);
+  }
+  if (helpers == helpers_.size()) return called_.notify_all();
+  for (size_t helper = 0; helper < helpers; ++helper) called_.notify_one();
+}
+
+// A helper is usually about to end its last chunk: spin about as long as a chunk takes, then sleep.
 void CorePool::close_and_wait() {
   constexpr int kLooks = 2000;
   inside_.fetch_and(~kOpen, std::memory_order_relaxed);
@@ -150,7 +144,8 @@ void CorePool::close_and_wait() {
     if (inside_.load(std::memory_order_acquire) == 0) return;
     pause_briefly();
   }
-  while (const uint32_t inside = inside_.load(std::memory_order_acquire)) wait_on(inside_, inside);
+  std::unique_lock<std::mutex> lock(mutex_);
+  all_left_.wait(lock, [this] { return inside_.load(std::memory_order_acquire) == 0; });
 }
 
 bool CorePool::enter() {
@@ -161,35 +156,39 @@ bool CorePool::enter() {
 }
 
 void CorePool::leave() {
-  if (inside_.fetch_sub(1, std::memory_order_release) == 1) wake(inside_, 1);
+  if (inside_.fetch_sub(1, std::memory_order_release) != 1) return;
+  { const std::lock_guard<std::mutex> lock(mutex_); }  // the caller sleeps by now, or has seen the 0
+  all_left_.notify_one();
 }
 
-// Look out for a new call for a moment: where one model's tables are looked up one after the other, the next call comes
-// soon, and finds a helper that need not be woken.
-void CorePool::look_out(uint32_t seen) const {
+// Perhaps spin for a moment, then sleep: the tables of one model are looked up one after the other, so the next call
+// often comes soon and finds a helper that is awake.
+uint32_t CorePool::wait_for_call(uint32_t seen, bool spins) {
   constexpr auto kMoment = std::chrono::microseconds(50);
   constexpr int kLooks = 64;  // per look at the clock
   const auto end = std::chrono::steady_clock::now() + kMoment;
-  do
+  while (spins && std::chrono::steady_clock::now() < end)
     for (int look = 0; look < kLooks; ++look) {
-      if (calls_.load(std::memory_order_relaxed) != seen) return;
+      const uint32_t calls = calls_.load(std::memory_order_acquire);
+      if (calls != seen) return calls;
       pause_briefly();
     }
-  while (std::chrono::steady_clock::now() < end);
+  std::unique_lock<std::mutex> lock(mutex_);
+  called_.wait(lock, [&] { return calls_.load(std::memory_order_relaxed) != seen; });
+  return calls_.load(std::memory_order_acquire);
 }
 
-// A helper's life. One that comes late may enter a later job than the one it was called for, or find the gate shut.
+// A helper's life. A helper that comes late may enter a later job than the job it was called for, or find the gate
+// shut.
 void CorePool::serve() {
-  uint32_t seen = 0;  // before any call: the first one a helper hears of is new to it
-  for (;;) {
-    uint32_t call;
-    while ((call = calls_.load(std::memory_order_acquire)) == seen) wait_on(calls_, seen);
-    seen = call;
+  uint32_t seen = 0;  // 0 calls: every call is new to a new helper
+  for (bool was_in_time = false;;) {
+    seen = wait_for_call(seen, was_in_time);
     if (stop_.load(std::memory_order_relaxed)) return;
-    if (!enter()) continue;
+    was_in_time = enter();
+    if (!was_in_time) continue;
     work_on_chunks();
     leave();
-    look_out(seen);
   }
 }
 
@@ -198,7 +197,7 @@ void* CorePool::help(void* pool) {
   return nullptr;
 }
 
-// Signals that are sent are for threads that know what to do with them; a fault is the business of its own thread.
+// Helpers block every signal that another process may send. A fault still reaches the thread that caused it.
 void CorePool::start_helpers() {
   sigset_t all, before;
   sigfillset(&all);
@@ -206,7 +205,7 @@ void CorePool::start_helpers() {
   pthread_sigmask(SIG_SETMASK, &all, &before);
   const unsigned wanted = threads() - 1;
   helpers_.reserve(wanted);
-  while (kHasFutex && helpers_.size() < wanted) {
+  while (helpers_.size() < wanted) {
     pthread_t helper;
     if (pthread_create(&helper, nullptr, &help, this) != 0) break;
     name_helper(helper);
@@ -219,14 +218,14 @@ void CorePool::start_helpers() {
 
 void CorePool::stop_helpers() {
   stop_.store(true, std::memory_order_relaxed);
-  calls_.fetch_add(1, std::memory_order_release);  // publishes stop_
-  wake(calls_, helpers_.size());
+  call_helpers(helpers_.size());
   for (const pthread_t helper : helpers_) pthread_join(helper, nullptr);
   helpers_.clear();
   stop_.store(false, std::memory_order_relaxed);
 }
 
-// In a forked child, where only the forking thread lives: it is in no job, whoever was is gone.
+// In a forked child only the forking thread lives, and it works on no job. Helpers that are gone may have held the
+// mutex or waited on the condition variables, so these are made again.
 void CorePool::forget_helpers_after_fork() {
   CorePool& pool = shared();
   pool.helpers_.clear();
@@ -234,6 +233,9 @@ void CorePool::forget_helpers_after_fork() {
   pool.stop_.store(false, std::memory_order_relaxed);
   pool.inside_.store(0, std::memory_order_relaxed);
   pool.has_error_.store(false, std::memory_order_relaxed);
+  new (&pool.mutex_) std::mutex;
+  new (&pool.called_) std::condition_variable;
+  new (&pool.all_left_) std::condition_variable;
   pool.give_back();
 }
 

@@ -1,24 +1,26 @@
 // A few threads with which one big lookup shares its work over the cores.
 //
 // A job is a number of chunks that may be done in any order. The caller works too, and takes chunks from the same
-// counter as the helpers: one that gets no core, or gets it late, has taken nothing and costs nothing. The caller waits
-// only for chunks that are in a helper's hands when none is left to take.
+// counter as the helpers. A helper that gets no core, or gets it late, has taken no chunk and costs nothing. At the end
+// the caller waits only for chunks that helpers are still working on.
 //
-// There is one pool per process and one job at a time. Who finds it at work does all its chunks itself: it waits for
-// nobody, and the cores are busy anyway.
+// There is one pool per process and one job at a time. A caller that finds the pool at work does all its chunks itself:
+// it does not wait, because the cores are busy anyway.
 //
-// Helpers look out for the next job for 50 us and then sleep on a futex. Waking one whose core has gone to sleep too
-// takes about 20 us on a virtual machine, of which the caller loses 6 (Zen 4, KVM); it is far less than the work that is
-// shared. Helpers start with the first shared job, block signals, and are joined when the process exits. A forked
-// child starts its own. Without futexes (not Linux) there are none.
+// Helpers spin for 50 us and then wait on a condition variable. Waking a helper whose core sleeps too takes about 20 us
+// on a virtual machine, of which the caller loses 6 us (Zen 4, KVM). This is far less than the work that is shared.
+// Helpers start with the first shared job, block signals, and are joined when the process exits. A forked child starts
+// its own helpers.
 #pragma once
 
 #include <pthread.h>
 
 #include <atomic>
+#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
+#include <mutex>
 #include <vector>
 
 namespace hotrow {
@@ -74,7 +76,8 @@ class CorePool {
   void serve();
   bool enter();
   void leave();
-  void look_out(uint32_t seen) const;
+  void call_helpers(size_t helpers);
+  uint32_t wait_for_call(uint32_t seen, bool spins);
   void work_on_chunks();
   void close_and_wait();
 
@@ -87,9 +90,12 @@ class CorePool {
   std::exception_ptr error_;              // of the chunk that raised has_error_
   std::atomic<bool> has_error_{false};
   std::atomic<bool> stop_{false};
-  alignas(64) std::atomic<uint32_t> calls_{0};  // futex, goes up by one to wake the helpers
-  alignas(64) std::atomic<uint32_t> inside_{0};  // futex: helpers at the job, plus kOpen while they may join
-  alignas(64) std::atomic<size_t> next_{0};     // the next chunk
+  alignas(64) std::atomic<uint32_t> calls_{0};   // goes up by one, under mutex_, to wake the helpers
+  alignas(64) std::atomic<uint32_t> inside_{0};  // helpers at the job, plus kOpen while helpers may join
+  alignas(64) std::atomic<size_t> next_{0};      // the next chunk
+  alignas(64) std::mutex mutex_;                 // taken only to sleep and to wake
+  std::condition_variable called_;               // calls_ has changed
+  std::condition_variable all_left_;             // inside_ has become 0
 };
 
 }  // namespace hotrow

@@ -1,4 +1,4 @@
-// Giving up Python's lock for the length of a scope.
+// Release Python's lock for the length of a scope.
 #pragma once
 
 #include <Python.h>

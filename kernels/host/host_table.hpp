@@ -4,13 +4,13 @@
 // a row in place: it fills a free row, points the index at it and retires the old one, so a reader sees the old row or
 // the new one, each whole. About a fifth more rows than the capacity are kept for that.
 //
-// Readers (fetch, fetch_pooled, read_items) take no lock and wait for nobody. Writers (insert, evict) take turns. A
-// writer waits for readers only when all spare rows were replaced during one reader's stay, which is kept short: a
-// reader that has much to read leaves and enters again every kPieceKeys keys (a longer bag is read in one stay). Lookups
-// of kSharedKeys keys and more are shared over the cores (lookup_pieces.hpp).
+// Readers (fetch, fetch_pooled, read_items) take no lock and never wait. Writers (insert, evict) take turns. A writer
+// waits for readers only if all spare rows were replaced during one reader's stay. Stays are short: a long read leaves
+// and enters again every kPieceKeys keys (a longer bag is read in one stay). The cores share lookups of kSharedKeys
+// keys or more (lookup_pieces.hpp).
 //
-// A table with a policy (row_stamps.hpp) makes room for new keys itself (overflow.cpp). Choosing the rows and removing
-// them is the inserting writer's work, in epochs like any other write: readers see that keys are gone, and no more.
+// A table with a policy (row_stamps.hpp) makes room for new keys itself (overflow.cpp). The inserting writer chooses
+// and removes the rows, in epochs like any other write: readers only see that keys are gone.
 #pragma once
 
 #include <atomic>
@@ -31,7 +31,7 @@
 
 namespace hotrow {
 
-// The call would add more keys than the table has room for, or than it can make room for.
+// The call would add more keys than fit, or than the table can make room for.
 struct TableFull {
   int64_t rows;
   int64_t new_rows;
@@ -88,8 +88,8 @@ class HostTable {
   int64_t evict(const int64_t* keys, size_t n);
 
   // Up to `max_rows` keys and rows from slot number `cursor` on. Moves the cursor; returns how many.
-  // As keys never move, one that is present throughout a walk is met exactly once, whatever writers do; one that is
-  // evicted and inserted again may be met twice.
+  // Keys never move, so a key that is present throughout a walk is returned exactly once, whatever writers do. A key
+  // that is evicted and inserted again may be returned twice.
   size_t read_items(uint64_t& cursor, size_t max_rows, int64_t* keys, float* rows);
 
  private:

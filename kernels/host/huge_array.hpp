@@ -1,7 +1,7 @@
 // Zeroed memory straight from the system: aligned, on huge pages where the system has them, already touched.
 //
-// Every page is touched at construction. A first touch of a huge page clears 2 MiB while its toucher waits, so an
-// arena that is touched while it serves shows in the readers' slowest answers.
+// Every page is touched at construction. The first touch of a huge page clears 2 MiB while the thread waits, so an
+// arena that is first touched while it serves would slow down the slowest answers.
 #pragma once
 
 #include <sys/mman.h>
@@ -28,7 +28,7 @@ class HugeArray {
     if (skipped) munmap(first, skipped);
     if (slack > skipped) munmap(data_ + bytes_, slack - skipped);
 #ifdef MADV_HUGEPAGE
-    if (slack) madvise(data_, bytes_, MADV_HUGEPAGE);  // refused where the kernel has no huge pages; small ones do
+    if (slack) madvise(data_, bytes_, MADV_HUGEPAGE);  // refused if the kernel has no huge pages; small pages work too
 #endif
     for (size_t at = 0; at < bytes_; at += kPage) *reinterpret_cast<volatile std::byte*>(data_ + at) = std::byte{0};
   }

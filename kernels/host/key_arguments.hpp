@@ -1,4 +1,4 @@
-// Keys, bags and row types given by Python, checked. See arguments.hpp for plain arrays.
+// Keys, bags and row types from Python, checked. See arguments.hpp for plain arrays.
 #pragma once
 
 #include <algorithm>
@@ -15,8 +15,8 @@ namespace hotrow {
 
 // int64[N] without reserved keys.
 //
-// Without the GIL, or where `out` lies over an argument, an array may change after its check. Lookups bear that with
-// keys and read them in place: whatever a key has become, it is found or it is not. Writers take a copy and check that.
+// Without the GIL, or if `out` overlaps an argument, an array may change after its check. Lookups tolerate this and
+// read keys in place: a changed key is found or not. Writers take a copy and check the copy.
 class Keys {
  public:
   enum Use { kLookUp, kWrite };
@@ -36,8 +36,8 @@ class Keys {
   std::unique_ptr<int64_t[]> copy_;
 };
 
-// CSR offsets into N keys: from 0, never falling, to N. Always a copy, as int64: an offset that changed after its check
-// would lead outside the arrays.
+// CSR offsets into N keys: from 0 to N, never falling. Always a copy, as int64: an offset that changed after its check
+// could point outside the arrays.
 class RowPtrs {
  public:
   RowPtrs(nb::handle object, size_t keys) {
@@ -93,7 +93,7 @@ inline RowType parse_row_type(const std::string& name) {
   throw nb::value_error(("row_dtype: expected one of " + known + ", got '" + name + "'").c_str());
 }
 
-// How keys, or rows, are combined. Weights are read in place: whatever one becomes meanwhile, it is a number.
+// How keys, or rows, are combined. Weights are read in place: a changed weight is still a number.
 class BagArguments {
  public:
   BagArguments(nb::handle row_ptrs, const std::string& combiner, nb::handle weights, size_t keys)

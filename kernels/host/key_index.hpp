@@ -1,7 +1,7 @@
 // A growing key -> row number map without rows: new keys get the next number, numbers are never taken back.
 //
-// The buckets of bucket_index.hpp under a reader-writer lock: unlike HostTable it grows, and growing builds a new array
-// of buckets that a reader without a lock could be left behind of.
+// The buckets of bucket_index.hpp under a reader-writer lock. Unlike HostTable it grows into a new array of buckets,
+// and a reader without a lock could still use the old array.
 #pragma once
 
 #include <algorithm>

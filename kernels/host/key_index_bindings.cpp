@@ -4,7 +4,6 @@
 #include <nanobind/nanobind.h>
 
 #include "arguments.hpp"
-#include "docs.hpp"
 #include "gil_release.hpp"
 #include "key_arguments.hpp"
 #include "key_index.hpp"
@@ -57,12 +56,11 @@ nb::object all_keys(const KeyIndex& index) {
 }  // namespace
 
 void bind_key_index(nb::module_& module) {
-  nb::class_<KeyIndex>(module, "KeyIndex", docs::kKeyIndex)
+  nb::class_<KeyIndex>(module, "KeyIndex")
       .def("__init__", &construct_key_index, nb::arg("capacity_rows") = 1024)
-      .def("find", &number_keys<const KeyIndex, Keys::kLookUp, find>, nb::arg("keys").none(), docs::kFind)
-      .def("find_or_insert", &number_keys<KeyIndex, Keys::kWrite, find_or_insert>, nb::arg("keys").none(),
-           docs::kFindOrInsert)
-      .def("keys", &all_keys, docs::kKeys)
+      .def("find", &number_keys<const KeyIndex, Keys::kLookUp, find>, nb::arg("keys").none())
+      .def("find_or_insert", &number_keys<KeyIndex, Keys::kWrite, find_or_insert>, nb::arg("keys").none())
+      .def("keys", &all_keys)
       .def("__len__", &key_count);
 }
 

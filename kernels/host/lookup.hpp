@@ -1,5 +1,5 @@
-// The reading loops, compiled twice: for AVX2 and for any CPU (lookup_loops.inl). Which one runs is decided once, when
-// the program starts. Both give the same bits, NaN payloads aside.
+// The reading loops, compiled twice: for AVX2 and for any CPU (lookup_loops.inl). The program chooses once, at its
+// start. Both give the same bits, except NaN payloads.
 #pragma once
 
 #include <atomic>
@@ -24,7 +24,7 @@ struct TableView {
   StampsView stamps = {};
 };
 
-// Bags of keys, or of rows, that lie one after the other.
+// Consecutive bags of keys or of rows.
 struct Bags {
   const int64_t* row_ptrs;  // [count + 1]
   size_t count;
@@ -32,7 +32,7 @@ struct Bags {
   const float* weights;  // one per key, or nullptr
 };
 
-// One instruction set's loops. Callers refuse reserved keys; one that comes all the same is absent.
+// The loops of one instruction set. Callers refuse reserved keys; a reserved key is absent.
 struct LookupLoops {
   const char* name;
 
@@ -64,7 +64,7 @@ const LookupLoops& avx2_loops();
 // AVX2 (with F16C) where the CPU has it and HOTROW_DISABLE_AVX2 is not set to 1.
 const LookupLoops& lookup_loops();
 
-// For tests: go over to AVX2 or to the portable loops. Returns whether AVX2 now runs.
+// For tests: switch to AVX2 or to the portable loops. Returns whether AVX2 is now used.
 bool use_avx2(bool enabled);
 
 }  // namespace hotrow

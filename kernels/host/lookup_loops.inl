@@ -5,7 +5,7 @@
 //
 // and what row_decode.inl asks for.
 //
-// A loop takes in all that it calls (flatten): there are so many loops that the compiler would otherwise stop inlining,
+// A loop inlines everything that it calls (flatten): with so many loops, the compiler would otherwise stop inlining,
 // which costs a quarter of the rate.
 //
 // Sums are plain float32 additions in key order, starting from +0, one chain per column; a row is de-quantised and
@@ -22,7 +22,7 @@ HOTROW_TARGET inline const Lane8& lane8(const void* at) { return *static_cast<co
 #include "row_stream.inl"
 
 // The order in which a row's lanes are read: its last ones first. Read from front to back, a row of several cache lines
-// looks like a stream, and the CPU fetches lines beyond its end that nobody asked for. Measured on Zen 4 with float32
+// looks like a stream, and the CPU fetches lines beyond its end that are not needed. Measured on Zen 4 with float32
 // rows beyond the caches, pooling goes from 28 to 44 M rows/s at dim 128, from 45 to 79 at dim 64, from 18 to 27 at
 // dim 100; at dim 256 the stream helps: 19 against 12.
 constexpr uint32_t first_lane(uint32_t lanes) { return lanes > 2 && lanes <= 16 ? lanes - 2 : 0; }
@@ -55,7 +55,7 @@ struct DenseRows {
   }
 };
 
-// What a bag does to each of its rows, and what its sum is divided by; 0 stands for a bag of zeros.
+// How a bag weights each of its rows, and the divisor of its sum; 0 stands for a bag of zeros.
 struct Unweighted {
   Combiner combiner;
   HOTROW_TARGET void begin_bag() {}

@@ -1,4 +1,4 @@
-// A lookup cut into pieces, which the cores share where it is big.
+// A lookup in pieces, which the cores share if it is large.
 #pragma once
 
 #include <algorithm>
@@ -13,7 +13,7 @@ namespace hotrow {
 constexpr size_t kPieceKeys = 2048;
 constexpr size_t kSharedKeys = 16384;  // about half a millisecond's work: fewer are not worth a wake-up
 
-// From one number, of keys or of bags, up to another.
+// A range of keys or of bags.
 struct Piece {
   size_t begin, end;
   size_t size() const { return end - begin; }
@@ -30,8 +30,8 @@ void do_in_pieces(size_t keys, const Work& work) {
   for (size_t piece = 0; piece < pieces; ++piece) one(piece);
 }
 
-// The bags that belong to a piece of their keys: those that begin in it, an empty one at the end to the last. None where
-// all of the piece is the rest of a long bag.
+// The bags of a piece of the keys: the bags that begin in the piece. Empty bags at the end belong to the last piece. A
+// piece inside a long bag has none.
 inline Piece bags_of(const Bags& bags, Piece keys) {
   const int64_t* row_ptrs = bags.row_ptrs;
   const auto first_bag = [&](size_t key) {

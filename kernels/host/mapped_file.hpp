@@ -9,7 +9,7 @@
 
 namespace hotrow {
 
-// A file cannot be read, or is not what it should be.
+// A file cannot be read, or has the wrong content.
 struct FileFault {
   std::string file;
   std::string reason;
@@ -27,15 +27,16 @@ class MappedFile {
   const std::byte* data() const { return data_; }
   size_t bytes() const { return bytes_; }
 
-  // What has been done to the file since; empty where nothing was. A file that another one took the place of by a
-  // rename, or that lost its name, stays what it was. One system call.
+  // How the file was changed since it was mapped; empty if it was not. A file that was replaced by a rename, or
+  // deleted, is unchanged. One system call.
   std::string change() const;
 
-  // Ask the system to read [begin, begin + bytes) of the mapping soon, and wait for nothing.
+  // Ask the system to read [begin, begin + bytes) of the mapping soon, without waiting.
   void will_need(size_t begin, size_t bytes) const;
 
-  // Read [begin, begin + bytes) into memory and map it, in huge pages where the system has them for files: lookups, which
-  // meet a new page with every row, then miss the translation caches far less often. What cannot be read is passed over.
+  // Read [begin, begin + bytes) into memory and map it, in huge pages where the system has them for files: lookups,
+  // which meet a new page with every row, then miss the translation caches far less often. What cannot be read is
+  // passed over.
   void populate(size_t begin, size_t bytes) const;
 
   // Whether the page at `at` is in memory.

@@ -1,11 +1,11 @@
-// Reading a mapped file that another process may cut short meanwhile.
+// Reads of a mapped file that another process may truncate meanwhile.
 //
 // The kernel answers a read beyond a file's end, or one that the disk fails, with SIGBUS, which by default ends the
 // process. `read_mapped` runs a reader under a handler that takes faults inside the mapping as "could not be read" and
-// leaves the reader with a long jump; every other SIGBUS goes on to the handler that was there before, Python's
-// faulthandler say. The handler is installed once, when the first file is mapped. Who installs another one later must
-// pass on what is not its own, by calling this one or, as faulthandler does when it has told of the fault, by raising
-// the signal again. A thread that blocks SIGBUS is not protected.
+// leaves the reader with a long jump. Every other SIGBUS goes to the previous handler, such as Python's faulthandler.
+// The handler is installed once, when the first file is mapped. A handler that is installed later must pass on other
+// faults: it calls this handler or, as faulthandler does after its report, raises the signal again. A thread that
+// blocks SIGBUS is not protected.
 #pragma once
 
 #include <setjmp.h>

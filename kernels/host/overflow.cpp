@@ -1,4 +1,4 @@
-// How a full table makes room for new keys: which rows go, by its policy, and their removal in epochs.
+// How a full table makes room for new keys: it chooses rows by its policy and removes them in epochs.
 #include <algorithm>
 #include <array>
 #include <utility>
@@ -20,7 +20,7 @@ bool is_among(uint32_t row, const std::vector<uint32_t>& rows) {
 
 }  // namespace
 
-// Evict what the keys need, before any of them is written, and none of them.
+// Evict as many rows as the keys need, before any of the keys is written, and none of the keys.
 int64_t HostTable::make_room(const int64_t* keys, size_t n) {
   const auto capacity = static_cast<int64_t>(capacity_rows_);
   if (static_cast<int64_t>(n) <= capacity - rows()) return 0;
@@ -84,7 +84,7 @@ void HostTable::evict_random(int64_t count, const RowNumbers& kept) {
   }
 }
 
-// Readers go on changing stamps, so a sweep may meet fewer small ones than were counted; then they are counted again.
+// Readers change stamps meanwhile, so a sweep may find fewer small stamps than were counted; then it counts again.
 void HostTable::evict_by_stamp(int64_t count, const RowNumbers& kept) {
   constexpr int kExactSweeps = 3;
   int64_t left = count;

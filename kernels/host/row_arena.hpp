@@ -3,7 +3,7 @@
 // A row is free, in the index, or retired: taken out of the index in some epoch and waiting until no reader can hold
 // it. Free rows are reused last in, first out.
 //
-// One row more than asked for lies at the end, always zero bytes: what an absent key reads, zeros in every row type.
+// An extra row at the end always has zero bytes: absent keys read it, and it is zeros in every row type.
 //
 // Only the writer calls methods other than view(); callers keep writers apart.
 #pragma once
@@ -20,14 +20,14 @@
 
 namespace hotrow {
 
-// What a reader needs of an arena: `count` rows and behind them one of zeros. kNoRow, like every number beyond the rows,
-// reads as that one: not even a file that was changed after it was checked (snapshot.hpp) leads outside the arena.
+// An arena for readers: `count` rows and then one row of zeros. kNoRow and every number beyond the rows read this row,
+// so even a file that changed after its check (snapshot.hpp) cannot lead outside the arena.
 struct RowsView {
   const std::byte* rows;
   size_t stride_bytes;
   uint32_t count;
 
-  // A branch, which is foretold, rather than a minimum, for which the address would wait: 2 % of a lookup.
+  // A branch, which is predicted, instead of a minimum, which delays the address: 2 % of a lookup.
   const std::byte* at(uint32_t row) const {
     return rows + size_t{__builtin_expect(row < count, 1) ? row : count} * stride_bytes;
   }
@@ -53,7 +53,7 @@ class RowArena {
     grow(free_, free_.size() + retired_.size() + rows);
   }
 
-  // A row to write. Waits, yielding, only while every row that is not in the index may be in a reader's hands.
+  // A row to write. Waits, yielding, only while readers may hold every row that is not in the index.
   uint32_t take() {
     if (free_.empty() && untouched_ < rows_) return untouched_++;
     while (free_.empty()) {
@@ -76,7 +76,7 @@ class RowArena {
     __builtin_prefetch(line + stride_bytes_ - 1, 1, 2);  // a row-wise row may begin anywhere in a line
   }
 
-  // Another process wrote here until now: readers may hold any row, and those that are not in the index are to be free.
+  // Another process wrote here until now: readers may hold any row, and rows that are not in the index become free.
   void adopt(const std::vector<bool>& is_used) {
     untouched_ = rows_;
     free_.clear();

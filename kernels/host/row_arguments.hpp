@@ -1,4 +1,4 @@
-// Rows given by Python, and what is said of one that does not fit its table's form.
+// Rows from Python, and the error for a row that does not fit its table's row type.
 #pragma once
 
 #include <string>

@@ -6,7 +6,6 @@
 #include <optional>
 #include <string>
 
-#include "docs.hpp"
 #include "key_arguments.hpp"
 #include "lookup.hpp"
 #include "row_arguments.hpp"
@@ -77,12 +76,10 @@ void round_to(nb::handle rows_in, const std::string& row_dtype, nb::handle out_i
 }  // namespace
 
 void bind_row_codec(nb::module_& module) {
-  module.def("row_bytes", &bytes_of_row, nb::arg("dim"), nb::arg("row_dtype"), docs::kRowBytes);
-  module.def("encode_rows", &encode, nb::arg("rows").none(), nb::arg("row_dtype"), docs::kEncodeRows);
-  module.def("decode_rows", &decode, nb::arg("encoded").none(), nb::arg("row_dtype"), nb::arg("out").none(),
-             docs::kDecodeRows);
-  module.def("round_rows", &round_to, nb::arg("rows").none(), nb::arg("row_dtype"), nb::arg("out").none(),
-             docs::kRoundRows);
+  module.def("row_bytes", &bytes_of_row, nb::arg("dim"), nb::arg("row_dtype"));
+  module.def("encode_rows", &encode, nb::arg("rows").none(), nb::arg("row_dtype"));
+  module.def("decode_rows", &decode, nb::arg("encoded").none(), nb::arg("row_dtype"), nb::arg("out").none());
+  module.def("round_rows", &round_to, nb::arg("rows").none(), nb::arg("row_dtype"), nb::arg("out").none());
 }
 
 }  // namespace hotrow

@@ -20,13 +20,13 @@ int32_t magnitude(float value) { return static_cast<int32_t>(bits_of(value) & 0x
 // Orders as the values do; its own inverse.
 int32_t ordered(int32_t bits) { return bits ^ ((bits >> 31) & 0x7FFFFFFF); }
 
-// To the nearest whole number, ties to even, for magnitudes below 2^22: added to 1.5 * 2^23, a fraction has no room.
+// The nearest whole number, ties to even, for magnitudes below 2^22: added to 1.5 * 2^23, a value loses its fraction.
 float rounded(float value) {
   constexpr float kShift = 12582912.0f;
   return (value + kShift) - kShift;
 }
 
-// `yes` or `no`, without a branch: compilers turn the loop into vector code only so.
+// `yes` or `no` without a branch, so that compilers vectorise the loop.
 uint32_t select(bool condition, uint32_t yes, uint32_t no) {
   const uint32_t mask = 0u - static_cast<uint32_t>(condition);
   return (yes & mask) | (no & ~mask);

@@ -1,4 +1,4 @@
-// From float32 rows to the form in which a table keeps them (row_type.hpp), and there and back.
+// Encode float32 rows to a table's row type (row_type.hpp), and round them by encoding and decoding.
 #pragma once
 
 #include <cstddef>

@@ -1,4 +1,4 @@
-// What a full table does with a new key, and the stamp per row by which it chooses the rows that make room.
+// The overflow policies of a full table, and the stamp of each row, by which it chooses rows to evict.
 //
 // A stamp is one byte. 0: the row is not in the index. Otherwise the smallest stamp goes first:
 //
@@ -14,8 +14,9 @@
 // is written to once, however often it is read.
 //
 // Stamps age in passes of the writer, so that what was hot once can leave: counts are halved, and the clock is set
-// back. Readers write stamps too, without a lock: relaxed, as a stamp publishes nothing, and by a load and a store, as a
-// lost count does no harm. They write only what changes: a hot row's stamp seldom does, so its cache line stays shared.
+// back. Readers write stamps too, without a lock: relaxed, as a stamp publishes nothing, and by a load and a store, as
+// a lost count does no harm. They write only what changes: a hot row's stamp seldom does, so its cache line stays
+// shared.
 #pragma once
 
 #include <algorithm>
@@ -53,7 +54,7 @@ constexpr uint8_t stamp_of_count(uint32_t count) {
   return stamp;
 }
 
-// What a reader needs of the stamps; without `stamps`, reading leaves no trace.
+// The stamps for readers; without `stamps`, reads leave no trace.
 struct StampsView {
   Stamp* stamps = nullptr;  // by row number
   bool counts = false;
@@ -120,7 +121,7 @@ class RowStamps {
     ++added_rows_;
   }
 
-  // A key's row was written anew. Counts stay: an update says nothing about how often a row is read.
+  // A key's row was overwritten. Counts stay: an update says nothing about how often a row is read.
   void replaced(uint32_t old_row, uint32_t row) {
     if (empty()) return;
     set(row, policy_ == OverflowPolicy::kEvictLeastUsed ? at(old_row) : now());

@@ -5,18 +5,18 @@
 //   index    64 B                    buckets of bucket.hpp
 //   rows     (C + spare + 1) S       rows of row_type.hpp
 //
-// Each section begins on a huge-page border. One process writes, which callers see to; the others read.
+// Each section begins on a huge-page border. Callers make sure that one process writes; the others read.
 //
 // Peers. A process holds a lock on byte i of the file for as long as it is attached, and then block i of the epochs is
-// its own. The system lets go of the lock when the process ends, however it ends: so a block whose lock nobody holds has
-// no readers, whatever it says. (Locks are of the open file, F_OFD_SETLK: process numbers mean nothing between
-// containers, and come again.)
+// its own. The system releases the lock when the process ends, however it ends. So a block whose lock is free has no
+// readers, whatever it contains. (The locks belong to the open file, F_OFD_SETLK, because process numbers mean nothing
+// between containers and are reused.)
 //
 // Killed writers. Every step of a write leaves a table that readers can go on reading (bucket.hpp: a visible key has a
 // visible row); what a write had not finished, HostTable::adopt clears up for the next writer.
 //
-// A forked child is not attached: it reads and writes nothing, and lets go of its copy of the file and of the mapping,
-// which would keep the lock of a process that has ended.
+// A forked child is not attached. It reads and writes nothing, and closes its copies of the file and of the mapping,
+// which would keep the lock of an ended process.
 #pragma once
 
 #include <atomic>
@@ -29,7 +29,7 @@
 
 namespace hotrow {
 
-// Shared memory cannot be made, or is not what it should be.
+// Shared memory cannot be made, or has the wrong content.
 struct SharedFault {
   std::string file;
   std::string reason;

@@ -142,8 +142,8 @@ void Snapshot::read_piece(const int64_t* keys, size_t n, Outcome& outcome, const
   if (damaged != kSound) outcome.damaged.store(damaged, std::memory_order_relaxed);
 }
 
-// Whether the file is still what it was is asked once, after the last piece; for the disk's sake the caller's own pieces
-// are looked at alone.
+// Whether the file is still what it was is asked once, after the last piece; for the disk's sake the caller's own
+// pieces are looked at alone.
 template <class ReadPiece>
 void Snapshot::look_up(const int64_t* keys, size_t n, const ReadPiece& read_piece_of) {
   if (is_cold_.load(std::memory_order_relaxed)) prefetch(keys, n);

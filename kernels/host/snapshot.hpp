@@ -1,9 +1,8 @@
 // One table's rows in a file that is mapped read-only (snapshot_format.hpp), read by the host table's own loops.
 //
-// Every method may be called from any thread; nothing is ever written, so there are no epochs. A file that is cut
-// short, written to or cannot be read fails the calls that come upon it with FileFault; none of them ends the
-// process (mapped_reads.hpp) and none gives a row of such a file: what has been done to it is asked after the rows
-// were read.
+// Every method may be called from any thread. Nothing is ever written, so there are no epochs. If the file is
+// truncated, written to or unreadable, calls fail with FileFault. They never end the process (mapped_reads.hpp) and
+// never return a row of such a file, because each call checks for changes after it has read the rows.
 #pragma once
 
 #include <atomic>
@@ -38,7 +37,7 @@ class Snapshot {
   void fetch_pooled(const int64_t* keys, const Bags& bags, float* out, bool* found);
 
   // Keys and, unless `out` is null, rows by number: [first, first + n) -> keys[n], out[n][dim]. first + n <= rows().
-  // Checks the pages that they lie in: who reads a table whole, to keep it elsewhere, must not spread damage.
+  // Checks their pages: a copy of the whole table must not spread damage.
   void read_rows(uint64_t first, size_t n, int64_t* keys, float* out) const;
 
   // Bring a part of the file into memory (MappedFile::populate), and check what of the index is in it, so that lookups

@@ -9,7 +9,6 @@
 #include <optional>
 #include <system_error>
 
-#include "docs.hpp"
 #include "row_arguments.hpp"
 #include "snapshot.hpp"
 #include "snapshot_writer.hpp"
@@ -139,7 +138,7 @@ void translate(const std::exception_ptr& pointer, void*) {
 void bind_snapshots(nb::module_& module) {
   nb::register_exception_translator(&translate);
 
-  nb::class_<Snapshot>(module, "Snapshot", docs::kSnapshot)
+  nb::class_<Snapshot>(module, "Snapshot")
       .def("__init__", &construct_snapshot, nb::arg("path"))
       .def_prop_ro("dim", &Snapshot::dim)
       .def_prop_ro("row_dtype", [](const Snapshot& snapshot) { return row_type_name(snapshot.row_type()); })
@@ -147,22 +146,21 @@ void bind_snapshots(nb::module_& module) {
       .def_prop_ro("source", &source_of)
       .def_prop_ro("header", &header_of)
       .def("__len__", [](const Snapshot& snapshot) { return static_cast<size_t>(snapshot.rows()); })
-      .def("fetch", &fetch<Snapshot>, nb::arg("keys").none(), nb::arg("out").none(), docs::kSnapshotFetch)
+      .def("fetch", &fetch<Snapshot>, nb::arg("keys").none(), nb::arg("out").none())
       .def("fetch_pooled", &fetch_pooled<Snapshot>, nb::arg("keys").none(), nb::arg("row_ptrs").none(),
-           nb::arg("out").none(), nb::arg("combiner"), nb::arg("weights").none() = nb::none(),
-           docs::kSnapshotFetchPooled)
-      .def("read_keys", &read_keys, nb::arg("first"), nb::arg("count"), docs::kReadKeys)
-      .def("read_items", &read_items, nb::arg("first"), nb::arg("count"), docs::kReadItems)
+           nb::arg("out").none(), nb::arg("combiner"), nb::arg("weights").none() = nb::none())
+      .def("read_keys", &read_keys, nb::arg("first"), nb::arg("count"))
+      .def("read_items", &read_items, nb::arg("first"), nb::arg("count"))
       .def("_populate", &populate, nb::arg("begin"), nb::arg("bytes"))
-      .def("check_index", &check<&Snapshot::check_index>, docs::kCheckIndex)
-      .def("check_content", &check<&Snapshot::check_content>, docs::kCheckContent);
+      .def("check_index", &check<&Snapshot::check_index>)
+      .def("check_content", &check<&Snapshot::check_content>);
 
-  nb::class_<SnapshotWriter>(module, "SnapshotWriter", docs::kSnapshotWriter)
+  nb::class_<SnapshotWriter>(module, "SnapshotWriter")
       .def("__init__", &construct_writer, nb::arg("descriptor"), nb::arg("dim"), nb::arg("capacity_rows"),
            nb::arg("row_dtype") = "fp32")
       .def("__len__", [](const SnapshotWriter& writer) { return static_cast<size_t>(writer.rows()); })
-      .def("append", &append, nb::arg("keys").none(), nb::arg("rows").none(), docs::kAppend)
-      .def("finish", &finish, nb::arg("source"), docs::kFinish);
+      .def("append", &append, nb::arg("keys").none(), nb::arg("rows").none())
+      .def("finish", &finish, nb::arg("source"));
 }
 
 }  // namespace hotrow

@@ -1,4 +1,4 @@
-// A snapshot read from end to end: whether all of it is what was written. What a lookup meets is checked in snapshot.cpp.
+// Checks of a whole snapshot: whether it has the bytes that were written. snapshot.cpp checks what lookups read.
 #include <algorithm>
 #include <vector>
 
@@ -69,7 +69,7 @@ void Snapshot::check_content() {
   check_numbers();
 }
 
-// Every key is found, under its own number; what absent keys read is zeros.
+// Every key is found, with its own number, and absent keys read zeros.
 void Snapshot::check_numbers() const {
   constexpr size_t kKeys = 8192;
   const TableView table = view();

@@ -1,4 +1,4 @@
-// A snapshot: one embedding table in a file that is mapped and read as it lies. Everything is little-endian.
+// A snapshot: one embedding table in a file that is mapped and read in place. Everything is little-endian.
 //
 //   header      4,096 bytes   SnapshotHeader, then zeros
 //   index       64 B          B buckets exactly as in bucket.hpp: key -> row number, 0 to V - 1
@@ -6,7 +6,7 @@
 //   rows        (C + 1) S     rows of row_type.hpp, S bytes apart, by row number; the last one zeros: absent keys' row
 //   checksums   4 P           CRC-32 of each of the P pages of index, keys and rows, in this order
 //
-// V rows are held and there is room for C; C is greater only where the writer was told of more rows than came. Each
+// There are V rows and capacity for C; C is greater only if the writer expected more rows than it got. Each
 // section begins on a page of 4,096 bytes and is filled up with zeros to whole pages. All offsets and the file's size
 // follow from the header, so that a file cut short shows at once.
 //

@@ -1,5 +1,5 @@
-// Writes a snapshot (snapshot_format.hpp) into an open file, from its beginning to its end but for the header, which
-// comes last: a file that was left half-way has none.
+// Writes a snapshot (snapshot_format.hpp) into an open file, from beginning to end, except the header, which comes
+// last: an unfinished file has no header.
 //
 // Takes the memory of the index, 26 bytes per row, and a megabyte. Not for several threads at a time.
 #pragma once

@@ -12,8 +12,8 @@ namespace hotrow {
 
 // What a split reads and writes. T tables; table t has slots[t] slots in each of B samples.
 //
-// The arguments are read in place, and another thread may write to them meanwhile: no place in memory is ever computed
-// from them, but only from out_row_ptrs, which are checked once they are written.
+// The arguments are read in place, and another thread may write to them meanwhile. So addresses are computed only from
+// out_row_ptrs, which are checked after they are written.
 template <class Offset>
 struct Split {
   const int64_t* keys;     // [N], sample-major: sample 0's keys of table 0, of table 1, ..., then sample 1's

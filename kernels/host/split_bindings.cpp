@@ -11,7 +11,6 @@
 #include <vector>
 
 #include "arguments.hpp"
-#include "docs.hpp"
 #include "lookup.hpp"
 #include "python_names.hpp"
 #include "split.hpp"
@@ -97,10 +96,8 @@ nb::object split_any(nb::handle keys_in, nb::handle row_ptrs_in, std::vector<int
 }  // namespace
 
 void bind_split(nb::module_& module) {
-  module.def("first_outside", &first_outside, nb::arg("keys").none(), nb::arg("smallest"), nb::arg("largest"),
-             docs::kFirstOutside);
-  module.def("split_by_table", &split_any, nb::arg("keys").none(), nb::arg("row_ptrs").none(), nb::arg("slots"),
-             docs::kSplitByTable);
+  module.def("first_outside", &first_outside, nb::arg("keys").none(), nb::arg("smallest"), nb::arg("largest"));
+  module.def("split_by_table", &split_any, nb::arg("keys").none(), nb::arg("row_ptrs").none(), nb::arg("slots"));
 }
 
 }  // namespace hotrow

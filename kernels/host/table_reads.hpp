@@ -12,7 +12,7 @@
 
 namespace hotrow {
 
-// Whole numbers come as int64 so that a wrong one is told apart from a wrong type.
+// Whole numbers arrive as int64, so that a wrong number and a wrong type are different errors.
 inline uint64_t in_range(const char* name, int64_t value, uint64_t most) {
   if (value < 1 || static_cast<uint64_t>(value) > most)
     throw nb::value_error((std::string(name) + ": expected 1 to " + std::to_string(most) + ", got " +

@@ -47,7 +47,7 @@ class RunnerArray:
     __array_priority__ = 100.0
 
     def __init__(self, memory: npt.NDArray[Any], device: Owner) -> None:
-        """``memory`` is where it lies; nobody else reads or writes it but through the device."""
+        """Wrap ``memory``, which is read and written only through the device."""
         self._memory = memory
         self._device = device
 

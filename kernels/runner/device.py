@@ -31,7 +31,7 @@ from kernels.runner.views import view_of
 from kernels.source import read_source
 from kernels.system_memory import available_memory_bytes
 
-_UNKNOWN = 0xA5  # what memory holds that nobody has written yet
+_UNKNOWN = 0xA5  # the content of memory before the first write
 # What CuPy cannot capture.
 _PRODUCTS = frozenset(
     {operator.matmul, operator.imatmul, np.matmul, np.dot, np.ndarray.dot, np.inner, np.tensordot, np.vdot}
@@ -76,7 +76,7 @@ class RunnerDevice:
             self._schedule = before
 
     def memory(self) -> tuple[int, int]:
-        """See ``Device.memory``: the machine's; what files are held in counts as free, for it is given to who asks."""
+        """See ``Device.memory``: the machine's memory, with its file cache as free memory."""
         page_bytes = os.sysconf("SC_PAGE_SIZE")
         free_bytes = available_memory_bytes() or os.sysconf("SC_AVPHYS_PAGES") * page_bytes
         return free_bytes, os.sysconf("SC_PHYS_PAGES") * page_bytes

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 ALIGNMENT_BYTES = 256  # as cudaMalloc gives
 
-_libc = ctypes.CDLL(None)  # whatever stands in for malloc in this process
+_libc = ctypes.CDLL(None)  # the malloc of this process, perhaps a sanitizer's
 _libc.posix_memalign.argtypes = [ctypes.POINTER(ctypes.c_void_p), ctypes.c_size_t, ctypes.c_size_t]
 _libc.free.argtypes = [ctypes.c_void_p]
 _libc.free.restype = None
@@ -47,7 +47,7 @@ class Block:
 
 
 class PinnedBlock(Block):
-    """A block of what ``Device.pinned`` gives: its type tells such arrays from others."""
+    """The memory of a ``Device.pinned`` array, which its type identifies."""
 
 
 def allocate(

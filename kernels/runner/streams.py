@@ -16,7 +16,7 @@ Work = Callable[[], object]
 
 
 class _Process:
-    """The process that a stream's thread is in: a forked child has no such thread, and would wait for ever."""
+    """The process of a stream's thread: a forked child does not have the thread and would wait forever."""
 
     def __init__(self, device_name: str) -> None:
         """This process, of a stream of that device."""
@@ -79,7 +79,7 @@ class RunnerEvent:
         return self._is_done
 
     def _reach(self) -> None:
-        self._is_done = True  # before those who wait go on
+        self._is_done = True  # before the waiting threads continue
         self._raise_fault()
 
 
@@ -121,7 +121,7 @@ class RunnerStream:
         self.record().synchronize()
 
     def drain(self) -> None:
-        """Wait like ``synchronize``, but raise a fault only if nobody has been told of it."""
+        """Wait like ``synchronize``, but raise a fault only if it was not raised before."""
         if self.recorded is None:
             self._submit(int).result()
             if not self._is_fault_told:
@@ -147,7 +147,7 @@ class RunnerStream:
             work()
         except DeviceFaultError as err:
             self._fault = err
-        except Exception as err:  # noqa: BLE001 - the thread's top: nobody else would hear of it
+        except Exception as err:  # noqa: BLE001 - the thread's top: nothing else reports it
             self._fault = DeviceFaultError(f"{self.device_name}: {type(err).__name__}: {err}")
 
     def _raise_fault(self) -> None:
@@ -157,7 +157,7 @@ class RunnerStream:
 
 
 class RunnerTimer:
-    """See ``kernels.device.Timer``. The clock is the host's: what it tells of kernels here says nothing of a GPU."""
+    """See ``kernels.device.Timer``. The clock is the host's, so its times say nothing about a GPU."""
 
     def __init__(self, stream: RunnerStream) -> None:
         """A timer of that stream."""

@@ -4,9 +4,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from gpu_cache.bag_layout import BagRows, room_floats, workspace_bytes, workspace_host_bytes
-from gpu_cache.capacity import Capacity
-from gpu_cache.layout import Layout, RowDtype
+from gpu_cache.bag_layout import BagRows, most_floats, workspace_bytes, workspace_host_bytes
+from gpu_cache.layout import Capacity, Layout, RowDtype
 from kernels.device import Device
 from kernels.system_memory import available_memory_bytes
 from serving.config import ModelConfig, TableConfig
@@ -149,7 +148,7 @@ def buffers_memory(config: ModelConfig) -> Memory:
     dims = [table.dim for table in config.tables]
     most = samples, first_max_keys(config), config.dense_dim
     device_bytes = workspace_bytes(bags, dims, *most, SINGLE_KEYS)
-    answer_bytes = 4 * (room_floats(bags, dims, samples, SINGLE_KEYS) + samples * config.label_dim)
+    answer_bytes = 4 * (most_floats(bags, dims, samples, SINGLE_KEYS) + samples * config.label_dim)
     host_bytes = workspace_host_bytes(bags, *most) + answer_bytes
     erased_bytes = 8 * ERASED_AT_ONCE * len(config.tables)
     return Memory(buffers * device_bytes + erased_bytes, buffers * host_bytes + erased_bytes)

@@ -27,7 +27,7 @@ class DeviceWorkspace:
         self.pooling: Workspace = group.workspace(max_samples, max_keys, dense_dim, SINGLE_KEYS)
         self.max_keys = max_keys
         self._device = group.device
-        self._host: NDArray[np.float32] = self._device.pinned(self.pooling.room_floats, np.float32)
+        self._host: NDArray[np.float32] = self._device.pinned(self.pooling.most_floats, np.float32)
 
     @property
     def stream(self) -> Stream:

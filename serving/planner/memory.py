@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gpu_cache.capacity import Capacity
-from gpu_cache.layout import Kind, Layout
+from gpu_cache.layout import Capacity, Kind, Layout
 from kernels.host import HostTable, OverflowPolicy, RowDtype
 from serving.config import ModelConfig
 from serving.lookup.cache_plan import cache_layout

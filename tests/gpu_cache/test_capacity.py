@@ -5,9 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpu_cache.capacity import Capacity
 from gpu_cache.embedding_cache import EmbeddingCache
-from gpu_cache.layout import Layout
+from gpu_cache.layout import Capacity, Layout
 
 LAYOUTS = st.builds(
     lambda dim, row_dtype, line: Layout(dim, row_dtype, *line),

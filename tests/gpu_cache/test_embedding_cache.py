@@ -148,7 +148,7 @@ def test_a_static_cache_holds_as_many_rows_as_it_was_made_for(make_cache):
 def test_a_static_cache_says_how_many_keys_had_no_place_and_holds_the_others(make_cache):
     cache, keys = make_cache(10, kind="static"), np.arange(40, dtype=np.int64)
 
-    with pytest.raises(CacheFullError, match="25 keys had no place: the cache holds 15 rows and was made for 12"):
+    with pytest.raises(CacheFullError, match="25 keys had no slot: the cache holds 15 rows and was made for 12"):
         cache.replace(keys, rows_of(keys))
 
     assert ask(cache, keys)[1].sum() == 15
@@ -174,7 +174,7 @@ def test_a_cache_never_holds_more_than_its_capacity_nor_a_key_twice(make_cache, 
 
 
 def test_a_dump_in_many_parts_has_all_keys(make_cache, monkeypatch):
-    monkeypatch.setattr("gpu_cache.read_out._PART_BYTES", 3 * 15 * 4 * 4)
+    monkeypatch.setattr("gpu_cache.device_table._PART_BYTES", 3 * 15 * 4 * 4)
     cache, keys = make_cache(), np.arange(200, dtype=np.int64)
     cache.replace(keys, rows_of(keys))
 

@@ -160,7 +160,7 @@ def test_caches_that_one_launch_cannot_ask_are_refused(device, tables):
 
 def test_caches_of_two_devices_are_refused(runner):
     first = EmbeddingCache(4, 10, runner)
-    with pytest.raises(ValueError, match="table 1: its cache is on runner:1, that of table 0 on runner"):
+    with pytest.raises(ValueError, match="table 1: its cache is on runner:1, the cache of table 0 on runner"):
         CacheGroup([first, EmbeddingCache(4, 10, "runner:1", readers=first.readers)], (1, 1), ("sum", "sum"))
 
 

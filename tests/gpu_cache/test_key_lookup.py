@@ -106,7 +106,7 @@ def test_a_graph_of_a_request_looks_its_keys_up_again(device, two_tables, work):
     assert is_right(two_tables, keys, rows)
 
 
-def test_missing_keys_are_told_once_each_in_order_of_first_appearance(device, two_tables, work):
+def test_missing_keys_are_reported_once_each_in_order_of_first_appearance(device, two_tables, work):
     rng = np.random.default_rng(1)
     for count in (2000, 100):
         keys = [rng.integers(0, 5000, count), rng.integers(150, 300, count)]
@@ -134,7 +134,7 @@ def test_a_missing_key_has_a_row_of_the_default_value_until_it_is_fetched(device
         assert device.to_host(got).tobytes() == want.tobytes()
 
 
-def test_a_reserved_key_has_a_row_of_the_default_value_and_is_not_told_of(device, two_tables):
+def test_a_reserved_key_has_a_row_of_the_default_value_and_is_not_reported(device, two_tables):
     work = workspace(two_tables, default_values=(0.25, 0.0))
     keys = np.array([-(2**63), -(2**63) + 1, 3, 2**63 - 2, 2**63 - 1])
 

@@ -93,7 +93,7 @@ def test_a_bag_of_several_rounds_of_keys_is_summed_in_one_order(device, two_tabl
         assert got.tobytes() == expected(two_tables.rows[t], request[t], combiner, weights[t]).tobytes()
 
 
-def test_what_is_missing_is_told_in_order_of_first_appearance(device, two_tables):
+def test_missing_keys_are_reported_in_order_of_first_appearance(device, two_tables):
     request = random_request(np.random.default_rng(2), 150, (2, 3), [0, 1, 3])
     work = two_tables.group((2, 3), ("sum", "sum")).workspace(150, 4000)
 
@@ -142,7 +142,7 @@ def test_a_missing_key_is_a_row_of_the_default_value_until_it_is_fetched(device,
         assert got.tobytes() == expected(rows, request[t], ("sum", "mean")[t]).tobytes()
 
 
-def test_a_reserved_key_is_a_row_of_the_default_value_and_not_told_of(device, two_tables):
+def test_a_reserved_key_is_a_row_of_the_default_value_and_is_not_reported(device, two_tables):
     reserved = np.array([-(2**63), -(2**63) + 1, 2**63 - 2, 2**63 - 1])
     bags = Bags(np.concatenate((reserved, [3])), np.array([0, 2, 5], np.int32))
     none = Bags(np.empty(0, np.int64), np.zeros(3, np.int32))

@@ -9,9 +9,7 @@ import pytest
 
 from gpu_cache.cache_group import CacheGroup
 from gpu_cache.embedding_cache import EmbeddingCache
-from gpu_cache.left_behind import keep_until_unused, release_unused
-from gpu_cache.readers import Readers
-from gpu_cache.writers import Writers
+from gpu_cache.readers import Readers, Writers, defer_free, free_unused
 from kernels.device import open_device
 from tests.gpu_cache.bags import Bags
 
@@ -109,7 +107,7 @@ def test_a_cache_dropped_before_its_work_has_run_keeps_its_memory_and_nobody_wai
     cache = EmbeddingCache(DIM, 15, device)
     keys = np.arange(15, dtype=np.int64)
     cache.replace(keys, rows_of(keys), stream=stream)
-    rows = weakref.ref(cache._arrays._slab)
+    rows = weakref.ref(cache._table.slab)
 
     del cache
     gc.collect()  # here, and on any thread: a stream's own would wait for itself
@@ -117,7 +115,7 @@ def test_a_cache_dropped_before_its_work_has_run_keeps_its_memory_and_nobody_wai
     assert rows() is not None
     released.set()
     stream.synchronize()
-    release_unused()
+    free_unused()
     assert rows() is None
 
 
@@ -130,7 +128,7 @@ def test_what_is_dropped_where_another_thread_queues_work_waits_for_no_lock(devi
     readers, writers, stream = Readers(), Writers(), device.stream()
     held = [Piece()]
     piece = weakref.ref(held[0])
-    dropping = threading.Thread(target=lambda: keep_until_unused(readers, writers, (held.pop(),)), daemon=True)
+    dropping = threading.Thread(target=lambda: defer_free(readers, writers, (held.pop(),)), daemon=True)
 
     with readers.reading(stream) if locked == "readers" else writers.turn(stream):
         dropping.start()
@@ -139,7 +137,7 @@ def test_what_is_dropped_where_another_thread_queues_work_waits_for_no_lock(devi
         assert piece() is not None
 
     stream.synchronize()
-    release_unused()
+    free_unused()
     assert piece() is None
 
 
@@ -150,7 +148,7 @@ def test_readers_are_not_locked_while_kernels_are_compiled_and_memory_is_taken(d
 
     def noting(call):
         def note(*args, **kwargs):
-            other = threading.Thread(target=lambda: is_locked.append(cache.readers.latest_at_once() is None))
+            other = threading.Thread(target=lambda: is_locked.append(cache.readers.latest_without_waiting() is None))
             other.start()
             other.join(WAIT_S)
             return call(*args, **kwargs)

@@ -11,7 +11,7 @@ import pytest
 from gpu_cache.bag_layout import TABLE_BAGS, choose_item_bags, workspace_bytes, workspace_host_bytes
 from gpu_cache.cache_group import CacheGroup
 from gpu_cache.embedding_cache import EmbeddingCache
-from gpu_cache.left_behind import release_unused
+from gpu_cache.readers import free_unused
 from tests.gpu_cache.bags import Bags, Tables, expected, finish, host_rows, random_request, scheduled
 
 SLOTS = (2, 1)
@@ -100,7 +100,7 @@ def test_pooled_lookups_are_counted_by_the_caches(tables, work):
 def test_a_workspace_dropped_before_its_work_has_run_keeps_its_memory_until_then(runner):
     tables = Tables(runner, [("fp32", 5)])
     work = tables.group((1,), ("sum",)).workspace(1, 10)
-    released, out = threading.Event(), weakref.ref(work._room.out)
+    released, out = threading.Event(), weakref.ref(work._buffer.out)
     blocker, eraser, stream = runner.stream(), runner.stream(), work.stream
     blocker.submit(released.wait)
     eraser.wait(blocker.record())
@@ -113,7 +113,7 @@ def test_a_workspace_dropped_before_its_work_has_run_keeps_its_memory_until_then
     assert out() is not None
     released.set()
     stream.synchronize()
-    release_unused()
+    free_unused()
     assert out() is None
 
 
@@ -369,7 +369,7 @@ def test_lookups_of_bags_and_of_single_keys_take_no_memory_beyond_the_workspaces
         assert work.missing() == ()
         for got, of_table, wanted in zip(rows, tables.rows, keys, strict=True):
             assert device.to_host(got).tobytes() == of_table[wanted].tobytes()
-        assert work.whole.size <= work.room_floats
+        assert work.whole.size <= work.most_floats
         work.pool(request)
         work.missing()
 

@@ -74,7 +74,7 @@ def child(act, fork=os.fork):
         try:
             os._exit(bool(act()))
         except DeviceUnavailableError as err:
-            os._exit(2 if "open devices after forking" in str(err) else 3)
+            os._exit(2 if "open devices after the fork" in str(err) else 3)
     print(os.waitstatus_to_exitcode(os.waitpid(number, 0)[1]))
 
 def fork_beside_a_thread_that_opens_a_device():

@@ -1,5 +1,8 @@
 """Arrays that HostTable, KeyIndex and pool_rows refuse, and that the error names argument, expectation and finding."""
 
+import ctypes
+import sys
+
 import numpy as np
 import pytest
 
@@ -203,3 +206,28 @@ def test_an_out_that_lies_over_the_row_ptrs_gets_the_answer_of_the_offsets_given
 
     assert (over == np.float32(1e30)).all()
     assert np.array_equal(again, row_ptrs)
+
+
+def test_ctypes_arrays_are_accepted_with_the_byte_order_they_name(table):
+    """ctypes writes the byte order into the format string: "<f" instead of NumPy's "f"."""
+    rows, out, pooled = ((ctypes.c_float * DIM * count)() for count in (6, 6, 2))
+    keys, row_ptrs = (ctypes.c_int64 * 6)(*KEYS), (ctypes.c_int32 * 3)(*ROW_PTRS)
+    weights = (ctypes.c_float * 6)(*[2.0] * 6)
+    np.ctypeslib.as_array(rows)[:] = np.arange(24).reshape(6, DIM)
+    native = "<" if sys.byteorder == "little" else ">"
+    assert memoryview(rows).format == f"{native}f"
+
+    table.insert(keys, rows)
+
+    assert table.fetch(keys, out).all()
+    assert table.fetch_pooled(keys, row_ptrs, pooled, "sum", weights).all()
+    assert bytes(out) == bytes(rows)
+    assert np.ctypeslib.as_array(pooled).tolist() == [[8, 12, 16, 20], [112, 120, 128, 136]]
+    pool_rows(rows, row_ptrs, pooled, "mean")
+    assert np.ctypeslib.as_array(pooled).tolist() == [[2, 3, 4, 5], [14, 15, 16, 17]]
+
+
+def test_floats_of_the_other_byte_order_are_refused(table):
+    other = ">" if sys.byteorder == "little" else "<"
+    with pytest.raises(TypeError, match=rf"^rows: expected float32\[N, D\], got items of format '{other}f' \[6, 4\]"):
+        table.insert(KEYS, np.ones((6, DIM), f"{other}f4"))

@@ -90,7 +90,7 @@ def test_each_included_file_is_taken_once_and_lines_keep_their_numbers(read, tmp
 
 
 def test_a_missing_include_is_named_with_the_line_that_asks_for_it(read):
-    with pytest.raises(KernelError, match=r'kernel\.cu:2: no file "nowhere\.cuh" beside it or in'):
+    with pytest.raises(KernelError, match=r'kernel\.cu:2: no file "nowhere\.cuh" next to it or in'):
         read('\n#include "nowhere.cuh"\n')
 
 
