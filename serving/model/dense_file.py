@@ -21,9 +21,8 @@ from numpy.typing import NDArray
 
 from serving.errors import ConfigError, ModelFileError
 from serving.model.atomic import atomic_write
-from serving.model.strict_json import Fields
 from serving.model.records import Graph, WeightSpec
-from serving.model.strict_json import read_json
+from serving.model.strict_json import Fields, read_json
 
 Weights: TypeAlias = dict[str, NDArray[np.float32]]  # by "<layer>.<weight>", of WeightSpec.shape
 

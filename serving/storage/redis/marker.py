@@ -1,7 +1,7 @@
 """The marker and the lease of a partition in Redis, and the scripts that depend on them."""
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -150,45 +150,44 @@ def take_lease(one: Partition, token: str) -> Command:
 
 def renew_lease(one: Partition, token: str) -> Command:
     """Keep the lease for its full time; the reply is 0 where it is gone."""
-    return _script("EVAL", RENEW, [one.lease], [token, LEASE_MS])
+    return _script(RENEW, [one.lease], [token, LEASE_MS])
 
 
 def release_lease(one: Partition, token: str) -> Command:
     """Give the lease back, if it is still held."""
-    return _script("EVAL", RELEASE, [one.lease], [token])
+    return _script(RELEASE, [one.lease], [token])
 
 
 def fill(one: Partition, token: str, words: NDArray[np.uint8], *, over: bool) -> Command:
     """Put rows, each uint8[...] a key and a row as two words, into a partition; ``over`` overwrites rows."""
     head = [token, "over" if over else "absent"]
-    return _script("EVAL", FILL, [one.values, one.lease], head, words, 2 * len(words))
+    return _script(FILL, [one.values, one.lease], head, words, 2 * len(words))
 
 
 def finish(one: Partition, token: str, marker: PartitionMarker, *, swap: bool) -> Command:
     """Write the marker and give the lease back; ``swap`` puts the gathered rows in the place of the partition's."""
     keys = [one.values, one.times, one.marker, one.lease, *(one.loading(token) if swap else ())]
-    return _script("EVAL", FINISH, keys, [token, *marker.words()])
+    return _script(FINISH, keys, [token, *marker.words()])
 
 
 def change(one: Partition, generation: str, name: str, words: NDArray[np.uint8], count: int) -> Command:
     """``HSET`` or ``HDEL`` on a source of truth; the reply is -1 where the generation differs."""
-    return _script("EVAL", CHANGE, [one.values, one.marker], [generation, name], words, count)
+    return _script(CHANGE, [one.values, one.marker], [generation, name], words, count)
 
 
 def add(one: Partition, words: NDArray[np.uint8]) -> Command:
     """Add rows whose keys are absent."""
-    return _script("EVAL", ADD, [one.values], [], words, 2 * len(words))
+    return _script(ADD, [one.values], [], words, 2 * len(words))
 
 
 def _script(
-    name: str,
     script: str,
     keys: list[bytes],
-    head: list[str | int],
+    head: Sequence[str | int],
     words: NDArray[np.uint8] | None = None,
     count: int = 0,
 ) -> Command:
-    prefix = packed_words(name, script, len(keys), *keys, *head)
+    prefix = packed_words("EVAL", script, len(keys), *keys, *head)
     total = 3 + len(keys) + len(head) + count
     body = b"" if words is None else words.tobytes()
-    return Command(name, keys[0], b"*%d\r\n" % total + prefix + body)
+    return Command("EVAL", keys[0], b"*%d\r\n" % total + prefix + body)

@@ -343,7 +343,8 @@ class RedisTable:
         extras = self._extras(groups, name)
         replies = self._nodes.run_each([*commands, *(command for _, command in extras)])
         self._settle([*(number for number, _ in groups), *(number for number, _ in extras)], replies)
-        return sum(reply.value for reply in replies[: len(commands)])
+        counts: list[int] = [reply.value for reply in replies[: len(commands)]]
+        return sum(counts)
 
     def _change_truth(self, groups: Sequence[tuple[int, NDArray[np.uint8]]], name: str, words_per_row: int) -> int:
         self._is_written, total = True, 0

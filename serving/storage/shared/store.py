@@ -10,8 +10,8 @@ from pathlib import Path
 from kernels.errors import SharedMemoryError
 from kernels.host import HostTable
 from kernels.shared import SharedTable
-from serving.config import rows_with_headroom
 from serving.errors import StoreError, StoreFullError
+from serving.model.capacity import rows_with_headroom
 from serving.storage.memory_budget import MemoryBudget, TableRows
 from serving.storage.shared.folder import SHARED_MEMORY, SharedFolder
 from serving.storage.store import Batches, Keys, Marker, TableSpec, Vectors
