@@ -15,8 +15,8 @@ def read_model_directory(path: str | Path) -> ModelConfig:
 
     A version directory is one that holds ``graph.json``; its files are checked against ``manifest.json`` where that
     lies next to it. The folders say what the model is called and which version it is: ``dcn/3/graph.json`` is version 3
-    of ``dcn``; a folder without an integer name is a model without a version. ``.<version>.tmp`` folders, which an export
-    has not finished, are no versions.
+    of ``dcn``. A folder without an integer name is a model without a version. ``.<version>.tmp`` folders are unfinished
+    exports and no versions.
 
     Args:
         path: the directory.

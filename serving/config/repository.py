@@ -25,7 +25,7 @@ def read_repository(path: str | Path, faults: list[HotrowError] | None = None) -
     A repository's folder has the newest complete version of each of its models, and ``ps.json`` next to them names the
     tiers; without model folders it has the models that ``ps.json`` lists. A ``ps.json`` by itself has the models that
     it lists, else those of its folder. The folder of one model has that model, in memory. Without a ``ps.json`` all
-    rows are in memory. A JSON file's model has the version that the folder of its graph is called after, else version 1.
+    rows are in memory. A JSON file's model has the version in the name of its graph's folder, or else version 1.
 
     Args:
         path: a folder or a file.
