@@ -1,4 +1,31 @@
-"""The truth about embeddings: an ordered list of stores, asked one after the other until every key is answered."""
+"""The parameter server: one source of truth, and caches in front of it.
+
+The last tier of a table is its source of truth: RocksDB, or Redis alone, or RAM or a snapshot filled from the model's
+files. Every other tier is a cache of the truth. A cache may miss rows, but it never invents a row. A table in a tier
+has these states::
+
+             load                all rows are written               unload
+    absent ────────▶ loading ─────────────────────────▶ serving ──────────────▶ dropped
+                                                         │   ▲
+        a cache missed a write, or its node may have     │   │ all rows are written
+        lost writes: the cache is bypassed               ▼   │
+                                                       invalid ─────▶ refilling
+                                                           the old rows are dropped
+
+**Loading.** A tier that outlives the process keeps one marker per table (``storage.store.Marker``). If it names the
+model's files, nothing is loaded, and rows written since are kept. If it names other files, the table is replaced as one
+act. Without a marker, another program wrote the rows: the files' rows are inserted over them, and every other row is
+kept. A cache is filled with the rows of the truth.
+
+**Writing.** A write goes to the truth first. Then each cache takes it, and a cache that does not is invalid for that
+table. The truth's marker has a flag, ``caches_dirty``: it is set before a process's first write, and cleared when the
+process ends with every cache up to date. A start that finds it set fills every cache again that outlives a process.
+
+**Promise.** Once a write is acknowledged, this process never answers with an older row. Other processes see the write
+when they next read the tier that they share. A crash at any point loses no acknowledged write. If several processes
+write the same rows of one Redis while it fails over, they may read different versions of such a row until it is next
+written.
+"""
 
 from serving.parameter_server.counters import TableCounters, TierCounters
 from serving.parameter_server.first_rows import FirstRows

@@ -1,22 +1,4 @@
-"""How a table gets into the tiers, and what becomes of it there.
-
-The last tier is the table's source of truth, and every other tier is a cache of it. A table in a tier has these
-states::
-
-             load                  all rows are written
-    absent ─────────▶ loading ────────────────────────────▶ serving ─────────▶ dropped
-                                                             │   ▲     unload
-        the cache missed a write, or its node may have lost  │   │
-        writes: it is bypassed, and the truth answers        ▼   │ all rows are written
-                                                          invalid ─▶ refilling
-                                                               under a lease
-
-- The truth has a marker with the digest of the model's files. The same digest: nothing is loaded. Another digest: the
-  table is replaced as one act. No marker: another program wrote the rows, so the files' rows are inserted over them.
-- A cache in RAM starts empty and gets the rows of the truth. A cache that outlives the process keeps its rows if its
-  marker has the truth's digest. If the truth says that its caches are dirty, such a cache is filled again.
-- Only a cache becomes invalid. A process that is killed in any state loses no row that the truth acknowledged.
-"""
+"""How a table gets into the tiers, and how a cache gets its rows back; the package's docstring has the contract."""
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
