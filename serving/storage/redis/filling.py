@@ -68,6 +68,7 @@ class Filling:
         self._token = new_token()
         self._run_ids: dict[int, str] = {}  # by partition, of the node that gave the lease
         self._lost: set[int] = set()  # partitions whose lease ended
+        self._gathered = [0] * len(self._partitions)  # by partition, rows that are to take its place
 
     def load(self, batches: Batches, marker: Marker, *, keep: bool) -> None:
         """Fill the table as the source of truth: see ``Store.load``.
@@ -91,6 +92,8 @@ class Filling:
             if plan.numbers:
                 self._write(batches, plan)
                 self._finish(plan, marker, changed=set(everywhere) if marker.changed else found)
+                if not keep:
+                    self._table.drop_beyond()
         self._refuse_lost_leases()
 
     def fill(self, truth: Truth, *, starting: bool) -> bool:
@@ -165,6 +168,8 @@ class Filling:
                 commands = [self._rows_command(at, words, plan) for at, words in groups]
                 extras = [command for at, words in groups for command in self._extras(at, words, plan)]
                 replies = self._nodes.run([*commands, *extras])
+                for (at, _), added in zip(groups, replies, strict=False):
+                    self._gathered[at] += added if at in plan.swap else 0
                 self._leave_out_lost(
                     plan,
                     [at for at, _ in groups if at not in plan.swap],
@@ -218,7 +223,9 @@ class Filling:
             for at in numbers
         ]
         commands = [
-            scripts.finish(self._partitions[at], self._token, one, swap=at in plan.swap)
+            scripts.finish(
+                self._partitions[at], self._token, one, swap=at in plan.swap, gathered=self._gathered[at]
+            )
             for at, one in zip(numbers, made, strict=True)
         ]
         self._leave_out_lost(plan, numbers, self._nodes.run(commands))
@@ -253,7 +260,7 @@ class Filling:
                 for at, reply in zip(asked, replies, strict=True):
                     if isinstance(reply.value, RedisNodeError):
                         raise reply.value
-                    if reply.value is not None:
+                    if reply.value:
                         self._run_ids[at] = reply.run_id
                 if all(at in self._run_ids for at in asked):
                     continue
