@@ -68,6 +68,8 @@ class Filling:
         self._token = new_token()
         self._run_ids: dict[int, str] = {}  # by partition, of the node that gave the lease
         self._lost: set[int] = set()  # partitions whose lease ended
+        self._begun: list[PartitionState] = []  # the states of all partitions when the filling began
+        self._gathered = [0] * len(self._partitions)  # by partition, rows that are to take its place
 
     def load(self, batches: Batches, marker: Marker, *, keep: bool) -> None:
         """Fill the table as the source of truth: see ``Store.load``.
@@ -89,8 +91,11 @@ class Filling:
             if found:
                 logger.warning(kept_rows(STORE_NAME, self._table.spec.name))
             if plan.numbers:
+                self._begun = self._states()
                 self._write(batches, plan)
                 self._finish(plan, marker, changed=set(everywhere) if marker.changed else found)
+                if not keep:
+                    self._table.drop_beyond()
         self._refuse_lost_leases()
 
     def fill(self, truth: Truth, *, starting: bool) -> bool:
@@ -101,7 +106,8 @@ class Filling:
             with self._leases(numbers):
                 plan = self._planned(truth, starting)  # another process may have filled some until now
                 plan.leave_out(set(range(len(self._partitions))) - set(numbers))
-                self._table.mark(plan.numbers, Status.INVALID, "it is being filled")
+                self._table.mark(plan.numbers, Status.FILLING, "it is being filled")
+                self._begun = self._states()
                 self._take_unknown_rows(truth, plan)
                 self._drop(plan.absent)
                 self._write(truth.batches(), plan)
@@ -115,9 +121,10 @@ class Filling:
     def _planned(self, truth: Truth, starting: bool) -> _Plan:
         """Judge every partition, and say how the invalid partitions are to be filled."""
         plan, is_dirty, unmarked = _Plan(), starting and truth.marker().caches_dirty, set[int]()
+        seen = self._states()
         for number, (held, run_id) in enumerate(self._table.markers()):
-            state = self._table.judge(number, held, run_id)
-            self._table.set_state(number, state)
+            state = self._table.judge(number, seen[number], held, run_id)
+            self._table.set_state(number, state, seen[number])
             if held is None and starting:
                 unmarked.add(number)
             elif state.status is Status.FOREIGN and not starting:
@@ -146,6 +153,9 @@ class Filling:
         else:
             logger.warning("%s; the source of truth took %s of them", line, taken)
 
+    def _states(self) -> list[PartitionState]:
+        return [self._table.state(number) for number in range(len(self._partitions))]
+
     def _with_rows(self, numbers: set[int]) -> set[int]:
         asked = sorted(numbers)
         replies = self._nodes.run([plain("EXISTS", self._partitions[at].values) for at in asked])
@@ -165,6 +175,8 @@ class Filling:
                 commands = [self._rows_command(at, words, plan) for at, words in groups]
                 extras = [command for at, words in groups for command in self._extras(at, words, plan)]
                 replies = self._nodes.run([*commands, *extras])
+                for (at, _), added in zip(groups, replies, strict=False):
+                    self._gathered[at] += added if at in plan.swap else 0
                 self._leave_out_lost(
                     plan,
                     [at for at, _ in groups if at not in plan.swap],
@@ -218,12 +230,13 @@ class Filling:
             for at in numbers
         ]
         commands = [
-            scripts.finish(self._partitions[at], self._token, one, swap=at in plan.swap)
+            scripts.finish(self._partitions[at], self._token, one, swap=at in plan.swap, gathered=self._gathered[at])
             for at, one in zip(numbers, made, strict=True)
         ]
         self._leave_out_lost(plan, numbers, self._nodes.run(commands))
-        for at in plan.numbers:
-            self._table.set_state(at, PartitionState(Status.VALID, self._token, self._run_ids[at]))
+        for at in plan.numbers:  # one that missed a change meanwhile stays invalid
+            valid = PartitionState(Status.VALID, self._token, self._run_ids[at])
+            self._table.set_state(at, valid, self._begun[at])
 
     def _leave_out_lost(self, plan: _Plan, numbers: Sequence[int], replies: Sequence[object]) -> None:
         """Leave out partitions whose lease has ended: a key was removed, or another process took the lease."""
@@ -253,7 +266,7 @@ class Filling:
                 for at, reply in zip(asked, replies, strict=True):
                     if isinstance(reply.value, RedisNodeError):
                         raise reply.value
-                    if reply.value is not None:
+                    if reply.value:
                         self._run_ids[at] = reply.run_id
                 if all(at in self._run_ids for at in asked):
                     continue

@@ -29,11 +29,15 @@ end
 return 1
 """
 # Write the marker and give the lease back. With loading names, the rows gathered there take the partition's place.
-# Without, a ``changed`` that another process has set meanwhile stays.
+# Without, a ``changed`` that another process has set meanwhile stays. Sent twice, it does the same as once.
 FINISH = """
 local values, times, marker, lease, loading_values, loading_times = unpack(KEYS)
+if redis.call('HGET', marker, 'generation') == ARGV[1] then return 1 end
 if redis.call('GET', lease) ~= ARGV[1] then return 0 end
 if loading_values then
+  if redis.call('HLEN', loading_values) < tonumber(ARGV[2]) then
+    return redis.error_reply('the rows gathered so far are gone')
+  end
   redis.call('UNLINK', values, times, marker)
   for loading, name in pairs({[loading_values] = values, [loading_times] = times}) do
     if redis.call('EXISTS', loading) == 1 then
@@ -43,8 +47,13 @@ if loading_values then
   end
 end
 redis.call('UNLINK', lease)
-redis.call('HSET', marker, 'rows', redis.call('HLEN', values), unpack(ARGV, 2))
+redis.call('HSET', marker, 'rows', redis.call('HLEN', values), unpack(ARGV, 3))
 return 1
+"""
+# Take the lease if nobody holds it. Sent twice, it does the same as once.
+TAKE = """
+if redis.call('SET', KEYS[1], ARGV[1], 'NX', 'PX', ARGV[2]) then return 1 end
+return redis.call('GET', KEYS[1]) == ARGV[1] and 1 or 0
 """
 RENEW = "return redis.call('GET', KEYS[1]) == ARGV[1] and redis.call('PEXPIRE', KEYS[1], ARGV[2]) or 0"
 RELEASE = "return redis.call('GET', KEYS[1]) == ARGV[1] and redis.call('UNLINK', KEYS[1]) or 0"
@@ -144,8 +153,8 @@ def set_run_id(one: Partition, run_id: str) -> Command:
 
 
 def take_lease(one: Partition, token: str) -> Command:
-    """Take the lease; the reply is None where another process has it."""
-    return plain("SET", one.lease, token, "NX", "PX", LEASE_MS)
+    """Take the lease; the reply is 0 where another process has it."""
+    return _script(TAKE, [one.lease], [token, LEASE_MS])
 
 
 def renew_lease(one: Partition, token: str) -> Command:
@@ -164,10 +173,13 @@ def fill(one: Partition, token: str, words: NDArray[np.uint8], *, over: bool) ->
     return _script(FILL, [one.values, one.lease], head, words, 2 * len(words))
 
 
-def finish(one: Partition, token: str, marker: PartitionMarker, *, swap: bool) -> Command:
-    """Write the marker and give the lease back; ``swap`` puts the gathered rows in the place of the partition's."""
+def finish(one: Partition, token: str, marker: PartitionMarker, *, swap: bool, gathered: int) -> Command:
+    """Write the marker and give the lease back.
+
+    ``swap`` puts the rows that were gathered, at least ``gathered`` of them, in the place of the partition's.
+    """
     keys = [one.values, one.times, one.marker, one.lease, *(one.loading(token) if swap else ())]
-    return _script(FINISH, keys, [token, *marker.words()])
+    return _script(FINISH, keys, [token, gathered, *marker.words()])
 
 
 def change(one: Partition, generation: str, name: str, words: NDArray[np.uint8], count: int) -> Command:

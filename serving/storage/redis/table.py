@@ -36,7 +36,8 @@ class Status(enum.Enum):
 
     VALID = "it holds the table's rows"
     UNKNOWN = "its marker must be read"
-    INVALID = "its rows may be old or missing; changes are written to it"
+    INVALID = "its rows may be old or missing"
+    FILLING = "it is being filled; changes are written to it"
     MISSED = "it missed a change; no more changes are written to it"
     FOREIGN = "it was loaded from other files"
 
@@ -97,10 +98,13 @@ class RedisTable:
         """The state of a partition."""
         return self._states[number]
 
-    def set_state(self, number: int, state: PartitionState) -> None:
-        """Change the state of a partition."""
+    def set_state(self, number: int, state: PartitionState, seen: PartitionState) -> bool:
+        """Change the state of a partition, unless another thread has changed the ``seen`` state meanwhile."""
         with self._lock:
-            self._states[number] = state
+            is_current = self._states[number] is seen
+            if is_current:
+                self._states[number] = state
+        return is_current
 
     def mark(self, numbers: Iterable[int], status: Status, reason: str) -> None:
         """Change the status of partitions; the last valid generation stays."""
@@ -131,7 +135,8 @@ class RedisTable:
     def marker(self) -> Marker | None:
         """See ``Store.marker``; None where a partition has no marker or another one."""
         held = [marker for marker, _ in self.markers()]
-        first, *others = held
+        first = held[0]
+        others = held[1 : first.partitions] if first else []  # fewer than here, perhaps, which ``judge`` refuses
         if first is None or any(
             one is None or (one.digest, one.row_dtype) != (first.digest, first.row_dtype) for one in others
         ):
@@ -191,7 +196,14 @@ class RedisTable:
 
     def drop(self) -> None:
         """Remove every row and everything that belongs to it."""
-        self._nodes.run([plain("UNLINK", one.values, one.times, one.marker, one.lease) for one in self.partitions])
+        self._unlink(self.partitions)
+        self.drop_beyond()
+
+    def drop_beyond(self) -> None:
+        """Remove the partitions that a load with a larger number of partitions left."""
+        count, first = len(self.partitions), len(self.partitions)
+        while self._unlink(Partition(self.spec.name, number) for number in range(first, first + count)):
+            first += count
 
     def items(self, batch_rows: int) -> Iterator[tuple[Keys, Vectors]]:
         """All rows by partition, each key once, although Redis may return a key twice."""
@@ -217,15 +229,16 @@ class RedisTable:
         """Read the markers of partitions, and decide whether the partitions are valid."""
         if not numbers:
             return
+        seen = [self._states[at] for at in numbers]
         replies = self._nodes.run_each([scripts.read_marker(self.partitions[at]) for at in numbers])
-        for number, reply in zip(numbers, replies, strict=True):
+        for number, known, reply in zip(numbers, seen, replies, strict=True):
             marker = self._read(reply)
             if reply.run_id:  # else its slot is moving, and the next call verifies it
-                self.set_state(number, self.judge(number, marker, reply.run_id))
+                self.set_state(number, self.judge(number, known, marker, reply.run_id), known)
 
-    def judge(self, number: int, marker: PartitionMarker | None, run_id: str) -> PartitionState:
-        """The state of a partition with this marker, on the node with this identity."""
-        known, wanted = self._states[number], self.wanted
+    def judge(self, number: int, known: PartitionState, marker: PartitionMarker | None, run_id: str) -> PartitionState:
+        """The state of a ``known`` partition with this marker, on the node with this identity."""
+        wanted = self.wanted
         values = self.partitions[number].values.decode()
         if marker is None:
             if wanted is None and known.generation is None:
@@ -243,18 +256,20 @@ class RedisTable:
             reason += f"{wanted.digest}, {wanted.row_dtype}: load the model again with the files that are to be served"
             return replace(known, status=Status.FOREIGN, reason=reason)
         if self.truth is not None:
-            if known.status is Status.MISSED:
+            if known.status in (Status.MISSED, Status.FILLING):  # its rows may be old, whatever its marker says
                 return known
             if self._is_written and known.generation not in (None, marker.generation):
                 return replace(known, status=Status.INVALID, reason=f"{values} was filled by another process")
-        return self._judge_node(number, marker, valid)
+        return self._judge_node(number, known, marker, valid)
 
-    def _judge_node(self, number: int, marker: PartitionMarker, valid: PartitionState) -> PartitionState:
+    def _judge_node(
+        self, number: int, known: PartitionState, marker: PartitionMarker, valid: PartitionState
+    ) -> PartitionState:
         """``valid``, unless its node is not the marker's and may have lost writes."""
         if marker.run_id != valid.run_id:
             if self.truth is not None and not self._has_every_write(number, marker):
                 reason = f"{self.partitions[number].values.decode()}: its node may have lost writes"
-                return replace(self._states[number], status=Status.INVALID, reason=reason)
+                return replace(known, status=Status.INVALID, reason=reason)
             self._nodes.run([scripts.set_run_id(self.partitions[number], valid.run_id)])
         return valid
 
@@ -296,7 +311,7 @@ class RedisTable:
             if reply.run_id != states[group.partition].run_id:
                 stale.add(group.partition)
         if stale:
-            self.mark(stale, Status.UNKNOWN, "it has changed hands")
+            self._doubt(stale)
             again = [at for group, at in zip(groups, places, strict=True) if group.partition in stale]
             self._fetch_again(np.concatenate(again), keys, out, found, is_second)
 
@@ -326,6 +341,13 @@ class RedisTable:
         for state in states.values():
             if state.status is not Status.VALID:
                 raise self.rows.error(state.reason or state.status.value)
+
+    def _doubt(self, numbers: Iterable[int]) -> None:
+        """Have the markers of valid partitions read again, because another load or node answered."""
+        with self._lock:
+            for number in numbers:
+                if self._states[number].status is Status.VALID:
+                    self._states[number] = replace(self._states[number], status=Status.UNKNOWN)
 
     def _takes_changes(self, number: int) -> bool:
         return self._states[number].status not in (Status.MISSED, Status.FOREIGN)
@@ -364,7 +386,7 @@ class RedisTable:
             groups = [group for group, count in zip(groups, counts, strict=True) if count < 0]
             if not groups:
                 return total
-            self.mark({number for number, _ in groups}, Status.UNKNOWN, "it has changed hands")
+            self._doubt({number for number, _ in groups})
         raise self.rows.error("another process is loading it; ask again")
 
     def _settle(self, numbers: Sequence[int], replies: Sequence[Reply]) -> None:
@@ -384,7 +406,7 @@ class RedisTable:
             for at, reply in zip(numbers, replies, strict=True)
             if at not in failed and self._states[at].status is Status.VALID and reply.run_id != self._states[at].run_id
         }
-        self.mark(moved, Status.UNKNOWN, "it has changed hands")
+        self._doubt(moved)
         for error in failed.values():
             raise error
 
@@ -409,6 +431,11 @@ class RedisTable:
             self.evicted_rows += evicted
         if is_first:
             logger.warning("%s: redis is full, volatile_db.overflow_margin: %s rows evicted", self.spec.name, evicted)
+
+    def _unlink(self, partitions: Iterable[Partition]) -> int:
+        names = [(one.values, one.times, one.marker, one.lease) for one in partitions]
+        removed: int = sum(self._nodes.run([plain("UNLINK", *some) for some in names]))
+        return removed
 
     def _scanned(self, one: Partition, batch_rows: int) -> Iterator[Mapping[bytes, bytes]]:
         cursor = -1

@@ -13,10 +13,9 @@ import pytest
 from benchmarks.redis_servers import free_port
 from serving.config import RedisConfig
 from serving.errors import MissingExtraError, StoreError
-from serving.storage import DurableStore, PooledStore, RedisStore, TableSpec
+from serving.storage import Marker, RedisStore, TableSpec
 from serving.storage.hps_layout import mix
 from serving.storage.redis.nodes import RedisNodes
-from serving.storage.store import replaced
 from tests.serving.storage.redis_stores import KEYS, OPENED, ROWS, SPEC, loaded_store, open_store
 
 TABLE, DIM = SPEC.name, SPEC.dim
@@ -36,7 +35,8 @@ def rows_of(keys, value=0.0):
 def load(store, keys, digest="digest", value=0.0, batch_rows=100, spec=SPEC):
     keys = np.asarray(keys, dtype=np.int64)
     parts = (keys[start : start + batch_rows] for start in range(0, keys.size, batch_rows))
-    store.bulk_load(spec, ((part, rows_of(part, value)) for part in parts), digest)
+    batches = ((part, rows_of(part, value)) for part in parts)
+    store.load(spec, batches, Marker(digest), keep=False)
 
 
 def fetch(store, keys):
@@ -58,9 +58,9 @@ def names(client, part=""):
     return {name.decode() for name in client.scan_iter(f"*{part}*")}
 
 
-def test_redis_is_durable_and_does_not_pool(store):
-    assert isinstance(store, DurableStore)
-    assert not isinstance(store, PooledStore)
+def test_redis_outlives_the_process_and_does_not_pool(store):
+    assert store.outlives_process
+    assert not store.pools
     assert store.name == "redis"
 
 
@@ -78,7 +78,7 @@ class TestLayout:
         assert found.tolist() == [True] * len(self.keys) + [False]
         assert out.tolist() == [*rows_of(self.keys).tolist(), [0.0] * DIM]
         assert store.count(TABLE) == len(self.keys)
-        assert store.loaded_from(TABLE) is None
+        assert store.marker(TABLE) is None
 
     def test_hps_can_read_what_was_inserted(self, store, client, key_bytes, code):
         store.open_table(TableSpec(TABLE, DIM, key_bytes), 0)
@@ -159,17 +159,17 @@ class TestLoading:
 
         other = open_store(redis_server)
 
-        assert other.loaded_from(TABLE) == "digest"
+        assert other.marker(TABLE).digest == "digest"
         other.open_table(SPEC, 0)
         assert fetch(other, range(1001))[1].sum() == 1000
         assert (fetch(other, range(1000))[0] == rows_of(range(1000))).all()
 
     def test_a_load_replaces_what_the_table_held_of_whatever_dimension(self, store, client):
-        store.bulk_load(TableSpec(TABLE, 2), iter([(np.arange(50), np.ones((50, 2), np.float32))]), "before")
+        store.load(TableSpec(TABLE, 2), iter([(np.arange(50), np.ones((50, 2), np.float32))]), Marker("before"), keep=False)
 
         load(store, range(40, 60), "after, with a space", value=0.5)
 
-        assert store.loaded_from(TABLE) == "after, with a space"
+        assert store.marker(TABLE).digest == "after, with a space"
         assert sorted(np.concatenate([keys for keys, _ in store.items(TABLE)])) == list(range(40, 60))
         assert (fetch(store, range(40, 60))[0] == rows_of(range(40, 60), 0.5)).all()
         assert not names(client, "loading")
@@ -177,16 +177,16 @@ class TestLoading:
     def test_an_empty_load_leaves_an_empty_table_that_counts_as_loaded(self, store):
         load(store, range(10), "before")
 
-        store.bulk_load(SPEC, iter(()), "nothing")
+        store.load(SPEC, iter(()), Marker("nothing"), keep=False)
 
-        assert store.loaded_from(TABLE) == "nothing"
+        assert store.marker(TABLE).digest == "nothing"
         assert store.count(TABLE) == 0
         assert not fetch(store, range(10))[1].any()
 
     def test_of_duplicates_in_a_load_the_last_wins(self, store):
         batches = [(np.array([1, 2, 1]), rows_of([1, 2, 3])), (np.array([2]), rows_of([4]))]
 
-        store.bulk_load(SPEC, iter(batches), "digest")
+        store.load(SPEC, iter(batches), Marker("digest"), keep=False)
 
         assert fetch(store, [1, 2])[0].tolist() == rows_of([3, 4]).tolist()
 
@@ -201,7 +201,7 @@ class TestLoading:
             yield np.arange(50, 100), rows_of(range(50, 100), 0.5)
             assert (fetch(reader, range(100))[0] == rows_of(range(100))).all()
 
-        store.bulk_load(SPEC, batches(), replaced("files"))
+        store.load(SPEC, batches(), Marker("files"), keep=False)
 
         assert (fetch(reader, range(100))[0] == rows_of(range(100), 0.5)).all()
 
@@ -214,9 +214,9 @@ class TestLoading:
             raise OSError("the file ends here")
 
         with pytest.raises(OSError, match="the file ends here"):
-            store.bulk_load(SPEC, batches(), "after")
+            store.load(SPEC, batches(), Marker("after"), keep=False)
 
-        assert store.loaded_from(TABLE) == "before"
+        assert store.marker(TABLE).digest == "before"
         assert (fetch(store, range(10))[0] == rows_of(range(10))).all()
         assert names(client) == before
 
@@ -229,7 +229,7 @@ class TestLoading:
         finally:
             client.config_set("maxmemory", 0)
 
-        assert store.loaded_from(TABLE) == "before"
+        assert store.marker(TABLE).digest == "before"
         assert (fetch(store, range(10))[0] == rows_of(range(10))).all()
         assert not names(client, "loading")
 
@@ -240,7 +240,7 @@ class TestLoading:
             assert len(gathered) == PARTITIONS
             assert all(0 < client.ttl(name) <= 600 for name in gathered)
 
-        store.bulk_load(SPEC, batches(), "digest")
+        store.load(SPEC, batches(), Marker("digest"), keep=False)
 
     def test_rows_that_redis_forgot_during_the_load_are_not_taken_for_loaded(self, store, client):
         load(store, range(100), "before")
@@ -250,8 +250,8 @@ class TestLoading:
             client.delete(*names(client, "loading"))
 
         with pytest.raises(StoreError, match="the rows gathered so far are gone"):
-            store.bulk_load(SPEC, batches(), "after")
-        assert store.loaded_from(TABLE) == "before"
+            store.load(SPEC, batches(), Marker("after"), keep=False)
+        assert store.marker(TABLE).digest == "before"
         assert (fetch(store, range(100))[0] == rows_of(range(100))).all()
 
     def test_commands_whose_answer_was_lost_may_be_sent_again(self, store, monkeypatch):
@@ -262,7 +262,7 @@ class TestLoading:
         load(store, range(50, 250), "after", value=0.5)
         store.insert(TABLE, np.array([1000]), rows_of([1000]))
 
-        assert store.loaded_from(TABLE) == "after"
+        assert store.marker(TABLE).digest == "after"
         assert store.count(TABLE) == 201
         assert (fetch(store, range(50, 250))[0] == rows_of(range(50, 250), 0.5)).all()
 
@@ -281,7 +281,7 @@ class TestLoading:
             loader.join()
 
         for one in stores:
-            assert one.loaded_from(TABLE) == "digest"
+            assert one.marker(TABLE).digest == "digest"
             assert (fetch(one, range(2000))[0] == rows_of(range(2000))).all()
         assert not names(client, "loading")
 
@@ -294,18 +294,18 @@ class TestLoading:
         other.drop_table(TABLE)
 
         assert names(client) == {"another"}
-        assert store.loaded_from(TABLE) is None
+        assert store.marker(TABLE) is None
 
     def test_a_partition_that_came_back_empty_is_an_outage_and_not_a_lack_of_keys(self, store, client):
         load(store, range(100))
         assert not fetch(store, [1000])[1].any()
         name = hash_of(7)
-        client.delete(name, name[:-1] + ".hotrow.loaded_from")
+        client.delete(name, name[:-1] + ".hotrow")
 
-        with pytest.raises(StoreError, match=re.escape(name) + " has lost the rows"):
+        with pytest.raises(StoreError, match=re.escape(name) + " has no marker: it has lost its rows"):
             fetch(store, [7, 8])
 
-        assert store.loaded_from(TABLE) is None
+        assert store.marker(TABLE) is None
         there = [key for key in range(100) if place(key) != place(7)]
         assert fetch(store, there)[1].all()
 
