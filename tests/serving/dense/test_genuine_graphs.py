@@ -65,7 +65,7 @@ def test_the_genuine_mistake_in_din_is_refused_by_name(din):
         parse_graph(document, "din_train.json")
 
     assert str(caught.value) == (
-        "din_train.json: layers[22].bottom: no layer above makes 'reshape_reduce_item_his', "
+        "din_train.json: layers[22] \"reduce_item_his\".bottom: no layer above makes 'reshape_reduce_item_his', "
         "but its top 'reduce_item_his' is made above: are bottom and top swapped?"
     )
 

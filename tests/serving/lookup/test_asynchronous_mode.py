@@ -79,8 +79,8 @@ def test_each_table_decides_for_itself(device, config):
     assert answer.embeddings[1].tobytes() == exact.embeddings[1].tobytes()
 
 
-def test_a_threshold_above_one_makes_every_answer_exact(device, config):
-    config = config(1.5)
+def test_a_threshold_of_one_makes_every_answer_exact(device, config):
+    config = config(1.0)
     rng = np.random.default_rng(1)
 
     with served(config) as server, cached(server, config, device) as lookup:

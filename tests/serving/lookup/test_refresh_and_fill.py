@@ -1,6 +1,7 @@
 """Caches are filled before requests come, and read anew from the tiers while they do."""
 
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -163,18 +164,36 @@ def test_rows_that_another_process_changed_are_answered_after_a_refresh(device, 
         assert len(held(lookup)) >= 55
 
 
+class WatchedStore(DictStore):
+    """A store that says when it is asked for rows."""
+
+    def __init__(self):
+        super().__init__()
+        self.is_asked = threading.Event()
+
+    def fetch(self, table, keys, out):
+        self.is_asked.set()
+        return super().fetch(table, keys, out)
+
+
 def test_the_clock_brings_refreshes(device, config):
-    class Watched(DictStore):
-        def fetch(self, table, keys, out):
-            fetched.set()
-            return super().fetch(table, keys, out)
+    often, store = with_cache(config, refresh_ratio=1.0, refresh_interval_s=0.001), WatchedStore()
 
-    fetched = threading.Event()
-    often = with_cache(config, refresh_ratio=1.0, refresh_interval_s=0.001)
+    with served(often, store) as server, cached(server, often, device):
+        for _ in range(3):
+            store.is_asked.clear()
+            assert store.is_asked.wait(30)
 
-    with served(often, Watched()) as server, cached(server, often, device):
-        fetched.clear()
-        assert fetched.wait(30)
+
+def test_a_delay_alone_brings_one_refresh(device, config):
+    once, store = with_cache(config, refresh_ratio=1.0, refresh_delay_s=0.2), WatchedStore()
+
+    with served(once, store) as server, cached(server, once, device):
+        store.is_asked.clear()
+        assert store.is_asked.wait(30)
+        time.sleep(0.3)  # the rest of that refresh
+        store.is_asked.clear()
+        assert not store.is_asked.wait(1.0)
 
 
 def test_a_clock_without_a_share_is_warned_of(device, config, caplog):
