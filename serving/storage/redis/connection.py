@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
-from threading import get_ident
 from typing import Any
 
 import numpy as np
@@ -111,12 +110,11 @@ class RowConnection(Connection):
     """
 
     def __init__(
-        self, *, connect_timeout_s: float, timeout_s: float, tls: ssl.SSLContext | None, tls_name: str, **options: Any
+        self, *, connect_timeout_s: float, tls: ssl.SSLContext | None, tls_name: str, **options: Any
     ) -> None:
         """Take redis-py's options; connect nowhere yet."""
-        super().__init__(parser_class=RowParser, **options)
+        super().__init__(parser_class=RowParser, socket_timeout=connect_timeout_s, **options)
         self._connect_timeout_s = connect_timeout_s
-        self._timeout_s = timeout_s
         self._tls = tls
         self._tls_name = tls_name
         self.unread = 0
@@ -128,18 +126,27 @@ class RowConnection(Connection):
         """Let every wait end at ``deadline``, by ``time.monotonic``."""
         self._deadline = self._parser.deadline = deadline
 
-    def connect(self) -> None:
-        """Connect and authenticate within the connect timeout; the pool calls this each time it lends a connection."""
-        self.holder = get_ident()
-        now = time.monotonic()
-        if self._sock is None:
-            self.unread = 0
-            self.expire_at(now + self._connect_timeout_s)
-            self.socket_connect_timeout = self.socket_timeout = self._connect_timeout_s
-            super().connect()
-            self.send_command("INFO", "server")
+    def connect_check_health(self, *args: Any, **options: Any) -> None:
+        """Connect and authenticate, if that is not done: within the connect timeout, and before the deadline."""
+        if self._sock is not None:
+            return
+        self.unread, self.run_id = 0, ""
+        deadline = self._deadline
+        self.expire_at(min(deadline, time.monotonic() + self._connect_timeout_s))
+        try:
+            super().connect_check_health(*args, **options)
+        finally:
+            self.expire_at(deadline)
+
+    def on_connect_check_health(self, check_health: bool = True) -> None:
+        """Authenticate, and ask for the node's identity."""
+        super().on_connect_check_health(check_health)
+        self.send_command("INFO", "server", check_health=False)
+        try:
             self.run_id = run_id_of(self.read_response())
-        self.expire_at(now + self._timeout_s)
+        except exceptions.NoPermissionError as err:
+            reason = "Hotrow needs the right +info to notice that a node was restarted"
+            raise exceptions.NoPermissionError(f"{err}; {reason}") from err
 
     def can_read(self, timeout: float = 0) -> bool:
         """Whether an unexpected reply has arrived; redis-py asks before it lends a connection.
@@ -174,6 +181,7 @@ class RowConnection(Connection):
         return self.read_response() if values is None else values
 
     def _connect(self) -> Any:
+        self.socket_connect_timeout = seconds_until(self._deadline)
         connected = super()._connect()
         # Where the network fails, sent bytes wait in the system and would still go out after the connection was closed.
         # An old update would arrive after a later update that was acknowledged over another connection.
@@ -188,10 +196,17 @@ class RowConnection(Connection):
             raise
 
 
-def run_id_of(info: bytes | str) -> str:
-    """The node's identity in the reply of ``INFO server``."""
-    text = info.decode() if isinstance(info, bytes) else info
-    return next((line.removeprefix("run_id:") for line in text.splitlines() if line.startswith("run_id:")), "")
+def run_id_of(info: Any) -> str:
+    """The node's identity in the reply of ``INFO server``.
+
+    Raises:
+        ConnectionError: the reply does not have it.
+    """
+    lines = info.decode().splitlines() if isinstance(info, bytes) else []
+    run_id = next((line.removeprefix("run_id:") for line in lines if line.startswith("run_id:")), "")
+    if not run_id:
+        raise exceptions.ConnectionError("INFO server tells no run_id")
+    return run_id
 
 
 def tls_context(tls: RedisTlsConfig) -> ssl.SSLContext:

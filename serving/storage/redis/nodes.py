@@ -98,6 +98,8 @@ class RedisNodes:
         """
         deadline = time.monotonic() + self._timeout_s
         replies = self._at_once(commands, deadline)
+        for address in {reply.value.address for reply in replies if isinstance(reply.value, _NoAnswer)}:
+            self.topology.refresh(address)
         for command, reply in zip(commands, replies, strict=True):
             if isinstance(reply.value, (_NoAnswer, Exception)):
                 if isinstance(reply.value, (_NoAnswer, MovedError)):
@@ -158,9 +160,8 @@ class RedisNodes:
         """Send a command that failed at its node through redis-py, which finds the right node."""
         if isinstance(first, RedisNodeError):
             raise first
-        if isinstance(first, _NoAnswer):
-            self.topology.refresh(first.address)
-            if first.is_unreachable and self.topology.node(command.key)[0] == first.address:
+        if isinstance(first, _NoAnswer) and first.is_unreachable:
+            if self.topology.node(command.key)[0] == first.address:
                 raise first.error()
         try:
             return self._followed(_words(command), deadline)
@@ -212,9 +213,8 @@ def value_of(reply: Reply) -> Any:
 @contextmanager
 def _borrowed(client: Redis, deadline: float) -> Iterator[RowConnection]:
     pool = client.connection_pool
-    connection: RowConnection = pool.get_connection()  # type: ignore[assignment]  # as the pool's options say
+    connection = pool.lend(deadline)  # type: ignore[attr-defined]  # a RowPool
     try:
-        connection.expire_at(deadline)
         yield connection
     finally:
         if connection.unread:

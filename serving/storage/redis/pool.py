@@ -1,6 +1,7 @@
 """The connections to one node; each is lent to one thread at a time."""
 
 import ssl
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from queue import Empty
@@ -11,7 +12,7 @@ from redis import exceptions
 from redis.connection import BlockingConnectionPool
 
 from serving.config import RedisConfig
-from serving.storage.redis.connection import RowConnection
+from serving.storage.redis.connection import RowConnection, seconds_until
 
 
 class NoConnectionError(exceptions.ConnectionError):
@@ -26,17 +27,31 @@ class RowPool(BlockingConnectionPool):
     """redis-py's pool, made safe: no thread touches a connection that another thread holds."""
 
     def get_connection(self, *_: Any, **__: Any) -> Any:
-        """Lend a connection.
+        """See ``lend``; redis-py calls this."""
+        return self.lend(time.monotonic() + self.timeout)
+
+    def lend(self, deadline: float) -> RowConnection:
+        """Lend a connection whose every wait ends at ``deadline``, by ``time.monotonic``.
 
         Raises:
-            BusyError: every connection was lent until the timeout.
+            BusyError: every connection was lent until then.
         """
+        self._checkpid()
         try:
-            return super().get_connection()  # type: ignore[no-untyped-call]
-        except exceptions.ConnectionError as err:
-            if isinstance(err.__cause__ or err.__context__, Empty):
-                raise BusyError(f"all {self.max_connections} connections are busy") from err
+            connection: RowConnection = self.pool.get(timeout=seconds_until(deadline)) or self.make_connection()
+        except Empty as err:
+            raise BusyError(f"all {self.max_connections} connections are busy") from err
+        connection.holder = get_ident()
+        connection.expire_at(deadline)
+        try:
+            connection.connect()
+            if not _is_idle(connection):
+                connection.disconnect()  # type: ignore[no-untyped-call]  # redis-py's
+                connection.connect()
+        except BaseException:
+            self.release(connection)
             raise
+        return connection
 
     def release(self, connection: Any) -> None:
         """Take a connection back, once.
@@ -70,6 +85,14 @@ class RowPool(BlockingConnectionPool):
                 self.pool.put_nowait(one)
 
 
+def _is_idle(connection: RowConnection) -> bool:
+    """Whether a connection is open, and no reply has arrived that nobody waits for."""
+    try:
+        return not connection.can_read()
+    except (exceptions.RedisError, OSError):
+        return False
+
+
 def pool_of(config: RedisConfig, tls: ssl.SSLContext | None, **options: Any) -> RowPool:
     """A pool of at most ``num_node_connections`` connections, with redis-py's ``options``: at least host and port."""
     return RowPool(  # type: ignore[no-untyped-call]
@@ -80,7 +103,6 @@ def pool_of(config: RedisConfig, tls: ssl.SSLContext | None, **options: Any) -> 
         password=config.password.get_secret_value() or None,
         driver_info=None,  # redis-py would send its name and version, which takes a right and two round trips
         connect_timeout_s=config.connect_timeout_ms / 1000,
-        timeout_s=config.timeout_ms / 1000,
         tls=tls,
         tls_name=config.tls.server_name if config.tls else "",
         **options,

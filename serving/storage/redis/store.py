@@ -79,7 +79,8 @@ class RedisStore(Store):
             StoreError: also where the table was written with another ``num_partitions``.
         """
         with self._translated(spec.name):
-            table = self._tables.get(spec.name) or self._new_table(spec)
+            held = self._tables.get(spec.name)
+            table = held if held is not None and held.spec == spec else self._new_table(spec)
             table.check(range(len(table.partitions)))
             table.verify(range(len(table.partitions)))
         self._take(table)
@@ -182,9 +183,9 @@ class RedisStore(Store):
 
     def write_flags(self, table: str, *, changed: bool | None = None, caches_dirty: bool | None = None) -> None:
         """See ``Store.write_flags``; the table of a cache has no ``caches_dirty``."""
-        held = self._tables.get(table)
-        if held is not None and changed:
-            with self._translated(table):
+        with self._translated(table):
+            held = self._open_table(table)
+            if changed:
                 held.set_changed()
 
     def serve_as_cache(self, spec: TableSpec, truth: Truth) -> None:

@@ -122,9 +122,10 @@ class RedisTopology:
         now = time.monotonic()
         if not isinstance(self.client, RedisCluster) or now < self._refreshed_at + REFRESH_PAUSE_S:
             return
-        self._refreshed_at = now
+        self._refreshed_at = now  # no other thread asks at the same time
         with suppress(*LOST):
             self.client.nodes_manager.initialize(last_failed_node_name=f"{failed.host}:{failed.port}")
+        self._refreshed_at = time.monotonic()
 
     def close(self) -> None:
         """Close idle connections; a busy connection ends with its user."""

@@ -1,7 +1,10 @@
 """What a node sends, however the network cuts it, against a list of what it meant."""
 
 import socket
+import threading
+import time
 from collections import deque
+from contextlib import contextmanager
 from unittest import mock
 
 import numpy as np
@@ -9,12 +12,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import MovedError
+from redis.exceptions import MovedError, NoPermissionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from serving.storage.redis.connection import RowConnection, allowed, seconds_left, within
+from serving.storage.redis.connection import RowConnection
 
 VALUE_BYTES = 8
+INFO = b"# Server\r\nredis_version:6.2.14\r\nrun_id:abc123\r\ntcp_port:7000\r\n"
+INFO_REPLY = b"$%d\r\n%s\r\n" % (len(INFO), INFO)
 
 
 class ScriptedSocket:
@@ -50,14 +55,23 @@ class ScriptedSocket:
         self.is_closed = True
 
 
-def connected(pieces):
-    script = ScriptedSocket(pieces)
-    connection = RowConnection(
-        host="10.0.0.1", port=7000, protocol=2, driver_info=None, connect_timeout_s=60, tls=None, tls_name=""
-    )
-    with mock.patch("redis.connection.Connection._connect", return_value=script), within(60):
+def connection_to(host="10.0.0.1", port=7000, **timeouts):
+    options = {"connect_timeout_s": 60} | timeouts
+    return RowConnection(host=host, port=port, protocol=2, driver_info=None, tls=None, tls_name="", **options)
+
+
+def connected(pieces, info=INFO_REPLY):
+    script = ScriptedSocket([info, *pieces])
+    connection = connection_to()
+    with mock.patch("redis.connection.Connection._connect", return_value=script):
         connection.connect()
     return connection, script
+
+
+def expired(connection):
+    """The connection, whose deadline has passed."""
+    connection.expire_at(time.monotonic())
+    return connection
 
 
 def encoded(values):
@@ -92,16 +106,15 @@ def test_replies_are_read_in_their_order_however_they_are_cut(replies, places):
     data = b"".join(map(encoded, replies))
     connection, _ = connected(cut(data, places))
 
-    with within(60):
-        for reply in replies:
-            if isinstance(reply, str):
-                with pytest.raises(MovedError) as caught:
-                    connection.read_values(3, VALUE_BYTES)
-                assert str(caught.value) == reply
-                assert (caught.value.slot_id, caught.value.host, caught.value.port) == (1, "10.0.0.2", 7000)
-            else:
-                values = connection.read_values(len(reply), VALUE_BYTES)
-                assert (values.tolist() if isinstance(values, np.ndarray) else values) == reply
+    for reply in replies:
+        if isinstance(reply, str):
+            with pytest.raises(MovedError) as caught:
+                connection.read_values(3, VALUE_BYTES)
+            assert str(caught.value) == reply
+            assert (caught.value.slot_id, caught.value.host, caught.value.port) == (1, "10.0.0.2", 7000)
+        else:
+            values = connection.read_values(len(reply), VALUE_BYTES)
+            assert (values.tolist() if isinstance(values, np.ndarray) else values) == reply
     assert not connection._parser._reader.has_data()
 
 
@@ -111,14 +124,14 @@ def test_a_reply_that_ends_early_is_an_error(reply, places, missing):
     data = encoded(reply)
     connection, _ = connected(cut(data[: -1 - missing % len(data)], places))
 
-    with within(60), pytest.raises((TimeoutError, RedisTimeoutError)):
+    with pytest.raises((TimeoutError, RedisTimeoutError)):
         connection.read_values(len(reply), VALUE_BYTES)
 
 
 def test_values_of_one_size_are_not_parsed():
     connection, _ = connected([encoded([b"12345678"] * 100)])
 
-    with mock.patch.object(connection._parser, "_reader", wraps=connection._parser._reader) as reader, within(60):
+    with mock.patch.object(connection._parser, "_reader", wraps=connection._parser._reader) as reader:
         values = connection.read_values(100, VALUE_BYTES)
 
     assert values.tolist() == [b"12345678"] * 100
@@ -130,7 +143,7 @@ def test_a_node_that_hangs_up_is_an_error(read):
     connection, script = connected([])
     script.recv_into = lambda room: 0
 
-    with within(60), pytest.raises(RedisConnectionError, match="closed"):
+    with pytest.raises(RedisConnectionError, match="closed"):
         read(connection)
 
 
@@ -146,34 +159,99 @@ def test_nothing_is_waited_for_after_the_deadline(operation):
     connection, script = connected([b"+OK\r\n"])
     script.settimeout = lambda _: pytest.fail("waited")
 
-    with within(0), pytest.raises((TimeoutError, RedisTimeoutError)):
-        operation(connection)
+    with pytest.raises((TimeoutError, RedisTimeoutError)):
+        operation(expired(connection))
 
 
-def test_an_inner_deadline_is_never_later_than_the_outer_one_unless_more_is_allowed():
-    with within(10):
-        with within(60):
-            assert 0 < seconds_left() <= 10
-        with within(5):
-            assert 0 < seconds_left() <= 5
-        with allowed(60):
-            assert 10 < seconds_left() <= 60
-        with allowed(1):
-            assert 1 < seconds_left() <= 10
+def test_a_connection_knows_the_identity_of_its_node():
+    connection, _ = connected([])
+
+    assert connection.run_id == "abc123"
+
+
+@pytest.mark.parametrize("info", [b"$8\r\n# Server\r\n", b"$-1\r\n"])
+def test_a_node_without_an_identity_is_an_error(info):
+    with pytest.raises(RedisConnectionError, match="INFO server tells no run_id"):
+        connected([], info)
+
+
+def test_a_user_who_may_not_ask_for_the_identity_learns_which_right_is_missing():
+    refusal = b"-NOPERM this user has no permissions to run the 'info' command\r\n"
+
+    with pytest.raises(NoPermissionError, match=r"NOPERM.*'info'.*the right \+info"):
+        connected([], refusal)
+
+
+def test_a_connection_that_redis_py_opens_again_learns_the_new_identity():
+    connection, _ = connected([])
+    connection.disconnect()
+    restarted = ScriptedSocket([INFO_REPLY.replace(b"abc123", b"def456"), b"+OK\r\n"])
+
+    with mock.patch("redis.connection.Connection._connect", return_value=restarted):
+        connection.send_command("PING")
+
+    assert connection.read_response() == b"OK"
+    assert connection.run_id == "def456"
+
+
+def test_a_refused_connection_is_not_taken_for_an_open_one():
+    script = ScriptedSocket([b"-NOPERM no\r\n"])
+    connection = connection_to()
+
+    with mock.patch("redis.connection.Connection._connect", return_value=script), pytest.raises(NoPermissionError):
+        connection.connect()
+
+    assert script.is_closed
+    assert not connection.is_connected
+
+
+@contextmanager
+def silent_node(*replies):
+    """A node that accepts one connection, sends ``replies``, and then nothing; gives its address and the connection."""
+    with socket.create_server(("127.0.0.1", 0)) as node:
+        accepted = []
+
+        def accept():
+            accepted.append(node.accept()[0])
+            for reply in replies:
+                accepted[0].recv(1000)
+                accepted[0].sendall(reply)
+
+        thread = threading.Thread(target=accept)
+        thread.start()
+        yield node.getsockname(), accepted
+        thread.join()
+        accepted[0].close()
+
+
+def test_a_node_that_never_tells_its_identity_costs_the_connect_timeout():
+    with silent_node() as ((host, port), _):
+        began = time.monotonic()
+        with pytest.raises((TimeoutError, RedisTimeoutError)):
+            connection_to(host, port, connect_timeout_s=0.2).connect()
+        assert 0.2 <= time.monotonic() - began < 5
+
+
+def test_a_node_that_never_tells_its_identity_costs_no_more_than_the_deadline():
+    with silent_node() as ((host, port), _):
+        connection = connection_to(host, port)
+        began = time.monotonic()
+        connection.expire_at(began + 0.2)
+        with pytest.raises((TimeoutError, RedisTimeoutError)):
+            connection.connect()
+        assert 0.2 <= time.monotonic() - began < 5
 
 
 def test_what_a_node_has_not_received_when_its_connection_is_given_up_is_not_sent_any_more():
-    with socket.create_server(("127.0.0.1", 0)) as node:
-        host, port = node.getsockname()
-        connection = RowConnection(
-            host=host, port=port, protocol=2, driver_info=None, connect_timeout_s=60, tls=None, tls_name=""
-        )
+    with silent_node(INFO_REPLY) as ((host, port), accepted):
+        connection = connection_to(host, port)
         connection.connect()
-        received, _ = node.accept()
+        (received,) = accepted
         received.settimeout(60)
-        with pytest.raises(RedisTimeoutError), within(0.05):
+        connection.expire_at(time.monotonic() + 0.05)
+        with pytest.raises(RedisTimeoutError):
             connection.send_packed_command([bytes(1 << 26)])  # more than the system takes while nobody reads
 
         # Else all that the system took would come, and then an end.
-        with received, pytest.raises(ConnectionResetError):
+        with pytest.raises(ConnectionResetError):
             deque(iter(lambda: received.recv(1 << 20), b""), maxlen=0)

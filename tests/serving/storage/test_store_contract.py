@@ -275,7 +275,7 @@ def test_a_store_that_outlives_the_process_remembers_its_files_and_that_rows_cam
     assert_holds(store, {2: 1.0}, absent=[1])
 
 
-@pytest.mark.parametrize("store", ["shared_memory", "rocksdb"], indirect=True)
+@pytest.mark.parametrize("store", ["shared_memory", "rocksdb", "redis", "redis_cluster"], indirect=True)
 def test_a_load_may_keep_the_rows_that_are_there(store):
     spec = TableSpec(TABLE, DIM)
     store.open_table(spec, 10)
@@ -287,7 +287,7 @@ def test_a_load_may_keep_the_rows_that_are_there(store):
     assert store.marker(TABLE) == Marker("digest", 3, changed=True)
 
 
-@pytest.mark.parametrize("store", ["shared_memory", "rocksdb"], indirect=True)
+@pytest.mark.parametrize("store", ["shared_memory", "rocksdb", "redis", "redis_cluster"], indirect=True)
 def test_a_table_that_is_not_open_cannot_be_marked_as_changed(store):
     with pytest.raises(StoreError, match="not an open table"):
         store.write_flags(TABLE, changed=True)

@@ -16,8 +16,7 @@ from serving.errors import RequestError, UnknownModelError
 from serving.model.sparse_file import write_sparse_directory
 from serving.parameter_server import ParameterServer
 from serving.parameter_server.opening import open_stores, tier_settings
-from serving.storage import DurableStore, MemoryStore
-from serving.storage.store import CHANGED
+from serving.storage import MemoryStore
 from tests.serving.small_server import model_of
 from tests.serving.storage.tiers import QUICK_FOLDER, TIERS
 
@@ -87,8 +86,8 @@ class TiersMachine(RuleBasedStateMachine):
 
     def load(self):
         self.server.load_model(self.config)
-        slowest = self.server.stores[-1]
-        if not isinstance(slowest, DurableStore) or not slowest.loaded_from(TABLE).endswith(CHANGED):
+        truth = self.server.stores[-1]
+        if not truth.outlives_process or not truth.marker(TABLE).changed:
             self.rows = dict(self.file)
 
     def teardown(self):
