@@ -40,6 +40,7 @@ class _Plan:
         swap: rows are gathered elsewhere, and then take the place of the partition.
         changed: of these partitions, those whose markers say that rows were changed.
         foreign: why a partition is left alone, because it was loaded from other files; "" where there is none.
+        reason: why partitions that were filled before are filled again; "" where there is none.
     """
 
     absent: set[int] = field(default_factory=set)
@@ -47,6 +48,7 @@ class _Plan:
     swap: set[int] = field(default_factory=set)
     changed: set[int] = field(default_factory=set)
     foreign: str = ""
+    reason: str = ""
 
     @property
     def numbers(self) -> list[int]:
@@ -68,6 +70,7 @@ class Filling:
         self._token = new_token()
         self._run_ids: dict[int, str] = {}  # by partition, of the node that gave the lease
         self._lost: set[int] = set()  # partitions whose lease ended
+        self._known: list[PartitionState] = []  # when the filling began: a change that is missed later counts
 
     def load(self, batches: Batches, marker: Marker, *, keep: bool) -> None:
         """Fill the table as the source of truth: see ``Store.load``.
@@ -76,6 +79,7 @@ class Filling:
         this load, and then find nothing to do.
         """
         everywhere = range(len(self._partitions))
+        self._known = [self._table.state(number) for number in everywhere]
         with self._leases(everywhere, wait_s=LEASE_WAIT_S):
             plan, found = _Plan(), set[int]()
             for number, (held, _) in enumerate(self._table.markers()):
@@ -102,12 +106,15 @@ class Filling:
                 plan = self._planned(truth, starting)  # another process may have filled some until now
                 plan.leave_out(set(range(len(self._partitions))) - set(numbers))
                 self._table.mark(plan.numbers, Status.INVALID, "it is being filled")
+                self._known = [self._table.state(number) for number in range(len(self._partitions))]
                 self._take_unknown_rows(truth, plan)
                 self._drop(plan.absent)
                 self._write(truth.batches(), plan)
                 wanted = truth.marker()
                 self._finish(plan, wanted, changed=set(numbers) if wanted.changed else plan.changed)
         self._refuse_lost_leases()
+        if plan.reason:
+            logger.warning("tier %s was filled again, table %r: %s", STORE_NAME, self._table.spec.name, plan.reason)
         if foreign:
             raise self._table.rows.error(foreign)
         return bool(numbers)
@@ -115,20 +122,21 @@ class Filling:
     def _planned(self, truth: Truth, starting: bool) -> _Plan:
         """Judge every partition, and say how the invalid partitions are to be filled."""
         plan, is_dirty, unmarked = _Plan(), starting and truth.marker().caches_dirty, set[int]()
+        known = [self._table.state(number) for number in range(len(self._partitions))]
         for number, (held, run_id) in enumerate(self._table.markers()):
-            state = self._table.judge(number, held, run_id)
-            self._table.set_state(number, state)
+            state = self._table.judge(number, known[number], held, run_id)
             if held is None and starting:
                 unmarked.add(number)
             elif state.status is Status.FOREIGN and not starting:
                 plan.foreign = state.reason
             elif state.status is not Status.VALID or is_dirty:
                 plan.absent.add(number)
+                plan.reason = plan.reason or state.reason or "it may have missed a change"
                 if held is not None and held.changed:
                     plan.changed.add(number)
         if unmarked:
             self._table.check(sorted(unmarked))
-            plan.over = self._with_rows(unmarked)
+            plan.over = self._with_rows(unmarked) - self._begun(unmarked)
             plan.absent |= unmarked - plan.over
         return plan
 
@@ -151,9 +159,16 @@ class Filling:
         replies = self._nodes.run([plain("EXISTS", self._partitions[at].values) for at in asked])
         return {at for at, has_rows in zip(asked, replies, strict=True) if has_rows}
 
+    def _begun(self, numbers: set[int]) -> set[int]:
+        """Partitions without a whole marker that Hotrow has written: a filling was cut short, or the rows were lost."""
+        asked = sorted(numbers)
+        replies = self._nodes.run([plain("EXISTS", self._partitions[at].marker) for at in asked])
+        return {at for at, is_there in zip(asked, replies, strict=True) if is_there}
+
     def _drop(self, numbers: set[int]) -> None:
         ones = [self._partitions[at] for at in sorted(numbers)]
         self._nodes.run([plain("UNLINK", one.values, one.times, one.marker) for one in ones])
+        self._nodes.run([scripts.begin(one) for one in ones])
 
     def _write(self, batches: Batches, plan: _Plan) -> None:
         """Write the rows of the planned partitions."""
@@ -223,7 +238,8 @@ class Filling:
         ]
         self._leave_out_lost(plan, numbers, self._nodes.run(commands))
         for at in plan.numbers:
-            self._table.set_state(at, PartitionState(Status.VALID, self._token, self._run_ids[at]))
+            state = PartitionState(Status.VALID, self._token, self._run_ids[at])
+            self._table.set_state(at, self._known[at], state)
 
     def _leave_out_lost(self, plan: _Plan, numbers: Sequence[int], replies: Sequence[object]) -> None:
         """Leave out partitions whose lease has ended: a key was removed, or another process took the lease."""
