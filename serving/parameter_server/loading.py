@@ -284,7 +284,7 @@ def _fill_lasting_cache(cached: CachedTable, unreachable: set[Tier]) -> None:
         cached.fill()
     except StoreUnreachableError as err:
         unreachable.add(tier)
-        tier.could_not_fill(spec.name, err)
+        tier.could_not_fill(cached.table, err)
 
 
 def _open_kept_cache(cache: Tier, source: TableSource, truth: TableTruth) -> None:

@@ -168,11 +168,11 @@ class _Refill:
         return not store.is_whole(table.name) and not table.clock.is_gone and now_s() >= self._due_at_s
 
     def run(self) -> None:
-        tier, name, began = self.cached.tier, self.cached.table.name, now_s()
+        tier, began = self.cached.tier, now_s()
         try:
             self.cached.fill()
         except StoreError as err:
-            tier.could_not_fill(name, err)
+            tier.could_not_fill(self.cached.table, err)
             self._due_at_s = now_s() + self._pause_s
             self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
         else:

@@ -196,9 +196,10 @@ class Tier:
         """Whether the cache took every change of the table."""
         return table not in self._bypassed and self.store.is_whole(table)
 
-    def could_not_fill(self, table: str, error: StoreError) -> None:
+    def could_not_fill(self, table: ServedTable, error: StoreError) -> None:
         """Note that the cache could not be filled now; the server tries again later."""
-        self._silence.failed(table, error)
+        table.counting.failed(self._depth, isinstance(error, StoreTimeoutError))
+        self._silence.failed(table.name, error)
 
     def was_filled(self, table: ServedTable, *, again: bool) -> None:
         """Note that the cache has the table; ``again``: it had become invalid."""
@@ -243,7 +244,9 @@ class Tier:
             self._silence.failed(table.name, err, ended)
             return err
         table.counting.fetched(self._depth, now_s() - started)
-        self._silence.succeeded(table.name)
+        # Keys of invalid parts are not found without asking, so an outage of these ends when they are filled.
+        if table.name in self._silence and self.store.is_whole(table.name):
+            self._silence.succeeded(table.name)
         return answer
 
     def _within_budget(

@@ -40,6 +40,7 @@ class _Plan:
         swap: rows are gathered elsewhere, and then take the place of the partition.
         changed: of these partitions, those whose markers say that rows were changed.
         foreign: why a partition is left alone, because it was loaded from other files; "" where there is none.
+        reason: why partitions that were filled before are filled again; "" where there is none.
     """
 
     absent: set[int] = field(default_factory=set)
@@ -47,6 +48,7 @@ class _Plan:
     swap: set[int] = field(default_factory=set)
     changed: set[int] = field(default_factory=set)
     foreign: str = ""
+    reason: str = ""
 
     @property
     def numbers(self) -> list[int]:
@@ -68,8 +70,8 @@ class Filling:
         self._token = new_token()
         self._run_ids: dict[int, str] = {}  # by partition, of the node that gave the lease
         self._lost: set[int] = set()  # partitions whose lease ended
-        self._begun: list[PartitionState] = []  # the states of all partitions when the filling began
         self._gathered = [0] * len(self._partitions)  # by partition, rows that are to take its place
+        self._known: list[PartitionState] = []  # when the filling began: a change that is missed later counts
 
     def load(self, batches: Batches, marker: Marker, *, keep: bool) -> None:
         """Fill the table as the source of truth: see ``Store.load``.
@@ -78,6 +80,7 @@ class Filling:
         this load, and then find nothing to do.
         """
         everywhere = range(len(self._partitions))
+        self._known = [self._table.state(number) for number in everywhere]
         with self._leases(everywhere, wait_s=LEASE_WAIT_S):
             plan, found = _Plan(), set[int]()
             for number, (held, _) in enumerate(self._table.markers()):
@@ -91,7 +94,6 @@ class Filling:
             if found:
                 logger.warning(kept_rows(STORE_NAME, self._table.spec.name))
             if plan.numbers:
-                self._begun = self._states()
                 self._write(batches, plan)
                 self._finish(plan, marker, changed=set(everywhere) if marker.changed else found)
                 if not keep:
@@ -107,13 +109,15 @@ class Filling:
                 plan = self._planned(truth, starting)  # another process may have filled some until now
                 plan.leave_out(set(range(len(self._partitions))) - set(numbers))
                 self._table.mark(plan.numbers, Status.FILLING, "it is being filled")
-                self._begun = self._states()
+                self._known = [self._table.state(number) for number in range(len(self._partitions))]
                 self._take_unknown_rows(truth, plan)
                 self._drop(plan.absent)
                 self._write(truth.batches(), plan)
                 wanted = truth.marker()
                 self._finish(plan, wanted, changed=set(numbers) if wanted.changed else plan.changed)
         self._refuse_lost_leases()
+        if plan.reason:
+            logger.warning("tier %s was filled again, table %r: %s", STORE_NAME, self._table.spec.name, plan.reason)
         if foreign:
             raise self._table.rows.error(foreign)
         return bool(numbers)
@@ -121,21 +125,21 @@ class Filling:
     def _planned(self, truth: Truth, starting: bool) -> _Plan:
         """Judge every partition, and say how the invalid partitions are to be filled."""
         plan, is_dirty, unmarked = _Plan(), starting and truth.marker().caches_dirty, set[int]()
-        seen = self._states()
+        known = [self._table.state(number) for number in range(len(self._partitions))]
         for number, (held, run_id) in enumerate(self._table.markers()):
-            state = self._table.judge(number, seen[number], held, run_id)
-            self._table.set_state(number, state, seen[number])
+            state = self._table.judge(number, known[number], held, run_id)
             if held is None and starting:
                 unmarked.add(number)
             elif state.status is Status.FOREIGN and not starting:
                 plan.foreign = state.reason
             elif state.status is not Status.VALID or is_dirty:
                 plan.absent.add(number)
+                plan.reason = plan.reason or state.reason or "it may have missed a change"
                 if held is not None and held.changed:
                     plan.changed.add(number)
         if unmarked:
             self._table.check(sorted(unmarked))
-            plan.over = self._with_rows(unmarked)
+            plan.over = self._with_rows(unmarked) - self._begun(unmarked)
             plan.absent |= unmarked - plan.over
         return plan
 
@@ -161,9 +165,16 @@ class Filling:
         replies = self._nodes.run([plain("EXISTS", self._partitions[at].values) for at in asked])
         return {at for at, has_rows in zip(asked, replies, strict=True) if has_rows}
 
+    def _begun(self, numbers: set[int]) -> set[int]:
+        """Partitions without a whole marker that Hotrow has written: a filling was cut short, or the rows were lost."""
+        asked = sorted(numbers)
+        replies = self._nodes.run([plain("EXISTS", self._partitions[at].marker) for at in asked])
+        return {at for at, is_there in zip(asked, replies, strict=True) if is_there}
+
     def _drop(self, numbers: set[int]) -> None:
         ones = [self._partitions[at] for at in sorted(numbers)]
         self._nodes.run([plain("UNLINK", one.values, one.times, one.marker) for one in ones])
+        self._nodes.run([scripts.begin(one) for one in ones])
 
     def _write(self, batches: Batches, plan: _Plan) -> None:
         """Write the rows of the planned partitions."""
@@ -234,9 +245,9 @@ class Filling:
             for at, one in zip(numbers, made, strict=True)
         ]
         self._leave_out_lost(plan, numbers, self._nodes.run(commands))
-        for at in plan.numbers:  # one that missed a change meanwhile stays invalid
-            valid = PartitionState(Status.VALID, self._token, self._run_ids[at])
-            self._table.set_state(at, valid, self._begun[at])
+        for at in plan.numbers:
+            state = PartitionState(Status.VALID, self._token, self._run_ids[at])
+            self._table.set_state(at, self._known[at], state)
 
     def _leave_out_lost(self, plan: _Plan, numbers: Sequence[int], replies: Sequence[object]) -> None:
         """Leave out partitions whose lease has ended: a key was removed, or another process took the lease."""

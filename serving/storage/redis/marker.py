@@ -47,6 +47,7 @@ if loading_values then
   end
 end
 redis.call('UNLINK', lease)
+redis.call('HDEL', marker, 'filling')
 redis.call('HSET', marker, 'rows', redis.call('HLEN', values), unpack(ARGV, 3))
 return 1
 """
@@ -104,7 +105,7 @@ class PartitionMarker:
             ValueError: the marker has another format.
         """
         held = {name.decode(): value.decode() for name, value in reply.items()}
-        if "digest" not in held:  # a flag that was set after the marker was lost
+        if "digest" not in held:  # a filling that has not ended, or a flag that was set after the marker was lost
             return None
         if held.get("format") != str(MARKER_FORMAT):
             raise ValueError(f"has a marker of format {held.get('format')!r}, expected {MARKER_FORMAT}")
@@ -145,6 +146,11 @@ def read_generation(one: Partition) -> Command:
 def set_changed(one: Partition) -> Command:
     """Note that rows of the partition have changed."""
     return plain("HSET", one.marker, "changed", 1)
+
+
+def begin(one: Partition) -> Command:
+    """Note that Hotrow fills the partition: rows without a whole marker are not another program's then."""
+    return plain("HSET", one.marker, "filling", 1)
 
 
 def set_run_id(one: Partition, run_id: str) -> Command:

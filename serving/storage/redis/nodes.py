@@ -160,9 +160,12 @@ class RedisNodes:
         """Send a command that failed at its node through redis-py, which finds the right node."""
         if isinstance(first, RedisNodeError):
             raise first
-        if isinstance(first, _NoAnswer) and first.is_unreachable:
-            if self.topology.node(command.key)[0] == first.address:
-                raise first.error()
+        if (
+            isinstance(first, _NoAnswer)
+            and first.is_unreachable
+            and self.topology.node(command.key)[0] == first.address
+        ):
+            raise first.error()
         try:
             return self._followed(_words(command), deadline)
         except LOST as err:

@@ -98,13 +98,12 @@ class RedisTable:
         """The state of a partition."""
         return self._states[number]
 
-    def set_state(self, number: int, state: PartitionState, seen: PartitionState) -> bool:
-        """Change the state of a partition, unless another thread has changed the ``seen`` state meanwhile."""
+    def set_state(self, number: int, known: PartitionState, state: PartitionState) -> PartitionState:
+        """Change a state that was ``known``, unless another thread has changed it since; returns the state now."""
         with self._lock:
-            is_current = self._states[number] is seen
-            if is_current:
+            if self._states[number] is known:
                 self._states[number] = state
-        return is_current
+            return self._states[number]
 
     def mark(self, numbers: Iterable[int], status: Status, reason: str) -> None:
         """Change the status of partitions; the last valid generation stays."""
@@ -234,16 +233,22 @@ class RedisTable:
         for number, known, reply in zip(numbers, seen, replies, strict=True):
             marker = self._read(reply)
             if reply.run_id:  # else its slot is moving, and the next call verifies it
-                self.set_state(number, self.judge(number, known, marker, reply.run_id), known)
+                self.judge(number, known, marker, reply.run_id)
 
     def judge(self, number: int, known: PartitionState, marker: PartitionMarker | None, run_id: str) -> PartitionState:
-        """The state of a ``known`` partition with this marker, on the node with this identity."""
+        """Set and return the state of a partition whose state was ``known`` before its marker and node were read."""
+        return self.set_state(number, known, self._judged(number, known, marker, run_id))
+
+    def _judged(
+        self, number: int, known: PartitionState, marker: PartitionMarker | None, run_id: str
+    ) -> PartitionState:
         wanted = self.wanted
         values = self.partitions[number].values.decode()
         if marker is None:
             if wanted is None and known.generation is None:
                 return PartitionState(Status.VALID, None, run_id)
-            lost = f"{values} has no marker: it has lost its rows; load the model again"
+            advice = "; load the model again" if self.truth is None else ""
+            lost = f"{values} has no marker: it has lost its rows{advice}"
             return replace(known, status=Status.INVALID, reason=lost)
         if marker.partitions != len(self.partitions):
             reason = f"it was loaded with {marker.partitions}, this process uses {len(self.partitions)}"
@@ -265,17 +270,21 @@ class RedisTable:
     def _judge_node(
         self, number: int, known: PartitionState, marker: PartitionMarker, valid: PartitionState
     ) -> PartitionState:
-        """``valid``, unless its node is not the marker's and may have lost writes."""
+        """``valid``, unless the partition was on another node, and this node may have lost writes."""
+        former = {marker.run_id}
+        if self._is_written and known.run_id:  # another process may have found the new node valid, for its own writes
+            former.add(known.run_id)
+        former.discard(valid.run_id)
+        if former and self.truth is not None and not self._has_every_write(number, marker, former):
+            reason = f"{self.partitions[number].values.decode()}: its node may have lost writes"
+            return replace(known, status=Status.INVALID, reason=reason)
         if marker.run_id != valid.run_id:
-            if self.truth is not None and not self._has_every_write(number, marker):
-                reason = f"{self.partitions[number].values.decode()}: its node may have lost writes"
-                return replace(known, status=Status.INVALID, reason=reason)
             self._nodes.run([scripts.set_run_id(self.partitions[number], valid.run_id)])
         return valid
 
-    def _has_every_write(self, number: int, marker: PartitionMarker) -> bool:
-        """Whether a partition on another node than the marker's has lost no write."""
-        if marker.run_id in self._nodes.topology.master_run_ids():  # that node lives: the slot was moved
+    def _has_every_write(self, number: int, marker: PartitionMarker, former: set[str]) -> bool:
+        """Whether a partition that was on ``former`` nodes has lost no write."""
+        if former <= self._nodes.topology.master_run_ids():  # those nodes live: the slot was moved
             return True
         if self._is_written or marker.changed or self.truth is None or self.truth.marker().changed:
             return False

@@ -1,0 +1,195 @@
+"""A Redis cluster in front of RocksDB: replicas take over with and without every write, and slots move."""
+
+import pytest
+from redis.crc import key_slot
+
+from benchmarks.redis_servers import SLOTS, RedisServers, wait_until
+from serving.parameter_server import models as served_models
+from serving.storage.redis.commands import Partition
+from tests.serving.small_server import held_by, write_model
+from tests.serving.storage.contract import PARTITIONS, TABLE, redis_of, serve_in_front
+from tests.serving.storage.redis_stores import IMPATIENT
+
+pytestmark = pytest.mark.usefixtures("short_pauses")
+
+
+@pytest.fixture(autouse=True)
+def looks_often(monkeypatch):
+    """A server looks often for caches to fill, and fills them without rests."""
+    monkeypatch.setattr(served_models, "LOOK_INTERVAL_S", 0.02)
+    monkeypatch.setattr(served_models, "REST_RATIO", 0.1)
+
+
+@pytest.fixture
+def config(tmp_path):
+    return write_model(tmp_path)
+
+
+@pytest.fixture
+def pair(redis_binary, tmp_path):
+    """A cluster of one master and one replica, which takes over when it is told."""
+    cluster = RedisServers(tmp_path / "cluster", masters=1, replicas=1)
+    yield cluster
+    cluster.kill()
+
+
+@pytest.fixture
+def masters(redis_binary, tmp_path):
+    """A cluster of two masters."""
+    cluster = RedisServers(tmp_path / "cluster", masters=2)
+    yield cluster
+    cluster.kill()
+
+
+@pytest.fixture
+def whole(redis_binary, tmp_path):
+    """A cluster of three masters with a replica each, which take over by themselves."""
+    cluster = RedisServers(tmp_path / "cluster", masters=3, replicas=1)
+    yield cluster
+    cluster.kill()
+
+
+def wait_for_replica(master, replica):
+    """Wait until the replica has every write of its master."""
+    with master.client() as one, replica.client() as other:
+        wait_until(
+            lambda: one.info("replication")["master_repl_offset"] == other.info("replication")["slave_repl_offset"],
+            "the replica has every write",
+        )
+
+
+def take_over(replica):
+    with replica.client() as client:
+        client.execute_command("CLUSTER", "FAILOVER", "TAKEOVER")
+        wait_until(lambda: client.info("replication")["role"] == "master", "the replica is a master")
+
+
+def move_slot(slot, source, target):
+    """Move a slot with its keys, as redis-cli does."""
+    with source.client() as old, target.client() as new:
+        names = old.cluster("MYID").decode(), new.cluster("MYID").decode()
+        new.cluster("SETSLOT", slot, "IMPORTING", names[0])
+        old.cluster("SETSLOT", slot, "MIGRATING", names[1])
+        while keys := old.cluster("GETKEYSINSLOT", slot, 100):
+            old.migrate("127.0.0.1", target.port, keys, 0, 5000)
+        for client in (new, old):
+            client.cluster("SETSLOT", slot, "NODE", names[1])
+
+
+@pytest.mark.parametrize("changed", [False, True])
+def test_a_replica_that_takes_over_with_every_write_gives_no_old_row(pair, config, tmp_path, changed):
+    master, replica = pair.nodes
+    with serve_in_front(config, redis_of(master, **IMPATIENT), tmp_path / "db") as server:
+        if changed:
+            server.insert([3, 777], 7)
+            server.evict([4])
+        wait_for_replica(master, replica)
+        with server.asked():
+            master.kill()
+            take_over(replica)
+            server.check()
+            server.wait_for_redis()
+            server.insert([5], 9)
+            server.wait_for_redis()
+        # A table that never changed is whole on the replica: it is taken as it is.
+        assert (server.tier.refills > 0) == changed
+
+
+@pytest.mark.parametrize("end", ["killed", "frozen"])
+@pytest.mark.parametrize("first", ["the load", "a change"])
+def test_a_replica_that_takes_over_without_the_last_writes_gives_no_old_row(pair, config, tmp_path, end, first):
+    master, replica = pair.nodes
+    with serve_in_front(config, redis_of(master, **IMPATIENT), tmp_path / "db") as server:
+        if first == "a change":
+            server.insert([2, 3], 6)
+        wait_for_replica(master, replica)
+        replica.freeze()
+        server.insert([3, 777], 7)
+        server.evict([4])
+        server.check()
+        master.kill() if end == "killed" else master.freeze()
+        server.insert([5], 8)
+        replica.thaw()
+        take_over(replica)
+        with server.asked():
+            server.insert([6], 9)
+            if end == "frozen":
+                master.thaw()  # it believes to be the master for a moment, and takes writes that are lost
+            server.insert([8], 10)
+            server.wait_for_redis()
+            server.evict([9])
+        server.check()
+        server.wait_for_redis()
+        assert held_by(server.stores[0]) == held_by(server.stores[1]) == server.rows
+        assert server.tier.refills > 0
+
+
+@pytest.mark.slow
+def test_no_row_is_old_while_a_master_dies_and_comes_back_as_a_replica(whole, config, tmp_path):
+    place = key_slot(Partition(TABLE, 0).values) * 3 // SLOTS
+    master, replica = whole.nodes[place], whole.nodes[place + 3]
+    with serve_in_front(config, redis_of(whole.nodes[place - 1], **IMPATIENT), tmp_path / "db") as server:
+        with server.asked():
+            server.insert([3], 7)
+            master.kill()
+            server.insert([3, 777], 8)
+            server.evict([4])
+            with replica.client() as client:
+                wait_until(lambda: client.info("replication")["role"] == "master", "the replica is a master")
+            server.insert([5], 9)
+            server.wait_for_redis()
+            master.start()
+            whole.wait()
+            server.insert([6], 10)
+            server.wait_for_redis()
+        assert held_by(server.stores[0]) == held_by(server.stores[1]) == server.rows
+
+
+@pytest.mark.parametrize("changed", [False, True])
+def test_a_slot_that_moves_to_another_master_is_not_filled_again(masters, config, tmp_path, changed):
+    with serve_in_front(config, redis_of(masters.nodes[0]), tmp_path / "db") as server:
+        if changed:
+            server.insert([3, 777], 7)
+            server.evict([4])
+        with server.asked():
+            for number in range(PARTITIONS):
+                slot = key_slot(Partition(TABLE, number).values)
+                source, target = masters.nodes if slot < SLOTS // 2 else reversed(masters.nodes)
+                move_slot(slot, source, target)
+                server.check()
+                if changed:
+                    server.insert([5], number)
+        server.wait_for_redis()
+        assert server.tier.refills == 0
+        assert server.tier.errors == 0
+
+
+@pytest.mark.parametrize("changed", [False, True])
+def test_a_slot_that_moved_while_no_process_ran_is_not_filled_again(masters, config, tmp_path, changed, caplog):
+    with serve_in_front(config, redis_of(masters.nodes[0]), tmp_path / "db") as server:
+        if changed:
+            server.insert([3], 7)
+        rows = server.rows
+    for number in range(PARTITIONS):
+        slot = key_slot(Partition(TABLE, number).values)
+        source, target = masters.nodes if slot < SLOTS // 2 else reversed(masters.nodes)
+        move_slot(slot, source, target)
+
+    with serve_in_front(config, redis_of(masters.nodes[0]), tmp_path / "db", rows) as server:
+        server.wait_for_redis()
+    assert "filled again" not in caplog.text
+
+
+def test_a_slot_whose_former_node_restarted_with_nothing_is_filled_again_if_its_rows_changed(masters, config, tmp_path):
+    with serve_in_front(config, redis_of(masters.nodes[0]), tmp_path / "db") as server:
+        server.insert([3], 7)
+        server.evict([4])
+        slot = key_slot(Partition(TABLE, 0).values)
+        source, target = masters.nodes if slot < SLOTS // 2 else reversed(masters.nodes)
+        move_slot(slot, source, target)
+        source.kill()
+        source.start()
+        masters.wait()
+        server.check()
+        server.wait_for_redis()
+        assert server.tier.refills > 0

@@ -1,0 +1,377 @@
+"""Redis in front of RocksDB is down, frozen, full or empty, or comes late: no change fails, and no answer is old."""
+
+import logging
+import threading
+import time
+
+import numpy as np
+import pytest
+from redis.exceptions import ResponseError
+
+from benchmarks.redis_servers import RedisServer, free_port, wait_until
+from serving.config import RedisConfig
+from serving.parameter_server import loading
+from serving.parameter_server import models as served_models
+from serving.storage import RedisStore, RocksDbStore
+from tests.serving.small_server import KEYS, held_by, write_model
+from tests.serving.storage.contract import (
+    FILE,
+    PARTITIONS,
+    TABLE,
+    Server,
+    redis_of,
+    rocksdb_in,
+    serve,
+    serve_in_front,
+)
+from tests.serving.storage.redis_stores import IMPATIENT, OPENED
+
+pytestmark = pytest.mark.usefixtures("short_pauses")
+STARTS, ENDS = f"tier redis does not answer, table {TABLE!r}", f"tier redis answers again, table {TABLE!r}"
+AGAIN = f"tier redis was filled again, table {TABLE!r}"
+
+
+@pytest.fixture
+def config(tmp_path):
+    return write_model(tmp_path)
+
+
+@pytest.fixture
+def database(tmp_path):
+    return tmp_path / "db"
+
+
+@pytest.fixture(autouse=True)
+def looks_often(monkeypatch, caplog):
+    """A server looks often for caches to fill, and fills them without rests."""
+    monkeypatch.setattr(served_models, "LOOK_INTERVAL_S", 0.02)
+    monkeypatch.setattr(served_models, "REST_RATIO", 0.1)
+    caplog.set_level(logging.WARNING)
+
+
+def lines(caplog):
+    """The beginnings of the log's lines about outages, in their order."""
+    return [line.partition(":")[0] for line in caplog.messages if line.startswith("tier redis")]
+
+
+def late_redis(address, **options):
+    """A Redis tier whose server may be down now."""
+    config = RedisConfig(addresses=(address,), num_partitions=PARTITIONS, **options)
+    OPENED.append(RedisStore(config, may_be_late=True))
+    return OPENED[-1]
+
+
+@pytest.fixture(params=["nothing", "an old RDB file", "an old log"])
+def comes_back(request, redis_binary, tmp_path):
+    """A Redis that has ``nothing`` or old rows when it is restarted: ``save()`` fixes them, ``restart()`` restarts."""
+    kind, folder = request.param, tmp_path / "redis"
+    options = ("--appendonly", "yes", "--appendfsync", "always") if kind == "an old log" else ()
+    server = RedisServer(folder, *options)
+    copies = {}
+
+    def save():
+        if kind == "an old RDB file":
+            with server.client() as client:
+                client.save()
+        if kind == "an old log":
+            copies.update({file: file.read_bytes() for file in folder.rglob("*") if file.is_file()})
+
+    def restart():
+        server.kill()
+        for file, content in copies.items():
+            file.write_bytes(content)
+        server.start()
+
+    server.save, server.restart = save, restart
+    yield server
+    server.kill()
+
+
+@pytest.mark.parametrize("written", ["before and after", "after"])
+def test_a_redis_that_restarts_with_nothing_or_old_rows_is_filled_again_and_no_answer_is_old(
+    comes_back, config, database, caplog, written
+):
+    with serve_in_front(config, redis_of(comes_back), database) as server:
+        if written != "after":
+            server.insert([2, 3], 6)
+        comes_back.save()
+        server.insert([3], 7)
+        server.evict([4])
+        server.insert([777], 8)
+        server.check()
+
+        comes_back.restart()
+
+        server.check()
+        server.wait_for_redis()
+        server.insert([5], 9)
+        server.check()
+        assert held_by(server.stores[0]) == held_by(server.stores[1]) == server.rows
+    assert AGAIN in lines(caplog)
+
+
+def test_a_redis_that_restarts_with_every_row_of_a_table_that_never_changed_is_not_filled_again(
+    own_server, config, database, caplog
+):
+    with serve_in_front(config, redis_of(own_server), database) as server:
+        own_server.kill()
+        own_server.start()
+        server.check()
+        server.wait_for_redis()
+        assert server.tier.refills == 0
+    assert AGAIN not in lines(caplog)
+
+
+def test_rows_that_are_removed_from_a_redis_that_restarts_are_found_though_the_table_never_changed(
+    own_server, config, database
+):
+    with serve_in_front(config, redis_of(own_server), database) as server:
+        with own_server.client() as client:
+            client.delete(*client.keys("*v"))
+        own_server.kill()
+        own_server.start()
+        server.check()
+        server.wait_for_redis()
+
+
+@pytest.mark.parametrize("change", ["insert", "evict"])
+def test_a_change_between_the_loss_and_the_filling_is_in_redis_afterwards(forgetful, config, database, change):
+    with serve_in_front(config, redis_of(forgetful), database) as server:
+        forgetful.kill()
+        forgetful.start()
+        server.insert([3], 7) if change == "insert" else server.evict([3])
+        server.check()
+        server.wait_for_redis()
+
+
+@pytest.mark.parametrize("change", ["insert", "evict"])
+def test_changes_during_a_filling_are_in_redis_afterwards(redis_server, client, config, tmp_path, monkeypatch, change):
+    is_walked, go_on = threading.Event(), threading.Event()
+
+    class Walked(RocksDbStore):
+        def items(self, table, batch_rows=65536):
+            for number, batch in enumerate(super().items(table, 3)):
+                if number == 2:
+                    is_walked.set()
+                    assert go_on.wait(60)
+                yield batch
+
+    with Server(serve(config, redis_of(redis_server), Walked(tmp_path / "db", num_threads=1))) as server:
+        client.flushall()
+        server.check()
+        assert is_walked.wait(60)
+        for value, key in enumerate(KEYS):  # some of which have been filled, and some have not
+            server.insert([key], value) if change == "insert" or key % 2 else server.evict([key])
+            server.check()
+        go_on.set()
+        server.wait_for_redis()
+
+
+@pytest.mark.parametrize("outage", ["down", "frozen"])
+def test_changes_succeed_while_redis_does_not_answer_and_lookups_are_right_throughout(
+    own_server, config, database, caplog, outage
+):
+    with serve_in_front(config, redis_of(own_server, **IMPATIENT), database) as server:
+        server.insert([2], 6)
+        with server.asked() as answers:
+            own_server.kill() if outage == "down" else own_server.freeze()
+            server.insert([3], 7)
+            server.evict([4])
+            server.insert([4, 5, 777], 8)
+            server.evict([5])
+            server.check()
+            before = answers()
+            wait_until(lambda: answers() > before, "lookups are answered meanwhile")
+            assert server.tier.errors > 0
+            assert lines(caplog) == [STARTS]
+            own_server.start() if outage == "down" else own_server.thaw()
+            server.wait_for_redis()
+            server.insert([6], 9)
+        server.check()
+        assert held_by(server.stores[0]) == held_by(server.stores[1]) == server.rows
+        assert server.tier.refills >= 1
+    assert [line for line in lines(caplog) if line != AGAIN] == [STARTS, ENDS]
+
+
+@pytest.mark.parametrize("change", ["insert", "evict"])
+def test_a_redis_that_freezes_during_a_change_holds_it_up_no_longer_than_its_time_out(
+    own_server, config, database, monkeypatch, change
+):
+    with serve_in_front(config, redis_of(own_server, **IMPATIENT), database) as server:
+        method = getattr(RedisStore, change)
+
+        def freeze(store, *arguments):
+            own_server.freeze()
+            return method(store, *arguments)
+
+        monkeypatch.setattr(RedisStore, change, freeze)
+        began = time.monotonic()
+        server.insert([3], 7) if change == "insert" else server.evict([3])
+        assert time.monotonic() - began < 25  # a call that waited for the thaw would not end
+        monkeypatch.undo()
+        server.check()
+        assert server.tier.timeouts > 0
+        own_server.thaw()
+        server.wait_until(lambda: server.stores[0].is_whole(TABLE), "Redis is filled again")
+        assert held_by(server.stores[0]) == server.rows
+
+
+def test_a_redis_that_never_comes_fails_no_call(config, database, caplog):
+    with serve_in_front(config, late_redis(("127.0.0.1", free_port())), database) as server:
+        for value in range(3):
+            server.insert([3], value)
+            server.evict([4])
+            server.check()
+        rows, found = server.server.lookup(TABLE, np.array([10**9]))
+        assert (rows.tolist(), found.tolist()) == ([[0.0] * 3], [False])
+        assert server.tier.hits == 0
+        assert server.tier.errors > 0
+    assert lines(caplog) == [STARTS]
+
+
+@pytest.mark.parametrize("holds", ["nothing", "the files' rows", "rows of other files"])
+def test_a_redis_that_comes_after_the_model_was_loaded_is_filled_with_the_changes_made_meanwhile(
+    own_server, config, database, tmp_path, caplog, holds
+):
+    if holds != "nothing":
+        other = tmp_path / "other"
+        other.mkdir()
+        loaded = config if holds == "the files' rows" else write_model(other, np.full((len(KEYS), 3), 5, np.float32))
+        serve(loaded, redis_of(own_server), rocksdb_in(tmp_path / "other_db")).close()
+    own_server.kill()
+    with serve_in_front(config, late_redis(own_server.address), database) as server, server.asked():
+        server.insert([3, 777], 7)
+        server.evict([4])
+        own_server.start()
+        server.insert([5], 9)
+        server.wait_for_redis()
+        server.evict([6])
+        server.wait_for_redis()
+    assert [line for line in lines(caplog) if line in (STARTS, ENDS)] == [STARTS, ENDS]
+
+
+def test_a_redis_that_is_frozen_when_the_model_is_loaded_is_filled_later(own_server, config, database):
+    own_server.freeze()
+    redis = late_redis(own_server.address, timeout_ms=300, connect_timeout_ms=200)
+    with serve_in_front(config, redis, database) as server:
+        server.insert([3], 7)
+        server.check()
+        own_server.thaw()
+        server.wait_for_redis()
+
+
+def test_what_a_late_redis_holds_of_the_same_files_is_not_loaded_again(own_server, config, database):
+    serve_in_front(config, redis_of(own_server), database).close()
+    with own_server.client() as client:
+        before = {key: client.dump(key) for key in client.keys("*v")}
+    own_server.kill()
+    with serve_in_front(config, late_redis(own_server.address), database) as server:
+        own_server.start()
+        server.wait_for_redis()
+        with own_server.client() as client:
+            assert {key: client.dump(key) for key in client.keys("*v")} == before
+        assert server.tier.refills == 0
+
+
+@pytest.mark.parametrize("end", ["unload_model", "close"])
+def test_a_filling_under_way_ends_with_its_model_or_server(redis_server, client, config, tmp_path, monkeypatch, end):
+    began, go_on = threading.Event(), threading.Event()
+    monkeypatch.setattr(loading, "LOAD_BATCH_ROWS", 5)
+
+    class Slow(RocksDbStore):
+        def items(self, table, batch_rows=65536):
+            for batch in super().items(table, batch_rows):
+                began.set()
+                assert go_on.wait(60)
+                yield batch
+
+    server = Server(serve(config, redis_of(redis_server), Slow(tmp_path / "db", num_threads=1)))
+    client.flushall()
+    server.check()
+    assert began.wait(60)
+    (table,) = server.server._served.tables()
+    ending = threading.Thread(target=server.close if end == "close" else lambda: server.server.unload_model("m"))
+    ending.start()
+    wait_until(lambda: table.clock.is_gone, "the filling is cancelled")
+    go_on.set()
+    ending.join(60)
+
+    assert not ending.is_alive()
+    assert client.keys("*.lease") == []
+    server.close()
+    with serve_in_front(config, redis_of(redis_server), tmp_path / "db") as again:
+        again.wait_for_redis()
+
+
+def test_redis_is_filled_from_rocksdb_though_the_models_files_are_gone(redis_server, client, config, database):
+    with serve_in_front(config, redis_of(redis_server), database) as server:
+        for file in config.tables[0].file.iterdir():
+            file.unlink()
+        client.flushall()
+        server.wait_for_redis()
+
+
+@pytest.mark.parametrize("written", [True, False])
+def test_a_redis_that_is_flushed_while_it_is_used_is_filled_again(
+    redis_server, client, config, database, caplog, written
+):
+    with serve_in_front(config, redis_of(redis_server), database) as server, server.asked():
+        for value in range(3):
+            if written:
+                server.insert([3, 777], value)
+                server.evict([4])
+            client.flushall()
+            server.wait_for_redis()
+        assert server.tier.refills >= 3
+        assert server.tier.errors == 0
+    assert AGAIN in lines(caplog)
+
+
+def test_a_redis_that_evicts_keys_itself_gives_no_default_for_a_row_that_rocksdb_has(
+    redis_binary, config, database, tmp_path
+):
+    redis = RedisServer(tmp_path / "redis", "--maxmemory-policy", "allkeys-random")
+    try:
+        with serve_in_front(config, redis_of(redis), database) as server, redis.client() as client:
+            with server.asked() as answers:
+                for value in range(5):
+                    client.config_set("maxmemory", 1)  # less than it holds: it evicts every key that it can
+                    server.insert([3, 777], value)
+                    server.evict([4])
+                    before = answers()
+                    wait_until(lambda before=before: answers() > before, "lookups are answered meanwhile")
+                    client.config_set("maxmemory", 0)
+            server.wait_for_redis()
+    finally:
+        redis.kill()
+
+
+def test_a_redis_that_is_full_fails_no_call(redis_server, client, config, database):
+    with serve_in_front(config, redis_of(redis_server), database) as server, server.asked():
+        server.insert([2], 6)
+        client.config_set("maxmemory", 1)
+        try:
+            with pytest.raises(ResponseError, match="maxmemory"):
+                client.set("more", "rows")
+            server.insert([3, 777], 7)
+            server.evict([4])
+            server.insert([4], 8)
+            server.check()
+        finally:
+            client.config_set("maxmemory", 0)
+        server.wait_for_redis()
+
+
+def test_rows_that_go_again_and_again_are_brought_back_now_and_then_only(
+    redis_server, client, config, database, monkeypatch
+):
+    monkeypatch.setattr(served_models, "REST_RATIO", 1e9)
+    with serve_in_front(config, redis_of(redis_server), database) as server:
+        client.flushall()
+        server.wait_for_redis()
+        for _ in range(3):
+            client.flushall()
+            server.check()
+            time.sleep(0.1)
+        assert server.tier.refills == 1
+        assert server.rows == FILE
