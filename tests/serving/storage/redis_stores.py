@@ -4,6 +4,7 @@ import numpy as np
 
 from serving.config import RedisConfig
 from serving.storage import RedisStore, TableSpec
+from serving.storage.store import Marker
 
 SPEC = TableSpec("model.table", 4)
 KEYS = np.arange(1000)
@@ -22,7 +23,7 @@ def open_store(server, **options):
 
 def loaded_store(server, **options):
     store = open_store(server, **options)
-    store.bulk_load(SPEC, iter([(KEYS, ROWS)]), "digest")
+    store.load(SPEC, iter([(KEYS, ROWS)]), Marker("digest"), keep=False)
     return store
 
 

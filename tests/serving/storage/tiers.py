@@ -11,8 +11,8 @@ FEW_PARTITIONS = {"num_partitions": 2, "num_node_connections": 2}
 ROCKSDB = {"type": "rocks_db", "path": "rows", "num_threads": 1}
 
 
-def redis_store(server, layout="hps"):
-    return RedisStore(RedisConfig(addresses=(server.address,), timeout_ms=10_000, layout=layout))
+def redis_store(server):
+    return RedisStore(RedisConfig(addresses=(server.address,), timeout_ms=10_000))
 
 
 def redis_clause(server):
@@ -33,10 +33,6 @@ STORES = {
     "rocksdb": lambda request, folder: RocksDbStore(folder / "db", num_threads=1),
     "redis": lambda request, folder: redis_store(request.getfixturevalue("redis_server")),
     "redis_cluster": lambda request, folder: redis_store(request.getfixturevalue("redis_cluster").nodes[0]),
-    "redis strings": lambda request, folder: redis_store(request.getfixturevalue("redis_server"), "strings"),
-    "redis_cluster strings": lambda request, folder: redis_store(
-        request.getfixturevalue("redis_cluster").nodes[0], "strings"
-    ),
 }
 # By name: the clauses of a ps.json, given pytest's request for fixtures. The table that is served is "m.t".
 TIERS = {
@@ -73,16 +69,8 @@ TIERS = {
         "volatile_db": redis_clause(request.getfixturevalue("redis_server")) | {"overflow_margin": 1} | FEW_PARTITIONS,
         "persistent_db": ROCKSDB,
     },
-    "redis strings, rocksdb": lambda request: {
-        "volatile_db": redis_clause(request.getfixturevalue("redis_server")) | {"layout": "strings"},
-        "persistent_db": ROCKSDB,
-    },
     "redis_cluster, rocksdb": lambda request: {
         "volatile_db": redis_clause(request.getfixturevalue("redis_cluster").nodes[0]),
-        "persistent_db": ROCKSDB,
-    },
-    "redis_cluster strings, rocksdb": lambda request: {
-        "volatile_db": redis_clause(request.getfixturevalue("redis_cluster").nodes[0]) | {"layout": "strings"},
         "persistent_db": ROCKSDB,
     },
 }
