@@ -67,6 +67,12 @@ class TableTruth:
         """Whether caches may keep its rows: not where they would be rounded twice."""
         return may_be_copied(self._store, self._source.spec.row_dtype)
 
+    @property
+    def has_rows_of_files(self) -> bool:
+        """Whether the files have the same rows: nothing changed them, and the truth was loaded from these files."""
+        held = self.marker()
+        return not held.changed and held.digest == self._source.digest
+
     def marker(self) -> Marker:
         """See ``Truth.marker``."""
         held = self._store.marker(self._table.name) if self._store.outlives_process else None
@@ -79,7 +85,7 @@ class TableTruth:
         """See ``Truth.batches``. Until the table is loaded everywhere, unchanged rows come in the files' order."""
         self._store.catch_up()
         batches: Batches = iter(())
-        if not self._is_loaded and not self.marker().changed:
+        if not self._is_loaded and self.has_rows_of_files:
             batches = self._source.model.batches(LOAD_BATCH_ROWS)
         elif self.gives_rows:
             batches = self._store.items(self._table.name, LOAD_BATCH_ROWS)
@@ -266,7 +272,7 @@ def load_marked(store: Store, source: TableSource) -> None:
 def _fill_memory_cache(cache: Tier, last: Tier, source: TableSource, truth: TableTruth) -> None:
     if not cache.settings.is_initialized:
         return
-    if not truth.marker().changed:
+    if truth.has_rows_of_files:
         _fill_memory(cache.store, source, None, cache.settings.first_rows)
     elif truth.gives_rows:
         _fill_memory(cache.store, source, last.store, cache.settings.first_rows)

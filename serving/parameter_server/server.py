@@ -290,10 +290,10 @@ class ParameterServer:
 
         A clean close notes in the truth that its caches took every change, so that the next start need not fill them.
         """
-        self._served.close()
-        self._readiness.close()
         if self._promoter is not None:
             self._promoter.close()
+        self._served.close()
+        self._readiness.close()
         for tier in self._tiers:
             tier.close()
 

@@ -242,30 +242,26 @@ class RedisTable:
     def _judged(
         self, number: int, known: PartitionState, marker: PartitionMarker | None, run_id: str
     ) -> PartitionState:
-        wanted = self.wanted
-        values = self.partitions[number].values.decode()
+        wanted, values = self.wanted, self.partitions[number].values.decode()
+        if marker is not None and marker.partitions != len(self.partitions):
+            reason = f"it was loaded with {marker.partitions}, this process uses {len(self.partitions)}"
+            raise self.rows.error(f"num_partitions differs: {reason}")
+        if marker and wanted and (marker.digest, marker.row_dtype) != (wanted.digest, wanted.row_dtype):
+            reason = f"{values} was loaded from other files ({marker.digest}, {marker.row_dtype}); this process uses "
+            reason += f"{wanted.digest}, {wanted.row_dtype}: load the model again with the files that are to be served"
+            return replace(known, status=Status.FOREIGN, reason=reason)
+        if known.status in (Status.MISSED, Status.FILLING):  # its rows may be old, whatever its marker says
+            return known
         if marker is None:
             if wanted is None and known.generation is None:
                 return PartitionState(Status.VALID, None, run_id)
             advice = "; load the model again" if self.truth is None else ""
             lost = f"{values} has no marker: it has lost its rows{advice}"
             return replace(known, status=Status.INVALID, reason=lost)
-        if marker.partitions != len(self.partitions):
-            reason = f"it was loaded with {marker.partitions}, this process uses {len(self.partitions)}"
-            raise self.rows.error(f"num_partitions differs: {reason}")
+        if self.truth is not None and self._is_written and known.generation not in (None, marker.generation):
+            return replace(known, status=Status.INVALID, reason=f"{values} was filled by another process")
         valid = PartitionState(Status.VALID, marker.generation, run_id)
-        if wanted is None:
-            return valid
-        if (marker.digest, marker.row_dtype) != (wanted.digest, wanted.row_dtype):
-            reason = f"{values} was loaded from other files ({marker.digest}, {marker.row_dtype}); this process uses "
-            reason += f"{wanted.digest}, {wanted.row_dtype}: load the model again with the files that are to be served"
-            return replace(known, status=Status.FOREIGN, reason=reason)
-        if self.truth is not None:
-            if known.status in (Status.MISSED, Status.FILLING):  # its rows may be old, whatever its marker says
-                return known
-            if self._is_written and known.generation not in (None, marker.generation):
-                return replace(known, status=Status.INVALID, reason=f"{values} was filled by another process")
-        return self._judge_node(number, known, marker, valid)
+        return valid if wanted is None else self._judge_node(number, known, marker, valid)
 
     def _judge_node(
         self, number: int, known: PartitionState, marker: PartitionMarker, valid: PartitionState

@@ -217,12 +217,12 @@ def test_who_has_closed_is_told_nothing(server):
     assert copies.changed == []
 
 
-def test_who_begins_or_ends_to_keep_copies_does_not_wait_for_a_writer(server):
+def test_starting_and_ending_to_keep_copies_does_not_wait_for_a_writer(server):
     def begin_and_end():
         Copies(server).table.close()
 
     keeper = threading.Thread(target=begin_and_end, daemon=True)
-    with server._served.table("m.t").changes.lock:
+    with server._served.table("m.t").clock.lock:
         keeper.start()
         keeper.join(60)
 

@@ -13,6 +13,7 @@ from serving.errors import ConfigError, ModelFileError, StoreError, StoreFullErr
 from serving.model.sparse_file import write_sparse_directory
 from serving.parameter_server import ParameterServer, TierSettings
 from serving.storage import MemoryStore, RocksDbStore, TableSpec
+from serving.storage.store import Marker
 from tests.serving.ps_files import listed
 
 
@@ -130,7 +131,7 @@ def test_a_durable_tier_keeps_float32_whatever_the_row_type(model, tmp_path):
 def test_a_durable_tier_is_not_loaded_again_from_the_same_files(model, tmp_path, monkeypatch):
     with ParameterServer([rocksdb(tmp_path)]) as server:
         server.load_model(config_of(model))
-    monkeypatch.setattr(RocksDbStore, "bulk_load", lambda *_, **__: pytest.fail("loaded again"))
+    monkeypatch.setattr(RocksDbStore, "load", lambda *_, **__: pytest.fail("loaded again"))
 
     with ParameterServer([rocksdb(tmp_path)]) as server:
         server.load_model(config_of(model))
@@ -183,7 +184,7 @@ def test_a_model_that_fails_to_load_leaves_the_server_without_it(write_model, tm
         assert_served(server, bad, "bad")
 
 
-def test_a_tier_that_cannot_clear_up_after_a_load_that_failed_hides_no_reason(write_model):
+def test_a_tier_that_cannot_clear_up_after_a_load_that_failed_hides_no_error(write_model):
     class Silent(MemoryStore):
         def drop_table(self, table):
             raise StoreError("memory", table, "no answer")
@@ -204,12 +205,12 @@ def test_a_damaged_file_does_not_cost_a_durable_tier_the_rows_it_holds(write_mod
     with ParameterServer([durable]) as server:
         server.load_model(config_of(old))
         server.unload_model("dcn")
-        held = durable.loaded_from("dcn.table0")
+        held = durable.marker("dcn.table0")
 
         with pytest.raises(ModelFileError, match="row 0: key"):
             server.load_model(config_of(damaged))
 
-        assert held == durable.loaded_from("dcn.table0")
+        assert held == durable.marker("dcn.table0")
         assert durable.count("dcn.table0") == 50
 
 
@@ -253,7 +254,7 @@ def test_a_newer_version_takes_the_place_of_the_older_in_every_tier(write_model,
             server.model("dcn", 1)
 
 
-def test_another_version_is_refused_though_its_tables_have_other_names(model):
+def test_another_version_is_refused_even_if_its_tables_have_other_names(model):
     config = config_of(model)
     renamed = tuple(table.model_copy(update={"name": f"new_{table.name}"}) for table in config.tables)
     with ParameterServer([MemoryStore()]) as server:
@@ -273,7 +274,7 @@ def test_an_unloaded_model_stays_in_durable_tiers_and_an_erased_one_in_none(mode
         (server.erase_model if is_erased else server.unload_model)("dcn")
 
         assert server.models() == ()
-        assert (durable.loaded_from("dcn.table0") is None) == is_erased
+        assert (durable.marker("dcn.table0") is None) == is_erased
 
 
 def test_erasing_a_model_from_a_database_that_is_only_read_says_that_its_rows_stay(model, tmp_path):
@@ -283,14 +284,16 @@ def test_erasing_a_model_from_a_database_that_is_only_read_says_that_its_rows_st
     with ParameterServer([MemoryStore(), durable]) as server:
         server.load_model(config_of(model))
 
-        with pytest.raises(StoreError, match=r"'dcn\.table0': .* read-only.* its rows stay there"):
+        with pytest.raises(
+            StoreError, match=r"'dcn\.table0': .* read-only.* rows stay there until the model is loaded"
+        ):
             server.erase_model("dcn")
 
         assert server.models() == ()
-        assert durable.loaded_from("dcn.table0") is not None
+        assert durable.marker("dcn.table0") is not None
 
 
-def test_an_erased_model_leaves_every_tier_that_answers(model, tmp_path):
+def test_an_erased_model_keeps_its_rows_in_the_last_tier_where_a_cache_does_not_answer(model, tmp_path):
     class Silent(MemoryStore):
         def drop_table(self, table):
             raise StoreError("memory", table, "no answer")
@@ -299,11 +302,11 @@ def test_an_erased_model_leaves_every_tier_that_answers(model, tmp_path):
     with ParameterServer([Silent(), durable]) as server:
         server.load_model(config_of(model))
 
-        with pytest.raises(StoreError, match=r"'dcn\.table0': no answer"):
+        with pytest.raises(StoreError, match=r"'dcn\.table0': no answer; rows stay there until"):
             server.erase_model("dcn")
 
         assert server.models() == ()
-        assert durable.loaded_from("dcn.table0") is durable.loaded_from("dcn.table1") is None
+        assert all(durable.marker(f"dcn.table{index}").caches_dirty for index in (0, 1))
         with pytest.raises(UnknownModelError):
             server.erase_model("dcn")
 
@@ -360,7 +363,7 @@ def test_a_durable_cache_is_not_filled_again_with_the_changes_it_has(model, tmp_
         server.insert("dcn.table0", np.array([4711]), np.ones((1, 4), dtype=np.float32))
     if is_shared:  # another process's database has no changes
         shutil.rmtree(tmp_path / "db")
-    monkeypatch.setattr(Cache, "bulk_load", lambda *_, **__: pytest.fail("filled again"))
+    monkeypatch.setattr(Cache, "load", lambda *_, **__: pytest.fail("filled again"))
 
     with ParameterServer([cache(tmp_path), rocksdb(tmp_path)]) as server:
         server.load_model(config_of(model))
@@ -409,7 +412,7 @@ class TestTiersThatAreNotInitialized:
         keys = np.array(list(model.tables[0]), dtype=np.int64)
         with ParameterServer([rocksdb(tmp_path)]) as server:
             server.load_model(config_of(model))
-        monkeypatch.setattr(RocksDbStore, "bulk_load", lambda *_, **__: pytest.fail("loaded"))
+        monkeypatch.setattr(RocksDbStore, "load", lambda *_, **__: pytest.fail("loaded"))
 
         memory = MemoryStore()
         with ParameterServer([memory, rocksdb(tmp_path)], settings={"rocksdb": self.KEPT}) as server:
@@ -433,20 +436,20 @@ class TestTiersThatAreNotInitialized:
 
             assert_served(server, model)
 
-    @pytest.mark.parametrize("record", ["another digest", None])
+    @pytest.mark.parametrize("digest", ["another digest", None])
     def test_a_durable_cache_is_filled_once_from_a_database_that_is_served_as_it_is(
-        self, model, write_model, tmp_path, monkeypatch, record
+        self, model, write_model, tmp_path, monkeypatch, digest
     ):
         other = write_model(write_model.table(rows=300), write_model.table(dim=6, rows=100), folder="other", seed=1)
         with closing(rocksdb(tmp_path)) as database:
             for index, rows in enumerate(model.tables):
                 spec = TableSpec(f"dcn.table{index}", 4 + 2 * index)
                 batch = np.array(list(rows), dtype=np.int64), np.stack(list(rows.values()))
-                if record is None:
+                if digest is None:
                     database.open_table(spec, 0)
                     database.insert(spec.name, *batch)
                 else:
-                    database.bulk_load(spec, iter([batch]), record)
+                    database.load(spec, iter([batch]), Marker(digest), keep=False)
 
         for _ in range(2):
             stores = cache(tmp_path), rocksdb(tmp_path)
@@ -454,7 +457,7 @@ class TestTiersThatAreNotInitialized:
                 server.load_model(config_of(other))
                 assert_served(server, model)
                 assert server.counters()["dcn.table0"].hits == {"cache": 300}
-            monkeypatch.setattr(Cache, "bulk_load", lambda *_, **__: pytest.fail("filled again"))
+            monkeypatch.setattr(Cache, "load", lambda *_, **__: pytest.fail("filled again"))
 
     def test_a_database_without_the_table_is_refused(self, model, tmp_path):
         with ParameterServer([MemoryStore(), rocksdb(tmp_path)], settings={"rocksdb": self.KEPT}) as server:

@@ -153,7 +153,7 @@ def test_rows_of_a_table_that_is_being_written_hold_nothing_up_for_long(config, 
     monkeypatch.setattr(promotion, "LONGEST_WAIT_S", 0.001)
     with serve(config, DictStore("fast"), DictStore("slow"), promote=True) as server:
         keep(server.stores[0], [])
-        with server._served.table("m.t").changes.lock:
+        with server._served.table("m.t").clock.lock:
             server.lookup("m.t", np.array([1, 1]))
             assert server.wait_for_promotions(WAIT_S)
 
@@ -171,7 +171,7 @@ def test_nothing_is_promoted_into_a_model_that_took_the_place_of_the_one_it_was_
         server.load_model(config)
         keep(server.stores[0], KEYS[1:])
 
-        server._promoter.offer(held, server._tiers[:1], np.array([1]), NEW, held.changes.now())
+        server._promoter.offer(held, server._tiers[:1], np.array([1]), NEW, held.clock.now())
         assert server.wait_for_promotions(WAIT_S)
 
         assert held_by(server.stores[0]).keys() == set(KEYS[1:])

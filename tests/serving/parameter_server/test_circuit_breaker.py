@@ -1,4 +1,4 @@
-"""A tier that hangs costs a request its time budget at most, once, and never more than a few threads."""
+"""A tier that hangs costs one request its time budget, later requests nothing, and the process a few threads."""
 
 import threading
 import time
@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from serving.errors import StoreError, StoreTimeoutError
-from serving.parameter_server import ParameterServer, TierSettings, time_budget
-from serving.parameter_server.call_threads import CallThreads
+from serving.parameter_server import ParameterServer, TierSettings, circuit_breaker
+from serving.parameter_server.circuit_breaker import CallThreads
 from serving.storage import MemoryStore
 from tests.serving.small_server import KEYS, ROWS, DictStore, keep, serve
 
@@ -45,7 +45,7 @@ class HangingStore(DictStore):
 def clock(monkeypatch):
     """The clock of back-offs, which a test moves by hand; the waits for answers are real."""
     now = [0.0]
-    monkeypatch.setattr(time_budget, "now_s", lambda: now[0])
+    monkeypatch.setattr(circuit_breaker, "now_s", lambda: now[0])
     return now
 
 
@@ -67,7 +67,7 @@ def ask(server, keys=(12,)):
     return server.lookup("m.t", np.array(keys))
 
 
-def test_a_tier_that_answers_in_time_is_asked_as_ever(server):
+def test_a_tier_that_answers_in_time_is_asked(server):
     rows, found = ask(server, KEYS)
 
     assert found.all()
@@ -83,7 +83,7 @@ def test_a_tier_that_hangs_ends_a_lookup_with_an_error_that_names_it_and_its_bud
     assert (counters(server).errors, counters(server).timeouts) == (1, 1)
 
 
-def test_a_tier_that_hangs_is_passed_over_where_a_slower_one_answers(config, clock):
+def test_a_tier_that_hangs_is_bypassed_where_a_slower_tier_answers(config, clock):
     middle = HangingStore("middle")
     settings = {"middle": TierSettings(timeout_ms=TIMEOUT_MS)}
     with serve(config, MemoryStore(), middle, DictStore("slow"), settings=settings) as server:
@@ -119,7 +119,7 @@ def test_after_a_time_out_requests_do_not_wait_until_the_back_off_is_over(server
     assert (counters(server).errors, counters(server).timeouts) == (101, 1)
 
 
-def test_a_probe_beside_the_requests_ends_the_outage(server, clock, caplog):
+def test_a_probe_in_the_background_ends_the_outage(server, clock, caplog):
     slow = server.stores[1]
     slow.hang()
     with pytest.raises(StoreTimeoutError):
@@ -140,7 +140,7 @@ def test_a_probe_beside_the_requests_ends_the_outage(server, clock, caplog):
 
 
 def until_answered(server):
-    """Ask until the thread of the probe, which has its answer, has said so."""
+    """Ask until the probe's thread, which has its answer, has ended the outage."""
     end = time.monotonic() + WAIT_S
     while time.monotonic() < end:
         try:
@@ -161,7 +161,7 @@ def test_a_probe_that_hangs_keeps_the_tier_out_and_doubles_the_back_off(server, 
         clock[0] = tick * (1 + 1e-9) * TIMEOUT_MS / 1000
         with pytest.raises(StoreError):
             ask(server)
-        settle(lambda: server._tiers[1]._budget._threads._calls == slow.reading)
+        settle(lambda: server._tiers[1]._breaker._threads._calls == slow.reading)
         if slow.reading > before:
             starts.append(tick)
 
@@ -177,18 +177,18 @@ def settle(condition):
 def test_no_more_threads_than_a_few_hang_however_long_the_outage(server, clock):
     slow = server.stores[1]
     slow.hang()
-    for _ in range(4 * time_budget.MOST_THREADS):
+    for _ in range(4 * circuit_breaker.MOST_THREADS):
         with pytest.raises(StoreError):
             ask(server)
-        clock[0] += 2 * time_budget.LONGEST_BACK_OFF_S
+        clock[0] += 2 * circuit_breaker.LONGEST_BACK_OFF_S
 
-    settle(lambda: slow.reading == time_budget.MOST_THREADS)
-    threads = server._tiers[1]._budget._threads
-    assert threads._threads == threads._calls == time_budget.MOST_THREADS
+    settle(lambda: slow.reading == circuit_breaker.MOST_THREADS)
+    threads = server._tiers[1]._breaker._threads
+    assert threads._threads == threads._calls == circuit_breaker.MOST_THREADS
     slow.recover()
-    for _ in range(time_budget.MOST_THREADS):
+    for _ in range(circuit_breaker.MOST_THREADS):
         assert slow.left.acquire(timeout=WAIT_S)
-    clock[0] += 2 * time_budget.LONGEST_BACK_OFF_S
+    clock[0] += 2 * circuit_breaker.LONGEST_BACK_OFF_S
     until_answered(server)
 
 
@@ -266,7 +266,7 @@ def test_threads_are_started_as_they_are_needed_and_end_when_they_are_closed():
     settle(lambda: not any(thread.name == "calls" for thread in threading.enumerate()))
 
 
-def test_what_a_call_raises_reaches_who_asked():
+def test_the_error_of_a_call_reaches_the_caller():
     threads = CallThreads("calls", 1)
     with pytest.raises(ZeroDivisionError):
         threads.submit(lambda: 1 / 0).result(WAIT_S)
