@@ -6,8 +6,7 @@ log of the newest writes. A follower opens the database again whenever its files
 """
 
 import logging
-import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -147,34 +146,3 @@ class FollowedTables:
 
     def _error(self, name: str, reason: str) -> StoreError:
         return StoreError(STORE_NAME, name, f"{self._path}: {reason}")
-
-
-class Follower:
-    """A thread that catches up periodically; it logs when failures begin and when they end."""
-
-    def __init__(self, catch_up: Callable[[], None], interval_ms: int) -> None:
-        """Start to call ``catch_up`` every ``interval_ms``."""
-        self._catch_up = catch_up
-        self._interval_s = interval_ms / 1000
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="rocksdb follower", daemon=True)
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Stop the thread and wait for its end. Stopping twice is allowed."""
-        self._stop.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        was_failing = False
-        while not self._stop.wait(self._interval_s):
-            try:
-                self._catch_up()
-            except StoreError as err:
-                if not was_failing:
-                    logger.warning("cannot follow the writer: %s", err)
-                was_failing = True
-            else:
-                if was_failing:
-                    logger.warning("following the writer again")
-                was_failing = False

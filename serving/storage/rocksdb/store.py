@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 
 from kernels.host import RowDtype
+from serving.background import PeriodicWorker
 from serving.config import MOST_ROCKSDB_BATCH_ROWS
 from serving.errors import StoreError
 from serving.storage.hps_layout import storable
 from serving.storage.rocksdb.bulk_load import BulkLoader
 from serving.storage.rocksdb.database import Database
 from serving.storage.rocksdb.engine import STORE_NAME, check_new_folder, translated_errors
-from serving.storage.rocksdb.follower import FilesState, FollowedTables, Follower, files_state, open_beside_writer
+from serving.storage.rocksdb.follower import FilesState, FollowedTables, files_state, open_beside_writer
 from serving.storage.rocksdb.table import RocksDbTable, opened_table
 from serving.storage.row_codec import RowCodec
 from serving.storage.store import Batches, Keys, Marker, Mask, Store, TableSpec, Vectors, none_found
@@ -75,7 +76,11 @@ class RocksDbStore(Store):
         self._seen: FilesState = []
         self._followed = FollowedTables(self._path)
         self._open()
-        self._follower = Follower(self.catch_up, catch_up_interval_ms) if catch_up_interval_ms else None
+        self._follower = (
+            PeriodicWorker("hotrow-follow-rocksdb", self.catch_up, catch_up_interval_ms / 1000)
+            if catch_up_interval_ms
+            else None
+        )
 
     @property
     def name(self) -> str:
@@ -252,7 +257,7 @@ class RocksDbStore(Store):
     def close(self) -> None:
         """See ``Store.close``."""
         if self._follower is not None:
-            self._follower.stop()
+            self._follower.close()
         with self._tables_lock, self._lock:
             if self._closed:
                 return
