@@ -234,3 +234,28 @@ def test_servers_that_load_one_model_keep_what_the_first_has_changed(redis_serve
             if alone:
                 second.check()
             first.check()
+
+
+@pytest.mark.parametrize("new_files", [False, True])
+def test_a_follower_whose_writer_loads_other_files_leaves_no_old_rows_in_redis(
+    redis_server, client, config, tmp_path, caplog, new_files
+):
+    (tmp_path / "retrained").mkdir()
+    retrained = write_model(tmp_path / "retrained", np.full((len(KEYS), 3), 5, np.float32))
+    rows = dict.fromkeys(KEYS, [5.0] * 3)
+    with Server(serve(config, rocksdb_in(tmp_path / "db"))) as writer:
+        follower = rocksdb_in(tmp_path / "db", read_only=True)
+        with Server(serve(config, redis_of(redis_server), follower)) as server:
+            writer.server.unload_model("m")
+            writer.server.load_model(retrained)
+            client.flushall()
+            server.check()
+            server.wait_until(lambda: "has loaded it from other files" in caplog.text, "the log says so")
+            assert not any(client.hget(name, "digest") for name in client.keys("*.hotrow"))
+            server.check()
+            assert rows_of(writer.server) == rows
+    with serve_in_front(
+        retrained if new_files else config, redis_of(redis_server), tmp_path / "new", rows if new_files else FILE
+    ) as new:
+        new.check()
+        assert held_by(new.stores[0]) == new.rows
