@@ -61,6 +61,7 @@ class TableTruth:
         self._table = table
         self._source = source
         self._is_loaded = False
+        self._digest = ""  # of the marker when the table was loaded
 
     @property
     def gives_rows(self) -> bool:
@@ -74,9 +75,17 @@ class TableTruth:
         return not held.changed and held.digest == self._source.digest
 
     def marker(self) -> Marker:
-        """See ``Truth.marker``."""
+        """See ``Truth.marker``.
+
+        Raises:
+            StoreError: this process reads a database, and its writer has loaded other files since.
+        """
         held = self._store.marker(self._table.name) if self._store.outlives_process else None
         if held is not None:
+            self._digest = self._digest or held.digest
+            if held.digest != self._digest:
+                reason = "another process has loaded it from other files: load the model again"
+                raise StoreError(self._store.name, self._table.name, reason)
             return held
         is_changed = self._store.outlives_process or self._table.is_written or not self._tier.settings.is_initialized
         return Marker(self._source.digest, self._source.model.rows, changed=is_changed)

@@ -290,7 +290,7 @@ class RedisTable:
     def _fetch_round(self, keys: Keys, out: Vectors, found: Mask, *, is_second: bool = False) -> None:
         order, groups = self.partitions.groups(keys, self._max_batch_size)
         touched = sorted({group.partition for group in groups})
-        self.verify([at for at in touched if self._states[at].status is Status.UNKNOWN])
+        self.verify([at for at in touched if self._is_to_be_verified(at)])
         states = {at: self._states[at] for at in touched}
         self._refuse_lost_rows(states)
         valid = [at for at in touched if states[at].status is Status.VALID]
@@ -354,6 +354,11 @@ class RedisTable:
                 if self._states[number].status is Status.VALID:
                     self._states[number] = replace(self._states[number], status=Status.UNKNOWN)
 
+    def _is_to_be_verified(self, number: int) -> bool:
+        """Whether a partition's marker must be read; a source of truth is valid again after any process loads it."""
+        status = self._states[number].status
+        return status is Status.UNKNOWN or (self.truth is None and status is not Status.VALID)
+
     def _takes_changes(self, number: int) -> bool:
         return self._states[number].status not in (Status.MISSED, Status.FOREIGN)
 
@@ -377,7 +382,7 @@ class RedisTable:
         self._is_written, total = True, 0
         for _ in range(2):
             touched = sorted({number for number, _ in groups})
-            self.verify([at for at in touched if self._states[at].status is Status.UNKNOWN])
+            self.verify([at for at in touched if self._is_to_be_verified(at)])
             self._refuse_lost_rows({at: self._states[at] for at in touched})
             commands = [
                 scripts.change(

@@ -31,11 +31,14 @@ def rocksdb_in(folder, **options):
 
 
 class Server:
-    """A parameter server, and every row that it was asked to write."""
+    """A parameter server, and every row that it was asked to write.
 
-    def __init__(self, server, rows=FILE):
+    Of several servers on one Redis, each checks its ``own`` keys, which the others do not write.
+    """
+
+    def __init__(self, server, rows=FILE, own=(*KEYS, *UNKNOWN)):
         self.server, self.stores, self.close = server, server.stores, server.close
-        self._written = {key: [rows.get(key)] for key in (*KEYS, *UNKNOWN)}  # by key, oldest first; None: evicted
+        self._written = {key: [rows.get(key)] for key in own}  # by key, oldest first; None: evicted
         self._acknowledged = dict.fromkeys(self._written, 0)  # the place of the last acknowledged row
 
     def __enter__(self):
@@ -63,9 +66,9 @@ class Server:
         self._change(keys, None, lambda: self.server.evict(TABLE, np.array(keys)))
 
     def check(self):
-        """Look up every key; no row may be older than the last that was acknowledged before."""
+        """Look up every own key; no row may be older than the last that was acknowledged before."""
         oldest = dict(self._acknowledged)
-        answer = rows_of(self.server)
+        answer = rows_of(self.server, list(self._written))
         for key, rows in self._written.items():
             assert answer.get(key) in rows[oldest[key] :], key
 
@@ -125,9 +128,9 @@ class Server:
             self._acknowledged[key] = len(self._written[key]) - 1
 
 
-def serve_in_front(config, redis, folder, rows=FILE):
+def serve_in_front(config, redis, folder, rows=FILE, **options):
     """Serve a model from Redis in front of RocksDB."""
-    return Server(serve(config, redis, rocksdb_in(folder)), rows)
+    return Server(serve(config, redis, rocksdb_in(folder)), rows, **options)
 
 
 WRITER = """

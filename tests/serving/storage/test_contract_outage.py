@@ -1,16 +1,22 @@
 """Redis in front of RocksDB is down, frozen, full or empty, or comes late: no change fails, and no answer is old."""
 
+import json
 import logging
 import threading
 import time
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from redis.exceptions import ResponseError
 
 from benchmarks.redis_servers import RedisServer, free_port, wait_until
-from serving.config import RedisConfig
-from serving.parameter_server import loading
+from serving.config import RedisConfig, RedisOverflow
+from serving.errors import StoreError, StoreUnreachableError
+from serving.parameter_server import ParameterServer, TierSettings, loading
 from serving.parameter_server import models as served_models
 from serving.storage import RedisStore, RocksDbStore
 from tests.serving.small_server import KEYS, held_by, write_model
@@ -24,7 +30,8 @@ from tests.serving.storage.contract import (
     serve,
     serve_in_front,
 )
-from tests.serving.storage.redis_stores import IMPATIENT, OPENED
+from tests.serving.storage.redis_stores import IMPATIENT, OPENED, assert_served
+from tests.serving.storage.tiers import QUICK_FOLDER
 
 pytestmark = pytest.mark.usefixtures("short_pauses")
 STARTS, ENDS = f"tier redis does not answer, table {TABLE!r}", f"tier redis answers again, table {TABLE!r}"
@@ -375,3 +382,199 @@ def test_rows_that_go_again_and_again_are_brought_back_now_and_then_only(
             time.sleep(0.1)
         assert server.tier.refills == 1
         assert server.rows == FILE
+
+
+def test_a_redis_that_dies_while_it_is_filled_at_the_start_gets_its_other_table_later(
+    own_server, model, ps_file, monkeypatch
+):
+    fill = RedisStore.fill
+
+    def fill_and_die(store, spec, truth, *, starting):
+        was_written = fill(store, spec, truth, starting=starting)
+        if spec.name == "dcn.table0" and starting:
+            own_server.kill()
+        return was_written
+
+    monkeypatch.setattr(RedisStore, "fill", fill_and_die)
+    with ParameterServer.from_config(ps_file(own_server.port)) as server:
+        assert_served(server, model)
+        own_server.start()
+        redis = server.stores[0]
+        wait_until(lambda: redis.is_whole("dcn.table1") and redis.count("dcn.table1") == 100, "Redis is filled")
+        assert_served(server, model)
+
+
+def test_a_silent_redis_is_waited_for_once_at_the_start_and_not_for_each_table(own_server, ps_file, monkeypatch):
+    monkeypatch.setattr(served_models, "LOOK_INTERVAL_S", 3600)
+    file = ps_file(own_server.port)
+    document = json.loads(file.read_text())
+    document["volatile_db"] |= {"timeout_ms": 300, "connect_timeout_ms": 200}
+    file.write_text(json.dumps(document))
+    filled, fill = [], RedisStore.fill
+
+    def counted(store, spec, truth, *, starting):
+        filled.append(spec.name)
+        return fill(store, spec, truth, starting=starting)
+
+    monkeypatch.setattr(RedisStore, "fill", counted)
+    own_server.freeze()
+    with ParameterServer.from_config(file):
+        assert filled == ["dcn.table0"]
+    own_server.thaw()
+
+
+def test_a_model_that_is_unloaded_before_redis_comes_is_not_loaded_into_it(own_server, model, ps_file):
+    own_server.kill()
+    with ParameterServer.from_config(ps_file(own_server.port)) as server:
+        (config,) = server.models()
+        server.unload_model("dcn")
+        own_server.start()
+        time.sleep(0.2)
+        with own_server.client() as client:
+            assert client.keys() == []
+        server.load_model(config)
+        assert_served(server, model)
+        assert server.counters()["dcn.table0"].hits == {"redis": 300}
+
+
+def test_where_redis_is_the_source_of_truth_its_outage_at_the_start_is_an_error_that_names_it(ps_file):
+    port = free_port()
+    with pytest.raises(StoreUnreachableError, match=f"redis: 127.0.0.1:{port}: cannot connect: Connection refused"):
+        ParameterServer.from_config(ps_file(port, alone=True))
+
+
+def test_a_redis_that_refuses_the_user_at_the_start_is_an_error_whatever_is_behind_it(redis_binary, tmp_path, ps_file):
+    server = RedisServer(tmp_path / "redis", "--requirepass", "secret")
+    try:
+        with pytest.raises(StoreError, match="refuses user 'default'"):
+            ParameterServer.from_config(ps_file(server.port))
+    finally:
+        server.kill()
+
+
+def test_a_model_that_is_loaded_again_begins_without_the_outage_of_its_last_load(own_server, model, ps_file):
+    with ParameterServer.from_config(ps_file(own_server.port, alone=True)) as server:
+        (config,) = server.models()
+        own_server.kill()
+        with pytest.raises(StoreError, match="Connection refused"):
+            assert_served(server, model)
+        server.unload_model("dcn")
+        own_server.start()
+        server.load_model(config)
+        assert server.is_answering("dcn")
+        assert_served(server, model)
+
+
+def test_a_model_that_is_erased_while_redis_is_down_keeps_its_rows_until_it_is_erased_again(
+    own_server, config, database
+):
+    with serve_in_front(config, redis_of(own_server), database) as server:
+        server.insert([3], 7)
+        rows = server.rows
+        own_server.kill()
+        advice = "rows stay there until the model is loaded and erased again"
+        with pytest.raises(StoreUnreachableError, match=f"redis: .*Connection refused; {advice}$"):
+            server.server.erase_model("m")
+        assert server.server.models() == ()
+    own_server.start()
+    with serve_in_front(config, redis_of(own_server), database, rows) as server:
+        server.wait_for_redis()
+        server.server.erase_model("m")
+        with own_server.client() as client:
+            assert client.keys() == []
+    with serve_in_front(config, redis_of(own_server), database) as server:
+        server.wait_for_redis()
+
+
+def test_a_redis_that_keeps_what_it_has_is_not_filled_and_is_bypassed_if_it_may_have_missed_a_change(
+    redis_server, client, config, database
+):
+    serve_in_front(config, redis_of(redis_server), database).close()
+    with Server(serve(config, rocksdb_in(database))) as server:
+        server.insert([3], 7)
+        rows = server.rows
+    kept = {"redis": TierSettings(is_initialized=False)}
+    with Server(serve(config, redis_of(redis_server), rocksdb_in(database), settings=kept), rows) as server:
+        server.check()
+        server.insert([5], 8)
+        server.check()
+        assert server.tier.hits == 0
+
+
+@pytest.mark.parametrize("written", [True, False])
+def test_a_redis_with_an_overflow_policy_is_filled_again(redis_server, client, config, database, written):
+    redis = redis_of(redis_server, overflow=RedisOverflow(margin_rows=2))
+    with serve_in_front(config, redis, database) as server:
+        if written:
+            server.insert([3, 777], 7)
+            server.evict([4])
+        client.flushall()
+        server.check()
+        server.wait_until(lambda: redis.is_whole(TABLE) and redis.count(TABLE) > 0, "Redis is filled again")
+        before = server.tier.hits
+        server.check()
+        assert server.tier.hits > before
+        assert held_by(redis).items() <= server.rows.items()
+
+
+class Story:
+    """A server, what is done to it and to its Redis, and the rows that it must answer."""
+
+    def __init__(self, start, redis):
+        self._start, self._redis, self._saved = start, redis, None
+        self.server = start(FILE)
+
+    def insert(self, key, number):
+        self.server.insert([key], number)
+
+    def evict(self, key, number):
+        self.server.evict([key])
+
+    def save(self, key, number):
+        with self._redis.client() as client:
+            client.save()
+        self._saved = (self._redis.folder / "dump.rdb").read_bytes()
+
+    def restart(self, key, number):
+        """Redis has the rows of the last ``save`` then."""
+        self._redis.kill()
+        if self._saved is not None:
+            (self._redis.folder / "dump.rdb").write_bytes(self._saved)
+        self._redis.start()
+
+    def flush(self, key, number):
+        with self._redis.client() as client:
+            client.flushall()
+
+    def load_again(self, key, number):
+        (config,) = self.server.server.models()
+        self.server.server.unload_model("m")
+        self.server.server.load_model(config)
+
+    def start_again(self, key, number):
+        self.server.close()
+        self.server = self._start(self.server.rows)
+
+    def fill(self, key, number):
+        self.server.wait_until(lambda: self.server.stores[0].is_whole(TABLE), "Redis is filled")
+
+
+DEEDS = [name for name in vars(Story) if not name.startswith("_")]
+
+
+@pytest.mark.slow
+@settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(deeds=st.lists(st.tuples(st.sampled_from(DEEDS), st.sampled_from(KEYS[:4])), max_size=12))
+def test_whatever_happens_to_redis_every_row_is_the_one_that_was_acknowledged_last(redis_binary, config, deeds):
+    with TemporaryDirectory(dir=QUICK_FOLDER) as folder:
+        redis = RedisServer(Path(folder) / "redis")
+        database = Path(folder) / "db"
+        story = Story(lambda rows: serve_in_front(config, redis_of(redis), database, rows), redis)
+        try:
+            for number, (deed, key) in enumerate(deeds):
+                getattr(story, deed)(key, number)
+                story.server.check()
+            story.server.wait_for_redis()
+        finally:
+            story.server.close()
+            redis.kill()

@@ -1,0 +1,159 @@
+"""Rows that another program wrote to Redis or RocksDB in HPS's layout, without markers: a model load keeps them."""
+
+import logging
+import struct
+
+import numpy as np
+import pytest
+
+from benchmarks.redis_servers import wait_until
+from serving.cli.main import main
+from serving.config import RedisConfig
+from serving.model.sparse_file import write_sparse_directory
+from serving.parameter_server import ParameterServer
+from serving.storage import RedisStore
+from serving.storage.hps_layout import mix
+from tests.serving.small_server import held_by, write_model
+from tests.serving.storage.contract import FILE, PARTITIONS, TABLE, Server, redis_of, rocksdb_in, serve, serve_in_front
+from tests.serving.storage.redis_stores import OPENED
+
+OTHERS = {777: [5.0] * 3, -5: [6.0] * 3}  # the files do not have these keys
+OLD = {3: [4.0] * 3}  # and they have another row for this key
+KEPT = "holds rows that Hotrow did not load; the files' rows are inserted over them and every other row is kept"
+
+
+@pytest.fixture
+def config(tmp_path):
+    return write_model(tmp_path)
+
+
+@pytest.fixture
+def database(tmp_path):
+    return tmp_path / "db"
+
+
+@pytest.fixture(autouse=True)
+def warnings(caplog):
+    caplog.set_level(logging.WARNING)
+
+
+def write_to_redis(client, rows, table=TABLE, partitions=PARTITIONS):
+    """Write rows with redis-py, as HPS does."""
+    for key, row in rows.items():
+        place = int(mix(np.array([key]))[0] % np.uint64(partitions))
+        client.hset(f"hps_et{{hps_et.{table}/p{place}}}v", struct.pack("<q", key), struct.pack(f"<{len(row)}f", *row))
+
+
+def write_to_rocksdb(folder, rows):
+    """Write rows with rocksdict, as HPS does."""
+    import rocksdict
+
+    raw = rocksdict.Rdict(str(folder), rocksdict.Options(raw_mode=True))
+    family = raw.create_column_family(f"hps_et.{TABLE}", rocksdict.Options(raw_mode=True))
+    for key, row in rows.items():
+        family[struct.pack("<q", key)] = struct.pack("<3f", *row)
+    del family
+    raw.close()
+
+
+def kept_lines(caplog):
+    return [line for line in caplog.messages if KEPT in line]
+
+
+def test_a_load_into_redis_alone_keeps_the_rows_of_another_program(redis_server, client, config, caplog):
+    write_to_redis(client, OTHERS | OLD)
+    for _ in range(2):
+        with Server(serve(config, redis_of(redis_server)), FILE | OTHERS) as server:
+            server.check()
+            assert held_by(server.stores[0]) == server.rows
+    assert len(kept_lines(caplog)) == 1
+
+
+def test_a_load_into_rocksdb_keeps_the_rows_of_another_program(config, database, caplog):
+    write_to_rocksdb(database, OTHERS | OLD)
+    for _ in range(2):
+        with Server(serve(config, rocksdb_in(database)), FILE | OTHERS) as server:
+            server.check()
+            assert held_by(server.stores[0]) == server.rows
+    assert len(kept_lines(caplog)) == 1
+
+
+def test_rocksdb_takes_the_rows_that_only_redis_has(redis_server, client, config, database, caplog):
+    write_to_redis(client, OTHERS | OLD)
+    for _ in range(2):
+        with serve_in_front(config, redis_of(redis_server), database, FILE | OTHERS) as server:
+            server.check()
+            assert [held_by(store) for store in server.stores] == [server.rows] * 2
+    assert len(kept_lines(caplog)) == 1
+    assert kept_lines(caplog)[0].endswith(f"; the source of truth took {len(OTHERS)} of them")
+    client.flushall()
+    with Server(serve(config, rocksdb_in(database)), FILE | OTHERS) as server:
+        server.check()
+
+
+def test_redis_gets_the_rows_of_another_program_that_rocksdb_has(redis_server, client, config, database, caplog):
+    write_to_rocksdb(database, OTHERS | OLD)
+    write_to_redis(client, {777: [9.0] * 3} | OLD)  # RocksDB's row is the true one
+    with serve_in_front(config, redis_of(redis_server), database, FILE | OTHERS) as server:
+        server.check()
+        assert [held_by(store) for store in server.stores] == [server.rows] * 2
+        server.insert([777], 8)
+        server.evict([-5])
+        server.check()
+        rows = server.rows
+    assert len(kept_lines(caplog)) == 2  # one for each store
+    with serve_in_front(config, redis_of(redis_server), database, rows) as server:
+        server.check()
+        assert [held_by(store) for store in server.stores] == [rows] * 2
+
+
+@pytest.mark.usefixtures("short_pauses")
+def test_the_rows_of_another_program_are_kept_in_a_redis_that_comes_late(own_server, config, database, caplog):
+    with own_server.client() as client:
+        write_to_redis(client, OTHERS | OLD)
+    own_server.kill()
+    OPENED.append(RedisStore(RedisConfig(addresses=(own_server.address,), num_partitions=PARTITIONS), may_be_late=True))
+    with Server(serve(config, OPENED[-1], rocksdb_in(database)), FILE, own=tuple(FILE)) as server:
+        server.insert([3], 7)
+        server.evict([4])
+        server.check()
+        own_server.start()
+        rows = {key: row for key, row in (FILE | OTHERS | {3: [7.0] * 3}).items() if key != 4}
+        wait_until(lambda: server.stores[0].is_whole(TABLE), "Redis is filled")
+        server.check()
+        assert [held_by(store) for store in server.stores] == [rows] * 2
+    assert len(kept_lines(caplog)) == 1
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_erase_model_erases_the_rows_of_another_program(redis_server, client, config, database, alone):
+    write_to_redis(client, OTHERS | OLD)
+    stores = [redis_of(redis_server)] if alone else [redis_of(redis_server), rocksdb_in(database)]
+    with Server(serve(config, *stores), FILE | OTHERS) as server:
+        server.check()
+        server.server.erase_model("m")
+        assert client.keys() == []
+    stores = [redis_of(redis_server)] if alone else [redis_of(redis_server), rocksdb_in(database)]
+    with Server(serve(config, *stores)) as server:
+        server.check()
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_hotrow_load_with_replace_erases_the_rows_of_another_program(
+    redis_server, client, model, ps_file, tmp_path, alone
+):
+    keys = np.array([10**9, *list(model.tables[0])[:2]])
+    table, unknown = "dcn.table0", keys[:1]
+    write_to_redis(client, {10**9: [5.0] * 4}, table, partitions=16)
+    file = ps_file(redis_server.port, alone)
+    with ParameterServer.from_config(file) as server:
+        assert server.lookup(table, unknown)[0].tolist() == [[5.0] * 4]
+    write_sparse_directory(tmp_path / "rows", keys[1:], np.full((2, 4), 7, np.float32))
+
+    assert main(["load", str(file), table, str(tmp_path / "rows"), "--replace"]) == 0
+
+    with ParameterServer.from_config(file) as server:
+        rows, found = server.lookup(table, keys)
+        assert found.tolist() == [False, True, True]
+        assert rows[1:].tolist() == [[7.0] * 4] * 2
+        assert [sum(part.size for part, _ in store.items(table)) for store in server.stores] == [2] * len(server.stores)
