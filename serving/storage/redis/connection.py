@@ -109,9 +109,7 @@ class RowConnection(Connection):
         run_id: the identity of the node's process; a restarted node has another.
     """
 
-    def __init__(
-        self, *, connect_timeout_s: float, tls: ssl.SSLContext | None, tls_name: str, **options: Any
-    ) -> None:
+    def __init__(self, *, connect_timeout_s: float, tls: ssl.SSLContext | None, tls_name: str, **options: Any) -> None:
         """Take redis-py's options; connect nowhere yet."""
         super().__init__(parser_class=RowParser, socket_timeout=connect_timeout_s, **options)
         self._connect_timeout_s = connect_timeout_s

@@ -223,9 +223,7 @@ class Filling:
             for at in numbers
         ]
         commands = [
-            scripts.finish(
-                self._partitions[at], self._token, one, swap=at in plan.swap, gathered=self._gathered[at]
-            )
+            scripts.finish(self._partitions[at], self._token, one, swap=at in plan.swap, gathered=self._gathered[at])
             for at, one in zip(numbers, made, strict=True)
         ]
         self._leave_out_lost(plan, numbers, self._nodes.run(commands))

@@ -367,7 +367,7 @@ class RedisTable:
             ]
             extras = [command for _, command in self._extras(groups, name)]
             counts = self._nodes.run([*commands, *extras])[: len(commands)]
-            total += sum(max(count, 0) for count in counts)
+            total += sum(max(int(count), 0) for count in counts)
             groups = [group for group, count in zip(groups, counts, strict=True) if count < 0]
             if not groups:
                 return total
@@ -419,8 +419,7 @@ class RedisTable:
 
     def _unlink(self, partitions: Iterable[Partition]) -> int:
         names = [(one.values, one.times, one.marker, one.lease) for one in partitions]
-        removed: int = sum(self._nodes.run([plain("UNLINK", *some) for some in names]))
-        return removed
+        return sum(int(count) for count in self._nodes.run([plain("UNLINK", *some) for some in names]))
 
     def _scanned(self, one: Partition, batch_rows: int) -> Iterator[Mapping[bytes, bytes]]:
         cursor = -1

@@ -165,7 +165,9 @@ class TestLoading:
         assert (fetch(other, range(1000))[0] == rows_of(range(1000))).all()
 
     def test_a_load_replaces_what_the_table_held_of_whatever_dimension(self, store, client):
-        store.load(TableSpec(TABLE, 2), iter([(np.arange(50), np.ones((50, 2), np.float32))]), Marker("before"), keep=False)
+        store.load(
+            TableSpec(TABLE, 2), iter([(np.arange(50), np.ones((50, 2), np.float32))]), Marker("before"), keep=False
+        )
 
         load(store, range(40, 60), "after, with a space", value=0.5)
 
