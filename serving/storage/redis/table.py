@@ -246,9 +246,10 @@ class RedisTable:
         valid = PartitionState(Status.VALID, marker.generation, run_id)
         if wanted is None:
             return valid
-        if (marker.digest, marker.row_dtype) != (wanted.digest, wanted.row_dtype):
+        row_dtype = self.rows.codec.row_dtype  # the truth's may be another
+        if (marker.digest, marker.row_dtype) != (wanted.digest, row_dtype):
             reason = f"{values} was loaded from other files ({marker.digest}, {marker.row_dtype}); this process uses "
-            reason += f"{wanted.digest}, {wanted.row_dtype}: load the model again with the files that are to be served"
+            reason += f"{wanted.digest}, {row_dtype}: load the model again with the files that are to be served"
             return replace(known, status=Status.FOREIGN, reason=reason)
         if self.truth is not None:
             if known.status is Status.MISSED:
