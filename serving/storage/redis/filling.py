@@ -81,6 +81,8 @@ class Filling:
             plan, found = _Plan(), set[int]()
             wanted = (marker.digest, self._table.rows.codec.row_dtype)
             for number, (held, _) in enumerate(self._table.markers()):
+                if keep and held is not None:
+                    self._table.check_number(held)
                 if keep and held is None:
                     plan.over.add(number)
                 elif not keep or held is None or (held.digest, held.row_dtype) != wanted:

@@ -240,9 +240,7 @@ class RedisTable:
                 return PartitionState(Status.VALID, None, run_id)
             lost = f"{values} has no marker: it has lost its rows; load the model again"
             return replace(known, status=Status.INVALID, reason=lost)
-        if marker.partitions != len(self.partitions):
-            reason = f"it was loaded with {marker.partitions}, this process uses {len(self.partitions)}"
-            raise self.rows.error(f"num_partitions differs: {reason}")
+        self.check_number(marker)
         valid = PartitionState(Status.VALID, marker.generation, run_id)
         if wanted is None:
             return valid
@@ -257,6 +255,12 @@ class RedisTable:
             if self._is_written and known.generation not in (None, marker.generation):
                 return replace(known, status=Status.INVALID, reason=f"{values} was filled by another process")
         return self._judge_node(number, marker, valid)
+
+    def check_number(self, marker: PartitionMarker) -> None:
+        """Refuse a partition of a table that was loaded with another number of partitions."""
+        if marker.partitions != len(self.partitions):
+            reason = f"it was loaded with {marker.partitions}, this process uses {len(self.partitions)}"
+            raise self.rows.error(f"num_partitions differs: {reason}")
 
     def _judge_node(self, number: int, marker: PartitionMarker, valid: PartitionState) -> PartitionState:
         """``valid``, unless its node is not the marker's and may have lost writes."""

@@ -13,12 +13,12 @@ from serving.storage import Marker
 from serving.storage.redis.commands import Partition
 from tests.serving.storage.redis_stores import IMPATIENT, KEYS, ROWS, SPEC, fetch, loaded_store, open_store
 
-
 # As docs/storage.md lists them.
-RIGHTS = (
-    "+hset +hsetnx +hget +hmget +hgetall +hdel +hlen +hscan +hincrby +hkeys +hrandfield +expire +pexpire +persist "
-    "+rename +unlink +exists +get +set +eval +info +cluster|slots"
-).split()
+COMMANDS = [
+    *("hset", "hsetnx", "hget", "hmget", "hgetall", "hdel", "hlen", "hscan", "hincrby", "hkeys", "hrandfield"),
+    *("expire", "pexpire", "persist", "rename", "unlink", "exists", "get", "set", "eval", "info", "cluster|slots"),
+]
+RIGHTS = [f"+{command}" for command in COMMANDS]
 
 
 class WholeTruth:
