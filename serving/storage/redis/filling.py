@@ -83,10 +83,13 @@ class Filling:
         self._known = [self._table.state(number) for number in everywhere]
         with self._leases(everywhere, wait_s=LEASE_WAIT_S):
             plan, found = _Plan(), set[int]()
+            wanted = (marker.digest, self._table.rows.codec.row_dtype)
             for number, (held, _) in enumerate(self._table.markers()):
+                if keep and held is not None:
+                    self._table.check_number(held)
                 if keep and held is None:
                     plan.over.add(number)
-                elif not keep or held is None or (held.digest, held.row_dtype) != (marker.digest, marker.row_dtype):
+                elif not keep or held is None or (held.digest, held.row_dtype) != wanted:
                     plan.swap.add(number)
             if plan.over:
                 self._table.check(sorted(plan.over))

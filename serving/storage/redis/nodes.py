@@ -133,9 +133,9 @@ class RedisNodes:
                     connection.send_packed_command([b"".join([commands[place].payload for place in places])])
                     sent.append(_Exchange(address, client, connection, places))
                 except BROKEN as err:
-                    no_answer = self._no_answer(address, err, began, connection is None)
-                    for place in places:
-                        replies[place].value = no_answer
+                    failure = self._no_answer(address, err, began, connection is None)
+                    for place in places:  # busy connections say nothing about the node
+                        replies[place].value = failure.error() if isinstance(err, BusyError) else failure
             for exchange in sent:
                 self._read(exchange, commands, replies)
         return replies
@@ -160,11 +160,7 @@ class RedisNodes:
         """Send a command that failed at its node through redis-py, which finds the right node."""
         if isinstance(first, RedisNodeError):
             raise first
-        if (
-            isinstance(first, _NoAnswer)
-            and first.is_unreachable
-            and self.topology.node(command.key)[0] == first.address
-        ):
+        if isinstance(first, _NoAnswer) and first.is_unreachable and self._is_at(first.address, command):
             raise first.error()
         try:
             return self._followed(_words(command), deadline)
@@ -172,6 +168,9 @@ class RedisNodes:
             if isinstance(first, _NoAnswer):
                 raise replace(first, is_late=first.is_late or isinstance(err, LATE)).error() from err
             raise node_error(f"{first}: {reason_of(err)}", err) from err
+
+    def _is_at(self, address: Address, command: Command) -> bool:
+        return self.topology.node(command.key)[0] == address
 
     def _followed(self, words: Sequence[Any], deadline: float) -> Any:
         """Send one command to its slot, as often as there is time while the slot moves.
@@ -196,7 +195,7 @@ class RedisNodes:
     def _no_answer(self, address: Address, error: Exception, began: float, is_unreachable: bool) -> _NoAnswer:
         reason = self.topology.why_no_connection(error) if is_unreachable else f"no reply: {reason_of(error)}"
         is_late = isinstance(error, LATE)
-        if is_late and not isinstance(error, BusyError):  # busy connections say nothing about the node
+        if is_late and not isinstance(error, BusyError):
             now = time.monotonic()
             self._paused[address] = (now + PAUSE_RATIO * (now - began), reason)
         return _NoAnswer(address, reason, is_unreachable, is_late, type(node_error(reason, error)))

@@ -12,7 +12,7 @@ from redis import exceptions
 from redis.connection import BlockingConnectionPool
 
 from serving.config import RedisConfig
-from serving.storage.redis.connection import RowConnection, seconds_until
+from serving.storage.redis.connection import RowConnection
 
 
 class NoConnectionError(exceptions.ConnectionError):
@@ -38,16 +38,17 @@ class RowPool(BlockingConnectionPool):
         """
         self._checkpid()
         try:
-            connection: RowConnection = self.pool.get(timeout=seconds_until(deadline)) or self.make_connection()
+            free: RowConnection | None = self.pool.get(timeout=max(deadline - time.monotonic(), 0))
         except Empty as err:
             raise BusyError(f"all {self.max_connections} connections are busy") from err
+        connection: RowConnection = free or self.make_connection()  # type: ignore[no-untyped-call]  # redis-py's
         connection.holder = get_ident()
         connection.expire_at(deadline)
         try:
-            connection.connect()
+            connection.connect()  # type: ignore[no-untyped-call]
             if not _is_idle(connection):
-                connection.disconnect()  # type: ignore[no-untyped-call]  # redis-py's
-                connection.connect()
+                connection.disconnect()  # type: ignore[no-untyped-call]
+                connection.connect()  # type: ignore[no-untyped-call]
         except BaseException:
             self.release(connection)
             raise

@@ -243,12 +243,12 @@ class RedisTable:
         self, number: int, known: PartitionState, marker: PartitionMarker | None, run_id: str
     ) -> PartitionState:
         wanted, values = self.wanted, self.partitions[number].values.decode()
-        if marker is not None and marker.partitions != len(self.partitions):
-            reason = f"it was loaded with {marker.partitions}, this process uses {len(self.partitions)}"
-            raise self.rows.error(f"num_partitions differs: {reason}")
-        if marker and wanted and (marker.digest, marker.row_dtype) != (wanted.digest, wanted.row_dtype):
+        row_dtype = self.rows.codec.row_dtype  # the truth's may be another
+        if marker is not None:
+            self.check_number(marker)
+        if marker and wanted and (marker.digest, marker.row_dtype) != (wanted.digest, row_dtype):
             reason = f"{values} was loaded from other files ({marker.digest}, {marker.row_dtype}); this process uses "
-            reason += f"{wanted.digest}, {wanted.row_dtype}: load the model again with the files that are to be served"
+            reason += f"{wanted.digest}, {row_dtype}: load the model again with the files that are to be served"
             return replace(known, status=Status.FOREIGN, reason=reason)
         if known.status in (Status.MISSED, Status.FILLING):  # its rows may be old, whatever its marker says
             return known
@@ -262,6 +262,12 @@ class RedisTable:
             return replace(known, status=Status.INVALID, reason=f"{values} was filled by another process")
         valid = PartitionState(Status.VALID, marker.generation, run_id)
         return valid if wanted is None else self._judge_node(number, known, marker, valid)
+
+    def check_number(self, marker: PartitionMarker) -> None:
+        """Refuse a partition of a table that was loaded with another number of partitions."""
+        if marker.partitions != len(self.partitions):
+            reason = f"it was loaded with {marker.partitions}, this process uses {len(self.partitions)}"
+            raise self.rows.error(f"num_partitions differs: {reason}")
 
     def _judge_node(
         self, number: int, known: PartitionState, marker: PartitionMarker, valid: PartitionState
@@ -392,7 +398,7 @@ class RedisTable:
             ]
             extras = [command for _, command in self._extras(groups, name)]
             counts = self._nodes.run([*commands, *extras])[: len(commands)]
-            total += sum(max(count, 0) for count in counts)
+            total += sum(max(int(count), 0) for count in counts)
             groups = [group for group, count in zip(groups, counts, strict=True) if count < 0]
             if not groups:
                 return total
@@ -444,8 +450,7 @@ class RedisTable:
 
     def _unlink(self, partitions: Iterable[Partition]) -> int:
         names = [(one.values, one.times, one.marker, one.lease) for one in partitions]
-        removed: int = sum(self._nodes.run([plain("UNLINK", *some) for some in names]))
-        return removed
+        return sum(int(count) for count in self._nodes.run([plain("UNLINK", *some) for some in names]))
 
     def _scanned(self, one: Partition, batch_rows: int) -> Iterator[Mapping[bytes, bytes]]:
         cursor = -1

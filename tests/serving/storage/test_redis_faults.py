@@ -17,9 +17,10 @@ from redis.exceptions import RedisClusterException, ResponseError, TryAgainError
 from benchmarks.redis_servers import RedisServer, RedisServers, wait_until
 from serving.config import RedisConfig
 from serving.errors import StoreError, StoreTimeoutError
-from serving.storage import RedisStore, redis_nodes
+from serving.storage import RedisStore
+from serving.storage.redis import nodes as redis_nodes
 from serving.storage.redis.commands import Partition
-from serving.storage.redis.connection import within
+from serving.storage.redis.nodes import Reply
 from tests.serving.storage.redis_stores import IMPATIENT, KEYS, ROWS, SPEC, fetch, loaded_store, open_store
 
 
@@ -159,10 +160,10 @@ def test_a_server_that_came_back_empty_is_an_outage(redis_binary, tmp_path):
     server.kill()
     server.start()
 
-    with pytest.raises(StoreError, match="has lost the rows it was loaded with"):
+    with pytest.raises(StoreError, match="has lost its rows"):
         fetch(store)
 
-    assert store.loaded_from(SPEC.name) is None
+    assert store.marker(SPEC.name) is None
     server.kill()
 
 
@@ -187,8 +188,7 @@ def test_a_silent_server_is_an_error_in_the_end_and_is_used_again_when_it_answer
 def test_a_caller_waits_for_a_connection_no_longer_than_it_may(redis_server, monkeypatch):
     store = loaded_store(redis_server, num_node_connections=1)
     pool = store._nodes.topology.client.connection_pool
-    with within(30):
-        taken = pool.get_connection()
+    taken = pool.get_connection()
 
     with monkeypatch.context() as impatient:
         impatient.setattr(store._nodes, "_timeout_s", 0.2)
@@ -197,6 +197,15 @@ def test_a_caller_waits_for_a_connection_no_longer_than_it_may(redis_server, mon
 
     pool.release(taken)
     fetch(store)  # at once: that others were busy tells nothing of the node
+
+
+def test_a_node_that_accepts_and_never_answers_costs_the_connect_timeout():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        config = RedisConfig(addresses=(listener.getsockname(),), connect_timeout_ms=300, timeout_ms=60_000)
+        began = time.monotonic()
+        with pytest.raises(StoreTimeoutError, match=r"127\.0\.0\.1.*: cannot connect: timed out"):
+            RedisStore(config)
+        assert time.monotonic() - began < 10
 
 
 class TestCluster:
@@ -237,6 +246,40 @@ class TestCluster:
             reader.join()
 
         assert not failures
+
+    def test_busy_connections_of_several_nodes_are_waited_for_no_longer_than_the_timeout(
+        self, redis_cluster, monkeypatch
+    ):
+        store = loaded_store(redis_cluster.nodes[0], num_node_connections=1)
+        pools = [client.connection_pool for client in store._nodes.topology._clients()]
+        taken = [pool.get_connection() for pool in pools]
+        monkeypatch.setattr(store._nodes, "_timeout_s", 0.5)
+
+        began = time.monotonic()
+        with pytest.raises(StoreTimeoutError, match=r"all 1 connections are busy"):
+            fetch(store)
+        assert time.monotonic() - began < 1.0  # three nodes, one timeout
+
+        for pool, connection in zip(pools, taken, strict=True):
+            pool.release(connection)
+        monkeypatch.undo()
+        fetch(store)
+
+    def test_frozen_nodes_cost_one_timeout_together(self, own_cluster, monkeypatch):
+        loaded_store(own_cluster.nodes[0])
+        store = open_store(own_cluster.nodes[0], **IMPATIENT)
+        store.open_table(SPEC, 0)
+        for node in own_cluster.nodes[:2]:
+            node.freeze()
+
+        began = time.monotonic()
+        with pytest.raises(StoreTimeoutError):
+            fetch(store)
+        took_s = time.monotonic() - began
+
+        for node in own_cluster.nodes[:2]:
+            node.thaw()
+        assert took_s < 1.0 + 0.5 + 1.0  # a timeout, and looking for the successors
 
     @pytest.mark.slow
     def test_a_replica_takes_its_masters_place(self, own_cluster):
@@ -328,7 +371,9 @@ class TestCluster:
     def test_what_redis_py_raises_where_no_node_knows_of_a_slot_is_translated(self, redis_cluster, monkeypatch, error):
         store = loaded_store(redis_cluster.nodes[0])
         again = TryAgainError("TRYAGAIN the slot moves")
-        monkeypatch.setattr(redis_nodes.RedisNodes, "_at_once", lambda nodes, commands: [again] * len(commands))
+        monkeypatch.setattr(
+            redis_nodes.RedisNodes, "_at_once", lambda nodes, commands, deadline: [Reply(again) for _ in commands]
+        )
         monkeypatch.setattr(store._nodes.topology.client, "execute_command", mock.Mock(side_effect=error))
 
         with pytest.raises(StoreError, match=f"model.table.*TRYAGAIN the slot moves: {error}"):
@@ -337,7 +382,9 @@ class TestCluster:
     def test_a_second_try_that_ends_at_the_deadline_is_a_timeout(self, redis_cluster, monkeypatch):
         store = loaded_store(redis_cluster.nodes[0])
         again = TryAgainError("TRYAGAIN the slot moves")
-        monkeypatch.setattr(redis_nodes.RedisNodes, "_at_once", lambda nodes, commands: [again] * len(commands))
+        monkeypatch.setattr(
+            redis_nodes.RedisNodes, "_at_once", lambda nodes, commands, deadline: [Reply(again) for _ in commands]
+        )
         monkeypatch.setattr(store._nodes, "_timeout_s", 0.0)
 
         with pytest.raises(StoreTimeoutError, match=r"TRYAGAIN the slot moves: timed out"):

@@ -10,7 +10,7 @@ from redis.crc import key_slot
 
 from benchmarks.redis_servers import RedisServers
 from serving.errors import StoreError
-from serving.storage import TableSpec
+from serving.storage import Marker, TableSpec
 from serving.storage.redis.commands import Partition
 from tests.serving.small_server import KEYS, ROWS, DurableDictStore, rows_of, serve, write_model
 from tests.serving.storage.redis_stores import open_store
@@ -66,10 +66,12 @@ def moving_for(cluster, slot, seconds):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("is_cache", [True, False], ids=["a cache", "the source of truth"])
 @pytest.mark.parametrize("have_moved", [False, True])
-def test_rows_are_read_and_changed_while_their_slot_moves(cluster, tmp_path, have_moved):
+def test_rows_are_read_and_changed_while_their_slot_moves(cluster, tmp_path, have_moved, is_cache):
     redis = open_store(cluster.nodes[0], num_partitions=1)
-    with serve(write_model(tmp_path), redis, DurableDictStore()) as server:
+    tiers = [redis, DurableDictStore()] if is_cache else [redis]
+    with serve(write_model(tmp_path), *tiers) as server:
         with moving(cluster, key_slot(Partition(TABLE, 0).values)) as move:
             if have_moved:
                 move()
@@ -92,26 +94,37 @@ def batches():
     return iter([(np.array(KEYS), ROWS)])
 
 
+class FileTruth:
+    """A source of truth that has the files' rows."""
+
+    def marker(self):
+        return Marker("digest", len(KEYS))
+
+    def batches(self):
+        return batches()
+
+
 def change(store, verb):
     """What Redis refuses while a slot moves: scripts of several keys of which one is nowhere."""
     if verb == "load":
-        store.bulk_load(SPEC, batches(), "digest")
-    elif verb == "refill":
-        assert store.refill(TABLE, batches(), "digest")
+        store.load(SPEC, batches(), Marker("digest"), keep=False)
+    elif verb == "fill":
+        assert store.fill(SPEC, FileTruth(), starting=False)
     else:
         store.insert(TABLE, np.array(KEYS), ROWS)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("verb", ["load", "refill", "insert into an empty partition"])
+@pytest.mark.parametrize("verb", ["load", "fill", "insert into an empty partition"])
 def test_what_is_refused_while_a_slot_moves_waits_until_it_has_moved(cluster, verb):
     redis = open_store(cluster.nodes[0], num_partitions=1, timeout_ms=10_000)
     redis.open_table(SPEC, 0)
     if verb != "load":
-        redis.bulk_load(SPEC, batches(), "digest")
+        redis.load(SPEC, batches(), Marker("digest"), keep=False)
         redis.evict(TABLE, np.array(KEYS))
     one = Partition(TABLE, 0)
-    if verb == "refill":
+    if verb == "fill":
+        redis.serve_as_cache(SPEC, FileTruth())
         for node in cluster.nodes:
             with node.client() as client:
                 client.flushall()
@@ -120,7 +133,7 @@ def test_what_is_refused_while_a_slot_moves_waits_until_it_has_moved(cluster, ve
         change(redis, verb)
 
     assert rows_of(redis) == FILE
-    assert redis.loaded_from(TABLE) == "digest"
+    assert redis.marker(TABLE).digest == "digest"
 
 
 @pytest.mark.slow

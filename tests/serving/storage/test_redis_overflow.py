@@ -9,8 +9,10 @@ import pytest
 from benchmarks.redis_servers import wait_until
 from serving.config import RedisOverflow
 from serving.errors import StoreError
-from serving.storage import TableSpec, redis_overflow
+from serving.storage import Marker, TableSpec
 from serving.storage.hps_layout import mix
+from serving.storage.redis import overflow as redis_overflow
+from serving.storage.redis import store as redis_store
 from tests.serving.storage.redis_stores import SPEC, open_store
 
 PARTITIONS = 8
@@ -191,12 +193,12 @@ def test_a_load_takes_the_first_rows_that_fit_each_partition(redis_server, clien
     keys = np.arange(2000)
     batches = iter([(keys[start : start + 300], rows_of(keys[start : start + 300])) for start in range(0, 2000, 300)])
 
-    store.bulk_load(SPEC, batches, "digest")
+    store.load(SPEC, batches, Marker("digest"), keep=False)
 
     places = mix(keys) % np.uint64(PARTITIONS)
     first = np.concatenate([keys[places == number][:MARGIN] for number in range(PARTITIONS)])
     assert found(store, range(2000)) == sorted(first.tolist())
-    assert store.loaded_from(SPEC.name) == "digest"
+    assert store.marker(SPEC.name).digest == "digest"
     for number in range(PARTITIONS):
         assert client.hlen(times(number)) == (0 if policy == "random" else MARGIN)
         assert client.ttl(times(number)) < 0
@@ -205,7 +207,7 @@ def test_a_load_takes_the_first_rows_that_fit_each_partition(redis_server, clien
 
 def test_keys_that_were_evicted_are_absent_and_no_outage(redis_server):
     store = opened(redis_server)
-    store.bulk_load(SPEC, iter([(np.arange(10), rows_of(range(10)))]), "digest")
+    store.load(SPEC, iter([(np.arange(10), rows_of(range(10)))]), Marker("digest"), keep=False)
 
     assert found(store, [5, 1000]) == [5]
 
@@ -222,7 +224,7 @@ def test_while_another_process_evicts_nobody_else_does(redis_server, client):
 
 
 def test_uses_that_cannot_be_written_down_cost_no_answer(redis_server, monkeypatch):
-    monkeypatch.setattr(redis_overflow, "MOST_WAITING_TOUCHES", 1)
+    monkeypatch.setattr(redis_store, "MOST_WAITING_TOUCHES", 1)
     store = opened(redis_server, "least_used")
     insert(store, range(20))
 
@@ -274,7 +276,7 @@ def test_a_partition_that_another_process_has_just_brought_down_loses_no_more(re
     trim = redis_overflow.Overflow._trim
 
     def late(overflow, one, spared):
-        if overflow is other._tables[SPEC.name]._overflow:
+        if overflow is other._tables[SPEC.name].overflow:
             return trim(overflow, one, spared)
         monkeypatch.setattr(redis_overflow.Overflow, "_trim", trim)
         insert(other, keys[MARGIN : MARGIN + 1])  # which evicts

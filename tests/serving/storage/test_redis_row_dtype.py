@@ -1,4 +1,4 @@
-"""Redis tables of narrow rows: their bytes, their records, and what is refused."""
+"""Redis tables of narrow rows: their bytes, their markers, and what is refused."""
 
 import struct
 
@@ -8,7 +8,9 @@ import pytest
 from kernels.host import encode_rows, round_rows
 from serving.config import RedisConfig, RedisOverflow
 from serving.errors import StoreError
-from serving.storage import RedisStore, TableSpec
+from serving.storage import Marker, RedisStore, TableSpec
+from serving.storage.redis.partitions import Partitions
+from tests.serving.small_server import DurableDictStore, model_of, rows_of, serve, write_model
 from tests.serving.storage.redis_stores import OPENED, open_store
 
 NARROW = ("fp16", "bf16", "int8", "uint8")
@@ -31,11 +33,14 @@ def fetched(store, keys=KEYS):
     return out, store.fetch("model.table", keys, out)
 
 
-@pytest.mark.parametrize("layout", ["hps", "strings"])
+def load(store, row_dtype, count=KEYS.size):
+    store.load(spec(row_dtype), iter([(KEYS[:count], ROWS[:count])]), Marker("digest"), keep=False)
+
+
 @pytest.mark.parametrize("row_dtype", NARROW)
-def test_rows_come_back_as_the_form_rounds_them(redis_server, client, row_dtype, layout):
-    store = open_store(redis_server, row_dtype=row_dtype, layout=layout)
-    store.bulk_load(spec(row_dtype), iter([(KEYS[:400], ROWS[:400])]), "digest")
+def test_rows_come_back_as_the_form_rounds_them(redis_server, client, row_dtype):
+    store = open_store(redis_server, row_dtype=row_dtype)
+    load(store, row_dtype, 400)
     store.insert("model.table", KEYS[400:], ROWS[400:])
 
     rows, found = fetched(store)
@@ -47,34 +52,54 @@ def test_rows_come_back_as_the_form_rounds_them(redis_server, client, row_dtype,
     assert (rows == [rounded(row_dtype)[3], np.zeros(6), rounded(row_dtype)[4]]).all()
     for keys, some in store.items("model.table", 100):
         assert (some == rounded(row_dtype)[keys]).all()
-    if layout == "strings":
-        assert client.get(b"hps_et.model.table:" + struct.pack("<q", 7)) == encode_rows(ROWS, row_dtype)[7].tobytes()
+    held = [client.hget(one.values, struct.pack("<q", 7)) for one in Partitions("model.table", 16)]
+    assert [value for value in held if value] == [encode_rows(ROWS, row_dtype)[7].tobytes()]
 
 
 def test_without_a_form_of_its_own_redis_keeps_float32(redis_server):
     store = open_store(redis_server)
-    store.bulk_load(spec("int8"), iter([(KEYS, ROWS)]), "digest")
+    load(store, "int8")
 
     assert not store.keeps_row_dtype
     assert (fetched(store)[0] == ROWS).all()
 
 
-@pytest.mark.parametrize("layout", ["hps", "strings"])
 @pytest.mark.parametrize("changed", [False, True])
-def test_rows_of_another_form_count_as_not_loaded(redis_server, layout, changed):
-    store = open_store(redis_server, row_dtype="int8", layout=layout)
-    store.bulk_load(spec("int8"), iter([(KEYS, ROWS)]), "digest")
+def test_the_marker_says_in_which_form_rows_are_kept(redis_server, changed):
+    store = open_store(redis_server, row_dtype="int8")
+    load(store, "int8")
     if changed:
-        store.mark_changed("model.table")
+        store.write_flags("model.table", changed=True)
 
-    assert store.loaded_from("model.table") == ("digest+changed" if changed else "digest")
-    for other in (None, "fp16", "uint8"):
-        assert open_store(redis_server, row_dtype=other, layout=layout).loaded_from("model.table") is None
+    for reader in (None, "int8", "fp16"):
+        held = open_store(redis_server, row_dtype=reader).marker("model.table")
+        assert held == Marker("digest", 500, "int8", changed)
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_a_model_that_is_loaded_in_another_form_replaces_the_rows(redis_server, tmp_path, alone):
+    config = write_model(tmp_path)
+    narrow = model_of(tmp_path, row_dtype="bf16")
+
+    def serving(model, **options):
+        tiers = [open_store(redis_server, **options)] + ([] if alone else [DurableDictStore()])
+        return serve(model, *tiers)
+
+    with serving(config) as server:
+        before = rows_of(server)
+    with serving(narrow, row_dtype="bf16") as server:
+        assert server.stores[0].is_whole("m.t")
+        rows = rows_of(server)
+        assert rows.keys() == before.keys()
+        expected = rounded("bf16", np.array(list(before.values()), dtype=np.float32))
+        assert np.array(list(rows.values()), dtype=np.float32).tobytes() == expected.tobytes()
+        assert server.counters()["m.t"].tiers[0].hits == len(rows)
+        assert server.stores[0].marker("m.t").row_dtype == "bf16"
 
 
 def test_values_of_another_form_are_refused_by_their_length(redis_server):
     writer = open_store(redis_server)
-    writer.bulk_load(spec("fp32"), iter([(KEYS, ROWS)]), "digest")
+    load(writer, "fp32")
 
     with pytest.raises(StoreError, match=r"the value of key \d+ has 24 bytes, 6 floats as fp16 are 12"):
         open_store(redis_server, row_dtype="fp16").open_table(spec("fp16"), 0)

@@ -7,10 +7,28 @@ import threading
 
 import pytest
 
-from serving.config import RedisConfig, RedisTlsConfig
+from serving.config import RedisConfig, RedisOverflow, RedisTlsConfig
 from serving.errors import StoreError
+from serving.storage import Marker
 from serving.storage.redis.commands import Partition
 from tests.serving.storage.redis_stores import IMPATIENT, KEYS, ROWS, SPEC, fetch, loaded_store, open_store
+
+# As docs/storage.md lists them.
+COMMANDS = [
+    *("hset", "hsetnx", "hget", "hmget", "hgetall", "hdel", "hlen", "hscan", "hincrby", "hkeys", "hrandfield"),
+    *("expire", "pexpire", "persist", "rename", "unlink", "exists", "get", "set", "eval", "info", "cluster|slots"),
+]
+RIGHTS = [f"+{command}" for command in COMMANDS]
+
+
+class WholeTruth:
+    """A source of truth that has the rows of the tests."""
+
+    def marker(self):
+        return Marker("digest", KEYS.size)
+
+    def batches(self):
+        return iter([(KEYS, ROWS)])
 
 
 class TestUsers:
@@ -55,28 +73,51 @@ class TestUsers:
         with pytest.raises(StoreError, match=r"NOPERM.*hmget"):
             fetch(store)
 
+    def test_a_user_who_may_not_ask_for_the_nodes_identity_is_told_at_the_start(self, guarded, client):
+        client.execute_command("ACL", "SETUSER", "hotrow", "-info")
+
+        for _ in range(2):
+            with pytest.raises(StoreError, match=r"NOPERM.*'info'.*needs the right \+info"):
+                open_store(guarded, user_name="hotrow", password="battery staple")
+
     def test_these_rights_are_enough(self, guarded, client):
-        on_tables = ["hset", "hmget", "hdel", "hlen", "hscan", "expire", "unlink", "exists", "get", "eval"]
-        commands = [*on_tables, "rename", "persist", "set", "cluster|slots"]
-        rights = ["resetkeys", "~hps_et*", "-@all", *(f"+{command}" for command in commands)]
+        rights = ["resetkeys", "~hps_et*", "-@all", *RIGHTS]
         client.execute_command("ACL", "SETUSER", "hotrow", *rights)
-        store = open_store(guarded, user_name="hotrow", password="battery staple")
+        overflow = RedisOverflow(margin_rows=1000, policy="least_used")
+        user = {"user_name": "hotrow", "password": "battery staple"}
+        store = open_store(guarded, **user)
 
-        store.bulk_load(SPEC, iter([(KEYS[:500], ROWS[:500])]), "digest")
+        store.load(SPEC, iter([(KEYS[:500], ROWS[:500])]), Marker("digest"), keep=False)
         store.open_table(SPEC, 0)
+        store.write_flags(SPEC.name, changed=True)
         store.insert(SPEC.name, KEYS[500:], ROWS[500:])
-
         fetch(store)
-        assert store.loaded_from(SPEC.name) == "digest"
-        client.delete(Partition(SPEC.name, 0).values)
-        assert store.refill(SPEC.name, iter([(KEYS, ROWS)]), "digest")
-        fetch(store)
+        assert store.marker(SPEC.name).digest == "digest"
         assert store.evict(SPEC.name, KEYS[:10]) == 10
         assert store.count(SPEC.name) == sum(keys.size for keys, _ in store.items(SPEC.name)) == 990
-        store.drop_table(SPEC.name)
+
+        cache = open_store(guarded, overflow=overflow, **user)
+        client.delete(Partition(SPEC.name, 0).marker)
+        cache.serve_as_cache(SPEC, WholeTruth())
+        assert cache.fill(SPEC, WholeTruth(), starting=False)
+        cache.insert(SPEC.name, KEYS[:10], ROWS[:10])
+        assert cache.add(SPEC.name, KEYS[:10], ROWS[:10]) == 0
+        fetch(cache)
+        cache.drop_table(SPEC.name)
+
+    @pytest.mark.parametrize("policy", ["random", "least_used", "oldest"])
+    def test_these_rights_are_enough_to_evict_rows(self, guarded, client, policy):
+        client.execute_command("ACL", "SETUSER", "hotrow", "resetkeys", "~hps_et*", "-@all", *RIGHTS)
+        overflow = RedisOverflow(margin_rows=10, policy=policy)
+        store = open_store(guarded, overflow=overflow, user_name="hotrow", password="battery staple")
+        store.open_table(SPEC, 0)
+
+        store.insert(SPEC.name, KEYS, ROWS)
+
+        assert store.count(SPEC.name) <= 160
 
     def test_in_a_cluster_these_rights_are_enough(self, redis_cluster):
-        commands = ["hset", "hmget", "hscan", "exists", "get", "unlink", "eval", "cluster|slots", "command"]
+        commands = ["hset", "hget", "hmget", "hgetall", "hscan", "exists", "eval", "info", "cluster|slots", "command"]
         rights = ["reset", "on", ">battery staple", "~hps_et*", *(f"+{command}" for command in commands)]
         for node in redis_cluster.nodes:
             with node.client() as client:
