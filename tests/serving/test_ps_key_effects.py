@@ -46,7 +46,7 @@ SEEN = {
         "test_session.py",
         "test_the_default_value_of_a_table_stands_for_unknown_keys",
     ),
-    ("models", "refresh_delay"): ("lookup/test_refreshing.py", "test_a_delay_alone_brings_one_refresh"),
+    ("models", "refresh_delay"): (REFRESH, "test_a_delay_brings_a_refresh"),
     ("models", "refresh_interval"): (REFRESH, "test_the_clock_brings_refreshes"),
     ("models", "embedding_table_names"): (
         "test_ps_key_effects.py",
@@ -82,7 +82,7 @@ SEEN = {
     ("shared", "shared_memory_size"): (SHARED, "test_tables_beyond_the_size_are_refused"),
     ("shared", "shared_memory_name"): (SHARED, "test_a_server_shares_its_memory_under_the_name_of_its_ps_json"),
     ("shared", "shared_memory_auto_remove"): (SHARED, "test_without_auto_remove_the_tables_stay"),
-    ("shared", "row_dtype"): (SHARED, "test_a_table_of_another_form_is_loaded_anew"),
+    ("shared", "row_dtype"): (SHARED, "test_a_table_of_another_form_is_loaded_again"),
     ("redis", "address"): (REDIS, "test_the_first_address_that_answers_is_enough"),
     ("redis", "user_name"): (SECURITY, "test_a_user_without_a_right_is_told_which"),
     ("redis", "password"): (SECURITY, "test_the_right_password_is_accepted"),

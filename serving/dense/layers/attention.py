@@ -49,9 +49,9 @@ def _multi_head_attention(params: Params, bottoms: Arrays, weights: LayerWeights
     The parts are those of HugeCTR's multi_head_attention_layer.cu before it took a mask: D is the width of one head.
     """
     if params["form"] == "scores":
-        return [_scores(*bottoms, arithmetic)]
+        return [_scores(bottoms[0], bottoms[1], arithmetic)]
     if params["form"] == "values":
-        return [_merge_heads(matmul(*bottoms, arithmetic))]
+        return [_merge_heads(matmul(bottoms[0], bottoms[1], arithmetic))]
     q, k, v = (_split_heads(x, params["num_attention_heads"]) for x in bottoms[:3])
     scores = _scores(q, k, arithmetic)
     if params["form"] == "scores_and_values":

@@ -32,7 +32,7 @@ class RowPool(BlockingConnectionPool):
             BusyError: every connection was lent until the timeout.
         """
         try:
-            return super().get_connection()
+            return super().get_connection()  # type: ignore[no-untyped-call]
         except exceptions.ConnectionError as err:
             if isinstance(err.__cause__ or err.__context__, Empty):
                 raise BusyError(f"all {self.max_connections} connections are busy") from err

@@ -359,7 +359,7 @@ class RedisTable:
             ]
             extras = [command for _, command in self._extras(groups, name)]
             counts = self._nodes.run([*commands, *extras])[: len(commands)]
-            total += sum(max(count, 0) for count in counts)
+            total += int(sum(max(count, 0) for count in counts))
             groups = [group for group, count in zip(groups, counts, strict=True) if count < 0]
             if not groups:
                 return total

@@ -163,18 +163,34 @@ def test_rows_that_another_process_changed_are_answered_after_a_refresh(device, 
         assert len(held(lookup)) >= 55
 
 
-def test_the_clock_brings_refreshes(device, config):
-    class Watched(DictStore):
-        def fetch(self, table, keys, out):
-            fetched.set()
-            return super().fetch(table, keys, out)
+class Watched(DictStore):
+    """A store whose reads set an event."""
 
-    fetched = threading.Event()
+    def __init__(self):
+        super().__init__()
+        self.fetched = threading.Event()
+
+    def fetch(self, table, keys, out):
+        self.fetched.set()
+        return super().fetch(table, keys, out)
+
+
+def test_the_clock_brings_refreshes(device, config):
+    store = Watched()
     often = with_cache(config, refresh_ratio=1.0, refresh_interval_s=0.001)
 
-    with served(often, Watched()) as server, cached(server, often, device):
-        fetched.clear()
-        assert fetched.wait(30)
+    with served(often, store) as server, cached(server, often, device):
+        store.fetched.clear()
+        assert store.fetched.wait(30)
+
+
+def test_a_delay_brings_a_refresh(device, config):
+    store = Watched()
+    delayed = with_cache(config, refresh_ratio=1.0, refresh_delay_s=0.3)
+
+    with served(delayed, store) as server, cached(server, delayed, device):
+        store.fetched.clear()
+        assert store.fetched.wait(30)
 
 
 def test_a_clock_without_a_share_is_warned_of(device, config, caplog):
