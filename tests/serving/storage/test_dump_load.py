@@ -234,7 +234,7 @@ def test_after_a_load_that_was_killed_redis_has_what_rocksdb_has(write_ps, tmp_p
     assert served(ps) == (expected, {"redis": 300})
 
 
-def test_a_load_succeeds_without_room_in_redis_which_is_filled_at_the_next_start(write_ps, tmp_path, redis_server, client):
+def test_a_load_succeeds_without_room_in_redis_and_fills_it_at_the_next_start(write_ps, tmp_path, redis_server, client):
     ps = write_ps(volatile_db=redis_tier(redis_server), persistent_db=ROCKSDB["persistent_db"])
     load_table(ps, "tiny.user", write_rows(tmp_path / "one.bin", dict.fromkeys(range(300), [1.0] * 4)))
     client.config_set("maxmemory", 1)
