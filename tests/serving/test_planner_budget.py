@@ -25,7 +25,7 @@ from serving.planner import (
 )
 from serving.planner.policies import POLICIES
 from serving.storage import MemoryStore, RocksDbStore
-from serving.storage.store import TableSpec
+from serving.storage.store import Marker, TableSpec
 
 
 def table(name, places, rows, dim=16):
@@ -50,7 +50,8 @@ class TestMemory:
         store = RocksDbStore(tmp_path)
         spec = TableSpec("m.t", dim, key_bytes)
         store.open_table(spec, rows)
-        store.bulk_load(spec, iter([(keys.astype(np.int64), np.ones((rows, dim), np.float32))]), "digest")
+        batches = iter([(keys.astype(np.int64), np.ones((rows, dim), np.float32))])
+        store.load(spec, batches, Marker("digest"), keep=False)
         store.close()
 
         written = sum(file.stat().st_size for file in tmp_path.glob("*.sst"))

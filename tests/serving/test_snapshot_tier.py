@@ -182,7 +182,7 @@ def test_a_folder_of_snapshots_that_may_not_be_entered_is_an_error_that_names_it
 def test_a_store_behind_snapshots_is_refused(tmp_path):
     behind = RocksDbStore(tmp_path / "db", num_threads=1)
 
-    with pytest.raises(ValueError, match="has all rows from files must be the slowest"):
+    with pytest.raises(ValueError, match="a store that serves model files must be the last"):
         ParameterServer([SnapshotStore(tmp_path / "snapshots"), behind])
 
     behind.close()

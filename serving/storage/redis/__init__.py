@@ -8,6 +8,7 @@ keep them on one node::
     <stem>t               HPS's hash for its overflow policies
     <stem>.hotrow         Hotrow's marker of the partition (``PartitionMarker``), a hash
     <stem>.hotrow.lease   the lease of the process that fills the partition
+    <stem>.hotrow.removed the keys that were removed while it was filled, a set
     <stem>v.hotrow.loading.<lease>    rows that will replace the partition; likewise for t
 
 **As the source of truth**, what Redis holds is true. A partition without its marker has lost rows, so it is an error
@@ -25,7 +26,7 @@ and never an answer of defaults. Changes name the marker's generation, and Redis
 
 An invalid partition is bypassed and filled again from the truth. One process does that at a time, under the lease: it
 drops the old rows, adds rows whose keys are absent, and writes the marker. Writers go on meanwhile. Their rows are
-newer than the truth's, and adding never overwrites them. Removing a key ends the lease, so the filling starts again.
+newer than the truth's, and adding never overwrites them. A key that is removed meanwhile is noted and not added again.
 """
 
 from serving.storage.redis.store import RedisStore

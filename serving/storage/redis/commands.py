@@ -20,10 +20,11 @@ class Partition:
         times: HPS's hash for its overflow policies.
         marker: Hotrow's marker.
         lease: the lease of the process that fills the partition.
+        removed: the keys that were removed while the partition was filled.
         evicting: the mark of the process that evicts rows.
     """
 
-    __slots__ = ("evicting", "lease", "marker", "times", "values")
+    __slots__ = ("evicting", "lease", "marker", "removed", "times", "values")
 
     def __init__(self, table: str, number: int) -> None:
         """Name partition ``number`` of a table's full name."""
@@ -32,6 +33,7 @@ class Partition:
         self.times = stem + b"t"
         self.marker = stem + b".hotrow"
         self.lease = stem + b".hotrow.lease"
+        self.removed = stem + b".hotrow.removed"
         self.evicting = stem + b".hotrow.evicting"
 
     def loading(self, token: str) -> tuple[bytes, bytes]:

@@ -290,6 +290,7 @@ class Filling:
                 time.sleep(LEASE_LOOK_S)
                 held = list(self._run_ids)
                 self._nodes.run([scripts.renew_lease(self._partitions[at], self._token) for at in held])
+            self._nodes.run([plain("UNLINK", self._partitions[at].removed) for at in numbers])  # of an earlier filling
             yield
         finally:
             with suppress(RedisNodeError):  # the leases end by themselves

@@ -15,12 +15,19 @@ LEASE_MS = 60_000
 # Arguments of one call inside a script: Lua has room for some 8,000.
 WORDS_PER_CALL = 4000
 
-# Put rows into a partition while the lease is held. The reply is 1, or 0 where the lease is gone.
+# Put rows into a partition while the lease is held, except rows whose keys were removed meanwhile. The reply is 1, or 0
+# where the lease is gone.
 FILL = f"""
 if redis.call('GET', KEYS[2]) ~= ARGV[1] then return 0 end
 redis.call('PEXPIRE', KEYS[2], {LEASE_MS})
-if ARGV[2] == 'absent' then
-  for i = 3, #ARGV, 2 do redis.call('HSETNX', KEYS[1], ARGV[i], ARGV[i + 1]) end
+local has_removed = redis.call('PEXPIRE', KEYS[3], {LEASE_MS}) == 1
+if has_removed or ARGV[2] == 'absent' then
+  local put = ARGV[2] == 'absent' and 'HSETNX' or 'HSET'
+  for i = 3, #ARGV, 2 do
+    if not has_removed or redis.call('SISMEMBER', KEYS[3], ARGV[i]) == 0 then
+      redis.call(put, KEYS[1], ARGV[i], ARGV[i + 1])
+    end
+  end
 else
   for i = 3, #ARGV, {WORDS_PER_CALL} do
     redis.call('HSET', KEYS[1], unpack(ARGV, i, math.min(i + {WORDS_PER_CALL - 1}, #ARGV)))
@@ -31,7 +38,7 @@ return 1
 # Write the marker and give the lease back. With loading names, the rows gathered there take the partition's place.
 # Without, a ``changed`` that another process has set meanwhile stays. Sent twice, it does the same as once.
 FINISH = """
-local values, times, marker, lease, loading_values, loading_times = unpack(KEYS)
+local values, times, marker, lease, removed, loading_values, loading_times = unpack(KEYS)
 if redis.call('HGET', marker, 'generation') == ARGV[1] then return 1 end
 if redis.call('GET', lease) ~= ARGV[1] then return 0 end
 if loading_values then
@@ -46,7 +53,7 @@ if loading_values then
     end
   end
 end
-redis.call('UNLINK', lease)
+redis.call('UNLINK', lease, removed)
 redis.call('HDEL', marker, 'filling')
 redis.call('HSET', marker, 'rows', redis.call('HLEN', values), unpack(ARGV, 3))
 return 1
@@ -56,7 +63,11 @@ TAKE = """
 if redis.call('SET', KEYS[1], ARGV[1], 'NX', 'PX', ARGV[2]) then return 1 end
 return redis.call('GET', KEYS[1]) == ARGV[1] and 1 or 0
 """
-RENEW = "return redis.call('GET', KEYS[1]) == ARGV[1] and redis.call('PEXPIRE', KEYS[1], ARGV[2]) or 0"
+RENEW = """
+if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
+redis.call('PEXPIRE', KEYS[2], ARGV[2])
+return redis.call('PEXPIRE', KEYS[1], ARGV[2])
+"""
 RELEASE = "return redis.call('GET', KEYS[1]) == ARGV[1] and redis.call('UNLINK', KEYS[1]) or 0"
 # Change rows of a source of truth, if the marker still has the generation. The reply counts rows; -1: it has not.
 CHANGE = f"""
@@ -65,6 +76,17 @@ local count = 0
 for i = 3, #ARGV, {WORDS_PER_CALL} do
   count = count + redis.call(ARGV[2], KEYS[1], unpack(ARGV, i, math.min(i + {WORDS_PER_CALL - 1}, #ARGV)))
 end
+return count
+"""
+# Remove rows from a cache; the reply counts them. A process that fills the partition must not add these keys again.
+REMOVE = f"""
+local count, is_filled = 0, redis.call('EXISTS', KEYS[2]) == 1
+for i = 1, #ARGV, {WORDS_PER_CALL} do
+  local last = math.min(i + {WORDS_PER_CALL - 1}, #ARGV)
+  if is_filled then redis.call('SADD', KEYS[3], unpack(ARGV, i, last)) end
+  count = count + redis.call('HDEL', KEYS[1], unpack(ARGV, i, last))
+end
+if is_filled then redis.call('PEXPIRE', KEYS[3], {LEASE_MS}) end
 return count
 """
 # Add rows whose keys are absent; the reply counts them.
@@ -165,7 +187,7 @@ def take_lease(one: Partition, token: str) -> Command:
 
 def renew_lease(one: Partition, token: str) -> Command:
     """Keep the lease for its full time; the reply is 0 where it is gone."""
-    return _script(RENEW, [one.lease], [token, LEASE_MS])
+    return _script(RENEW, [one.lease, one.removed], [token, LEASE_MS])
 
 
 def release_lease(one: Partition, token: str) -> Command:
@@ -176,7 +198,7 @@ def release_lease(one: Partition, token: str) -> Command:
 def fill(one: Partition, token: str, words: NDArray[np.uint8], *, over: bool) -> Command:
     """Put rows, each uint8[...] a key and a row as two words, into a partition; ``over`` overwrites rows."""
     head = [token, "over" if over else "absent"]
-    return _script(FILL, [one.values, one.lease], head, words, 2 * len(words))
+    return _script(FILL, [one.values, one.lease, one.removed], head, words, 2 * len(words))
 
 
 def finish(one: Partition, token: str, marker: PartitionMarker, *, swap: bool, gathered: int) -> Command:
@@ -184,13 +206,18 @@ def finish(one: Partition, token: str, marker: PartitionMarker, *, swap: bool, g
 
     ``swap`` puts the rows that were gathered, at least ``gathered`` of them, in the place of the partition's.
     """
-    keys = [one.values, one.times, one.marker, one.lease, *(one.loading(token) if swap else ())]
+    keys = [one.values, one.times, one.marker, one.lease, one.removed, *(one.loading(token) if swap else ())]
     return _script(FINISH, keys, [token, gathered, *marker.words()])
 
 
 def change(one: Partition, generation: str, name: str, words: NDArray[np.uint8], count: int) -> Command:
     """``HSET`` or ``HDEL`` on a source of truth; the reply is -1 where the generation differs."""
     return _script(CHANGE, [one.values, one.marker], [generation, name], words, count)
+
+
+def remove(one: Partition, words: NDArray[np.uint8]) -> Command:
+    """``HDEL`` on a cache."""
+    return _script(REMOVE, [one.values, one.lease, one.removed], [], words, len(words))
 
 
 def add(one: Partition, words: NDArray[np.uint8]) -> Command:

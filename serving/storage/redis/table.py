@@ -376,8 +376,11 @@ class RedisTable:
         commands = []
         for number, words in groups:
             one = self.partitions[number]
-            head = header(name.encode(), one.values, 2 + words_per_row * len(words))
-            commands.append(Command(name, one.values, head + words.tobytes()))
+            if name == "HDEL":
+                commands.append(scripts.remove(one, words))
+            else:
+                head = header(name.encode(), one.values, 2 + words_per_row * len(words))
+                commands.append(Command(name, one.values, head + words.tobytes()))
         extras = self._extras(groups, name)
         replies = self._nodes.run_each([*commands, *(command for _, command in extras)])
         self._settle([*(number for number, _ in groups), *(number for number, _ in extras)], replies)
@@ -427,10 +430,12 @@ class RedisTable:
             raise error
 
     def _extras(self, groups: Sequence[tuple[int, NDArray[np.uint8]]], name: str) -> list[tuple[int, Command]]:
-        """What else belongs to a change, by partition: an overflow policy's uses; removing a key also ends a lease."""
+        """What else belongs to a change, by partition: an overflow policy's uses; a truth's removal ends a load."""
         if name == "HSET":
             return [(number, command) for number, words in groups for command in self._touches(number, words)]
         removed = [(number, hdel(self.partitions[number].times, words)) for number, words in groups]
+        if self.truth is not None:
+            return removed
         return [*removed, *((number, plain("UNLINK", self.partitions[number].lease)) for number, _ in groups)]
 
     def _touches(self, number: int, words: NDArray[np.uint8]) -> list[Command]:
@@ -449,7 +454,7 @@ class RedisTable:
             logger.warning("%s: redis is full, volatile_db.overflow_margin: %s rows evicted", self.spec.name, evicted)
 
     def _unlink(self, partitions: Iterable[Partition]) -> int:
-        names = [(one.values, one.times, one.marker, one.lease) for one in partitions]
+        names = [(one.values, one.times, one.marker, one.lease, one.removed) for one in partitions]
         return sum(int(count) for count in self._nodes.run([plain("UNLINK", *some) for some in names]))
 
     def _scanned(self, one: Partition, batch_rows: int) -> Iterator[Mapping[bytes, bytes]]:

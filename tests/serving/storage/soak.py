@@ -1,4 +1,4 @@
-"""What the processes of the soak test do: one changes and serves rows, others follow; all check what they read.
+"""The processes of the soak test: one changes and serves rows, others follow, and all check what they read.
 
 ``python -m tests.serving.storage.soak serve|follow FOLDER REDIS_PORT`` says "open", works until a line comes in, and
 ends with a line of JSON, or with the first answer that was wrong.
@@ -8,15 +8,12 @@ import json
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from benchmarks.redis_servers import wait_until
 from benchmarks.scale import anonymous_bytes
 from serving.config import RedisConfig, RedisOverflow
-from serving.errors import StoreError
 from serving.parameter_server import ParameterServer
 from serving.storage import MemoryStore, RedisStore, RocksDbStore
 from serving.storage.rocksdb import engine as rocksdb_engine
@@ -31,12 +28,11 @@ MOST_BATCH_KEYS = 400
 # Rows that changed while they waited for their promotion are dropped. So that most are not: how long a writer rests,
 # and after how many calls a reader lets the promotions so far happen.
 PAUSE_S, CALLS_TO_PROMOTE = 0.05, 8
-LONGEST_OUTAGE_S = 60.0  # a Redis that comes back reads its rows first, beside all others who work on this machine
 REMOVAL = 3  # of every four changes of a key, the one that removes it
 
 
 class Oracle:
-    """Of every key the latest change that was begun and the latest that was acknowledged, for all processes.
+    """The latest change of every key that was begun, and the latest that was acknowledged, for all processes.
 
     Changes of a key are numbered. Change n leaves a row that only this key has after n, or none (``REMOVAL``). A key
     has one writer, so what a reader may be given are the changes from the one that was acknowledged before it asked
@@ -49,7 +45,7 @@ class Oracle:
 
     @staticmethod
     def make(folder: Path):
-        """Write it as it is before the first change: what is not in the file counts as removed."""
+        """Write it as it is before the first change: a key that is not in the file counts as removed."""
         before = np.where(np.arange(KEYS) < FILE_ROWS, 0, REMOVAL)
         np.stack([before, before]).astype(np.int64).tofile(folder / "oracle")
 
@@ -98,23 +94,13 @@ def redis_of(port):
 
 
 def some_keys(rng, count):
-    """Keys of which some come often, as those of requests do."""
+    """Keys, some of which come often, as in requests."""
     return (count * rng.random(int(rng.integers(1, MOST_BATCH_KEYS))) ** 3).astype(np.int64)
 
 
 def change(server, oracle, number, stop):
-    """Change rows of the keys that are this writer's; each change is made again until it is acknowledged."""
+    """Change rows of this writer's keys; RocksDB takes every change, whatever Redis does."""
     rng = np.random.default_rng(number)
-    refusals = []
-
-    def is_acknowledged(call, *arguments):
-        try:
-            call(TABLE, *arguments)
-        except StoreError as err:
-            refusals.append(str(err))
-            return False
-        return True
-
     calls = 0
     while not stop.wait(PAUSE_S):
         keys = np.unique(some_keys(rng, KEYS // WRITERS)) * WRITERS + number
@@ -122,13 +108,11 @@ def change(server, oracle, number, stop):
         oracle.begun[keys] = changes
         there = is_there(changes)
         kept, gone = keys[there], keys[~there]
-        is_inserted = partial(is_acknowledged, server.insert, kept, rows_of(kept, changes[there]))
-        is_removed = partial(is_acknowledged, server.evict, gone)
-        wait_until(is_inserted, "rows are inserted", LONGEST_OUTAGE_S)
-        wait_until(is_removed, "rows are removed", LONGEST_OUTAGE_S)
+        server.insert(TABLE, kept, rows_of(kept, changes[there]))
+        server.evict(TABLE, gone)
         oracle.acknowledged[keys] = changes
         calls += 1
-    return calls, len(refusals)
+    return calls
 
 
 def read(server, oracle, seed, stop, is_current=True):
@@ -175,7 +159,7 @@ def measure(stop):
 
 
 def serve(folder, port):
-    """RAM and Redis, which evict, before a RocksDB that has all rows; rows are promoted."""
+    """RAM and Redis, which evict rows, in front of a RocksDB that has all rows; rows are promoted."""
     oracle = Oracle(folder)
     rocksdb_engine.MEMTABLE_BYTES = MEMTABLE_BYTES
     before = anonymous_bytes()
@@ -192,8 +176,7 @@ def serve(folder, port):
         return {
             "before_bytes": before,
             "heights_bytes": heights,
-            "changes": sum(calls for calls, _ in results[:WRITERS]),
-            "refused_changes": sum(refusals for _, refusals in results[:WRITERS]),
+            "changes": sum(results[:WRITERS]),
             "answers": sum(results[WRITERS:]),
             "hits": counters.hits,
             "errors": counters.tier_errors,
@@ -204,7 +187,7 @@ def serve(folder, port):
 
 
 def follow(folder, port):
-    """The same Redis before a RocksDB that another process writes: what it reads may be old, but never torn."""
+    """The same Redis in front of a RocksDB that another process writes: rows may be old, but never torn."""
     oracle = Oracle(folder)
     before = anonymous_bytes()
     rocksdb = RocksDbStore(folder / "db", read_only=True, num_threads=1, catch_up_interval_ms=100)

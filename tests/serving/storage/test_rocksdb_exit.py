@@ -13,7 +13,7 @@ PROLOGUE = """
 import atexit, sys, threading, time
 import numpy as np
 from serving.errors import StoreError
-from serving.parameter_server.time_budget import TimeBudget
+from serving.parameter_server.circuit_breaker import CircuitBreaker
 from serving.storage import Marker, RocksDbStore, TableSpec
 
 store = RocksDbStore(sys.argv[1], num_threads=1)
@@ -55,15 +55,15 @@ ENDS = {
     "lookups": "in_daemon_threads(fetch, 4)",
     "inserts": "in_daemon_threads(insert, 2)",
     "loads": "in_daemon_threads(bulk_load, 1)",
-    "lookups with a time budget that nobody waits for any more": """
-budget = TimeBudget("rocksdb", 1)
+    "abandoned lookups with a time budget": """
+breaker = CircuitBreaker("rocksdb", 1)
 abandoned = 0
 for _ in range(4):
     try:
-        budget.call("model.table", fetch, fetch)
+        breaker.call("model.table", fetch, fetch)
     except StoreError:
         abandoned += 1
-    budget._is_backing_off = False
+    breaker._is_open = False
 assert abandoned, "every call came within a millisecond"
 """,
     "inserts, and the store closed after them": """
@@ -86,7 +86,7 @@ def test_a_process_ends_well_and_silently_while_daemon_threads_use_a_database(tm
 
 
 class Inside:
-    """A thread inside a gate, until it is let out."""
+    """A thread inside a gate, until it may leave."""
 
     def __init__(self, gate):
         self.entered, self.let_out, self.seen = threading.Event(), threading.Event(), []
