@@ -253,7 +253,7 @@ class Filling:
             self._table.set_state(at, self._known[at], state)
 
     def _leave_out_lost(self, plan: _Plan, numbers: Sequence[int], replies: Sequence[object]) -> None:
-        """Leave out partitions whose lease has ended: a key was removed, or another process took the lease."""
+        """Leave out partitions whose lease has ended, or was taken by another process."""
         lost = {at for at, reply in zip(numbers, replies, strict=True) if not reply}
         plan.leave_out(lost)
         self._lost |= lost
@@ -261,7 +261,7 @@ class Filling:
     def _refuse_lost_leases(self) -> None:
         if self._lost:
             values = self._partitions[min(self._lost)].values.decode()
-            reason = f"{values}: its lease ended while it was filled: a key was removed, or another process took it"
+            reason = f"{values}: its lease ended while it was filled"
             raise StoreUnreachableError(STORE_NAME, self._table.spec.name, reason)
 
     @contextmanager

@@ -8,7 +8,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from serving.storage.redis.commands import Command, Partition, packed_words, plain
+from serving.storage.redis.commands import Command, Partition, header, packed_words, plain
 from serving.storage.store import MARKER_FORMAT
 
 LEASE_MS = 60_000
@@ -76,17 +76,6 @@ local count = 0
 for i = 3, #ARGV, {WORDS_PER_CALL} do
   count = count + redis.call(ARGV[2], KEYS[1], unpack(ARGV, i, math.min(i + {WORDS_PER_CALL - 1}, #ARGV)))
 end
-return count
-"""
-# Remove rows from a cache; the reply counts them. A process that fills the partition must not add these keys again.
-REMOVE = f"""
-local count, is_filled = 0, redis.call('EXISTS', KEYS[2]) == 1
-for i = 1, #ARGV, {WORDS_PER_CALL} do
-  local last = math.min(i + {WORDS_PER_CALL - 1}, #ARGV)
-  if is_filled then redis.call('SADD', KEYS[3], unpack(ARGV, i, last)) end
-  count = count + redis.call('HDEL', KEYS[1], unpack(ARGV, i, last))
-end
-if is_filled then redis.call('PEXPIRE', KEYS[3], {LEASE_MS}) end
 return count
 """
 # Add rows whose keys are absent; the reply counts them.
@@ -215,9 +204,10 @@ def change(one: Partition, generation: str, name: str, words: NDArray[np.uint8],
     return _script(CHANGE, [one.values, one.marker], [generation, name], words, count)
 
 
-def remove(one: Partition, words: NDArray[np.uint8]) -> Command:
-    """``HDEL`` on a cache."""
-    return _script(REMOVE, [one.values, one.lease, one.removed], [], words, len(words))
+def note_removed(one: Partition, fields: NDArray[np.uint8]) -> list[Command]:
+    """Note keys before they are removed from a cache: a process that fills the partition must not add them again."""
+    head = header(b"SADD", one.removed, 2 + len(fields))
+    return [Command("SADD", one.removed, head + fields.tobytes()), plain("PEXPIRE", one.removed, LEASE_MS)]
 
 
 def add(one: Partition, words: NDArray[np.uint8]) -> Command:

@@ -373,18 +373,18 @@ class RedisTable:
         if self.truth is None:
             return self._change_truth(groups, name, words_per_row)
         groups = [(number, words) for number, words in groups if self._takes_changes(number)]
-        commands = []
+        commands, notes = [], []
         for number, words in groups:
             one = self.partitions[number]
-            if name == "HDEL":
-                commands.append(scripts.remove(one, words))
-            else:
-                head = header(name.encode(), one.values, 2 + words_per_row * len(words))
-                commands.append(Command(name, one.values, head + words.tobytes()))
+            head = header(name.encode(), one.values, 2 + words_per_row * len(words))
+            commands.append(Command(name, one.values, head + words.tobytes()))
+            if name == "HDEL":  # noted before the rows go: a process that fills the partition must not add them again
+                notes += [(number, command) for command in scripts.note_removed(one, words)]
         extras = self._extras(groups, name)
-        replies = self._nodes.run_each([*commands, *(command for _, command in extras)])
-        self._settle([*(number for number, _ in groups), *(number for number, _ in extras)], replies)
-        counts: list[int] = [reply.value for reply in replies[: len(commands)]]
+        numbers = [number for number, _ in (*notes, *groups, *extras)]
+        replies = self._nodes.run_each([*(one for _, one in notes), *commands, *(one for _, one in extras)])
+        self._settle(numbers, replies)
+        counts: list[int] = [reply.value for reply in replies[len(notes) : len(notes) + len(commands)]]
         return sum(counts)
 
     def _change_truth(self, groups: Sequence[tuple[int, NDArray[np.uint8]]], name: str, words_per_row: int) -> int:
@@ -430,13 +430,10 @@ class RedisTable:
             raise error
 
     def _extras(self, groups: Sequence[tuple[int, NDArray[np.uint8]]], name: str) -> list[tuple[int, Command]]:
-        """What else belongs to a change, by partition: an overflow policy's uses; a truth's removal ends a load."""
+        """What else belongs to a change, by partition: an overflow policy's uses of the keys."""
         if name == "HSET":
             return [(number, command) for number, words in groups for command in self._touches(number, words)]
-        removed = [(number, hdel(self.partitions[number].times, words)) for number, words in groups]
-        if self.truth is not None:
-            return removed
-        return [*removed, *((number, plain("UNLINK", self.partitions[number].lease)) for number, _ in groups)]
+        return [(number, hdel(self.partitions[number].times, words)) for number, words in groups]
 
     def _touches(self, number: int, words: NDArray[np.uint8]) -> list[Command]:
         if self.overflow is None:
