@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from serving.storage.redis.commands import Command, Partition, header, packed_words, plain
 from serving.storage.store import MARKER_FORMAT
 
-LEASE_MS = 60_000
+LEASE_MS = 20_000
 # Arguments of one call inside a script: Lua has room for some 8,000.
 WORDS_PER_CALL = 4000
 
