@@ -1,7 +1,7 @@
 """The marker and the lease of a partition in Redis, and the scripts that depend on them."""
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -190,7 +190,7 @@ def _script(
     name: str,
     script: str,
     keys: list[bytes],
-    head: list[str | int],
+    head: Sequence[str | int],
     words: NDArray[np.uint8] | None = None,
     count: int = 0,
 ) -> Command:
