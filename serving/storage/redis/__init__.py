@@ -20,13 +20,16 @@ and never an answer of defaults. Changes name the marker's generation, and Redis
 - Every reply comes with the ``run_id`` of its node. A node that is restarted, or a replica that takes over, has another
   ``run_id`` than the marker. Then the partition stays valid if its former node is still a master of the cluster: the
   slot was moved. It also stays valid if the table never changed and the partition has all rows of its load. Otherwise
-  the node may have lost writes, and the partition is invalid.
+  the node may have lost writes, and the partition is invalid. A process that has written to the table also compares
+  the node with the node that it used last.
 - A partition that missed a write of this process is invalid. So is a partition that another process filled after this
   process had written to the table: that process may not have had the write.
 
 An invalid partition is bypassed and filled again from the truth. One process does that at a time, under the lease: it
 drops the old rows, adds rows whose keys are absent, and writes the marker. Writers go on meanwhile. Their rows are
 newer than the truth's, and adding never overwrites them. A key that is removed meanwhile is noted and not added again.
+While a partition is being filled, its marker has nothing but ``filling``. Rows under such a marker are not another
+program's: the next start drops them.
 """
 
 from serving.storage.redis.store import RedisStore

@@ -4,6 +4,7 @@ import enum
 import logging
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -165,7 +166,8 @@ class RedisTable:
             groups = self.rows.words(self.partitions, keys[part], rows[part])
             self._change(groups, "HSET", 2)
             if self.overflow is not None:
-                self._trim(self.overflow, keys[part], sorted({number for number, _ in groups}))
+                with suppress(RedisNodeError):  # Redis has the rows; the next insert trims
+                    self._trim(self.overflow, keys[part], sorted({number for number, _ in groups}))
 
     def add(self, keys: Keys, rows: Vectors) -> int:
         """Add rows whose keys are absent, to valid partitions; returns how many."""
@@ -400,8 +402,8 @@ class RedisTable:
                 for at, words in groups
             ]
             extras = [command for _, command in self._extras(groups, name)]
-            counts = self._nodes.run([*commands, *extras])[: len(commands)]
-            total += sum(max(int(count), 0) for count in counts)
+            counts: list[int] = self._nodes.run([*commands, *extras])[: len(commands)]
+            total += sum(max(count, 0) for count in counts)
             groups = [group for group, count in zip(groups, counts, strict=True) if count < 0]
             if not groups:
                 return total

@@ -146,13 +146,12 @@ def test_a_clean_close_says_that_the_caches_took_every_write_and_a_kill_does_not
         writer.kill()
     assert is_dirty(database)
 
-    with WriterProcess(config, database, redis_server.port) as writer:
-        writer.do("close")
+    serve_in_front(config, redis_of(redis_server), database).close()
     assert not is_dirty(database)
 
-    with WriterProcess(config, database, redis_server.port) as writer:
-        writer.do("insert 5 9")
-        writer.do("close")
+    with serve_in_front(config, redis_of(redis_server), database, after(change)) as server:
+        server.insert([5], 9)
+        assert server.stores[1].marker(TABLE).caches_dirty
     assert not is_dirty(database)
     assert_every_tier_has(config, redis_of(redis_server), database, after(change) | {5: [9.0] * 3})
 

@@ -19,6 +19,9 @@ from serving.errors import StoreError, StoreUnreachableError
 from serving.parameter_server import ParameterServer, TierSettings, loading
 from serving.parameter_server import models as served_models
 from serving.storage import RedisStore, RocksDbStore
+from serving.storage.redis.commands import RedisNodeError
+from serving.storage.redis.nodes import RedisNodes, Reply
+from serving.storage.redis.overflow import Overflow
 from tests.serving.small_server import KEYS, held_by, write_model
 from tests.serving.storage.contract import (
     FILE,
@@ -515,6 +518,49 @@ def test_a_redis_with_an_overflow_policy_is_filled_again(redis_server, client, c
         server.check()
         assert server.tier.hits > before
         assert held_by(redis).items() <= server.rows.items()
+
+
+def test_a_redis_that_dies_before_an_overflow_is_trimmed_is_used_again(own_server, config, database, monkeypatch):
+    trim = Overflow.trim
+
+    def die(overflow, *arguments):
+        monkeypatch.setattr(Overflow, "trim", trim)
+        own_server.kill()
+        return trim(overflow, *arguments)
+
+    redis = redis_of(own_server, overflow=RedisOverflow(margin_rows=100))
+    with serve_in_front(config, redis, database) as server:
+        monkeypatch.setattr(Overflow, "trim", die)
+        server.insert([3, 777], 7)
+        server.check()
+        own_server.start()
+        server.wait_for_redis()
+
+
+@pytest.mark.parametrize("during", ["the rows are read", "the marker is read"])
+def test_a_change_that_redis_misses_during_a_lookup_stays_missed(redis_server, config, database, monkeypatch, during):
+    monkeypatch.setattr(served_models, "LOOK_INTERVAL_S", 3600)
+    run_each, changes = RedisNodes.run_each, [3]
+
+    def interposed(nodes, commands):
+        names = {command.name for command in commands}
+        if "HSET" in names:
+            return [Reply(RedisNodeError("the connection is lost")) for _ in commands]
+        replies = run_each(nodes, commands)
+        if changes and ("HMGET" if during == "the rows are read" else "HGETALL") in names:
+            server.insert([changes.pop()], 7)
+        if "HMGET" in names:
+            for reply in replies:  # as where the commands were sent again
+                reply.run_id = ""
+        return replies
+
+    with serve_in_front(config, redis_of(redis_server), database) as server:
+        monkeypatch.setattr(RedisNodes, "run_each", interposed)
+        server.check()
+        monkeypatch.undo()
+        assert not changes
+        server.check()
+        assert not server.stores[0].is_whole(TABLE)
 
 
 class Story:
