@@ -91,10 +91,6 @@ class StoreTimeoutError(StoreUnreachableError):
     """A storage tier did not answer within its time budget."""
 
 
-class StoreLostError(StoreError):
-    """A storage tier lacks rows that it had: it came back without them, or as it was before some changes."""
-
-
 class StoreFullError(StoreError):
     """A storage tier has no room for the rows; nothing of the call was written."""
 
