@@ -124,6 +124,10 @@ class RowConnection(Connection):
         """Let every wait end at ``deadline``, by ``time.monotonic``."""
         self._deadline = self._parser.deadline = deadline
 
+    def connect(self) -> None:
+        """See ``connect_check_health``; redis-py would try twice, and take twice the connect timeout."""
+        self.connect_check_health(retry_socket_connect=False)
+
     def connect_check_health(self, *args: Any, **options: Any) -> None:
         """Connect and authenticate, if that is not done: within the connect timeout, and before the deadline."""
         if self._sock is not None:
@@ -133,6 +137,9 @@ class RowConnection(Connection):
         self.expire_at(min(deadline, time.monotonic() + self._connect_timeout_s))
         try:
             super().connect_check_health(*args, **options)
+        except BaseException:
+            self.disconnect()
+            raise
         finally:
             self.expire_at(deadline)
 

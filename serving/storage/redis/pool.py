@@ -45,10 +45,10 @@ class RowPool(BlockingConnectionPool):
         connection.holder = get_ident()
         connection.expire_at(deadline)
         try:
-            connection.connect()  # type: ignore[no-untyped-call]
+            connection.connect()
             if not _is_idle(connection):
                 connection.disconnect()  # type: ignore[no-untyped-call]
-                connection.connect()  # type: ignore[no-untyped-call]
+                connection.connect()
         except BaseException:
             self.release(connection)
             raise

@@ -8,14 +8,14 @@ from serving.storage import Marker, RedisStore, TableSpec
 SPEC = TableSpec("model.table", 4)
 KEYS = np.arange(1000)
 ROWS = (KEYS[:, None] + np.arange(4)).astype(np.float32)
-# For tests in which somebody stays silent; whoever is only slow gets more.
+# For tests in which a node stays silent. The other tests wait longer, because a node may be slow.
 IMPATIENT = {"timeout_ms": 1000, "connect_timeout_ms": 500}
 PATIENT = {"timeout_ms": 30_000, "connect_timeout_ms": 30_000}
 OPENED = []
 
 
 def open_store(server, **options):
-    """Open a store, which is patient unless it is told not to be; it is closed when the test ends."""
+    """Open a store that waits long unless ``options`` say otherwise; it is closed when the test ends."""
     OPENED.append(RedisStore(RedisConfig(addresses=(server.address,), **(PATIENT | options))))
     return OPENED[-1]
 
@@ -48,5 +48,5 @@ def assert_served(server, model):
 
 
 def said(caplog, what):
-    """The beginnings of the lines of the log that say ``what`` of a tier."""
+    """The beginnings of the log lines that contain ``what``."""
     return [line.partition(":")[0] for line in caplog.messages if what in line]

@@ -1,4 +1,4 @@
-"""What a node sends, however the network cuts it, against a list of what it meant."""
+"""Connections to a node: replies however the network cuts them, deadlines, and the node's identity."""
 
 import socket
 import threading
@@ -228,8 +228,8 @@ def test_a_node_that_never_tells_its_identity_costs_the_connect_timeout():
     with silent_node() as ((host, port), _):
         began = time.monotonic()
         with pytest.raises((TimeoutError, RedisTimeoutError)):
-            connection_to(host, port, connect_timeout_s=0.2).connect()
-        assert 0.2 <= time.monotonic() - began < 5
+            connection_to(host, port, connect_timeout_s=0.5).connect()
+        assert 0.5 <= time.monotonic() - began < 1  # once
 
 
 def test_a_node_that_never_tells_its_identity_costs_no_more_than_the_deadline():

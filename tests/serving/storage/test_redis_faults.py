@@ -103,7 +103,7 @@ def own_cluster(redis_binary, tmp_path):
     cluster.kill()
 
 
-def test_a_server_that_is_down_is_an_error_that_names_it_and_one_that_is_back_is_used_again(own_server):
+def test_a_server_that_is_down_is_an_error_with_its_address_and_is_used_again_when_it_is_back(own_server):
     store = loaded_store(own_server)
     fetch(store)
     where = f"redis: table 'model.table': 127.0.0.1:{own_server.port}: cannot connect: Connection refused"
@@ -154,7 +154,7 @@ def test_readers_never_get_anothers_rows_while_the_server_dies_and_comes_back(ow
     assert not wrong
 
 
-def test_a_server_that_came_back_empty_is_an_outage(redis_binary, tmp_path):
+def test_a_server_that_came_back_empty_is_an_error(redis_binary, tmp_path):
     server = RedisServer(tmp_path / "redis")
     store = loaded_store(server)
     server.kill()
@@ -222,7 +222,7 @@ class TestCluster:
                 hashes = [name for name in client.scan_iter() if name.endswith(b"v")]
                 assert len(hashes) == spread[f"127.0.0.1:{node.port}"]
 
-    def test_a_replica_tells_of_the_masters_too(self, redis_cluster):
+    def test_the_masters_are_learned_from_a_replica_too(self, redis_cluster):
         store = loaded_store(redis_cluster.nodes[4])
 
         fetch(store)
@@ -356,7 +356,7 @@ class TestCluster:
         source.close()
         target.close()
 
-    def test_a_cluster_that_lopsidedly_holds_a_table_is_warned_of(self, redis_cluster, caplog):
+    def test_a_warning_says_that_one_node_holds_most_of_a_table(self, redis_cluster, caplog):
         store = open_store(redis_cluster.nodes[0], num_partitions=1, num_node_connections=1)
 
         with caplog.at_level(logging.INFO):

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from redis.crc import key_slot
 
-from benchmarks.redis_servers import RedisServers
-from serving.errors import StoreError
+from benchmarks.redis_servers import RedisServers, wait_until
+from serving.errors import StoreError, StoreTimeoutError
 from serving.storage import Marker, TableSpec
 from serving.storage.redis.commands import Partition
 from tests.serving.small_server import KEYS, ROWS, DurableDictStore, rows_of, serve, write_model
-from tests.serving.storage.redis_stores import open_store
+from tests.serving.storage.redis_stores import IMPATIENT, open_store
 
 TABLE = "m.t"
 FILE = {key: row.tolist() for key, row in zip(KEYS, ROWS, strict=True)}
@@ -149,3 +149,32 @@ def test_a_slot_that_does_not_stop_moving_is_waited_for_no_longer_than_the_time_
 
     change(redis, verb)
     assert rows_of(redis) == FILE
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("verb", ["fetch", "insert"])
+def test_a_slot_that_moves_to_a_silent_node_costs_one_timeout(cluster, verb):
+    change(open_store(cluster.nodes[0], num_partitions=1), "load")
+    redis = open_store(cluster.nodes[0], num_partitions=1, **IMPATIENT)
+    redis.open_table(SPEC, 0)
+    calls = {"fetch": lambda: rows_of(redis), "insert": lambda: redis.insert(TABLE, np.array([3]), SEVEN)}
+    slot = key_slot(Partition(TABLE, 0).values)
+    target = cluster.nodes[slot < 8192]
+    with moving(cluster, slot) as move:
+        move()
+        target.freeze()
+        began = time.monotonic()
+        with pytest.raises(StoreTimeoutError, match=r"ASK .*timed out"):
+            calls[verb]()
+        took_s = time.monotonic() - began
+        target.thaw()
+
+    assert took_s < 1.9
+    wait_until(lambda: is_answered(redis), "the moved rows are read again")
+
+
+def is_answered(redis):
+    try:
+        return rows_of(redis).keys() == FILE.keys()
+    except StoreError:
+        return False

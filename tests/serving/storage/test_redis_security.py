@@ -58,14 +58,14 @@ class TestUsers:
             ({"user_name": "nobody", "password": PASSWORD}, "refuses user 'nobody': WRONGPASS"),
         ],
     )
-    def test_a_user_who_is_refused_is_told_at_the_start_without_the_password(self, guarded, user, reason):
+    def test_a_refused_user_is_an_error_at_the_start_without_the_password(self, guarded, user, reason):
         with pytest.raises(StoreError, match=reason) as caught:
             open_store(guarded, **user)
 
         assert f"127.0.0.1:{guarded.port}" in str(caught.value)
         assert user.get("password", "wrong secret") not in str(caught.value)
 
-    def test_a_user_without_a_right_is_told_which(self, guarded, client):
+    def test_the_error_names_the_right_that_a_user_does_not_have(self, guarded, client):
         client.execute_command("ACL", "SETUSER", "hotrow", "-hmget")
         store = open_store(guarded, user_name="hotrow", password="battery staple")
         store.open_table(SPEC, 0)
@@ -73,7 +73,7 @@ class TestUsers:
         with pytest.raises(StoreError, match=r"NOPERM.*hmget"):
             fetch(store)
 
-    def test_a_user_who_may_not_ask_for_the_nodes_identity_is_told_at_the_start(self, guarded, client):
+    def test_the_error_at_the_start_names_the_right_that_the_nodes_identity_needs(self, guarded, client):
         client.execute_command("ACL", "SETUSER", "hotrow", "-info")
 
         for _ in range(2):

@@ -1,4 +1,4 @@
-"""What is particular to Redis: HPS's bytes, loads, records of them, and what a wrong table is told."""
+"""The Redis store: HPS's bytes, loads and their markers, and tables that it refuses."""
 
 import logging
 import re
@@ -133,7 +133,7 @@ def test_however_many_keys_one_command_takes_the_rows_are_the_same(redis_server,
     assert sorted(key for keys, _ in store.items(TABLE, 13) for key in keys.tolist()) == list(range(150))
 
 
-def test_of_many_duplicates_in_one_insert_the_last_wins(store):
+def test_the_last_of_many_duplicates_in_one_insert_wins(store):
     store.open_table(SPEC, 0)
     keys = np.random.default_rng(0).integers(0, 50, 5000)
     values = np.arange(5000, dtype=np.float32)
@@ -185,14 +185,14 @@ class TestLoading:
         assert store.count(TABLE) == 0
         assert not fetch(store, range(10))[1].any()
 
-    def test_of_duplicates_in_a_load_the_last_wins(self, store):
+    def test_the_last_of_duplicates_in_a_load_wins(self, store):
         batches = [(np.array([1, 2, 1]), rows_of([1, 2, 3])), (np.array([2]), rows_of([4]))]
 
         store.load(SPEC, iter(batches), Marker("digest"), keep=False)
 
         assert fetch(store, [1, 2])[0].tolist() == rows_of([3, 4]).tolist()
 
-    def test_whoever_shares_the_table_reads_the_old_rows_until_the_load_is_whole(self, redis_server, store):
+    def test_other_processes_read_the_old_rows_until_the_load_is_whole(self, redis_server, store):
         load(store, range(100), "files")
         reader = open_store(redis_server)
         reader.open_table(SPEC, 0)
@@ -235,7 +235,7 @@ class TestLoading:
         assert (fetch(store, range(10))[0] == rows_of(range(10))).all()
         assert not names(client, "loading")
 
-    def test_what_a_killed_load_gathered_is_forgotten_by_redis_in_time(self, store, client):
+    def test_redis_forgets_in_time_what_a_killed_load_gathered(self, store, client):
         def batches():
             yield np.arange(200), rows_of(range(200))
             gathered = names(client, "loading")
@@ -287,7 +287,7 @@ class TestLoading:
             assert (fetch(one, range(2000))[0] == rows_of(range(2000))).all()
         assert not names(client, "loading")
 
-    def test_a_dropped_table_is_gone_for_everybody(self, redis_server, store, client):
+    def test_a_dropped_table_is_gone_for_every_process(self, redis_server, store, client):
         load(store, range(100))
         client.hset(hash_of(1, suffix="t"), b"12345678", "1")
         client.set("another", "1")
@@ -298,7 +298,7 @@ class TestLoading:
         assert names(client) == {"another"}
         assert store.marker(TABLE) is None
 
-    def test_a_partition_that_came_back_empty_is_an_outage_and_not_a_lack_of_keys(self, store, client):
+    def test_a_partition_that_came_back_empty_is_an_error_and_no_answer_of_defaults(self, store, client):
         load(store, range(100))
         assert not fetch(store, [1000])[1].any()
         name = hash_of(7)
@@ -396,7 +396,7 @@ def test_no_address_that_answers_is_an_error_that_names_them_all():
         RedisStore(RedisConfig(addresses=tuple(("127.0.0.1", port) for port in ports)))
 
 
-def test_the_spread_over_nodes_is_told(redis_server, store, caplog):
+def test_the_spread_over_nodes_is_logged(redis_server, store, caplog):
     with caplog.at_level(logging.INFO):
         store.open_table(SPEC, 0)
 
