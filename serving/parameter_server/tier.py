@@ -243,7 +243,8 @@ class Tier:
             self._silence.failed(table.name, err, ended)
             return err
         table.counting.fetched(self._depth, now_s() - started)
-        self._silence.succeeded(table.name)
+        if self.is_silent(table.name) and self.store.is_whole(table.name):  # an invalid cache answers without its tier
+            self._silence.succeeded(table.name)
         return answer
 
     def _within_budget(
