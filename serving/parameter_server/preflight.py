@@ -1,4 +1,4 @@
-"""Whether the tiers of a ``ps.json`` would open and take its models, as far as it shows without loading anything."""
+"""Checks whether the tiers of a ``ps.json`` would open and take its models, without loading anything."""
 
 from collections.abc import Mapping, Sequence
 
@@ -17,20 +17,18 @@ from serving.storage.snapshot.store import is_served_as_it_is, require_snapshot
 
 
 def check_tiers(ps: ParameterServerConfig, faults: list[HotrowError], *, full: bool = False) -> list[str]:
-    """Find what ``ParameterServer`` would raise, in its words; takes no memory, makes no database, connects to nobody.
+    """Find the errors that ``ParameterServer`` would raise; takes no memory, makes no database, connects to nothing.
 
     Args:
         ps: the tiers, and the models in the order in which they would be loaded.
-        full: also read every row of the database, and every byte of snapshots that were made.
-        faults: is added to: a StoreFullError of each model for which memory alone, or memory that processes share,
-            has too little room, and of the latter a ConfigError that says how much it needs; a ModelFileError of each
-            with a table's file that is missing or damaged; of the database a MissingExtraError or a StoreError where
-            its folder cannot be made or, only to be read, has none; of snapshots a StoreError where their folder cannot
-            be made, none is given and a table needs it, or one that was made is damaged; a ConfigError where hot keys
-            cannot be read.
+        faults: errors are appended. StoreFullError: memory is the only tier, or is shared, and has too little room for
+            a model. ModelFileError: a table's file is missing or damaged. MissingExtraError: a package is not
+            installed. StoreError: the database or the snapshots' folder is missing, cannot be made, or is damaged.
+            ConfigError: hot keys cannot be read, or shared memory is too small; it says how much is needed.
+        full: also read every row of the database, and every byte of the snapshots.
 
     Returns:
-        what it would warn of, in its words.
+        The warnings that ``ParameterServer`` would log.
     """
     _check_places(ps, faults, full)
     return warnings_of(ps) + _check_room(ps, faults)
@@ -55,10 +53,10 @@ def _check_places(ps: ParameterServerConfig, faults: list[HotrowError], full: bo
 
 
 def check_hot_keys(ps: ParameterServerConfig) -> None:
-    """Read the hot keys of every table of the models, so that nothing is loaded where they would be refused.
+    """Check the hot keys of every table before anything is loaded.
 
     Raises:
-        ConfigError: their folder, or a file in it, cannot be read or is no list of keys.
+        ConfigError: the folder or a file cannot be read, or a file is no list of keys.
     """
     first_rows = FirstRows(hot_keys=ps.volatile_db.hot_keys)
     first_rows.check(config.full_name(table) for config in ps.models for table in config.tables)
@@ -85,7 +83,7 @@ def _check_snapshots(
 
 
 def _check_room(ps: ParameterServerConfig, faults: list[HotrowError]) -> list[str]:
-    """Find the models for which memory has too little room; return what is to be told of tables that get none."""
+    """Find the models for which memory has too little room; return warnings about tables that get no room."""
     tier, is_alone = ps.volatile_db, len(ps.volatile_tiers) == 1 and ps.persistent_db.type == "disabled"
     if tier.shared_memory is not None:
         _check_shared_memory(ps.source, tier.shared_memory.size_bytes, _sources(ps.models, faults), faults)
@@ -110,7 +108,7 @@ def _check_room(ps: ParameterServerConfig, faults: list[HotrowError]) -> list[st
 
 
 def _sources(models: Sequence[ModelConfig], faults: list[HotrowError]) -> dict[str, list[TableSource]]:
-    """The tables by model, without the models of which a file is missing or damaged."""
+    """The tables by model, without models whose files are missing or damaged."""
     sources = {}
     for config in models:
         with about(config.name, faults):
@@ -121,7 +119,7 @@ def _sources(models: Sequence[ModelConfig], faults: list[HotrowError]) -> dict[s
 def _check_shared_memory(
     config: str, size_bytes: int, sources: Mapping[str, list[TableSource]], faults: list[HotrowError]
 ) -> None:
-    """Find the models that do not fit: tables are made in the order of loading, each with all of its rows."""
+    """Find the models that do not fit; tables are made in the order of loading, with all of their rows."""
     wanted: list[TableRows] = []
     held: list[TableRows] = []
     full: list[HotrowError] = []
