@@ -1,4 +1,4 @@
-"""Rows of a table that are kept outside the tiers, in a GPU's cache say, and never stay behind what the tiers have."""
+"""Copies of a table's rows outside the tiers, for example in a GPU's cache; no copy outlives a change."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -11,7 +11,7 @@ from serving.parameter_server.lookup import TierLookup
 from serving.parameter_server.table import ServedTable
 from serving.storage.store import Keys, Mask, Vectors
 
-# Called with keys, int64[N], that have changed in all tiers; when it returns, no copy of their old rows may be found.
+# Called with keys, int64[N], that changed in all tiers. When it returns, no copy of their old rows may be found.
 OnChange = Callable[[Keys], None]
 
 
@@ -21,27 +21,27 @@ class ReadRows:
 
     Attributes:
         keys: int64[N], distinct.
-        rows: float32[N, D]; of a key that no tier holds the table's default value, which is not to be kept.
+        rows: float32[N, D]; a key that no tier holds has the table's default value, which must not be kept.
         found: bool[N].
-        moment: ``VersionClock.now`` before the first was read.
+        version: ``VersionClock.now`` before the first row was read.
     """
 
     keys: Keys
     rows: Vectors
     found: Mask
-    moment: int
+    version: int
 
 
 class TableCopies:
     """One holder of copies of a table's rows. Every method may be called from any thread.
 
-    A row that is read may have changed before it is stored, so it is stored inside ``storing``, which leaves out what
-    has changed since. Whoever changes rows calls ``on_change`` when all tiers have them, before he tells that it is
-    done: a copy is either left out here, or removed there.
+    A row may change after it is read and before it is stored. Copies are therefore stored inside ``storing``, which
+    leaves out rows that changed. A change calls ``on_change`` when all tiers have it, before ``insert`` or ``evict``
+    returns. So a copy of an old row is either left out or removed.
     """
 
     def __init__(self, held: ServedTable, lookup: TierLookup, on_change: OnChange) -> None:
-        """Listen to what changes; ``close`` ends that."""
+        """Listen to changes until ``close``."""
         self._held = held
         self._lookup = lookup
         self._on_change = on_change
@@ -52,27 +52,28 @@ class TableCopies:
 
         Args:
             keys: int64[N], distinct.
-            is_request: a client asked for them: they are counted, and promoted to faster tiers.
+            is_request: a client asked for the rows: they are counted, and promoted to faster tiers.
 
         Raises:
             UnknownModelError: the model has been unloaded.
-            StoreError: a store did not answer that may hold a key which was not found.
+            StoreError: a key was not found, and the truth did not answer.
         """
         if self._held.clock.is_gone:
             raise UnknownModelError(f"table {self._held.name!r} was unloaded with its model")
-        moment = self._held.clock.now()
+        version = self._held.clock.now()
         rows, found = self._lookup.rows(self._held, np.ascontiguousarray(keys), is_request)
-        if self._held.clock.is_gone:  # keys may be unknown for that reason alone
+        if self._held.clock.is_gone:  # which alone makes keys unknown
             raise UnknownModelError(f"table {self._held.name!r} was unloaded during the lookup")
-        return ReadRows(keys, rows, found, moment)
+        return ReadRows(keys, rows, found, version)
 
     def storing(self, read: ReadRows) -> AbstractContextManager[Mask]:
-        """Which keys certainly have not changed since they were read: bool[N]; rows of these may be kept, if found.
+        """Yield which keys have certainly not changed since they were read: bool[N].
 
-        They are to be stored inside the block, which waits for no writer. Of a table that was unloaded it is none.
+        Store the rows of these keys, if they were found, inside the block. It waits for no writer. After the table was
+        unloaded, no key may be stored.
         """
-        return self._held.clock.storing(read.keys, read.moment)
+        return self._held.clock.storing(read.keys, read.version)
 
     def close(self) -> None:
-        """Listen no more. Closing twice is allowed."""
+        """Stop listening. Closing twice is allowed."""
         self._held.clock.unlisten(self._on_change)

@@ -1,4 +1,4 @@
-"""What a parameter server counts of each table. Plain numbers; how they are shown is ``readings``' business."""
+"""What a parameter server counts for each table; ``samples`` turns the counts into metrics."""
 
 import threading
 from collections import Counter
@@ -13,18 +13,19 @@ FETCH_BUCKETS_S = (*(digit * 10.0**power for power in range(-5, 1) for digit in 
 
 @dataclass(frozen=True, slots=True)
 class TierCounters:
-    """Counts of one table in one tier; of the keys of a request every one counts, duplicates too.
+    """Counts of one table in one tier. Every key of a request counts, including duplicates.
 
     Attributes:
         tier: the tier's name.
-        asked_keys: keys that the tier was asked for and did answer about.
-        hits: keys among these that it held.
-        errors: calls that it did not answer; promotions that failed, but for want of room, are among them.
-        timeouts: calls among these that its time budget ended.
-        promoted_rows: rows that a slower tier held and that were copied into this one.
-        dropped_promotions: such rows that were not: there was no room, they changed meanwhile, or there were too many.
-        refills: times that it was given back rows which it had lost.
-        fetch_times: of the calls that it answered.
+        asked_keys: keys that the tier was asked for, in calls that it answered.
+        hits: keys among ``asked_keys`` that it held.
+        errors: calls that it did not answer, including promotions that failed for another reason than a lack of room.
+        timeouts: calls among ``errors`` that its time budget ended.
+        promoted_rows: rows of slower tiers that were copied into this tier.
+        dropped_promotions: rows of slower tiers that were not copied: there was no room, the rows had changed, or too
+            many were waiting.
+        refills: how often the tier was filled again after it had become invalid.
+        fetch_times: times of the calls that it answered.
     """
 
     tier: str
@@ -40,15 +41,15 @@ class TierCounters:
 
 @dataclass(frozen=True, slots=True)
 class TableCounters:
-    """Counts of one table since it was loaded; every key of a request counts, duplicates too.
+    """Counts of one table since it was loaded. Every key of a request counts, including duplicates.
 
     Attributes:
         model: the model's name.
-        version: its version; 0 where it has none.
+        version: the model's version, or 0.
         table: the table's name inside the model.
-        keys: keys looked up.
-        defaulted_keys: keys that no tier holds, answered with the default value.
-        tiers: of each tier, fastest first.
+        keys: keys that were looked up.
+        defaulted_keys: keys that no tier held; the answer was the default value.
+        tiers: the counts of each tier, fastest first.
     """
 
     model: str
@@ -60,12 +61,12 @@ class TableCounters:
 
     @property
     def hits(self) -> Mapping[str, int]:
-        """By tier, keys that it answered; without the tiers that answered none."""
+        """The keys that each tier held, without tiers that held none."""
         return _by_name((one.tier, one.hits) for one in self.tiers)
 
     @property
     def tier_errors(self) -> Mapping[str, int]:
-        """By tier, calls that it did not answer; without the tiers that answered all."""
+        """The calls that each tier did not answer, without tiers that answered all."""
         return _by_name((one.tier, one.errors) for one in self.tiers)
 
 
@@ -95,9 +96,9 @@ class _TierCounts:
 
 
 class TableCounting:
-    """Counts what happens to one table; every method may be called from any thread.
+    """Counts what happens to one table. Every method may be called from any thread.
 
-    Tiers are told by their depth, counted from the fastest, 0.
+    ``depth`` names a tier: 0 is the fastest.
     """
 
     def __init__(self, model: str, version: int, table: str, tiers: Sequence[str]) -> None:
@@ -110,7 +111,7 @@ class TableCounting:
         self._tiers = tuple(_TierCounts() for _ in tiers)
 
     def looked_up(self, asked_keys: Sequence[int], hits: Sequence[int], defaulted_keys: int) -> None:
-        """One lookup was answered; ``asked_keys`` and ``hits`` are by tier."""
+        """Count an answered lookup; ``asked_keys`` and ``hits`` have one number per tier."""
         with self._lock:
             self._defaulted_keys += defaulted_keys
             self._keys += defaulted_keys
@@ -120,36 +121,36 @@ class TableCounting:
                 self._keys += held
 
     def all_hit(self, depth: int, keys: int) -> None:
-        """One lookup was answered by one tier, which was asked first and held all ``keys``."""
+        """Count a lookup that one tier answered: it was asked first and held all ``keys``."""
         with self._lock:
             self._keys += keys
             self._tiers[depth].asked_keys += keys
             self._tiers[depth].hits += keys
 
     def fetched(self, depth: int, seconds: float) -> None:
-        """A tier answered a call."""
+        """Count a call that a tier answered."""
         with self._lock:
             self._tiers[depth].fetch_times.observe(seconds)
 
     def failed(self, depth: int, timed_out: bool) -> None:
-        """A tier did not answer a call."""
+        """Count a call that a tier did not answer."""
         with self._lock:
             self._tiers[depth].errors += 1
             self._tiers[depth].timeouts += timed_out
 
     def promoted(self, depth: int, rows: int, dropped_rows: int) -> None:
-        """A tier was given rows that a slower one held, and took some."""
+        """Count rows of slower tiers that a tier took, and rows that it did not take."""
         with self._lock:
             self._tiers[depth].promoted_rows += rows
             self._tiers[depth].dropped_promotions += dropped_rows
 
     def refilled(self, depth: int) -> None:
-        """A tier was given back rows that it had lost."""
+        """Count a tier that was filled again."""
         with self._lock:
             self._tiers[depth].refills += 1
 
     def read(self) -> TableCounters:
-        """The counts now."""
+        """Return the counts now."""
         model, version, table = self._labels
         with self._lock:
             tiers = tuple(map(_snapshot, self._names, self._tiers))

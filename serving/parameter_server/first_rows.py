@@ -1,8 +1,8 @@
-"""Which of a table's rows a tier is given when the table is loaded, where it is not given all of them."""
+"""Which rows of a table a cache gets first, if it does not have room for all of them."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from os.path import isdir  # says no where one may not look; Path.is_dir raises
+from os.path import isdir  # False without the right to look; Path.is_dir raises
 from pathlib import Path
 
 import numpy as np
@@ -21,18 +21,17 @@ class FirstRows:
     """How a tier that may hold a part of a table is filled.
 
     Attributes:
-        cache_rate: the part of each table's rows that it is given, as far as there is room: 0 to 1, HPS's
+        cache_rate: the share of each table's rows that the tier gets, if there is room: 0 to 1. HPS calls it
             ``initial_cache_rate``.
-        hot_keys: a folder with int64[K] for some tables, ``<full name>.npy``, hottest first: the rows that go before
-            all others, in this order where there is not room for all of them. The others, and those of tables without
-            such a file, go in the order of the model file.
+        hot_keys: a folder with a file ``<full name>.npy`` for some tables: int64[K], hottest first. The tier gets these
+            rows first, in this order. All other rows follow in the order of the model file.
     """
 
     cache_rate: float = 1.0
     hot_keys: Path | None = None
 
     def check(self, tables: Iterable[str]) -> None:
-        """Read the hot keys of ``tables``, full names, if any; without tables, look at the folder alone.
+        """Check that the hot keys of ``tables`` (full names) can be read; without tables, check the folder only.
 
         Raises:
             ConfigError: see ``choose``.
@@ -42,15 +41,15 @@ class FirstRows:
             self.hottest(table)
 
     def choose(self, table: str, model: SparseModel, room: int | None) -> "RowChoice":
-        """Begin to choose among the rows of ``model``, of which a tier can take ``room``; None: all.
+        """Start to choose rows of ``model`` for a tier.
 
         Args:
             table: full name.
-            model: the table's rows, whose keys are checked.
-            room: rows.
+            model: the table's rows; their keys are checked.
+            room: how many rows the tier can take; None: all.
 
         Raises:
-            ConfigError: the folder or the table's file in it cannot be read, or is no list of keys.
+            ConfigError: the folder or the table's file cannot be read, or the file is no list of keys.
         """
         wanted = round(self.cache_rate * model.rows)
         rows = wanted if room is None else min(wanted, room)
@@ -62,7 +61,7 @@ class FirstRows:
             raise ConfigError(str(self.hot_keys), "", "no such folder; volatile_db.hot_keys names it")
 
     def hottest(self, table: str) -> Keys:
-        """The keys of a table that go first, int64[K], hottest first, as the file has them; none without a file.
+        """The hot keys of a table as its file has them: int64[K], hottest first; empty without a file.
 
         Raises:
             ConfigError: see ``choose``.
@@ -84,20 +83,20 @@ class FirstRows:
 
 
 class RowChoice:
-    """Says of batch after batch of a model file's keys which of them a tier is given."""
+    """Chooses the rows that a tier gets, batch by batch of a model file."""
 
     def __init__(self, rows: int, hottest: Keys, file_keys: Iterable[Keys]) -> None:
-        """Choose ``rows`` keys: of ``hottest`` the first so many, and as many others as that leaves room for.
+        """Choose ``rows`` keys: the first of ``hottest``, then other keys if there is room.
 
-        Hot keys that the file does not have, as those of a trace may not be, take no other key's place.
+        A hot key that the file does not have, for example of an older trace, takes no other key's place.
 
         Args:
-            rows: how many.
+            rows: how many rows to choose.
             hottest: int64[K]; duplicates are allowed.
-            file_keys: int64[n] each, all keys of the file.
+            file_keys: batches of int64[n], all keys of the file.
 
         Raises:
-            ConfigError: one of ``hottest`` is reserved.
+            ConfigError: a hot key is reserved.
         """
         self._ranks = KeyIndex(max(hottest.size, 1))
         try:
@@ -114,11 +113,11 @@ class RowChoice:
 
     @property
     def is_full(self) -> bool:
-        """Whether every row that is to be given was met."""
+        """Whether every chosen row has come."""
         return not self._hot_left and not self._others_left
 
     def take(self, keys: Keys) -> Mask:
-        """Which of ``keys``, int64[N], are given: bool[N]; no key may come twice."""
+        """Return which of int64[N] ``keys`` are chosen: bool[N]; no key may come twice."""
         ranks = self._ranks.find(keys)
         taken: Mask = ranks >= 0
         taken[taken] = self._is_given[ranks[taken]]

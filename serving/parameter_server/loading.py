@@ -105,11 +105,13 @@ class TableTruth:
 
     def take(self, keys: Keys, rows: Vectors) -> int:
         """See ``Truth.take``."""
-        name = self._table.name
-        is_new = ~self._store.fetch(name, keys, np.empty_like(rows))
-        if is_new.any():
-            self._store.write_flags(name, changed=True, caches_dirty=True)
-            self._store.insert(name, keys[is_new], rows[is_new])
+        name, clock = self._table.name, self._table.clock
+        with clock.lock:
+            # A key that was removed since the load must not come back.
+            is_new = ~self._store.fetch(name, keys, np.empty_like(rows)) & clock.unchanged_since(keys, 0)
+            if is_new.any():
+                self._store.write_flags(name, changed=True, caches_dirty=True)
+                self._store.insert(name, keys[is_new], rows[is_new])
         return int(np.count_nonzero(is_new))
 
     def was_loaded(self) -> None:

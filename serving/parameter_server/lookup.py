@@ -25,7 +25,7 @@ class _Search:
 
     Attributes:
         depths: int8[N], by key: the tier that held it, counted from the fastest, or NOWHERE.
-        asked_keys: by tier, how many keys it was asked for and answered.
+        asked_keys: by tier, how many keys it was asked for, in calls that it answered.
         promotes: rows of slower tiers are offered to the faster tiers.
     """
 
@@ -128,7 +128,7 @@ class TierLookup:
         weights: Weights | None,
         search: _Search,
     ) -> None:
-        """Pool every bag again in which a key is NOWHERE in ``search``; writes ``out`` and ``search``."""
+        """Pool every bag again that has a key which is NOWHERE in ``search``; writes ``out`` and ``search``."""
         bags = np.unique(np.searchsorted(row_ptrs, np.flatnonzero(search.depths == NOWHERE), side="right") - 1)
         sizes = row_ptrs[bags + 1] - row_ptrs[bags]
         bag_ptrs = np.concatenate(([0], np.cumsum(sizes, dtype=np.int64)))

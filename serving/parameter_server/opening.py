@@ -32,7 +32,7 @@ _STORE_NAMES = {
 
 
 def open_stores(config: ParameterServerConfig, *, may_be_late: bool = False) -> list[Store]:
-    """Open every tier that is not disabled, and set ``lookup_threads``, which is the process's.
+    """Open every tier that is not disabled, and set ``lookup_threads`` for the process.
 
     Args:
         config: the tiers.
@@ -40,7 +40,7 @@ def open_stores(config: ParameterServerConfig, *, may_be_late: bool = False) -> 
 
     Raises:
         MissingExtraError: a tier needs a package that is not installed.
-        StoreError: a tier cannot be opened; those before it are closed again.
+        StoreError: a tier cannot be opened; the stores that were opened are closed again.
     """
     stores: list[Store] = []
     persistent = config.persistent_db
@@ -59,7 +59,7 @@ def open_stores(config: ParameterServerConfig, *, may_be_late: bool = False) -> 
 
 
 def warnings_of(config: ParameterServerConfig) -> list[str]:
-    """What an operator may not expect of a configuration that is right by itself."""
+    """Surprising effects of a valid configuration, for the operator."""
     lines = list(config.keys_without_effect)
     follows = config.persistent_db.catch_up_interval_ms is not None
     if follows and config.volatile_db.type in ("hash_map", "multi_process_hash_map"):
@@ -73,7 +73,7 @@ def warnings_of(config: ParameterServerConfig) -> list[str]:
 
 @contextmanager
 def naming(key: str) -> Iterator[None]:
-    """Name the key of the ``ps.json`` in a StoreError of what it says."""
+    """Name the key of the ``ps.json`` in a StoreError."""
     try:
         yield
     except StoreError as err:
@@ -81,7 +81,7 @@ def naming(key: str) -> Iterator[None]:
 
 
 def tier_settings(config: ParameterServerConfig) -> dict[str, TierSettings]:
-    """What ``config`` says of its tiers beside their stores; a Redis client keeps its time budget itself."""
+    """The settings of each tier except its store's; a Redis client keeps its time budget itself."""
     persistent = config.persistent_db
     settings = {}
     for tier in config.volatile_tiers:
@@ -96,7 +96,7 @@ def tier_settings(config: ParameterServerConfig) -> dict[str, TierSettings]:
 
 
 def _volatile(config: VolatileDbConfig, *, is_backed: bool, may_be_late: bool) -> Store:
-    """Open a tier that is not disabled; ``is_backed``: there are slower ones."""
+    """Open a tier that is not disabled; ``is_backed``: there is a slower tier."""
     if isinstance(config, RedisConfig):
         return RedisStore(config, may_be_late=may_be_late)
     if config.lookup_threads is not None:

@@ -1,4 +1,4 @@
-"""Whether the tiers of a ``ps.json`` would open and take its models, as far as it shows without loading anything."""
+"""Checks whether the tiers of a ``ps.json`` would open and take its models, without loading anything."""
 
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
@@ -78,10 +78,10 @@ def _check_redis(ps: ParameterServerConfig, faults: list[HotrowError], connect: 
 
 
 def check_hot_keys(ps: ParameterServerConfig) -> None:
-    """Read the hot keys of every table of the models, so that nothing is loaded where they would be refused.
+    """Check the hot keys of every table before anything is loaded.
 
     Raises:
-        ConfigError: their folder, or a file in it, cannot be read or is no list of keys.
+        ConfigError: the folder or a file cannot be read, or a file is no list of keys.
     """
     tier = ps.volatile_db
     first_rows = FirstRows(hot_keys=tier.hot_keys if isinstance(tier, HashMapConfig) else None)
@@ -109,7 +109,7 @@ def _check_snapshots(
 
 
 def _check_room(ps: ParameterServerConfig, faults: list[HotrowError]) -> list[str]:
-    """Find the models for which memory has too little room; return what is to be told of tables that get none."""
+    """Find the models for which memory has too little room; return warnings about tables that get no room."""
     tier, is_alone = ps.volatile_db, len(ps.volatile_tiers) == 1 and ps.persistent_db.type == "disabled"
     if isinstance(tier, SharedMemoryConfig):
         _check_shared_memory(ps.source, tier.size_bytes, _sources(ps.models, faults), faults)
@@ -134,7 +134,7 @@ def _check_room(ps: ParameterServerConfig, faults: list[HotrowError]) -> list[st
 
 
 def _sources(models: Sequence[ModelConfig], faults: list[HotrowError]) -> dict[str, list[TableSource]]:
-    """The tables by model, without the models of which a file is missing or damaged."""
+    """The tables by model, without models whose files are missing or damaged."""
     sources = {}
     for config in models:
         with about(config.name, faults):
@@ -145,7 +145,7 @@ def _sources(models: Sequence[ModelConfig], faults: list[HotrowError]) -> dict[s
 def _check_shared_memory(
     config: str, size_bytes: int, sources: Mapping[str, list[TableSource]], faults: list[HotrowError]
 ) -> None:
-    """Find the models that do not fit: tables are made in the order of loading, each with all of its rows."""
+    """Find the models that do not fit; tables are made in the order of loading, with all of their rows."""
     wanted: list[TableRows] = []
     held: list[TableRows] = []
     full: list[HotrowError] = []

@@ -14,9 +14,9 @@ from serving.storage.store import Keys, Vectors
 
 logger = logging.getLogger(__name__)
 
-# Waiting rows over all tables. Above that, the oldest are dropped: a key that is asked for often is offered again soon.
+# Waiting rows over all tables. Above it, the oldest are dropped: a key that is requested often is offered again soon.
 MOST_WAITING_BYTES = 64 * 2**20
-# How long to wait for a table that is being written. An update may wait for a disk, and other tables' rows wait too.
+# How long to wait for a table that is being written: an update may wait for a disk, and rows of other tables wait too.
 LONGEST_WAIT_S = 0.1
 
 
@@ -30,7 +30,7 @@ class _Offer:
 
 
 class Promoter:
-    """A bounded stack of waiting rows, and one thread that stores them. Methods may be called from any thread.
+    """A bounded stack of waiting rows, and one thread that stores them. Every method may be called from any thread.
 
     The newest rows go first. The longer a row waits, the likelier it has changed since it was read, and a changed row
     cannot be stored. In first-in order nearly all rows would be too old once updates are faster than the thread.

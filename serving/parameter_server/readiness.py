@@ -1,4 +1,4 @@
-"""Whether requests for a model can succeed at all, as a load balancer wants to know before it sends any."""
+"""Whether requests for a model can succeed, for load balancers."""
 
 from collections.abc import Sequence
 from random import randrange
@@ -10,15 +10,15 @@ from serving.parameter_server.circuit_breaker import CallThreads
 from serving.parameter_server.table import ServedTable
 from serving.parameter_server.tier import Tier
 
-# Keys below fit tables of uint32 keys, too.
+# Smaller keys also fit tables of uint32 keys.
 KEY_BOUND = 2**31
 
 
 class Readiness:
-    """Tells it from how the tiers answered last. Every method may be called from any thread, and waits for nobody.
+    """Remembers how the tiers answered last. Every method may be called from any thread, and none waits.
 
-    Nobody sends requests where it is told that they fail, so that they could not tell when that is over: then a thread
-    asks for a row instead, of a key drawn at random, for a tier that lacks a part of its rows answers about the others.
+    A load balancer sends no requests to a model that is not ready, so no request could show the recovery. A thread asks
+    for a row instead. Its key is random, because a tier may have lost some partitions and not others.
     """
 
     def __init__(self, tiers: Sequence[Tier]) -> None:
@@ -27,14 +27,14 @@ class Readiness:
         self._threads = CallThreads("hotrow-readiness", 1)
 
     def is_answering(self, tables: Sequence[ServedTable]) -> bool:
-        """Whether of each of ``tables`` some tier answered when it was asked last, or was not asked yet."""
+        """Whether each of ``tables`` has a tier that answered its last request, or was not asked yet."""
         silent = [held for held in tables if all(tier.is_silent(held.name) for tier in self._tiers)]
         if silent and not self._threads.is_full:
             self._threads.submit(lambda: self._ask(silent))
         return not silent
 
     def close(self) -> None:
-        """Ask no more; a thread whose call hangs ends when that does, or with the process."""
+        """Stop asking; a thread whose call hangs ends with the call, or with the process."""
         self._threads.close()
 
     def _ask(self, tables: Sequence[ServedTable]) -> None:

@@ -1,4 +1,4 @@
-"""What the parameter server counted, for the metrics page."""
+"""The parameter server's counts as metric samples."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -11,7 +11,7 @@ Labels = tuple[tuple[str, str], ...]
 
 
 def table_samples(name: str, counters: TableCounters, stores: Sequence[Store] = ()) -> Iterator[MetricSample]:
-    """Of the table with the full name ``name``, of each tier, and what the stores show of it themselves."""
+    """The samples of a table, of its tiers, and of its stores; ``name`` is the full name."""
     labels = (("model", counters.model), ("version", str(counters.version)), ("table", counters.table))
     for store in stores:
         for sample in store.samples(name):

@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -147,7 +147,11 @@ class Filling:
         return plan
 
     def _take_unknown_rows(self, truth: Truth, plan: _Plan) -> None:
-        """Have the truth take the rows that only Redis has, which Hotrow did not load."""
+        """Have the truth take the rows that only Redis has, which Hotrow did not load.
+
+        Then the partitions can be dropped and filled like others. So a row that a process writes meanwhile is never
+        overwritten by an older row.
+        """
         if not plan.over:
             return
         taken, line = 0, kept_rows(STORE_NAME, self._table.spec.name)
@@ -159,6 +163,9 @@ class Filling:
             logger.warning("%s; the source of truth does not take them: %s", line, err)
         else:
             logger.warning("%s; the source of truth took %s of them", line, taken)
+            plan.changed |= plan.over
+            plan.absent |= plan.over
+            plan.over = set()
 
     def _states(self) -> list[PartitionState]:
         return [self._table.state(number) for number in range(len(self._partitions))]
@@ -272,6 +279,8 @@ class Filling:
             StoreUnreachableError: another process has one.
         """
         deadline = time.monotonic() + wait_s
+        self._nodes.run(self._table.unreleased)
+        self._table.unreleased = []
         try:
             while missing := [at for at in numbers if at not in self._run_ids]:
                 # One after the other where loads wait for each other, so that one of them gets all.
@@ -293,7 +302,10 @@ class Filling:
             self._nodes.run([plain("UNLINK", self._partitions[at].removed) for at in numbers])  # of an earlier filling
             yield
         finally:
-            with suppress(RedisNodeError):  # the leases end by themselves
-                held = list(self._run_ids)
-                loading = [plain("UNLINK", *self._partitions[at].loading(self._token)) for at in held] if wait_s else []
-                self._nodes.run([*loading, *(scripts.release_lease(self._partitions[at], self._token) for at in held)])
+            held = list(self._run_ids)
+            loading = [plain("UNLINK", *self._partitions[at].loading(self._token)) for at in held] if wait_s else []
+            releases = [scripts.release_lease(self._partitions[at], self._token) for at in held]
+            try:
+                self._nodes.run([*loading, *releases])
+            except RedisNodeError:  # the leases end by themselves, or before the next filling
+                self._table.unreleased = releases

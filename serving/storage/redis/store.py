@@ -214,7 +214,7 @@ class RedisStore(Store):
     def is_whole(self, table: str) -> bool:
         """See ``Store.is_whole``."""
         held = self._tables.get(table)
-        return held is None or held.is_whole
+        return held is None or held.truth is None or held.is_whole
 
     def samples(self, table: str) -> Iterator[MetricSample]:
         """See ``Store.samples``."""

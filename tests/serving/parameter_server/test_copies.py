@@ -51,7 +51,7 @@ def test_only_rows_that_were_found_may_be_kept(server):
 
 
 @pytest.mark.parametrize("change", ["insert", "evict"])
-def test_a_copy_is_gone_before_a_change_is_told_to_be_done(server, change):
+def test_a_copy_is_gone_before_a_change_is_acknowledged(server, change):
     copies = Copies(server)
     copies.store(copies.read(3, 4))
 
@@ -86,7 +86,7 @@ def test_a_row_that_changes_while_it_is_read_is_not_kept(config):
     assert copies == {4: ROWS[3].tolist()}
 
 
-def test_every_holder_is_told_although_another_fails(server):
+def test_every_holder_is_notified_even_if_another_fails(server):
     def fail(keys):
         raise StoreError("gpu", "m.t", "broken")
 
@@ -98,7 +98,7 @@ def test_every_holder_is_told_although_another_fails(server):
     assert first.changed == last.changed == [[5]]
 
 
-def test_a_change_that_a_tier_did_not_take_is_told_too(server, monkeypatch):
+def test_a_change_that_a_tier_did_not_take_is_reported_too(server, monkeypatch):
     def refuse(table, keys, rows):
         raise StoreError("slow", table, "no answer")
 
@@ -133,7 +133,7 @@ def test_rows_are_kept_while_others_are_being_written(config):
     assert copies == {3: ROWS[2].tolist(), 4: ROWS[3].tolist()}
 
 
-def test_rows_are_kept_while_a_holder_is_told_of_others(server):
+def test_rows_are_kept_while_a_holder_is_notified_of_other_keys(server):
     def keep_meanwhile(keys):
         keeper.start()
         keeper.join(60)
@@ -155,7 +155,7 @@ CHANGES = st.tuples(st.sampled_from(["insert", "evict"]), FEW_KEYS)
 
 @settings(deadline=None)
 @given(changes=st.lists(CHANGES, min_size=1, max_size=4), acts=st.lists(ACTS, max_size=20))
-def test_no_copy_is_older_than_the_last_change_that_was_told(config, changes, acts):
+def test_no_copy_is_older_than_the_last_acknowledged_change(config, changes, acts):
     fast, slow = Watched("fast"), Watched("slow")
     rows = dict(zip(KEYS, ROWS.tolist(), strict=True))
     reads, acts = [], iter(acts)
@@ -183,7 +183,7 @@ def test_no_copy_is_older_than_the_last_change_that_was_told(config, changes, ac
             assert copies.items() <= rows.items()
 
 
-def test_beside_a_writer_at_full_speed_rows_are_kept_and_none_of_them_is_old(server):
+def test_alongside_a_writer_at_full_speed_rows_are_kept_and_none_is_old(server):
     copies, ends, faults = Copies(server), threading.Event(), []
 
     def keep_all():
@@ -207,7 +207,7 @@ def test_beside_a_writer_at_full_speed_rows_are_kept_and_none_of_them_is_old(ser
     assert copies.keys() >= {*KEYS} - {3}
 
 
-def test_who_has_closed_is_told_nothing(server):
+def test_a_closed_holder_is_not_notified(server):
     copies = Copies(server)
 
     copies.table.close()
@@ -262,7 +262,7 @@ def test_a_request_is_counted_and_promoted_and_a_refresh_is_not(server):
     assert server.stores[0].count("m.t") == 1
 
 
-def test_an_outage_is_told(config):
+def test_an_outage_is_reported(config):
     with serve(config, DictStore()) as server:
         copies = Copies(server)
         server.stores[0].is_down = True

@@ -177,7 +177,7 @@ def test_nothing_is_promoted_into_a_model_that_took_the_place_of_the_one_it_was_
         assert held_by(server.stores[0]).keys() == set(KEYS[1:])
 
 
-def test_an_unloading_waits_for_the_promotion_in_hand_and_drops_those_behind_it(gated):
+def test_an_unloading_waits_for_the_running_promotion_and_drops_the_waiting_ones(gated):
     gated.lookup("m.t", np.array([1]))
     assert gated.stores[0].arrived.wait(WAIT_S)
     gated.lookup("m.t", np.array([2]))  # waits behind the first
@@ -242,7 +242,7 @@ def test_promotion_goes_on_while_more_rows_are_offered_and_updated_than_it_has_t
     assert promoted_rows == 20
 
 
-def test_closing_ends_a_promotion_in_flight_and_drops_those_behind_it(config):
+def test_closing_waits_for_the_running_promotion_and_drops_the_waiting_ones(config):
     with serve(config, GatedStore(), DictStore("slow"), promote=True) as server:
         fast = server.stores[0]
         keep(fast, [])
@@ -322,7 +322,7 @@ def test_a_fast_tier_that_takes_no_rows_is_counted_and_the_next_promotions_go_on
         assert (counters(server).errors, counters(server).dropped_promotions) == (1, 1)
 
 
-def test_a_tier_that_answers_and_takes_no_rows_is_told_of_once_until_it_takes_some(config, caplog):
+def test_a_tier_that_answers_and_takes_no_rows_is_logged_once_until_it_takes_some(config, caplog):
     class Full(DictStore):
         is_full = False
 

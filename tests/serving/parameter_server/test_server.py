@@ -259,6 +259,23 @@ class TestOutages:
 
         assert caplog.messages == ["tier dict does not answer, table 'm.bad': no answer"]
 
+    def test_the_outage_of_a_cache_lasts_until_the_cache_is_whole_again(self, caplog):
+        store = DictStore()
+        held = ServedTable("m.t", 3, "I64", "fp32", 0.0, TableCounting("m", 0, "t", ["dict"]))
+        one = tier.Tier(store, 0, tier.TierSettings())
+        store.is_down = True
+        one.fetch(held, np.array([1]))
+        store.is_down = False
+        for is_whole in (False, True):
+            store.is_whole = lambda table, answer=is_whole: answer
+            one.fetch(held, np.array([1]))
+            assert one.is_silent("m.t") == (not is_whole)
+
+        assert caplog.messages == [
+            "tier dict does not answer, table 'm.t': no answer",
+            "tier dict answers again, table 'm.t'",
+        ]
+
     def test_a_call_that_began_in_an_outage_and_fails_after_its_end_starts_no_other_outage(self, caplog):
         class SlowToFail(DictStore):
             def fetch(self, table, keys, out):

@@ -162,6 +162,20 @@ def test_a_lasting_cache_that_took_every_change_is_not_filled_again(config):
         assert looked_up(server, 1) == {1: NEW[0].tolist()}
 
 
+def test_the_last_tier_takes_rows_of_a_cache_except_keys_that_changed_since_the_load(config):
+    slow = DurableDictStore("slow")
+    with serve(config, DurableDictStore("fast"), slow) as server:
+        truth = server._served._refills[0].cached.truth
+        server.evict("m.t", np.array([1]))
+
+        assert truth.take(np.array([1, 2, 777]), NEW.repeat(3, axis=0)) == 1
+
+        expected = dict(zip(KEYS, ROWS.tolist(), strict=True)) | {777: NEW[0].tolist()}
+        del expected[1]
+        assert held_by(slow) == expected
+        assert slow.marker("m.t").caches_dirty
+
+
 def test_a_cache_that_keeps_what_it_has_is_bypassed_where_it_may_have_missed_a_change(config):
     fast, slow = RefusingDurableStore("fast"), DurableDictStore("slow")
     with serve(config, fast, slow, settings={"fast": TierSettings(is_initialized=False)}) as server:

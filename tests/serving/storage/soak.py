@@ -90,7 +90,8 @@ def redis_of(port):
     """Redis with room for less than half of the rows; it may be silent for as long as a fault lasts."""
     overflow = RedisOverflow(margin_rows=REDIS_PARTITION_ROWS, policy="least_used")
     where = (("127.0.0.1", port),)
-    return RedisStore(RedisConfig(addresses=where, num_partitions=REDIS_PARTITIONS, timeout_ms=300, overflow=overflow))
+    config = RedisConfig(addresses=where, num_partitions=REDIS_PARTITIONS, timeout_ms=300, overflow=overflow)
+    return RedisStore(config, may_be_late=True)
 
 
 def some_keys(rng, count):

@@ -109,7 +109,7 @@ def test_no_answer_is_older_than_what_was_acknowledged_while_redis_loses_its_row
             forgetful.kill()
             assert processes[0].goes_on_for(0.5)
             forgetful.start()
-            assert processes[0].goes_on_for(3.0)
+            assert processes[0].goes_on_for(8.0)
 
         assert sum(said["refills"] for said in assert_all_took_part(processes))
 
