@@ -84,7 +84,7 @@ SEEN = {
     ("shared", "shared_memory_auto_remove"): (SHARED, "test_without_auto_remove_the_tables_stay"),
     ("shared", "row_dtype"): (SHARED, "test_a_table_of_another_form_is_loaded_again"),
     ("redis", "address"): (REDIS, "test_the_first_address_that_answers_is_enough"),
-    ("redis", "user_name"): (SECURITY, "test_a_user_without_a_right_is_told_which"),
+    ("redis", "user_name"): (SECURITY, "test_the_error_names_the_right_that_a_user_does_not_have"),
     ("redis", "password"): (SECURITY, "test_the_right_password_is_accepted"),
     ("redis", "num_partitions"): (REDIS, "test_a_table_of_another_number_of_partitions_is_refused"),
     ("redis", "num_node_connections"): (
