@@ -80,7 +80,7 @@ class Filling:
         this load, and then find nothing to do.
         """
         everywhere = range(len(self._partitions))
-        self._known = [self._table.state(number) for number in everywhere]
+        self._known = self._states()
         with self._leases(everywhere, wait_s=LEASE_WAIT_S):
             plan, found = _Plan(), set[int]()
             wanted = (marker.digest, self._table.rows.codec.row_dtype)
@@ -112,7 +112,7 @@ class Filling:
                 plan = self._planned(truth, starting)  # another process may have filled some until now
                 plan.leave_out(set(range(len(self._partitions))) - set(numbers))
                 self._table.mark(plan.numbers, Status.FILLING, "it is being filled")
-                self._known = [self._table.state(number) for number in range(len(self._partitions))]
+                self._known = self._states()
                 self._take_unknown_rows(truth, plan)
                 self._drop(plan.absent)
                 self._write(truth.batches(), plan)
@@ -128,7 +128,7 @@ class Filling:
     def _planned(self, truth: Truth, starting: bool) -> _Plan:
         """Judge every partition, and say how the invalid partitions are to be filled."""
         plan, is_dirty, unmarked = _Plan(), starting and truth.marker().caches_dirty, set[int]()
-        known = [self._table.state(number) for number in range(len(self._partitions))]
+        known = self._states()
         for number, (held, run_id) in enumerate(self._table.markers()):
             state = self._table.judge(number, known[number], held, run_id)
             if held is None and starting:
