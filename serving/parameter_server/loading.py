@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
@@ -16,7 +16,7 @@ from serving.parameter_server.table import ServedTable
 from serving.parameter_server.table_files import open_table_file
 from serving.parameter_server.tier import Tier
 from serving.storage.row_codec import may_be_copied, rounded
-from serving.storage.store import Batches, Keys, Marker, Store, TableSpec, Vectors, has_rows
+from serving.storage.store import NOT_LOADED, Batches, Keys, Marker, Store, TableSpec, Vectors, has_rows
 
 logger = logging.getLogger(__name__)
 
@@ -81,6 +81,8 @@ class TableTruth:
             StoreError: this process reads a database, and its writer has loaded other files since.
         """
         held = self._store.marker(self._table.name) if self._store.outlives_process else None
+        if held is not None and held.digest == NOT_LOADED:
+            return replace(held, digest=self._source.digest)
         if held is not None:
             self._digest = self._digest or held.digest
             if held.digest != self._digest:
@@ -271,9 +273,14 @@ def load_marked(store: Store, source: TableSource) -> None:
     spec, model = source.spec, source.model
     row_dtype = spec.row_dtype if store.keeps_row_dtype else "fp32"
     held = store.marker(spec.name)
+    if held is not None and held.digest == NOT_LOADED:
+        held = None
     if held is not None and (held.digest, held.row_dtype) == (source.digest, row_dtype):
         store.open_table(spec, model.rows)
         return
+    if held is not None and held.changed:
+        reason = "the model's files are new, so they replace all rows, also those that were written since the last load"
+        logger.warning("table %r: %s: %s", spec.name, store.name, reason)
     _log_load(store, source)
     # Every key of the files is checked by ``batches``, before an old row is touched.
     batches = model.batches(LOAD_BATCH_ROWS)
@@ -306,11 +313,16 @@ def _fill_lasting_cache(cached: CachedTable, unreachable: set[Tier]) -> None:
 
 def _open_kept_cache(cache: Tier, source: TableSource, truth: TableTruth) -> None:
     """Open a cache that keeps what it has: nothing fills it, so it must not have missed a change."""
-    cache.store.open_table(source.spec, source.model.rows)
+    reason = ""
+    try:
+        cache.store.open_table(source.spec, source.model.rows)
+    except StoreUnreachableError as err:
+        reason = err.reason
     if truth.marker().caches_dirty:
+        reason = "it may have missed a change; set initialize_after_startup to true to have it filled"
+    if reason:
         cache.bypass(source.spec.name)
-        reason = "may have missed a change, and initialize_after_startup is false: it is bypassed"
-        logger.warning("tier %s, table %r: %s", cache.name, source.spec.name, reason)
+        logger.warning("tier %s is bypassed, table %r: %s", cache.name, source.spec.name, reason)
 
 
 def _fill_memory(store: Store, source: TableSource, truth: Store | None, first_rows: FirstRows) -> None:

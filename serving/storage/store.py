@@ -21,6 +21,8 @@ Mask = NDArray[np.bool_]
 Batches = Iterator[tuple[Keys, Vectors]]
 
 MARKER_FORMAT = 1
+# The digest in the marker of a table that another program wrote, and that Hotrow has changed but never loaded.
+NOT_LOADED = "not loaded"
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from serving.storage.hps_layout import key_list, tag
 from serving.storage.rocksdb.engine import STORE_NAME, all_items, import_rocksdict, open_database, table_options
 from serving.storage.rocksdb.exit_gate import exit_gate
 from serving.storage.row_codec import value_list
-from serving.storage.store import Keys, Marker, TableSpec
+from serving.storage.store import NOT_LOADED, Keys, Marker, TableSpec
 
 READ_AHEAD_BYTES = 8 * 2**20
 _MARKER_KEY = b"hotrow.table."
@@ -159,7 +159,10 @@ class Database:
         In the copy every marker has ``caches_dirty``, for caches hold the rows of the original. The flag is set here
         while the copy is made. A process that is killed meanwhile leaves it set, which costs a refill of caches.
         """
-        markers = dict(self._markers())
+        unmarked = [
+            name.removeprefix(tag("")) for name in self._families if self.record(name.removeprefix(tag(""))) is None
+        ]
+        markers = dict(self._markers()) | {table: Marker(NOT_LOADED, changed=True) for table in unmarked}
         dirty = {table: replace(marker, caches_dirty=True) for table, marker in markers.items()}
         self._write_markers(dirty)
         try:

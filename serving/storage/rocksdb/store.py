@@ -19,7 +19,7 @@ from serving.storage.rocksdb.engine import STORE_NAME, check_new_folder, transla
 from serving.storage.rocksdb.follower import FilesState, FollowedTables, files_state, open_beside_writer
 from serving.storage.rocksdb.table import RocksDbTable, opened_table
 from serving.storage.row_codec import RowCodec
-from serving.storage.store import Batches, Keys, Marker, Mask, Store, TableSpec, Vectors, none_found
+from serving.storage.store import NOT_LOADED, Batches, Keys, Marker, Mask, Store, TableSpec, Vectors, none_found
 
 logger = logging.getLogger(__name__)
 
@@ -209,13 +209,13 @@ class RocksDbStore(Store):
                 database.read_ahead(wait=True)
 
     def write_flags(self, table: str, *, changed: bool | None = None, caches_dirty: bool | None = None) -> None:
-        """See ``Store.write_flags``; a read-only store does nothing."""
+        """See ``Store.write_flags``; a table of another program gets a marker, a read-only store does nothing."""
         with self._lock, self._translated(table):
             if self._read_only:
                 return
-            self._writable_table(table)
-            marker = self._database.marker(table)
-            if marker is None:
+            held = self._writable_table(table)
+            marker = self._database.record(table) or Marker(NOT_LOADED, row_dtype=held.codec.row_dtype, changed=True)
+            if not marker.digest:  # a load is under way
                 return
             new = replace(
                 marker,

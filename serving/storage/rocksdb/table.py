@@ -11,7 +11,7 @@ from serving.storage.rocksdb.database import Database
 from serving.storage.rocksdb.engine import STORE_NAME, all_items, translated_errors
 from serving.storage.rocksdb.exit_gate import exit_gate
 from serving.storage.row_codec import RowCodec
-from serving.storage.store import Batches, Keys, Mask, TableSpec, Vectors
+from serving.storage.store import NOT_LOADED, Batches, Keys, Mask, TableSpec, Vectors
 
 
 class RocksDbTable:
@@ -129,4 +129,6 @@ def opened_table(path: Path, database: Database, spec: TableSpec, codec: RowCode
     if marker is not None and marker.row_dtype != codec.row_dtype:  # the values may have the same length
         reason = f"{path}: holds rows of {marker.row_dtype}, expected {codec.row_dtype}"
         raise StoreError(STORE_NAME, spec.name, reason)
-    return RocksDbTable(path, spec, codec, database.family(spec.name), marker.digest if marker else None)
+    return RocksDbTable(
+        path, spec, codec, database.family(spec.name), marker.digest if marker and marker.digest != NOT_LOADED else None
+    )
