@@ -95,7 +95,7 @@ def test_a_cache_of_another_key_type_than_the_server_is_refused(cache_arguments)
 def test_a_cache_of_another_configuration_than_the_server_is_refused(cache_arguments, write_model):
     other = write_model(write_model.table(slots=2), folder="other")
 
-    with pytest.raises(ConfigError, match="model_config_path: other tables than those"):
+    with pytest.raises(ConfigError, match="model_config_path: has other tables than"):
         CreateEmbeddingCache(**cache_arguments | {"model_config_path": other.config_file})
 
 

@@ -227,7 +227,7 @@ def test_a_calibration_of_mostly_unknown_keys_is_told(write_version, tmp_path, c
     load_model(directory, engine="int8", calibration=tmp_path / "mine.npz", tolerance=0.2).close()
 
     unknown = keys.count(123_456_789)
-    said = f"mine.npz: {unknown} of its {len(keys)} keys are in no table; is it of this model?"
+    said = f"mine.npz: {unknown} of its {len(keys)} keys are in no table; is it for this model?"
     assert (said in caplog.text) is is_told
 
 
@@ -362,6 +362,6 @@ def test_one_calibration_for_several_models_is_refused(write_version, tmp_path):
     file = write_calibration(tmp_path / "mine.npz", model)
 
     repository = ModelRepository(tmp_path / "models", engine="int8", calibration=file)
-    with pytest.raises(ConfigError, match=r"mine\.npz: is one file for 2 models: put a calibration\.npz beside"):
+    with pytest.raises(ConfigError, match=r"mine\.npz: is one file for 2 models: put a calibration\.npz next to"):
         repository.load()
     assert main(["check", str(tmp_path / "models"), "--engine", "int8", "--calibration", str(file)]) == 1

@@ -180,7 +180,7 @@ def test_an_answer_that_is_no_number_is_refused_not_given(write_own):
     server = CreateParameterServer([model.config_file], ["dcn"], True)
     cache = CreateEmbeddingCache(server, 0, False, 0.2, model.config_file, "dcn", True)
 
-    with server, pytest.raises(RequestError, match=r"sample 0: the network's answer is \[nan\], no finite number"):
+    with server, pytest.raises(RequestError, match=r"sample 0: the network's answer is \[nan\], not a finite number"):
         InferenceSession(model.config_file, 0, cache).predict(*request)
 
 

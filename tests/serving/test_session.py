@@ -211,7 +211,7 @@ def test_an_answer_that_is_no_number_is_refused_not_given(write_model, open_sess
     dense_file.write_bytes(dense_file.read_bytes()[:-4] + struct.pack("<f", float("nan")))
     session = open_session(model, engine)
 
-    with pytest.raises(RequestError, match=r"sample 0: the network's answer is \[nan\], no finite number"):
+    with pytest.raises(RequestError, match=r"sample 0: the network's answer is \[nan\], not a finite number"):
         session.predict([0.0] * 4, [], [0] * 7)
 
 
@@ -233,7 +233,7 @@ def test_a_session_of_another_model_than_its_cache_is_refused(write_model, open_
     other = write_model(write_model.table(slots=2), folder="other")
 
     for config in (other.config_file, cache.config.model_copy(update={"dense_dim": 3})):
-        with pytest.raises(ConfigError, match=r"not the model of the embedding cache, 'dcn' from .*model\.json"):
+        with pytest.raises(ConfigError, match=r"the embedding cache is of another model, 'dcn' from .*model\.json"):
             InferenceSession(config, 0, cache)
 
 

@@ -237,7 +237,7 @@ def test_a_batch_unlike_the_calibration_is_answered_in_float32(column, value, ca
     for _ in range(2):
         assert np.array_equal(network(dense, tables), exact(dense, tables), equal_nan=True)
     assert (
-        caplog.text.count("net.onnx: a batch has values far from the calibration's; such are answered in float32") == 1
+        caplog.text.count("net.onnx: a batch has values far from the calibration's; such batches run in float32") == 1
     )
 
 
@@ -357,7 +357,9 @@ def test_a_network_that_no_message_holds_is_refused(network_file, monkeypatch):
     file, exact = network_file
     monkeypatch.setattr("serving.dense.onnx_file._LARGEST_BYTES", 500)
 
-    with pytest.raises(ConfigError, match=r"cannot be quantised: it has [\d,]+ bytes, and 500 are the most"):
+    with pytest.raises(
+        ConfigError, match=r"cannot be quantised: it has [\d,]+ bytes; the limit of an ONNX file is 500"
+    ):
         open_int8(GRAPH, exact, file, Calibration(*draw(256), 0.05), 1, str(file))
 
 

@@ -23,9 +23,9 @@ def test_a_model_is_written_as_it_is():
 
 
 def test_a_model_of_more_than_two_gib_is_refused(monkeypatch):
-    with pytest.raises(ValueError, match="it has more than 2,147,483,647 bytes, the most of an ONNX file"):
+    with pytest.raises(ValueError, match="it has more than 2,147,483,647 bytes, the limit of an ONNX file"):
         onnx_file.serialized(SimpleNamespace(SerializeToString=too_large))
 
     monkeypatch.setattr(onnx_file, "_LARGEST_BYTES", 3)
-    with pytest.raises(ValueError, match="it has 10 bytes, and 3 are the most"):
+    with pytest.raises(ValueError, match="it has 10 bytes; the limit of an ONNX file is 3"):
         onnx_file.serialized(onnx.ModelProto(producer_name="somebody"))

@@ -159,7 +159,7 @@ def test_a_table_that_the_network_does_not_read_is_told(open_onnx_file, caplog):
     with caplog.at_level(logging.WARNING):
         open_onnx_file([*LOGISTIC[:2], LOGISTIC[3], node("Sum", "a c", "logits"), LOGISTIC[-1]], INPUTS[1:])
 
-    assert "net.onnx: no input reads the table 'item_table', which is looked up in vain" in caplog.text
+    assert "net.onnx: no input reads the table 'item_table', so its lookups have no effect" in caplog.text
 
 
 def test_an_input_that_is_the_output_itself_is_read(open_onnx_file):
@@ -190,7 +190,7 @@ def test_answers_that_are_no_probabilities_are_told(open_onnx_file, caplog):
     with caplog.at_level(logging.WARNING):
         open_onnx_file([*LOGISTIC[:4], node("Sum", "a b c", "logits"), node("Exp", "logits", "clicks")])
 
-    assert "are no probabilities; does a sigmoid lack at its end?" in caplog.text
+    assert "are not probabilities; is a sigmoid missing at its end?" in caplog.text
 
 
 def test_answers_that_are_no_numbers_are_told(open_onnx_file, caplog):
@@ -199,7 +199,7 @@ def test_answers_that_are_no_numbers_are_told(open_onnx_file, caplog):
     with caplog.at_level(logging.WARNING):
         open_onnx_file(constants=weights)
 
-    assert "answers such as [nan, nan] are no numbers; has it weights that are NaN or infinite?" in caplog.text
+    assert "answers such as [nan, nan] are not finite; does it have weights that are NaN or infinite?" in caplog.text
 
 
 MIXING = [

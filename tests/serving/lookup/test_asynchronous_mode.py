@@ -149,4 +149,4 @@ def test_a_cache_as_large_as_its_table_is_said_to_lack_keys_where_answers_do_not
 
     warned = [one.getMessage() for one in caplog.records if "gpucacheper 1" in one.getMessage()]
     assert len(warned) == is_warned
-    assert all("model 'm': " in line and "some 10 % of a table's keys" in line for line in warned)
+    assert all("model 'm': " in line and "about 10 % of a table's keys" in line for line in warned)

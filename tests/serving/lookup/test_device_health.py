@@ -56,10 +56,10 @@ def test_a_lookup_whose_device_failed_in_one_request_refuses_all_others(lookup, 
 
     assert not lookup.is_answering
     with pytest.raises(
-        DeviceFaultError, match=r"model 'm' on runner: not used since a fault: pool: an illegal address"
+        DeviceFaultError, match=r"model 'm' on runner: not used after a fault: pool: an illegal address"
     ):
         lookup.lookup_pooled(batch)
-    with pytest.raises(DeviceFaultError, match="not used since a fault"):
+    with pytest.raises(DeviceFaultError, match="not used after a fault"):
         lookup.refresh()
 
 

@@ -88,7 +88,7 @@ def test_runners_are_opened_only_by_name_and_said_to_be_for_tests(caplog):
     assert found == (open_device("runner"), open_device("runner:1"))
     assert names(found) == ["runner", "runner:1"]
     assert names(open_devices("runner:2", [0])) == ["runner:2"]
-    assert "device runner: GPU kernels run on the CPU, which is for tests" in caplog.text
+    assert "device runner: GPU kernels run on the CPU, thousands of times slower; this is for tests" in caplog.text
 
 
 @pytest.mark.parametrize("name", ["", "gpu", "cuda:", "cuda:x", "cuda:-1", "cpu:0", "auto:1", "CUDA:0", None, 0])

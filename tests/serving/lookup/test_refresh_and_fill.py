@@ -232,7 +232,7 @@ def test_only_so_many_devices_are_refreshed_at_a_time(device, config):
 def test_caches_without_a_row_are_refused(device, config):
     with (
         served(config) as server,
-        pytest.raises(ConfigError, match=r"gpucacheper \(cache_size_percentage\) 0: a cache has room for at least"),
+        pytest.raises(ConfigError, match=r"gpucacheper \(cache_size_percentage\) 0: a cache has at least one row"),
     ):
         CachedLookup(server, with_cache(config, size_ratio=0.0), device)
 
