@@ -187,7 +187,7 @@ ANYTHING = (
 
 @settings(deadline=None, max_examples=300)
 @given(CONFIGS, ANYTHING, ANYTHING, ANYTHING)
-def test_whatever_comes_is_a_batch_as_the_oracle_reads_it_or_a_request_error(config, dense, keys, row_ptrs):
+def test_any_input_is_read_as_the_oracle_reads_it_or_is_a_request_error(config, dense, keys, row_ptrs):
     agree(config, dense, keys, row_ptrs)
 
 
@@ -262,7 +262,7 @@ def test_a_model_without_dense_features_takes_an_absent_or_empty_tensor(dense):
     assert read_batch(model(2, features=0), dense, KEYS, ROW_PTRS).dense.shape == (2, 0)
 
 
-def test_the_right_arrays_are_not_copied():
+def test_arrays_of_the_right_dtype_are_not_copied():
     dense, keys = np.array(DENSE, np.float32), np.array(KEYS, np.int64)
 
     batch = read_batch(model(2), dense, keys, np.array(ROW_PTRS, np.int32))
@@ -312,7 +312,7 @@ def test_the_right_arrays_are_not_copied():
         ({"dense": np.zeros(4, complex)}, "DES: expected floats, got an array of complex128"),
     ],
 )
-def test_what_is_wrong_is_named_with_its_tensor_and_place(change, message):
+def test_a_wrong_value_is_named_with_its_tensor_and_position(change, message):
     given_ = {"dense": DENSE, "keys": KEYS, "row_ptrs": ROW_PTRS} | change
 
     with pytest.raises(RequestError) as caught:
@@ -322,7 +322,7 @@ def test_what_is_wrong_is_named_with_its_tensor_and_place(change, message):
 
 
 @pytest.mark.parametrize(("key", "position"), [(-1, 2), (2**32, 0)])
-def test_a_key_that_is_no_uint32_is_refused_by_a_uint32_model(key, position):
+def test_a_key_that_is_not_a_uint32_is_refused_by_a_uint32_model(key, position):
     keys = [7, 8, 9]
     keys[position] = key
 
@@ -353,7 +353,7 @@ def test_ends_that_add_up_beyond_int64_are_refused():
         read_batch(model(1, 2, features=0), None, [], [0, 2**63 - 1, 0, 0, 2**63 - 1])
 
 
-def test_several_tables_of_a_wrong_length_are_told_both_forms():
+def test_a_wrong_length_for_several_tables_names_both_forms():
     with pytest.raises(
         RequestError, match=r"ROWINDEX: expected B \* S \+ 2 \(or B \* S \+ 1\) offsets for S = 3 slots, got 6"
     ):

@@ -67,7 +67,7 @@ def test_samples_are_counted_by_model():
     assert page["hotrow_samples_total", ("model", "a")] == 7
 
 
-def test_pulled_counters_are_read_anew_for_every_page():
+def test_pulled_counters_are_read_again_for_every_page():
     count = iter([1, 2])
     metrics = Metrics(RequestMetrics(), lambda: [MetricSample("hotrow_x", "X.", (("tier", "memory"),), next(count))])
 

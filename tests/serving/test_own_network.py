@@ -95,7 +95,7 @@ def request_of(model, samples=9):
 
 
 @pytest.mark.parametrize("engine", ["auto", "onnx"])
-def test_a_model_folder_answers_as_its_network_does_in_float64(write_own_version, engine):
+def test_a_model_folder_answers_like_its_network_in_float64(write_own_version, engine):
     model, directory = write_own_version()
     request, expected = request_of(model)
 
@@ -153,7 +153,7 @@ def test_check_opens_the_network_in_every_form(write_own_version, ps_file, tmp_p
     assert "net.onnx: ONNX Runtime cannot open it" in capsys.readouterr().err
 
 
-def test_a_repository_serves_it_beside_others(write_own_version, write_model, tmp_path):
+def test_a_repository_serves_it_next_to_other_models(write_own_version, write_model, tmp_path):
     model, _ = write_own_version("models/1")
     (tmp_path / "repository").mkdir()
     (tmp_path / "models").rename(tmp_path / "repository" / "own")
@@ -169,7 +169,7 @@ def test_a_repository_serves_it_beside_others(write_own_version, write_model, tm
         assert sum(line.startswith("model ") for line in repository.describe()) == 2
 
 
-def test_an_answer_that_is_no_number_is_refused_not_given(write_own):
+def test_an_answer_that_is_not_finite_is_refused(write_own):
     model = write_own()
     file = model.config_file.with_name("net.onnx")
     network = onnx.load(file)
@@ -196,7 +196,7 @@ def test_without_onnx_runtime_the_extra_is_named(write_own_version, monkeypatch)
         load_model(write_own_version()[1])
 
 
-def test_a_network_that_is_not_there_is_named(write_own):
+def test_a_missing_network_is_named(write_own):
     model = write_own()
     model.config_file.with_name("net.onnx").unlink()
     server = CreateParameterServer([model.config_file], ["dcn"], True)
@@ -206,7 +206,7 @@ def test_a_network_that_is_not_there_is_named(write_own):
         InferenceSession(model.config_file, 0, cache)
 
 
-def test_two_networks_are_one_too_many(write_own):
+def test_two_networks_are_refused(write_own):
     model = write_own()
     model.document["layers"] += model.network
     model.write_config()
@@ -219,7 +219,7 @@ def test_two_networks_are_one_too_many(write_own):
     assert (caught.value.source, caught.value.path) == (str(model.config_file), 'layers[3] "reshape0".type')
 
 
-def test_no_network_is_one_too_few(write_own):
+def test_a_model_without_a_network_is_refused(write_own):
     model = write_own()
     model.document["inference"]["dense_model_file"] = "net.model"
     model.write_config()

@@ -131,7 +131,7 @@ def line_weights(weight=1, scale=1):
         (True, 10 * 7 * 4 + (1 + 8 + 10) * 7 * 4),  # classes of 1, 8 and 10
     ],
 )
-def test_what_a_network_takes_is_known_before(line, use_graphs, tensor_bytes):
+def test_the_memory_of_a_network_is_known_in_advance(line, use_graphs, tensor_bytes):
     assert network_bytes(line, 10, 3, use_graphs) == 5 * 4 + 3 * (2**25 + tensor_bytes)
 
 
@@ -145,7 +145,7 @@ def test_half_precision_rounds_factors_and_not_sums(device, line, computed):
     assert answers[:, 0].tolist() == [120000, 1 + 2**-13 + 2**-14, 1 + 2**-14, 65505]
 
 
-def test_a_factor_beyond_half_precision_makes_its_own_sample_no_number(device, line, computed):
+def test_a_factor_beyond_half_precision_makes_only_its_own_sample_nan(device, line, computed):
     dense = np.array([[1, 2], [65520, 0], [0, -np.inf], [3, 4]], np.float32)
     rows = np.full((4, 2, 1), 70000, np.float32)  # which is no factor of a product of matrices
 
@@ -155,7 +155,7 @@ def test_a_factor_beyond_half_precision_makes_its_own_sample_no_number(device, l
     assert np.isnan(answers[1:3]).all()
 
 
-def test_overflow_is_as_infinite_as_on_the_cpu(device, line, computed):
+def test_overflow_gives_the_same_infinities_as_on_the_cpu(device, line, computed):
     dense = np.array([[3e38, 3e38], [1, 1]], np.float32)
     rows = np.zeros((2, 2, 1), np.float32)
 
@@ -194,7 +194,7 @@ def test_a_graph_gives_the_same_as_its_first_batch(device, family, scaled_weight
     assert not caplog.records
 
 
-def test_where_nothing_can_be_captured_batches_run_by_themselves(
+def test_batches_run_without_graphs_if_nothing_can_be_captured(
     device, graph, weights, draw_inputs, monkeypatch, caplog
 ):
     def refuse(stream, function):
@@ -213,7 +213,7 @@ def test_where_nothing_can_be_captured_batches_run_by_themselves(
     ]
 
 
-def test_a_capture_that_failed_is_tried_once_more(device, graph, weights, draw_inputs, monkeypatch, caplog):
+def test_a_failed_capture_is_tried_once_more(device, graph, weights, draw_inputs, monkeypatch, caplog):
     tried, capture = [], device.capture
 
     def refuse_once(stream, function):
@@ -231,7 +231,7 @@ def test_a_capture_that_failed_is_tried_once_more(device, graph, weights, draw_i
     assert not caplog.records
 
 
-def test_what_is_left_behind_a_batch_does_not_show(device, graph, weights, draw_inputs):
+def test_rows_left_over_from_a_larger_batch_do_not_affect_the_answer(device, graph, weights, draw_inputs):
     served = Served(open_device_network(graph, weights, device), 8)
     dense, embeddings = draw_inputs(graph, 2)
     clean = served.answer(dense, embeddings)
@@ -241,7 +241,7 @@ def test_what_is_left_behind_a_batch_does_not_show(device, graph, weights, draw_
     assert np.array_equal(served.answer(dense, embeddings), clean)
 
 
-def test_a_batch_may_be_queued_again_when_more_rows_have_come(device, graph, weights, draw_inputs):
+def test_a_batch_may_be_queued_again_after_missing_rows_arrive(device, graph, weights, draw_inputs):
     served = Served(open_device_network(graph, weights, device), 8)
     dense, (rows,) = draw_inputs(graph, 6)
     served.answer(dense, [np.zeros_like(rows)])
@@ -251,7 +251,7 @@ def test_a_batch_may_be_queued_again_when_more_rows_have_come(device, graph, wei
     np.testing.assert_allclose(again, NumpyNetwork(graph, weights)(dense, [rows]), rtol=FLOAT32_ROUNDING_RATIO)
 
 
-def test_a_captured_batch_is_one_launch_and_nothing_beside_it(device, graph, weights, draw_inputs, monkeypatch):
+def test_a_captured_batch_is_one_launch_and_nothing_else(device, graph, weights, draw_inputs, monkeypatch):
     served, inputs = Served(open_device_network(graph, weights, device), 8), draw_inputs(graph, 8)
     expected = served.answer(*inputs)
     served.rows.load(*inputs)
@@ -264,7 +264,7 @@ def test_a_captured_batch_is_one_launch_and_nothing_beside_it(device, graph, wei
     assert np.array_equal(served.work.answer(), expected)
 
 
-def test_a_workspace_that_is_dropped_leaves_its_lookup_to_nobody(device, graph, weights, draw_inputs):
+def test_a_dropped_workspace_frees_its_lookup_at_once(device, graph, weights, draw_inputs):
     served = Served(open_device_network(graph, weights, device), 8)
     for _ in range(2):
         served.answer(*draw_inputs(graph, 8))
@@ -278,7 +278,7 @@ def test_a_workspace_that_is_dropped_leaves_its_lookup_to_nobody(device, graph, 
         gc.enable()
 
 
-def test_a_call_can_be_captured_and_so_never_waits(device, family, scaled_weights, draw_inputs, uploaded):
+def test_a_call_can_be_captured_so_it_never_waits(device, family, scaled_weights, draw_inputs, uploaded):
     network, stream = open_device_network(family, scaled_weights(family), device), device.stream()
     arguments = uploaded(*draw_inputs(family, 3))
     with device.using(stream):
@@ -302,7 +302,7 @@ def test_a_call_uploads_nothing(device, family, scaled_weights, draw_inputs, upl
     stream.synchronize()
 
 
-def test_threads_with_a_workspace_each_get_the_answers_of_one(device, graph, weights, draw_inputs):
+def test_threads_with_their_own_workspaces_get_the_answers_of_a_single_thread(device, graph, weights, draw_inputs):
     network = open_device_network(graph, weights, device)
     inputs = [draw_inputs(graph, 1 + seed % 9, seed) for seed in range(24)]
 
@@ -332,7 +332,7 @@ def mixing_line(line):
     return parse_graph({"layers": layers}, "mixing.json")
 
 
-def test_batches_whose_samples_mix_are_not_padded(device, mixing_line, scaled_weights, draw_inputs):
+def test_batches_are_not_padded_if_samples_mix(device, mixing_line, scaled_weights, draw_inputs):
     weights = scaled_weights(mixing_line)
     served = Served(open_device_network(mixing_line, weights, device), 64)
 
@@ -421,7 +421,7 @@ def test_fewer_samples_than_a_graph_picks_are_refused(device, scaled_weights):
         served.work.queue(2)
 
 
-def test_a_precision_nobody_knows_is_refused(device, graph, weights):
+def test_an_unknown_precision_is_refused(device, graph, weights):
     with pytest.raises(ValueError, match="expected precision fp32, tf32 or fp16, got 'bf16'"):
         open_device_network(graph, weights, device, "bf16")
 

@@ -94,7 +94,7 @@ def din_in_pytorch(weights, user, good, cate):
     return torch.sigmoid(fc("fc_din_i3", x)).numpy()
 
 
-def test_din_works_once_the_mistake_is_mended(din, scaled_weights, draw_inputs):
+def test_din_works_once_the_mistake_is_fixed(din, scaled_weights, draw_inputs):
     document, wrong = din
     wrong["bottom"], wrong["top"] = wrong["top"], wrong["bottom"]
 
@@ -266,7 +266,7 @@ def test_every_layer_type_is_part_of_a_graph_that_every_engine_runs():
 
 
 @pytest.mark.parametrize("layers", GRAPHS.values(), ids=GRAPHS.keys())
-def test_a_graph_says_whether_its_samples_may_be_predicted_apart(layers, scaled_weights, draw_inputs):
+def test_a_graph_reports_whether_it_mixes_samples(layers, scaled_weights, draw_inputs):
     graph = parse_graph({"layers": layers}, "graph.json")
     network = open_network(graph, scaled_weights(graph), "numpy")
     dense, embeddings = draw_inputs(graph, 6)
@@ -324,7 +324,7 @@ ODD_VALUES = [
 
 @settings(deadline=None, max_examples=300)
 @given(document=with_odd_value([{"layers": layers} for layers in GRAPHS.values()], ODD_VALUES))
-def test_a_graph_with_any_odd_value_is_read_or_refused_but_nothing_else(document):
+def test_a_graph_with_any_odd_value_is_either_read_or_refused(document):
     with suppress(ConfigError):
         graph = parse_graph(document, "graph.json")
         assert parse_graph(inference_document(document), "graph.json") == graph

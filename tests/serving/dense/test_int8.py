@@ -99,7 +99,7 @@ SHAPES = {
 
 
 @pytest.mark.parametrize(("nodes", "products"), SHAPES.values(), ids=SHAPES.keys())
-def test_every_form_of_a_product_with_a_weight_is_of_integers_and_nearly_exact(nodes, products):
+def test_every_form_of_a_product_with_a_weight_runs_on_integers_and_is_nearly_exact(nodes, products):
     exact, network = open_both(network_of([*nodes, *ENDING], ARRAYS), tolerance=0.05)
 
     samples = draw(200, seed=1)
@@ -109,7 +109,7 @@ def test_every_form_of_a_product_with_a_weight_is_of_integers_and_nearly_exact(n
     assert 0 < errors.max() < 0.05
 
 
-def test_the_record_says_what_was_measured(caplog):
+def test_the_record_reports_the_measurement(caplog):
     samples = draw(256)
     with caplog.at_level(logging.INFO, "serving.dense.int8"):
         exact, network = open_both(TWO_LAYERS, samples)
@@ -129,7 +129,7 @@ def quantized_model(model):
     return onnx.load_model_from_string(quantizing.quantize(folded, products, scales))
 
 
-def test_products_become_integer_products_and_float_ones_are_gone():
+def test_integer_products_replace_all_float_products():
     model = quantized_model(TWO_LAYERS)
 
     kinds = Counter(one.op_type for one in model.graph.node)
@@ -139,7 +139,7 @@ def test_products_become_integer_products_and_float_ones_are_gone():
 
 
 @pytest.mark.parametrize(("saturates", "largest"), [(False, 127), (True, 63)])
-def test_weights_have_seven_bits_where_sums_of_eight_would_be_clipped(monkeypatch, saturates, largest):
+def test_weights_have_seven_bits_if_sums_of_eight_bit_products_are_clipped(monkeypatch, saturates, largest):
     monkeypatch.setattr(quantizing, "products_saturate", lambda: saturates)
 
     model = quantized_model(TWO_LAYERS)
@@ -191,7 +191,7 @@ def test_columns_of_very_different_sizes_are_balanced():
 
 
 @pytest.mark.parametrize("first", [0, 1], ids=["seen", "not seen"])
-def test_every_second_sample_is_kept_from_the_balancing(first, monkeypatch):
+def test_every_second_sample_is_left_out_of_the_balancing(first, monkeypatch):
     dense, tables = draw(10)
     dense[:, 0] = 0
     dense[first::2, 0] = 100
@@ -248,7 +248,7 @@ def in_outliers(nodes, **arrays):
     return network_of(nodes, {**ARRAYS, **arrays}), (dense, tables)
 
 
-def test_a_network_that_errs_beyond_the_tolerance_is_refused_with_the_figure():
+def test_a_network_beyond_the_tolerance_is_refused_with_its_error():
     model, samples = in_outliers([node("MatMul", "dense w", "logit"), ENDING[-1]], w=np.ones((FEATURES, 1), np.float32))
 
     with pytest.raises(ConfigError) as caught:
@@ -260,7 +260,7 @@ def test_a_network_that_errs_beyond_the_tolerance_is_refused_with_the_figure():
     assert str(caught.value).endswith("on average; the tolerance is 0.01")
 
 
-def test_a_product_that_errs_too_much_stays_in_float32():
+def test_a_product_with_too_large_an_error_stays_in_float32():
     nodes = [
         node("MatMul", "dense w", "outliers"),
         node("ReduceMean", "user axes", "mean", keepdims=0),
@@ -282,7 +282,7 @@ def test_a_product_that_errs_too_much_stays_in_float32():
     assert np.abs(network(*samples) - exact(*samples)).max() == network.quantization.max_error
 
 
-def test_a_large_product_that_errs_too_much_by_itself_takes_no_small_one_with_it():
+def test_a_large_product_beyond_the_tolerance_does_not_take_a_small_product_with_it():
     columns = 4096  # its error is less per multiplication than the small product's
     nodes = [
         node("MatMul", "dense w", "wide"),
@@ -329,7 +329,7 @@ def test_a_network_without_a_product_with_a_weight_is_refused(nodes, products):
         open_both(model)
 
 
-def test_a_network_whose_answers_are_no_numbers_is_refused():
+def test_a_network_whose_answers_are_nan_is_refused():
     model = network_of([node("Gemm", "dense w1 b1", "a"), *ENDING], {**ARRAYS, "w2": np.full_like(W2, np.nan)})
 
     with pytest.raises(ConfigError, match="not all answers to the calibration's samples are finite"):
@@ -345,7 +345,7 @@ def network_file(tmp_path):
     return file, OnnxNetwork(GRAPH, file)
 
 
-def test_weights_in_a_file_beside_the_network_are_found(network_file):
+def test_weights_in_a_file_next_to_the_network_are_found(network_file):
     file, exact = network_file
 
     network = open_int8(GRAPH, exact, file, Calibration(*draw(256), 0.05), 1, str(file))
@@ -353,7 +353,7 @@ def test_weights_in_a_file_beside_the_network_are_found(network_file):
     assert network.quantization.quantized == 2
 
 
-def test_a_network_that_no_message_holds_is_refused(network_file, monkeypatch):
+def test_a_network_too_large_for_one_file_is_refused(network_file, monkeypatch):
     file, exact = network_file
     monkeypatch.setattr("serving.dense.onnx_file._LARGEST_BYTES", 500)
 
@@ -371,7 +371,7 @@ def test_operators_that_are_too_old_are_refused():
         open_both(model)
 
 
-def test_a_product_of_no_columns_or_of_infinities_stays_as_it_is():
+def test_a_product_without_columns_or_with_infinities_stays_in_float32():
     """A network may give finite answers from infinite values, as 1 / inf; no scale of integers holds them."""
     nodes = [
         node("Slice", "dense zero_1 zero_1 one_1", "none"),
@@ -398,7 +398,7 @@ def test_a_product_of_no_columns_or_of_infinities_stays_as_it_is():
     assert (network.quantization.quantized, network.quantization.products) == (2, 4)
 
 
-def test_many_threads_get_the_answers_of_one():
+def test_many_threads_get_the_answers_of_a_single_thread():
     _, network = open_both(TWO_LAYERS, tolerance=0.05)
     requests = [draw(1 + seed % 9, seed) for seed in range(40)]
     alone = [network(*request) for request in requests]
@@ -442,7 +442,7 @@ def test_a_graph_that_mixes_samples_is_refused(document, draw_weights, draw_inpu
 
 
 @pytest.mark.usefixtures("needs_ndonnx")
-def test_without_a_calibration_there_is_no_int8(graph, weights):
+def test_int8_needs_a_calibration(graph, weights):
     with pytest.raises(ValueError, match="the engine int8 needs a calibration"):
         open_network(graph, weights, "int8")
 

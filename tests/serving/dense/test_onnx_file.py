@@ -16,7 +16,7 @@ def too_large():
     raise EncodeError("Failed to serialize proto")
 
 
-def test_a_model_is_written_as_it_is():
+def test_a_model_is_written_unchanged():
     model = onnx.ModelProto(producer_name="somebody")
 
     assert onnx.load_model_from_string(onnx_file.serialized(model)) == model

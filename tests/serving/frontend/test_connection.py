@@ -219,7 +219,7 @@ def test_a_body_of_any_number_of_chunks_is_answered():
         pytest.param([b"0\r\n" + b"a: b\r\n" * 20_000] + [b"a: b\r\n" * 20_000] * 9, id="many trailers"),
     ],
 )
-def test_what_a_body_brings_besides_its_bytes_is_bounded(rest):
+def test_chunk_extensions_and_trailers_are_bounded(rest):
     answer = answers(b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n", *rest)
 
     assert b"connection: close" in answer  # and it came, though the body never ends

@@ -72,7 +72,7 @@ def until_answered(ask_all, keys):
     return response
 
 
-def test_hot_keys_are_answered_and_others_are_told_to_come_again_until_the_disk_is_back(ask_all, disk):
+def test_hot_keys_are_answered_and_other_keys_get_503_until_the_disk_is_back(ask_all, disk):
     for keys in (HOT, COLD):
         assert_right(until_answered(ask_all, keys), keys)
 

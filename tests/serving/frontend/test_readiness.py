@@ -63,7 +63,7 @@ def wait_until_ready(client):
         assert time.monotonic() < end
 
 
-def test_a_model_of_which_no_tier_answers_is_not_ready_until_one_does(clients, disk):
+def test_a_model_is_not_ready_until_one_of_its_tiers_answers(clients, disk):
     client = clients({"type": "disabled"})
     assert codes(client) == [200, 200]
 
@@ -108,7 +108,7 @@ def test_the_server_is_not_ready_while_one_of_its_models_is_not(clients, disk):
     assert client.get("/v2/models/other/ready").status_code == 503
 
 
-def test_a_model_that_is_not_there_is_neither_ready_nor_unready(clients):
+def test_a_missing_model_is_neither_ready_nor_unready(clients):
     assert clients({"type": "disabled"}).get("/v2/models/absent/ready").status_code == 404
 
 

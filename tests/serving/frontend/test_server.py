@@ -12,7 +12,7 @@ from serving.frontend.server import Server, listen, url_of
 from serving.metrics import RequestMetrics
 
 
-def test_a_free_port_is_taken_and_told():
+def test_a_free_port_is_taken_and_reported():
     with listen("127.0.0.1", 0) as listener:
         with socket.create_connection(listener.getsockname()):
             pass

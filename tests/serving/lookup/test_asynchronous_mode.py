@@ -24,7 +24,7 @@ def config(folder):
     return lambda threshold: write_model(folder, TWO_TABLES, mode="asynchronous", hit_rate_threshold=threshold)
 
 
-def test_missing_rows_count_as_defaults_now_and_are_there_later(device, config):
+def test_missing_rows_count_as_defaults_and_are_inserted_later(device, config):
     config = config(0.0)
     keys = np.array([0, 3, 3, 777], dtype=np.int64)
     batch = first_table(config, keys)
@@ -45,7 +45,7 @@ def test_missing_rows_count_as_defaults_now_and_are_there_later(device, config):
     assert later.defaulted_keys == 1
 
 
-def test_below_the_threshold_an_answer_waits_and_at_it_it_does_not(device, config):
+def test_a_request_waits_below_the_threshold_and_not_at_it(device, config):
     config = config(0.5)
 
     with served(config) as server, cached(server, config, device) as lookup:
@@ -114,7 +114,7 @@ def test_a_row_that_changes_while_it_waits_to_be_inserted_is_not_stale(device, c
         assert held(lookup) == set()
 
 
-def test_an_outage_fails_no_request_and_its_rows_come_when_it_is_over(device, config, caplog):
+def test_an_outage_fails_no_request_and_the_rows_are_inserted_after_it(device, config, caplog):
     config, store = config(0.0), DictStore()
     batch = first_table(config, np.array([0, 3], dtype=np.int64))
 
@@ -139,7 +139,7 @@ def test_an_outage_fails_no_request_and_its_rows_come_when_it_is_over(device, co
         ({"mode": "exact", "size_ratio": 1.0}, False),
     ],
 )
-def test_a_cache_as_large_as_its_table_is_said_to_lack_keys_where_answers_do_not_wait(
+def test_a_full_size_cache_that_drops_keys_is_logged_in_the_asynchronous_mode(
     device, tmp_path, caplog, said, is_warned
 ):
     config = write_model(tmp_path, TWO_TABLES, **said)

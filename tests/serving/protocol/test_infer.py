@@ -216,7 +216,7 @@ class TestWhatIsRefused:
         assert expected in refused({"inputs": [entry]})
 
     @pytest.mark.parametrize("text", ["name", "datatype"])
-    def test_what_a_client_made_up_is_not_sent_back_at_length(self, text):
+    def test_text_that_a_client_made_up_is_cut_in_messages(self, text):
         assert len(refused({"inputs": [des() | {text: "x" * 100_000}]})) < 300
 
     @pytest.mark.parametrize("token", [b"NaN", b"Infinity", b"-Infinity", b"1e999"])
@@ -247,7 +247,7 @@ class TestWhatIsRefused:
         assert expected in refused(document, tail)
 
     @pytest.mark.parametrize("header", ["-1", "", "1.5", "abc", "²", "9" * 30, "1_0", " 2"])
-    def test_a_header_length_that_is_no_number(self, header):
+    def test_a_header_length_that_is_not_a_number(self, header):
         assert "Inference-Header-Content-Length: expected a number of bytes" in refused(b"{}", header_bytes=header)
 
     def test_a_header_length_beyond_the_body(self):
@@ -314,7 +314,7 @@ class TestTheAnswer:
         assert np.frombuffer(tail, np.float32).tolist() == [-0.25, -0.5]
 
 
-class TestWhatIsRemembered:
+class TestRememberedHeads:
     """One decoder sees many requests; what it remembers of earlier ones must never show."""
 
     HEAD = json.dumps(
@@ -341,7 +341,7 @@ class TestWhatIsRemembered:
         with pytest.raises(RequestError, match=r"are left|follow the last"):
             decoder.decode(self.HEAD + tail, str(len(self.HEAD)))
 
-    def test_numbers_in_json_are_read_anew(self):
+    def test_numbers_in_json_are_read_for_every_request(self):
         decoder = InferDecoder(SIGNATURE)
         body = json.dumps({"inputs": [des(), catcolumn()]}).encode()
 
