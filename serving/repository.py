@@ -173,8 +173,8 @@ def _sizes(config: ModelConfig, stores: Sequence[Store]) -> str:
         ram += sum(store.memory_bytes(name) for store in stores if isinstance(store, MemoryStore))
         shared += sum(store.memory_bytes(name) for store in stores if isinstance(store, SharedMemoryStore))
         mapped += sum(store.file_bytes(name) for store in stores if isinstance(store, SnapshotStore))
-    beside = {" of shared memory": shared, " of mapped files": mapped}
-    return " and ".join([_amount(ram), *(_amount(size) + what for what, size in beside.items() if size)])
+    others = {" of shared memory": shared, " of mapped files": mapped}
+    return " and ".join([_amount(ram), *(_amount(size) + what for what, size in others.items() if size)])
 
 
 def _amount(size_bytes: int) -> str:

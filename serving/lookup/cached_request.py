@@ -42,19 +42,19 @@ class _Table:
     late: list[Keys] = field(default_factory=list)
     reads: list[tuple[ReadRows, NDArray[np.uint32]]] = field(default_factory=list)
 
-    def must_wait(self, lacking: MissingKeys) -> bool:
+    def must_wait(self, missed: MissingKeys) -> bool:
         """Note which keys a launch missed; return whether the request waits for their rows."""
-        if self.is_late and lacking.keys.size:
-            self.late.append(lacking.keys)
-        return bool(lacking.bags) and not self.is_late
+        if self.is_late and missed.keys.size:
+            self.late.append(missed.keys)
+        return bool(missed.bags) and not self.is_late
 
-    def rows_of(self, lacking: MissingKeys) -> Vectors:
+    def rows_of(self, missed: MissingKeys) -> Vectors:
         """Read the rows of missing keys from the tiers, or return defaults if the request does not wait for them."""
         table = self.cache.plan.table
-        if self.is_late or not lacking.keys.size:
-            return np.full((lacking.keys.size, table.dim), table.default_value, dtype=np.float32)
-        read = self.cache.read(lacking.keys, is_request=True)
-        self.reads.append((read, lacking.times))
+        if self.is_late or not missed.keys.size:
+            return np.full((missed.keys.size, table.dim), table.default_value, dtype=np.float32)
+        read = self.cache.read(missed.keys, is_request=True)
+        self.reads.append((read, missed.times))
         return read.rows
 
     def unknown_keys(self) -> int:
@@ -122,12 +122,12 @@ class CachedRequest:
 
     def _note_hit_rates(self, missing: Sequence[MissingKeys]) -> None:
         """Note each table's hit rate, and for which tables the request does not wait."""
-        for table, lacking in zip(self._tables, missing, strict=True):
+        for table, missed in zip(self._tables, missing, strict=True):
             if table.keys.size:
-                table.hit_rate = 1.0 - lacking.positions / table.keys.size
+                table.hit_rate = 1.0 - missed.positions / table.keys.size
             if self._later is not None and table.hit_rate >= self._said.hit_rate_threshold:
-                table.is_late = table.cache.can_keep(lacking.keys)
+                table.is_late = table.cache.can_keep(missed.keys)
 
     def _must_wait(self, missing: Sequence[MissingKeys]) -> bool:
         # A list, not a generator: every table must note which keys it missed.
-        return any([table.must_wait(lacking) for table, lacking in zip(self._tables, missing, strict=False)])
+        return any([table.must_wait(missed) for table, missed in zip(self._tables, missing, strict=False)])

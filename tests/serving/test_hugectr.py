@@ -43,7 +43,7 @@ def test_the_inference_sample_of_hugectr_v3_runs(write_model, tmp_path, key_type
     output = inference_session.predict(dense_features, embedding_columns, row_ptrs, i64_input_key)
 
     assert len(output) == len(labels) == 20
-    # Float32 against float64 through sums of 429 products.
+    # Float32 against float64, for sums of 429 products.
     np.testing.assert_allclose(output, model.expected(dense, bags), rtol=1e-4, atol=1e-5)
     parameter_server.close()
 

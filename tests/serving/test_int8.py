@@ -1,4 +1,4 @@
-"""The engine int8 from a session's point of view: where its calibration comes from, what it says, what it refuses."""
+"""Sessions with the engine int8: the source of the calibration, the report, and refusals."""
 
 import contextlib
 import json
@@ -22,12 +22,12 @@ onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 pytest.importorskip("ndonnx")
 
-TOLERANCE = 0.05  # random weights make the small network steeper than a trained one is
+TOLERANCE = 0.05  # random weights make the small network steeper than a trained network
 
 
 @pytest.fixture
 def write_version(write_model):
-    """Write a model of two tables as a version directory; returns the WrittenModel and the directory."""
+    """Write a model of two tables as a version directory; return the WrittenModel and the directory."""
 
     def write(folder="dcn/1", **options):
         model = write_model(
@@ -40,7 +40,7 @@ def write_version(write_model):
 
 
 def arrays_of(model, samples=300, seed=1, **change):
-    """Return a request of a model by the names on the wire, ``change`` in place of some arrays; None leaves one out."""
+    """Return a request's arrays by their names on the wire; ``change`` replaces arrays, and None drops an array."""
     dense, bags = model.draw_request(np.random.default_rng(seed), samples)
     keys, row_ptrs, _ = model.flatten(bags)
     arrays = {"DES": dense, "CATCOLUMN": np.array(keys), "ROWINDEX": np.array(row_ptrs)} | change
@@ -53,14 +53,14 @@ def write_calibration(path, model, **change):
 
 
 def write_header(path, shape):
-    """Write an archive of one array that is nothing but a header."""
+    """Write an archive of one array that has only a header."""
     header = f"{{'descr': '<f4', 'fortran_order': False, 'shape': {shape}}}\n".encode()
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("DES.npy", b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header)
 
 
 def assert_near(session, model):
-    """On other samples than those of the calibration the answers are near the float64 ones, and not float32's."""
+    """On samples outside the calibration the answers are near float64 and differ from float32."""
     dense, bags = model.draw_request(np.random.default_rng(2), 60)
     keys, row_ptrs, _ = model.flatten(bags)
     errors = np.abs(session.predict(dense, keys, row_ptrs) - model.expected(dense, bags))
@@ -151,12 +151,15 @@ def test_a_missing_calibration_error_names_the_arrays_to_provide(write_version):
 WRONG_FILES = {
     "nothing": (lambda path, model: path.unlink(), "mine.npz: no such file"),
     "a folder": (lambda path, model: [path.unlink(), path.mkdir()], "expected a .npz with the arrays DES"),
-    "no archive": (lambda path, model: path.write_bytes(b"DES"), "expected a .npz with the arrays DES"),
+    "not an archive": (lambda path, model: path.write_bytes(b"DES"), "expected a .npz with the arrays DES"),
     "half an archive": (
         lambda path, model: path.write_bytes(path.read_bytes()[:400]),
         "expected a .npz with the arrays",
     ),
-    "a shape of no integers": (lambda path, model: write_header(path, "(True, 4)"), "expected a .npz with the arrays"),
+    "a shape without integers": (
+        lambda path, model: write_header(path, "(True, 4)"),
+        "expected a .npz with the arrays",
+    ),
     "a shape of petabytes": (lambda path, model: write_header(path, (1 << 50,)), "expected a .npz with the arrays"),
     "a million million rows": (
         lambda path, model: write_header(path, (10**12,)),
@@ -179,7 +182,7 @@ WRONG_FILES = {
         lambda path, model: write_calibration(path, model, DES=None),
         "expected the arrays CATCOLUMN, DES, ROWINDEX, got CATCOLUMN, ROWINDEX",
     ),
-    "an array nobody knows": (
+    "an unknown array": (
         lambda path, model: write_calibration(path, model, LABELS=np.zeros(3)),
         "got DES, CATCOLUMN, ROWINDEX, LABELS",
     ),
@@ -187,7 +190,7 @@ WRONG_FILES = {
         lambda path, model: write_calibration(path, model, ROWINDEX=np.array([0, 5, 3, 9, 0])),
         "ROWINDEX: falls from 5 to 3",
     ),
-    "features that are no numbers": (
+    "features that are NaN": (
         lambda path, model: write_calibration(path, model, DES=np.full((300, 2), np.nan, np.float32)),
         "DES: sample 0, feature 0 is nan",
     ),
@@ -245,7 +248,7 @@ def test_damage_anywhere_in_a_calibration_is_refused_or_harmless(damaged, positi
 
 @pytest.fixture(scope="module")
 def damaged(tmp_path_factory):
-    """Give the lookup of a model, a calibration, plain and compressed, and a path for damaged ones."""
+    """Return a model's lookup, a plain and a compressed calibration, and a path for damaged copies."""
     folder = tmp_path_factory.mktemp("damaged")
     model = TinyModel(rows=20)
     dense, bags = model.sample_requests(5)
@@ -287,7 +290,7 @@ def test_without_onnx_runtime_the_extra_is_named(write_version, tmp_path, monkey
 
 @pytest.fixture
 def own_network(write_version, tmp_path):
-    """Give a model whose network, exported, took the place of its layers; with a calibration beside its graph."""
+    """Write a model whose exported network replaced its layers, with a calibration next to its graph."""
     model, directory = write_version()
     assert main(["export-onnx", str(directory), str(tmp_path / "net.onnx")]) == 0
     (tmp_path / "net.onnx").rename(directory / "net.onnx")

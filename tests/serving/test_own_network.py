@@ -1,4 +1,4 @@
-"""Models whose dense network is an ONNX file, through every door: JSON, folder, ps.json, v3.0 calls, commands."""
+"""Models whose dense network is an ONNX file, opened in every way: JSON, folder, ps.json, v3.0 calls, commands."""
 
 import json
 import sys
@@ -18,12 +18,12 @@ from tests.serving.ps_files import listed, write_ps
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
-# Float32 against float64, and ONNX Runtime's approximate Sigmoid.
+# For float32 against float64, and for ONNX Runtime's approximate Sigmoid.
 TOLERANCE = {"rtol": 1e-3, "atol": 1e-5}
 
 
 def as_onnx(model):
-    """Return the network of a ``WrittenModel``, whose tables come unflattened, as an ONNX model."""
+    """Return the network of a ``WrittenModel`` as an ONNX model with unflattened table inputs."""
     cross_w, cross_b, w1, b1, w2, b2 = model.weights
     arrays = {"cw": cross_w[:, None], "cb": cross_b, "w1": w1, "b1": b1, "w2": w2, "b2": b2}
     tables = [f"embedding{index}" for index in range(len(model.sketches))]
@@ -58,7 +58,7 @@ def as_onnx(model):
 
 @pytest.fixture
 def write_own(write_model):
-    """Write a model of two tables with its network as net.onnx; returns the WrittenModel."""
+    """Write a model of two tables with its network as net.onnx; return the WrittenModel."""
 
     def write(**options):
         table = write_model.table
@@ -76,7 +76,7 @@ def write_own(write_model):
 
 @pytest.fixture
 def write_own_version(write_own):
-    """Write it as a version directory; returns the WrittenModel and the directory."""
+    """Write such a model as a version directory; return the WrittenModel and the directory."""
 
     def write(folder="dcn/1"):
         model = write_own(folder=folder)
@@ -121,7 +121,7 @@ def test_the_calls_of_hugectr_answer_the_same(write_own):
 
 @pytest.fixture
 def ps_file(write_own, tmp_path):
-    """Give a ps.json that lists such a model."""
+    """Write a ps.json that lists such a model."""
     return write_ps(tmp_path, [listed(write_own().config_file, gpucache=False, label_dim=1, slot_num=4)])
 
 

@@ -1,4 +1,4 @@
-"""Which models a repository serves, and what is said about those it cannot."""
+"""The models that a repository serves, and the errors for models that it cannot serve."""
 
 import logging
 import re
@@ -31,7 +31,7 @@ def loaded():
 
 
 def probabilities(session, model, seed=0):
-    """What the session answers and what it should, for the same random samples."""
+    """Return the session's answers and the expected answers for the same random samples."""
     dense, bags = model.sample_requests(5, seed)
     keys, row_ptrs = flatten(bags)
     return session.predict(dense, keys, row_ptrs), model.probabilities(dense, bags)

@@ -1,4 +1,4 @@
-"""Several ways through one model: who is given which."""
+"""Several routes through one model, and which route a request takes."""
 
 import numpy as np
 import pytest
@@ -67,7 +67,7 @@ def test_a_session_of_several_lookups_uses_them_all(caches, monkeypatch):
     monkeypatch.setattr(lookups[1], "lookup_pooled", lambda batch: used.append("second") or second(batch))
 
     def lookup_first(batch, first=lookups[0].lookup_pooled):
-        if not used:  # another request comes while this one is in hand
+        if not used:  # another request arrives while this request is in flight
             used.append("first")
             assert np.array_equal(session.predict(dense, keys, row_ptrs), expected)
         return first(batch)

@@ -1,4 +1,4 @@
-"""Sessions: what they answer, and what they refuse."""
+"""Sessions: their answers and their refusals."""
 
 import json
 import struct
@@ -16,13 +16,13 @@ from serving.model.dense_file import weight_key, write_dense
 from serving.model.graph import read_graph
 from serving.storage import MemoryStore, RocksDbStore
 
-# Float32 against float64 through two layers of at most 40 inputs.
+# For float32 against float64, in two layers of at most 40 inputs.
 TOLERANCE = {"rtol": 2e-5, "atol": 2e-6}
 
 
 @pytest.fixture
 def open_session():
-    """Open a session of a written v3.0 model on memory; all servers are closed at the end."""
+    """Open a session of a written v3.0 model with tables in RAM; all servers are closed at the end."""
     servers = []
 
     def open_(model, engine="numpy"):

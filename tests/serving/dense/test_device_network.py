@@ -1,4 +1,4 @@
-"""The dense network on a device: on the runner to the last bit what NumPy computes, on a GPU up to rounding."""
+"""The dense network on a device agrees with NumPy: to the last bit on the runner, up to rounding on a GPU."""
 
 import gc
 import re
@@ -21,7 +21,7 @@ from tests.serving.dense.given_rows import GivenRows, Served
 FAMILIES = pytest.importorskip("benchmarks.families", reason="PyTorch is missing", exc_type=ImportError).FAMILIES
 KEYS = {"top": "keys", "slot_num": 2, "nnz_per_slot": 1}
 ROWS = {"embedding_vec_size": 1, "combiner": "sum"}
-FLOAT32_ROUNDING_RATIO = 1e-5  # of a probability, as the engines of the CPU are held to
+FLOAT32_ROUNDING_RATIO = 1e-5  # of a probability, the same bound as for the CPU engines
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -31,7 +31,7 @@ def family(request):
 
 @pytest.fixture(scope="module")
 def uploaded(device):
-    """Copy the arguments of a network to the device, complete for every stream."""
+    """Copy the arguments of a network to the device, and wait until every stream may read them."""
 
     def upload(dense, embeddings):
         return device.xp.asarray(dense), [device.xp.asarray(array) for array in embeddings]
@@ -41,7 +41,7 @@ def uploaded(device):
 
 @pytest.fixture
 def computed(device, uploaded):
-    """Run a network on host arrays by a call of its own."""
+    """Run a network on host arrays with one call."""
 
     def compute(network, dense, embeddings):
         stream = device.stream()
@@ -54,7 +54,7 @@ def computed(device, uploaded):
 
 @pytest.fixture(scope="session")
 def in_double():
-    """Run a graph in float64 on NumPy, with layers whose exactness in float64 other tests show."""
+    """Run a graph in float64 on NumPy; other tests check the layers in float64."""
 
     def run(graph, weights, dense, embeddings):
         tensors = dict(zip((e.top for e in graph.embeddings), embeddings, strict=True)) | {graph.dense_top: dense}
@@ -75,7 +75,7 @@ def test_a_family_computes_what_numpy_computes(device, family, scaled_weights, d
     assert (probabilities.shape, probabilities.dtype) == ((samples, 1), np.float32)
     if device.name == "runner":
         assert np.array_equal(probabilities, expected)
-    np.testing.assert_allclose(probabilities, expected, rtol=1e-4)  # of logits up to 90
+    np.testing.assert_allclose(probabilities, expected, rtol=1e-4)  # for logits up to 90
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_ten_bits_of_precision_keep_the_third_digit_of_a_probability(
 
     probabilities = computed(open_device_network(family, weights, device, precision), *inputs)
 
-    # Each factor is off by 2^-11 of itself at most, in either direction: benchmarks.dense_precision finds 1.3e-3.
+    # The relative error of each factor is at most 2^-11. benchmarks.dense_precision measures 1.3e-3 for the answer.
     np.testing.assert_allclose(probabilities, in_double(family, weights, *inputs), atol=2e-3)
 
 
@@ -127,7 +127,7 @@ def line_weights(weight=1, scale=1):
 @pytest.mark.parametrize(
     ("use_graphs", "tensor_bytes"),
     [
-        (False, 10 * 7 * 4),  # flat and scaled of two columns; sum, fc and logits
+        (False, 10 * 7 * 4),  # flat and scaled have two columns; sum, fc and logits have one
         (True, 10 * 7 * 4 + (1 + 8 + 10) * 7 * 4),  # classes of 1, 8 and 10
     ],
 )
@@ -141,13 +141,13 @@ def test_half_precision_rounds_factors_and_not_sums(device, line, computed):
 
     answers = computed(open_device_network(line, line_weights(), device, "fp16"), dense, [rows])
 
-    # the first sum is beyond float16, the second finer than it; 1 + 2^-12 and 65519 are factors
+    # The first sum is too large for float16, the second too fine; 1 + 2^-12 and 65519 are factors.
     assert answers[:, 0].tolist() == [120000, 1 + 2**-13 + 2**-14, 1 + 2**-14, 65505]
 
 
 def test_a_factor_beyond_half_precision_makes_only_its_own_sample_nan(device, line, computed):
     dense = np.array([[1, 2], [65520, 0], [0, -np.inf], [3, 4]], np.float32)
-    rows = np.full((4, 2, 1), 70000, np.float32)  # which is no factor of a product of matrices
+    rows = np.full((4, 2, 1), 70000, np.float32)  # not a factor of a matrix product
 
     answers = computed(open_device_network(line, line_weights(scale=70000), device, "fp16"), dense, [rows])
 
@@ -273,7 +273,7 @@ def test_a_dropped_workspace_frees_its_lookup_at_once(device, graph, weights, dr
     gc.disable()
     try:
         del served
-        assert lookup() is None  # at once: a larger workspace is to take its memory
+        assert lookup() is None  # at once, because a larger workspace needs the memory
     finally:
         gc.enable()
 

@@ -1,4 +1,4 @@
-"""Whole graphs, HugeCTR's own among them: NumPy, ONNX Runtime and PyTorch agree."""
+"""NumPy, ONNX Runtime and PyTorch agree on whole graphs, including HugeCTR's own graphs."""
 
 import json
 from contextlib import suppress
@@ -31,7 +31,7 @@ def check_engines(graph, weights, draw_inputs, sizes=(1, 3, 16)):
     networks = [open_network(graph, weights, engine) for engine in ("numpy", "onnx")]
     for samples in sizes:
         dense, embeddings = draw_inputs(graph, samples)
-        inputs = np.abs(dense) + 1, embeddings  # as sequence lengths at least 1: fully masked scores keep few digits
+        inputs = np.abs(dense) + 1, embeddings  # lengths of at least 1: fully masked scores have few digits
         expected = in_double(graph, weights, *inputs)
         assert expected.shape == (samples, graph.label_dim)
         assert expected.std() > 1e-4 or samples == 1
@@ -50,7 +50,7 @@ def test_a_genuine_graph_is_read_unchanged_and_the_engines_agree(name, genuine_c
 
 @pytest.fixture
 def din(genuine_config):
-    """Return HugeCTR's DIN, whose last Reshape has its bottom and top swapped, and that layer."""
+    """Return HugeCTR's DIN and its last Reshape, whose bottom and top are swapped."""
     document = json.loads(genuine_config("din_train.json").read_text())
     wrong = next(
         x for x in document["layers"] if x["bottom" if x["type"] != "Data" else "type"] == "reshape_reduce_item_his"

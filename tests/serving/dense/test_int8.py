@@ -19,7 +19,7 @@ from serving.model.graph import parse_graph
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
-from serving.dense import quantizing  # noqa: E402  which needs both
+from serving.dense import quantizing  # noqa: E402  needs both packages
 from serving.dense.int8 import open_int8  # noqa: E402
 
 FEATURES, SLOTS, DIM = 6, 2, 4
@@ -63,7 +63,7 @@ def draw(samples, seed=0):
 
 
 def open_both(model, samples=None, tolerance=0.01):
-    """Return the float32 network and the int8 one."""
+    """Return the float32 network and the int8 network."""
     content = model if isinstance(model, bytes) else model.SerializeToString()
     exact = OnnxNetwork(GRAPH, content)
     calibration = Calibration(*(samples or draw(256)), tolerance)
@@ -156,7 +156,7 @@ def test_weights_have_seven_bits_if_sums_of_eight_bit_products_are_clipped(monke
     samples=st.integers(2, 40),
 )
 def test_a_product_is_off_by_no_more_than_half_steps(seed, magnitudes, samples):
-    """The bound: half a step of every factor, times the other factor; steps are those of the balanced columns."""
+    """The bound is half a step of each factor times the other factor; the steps are of the balanced columns."""
     rng = np.random.default_rng(seed)
     weight = rng.normal(0, 1, (FEATURES, 1)).astype(np.float32)
     dense = (rng.normal(0, 1, (samples, FEATURES)) * 10.0 ** np.array(magnitudes)).astype(np.float32)
@@ -173,14 +173,14 @@ def test_a_product_is_off_by_no_more_than_half_steps(seed, magnitudes, samples):
     left, right = dense.astype(np.float64) / scales["dense"], weight * scales["dense"].astype(np.float64)[:, None]
     left_step = (max(left.max(), 0) - min(left.min(), 0)) / 255
     right_step = np.abs(right).max() / (63 if quantizing.products_saturate() else 127)
-    # the zero of the left side is rounded to a step too, so the ends of its range are off by a whole one
+    # The zero of the left side is rounded to a step too, so the ends of its range are off by a whole step.
     bound = left_step * np.abs(right).sum() + right_step / 2 * (np.abs(left).sum(axis=1) + FEATURES * left_step)
     exact = dense.astype(np.float64) @ weight
     assert (np.abs(answer - exact)[:, 0] <= bound * 1.001 + 1e-6 * np.abs(exact).max()).all()
 
 
 def test_columns_of_very_different_sizes_are_balanced():
-    """A column a hundred times as large as others, as counts beside embeddings: 256 steps would not do."""
+    """A column is a hundred times as large as the others, like counts next to embeddings: 256 steps are too few."""
     sizes = np.array([100, 1, 1, 1, 1, 1], np.float32)
     model = network_of([node("MatMul", "dense w1", "a"), *ENDING], {**ARRAYS, "w1": W1 / sizes[:, None]})
     dense, tables = draw(256)
@@ -219,7 +219,7 @@ FAR = {
 
 @pytest.mark.parametrize(("column", "value"), FAR.values(), ids=FAR.keys())
 def test_a_batch_unlike_the_calibration_is_answered_in_float32(column, value, caplog):
-    """In integers, one such sample would take the others' precision, and a NaN would get an answer like any other."""
+    """In integers one such sample would reduce the precision of the others, and a NaN would get an ordinary answer."""
     nodes, _ = SHAPES["a product of three dimensions"]
     dense, tables = draw(256)
     dense[:, 1] = 0
@@ -242,7 +242,7 @@ def test_a_batch_unlike_the_calibration_is_answered_in_float32(column, value, ca
 
 
 def in_outliers(nodes, **arrays):
-    """Return a model, and samples of which one, in every column, is ten thousand times as large as the others."""
+    """Return a model and samples; one sample is ten thousand times as large as the others in every column."""
     dense, tables = draw(64)
     dense[0] = 1e4
     return network_of(nodes, {**ARRAYS, **arrays}), (dense, tables)
@@ -283,7 +283,7 @@ def test_a_product_with_too_large_an_error_stays_in_float32():
 
 
 def test_a_large_product_beyond_the_tolerance_does_not_take_a_small_product_with_it():
-    columns = 4096  # its error is less per multiplication than the small product's
+    columns = 4096  # so its error per multiplication is smaller than the small product's
     nodes = [
         node("MatMul", "dense w", "wide"),
         node("ReduceMean", "wide axes", "outliers", keepdims=1),
@@ -338,7 +338,7 @@ def test_a_network_whose_answers_are_nan_is_refused():
 
 @pytest.fixture
 def network_file(tmp_path):
-    """Give a network with its weights in a file beside it, opened."""
+    """Return a function that opens a network whose weights are in a file next to it."""
     file = tmp_path / "net.onnx"
     copy = onnx.load_model_from_string(TWO_LAYERS.SerializeToString())  # saving moves the weights out
     onnx.save(copy, file, save_as_external_data=True, location="net.weights", size_threshold=0)
@@ -372,7 +372,7 @@ def test_operators_that_are_too_old_are_refused():
 
 
 def test_a_product_without_columns_or_with_infinities_stays_in_float32():
-    """A network may give finite answers from infinite values, as 1 / inf; no scale of integers holds them."""
+    """A network may compute finite answers from infinite values, as in 1 / inf, but integers have no infinity."""
     nodes = [
         node("Slice", "dense zero_1 zero_1 one_1", "none"),
         node("MatMul", "none w_none", "nothing"),
@@ -421,7 +421,7 @@ def test_layers_and_weights_run_on_integers_too(graph, weights, draw_inputs, tmp
     file = tmp_path / "dense.onnx"
     if is_stored:
         file.write_bytes(build_onnx(graph, weights))
-    calibration = Calibration(*draw_inputs(graph, 256), 0.1)  # its weights are drawn, and steeper than trained ones
+    calibration = Calibration(*draw_inputs(graph, 256), 0.1)  # drawn weights are steeper than trained weights
 
     network = open_network(graph, weights, "int8", file, calibration=calibration)
 
@@ -433,7 +433,7 @@ def test_layers_and_weights_run_on_integers_too(graph, weights, draw_inputs, tmp
 
 @pytest.mark.usefixtures("needs_ndonnx")
 def test_a_graph_that_mixes_samples_is_refused(document, draw_weights, draw_inputs):
-    """On two samples that are alike PReLU_Dice divides by next to nothing: the error would be eight times as large."""
+    """For two similar samples PReLU_Dice divides by almost 0, and the error would be eight times as large."""
     dice = {"type": "PReLU_Dice", "bottom": "dense", "top": "dice", "prelu_dice_param": {"alpha": 0.2, "eps": 1e-8}}
     graph = parse_graph({"layers": [*document["layers"][:-1], dice, document["layers"][-1]]}, "graph.json")
 

@@ -31,7 +31,7 @@ def onnx_file(graph, weights, tmp_path):
 
 
 def dcn_in_pytorch(weights, dense, embedding):
-    """The small DCN as one would write it in PyTorch, in float64; returns probabilities."""
+    """The small DCN written in PyTorch, in float64; returns probabilities."""
     torch = pytest.importorskip("torch")
     w = {key: torch.tensor(array, dtype=torch.float64) for key, array in weights.items()}
     x0 = torch.tensor(np.concatenate([embedding.reshape(len(dense), -1), dense], axis=1), dtype=torch.float64)
@@ -76,7 +76,7 @@ def test_a_call_does_not_change_its_arguments_or_the_weights(graph, weights, dra
     before = [array.copy() for array in arrays]
 
     first = open_network(graph, weights, engine)(dense, embeddings)
-    first[:] = 9  # a caller may write into its answer
+    first[:] = 9  # a caller may write into the answer
 
     assert all(np.array_equal(array, copy) for array, copy in zip(arrays, before, strict=True))
 

@@ -1,4 +1,4 @@
-"""What needs no network that runs; the rest is tested where it is used."""
+"""Size limits of ONNX files; the tests of networks cover the rest of ``serving.dense.onnx_file``."""
 
 from types import SimpleNamespace
 
@@ -10,7 +10,7 @@ onnx = pytest.importorskip("onnx")
 
 
 def too_large():
-    """What protobuf does with more than 2 GiB, which a test need not hold in memory."""
+    """Fail as protobuf does for more than 2 GiB, without the memory."""
     from google.protobuf.message import EncodeError
 
     raise EncodeError("Failed to serialize proto")

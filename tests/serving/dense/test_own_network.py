@@ -1,4 +1,4 @@
-"""ONNX networks that Hotrow did not make: written here with onnx.helper, run in the place of a graph's layers."""
+"""ONNX networks that Hotrow did not make: written here with onnx.helper, run instead of a graph's layers."""
 
 import json
 import logging
@@ -24,7 +24,7 @@ W_USER, W_ITEM, W_DENSE = (RNG.normal(0, 0.4, shape).astype(np.float32) for shap
 
 
 def inputs_document(dense_dim=3, label_dim=2):
-    """Two tables, user [B, 2, 4] and item [B, 2, 3], and no network."""
+    """A graph with two tables, user [B, 2, 4] and item [B, 2, 3], and no network."""
     return {
         "layers": [
             {
@@ -81,7 +81,7 @@ CONSTANTS = [
 
 @pytest.fixture
 def open_onnx_file(tmp_path):
-    """Write an ONNX file of these parts and open it for the two tables."""
+    """Write an ONNX file from these parts and open it for the two tables."""
 
     def open_(nodes=LOGISTIC, inputs=INPUTS, outputs=OUTPUTS, constants=CONSTANTS, label_dim=2, dense_dim=3):
         model = onnx.helper.make_model(
@@ -119,7 +119,7 @@ def test_inputs_match_by_name_in_any_order_and_tables_may_be_flat(open_onnx_file
 
     assert (network.engine, mixes_samples) == ("onnx", False)
     assert (probabilities.shape, probabilities.dtype) == ((samples, 2), np.float32)
-    # ONNX Runtime approximates the Sigmoid that this file has
+    # ONNX Runtime approximates this file's Sigmoid.
     np.testing.assert_allclose(probabilities, in_float64(dense, embeddings), rtol=1e-3, atol=1e-6)
 
 
@@ -220,7 +220,7 @@ def test_a_network_that_mixes_samples_is_recognised(open_onnx_file, caplog):
 
 
 def test_a_network_that_mixes_samples_is_recognised_by_small_answers_too(open_onnx_file):
-    """As of ads: a quarter more of 0.0003 is less than a thousandth."""
+    """Answers are small, as for ads: a quarter of 0.0003 is less than a thousandth."""
     nodes = [*MIXING[:-2], node("Sub", "raw mean", "d"), node("Sub", "d eleven", "logits"), MIXING[-1]]
 
     network, mixes_samples = open_onnx_file(
@@ -394,7 +394,7 @@ def test_values_that_the_network_cannot_process_are_a_request_error(open_onnx_fi
 
 @pytest.fixture
 def files(tmp_path, open_onnx_file):
-    """Give a graph file without a network, and the network beside it."""
+    """Write a graph file without a network, and the network next to it."""
     open_onnx_file()
     (tmp_path / "graph.json").write_text(json.dumps(inputs_document()))
     return tmp_path / "graph.json", tmp_path / "net.onnx", None

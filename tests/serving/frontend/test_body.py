@@ -165,19 +165,19 @@ def test_a_body_that_does_not_arrive_is_given_up(sent):
 
 
 class TestArriving:
-    """Limits of 2 requests of 100 bytes: bodies that are arriving may hold 200 bytes together."""
+    """Limits of 2 requests of 100 bytes: arriving bodies may hold 200 bytes together."""
 
     limits = Limits(max_body_bytes=100, max_inflight=2)
 
     def read_all(self, *bodies):
-        """Read bodies at the same time, each a list of chunks, in turns; the outcome of each."""
+        """Read bodies, each a list of chunks, at the same time; return the outcome of each."""
         arriving = Arriving(self.limits)
 
         async def read_one(chunks):
             left = list(chunks)
 
             async def receive():
-                await asyncio.sleep(0)  # the others' turn
+                await asyncio.sleep(0)  # let the others run
                 chunk = left.pop(0)
                 if chunk is None:
                     return {"type": "http.disconnect"}
@@ -199,7 +199,7 @@ class TestArriving:
         outcomes, _ = self.read_all(*[[b"a" * 90, b"b"]] * 2, [b"c" * 90, b"d"])
 
         assert [type(outcome) for outcome in outcomes] == [bytes, bytes, OverloadedError]
-        assert str(outcomes[2]) == "200 bytes of bodies are arriving, the server takes no more at a time"
+        assert str(outcomes[2]) == "200 bytes of bodies are arriving, the server accepts no more at a time"
 
     def test_clients_that_have_sent_nothing_yet_use_no_capacity(self):
         outcomes, _ = self.read_all(*[[b"", b"", b""]] * 9, [b"a" * 90, b"b"])

@@ -1,4 +1,4 @@
-"""The application by itself: what clients see when something behind it fails."""
+"""The application without a server: answers that clients get when something behind it fails."""
 
 import asyncio
 import gzip
@@ -119,8 +119,8 @@ def test_a_body_beyond_the_limit_is_counted_and_refused(ask, path, body):
 @pytest.mark.parametrize(("path", "body"), ROUTES)
 @pytest.mark.parametrize(("encoding", "is_inline"), [("identity", True), ("gzip", False)])
 def test_a_compressed_body_never_runs_on_the_event_loop(repository, ask, monkeypatch, path, body, encoding, is_inline):
-    """Its length tells nothing of how long it takes."""
-    monkeypatch.setattr("serving.frontend.runner.INLINE_S", math.inf)  # every request is short, save the first
+    """The length of a compressed body does not tell how long the request takes."""
+    monkeypatch.setattr("serving.frontend.runner.INLINE_S", math.inf)  # every request counts as short, except the first
     session, threads = repository.session("tiny"), []
     predict_batch = session.predict_batch
 

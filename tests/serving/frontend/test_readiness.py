@@ -1,4 +1,4 @@
-"""Readiness while tiers fail: what a load balancer is told, and when it is told otherwise."""
+"""Readiness while tiers fail: the answers that a load balancer gets, and when they change."""
 
 import time
 
@@ -20,7 +20,7 @@ DEADLINE_S = 20
 
 @pytest.fixture
 def disk(monkeypatch):
-    """RocksDB's tables that cannot be read."""
+    """The RocksDB tables that cannot be read."""
     broken, fetch = set(), RocksDbStore.fetch
 
     def fetch_unless_broken(store, table, keys, out):
@@ -34,7 +34,7 @@ def disk(monkeypatch):
 
 @pytest.fixture
 def clients(tmp_path):
-    """Make a client of a server of the model "tiny", and of others where ``names`` says so, in given tiers."""
+    """Make a client of a server with the models ``names`` in the given tiers."""
     opened = []
 
     def open_client(volatile, names=("tiny",)):
@@ -57,7 +57,7 @@ def codes(client):
 
 
 def wait_until_ready(client):
-    """Ask as a load balancer does, without a request for the model."""
+    """Ask for readiness only, as a load balancer does, without predict requests."""
     end = time.monotonic() + DEADLINE_S
     while codes(client) != [200, 200]:
         assert time.monotonic() < end

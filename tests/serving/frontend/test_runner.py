@@ -41,7 +41,7 @@ def test_pooled_work_never_runs_on_the_event_loop(runner):
 
 
 def clock_of(monkeypatch, clock, seconds):
-    """Make ``perf_counter`` or ``thread_time`` say that whatever runs takes ``seconds``."""
+    """Make ``perf_counter`` or ``thread_time`` report ``seconds`` for any work."""
     ticks = itertools.cycle([0.0, seconds])
     monkeypatch.setattr(runner_module, clock, lambda: next(ticks))
 
@@ -68,7 +68,7 @@ def test_slow_requests_are_measured_again_now_and_then(runner, monkeypatch, proc
     run(runner, threading.get_ident)
     clock_of(monkeypatch, "perf_counter", 1.0)
     clock_of(monkeypatch, "thread_time", processor_s)
-    run(runner, threading.get_ident)  # from here on in the pool
+    run(runner, threading.get_ident)  # runs in the pool from now on
 
     inline = [run(runner, threading.get_ident) == threading.get_ident() for _ in range(101)]
 

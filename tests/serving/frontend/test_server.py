@@ -1,4 +1,4 @@
-"""The parts of running a server that need no server."""
+"""Parts of the server that can be tested without a running server."""
 
 import asyncio
 import socket
@@ -29,7 +29,7 @@ def test_an_address_that_cannot_be_listened_on_is_refused(host, port, expected):
 
 
 def stop_while_in_hand(app, request):
-    """Serve ``app``, send ``request``, tell the server to stop once the app has it; what the client received."""
+    """Serve ``app``, send ``request``, stop the server once the app has it; return what the client received."""
 
     async def run():
         in_hand = asyncio.Event()

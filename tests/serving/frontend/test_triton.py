@@ -38,7 +38,7 @@ class InferenceResponse:
 
 @pytest.fixture(autouse=True)
 def _triton(monkeypatch):
-    """Triton's module, as far as the class uses it. A request is a dict of arrays."""
+    """The part of Triton's module that the class uses; a request is a dict of arrays."""
     module = ModuleType("triton_python_backend_utils")
     module.Tensor, module.TritonError, module.InferenceResponse = Tensor, TritonError, InferenceResponse
     module.get_input_tensor_by_name = lambda request, name: Tensor(name, request[name]) if name in request else None
@@ -146,7 +146,7 @@ def test_a_broken_version_is_refused(tmp_path, opened):
 
 
 def test_triton_needs_no_web_framework():
-    """Triton's own Python has NumPy and pydantic, and what model.py imports is all the rest it needs."""
+    """NumPy and pydantic in Triton's own Python are enough to import model.py."""
     absent = ["fastapi", "starlette", "uvicorn", "orjson", "prometheus_client", "rocksdict", "hiredis", "torch"]
     program = f"import sys; sys.modules.update(dict.fromkeys({absent})); import serving.frontend.triton"
 

@@ -1,4 +1,4 @@
-"""Where the configuration says so, an answer does not wait for rows that are missing."""
+"""In the asynchronous mode a request does not wait for missing rows."""
 
 import threading
 
@@ -20,7 +20,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture
 def config(folder):
-    """A function that gives the model's configuration with another threshold."""
+    """Return a function that gives the model's configuration with another threshold."""
     return lambda threshold: write_model(folder, TWO_TABLES, mode="asynchronous", hit_rate_threshold=threshold)
 
 
@@ -35,7 +35,7 @@ def test_missing_rows_count_as_defaults_and_are_inserted_later(device, config):
         assert lookup.wait_for_insertions(30)
         held_later = held(lookup)
         later = lookup.lookup_pooled(batch)
-        assert counted(lookup, "late_keys") == [5]  # three and the unknown one, and that again
+        assert counted(lookup, "late_keys") == [5]  # three keys and the unknown key, then the unknown key again
         assert counted(lookup, "dropped_insertions") == [0]
 
     assert early.embeddings[0].tolist() == [[[2.0] * 4]]
@@ -56,7 +56,7 @@ def test_a_request_waits_below_the_threshold_and_not_at_it(device, config):
             answers.append((lookup.lookup_pooled(batch).defaulted_keys, exact.defaulted_keys))
             assert lookup.wait_for_insertions(30)
 
-    # 0 of 3 found, then 2 of 3, then 2 of 4, then 2 of 5.
+    # The hit rates are 0 of 3, then 2 of 3, then 2 of 4, then 2 of 5.
     assert answers == [(0, 0), (1, 0), (2, 0), (0, 0)]
 
 

@@ -1,4 +1,4 @@
-"""A lookup through caches answers what the tiers answer, to the bit."""
+"""A lookup through caches gives the same answers as the tiers, to the bit."""
 
 import threading
 
@@ -79,7 +79,7 @@ def test_any_mix_of_hits_misses_and_unknown_keys_gets_the_answers_of_the_tiers(
 
 @pytest.fixture(scope="module")
 def servers(config):
-    """By whether there is a slower tier: RAM alone, and little RAM in front of a durable tier."""
+    """Two servers: RAM alone, and a small RAM tier in front of a durable tier."""
     with served(config) as memory, served(config, MemoryStore(capacity_rows=64), DurableDictStore()) as both:
         yield {False: memory, True: both}
 
@@ -98,12 +98,12 @@ def test_rows_of_every_dtype_equal_the_rows_of_the_tiers(device, tmp_path):
 
 
 def counted(lookup, what):
-    """What the caches counted, by table."""
+    """Return the caches' counter ``what`` by table."""
     return [reading.value for reading in lookup.readings() if reading.name == f"hotrow_gpu_cache_{what}"]
 
 
 def held(lookup, place=0):
-    """The keys that the cache of a table holds."""
+    """Return the keys that a table's cache holds."""
     return set(lookup._caches[place].cache.dump()[0].tolist())
 
 
@@ -141,12 +141,12 @@ def test_a_v3_cache_inserts_missed_rows_only_below_the_threshold(device, server,
             lookup.lookup_pooled(first_table(config, some))
             held_after.append(held(lookup))
 
-    # 0 of 3 were found, then 2 of 4, then 2 of 5.
+    # The hit rates are 0 of 3, then 2 of 4, then 2 of 5.
     assert held_after == [{0, 3, 6}, {0, 3, 6}, {0, 3, 6, 12, 15, 18}]
 
 
 def first_table(config, keys):
-    """A batch of one sample that asks the first table alone, which has one slot."""
+    """A batch of one sample with keys of the first table only, which has one slot."""
     tables = [TableKeys(keys, np.array([0, keys.size], dtype=np.int32))]
     for table in config.tables[1:]:
         tables.append(TableKeys(keys[:0], np.zeros(table.slots + 1, dtype=np.int32)))
@@ -184,7 +184,7 @@ def test_a_model_that_was_unloaded_is_not_answered_from_its_caches(device, tmp_p
 
     with served(config) as server, cached(server, config, device) as lookup:
         lookup.lookup_pooled(batch)
-        assert held(lookup)  # which waits for the rows
+        assert held(lookup)  # waits for the rows
         server.unload_model("m")
 
         with pytest.raises(UnknownModelError, match="no model 'm' is loaded"):
@@ -264,7 +264,7 @@ def test_a_change_waits_until_the_caches_have_erased_the_row(device, tmp_path):
     with served(config) as server, cached(server, config, device) as lookup:
         lookup.lookup_pooled(batch)
         cache = lookup._caches[0].cache
-        for begin in range(6000, 9000, 1500):  # so that the stream of the caches' writers has to do for a while
+        for begin in range(6000, 9000, 1500):  # keeps the stream of the caches' writers busy
             cache.replace(np.arange(begin, begin + 1500), np.zeros((1500, 4), dtype=np.float32))
         server.evict("m.t0", np.array([3]))
 

@@ -20,7 +20,7 @@ KEYS = np.array([0, 3, 6], dtype=np.int64)
 
 
 class PausedStore(DictStore):
-    """A store of which a read waits, once it is told to, until it may go on."""
+    """A store whose reads can be paused."""
 
     def __init__(self):
         super().__init__()
@@ -69,7 +69,7 @@ def pool():
 
 
 def is_closed(lookup):
-    """Whether the memory was given back."""
+    """Whether the memory was freed."""
     try:
         lookup._caches[0].cache.stats()
     except CacheClosedError:
@@ -83,7 +83,7 @@ def test_closing_waits_for_requests_in_flight_and_refuses_later_requests(server,
     store.pause()
     at_work = pool.submit(lookup.lookup_pooled, batch)
     assert store.is_asked.wait(WAIT_S)
-    in_line = pool.submit(lookup.lookup_pooled, batch)  # for the one workspace
+    in_line = pool.submit(lookup.lookup_pooled, batch)  # waits for the only workspace
     wait_until(lambda: lookup._calls._calls == 2)
 
     closing = pool.submit(lookup.close)
@@ -106,13 +106,13 @@ def test_closing_waits_for_requests_in_flight_and_refuses_later_requests(server,
 
 
 def wait_until(holds):
-    """Wait for what another thread is about to do."""
+    """Wait for another thread to make ``holds`` true."""
     waiter = threading.Event()
     for _ in range(WAIT_S * 1000):
         if holds():
             return
         waiter.wait(0.001)
-    pytest.fail("it never came to be")
+    pytest.fail("the condition never became true")
 
 
 def test_a_request_that_hangs_does_not_block_closing_and_keeps_its_memory(
@@ -181,7 +181,7 @@ def erase(_lookup, server):
 
 @pytest.mark.parametrize("end", [close, unload, erase])
 def test_while_a_model_ends_every_request_is_answered_correctly_or_refused(config, device, pool, end):
-    """Rows change, caches are refreshed and metrics are read meanwhile."""
+    """Meanwhile rows change, caches are refreshed and metrics are read."""
     config = with_cache(config, worker_buffers=3)
     rng = np.random.default_rng(3)
     batches = [request(config, rng) for _ in range(6)]

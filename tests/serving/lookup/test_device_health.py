@@ -1,4 +1,4 @@
-"""After a fault of its device a lookup answers nothing more, and says so."""
+"""After a fault of its device a lookup refuses requests and names the fault."""
 
 from contextlib import contextmanager
 
@@ -109,7 +109,7 @@ def test_a_request_without_device_memory_is_refused_and_later_requests_are_answe
 
 @contextmanager
 def no_memory_left(device):
-    """Neither of the device's nor page-locked."""
+    """Make every allocation fail, on the device and page-locked."""
 
     def no_room(shape, dtype):
         raise MemoryError("no room")
@@ -135,7 +135,7 @@ def test_changed_rows_are_erased_even_without_free_memory(lookup, server, config
 
 def test_a_request_is_answered_without_memory_to_insert_its_rows(lookup, server, config, batch, caplog):
     expected = LookupSession(server, config).lookup_pooled(batch)
-    lookup.lookup_pooled(batch)  # its buffers have come
+    lookup.lookup_pooled(batch)  # its buffers are allocated now
     for one in lookup._caches:
         one.cache.erase(one.cache.dump()[0])
         one.wait()

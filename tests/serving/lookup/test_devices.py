@@ -1,4 +1,4 @@
-"""Which devices a model is served on."""
+"""The choice of devices for a model."""
 
 import logging
 
@@ -18,7 +18,7 @@ class FakeDevice:
 
 @pytest.fixture
 def gpus(monkeypatch):
-    """A function that says how many GPUs there are."""
+    """Return a function that sets the number of GPUs."""
 
     def there_are(count):
         def open_device(name):

@@ -1,4 +1,4 @@
-"""What a group answers is what the parameter server answers that its rows come from."""
+"""A cache group gives the same answers as the parameter server behind it."""
 
 import numpy as np
 import pytest

@@ -21,7 +21,7 @@ def inserted():
 
 @pytest.fixture
 def opened():
-    """A function that makes insert queues, which are closed at the end."""
+    """Return a function that makes insert queues; all are closed at the end."""
     made = []
 
     def make(*arguments, **options):

@@ -1,4 +1,4 @@
-"""Caches with lines of 32-bit keys: the two largest uint32 mark slots there, and are keys like any other to clients."""
+"""Caches with lines of 32-bit keys: the two largest uint32 mark slots there, but clients may use them as keys."""
 
 import numpy as np
 import pytest
@@ -18,13 +18,13 @@ NEW = np.array([[5.0] * 4, [6.0] * 4], dtype=np.float32)
 
 
 def in_32_bits(config, **said):
-    """The configuration with uint32 keys and lines of these."""
+    """Return the configuration with uint32 keys and lines of 32-bit keys."""
     return with_cache(config.model_copy(update={"key_type": "I32"}), key_bits=32, **said)
 
 
 @pytest.fixture(scope="module")
 def config(tmp_path_factory):
-    """A table of the keys 0, 3, 6, ... and the largest three, with a default that no row has."""
+    """A table with the keys 0, 3, 6, ... and the largest three, and with a default that no row has."""
     folder = tmp_path_factory.mktemp("model")
     keys = np.array([*range(0, 60, 3), LARGEST_HELD, LARGEST - 1, LARGEST], dtype=np.int64)
     rows = np.random.default_rng(3).normal(0, 1, (keys.size, 4)).astype(np.float32)
@@ -94,7 +94,7 @@ def test_the_asynchronous_mode_waits_for_rows_that_can_never_be_cached(device, c
     with served(config) as server, cached(server, config, device) as lookup:
         for _ in range(2):
             assert same(lookup.lookup_pooled(batch), LookupSession(server, config).lookup_pooled(batch))
-        assert lookup.lookup_pooled(later).defaulted_keys == 2  # of such keys no answer waits
+        assert lookup.lookup_pooled(later).defaulted_keys == 2  # a request of ordinary keys does not wait
 
 
 def test_all_tables_of_a_model_have_lines_of_32_bit_keys(device, tmp_path):

@@ -1,4 +1,4 @@
-"""Keys that are looked up one by one, through caches and without: each has its row, whoever holds it."""
+"""Single-key lookups with and without caches: each key gets its row from any tier."""
 
 import numpy as np
 import pytest
@@ -56,7 +56,7 @@ def test_rows_of_every_dtype_equal_the_rows_of_the_tiers(device, tmp_path):
     with served(config) as server, cached(server, config, device) as lookup:
         for _ in range(2):
             assert same(lookup.lookup(keys), LookupSession(server, config).lookup(keys))
-            assert lookup.wait_for_insertions(30)  # else a slow device might not hold the rows yet
+            assert lookup.wait_for_insertions(30)  # a slow device might not hold the rows yet
         assert all(counted(lookup, "hits"))
 
 
@@ -143,8 +143,8 @@ def test_in_the_asynchronous_mode_missing_rows_are_defaults_and_are_inserted_lat
 
     with served(config) as server, cached(server, config, device) as lookup:
         exact = LookupSession(server, config).lookup([both, none])
-        lookup.lookup([known, none])  # below the threshold: it waits
-        assert lookup.wait_for_insertions(30)  # else a slow device might not hold their rows yet
+        lookup.lookup([known, none])  # waits, because its hit rate is below the threshold
+        assert lookup.wait_for_insertions(30)  # a slow device might not hold their rows yet
         answer = lookup.lookup([both, none])
         assert lookup.wait_for_insertions(30)
         later = lookup.lookup([both, none])

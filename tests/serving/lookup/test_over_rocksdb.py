@@ -1,4 +1,4 @@
-"""Caches in front of little RAM and a database on the disk."""
+"""Caches in front of a small RAM tier and a database on disk."""
 
 import numpy as np
 import pytest

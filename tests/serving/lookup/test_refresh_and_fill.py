@@ -1,4 +1,4 @@
-"""Caches are filled before requests come, and read anew from the tiers while they do."""
+"""Caches are filled before requests come, and refreshed from the tiers while they serve."""
 
 import threading
 import time
@@ -53,7 +53,7 @@ def test_a_cache_is_filled_with_the_hottest_rows_if_they_are_known(device, confi
 
 def test_hot_keys_come_first_and_in_order(tmp_path):
     config = write_model(tmp_path, [Sketch(4, slots=1, rows=3000)])
-    hottest = np.array([*range(8997, 5000, -3), 8997, 7, 6], dtype=np.int64)  # the last but one is of no table
+    hottest = np.array([*range(8997, 5000, -3), 8997, 7, 6], dtype=np.int64)  # key 7 is in no table
     np.save(tmp_path / "m.t0.npy", hottest)
     settings = {"memory": TierSettings(first_rows=FirstRows(hot_keys=tmp_path))}
 
@@ -88,7 +88,7 @@ def test_a_static_cache_has_every_row_whatever_the_configuration_says_about_fill
 @pytest.mark.parametrize("kind", ["dynamic", "static"])
 def test_a_key_that_a_file_has_twice_is_cached_once_and_a_change_erases_it(device, tmp_path, kind):
     config = write_model(tmp_path, ONE_TABLE, kind=kind, size_ratio=1.0, fills_at_start=True)
-    packed = np.zeros(20, row_dtype(4, "I64", "distributed"))  # of such a file the first row of a key counts
+    packed = np.zeros(20, row_dtype(4, "I64", "distributed"))  # in such a file the first row of a key counts
     packed["key"] = [5] * 4 + list(range(100, 116))
     packed["vector"] = np.arange(20)[:, None]
     file = tmp_path / "packed.model"
@@ -141,7 +141,7 @@ def test_rows_beyond_a_static_cache_are_answered_by_the_tiers(device, config):
         server.insert("m.t0", np.array([3]), NEW)
         batch = first_table(static, np.array([3], dtype=np.int64))
         assert same(lookup.lookup_pooled(batch), LookupSession(server, static).lookup_pooled(batch))
-        assert 3 in held(lookup)  # it has its place back
+        assert 3 in held(lookup)  # the row is cached again
 
 
 def test_rows_that_another_process_changed_are_answered_after_a_refresh(device, config):
@@ -165,7 +165,7 @@ def test_rows_that_another_process_changed_are_answered_after_a_refresh(device, 
 
 
 class WatchedStore(DictStore):
-    """A store that says when it is asked for rows."""
+    """A store that signals reads of rows."""
 
     def __init__(self):
         super().__init__()
@@ -294,7 +294,7 @@ def test_fp8_rows_are_near_the_rows_of_the_tiers(device, config):
         (exact,) = LookupSession(server, narrow).lookup_pooled(batch).embeddings[:1]
 
     assert near.tobytes() != exact.tobytes()
-    assert np.abs(near - exact).max() <= np.abs(exact).max() / 16  # E4M3 has 3 bits behind the point
+    assert np.abs(near - exact).max() <= np.abs(exact).max() / 16  # E4M3 has a mantissa of 3 bits
 
 
 def test_the_memory_of_a_cache_is_logged_before_it_is_allocated(config):
@@ -309,4 +309,4 @@ def test_if_one_device_is_full_the_caches_on_other_devices_are_freed(device, con
         with pytest.raises(DeviceMemoryError, match="cuda:9"):
             open_lookups(server, config, [device, SmallDevice()])
 
-        server.evict("m.t0", np.array([3]))  # a closed cache that still listened would fail it
+        server.evict("m.t0", np.array([3]))  # would fail if a closed cache still got changes

@@ -1,4 +1,4 @@
-"""A session of a model that was loaded anew: its caches know nothing of later changes, so it is refused."""
+"""A session of a model that was loaded again is refused, because its caches get no reports of later changes."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""KServe v2 infer: what is read, what is refused, what is answered."""
+"""KServe v2 infer: requests that are read, requests that are refused, and answers."""
 
 import json
 
@@ -315,7 +315,7 @@ class TestTheAnswer:
 
 
 class TestRememberedHeads:
-    """One decoder sees many requests; what it remembers of earlier ones must never show."""
+    """One decoder reads many requests; earlier requests must never affect later requests."""
 
     HEAD = json.dumps(
         {"inputs": [binary("DES", "FP32", [1, 2], 8), binary("CATCOLUMN", "INT64", [2], 16)]},

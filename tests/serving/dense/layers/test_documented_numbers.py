@@ -1,4 +1,4 @@
-"""Layers by numbers worked out by hand; they need NumPy alone."""
+"""Layers against numbers calculated by hand; these tests only need NumPy."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Layers that look at one element at a time, on every array library, against PyTorch in float64."""
+"""Elementwise layers on every array library, against PyTorch in float64."""
 
 import pytest
 from hypothesis import given, settings
@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 
 
 def some(draw, count=1):
-    """Draw tensors of one shape, of two or three dimensions."""
+    """Draw tensors of the same shape, with two or three dimensions."""
     shape = (draw.samples, *(draw.size() for _ in range(draw.size(2))))
     return [2 * draw.array(*shape) for _ in range(count)]
 

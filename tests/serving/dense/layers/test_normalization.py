@@ -1,4 +1,4 @@
-"""Layers that centre and scale, on every array library, against PyTorch in float64."""
+"""Normalization layers on every array library, against PyTorch in float64."""
 
 import pytest
 from hypothesis import given, settings

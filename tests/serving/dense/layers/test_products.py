@@ -15,7 +15,7 @@ F = torch.nn.functional
 
 
 def rows(draw):
-    """Draw a tensor of two or three dimensions."""
+    """Draw a tensor with two or three dimensions."""
     return draw.array(draw.samples, *(draw.size() for _ in range(draw.size(2))))
 
 
