@@ -115,8 +115,8 @@ def CreateEmbeddingCache(  # noqa: N802 - HugeCTR's name
     from serving.lookup.cached_lookup import CachedLookup  # only a device needs it
 
     (opened,) = open_devices(f"{device}:{cuda_dev_id}", ())
-    said = config.gpu_cache.model_copy(update={"wanted": True, "size_ratio": float(cache_size_percentage)})
-    return CachedLookup(parameter_server, config.model_copy(update={"gpu_cache": said}), opened, cuda_dev_id)
+    settings = config.gpu_cache.model_copy(update={"wanted": True, "size_ratio": float(cache_size_percentage)})
+    return CachedLookup(parameter_server, config.model_copy(update={"gpu_cache": settings}), opened, cuda_dev_id)
 
 
 def _check_switch(source: str, argument: str, value: object) -> None:

@@ -49,7 +49,7 @@ class Int8Network:
         self._integers = integers
         self._exact = exact
         self._source = source
-        self._told = False
+        self._has_warned = False
         of_features = np.abs(calibration.dense).max(axis=0)
         smallest = SMALLEST_RATIO * of_features.max(initial=0)
         self._most_dense = _MOST_GROWTH * np.maximum(of_features, smallest)
@@ -59,8 +59,8 @@ class Int8Network:
         """See ``DenseNetwork.__call__``."""
         if self._is_like_calibration(dense, embeddings):
             return self._integers(dense, embeddings)
-        if not self._told:  # without a lock: several threads may log it
-            self._told = True
+        if not self._has_warned:  # without a lock: several threads may log it
+            self._has_warned = True
             _log.warning("%s: a batch has values far from the calibration's; such batches run in float32", self._source)
         return self._exact(dense, embeddings)
 
@@ -147,7 +147,7 @@ class _Trials:
             raise ConfigError(self.source, "", reason)
         network, result = self._measure(products)
         if self._is_close(result):
-            return self._told(network, result)
+            return self._logged(network, result)
         alone = [self._measure([product])[1].max_error for product in products]
         worst_first = sorted(zip(alone, products, strict=True), key=_error_of_a_multiplication, reverse=True)
         # A product that exceeds the tolerance alone also exceeds it together with others. A large product must go too,
@@ -156,12 +156,12 @@ class _Trials:
         for dropped in range(len(fitting) == len(products), len(fitting)):
             network, one = self._measure(fitting[dropped:])
             if self._is_close(one):
-                return self._told(network, one)
+                return self._logged(network, one)
         least = f" ({np.nanmin([*alone, inf]):.2g} with a single product)" if len(products) > 1 else ""
         reason = f"engine int8: {result}{least}; the tolerance is {self.calibration.tolerance:g}"
         raise ConfigError(self.source, "", reason)
 
-    def _told(self, network: OnnxNetwork, result: Quantization) -> tuple[OnnxNetwork, Quantization]:
+    def _logged(self, network: OnnxNetwork, result: Quantization) -> tuple[OnnxNetwork, Quantization]:
         _log.info("%s: %s", self.source, result)
         return network, result
 

@@ -47,17 +47,17 @@ class PlannedCache:
 
 def plan_caches(config: ModelConfig) -> tuple[PlannedCache, ...]:
     """Plan the caches of a model, one per table, in graph order; raise ConfigError if they would have no row."""
-    said = config.gpu_cache
-    if said.kind != "static" and not said.size_ratio:
+    settings = config.gpu_cache
+    if settings.kind != "static" and not settings.size_ratio:
         reason = "gpucacheper (cache_size_percentage) 0: a cache has at least one row; set gpucache to false instead"
         raise ConfigError(config.source, "", reason)
     return tuple(_planned(config, table) for table in config.tables)
 
 
 def _planned(config: ModelConfig, table: TableConfig) -> PlannedCache:
-    said, rows = config.gpu_cache, open_table_file(config, table).rows
-    ratio = 1.0 if said.kind == "static" else said.size_ratio
-    return PlannedCache(table, rows, Capacity.of_ratio(cache_layout(config, table), said.kind, max(rows, 1), ratio))
+    settings, rows = config.gpu_cache, open_table_file(config, table).rows
+    ratio = 1.0 if settings.kind == "static" else settings.size_ratio
+    return PlannedCache(table, rows, Capacity.of_ratio(cache_layout(config, table), settings.kind, max(rows, 1), ratio))
 
 
 def cache_layout(config: ModelConfig, table: TableConfig) -> Layout:
@@ -88,8 +88,12 @@ def describe_caches(model: str, plans: Sequence[PlannedCache], devices: Sequence
 
 def idle_refresh(config: ModelConfig) -> str:
     """Return a warning if the refresh times have no effect, otherwise an empty string."""
-    said = config.gpu_cache
-    if said.wanted is False or said.refresh_ratio or not (said.refresh_delay_s or said.refresh_interval_s):
+    settings = config.gpu_cache
+    if (
+        settings.wanted is False
+        or settings.refresh_ratio
+        or not (settings.refresh_delay_s or settings.refresh_interval_s)
+    ):
         return ""
     return (
         f"model {config.name!r}: refresh_delay and refresh_interval have no effect without a "
@@ -102,8 +106,8 @@ def keys_left_out(config: ModelConfig) -> str:
 
     A hash spreads keys over lines. If a cache has as many places as keys, some lines get more keys than they hold.
     """
-    said = config.gpu_cache
-    if said.wanted is False or said.kind == "static" or said.mode == "exact" or said.size_ratio < 1:
+    settings = config.gpu_cache
+    if settings.wanted is False or settings.kind == "static" or settings.mode == "exact" or settings.size_ratio < 1:
         return ""
     return (
         f"model {config.name!r}: gpucacheper 1 does not hold whole tables: about 10 % of a table's keys find their "
@@ -152,16 +156,16 @@ def check_memory(config: ModelConfig, plans: Sequence[PlannedCache], device: Dev
 
 def _require_room(config: ModelConfig, device: Device, needed: tuple[int, int], free_bytes: int, where: str) -> None:
     """Raise DeviceMemoryError if ``needed``, the bytes of caches and of worker buffers, exceeds ``free_bytes``."""
-    said, (caches_bytes, buffers_bytes) = config.gpu_cache, needed
+    settings, (caches_bytes, buffers_bytes) = config.gpu_cache, needed
     needed_bytes = caches_bytes + buffers_bytes
     if needed_bytes <= free_bytes:
         return
-    advice = "set gpucacheper lower" if said.kind != "static" else "the type dynamic can hold a part of the rows"
+    advice = "set gpucacheper lower" if settings.kind != "static" else "the type dynamic can hold a part of the rows"
     if buffers_bytes > free_bytes:
         advice = "set max_batch_size lower"
     reason = (
-        f"the {said.kind} caches of model {config.name!r} take {needed_bytes:,} bytes{where}, {buffers_bytes:,} of "
-        f"them for {said.worker_buffers} worker buffers of max_batch_size {config.max_batchsize:,}, "
+        f"the {settings.kind} caches of model {config.name!r} take {needed_bytes:,} bytes{where}, {buffers_bytes:,} of "
+        f"them for {settings.worker_buffers} worker buffers of max_batch_size {config.max_batchsize:,}, "
         f"{free_bytes:,} are free; {advice}"
     )
     raise DeviceMemoryError(device.name, reason)

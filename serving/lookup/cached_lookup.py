@@ -235,17 +235,17 @@ class CachedLookup(LookupSession):
         return ()
 
     def _open_insertions(self, opened: ExitStack) -> InsertQueue | None:
-        said = self.config.gpu_cache
-        if said.mode == "exact":
+        settings = self.config.gpu_cache
+        if settings.mode == "exact":
             return None
         if line := keys_left_out(self.config):
             logger.warning("%s", line)
-        queue = InsertQueue(self._insert, len(self.config.tables), said.insertion_threads)
+        queue = InsertQueue(self._insert, len(self.config.tables), settings.insertion_threads)
         return opened.enter_context(closing(queue))
 
     def _fill(self) -> None:
-        said = self.config.gpu_cache
-        if said.fills_at_start or said.kind == "static":
+        settings = self.config.gpu_cache
+        if settings.fills_at_start or settings.kind == "static":
             for one, table in zip(self._caches, self.config.tables, strict=True):
                 one.fill(first_keys(self.server, self.config, table, one.plan.capacity.rows))
 
@@ -258,12 +258,15 @@ class CachedLookup(LookupSession):
             work.pooling.missing()
 
     def _start_clock(self, opened: ExitStack) -> None:
-        said = self.config.gpu_cache
+        settings = self.config.gpu_cache
         if line := idle_refresh(self.config):
             logger.warning("%s", line)
-        elif said.refresh_delay_s or said.refresh_interval_s:
+        elif settings.refresh_delay_s or settings.refresh_interval_s:
             name = f"refresh of the GPU cache of {self.config.name!r} on {self.device.name}"
-            first_s, interval_s = said.refresh_delay_s or said.refresh_interval_s, said.refresh_interval_s or inf
+            first_s, interval_s = (
+                settings.refresh_delay_s or settings.refresh_interval_s,
+                settings.refresh_interval_s or inf,
+            )
             clock = PeriodicWorker(name, self.refresh, interval_s, first_after_s=first_s)
             opened.callback(clock.close, timeout_s=0)  # `close` waits for a refresh as for every other call
 

@@ -82,11 +82,11 @@ class CachedRequest:
     """
 
     def __init__(
-        self, said: GpuCacheConfig, caches: Sequence[TableCache], keys: Sequence[Keys], later: Later | None
+        self, settings: GpuCacheConfig, caches: Sequence[TableCache], keys: Sequence[Keys], later: Later | None
     ) -> None:
         """Begin a request for ``keys``, with one entry per table; ``later`` is None in the exact mode."""
         self.late_keys = 0
-        self._said = said
+        self._settings = settings
         self._caches, self._keys = caches, keys
         self._later = later
         self._tables: list[_Table] = []  # stays empty if nothing is missing, the common case
@@ -116,7 +116,7 @@ class CachedRequest:
             if self._later is not None:
                 for keys in table.late:
                     self._later(place, keys)
-            if self._said.fill == "always" or table.hit_rate < self._said.hit_rate_threshold:
+            if self._settings.fill == "always" or table.hit_rate < self._settings.hit_rate_threshold:
                 for read, misses in table.reads:
                     table.cache.keep(read, misses)
 
@@ -125,7 +125,7 @@ class CachedRequest:
         for table, missed in zip(self._tables, missing, strict=True):
             if table.keys.size:
                 table.hit_rate = 1.0 - missed.positions / table.keys.size
-            if self._later is not None and table.hit_rate >= self._said.hit_rate_threshold:
+            if self._later is not None and table.hit_rate >= self._settings.hit_rate_threshold:
                 table.is_late = table.cache.can_keep(missed.keys)
 
     def _must_wait(self, missing: Sequence[MissingKeys]) -> bool:

@@ -34,7 +34,7 @@ class DeviceChoice:
         """Check the name; open no device yet."""
         self._name = name
         self._match = _NAME.fullmatch(check_device_name(name, "device"))
-        self._told: set[str] = set()
+        self._logged: set[str] = set()
 
     def open(self, listed: Sequence[int]) -> tuple[Device, ...]:
         """Open the devices of a model whose ``deployed_device_list`` is ``listed``.
@@ -49,7 +49,7 @@ class DeviceChoice:
         kind, number = self._match["kind"], self._match["number"]
         if kind == "runner":
             slow = "GPU kernels run on the CPU, thousands of times slower; this is for tests"
-            self._tell(logging.WARNING, f"device {self._name}: {slow}")
+            self._log_once(logging.WARNING, f"device {self._name}: {slow}")
         return tuple(open_device(f"{kind}:{index}") for index in (listed if number is None else [int(number)]))
 
     def _gpus_if_any(self, listed: Sequence[int]) -> tuple[Device, ...]:
@@ -57,15 +57,15 @@ class DeviceChoice:
         try:
             first = open_device("auto")
         except DeviceUnavailableError as err:
-            self._tell(logging.INFO, f"no GPU is used: {err}")
+            self._log_once(logging.INFO, f"no GPU is used: {err}")
             return ()
         names = [f"cuda:{index}" for index in listed]
         return tuple(first if name == first.name else open_device(name) for name in names)
 
-    def _tell(self, level: int, message: str) -> None:
-        if message not in self._told:
+    def _log_once(self, level: int, message: str) -> None:
+        if message not in self._logged:
             logger.log(level, "%s", message)
-        self._told.add(message)
+        self._logged.add(message)
 
 
 def open_devices(name: str, listed: Sequence[int]) -> tuple[Device, ...]:
