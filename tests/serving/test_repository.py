@@ -47,7 +47,7 @@ def in_ps(version, **said):
     return listed(version / "graph.json", version.parent.name, **{"gpucache": False, "max_batch_size": 3, **said})
 
 
-class TestWhatIsServed:
+class TestServedModels:
     def test_the_newest_version_of_every_model(self, tmp_path, loaded):
         newest, other = TinyModel(seed=1), TinyModel(seed=2)
         TinyModel(seed=3).write(tmp_path, "a", 9)
@@ -214,7 +214,7 @@ class TestWhatIsServed:
         assert_serves(repository.session("tiny"), TinyModel(rows=1000))
 
 
-class TestWhatIsRefused:
+class TestRefusals:
     def refused(self, path, error=ConfigError):
         with pytest.raises(error) as caught, ModelRepository(path) as repository:
             repository.load()

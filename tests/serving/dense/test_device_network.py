@@ -66,7 +66,7 @@ def in_double():
 
 
 @pytest.mark.parametrize("samples", [1, 7])
-def test_a_family_computes_what_numpy_computes(device, family, scaled_weights, draw_inputs, computed, samples):
+def test_a_family_agrees_with_numpy(device, family, scaled_weights, draw_inputs, computed, samples):
     weights, inputs = scaled_weights(family), draw_inputs(family, samples)
 
     probabilities = computed(open_device_network(family, weights, device), *inputs)
@@ -81,9 +81,7 @@ def test_a_family_computes_what_numpy_computes(device, family, scaled_weights, d
 @pytest.mark.parametrize(
     "name", ["dcn_train.json", "dlrm_kaggle_train.json", "simple_inference.json", "wdl_train.json"]
 )
-def test_a_genuine_graph_computes_what_numpy_computes(
-    device, name, genuine_config, scaled_weights, draw_inputs, computed
-):
+def test_a_genuine_graph_agrees_with_numpy(device, name, genuine_config, scaled_weights, draw_inputs, computed):
     graph = read_graph(genuine_config(name))
     weights, inputs = scaled_weights(graph), draw_inputs(graph, 3)
 

@@ -43,7 +43,7 @@ def dcn_in_pytorch(weights, dense, embedding):
 
 
 @pytest.mark.parametrize("samples", [1, 2, 7, 64])
-def test_dcn_predicts_what_pytorch_predicts(graph, weights, draw_inputs, engine, samples):
+def test_dcn_agrees_with_pytorch(graph, weights, draw_inputs, engine, samples):
     dense, embeddings = draw_inputs(graph, samples)
 
     probabilities = open_network(graph, weights, engine)(dense, embeddings)

@@ -48,7 +48,7 @@ def binary(name, datatype, shape, size):
     return tensor(name, datatype, shape, parameters={"binary_data_size": size})
 
 
-class TestWhatIsRead:
+class TestAcceptedRequests:
     def test_json_numbers_become_arrays_of_the_named_datatype(self):
         request = decode({"id": "a1", "inputs": [des(), catcolumn()]})
 
@@ -117,7 +117,7 @@ class TestWhatIsRead:
         decode({"inputs": [des(parameters={"note": 1}), catcolumn()], "parameters": {"priority": 1}})
 
 
-class TestWhatIsRefused:
+class TestRefusedRequests:
     @pytest.mark.parametrize(
         ("document", "expected"),
         [
@@ -280,7 +280,7 @@ class TestWhatIsRefused:
         assert expected in refused({"inputs": [des(), catcolumn()], "outputs": outputs})
 
 
-class TestTheAnswer:
+class TestAnswers:
     PROBABILITIES = np.array([[0.25], [0.5]], np.float32)
 
     def encode(self, *outputs, request_id=""):
