@@ -1,7 +1,7 @@
 """Turns a caller's tensor (a list, a NumPy array or an array-like) into a NumPy array, or raises RequestError.
 
-``np.asarray`` alone accepts too much: it parses strings and takes booleans for numbers and floats for big integers. So
-lists are checked by the types of their elements, and arrays by their dtype.
+``np.asarray`` alone accepts too much: it parses strings, and turns booleans into numbers and big integers into floats.
+So lists are checked by the types of their elements, and arrays by their dtype.
 """
 
 from itertools import chain
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from serving.errors import RequestError
 
-# Subclasses of the accepted types that a caller does not mean as numbers.
+# Subclasses of the accepted types that are not meant as numbers.
 _REFUSED: tuple[type, ...] = (bool, np.timedelta64)
 _INTEGERS: tuple[type, ...] = (int, np.integer)
 _NUMBERS: tuple[type, ...] = (int, float, np.integer, np.floating)
@@ -23,16 +23,16 @@ def flat_integers(value: Any, tensor: str) -> NDArray[np.int64]:
 
     Args:
         value: what the caller gave.
-        tensor: its name, for messages.
+        tensor: the tensor's name, for messages.
 
     Raises:
-        RequestError: it is something else, or a value does not fit int64.
+        RequestError: ``value`` is something else, or a number does not fit int64.
     """
     return np.ascontiguousarray(_flat(value, tensor), dtype=np.int64)
 
 
 def flat_offsets(value: Any, tensor: str) -> NDArray[np.int32] | NDArray[np.int64]:
-    """Return the same, but int32[n] for an array of int32, which is not widened."""
+    """Return the same as ``flat_integers``, except that an int32 array stays int32."""
     flat = _flat(value, tensor)
     if flat.dtype == np.int32:
         return np.ascontiguousarray(flat, dtype=np.int32)
@@ -40,12 +40,12 @@ def flat_offsets(value: Any, tensor: str) -> NDArray[np.int32] | NDArray[np.int6
 
 
 def floats(value: Any, tensor: str) -> NDArray[np.float32]:
-    """Return float32, contiguous, of the shape [n] or [m, n] that the list or array of numbers has.
+    """Return float32[n] or float32[m, n], contiguous, for a list or array of numbers of that shape.
 
-    A number too large for float32 becomes an infinity, for the caller's finiteness check to find.
+    A number too large for float32 becomes an infinity, which the caller's check for finite numbers finds.
 
     Raises:
-        RequestError: it is something else.
+        RequestError: ``value`` is something else.
     """
     if isinstance(value, list | tuple):
         array = _floats_of_list(value, tensor)
@@ -60,7 +60,7 @@ def floats(value: Any, tensor: str) -> NDArray[np.float32]:
 
 
 def _flat(value: Any, tensor: str) -> NDArray[Any]:
-    """Return integers[n] that fit int64."""
+    """Return an array [n] of integers that fit int64."""
     if isinstance(value, list | tuple):
         array = _integers_of_list(value, tensor)
     else:

@@ -15,8 +15,8 @@ from kernels.errors import HotrowError
 
 logger = logging.getLogger(__name__)
 
-# A worker that is always late pauses so long between two runs. Otherwise it would take a lock again at once that other
-# threads wait for.
+# Pause between two runs of a worker that is always late. Without it the worker would take a lock again at once while
+# other threads wait for that lock.
 _SHORTEST_PAUSE_S = 0.01
 
 
@@ -38,7 +38,7 @@ class QueueWorker:
         self._thread: threading.Thread | None = None
 
     def submit(self, work: Callable[[], None]) -> bool:
-        """Queue ``work`` without waiting; return False where the queue is full or closed."""
+        """Queue ``work`` without waiting; return False if the queue is full or closed."""
         with self._condition:
             if self._is_closed or len(self._waiting) >= self._most_waiting:
                 return False
@@ -69,7 +69,7 @@ class QueueWorker:
                 work()
             except Exception:  # the top of a thread
                 logger.exception("%s failed", self._name)
-            del work  # an idle thread must not keep the rows that its last work used
+            del work  # an idle thread must not keep rows alive that its last work used
 
     def _next(self) -> Callable[[], None] | None:
         with self._condition:
@@ -92,7 +92,7 @@ class PeriodicWorker:
 
         Args:
             name: the thread's name, also for log lines.
-            work: what to repeat. A failure is logged once when failures start, and their end is logged once.
+            work: runs again and again. The first of several failures is logged, and so is the first success after them.
             interval_s: from the start of one run to the start of the next; infinite to run only after ``wake``.
             first_after_s: time until the first run; None: the interval.
         """
@@ -189,7 +189,7 @@ class InFlightCounter:
         return all_ended
 
     def _end_call(self) -> Callable[[], None] | None:
-        """Uncount one call, and return what to run now, if anything."""
+        """Uncount one call; return the release if the caller must run it now."""
         with self._condition:
             self._calls -= 1
             self._condition.notify_all()

@@ -1,4 +1,4 @@
-"""One request's samples, checked once: nothing behind this file needs to check them again.
+"""One request's samples, checked once; later code trusts them.
 
 All checks are vectorised; the position of the first fault is searched only when a check fails. Masks use
 ``np.count_nonzero``, which is faster than ``any`` for arrays of a request's size.
@@ -17,7 +17,7 @@ from serving.config import ModelConfig, TableConfig
 from serving.errors import RequestError
 from serving.model.sparse_rows import KeyType, key_range
 
-# The names the three tensors have on the wire, in HugeCTR's Triton backend and here.
+# The three tensors' names on the wire, as in HugeCTR's Triton backend.
 DENSE, KEYS, ROW_PTRS = "DES", "CATCOLUMN", "ROWINDEX"
 
 INT32_MAX = 2**31 - 1
@@ -57,7 +57,7 @@ class Batch:
 
 
 def read_batch(config: ModelConfig, dense: Any, keys: Any, row_ptrs: Any) -> Batch:
-    """Check one request and return it as a Batch, which may share memory with the arrays given.
+    """Check one request and return it as a Batch, which may share memory with the given arrays.
 
     With one table, ``row_ptrs`` is one CSR: B * S + 1 offsets, sample-major. With several tables, keys are
     sample-major (sample 0's keys of table 0, then of table 1, ..., then sample 1's), and ``row_ptrs`` is either one
@@ -67,13 +67,13 @@ def read_batch(config: ModelConfig, dense: Any, keys: Any, row_ptrs: Any) -> Bat
     Args:
         config: the model the request is for.
         dense: [B * F], [1, B * F] or [B, F] numbers, none of them NaN or infinite; None or empty where F is 0.
-        keys: [N] or [1, N] integers; of a uint32 model 0 to 2**32 - 1, of an int64 model any but the two smallest and
-            the two largest int64 values.
+        keys: [N] or [1, N] integers; 0 to 2**32 - 1 for a uint32 model, any int64 except the two smallest and the two
+            largest values for an int64 model.
         row_ptrs: [R] or [1, R] integers.
 
     Raises:
         RequestError: a tensor is wrong, or the request has no sample or more than ``config.max_batchsize``; the
-            message names the tensor and the place.
+            message names the tensor and the position.
     """
     flat_keys = flat_integers(keys, KEYS)
     offsets = flat_offsets(row_ptrs, ROW_PTRS)
@@ -106,7 +106,7 @@ def _samples(bags: int, slots: int, config: ModelConfig, length: int) -> int:
 
 
 def _check_offsets(offsets: Offsets, start: int) -> None:
-    """Check that ``offsets``, which begins at position ``start`` of the tensor, starts at 0 and never falls."""
+    """Check that ``offsets``, which begins at position ``start`` of the tensor, starts at 0 and never decreases."""
     if offsets[0] != 0:
         raise RequestError(f"{ROW_PTRS}: expected 0 at position {start}, got {offsets[0]}")
     falls = offsets[1:] < offsets[:-1]
@@ -146,14 +146,14 @@ def _by_table(config: ModelConfig, keys: Ints, offsets: Offsets) -> tuple[int, t
 
 
 def _too_many_keys(table: TableConfig, limit: int, counts: NDArray[np.int32]) -> RequestError:
-    """Return the error for the first of ``counts``, the keys of each sample, above ``limit``."""
+    """Return the error for the first sample with more keys than ``limit``; ``counts`` has each sample's keys."""
     at = int(np.argmax(counts > limit))
     reason = f"sample {at} has {counts[at]} keys, but table {table.name!r} takes at most {limit} per sample"
     return RequestError(f"{ROW_PTRS}: {reason}")
 
 
 def _check_blocks(keys: Ints, offsets: Offsets, borders: list[int]) -> None:
-    """Raise the error of the first wrong CSR; the CSRs follow one another in ``offsets``, between ``borders``."""
+    """Raise the error of the first wrong CSR; ``borders`` separate the CSRs in ``offsets``."""
     for start, end in pairwise(borders):
         _check_offsets(offsets[start:end], start)
     _check_end(sum(int(offsets[end - 1]) for end in borders[1:]), keys)

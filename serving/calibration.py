@@ -1,4 +1,4 @@
-"""The calibration batch of the engine int8: one request in a file, looked up in the model's own tables."""
+"""The calibration batch of the engine int8: one request in a file, looked up in the model's tables."""
 
 import logging
 from pathlib import Path
@@ -21,15 +21,10 @@ def look_up_calibration(lookup: LookupSession, file: str | Path | None, toleranc
 
     Args:
         lookup: the model's embeddings.
-        file: a ``.npz`` of one request by the names on the wire: ``DES`` (may be absent where F is 0), ``CATCOLUMN``
-            and ``ROWINDEX``, in the forms that ``read_batch`` takes, of any number of samples. None: the
-            ``calibration.npz`` beside the model's graph.
-        tolerance: the largest difference of a probability that is accepted.
-
-    Raises:
-        ConfigError: no file is given and there is none, or ``tolerance`` is not above 0 and at most 1.
-        ModelFileError: the file is missing or is not such a request, or none of its keys is in the tables.
-        StoreError: a tier did not answer.
+        file: a ``.npz`` of one request with any number of samples. Its arrays have the names on the wire, ``DES``
+            (optional if F is 0), ``CATCOLUMN`` and ``ROWINDEX``, in the forms of ``read_batch``. None:
+            ``calibration.npz`` next to the model's graph.
+        tolerance: the largest error of a probability to accept, above 0 and at most 1.
     """
     if not 0 < tolerance <= 1:
         raise ConfigError("engine int8", "tolerance", f"expected more than 0 and at most 1, got {tolerance!r}")
@@ -40,7 +35,7 @@ def look_up_calibration(lookup: LookupSession, file: str | Path | None, toleranc
         )
         raise ConfigError(str(path), "", reason)
     try:
-        # the limit is one for requests
+        # The limit applies to requests only.
         config = lookup.config.model_copy(update={"max_batchsize": INT32_MAX})
         batch = read_batch(config, **_read(path, lookup.config))
     except RequestError as err:
@@ -49,24 +44,24 @@ def look_up_calibration(lookup: LookupSession, file: str | Path | None, toleranc
     keys = sum(table.keys.size for table in batch.tables)
     if keys and looked_up.defaulted_keys == keys:
         raise ModelFileError(path, f"none of its {keys} keys is in the model's tables")
-    if looked_up.defaulted_keys > keys / 2:  # the default value has far less to round than rows have
+    if looked_up.defaulted_keys > keys / 2:  # default values round far better than real rows
         _log.warning(
-            "%s: %d of its %d keys are in no table; is it of this model?", path, looked_up.defaulted_keys, keys
+            "%s: %d of its %d keys are in no table; is it for this model?", path, looked_up.defaulted_keys, keys
         )
     return Calibration(batch.dense, looked_up.embeddings, tolerance)
 
 
 def refuse_idle_calibration(file: str | Path | None, engine: str | None) -> None:
-    """Raise ConfigError where a file is given that nothing would be measured on."""
+    """Raise ConfigError if a calibration file is given for an engine that measures nothing."""
     if file is not None and engine != "int8":
         chosen = f"the engine is {engine}" if engine else "no engine was chosen"
         raise ConfigError(str(file), "", f"is a calibration for the engine int8, but {chosen}")
 
 
 def refuse_shared_calibration(file: str | Path | None, models: int) -> None:
-    """Raise ConfigError where one file is given for several models, whose requests differ."""
+    """Raise ConfigError if one calibration file is given for several models: their requests differ."""
     if file is not None and models > 1:
-        reason = f"is one file for {models} models: put a {CALIBRATION_FILE} beside the graph of each instead"
+        reason = f"is one file for {models} models: put a {CALIBRATION_FILE} next to the graph of each model instead"
         raise ConfigError(str(file), "", reason)
 
 

@@ -1,4 +1,4 @@
-"""A model that answers most keys with default vectors is reported once in the log."""
+"""Logs once if a model answers most keys with default vectors."""
 
 import logging
 import threading
@@ -16,14 +16,14 @@ class DefaultsWatch:
     """Counts the keys of one loaded model's requests. May be used from any thread."""
 
     def __init__(self, server: ParameterServer, config: ModelConfig) -> None:
-        """Start at zero, for the model of ``config`` in ``server``."""
+        """Start at zero for the model of ``config`` in ``server``."""
         self._server, self._config = server, config
         self._lock = threading.Lock()  # guards the counts below
         self._keys = self._defaulted_keys = 0
         self._has_warned = False
 
     def note(self, batch: Batch, defaulted_keys: int) -> None:
-        """Count an answered request. Warn once, when more than half of all keys so far had no row."""
+        """Count an answered request, and warn once if more than half of all keys so far had no row."""
         if self._has_warned:
             return
         keys = sum(table.keys.size for table in batch.tables)

@@ -1,4 +1,4 @@
-"""The calls of HugeCTR v3.0's inference API, by their names and in their order of arguments."""
+"""The calls of HugeCTR v3.0's inference API, with HugeCTR's names and order of arguments."""
 
 from collections.abc import Sequence
 from os import PathLike
@@ -24,13 +24,13 @@ def CreateParameterServer(  # noqa: N802 - HugeCTR's name
 
     Args:
         model_config_path: inference JSON files.
-        model_name: what the models are called, in the same order.
-        i64_input_key: whether the models' keys are int64; must agree with what a file says.
+        model_name: the models' names, in the same order.
+        i64_input_key: whether the models' keys are int64; must agree with the configuration files.
 
     Raises:
-        ConfigError: the lists differ in length, a name is given twice, or an argument or a file cannot be accepted.
+        ConfigError: the lists differ in length, a name is given twice, or an argument or a file is invalid.
         ModelFileError: a model file is missing or damaged.
-        StoreError: the tables do not fit the memory.
+        StoreError: the tables do not fit into memory.
     """
     for argument, value in (("model_config_path", model_config_path), ("model_name", model_name)):
         if isinstance(value, str | PathLike) or not isinstance(value, Sequence):
@@ -67,25 +67,26 @@ def CreateEmbeddingCache(  # noqa: N802 - HugeCTR's name
 ) -> LookupSession:
     """Open a model's embeddings for lookup.
 
-    With a GPU cache answers are the same: what it lacks comes from the parameter server, before there is an answer. It
-    is given the rows that it lacked where less than ``hit_rate_threshold`` of a request's keys of a table were found.
+    A GPU cache does not change the answers: rows that it misses are read from the parameter server before the request
+    is answered. The missed rows of a table are inserted if the request's hit rate was below ``hit_rate_threshold``.
 
     Args:
         parameter_server: holds the model.
         cuda_dev_id: the session's ``device_id`` must be the same.
         use_gpu_embedding_cache: whether there is a cache on the GPU ``cuda_dev_id``; with False lookups go to the
             parameter server directly.
-        cache_size_percentage: share of the rows that a GPU cache holds, above 0, at most 1; no effect without one.
+        cache_size_percentage: part of the rows that a GPU cache holds, above 0 and at most 1; no effect without a GPU
+            cache.
         model_config_path: the model's inference JSON.
         model_name: its name in the parameter server.
         i64_input_key: must agree with the parameter server's.
-        device: Hotrow's own: ``"runner"`` runs the GPU's kernels on the CPU, for tests.
+        device: Hotrow's own argument: ``"runner"`` runs the GPU's kernels on the CPU, for tests.
 
     Raises:
-        DeviceUnavailableError: a GPU cache is asked for, and there is no such GPU, or no CuPy to use it.
+        DeviceUnavailableError: a GPU cache is wanted, but the GPU or CuPy is missing.
         DeviceMemoryError: the GPU has too little free memory.
         UnknownModelError: the parameter server does not hold the model.
-        ConfigError: an argument cannot be accepted, or contradicts the parameter server.
+        ConfigError: an argument is invalid or contradicts the parameter server.
     """
     source = "CreateEmbeddingCache"
     if not isinstance(parameter_server, ParameterServer):
@@ -105,20 +106,20 @@ def CreateEmbeddingCache(  # noqa: N802 - HugeCTR's name
         raise ConfigError(source, "i64_input_key", reason)
     config = read_inference_config(Path(model_config_path), model_name, i64_input_key)
     if config.tables != held.tables:
-        reason = f"other tables than those that the parameter server loaded as {model_name!r} from {held.source}"
+        reason = f"has other tables than the parameter server loaded as {model_name!r} from {held.source}"
         raise ConfigError(source, "model_config_path", reason)
     if not use_gpu_embedding_cache:
         return LookupSession(parameter_server, config, cuda_dev_id)
     if device not in ("cuda", "runner"):
         raise ConfigError(source, "device", f"expected cuda or runner, got {device!r}")
-    from serving.lookup.cached_lookup import CachedLookup  # not before a device is used
+    from serving.lookup.cached_lookup import CachedLookup  # only a device needs it
 
     (opened,) = open_devices(f"{device}:{cuda_dev_id}", ())
-    said = config.gpu_cache.model_copy(update={"wanted": True, "size_ratio": float(cache_size_percentage)})
-    return CachedLookup(parameter_server, config.model_copy(update={"gpu_cache": said}), opened, cuda_dev_id)
+    settings = config.gpu_cache.model_copy(update={"wanted": True, "size_ratio": float(cache_size_percentage)})
+    return CachedLookup(parameter_server, config.model_copy(update={"gpu_cache": settings}), opened, cuda_dev_id)
 
 
 def _check_switch(source: str, argument: str, value: object) -> None:
-    """Refuse what only counts as true or false: ``"no"`` would be true."""
+    """Refuse everything but a bool: ``"no"`` would count as true."""
     if not isinstance(value, bool):
         raise ConfigError(source, argument, f"expected True or False, got {value!r}")

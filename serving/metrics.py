@@ -1,4 +1,4 @@
-"""What the server counts: counters, histograms, samples of other parts' counters, and the page for Prometheus.
+"""Metrics: counters, histograms, samples of other parts' counters, and the page for Prometheus.
 
 Counting never fails a request and costs about a microsecond. A label never holds text that a client made up: requests
 for models that do not exist share the empty model name. Prometheus's library is imported when the page is made.
@@ -24,7 +24,7 @@ class Histogram:
 
     Attributes:
         bounds_s: upper bounds in seconds, ascending; a duration on a bound counts below it.
-        counts: durations between each bound and the bound before it, and last those above every bound.
+        counts: number of durations between each bound and the bound before it; the last entry counts longer durations.
         sum_s: sum of all durations.
     """
 
@@ -84,17 +84,17 @@ class RequestMetrics:
         self._in_flight = 0
 
     def started(self) -> None:
-        """One more request is in hand."""
+        """Count a request in flight."""
         with self._lock:
             self._in_flight += 1
 
     def finished(self, model: str, code: int, seconds: float) -> None:
-        """A request was answered.
+        """Count an answered request.
 
         Args:
             model: the model's name, empty if no such model is loaded.
             code: HTTP status.
-            seconds: from the request's first byte in our hands to the answer's last.
+            seconds: from the request's first byte that arrived to the answer's last byte.
         """
         with self._lock:
             self._in_flight -= 1
@@ -105,7 +105,7 @@ class RequestMetrics:
             histogram.observe(seconds)
 
     def predicted(self, model: str, samples: int) -> None:
-        """A model answered ``samples`` samples."""
+        """Count ``samples`` samples that a model answered."""
         with self._lock:
             self._samples[model] += samples
 
@@ -122,14 +122,14 @@ class RequestMetrics:
             yield MetricSample("hotrow_request_seconds", help_text, (("model", model),), histogram)
         for model, count in samples.items():
             yield MetricSample("hotrow_samples", "Samples predicted.", (("model", model),), count)
-        yield MetricSample("hotrow_requests_in_flight", "Predict requests in hand.", (), in_flight, is_gauge=True)
+        yield MetricSample("hotrow_requests_in_flight", "Predict requests in flight.", (), in_flight, is_gauge=True)
 
 
 class Metrics:
     """The metrics page: the server's counters and samples of other parts' counters."""
 
     def __init__(self, requests: RequestMetrics, pulled: Callable[[], Iterable[MetricSample]]) -> None:
-        """Show ``requests`` and what ``pulled`` returns, which is called for each page."""
+        """Show ``requests`` and the samples that ``pulled`` returns; ``pulled`` is called for each page."""
         self._requests = requests
         self._pulled = pulled
 

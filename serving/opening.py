@@ -1,10 +1,10 @@
-"""Opens a model, or the session of a loaded model, with what it needs; closing the session gives it back."""
+"""Opens a model, or the session of a loaded model, with everything it needs; closing the session releases it all."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
-from os.path import isdir  # says no where a path cannot be one; Path.is_dir raises
+from os.path import isdir  # False for an impossible path, where Path.is_dir raises
 from pathlib import Path
 from threading import Lock
 
@@ -33,33 +33,32 @@ def load_model(
     row_dtype: RowDtype | Mapping[str, RowDtype] | None = None,
     device: str = "cpu",
 ) -> InferenceSession:
-    """Open one model, ready to predict. Closing the session gives back all that was opened for it.
+    """Open one model, ready to predict. Closing the session releases everything that was opened for it.
 
-    The model's rows lie in the tiers of the repository's ``ps.json``, next to the models. All sessions of a process
-    share one parameter server for it. Without a ``ps.json`` the rows lie in RAM.
+    The model's rows are in the tiers of the repository's ``ps.json``, next to the models. All sessions of a process
+    share one parameter server per ``ps.json``. Without a ``ps.json`` the rows are in RAM.
 
     Args:
-        directory: a version directory, a model directory, whose newest complete version is taken, or a v3.0 inference
-            JSON, which gives the model its name.
-        parameter_server: holds the model's embeddings instead; ``ps.json`` is not read then.
+        directory: a version directory, a model directory or a v3.0 inference JSON. Of a model directory the newest
+            complete version is opened. The inference JSON names the model.
+        parameter_server: holds the model's embeddings; ``ps.json`` is then not read.
         engine: see ``open_network``.
-        threads: of one dense network call in ONNX Runtime.
+        threads: how many threads work on one dense network call in ONNX Runtime.
         calibration: see ``InferenceSession``.
         tolerance: see ``InferenceSession``.
-        row_dtype: the form in which RAM keeps the rows (``kernels.host.HostTable``): of all tables, or of some by their
-            names; None: what ``ps.json`` says, else float32.
-        device: where embeddings are cached, and with the engine ``"auto"`` the dense network runs: ``"cpu"``;
-            ``"cuda:0"``; ``"auto"``: a GPU, if there is one; see ``open_devices``.
+        row_dtype: the form of the rows in RAM (``kernels.host.HostTable``), for all tables or by table name; None: the
+            form that ``ps.json`` names, float32 by default.
+        device: where embeddings are cached: ``"cpu"``, ``"cuda:0"``, or ``"auto"`` for a GPU if there is one; see
+            ``open_devices``. With the engine ``"auto"`` the dense network runs there too.
 
     Raises:
-        ConfigError: the configuration or ``ps.json`` cannot be accepted; the parameter server has the model already,
-            in another version or form; the engine int8 has no calibration or exceeds the tolerance; an argument has a
-            value that it cannot have.
-        DeviceUnavailableError: there is no such GPU, or a package to use it is missing; the message names it.
+        ConfigError: the configuration or ``ps.json`` is invalid; the parameter server has the model already, in another
+            version or form; the engine int8 has no calibration or exceeds the tolerance; an argument is invalid.
+        DeviceUnavailableError: there is no such GPU, or a package that it needs is missing; the message names it.
         DeviceMemoryError: the GPU has too little free memory for the caches.
         ModelFileError: a file is missing or damaged.
         MissingExtraError: the engine, or the model's ONNX network, needs a package that is not installed.
-        StoreError: the embeddings cannot be held.
+        StoreError: a tier cannot hold the embeddings.
     """
     if not isinstance(parameter_server, ParameterServer | None):
         reason = f"expected a ParameterServer or None, got {type(parameter_server).__name__}"
@@ -72,7 +71,7 @@ def load_model(
         (config,) = ps.models
     if row_dtype is not None:
         config = with_row_dtype(config, row_dtype, "load_model")
-    devices = open_devices(device, config.gpu_cache.devices)  # before the tables are loaded, which may take long
+    devices = open_devices(device, config.gpu_cache.devices)  # first, because loading tables may take long
     warn_of_idle_caches([(config, devices)])
     if ps is not None:
         server, release = _load_shared(ps, config)
@@ -88,7 +87,7 @@ def load_model(
 
 
 def _load(config: ModelConfig, given: ParameterServer | None) -> tuple[ParameterServer, Release]:
-    """Load the model into the given server, or into RAM of its own."""
+    """Load the model into the given server, or into a new server in RAM."""
     server = ParameterServer([MemoryStore()]) if given is None else given
     server.load_model(config)
     held = server.model(config.name, config.version)
@@ -104,11 +103,11 @@ class _SharedServer:
 
 
 _shared: dict[Path, _SharedServer] = {}  # by ps.json
-_shared_lock = Lock()  # guards _shared and what is in it; held while a model is loaded, so that it is loaded once
+_shared_lock = Lock()  # guards _shared and its servers; held during a load, so each model is loaded once
 
 
 def _load_shared(ps: ParameterServerConfig, config: ModelConfig) -> tuple[ParameterServer, Release]:
-    """Load the model into the server of its repository, unless another session has done so."""
+    """Load the model into the server of its repository, unless another session has loaded it."""
     check_hot_keys(ps)
     file = Path(ps.source).resolve()
     with _shared_lock:
@@ -150,20 +149,7 @@ def open_session(
     calibration: str | Path | None = None,
     tolerance: float = DEFAULT_TOLERANCE,
 ) -> InferenceSession:
-    """Open the session of a loaded model, with its caches. Closing the session gives these back.
-
-    Args:
-        server: holds the model.
-        config: the model.
-        devices: see ``open_lookups``.
-        engine: see ``open_network``.
-        threads: of one dense network call in ONNX Runtime.
-        calibration: see ``InferenceSession``.
-        tolerance: see ``InferenceSession``.
-
-    Raises:
-        ConfigError: see ``InferenceSession`` and ``open_lookups``, and for other errors.
-    """
+    """Open the session of a model that ``server`` holds, with its caches; closing the session frees the caches."""
     lookups = open_lookups(server, config, devices)
     with ExitStack() as opened:
         for lookup in lookups:
@@ -174,6 +160,6 @@ def open_session(
 
 
 def _unload(server: ParameterServer, held: ModelConfig) -> None:
-    # The model may be unloaded already, or the server closed; a later load belongs to another session.
+    # The model may be unloaded already, the server may be closed, and a later load belongs to another session.
     with suppress(UnknownModelError):
         server.unload_model(held.name, held.version, held)

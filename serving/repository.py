@@ -1,4 +1,4 @@
-"""The model repository: the models that are served together, and the sessions that answer for them."""
+"""The model repository: the models that are served together, and their sessions."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -25,8 +25,8 @@ from serving.storage.store import Store
 class ModelRepository:
     """The models of one folder, ``<repository>/<model>/<version>/``, or of one JSON file, and the tiers of their rows.
 
-    ``serving.config.read_repository`` says which they are; one version of every model is served. ``load`` and ``close``
-    belong to one thread; everything else may be called from any thread in between.
+    ``serving.config.read_repository`` finds the models; one version of every model is served. Call ``load`` and
+    ``close`` from one thread. Between them, any thread may call everything else.
     """
 
     def __init__(
@@ -43,9 +43,10 @@ class ModelRepository:
         Args:
             path: the repository's folder, a ``ps.json``, a v3.0 inference JSON or the folder of one model.
             engine: what runs dense networks.
-            threads: threads of one dense network's run.
-            calibration: of the engine int8, the samples to measure its one model on; None: each model's own.
-            tolerance: of the engine int8, the largest difference of a probability on these samples.
+            threads: how many threads work on one dense network call.
+            calibration: the samples on which the engine int8 is measured, for a repository of one model; None: each
+                model has a file of its own.
+            tolerance: the largest error of a probability that the engine int8 may have on these samples.
             device: where embeddings are cached; see ``serving.lookup.open_devices``.
         """
         self.path = Path(path)
@@ -58,10 +59,10 @@ class ModelRepository:
         self._sessions: dict[str, InferenceSession] = {}
 
     def load(self) -> None:
-        """Load every model, or none if one is broken.
+        """Load every model, or no model if one of them is broken.
 
         Raises:
-            ConfigError: there is no such path, no model in it, or a configuration cannot be accepted.
+            ConfigError: the path does not exist or has no model, or a configuration is invalid.
             ModelFileError: a model's file is missing or damaged.
             StoreError: a tier cannot be opened or cannot take the rows.
             DeviceUnavailableError: a GPU or the software to use it is missing.
@@ -72,7 +73,7 @@ class ModelRepository:
         for config in ps.models:
             config.network_files()  # raises for a model that is only looked up
         refuse_shared_calibration(self._calibration, len(ps.models))
-        # Of all models, before the first is loaded, which may take long.
+        # For all models before the first load, because a load may take long.
         check_hot_keys(ps)
         devices = self._open_devices(ps.models)
         warn_of_idle_caches(zip(ps.models, devices, strict=True))
@@ -92,14 +93,9 @@ class ModelRepository:
         return MappingProxyType(self._sessions)
 
     def session(self, name: str, version: str = "") -> InferenceSession:
-        """The session that answers for a model.
+        """The session of a model; raises UnknownModelError if this model or this version is not served.
 
-        Args:
-            name: the model's name.
-            version: as a client wrote it; empty for the one that is served.
-
-        Raises:
-            UnknownModelError: no such model, or another version of it is served; the message says what is there.
+        ``version`` is text that a client wrote, empty for the served version.
         """
         session = self._sessions.get(name)
         if session is None:
@@ -113,18 +109,14 @@ class ModelRepository:
         return session
 
     def is_ready(self, name: str) -> bool:
-        """Whether requests for a served model can succeed, as far as tiers and GPUs have shown; never waits.
-
-        Raises:
-            UnknownModelError: no such model is served.
-        """
+        """Whether requests for a served model can succeed, by what is known of tiers and GPUs; never waits."""
         if self._server is None or not self._server.is_answering(name):
             return False
-        session = self._sessions.get(name)  # none yet while it is opened
+        session = self._sessions.get(name)  # None while the session is being opened
         return session is not None and session.is_answering
 
     def readings(self) -> Iterable[MetricSample]:
-        """Return the counters of the parameter server and the caches, for the metrics page."""
+        """Return the counters of the parameter server and the caches for the metrics page."""
         if self._server is None:
             return
         for name, counters in self._server.counters().items():
@@ -133,7 +125,7 @@ class ModelRepository:
             yield from session.readings()
 
     def describe(self) -> Iterator[str]:
-        """Lines for an operator: the models, the memory and mapped files of each, and the tiers."""
+        """Lines for an operator: each model with its memory and mapped files, and the tiers."""
         if self._server is None:
             return
         for name, session in sorted(self._sessions.items()):
@@ -154,7 +146,7 @@ class ModelRepository:
             self._server = None
 
     def __enter__(self) -> Self:
-        """The repository itself; leaving the block closes it."""
+        """Return the repository; leaving the block closes it."""
         return self
 
     def __exit__(self, *_exception: object) -> None:
@@ -175,14 +167,14 @@ class ModelRepository:
 
 
 def _sizes(config: ModelConfig, stores: Sequence[Store]) -> str:
-    """A model's memory: in RAM of this process, in shared memory and in mapped files."""
+    """A model's memory: in this process's RAM, in shared memory and in mapped files."""
     ram, shared, mapped = config.network_files()[1].stat().st_size, 0, 0
     for name in map(config.full_name, config.tables):
         ram += sum(store.memory_bytes(name) for store in stores if isinstance(store, MemoryStore))
         shared += sum(store.memory_bytes(name) for store in stores if isinstance(store, SharedMemoryStore))
         mapped += sum(store.file_bytes(name) for store in stores if isinstance(store, SnapshotStore))
-    beside = {" of shared memory": shared, " of mapped files": mapped}
-    return " and ".join([_amount(ram), *(_amount(size) + what for what, size in beside.items() if size)])
+    others = {" of shared memory": shared, " of mapped files": mapped}
+    return " and ".join([_amount(ram), *(_amount(size) + what for what, size in others.items() if size)])
 
 
 def _amount(size_bytes: int) -> str:

@@ -1,4 +1,4 @@
-"""Ways through one model: an embedding lookup and a dense network that belong together, one per device."""
+"""Routes through one model: an embedding lookup and the dense network behind it, one route per device."""
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -33,8 +33,8 @@ class Prediction:
 
     Attributes:
         probabilities: float32[B, L].
-        defaulted_keys: keys that no tier holds, answered with their table's default value; of a GPU cache in the
-            asynchronous mode also those whose rows were still to come.
+        defaulted_keys: how many keys were answered with their table's default value: keys that no tier holds, and in
+            the asynchronous mode of a GPU cache also keys whose rows are inserted later.
     """
 
     probabilities: NDArray[np.float32]
@@ -42,17 +42,17 @@ class Prediction:
 
 
 class Route(Protocol):
-    """One way from a batch to its probabilities. May be used by several threads at once."""
+    """One way from a batch to its probabilities. Several threads may use it at the same time."""
 
     @property
     def is_answering(self) -> bool:
         """Whether its lookup can answer; see ``LookupSession.is_answering``."""
 
     def predict(self, batch: Batch) -> Prediction:
-        """Answer one batch, whose probabilities may still be no finite numbers.
+        """Answer one batch; the caller checks that the probabilities are finite.
 
         Raises:
-            StoreError: a tier did not answer, and no other holds one of the keys.
+            StoreError: a tier did not answer, and no other tier holds one of the keys.
             DeviceFaultError: work on the device failed, now or earlier.
         """
 
@@ -61,7 +61,7 @@ class HostRoute:
     """Pooled vectors come to the host, and the dense network runs there."""
 
     def __init__(self, lookup: LookupSession, network: DenseNetwork) -> None:
-        """Join the two, of the same model."""
+        """Join a lookup and a network of the same model."""
         self._lookup = lookup
         self._network = network
 
@@ -83,10 +83,10 @@ class DeviceRoute:
     """
 
     def __init__(self, lookup: "CachedLookup", network: "DeviceNetwork") -> None:
-        """Join the two, of the same model and device."""
+        """Join a lookup and a network of the same model on the same device."""
         self._lookup = lookup
         self._network = network
-        self._lock = threading.Lock()  # guards the networks' workspaces, each of which is its lookup workspace's
+        self._lock = threading.Lock()  # guards the network workspaces, one per lookup workspace
         self._workspaces: WeakKeyDictionary[DeviceWorkspace, NetworkWorkspace] = WeakKeyDictionary()
 
     @property
@@ -105,7 +105,7 @@ class DeviceRoute:
         return Prediction(*self._lookup.compute(batch, compute))
 
     def _workspace(self, work: "DeviceWorkspace") -> "NetworkWorkspace":
-        """The network's workspace behind a lookup's."""
+        """Return the network's workspace that reads from a lookup's workspace."""
         with self._lock:
             held = self._workspaces.get(work)
         if held is None:
@@ -122,17 +122,10 @@ def open_routes(
     threads: int,
     calibration: Calibration | None = None,
 ) -> tuple[Graph, "DenseNetwork | DeviceNetwork", list[Route]]:
-    """Open the dense network of a model beside each of its lookups.
+    """Open a model's dense network and join it to each lookup; return the graph, one of the networks and the routes.
 
-    Where these have caches on devices and ``engine`` is ``"auto"``, it is opened on each device, but for an ONNX
-    network of a user's own; else once, on the CPU.
-
-    Returns:
-        the graph, one of the networks, which are all alike, and a route for each lookup.
-
-    Raises:
-        ConfigError: see ``open_dense`` and ``open_device_dense``, and for other errors.
-        DeviceMemoryError: a device has too little free memory for the network.
+    With the engine ``"auto"`` the network runs on each device that has caches. A network that is an ONNX file runs on
+    the CPU, and so does every network without caches or with another engine.
     """
     files = config.network_files()
     if engine == "auto" and not is_network_file(files[1]) and all(one.device is not None for one in lookups):
@@ -142,7 +135,7 @@ def open_routes(
 
 
 def _device_routes(config: ModelConfig, lookups: Sequence[LookupSession]) -> tuple[Graph, "DeviceNetwork", list[Route]]:
-    from serving.lookup.cached_lookup import CachedLookup  # not before a device is used
+    from serving.lookup.cached_lookup import CachedLookup  # only a device needs it
 
     _check_memory(config, lookups)
     said = config.gpu_network
@@ -154,7 +147,7 @@ def _device_routes(config: ModelConfig, lookups: Sequence[LookupSession]) -> tup
 
 
 def _check_memory(config: ModelConfig, lookups: Sequence[LookupSession]) -> None:
-    """Refuse a network that a device has no room for beside the caches, which are there."""
+    """Refuse a network that does not fit a device's memory; the caches are allocated already."""
     graph = read_model_graph(*config.network_files())
     buffers, uses_graphs = config.gpu_cache.worker_buffers, config.gpu_network.captures_graphs
     needed_bytes = network_bytes(graph, config.max_batchsize, buffers, uses_graphs)
@@ -163,7 +156,7 @@ def _check_memory(config: ModelConfig, lookups: Sequence[LookupSession]) -> None
         if needed_bytes > free_bytes:
             reason = (
                 f"the dense network of model {config.name!r} takes about {needed_bytes:,} bytes with "
-                f"{buffers} worker buffers, {free_bytes:,} are free; fewer of them, or a lower gpucacheper, leave more"
+                f"{buffers} worker buffers, {free_bytes:,} are free; use fewer worker buffers or a lower gpucacheper"
             )
             raise DeviceMemoryError(device.name, reason)
 
@@ -172,13 +165,13 @@ R = TypeVar("R")
 
 
 class LeastBusy(Generic[R]):
-    """Several things of a kind; who needs one is given one that the fewest others are using.
+    """Several resources of a kind; each caller gets the resource with the fewest users.
 
-    One that fails at once is the least busy of all: it is given only where no other is usable.
+    A resource that fails at once would always be the least busy, so an unusable resource comes last.
     """
 
     def __init__(self, things: Sequence[R], is_usable: Callable[[R], bool] = lambda _: True) -> None:
-        """Take at least one thing; ``is_usable`` is asked each time."""
+        """Take at least one resource; ``is_usable`` is asked each time."""
         self._things = tuple(things)
         self._is_usable = is_usable
         self._users = [0] * len(self._things)
@@ -186,7 +179,7 @@ class LeastBusy(Generic[R]):
 
     @contextmanager
     def one(self) -> Iterator[R]:
-        """A thing to use inside the block."""
+        """Return a resource to use inside the block."""
         if len(self._things) == 1:
             yield self._things[0]
             return

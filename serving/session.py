@@ -1,4 +1,4 @@
-"""The whole of one model: from a request's tensors to probabilities."""
+"""One model in full: from a request's tensors to probabilities."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
@@ -24,15 +24,15 @@ _MOST_THREADS = 1024
 
 
 class InferenceSession:
-    """A model that answers requests. May be used from any thread, by several at once.
+    """A model that answers requests. Several threads may use it at the same time.
 
     Attributes:
         config: the model.
-        graph: its layer graph; of a network that is an ONNX file, its inputs.
-        engine: what runs the dense network, ``"numpy"``, ``"onnx"`` or ``"int8"``; or, where it runs on the device of
-            its caches, ``"cuda"`` or ``"runner"``.
-        quantization: of the engine int8, what was measured when it was opened; else None.
-        embedding_cache: where its embeddings are looked up; of several the first.
+        graph: its layer graph; only the inputs if the network is an ONNX file.
+        engine: what runs the dense network: ``"numpy"``, ``"onnx"`` or ``"int8"`` on the CPU, ``"cuda"`` or
+            ``"runner"`` on the device of the caches.
+        quantization: the error that the engine int8 measured when it was opened; None for other engines.
+        embedding_cache: looks up its embeddings; the first embedding cache if there are several.
     """
 
     def __init__(
@@ -45,21 +45,22 @@ class InferenceSession:
         calibration: str | Path | None = None,
         tolerance: float = DEFAULT_TOLERANCE,
     ) -> None:
-        """Open the dense network beside the embeddings.
+        """Open the dense network next to the embeddings.
 
         Args:
             config: the model's v3.0 inference JSON, its version directory, or its configuration.
             device_id: the same as the first embedding cache's.
-            embedding_cache: what ``CreateEmbeddingCache`` returned, of the same model; or several, one per GPU, of
-                which each batch is given the one with the fewest in hand.
+            embedding_cache: what ``CreateEmbeddingCache`` returned for the same model. Or several of these, one per
+                GPU: each batch goes to the embedding cache with the fewest batches in flight.
             engine: see ``open_network``.
-            threads: of one dense network call in ONNX Runtime.
-            calibration: of the engine int8, the samples to measure it on; see ``look_up_calibration``.
-            tolerance: of the engine int8, the largest difference of a probability on these samples.
+            threads: how many threads work on one dense network call in ONNX Runtime.
+            calibration: the samples on which the engine int8 is measured; see ``look_up_calibration``.
+            tolerance: the largest error of a probability that the engine int8 may have on these samples.
 
         Raises:
-            ConfigError: the configuration cannot be accepted, or is not the embedding cache's; the engine int8 has no
-                calibration or errs beyond the tolerance; another engine has one; ``engine`` or ``threads`` is none.
+            ConfigError: the configuration is invalid or does not match the embedding cache; the engine int8 has no
+                calibration or exceeds the tolerance; another engine has a calibration; ``engine`` or ``threads`` is
+                invalid.
             ModelFileError: the dense weights or the ONNX network are missing, damaged, or not the graph's.
             MissingExtraError: the engine, or the model's ONNX network, needs a package that is not installed.
         """
@@ -73,7 +74,7 @@ class InferenceSession:
         self.config = config
         refuse_idle_calibration(calibration, engine)
         measure = None
-        if engine == "int8":  # its samples may be more than a request's, and their rows must not be defaults
+        if engine == "int8":  # a calibration may exceed max_batchsize, and must not see defaults
             tiers = LookupSession(self.embedding_cache.server, self.embedding_cache.config)
             measure = look_up_calibration(tiers, calibration, tolerance)
         self.graph, network, routes = open_routes(config, caches, engine, threads, measure)
@@ -86,13 +87,13 @@ class InferenceSession:
 
     @property
     def is_answering(self) -> bool:
-        """Whether requests can succeed as far as the devices matter: one whose work failed is not used again."""
+        """Whether some device can still answer: a device whose work failed is not used again."""
         return any(cache.is_answering for cache in self._caches)
 
     def predict(
         self, dense_feature: Any, embeddingcolumns: Any, row_ptrs: Any, i64_input_key: bool | None = None
     ) -> NDArray[np.float32]:
-        """Predict from lists or arrays; ``read_batch`` tells their forms.
+        """Predict from lists or arrays; ``read_batch`` describes their forms.
 
         Args:
             dense_feature: dense features, sample by sample.
@@ -105,7 +106,7 @@ class InferenceSession:
 
         Raises:
             RequestError: the tensors are not a request for this model.
-            StoreError: a tier did not answer, and no other holds one of the keys.
+            StoreError: a tier did not answer, and no other tier holds one of the keys.
         """
         if i64_input_key is not None and i64_input_key != (self.config.key_type == "I64"):
             raise RequestError(f"i64_input_key={i64_input_key}, but the model's keys are {self.config.key_type}")
@@ -115,9 +116,9 @@ class InferenceSession:
         """Predict from a checked batch.
 
         Raises:
-            RequestError: the batch has fewer samples than the graph can work on, or the answer to a sample is no
+            RequestError: the batch has fewer samples than the graph can work on, or the answer to a sample is not a
                 finite number.
-            StoreError: a tier did not answer, and no other holds one of the keys.
+            StoreError: a tier did not answer, and no other tier holds one of the keys.
             DeviceFaultError: work on the GPU failed, now or earlier, and there is no other GPU.
         """
         if too_few := self.graph.too_few(batch.samples):
@@ -125,35 +126,35 @@ class InferenceSession:
         with self._routes.one() as route:
             prediction = route.predict(batch)
         self._defaults.note(batch, prediction.defaulted_keys)
-        if not isfinite(prediction.probabilities.sum()):  # one pass; what is not finite makes the sum so
+        if not isfinite(prediction.probabilities.sum()):  # one pass: a NaN or an infinity reaches the sum
             raise _not_finite(prediction.probabilities)
         return prediction
 
     def refresh_embedding_cache(self) -> None:
-        """Read what its caches hold anew from the tiers, as where another process has changed rows there.
+        """Read all cached rows from the tiers again, for example after another process has changed rows there.
 
         Raises:
-            StoreError: a tier did not answer; the rest stays as it was.
+            StoreError: a tier did not answer; the remaining rows stay as they were.
         """
         for cache in self._caches:
             cache.refresh()
 
     def readings(self) -> Iterator[MetricSample]:
-        """What its lookups counted beside the tiers, for the metrics page."""
+        """Return the counters of its caches for the metrics page."""
         for cache in self._caches:
             yield from cache.readings()
 
     def on_close(self, release: Callable[[], None]) -> None:
-        """Have ``release`` called when the session is closed, after what was said earlier."""
+        """Call ``release`` when the session is closed, after all releases that were added earlier."""
         self._releases.append(release)
 
     def close(self) -> None:
-        """Give back what ``load_model`` opened for this session. Closing twice is allowed.
+        """Release what ``load_model`` opened for this session. Closing twice is allowed.
 
-        Requests in hand are answered first where there are GPU caches (see ``CachedLookup.close``); without, they may
-        fail with UnknownModelError, as later ones do.
+        With GPU caches, requests in flight are answered first (see ``CachedLookup.close``). Without GPU caches, they
+        may fail with UnknownModelError. All later requests fail with it.
         """
-        with ExitStack() as releases:  # each is called, though another fails
+        with ExitStack() as releases:  # calls every release, also after one of them fails
             while self._releases:
                 releases.callback(self._releases.pop())
 
@@ -167,11 +168,7 @@ class InferenceSession:
 
 
 def check_runtime(source: str, engine: Any, threads: Any) -> None:
-    """Check the arguments of ``source`` that say how the dense network is run, before anything is loaded.
-
-    Raises:
-        ConfigError: there is no such engine, or no such number of threads.
-    """
+    """Check how the dense network is to run, before anything is loaded; raise ConfigError as of ``source``."""
     if engine not in get_args(Engine):
         raise ConfigError(source, "engine", f"expected auto, numpy, onnx or int8, got {engine!r}")
     if isinstance(threads, bool) or not isinstance(threads, int) or not 1 <= threads <= _MOST_THREADS:
@@ -181,7 +178,7 @@ def check_runtime(source: str, engine: Any, threads: Any) -> None:
 def _not_finite(probabilities: NDArray[np.float32]) -> RequestError:
     sample = int(np.argmax(~np.isfinite(probabilities).all(axis=1)))
     return RequestError(
-        f"sample {sample}: the network's answer is {probabilities[sample].tolist()}, no finite number: "
+        f"sample {sample}: the network's answer is {probabilities[sample].tolist()}, not a finite number: "
         "its dense features are too large, or a row or a weight of the model is not finite"
     )
 
@@ -214,5 +211,5 @@ def _check_device(config: ModelConfig, device_id: int, cache: LookupSession) -> 
 
 def _check_model(config: ModelConfig, cache: LookupSession) -> None:
     if any(getattr(config, name) != getattr(cache.config, name) for name in ("tables", "key_type", "dense_dim")):
-        reason = f"not the model of the embedding cache, {cache.config.name!r} from {cache.config.source}"
+        reason = f"the embedding cache is of another model, {cache.config.name!r} from {cache.config.source}"
         raise ConfigError(config.source, "", reason)

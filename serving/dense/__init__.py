@@ -1,1 +1,1 @@
-"""The dense network: each layer once, and the engines that run it."""
+"""The dense network: one definition of each layer, and the engines that run it."""

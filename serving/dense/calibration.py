@@ -1,4 +1,4 @@
-"""What the engine int8 is measured on, and what the measurement says."""
+"""The samples on which the engine int8 is measured, and the result of the measurement."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,20 +7,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 DEFAULT_TOLERANCE = 0.01
-# Columns that are smaller than this share of the largest, or that the calibration leaves at 0, count as this large: a
-# later batch may bring them. Of 0.001, 0.003, 0.01 and 0.03 this one has the least mean error on other samples than
-# those that columns were balanced on, on most of the graphs that come with hotrow-train.
+# Columns below this part of the largest column, or at 0 in the calibration, count as this large, because a later batch
+# may have larger values there. Among 0.001, 0.003, 0.01 and 0.03, 0.01 has the smallest mean error on held-out samples
+# for most of the graphs that come with hotrow-train.
 SMALLEST_RATIO = 0.01
 
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """Looked-up samples, and how far off an answer to them may be.
+    """Looked-up samples, and the error that their answers may have.
 
     Attributes:
         dense: float32[B, F]; B at least 1.
         embeddings: float32[B, S, D] per embedding layer, in graph order.
-        tolerance: the largest difference of a probability that is accepted.
+        tolerance: the largest error of a probability to accept.
     """
 
     dense: NDArray[np.float32]
@@ -30,14 +30,14 @@ class Calibration:
 
 @dataclass(frozen=True, slots=True)
 class Quantization:
-    """What 8-bit products did to a network's probabilities on the calibration batch, on this machine.
+    """The error of a network's probabilities with 8-bit products, on the calibration batch and on this machine.
 
     Attributes:
-        max_error: the largest difference from the float32 network's.
-        mean_error: the mean of all differences, without their signs.
+        max_error: the largest absolute difference from the float32 network.
+        mean_error: the mean absolute difference from the float32 network.
         samples: B of the calibration batch.
-        quantized: products of matrices that are of integers now.
-        products: all products of matrices that the network has.
+        quantized: how many matrix products use integers now.
+        products: how many matrix products the network has.
     """
 
     max_error: float
@@ -47,7 +47,7 @@ class Quantization:
     products: int
 
     def __str__(self) -> str:
-        """Return it as logs and messages write it."""
+        """Return the text for logs and messages."""
         return (
             f"int8 in {self.quantized} of {self.products} products; on {self.samples} samples a probability is off by "
             f"{self.max_error:.2g} at most, by {self.mean_error:.2g} on average"

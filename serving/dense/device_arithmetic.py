@@ -1,4 +1,4 @@
-"""How the layers' primitives are done on a device: products in a chosen precision, constants uploaded once."""
+"""The layers' primitives on a device: products in a chosen precision, constants uploaded once."""
 
 import threading
 from collections.abc import Sequence
@@ -16,28 +16,28 @@ FIRST_INFINITE_HALF = 65520.0
 """The smallest magnitude that float16 rounds to infinity."""
 
 _BLOCK_THREADS = 256
-_MOST_BLOCKS = 1 << 14  # blocks take the rest in turns
+_MOST_BLOCKS = 1 << 14  # with more values, each block takes several
 
 
 def check_precision(precision: str) -> None:
-    """Raise ValueError where there is no such precision."""
+    """Raise ValueError if there is no such precision."""
     if precision not in get_args(Precision):
         raise ValueError(f"expected precision fp32, tf32 or fp16, got {precision!r}")
 
 
 class DeviceArithmetic:
-    """What all runs of one network share. May be used from any thread once every weight and constant has been seen.
+    """Arithmetic that all runs of one network share; after a first run of the network, any thread may use it.
 
-    Sums are of float32 in every precision. ``fp16`` rounds both factors of each product to float16; one from 65520 on
-    becomes NaN, so that the answer is no number either, and not a probability made of infinities.
+    Sums are float32 in every precision. ``fp16`` rounds both factors of each product to float16. A factor of 65520 or
+    more becomes NaN, so the answer becomes NaN and not a probability computed from infinities.
     """
 
     def __init__(self, device: Device, precision: Precision, weights: Sequence[Array]) -> None:
-        """Compute on ``device``; ``weights`` are arrays there whose rounded copies are to be kept."""
+        """Compute on ``device``; keep rounded copies of ``weights``, which are arrays there."""
         self._device = device
         self._precision = precision
         self._weights = {id(weight): weight for weight in weights}
-        self._halves: dict[int, Array] = {}  # by the weight they are made of
+        self._halves: dict[int, Array] = {}  # rounded copies by the id of the weight
         self._constants: dict[tuple[str, tuple[int, ...], bytes], Array] = {}
         self._uploading = threading.Lock()  # guards the constants, and their stream
         self._uploads = device.stream()
@@ -48,7 +48,7 @@ class DeviceArithmetic:
         return StreamArithmetic(self, stream)
 
     def constant(self, values: NDArray[Any]) -> Array:
-        """See ``Arithmetic.constant``; of the same values always the same array, which every stream finds complete."""
+        """See ``Arithmetic.constant``; the same values always give the same array, complete for every stream."""
         key = values.dtype.str, values.shape, values.tobytes()
         found = self._constants.get(key)
         if found is not None:
@@ -68,8 +68,8 @@ class DeviceArithmetic:
     def concat(self, arrays: Sequence[Array], axis: int) -> Array:
         """See ``Arithmetic.concat``.
 
-        Not CuPy's own: of more than eight arrays it uploads their addresses, which a captured graph would read again
-        from host memory that is another's by then.
+        This does not use CuPy's ``concatenate``. For more than eight arrays it uploads their addresses, and a captured
+        graph would read them again from host memory that has been reused by then.
         """
         first = arrays[0]
         sizes = [array.shape[axis] for array in arrays]
@@ -81,7 +81,7 @@ class DeviceArithmetic:
         return joined
 
     def rounded_weights(self) -> list[Array]:
-        """The weights of which there are rounded copies: those that were a factor so far."""
+        """Return the weights that have rounded copies: the weights that were a factor so far."""
         return [self._weights[name] for name in self._halves]
 
     def _half(self, x: Array, stream: Stream) -> Array:

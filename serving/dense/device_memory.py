@@ -1,4 +1,4 @@
-"""What a dense network takes of a device's memory, told from its graph before any is taken."""
+"""Estimates a dense network's memory on a device from its graph, before any memory is allocated."""
 
 from math import prod
 
@@ -8,16 +8,10 @@ from serving.model.records import Graph, Samples, Shape
 
 
 def network_bytes(graph: Graph, max_samples: int, worker_buffers: int, use_graphs: bool) -> int:
-    """Return about how many bytes the network's weights and workspaces take, but for what the lookup brings.
+    """Return about how many bytes the network's weights and workspaces take, without the lookup's own memory.
 
-    Every tensor of the graph is counted once per size class, as if a layer had no values in between and none of two
-    tensors lay where the other had been; pieces of the device's allocator are not.
-
-    Args:
-        graph: the network.
-        max_samples: of a request.
-        worker_buffers: how many workspaces there may be.
-        use_graphs: whether these capture CUDA graphs.
+    Every tensor of the graph counts once per size class, as if no two tensors shared memory. Temporary values inside a
+    layer and the allocator's overhead are not counted.
     """
     weights = sum(prod(spec.shape) for spec in (*graph.weights, *graph.statistics))
     return 4 * weights + worker_buffers * (WORKSPACE_BYTES + _tensor_bytes(graph, max_samples, use_graphs))
@@ -27,10 +21,10 @@ def _tensor_bytes(graph: Graph, max_samples: int, use_graphs: bool) -> int:
     sizes = class_sizes(max_samples) if use_graphs and not graph.mixes_samples else ()
     brought = {graph.dense_top, *(embedding.top for embedding in graph.embeddings)}
     per_sample = sum(_values(shape) for name, shape in graph.shapes.items() if name not in brought)
-    # The first batch of a class runs by itself before it is captured.
+    # The first batch of a class runs once without a graph before the graph is captured.
     return 4 * (max_samples + sum(sizes)) * per_sample
 
 
 def _values(shape: Shape) -> int:
-    """How many values a tensor has for each sample."""
+    """Return how many values a tensor has per sample."""
     return prod(size.times if isinstance(size, Samples) else size for size in shape)

@@ -1,4 +1,4 @@
-"""The dense network on a device: the layers' one definition, run on arrays of a GPU or of its stand-in, the runner."""
+"""The dense network on a device: the same layer functions, run on arrays of a GPU or of the runner."""
 
 from collections.abc import Sequence
 
@@ -17,12 +17,12 @@ _TRIAL_SAMPLES = 2
 
 
 class DeviceNetwork:
-    """A graph with weights, ready to run on one device. May be called from any thread, by several at once.
+    """A graph with weights, ready to run on one device. Several threads may call it at the same time.
 
     Attributes:
-        device: where it runs.
+        device: the device that runs it.
         graph: its structure.
-        precision: how products are computed; see ``open_device_network``.
+        precision: the precision of products; see ``open_device_network``.
         use_graphs: whether workspaces capture CUDA graphs.
         engine: the device's kind, ``"cuda"`` or ``"runner"``.
         quantization: None; see ``DenseNetwork``.
@@ -33,7 +33,7 @@ class DeviceNetwork:
     def __init__(
         self, device: Device, graph: Graph, weights: Weights, precision: Precision = "fp32", use_graphs: bool = True
     ) -> None:
-        """Upload the weights, and run the network once; waits. See ``open_device_network``."""
+        """Upload the weights and run the network once; see ``open_device_network``."""
         check_precision(precision)
         check_weights(graph, weights)
         self.device = device
@@ -48,19 +48,18 @@ class DeviceNetwork:
         self._check_rounded(weights)
 
     def __call__(self, dense: Array, embeddings: Sequence[Array], stream: Stream) -> Array:
-        """Queue the network; does not wait. ``Device.capture`` may call it once it has been called without.
+        """Queue the network without waiting. Call it once normally before ``Device.capture`` calls it.
 
         Args:
             dense: float32[B, F]; B and F may be 0.
             embeddings: float32[B, S, D] per embedding layer, in graph order.
-            stream: where it is queued. The arrays are the device's, and complete there.
+            stream: the stream to queue on. The arrays are on the device and complete on this stream.
 
         Returns:
             float32[B, L] on the device, C-contiguous.
 
         Raises:
-            ValueError: an argument has another shape or dtype than the graph says, or B is smaller than the graph
-                can work on.
+            ValueError: an argument has another shape or dtype than the graph says, or B is too small for the graph.
         """
         tensors = input_tensors(self.graph, dense, embeddings)
         with self.device.using(stream):
@@ -71,7 +70,7 @@ class DeviceNetwork:
             return self.device.xp.ascontiguousarray(output, dtype=np.float32)
 
     def workspace(self, lookup: Lookup, max_samples: int) -> NetworkWorkspace:
-        """Return where one request at a time is run behind its lookup; see ``NetworkWorkspace``."""
+        """Return a workspace that runs the network after ``lookup``, for one request at a time."""
         return NetworkWorkspace(self, lookup, max_samples)
 
     def _uploaded(self, weight: np.ndarray[tuple[int, ...], np.dtype[np.float32]], stream: Stream) -> Array:
@@ -80,7 +79,7 @@ class DeviceNetwork:
         return array
 
     def _try(self, stream: Stream) -> None:
-        """Run once on zeros: constants are uploaded, weights rounded and kernels compiled before the first request."""
+        """Run once on zeros, which uploads constants, rounds weights and compiles kernels before the first request."""
         samples = max(self.graph.least_samples, _TRIAL_SAMPLES)
         zeros = self.device.zeros
         dense = zeros((samples, self.graph.dense_dim), np.float32)
@@ -103,12 +102,12 @@ def open_device_network(
     Args:
         graph: the structure.
         weights: its weights.
-        device: where it runs.
-        precision: of products of matrices; all else is of float32, and so are their sums. ``"fp32"``; ``"tf32"``: a GPU
-            rounds factors to 10 bits behind the point; ``"fp16"``: factors are rounded to float16, also 10 bits, and
-            must be below 65520: a feature, a row or a layer beyond it makes the sample's answer NaN, which a session
-            refuses.
-        use_graphs: capture CUDA graphs, one per size class of batches and workspace.
+        device: the device that runs it.
+        precision: of matrix products; their sums and everything else are float32. ``"fp32"`` does not round factors.
+            ``"tf32"`` rounds factors to a mantissa of 10 bits on a GPU. ``"fp16"`` rounds factors to float16, also 10
+            bits. A feature, row or layer output of 65520 or more then makes the sample's answer NaN, and the session
+            refuses the request.
+        use_graphs: capture CUDA graphs, one per workspace and size class of batches.
 
     Raises:
         ConfigError: a weight is too large for fp16.

@@ -1,4 +1,4 @@
-"""Where a dense network runs on a device for one request at a time, behind its lookup, as one CUDA graph with it."""
+"""A dense network's workspace on a device: one request at a time runs lookup and network as one CUDA graph."""
 
 import logging
 from contextlib import AbstractContextManager
@@ -23,24 +23,24 @@ Floats = NDArray[np.float32]
 _log = logging.getLogger(__name__)
 
 CLASS_SAMPLES = (1, 8, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
-"""Sizes of batches for which there is a graph. Beyond the last, launches are little beside the work, padding much."""
+"""Batch sizes that have a graph. For larger batches launches cost little and padding would cost much."""
 
 
 def class_sizes(max_samples: int) -> tuple[int, ...]:
-    """Return the size classes for batches of up to ``max_samples``, which is the last unless graphs end before it."""
+    """Return the size classes for batches of up to ``max_samples``."""
     below = tuple(takewhile(lambda size: size < max_samples, CLASS_SAMPLES))
     return below if len(below) == len(CLASS_SAMPLES) else (*below, max_samples)
 
 
 class Lookup(Protocol):
-    """What looks up the rows of one request at a time; a ``gpu_cache.workspace.Workspace`` is such.
+    """Looks up the rows of one request at a time, as a ``gpu_cache.workspace.Workspace`` does.
 
-    A request's dense features and keys have been uploaded on its stream. All its arrays stay where they are.
+    A request's dense features and keys have been uploaded on its stream. Its arrays keep their addresses.
     """
 
     @property
     def stream(self) -> Stream:
-        """Where all is queued."""
+        """The stream of all its work."""
 
     @property
     def dense(self) -> Array:
@@ -48,16 +48,16 @@ class Lookup(Protocol):
 
     @property
     def buffers(self) -> tuple[Array, ...]:
-        """float32[max_samples, S, D] per embedding layer: where the launch writes pooled rows."""
+        """float32[max_samples, S, D] per embedding layer; the launch writes pooled rows here."""
 
     def launch(self) -> None:
         """Queue the request's launch."""
 
     def queue(self, samples: int) -> None:
-        """Queue the launch of any request of up to so many samples, to be captured."""
+        """Queue the launch of any request of at most ``samples`` samples, for a capture."""
 
     def reading(self) -> AbstractContextManager[None]:
-        """Where a graph of that launch is to be launched."""
+        """Return the context in which to launch a graph that contains the captured launch."""
 
 
 class NetworkWorkspace:
@@ -65,30 +65,23 @@ class NetworkWorkspace:
 
     ::
 
-        work.queue(samples)      # as often as rows that were missing have come; never waits
+        work.queue(samples)      # again after missing rows were completed; never waits
         stream.synchronize()
         probabilities = work.answer()
 
-    A batch is run at the size of its class, what lies behind it being left over: samples do not mix, and nobody reads
-    the answers to these rows. The first batch of a class is queued launch by launch and has the class's graph captured:
-    lookup, network and download of the answer. All later ones are one launch of it. Where samples mix there are no
-    classes and no graphs. After a capture that failed the next batch without a graph tries once more; where one fails
-    again, for lack of memory say, no more are captured.
+    A batch runs at the size of its class. The rows after the batch are left over from earlier batches, which does no
+    harm: samples do not mix, and nobody reads the answers of these rows. A network that mixes samples has no classes
+    and no graphs.
 
-    Used by one thread at a time. Made by ``DeviceNetwork.workspace``.
+    The first batch of a class is queued launch by launch. Then the class's graph is captured: lookup, network and
+    download of the answer. Each later batch is one launch of this graph. If a capture fails, the next batch without a
+    graph tries once more. After a second failure, for example without memory, no more graphs are captured.
+
+    Only one thread at a time uses a workspace.
     """
 
     def __init__(self, network: "DeviceNetwork", lookup: Lookup, max_samples: int) -> None:
-        """Take the memory.
-
-        Args:
-            network: what is run.
-            lookup: on the network's device.
-            max_samples: most samples of a request.
-
-        Raises:
-            ValueError: ``max_samples`` is less than 1, or an array of the lookup has another shape or dtype.
-        """
+        """Allocate memory for requests of at most ``max_samples`` samples; ``lookup`` is on the network's device."""
         if max_samples < 1:
             raise ValueError(f"max_samples: expected at least 1, got {max_samples}")
         embeddings = lookup.buffers
@@ -98,19 +91,14 @@ class NetworkWorkspace:
         self._max_samples = max_samples
         self._sizes = class_sizes(max_samples) if network.use_graphs and not graph.mixes_samples else ()
         self._graphs: dict[int, DeviceGraph] = {}
-        self._has_failed = False  # to capture a graph
+        self._has_failed = False  # a capture has failed once
         self._samples = 0
 
     def queue(self, samples: int) -> None:
-        """Queue lookup and network for the request that the lookup has loaded; does not wait.
+        """Queue lookup and network, without waiting, for the request of ``samples`` samples that the lookup has loaded.
 
-        May be called again for the same request, behind ``complete`` of its missing rows.
-
-        Args:
-            samples: B of the request.
-
-        Raises:
-            ValueError: there are fewer than the graph can work on, or more than ``max_samples``.
+        Call it again for the same request after ``complete`` of its missing rows. Raises ValueError if ``samples`` is
+        too small for the graph or larger than ``max_samples``.
         """
         if not 1 <= samples <= self._max_samples:
             raise ValueError(f"expected 1 to {self._max_samples} samples, got {samples}")
@@ -124,12 +112,12 @@ class NetworkWorkspace:
                 self._graphs[size].launch(lookup.stream)
             return
         lookup.launch()
-        self._pass.queue_network(size)  # also loads what a capture cannot
+        self._pass.queue_network(size)  # also loads kernels, which a capture cannot do
         if size in self._sizes:
             self._capture(size)
 
     def answer(self) -> Floats:
-        """Return the probabilities of what was queued last, float32[B, L]; the stream must have been waited for."""
+        """Return the probabilities of the last queued request, float32[B, L]; the caller has waited for the stream."""
         return self._pass.answer[: self._samples].copy()
 
     def _capture(self, size: int) -> None:
@@ -137,7 +125,7 @@ class NetworkWorkspace:
         try:
             self._graphs[size] = network.device.capture(stream, partial(self._pass.queue, size))
         except KernelError as err:
-            if not self._has_failed:  # what another thread did may have been in the way, and is over by the next batch
+            if not self._has_failed:  # work of another thread can break a capture, so the next batch tries again
                 self._has_failed = True
                 return
             self._sizes = tuple(self._graphs)
@@ -146,9 +134,9 @@ class NetworkWorkspace:
 
 @dataclass(frozen=True, slots=True)
 class _Pass:
-    """What is queued for a request, always with the same buffers.
+    """The work of a request, always on the same buffers.
 
-    Graphs keep it. So it does not know them: in a circle, memory would wait for the garbage collector.
+    Graphs refer to it, so it does not refer to graphs: in a cycle, memory would wait for the garbage collector.
     """
 
     network: "DeviceNetwork"
@@ -158,19 +146,19 @@ class _Pass:
     answer: Floats
 
     def queue(self, size: int) -> None:
-        """Queue lookup, network and download of so many rows, to be captured."""
+        """Queue lookup, network and download of ``size`` samples, for a capture."""
         self.lookup.queue(size)
         self.queue_network(size)
 
     def queue_network(self, size: int) -> None:
-        """Queue the network on so many rows, and the download of its answer."""
+        """Queue the network on ``size`` samples, and the download of its answer."""
         stream = self.lookup.stream
         answer = self.network(self.dense[:size], [table[:size] for table in self.embeddings], stream)
         self.network.device.download(answer, self.answer[:size], stream)
 
 
 def _check_inputs(graph: Graph, max_samples: int, dense: Array, embeddings: tuple[Array, ...]) -> None:
-    """Check that a lookup's arrays are what the network reads."""
+    """Check that a lookup's arrays fit the network's inputs."""
     if len(embeddings) != len(graph.embeddings):
         raise ValueError(f"expected {len(graph.embeddings)} embedding tensors, got {len(embeddings)}")
     shapes: dict[str, tuple[int, ...]] = {graph.dense_top: (max_samples, graph.dense_dim)}

@@ -1,4 +1,4 @@
-"""From a model's files to its dense network, whichever form they have."""
+"""Opens the dense network of a model from its files: layers with weights, or an ONNX file."""
 
 import dataclasses
 import logging
@@ -28,18 +28,18 @@ def open_dense(
     """Open the dense network of a model.
 
     Args:
-        graph_file: the layer graph; of a network that is an ONNX file, its inputs.
+        graph_file: the layer graph; only the inputs if the network is an ONNX file.
         dense_file: the weights of the graph's layers, or the ONNX file.
-        onnx_file: see ``open_network``; of no use to an ONNX file.
-        engine: see ``open_network``; an ONNX file runs on ONNX Runtime only.
-        threads: of one call in ONNX Runtime.
-        calibration: what the engine int8 is measured on; it needs one.
+        onnx_file: see ``open_network``; no effect if ``dense_file`` is an ONNX file.
+        engine: see ``open_network``; an ONNX file needs ONNX Runtime.
+        threads: how many threads work on one call in ONNX Runtime.
+        calibration: the samples on which the engine int8 is measured; required by that engine.
 
     Raises:
-        ConfigError: the graph cannot be accepted, or ``engine`` cannot run an ONNX file; or see ``open_int8``.
+        ConfigError: the graph is invalid, or ``engine`` cannot run an ONNX file; see also ``open_int8``.
         ModelFileError: the weights or the ONNX file are missing, damaged, or not the graph's.
-        MissingExtraError: see ``open_network``; also where ``dense_file`` is an ONNX file and ONNX Runtime missing.
-        ValueError: there is no such ``engine``, or it lacks its calibration.
+        MissingExtraError: see ``open_network``; or ``dense_file`` is an ONNX file and ONNX Runtime is missing.
+        ValueError: there is no such ``engine``, or its calibration is missing.
     """
     check_engine(engine)
     graph = read_model_graph(graph_file, dense_file)
@@ -64,17 +64,9 @@ def open_dense(
 def open_device_dense(
     graph_file: Path, dense_file: Path, device: Device, precision: Precision = "fp32", use_graphs: bool = True
 ) -> tuple[Graph, DeviceNetwork]:
-    """Open the dense network of a model on a device; see ``open_device_network``.
-
-    Raises:
-        ConfigError: the graph cannot be accepted, the network is an ONNX file, which ``open_dense`` runs, or a weight
-            is too large for fp16.
-        DeviceUnavailableError: cuBLAS is missing.
-        ModelFileError: the weights are missing, damaged, or not the graph's.
-        ValueError: there is no such precision.
-    """
+    """Open the dense network of a model on a device; see ``open_device_network``. ONNX files are refused."""
     if is_network_file(dense_file):
-        reason = "an ONNX network runs on the CPU, where the rows of a GPU's cache are copied to; no GPU can run it"
+        reason = "an ONNX network runs on the CPU only; rows of a GPU cache are copied there"
         raise ConfigError(str(dense_file), "", reason)
     graph = read_model_graph(graph_file, dense_file)
     weights = read_dense(dense_file, graph)
@@ -84,19 +76,13 @@ def open_device_dense(
 
 def _warn_of_logits(graph: Graph, graph_file: Path) -> None:
     if graph.output == graph.logits:
-        _log.warning("%s: ends without Sigmoid or Softmax: the answers are no probabilities", graph_file)
+        _log.warning("%s: ends without Sigmoid or Softmax: the answers are not probabilities", graph_file)
 
 
 def read_onnx(graph_file: Path, dense_file: Path) -> bytes:
-    """Return the dense network of a model as one ONNX model: built of its layers, or its ONNX file as it is.
+    """Return the dense network of a model as one ONNX model: built from its layers, or its ONNX file unchanged.
 
-    Inputs are called as in the graph, those that nobody reads left out; see ``build_onnx``.
-
-    Raises:
-        ConfigError: the graph cannot be accepted.
-        ModelFileError: the weights or the ONNX file are missing, damaged, or not the graph's, or the weights of the
-            ONNX file are in files beside it.
-        MissingExtraError: a package of the extra ``onnx`` is not installed.
+    An ONNX file is refused if its weights are in other files. See ``build_onnx`` for the inputs of a built model.
     """
     from serving.dense.onnx import build_onnx
     from serving.dense.onnx_file import has_files_beside
@@ -107,5 +93,5 @@ def read_onnx(graph_file: Path, dense_file: Path) -> bytes:
         return build_onnx(graph, read_dense(dense_file, graph))
     open_own_network(graph, dense_file)
     if has_files_beside(dense_file):
-        raise ModelFileError(dense_file, "has weights in files beside it: copy them all instead of exporting")
+        raise ModelFileError(dense_file, "has weights in files next to it: copy all these files instead of exporting")
     return dense_file.read_bytes()

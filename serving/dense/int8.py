@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-# How many times the calibration's largest value a batch may have on integers: their steps grow with the largest value
-# of the whole batch, and so does the error of every sample in it.
+# A batch runs on integers if its values are at most this many times the calibration's largest value. The steps of the
+# integers grow with the largest value of the batch, and so does the error of every sample in the batch.
 _MOST_GROWTH = 2
 
 
 class Int8Network:
     """Products on integers for batches like the calibration, float32 for others. See ``DenseNetwork``.
 
-    One value far from the calibration's would cost all samples of its batch their precision, and a NaN would become an
-    integer like any other, with an answer that shows nothing of it.
+    One value far from the calibration's would reduce the precision of all samples in the batch. A NaN would become an
+    ordinary integer, and the answer would not show it.
     """
 
     engine = "int8"
@@ -44,12 +44,12 @@ class Int8Network:
         quantization: Quantization,
         source: str,
     ) -> None:
-        """Keep both networks, and how large the calibration's values are; ``source`` is for messages."""
+        """Keep both networks and the sizes of the calibration's values; ``source`` is for messages."""
         self.quantization: Quantization | None = quantization
         self._integers = integers
         self._exact = exact
         self._source = source
-        self._told = False
+        self._has_warned = False
         of_features = np.abs(calibration.dense).max(axis=0)
         smallest = SMALLEST_RATIO * of_features.max(initial=0)
         self._most_dense = _MOST_GROWTH * np.maximum(of_features, smallest)
@@ -59,17 +59,15 @@ class Int8Network:
         """See ``DenseNetwork.__call__``."""
         if self._is_like_calibration(dense, embeddings):
             return self._integers(dense, embeddings)
-        if not self._told:  # once, or as often as threads meet here first
-            self._told = True
-            _log.warning(
-                "%s: a batch has values far from the calibration's; such are answered in float32", self._source
-            )
+        if not self._has_warned:  # without a lock: several threads may log it
+            self._has_warned = True
+            _log.warning("%s: a batch has values far from the calibration's; such batches run in float32", self._source)
         return self._exact(dense, embeddings)
 
     def _is_like_calibration(self, dense: Floats, embeddings: Sequence[Floats]) -> bool:
         if not len(dense):
             return True
-        # NaN is in the minimum, and within no bounds
+        # A NaN becomes the minimum, and fails every comparison.
         return bool(np.all((dense.min(axis=0) >= -self._most_dense) & (dense.max(axis=0) <= self._most_dense))) and all(
             -most <= table.min() and table.max() <= most
             for table, most in zip(embeddings, self._most_embeddings, strict=True)
@@ -79,22 +77,22 @@ class Int8Network:
 def open_int8(
     graph: Graph, exact: OnnxNetwork, model: bytes | Path, calibration: Calibration | None, threads: int, source: str
 ) -> Int8Network:
-    """Quantise a network on this machine and measure it there: how integers are multiplied depends on the processor.
+    """Quantise a network and measure it on this machine: processors multiply integers in different ways.
 
-    All products with a weight are tried first. While an answer is off by more than the tolerance, the product that
-    errs most, alone, for each multiplication that it saves goes back to float32.
+    All products with a weight are tried first. While an answer exceeds the tolerance, one more product goes back to
+    float32. The first to go back is the product with the largest error per multiplication saved, measured alone.
 
     Args:
-        graph: the structure, or the inputs alone.
-        exact: the float32 network, which stays open for batches unlike the calibration.
-        model: its ONNX model, or the file.
-        calibration: what to measure on.
+        graph: the structure, or only the inputs.
+        exact: the float32 network; it stays open for batches unlike the calibration.
+        model: the network's ONNX model, or its file.
+        calibration: the samples to measure on.
         threads: how many threads work on one call.
         source: the model's file, for messages.
 
     Raises:
-        ConfigError: the network mixes samples, has no product with a weight, or errs beyond the tolerance even with one
-            of them; its answers to the calibration are not finite; or it cannot be quantised.
+        ConfigError: the network mixes samples, has no product with a weight, or exceeds the tolerance even with a
+            single product; its answers to the calibration are not finite; or it cannot be quantised.
         MissingExtraError: a package of the extra ``onnx`` is not installed.
         ValueError: there is no calibration, or its arrays are not the graph's.
     """
@@ -102,16 +100,16 @@ def open_int8(
         raise ValueError("the engine int8 needs a calibration")
     quantizing = _import_quantizing()
     if graph.mixes_samples:
-        # as by PReLU_Dice, which divides by the deviation of the batch at hand, and the error with it
+        # PReLU_Dice does this: it divides the values, and with them the error, by the deviation of the batch.
         reason = (
-            "engine int8: the answer to a sample depends on the others of its batch, so that what is measured on one "
-            "batch says nothing of another; take the engine onnx"
+            "engine int8: the answer to a sample depends on the others of its batch, so an error measured on one "
+            "batch does not hold for another; use the engine onnx"
         )
         raise ConfigError(source, "", reason)
     expected = exact(calibration.dense, calibration.embeddings)
     if not np.isfinite(expected).all():
         raise ConfigError(source, "", "engine int8: not all answers to the calibration's samples are finite numbers")
-    # columns are balanced on every second sample, so that the error is measured on others too
+    # Columns are balanced on every second sample, and the error is measured on all samples.
     feeds = exact.feeds(calibration.dense[::2], [table[::2] for table in calibration.embeddings])
     failures: tuple[type[Exception], ...] = (*refusals(), ValueError, RuntimeError)
     try:
@@ -130,7 +128,7 @@ def open_int8(
 
 @dataclass(frozen=True, slots=True)
 class _Trials:
-    """A model of which any choice of products can be quantised and measured."""
+    """Quantises any choice of a model's products and measures the result."""
 
     quantizing: ModuleType
     graph: Graph
@@ -143,35 +141,32 @@ class _Trials:
     source: str
 
     def choose(self, products: "Sequence[Product]") -> tuple[OnnxNetwork, Quantization]:
-        """Return the network with as many of ``products``, those with a weight, on integers as the tolerance allows.
-
-        Returns:
-            the network, and how far off it is.
-        """
+        """Put as many of ``products`` on integers as the tolerance allows; return the network and its error."""
         if not products:
             reason = f"engine int8: the network has {self.total} products of matrices, none with a weight"
             raise ConfigError(self.source, "", reason)
         network, result = self._measure(products)
         if self._is_close(result):
-            return self._told(network, result)
+            return self._logged(network, result)
         alone = [self._measure([product])[1].max_error for product in products]
         worst_first = sorted(zip(alone, products, strict=True), key=_error_of_a_multiplication, reverse=True)
-        # What is beyond the tolerance by itself is so in company, and would outlast all others where it is large.
+        # A product that exceeds the tolerance alone also exceeds it together with others. A large product must go too,
+        # although its error per multiplication is small.
         fitting = [product for error, product in worst_first if error <= self.calibration.tolerance]
         for dropped in range(len(fitting) == len(products), len(fitting)):
             network, one = self._measure(fitting[dropped:])
             if self._is_close(one):
-                return self._told(network, one)
+                return self._logged(network, one)
         least = f" ({np.nanmin([*alone, inf]):.2g} with a single product)" if len(products) > 1 else ""
         reason = f"engine int8: {result}{least}; the tolerance is {self.calibration.tolerance:g}"
         raise ConfigError(self.source, "", reason)
 
-    def _told(self, network: OnnxNetwork, result: Quantization) -> tuple[OnnxNetwork, Quantization]:
+    def _logged(self, network: OnnxNetwork, result: Quantization) -> tuple[OnnxNetwork, Quantization]:
         _log.info("%s: %s", self.source, result)
         return network, result
 
     def _measure(self, products: "Sequence[Product]") -> tuple[OnnxNetwork, Quantization]:
-        """Return the network with these products on integers, and how far off it is."""
+        """Return the network with these products on integers, and its error."""
         model = self.quantizing.quantize(self.model, products, self.scales)
         network = OnnxNetwork(self.graph, model, self.threads, self.source)
         errors = np.abs(network(self.calibration.dense, self.calibration.embeddings) - self.expected)
@@ -179,7 +174,7 @@ class _Trials:
         return network, Quantization(largest, mean, len(self.expected), len(products), self.total)
 
     def _is_close(self, result: Quantization) -> bool:
-        return result.max_error <= self.calibration.tolerance  # which NaN is not
+        return result.max_error <= self.calibration.tolerance  # False for NaN
 
 
 def _import_quantizing() -> ModuleType:

@@ -22,11 +22,11 @@ _log = logging.getLogger(__name__)
 
 
 class DenseNetwork(Protocol):
-    """A graph with weights, ready to run. May be called from any thread, by several at once.
+    """A graph with weights, ready to run. Several threads may call it at the same time.
 
     Attributes:
         engine: ``"numpy"``, ``"onnx"`` or ``"int8"``.
-        quantization: what 8-bit products do to its answers; None where it has none.
+        quantization: the error of its 8-bit products; None if it has no 8-bit products.
     """
 
     engine: str
@@ -43,8 +43,7 @@ class DenseNetwork(Protocol):
             float32[B, L], C-contiguous, in memory of its own.
 
         Raises:
-            ValueError: an argument has another shape or dtype than the graph says, or B is smaller than the graph
-                can work on.
+            ValueError: an argument has another shape or dtype than the graph says, or B is too small for the graph.
         """
 
 
@@ -59,14 +58,14 @@ def run_graph(
 
     Args:
         graph: the structure. B must be at least 1, and ``graph.least_samples``.
-        weights: ``"<layer>.<weight>"`` to array, of the same library as ``tensors``.
+        weights: ``"<layer>.<weight>"`` to array, from the same library as ``tensors``.
         tensors: the dense input and every embedding's top, by name.
-        overrides: by layer type, a function to use in place of the one in ``serving.dense.layers``.
-        arithmetic: how to multiply, and where constants lie; None: as the array library does.
+        overrides: by layer type, a function that replaces the function in ``serving.dense.layers``.
+        arithmetic: multiplies matrices and holds constants; None: the array library does.
 
     Returns:
-        every tensor by name, the given ones too; ``graph.logits`` and ``graph.output`` are among them. Tensors may
-        share memory with one another.
+        every tensor by name, with the given tensors, ``graph.logits`` and ``graph.output``. Tensors may share memory
+        with each other.
     """
     overrides = overrides or {}
     own: dict[str, dict[str, Array]] = {layer.name: {} for layer in graph.layers}
@@ -82,7 +81,7 @@ def run_graph(
 
 
 def input_tensors(graph: Graph, dense: Floats, embeddings: Sequence[Floats]) -> dict[str, Floats]:
-    """Return a network's arguments by tensor name, checked; see ``DenseNetwork.__call__``."""
+    """Check a network's arguments and return them by tensor name; see ``DenseNetwork.__call__``."""
     if len(embeddings) != len(graph.embeddings):
         raise ValueError(f"expected {len(graph.embeddings)} embedding tensors, got {len(embeddings)}")
     tensors = {graph.dense_top: dense}
@@ -98,17 +97,13 @@ def input_tensors(graph: Graph, dense: Floats, embeddings: Sequence[Floats]) -> 
 
 
 class NumpyNetwork:
-    """The reference: NumPy and its BLAS, which decides on its own number of threads. See ``DenseNetwork``."""
+    """The reference: NumPy and its BLAS, which chooses its own number of threads. See ``DenseNetwork``."""
 
     engine = "numpy"
     quantization: Quantization | None = None
 
     def __init__(self, graph: Graph, weights: Weights) -> None:
-        """Keep the graph and its weights; nobody may change the arrays afterwards.
-
-        Raises:
-            ValueError: the weights are not the graph's.
-        """
+        """Keep the graph and its weights, and do not change the arrays later; wrong weights are a ValueError."""
         check_weights(graph, weights)
         self._graph = graph
         self._weights = weights
@@ -118,13 +113,13 @@ class NumpyNetwork:
         tensors = input_tensors(self._graph, dense, embeddings)
         if not dense.shape[0]:
             return np.empty((0, self._graph.label_dim), np.float32)
-        with np.errstate(all="ignore"):  # what overflows shows in the answer, as it does in ONNX Runtime
+        with np.errstate(all="ignore"):  # an overflow shows in the answer, as in ONNX Runtime
             output = run_graph(self._graph, self._weights, tensors)[self._graph.output]
         return np.ascontiguousarray(output, dtype=np.float32)
 
 
 def check_engine(engine: str) -> None:
-    """Raise ValueError where there is no such engine."""
+    """Raise ValueError if there is no such engine."""
     if engine not in get_args(Engine):
         raise ValueError(f"expected engine auto, numpy, onnx or int8, got {engine!r}")
 
@@ -142,23 +137,24 @@ def open_network(
     Args:
         graph: the structure.
         weights: its weights.
-        engine: ``"numpy"``; ``"onnx"`` for ONNX Runtime; ``"auto"`` for ONNX Runtime where it is installed and has
-            a model to run, else NumPy; ``"int8"`` for ONNX Runtime with 8-bit products, see ``open_int8``.
-        onnx_file: the model as ``build_onnx`` made it. One made from another graph or other weights is not used:
-            the model is then built anew, which takes ndonnx. None: always build.
-        threads: of one call in ONNX Runtime.
-        calibration: what the engine int8 is measured on; it needs one.
+        engine: ``"numpy"``; ``"onnx"`` for ONNX Runtime; ``"int8"`` for ONNX Runtime with 8-bit products, see
+            ``open_int8``; ``"auto"`` for ONNX Runtime if it is installed and has a model to run, otherwise NumPy.
+        onnx_file: the model that ``build_onnx`` made. A model of another graph or of other weights is not used. Then
+            the model is built again, which needs ndonnx. None: always build.
+        threads: how many threads work on one call in ONNX Runtime.
+        calibration: the samples on which the engine int8 is measured; required by that engine.
 
     Raises:
-        MissingExtraError: ``engine`` is ``"onnx"`` or ``"int8"``, and ONNX Runtime is missing, or what builds a model.
+        MissingExtraError: ``engine`` is ``"onnx"`` or ``"int8"``, and ONNX Runtime or a package that builds the model
+            is missing.
         ConfigError: see ``open_int8``.
-        ValueError: the weights are not the graph's, ``engine`` is not one of the four, or lacks its calibration.
+        ValueError: the weights are not the graph's, there is no such ``engine``, or its calibration is missing.
     """
     check_engine(engine)
     check_weights(graph, weights)
     if engine == "numpy":
         return NumpyNetwork(graph, weights)
-    from serving.dense.onnx import open_onnx  # which needs this module
+    from serving.dense.onnx import open_onnx  # here, because it imports this module
 
     try:
         network, model = open_onnx(graph, weights, onnx_file, threads)

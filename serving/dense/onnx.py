@@ -1,6 +1,6 @@
-"""The dense network on ONNX Runtime: build the model from the layers, and run it.
+"""The dense network on ONNX Runtime: builds the model from the layers and runs it.
 
-onnxruntime, ndonnx, spox and onnx are imported when a model is built or opened, never before.
+onnxruntime, ndonnx, spox and onnx are imported only when a model is built or opened.
 """
 
 import hashlib
@@ -22,12 +22,12 @@ from serving.model.records import Graph
 _log = logging.getLogger(__name__)
 
 DIGEST_PROPERTY = "hotrow_digest"
-_LAYERS_VERSION = 1  # raise it when a layer's function changes its result: files built before are then not used
-_IR_VERSION = 10  # of ONNX 1.16, which goes with opset 21: older runtimes refuse files that claim a newer one
+_LAYERS_VERSION = 1  # raise it when a layer's result changes, so older files are not used
+_IR_VERSION = 10  # of ONNX 1.16, the release of opset 21: older runtimes refuse newer versions
 
 
 def network_digest(graph: Graph, weights: Weights) -> str:
-    """Return the SHA-256 of everything that a dense network's answer depends on, as hexadecimal text."""
+    """Return the SHA-256 of everything that affects a dense network's answer, as hexadecimal text."""
     structure = {
         "layers_version": _LAYERS_VERSION,
         "inputs": [[graph.dense_top, graph.dense_dim], *([e.top, e.slots, e.dim] for e in graph.embeddings)],
@@ -43,9 +43,9 @@ def network_digest(graph: Graph, weights: Weights) -> str:
 def build_onnx(graph: Graph, weights: Weights) -> bytes:
     """Trace the layers once and return the ONNX model.
 
-    Its inputs are the dense tensor, float32[B, F], and each embedding's top, float32[B, S, D], by their names in the
-    graph, those that no layer reads left out; its output is ``graph.output``, float32[B, L]. B is free. The metadata
-    property ``hotrow_digest`` is ``network_digest``.
+    The inputs are the dense tensor, float32[B, F], and each embedding's top, float32[B, S, D], with their names in the
+    graph; inputs that no layer reads are left out. The output is ``graph.output``, float32[B, L]. B is free. The
+    metadata property ``hotrow_digest`` is ``network_digest``.
 
     Raises:
         MissingExtraError: ndonnx or spox is not installed.
@@ -55,7 +55,7 @@ def build_onnx(graph: Graph, weights: Weights) -> bytes:
     try:
         import ndonnx
 
-        import serving.dense.tracing  # noqa: F401  what ``primitives`` imports in the middle of the graph
+        import serving.dense.tracing  # noqa: F401  ``primitives`` would import it while the graph is traced
     except ImportError as err:
         raise MissingExtraError((err.name or "ndonnx").partition(".")[0], "onnx", "building an ONNX model") from err
     read = {bottom for layer in graph.layers for bottom in layer.bottoms}
@@ -64,7 +64,7 @@ def build_onnx(graph: Graph, weights: Weights) -> bytes:
         for name in (graph.dense_top, *(embedding.top for embedding in graph.embeddings))
         if name in read
     }
-    # weights stay NumPy arrays: what is computed of weights alone is a constant of the model, not a part of it
+    # Weights stay NumPy arrays, so values computed from weights alone become constants of the model.
     output = run_graph(graph, weights, inputs)[graph.output]
     model = ndonnx.build(inputs, {graph.output: output})
     model.ir_version = _IR_VERSION
@@ -77,7 +77,7 @@ class OnnxNetwork:
     """One ONNX Runtime session. See ``DenseNetwork``.
 
     Attributes:
-        inputs: the tensors that the model reads, by their names in the graph.
+        inputs: names of the tensors that the model reads, as in the graph.
     """
 
     engine = "onnx"
@@ -90,19 +90,10 @@ class OnnxNetwork:
         threads: int = 1,
         source: str = "the ONNX model",
     ) -> None:
-        """Open a model: one that ``build_onnx`` made of ``graph``, or one that somebody else made for its inputs.
+        """Open a model that ``build_onnx`` made from ``graph``, or a model that a user made for the graph's inputs.
 
-        Args:
-            graph: the structure, or the inputs alone.
-            model: the ONNX model, or its file.
-            threads: how many threads work on one call.
-            source: the model's file, for messages.
-
-        Raises:
-            MissingExtraError: ONNX Runtime is not installed.
-            ModelFileError: ``model`` is not an ONNX model, one that this ONNX Runtime cannot run, or one whose inputs
-                or output are not the graph's.
-            ValueError: ``threads`` is less than 1.
+        Raises ModelFileError if ``model`` is not an ONNX model that this ONNX Runtime can run, or if its inputs or
+        output do not match ``graph``.
         """
         self._graph = graph
         self._session = open_session(model, threads, source)
@@ -113,13 +104,7 @@ class OnnxNetwork:
 
     @classmethod
     def from_file(cls, graph: Graph, weights: Weights, path: str | Path, threads: int = 1) -> "OnnxNetwork":
-        """Open a file that ``build_onnx`` made of exactly this graph and these weights.
-
-        Raises:
-            MissingExtraError: ONNX Runtime is not installed.
-            ModelFileError: the file is missing, not an ONNX model, or made of something else.
-            ValueError: ``threads`` is less than 1.
-        """
+        """Open a file that ``build_onnx`` made from exactly this graph and these weights, or raise ModelFileError."""
         try:
             model = Path(path).read_bytes()
         except OSError as err:
@@ -132,14 +117,14 @@ class OnnxNetwork:
 
     @property
     def digest(self) -> str:
-        """The ``network_digest`` the model was built of; empty where it does not say."""
+        """The ``network_digest`` in the model's metadata; empty if there is none."""
         return str(self._session.get_modelmeta().custom_metadata_map.get(DIGEST_PROPERTY, ""))
 
     def __call__(self, dense: Floats, embeddings: Sequence[Floats]) -> Floats:
         """See ``DenseNetwork.__call__``.
 
         Raises:
-            RequestError: a model that somebody else made cannot run on these values, or gives no answer per sample.
+            RequestError: a user's model cannot run on these values, or does not answer once per sample.
         """
         feeds = self.feeds(dense, embeddings)
         shape = (dense.shape[0], self._graph.label_dim)
@@ -156,7 +141,7 @@ class OnnxNetwork:
         raise RequestError(f"the network answers with the shape {list(output.shape)}, expected {list(shape)}")
 
     def feeds(self, dense: Floats, embeddings: Sequence[Floats]) -> dict[str, Floats]:
-        """Return the arguments of a call as the model's inputs, checked; see ``DenseNetwork.__call__``."""
+        """Check the arguments of a call and return them as the model's inputs; see ``DenseNetwork.__call__``."""
         tensors = input_tensors(self._graph, dense, embeddings)
         for name, width in self._flat.items():
             tensors[name] = tensors[name].reshape(-1, width)
@@ -166,20 +151,16 @@ class OnnxNetwork:
 def open_onnx(
     graph: Graph, weights: Weights, onnx_file: str | Path | None, threads: int
 ) -> tuple[OnnxNetwork, bytes | Path]:
-    """Open ``onnx_file`` if it was made of this graph and these weights; else build the model.
+    """Open ``onnx_file`` if it was made from this graph and these weights, otherwise build the model.
 
     Returns:
-        the network, and its model: the file, or what was built.
-
-    Raises:
-        MissingExtraError: ONNX Runtime is not installed, or what builds a model where one must be built.
-        ValueError: ``threads`` is less than 1, or the weights are not the graph's.
+        the network, and its model: the file or the built model.
     """
-    import_runtime()  # before time is spent on a model that cannot be run
+    import_runtime()  # first, because building a model takes time
     if onnx_file is not None:
         try:
             return OnnxNetwork.from_file(graph, weights, onnx_file, threads), Path(onnx_file)
         except ModelFileError as err:
-            _log.warning("%s; building the model anew", err)
+            _log.warning("%s; building the model again", err)
     model = build_onnx(graph, weights)
     return OnnxNetwork(graph, model, threads), model

@@ -1,4 +1,4 @@
-"""What an ONNX model says of itself, read without running it."""
+"""Reads the structure of an ONNX model without running it."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,33 +10,25 @@ _LARGEST_BYTES = 2**31 - 1  # of a protobuf message
 
 
 def serialized(model: Any) -> bytes:
-    """Return an ``onnx.ModelProto`` as one file's content.
-
-    Raises:
-        ValueError: it has more than 2 GiB, as one may that has taken in weights from files beside it.
-    """
+    """Return an ``onnx.ModelProto`` as the content of one file; more than 2 GiB are a ValueError."""
     from google.protobuf.message import EncodeError
 
     try:
         content: bytes = model.SerializeToString()
-    except EncodeError as err:  # which gives no reason; nothing else can be wrong with a model that has been read
-        raise ValueError(f"it has more than {_LARGEST_BYTES:,} bytes, the most of an ONNX file") from err
-    if len(content) > _LARGEST_BYTES:  # protobuf without its native part writes what nobody can read
-        raise ValueError(f"it has {len(content):,} bytes, and {_LARGEST_BYTES:,} are the most of an ONNX file")
+    except EncodeError as err:  # gives no reason, but a model that was read can only be too large
+        raise ValueError(f"it has more than {_LARGEST_BYTES:,} bytes, the limit of an ONNX file") from err
+    if len(content) > _LARGEST_BYTES:  # protobuf without its native part writes files that nobody can read
+        raise ValueError(f"it has {len(content):,} bytes; the limit of an ONNX file is {_LARGEST_BYTES:,}")
     return content
 
 
 def read_structure(file: Path) -> Any:
-    """Return an ONNX file's ``onnx.ModelProto`` without the weights in files next to it.
-
-    Raises:
-        MissingExtraError: the package onnx is not installed.
-    """
+    """Return an ONNX file's ``onnx.ModelProto`` without the weights in files next to it."""
     return _import_onnx().load(file, load_external_data=False)
 
 
 def refuse_unread_inputs(graph: Any, source: str | Path) -> None:
-    """Raise ModelFileError where no node reads an input: a table that feeds it would have no effect on the answer."""
+    """Raise ModelFileError if no node reads an input: the table of that input would not affect the answer."""
     read = set(_names_read(graph))
     unread = [repr(name) for name in input_names(graph) if name not in read]
     if unread:
@@ -49,22 +41,14 @@ def refuse_unread_inputs(graph: Any, source: str | Path) -> None:
 
 
 def has_files_beside(file: Path) -> bool:
-    """Whether weights of an ONNX file lie in other files, as those of one of more than 2 GiB do.
-
-    Raises:
-        MissingExtraError: the package onnx is not installed.
-    """
+    """Whether weights of an ONNX file are in other files, as they must be for more than 2 GiB."""
     onnx, model = _import_onnx(), read_structure(file)
     tensors = (tensor for part in (model.graph, *model.functions) for tensor in _tensors_in(part))
     return any(tensor.data_location == onnx.TensorProto.EXTERNAL for tensor in tensors)
 
 
 def signature(content: bytes) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the inputs and the outputs of a model, in its order: names to shapes such as ``[B, 26, 16]``.
-
-    Raises:
-        MissingExtraError: the package onnx is not installed.
-    """
+    """Return the inputs and the outputs of a model, in its order: names to shapes such as ``[B, 26, 16]``."""
     graph = _import_onnx().load_model_from_string(content).graph
     names = input_names(graph)
     inputs = {entry.name: _shape(entry) for entry in graph.input if entry.name in names}
@@ -72,13 +56,13 @@ def signature(content: bytes) -> tuple[dict[str, str], dict[str, str]]:
 
 
 def input_names(graph: Any) -> list[str]:
-    """Return the names of a graph's inputs. Older files list weights as inputs too, which this leaves out."""
+    """Return the names of a graph's inputs, without the weights that older files list as inputs."""
     weights = {initializer.name for initializer in graph.initializer}
     return [entry.name for entry in graph.input if entry.name not in weights]
 
 
 def _names_read(graph: Any) -> Iterator[str]:
-    """The names that a graph's nodes read, and those in their inner graphs, such as an If's. An output is read too."""
+    """Yield the names that a graph reads, in its nodes and their inner graphs (an If's branches) and as its outputs."""
     yield from (output.name for output in graph.output)
     for node in graph.node:
         yield from node.input
@@ -96,8 +80,8 @@ def _import_onnx() -> Any:
 
 
 def _tensors_in(part: Any) -> Iterator[Any]:
-    """The constant tensors of a graph or a function, and of the graphs in its nodes: the arms of an If, say."""
-    yield from getattr(part, "initializer", ())  # a function has none
+    """Yield the constant tensors of a graph or function and of the graphs in its nodes, such as an If's branches."""
+    yield from getattr(part, "initializer", ())  # a function has no initializers
     for attribute in (attribute for node in part.node for attribute in node.attribute):
         yield from (attribute.t, *attribute.tensors)
         for inner in (attribute.g, *attribute.graphs):

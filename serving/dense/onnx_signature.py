@@ -1,4 +1,4 @@
-"""Whose inputs are whose: an ONNX model's inputs and output beside the tensors of a graph, matched by name."""
+"""Matches an ONNX model's inputs and output with the tensors of a graph, by name."""
 
 import difflib
 from collections.abc import Sequence
@@ -8,25 +8,21 @@ from serving.errors import ModelFileError
 from serving.model.records import Graph
 
 _FLOAT: Final = "tensor(float)"
-_TYPE_NAMES = {"float": "float32", "double": "float64"}  # the others are called as in NumPy
+_TYPE_NAMES = {"float": "float32", "double": "float64"}  # other types have the same name in NumPy
 
 
 def flat_inputs(session: Any, graph: Graph, source: str) -> dict[str, bool]:
-    """Check that a model reads tensors of ``graph`` and answers with one of probabilities.
+    """Check that a model's inputs are inputs of ``graph`` and that its one output holds probabilities.
 
-    What a model leaves open, an unknown rank or a dimension without a number, is not wrong.
+    A model may leave a rank or a dimension open. Any other mismatch is a ModelFileError.
 
     Args:
         session: an ``onnxruntime.InferenceSession``.
-        graph: the structure, or the inputs alone.
+        graph: the structure, or only the inputs.
         source: the model's file, for messages.
 
     Returns:
-        the inputs in the model's order, by name; True for those that take [B, S * D] in place of [B, S, D].
-
-    Raises:
-        ModelFileError: an input is no tensor of the graph's inputs, or an input or the output has another type or
-            shape, or there is not exactly one output.
+        the inputs by name, in the model's order; True for an input that takes [B, S * D] instead of [B, S, D].
     """
     outputs = session.get_outputs()
     if len(outputs) != 1:
@@ -38,7 +34,7 @@ def flat_inputs(session: Any, graph: Graph, source: str) -> dict[str, bool]:
 
 
 def unread_tables(inputs: Sequence[str], graph: Graph) -> list[str]:
-    """The tables whose vectors no input of a model takes."""
+    """Return the tables whose vectors no input of a model takes."""
     return [embedding.table for embedding in graph.embeddings if embedding.top not in inputs]
 
 
@@ -59,7 +55,7 @@ def _is_flat(entry: Any, graph: Graph, source: str) -> bool:
 
 
 def _check(entry: Any, kind: str, allowed: Sequence[tuple[int, ...]], source: str) -> None:
-    """Check one input or output; ``allowed``: what may follow B in its shape."""
+    """Check one input or output; ``allowed`` lists the sizes that may follow B in its shape."""
     expected = " or ".join(_show(("B", *sizes)) for sizes in allowed)
     type_name = entry.type.removeprefix("tensor(").removesuffix(")")
     type_name = _TYPE_NAMES.get(type_name, type_name)
@@ -77,7 +73,7 @@ def _check(entry: Any, kind: str, allowed: Sequence[tuple[int, ...]], source: st
 
 
 def _fits(shape: Sequence[Any], sizes: tuple[int, ...]) -> bool:
-    """Whether each dimension is the expected one, or a name, or None."""
+    """Whether each dimension has the expected size, a name, or None."""
     return len(shape) == len(sizes) and all(
         not isinstance(came, int) or came == expected for came, expected in zip(shape, sizes, strict=True)
     )

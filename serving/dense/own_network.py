@@ -1,4 +1,4 @@
-"""A user's own dense network: an ONNX file in the place of a graph's layers and weights."""
+"""A user's own dense network: an ONNX file instead of a graph's layers and weights."""
 
 import logging
 from pathlib import Path
@@ -15,40 +15,33 @@ from serving.model.records import Graph
 _log = logging.getLogger(__name__)
 
 _TRIAL_SAMPLES = 3
-# Of two answers that one network gives to one sample, alone and among others: more is not rounding. It is a share of
-# the answer: probabilities of ads are of a thousandth themselves.
+# The largest difference that rounding explains between the answers to a sample alone and in a batch. The difference is
+# relative to the answer, because probabilities of ads are about a thousandth.
 _MOST_ROUNDING_RATIO, _MOST_ROUNDING = 1e-3, 1e-5
 
 
 def open_own_network(graph: Graph, file: Path, threads: int = 1) -> tuple[OnnxNetwork, bool]:
-    """Open an ONNX network that somebody else made, and try it on a few samples.
-
-    Args:
-        graph: the inputs, which the network's match by name.
-        file: the ONNX file.
-        threads: how many threads work on one call.
+    """Open a user's ONNX network and try it on a few samples; its inputs match the inputs of ``graph`` by name.
 
     Returns:
-        the network, and whether it mixes samples: its answer to one depends on the others of the batch.
+        the network, and whether it mixes samples: the answer to a sample depends on the others of the batch.
 
     Raises:
-        MissingExtraError: ONNX Runtime or onnx is not installed.
-        ModelFileError: the file is missing, or not such a network, or no node reads one of its inputs.
-        ValueError: ``threads`` is less than 1.
+        ModelFileError: the file is missing or does not match the graph, or no node reads one of its inputs.
     """
     if not file.is_file():
         raise ModelFileError(file, "no such file")
     network = OnnxNetwork(graph, file, threads, str(file))
     refuse_unread_inputs(read_structure(file).graph, file)
     for table in unread_tables(network.inputs, graph):
-        _log.warning("%s: no input reads the table %r, which is looked up in vain", file, table)
+        _log.warning("%s: no input reads the table %r, so its lookups have no effect", file, table)
     return network, _try(network, graph, file)
 
 
 def _try(network: OnnxNetwork, graph: Graph, file: Path) -> bool:
     """Run the network on samples together and one by one; return whether their answers differ."""
     rng = np.random.default_rng(0)
-    # from 0 to 1: good as a number, and as an index, which some networks make of a feature
+    # From 0 to 1: valid as a number and as an index, because some networks turn a feature into an index.
     dense = rng.random((_TRIAL_SAMPLES, graph.dense_dim), np.float32)
     tables = [rng.random((_TRIAL_SAMPLES, e.slots, e.dim), np.float32) for e in graph.embeddings]
     together = _answer(network, dense, tables, file)
@@ -56,9 +49,11 @@ def _try(network: OnnxNetwork, graph: Graph, file: Path) -> bool:
     alone = np.concatenate([_answer(network, dense[one], [table[one] for table in tables], file) for one in each])
     answer = [float(f"{value:.6g}") for value in together[0]]
     if not np.isfinite(together).all():
-        _log.warning("%s: answers such as %s are no numbers; has it weights that are NaN or infinite?", file, answer)
+        _log.warning(
+            "%s: answers such as %s are not finite; does it have weights that are NaN or infinite?", file, answer
+        )
     if (together < 0).any() or (together > 1).any():
-        _log.warning("%s: answers such as %s are no probabilities; does a sigmoid lack at its end?", file, answer)
+        _log.warning("%s: answers such as %s are not probabilities; is a sigmoid missing at its end?", file, answer)
     mixes = not np.allclose(together, alone, rtol=_MOST_ROUNDING_RATIO, atol=_MOST_ROUNDING, equal_nan=True)
     if mixes:
         _log.warning("%s: the answer to a sample depends on the other samples of its batch", file)

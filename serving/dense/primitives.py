@@ -1,7 +1,7 @@
-"""The operations that each array library does best in its own way; every layer is built from them and the array API.
+"""The operations that each array library does best in its own way; layers use them and the array API.
 
-An array here is a NumPy array, a torch tensor, an ndonnx array or one of a device. Neither torch nor ndonnx is
-imported unless an array of that library comes in.
+An array here is a NumPy array, a torch tensor, an ndonnx array or a device array. torch and ndonnx are imported only
+for arrays of these libraries.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ Array: TypeAlias = Any
 
 
 class Arithmetic(Protocol):
-    """How matrices are multiplied and where constants lie, where the array library's own way is not enough.
+    """Multiplies matrices and holds constants in place of the array library.
 
     On a GPU products may have lower precision, and constants stay on the device instead of being copied for each call.
     """
@@ -28,7 +28,7 @@ class Arithmetic(Protocol):
         """
 
     def constant(self, values: np.ndarray[Any, Any]) -> Array:
-        """Return an array with these values, which nobody changes."""
+        """Return an array with these values; callers must not change it."""
 
     def concat(self, arrays: Sequence[Array], axis: int) -> Array:
         """Return the arrays side by side along ``axis``, in memory of its own."""
@@ -39,7 +39,7 @@ def linear(x: Array, w: Array, b: Array | None = None, arithmetic: Arithmetic | 
 
     Args:
         x: float[..., I].
-        w: float[I, O]; a NumPy array where x is traced.
+        w: float[I, O]; a NumPy array if x is traced.
         b: float[O], or None for 0.
         arithmetic: None: the library's own.
 
@@ -47,7 +47,7 @@ def linear(x: Array, w: Array, b: Array | None = None, arithmetic: Arithmetic | 
         float[..., O], in memory of its own.
     """
     if _library(x) == "ndonnx":
-        # ndonnx wraps matmul in an If, which ONNX Runtime's fusions and int8 quantisation do not look into
+        # ndonnx wraps matmul in an If; ONNX Runtime's fusions and the int8 quantisation do not look inside an If.
         from serving.dense.tracing import traced_linear
 
         return traced_linear(x, w, b)
@@ -58,7 +58,7 @@ def linear(x: Array, w: Array, b: Array | None = None, arithmetic: Arithmetic | 
 
 
 def matmul(x: Array, y: Array, arithmetic: Arithmetic | None) -> Array:
-    """Return ``x @ y``, the product of two tensors of which neither is a weight; both have as many dimensions."""
+    """Return ``x @ y`` for two tensors that are not weights and have the same number of dimensions."""
     if _library(x) == "ndonnx":
         from serving.dense.tracing import traced_matmul
 
@@ -81,16 +81,16 @@ def concat(arrays: Sequence[Array], axis: int, arithmetic: Arithmetic | None) ->
 
 
 def take(x: Array, indices: Sequence[int] | np.ndarray[Any, Any], axis: int, arithmetic: Arithmetic | None) -> Array:
-    """Return the elements of ``x`` at ``indices``, known when the graph is read, along ``axis``."""
+    """Return the elements of ``x`` at ``indices`` along ``axis``; ``indices`` are known when the graph is read."""
     xp = array_namespace(x)
     places = np.asarray(indices, np.int64)
     return xp.take(x, xp.asarray(places) if arithmetic is None else arithmetic.constant(places), axis=axis)
 
 
 def below_diagonal(x: Array, arithmetic: Arithmetic | None) -> Array:
-    """Return what stands below the diagonals of float[B, N, N], row by row: float[B, N * (N - 1) / 2]; N at least 2."""
+    """Return the elements below the diagonals of float[B, N, N] by rows: float[B, N * (N - 1) / 2]; N is at least 2."""
     if _library(x) == "ndonnx":
-        # a Gather of single columns takes nine times as long as to split them off and join them
+        # A Gather of single columns takes nine times as long as a Split and a Concat.
         from serving.dense.tracing import traced_below_diagonal
 
         return traced_below_diagonal(x)
@@ -100,9 +100,9 @@ def below_diagonal(x: Array, arithmetic: Arithmetic | None) -> Array:
 
 
 def row_max(x: Array) -> Array:
-    """Return the largest of each row, the last dimension, which stays as 1."""
+    """Return the largest element of each row; the last dimension becomes 1."""
     if _library(x) == "ndonnx":
-        # ndonnx looks for empty rows at run time, in an If
+        # ndonnx checks for empty rows at run time, in an If.
         from serving.dense.tracing import traced_row_max
 
         return traced_row_max(x)
@@ -123,11 +123,11 @@ def relu(x: Array) -> Array:
 def sigmoid(x: Array, arithmetic: Arithmetic | None = None) -> Array:
     """Return ``1 / (1 + exp(-x))``, without overflow for any x.
 
-    Not ONNX's own Sigmoid: ONNX Runtime approximates it, and is off by 1e-4 of the value at a probability of 3e-4
-    and by several per cent at 1e-7, where ads and recommendations live.
+    This does not use ONNX's Sigmoid, because ONNX Runtime approximates it. The relative error is 1e-4 at a probability
+    of 3e-4 and several per cent at 1e-7, and ads and recommendations have such probabilities.
     """
     xp = array_namespace(x)
-    # below -87 the result is as good as 0, and exp would overflow in float32
+    # Below -87 the result is nearly 0, and exp would overflow in float32.
     return 1 / (1 + xp.exp(-xp.maximum(x, constant(np.asarray(-87.0), x, arithmetic))))
 
 

@@ -1,9 +1,9 @@
-"""ONNX models with products of 8-bit integers, made of models with float32 ones. Importing it needs the extra onnx.
+"""Turns float32 products of an ONNX model into products of 8-bit integers. Importing it needs the extra onnx.
 
-The products are dynamic: the left side is put on 256 steps when the network runs, with one scale for all of it, taken
-from the largest value of the batch. Dense features of up to 8 beside embeddings of 0.05 would leave the embeddings two
-steps. So columns are balanced: what is exact in real numbers, x @ w = (x / s) @ (s * w), is nearly so in integers if s
-makes the columns of x / s of one size. The scales are those of SmoothQuant (Xiao et al. 2022,
+The quantisation is dynamic: at run time the left side is rounded to 256 steps, with one scale that comes from the
+largest value of the batch. Dense features of up to 8 next to embeddings of 0.05 would leave the embeddings two steps.
+So columns are balanced by x @ w = (x / s) @ (s * w). This is exact in real numbers, and nearly exact in integers if the
+columns of x / s have about the same size. The scales s are SmoothQuant's (Xiao et al. 2022,
 https://arxiv.org/abs/2211.10438).
 """
 
@@ -25,17 +25,17 @@ from serving.dense.runtime import import_runtime, open_session
 Array = NDArray[Any]
 Floats = NDArray[np.float32]
 
-LEAST_OPSET = 11  # whose DynamicQuantizeLinear is the last of the operators used here to have come
+LEAST_OPSET = 11  # has DynamicQuantizeLinear, the newest operator used here
 
-# How much of the difference between columns goes over to the weights. Of 0.65, 0.8 and 0.9 this one has the least mean
-# error on other samples than those it saw, on most of the graphs that come with hotrow-train.
+# How much of the difference between columns moves to the weights. Among 0.65, 0.8 and 0.9 this value has the smallest
+# mean error on held-out samples for most of the graphs that come with hotrow-train.
 _MIGRATION = 0.65
 
 
 class Product(NamedTuple):
     """One product with a weight: the node called ``name`` makes ``top`` = ``x`` @ ``weight`` + ``bias``.
 
-    ``weight`` is float32[I, O]; ``bias`` is a tensor's name, empty where there is none.
+    ``weight`` is float32[I, O]; ``bias`` is a tensor's name, empty without a bias.
     """
 
     top: str
@@ -45,10 +45,9 @@ class Product(NamedTuple):
 
 
 def fold_constants(model: bytes | Path) -> Any:
-    """Return the model with what depends on constants alone computed, so that its weights are initializers.
+    """Compute everything that depends on constants alone, so all weights are initializers; return the new model.
 
-    Raises:
-        ValueError: with the weights that lay in files beside it, the model has more than 2 GiB.
+    A model that exceeds 2 GiB with the weights from files next to it is a ValueError.
     """
     runtime = import_runtime()
     if isinstance(model, Path):
@@ -68,34 +67,28 @@ def opset(model: Any) -> int:
 
 
 def count_products(model: Any) -> int:
-    """Return how many products of matrices a model has, those of two inputs too."""
+    """Return how many matrix products a model has, with or without a weight."""
     return sum(node.op_type in ("MatMul", "Gemm") for node in model.graph.node)
 
 
 def weight_products(model: Any) -> list[Product]:
-    """Return the products with a weight of a model whose constants are folded, in its order."""
+    """Return the products with a weight, in the order of a model whose constants are folded."""
     weights = {one.name: one for one in model.graph.initializer}
     return [product for node in model.graph.node if (product := _product(node, weights))]
 
 
 def column_scales(model: Any, products: Sequence[Product], feeds: Mapping[str, Floats]) -> dict[str, Floats]:
-    """Return what to divide the columns of each left side by, float32[I] by its name.
-
-    Args:
-        model: the model.
-        products: its products with a weight.
-        feeds: the calibration batch, by input name.
-    """
+    """Return the divisors of each left side's columns, float32[I] by its name; ``feeds`` is the calibration batch."""
     values = _values(model, {product.x for product in products}, feeds)
     return {x: _scales(value, [one.weight for one in products if one.x == x]) for x, value in values.items()}
 
 
 def quantize(model: Any, products: Iterable[Product], scales: Mapping[str, Floats]) -> bytes:
-    """Return the model with these of its products on 8-bit integers.
+    """Return the model with the given products on 8-bit integers.
 
-    The left side is unsigned. Weights are signed, with one scale per column: ONNX Runtime multiplies unsigned by signed
-    integers in half the time that unsigned by unsigned ones take, and a scale per column, for 2 % of the time, keeps
-    the error of 7-bit weights near that of 8-bit ones. Each product becomes the five nodes that ONNX Runtime fuses.
+    The left side is unsigned and weights are signed, because ONNX Runtime then takes half the time of unsigned weights.
+    Weights have one scale per column, which costs 2 % of the time and keeps the error of 7-bit weights near that of
+    8-bit weights. Each product becomes the five nodes that ONNX Runtime fuses.
     """
     by_top = {product.top: product for product in products}
     largest = 63 if products_saturate() else 127
@@ -117,9 +110,9 @@ def quantize(model: Any, products: Iterable[Product], scales: Mapping[str, Float
 
 @cache
 def products_saturate() -> bool:
-    """Whether this machine multiplies 8-bit integers in a way that clips sums of two products to 16 bits.
+    """Whether this machine clips sums of two 8-bit products to 16 bits.
 
-    x86 without VNNI does; weights of 7 bits then keep the sums within 16.
+    x86 without VNNI does. Weights of 7 bits then keep the sums within 16 bits.
     """
     rows, columns = np.full((4, 64), 255, np.uint8), np.full((64, 16), 127, np.int8)
     types = {"x": onnx.TensorProto.UINT8, "y": onnx.TensorProto.INT32}
@@ -132,7 +125,7 @@ def products_saturate() -> bool:
 
 
 def _product(node: Any, weights: Mapping[str, Any]) -> Product | None:
-    """Return what ``node`` is, if it is a product with a weight."""
+    """Return the product that ``node`` computes, or None if it is not a product with a weight."""
     if node.op_type not in ("MatMul", "Gemm") or node.input[1] not in weights or node.input[0] in weights:
         return None
     weight = numpy_helper.to_array(weights[node.input[1]])
@@ -146,7 +139,7 @@ def _product(node: Any, weights: Mapping[str, Any]) -> Product | None:
 
 
 def _values(model: Any, tensors: set[str], feeds: Mapping[str, Floats]) -> dict[str, Floats]:
-    """Return the values that tensors of a model have on the calibration batch."""
+    """Return the values of a model's tensors on the calibration batch."""
     values = {name: feeds[name] for name in tensors & feeds.keys()}
     names = sorted(tensors - feeds.keys())
     if names:
@@ -160,9 +153,9 @@ def _values(model: Any, tensors: set[str], feeds: Mapping[str, Floats]) -> dict[
 
 
 def _scales(x: Floats, weights: Sequence[Floats]) -> Floats:
-    """Return what to divide the columns of ``x``, float32[..., I], by; their geometric mean is 1."""
+    """Return the divisors of the columns of ``x``, float32[..., I]; their geometric mean is 1."""
     if not all(np.isfinite(one).all() for one in (x, *weights)):
-        return np.ones(x.shape[-1], np.float32)  # nothing helps; the error, which is NaN, tells
+        return np.ones(x.shape[-1], np.float32)  # no scale helps, and the error will be NaN
     of_x = _sizes(np.abs(x.reshape(-1, x.shape[-1])).max(axis=0))
     of_weights = _sizes(np.abs(np.concatenate(weights, axis=1)).max(axis=1))
     logarithms = _MIGRATION * np.log(of_x) - (1 - _MIGRATION) * np.log(of_weights)
@@ -171,13 +164,13 @@ def _scales(x: Floats, weights: Sequence[Floats]) -> Floats:
 
 
 def _sizes(largest: Floats) -> NDArray[np.float64]:
-    """Return the sizes of columns, none of them far from the largest."""
+    """Return the sizes of columns, with small columns raised towards the largest."""
     sizes = largest.astype(np.float64)
     return np.maximum(sizes, max(SMALLEST_RATIO * sizes.max(), np.finfo(np.float32).tiny))
 
 
 def _append_left_side(model: Any, x: str, scales: Floats) -> None:
-    """Append the nodes that balance ``x`` and put it on 256 steps."""
+    """Append the nodes that balance ``x`` and round it to 256 steps."""
     balanced, (of_x, scale, zero) = f"{x}/balanced", _names_of_left_side(x)
     inverse = _add_constant(model, f"{x}/inverse_scales", np.reciprocal(scales))
     model.graph.node.append(helper.make_node("Mul", [x, inverse], [balanced]))
@@ -185,7 +178,7 @@ def _append_left_side(model: Any, x: str, scales: Floats) -> None:
 
 
 def _append_product(model: Any, product: Product, weight: Floats, largest: int) -> None:
-    """Append the nodes that multiply integers and go back to floats; ``largest``: of the weight's integers."""
+    """Append the nodes that multiply integers and return to floats; ``largest`` bounds the weight's integers."""
     steps = np.maximum(np.abs(weight).max(axis=0) / largest, np.finfo(np.float32).tiny).astype(np.float32)
     integers = np.nan_to_num(np.rint(weight / steps)).clip(-largest, largest).astype(np.int8)
     top, (of_x, scale, zero) = product.top, _names_of_left_side(product.x)

@@ -1,4 +1,4 @@
-"""The primitives as single ONNX operators, for arrays of ndonnx while a graph is traced."""
+"""The primitives as single ONNX operators, for ndonnx arrays while a graph is traced."""
 
 import ndonnx
 import numpy as np
@@ -8,7 +8,7 @@ from serving.dense.primitives import Array
 
 
 def traced_linear(x: Array, w: Array, b: Array | None) -> Array:
-    """See ``primitives.linear``; a Gemm, between two Reshapes where x has more than two dimensions."""
+    """See ``primitives.linear``; a Gemm, between two Reshapes if x has more than two dimensions."""
     rows = x.unwrap_spox()
     inputs, outputs = w.shape
     if x.ndim > 2:
@@ -28,7 +28,7 @@ def traced_below_diagonal(x: Array) -> Array:
     """See ``primitives.below_diagonal``; a Split and a Concat."""
     size = x.shape[1]
     flat = op.reshape(x.unwrap_spox(), op.const(np.array([-1, size * size], np.int64)))
-    # the first row has nothing to give; each other row begins with what is wanted
+    # The first row has no element below the diagonal. Every other row begins with its elements below the diagonal.
     lengths = [size, *(length for row in range(1, size) for length in (row, size - row))]
     parts = op.split(flat, op.const(np.array(lengths, np.int64)), axis=1)
     return ndonnx.asarray(op.concat(parts[1::2], axis=1))

@@ -1,1 +1,1 @@
-"""Where requests come in. The only package that knows FastAPI, gRPC or Triton."""
+"""The servers that take requests. Only this package uses FastAPI or Triton."""

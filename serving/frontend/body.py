@@ -1,4 +1,4 @@
-"""Reading a request body within bounds: its size, its size once decompressed, and the time it may take to arrive."""
+"""Reads a request body within limits: its size, its size once decompressed, and the time until it has arrived."""
 
 import asyncio
 import zlib
@@ -23,14 +23,14 @@ IDENTITY = b"identity"
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What the front end accepts.
+    """The limits of the front end.
 
     Attributes:
         max_body_bytes: largest body, both as it arrives and once decompressed.
-        max_inflight: most predict requests at a time, counted once their bodies are complete; the next request is
-            answered 503. Bodies that are still arriving may together hold ``max_inflight`` times ``max_body_bytes``
-            more, so slow clients lock nobody out and memory stays bounded.
-        body_timeout_s: longest time a body may take to arrive.
+        max_inflight: largest number of predict requests at a time, counted once their bodies are complete; the next
+            request is answered 503. Bodies that are still arriving may together hold ``max_inflight`` times
+            ``max_body_bytes`` more, so slow clients lock nobody out and memory stays bounded.
+        body_timeout_s: longest time that a body may take to arrive.
     """
 
     max_body_bytes: int = 16 << 20
@@ -42,19 +42,19 @@ class Arriving:
     """Counts the bytes of bodies that have arrived in part. Belongs to one event loop."""
 
     def __init__(self, limits: Limits) -> None:
-        """Accept what ``limits`` says."""
+        """Accept bodies within ``limits``."""
         self._left_bytes = self._max_bytes = limits.max_inflight * limits.max_body_bytes
 
     def take(self, size_bytes: int) -> None:
         """Count ``size_bytes`` more, or raise OverloadedError if they are too many."""
         if size_bytes > self._left_bytes:
             raise OverloadedError(
-                f"{self._max_bytes:,} bytes of bodies are arriving, the server takes no more at a time"
+                f"{self._max_bytes:,} bytes of bodies are arriving, the server accepts no more at a time"
             )
         self._left_bytes -= size_bytes
 
     def give_back(self, size_bytes: int) -> None:
-        """Uncount the bytes of a body that is complete or given up."""
+        """Uncount the bytes of a body that is complete or was given up."""
         self._left_bytes += size_bytes
 
 
@@ -65,22 +65,7 @@ class ClientDisconnectedError(Exception):
 async def read_body(
     scope: Scope, receive: Receive, headers: dict[bytes, bytes], limits: Limits, arriving: Arriving
 ) -> bytes:
-    """Read a whole body, as it was sent; ``decompress`` undoes its content encoding.
-
-    Args:
-        scope: the request's ASGI scope.
-        receive: its ASGI receive function.
-        headers: its headers, names in lower case.
-        limits: what to accept.
-        arriving: counts the bytes of bodies that are read at the same time.
-
-    Raises:
-        PayloadTooLargeError: the body exceeds ``limits.max_body_bytes``.
-        OverloadedError: too many bytes are arriving.
-        UnsupportedEncodingError: an unknown Content-Encoding.
-        RequestError: the body was cut short, or took too long.
-        ClientDisconnectedError: the client is gone.
-    """
+    """Read a whole body, still with its content encoding; ``headers`` has names in lower case."""
     encoding_of(headers)  # before anything is read
     declared = headers.get(b"content-length", b"")
     if declared.isdigit() and (len(declared) > 18 or int(declared) > limits.max_body_bytes):
@@ -112,7 +97,7 @@ def _cut_short(size_bytes: int, declared: bytes) -> RequestError:
 
 
 async def _read_chunks(receive: Receive, chunks: bytearray, max_bytes: int, arriving: Arriving) -> bytes:
-    """Return a whole body, or as much as is already too large; a body in parts is collected in ``chunks``."""
+    """Return a whole body, or the beginning of a body that is too large; ``chunks`` collects a body in parts."""
     message = await receive()
     body = _chunk(message)
     if not message.get("more_body"):
@@ -137,13 +122,7 @@ def _chunk(message: Message) -> bytes:
 
 
 def decompress(body: bytes, headers: dict[bytes, bytes], max_bytes: int) -> bytes:
-    """Undo a body's content encoding. Takes milliseconds for large bodies.
-
-    Raises:
-        PayloadTooLargeError: the plain body exceeds ``max_bytes``; no more than that is ever unpacked.
-        UnsupportedEncodingError: an unknown Content-Encoding.
-        RequestError: the body is not what its Content-Encoding says.
-    """
+    """Undo a body's content encoding, but unpack at most ``max_bytes``; large bodies take milliseconds."""
     encoding = encoding_of(headers)
     if encoding == IDENTITY:
         return body
@@ -156,7 +135,7 @@ def decompress(body: bytes, headers: dict[bytes, bytes], max_bytes: int) -> byte
 def _inflate(body: bytes, encoding: bytes, max_bytes: int) -> bytes:
     """Unpack a stream; a gzip stream may have several members (RFC 1952, 2.2).
 
-    The stream is read in pieces, because zlib copies everything that follows a member, which is slow for tiny members.
+    The stream is read in pieces, because zlib copies everything after a member. That is slow for tiny members.
     """
     plain: list[bytes] = []
     room = max_bytes + 1

@@ -1,4 +1,4 @@
-"""The one table from errors to HTTP status codes, for every route."""
+"""The table of errors and their HTTP status codes, for every route."""
 
 from kernels.errors import DeviceFaultError, DeviceUnavailableError, HotrowError, ReservedKeyError
 from serving.errors import (
@@ -11,7 +11,7 @@ from serving.errors import (
     UnsupportedEncodingError,
 )
 
-#: Codes below 500 say that the caller must change something; 503, that the same request may succeed later.
+#: With a code below 500 the caller must change the request. With a 503 the same request may succeed later.
 HTTP_CODES: dict[type[HotrowError], int] = {
     UnknownModelError: 404,
     PayloadTooLargeError: 413,
@@ -31,5 +31,5 @@ RETRY_AFTER_S = 1
 
 
 def http_code(error: HotrowError) -> int:
-    """The status code of ``error``: that of the nearest of its classes in the table."""
+    """Return the status code of the nearest base class of ``error`` in the table."""
     return next(HTTP_CODES[kind] for kind in type(error).__mro__ if kind in HTTP_CODES)

@@ -11,7 +11,7 @@ from starlette.types import Scope
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
-#: Largest head of a request, its first line and its headers, as far as one read of the event loop can tell.
+#: Largest head of a request (its first line and headers), to the precision of one read of the event loop.
 MAX_HEAD_BYTES = 64 << 10
 
 _LINGER_S = 0.25  # how long a refused connection stays open
@@ -55,7 +55,7 @@ class OneWrite:
         self._transport.close()
 
     def __getattr__(self, name: str) -> Any:
-        """Everything else is the transport's own."""
+        """Pass everything else to the transport."""
         return getattr(self._transport, name)
 
     def _flush(self) -> None:
@@ -161,6 +161,6 @@ class Connection(HttpToolsProtocol):
 
 
 def connection_of(scope: Scope) -> Connection | None:
-    """The connection of a request; None outside of the server, as in tests."""
+    """The connection of a request; None without a server, as in tests."""
     connection: Connection | None = scope.get("state", {}).get(_CONNECTION)
     return connection

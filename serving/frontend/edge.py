@@ -26,7 +26,7 @@ _JSON = "application/json"
 
 
 def error_response(message: str, code: int) -> Response:
-    """``{"error": message}``; a 503 says when to come back."""
+    """Return ``{"error": message}``; a 503 says when to try again."""
     headers = {"Retry-After": str(RETRY_AFTER_S)} if code == 503 else None
     return Response(orjson.dumps({"error": message}), code, headers, _JSON)
 
@@ -78,10 +78,10 @@ class Edge:
             send.code = 499  # nginx's code for a client that closed the request; nobody is left to receive it
         except HotrowError as err:
             await error_response(str(err), http_code(err))(scope, receive, send)
-        except asyncio.CancelledError:  # the time for stopping is over
+        except asyncio.CancelledError:  # the stop timeout is over
             if not send.code:
                 await error_response("the server stops", 503)(scope, receive, send)
-        except Exception:  # a request's top: the log gets the traceback, the client never does
+        except Exception:  # the top of a request: the traceback goes to the log, never to the client
             _log.exception("%s %s failed", scope["method"], scope["path"])
             if send.code:
                 raise  # the answer has begun; the server can only cut the connection
@@ -89,7 +89,7 @@ class Edge:
 
 
 class _WatchedSend:
-    """ASGI's send function, which remembers the answer's status code; 0 before the answer begins."""
+    """ASGI's send function with the answer's status code; the code is 0 before the answer begins."""
 
     def __init__(self, send: Send) -> None:
         self.code = 0

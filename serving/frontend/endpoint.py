@@ -77,7 +77,7 @@ class ServedModel:
         return prediction
 
 
-#: What to do with a model, a decompressed body and the request's headers.
+#: Answers a request from a model, a decompressed body and the request's headers.
 Act = Callable[[ServedModel, bytes, dict[bytes, bytes]], Answer]
 
 
@@ -121,7 +121,7 @@ class PredictEndpoint:
         scope[MODEL] = model.name
         headers: dict[bytes, bytes] = dict(scope["headers"])
         body = await read_body(scope, receive, headers, self._limits, self._arriving)
-        # Counted only from here on, so a client that sends slowly takes nobody's place.
+        # Counted from here on, so a client that sends slowly does not use up the limit.
         if self._in_flight >= self._limits.max_inflight:
             raise OverloadedError(f"{self._in_flight} requests are running, the server accepts no more at a time")
         self._in_flight += 1

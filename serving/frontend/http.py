@@ -26,10 +26,10 @@ _PROMETHEUS_TEXT = "text/plain; version=0.0.4; charset=utf-8"
 _DESCRIPTION = """\
 CTR model serving. KServe v2 inference is at `/v2/models/{model}/infer`.
 
-Its tensors: `DES`, dense features, sample by sample. `CATCOLUMN`, keys, sample-major: sample 0's keys of the first
-table, slot by slot, then of the second, and so on, then sample 1's. `ROWINDEX`, where each slot's keys begin: one CSR
-over all slots, samples * slots + 1 offsets, or, with several tables, one CSR per table, each starting at 0; the length
-decides.
+Its tensors: `DES` has the dense features, sample by sample. `CATCOLUMN` has the keys, sample-major: sample 0's keys of
+the first table, slot by slot, then of the second table and so on, then sample 1's keys. `ROWINDEX` says where each
+slot's keys begin: one CSR over all slots with samples * slots + 1 offsets. With several tables it may instead be one
+CSR per table, each starting at 0; the length decides.
 """
 _PREDICT_DOCS: dict[str, Any] = {
     "requestBody": {"required": True, "content": {"application/json": {"schema": SAMPLES_SCHEMA}}},
@@ -39,11 +39,11 @@ _ERROR_SCHEMA = {"type": "object", "properties": {"error": {"type": "string"}}}
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How the front end runs.
+    """Settings of the front end.
 
     Attributes:
-        threads: predict requests that may run at the same time, apart from short ones.
-        limits: what it accepts.
+        threads: largest number of predict requests that run at the same time, except short requests.
+        limits: limits of requests.
     """
 
     threads: int = 1
@@ -96,12 +96,12 @@ def _add_server_routes(app: FastAPI, repository: ModelRepository, metrics: Metri
 
     @app.get("/v2/health/ready", response_class=Response)
     async def ready() -> Response:
-        """200 while every model is ready, 503 while one is not."""
+        """200 while every model is ready, otherwise 503."""
         are_ready = [repository.is_ready(name) for name in repository.models()]
         return Response(status_code=200 if are_ready and all(are_ready) else 503)
 
     @app.get("/metrics", response_class=Response)
-    def prometheus() -> Response:  # no coroutine: in a thread, as it waits for GPUs
+    def prometheus() -> Response:  # not a coroutine: it waits for GPUs, so it runs in a thread
         """Counters in Prometheus's text format."""
         return Response(metrics.page(), media_type=_PROMETHEUS_TEXT)
 
@@ -123,13 +123,13 @@ def _add_model_routes(app: FastAPI, repository: ModelRepository, endpoint: Predi
 
         @app.get(f"{prefix}/ready", response_class=Response)
         async def model_ready(model: str, version: str = "") -> Response:
-            """200 while requests for the model can succeed, 503 while no tier answers about one of its tables."""
+            """200 while requests for the model can succeed, 503 while no tier answers for one of its tables."""
             endpoint.model(model, version)
             return Response(status_code=200 if repository.is_ready(model) else 503)
 
         @app.get(f"{prefix}/config")
         async def model_config(model: str, version: str = "") -> dict[str, Any]:
-            """The model's configuration in Triton's words."""
+            """The model's configuration in Triton's format."""
             return triton_config(model, endpoint.model(model, version).session.config)
 
 

@@ -1,4 +1,4 @@
-"""Where a predict request runs: at once on the event loop if it is short, in a bounded thread pool otherwise."""
+"""Runs predict requests: short requests at once on the event loop, other requests in a bounded thread pool."""
 
 import asyncio
 import math
@@ -14,7 +14,7 @@ _T = TypeVar("_T")
 INLINE_S = 0.001
 #: Weight of the latest request in the expected time of the next request.
 _WEIGHT = 0.1
-#: After so many requests in the pool, the expected time is measured again.
+#: After this many requests in the pool, the expected time is measured again.
 _RETRY_REQUESTS = 100
 
 
@@ -74,11 +74,11 @@ class Runner:
         return result
 
     async def run_pooled(self, work: Callable[[], _T]) -> _T:
-        """Run ``work`` in the pool, however short it may be; return its result or raise its error."""
+        """Run ``work`` in the pool even if it is short; return its result or raise its error."""
         return await asyncio.get_running_loop().run_in_executor(self._pool, work)
 
     def close(self) -> None:
-        """Wait for what is running and end the threads."""
+        """Wait for running work and end the threads."""
         self._pool.shutdown()
 
 

@@ -1,4 +1,4 @@
-"""Running the application: the socket, the signals and the bounds of a stop."""
+"""Runs the application: the socket, the signals and an orderly stop."""
 
 import asyncio
 import logging
@@ -15,9 +15,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from serving.errors import ConfigError
 from serving.frontend.connection import Connection
 
-#: How long a connection may be idle. Clients keep a pool of connections and trip over closed ones.
+#: How long a connection may be idle. Clients keep a pool of connections and fail on closed connections.
 KEEP_ALIVE_S = 75
-#: How long idle connections stay open after the signal to stop, for requests that are on their way.
+#: How long idle connections stay open after the signal to stop, because requests may be on their way.
 LINGER_S = 0.25
 
 
@@ -46,7 +46,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def url_of(listener: socket.socket) -> str:
-    """The URL a client reaches ``listener`` at."""
+    """Return the URL of ``listener`` for clients."""
     host, port = listener.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
@@ -74,7 +74,7 @@ class Draining:
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server, which reports when it is ready and answers requests that arrive as it is told to stop."""
+    """uvicorn's server; it reports when it is ready, and answers requests that arrive with the signal to stop."""
 
     def __init__(self, app: ASGIApp, ready: Callable[[], None], stop_timeout_s: float) -> None:
         """Serve ``app``; see ``run``."""
@@ -88,7 +88,7 @@ class Server(uvicorn.Server):
         self._ready()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """See ``uvicorn.Server.shutdown``, which closes idle connections at once: some have a request on its way."""
+        """See ``uvicorn.Server.shutdown``; waits first, because idle connections may have a request on its way."""
         self._draining.has_begun = True
         await asyncio.sleep(LINGER_S)
         await super().shutdown(sockets)
@@ -117,14 +117,14 @@ def run(app: ASGIApp, listener: socket.socket, ready: Callable[[], None], stop_t
     def stop(_signal: int, _frame: FrameType | None) -> None:
         server.should_exit = True
 
-    # Before uvicorn handles signals itself and after: uvicorn raises the signal that stopped it again at its end.
+    # For signals before uvicorn handles them and after: at its end, uvicorn raises the signal that stopped it again.
     signal.signal(signal.SIGTERM, stop)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(server.serve(sockets=[listener]))
 
 
 def uvicorn_config(app: ASGIApp, stop_timeout_s: float) -> uvicorn.Config:
-    """How uvicorn runs ``app``; see ``run``."""
+    """Return uvicorn's configuration for ``app``; see ``run``."""
     return uvicorn.Config(
         app,
         http=Connection,
@@ -132,9 +132,9 @@ def uvicorn_config(app: ASGIApp, stop_timeout_s: float) -> uvicorn.Config:
         ws="none",
         lifespan="on",
         access_log=False,
-        proxy_headers=False,  # nothing here asks where a request came from
+        proxy_headers=False,  # the origin of a request does not matter here
         log_config=None,
-        log_level=logging.ERROR,  # uvicorn warns of whatever a client sends
+        log_level=logging.ERROR,  # uvicorn warns about anything that a client sends
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=math.ceil(stop_timeout_s),
     )

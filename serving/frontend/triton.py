@@ -1,9 +1,9 @@
-"""The same session inside Triton: the Python backend's model class.
+"""The session inside Triton: the Python backend's model class.
 
 An exported ``model.py`` is one line, ``from serving.frontend.triton import TritonPythonModel``. The tensors are in
-``serving.protocol.ctr``. Triton's own module exists inside Triton only, so it is imported when a model is opened. Rows
-lie in the tiers of the repository's ``ps.json``, as with ``hotrow serve``. Each instance of a model is its own process,
-and only one process can have a RocksDB open for writing.
+``serving.protocol.ctr``. Triton's own module exists only inside Triton, so it is imported when a model is opened. Rows
+are in the tiers of the repository's ``ps.json``, as with ``hotrow serve``. Each instance of a model is its own process,
+and only one process can open a RocksDB for writing.
 """
 
 from importlib import import_module
@@ -37,7 +37,7 @@ class TritonPythonModel:
         self._inputs = signature_of(self._session.config).inputs
 
     def execute(self, requests: list[Any]) -> list[Any]:
-        """Answer every request on its own: one bad request does not spoil the others."""
+        """Answer every request separately: a bad request does not affect the others."""
         return [self._respond(request) for request in requests]
 
     def finalize(self) -> None:

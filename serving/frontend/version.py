@@ -1,4 +1,4 @@
-"""Which Hotrow this is."""
+"""The version of Hotrow."""
 
 from importlib.metadata import PackageNotFoundError, version
 

@@ -1,4 +1,4 @@
-"""The embedding half of a prediction: from a batch's keys to pooled vectors, one tensor per table."""
+"""Embedding lookup, the first half of a prediction: from a batch's keys to pooled vectors, one tensor per table."""
 
 from serving.lookup.devices import DeviceChoice, check_device_name, open_devices
 from serving.lookup.opening import open_lookups, warn_of_idle_caches

@@ -1,4 +1,4 @@
-"""Opens a model's caches on one device, and the workspaces that query them together."""
+"""Opens a model's caches on one device, and the workspaces that query all of them."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
@@ -24,7 +24,7 @@ def open_caches(
     health: DeviceHealth,
     opened: ExitStack,
 ) -> tuple[TableCache, ...]:
-    """Allocate all caches; ``opened`` frees them. See ``TableCache``."""
+    """Allocate a cache per table; ``opened`` frees the caches."""
     readers = Readers()
     caches = []
     for plan in plans:

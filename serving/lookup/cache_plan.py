@@ -1,4 +1,4 @@
-"""How large the caches of a model are on each of its devices, known before any memory is taken."""
+"""Plans the sizes of a model's caches on each of its devices, before any memory is allocated."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -12,21 +12,16 @@ from serving.config import ModelConfig, TableConfig
 from serving.errors import ConfigError, DeviceMemoryError
 from serving.parameter_server.table_files import open_table_file
 
-# Workspaces are made for requests of so many keys at most; one that comes with more gets a larger one.
+# Workspaces start with room for at most this many keys. A request with more keys gets a larger workspace.
 _MOST_FIRST_KEYS = 1 << 18
-# Keys that are looked up one by one are answered so many at a time: every workspace has room for their rows, of
-# whichever tables. Fewer would cost more launches and waits, more memory that only such lookups need.
+# Single-key lookups answer this many keys at a time, and every workspace has room for that many rows of any table. A
+# smaller number costs launches and waits. A larger number costs memory that only single-key lookups need.
 SINGLE_KEYS = 1 << 13
-ERASED_AT_ONCE = 1 << 12  # keys, of which each table's cache has room on the device and in page-locked memory
+ERASED_AT_ONCE = 1 << 12  # keys; each cache has room for them on the device and in page-locked memory
 
 
 class Memory(NamedTuple):
-    """What something takes.
-
-    Attributes:
-        device_bytes: of a device's memory.
-        host_bytes: of page-locked memory of the host.
-    """
+    """Memory in use, in bytes: on the device, and page-locked on the host."""
 
     device_bytes: int
     host_bytes: int
@@ -34,13 +29,7 @@ class Memory(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PlannedCache:
-    """One table's cache.
-
-    Attributes:
-        table: the table.
-        table_rows: rows of its model file.
-        capacity: of the cache.
-    """
+    """One table's cache, and the number of rows in the table's model file."""
 
     table: TableConfig
     table_rows: int
@@ -57,34 +46,30 @@ class PlannedCache:
 
 
 def plan_caches(config: ModelConfig) -> tuple[PlannedCache, ...]:
-    """The caches of a model, one per table, in graph order.
-
-    Raises:
-        ConfigError: ``gpucacheper`` leaves them no row.
-        ModelFileError: a table's file is missing or is not such a model.
-    """
-    said = config.gpu_cache
-    if said.kind != "static" and not said.size_ratio:
-        reason = "gpucacheper (cache_size_percentage) 0: a cache has room for at least one row; ask for none instead"
+    """Plan the caches of a model, one per table, in graph order; raise ConfigError if they would have no row."""
+    settings = config.gpu_cache
+    if settings.kind != "static" and not settings.size_ratio:
+        reason = "gpucacheper (cache_size_percentage) 0: a cache has at least one row; set gpucache to false instead"
         raise ConfigError(config.source, "", reason)
     return tuple(_planned(config, table) for table in config.tables)
 
 
 def _planned(config: ModelConfig, table: TableConfig) -> PlannedCache:
-    said, rows = config.gpu_cache, open_table_file(config, table).rows
-    ratio = 1.0 if said.kind == "static" else said.size_ratio
-    return PlannedCache(table, rows, Capacity.of_ratio(cache_layout(config, table), said.kind, max(rows, 1), ratio))
+    settings, rows = config.gpu_cache, open_table_file(config, table).rows
+    ratio = 1.0 if settings.kind == "static" else settings.size_ratio
+    return PlannedCache(table, rows, Capacity.of_ratio(cache_layout(config, table), settings.kind, max(rows, 1), ratio))
 
 
 def cache_layout(config: ModelConfig, table: TableConfig) -> Layout:
-    """The form of the lines and rows of a table's cache."""
+    """Return the form of the lines and rows of a table's cache."""
     return Layout(table.dim, _row_dtype(config, table), "U32" if config.gpu_cache.key_bits == 32 else "I64")
 
 
 def _row_dtype(config: ModelConfig, table: TableConfig) -> RowDtype:
-    """The form of the cache's rows: the table's own where it gives the same bits back, as rows come rounded to it.
+    """Return the cache's row dtype: the table's own, except that rows of int8 and uint8 are cached as float32.
 
-    Of int8 and uint8 the scale of a row that is rounded again may differ in its last bit: these are kept as float32.
+    Rows arrive rounded to the table's dtype. Rounding a row again gives the same bits, except in int8 and uint8, where
+    the last bit of the scale may differ.
     """
     if config.gpu_cache.fp8_rows:
         return "fp8"
@@ -102,9 +87,13 @@ def describe_caches(model: str, plans: Sequence[PlannedCache], devices: Sequence
 
 
 def idle_refresh(config: ModelConfig) -> str:
-    """What an operator is told of a clock that has no refresh to start; empty where all is well."""
-    said = config.gpu_cache
-    if said.wanted is False or said.refresh_ratio or not (said.refresh_delay_s or said.refresh_interval_s):
+    """Return a warning if the refresh times have no effect, otherwise an empty string."""
+    settings = config.gpu_cache
+    if (
+        settings.wanted is False
+        or settings.refresh_ratio
+        or not (settings.refresh_delay_s or settings.refresh_interval_s)
+    ):
         return ""
     return (
         f"model {config.name!r}: refresh_delay and refresh_interval have no effect without a "
@@ -113,36 +102,33 @@ def idle_refresh(config: ModelConfig) -> str:
 
 
 def keys_left_out(config: ModelConfig) -> str:
-    """What an operator is told of caches as large as their tables whose answers do not wait; empty where all is well.
+    """Return a warning if full-size caches of the asynchronous mode drop keys, otherwise an empty string.
 
-    Keys are spread over lines by a hash. Where there are as many places as keys, some lines get more than they hold.
+    A hash spreads keys over lines. If a cache has as many places as keys, some lines get more keys than they hold.
     """
-    said = config.gpu_cache
-    if said.wanted is False or said.kind == "static" or said.mode == "exact" or said.size_ratio < 1:
+    settings = config.gpu_cache
+    if settings.wanted is False or settings.kind == "static" or settings.mode == "exact" or settings.size_ratio < 1:
         return ""
     return (
-        f"model {config.name!r}: gpucacheper 1 does not hold whole tables: some 10 % of a table's keys find their "
-        "lines full, and embedding_cache_mode asynchronous answers these with defaults; the type static holds all rows"
+        f"model {config.name!r}: gpucacheper 1 does not hold whole tables: about 10 % of a table's keys find their "
+        "lines full, and embedding_cache_mode asynchronous answers them with defaults; the type static holds all rows"
     )
 
 
 def first_max_keys(config: ModelConfig) -> int:
-    """How many keys, over all tables, a model's workspaces are made for at first."""
+    """Return how many keys, over all tables, a model's workspaces have room for at first."""
     per_sample = sum(table.max_keys_per_sample or table.slots for table in config.tables)
     return max(min(config.max_batchsize * per_sample, _MOST_FIRST_KEYS), SINGLE_KEYS)
 
 
 def caches_memory(plans: Sequence[PlannedCache]) -> Memory:
-    """What the caches of a model take, on one device."""
+    """Return the memory of a model's caches on one device."""
     capacities = [plan.capacity for plan in plans]
     return Memory(sum(size.device_bytes for size in capacities), sum(size.host_bytes for size in capacities))
 
 
 def buffers_memory(config: ModelConfig) -> Memory:
-    """What a model's workspaces take, on one device: those of as many requests as there may be at a time, and erasures.
-
-    What they are downloaded to is counted too: rows, and the probabilities of a network on the device.
-    """
+    """Return the memory of a model's worker buffers on one device, with their download buffers and erasure buffers."""
     samples, buffers = config.max_batchsize, config.gpu_cache.worker_buffers
     bags = [BagRows(table.slots, table.combiner) for table in config.tables]
     dims = [table.dim for table in config.tables]
@@ -155,11 +141,7 @@ def buffers_memory(config: ModelConfig) -> Memory:
 
 
 def check_memory(config: ModelConfig, plans: Sequence[PlannedCache], device: Device) -> None:
-    """Refuse caches that there is no room for on the device, or on the host, with the worker buffers of the model.
-
-    Raises:
-        DeviceMemoryError: there is less free memory than they take.
-    """
+    """Raise DeviceMemoryError if a model's caches and worker buffers do not fit into the device's or host's memory."""
     caches, buffers = caches_memory(plans), buffers_memory(config)
     free_bytes, _ = device.memory()
     if device.uses_host_memory:
@@ -167,23 +149,23 @@ def check_memory(config: ModelConfig, plans: Sequence[PlannedCache], device: Dev
         return
     _require_room(config, device, (caches.device_bytes, buffers.device_bytes), free_bytes, "")
     host_free_bytes = available_memory_bytes()
-    if host_free_bytes:  # else the system does not say
+    if host_free_bytes:  # 0 if the system does not report it
         needed = caches.host_bytes, buffers.host_bytes
         _require_room(config, device, needed, host_free_bytes, " of page-locked host memory")
 
 
 def _require_room(config: ModelConfig, device: Device, needed: tuple[int, int], free_bytes: int, where: str) -> None:
-    """Raise DeviceMemoryError where caches and worker buffers, ``needed``, are more than there is."""
-    said, (caches_bytes, buffers_bytes) = config.gpu_cache, needed
+    """Raise DeviceMemoryError if ``needed``, the bytes of caches and of worker buffers, exceeds ``free_bytes``."""
+    settings, (caches_bytes, buffers_bytes) = config.gpu_cache, needed
     needed_bytes = caches_bytes + buffers_bytes
     if needed_bytes <= free_bytes:
         return
-    advice = "set gpucacheper lower" if said.kind != "static" else "the type dynamic holds a part of them"
+    advice = "set gpucacheper lower" if settings.kind != "static" else "the type dynamic can hold a part of the rows"
     if buffers_bytes > free_bytes:
         advice = "set max_batch_size lower"
     reason = (
-        f"the {said.kind} caches of model {config.name!r} take {needed_bytes:,} bytes{where}, {buffers_bytes:,} of "
-        f"them for {said.worker_buffers} worker buffers of max_batch_size {config.max_batchsize:,}, "
+        f"the {settings.kind} caches of model {config.name!r} take {needed_bytes:,} bytes{where}, {buffers_bytes:,} of "
+        f"them for {settings.worker_buffers} worker buffers of max_batch_size {config.max_batchsize:,}, "
         f"{free_bytes:,} are free; {advice}"
     )
     raise DeviceMemoryError(device.name, reason)

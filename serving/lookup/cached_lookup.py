@@ -45,7 +45,7 @@ class CachedLookup(LookupSession):
 
     Attributes:
         device: where the caches are.
-        plans: how large each is.
+        plans: the size of each cache.
     """
 
     def __init__(
@@ -61,9 +61,9 @@ class CachedLookup(LookupSession):
         Args:
             server: holds the model.
             config: the model; ``gpu_cache`` describes its caches.
-            device: where the caches lie.
-            device_id: what ``CreateEmbeddingCache`` named.
-            refreshing: limits how many devices refresh their caches at the same time; None: a limit of its own.
+            device: where the caches are.
+            device_id: the GPU that ``CreateEmbeddingCache`` named.
+            refreshing: limits how many devices refresh their caches at the same time; None: no shared limit.
 
         Raises:
             ConfigError: the caches would have no row.
@@ -96,11 +96,11 @@ class CachedLookup(LookupSession):
         return LookupResult(*self.compute(batch, DeviceWorkspace.read, weights, is_whole=True))
 
     def lookup(self, keys: Sequence[Keys]) -> LookupResult:
-        """See ``LookupSession.lookup``. A large request is answered in parts, each as a request by itself.
+        """See ``LookupSession.lookup``. A large request is split and answered in parts.
 
         Raises:
             DeviceFaultError: work on the device failed, now or in an earlier request.
-            DeviceMemoryError: the device has too little free memory for rows that the caches lack.
+            DeviceMemoryError: the device has too little free memory for rows that the caches miss.
         """
         self._check_keys(keys)
         return joined([self._lookup_part(part) for part in parts_of(keys, SINGLE_KEYS)])
@@ -112,23 +112,23 @@ class CachedLookup(LookupSession):
         weights: Sequence[NDArray[np.float32] | None] | None = None,
         is_whole: bool = False,
     ) -> tuple[T, int]:
-        """Look up and pool all keys of ``batch``, and go on computing on the device.
+        """Look up and pool all keys of ``batch``, then continue on the device with ``compute``.
 
         Args:
             batch: the samples.
-            compute: is given the workspace; queues the launch of ``work.pooling``, or a graph of it, and what needs the
-                pooled rows, and returns what gives the answer once that has run. It is called again where rows were
-                missing the first time.
+            compute: gets the workspace. It queues the launch of ``work.pooling``, or a graph of that launch, and all
+                work that needs the pooled rows. It returns a function that gives the answer after that work has run.
+                It is called again if rows were missing the first time.
             weights: see ``LookupSession.lookup_pooled``.
-            is_whole: the pooled rows lie in one piece, and nobody asks for the dense features; else these are in
-                ``work.pooling.dense``. See ``Workspace.load``.
+            is_whole: the pooled rows are in one piece and the dense features are not uploaded. Otherwise the dense
+                features are in ``work.pooling.dense``. See ``Workspace.load``.
 
         Returns:
-            the answer, and how many keys a default value stands for.
+            the answer, and how many keys were answered with a default value.
 
         Raises:
             See ``LookupSession.lookup_pooled``.
-            UnknownModelError: the lookup is closed, too.
+            UnknownModelError: the lookup is closed.
             DeviceFaultError: work on the device failed, now or in an earlier request.
             DeviceMemoryError: the request is too large for the device's free memory.
         """
@@ -148,7 +148,7 @@ class CachedLookup(LookupSession):
         """Read all rows of the caches from the tiers again, and erase rows that no tier has; ``close`` ends it early.
 
         Raises:
-            StoreError: a tier did not answer; the rest stays as it was.
+            StoreError: a tier did not answer; the remaining rows stay as they were.
             UnknownModelError: the lookup is closed, or the model has been unloaded.
             DeviceFaultError: work on the device failed.
         """
@@ -213,7 +213,7 @@ class CachedLookup(LookupSession):
         load: Callable[[DeviceWorkspace], None],
         compute: Callable[[DeviceWorkspace], Callable[[], T]],
     ) -> tuple[T, int]:
-        """Answer a request, of bags or of single keys, and give the caches what they lacked."""
+        """Answer a request of bags or of single keys, then insert the missed rows into the caches."""
         later = self._insertions.offer if self._insertions else None
         request = CachedRequest(self.config.gpu_cache, self._caches, keys, later)
         count = sum(of_table.size for of_table in keys)
@@ -229,28 +229,28 @@ class CachedLookup(LookupSession):
         return answer
 
     def _stats(self) -> Sequence[CacheStats]:
-        """Of each table's cache; none where the device has failed or the lookup is closed."""
+        """Return the counters of each table's cache; none if the device has failed or the lookup is closed."""
         with suppress(DeviceFaultError, UnknownModelError), self._calls.call(), self._health.watch():
             return [one.cache.stats() for one in self._caches]
         return ()
 
     def _open_insertions(self, opened: ExitStack) -> InsertQueue | None:
-        said = self.config.gpu_cache
-        if said.mode == "exact":
+        settings = self.config.gpu_cache
+        if settings.mode == "exact":
             return None
         if line := keys_left_out(self.config):
             logger.warning("%s", line)
-        queue = InsertQueue(self._insert, len(self.config.tables), said.insertion_threads)
+        queue = InsertQueue(self._insert, len(self.config.tables), settings.insertion_threads)
         return opened.enter_context(closing(queue))
 
     def _fill(self) -> None:
-        said = self.config.gpu_cache
-        if said.fills_at_start or said.kind == "static":
+        settings = self.config.gpu_cache
+        if settings.fills_at_start or settings.kind == "static":
             for one, table in zip(self._caches, self.config.tables, strict=True):
                 one.fill(first_keys(self.server, self.config, table, one.plan.capacity.rows))
 
     def _warm_up(self) -> None:
-        """Compile the kernels, which takes a while, and make one workspace."""
+        """Compile the kernels and make one workspace, so that the first request does not wait for them."""
         none = np.empty(0, dtype=np.int64)
         empty = [TableKeys(none, np.zeros(table.slots + 1, dtype=np.int32)) for table in self.config.tables]
         with self._workspaces.lend(1) as work:
@@ -258,17 +258,20 @@ class CachedLookup(LookupSession):
             work.pooling.missing()
 
     def _start_clock(self, opened: ExitStack) -> None:
-        said = self.config.gpu_cache
+        settings = self.config.gpu_cache
         if line := idle_refresh(self.config):
             logger.warning("%s", line)
-        elif said.refresh_delay_s or said.refresh_interval_s:
+        elif settings.refresh_delay_s or settings.refresh_interval_s:
             name = f"refresh of the GPU cache of {self.config.name!r} on {self.device.name}"
-            first_s, interval_s = said.refresh_delay_s or said.refresh_interval_s, said.refresh_interval_s or inf
+            first_s, interval_s = (
+                settings.refresh_delay_s or settings.refresh_interval_s,
+                settings.refresh_interval_s or inf,
+            )
             clock = PeriodicWorker(name, self.refresh, interval_s, first_after_s=first_s)
             opened.callback(clock.close, timeout_s=0)  # `close` waits for a refresh as for every other call
 
     def _insert(self, place: int, keys: Keys) -> None:
-        """Read rows and put them into a table's cache; done when they are there, or more would wait on the device."""
+        """Insert rows into a table's cache, and wait for it, because insertions must not pile up on the device."""
         cache = self._caches[place]
         with self._calls.call(), self._health.watch():
             cache.keep(cache.read(keys, is_request=True))

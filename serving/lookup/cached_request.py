@@ -1,4 +1,4 @@
-"""One request through the caches of a model: what they lack comes from the tiers, and its rows are completed."""
+"""One request through the caches of a model: rows that the caches miss are read from the tiers."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -15,24 +15,24 @@ from serving.parameter_server.copies import ReadRows
 from serving.storage.store import Keys, Vectors
 
 T = TypeVar("T")
-# Queues the workspace's launch and work that needs the rows on its stream, and returns what gives the answer
-# once that has run.
+# Queues the workspace's launch and all work that needs its rows. Returns a function that gives the answer after that
+# work has run.
 Compute = Callable[[], Callable[[], T]]
-# Has the rows of a table's keys inserted later; the table is told by its place. See ``Insertions.offer``.
+# Queues keys of a table, given by its index, for a later insertion. See ``InsertQueue.offer``.
 Later = Callable[[int, Keys], None]
 
 
 @dataclass(slots=True)
 class _Table:
-    """What one request has to do with one table.
+    """One request's keys of one table.
 
     Attributes:
-        cache: the table's.
-        keys: int64[N], of the request.
-        hit_rate: part of these that the cache held; 1 without keys.
-        is_late: the request does not wait for the missing rows.
-        late: such keys, in parts.
-        reads: what was read of the missing keys, and how often each was missed.
+        cache: the table's cache.
+        keys: int64[N], the request's keys.
+        hit_rate: part of these keys that the cache held; 1 without keys.
+        is_late: the request does not wait for missing rows.
+        late: missing keys that the request did not wait for, in parts.
+        reads: rows that were read for missing keys, and how often each key was missed.
     """
 
     cache: TableCache
@@ -42,78 +42,60 @@ class _Table:
     late: list[Keys] = field(default_factory=list)
     reads: list[tuple[ReadRows, NDArray[np.uint32]]] = field(default_factory=list)
 
-    def must_wait(self, lacking: MissingKeys) -> bool:
-        """Note what a launch missed; return whether the request waits for it."""
-        if self.is_late and lacking.keys.size:
-            self.late.append(lacking.keys)
-        return bool(lacking.bags) and not self.is_late
+    def must_wait(self, missed: MissingKeys) -> bool:
+        """Note which keys a launch missed; return whether the request waits for their rows."""
+        if self.is_late and missed.keys.size:
+            self.late.append(missed.keys)
+        return bool(missed.bags) and not self.is_late
 
-    def rows_of(self, lacking: MissingKeys) -> Vectors:
-        """The rows of missing keys, from the tiers; or defaults, where the request does not wait for them."""
+    def rows_of(self, missed: MissingKeys) -> Vectors:
+        """Read the rows of missing keys from the tiers, or return defaults if the request does not wait for them."""
         table = self.cache.plan.table
-        if self.is_late or not lacking.keys.size:
-            return np.full((lacking.keys.size, table.dim), table.default_value, dtype=np.float32)
-        read = self.cache.read(lacking.keys, is_request=True)
-        self.reads.append((read, lacking.times))
+        if self.is_late or not missed.keys.size:
+            return np.full((missed.keys.size, table.dim), table.default_value, dtype=np.float32)
+        read = self.cache.read(missed.keys, is_request=True)
+        self.reads.append((read, missed.times))
         return read.rows
 
     def unknown_keys(self) -> int:
-        """How many of the request's keys no tier holds, of those that were read."""
+        """Return how many of the request's keys were read and found in no tier."""
         return self._count([read.keys[~read.found] for read, _ in self.reads])
 
     def late_keys(self) -> int:
-        """For how many of the request's keys a default stands because their rows are late."""
+        """Return how many of the request's keys got a default because the request did not wait."""
         return self._count(self.late)
 
     def _count(self, parts: Sequence[Keys]) -> int:
-        """How many of the request's keys, duplicates too, are among some distinct ones."""
+        """Return how many of the request's keys, with duplicates, are among the distinct keys of ``parts``."""
         some = np.concatenate(parts) if parts else self.keys[:0]
         return int(np.count_nonzero(np.isin(self.keys, some))) if some.size else 0
 
 
 class CachedRequest:
-    """One request: used once, by one thread.
+    """One request; used once, by one thread.
 
-    In the exact mode all rows that the caches lack are read before there is an answer. In the asynchronous one those of
-    a table whose cache held enough are not: they count as its default value, and are inserted later.
+    In the exact mode the request waits for all rows that the caches miss. In the asynchronous mode it does not wait for
+    a table whose hit rate was high enough: the missing rows count as the default value and are inserted later.
 
     Attributes:
-        late_keys: for how many keys, duplicates too, a default stands though a tier may hold them; after ``answer``.
+        late_keys: after ``answer``, how many keys, with duplicates, got a default although a tier may hold them.
     """
 
     def __init__(
-        self, said: GpuCacheConfig, caches: Sequence[TableCache], keys: Sequence[Keys], later: Later | None
+        self, settings: GpuCacheConfig, caches: Sequence[TableCache], keys: Sequence[Keys], later: Later | None
     ) -> None:
-        """Begin a request.
-
-        Args:
-            said: the mode, and when caches are given what they lacked.
-            caches: by table.
-            keys: of the request, by table.
-            later: of the asynchronous mode; None: the mode is exact.
-        """
+        """Begin a request for ``keys``, with one entry per table; ``later`` is None in the exact mode."""
         self.late_keys = 0
-        self._said = said
+        self._settings = settings
         self._caches, self._keys = caches, keys
         self._later = later
-        self._tables: list[_Table] = []  # none where nothing was missing, as mostly
+        self._tables: list[_Table] = []  # stays empty if nothing is missing, the common case
 
     def answer(self, work: Workspace, compute: Compute[T]) -> tuple[T, int]:
-        """Look the keys up, in bags or one by one, and compute on the rows.
+        """Look the keys up, run ``compute`` on their rows, and return the answer and the number of defaulted keys.
 
-        ``compute`` is called as if nothing were missing, before the host waits for the first time; where something was,
-        again once the rows are there.
-
-        Args:
-            work: has loaded the request.
-            compute: queues ``Workspace.launch``, or a graph of it, and what follows.
-
-        Returns:
-            the answer, and how many keys a default value stands for.
-
-        Raises:
-            StoreError: a tier did not answer, and no other holds one of the keys.
-            UnknownModelError: the model has been unloaded.
+        ``compute`` runs first as if nothing were missing, before the host waits. It runs again after missing rows have
+        been completed. ``work`` has loaded the request.
         """
         finish = compute()
         missing = work.missing()
@@ -129,23 +111,23 @@ class CachedRequest:
         return finish(), self.late_keys + sum(table.unknown_keys() for table in self._tables)
 
     def keep(self) -> None:
-        """Give the caches what they lacked, as far as that is to be."""
+        """Insert the missed rows into the caches, now or later, where the configuration asks for it."""
         for place, table in enumerate(self._tables):
             if self._later is not None:
                 for keys in table.late:
                     self._later(place, keys)
-            if self._said.fill == "always" or table.hit_rate < self._said.hit_rate_threshold:
+            if self._settings.fill == "always" or table.hit_rate < self._settings.hit_rate_threshold:
                 for read, misses in table.reads:
                     table.cache.keep(read, misses)
 
     def _note_hit_rates(self, missing: Sequence[MissingKeys]) -> None:
-        """Note what the first launch found, and for which tables' rows the request does not wait."""
-        for table, lacking in zip(self._tables, missing, strict=True):
+        """Note each table's hit rate, and for which tables the request does not wait."""
+        for table, missed in zip(self._tables, missing, strict=True):
             if table.keys.size:
-                table.hit_rate = 1.0 - lacking.positions / table.keys.size
-            if self._later is not None and table.hit_rate >= self._said.hit_rate_threshold:
-                table.is_late = table.cache.can_keep(lacking.keys)
+                table.hit_rate = 1.0 - missed.positions / table.keys.size
+            if self._later is not None and table.hit_rate >= self._settings.hit_rate_threshold:
+                table.is_late = table.cache.can_keep(missed.keys)
 
     def _must_wait(self, missing: Sequence[MissingKeys]) -> bool:
-        # Each is asked, for each notes what it missed.
-        return any([table.must_wait(lacking) for table, lacking in zip(self._tables, missing, strict=False)])
+        # A list, not a generator: every table must note which keys it missed.
+        return any([table.must_wait(missed) for table, missed in zip(self._tables, missing, strict=False)])

@@ -1,4 +1,4 @@
-"""Whether a device can be used: after a fault it cannot, until the process restarts."""
+"""Whether a device can be used: after a fault it stays unused until the process restarts."""
 
 import logging
 from collections.abc import Iterator
@@ -12,12 +12,12 @@ logger = logging.getLogger(__name__)
 class DeviceHealth:
     """Remembers the first fault of a device under one model's caches. May be used from any thread.
 
-    CUDA refuses all work in a process whose kernel has failed. A device that goes on may have missed an erasure, and a
-    cache would keep a row that no tier has. So nothing uses the device after its first fault.
+    CUDA refuses all work in a process whose kernel has failed. A device that still works may have missed an erasure,
+    and its cache would answer with an outdated row. So nothing uses the device after its first fault.
     """
 
     def __init__(self, about: str) -> None:
-        """Begin without a fault; ``about`` names the model and the device, for messages."""
+        """Begin without a fault; ``about`` names the model and the device in messages."""
         self._about = about
         self._fault: DeviceFaultError | None = None
 
@@ -31,13 +31,13 @@ class DeviceHealth:
         """Use the device in this block.
 
         Raises:
-            DeviceFaultError: work failed, in this block or in an earlier one.
+            DeviceFaultError: work failed, in this block or in an earlier block.
         """
         if self._fault is not None:
-            raise DeviceFaultError(f"{self._about}: not used since a fault: {self._fault}")
+            raise DeviceFaultError(f"{self._about}: not used after a fault: {self._fault}")
         try:
             yield
         except DeviceFaultError as err:
             self._fault = err
-            logger.error("%s: not used any more, restart the process: %s", self._about, err)
+            logger.error("%s: not used anymore, restart the process: %s", self._about, err)
             raise

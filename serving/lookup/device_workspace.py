@@ -1,4 +1,4 @@
-"""What a request through GPU caches borrows."""
+"""The buffers that a request through GPU caches borrows."""
 
 from collections.abc import Callable, Sequence
 from itertools import accumulate
@@ -15,15 +15,10 @@ from serving.lookup.cache_plan import SINGLE_KEYS
 
 
 class DeviceWorkspace:
-    """A workspace of the caches, and a page-locked buffer to read answers in.
-
-    Attributes:
-        pooling: of the caches.
-        max_keys: most keys of a request, over all tables.
-    """
+    """A workspace of the caches, ``pooling``, and a page-locked buffer for answers; ``max_keys`` is over all tables."""
 
     def __init__(self, group: CacheGroup, max_samples: int, max_keys: int, dense_dim: int) -> None:
-        """Take all the memory that an answer needs, but for missing rows; see ``CacheGroup.workspace``."""
+        """Allocate all memory that an answer needs, except for missing rows; see ``CacheGroup.workspace``."""
         self.pooling: Workspace = group.workspace(max_samples, max_keys, dense_dim, SINGLE_KEYS)
         self.max_keys = max_keys
         self._device = group.device
@@ -31,14 +26,13 @@ class DeviceWorkspace:
 
     @property
     def stream(self) -> Stream:
-        """Where the request's work is queued."""
+        """The stream of the request's work."""
         return self.pooling.stream
 
     def read(self) -> Callable[[], tuple[NDArray[np.float32], ...]]:
-        """Queue the launch of what was loaded, and the download of its rows, which lie in one piece.
+        """Queue the loaded request's launch and the download of its rows; return a function that copies the rows out.
 
-        Returns:
-            what gives them, in arrays of their own, once the stream has run.
+        Call the returned function after the stream has run.
         """
         self.pooling.launch()
         whole = self.pooling.whole
@@ -48,7 +42,7 @@ class DeviceWorkspace:
 
 
 def _parts(whole: NDArray[np.float32], shapes: Sequence[tuple[int, ...]]) -> tuple[NDArray[np.float32], ...]:
-    """The tables' rows in an answer of one piece; each begins at a multiple of 16 bytes."""
+    """Cut a download of one piece into the tables' rows; each table begins at a multiple of 16 bytes."""
     sizes = [prod(shape) for shape in shapes]
     begins = accumulate((aligned(size, 4) for size in sizes), initial=0)
     return tuple(whole[at : at + size].reshape(shape) for at, size, shape in zip(begins, sizes, shapes, strict=False))

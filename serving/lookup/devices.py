@@ -1,4 +1,4 @@
-"""Which devices a model is served on: what was asked for, and the GPUs that its configuration lists."""
+"""Chooses the devices of a model from the option ``device`` and the GPUs in the model's configuration."""
 
 import logging
 import re
@@ -15,38 +15,32 @@ _NAME = re.compile(r"cpu|auto|(?P<kind>cuda|runner)(:(?P<number>\d{1,4}))?")
 
 
 def check_device_name(name: object, source: str) -> str:
-    """Return ``name``, or raise ConfigError, as of ``source``, where it names no device."""
+    """Return ``name``, or raise a ConfigError from ``source`` if it names no device."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise ConfigError(source, "", f"expected {DEVICE_NAMES}, got {name!r}")
     return name
 
 
 class DeviceChoice:
-    """Opens the devices that models are served on. What it tells of a choice, it tells once, however many models.
+    """Opens the devices that models are served on, and logs each message once for all models.
 
     Args:
-        name: ``"cpu"``: none. ``"cuda"``: the GPUs that a model lists; ``"cuda:1"``: this one, whatever it lists.
-            ``"auto"``: the GPUs that it lists where there are any, else none. ``"runner"`` and ``"runner:1"``: in place
-            of GPUs the CPU, which runs their kernels as they are, thousands of times slower; for tests.
-
-    Raises:
-        ConfigError: there is no such name.
+        name: ``"cpu"``: no device. ``"cuda"``: the GPUs that a model lists. ``"cuda:1"``: this GPU, whatever the model
+            lists. ``"auto"``: the GPUs that a model lists, or no device if the machine has no GPU. ``"runner"`` and
+            ``"runner:1"``: the CPU runs the GPU kernels unchanged, thousands of times slower; for tests.
     """
 
     def __init__(self, name: str) -> None:
-        """Open none yet."""
+        """Check the name; open no device yet."""
         self._name = name
         self._match = _NAME.fullmatch(check_device_name(name, "device"))
-        self._told: set[str] = set()
+        self._logged: set[str] = set()
 
     def open(self, listed: Sequence[int]) -> tuple[Device, ...]:
-        """Open the devices of a model.
-
-        Args:
-            listed: its ``deployed_device_list``.
+        """Open the devices of a model whose ``deployed_device_list`` is ``listed``.
 
         Raises:
-            DeviceUnavailableError: a GPU is not there, or what is needed to use it; the message names that.
+            DeviceUnavailableError: a GPU or a package that it needs is missing; the message names it.
         """
         if self._match is None or self._name == "cpu":
             return ()
@@ -54,24 +48,24 @@ class DeviceChoice:
             return self._gpus_if_any(listed)
         kind, number = self._match["kind"], self._match["number"]
         if kind == "runner":
-            slow = "GPU kernels run on the CPU, which is for tests and thousands of times slower"
-            self._tell(logging.WARNING, f"device {self._name}: {slow}")
+            slow = "GPU kernels run on the CPU, thousands of times slower; this is for tests"
+            self._log_once(logging.WARNING, f"device {self._name}: {slow}")
         return tuple(open_device(f"{kind}:{index}") for index in (listed if number is None else [int(number)]))
 
     def _gpus_if_any(self, listed: Sequence[int]) -> tuple[Device, ...]:
-        """The GPUs ``listed``, none where there is no GPU at all; of several all must be there."""
+        """Open the GPUs ``listed``, or none if the machine has no GPU; with some GPUs, all listed GPUs must exist."""
         try:
             first = open_device("auto")
         except DeviceUnavailableError as err:
-            self._tell(logging.INFO, f"no GPU is used: {err}")
+            self._log_once(logging.INFO, f"no GPU is used: {err}")
             return ()
         names = [f"cuda:{index}" for index in listed]
         return tuple(first if name == first.name else open_device(name) for name in names)
 
-    def _tell(self, level: int, message: str) -> None:
-        if message not in self._told:
+    def _log_once(self, level: int, message: str) -> None:
+        if message not in self._logged:
             logger.log(level, "%s", message)
-        self._told.add(message)
+        self._logged.add(message)
 
 
 def open_devices(name: str, listed: Sequence[int]) -> tuple[Device, ...]:

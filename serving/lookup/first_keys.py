@@ -1,4 +1,4 @@
-"""The keys that a cache is filled with before requests come: the hottest, where they are known."""
+"""The keys that fill a cache before requests come: the hottest keys if they are known."""
 
 from collections.abc import Iterator
 
@@ -10,24 +10,14 @@ from serving.parameter_server.table_files import open_table_file
 from serving.storage.store import Keys
 
 _BATCH_ROWS = 65536
-# Of the keys of one batch none goes before another, so hot ones come in several.
+# A cache does not rank the keys of one batch, so hot keys come in several batches.
 _HOT_BATCHES, _LEAST_HOT_BATCH_ROWS = 16, 1024
 
 
 def first_keys(server: ParameterServer, config: ModelConfig, table: TableConfig, rows: int) -> Iterator[Keys]:
-    """Keys of a table, in parts, at most ``rows`` that it has: the hottest first, then others in the file's order.
+    """Yield at most ``rows`` keys of a table, in batches of distinct keys: the hottest first, then in the file's order.
 
-    The keys of a part are distinct.
-
-    Args:
-        server: knows the folder of hot keys, if any; keys in it that the table has not are among those given.
-        config: the model.
-        table: one of its tables.
-        rows: how many.
-
-    Raises:
-        ConfigError: the hot keys cannot be read.
-        ModelFileError: the model's file cannot.
+    Hot keys that the table does not have are yielded too.
     """
     model, name = open_table_file(config, table), config.full_name(table)
     first = FirstRows(hot_keys=server.hot_keys)
@@ -45,6 +35,6 @@ def first_keys(server: ParameterServer, config: ModelConfig, table: TableConfig,
 
 
 def _distinct(keys: Keys) -> Keys:
-    """Each key once, where it comes first."""
+    """Return each key once, in the order of first occurrence."""
     _, first = np.unique(keys, return_index=True)
     return keys[np.sort(first)]

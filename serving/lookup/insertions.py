@@ -29,11 +29,11 @@ class InsertQueue:
         """Start no thread.
 
         Args:
-            insert: reads the rows of a table's keys, int64[N], distinct, and inserts them; its first argument is the
-                table's index in the model.
-            tables: the model's tables.
-            most_threads: at most so many threads; a table always uses the same thread.
-            most_keys: most keys that wait.
+            insert: reads and inserts the rows of a table's keys, int64[N], distinct; its first argument is the table's
+                index in the model.
+            tables: the number of tables in the model.
+            most_threads: largest number of threads; a table always uses the same thread.
+            most_keys: largest number of keys that wait.
         """
         self._insert = insert
         self._workers = [QueueWorker("hotrow-insertion", tables) for _ in range(min(tables, most_threads))]
@@ -45,7 +45,7 @@ class InsertQueue:
         self._dropped_keys = 0
 
     def offer(self, table: int, keys: Keys) -> None:
-        """Queue ``keys``, int64[N], without waiting; keys that find the queue full are dropped and counted."""
+        """Queue ``keys``, int64[N], without waiting; if the queue is full, keys are dropped and counted."""
         with self._lock:
             capacity = 0 if self._is_closed else max(self._most_keys - self._waiting_keys, 0)
             self._dropped_keys += max(keys.size - capacity, 0)
@@ -59,7 +59,7 @@ class InsertQueue:
 
     @property
     def dropped_keys(self) -> int:
-        """Keys that found the queue full."""
+        """Keys that were dropped because the queue was full."""
         return self._dropped_keys
 
     def wait(self, timeout_s: float | None = None) -> bool:
@@ -82,5 +82,5 @@ class InsertQueue:
             if parts:
                 self._insert(table, np.unique(np.concatenate(parts)))
         except HotrowError as err:
-            if not self._is_closed:  # otherwise the cache is closed
+            if not self._is_closed:  # after a close, failures are expected
                 logger.warning("rows were not inserted into the GPU cache: %s", err)

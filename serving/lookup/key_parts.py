@@ -1,4 +1,4 @@
-"""Requests of single keys, answered in parts where they have more keys than a workspace has room for."""
+"""Splits requests of single keys that have more keys than a workspace has room for."""
 
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
@@ -10,7 +10,7 @@ from serving.storage.store import Keys
 
 
 def parts_of(keys: Sequence[Keys], most: int) -> Iterator[list[Keys]]:
-    """Cut a request, int64[N] per table, into parts of at most ``most`` keys over all tables; without keys one."""
+    """Cut a request, int64[N] per table, into parts of at most ``most`` keys over all tables; at least one part."""
     ends = list(accumulate((of_table.size for of_table in keys), initial=0))
     for begin in range(0, max(ends[-1], 1), most):
         cuts = zip(keys, ends, strict=False)
@@ -18,7 +18,7 @@ def parts_of(keys: Sequence[Keys], most: int) -> Iterator[list[Keys]]:
 
 
 def joined(answers: Sequence[LookupResult]) -> LookupResult:
-    """The answer to a request from those to its parts."""
+    """Join the answers to the parts of a request."""
     if len(answers) == 1:
         return answers[0]
     embeddings = [np.concatenate(of_table) for of_table in zip(*(one.embeddings for one in answers), strict=True)]

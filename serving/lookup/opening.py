@@ -1,4 +1,4 @@
-"""The lookups of one model: one per device, or one without."""
+"""Opens the lookups of one model: one per device, or one without a device."""
 
 import logging
 import threading
@@ -14,7 +14,7 @@ logger = logging.getLogger(__name__)
 
 
 def warn_of_idle_caches(models: Iterable[tuple[ModelConfig, Sequence[Device]]]) -> None:
-    """Log, once for all of them, which models with devices are to have caches and have none, as no GPU is used."""
+    """Log one warning about all models whose configuration wants a GPU cache although no GPU is used."""
     idle = [repr(config.name) for config, devices in models if config.gpu_cache.wanted and not devices]
     if idle:
         whose = f"model {idle[0]}" if len(idle) == 1 else f"models {', '.join(idle)}"
@@ -23,21 +23,13 @@ def warn_of_idle_caches(models: Iterable[tuple[ModelConfig, Sequence[Device]]]) 
 
 
 def open_lookups(server: ParameterServer, config: ModelConfig, devices: Sequence[Device]) -> tuple[LookupSession, ...]:
-    """Open one lookup per device; all or none.
+    """Open one lookup with caches per device, or none if one of them fails; see ``CachedLookup`` for the errors.
 
-    Args:
-        server: holds the model.
-        config: the model.
-        devices: where its caches are to be; without devices, or where the configuration wants no cache, the tiers
-            answer alone.
-
-    Raises:
-        UnknownModelError: the server does not hold the model.
-        ConfigError: see ``CachedLookup``; DeviceMemoryError and StoreError too.
+    Without devices, or if the configuration wants no cache, there is one lookup that reads the tiers alone.
     """
     if not devices or config.gpu_cache.wanted is False:
         return (LookupSession(server, config),)
-    # Not before a device is used: kernels are compiled for it.
+    # Imported here, because only a device needs the kernels.
     from serving.lookup.cache_plan import describe_caches, plan_caches
     from serving.lookup.cached_lookup import CachedLookup
 

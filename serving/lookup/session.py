@@ -21,8 +21,8 @@ class LookupResult:
     """A request's embeddings.
 
     Attributes:
-        embeddings: per table, in graph order: float32[B, S, D] of bags, float32[N, D] of single keys.
-        defaulted_keys: keys, over all tables, that no tier holds and that got the default value.
+        embeddings: one array per table, in graph order: float32[B, S, D] for bags, float32[N, D] for single keys.
+        defaulted_keys: how many keys, over all tables, got the default value.
     """
 
     embeddings: tuple[NDArray[np.float32], ...]
@@ -36,7 +36,7 @@ class LookupSession:
         server: the parameter server.
         config: the model.
         device_id: the GPU that ``CreateEmbeddingCache`` named; without effect on the CPU.
-        device: where the caches lie; None without caches.
+        device: where the caches are; None without caches.
     """
 
     device: Device | None = None
@@ -45,7 +45,7 @@ class LookupSession:
         """Check that ``server`` holds the model.
 
         Raises:
-            UnknownModelError: it does not.
+            UnknownModelError: ``server`` does not hold the model.
         """
         self._held = server.model(config.name, config.version)
         self.server = server
@@ -62,8 +62,8 @@ class LookupSession:
                 see ``ParameterServer.lookup_pooled``.
 
         Raises:
-            RequestError: ``weights`` has not one entry per table, or one that is not float32[N].
-            StoreError: a tier did not answer, and no other holds one of the keys.
+            RequestError: ``weights`` does not have one entry per table, or an entry is not float32[N].
+            StoreError: a tier did not answer, and no other tier holds one of the keys.
             UnknownModelError: the model has been unloaded, or another load has taken its name.
         """
         by_table = (None,) * len(self._tables) if weights is None else weights
@@ -81,15 +81,15 @@ class LookupSession:
         return LookupResult(tuple(embeddings), defaulted_keys)
 
     def lookup(self, keys: Sequence[Keys]) -> LookupResult:
-        """Look keys up one by one, each with its row: HPS's ``LookupSession.lookup``.
+        """Look up single keys and return the row of each key, as HPS's ``LookupSession.lookup`` does.
 
         Args:
-            keys: one entry per table, in graph order: int64[N]; duplicates are allowed, N may be 0 and differ.
+            keys: one int64[N] per table, in graph order; duplicates are allowed, N may be 0 and may differ per table.
 
         Raises:
-            RequestError: ``keys`` has not one entry per table, one that is not int64[N], or a key that no table of the
-                model can hold.
-            StoreError: a tier did not answer, and no other holds one of the keys.
+            RequestError: ``keys`` does not have one entry per table, an entry is not int64[N], or no table of the model
+                can hold one of the keys.
+            StoreError: a tier did not answer, and no other tier holds one of the keys.
             UnknownModelError: the model has been unloaded, or another load has taken its name.
         """
         self._check_keys(keys)

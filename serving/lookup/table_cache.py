@@ -22,15 +22,15 @@ from serving.storage.store import Keys
 
 logger = logging.getLogger(__name__)
 
-_MOST_REFRESHED_ROWS = 65536  # in one step, which has them all in the host's memory
+_MOST_REFRESHED_ROWS = 65536  # in one step, because a step holds all its rows in the host's memory
 
 
 class TableCache:
-    """Rows of one table, in the tiers and in front of them. Every method may be called from any thread.
+    """One table's cache in front of the tiers. Every method may be called from any thread.
 
     Attributes:
-        plan: the table, and how large the cache is.
-        cache: what a ``CacheGroup`` asks.
+        plan: the table and the size of its cache.
+        cache: the cache that a ``CacheGroup`` queries.
     """
 
     def __init__(
@@ -42,18 +42,10 @@ class TableCache:
         readers: Readers,
         health: DeviceHealth,
     ) -> None:
-        """Allocate the memory, and subscribe to changes in the tiers.
+        """Allocate the memory, and subscribe to changes of the table ``name`` in the tiers of ``server``.
 
-        Args:
-            server: has the table.
-            name: its full name.
-            plan: how large the cache is.
-            device: where the cache lies.
-            readers: shared by all caches of the model on the device.
-            health: the device's; callers use the cache only inside ``health.watch()``.
-
-        Raises:
-            UnknownModelError: the server has no such table.
+        ``readers`` is shared by all caches of the model on the device. Callers use the cache only inside
+        ``health.watch()``.
         """
         layout, capacity = plan.capacity.layout, plan.capacity
         self.plan = plan
@@ -70,8 +62,8 @@ class TableCache:
         )
         self._health = health
         self._is_static = capacity.kind == "static"
-        self._changes = 0  # that were told
-        self._full_after = -1  # changes, when a static one had no place for a row
+        self._changes = 0  # reported by the tiers
+        self._full_after = -1  # value of _changes when a static cache had no place for a row
         self._is_short_of_memory = False
         # Allocated now, because changed rows must be erased even when no memory is left.
         self._erased = device.pinned(ERASED_AT_ONCE, np.int64)
@@ -89,7 +81,7 @@ class TableCache:
 
         Args:
             read: rows of distinct keys that the cache does not hold.
-            misses: uint32[N], how often each was missed; None: once.
+            misses: uint32[N], how often each key was missed; None: once.
         """
         if self._is_full():
             return
@@ -102,7 +94,7 @@ class TableCache:
                 kept_misses = None if misses is None else misses[kept]
                 self.cache.replace(read.keys[kept], read.rows[kept], kept_misses, are_distinct=True)
                 self._is_short_of_memory = False
-            except CacheFullError:  # rows that came after the load; the tiers have them
+            except CacheFullError:  # rows that were added after the load; the tiers have them
                 self._full_after = changes
             except MemoryError as err:
                 if not self._is_short_of_memory:
@@ -152,7 +144,7 @@ class TableCache:
         self.cache.stream.synchronize()
 
     def close(self) -> None:
-        """Give the memory back."""
+        """Free the memory."""
         self._copies.close()
         self.cache.close()
         del self._erased, self._erased_on_device
@@ -164,8 +156,8 @@ class TableCache:
     def _forget(self, keys: Keys) -> None:
         """Erase keys whose rows have changed in the tiers; queries that begin afterwards do not find them.
 
-        A device fault is not raised here: no query follows it, and the rows were changed. Only one thread at a time
-        reports changes, so the buffers need no lock.
+        A device fault is not raised here, because no query follows it and the tiers have taken the change. Only one
+        thread at a time reports changes, so the buffers need no lock.
         """
         self._changes += 1
         with suppress(DeviceFaultError), self._health.watch():

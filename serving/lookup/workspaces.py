@@ -1,4 +1,4 @@
-"""Workspaces, the buffers and the stream of one request on a device: a few, lent to one request at a time."""
+"""A pool of workspaces: each holds the buffers and the stream of one request on a device."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -10,44 +10,44 @@ from kernels.errors import HotrowError
 
 
 class Workspace(Protocol):
-    """What is lent."""
+    """A workspace that ``Workspaces`` lends."""
 
     @property
     def stream(self) -> Stream:
-        """Where its work is queued."""
+        """The stream of its work."""
 
     @property
     def max_keys(self) -> int:
-        """The most keys that a batch may have, over all tables."""
+        """Largest number of keys in a batch, over all tables."""
 
 
 W = TypeVar("W", bound=Workspace)
 
 
 class Workspaces(Generic[W]):
-    """At most so many workspaces, made when they are first needed. Every method may be called from any thread."""
+    """A bounded pool that makes workspaces when they are needed. Every method may be called from any thread."""
 
     def __init__(self, make: Callable[[int], W], most: int, max_keys: int) -> None:
-        """Make none yet.
+        """Make no workspace yet.
 
         Args:
-            make: makes one for batches of so many keys.
-            most: how many there may be; a request that finds all of them lent waits for one.
-            max_keys: what they are made for at first; one that is too small for a batch is replaced, and from then on
-                they are made as large as that one.
+            make: makes a workspace for batches of at most this many keys.
+            most: largest number of workspaces; if all are lent, a request waits.
+            max_keys: room of the first workspaces. A larger batch replaces a workspace by a larger one, and later
+                workspaces are made as large.
         """
         self._make = make
         self._max_keys = max_keys
         self._idle: list[W] = []
-        self._left = most  # to be made
+        self._left = most  # workspaces that may still be made
         self._condition = threading.Condition()  # guards the fields above
 
     @contextmanager
     def lend(self, keys: int) -> Iterator[W]:
-        """A workspace for a batch of ``keys`` keys, over all tables; it is back when the block ends.
+        """Lend a workspace for a batch of ``keys`` keys, over all tables, until the block ends.
 
-        One in which the device's work failed is not lent again. One whose request failed for another reason is, once
-        that work has run: a tier that is down must not cost every request new buffers and graphs.
+        A workspace is not lent again if the device's work failed in it. After any other error it is lent again once its
+        work has run: a tier that is down must not cost every request new buffers and graphs.
         """
         work = self._taken(keys)
         try:
@@ -58,7 +58,7 @@ class Workspaces(Generic[W]):
         self._give_back(work)
 
     def close(self) -> None:
-        """Drop them all: none is lent, and none will be."""
+        """Drop all workspaces; call it when none is lent, and lend none afterwards."""
         with self._condition:
             self._idle.clear()
 
@@ -71,7 +71,7 @@ class Workspaces(Generic[W]):
             wanted = self._max_keys
         if work is not None and work.max_keys >= keys:
             return work
-        del work  # its memory first
+        del work  # frees its memory before the larger workspace is made
         while wanted < keys:
             wanted *= 2
         try:
@@ -79,12 +79,12 @@ class Workspaces(Generic[W]):
         except BaseException:
             self._give_back(None)
             raise
-        with self._condition:  # not before: what had no room for one batch must not be tried for all later ones
+        with self._condition:  # only now: a size that did not fit must not be tried again
             self._max_keys = max(self._max_keys, wanted)
         return made
 
     def _give_back(self, work: W | None) -> None:
-        """Take one back; None: it is gone, and another may be made in its place."""
+        """Take a workspace back; None: the workspace is gone, and another may be made."""
         with self._condition:
             if work is None:
                 self._left += 1
@@ -97,6 +97,6 @@ def _is_idle(work: Workspace) -> bool:
     """Wait for the workspace's stream, which uses its buffers; return whether all has run."""
     try:
         work.stream.synchronize()
-    except HotrowError:  # what ended the request says more
+    except HotrowError:  # the error that ended the request says more
         return False
     return True

@@ -1,4 +1,4 @@
-"""The tensors of a click-through model, as clients of HugeCTR's Triton backend know them.
+"""The tensors of a click-through model, with the names and forms of HugeCTR's Triton backend.
 
 ====================  ==============  ===========================================================================
 ``DES``               FP32            dense features, [B, F] or flat as [B * F] or [1, B * F]; optional if F = 0
@@ -16,12 +16,12 @@ from serving.protocol.tensors import Array, Signature, TensorSpec
 
 PROBABILITIES = "OUTPUT0"
 
-#: What /v2/models/<model> and Triton's own repository call the platform of such a model.
+#: The platform of such a model in /v2/models/<model> and in Triton's own repository.
 PLATFORM = "hotrow"
 
 
 def signature_of(config: ModelConfig) -> Signature:
-    """What a model takes and gives. Keys may come as either datatype; the declared one is shown first."""
+    """Return a model's inputs and outputs; keys may have either datatype, and the declared datatype comes first."""
     key_datatypes = ("INT64", "UINT32") if config.key_type == "I64" else ("UINT32", "INT64")
     return Signature(
         inputs=(
@@ -34,20 +34,12 @@ def signature_of(config: ModelConfig) -> Signature:
 
 
 def batch_of(config: ModelConfig, inputs: dict[str, Array]) -> Batch:
-    """The samples that a request's tensors hold.
-
-    Args:
-        config: the model.
-        inputs: arrays by tensor name, as an ``InferDecoder`` for ``signature_of(config)`` makes them.
-
-    Raises:
-        RequestError: see ``read_batch``.
-    """
+    """Return the samples in a request's arrays, which an ``InferDecoder`` for ``signature_of(config)`` made."""
     return read_batch(config, inputs.get(DENSE), inputs[KEYS], inputs[ROW_PTRS])
 
 
 def triton_config(name: str, config: ModelConfig) -> dict[str, Any]:
-    """The model's configuration in the words of Triton's ``ModelConfig``; batches are part of the tensors' shapes."""
+    """Return the model's configuration as Triton's ``ModelConfig``; batches are part of the tensors' shapes."""
     signature = signature_of(config)
     return {
         "name": name,

@@ -1,4 +1,4 @@
-"""Reading JSON documents field by field: every wrong field is a RequestError that starts with its JSON path."""
+"""Reads JSON documents field by field; the RequestError of a wrong field starts with its JSON path."""
 
 from typing import Any, TypeVar
 
@@ -19,7 +19,7 @@ _KINDS: dict[type, str] = {
 
 
 def parse_document(text: bytes | memoryview) -> dict[str, Any]:
-    """The JSON object in ``text``; a RequestError if it is anything else. NaN and Infinity are not JSON."""
+    """Return the JSON object in ``text``; anything else, with NaN and Infinity, is a RequestError."""
     try:
         document = orjson.loads(text)
     except orjson.JSONDecodeError as err:
@@ -30,7 +30,7 @@ def parse_document(text: bytes | memoryview) -> dict[str, Any]:
 
 
 def required(document: dict[str, Any], name: str, kind: type[_T], path: str) -> _T:
-    """Field ``name`` of ``document``, which stands at ``path``; a RequestError if absent or not a ``kind``."""
+    """Return field ``name`` of ``document`` at ``path``; an absent field or another kind is a RequestError."""
     value = document.get(name, _ABSENT)
     if type(value) is kind:
         return value
@@ -38,7 +38,7 @@ def required(document: dict[str, Any], name: str, kind: type[_T], path: str) -> 
 
 
 def optional(document: dict[str, Any], name: str, kind: type[_T], default: _T, path: str) -> _T:
-    """As ``required``, but an absent field is ``default``."""
+    """See ``required``; an absent field is ``default``."""
     value = document.get(name, default)
     if type(value) is kind:
         return value
@@ -46,14 +46,14 @@ def optional(document: dict[str, Any], name: str, kind: type[_T], default: _T, p
 
 
 def checked(value: Any, kind: type[_T], path: str) -> _T:
-    """``value`` if it is exactly a ``kind`` (true is not a number), else a RequestError."""
+    """Return ``value`` if it is exactly a ``kind`` (true is not a number); anything else is a RequestError."""
     if type(value) is kind:
         return value
     raise _wrong(value, kind, path)
 
 
 def known_only(document: dict[str, Any], names: frozenset[str], path: str) -> None:
-    """Refuse a member that is none of ``names``: it may be one of them, misspelt."""
+    """Refuse members that are not in ``names``: such a member may be misspelt."""
     if not document.keys() <= names:
         unknown = next(name for name in document if name not in names)
         raise RequestError(f"{join(path, unknown[:64])}: unknown; expected {', '.join(sorted(names))}")

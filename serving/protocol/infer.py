@@ -18,7 +18,7 @@ from serving.errors import RequestError
 from serving.protocol.document import checked, known_only, optional, parse_document, required
 from serving.protocol.tensors import DTYPES, Array, Signature, TensorSpec, array_from_numbers, quoted
 
-# KServe v2's; what ``parameters`` may hold is open.
+# The members in KServe v2; ``parameters`` may hold anything.
 _REQUEST_MEMBERS = frozenset({"id", "parameters", "inputs", "outputs"})
 _INPUT_MEMBERS = frozenset({"name", "shape", "datatype", "parameters", "data"})
 _OUTPUT_MEMBERS = frozenset({"name", "parameters"})
@@ -27,7 +27,7 @@ _LARGEST_EXTENT = 2**31 - 1
 
 @dataclass(frozen=True, slots=True)
 class OutputRequest:
-    """One output the client wants, and whether as raw bytes or as JSON numbers."""
+    """One output that the client wants, as raw bytes or as JSON numbers."""
 
     name: str
     binary: bool
@@ -38,10 +38,10 @@ class InferRequest:
     """A decoded request.
 
     Attributes:
-        id: the client's id, given back in the answer; empty if it sent none.
+        id: the client's id, returned in the answer; empty if the client sent none.
         inputs: arrays by tensor name. Binary tensors are read-only views of the body, aligned for their dtype.
-        outputs: what to answer, in the client's order; all outputs where it named none.
-        places: where each tensor's numbers stand in the JSON part, by tensor name.
+        outputs: the outputs to answer, in the client's order; all outputs if the client named none.
+        places: JSON path of each tensor's numbers, by tensor name.
     """
 
     id: str
@@ -70,8 +70,8 @@ class _Input:
         path: its JSON path.
         dtype: its dtype.
         shape: its shape.
-        numbers: its numbers, where they stand in the JSON itself.
-        count: how many numbers follow the JSON part as bytes; 0 where they stand in it.
+        numbers: its numbers if they are in the JSON part.
+        count: how many numbers follow the JSON part as bytes; 0 if they are in the JSON part.
     """
 
     name: str
@@ -96,8 +96,8 @@ class _Head:
 class InferDecoder:
     """Decodes the requests for one model. May be used from any thread.
 
-    A client that sends one batch after the other mostly sends the same JSON part again and again, and reading it takes
-    most of the time that decoding takes. The latest short ones are therefore remembered.
+    A client that sends many batches usually repeats the same JSON part, and reading it takes most of the decoding time.
+    So the decoder remembers the latest short JSON parts.
     """
 
     _MOST_HEADS = 64
@@ -113,10 +113,10 @@ class InferDecoder:
 
         Args:
             body: the whole body, already decompressed.
-            header_bytes: value of ``Inference-Header-Content-Length``, or None where the body is JSON alone.
+            header_bytes: value of ``Inference-Header-Content-Length``, or None if the body is only JSON.
 
         Raises:
-            RequestError: anything at all is wrong with the request; the message starts with the tensor or JSON path.
+            RequestError: anything is wrong with the request; the message starts with the tensor or JSON path.
         """
         json_bytes = len(body) if header_bytes is None else _json_bytes(header_bytes, len(body))
         if json_bytes > self._MOST_HEAD_BYTES:
@@ -216,9 +216,9 @@ def _shape(extents: list[Any], path: str) -> tuple[int, ...]:
 
 
 def _arrays(head: _Head, body: bytes, offset: int) -> dict[str, Array]:
-    """All inputs by name; binary ones are taken from ``body`` from ``offset`` on, which must be used up exactly.
+    """Return all inputs by name; binary inputs must use up ``body`` from ``offset`` on exactly.
 
-    They are views of ``body``, copies only where the JSON part's length leaves them unaligned.
+    Binary inputs are views of ``body``, or copies if the JSON part's length leaves them unaligned.
     """
     arrays: dict[str, Array] = {}
     for tensor in head.inputs:
@@ -266,7 +266,7 @@ class EncodedAnswer:
 
     Attributes:
         body: the bytes to send.
-        json_bytes: length of the JSON part, for ``Inference-Header-Content-Length``; None where it is all JSON.
+        json_bytes: length of the JSON part, for ``Inference-Header-Content-Length``; None if the body is only JSON.
     """
 
     body: bytes
@@ -276,15 +276,7 @@ class EncodedAnswer:
 def encode_infer(
     request: InferRequest, model: str, version: str, outputs: dict[str, Array], parameters: dict[str, Any]
 ) -> EncodedAnswer:
-    """Encode the answer to ``request``.
-
-    Args:
-        request: what was asked; its id is given back and its outputs say what to send and how.
-        model: the model's name.
-        version: the version that answered.
-        outputs: C-contiguous float32 arrays by output name, at least those that were asked for.
-        parameters: the answer's own parameters.
-    """
+    """Encode the answer to ``request``; ``outputs`` has C-contiguous float32 arrays by output name."""
     entries: list[dict[str, Any]] = []
     tails: list[bytes] = []
     for wanted in request.outputs:

@@ -1,7 +1,7 @@
-"""The request form for people: one JSON object per sample, with the keys of each slot in a list of their own.
+"""The request form for people: one JSON object per sample, with one list of keys per slot.
 
-``{"samples": [{"dense": [0.5, 1.25], "keys": [[17], [4, 9], []]}]}`` asks about one sample of a model with two dense
-features and three slots; slots stand in graph order, the tables one after the other.
+``{"samples": [{"dense": [0.5, 1.25], "keys": [[17], [4, 9], []]}]}`` has one sample for a model with two dense features
+and three slots. Slots are in graph order, table by table.
 """
 
 from itertools import accumulate, chain
@@ -51,7 +51,10 @@ PREDICTIONS_SCHEMA: dict[str, Any] = {
             "items": {"type": "array", "items": {"type": "number"}},
             "description": "L probabilities per sample",
         },
-        "defaulted_keys": {"type": "integer", "description": "keys no tier holds; they counted as the default vector"},
+        "defaulted_keys": {
+            "type": "integer",
+            "description": "number of keys that no tier holds and that got the default vector",
+        },
         "model_version": {"type": "string"},
     },
     "example": {"predictions": [[0.731]], "defaulted_keys": 0, "model_version": "1"},
@@ -90,7 +93,7 @@ def _bags(entries: list[Any], slots: int, path: str) -> list[list[Any]]:
 
 
 def _keys(bags: list[list[Any]], slots: int) -> Array:
-    """All keys in one array. Only if that fails are the bags looked at one by one, to name the key's path."""
+    """Return all keys in one array; only if that fails, read the bags one by one to name the key's path."""
     keys = list(chain.from_iterable(bags))
     try:
         return array_from_numbers(keys, DTYPES["INT64"], (len(keys),), "keys")
@@ -108,6 +111,6 @@ def _refuse_unknown(document: dict[str, Any], known: set[str], path: str) -> Non
 
 
 def encode_predictions(probabilities: Array, defaulted_keys: int, version: str) -> bytes:
-    """The answer to ``decode_samples``'s request; ``probabilities`` is float32[B, L], C-contiguous."""
+    """Encode the answer to the request of ``decode_samples``; ``probabilities`` is float32[B, L], C-contiguous."""
     document = {"predictions": probabilities, "defaulted_keys": defaulted_keys, "model_version": version}
     return orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)

@@ -1,4 +1,4 @@
-"""Named tensors on the wire: datatypes, what a model takes and gives, and how JSON numbers become arrays."""
+"""Named tensors on the wire: datatypes, a model's inputs and outputs, and arrays from JSON numbers."""
 
 import math
 from collections.abc import Iterable
@@ -36,8 +36,8 @@ class TensorSpec:
 
     Attributes:
         name: the tensor's name.
-        datatypes: KServe datatypes that are accepted; the first is the one that metadata shows.
-        shape: the shape that metadata shows; -1 stands for any extent.
+        datatypes: accepted KServe datatypes; metadata shows the first.
+        shape: the shape in metadata; -1 stands for any extent.
         optional: a request may leave it out.
     """
 
@@ -53,7 +53,7 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """What one model takes and gives."""
+    """The inputs and outputs of one model."""
 
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
@@ -82,17 +82,7 @@ def quoted(names: Iterable[str]) -> str:
 
 
 def array_from_numbers(data: Any, dtype: np.dtype[Any], shape: tuple[int, ...], path: str) -> Array:
-    """JSON numbers, as one flat list or nested like ``shape``, become an array.
-
-    Args:
-        data: what stood at ``path`` in the JSON document.
-        dtype: the array's dtype, one of ``DTYPES``.
-        shape: the array's shape.
-        path: JSON path of ``data``, for messages.
-
-    Raises:
-        RequestError: not a list, not numbers, a number ``dtype`` cannot hold, or another count than ``shape`` says.
-    """
+    """Turn JSON numbers, as one flat list or nested like ``shape``, into an array; anything else is a RequestError."""
     numbers = _flatten(data, shape, path)
     wanted = math.prod(shape)
     if len(numbers) != wanted:
@@ -126,7 +116,7 @@ def _flatten(data: Any, shape: tuple[int, ...], path: str) -> list[Any]:
 
 
 def _wrong_number(numbers: list[Any], dtype: np.dtype[Any], path: str) -> RequestError:
-    """Find the first number that does not fit; only called once the whole list is known to hold one."""
+    """Return the error for the first number that does not fit; the list is known to have such a number."""
     bounds = None if dtype.kind == "f" else np.iinfo(dtype)
     for index, number in enumerate(numbers):
         where = f"{path}[{index}]"
@@ -141,7 +131,7 @@ def _wrong_number(numbers: list[Any], dtype: np.dtype[Any], path: str) -> Reques
 
 
 def json_kind(value: Any) -> str:
-    """What a JSON value is, in JSON's words."""
+    """Name the kind of a JSON value in JSON's terms."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, int | float):

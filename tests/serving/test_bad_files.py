@@ -316,7 +316,7 @@ def test_numbers_that_are_not_finite_are_told_by_layer_or_key(bare, caplog, name
     numbers.tofile(bare / name)
 
     if np.isnan(value):  # the sigmoid of an infinity is a number
-        assert refusal(bare, RequestError).startswith("sample 0: the network's answer is [nan], no finite number")
+        assert refusal(bare, RequestError).startswith("sample 0: the network's answer is [nan], not a finite number")
     else:
         assert opened(bare).item() in (0, 1)
 

@@ -34,7 +34,7 @@ def model(*slots, features=2, key_type="I64", max_batchsize=8, limit=6):
 
 
 def flat_ints(value):
-    """The oracle's idea of a flat list of integers; None where it is none."""
+    """Read a flat list of integers as the oracle does; None for anything else."""
     if isinstance(value, np.ndarray):
         if value.dtype.kind not in "iu" or not (value.ndim == 1 or (value.ndim == 2 and len(value) == 1)):
             return None
@@ -49,7 +49,7 @@ def flat_ints(value):
 
 
 def float32(number):
-    """Round as IEEE 754 does; None where the result is not finite."""
+    """Round as IEEE 754 does; None if the result is not finite."""
     try:
         single = struct.unpack("f", struct.pack("f", number))[0]
     except OverflowError:
@@ -80,7 +80,7 @@ def dense_rows(value, samples, features):
 
 
 def one_csr(row_ptrs, keys, slots):
-    """Bags by sample and slot, or None."""
+    """Return bags by sample and slot, or None."""
     if not row_ptrs or (len(row_ptrs) - 1) % slots or row_ptrs[0] != 0 or row_ptrs[-1] != len(keys):
         return None
     if any(a > b for a, b in pairwise(row_ptrs)):
@@ -90,7 +90,7 @@ def one_csr(row_ptrs, keys, slots):
 
 
 def split_request(config, keys, row_ptrs):
-    """The oracle: bags[sample][slot over all tables], or None where it is no request."""
+    """The oracle: bags[sample][slot over all tables], or None if it is not a request."""
     slots = [table.slots for table in config.tables]
     total = sum(slots)
     if len(slots) == 1 or (len(row_ptrs) - 1) % total == 0:
@@ -118,7 +118,7 @@ def split_request(config, keys, row_ptrs):
 
 
 def oracle(config, dense, keys, row_ptrs):
-    """(dense rows, bags[sample][slot]) in plain Python, or None where the request must be refused."""
+    """(dense rows, bags[sample][slot]) in plain Python, or None if the request must be refused."""
     keys, row_ptrs = flat_ints(keys), flat_ints(row_ptrs)
     if keys is None or row_ptrs is None:
         return None
@@ -187,13 +187,13 @@ ANYTHING = (
 
 @settings(deadline=None, max_examples=300)
 @given(CONFIGS, ANYTHING, ANYTHING, ANYTHING)
-def test_whatever_comes_is_a_batch_as_the_oracle_reads_it_or_a_request_error(config, dense, keys, row_ptrs):
+def test_any_input_is_read_as_the_oracle_reads_it_or_is_a_request_error(config, dense, keys, row_ptrs):
     agree(config, dense, keys, row_ptrs)
 
 
 @st.composite
 def near_requests(draw):
-    """A right request, in any of its forms, with at most a few values changed."""
+    """A correct request in any form, with at most a few values changed."""
     config = draw(CONFIGS)
     samples = draw(st.integers(1, 9))
     slots = [table.slots for table in config.tables]
@@ -223,7 +223,7 @@ def in_some_form(draw, values, dtypes):
         try:
             with np.errstate(over="ignore"):
                 values = np.array(values, dtype=draw(st.sampled_from(dtypes)))
-        except (OverflowError, TypeError, ValueError, DeprecationWarning):  # NumPy 1.26 warns where 2 raises
+        except (OverflowError, TypeError, ValueError, DeprecationWarning):  # NumPy 1.26 warns, NumPy 2 raises
             return values
         values = np.repeat(values, 2)[::2] if draw(st.booleans()) else values
         return values[None] if draw(st.booleans()) else values
@@ -262,7 +262,7 @@ def test_a_model_without_dense_features_takes_an_absent_or_empty_tensor(dense):
     assert read_batch(model(2, features=0), dense, KEYS, ROW_PTRS).dense.shape == (2, 0)
 
 
-def test_the_right_arrays_are_not_copied():
+def test_arrays_of_the_right_dtype_are_not_copied():
     dense, keys = np.array(DENSE, np.float32), np.array(KEYS, np.int64)
 
     batch = read_batch(model(2), dense, keys, np.array(ROW_PTRS, np.int32))
@@ -312,7 +312,7 @@ def test_the_right_arrays_are_not_copied():
         ({"dense": np.zeros(4, complex)}, "DES: expected floats, got an array of complex128"),
     ],
 )
-def test_what_is_wrong_is_named_with_its_tensor_and_place(change, message):
+def test_a_wrong_value_is_named_with_its_tensor_and_position(change, message):
     given_ = {"dense": DENSE, "keys": KEYS, "row_ptrs": ROW_PTRS} | change
 
     with pytest.raises(RequestError) as caught:
@@ -322,7 +322,7 @@ def test_what_is_wrong_is_named_with_its_tensor_and_place(change, message):
 
 
 @pytest.mark.parametrize(("key", "position"), [(-1, 2), (2**32, 0)])
-def test_a_key_that_is_no_uint32_is_refused_by_a_uint32_model(key, position):
+def test_a_key_that_is_not_a_uint32_is_refused_by_a_uint32_model(key, position):
     keys = [7, 8, 9]
     keys[position] = key
 
@@ -353,7 +353,7 @@ def test_ends_that_add_up_beyond_int64_are_refused():
         read_batch(model(1, 2, features=0), None, [], [0, 2**63 - 1, 0, 0, 2**63 - 1])
 
 
-def test_several_tables_of_a_wrong_length_are_told_both_forms():
+def test_a_wrong_length_for_several_tables_names_both_forms():
     with pytest.raises(
         RequestError, match=r"ROWINDEX: expected B \* S \+ 2 \(or B \* S \+ 1\) offsets for S = 3 slots, got 6"
     ):

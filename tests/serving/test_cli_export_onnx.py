@@ -182,7 +182,7 @@ def test_a_network_with_files_beside_it_cannot_be_one_file(version, tmp_path, ca
         model.graph.node.remove(node)
     onnx.save(model, own / "net.onnx", save_as_external_data=True, location="weights", size_threshold=70)
 
-    assert "net.onnx: has weights in files beside it" in refused(capsys, own, tmp_path / "again.onnx")
+    assert "net.onnx: has weights in files next to it" in refused(capsys, own, tmp_path / "again.onnx")
 
 
 @pytest.mark.parametrize("place", ["initializer", "constant"])
@@ -216,4 +216,4 @@ def test_weights_beside_are_found_in_the_arms_of_an_if_too(version, tmp_path, ca
     own = as_own_network(version, tmp_path / "tiny.onnx", tmp_path)
     (own / "weights").write_bytes(content)
 
-    assert "net.onnx: has weights in files beside it" in refused(capsys, own, tmp_path / "again.onnx")
+    assert "net.onnx: has weights in files next to it" in refused(capsys, own, tmp_path / "again.onnx")

@@ -206,7 +206,7 @@ class TestRepository:
             repository.load()
 
         assert "model dcn: caches on runner take 0.0 MiB of " in caplog.text
-        assert "GPU kernels run on the CPU, which is for tests" in caplog.text
+        assert "GPU kernels run on the CPU, thousands of times slower; this is for tests" in caplog.text
 
     def test_caches_that_do_not_fit_stop_the_load_and_leave_nothing_open(self, model, tmp_path, monkeypatch):
         monkeypatch.setattr(open_device("runner"), "memory", lambda: (10, 100))

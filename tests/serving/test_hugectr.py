@@ -43,7 +43,7 @@ def test_the_inference_sample_of_hugectr_v3_runs(write_model, tmp_path, key_type
     output = inference_session.predict(dense_features, embedding_columns, row_ptrs, i64_input_key)
 
     assert len(output) == len(labels) == 20
-    # Float32 against float64 through sums of 429 products.
+    # Float32 against float64, for sums of 429 products.
     np.testing.assert_allclose(output, model.expected(dense, bags), rtol=1e-4, atol=1e-5)
     parameter_server.close()
 
@@ -95,19 +95,19 @@ def test_a_cache_of_another_key_type_than_the_server_is_refused(cache_arguments)
 def test_a_cache_of_another_configuration_than_the_server_is_refused(cache_arguments, write_model):
     other = write_model(write_model.table(slots=2), folder="other")
 
-    with pytest.raises(ConfigError, match="model_config_path: other tables than those"):
+    with pytest.raises(ConfigError, match="model_config_path: has other tables than"):
         CreateEmbeddingCache(**cache_arguments | {"model_config_path": other.config_file})
 
 
 @pytest.mark.parametrize("share", [-0.1, 1.1, float("nan"), "0.2", None, True])
-def test_a_cache_size_that_is_no_share_is_refused(cache_arguments, share):
+def test_a_cache_size_outside_zero_to_one_is_refused(cache_arguments, share):
     with pytest.raises(ConfigError, match="cache_size_percentage: expected 0 to 1"):
         CreateEmbeddingCache(**cache_arguments | {"cache_size_percentage": share})
 
 
 @pytest.mark.parametrize("index", ["0", -1, None, 1.0, True, 1024])
 @pytest.mark.parametrize("has_cache", [False, True])
-def test_a_device_id_that_is_no_index_of_a_gpu_is_refused_by_its_name(cache_arguments, index, has_cache):
+def test_a_device_id_that_is_not_the_index_of_a_gpu_is_refused_by_name(cache_arguments, index, has_cache):
     arguments = {"cuda_dev_id": index, "use_gpu_embedding_cache": has_cache}
     with pytest.raises(ConfigError, match="cuda_dev_id: expected the index of a GPU, 0 to 1023, got"):
         CreateEmbeddingCache(**cache_arguments | arguments, device="runner")
@@ -120,13 +120,13 @@ def test_a_switch_that_is_neither_true_nor_false_is_refused(cache_arguments, swi
         CreateEmbeddingCache(**cache_arguments | {switch: value})
 
 
-def test_a_server_of_keys_that_are_neither_wide_nor_narrow_is_refused(write_model):
+def test_an_i64_input_key_that_is_neither_true_nor_false_is_refused(write_model):
     with pytest.raises(ConfigError, match="CreateParameterServer: i64_input_key: expected True or False, got 'yes'"):
         CreateParameterServer([write_model().config_file], ["dcn"], "yes")
 
 
 @pytest.mark.parametrize("server", [None, "ps"])
-def test_what_is_no_parameter_server_is_refused(cache_arguments, server):
+def test_a_wrong_parameter_server_is_refused(cache_arguments, server):
     with pytest.raises(ConfigError, match="parameter_server: expected what CreateParameterServer returned, got"):
         CreateEmbeddingCache(**cache_arguments | {"parameter_server": server})
 
@@ -155,12 +155,12 @@ def test_lists_of_different_lengths_are_refused(write_model):
 
 
 @pytest.mark.parametrize(("files", "names"), [("model.json", ["a"]), (["model.json"], "a"), (None, [])])
-def test_what_is_no_list_is_refused(files, names):
+def test_arguments_that_are_not_lists_are_refused(files, names):
     with pytest.raises(ConfigError, match="expected a list, got"):
         CreateParameterServer(files, names, True)
 
 
-def test_a_name_that_is_no_text_is_refused(write_model):
+def test_a_name_that_is_not_text_is_refused(write_model):
     with pytest.raises(ConfigError, match="model name 1: expected"):
         CreateParameterServer([write_model().config_file], [1], True)
 
@@ -187,7 +187,7 @@ def test_predict_with_the_wrong_key_type_is_refused(cache_arguments):
         session.predict([0.0, 0.0], [0], [0, 1, 1, 1], False)
 
 
-def test_a_genuine_v3_inference_config_is_read_as_it_is(tmp_path):
+def test_a_genuine_v3_inference_config_is_read_unchanged(tmp_path):
     default = Path(__file__).parents[3] / "shared" / "data"
     file = Path(os.environ.get("HOTROW_TEST_DATA", default)) / "hugectr_configs" / "simple_inference.json"
     if not file.exists():

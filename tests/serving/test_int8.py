@@ -1,4 +1,4 @@
-"""The engine int8 from a session's point of view: where its calibration comes from, what it says, what it refuses."""
+"""Sessions with the engine int8: the source of the calibration, the report, and refusals."""
 
 import contextlib
 import json
@@ -22,12 +22,12 @@ onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 pytest.importorskip("ndonnx")
 
-TOLERANCE = 0.05  # random weights make the small network steeper than a trained one is
+TOLERANCE = 0.05  # random weights make the small network steeper than a trained network
 
 
 @pytest.fixture
 def write_version(write_model):
-    """Write a model of two tables as a version directory; returns the WrittenModel and the directory."""
+    """Write a model of two tables as a version directory; return the WrittenModel and the directory."""
 
     def write(folder="dcn/1", **options):
         model = write_model(
@@ -40,7 +40,7 @@ def write_version(write_model):
 
 
 def arrays_of(model, samples=300, seed=1, **change):
-    """Return a request of a model by the names on the wire, ``change`` in place of some arrays; None leaves one out."""
+    """Return a request's arrays by their names on the wire; ``change`` replaces arrays, and None drops an array."""
     dense, bags = model.draw_request(np.random.default_rng(seed), samples)
     keys, row_ptrs, _ = model.flatten(bags)
     arrays = {"DES": dense, "CATCOLUMN": np.array(keys), "ROWINDEX": np.array(row_ptrs)} | change
@@ -53,14 +53,14 @@ def write_calibration(path, model, **change):
 
 
 def write_header(path, shape):
-    """Write an archive of one array that is nothing but a header."""
+    """Write an archive of one array that has only a header."""
     header = f"{{'descr': '<f4', 'fortran_order': False, 'shape': {shape}}}\n".encode()
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("DES.npy", b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header)
 
 
 def assert_near(session, model):
-    """On other samples than those of the calibration the answers are near the float64 ones, and not float32's."""
+    """On samples outside the calibration the answers are near float64 and differ from float32."""
     dense, bags = model.draw_request(np.random.default_rng(2), 60)
     keys, row_ptrs, _ = model.flatten(bags)
     errors = np.abs(session.predict(dense, keys, row_ptrs) - model.expected(dense, bags))
@@ -68,7 +68,7 @@ def assert_near(session, model):
 
 
 @pytest.mark.parametrize("is_given", [True, False])
-def test_a_session_is_calibrated_with_a_file_that_is_given_or_lies_beside_the_graph(write_version, tmp_path, is_given):
+def test_a_session_is_calibrated_with_a_given_file_or_the_file_next_to_the_graph(write_version, tmp_path, is_given):
     model, directory = write_version()
     file = write_calibration(tmp_path / "mine.npz" if is_given else directory / "calibration.npz", model)
 
@@ -89,7 +89,7 @@ def test_other_engines_have_no_quantization_and_need_no_calibration(write_versio
             assert session.quantization is None
 
 
-def test_the_calls_of_hugectr_take_the_engine_too(write_model, tmp_path):
+def test_the_calls_of_hugectr_accept_the_engine_too(write_model, tmp_path):
     model = write_model()
     file = write_calibration(tmp_path / "mine.npz", model)
     with CreateParameterServer([model.config_file], ["dcn"], True) as server:
@@ -100,7 +100,7 @@ def test_the_calls_of_hugectr_take_the_engine_too(write_model, tmp_path):
 
 
 @pytest.mark.parametrize(("engine", "chosen"), [("auto", "the engine is auto"), (None, "no engine was chosen")])
-def test_a_calibration_that_nothing_would_be_measured_on_is_refused(write_version, tmp_path, capsys, engine, chosen):
+def test_a_calibration_without_the_engine_int8_is_refused(write_version, tmp_path, capsys, engine, chosen):
     model, directory = write_version()
     file = write_calibration(tmp_path / "mine.npz", model)
 
@@ -113,7 +113,7 @@ def test_a_calibration_that_nothing_would_be_measured_on_is_refused(write_versio
 
 
 @pytest.mark.parametrize("command", ["check", "serve"])
-def test_a_tolerance_that_nothing_would_be_held_to_is_refused(write_version, capsys, command):
+def test_a_tolerance_without_the_engine_int8_is_refused(write_version, capsys, command):
     _, directory = write_version()
 
     assert main([command, str(directory), "--engine", "onnx", "--tolerance", "0.5"]) == (1 if command == "check" else 2)
@@ -121,7 +121,7 @@ def test_a_tolerance_that_nothing_would_be_held_to_is_refused(write_version, cap
     assert "--tolerance: needs the engine int8, but the engine is onnx" in capsys.readouterr().err
 
 
-def test_more_samples_than_a_request_may_have_are_fine(write_version):
+def test_a_calibration_may_have_more_samples_than_a_request(write_version):
     model, directory = write_version()
     write_calibration(directory / "calibration.npz", model, samples=300)
     assert read_model_directory(directory).max_batchsize == 64
@@ -130,7 +130,7 @@ def test_more_samples_than_a_request_may_have_are_fine(write_version):
         assert session.quantization.samples == 300
 
 
-def test_a_model_without_dense_features_needs_none_in_its_calibration(write_version):
+def test_the_calibration_of_a_model_without_dense_features_needs_none(write_version):
     model, directory = write_version(features=0)
 
     for dense in (None, np.empty((300, 0), np.float32)):
@@ -139,7 +139,7 @@ def test_a_model_without_dense_features_needs_none_in_its_calibration(write_vers
             assert_near(session, model)
 
 
-def test_without_a_calibration_the_error_says_what_to_give(write_version):
+def test_a_missing_calibration_error_names_the_arrays_to_provide(write_version):
     _, directory = write_version()
 
     with pytest.raises(
@@ -151,12 +151,15 @@ def test_without_a_calibration_the_error_says_what_to_give(write_version):
 WRONG_FILES = {
     "nothing": (lambda path, model: path.unlink(), "mine.npz: no such file"),
     "a folder": (lambda path, model: [path.unlink(), path.mkdir()], "expected a .npz with the arrays DES"),
-    "no archive": (lambda path, model: path.write_bytes(b"DES"), "expected a .npz with the arrays DES"),
+    "not an archive": (lambda path, model: path.write_bytes(b"DES"), "expected a .npz with the arrays DES"),
     "half an archive": (
         lambda path, model: path.write_bytes(path.read_bytes()[:400]),
         "expected a .npz with the arrays",
     ),
-    "a shape of no integers": (lambda path, model: write_header(path, "(True, 4)"), "expected a .npz with the arrays"),
+    "a shape without integers": (
+        lambda path, model: write_header(path, "(True, 4)"),
+        "expected a .npz with the arrays",
+    ),
     "a shape of petabytes": (lambda path, model: write_header(path, (1 << 50,)), "expected a .npz with the arrays"),
     "a million million rows": (
         lambda path, model: write_header(path, (10**12,)),
@@ -179,7 +182,7 @@ WRONG_FILES = {
         lambda path, model: write_calibration(path, model, DES=None),
         "expected the arrays CATCOLUMN, DES, ROWINDEX, got CATCOLUMN, ROWINDEX",
     ),
-    "an array nobody knows": (
+    "an unknown array": (
         lambda path, model: write_calibration(path, model, LABELS=np.zeros(3)),
         "got DES, CATCOLUMN, ROWINDEX, LABELS",
     ),
@@ -187,7 +190,7 @@ WRONG_FILES = {
         lambda path, model: write_calibration(path, model, ROWINDEX=np.array([0, 5, 3, 9, 0])),
         "ROWINDEX: falls from 5 to 3",
     ),
-    "features that are no numbers": (
+    "features that are NaN": (
         lambda path, model: write_calibration(path, model, DES=np.full((300, 2), np.nan, np.float32)),
         "DES: sample 0, feature 0 is nan",
     ),
@@ -218,7 +221,7 @@ def test_a_wrong_calibration_is_refused(write_version, tmp_path, write, message)
 
 
 @pytest.mark.parametrize(("unknown_ratio", "is_told"), [(0.8, True), (0.2, False)])
-def test_a_calibration_of_mostly_unknown_keys_is_told(write_version, tmp_path, caplog, unknown_ratio, is_told):
+def test_a_calibration_of_mostly_unknown_keys_is_logged(write_version, tmp_path, caplog, unknown_ratio, is_told):
     model, directory = write_version()
     dense, bags = model.draw_request(np.random.default_rng(1), 300, unknown_ratio)
     keys, row_ptrs, _ = model.flatten(bags)
@@ -227,13 +230,13 @@ def test_a_calibration_of_mostly_unknown_keys_is_told(write_version, tmp_path, c
     load_model(directory, engine="int8", calibration=tmp_path / "mine.npz", tolerance=0.2).close()
 
     unknown = keys.count(123_456_789)
-    said = f"mine.npz: {unknown} of its {len(keys)} keys are in no table; is it of this model?"
+    said = f"mine.npz: {unknown} of its {len(keys)} keys are in no table; is it for this model?"
     assert (said in caplog.text) is is_told
 
 
 @settings(deadline=None, max_examples=150)
 @given(position=st.integers(0, 10**6), change=st.integers(1, 255), is_compressed=st.booleans())
-def test_damage_anywhere_in_a_calibration_is_refused_or_does_no_harm(damaged, position, change, is_compressed):
+def test_damage_anywhere_in_a_calibration_is_refused_or_harmless(damaged, position, change, is_compressed):
     lookup, contents, path = damaged
     content = bytearray(contents[is_compressed])
     content[position % len(content)] ^= change
@@ -245,7 +248,7 @@ def test_damage_anywhere_in_a_calibration_is_refused_or_does_no_harm(damaged, po
 
 @pytest.fixture(scope="module")
 def damaged(tmp_path_factory):
-    """Give the lookup of a model, a calibration, plain and compressed, and a path for damaged ones."""
+    """Return a model's lookup, a plain and a compressed calibration, and a path for damaged copies."""
     folder = tmp_path_factory.mktemp("damaged")
     model = TinyModel(rows=20)
     dense, bags = model.sample_requests(5)
@@ -259,7 +262,7 @@ def damaged(tmp_path_factory):
 
 
 @pytest.mark.parametrize("tolerance", [0, -0.1, 1.1, float("nan"), float("inf")])
-def test_a_tolerance_that_is_no_probability_is_refused(write_version, tmp_path, tolerance):
+def test_a_tolerance_outside_zero_to_one_is_refused(write_version, tmp_path, tolerance):
     model, directory = write_version()
 
     with pytest.raises(ConfigError, match="tolerance: expected more than 0 and at most 1, got"):
@@ -268,7 +271,7 @@ def test_a_tolerance_that_is_no_probability_is_refused(write_version, tmp_path, 
         )
 
 
-def test_an_error_beyond_the_tolerance_is_refused_with_the_figure_and_the_model_unloaded(write_version, tmp_path):
+def test_an_error_beyond_the_tolerance_is_refused_with_its_value_and_the_model_is_unloaded(write_version, tmp_path):
     model, directory = write_version()
     file = write_calibration(tmp_path / "mine.npz", model)
 
@@ -287,7 +290,7 @@ def test_without_onnx_runtime_the_extra_is_named(write_version, tmp_path, monkey
 
 @pytest.fixture
 def own_network(write_version, tmp_path):
-    """Give a model whose network, exported, took the place of its layers; with a calibration beside its graph."""
+    """Write a model whose exported network replaced its layers, with a calibration next to its graph."""
     model, directory = write_version()
     assert main(["export-onnx", str(directory), str(tmp_path / "net.onnx")]) == 0
     (tmp_path / "net.onnx").rename(directory / "net.onnx")
@@ -299,7 +302,7 @@ def own_network(write_version, tmp_path):
     return model, directory
 
 
-def test_a_network_of_ones_own_runs_on_integers_too(own_network):
+def test_a_users_own_network_runs_on_integers_too(own_network):
     model, directory = own_network
 
     with load_model(directory, engine="int8", tolerance=TOLERANCE) as session:
@@ -308,7 +311,7 @@ def test_a_network_of_ones_own_runs_on_integers_too(own_network):
 
 
 class TestCheck:
-    def test_it_says_what_int8_costs(self, own_network, capsys):
+    def test_it_reports_the_error_of_int8(self, own_network, capsys):
         _, directory = own_network
 
         assert main(["check", str(directory), "--engine", "int8", "--tolerance", str(TOLERANCE)]) == 0
@@ -317,7 +320,7 @@ class TestCheck:
         assert lines[0] == "model dcn version 1"
         assert "of 3 products; on 300 samples a probability is off by 0.0" in lines[1]
 
-    def test_a_calibration_of_ones_own_is_taken(self, write_version, tmp_path, capsys):
+    def test_a_given_calibration_file_is_used(self, write_version, tmp_path, capsys):
         model, directory = write_version()
         file = write_calibration(tmp_path / "mine.npz", model, samples=100)
 
@@ -336,7 +339,7 @@ class TestCheck:
         assert error.count("\n") == 1
 
     @pytest.mark.parametrize("engine", ["auto", "numpy", "onnx"])
-    def test_another_engine_is_opened_and_nothing_is_said(self, write_version, capsys, engine):
+    def test_another_engine_is_opened_without_a_report(self, write_version, capsys, engine):
         _, directory = write_version()
 
         assert main(["check", str(directory), "--engine", engine]) == 0
@@ -362,6 +365,6 @@ def test_one_calibration_for_several_models_is_refused(write_version, tmp_path):
     file = write_calibration(tmp_path / "mine.npz", model)
 
     repository = ModelRepository(tmp_path / "models", engine="int8", calibration=file)
-    with pytest.raises(ConfigError, match=r"mine\.npz: is one file for 2 models: put a calibration\.npz beside"):
+    with pytest.raises(ConfigError, match=r"mine\.npz: is one file for 2 models: put a calibration\.npz next to"):
         repository.load()
     assert main(["check", str(tmp_path / "models"), "--engine", "int8", "--calibration", str(file)]) == 1

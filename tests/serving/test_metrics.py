@@ -1,4 +1,4 @@
-"""What the server counts and how Prometheus sees it."""
+"""The server's counters and the page that Prometheus reads."""
 
 import threading
 
@@ -9,7 +9,7 @@ from serving.metrics import Metrics, MetricSample, RequestMetrics
 
 
 def values(requests, pulled=lambda: []):
-    """The page, read by Prometheus's own parser: value by name and labels."""
+    """Read the page with Prometheus's own parser; return values by name and labels."""
     page = Metrics(requests, pulled).page().decode()
     return {
         (sample.name, *sorted(sample.labels.items())): sample.value
@@ -67,7 +67,7 @@ def test_samples_are_counted_by_model():
     assert page["hotrow_samples_total", ("model", "a")] == 7
 
 
-def test_pulled_counters_are_read_anew_for_every_page():
+def test_pulled_counters_are_read_again_for_every_page():
     count = iter([1, 2])
     metrics = Metrics(RequestMetrics(), lambda: [MetricSample("hotrow_x", "X.", (("tier", "memory"),), next(count))])
 

@@ -1,4 +1,4 @@
-"""Models whose dense network is an ONNX file, through every door: JSON, folder, ps.json, v3.0 calls, commands."""
+"""Models whose dense network is an ONNX file, opened in every way: JSON, folder, ps.json, v3.0 calls, commands."""
 
 import json
 import sys
@@ -18,12 +18,12 @@ from tests.serving.ps_files import listed, write_ps
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
-# Float32 against float64, and ONNX Runtime's approximate Sigmoid.
+# For float32 against float64, and for ONNX Runtime's approximate Sigmoid.
 TOLERANCE = {"rtol": 1e-3, "atol": 1e-5}
 
 
 def as_onnx(model):
-    """Return the network of a ``WrittenModel``, whose tables come unflattened, as an ONNX model."""
+    """Return the network of a ``WrittenModel`` as an ONNX model with unflattened table inputs."""
     cross_w, cross_b, w1, b1, w2, b2 = model.weights
     arrays = {"cw": cross_w[:, None], "cb": cross_b, "w1": w1, "b1": b1, "w2": w2, "b2": b2}
     tables = [f"embedding{index}" for index in range(len(model.sketches))]
@@ -58,7 +58,7 @@ def as_onnx(model):
 
 @pytest.fixture
 def write_own(write_model):
-    """Write a model of two tables with its network as net.onnx; returns the WrittenModel."""
+    """Write a model of two tables with its network as net.onnx; return the WrittenModel."""
 
     def write(**options):
         table = write_model.table
@@ -76,7 +76,7 @@ def write_own(write_model):
 
 @pytest.fixture
 def write_own_version(write_own):
-    """Write it as a version directory; returns the WrittenModel and the directory."""
+    """Write such a model as a version directory; return the WrittenModel and the directory."""
 
     def write(folder="dcn/1"):
         model = write_own(folder=folder)
@@ -95,7 +95,7 @@ def request_of(model, samples=9):
 
 
 @pytest.mark.parametrize("engine", ["auto", "onnx"])
-def test_a_model_folder_answers_as_its_network_does_in_float64(write_own_version, engine):
+def test_a_model_folder_answers_like_its_network_in_float64(write_own_version, engine):
     model, directory = write_own_version()
     request, expected = request_of(model)
 
@@ -121,7 +121,7 @@ def test_the_calls_of_hugectr_answer_the_same(write_own):
 
 @pytest.fixture
 def ps_file(write_own, tmp_path):
-    """Give a ps.json that lists such a model."""
+    """Write a ps.json that lists such a model."""
     return write_ps(tmp_path, [listed(write_own().config_file, gpucache=False, label_dim=1, slot_num=4)])
 
 
@@ -153,7 +153,7 @@ def test_check_opens_the_network_in_every_form(write_own_version, ps_file, tmp_p
     assert "net.onnx: ONNX Runtime cannot open it" in capsys.readouterr().err
 
 
-def test_a_repository_serves_it_beside_others(write_own_version, write_model, tmp_path):
+def test_a_repository_serves_it_next_to_other_models(write_own_version, write_model, tmp_path):
     model, _ = write_own_version("models/1")
     (tmp_path / "repository").mkdir()
     (tmp_path / "models").rename(tmp_path / "repository" / "own")
@@ -169,7 +169,7 @@ def test_a_repository_serves_it_beside_others(write_own_version, write_model, tm
         assert sum(line.startswith("model ") for line in repository.describe()) == 2
 
 
-def test_an_answer_that_is_no_number_is_refused_not_given(write_own):
+def test_an_answer_that_is_not_finite_is_refused(write_own):
     model = write_own()
     file = model.config_file.with_name("net.onnx")
     network = onnx.load(file)
@@ -180,7 +180,7 @@ def test_an_answer_that_is_no_number_is_refused_not_given(write_own):
     server = CreateParameterServer([model.config_file], ["dcn"], True)
     cache = CreateEmbeddingCache(server, 0, False, 0.2, model.config_file, "dcn", True)
 
-    with server, pytest.raises(RequestError, match=r"sample 0: the network's answer is \[nan\], no finite number"):
+    with server, pytest.raises(RequestError, match=r"sample 0: the network's answer is \[nan\], not a finite number"):
         InferenceSession(model.config_file, 0, cache).predict(*request)
 
 
@@ -196,7 +196,7 @@ def test_without_onnx_runtime_the_extra_is_named(write_own_version, monkeypatch)
         load_model(write_own_version()[1])
 
 
-def test_a_network_that_is_not_there_is_named(write_own):
+def test_a_missing_network_is_named(write_own):
     model = write_own()
     model.config_file.with_name("net.onnx").unlink()
     server = CreateParameterServer([model.config_file], ["dcn"], True)
@@ -206,7 +206,7 @@ def test_a_network_that_is_not_there_is_named(write_own):
         InferenceSession(model.config_file, 0, cache)
 
 
-def test_two_networks_are_one_too_many(write_own):
+def test_two_networks_are_refused(write_own):
     model = write_own()
     model.document["layers"] += model.network
     model.write_config()
@@ -219,7 +219,7 @@ def test_two_networks_are_one_too_many(write_own):
     assert (caught.value.source, caught.value.path) == (str(model.config_file), 'layers[3] "reshape0".type')
 
 
-def test_no_network_is_one_too_few(write_own):
+def test_a_model_without_a_network_is_refused(write_own):
     model = write_own()
     model.document["inference"]["dense_model_file"] = "net.model"
     model.write_config()

@@ -19,7 +19,7 @@ TIERS = (FILES, "test_the_tiers_that_a_ps_json_names_hold_the_rows")
 DISABLED = (LOADING, "test_a_disabled_tier_is_not_opened")
 HALF = (GPUS, "test_half_precision_is_near")
 SEEN = {
-    ("", "supportlonglong"): ("test_repository.py", "test_a_folder_whose_keys_are_not_what_ps_json_says_of_all_models"),
+    ("", "supportlonglong"): ("test_repository.py", "test_a_folder_whose_key_type_contradicts_ps_json"),
     ("", "models"): LISTED,
     ("", "volatile_db"): DISABLED,
     ("", "persistent_db"): TIERS,
@@ -27,7 +27,7 @@ SEEN = {
     ("models", "sparse_files"): LISTED,
     ("models", "dense_file"): LISTED,
     ("models", "network_file"): LISTED,
-    ("models", "max_batch_size"): ("test_batch.py", "test_what_is_wrong_is_named_with_its_tensor_and_place"),
+    ("models", "max_batch_size"): ("test_batch.py", "test_a_wrong_value_is_named_with_its_tensor_and_position"),
     ("models", "gpucache"): (GPUS, "test_a_model_that_wants_no_cache_has_none"),
     ("models", "gpucacheper"): (GPUS, "test_a_ps_json_says_what_caches_are_like"),
     ("models", "hit_rate_threshold"): (
@@ -35,30 +35,39 @@ SEEN = {
         "test_an_exact_cache_is_given_what_it_lacked_where_its_hit_rate_was_below",
     ),
     ("models", "num_of_worker_buffer_in_pool"): (GPUS, "test_many_threads_have_workspaces_of_their_own"),
-    ("models", "num_of_refresher_buffer_in_pool"): (REFRESH, "test_only_so_many_devices_are_refreshed_at_a_time"),
-    ("models", "cache_refresh_percentage_per_iteration"): (REFRESH, "test_a_clock_without_a_share_is_warned_of"),
+    ("models", "num_of_refresher_buffer_in_pool"): (
+        REFRESH,
+        "test_the_number_of_devices_refreshed_at_a_time_is_limited",
+    ),
+    ("models", "cache_refresh_percentage_per_iteration"): (
+        REFRESH,
+        "test_refresh_times_without_a_refresh_percentage_are_warned_about",
+    ),
     ("models", "deployed_device_list"): (GPUS, "test_each_gpu_of_the_list_has_caches_and_all_answer_alike"),
     ("models", "maxnum_catfeature_query_per_table_per_sample"): (
         "test_batch.py",
-        "test_what_is_wrong_is_named_with_its_tensor_and_place",
+        "test_a_wrong_value_is_named_with_its_tensor_and_position",
     ),
     ("models", "default_value_for_each_table"): (
         "test_session.py",
-        "test_the_default_value_of_a_table_stands_for_unknown_keys",
+        "test_unknown_keys_get_the_default_value_of_the_table",
     ),
-    ("models", "refresh_delay"): (REFRESH, "test_a_delay_alone_brings_one_refresh"),
-    ("models", "refresh_interval"): (REFRESH, "test_the_clock_brings_refreshes"),
+    ("models", "refresh_delay"): (REFRESH, "test_a_refresh_delay_alone_starts_one_refresh"),
+    ("models", "refresh_interval"): (REFRESH, "test_the_refresh_interval_starts_refreshes"),
     ("models", "embedding_table_names"): (
         "test_ps_key_effects.py",
         "test_rows_are_looked_up_by_the_names_that_the_file_gives",
     ),
-    ("models", "use_static_table"): (REFRESH, "test_a_static_cache_has_every_row_whatever_is_said_of_filling"),
+    ("models", "use_static_table"): (
+        REFRESH,
+        "test_a_static_cache_has_every_row_whatever_the_configuration_says_about_filling",
+    ),
     ("models", "embedding_cache_type"): (GPUS, "test_a_ps_json_says_what_caches_are_like"),
     ("asynchronous", "thread_pool_size"): (
         "lookup/test_insertions.py",
-        "test_two_tables_are_inserted_side_by_side_and_one_is_not",
+        "test_two_tables_are_inserted_in_parallel_and_a_single_table_is_not",
     ),
-    ("models", "init_ec"): (REFRESH, "test_a_cache_is_not_filled_where_the_configuration_says_so"),
+    ("models", "init_ec"): (REFRESH, "test_a_cache_is_not_filled_if_the_configuration_says_so"),
     ("models", "mixed_precision"): HALF,
     ("models", "use_mixed_precision"): HALF,
     ("models", "use_cuda_graph"): (GPUS, "test_probabilities_are_those_of_numpy"),

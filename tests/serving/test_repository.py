@@ -1,4 +1,4 @@
-"""Which models a repository serves, and what is said about those it cannot."""
+"""The models that a repository serves, and the errors for models that it cannot serve."""
 
 import logging
 import re
@@ -31,7 +31,7 @@ def loaded():
 
 
 def probabilities(session, model, seed=0):
-    """What the session answers and what it should, for the same random samples."""
+    """Return the session's answers and the expected answers for the same random samples."""
     dense, bags = model.sample_requests(5, seed)
     keys, row_ptrs = flatten(bags)
     return session.predict(dense, keys, row_ptrs), model.probabilities(dense, bags)
@@ -47,7 +47,7 @@ def in_ps(version, **said):
     return listed(version / "graph.json", version.parent.name, **{"gpucache": False, "max_batch_size": 3, **said})
 
 
-class TestWhatIsServed:
+class TestServedModels:
     def test_the_newest_version_of_every_model(self, tmp_path, loaded):
         newest, other = TinyModel(seed=1), TinyModel(seed=2)
         TinyModel(seed=3).write(tmp_path, "a", 9)
@@ -67,7 +67,7 @@ class TestWhatIsServed:
 
         assert_serves(loaded(tmp_path, engine=engine).session("tiny"), TinyModel())
 
-    def test_hidden_folders_files_and_folders_without_versions_are_not_looked_at(self, tmp_path, loaded):
+    def test_hidden_folders_files_and_folders_without_versions_are_ignored(self, tmp_path, loaded):
         TinyModel().write(tmp_path)
         TinyModel(seed=1).write(tmp_path, ".hidden")
         (tmp_path / "tiny" / ".2.tmp").mkdir()
@@ -80,7 +80,7 @@ class TestWhatIsServed:
         assert list(repository.models()) == ["tiny"]
         assert repository.session("tiny").config.version == 1
 
-    def test_a_version_folder_without_a_graph_is_no_version(self, tmp_path, loaded):
+    def test_a_folder_without_a_graph_is_not_a_version(self, tmp_path, loaded):
         TinyModel().write(tmp_path)
         (tmp_path / "tiny" / "2").mkdir()
 
@@ -110,7 +110,7 @@ class TestWhatIsServed:
         assert counts["hotrow_tier_misses", "rocksdb"] == counts["hotrow_defaulted_keys", None] == 0
         assert (tmp_path / "rows").is_dir()
 
-    def test_what_ps_json_says_of_a_model_counts(self, tmp_path, loaded):
+    def test_settings_of_a_model_in_ps_json_apply(self, tmp_path, loaded):
         directory = TinyModel().write(tmp_path)
         write_ps(tmp_path, [in_ps(directory, default_value_for_each_table=[0.5, 0.25])])
 
@@ -138,7 +138,7 @@ class TestWhatIsServed:
         assert lines[0].startswith("model tiny version 1: 0.1 MiB, tables user [1 x 4], item [2 x 4]")
         assert lines[1] == "tiers memory"
 
-    def test_what_lies_in_files_or_shared_memory_is_told_beside_what_takes_ram(self, tmp_path, loaded):
+    def test_the_description_separates_files_and_shared_memory_from_ram(self, tmp_path, loaded):
         TinyModel(rows=20_000, dim=16).write(tmp_path)  # two tables of 1.2 MiB of rows and 0.2 MiB of keys
         name = f"hotrow-test-{uuid.uuid4().hex}"
         tiers = [
@@ -156,7 +156,7 @@ class TestWhatIsServed:
             (mebibytes,) = re.fullmatch(whole.format(place), line).groups()
             assert 2.7 <= float(mebibytes) <= 8
 
-    def test_models_without_a_gpu_are_told_of_once(self, tmp_path, loaded, caplog, write_model, monkeypatch):
+    def test_models_without_a_gpu_are_logged_once(self, tmp_path, loaded, caplog, write_model, monkeypatch):
         def open_device(name):
             raise DeviceUnavailableError(f"{name}: there are 0 GPUs")
 
@@ -214,7 +214,7 @@ class TestWhatIsServed:
         assert_serves(repository.session("tiny"), TinyModel(rows=1000))
 
 
-class TestWhatIsRefused:
+class TestRefusals:
     def refused(self, path, error=ConfigError):
         with pytest.raises(error) as caught, ModelRepository(path) as repository:
             repository.load()
@@ -243,17 +243,17 @@ class TestWhatIsRefused:
         assert "cannot be read: File name too long" in self.refused(tmp_path / ("x" * 300))
 
     @pytest.mark.parametrize("content", ["[]", "{}", '{"layers": []}'], ids=["a list", "nothing", "a training graph"])
-    def test_a_file_that_is_no_configuration(self, tmp_path, content):
+    def test_a_file_that_is_not_a_configuration(self, tmp_path, content):
         (tmp_path / "x.json").write_text(content)
 
         assert "x.json: expected an inference JSON (with 'inference') or a ps.json" in self.refused(tmp_path / "x.json")
 
-    def test_a_ps_json_without_models_and_without_folders_beside_it(self, tmp_path):
+    def test_a_ps_json_without_models_and_without_folders_next_to_it(self, tmp_path):
         write_ps(tmp_path)
 
         assert "no model in it" in self.refused(tmp_path / "ps.json")
 
-    def test_a_model_of_which_no_version_is_complete(self, tmp_path):
+    def test_a_model_without_a_complete_version(self, tmp_path):
         TinyModel().write(tmp_path)
         (tmp_path / "half" / "1").mkdir(parents=True)
 
@@ -283,7 +283,7 @@ class TestWhatIsRefused:
         assert "tiny/2/graph.json" in message
         assert "version 2" in message
 
-    def test_a_folder_whose_keys_are_not_what_ps_json_says_of_all_models(self, tmp_path):
+    def test_a_folder_whose_key_type_contradicts_ps_json(self, tmp_path):
         TinyModel(key_type="I32").write(tmp_path)
         write_ps(tmp_path)
 

@@ -1,4 +1,4 @@
-"""Several ways through one model: who is given which."""
+"""Several routes through one model, and which route a request takes."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ from serving.session import InferenceSession
 from serving.storage import MemoryStore
 
 
-def test_the_one_with_the_fewest_users_is_given():
+def test_the_resource_with_the_fewest_users_is_chosen():
     things = LeastBusy(["a", "b", "c"])
 
     with things.one() as first, things.one() as second:
@@ -26,7 +26,7 @@ def test_the_one_with_the_fewest_users_is_given():
         assert free_again == "a"
 
 
-def test_a_failed_use_has_ended():
+def test_a_failed_use_no_longer_counts():
     things = LeastBusy(["a", "b"])
 
     with pytest.raises(ZeroDivisionError), things.one():
@@ -36,7 +36,7 @@ def test_a_failed_use_has_ended():
         assert thing == "a"
 
 
-def test_one_that_is_not_usable_is_given_only_where_no_other_is():
+def test_an_unusable_resource_is_chosen_only_if_no_other_is_usable():
     usable = {"b"}
     things = LeastBusy(["a", "b"], lambda thing: thing in usable)
 
@@ -67,7 +67,7 @@ def test_a_session_of_several_lookups_uses_them_all(caches, monkeypatch):
     monkeypatch.setattr(lookups[1], "lookup_pooled", lambda batch: used.append("second") or second(batch))
 
     def lookup_first(batch, first=lookups[0].lookup_pooled):
-        if not used:  # another request comes while this one is in hand
+        if not used:  # another request arrives while this request is in flight
             used.append("first")
             assert np.array_equal(session.predict(dense, keys, row_ptrs), expected)
         return first(batch)
@@ -80,7 +80,7 @@ def test_a_session_of_several_lookups_uses_them_all(caches, monkeypatch):
     assert used == ["first", "second"]
 
 
-def test_a_session_goes_on_with_those_of_its_caches_that_are_open(caches, device):
+def test_a_session_continues_with_its_open_caches(caches, device):
     lookups, model = caches
     config, server = lookups[0].config, lookups[0].server
     cached = [CachedLookup(server, config, device) for _ in range(2)]

@@ -1,4 +1,4 @@
-"""Sessions: what they answer, and what they refuse."""
+"""Sessions: their answers and their refusals."""
 
 import json
 import struct
@@ -16,13 +16,13 @@ from serving.model.dense_file import weight_key, write_dense
 from serving.model.graph import read_graph
 from serving.storage import MemoryStore, RocksDbStore
 
-# Float32 against float64 through two layers of at most 40 inputs.
+# For float32 against float64, in two layers of at most 40 inputs.
 TOLERANCE = {"rtol": 2e-5, "atol": 2e-6}
 
 
 @pytest.fixture
 def open_session():
-    """Open a session of a written v3.0 model on memory; all servers are closed at the end."""
+    """Open a session of a written v3.0 model with tables in RAM; all servers are closed at the end."""
     servers = []
 
     def open_(model, engine="numpy"):
@@ -52,7 +52,7 @@ def test_probabilities_agree_with_pytorch_in_float64(write_model, open_session, 
     np.testing.assert_allclose(probabilities, model.expected(dense, bags), **TOLERANCE)
 
 
-def test_a_lookup_takes_weights_by_table(write_model, open_session):
+def test_a_lookup_accepts_weights_per_table(write_model, open_session):
     model = write_model(write_model.table(), write_model.table(combiner=1))
     cache = open_session(model).embedding_cache
     rng = np.random.default_rng(4)
@@ -105,7 +105,7 @@ def test_a_batch_smaller_than_the_graph_can_work_on_is_refused(write_model, open
         session.predict(dense, keys, row_ptrs)
 
 
-def test_the_size_of_the_dense_file_tells_how_wide_a_cross_network_projects(write_model, open_session):
+def test_the_size_of_the_dense_file_determines_the_projection_width_of_a_cross_network(write_model, open_session):
     model = write_model(features=3)
     silent = model.config_file.read_text()
     edit_layers(model, lambda by_name, layers: by_name["cross"]["mc_param"].update(projection_dim=2))
@@ -137,7 +137,7 @@ def test_several_tables_answer_the_same_in_both_forms_of_row_ptrs(write_model, o
     assert session.predict(dense, keys, one_csr).tobytes() == probabilities.tobytes()
 
 
-def test_the_default_value_of_a_table_stands_for_unknown_keys(write_model, open_session):
+def test_unknown_keys_get_the_default_value_of_the_table(write_model, open_session):
     model = write_model(write_model.table(slots=1, dim=2))
     model.document["layers"][1]["sparse_embedding_hparam"]["default_emb_vec_value"] = 0.75
     model.write_config()
@@ -149,7 +149,7 @@ def test_the_default_value_of_a_table_stands_for_unknown_keys(write_model, open_
     np.testing.assert_allclose(probabilities, model.expected([[1.0, 2.0]], [[[[987654]]]]), **TOLERANCE)
 
 
-def test_a_prediction_says_how_many_keys_were_defaulted(write_model, open_session):
+def test_a_prediction_reports_how_many_keys_were_defaulted(write_model, open_session):
     model = write_model(write_model.table(slots=2), write_model.table(slots=1))
     session = open_session(model)
     known = [next(iter(rows)) for rows in model.tables]
@@ -186,7 +186,7 @@ def test_one_session_answers_many_threads(write_model, open_session):
 
 
 @pytest.mark.parametrize(("key_type", "flag"), [("I64", True), ("I32", False)])
-def test_i64_input_key_may_be_given_and_must_then_agree(write_model, open_session, key_type, flag):
+def test_i64_input_key_is_optional_and_must_agree(write_model, open_session, key_type, flag):
     model = write_model(key_type=key_type)
     session = open_session(model)
     dense, bags = model.draw_request(np.random.default_rng(6), samples=2)
@@ -205,13 +205,13 @@ def test_a_wrong_request_is_refused(write_model, open_session):
 
 
 @pytest.mark.parametrize("engine", ["numpy", "onnx"])
-def test_an_answer_that_is_no_number_is_refused_not_given(write_model, open_session, engine):
+def test_an_answer_that_is_not_finite_is_refused(write_model, open_session, engine):
     model = write_model()
     dense_file = model.config_file.with_name("_dense_10.model")
     dense_file.write_bytes(dense_file.read_bytes()[:-4] + struct.pack("<f", float("nan")))
     session = open_session(model, engine)
 
-    with pytest.raises(RequestError, match=r"sample 0: the network's answer is \[nan\], no finite number"):
+    with pytest.raises(RequestError, match=r"sample 0: the network's answer is \[nan\], not a finite number"):
         session.predict([0.0] * 4, [], [0] * 7)
 
 
@@ -220,7 +220,7 @@ def test_a_session_without_a_cache_is_refused(write_model):
         InferenceSession(write_model().config_file, 0, None)
 
 
-def test_a_session_takes_the_json_or_the_configuration_of_its_cache(write_model, open_session):
+def test_a_session_accepts_the_json_or_the_configuration_of_its_cache(write_model, open_session):
     model = write_model()
     cache = open_session(model).embedding_cache
 
@@ -233,7 +233,7 @@ def test_a_session_of_another_model_than_its_cache_is_refused(write_model, open_
     other = write_model(write_model.table(slots=2), folder="other")
 
     for config in (other.config_file, cache.config.model_copy(update={"dense_dim": 3})):
-        with pytest.raises(ConfigError, match=r"not the model of the embedding cache, 'dcn' from .*model\.json"):
+        with pytest.raises(ConfigError, match=r"the embedding cache is of another model, 'dcn' from .*model\.json"):
             InferenceSession(config, 0, cache)
 
 

@@ -9,7 +9,7 @@ from array_api_compat import array_namespace
 from serving.dense.layers.signature import Arrays, LayerFunction, LayerWeights, OwnArithmetic, Params
 from serving.dense.primitives import Array, constant, matmul, row_max
 
-_MASKED = 10000.0  # what HugeCTR takes from the score of a key that is not there
+_MASKED = 10000.0  # HugeCTR subtracts this from the score of a masked key
 
 
 def _softmax(params: Params, bottoms: Arrays, weights: LayerWeights, arithmetic: OwnArithmetic) -> Arrays:
@@ -17,7 +17,7 @@ def _softmax(params: Params, bottoms: Arrays, weights: LayerWeights, arithmetic:
 
 
 def _probabilities(scores: Array, mask: Array | None = None) -> Array:
-    """Return the softmax over the last dimension; where ``mask`` is 0 rather than 1, almost nothing."""
+    """Return the softmax over the last dimension; values where ``mask`` is 0 become almost 0."""
     xp = array_namespace(scores)
     if mask is not None:
         scores = scores - (1 - mask) * _MASKED
@@ -26,9 +26,9 @@ def _probabilities(scores: Array, mask: Array | None = None) -> Array:
 
 
 def _sequence_mask(params: Params, bottoms: Arrays, weights: LayerWeights, arithmetic: OwnArithmetic) -> Arrays:
-    """1 where both places are inside their sequence, else 0: ``[B, 1, F, T]``; of one bottom, F is 1.
+    """Return ``[B, 1, F, T]``: 1 if both positions are inside their sequences, otherwise 0; F is 1 for one bottom.
 
-    HugeCTR's sequence_mask_layer.cu cuts a length to an integer.
+    A length is truncated to an integer, as in HugeCTR's sequence_mask_layer.cu.
     """
     queries, keys = params["sizes"]
     inside = _inside(bottoms[-1], (1, 1, 1, keys), arithmetic)
@@ -38,15 +38,15 @@ def _sequence_mask(params: Params, bottoms: Arrays, weights: LayerWeights, arith
 
 
 def _inside(lengths: Array, shape: tuple[int, ...], arithmetic: OwnArithmetic) -> Array:
-    """Return which places lie inside: place i of a sequence of ``length``, cut to an integer, if i < length."""
+    """Return which positions are inside: position i is inside if i < length, truncated to an integer."""
     ends = constant(np.arange(1, math.prod(shape) + 1).reshape(shape), lengths, arithmetic)
     return ends <= array_namespace(lengths).reshape(lengths, (-1, 1, 1, 1))
 
 
 def _multi_head_attention(params: Params, bottoms: Arrays, weights: LayerWeights, arithmetic: OwnArithmetic) -> Arrays:
-    """``softmax(Q K / sqrt(D) - 10000 (1 - mask)) V``, or its parts where a graph has them as layers of their own.
+    """Return ``softmax(Q K / sqrt(D) - 10000 (1 - mask)) V``, or a part of it if the graph has separate layers.
 
-    The parts are those of HugeCTR's multi_head_attention_layer.cu before it took a mask: D is the width of one head.
+    The parts are those of HugeCTR's multi_head_attention_layer.cu before it had a mask. D is the width of one head.
     """
     if params["form"] == "scores":
         return [_scores(bottoms[0], bottoms[1], arithmetic)]

@@ -1,4 +1,4 @@
-"""Layers that keep a tensor's shape and look at one element at a time."""
+"""Layers that compute each element on its own and keep the tensor's shape."""
 
 from collections.abc import Mapping
 
@@ -19,17 +19,17 @@ def _sigmoid(params: Params, bottoms: Arrays, weights: LayerWeights, arithmetic:
 def _elu(params: Params, bottoms: Arrays, weights: LayerWeights, arithmetic: OwnArithmetic) -> Arrays:
     x = bottoms[0]
     xp = array_namespace(x)
-    # -relu(-x) is x where it is used; it keeps exp from overflowing where it is not
+    # -relu(-x) is x for negative x; for positive x it is 0, so exp cannot overflow.
     return [xp.where(x < 0, params["alpha"] * xp.expm1(-relu(-x)), x)]
 
 
 def _dropout(params: Params, bottoms: Arrays, weights: LayerWeights, arithmetic: OwnArithmetic) -> Arrays:
-    """The identity: dropping is training's business, which overrides this function."""
+    """Return the input unchanged; training overrides this function."""
     return bottoms
 
 
 def _cast(params: Params, bottoms: Arrays, weights: LayerWeights, arithmetic: OwnArithmetic) -> Arrays:
-    """The identity: it goes to or from float16, and here all is float32."""
+    """Return the input unchanged: the layer casts to or from float16, and everything here is float32."""
     return bottoms
 
 
@@ -54,7 +54,7 @@ def _elementwise_multiply(params: Params, bottoms: Arrays, weights: LayerWeights
 TABLE: Mapping[str, LayerFunction] = {
     "Add": _add,
     "Cast": _cast,
-    "DotProduct": _elementwise_multiply,  # which sums nothing up, whatever its name says
+    "DotProduct": _elementwise_multiply,  # HugeCTR's DotProduct does not sum, despite its name
     "Dropout": _dropout,
     "ELU": _elu,
     "ElementwiseMultiply": _elementwise_multiply,

@@ -1,4 +1,4 @@
-"""Layers that centre and scale by a mean and a variance."""
+"""Layers that subtract a mean and divide by a standard deviation."""
 
 from collections.abc import Mapping
 
@@ -9,10 +9,10 @@ from serving.dense.primitives import Array, sigmoid
 
 
 def _batch_norm(params: Params, bottoms: Arrays, weights: LayerWeights, arithmetic: OwnArithmetic) -> Arrays:
-    """Mean and variance are those that training kept; training itself overrides this function.
+    """Normalise with the running mean and variance of training; training itself overrides this function.
 
-    They are used as they stand in the file, as by the cuDNN call of HugeCTR's batch_norm_layer.cu: whether the variance
-    is of the sample or of the population is training's choice (cuDNN's running variance is of the sample).
+    Both are used as stored, as in the cuDNN call of HugeCTR's batch_norm_layer.cu. Training decides whether the
+    variance is the sample's or the population's (cuDNN's running variance is the sample's).
     """
     xp = array_namespace(weights["var"])
     scale = weights["gamma"] / xp.sqrt(weights["var"] + params["eps"])
@@ -20,14 +20,14 @@ def _batch_norm(params: Params, bottoms: Arrays, weights: LayerWeights, arithmet
 
 
 def _layer_norm(params: Params, bottoms: Arrays, weights: LayerWeights, arithmetic: OwnArithmetic) -> Arrays:
-    """Over the last dimension, by the variance of the population: HugeCTR's layer_norm_layer.cu."""
+    """Normalise over the last dimension with the population variance, as HugeCTR's layer_norm_layer.cu does."""
     return [_standardize(bottoms[0], -1, params["eps"]) * weights["gamma"] + weights["beta"]]
 
 
 def _prelu_dice(params: Params, bottoms: Arrays, weights: LayerWeights, arithmetic: OwnArithmetic) -> Arrays:
-    """DIN's Dice: x or ``alpha * x``, mixed by how far x lies above the mean of its column in this batch.
+    """DIN's Dice: a mix of x and ``alpha * x``, weighted by how far x is above its column's mean in this batch.
 
-    Also in a prediction the batch's own mean and variance, of the population: HugeCTR's prelu_dice_layer.cu.
+    A prediction uses the batch's own mean and population variance too, as HugeCTR's prelu_dice_layer.cu does.
     """
     x, alpha = bottoms[0], params["alpha"]
     gate = sigmoid(_standardize(x, 0, params["eps"]), arithmetic)
@@ -35,7 +35,7 @@ def _prelu_dice(params: Params, bottoms: Arrays, weights: LayerWeights, arithmet
 
 
 def _standardize(x: Array, axis: int, epsilon: float) -> Array:
-    """Return x less its mean along ``axis``, over the root of its variance (of the population) and ``epsilon``."""
+    """Return ``(x - mean) / sqrt(variance + epsilon)`` along ``axis``, with the population variance."""
     xp = array_namespace(x)
     centred = x - xp.mean(x, axis=axis, keepdims=True)
     return centred / xp.sqrt(xp.mean(centred * centred, axis=axis, keepdims=True) + epsilon)

@@ -1,4 +1,4 @@
-"""Layers that multiply by weights, or tensors by one another."""
+"""Layers that multiply tensors by weights or by other tensors."""
 
 from collections.abc import Mapping
 
@@ -13,14 +13,14 @@ def _inner_product(params: Params, bottoms: Arrays, weights: LayerWeights, arith
 
 
 def _fused_inner_product(params: Params, bottoms: Arrays, weights: LayerWeights, arithmetic: OwnArithmetic) -> Arrays:
-    """InnerProduct and ReLU. Further bottoms and tops are for a backward pass; the tops repeat the first."""
+    """InnerProduct and ReLU; other bottoms and tops are for a backward pass, and each top repeats the first."""
     product = linear(bottoms[0], weights["weight"], weights["bias"], arithmetic)
     top = relu(product) if params["activation"] == "Relu" else product
     return [top] * params["tops"]
 
 
 def _mlp(params: Params, bottoms: Arrays, weights: LayerWeights, arithmetic: OwnArithmetic) -> Arrays:
-    """A chain of InnerProducts. Further bottoms and tops are for a backward pass; the tops repeat the first."""
+    """A chain of InnerProducts; other bottoms and tops are for a backward pass, and each top repeats the first."""
     x = bottoms[0]
     for level, (activation, has_bias) in enumerate(zip(params["activations"], params["biases"], strict=True)):
         x = linear(x, weights[f"weight{level}"], weights[f"bias{level}"] if has_bias else None, arithmetic)
@@ -38,8 +38,8 @@ def _multi_cross(params: Params, bottoms: Arrays, weights: LayerWeights, arithme
 def _cross_vectors(x0: Array, depth: int, weights: LayerWeights, arithmetic: OwnArithmetic) -> Array:
     """DCN's cross network: ``x[l+1] = x0 * (x[l] . w[l]) + x[l] + b[l]``.
 
-    Every x[l] is ``a * x0 + c`` with one number a per sample and a constant vector c, the sum of the biases so far.
-    So one product of x0 with all w is enough, and the loop is over [B, 1] instead of [B, I].
+    Every x[l] is ``a * x0 + c``. Here a is one number per sample, and c is a constant vector, the sum of the biases so
+    far. So one product of x0 with all w is enough, and the loop runs on [B, 1] instead of [B, I].
     """
     xp = array_namespace(weights["bias0"])
     w = concat([xp.reshape(weights[f"weight{level}"], (-1, 1)) for level in range(depth)], 1, arithmetic)
@@ -52,7 +52,7 @@ def _cross_vectors(x0: Array, depth: int, weights: LayerWeights, arithmetic: Own
 
 
 def _cross_matrices(x0: Array, depth: int, weights: LayerWeights, arithmetic: OwnArithmetic) -> Array:
-    """DCN v2's cross network of low rank: ``x[l+1] = x0 * (x[l] U[l] V[l] + b[l]) + x[l]``."""
+    """DCN v2's low-rank cross network: ``x[l+1] = x0 * (x[l] U[l] V[l] + b[l]) + x[l]``."""
     x = x0
     for level in range(depth):
         projected = linear(x, weights[f"u{level}"], arithmetic=arithmetic)
@@ -61,14 +61,14 @@ def _cross_matrices(x0: Array, depth: int, weights: LayerWeights, arithmetic: Ow
 
 
 def _weight_multiply(params: Params, bottoms: Arrays, weights: LayerWeights, arithmetic: OwnArithmetic) -> Arrays:
-    """Each number of a row times the vector of its column: ``top[s * D + d] = x[s] * w[s, d]``."""
+    """Multiply each number of a row by its column's vector: ``top[s * D + d] = x[s] * w[s, d]``."""
     xp = array_namespace(bottoms[0])
     slots, width = params["weight_dims"]
     return [xp.reshape(xp.reshape(bottoms[0], (-1, slots, 1)) * weights["weight"], (-1, slots * width))]
 
 
 def _interaction(params: Params, bottoms: Arrays, weights: LayerWeights, arithmetic: OwnArithmetic) -> Arrays:
-    """DLRM's: the vector, the products of all pairs among it and the embeddings, row by row, and one 0."""
+    """DLRM's interaction: the vector, the dot products of all pairs of vector and embeddings by rows, and one 0."""
     vector, embedding = bottoms
     xp = array_namespace(vector)
     z = concat([xp.reshape(vector, (-1, 1, vector.shape[1])), embedding], 1, arithmetic)  # [B, S + 1, D]
@@ -77,9 +77,9 @@ def _interaction(params: Params, bottoms: Arrays, weights: LayerWeights, arithme
 
 
 def _fm_order2(params: Params, bottoms: Arrays, weights: LayerWeights, arithmetic: OwnArithmetic) -> Arrays:
-    """Half of ``(sum of the vectors)**2 - sum of the vectors**2``: the products of all pairs of slots, summed.
+    """Return half of ``(sum of the vectors)**2 - sum of the vectors**2``, the sum of the products of all slot pairs.
 
-    The sign and the half are those of HugeCTR's fm_order2_layer.cu.
+    The sign and the factor one half are as in HugeCTR's fm_order2_layer.cu.
     """
     x, width = bottoms[0], params["out_dim"]
     xp = array_namespace(x)

@@ -1,4 +1,4 @@
-"""Layers that join, cut, pick and rearrange, and those that sum along a dimension."""
+"""Layers that join, slice, select and reshape tensors, and layers that reduce a dimension."""
 
 from collections.abc import Mapping
 
@@ -37,9 +37,9 @@ def _gather(params: Params, bottoms: Arrays, weights: LayerWeights, arithmetic: 
 
 
 def _scale(params: Params, bottoms: Arrays, weights: LayerWeights, arithmetic: OwnArithmetic) -> Arrays:
-    """Repeat each number of a row (axis 0) or each row (axis 1) ``factor`` times, copies side by side.
+    """Repeat each number of a row (axis 0) or each row (axis 1) ``factor`` times, with the copies side by side.
 
-    So does HugeCTR's scale_layer.cu, whose axes are the other way around from what one expects.
+    The axes look swapped, but HugeCTR's scale_layer.cu does the same.
     """
     x, factor = bottoms[0], params["factor"]
     columns = np.arange(x.shape[1])
@@ -49,7 +49,7 @@ def _scale(params: Params, bottoms: Arrays, weights: LayerWeights, arithmetic: O
 
 
 def _fused_reshape_concat(params: Params, bottoms: Arrays, weights: LayerWeights, arithmetic: OwnArithmetic) -> Arrays:
-    """The bottoms side by side: all slots but the last as rows, and the last slot."""
+    """Join the bottoms side by side; return all slots except the last as rows, and the last slot."""
     joined = concat(bottoms, 2, arithmetic)
     return [array_namespace(joined).reshape(joined[:, :-1, :], (-1, joined.shape[2])), joined[:, -1, :]]
 
@@ -57,7 +57,7 @@ def _fused_reshape_concat(params: Params, bottoms: Arrays, weights: LayerWeights
 def _fused_reshape_concat_general(
     params: Params, bottoms: Arrays, weights: LayerWeights, arithmetic: OwnArithmetic
 ) -> Arrays:
-    """The bottoms side by side, every slot a row."""
+    """Join the bottoms side by side; return every slot as a row."""
     joined = concat(bottoms, 2, arithmetic)
     return [array_namespace(joined).reshape(joined, (-1, joined.shape[2]))]
 

@@ -12,14 +12,14 @@ from serving.model.graph import parse_graph
 
 @pytest.fixture(autouse=True, scope="session")
 def one_thread():
-    """One thread: torch's tiny products are slower in several, which spin beside other tests."""
+    """Run torch in one thread: several threads are slower on tiny products, and they spin."""
     if importlib.util.find_spec("torch") is not None:
         importlib.import_module("torch").set_num_threads(1)
 
 
 @pytest.fixture(scope="session")
 def device(device):
-    """Every device on which layers can run: the runner passes on NumPy's functions, the array API's from 2.0 on."""
+    """Every device that runs layers: the runner uses NumPy's functions, which follow the array API from 2.0 on."""
     if device.name == "runner" and not hasattr(np, "permute_dims"):
         pytest.skip(f"layers run on the runner with NumPy 2, this is {np.__version__}")
     return device
@@ -38,7 +38,7 @@ def graph(document):
 
 @pytest.fixture(scope="session")
 def draw_weights():
-    """Draw weights of any graph, small enough for probabilities that are neither 0 nor 1."""
+    """Draw weights of a graph that are small enough to keep probabilities away from 0 and 1."""
 
     def draw(graph, seed=11):
         rng = np.random.default_rng(seed)
@@ -67,7 +67,7 @@ def draw_inputs():
 
 @pytest.fixture(scope="session")
 def scaled_weights():
-    """Draw weights whose products neither grow nor shrink, whatever the width; statistics of about 1."""
+    """Draw weights whose products keep their size at any width, and statistics of about 1."""
 
     def draw(graph, seed=11):
         rng = np.random.default_rng(seed)

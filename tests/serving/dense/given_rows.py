@@ -1,4 +1,4 @@
-"""A lookup whose rows are told, and the network's workspace behind it."""
+"""A lookup with given rows, and the network's workspace that reads from it."""
 
 from contextlib import nullcontext
 

@@ -1,4 +1,4 @@
-"""The dense network on a device: on the runner to the last bit what NumPy computes, on a GPU up to rounding."""
+"""The dense network on a device agrees with NumPy: to the last bit on the runner, up to rounding on a GPU."""
 
 import gc
 import re
@@ -21,7 +21,7 @@ from tests.serving.dense.given_rows import GivenRows, Served
 FAMILIES = pytest.importorskip("benchmarks.families", reason="PyTorch is missing", exc_type=ImportError).FAMILIES
 KEYS = {"top": "keys", "slot_num": 2, "nnz_per_slot": 1}
 ROWS = {"embedding_vec_size": 1, "combiner": "sum"}
-FLOAT32_ROUNDING_RATIO = 1e-5  # of a probability, as the engines of the CPU are held to
+FLOAT32_ROUNDING_RATIO = 1e-5  # of a probability, the same bound as for the CPU engines
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -31,7 +31,7 @@ def family(request):
 
 @pytest.fixture(scope="module")
 def uploaded(device):
-    """Copy the arguments of a network to the device, complete for every stream."""
+    """Copy the arguments of a network to the device, and wait until every stream may read them."""
 
     def upload(dense, embeddings):
         return device.xp.asarray(dense), [device.xp.asarray(array) for array in embeddings]
@@ -41,7 +41,7 @@ def uploaded(device):
 
 @pytest.fixture
 def computed(device, uploaded):
-    """Run a network on host arrays by a call of its own."""
+    """Run a network on host arrays with one call."""
 
     def compute(network, dense, embeddings):
         stream = device.stream()
@@ -54,7 +54,7 @@ def computed(device, uploaded):
 
 @pytest.fixture(scope="session")
 def in_double():
-    """Run a graph in float64 on NumPy, with layers whose exactness in float64 other tests show."""
+    """Run a graph in float64 on NumPy; other tests check the layers in float64."""
 
     def run(graph, weights, dense, embeddings):
         tensors = dict(zip((e.top for e in graph.embeddings), embeddings, strict=True)) | {graph.dense_top: dense}
@@ -66,7 +66,7 @@ def in_double():
 
 
 @pytest.mark.parametrize("samples", [1, 7])
-def test_a_family_computes_what_numpy_computes(device, family, scaled_weights, draw_inputs, computed, samples):
+def test_a_family_agrees_with_numpy(device, family, scaled_weights, draw_inputs, computed, samples):
     weights, inputs = scaled_weights(family), draw_inputs(family, samples)
 
     probabilities = computed(open_device_network(family, weights, device), *inputs)
@@ -75,15 +75,13 @@ def test_a_family_computes_what_numpy_computes(device, family, scaled_weights, d
     assert (probabilities.shape, probabilities.dtype) == ((samples, 1), np.float32)
     if device.name == "runner":
         assert np.array_equal(probabilities, expected)
-    np.testing.assert_allclose(probabilities, expected, rtol=1e-4)  # of logits up to 90
+    np.testing.assert_allclose(probabilities, expected, rtol=1e-4)  # for logits up to 90
 
 
 @pytest.mark.parametrize(
     "name", ["dcn_train.json", "dlrm_kaggle_train.json", "simple_inference.json", "wdl_train.json"]
 )
-def test_a_genuine_graph_computes_what_numpy_computes(
-    device, name, genuine_config, scaled_weights, draw_inputs, computed
-):
+def test_a_genuine_graph_agrees_with_numpy(device, name, genuine_config, scaled_weights, draw_inputs, computed):
     graph = read_graph(genuine_config(name))
     weights, inputs = scaled_weights(graph), draw_inputs(graph, 3)
 
@@ -100,7 +98,7 @@ def test_ten_bits_of_precision_keep_the_third_digit_of_a_probability(
 
     probabilities = computed(open_device_network(family, weights, device, precision), *inputs)
 
-    # Each factor is off by 2^-11 of itself at most, in either direction: benchmarks.dense_precision finds 1.3e-3.
+    # The relative error of each factor is at most 2^-11. benchmarks.dense_precision measures 1.3e-3 for the answer.
     np.testing.assert_allclose(probabilities, in_double(family, weights, *inputs), atol=2e-3)
 
 
@@ -127,11 +125,11 @@ def line_weights(weight=1, scale=1):
 @pytest.mark.parametrize(
     ("use_graphs", "tensor_bytes"),
     [
-        (False, 10 * 7 * 4),  # flat and scaled of two columns; sum, fc and logits
+        (False, 10 * 7 * 4),  # flat and scaled have two columns; sum, fc and logits have one
         (True, 10 * 7 * 4 + (1 + 8 + 10) * 7 * 4),  # classes of 1, 8 and 10
     ],
 )
-def test_what_a_network_takes_is_known_before(line, use_graphs, tensor_bytes):
+def test_the_memory_of_a_network_is_known_in_advance(line, use_graphs, tensor_bytes):
     assert network_bytes(line, 10, 3, use_graphs) == 5 * 4 + 3 * (2**25 + tensor_bytes)
 
 
@@ -141,13 +139,13 @@ def test_half_precision_rounds_factors_and_not_sums(device, line, computed):
 
     answers = computed(open_device_network(line, line_weights(), device, "fp16"), dense, [rows])
 
-    # the first sum is beyond float16, the second finer than it; 1 + 2^-12 and 65519 are factors
+    # The first sum is too large for float16, the second too fine; 1 + 2^-12 and 65519 are factors.
     assert answers[:, 0].tolist() == [120000, 1 + 2**-13 + 2**-14, 1 + 2**-14, 65505]
 
 
-def test_a_factor_beyond_half_precision_makes_its_own_sample_no_number(device, line, computed):
+def test_a_factor_beyond_half_precision_makes_only_its_own_sample_nan(device, line, computed):
     dense = np.array([[1, 2], [65520, 0], [0, -np.inf], [3, 4]], np.float32)
-    rows = np.full((4, 2, 1), 70000, np.float32)  # which is no factor of a product of matrices
+    rows = np.full((4, 2, 1), 70000, np.float32)  # not a factor of a matrix product
 
     answers = computed(open_device_network(line, line_weights(scale=70000), device, "fp16"), dense, [rows])
 
@@ -155,7 +153,7 @@ def test_a_factor_beyond_half_precision_makes_its_own_sample_no_number(device, l
     assert np.isnan(answers[1:3]).all()
 
 
-def test_overflow_is_as_infinite_as_on_the_cpu(device, line, computed):
+def test_overflow_gives_the_same_infinities_as_on_the_cpu(device, line, computed):
     dense = np.array([[3e38, 3e38], [1, 1]], np.float32)
     rows = np.zeros((2, 2, 1), np.float32)
 
@@ -194,7 +192,7 @@ def test_a_graph_gives_the_same_as_its_first_batch(device, family, scaled_weight
     assert not caplog.records
 
 
-def test_where_nothing_can_be_captured_batches_run_by_themselves(
+def test_batches_run_without_graphs_if_nothing_can_be_captured(
     device, graph, weights, draw_inputs, monkeypatch, caplog
 ):
     def refuse(stream, function):
@@ -213,7 +211,7 @@ def test_where_nothing_can_be_captured_batches_run_by_themselves(
     ]
 
 
-def test_a_capture_that_failed_is_tried_once_more(device, graph, weights, draw_inputs, monkeypatch, caplog):
+def test_a_failed_capture_is_tried_once_more(device, graph, weights, draw_inputs, monkeypatch, caplog):
     tried, capture = [], device.capture
 
     def refuse_once(stream, function):
@@ -231,7 +229,7 @@ def test_a_capture_that_failed_is_tried_once_more(device, graph, weights, draw_i
     assert not caplog.records
 
 
-def test_what_is_left_behind_a_batch_does_not_show(device, graph, weights, draw_inputs):
+def test_rows_left_over_from_a_larger_batch_do_not_affect_the_answer(device, graph, weights, draw_inputs):
     served = Served(open_device_network(graph, weights, device), 8)
     dense, embeddings = draw_inputs(graph, 2)
     clean = served.answer(dense, embeddings)
@@ -241,7 +239,7 @@ def test_what_is_left_behind_a_batch_does_not_show(device, graph, weights, draw_
     assert np.array_equal(served.answer(dense, embeddings), clean)
 
 
-def test_a_batch_may_be_queued_again_when_more_rows_have_come(device, graph, weights, draw_inputs):
+def test_a_batch_may_be_queued_again_after_missing_rows_arrive(device, graph, weights, draw_inputs):
     served = Served(open_device_network(graph, weights, device), 8)
     dense, (rows,) = draw_inputs(graph, 6)
     served.answer(dense, [np.zeros_like(rows)])
@@ -251,7 +249,7 @@ def test_a_batch_may_be_queued_again_when_more_rows_have_come(device, graph, wei
     np.testing.assert_allclose(again, NumpyNetwork(graph, weights)(dense, [rows]), rtol=FLOAT32_ROUNDING_RATIO)
 
 
-def test_a_captured_batch_is_one_launch_and_nothing_beside_it(device, graph, weights, draw_inputs, monkeypatch):
+def test_a_captured_batch_is_one_launch_and_nothing_else(device, graph, weights, draw_inputs, monkeypatch):
     served, inputs = Served(open_device_network(graph, weights, device), 8), draw_inputs(graph, 8)
     expected = served.answer(*inputs)
     served.rows.load(*inputs)
@@ -264,7 +262,7 @@ def test_a_captured_batch_is_one_launch_and_nothing_beside_it(device, graph, wei
     assert np.array_equal(served.work.answer(), expected)
 
 
-def test_a_workspace_that_is_dropped_leaves_its_lookup_to_nobody(device, graph, weights, draw_inputs):
+def test_a_dropped_workspace_frees_its_lookup_at_once(device, graph, weights, draw_inputs):
     served = Served(open_device_network(graph, weights, device), 8)
     for _ in range(2):
         served.answer(*draw_inputs(graph, 8))
@@ -273,12 +271,12 @@ def test_a_workspace_that_is_dropped_leaves_its_lookup_to_nobody(device, graph, 
     gc.disable()
     try:
         del served
-        assert lookup() is None  # at once: a larger workspace is to take its memory
+        assert lookup() is None  # at once, because a larger workspace needs the memory
     finally:
         gc.enable()
 
 
-def test_a_call_can_be_captured_and_so_never_waits(device, family, scaled_weights, draw_inputs, uploaded):
+def test_a_call_can_be_captured_so_it_never_waits(device, family, scaled_weights, draw_inputs, uploaded):
     network, stream = open_device_network(family, scaled_weights(family), device), device.stream()
     arguments = uploaded(*draw_inputs(family, 3))
     with device.using(stream):
@@ -302,7 +300,7 @@ def test_a_call_uploads_nothing(device, family, scaled_weights, draw_inputs, upl
     stream.synchronize()
 
 
-def test_threads_with_a_workspace_each_get_the_answers_of_one(device, graph, weights, draw_inputs):
+def test_threads_with_their_own_workspaces_get_the_answers_of_a_single_thread(device, graph, weights, draw_inputs):
     network = open_device_network(graph, weights, device)
     inputs = [draw_inputs(graph, 1 + seed % 9, seed) for seed in range(24)]
 
@@ -332,7 +330,7 @@ def mixing_line(line):
     return parse_graph({"layers": layers}, "mixing.json")
 
 
-def test_batches_whose_samples_mix_are_not_padded(device, mixing_line, scaled_weights, draw_inputs):
+def test_batches_are_not_padded_if_samples_mix(device, mixing_line, scaled_weights, draw_inputs):
     weights = scaled_weights(mixing_line)
     served = Served(open_device_network(mixing_line, weights, device), 64)
 
@@ -421,7 +419,7 @@ def test_fewer_samples_than_a_graph_picks_are_refused(device, scaled_weights):
         served.work.queue(2)
 
 
-def test_a_precision_nobody_knows_is_refused(device, graph, weights):
+def test_an_unknown_precision_is_refused(device, graph, weights):
     with pytest.raises(ValueError, match="expected precision fp32, tf32 or fp16, got 'bf16'"):
         open_device_network(graph, weights, device, "bf16")
 

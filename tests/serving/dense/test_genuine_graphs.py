@@ -1,4 +1,4 @@
-"""Whole graphs, HugeCTR's own among them: NumPy, ONNX Runtime and PyTorch agree."""
+"""NumPy, ONNX Runtime and PyTorch agree on whole graphs, including HugeCTR's own graphs."""
 
 import json
 from contextlib import suppress
@@ -31,7 +31,7 @@ def check_engines(graph, weights, draw_inputs, sizes=(1, 3, 16)):
     networks = [open_network(graph, weights, engine) for engine in ("numpy", "onnx")]
     for samples in sizes:
         dense, embeddings = draw_inputs(graph, samples)
-        inputs = np.abs(dense) + 1, embeddings  # as sequence lengths at least 1: fully masked scores keep few digits
+        inputs = np.abs(dense) + 1, embeddings  # lengths of at least 1: fully masked scores have few digits
         expected = in_double(graph, weights, *inputs)
         assert expected.shape == (samples, graph.label_dim)
         assert expected.std() > 1e-4 or samples == 1
@@ -50,7 +50,7 @@ def test_a_genuine_graph_is_read_unchanged_and_the_engines_agree(name, genuine_c
 
 @pytest.fixture
 def din(genuine_config):
-    """Return HugeCTR's DIN, whose last Reshape has its bottom and top swapped, and that layer."""
+    """Return HugeCTR's DIN and its last Reshape, whose bottom and top are swapped."""
     document = json.loads(genuine_config("din_train.json").read_text())
     wrong = next(
         x for x in document["layers"] if x["bottom" if x["type"] != "Data" else "type"] == "reshape_reduce_item_his"
@@ -94,7 +94,7 @@ def din_in_pytorch(weights, user, good, cate):
     return torch.sigmoid(fc("fc_din_i3", x)).numpy()
 
 
-def test_din_works_once_the_mistake_is_mended(din, scaled_weights, draw_inputs):
+def test_din_works_once_the_mistake_is_fixed(din, scaled_weights, draw_inputs):
     document, wrong = din
     wrong["bottom"], wrong["top"] = wrong["top"], wrong["bottom"]
 
@@ -266,7 +266,7 @@ def test_every_layer_type_is_part_of_a_graph_that_every_engine_runs():
 
 
 @pytest.mark.parametrize("layers", GRAPHS.values(), ids=GRAPHS.keys())
-def test_a_graph_says_whether_its_samples_may_be_predicted_apart(layers, scaled_weights, draw_inputs):
+def test_a_graph_reports_whether_it_mixes_samples(layers, scaled_weights, draw_inputs):
     graph = parse_graph({"layers": layers}, "graph.json")
     network = open_network(graph, scaled_weights(graph), "numpy")
     dense, embeddings = draw_inputs(graph, 6)
@@ -324,7 +324,7 @@ ODD_VALUES = [
 
 @settings(deadline=None, max_examples=300)
 @given(document=with_odd_value([{"layers": layers} for layers in GRAPHS.values()], ODD_VALUES))
-def test_a_graph_with_any_odd_value_is_read_or_refused_but_nothing_else(document):
+def test_a_graph_with_any_odd_value_is_either_read_or_refused(document):
     with suppress(ConfigError):
         graph = parse_graph(document, "graph.json")
         assert parse_graph(inference_document(document), "graph.json") == graph

@@ -19,7 +19,7 @@ from serving.model.graph import parse_graph
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
-from serving.dense import quantizing  # noqa: E402  which needs both
+from serving.dense import quantizing  # noqa: E402  needs both packages
 from serving.dense.int8 import open_int8  # noqa: E402
 
 FEATURES, SLOTS, DIM = 6, 2, 4
@@ -63,7 +63,7 @@ def draw(samples, seed=0):
 
 
 def open_both(model, samples=None, tolerance=0.01):
-    """Return the float32 network and the int8 one."""
+    """Return the float32 network and the int8 network."""
     content = model if isinstance(model, bytes) else model.SerializeToString()
     exact = OnnxNetwork(GRAPH, content)
     calibration = Calibration(*(samples or draw(256)), tolerance)
@@ -99,7 +99,7 @@ SHAPES = {
 
 
 @pytest.mark.parametrize(("nodes", "products"), SHAPES.values(), ids=SHAPES.keys())
-def test_every_form_of_a_product_with_a_weight_is_of_integers_and_nearly_exact(nodes, products):
+def test_every_form_of_a_product_with_a_weight_runs_on_integers_and_is_nearly_exact(nodes, products):
     exact, network = open_both(network_of([*nodes, *ENDING], ARRAYS), tolerance=0.05)
 
     samples = draw(200, seed=1)
@@ -109,7 +109,7 @@ def test_every_form_of_a_product_with_a_weight_is_of_integers_and_nearly_exact(n
     assert 0 < errors.max() < 0.05
 
 
-def test_the_record_says_what_was_measured(caplog):
+def test_the_record_reports_the_measurement(caplog):
     samples = draw(256)
     with caplog.at_level(logging.INFO, "serving.dense.int8"):
         exact, network = open_both(TWO_LAYERS, samples)
@@ -129,7 +129,7 @@ def quantized_model(model):
     return onnx.load_model_from_string(quantizing.quantize(folded, products, scales))
 
 
-def test_products_become_integer_products_and_float_ones_are_gone():
+def test_integer_products_replace_all_float_products():
     model = quantized_model(TWO_LAYERS)
 
     kinds = Counter(one.op_type for one in model.graph.node)
@@ -139,7 +139,7 @@ def test_products_become_integer_products_and_float_ones_are_gone():
 
 
 @pytest.mark.parametrize(("saturates", "largest"), [(False, 127), (True, 63)])
-def test_weights_have_seven_bits_where_sums_of_eight_would_be_clipped(monkeypatch, saturates, largest):
+def test_weights_have_seven_bits_if_sums_of_eight_bit_products_are_clipped(monkeypatch, saturates, largest):
     monkeypatch.setattr(quantizing, "products_saturate", lambda: saturates)
 
     model = quantized_model(TWO_LAYERS)
@@ -156,7 +156,7 @@ def test_weights_have_seven_bits_where_sums_of_eight_would_be_clipped(monkeypatc
     samples=st.integers(2, 40),
 )
 def test_a_product_is_off_by_no_more_than_half_steps(seed, magnitudes, samples):
-    """The bound: half a step of every factor, times the other factor; steps are those of the balanced columns."""
+    """The bound is half a step of each factor times the other factor; the steps are of the balanced columns."""
     rng = np.random.default_rng(seed)
     weight = rng.normal(0, 1, (FEATURES, 1)).astype(np.float32)
     dense = (rng.normal(0, 1, (samples, FEATURES)) * 10.0 ** np.array(magnitudes)).astype(np.float32)
@@ -173,14 +173,14 @@ def test_a_product_is_off_by_no_more_than_half_steps(seed, magnitudes, samples):
     left, right = dense.astype(np.float64) / scales["dense"], weight * scales["dense"].astype(np.float64)[:, None]
     left_step = (max(left.max(), 0) - min(left.min(), 0)) / 255
     right_step = np.abs(right).max() / (63 if quantizing.products_saturate() else 127)
-    # the zero of the left side is rounded to a step too, so the ends of its range are off by a whole one
+    # The zero of the left side is rounded to a step too, so the ends of its range are off by a whole step.
     bound = left_step * np.abs(right).sum() + right_step / 2 * (np.abs(left).sum(axis=1) + FEATURES * left_step)
     exact = dense.astype(np.float64) @ weight
     assert (np.abs(answer - exact)[:, 0] <= bound * 1.001 + 1e-6 * np.abs(exact).max()).all()
 
 
 def test_columns_of_very_different_sizes_are_balanced():
-    """A column a hundred times as large as others, as counts beside embeddings: 256 steps would not do."""
+    """A column is a hundred times as large as the others, like counts next to embeddings: 256 steps are too few."""
     sizes = np.array([100, 1, 1, 1, 1, 1], np.float32)
     model = network_of([node("MatMul", "dense w1", "a"), *ENDING], {**ARRAYS, "w1": W1 / sizes[:, None]})
     dense, tables = draw(256)
@@ -191,7 +191,7 @@ def test_columns_of_very_different_sizes_are_balanced():
 
 
 @pytest.mark.parametrize("first", [0, 1], ids=["seen", "not seen"])
-def test_every_second_sample_is_kept_from_the_balancing(first, monkeypatch):
+def test_every_second_sample_is_left_out_of_the_balancing(first, monkeypatch):
     dense, tables = draw(10)
     dense[:, 0] = 0
     dense[first::2, 0] = 100
@@ -219,7 +219,7 @@ FAR = {
 
 @pytest.mark.parametrize(("column", "value"), FAR.values(), ids=FAR.keys())
 def test_a_batch_unlike_the_calibration_is_answered_in_float32(column, value, caplog):
-    """In integers, one such sample would take the others' precision, and a NaN would get an answer like any other."""
+    """In integers one such sample would reduce the precision of the others, and a NaN would get an ordinary answer."""
     nodes, _ = SHAPES["a product of three dimensions"]
     dense, tables = draw(256)
     dense[:, 1] = 0
@@ -237,18 +237,18 @@ def test_a_batch_unlike_the_calibration_is_answered_in_float32(column, value, ca
     for _ in range(2):
         assert np.array_equal(network(dense, tables), exact(dense, tables), equal_nan=True)
     assert (
-        caplog.text.count("net.onnx: a batch has values far from the calibration's; such are answered in float32") == 1
+        caplog.text.count("net.onnx: a batch has values far from the calibration's; such batches run in float32") == 1
     )
 
 
 def in_outliers(nodes, **arrays):
-    """Return a model, and samples of which one, in every column, is ten thousand times as large as the others."""
+    """Return a model and samples; one sample is ten thousand times as large as the others in every column."""
     dense, tables = draw(64)
     dense[0] = 1e4
     return network_of(nodes, {**ARRAYS, **arrays}), (dense, tables)
 
 
-def test_a_network_that_errs_beyond_the_tolerance_is_refused_with_the_figure():
+def test_a_network_beyond_the_tolerance_is_refused_with_its_error():
     model, samples = in_outliers([node("MatMul", "dense w", "logit"), ENDING[-1]], w=np.ones((FEATURES, 1), np.float32))
 
     with pytest.raises(ConfigError) as caught:
@@ -260,7 +260,7 @@ def test_a_network_that_errs_beyond_the_tolerance_is_refused_with_the_figure():
     assert str(caught.value).endswith("on average; the tolerance is 0.01")
 
 
-def test_a_product_that_errs_too_much_stays_in_float32():
+def test_a_product_with_too_large_an_error_stays_in_float32():
     nodes = [
         node("MatMul", "dense w", "outliers"),
         node("ReduceMean", "user axes", "mean", keepdims=0),
@@ -282,8 +282,8 @@ def test_a_product_that_errs_too_much_stays_in_float32():
     assert np.abs(network(*samples) - exact(*samples)).max() == network.quantization.max_error
 
 
-def test_a_large_product_that_errs_too_much_by_itself_takes_no_small_one_with_it():
-    columns = 4096  # its error is less per multiplication than the small product's
+def test_a_large_product_beyond_the_tolerance_does_not_take_a_small_product_with_it():
+    columns = 4096  # so its error per multiplication is smaller than the small product's
     nodes = [
         node("MatMul", "dense w", "wide"),
         node("ReduceMean", "wide axes", "outliers", keepdims=1),
@@ -329,7 +329,7 @@ def test_a_network_without_a_product_with_a_weight_is_refused(nodes, products):
         open_both(model)
 
 
-def test_a_network_whose_answers_are_no_numbers_is_refused():
+def test_a_network_whose_answers_are_nan_is_refused():
     model = network_of([node("Gemm", "dense w1 b1", "a"), *ENDING], {**ARRAYS, "w2": np.full_like(W2, np.nan)})
 
     with pytest.raises(ConfigError, match="not all answers to the calibration's samples are finite"):
@@ -338,14 +338,14 @@ def test_a_network_whose_answers_are_no_numbers_is_refused():
 
 @pytest.fixture
 def network_file(tmp_path):
-    """Give a network with its weights in a file beside it, opened."""
+    """Return a function that opens a network whose weights are in a file next to it."""
     file = tmp_path / "net.onnx"
     copy = onnx.load_model_from_string(TWO_LAYERS.SerializeToString())  # saving moves the weights out
     onnx.save(copy, file, save_as_external_data=True, location="net.weights", size_threshold=0)
     return file, OnnxNetwork(GRAPH, file)
 
 
-def test_weights_in_a_file_beside_the_network_are_found(network_file):
+def test_weights_in_a_file_next_to_the_network_are_found(network_file):
     file, exact = network_file
 
     network = open_int8(GRAPH, exact, file, Calibration(*draw(256), 0.05), 1, str(file))
@@ -353,11 +353,13 @@ def test_weights_in_a_file_beside_the_network_are_found(network_file):
     assert network.quantization.quantized == 2
 
 
-def test_a_network_that_no_message_holds_is_refused(network_file, monkeypatch):
+def test_a_network_too_large_for_one_file_is_refused(network_file, monkeypatch):
     file, exact = network_file
     monkeypatch.setattr("serving.dense.onnx_file._LARGEST_BYTES", 500)
 
-    with pytest.raises(ConfigError, match=r"cannot be quantised: it has [\d,]+ bytes, and 500 are the most"):
+    with pytest.raises(
+        ConfigError, match=r"cannot be quantised: it has [\d,]+ bytes; the limit of an ONNX file is 500"
+    ):
         open_int8(GRAPH, exact, file, Calibration(*draw(256), 0.05), 1, str(file))
 
 
@@ -369,8 +371,8 @@ def test_operators_that_are_too_old_are_refused():
         open_both(model)
 
 
-def test_a_product_of_no_columns_or_of_infinities_stays_as_it_is():
-    """A network may give finite answers from infinite values, as 1 / inf; no scale of integers holds them."""
+def test_a_product_without_columns_or_with_infinities_stays_in_float32():
+    """A network may compute finite answers from infinite values, as in 1 / inf, but integers have no infinity."""
     nodes = [
         node("Slice", "dense zero_1 zero_1 one_1", "none"),
         node("MatMul", "none w_none", "nothing"),
@@ -396,7 +398,7 @@ def test_a_product_of_no_columns_or_of_infinities_stays_as_it_is():
     assert (network.quantization.quantized, network.quantization.products) == (2, 4)
 
 
-def test_many_threads_get_the_answers_of_one():
+def test_many_threads_get_the_answers_of_a_single_thread():
     _, network = open_both(TWO_LAYERS, tolerance=0.05)
     requests = [draw(1 + seed % 9, seed) for seed in range(40)]
     alone = [network(*request) for request in requests]
@@ -419,7 +421,7 @@ def test_layers_and_weights_run_on_integers_too(graph, weights, draw_inputs, tmp
     file = tmp_path / "dense.onnx"
     if is_stored:
         file.write_bytes(build_onnx(graph, weights))
-    calibration = Calibration(*draw_inputs(graph, 256), 0.1)  # its weights are drawn, and steeper than trained ones
+    calibration = Calibration(*draw_inputs(graph, 256), 0.1)  # drawn weights are steeper than trained weights
 
     network = open_network(graph, weights, "int8", file, calibration=calibration)
 
@@ -431,7 +433,7 @@ def test_layers_and_weights_run_on_integers_too(graph, weights, draw_inputs, tmp
 
 @pytest.mark.usefixtures("needs_ndonnx")
 def test_a_graph_that_mixes_samples_is_refused(document, draw_weights, draw_inputs):
-    """On two samples that are alike PReLU_Dice divides by next to nothing: the error would be eight times as large."""
+    """For two similar samples PReLU_Dice divides by almost 0, and the error would be eight times as large."""
     dice = {"type": "PReLU_Dice", "bottom": "dense", "top": "dice", "prelu_dice_param": {"alpha": 0.2, "eps": 1e-8}}
     graph = parse_graph({"layers": [*document["layers"][:-1], dice, document["layers"][-1]]}, "graph.json")
 
@@ -440,7 +442,7 @@ def test_a_graph_that_mixes_samples_is_refused(document, draw_weights, draw_inpu
 
 
 @pytest.mark.usefixtures("needs_ndonnx")
-def test_without_a_calibration_there_is_no_int8(graph, weights):
+def test_int8_needs_a_calibration(graph, weights):
     with pytest.raises(ValueError, match="the engine int8 needs a calibration"):
         open_network(graph, weights, "int8")
 

@@ -31,7 +31,7 @@ def onnx_file(graph, weights, tmp_path):
 
 
 def dcn_in_pytorch(weights, dense, embedding):
-    """The small DCN as one would write it in PyTorch, in float64; returns probabilities."""
+    """The small DCN written in PyTorch, in float64; returns probabilities."""
     torch = pytest.importorskip("torch")
     w = {key: torch.tensor(array, dtype=torch.float64) for key, array in weights.items()}
     x0 = torch.tensor(np.concatenate([embedding.reshape(len(dense), -1), dense], axis=1), dtype=torch.float64)
@@ -43,7 +43,7 @@ def dcn_in_pytorch(weights, dense, embedding):
 
 
 @pytest.mark.parametrize("samples", [1, 2, 7, 64])
-def test_dcn_predicts_what_pytorch_predicts(graph, weights, draw_inputs, engine, samples):
+def test_dcn_agrees_with_pytorch(graph, weights, draw_inputs, engine, samples):
     dense, embeddings = draw_inputs(graph, samples)
 
     probabilities = open_network(graph, weights, engine)(dense, embeddings)
@@ -53,7 +53,7 @@ def test_dcn_predicts_what_pytorch_predicts(graph, weights, draw_inputs, engine,
     np.testing.assert_allclose(probabilities, dcn_in_pytorch(weights, dense, embeddings[0]), rtol=1e-5)
 
 
-def test_small_probabilities_are_as_exact_as_large_ones(graph, weights, draw_inputs, engine):
+def test_small_probabilities_are_as_exact_as_large_probabilities(graph, weights, draw_inputs, engine):
     dense, embeddings = draw_inputs(graph, 64)
     rare = {**weights, "fc2.bias": np.array([-16], np.float32)}  # ONNX Runtime's own Sigmoid is off by 7 % here
 
@@ -70,18 +70,18 @@ def test_no_samples_give_no_probabilities(graph, weights, draw_inputs, engine):
     assert (probabilities.shape, probabilities.dtype) == ((0, 1), np.float32)
 
 
-def test_a_call_leaves_its_arguments_and_the_weights_as_they_are(graph, weights, draw_inputs, engine):
+def test_a_call_does_not_change_its_arguments_or_the_weights(graph, weights, draw_inputs, engine):
     dense, embeddings = draw_inputs(graph, 5)
     arrays = [dense, *embeddings, *weights.values()]
     before = [array.copy() for array in arrays]
 
     first = open_network(graph, weights, engine)(dense, embeddings)
-    first[:] = 9  # a caller may write into its answer
+    first[:] = 9  # a caller may write into the answer
 
     assert all(np.array_equal(array, copy) for array, copy in zip(arrays, before, strict=True))
 
 
-def test_many_threads_get_the_answers_of_one(graph, weights, draw_inputs, engine):
+def test_many_threads_get_the_answers_of_a_single_thread(graph, weights, draw_inputs, engine):
     network = open_network(graph, weights, engine, threads=2)
     inputs = [draw_inputs(graph, 1 + seed % 9, seed) for seed in range(40)]
     alone = [network(*arguments) for arguments in inputs]
@@ -136,7 +136,7 @@ def test_tables_without_dense_features_and_products_of_three_dimensions(engine, 
     )
 
 
-def test_run_graph_returns_every_tensor_and_takes_other_layers(graph, weights, draw_inputs):
+def test_run_graph_returns_every_tensor_and_accepts_overrides(graph, weights, draw_inputs):
     dense, embeddings = draw_inputs(graph, 3)
     inputs = {"dense": dense, "embedding1": embeddings[0]}
 
@@ -177,17 +177,17 @@ def test_weights_of_another_graph_are_refused(graph, weights, engine):
         open_network(graph, {key: w for key, w in weights.items() if key != "fc1.bias"}, engine)
 
 
-def test_an_engine_nobody_knows_is_refused(graph, weights):
+def test_an_unknown_engine_is_refused(graph, weights):
     with pytest.raises(ValueError, match="expected engine auto, numpy, onnx or int8, got 'torch'"):
         open_network(graph, weights, "torch")
 
 
-def test_no_threads_are_refused(graph, onnx_file):
+def test_zero_threads_are_refused(graph, onnx_file):
     with pytest.raises(ValueError, match="at least 1 thread, got 0"):
         OnnxNetwork(graph, onnx_file.read_bytes(), threads=0)
 
 
-def test_auto_is_onnx_runtime_where_it_is_installed(graph, weights):
+def test_auto_is_onnx_runtime_if_it_is_installed(graph, weights):
     pytest.importorskip("onnxruntime")
     pytest.importorskip("ndonnx")
 
@@ -195,7 +195,7 @@ def test_auto_is_onnx_runtime_where_it_is_installed(graph, weights):
 
 
 @pytest.mark.parametrize("missing", ["onnxruntime", "ndonnx", "spox"])
-def test_auto_is_numpy_where_a_package_is_missing(graph, weights, monkeypatch, missing):
+def test_auto_is_numpy_if_a_package_is_missing(graph, weights, monkeypatch, missing):
     pytest.importorskip("onnxruntime")
     pytest.importorskip("ndonnx")
     monkeypatch.delitem(sys.modules, "serving.dense.tracing", raising=False)
@@ -206,7 +206,9 @@ def test_auto_is_numpy_where_a_package_is_missing(graph, weights, monkeypatch, m
         open_network(graph, weights, "onnx")
 
 
-def test_a_stored_model_needs_no_package_that_builds_one(graph, weights, draw_inputs, onnx_file, monkeypatch):
+def test_a_stored_model_does_not_need_the_packages_that_build_a_model(
+    graph, weights, draw_inputs, onnx_file, monkeypatch
+):
     for package in ("ndonnx", "spox", "onnx"):
         monkeypatch.setitem(sys.modules, package, None)
 
@@ -216,7 +218,7 @@ def test_a_stored_model_needs_no_package_that_builds_one(graph, weights, draw_in
     np.testing.assert_allclose(network(dense, embeddings), NumpyNetwork(graph, weights)(dense, embeddings), rtol=1e-5)
 
 
-def test_a_stored_model_without_onnx_runtime_is_run_by_numpy(graph, weights, onnx_file, monkeypatch):
+def test_numpy_runs_the_network_without_onnx_runtime(graph, weights, onnx_file, monkeypatch):
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
 
     assert open_network(graph, weights, "auto", onnx_file).engine == "numpy"
@@ -224,7 +226,7 @@ def test_a_stored_model_without_onnx_runtime_is_run_by_numpy(graph, weights, onn
         open_network(graph, weights, "onnx", onnx_file)
 
 
-def test_a_stale_model_is_reported_and_built_anew(graph, weights, draw_weights, draw_inputs, onnx_file, caplog):
+def test_a_stale_model_is_reported_and_built_again(graph, weights, draw_weights, draw_inputs, onnx_file, caplog):
     newer = draw_weights(graph, seed=12)
 
     with caplog.at_level(logging.WARNING):
@@ -238,7 +240,7 @@ def test_a_stale_model_is_reported_and_built_anew(graph, weights, draw_weights, 
     np.testing.assert_allclose(network(dense, embeddings), NumpyNetwork(graph, newer)(dense, embeddings), rtol=1e-5)
 
 
-def test_a_stale_model_is_not_used_even_where_none_can_be_built(graph, draw_weights, onnx_file, monkeypatch):
+def test_a_stale_model_is_not_used_even_if_no_model_can_be_built(graph, draw_weights, onnx_file, monkeypatch):
     monkeypatch.setitem(sys.modules, "ndonnx", None)
 
     assert open_network(graph, draw_weights(graph, seed=12), "auto", onnx_file).engine == "numpy"
@@ -252,7 +254,7 @@ def test_a_stale_model_is_not_used_even_where_none_can_be_built(graph, draw_weig
         pytest.param(None, "cannot be read: No such file", id="missing"),
     ],
 )
-def test_a_file_that_is_no_model_is_refused(graph, weights, onnx_file, content, message):
+def test_a_file_that_is_not_a_model_is_refused(graph, weights, onnx_file, content, message):
     onnx_file.unlink()
     if content is not None:
         onnx_file.write_bytes(content)
@@ -268,7 +270,7 @@ def test_a_truncated_model_is_refused(graph, weights, onnx_file):
         OnnxNetwork.from_file(graph, weights, onnx_file)
 
 
-def test_the_digest_tells_graphs_and_weights_apart(document, graph, weights):
+def test_the_digest_differs_between_graphs_and_between_weights(document, graph, weights):
     changed = {**weights, "fc1.bias": weights["fc1.bias"] + 1}
     other = parse_graph({**document, "layers": [*document["layers"][:-1], {**document["layers"][-1]}]}, "copy.json")
     swapped = parse_graph(

@@ -1,4 +1,4 @@
-"""ONNX networks that Hotrow did not make: written here with onnx.helper, run in the place of a graph's layers."""
+"""ONNX networks that Hotrow did not make: written here with onnx.helper, run instead of a graph's layers."""
 
 import json
 import logging
@@ -24,7 +24,7 @@ W_USER, W_ITEM, W_DENSE = (RNG.normal(0, 0.4, shape).astype(np.float32) for shap
 
 
 def inputs_document(dense_dim=3, label_dim=2):
-    """Two tables, user [B, 2, 4] and item [B, 2, 3], and no network."""
+    """A graph with two tables, user [B, 2, 4] and item [B, 2, 3], and no network."""
     return {
         "layers": [
             {
@@ -81,7 +81,7 @@ CONSTANTS = [
 
 @pytest.fixture
 def open_onnx_file(tmp_path):
-    """Write an ONNX file of these parts and open it for the two tables."""
+    """Write an ONNX file from these parts and open it for the two tables."""
 
     def open_(nodes=LOGISTIC, inputs=INPUTS, outputs=OUTPUTS, constants=CONSTANTS, label_dim=2, dense_dim=3):
         model = onnx.helper.make_model(
@@ -119,12 +119,12 @@ def test_inputs_match_by_name_in_any_order_and_tables_may_be_flat(open_onnx_file
 
     assert (network.engine, mixes_samples) == ("onnx", False)
     assert (probabilities.shape, probabilities.dtype) == ((samples, 2), np.float32)
-    # ONNX Runtime approximates the Sigmoid that this file has
+    # ONNX Runtime approximates this file's Sigmoid.
     np.testing.assert_allclose(probabilities, in_float64(dense, embeddings), rtol=1e-3, atol=1e-6)
 
 
 @pytest.mark.parametrize("shape", [[None, None, None], None], ids=["no sizes", "no rank"])
-def test_what_a_file_leaves_open_is_taken_as_right(open_onnx_file, shape):
+def test_open_dimensions_of_a_file_are_accepted(open_onnx_file, shape):
     inputs = [value("item", ["B", 6]), value("dense", ["B", 3]), value("user", shape)]
 
     network, _ = open_onnx_file(inputs=inputs, outputs=[value("clicks", None)])
@@ -155,21 +155,21 @@ def test_dense_features_need_not_be_read_and_need_not_exist(open_onnx_file, capl
     np.testing.assert_allclose(network(dense[:, :0], embeddings), expected, rtol=1e-3)
 
 
-def test_a_table_that_the_network_does_not_read_is_told(open_onnx_file, caplog):
+def test_a_table_that_the_network_does_not_read_is_logged(open_onnx_file, caplog):
     with caplog.at_level(logging.WARNING):
         open_onnx_file([*LOGISTIC[:2], LOGISTIC[3], node("Sum", "a c", "logits"), LOGISTIC[-1]], INPUTS[1:])
 
-    assert "net.onnx: no input reads the table 'item_table', which is looked up in vain" in caplog.text
+    assert "net.onnx: no input reads the table 'item_table', so its lookups have no effect" in caplog.text
 
 
-def test_an_input_that_is_the_output_itself_is_read(open_onnx_file):
+def test_an_input_that_is_also_the_output_counts_as_read(open_onnx_file):
     network, _ = open_onnx_file([], [value("dense", ["B", 2])], [value("dense", ["B", 2])], [], dense_dim=2)
 
     dense, embeddings = draw(4)
     np.testing.assert_array_equal(network(dense[:, :2], embeddings), dense[:, :2])
 
 
-def test_an_input_that_only_the_arms_of_an_if_read_is_read(open_onnx_file):
+def test_an_input_that_only_the_branches_of_an_if_read_counts_as_read(open_onnx_file):
     arms = [
         onnx.helper.make_graph([node(kind, "user_logits", name)], name, [], [value(name, ["B", 2])])
         for kind, name in (("Identity", "same"), ("Neg", "negative"))
@@ -186,20 +186,20 @@ def test_an_input_that_only_the_arms_of_an_if_read_is_read(open_onnx_file):
     assert network.inputs == ("user",)
 
 
-def test_answers_that_are_no_probabilities_are_told(open_onnx_file, caplog):
+def test_answers_that_are_not_probabilities_are_logged(open_onnx_file, caplog):
     with caplog.at_level(logging.WARNING):
         open_onnx_file([*LOGISTIC[:4], node("Sum", "a b c", "logits"), node("Exp", "logits", "clicks")])
 
-    assert "are no probabilities; does a sigmoid lack at its end?" in caplog.text
+    assert "are not probabilities; is a sigmoid missing at its end?" in caplog.text
 
 
-def test_answers_that_are_no_numbers_are_told(open_onnx_file, caplog):
+def test_answers_that_are_not_finite_are_logged(open_onnx_file, caplog):
     weights = replaced(CONSTANTS, "w_item", constant("w_item", np.full_like(W_ITEM, np.nan)))
 
     with caplog.at_level(logging.WARNING):
         open_onnx_file(constants=weights)
 
-    assert "answers such as [nan, nan] are no numbers; has it weights that are NaN or infinite?" in caplog.text
+    assert "answers such as [nan, nan] are not finite; does it have weights that are NaN or infinite?" in caplog.text
 
 
 MIXING = [
@@ -211,7 +211,7 @@ MIXING = [
 ]
 
 
-def test_a_network_that_mixes_samples_is_told_apart(open_onnx_file, caplog):
+def test_a_network_that_mixes_samples_is_recognised(open_onnx_file, caplog):
     with caplog.at_level(logging.WARNING):
         _, mixes_samples = open_onnx_file(MIXING, constants=[*CONSTANTS, constant("zero", [0])])
 
@@ -219,8 +219,8 @@ def test_a_network_that_mixes_samples_is_told_apart(open_onnx_file, caplog):
     assert "the answer to a sample depends on the other samples" in caplog.text
 
 
-def test_small_answers_that_mix_samples_are_told_apart_too(open_onnx_file):
-    """As of ads: a quarter more of 0.0003 is less than a thousandth."""
+def test_a_network_that_mixes_samples_is_recognised_by_small_answers_too(open_onnx_file):
+    """Answers are small, as for ads: a quarter of 0.0003 is less than a thousandth."""
     nodes = [*MIXING[:-2], node("Sub", "raw mean", "d"), node("Sub", "d eleven", "logits"), MIXING[-1]]
 
     network, mixes_samples = open_onnx_file(
@@ -239,7 +239,7 @@ def test_a_network_that_mixes_samples_is_not_run_on_integers(tmp_path, open_onnx
         open_dense(tmp_path / "graph.json", tmp_path / "net.onnx", None, "int8", 1, Calibration(*draw(64)))
 
 
-def test_many_threads_get_the_answers_of_one(open_onnx_file):
+def test_many_threads_get_the_answers_of_a_single_thread(open_onnx_file):
     network, _ = open_onnx_file()
     requests = [draw(1 + seed % 9, seed) for seed in range(40)]
     alone = [network(*request) for request in requests]
@@ -374,7 +374,7 @@ def test_a_network_that_does_not_fit_the_inputs_is_refused(open_onnx_file, chang
     assert "\n" not in str(caught.value)
 
 
-def test_values_that_the_network_cannot_work_on_are_the_requests_fault(open_onnx_file):
+def test_values_that_the_network_cannot_process_are_a_request_error(open_onnx_file):
     nodes = [
         node("Gather", "dense zero", "first", axis=1),
         node("Cast", "first", "index", to=INT64),
@@ -394,7 +394,7 @@ def test_values_that_the_network_cannot_work_on_are_the_requests_fault(open_onnx
 
 @pytest.fixture
 def files(tmp_path, open_onnx_file):
-    """Give a graph file without a network, and the network beside it."""
+    """Write a graph file without a network, and the network next to it."""
     open_onnx_file()
     (tmp_path / "graph.json").write_text(json.dumps(inputs_document()))
     return tmp_path / "graph.json", tmp_path / "net.onnx", None
@@ -413,7 +413,7 @@ def test_numpy_cannot_run_it(files):
         open_dense(*files, "numpy")
 
 
-def test_an_engine_nobody_knows_is_refused(files):
+def test_an_unknown_engine_is_refused(files):
     with pytest.raises(ValueError, match="expected engine auto, numpy, onnx or int8, got 'torch'"):
         open_dense(*files, "torch")
 
@@ -434,7 +434,7 @@ def test_without_onnx_runtime_the_extra_is_named(files, engine, monkeypatch):
         pytest.param(b"not a model", "ONNX Runtime cannot open it", id="text"),
     ],
 )
-def test_a_file_that_is_no_network_is_refused(files, content, message):
+def test_a_file_that_is_not_a_network_is_refused(files, content, message):
     files[1].unlink()
     if content is not None:
         files[1].write_bytes(content)
@@ -443,7 +443,7 @@ def test_a_file_that_is_no_network_is_refused(files, content, message):
         open_dense(*files)
 
 
-def test_weights_in_a_file_beside_the_network_are_found(files):
+def test_weights_in_a_file_next_to_the_network_are_found(files):
     model = onnx.load(files[1])
     onnx.save(model, files[1], save_as_external_data=True, location="net.weights", size_threshold=80)
     assert (files[1].parent / "net.weights").exists()

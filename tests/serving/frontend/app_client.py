@@ -1,4 +1,4 @@
-"""A client of an application, without a network between."""
+"""A client that calls an application directly, without a network."""
 
 import asyncio
 
@@ -6,7 +6,7 @@ import httpx
 
 
 class Client:
-    """Sends one request after the other to an application."""
+    """Sends requests to an application one by one."""
 
     def __init__(self, app):
         self.app = app

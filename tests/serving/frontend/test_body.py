@@ -118,7 +118,7 @@ def test_deflate_has_no_second_member():
 
 @given(stream=st.binary(max_size=60), encoding=st.sampled_from([b"gzip", b"deflate"]))
 @settings(deadline=None, max_examples=60)
-def test_random_bytes_are_no_compressed_stream(stream, encoding):
+def test_random_bytes_are_not_a_compressed_stream(stream, encoding):
     with pytest.raises(RequestError):
         read([stream], {b"content-encoding": encoding})
 
@@ -135,19 +135,19 @@ def test_the_encodings_name_is_read_as_http_says(encoding):
     assert read([body], {b"content-encoding": encoding}) == b"z"
 
 
-def test_a_body_cut_short_is_refused_with_how_much_came():
+def test_a_body_cut_short_is_refused_with_the_size_that_arrived():
     with pytest.raises(RequestError, match="cut short after 3 of 90 bytes"):
         read([b"abc"], {b"content-length": b"90"})
 
 
 @pytest.mark.parametrize("chunks", [[None], [b"a", None]])
-def test_a_client_that_goes_away_leaves_nothing_to_answer(chunks):
+def test_a_client_that_goes_away_gets_no_answer(chunks):
     with pytest.raises(ClientDisconnectedError):
         read([*chunks, b""] if len(chunks) == 1 else [b"a", None, b""])
 
 
 @pytest.mark.parametrize("sent", [[], [b"a"]], ids=["never begins", "never ends"])
-def test_a_body_that_does_not_come_is_given_up(sent):
+def test_a_body_that_does_not_arrive_is_given_up(sent):
     chunks = list(sent)
 
     async def receive():
@@ -165,19 +165,19 @@ def test_a_body_that_does_not_come_is_given_up(sent):
 
 
 class TestArriving:
-    """Limits of 2 requests of 100 bytes: bodies that are arriving may hold 200 bytes together."""
+    """Limits of 2 requests of 100 bytes: arriving bodies may hold 200 bytes together."""
 
     limits = Limits(max_body_bytes=100, max_inflight=2)
 
     def read_all(self, *bodies):
-        """Read bodies at the same time, each a list of chunks, in turns; the outcome of each."""
+        """Read bodies, each a list of chunks, at the same time; return the outcome of each."""
         arriving = Arriving(self.limits)
 
         async def read_one(chunks):
             left = list(chunks)
 
             async def receive():
-                await asyncio.sleep(0)  # the others' turn
+                await asyncio.sleep(0)  # let the others run
                 chunk = left.pop(0)
                 if chunk is None:
                     return {"type": "http.disconnect"}
@@ -195,13 +195,13 @@ class TestArriving:
 
         assert (len(first), len(second)) == (100, 100)
 
-    def test_one_more_is_told_to_come_back(self):
+    def test_a_further_body_is_refused_as_overload(self):
         outcomes, _ = self.read_all(*[[b"a" * 90, b"b"]] * 2, [b"c" * 90, b"d"])
 
         assert [type(outcome) for outcome in outcomes] == [bytes, bytes, OverloadedError]
-        assert str(outcomes[2]) == "200 bytes of bodies are arriving, the server takes no more at a time"
+        assert str(outcomes[2]) == "200 bytes of bodies are arriving, the server accepts no more at a time"
 
-    def test_clients_that_have_sent_nothing_yet_take_no_room(self):
+    def test_clients_that_have_sent_nothing_yet_use_no_capacity(self):
         outcomes, _ = self.read_all(*[[b"", b"", b""]] * 9, [b"a" * 90, b"b"])
 
         assert outcomes == [b""] * 9 + [b"a" * 90 + b"b"]
@@ -211,7 +211,7 @@ class TestArriving:
         [[b"a" * 60, b"b"], [b"a" * 60, None], [b"a" * 60, b"b" * 60, b"never read"], [b"a" * 201, b"b"]],
         ids=["there", "the client goes away", "too large", "no room"],
     )
-    def test_a_body_gives_its_room_back_however_it_ends(self, ends):
+    def test_a_body_frees_its_capacity_however_it_ends(self, ends):
         _, arriving = self.read_all(ends)
 
         arriving.take(200)

@@ -1,4 +1,4 @@
-"""One connection, against what no client library would send."""
+"""One connection that gets input no client library would send."""
 
 import asyncio
 import json
@@ -18,7 +18,7 @@ from serving.metrics import RequestMetrics
 
 
 class Recorder:
-    """A transport that remembers what is done to it."""
+    """A transport that records its calls."""
 
     def __init__(self):
         self.done = []
@@ -34,7 +34,7 @@ class Recorder:
 
 
 def in_one_loop(act):
-    """Run ``act(transport)`` and what it scheduled; what was done to the transport beneath."""
+    """Run ``act(transport)`` and everything it scheduled; return the calls to the underlying transport."""
 
     async def run():
         recorder = Recorder()
@@ -72,7 +72,7 @@ def test_nothing_is_written_to_a_connection_that_is_lost():
 
 
 async def echo(scope, receive, send):
-    """An application that answers with the path and the body's size, once the whole body is there."""
+    """An application that reads the whole body, then answers with the path and the body's size."""
     size, more_body = 0, True
     while more_body:
         message = await receive()
@@ -104,7 +104,7 @@ def served(client):
 
 
 class Received(asyncio.Protocol):
-    """What a client receives until the server closes, also where it does so while the client still sends."""
+    """Collects what a client receives until the server closes, even while the client still sends."""
 
     def __init__(self):
         self.parts = []
@@ -118,7 +118,7 @@ class Received(asyncio.Protocol):
 
 
 def answers(*pieces, end=False):
-    """Send ``pieces`` one after the other, close our side if ``end``; all that comes until the server closes."""
+    """Send ``pieces`` in order, close our side if ``end``, and return everything received until the server closes."""
 
     async def client(address):
         received = Received()
@@ -133,7 +133,7 @@ def answers(*pieces, end=False):
 
 
 def head_of(size, lines=1):
-    """A request whose first line and headers count ``size`` bytes, in so many headers."""
+    """A request whose first line and headers have ``size`` bytes, in ``lines`` headers."""
     sizes = [(size - 1) // lines] * (lines - 1)
     sizes.append(size - 1 - sum(sizes))
     return b"GET / HTTP/1.1\r\n" + b"".join(b"%s: %s\r\n" % (b"n" * 8, b"v" * (one - 8)) for one in sizes) + b"\r\n"
@@ -219,10 +219,10 @@ def test_a_body_of_any_number_of_chunks_is_answered():
         pytest.param([b"0\r\n" + b"a: b\r\n" * 20_000] + [b"a: b\r\n" * 20_000] * 9, id="many trailers"),
     ],
 )
-def test_what_a_body_brings_besides_its_bytes_is_bounded(rest):
+def test_chunk_extensions_and_trailers_are_bounded(rest):
     answer = answers(b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n", *rest)
 
-    assert b"connection: close" in answer  # and it came, though the body never ends
+    assert b"connection: close" in answer  # the answer arrives although the body never ends
 
 
 @pytest.mark.parametrize("protocol", [b"websocket", b"h2c"])

@@ -1,4 +1,4 @@
-"""What clients see while the disk under RocksDB hangs."""
+"""Answers that clients get while the disk under RocksDB hangs."""
 
 import asyncio
 import threading
@@ -36,7 +36,7 @@ def disk(monkeypatch):
 
 @pytest.fixture
 def ask_all(tmp_path, disk):
-    """Ask for many samples' probabilities at once; returns the responses."""
+    """Send requests for many samples at once; return the responses."""
     TinyModel().write(tmp_path)
     tiers = {
         "volatile_db": {"type": "hash_map", "capacity_rows_per_table": {"tiny.user": 100, "tiny.item": 1000}},
@@ -65,14 +65,14 @@ def assert_right(response, keys):
 
 
 def until_answered(ask_all, keys):
-    """Ask until the tiers are in time; returns the response."""
+    """Repeat a request until the tiers answer in time; return the response."""
     end = time.monotonic() + WAIT_S
     while (response := ask_all([keys])[0]).status_code == 503:
         assert time.monotonic() < end
     return response
 
 
-def test_hot_keys_are_answered_and_others_are_told_to_come_again_until_the_disk_is_back(ask_all, disk):
+def test_hot_keys_are_answered_and_other_keys_get_503_until_the_disk_is_back(ask_all, disk):
     for keys in (HOT, COLD):
         assert_right(until_answered(ask_all, keys), keys)
 

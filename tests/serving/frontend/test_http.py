@@ -1,4 +1,4 @@
-"""The application by itself: what clients see when something behind it fails."""
+"""The application without a server: answers that clients get when something behind it fails."""
 
 import asyncio
 import gzip
@@ -62,13 +62,13 @@ def all_errors(base=HotrowError):
 
 
 @pytest.mark.parametrize("kind", all_errors(), ids=lambda kind: kind.__name__)
-def test_every_error_has_a_code_that_says_whose_fault_it_is(kind):
+def test_every_error_has_a_code_that_tells_client_faults_from_server_faults(kind):
     code = http_code(kind.__new__(kind))
 
     assert (code < 500) == issubclass(kind, errors.RequestError | ReservedKeyError)
 
 
-def test_no_entry_of_the_table_is_hidden_by_a_nearer_one():
+def test_no_entry_of_the_table_is_shadowed_by_a_nearer_class():
     assert all(http_code(kind.__new__(kind)) == code for kind, code in HTTP_CODES.items())
 
 
@@ -85,7 +85,7 @@ def test_a_bug_is_a_500_without_a_traceback_for_the_client_and_one_in_the_log(as
 
 
 @pytest.mark.parametrize(("path", "body"), ROUTES)
-def test_a_tier_that_is_down_is_a_503_that_says_when_to_come_back(ask, failing, caplog, path, body):
+def test_a_tier_that_is_down_is_a_503_with_a_retry_time(ask, failing, caplog, path, body):
     failing(errors.StoreError("rocksdb", "tiny.user", "no answer"))
 
     with caplog.at_level(logging.ERROR):
@@ -119,8 +119,8 @@ def test_a_body_beyond_the_limit_is_counted_and_refused(ask, path, body):
 @pytest.mark.parametrize(("path", "body"), ROUTES)
 @pytest.mark.parametrize(("encoding", "is_inline"), [("identity", True), ("gzip", False)])
 def test_a_compressed_body_never_runs_on_the_event_loop(repository, ask, monkeypatch, path, body, encoding, is_inline):
-    """Its length tells nothing of how long it takes."""
-    monkeypatch.setattr("serving.frontend.runner.INLINE_S", math.inf)  # every request is short, save the first
+    """The length of a compressed body does not tell how long the request takes."""
+    monkeypatch.setattr("serving.frontend.runner.INLINE_S", math.inf)  # every request counts as short, except the first
     session, threads = repository.session("tiny"), []
     predict_batch = session.predict_batch
 
@@ -138,7 +138,7 @@ def test_a_compressed_body_never_runs_on_the_event_loop(repository, ask, monkeyp
     assert (threading.get_ident() in threads) == is_inline
 
 
-def test_a_request_beyond_max_inflight_is_told_to_come_back(repository, monkeypatch):
+def test_a_request_beyond_max_inflight_gets_503(repository, monkeypatch):
     app = create_app(repository, Settings(threads=1, limits=Limits(max_inflight=2)))
     session, release = repository.session("tiny"), threading.Event()
     predict_batch = session.predict_batch
@@ -164,7 +164,7 @@ def test_a_request_beyond_max_inflight_is_told_to_come_back(repository, monkeypa
     assert sorted(codes) == [200, 200, 503]
 
 
-def test_a_metrics_page_that_waits_for_a_gpu_holds_up_nobody(repository, monkeypatch):
+def test_a_metrics_page_that_waits_for_a_gpu_delays_no_request(repository, monkeypatch):
     is_asked, live_is_answered = threading.Event(), threading.Event()
 
     def waiting_readings():
@@ -193,7 +193,7 @@ def test_a_server_without_models_is_live_but_not_ready(tmp_path):
     assert [client.get(f"/v2/health/{what}").status_code for what in ("live", "ready")] == [200, 503]
 
 
-def test_two_applications_count_apart(repository, ask):
+def test_two_applications_have_separate_counters(repository, ask):
     ask("POST", "/predict/tiny", json=SAMPLES)
 
     assert "hotrow_requests_total{" not in Client(create_app(repository)).get("/metrics").text
@@ -207,7 +207,7 @@ def test_the_openapi_document_describes_every_route_for_people(ask):
     assert responses["200"]["content"]["application/json"]["schema"]["example"]["predictions"] == [[0.731]]
 
 
-def test_the_openapi_document_tells_how_the_tensors_of_several_tables_are_laid_out(ask):
+def test_the_openapi_document_describes_the_tensors_of_several_tables(ask):
     description = ask("GET", "/openapi.json").json()["info"]["description"]
 
     assert all(f"`{name}`" in description for name in ("DES", "CATCOLUMN", "ROWINDEX"))

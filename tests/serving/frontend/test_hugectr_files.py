@@ -1,4 +1,4 @@
-"""HugeCTR's own configuration files over HTTP: no repository of ours around them."""
+"""HugeCTR's own configuration files over HTTP, without a model repository."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ from tests.serving.ps_files import listed, write_ps
 
 @pytest.fixture
 def served():
-    """Serve a path, without a server or a socket; returns what asks it."""
+    """Serve a path without a server or a socket; return a client function."""
     opened = []
 
     def serve(path):
@@ -26,13 +26,13 @@ def served():
 
 
 def ps_json(folder, versions, **tiers):
-    """A ps.json in ``folder``, a new one, that lists versions by the names they are to have."""
+    """Write a ps.json into the new folder ``folder``; it lists ``versions`` by model name."""
     folder.mkdir()
     return write_ps(folder, [listed(place / "graph.json", name) for name, place in versions.items()], **tiers)
 
 
 def assert_answers(ask, name, version, model):
-    """Every way in answers as the oracle does, and says this version."""
+    """Every route answers as the oracle does, with this version."""
     dense, bags = model.sample_requests(4, seed=2)
     expected = model.probabilities(dense, bags)
     samples = [{"dense": list(map(float, row)), "keys": bag} for row, bag in zip(dense, bags, strict=True)]

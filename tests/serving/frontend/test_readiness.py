@@ -1,4 +1,4 @@
-"""Readiness while tiers fail: what a load balancer is told, and when it is told otherwise."""
+"""Readiness while tiers fail: the answers that a load balancer gets, and when they change."""
 
 import time
 
@@ -20,7 +20,7 @@ DEADLINE_S = 20
 
 @pytest.fixture
 def disk(monkeypatch):
-    """RocksDB's tables that cannot be read."""
+    """The RocksDB tables that cannot be read."""
     broken, fetch = set(), RocksDbStore.fetch
 
     def fetch_unless_broken(store, table, keys, out):
@@ -34,7 +34,7 @@ def disk(monkeypatch):
 
 @pytest.fixture
 def clients(tmp_path):
-    """Make a client of a server of the model "tiny", and of others where ``names`` says so, in given tiers."""
+    """Make a client of a server with the models ``names`` in the given tiers."""
     opened = []
 
     def open_client(volatile, names=("tiny",)):
@@ -57,13 +57,13 @@ def codes(client):
 
 
 def wait_until_ready(client):
-    """Ask as a load balancer does, without a request for the model."""
+    """Ask for readiness only, as a load balancer does, without predict requests."""
     end = time.monotonic() + DEADLINE_S
     while codes(client) != [200, 200]:
         assert time.monotonic() < end
 
 
-def test_a_model_of_which_no_tier_answers_is_not_ready_until_one_does(clients, disk):
+def test_a_model_is_not_ready_until_one_of_its_tiers_answers(clients, disk):
     client = clients({"type": "disabled"})
     assert codes(client) == [200, 200]
 
@@ -108,7 +108,7 @@ def test_the_server_is_not_ready_while_one_of_its_models_is_not(clients, disk):
     assert client.get("/v2/models/other/ready").status_code == 503
 
 
-def test_a_model_that_is_not_there_is_neither_ready_nor_unready(clients):
+def test_a_missing_model_is_neither_ready_nor_unready(clients):
     assert clients({"type": "disabled"}).get("/v2/models/absent/ready").status_code == 404
 
 

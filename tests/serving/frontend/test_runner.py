@@ -27,21 +27,21 @@ def test_the_first_request_of_a_kind_goes_to_the_pool_and_short_ones_then_stay_o
     assert run(runner, threading.get_ident) == threading.get_ident()
 
 
-def test_what_is_short_is_learnt_per_model_and_size(runner):
+def test_short_requests_are_learnt_per_model_and_size(runner):
     run(runner, threading.get_ident)
 
     assert run(runner, threading.get_ident, model="other") != threading.get_ident()
     assert run(runner, threading.get_ident, body_bytes=100_000) != threading.get_ident()
 
 
-def test_what_must_not_run_on_the_event_loop_never_does(runner):
+def test_pooled_work_never_runs_on_the_event_loop(runner):
     threads = {asyncio.run(runner.run_pooled(threading.get_ident)) for _ in range(9)}
 
     assert threading.get_ident() not in threads
 
 
 def clock_of(monkeypatch, clock, seconds):
-    """Make ``perf_counter`` or ``thread_time`` say that whatever runs takes ``seconds``."""
+    """Make ``perf_counter`` or ``thread_time`` report ``seconds`` for any work."""
     ticks = itertools.cycle([0.0, seconds])
     monkeypatch.setattr(runner_module, clock, lambda: next(ticks))
 
@@ -64,13 +64,11 @@ def test_one_hiccup_of_a_few_milliseconds_does_not_drive_short_requests_off_the_
 
 
 @pytest.mark.parametrize(("processor_s", "comes_back"), [(0.0001, True), (0.01, False)])
-def test_whether_slow_requests_have_become_short_is_looked_at_now_and_then(
-    runner, monkeypatch, processor_s, comes_back
-):
+def test_slow_requests_are_measured_again_now_and_then(runner, monkeypatch, processor_s, comes_back):
     run(runner, threading.get_ident)
     clock_of(monkeypatch, "perf_counter", 1.0)
     clock_of(monkeypatch, "thread_time", processor_s)
-    run(runner, threading.get_ident)  # from here on in the pool
+    run(runner, threading.get_ident)  # runs in the pool from now on
 
     inline = [run(runner, threading.get_ident) == threading.get_ident() for _ in range(101)]
 
@@ -108,7 +106,7 @@ def refuse():
 
 
 @pytest.mark.parametrize("earlier_requests", [0, 1])
-def test_an_error_comes_back_from_wherever_it_ran(runner, earlier_requests):
+def test_an_error_is_raised_from_the_loop_and_from_the_pool(runner, earlier_requests):
     for _ in range(earlier_requests):
         run(runner, lambda: None)
 

@@ -1,4 +1,4 @@
-"""The parts of running a server that need no server."""
+"""Parts of the server that can be tested without a running server."""
 
 import asyncio
 import socket
@@ -12,7 +12,7 @@ from serving.frontend.server import Server, listen, url_of
 from serving.metrics import RequestMetrics
 
 
-def test_a_free_port_is_taken_and_told():
+def test_a_free_port_is_taken_and_reported():
     with listen("127.0.0.1", 0) as listener:
         with socket.create_connection(listener.getsockname()):
             pass
@@ -29,7 +29,7 @@ def test_an_address_that_cannot_be_listened_on_is_refused(host, port, expected):
 
 
 def stop_while_in_hand(app, request):
-    """Serve ``app``, send ``request``, tell the server to stop once the app has it; what the client received."""
+    """Serve ``app``, send ``request``, stop the server once the app has it; return what the client received."""
 
     async def run():
         in_hand = asyncio.Event()

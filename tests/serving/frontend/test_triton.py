@@ -38,7 +38,7 @@ class InferenceResponse:
 
 @pytest.fixture(autouse=True)
 def _triton(monkeypatch):
-    """Triton's module, as far as the class uses it. A request is a dict of arrays."""
+    """The part of Triton's module that the class uses; a request is a dict of arrays."""
     module = ModuleType("triton_python_backend_utils")
     module.Tensor, module.TritonError, module.InferenceResponse = Tensor, TritonError, InferenceResponse
     module.get_input_tensor_by_name = lambda request, name: Tensor(name, request[name]) if name in request else None
@@ -109,7 +109,7 @@ def test_a_tier_that_is_down_is_unavailable(tmp_path, opened, monkeypatch):
     assert response.error.message == "rocksdb: table 'tiny.user': no answer"
 
 
-def test_dense_features_may_be_missing_where_the_model_has_none(tmp_path, opened):
+def test_dense_features_may_be_missing_if_the_model_has_none(tmp_path, opened):
     tiny = TinyModel(dense_dim=0)
     tensors, expected = request(tiny)
     del tensors["DES"]
@@ -130,7 +130,7 @@ def test_the_version_that_triton_names_is_opened(tmp_path, opened):
     np.testing.assert_allclose(response.output_tensors[0].as_numpy(), expected, atol=2e-6)
 
 
-def test_a_version_that_is_not_there_is_refused(tmp_path, opened):
+def test_a_missing_version_is_refused(tmp_path, opened):
     directory = TinyModel().write(tmp_path)
 
     with pytest.raises(ConfigError, match="tiny/3: no such version directory"):
@@ -145,8 +145,8 @@ def test_a_broken_version_is_refused(tmp_path, opened):
         opened(directory)
 
 
-def test_inside_triton_no_web_framework_is_needed():
-    """Triton's own Python has NumPy and pydantic, and what model.py imports is all the rest it needs."""
+def test_triton_needs_no_web_framework():
+    """NumPy and pydantic in Triton's own Python are enough to import model.py."""
     absent = ["fastapi", "starlette", "uvicorn", "orjson", "prometheus_client", "rocksdict", "hiredis", "torch"]
     program = f"import sys; sys.modules.update(dict.fromkeys({absent})); import serving.frontend.triton"
 
@@ -155,7 +155,7 @@ def test_inside_triton_no_web_framework_is_needed():
     assert done.returncode == 0, done.stderr
 
 
-def test_the_ps_json_next_to_the_models_says_where_rows_lie(tmp_path, opened):
+def test_rows_are_in_the_tiers_of_the_ps_json_next_to_the_models(tmp_path, opened):
     tiny = TinyModel()
     directory = tiny.write(tmp_path)
     write_ps(tmp_path, volatile_db={"type": "snapshot", "path": "made"})

@@ -1,4 +1,4 @@
-"""A model with caches on a device that goes while clients ask for it."""
+"""A model with caches on a device is unloaded while clients send requests."""
 
 import asyncio
 import json

@@ -198,7 +198,7 @@ def test_an_unknown_number_type_is_refused(sketch, tmp_path):
 def test_a_network_too_large_for_one_file_is_refused(network, monkeypatch):
     monkeypatch.setattr("serving.dense.onnx_file._LARGEST_BYTES", 100)
 
-    with pytest.raises(ModelFileError, match=r"dense\.onnx: it has \d+ bytes, and 100 are the most of an ONNX file"):
+    with pytest.raises(ModelFileError, match=r"dense\.onnx: it has \d+ bytes; the limit of an ONNX file is 100"):
         read_network(network).content()
 
 

@@ -17,7 +17,7 @@ UNKNOWN_KEYS = [-7, 10**15]
 
 @dataclass(frozen=True)
 class Sketch:
-    """One table to be written."""
+    """A table to write."""
 
     dim: int
     rows: int = 60
@@ -35,7 +35,7 @@ THREE_TABLES = (
 
 
 def write_model(folder, sketches=THREE_TABLES, name="m", **gpu_cache):
-    """Write a model's tables; keys are 0, 3, 6, ...; returns its configuration."""
+    """Write a model's tables with the keys 0, 3, 6, ...; return the model's configuration."""
     folder.mkdir(exist_ok=True)
     rng = np.random.default_rng(11)
     tables = []
@@ -69,13 +69,13 @@ def write_model(folder, sketches=THREE_TABLES, name="m", **gpu_cache):
 
 
 def with_cache(config, **changes):
-    """The configuration with other settings of its caches."""
+    """Return the configuration with other cache settings."""
     return config.model_copy(update={"gpu_cache": config.gpu_cache.model_copy(update=changes)})
 
 
 @contextmanager
 def served(config, *stores):
-    """A parameter server that holds the model, in RAM unless other stores are given."""
+    """Open a parameter server that holds the model, in RAM by default."""
     with ParameterServer(stores or [MemoryStore()]) as server:
         server.load_model(config)
         yield server
@@ -83,7 +83,7 @@ def served(config, *stores):
 
 @contextmanager
 def cached(server, config, device):
-    """The model's caches."""
+    """Open the model's caches."""
     lookup = CachedLookup(server, config, device)
     try:
         yield lookup
@@ -92,7 +92,7 @@ def cached(server, config, device):
 
 
 def request(config, rng, samples=5, longest=4, unknown_ratio=0.1, hottest=None):
-    """Draw a batch; ``hottest``: of each table only the first so many keys are asked for."""
+    """Draw a batch; ``hottest`` limits it to the first ``hottest`` keys of each table."""
     tables = []
     for table in config.tables:
         rows = table.max_keys_per_sample or _rows(table)
@@ -110,7 +110,7 @@ def _rows(table):
 
 
 def same(answer, expected):
-    """Whether two answers are the same, to the bit."""
+    """Whether two answers are equal to the bit."""
     return answer.defaulted_keys == expected.defaulted_keys and all(
         one.tobytes() == other.tobytes() and one.shape == other.shape
         for one, other in zip(answer.embeddings, expected.embeddings, strict=True)

@@ -1,4 +1,4 @@
-"""Where the configuration says so, an answer does not wait for rows that are missing."""
+"""In the asynchronous mode a request does not wait for missing rows."""
 
 import threading
 
@@ -20,11 +20,11 @@ def folder(tmp_path_factory):
 
 @pytest.fixture
 def config(folder):
-    """A function that gives the model's configuration with another threshold."""
+    """Return a function that gives the model's configuration with another threshold."""
     return lambda threshold: write_model(folder, TWO_TABLES, mode="asynchronous", hit_rate_threshold=threshold)
 
 
-def test_missing_rows_count_as_defaults_now_and_are_there_later(device, config):
+def test_missing_rows_count_as_defaults_and_are_inserted_later(device, config):
     config = config(0.0)
     keys = np.array([0, 3, 3, 777], dtype=np.int64)
     batch = first_table(config, keys)
@@ -35,7 +35,7 @@ def test_missing_rows_count_as_defaults_now_and_are_there_later(device, config):
         assert lookup.wait_for_insertions(30)
         held_later = held(lookup)
         later = lookup.lookup_pooled(batch)
-        assert counted(lookup, "late_keys") == [5]  # three and the unknown one, and that again
+        assert counted(lookup, "late_keys") == [5]  # three keys and the unknown key, then the unknown key again
         assert counted(lookup, "dropped_insertions") == [0]
 
     assert early.embeddings[0].tolist() == [[[2.0] * 4]]
@@ -45,7 +45,7 @@ def test_missing_rows_count_as_defaults_now_and_are_there_later(device, config):
     assert later.defaulted_keys == 1
 
 
-def test_below_the_threshold_an_answer_waits_and_at_it_it_does_not(device, config):
+def test_a_request_waits_below_the_threshold_and_not_at_it(device, config):
     config = config(0.5)
 
     with served(config) as server, cached(server, config, device) as lookup:
@@ -56,7 +56,7 @@ def test_below_the_threshold_an_answer_waits_and_at_it_it_does_not(device, confi
             answers.append((lookup.lookup_pooled(batch).defaulted_keys, exact.defaulted_keys))
             assert lookup.wait_for_insertions(30)
 
-    # 0 of 3 found, then 2 of 3, then 2 of 4, then 2 of 5.
+    # The hit rates are 0 of 3, then 2 of 3, then 2 of 4, then 2 of 5.
     assert answers == [(0, 0), (1, 0), (2, 0), (0, 0)]
 
 
@@ -114,7 +114,7 @@ def test_a_row_that_changes_while_it_waits_to_be_inserted_is_not_stale(device, c
         assert held(lookup) == set()
 
 
-def test_an_outage_fails_no_request_and_its_rows_come_when_it_is_over(device, config, caplog):
+def test_an_outage_fails_no_request_and_the_rows_are_inserted_after_it(device, config, caplog):
     config, store = config(0.0), DictStore()
     batch = first_table(config, np.array([0, 3], dtype=np.int64))
 
@@ -139,7 +139,7 @@ def test_an_outage_fails_no_request_and_its_rows_come_when_it_is_over(device, co
         ({"mode": "exact", "size_ratio": 1.0}, False),
     ],
 )
-def test_a_cache_as_large_as_its_table_is_said_to_lack_keys_where_answers_do_not_wait(
+def test_a_full_size_cache_that_drops_keys_is_logged_in_the_asynchronous_mode(
     device, tmp_path, caplog, said, is_warned
 ):
     config = write_model(tmp_path, TWO_TABLES, **said)
@@ -149,4 +149,4 @@ def test_a_cache_as_large_as_its_table_is_said_to_lack_keys_where_answers_do_not
 
     warned = [one.getMessage() for one in caplog.records if "gpucacheper 1" in one.getMessage()]
     assert len(warned) == is_warned
-    assert all("model 'm': " in line and "some 10 % of a table's keys" in line for line in warned)
+    assert all("model 'm': " in line and "about 10 % of a table's keys" in line for line in warned)

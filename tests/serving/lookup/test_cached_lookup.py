@@ -1,4 +1,4 @@
-"""A lookup through caches answers what the tiers answer, to the bit."""
+"""A lookup through caches gives the same answers as the tiers, to the bit."""
 
 import threading
 
@@ -28,7 +28,7 @@ def server(config):
 
 
 @pytest.mark.parametrize("kind", ["dynamic", "static", "uvm"])
-def test_an_answer_is_that_of_the_tiers(device, server, config, kind):
+def test_caches_answer_what_the_tiers_answer(device, server, config, kind):
     rng = np.random.default_rng(1)
 
     with cached(server, with_cache(config, kind=kind), device) as lookup:
@@ -50,7 +50,7 @@ def test_an_answer_is_that_of_the_tiers(device, server, config, kind):
     is_backed=st.booleans(),
     schedule=st.integers(0, 3),
 )
-def test_any_mix_of_hits_misses_and_unknown_keys_is_answered_as_the_tiers_do(
+def test_any_mix_of_hits_misses_and_unknown_keys_gets_the_answers_of_the_tiers(
     device,
     config,
     servers,
@@ -79,12 +79,12 @@ def test_any_mix_of_hits_misses_and_unknown_keys_is_answered_as_the_tiers_do(
 
 @pytest.fixture(scope="module")
 def servers(config):
-    """By whether there is a slower tier: RAM alone, and little RAM in front of a durable tier."""
+    """Two servers: RAM alone, and a small RAM tier in front of a durable tier."""
     with served(config) as memory, served(config, MemoryStore(capacity_rows=64), DurableDictStore()) as both:
         yield {False: memory, True: both}
 
 
-def test_rows_of_all_forms_are_those_of_the_tiers(device, tmp_path):
+def test_rows_of_every_dtype_equal_the_rows_of_the_tiers(device, tmp_path):
     sketches = [Sketch(4, row_dtype=row_dtype) for row_dtype in ("fp16", "bf16", "int8", "uint8")]
     config = write_model(tmp_path, sketches)
     rng = np.random.default_rng(2)
@@ -98,12 +98,12 @@ def test_rows_of_all_forms_are_those_of_the_tiers(device, tmp_path):
 
 
 def counted(lookup, what):
-    """What the caches counted, by table."""
+    """Return the caches' counter ``what`` by table."""
     return [reading.value for reading in lookup.readings() if reading.name == f"hotrow_gpu_cache_{what}"]
 
 
 def held(lookup, place=0):
-    """The keys that the cache of a table holds."""
+    """Return the keys that a table's cache holds."""
     return set(lookup._caches[place].cache.dump()[0].tolist())
 
 
@@ -131,7 +131,7 @@ def test_an_unknown_key_is_never_in_a_cache(device, server, config):
         assert not any(held(lookup, place) & set(UNKNOWN_KEYS) for place in range(3))
 
 
-def test_a_cache_of_a_v3_model_is_given_what_it_lacked_only_below_the_threshold(device, server, config):
+def test_a_v3_cache_inserts_missed_rows_only_below_the_threshold(device, server, config):
     said = {"fill": "below_threshold", "hit_rate_threshold": 0.5}
     keys = [np.array(some, dtype=np.int64) for some in ([0, 3, 6], [0, 3, 9, 27], [0, 3, 12, 15, 18])]
 
@@ -141,12 +141,12 @@ def test_a_cache_of_a_v3_model_is_given_what_it_lacked_only_below_the_threshold(
             lookup.lookup_pooled(first_table(config, some))
             held_after.append(held(lookup))
 
-    # 0 of 3 were found, then 2 of 4, then 2 of 5.
+    # The hit rates are 0 of 3, then 2 of 4, then 2 of 5.
     assert held_after == [{0, 3, 6}, {0, 3, 6}, {0, 3, 6, 12, 15, 18}]
 
 
 def first_table(config, keys):
-    """A batch of one sample that asks the first table alone, which has one slot."""
+    """A batch of one sample with keys of the first table only, which has one slot."""
     tables = [TableKeys(keys, np.array([0, keys.size], dtype=np.int32))]
     for table in config.tables[1:]:
         tables.append(TableKeys(keys[:0], np.zeros(table.slots + 1, dtype=np.int32)))
@@ -184,7 +184,7 @@ def test_a_model_that_was_unloaded_is_not_answered_from_its_caches(device, tmp_p
 
     with served(config) as server, cached(server, config, device) as lookup:
         lookup.lookup_pooled(batch)
-        assert held(lookup)  # which waits for the rows
+        assert held(lookup)  # waits for the rows
         server.unload_model("m")
 
         with pytest.raises(UnknownModelError, match="no model 'm' is loaded"):
@@ -193,7 +193,7 @@ def test_a_model_that_was_unloaded_is_not_answered_from_its_caches(device, tmp_p
             lookup.lookup_pooled(request(config, np.random.default_rng(7), unknown_ratio=1.0))
 
 
-def test_an_outage_is_told_and_the_next_request_answered(device, config):
+def test_an_outage_is_an_error_and_the_next_request_is_answered(device, config):
     store = DictStore()
     batch = request(config, np.random.default_rng(8))
 
@@ -239,7 +239,7 @@ def test_many_threads_are_answered_and_each_row_is_whole_while_rows_change(devic
     assert (last == 5.0).all()
 
 
-def test_a_changed_row_is_answered_as_soon_as_the_change_is_told(device, tmp_path):
+def test_a_changed_row_is_answered_as_soon_as_the_change_is_reported(device, tmp_path):
     config = write_model(tmp_path, size_ratio=1.0)
     batch = first_table(config, np.array([0, 3, 6], dtype=np.int64))
     new = np.full((1, 4), 7.0, dtype=np.float32)
@@ -257,21 +257,21 @@ def test_a_changed_row_is_answered_as_soon_as_the_change_is_told(device, tmp_pat
         assert held(lookup) == {0, 3}
 
 
-def test_a_change_waits_until_the_caches_have_let_go_of_the_row(device, tmp_path):
+def test_a_change_waits_until_the_caches_have_erased_the_row(device, tmp_path):
     config = write_model(tmp_path, [Sketch(4, slots=1, rows=3000)], size_ratio=1.0)
     batch = first_table(config, np.array([3], dtype=np.int64))
 
     with served(config) as server, cached(server, config, device) as lookup:
         lookup.lookup_pooled(batch)
         cache = lookup._caches[0].cache
-        for begin in range(6000, 9000, 1500):  # so that the stream of the caches' writers has to do for a while
+        for begin in range(6000, 9000, 1500):  # keeps the stream of the caches' writers busy
             cache.replace(np.arange(begin, begin + 1500), np.zeros((1500, 4), dtype=np.float32))
         server.evict("m.t0", np.array([3]))
 
         assert lookup.lookup_pooled(batch).defaulted_keys == 1
 
 
-def test_a_closed_lookup_answers_nobody_and_hears_of_no_change(device, tmp_path):
+def test_a_closed_lookup_refuses_requests_and_gets_no_changes(device, tmp_path):
     config = write_model(tmp_path)
     with served(config) as server:
         with cached(server, config, device) as lookup:
@@ -283,7 +283,7 @@ def test_a_closed_lookup_answers_nobody_and_hears_of_no_change(device, tmp_path)
             lookup.lookup_pooled(request(config, np.random.default_rng(9)))
 
 
-def test_rows_are_kept_while_somebody_writes_others(device, tmp_path):
+def test_rows_are_inserted_while_other_rows_are_written(device, tmp_path):
     class AskingStore(DictStore):
         def insert(self, table, keys, rows):
             super().insert(table, keys, rows)
@@ -299,7 +299,7 @@ def test_rows_are_kept_while_somebody_writes_others(device, tmp_path):
         assert held(lookup) == {0, 3, 6}
 
 
-def test_what_caches_count_is_shown_by_model_device_and_table(device, server, config):
+def test_cache_counters_are_labelled_with_model_device_and_table(device, server, config):
     with cached(server, config, device) as lookup:
         lookup.lookup_pooled(request(config, np.random.default_rng(10)))
         readings = list(lookup.readings())
@@ -317,7 +317,7 @@ def test_what_caches_count_is_shown_by_model_device_and_table(device, server, co
     assert reasons == {None, "first_miss", "cap", "counters", "no_slot", "unfit"}
 
 
-def test_several_models_have_caches_of_their_own(device, tmp_path):
+def test_each_model_has_its_own_caches(device, tmp_path):
     first, second = (
         write_model(tmp_path / name, [Sketch(4, rows=rows)], name) for name, rows in (("a", 20), ("b", 30))
     )

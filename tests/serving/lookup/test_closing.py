@@ -20,7 +20,7 @@ KEYS = np.array([0, 3, 6], dtype=np.int64)
 
 
 class PausedStore(DictStore):
-    """A store of which a read waits, once it is told to, until it may go on."""
+    """A store whose reads can be paused."""
 
     def __init__(self):
         super().__init__()
@@ -69,7 +69,7 @@ def pool():
 
 
 def is_closed(lookup):
-    """Whether the memory was given back."""
+    """Whether the memory was freed."""
     try:
         lookup._caches[0].cache.stats()
     except CacheClosedError:
@@ -77,13 +77,13 @@ def is_closed(lookup):
     return False
 
 
-def test_closing_waits_for_requests_in_hand_and_refuses_all_later_ones(server, config, store, lookup, pool):
+def test_closing_waits_for_requests_in_flight_and_refuses_later_requests(server, config, store, lookup, pool):
     batch = first_table(config, KEYS)
     expected = LookupSession(server, config).lookup_pooled(batch)
     store.pause()
     at_work = pool.submit(lookup.lookup_pooled, batch)
     assert store.is_asked.wait(WAIT_S)
-    in_line = pool.submit(lookup.lookup_pooled, batch)  # for the one workspace
+    in_line = pool.submit(lookup.lookup_pooled, batch)  # waits for the only workspace
     wait_until(lambda: lookup._calls._calls == 2)
 
     closing = pool.submit(lookup.close)
@@ -106,16 +106,16 @@ def test_closing_waits_for_requests_in_hand_and_refuses_all_later_ones(server, c
 
 
 def wait_until(holds):
-    """Wait for what another thread is about to do."""
+    """Wait for another thread to make ``holds`` true."""
     waiter = threading.Event()
     for _ in range(WAIT_S * 1000):
         if holds():
             return
         waiter.wait(0.001)
-    pytest.fail("it never came to be")
+    pytest.fail("the condition never became true")
 
 
-def test_a_request_that_does_not_end_holds_up_nobody_and_keeps_what_it_uses(
+def test_a_request_that_hangs_does_not_block_closing_and_keeps_its_memory(
     server, config, store, lookup, pool, monkeypatch, caplog
 ):
     monkeypatch.setattr(cached_lookup, "_LONGEST_CLOSE_S", 0.01)
@@ -135,7 +135,7 @@ def test_a_request_that_does_not_end_holds_up_nobody_and_keeps_what_it_uses(
     wait_until(lambda: is_closed(lookup))
 
 
-def test_an_insertion_that_does_not_end_holds_up_nobody_and_keeps_what_it_uses(
+def test_an_insertion_that_hangs_does_not_block_closing_and_keeps_its_memory(
     server, config, store, device, monkeypatch
 ):
     monkeypatch.setattr(cached_lookup, "_LONGEST_CLOSE_S", 0.01)
@@ -151,7 +151,7 @@ def test_an_insertion_that_does_not_end_holds_up_nobody_and_keeps_what_it_uses(
     wait_until(lambda: is_closed(lookup))
 
 
-def test_closing_breaks_off_a_refresh(config, store, server, device, pool):
+def test_closing_ends_a_refresh_early(config, store, server, device, pool):
     lookup = CachedLookup(server, with_cache(config, refresh_ratio=0.1, fills_at_start=True), device)
     store.pause()
     refreshing = pool.submit(lookup.refresh)
@@ -180,8 +180,8 @@ def erase(_lookup, server):
 
 
 @pytest.mark.parametrize("end", [close, unload, erase])
-def test_beside_the_end_of_a_model_every_request_is_answered_right_or_refused(config, device, pool, end):
-    """Rows change, caches are refreshed and metrics are read meanwhile."""
+def test_while_a_model_ends_every_request_is_answered_correctly_or_refused(config, device, pool, end):
+    """Meanwhile rows change, caches are refreshed and metrics are read."""
     config = with_cache(config, worker_buffers=3)
     rng = np.random.default_rng(3)
     batches = [request(config, rng) for _ in range(6)]

@@ -1,4 +1,4 @@
-"""After a fault of its device a lookup answers nothing more, and says so."""
+"""After a fault of its device a lookup refuses requests and names the fault."""
 
 from contextlib import contextmanager
 
@@ -49,17 +49,17 @@ def fail_in_a_request(lookup, batch):
         lookup.compute(batch, lambda work: fail(work.stream))
 
 
-def test_a_lookup_whose_device_failed_in_one_request_refuses_all_others(lookup, batch):
+def test_after_a_device_fault_a_lookup_refuses_all_requests(lookup, batch):
     assert lookup.is_answering
 
     fail_in_a_request(lookup, batch)
 
     assert not lookup.is_answering
     with pytest.raises(
-        DeviceFaultError, match=r"model 'm' on runner: not used since a fault: pool: an illegal address"
+        DeviceFaultError, match=r"model 'm' on runner: not used after a fault: pool: an illegal address"
     ):
         lookup.lookup_pooled(batch)
-    with pytest.raises(DeviceFaultError, match="not used since a fault"):
+    with pytest.raises(DeviceFaultError, match="not used after a fault"):
         lookup.refresh()
 
 
@@ -71,7 +71,7 @@ def test_the_metrics_of_other_models_can_be_read_after_a_fault(lookup, batch):
     assert list(lookup.readings()) == []
 
 
-def test_who_changes_rows_does_not_hear_of_a_fault_and_the_old_ones_are_answered_no_more(lookup, server, config, batch):
+def test_a_change_succeeds_after_a_device_fault_and_old_rows_are_not_answered(lookup, server, config, batch):
     table = config.full_name(config.tables[0])
     keys = np.array([0], dtype=np.int64)
     rows = np.full((1, config.tables[0].dim), 8.0, dtype=np.float32)
@@ -95,9 +95,7 @@ def test_requests_go_to_a_device_that_did_not_fail(server, config, batch):
         assert same(other.lookup_pooled(batch), LookupSession(server, config).lookup_pooled(batch))
 
 
-def test_a_request_that_the_device_has_no_memory_for_is_told_so_and_others_are_answered(
-    lookup, config, batch, monkeypatch
-):
+def test_a_request_without_device_memory_is_refused_and_later_requests_are_answered(lookup, config, batch, monkeypatch):
     def no_room(work, group, max_samples, max_keys, dense_dim):
         raise MemoryError("out of memory")
 
@@ -111,7 +109,7 @@ def test_a_request_that_the_device_has_no_memory_for_is_told_so_and_others_are_a
 
 @contextmanager
 def no_memory_left(device):
-    """Neither of the device's nor page-locked."""
+    """Make every allocation fail, on the device and page-locked."""
 
     def no_room(shape, dtype):
         raise MemoryError("no room")
@@ -123,7 +121,7 @@ def no_memory_left(device):
 
 
 @pytest.mark.parametrize("count", [1, ERASED_AT_ONCE + 1])
-def test_rows_that_change_are_let_go_of_though_no_memory_is_left(lookup, server, config, batch, count):
+def test_changed_rows_are_erased_even_without_free_memory(lookup, server, config, batch, count):
     table = config.full_name(config.tables[0])
     keys = np.resize(batch.tables[0].keys, count)
     lookup.lookup_pooled(batch)
@@ -135,9 +133,9 @@ def test_rows_that_change_are_let_go_of_though_no_memory_is_left(lookup, server,
     assert same(lookup.lookup_pooled(batch), LookupSession(server, config).lookup_pooled(batch))
 
 
-def test_an_answer_needs_no_memory_to_keep_its_rows(lookup, server, config, batch, caplog):
+def test_a_request_is_answered_without_memory_to_insert_its_rows(lookup, server, config, batch, caplog):
     expected = LookupSession(server, config).lookup_pooled(batch)
-    lookup.lookup_pooled(batch)  # its buffers have come
+    lookup.lookup_pooled(batch)  # its buffers are allocated now
     for one in lookup._caches:
         one.cache.erase(one.cache.dump()[0])
         one.wait()

@@ -1,4 +1,4 @@
-"""Which devices a model is served on."""
+"""The choice of devices for a model."""
 
 import logging
 
@@ -18,7 +18,7 @@ class FakeDevice:
 
 @pytest.fixture
 def gpus(monkeypatch):
-    """A function that says how many GPUs there are."""
+    """Return a function that sets the number of GPUs."""
 
     def there_are(count):
         def open_device(name):
@@ -49,13 +49,13 @@ def test_cpu_is_no_device():
         ("cuda:1", [0], ["cuda:1"]),
     ],
 )
-def test_gpus_are_those_that_are_named_or_else_those_that_the_model_lists(gpus, name, listed, expected):
+def test_a_named_gpu_wins_over_the_gpus_that_the_model_lists(gpus, name, listed, expected):
     gpus(2)
 
     assert names(open_devices(name, listed)) == expected
 
 
-def test_auto_is_the_cpu_where_there_is_no_gpu(gpus, caplog):
+def test_auto_is_the_cpu_if_there_is_no_gpu(gpus, caplog):
     gpus(0)
 
     with caplog.at_level(logging.INFO):
@@ -64,7 +64,7 @@ def test_auto_is_the_cpu_where_there_is_no_gpu(gpus, caplog):
     assert "no GPU is used: auto: there are 0 GPUs" in caplog.text
 
 
-def test_what_is_told_of_a_choice_is_told_once_however_many_models_there_are(gpus, caplog):
+def test_a_choice_is_logged_once_for_all_models(gpus, caplog):
     gpus(0)
     choice = DeviceChoice("auto")
 
@@ -75,23 +75,23 @@ def test_what_is_told_of_a_choice_is_told_once_however_many_models_there_are(gpu
 
 
 @pytest.mark.parametrize(("name", "listed", "missing"), [("auto", [0, 2], 2), ("cuda", [3], 3), ("cuda:7", [0], 7)])
-def test_a_gpu_that_is_not_there_is_named(gpus, name, listed, missing):
+def test_a_missing_gpu_is_named(gpus, name, listed, missing):
     gpus(2)
 
     with pytest.raises(DeviceUnavailableError, match=f"cuda:{missing}: there are 2 GPUs"):
         open_devices(name, listed)
 
 
-def test_runners_are_opened_only_by_name_and_said_to_be_for_tests(caplog):
+def test_runners_are_opened_only_by_name_and_logged_as_a_test_device(caplog):
     found = open_devices("runner", [0, 1])
 
     assert found == (open_device("runner"), open_device("runner:1"))
     assert names(found) == ["runner", "runner:1"]
     assert names(open_devices("runner:2", [0])) == ["runner:2"]
-    assert "device runner: GPU kernels run on the CPU, which is for tests" in caplog.text
+    assert "device runner: GPU kernels run on the CPU, thousands of times slower; this is for tests" in caplog.text
 
 
 @pytest.mark.parametrize("name", ["", "gpu", "cuda:", "cuda:x", "cuda:-1", "cpu:0", "auto:1", "CUDA:0", None, 0])
-def test_what_names_no_device_is_refused(name):
+def test_an_unknown_device_name_is_refused(name):
     with pytest.raises(ConfigError, match="expected cpu, auto, cuda"):
         open_devices(name, [0])

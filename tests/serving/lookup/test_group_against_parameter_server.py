@@ -1,4 +1,4 @@
-"""What a group answers is what the parameter server answers that its rows come from."""
+"""A cache group gives the same answers as the parameter server behind it."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ from tests.serving.small_server import KEYS, ROWS, UNKNOWN, model_of, serve, wri
 
 @pytest.mark.parametrize("combiner", COMBINERS)
 @pytest.mark.parametrize("weighted", [False, True])
-def test_pooled_rows_are_those_of_the_parameter_server(device, tmp_path, combiner, weighted):
+def test_pooled_rows_equal_the_rows_of_the_parameter_server(device, tmp_path, combiner, weighted):
     write_model(tmp_path)
     server = serve(model_of(tmp_path, default_value=-0.7), MemoryStore())
     rng = np.random.default_rng(0)

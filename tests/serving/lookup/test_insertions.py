@@ -21,7 +21,7 @@ def inserted():
 
 @pytest.fixture
 def opened():
-    """A function that makes insert queues, which are closed at the end."""
+    """Return a function that makes insert queues; all are closed at the end."""
     made = []
 
     def make(*arguments, **options):
@@ -44,7 +44,7 @@ def test_offered_keys_are_inserted_by_another_thread(opened, inserted):
     assert thread is not threading.current_thread()
 
 
-def test_keys_that_came_meanwhile_are_inserted_together_and_once(opened, inserted):
+def test_keys_that_wait_are_inserted_together_and_once(opened, inserted):
     entered, go_on = threading.Event(), threading.Event()
 
     def insert(table, of):
@@ -63,7 +63,7 @@ def test_keys_that_came_meanwhile_are_inserted_together_and_once(opened, inserte
     assert inserted == [(0, [1]), (0, [7, 8, 9])]
 
 
-def test_two_tables_are_inserted_side_by_side_and_one_is_not(opened):
+def test_two_tables_are_inserted_in_parallel_and_a_single_table_is_not(opened):
     both = threading.Barrier(2, timeout=30)
     at_work = []
 
@@ -80,7 +80,7 @@ def test_two_tables_are_inserted_side_by_side_and_one_is_not(opened):
     assert insertions.wait(30)
 
 
-def test_what_has_no_room_is_dropped_and_counted(opened, inserted):
+def test_keys_beyond_the_capacity_are_dropped_and_counted(opened, inserted):
     entered, go_on = threading.Event(), threading.Event()
 
     def insert(table, of):
@@ -118,7 +118,7 @@ def test_a_failure_is_logged_and_the_next_keys_are_inserted(opened, inserted, ca
     assert str(fault) in caplog.text
 
 
-def test_what_fails_because_all_is_closed_is_no_warning(opened, caplog):
+def test_a_failure_after_a_close_is_not_logged(opened, caplog):
     entered, go_on = threading.Event(), threading.Event()
 
     def insert(_table, _of):
@@ -137,7 +137,7 @@ def test_what_fails_because_all_is_closed_is_no_warning(opened, caplog):
     assert not caplog.messages
 
 
-def test_closing_drops_what_waits_and_what_comes(opened, inserted):
+def test_closing_drops_waiting_and_later_keys(opened, inserted):
     insertions = opened(lambda table, of: inserted.append(table), 1, 1)
 
     insertions.close()

@@ -1,4 +1,4 @@
-"""Caches with lines of 32-bit keys: the two largest uint32 mark slots there, and are keys like any other to clients."""
+"""Caches with lines of 32-bit keys: the two largest uint32 mark slots there, but clients may use them as keys."""
 
 import numpy as np
 import pytest
@@ -18,13 +18,13 @@ NEW = np.array([[5.0] * 4, [6.0] * 4], dtype=np.float32)
 
 
 def in_32_bits(config, **said):
-    """The configuration with uint32 keys and lines of these."""
+    """Return the configuration with uint32 keys and lines of 32-bit keys."""
     return with_cache(config.model_copy(update={"key_type": "I32"}), key_bits=32, **said)
 
 
 @pytest.fixture(scope="module")
 def config(tmp_path_factory):
-    """A table of the keys 0, 3, 6, ... and the largest three, with a default that no row has."""
+    """A table with the keys 0, 3, 6, ... and the largest three, and with a default that no row has."""
     folder = tmp_path_factory.mktemp("model")
     keys = np.array([*range(0, 60, 3), LARGEST_HELD, LARGEST - 1, LARGEST], dtype=np.int64)
     rows = np.random.default_rng(3).normal(0, 1, (keys.size, 4)).astype(np.float32)
@@ -36,7 +36,7 @@ def config(tmp_path_factory):
 
 @pytest.mark.parametrize("kind", ["dynamic", "static", "uvm"])
 @pytest.mark.parametrize("fills_at_start", [True, False])
-def test_the_two_largest_keys_are_answered_by_the_tiers_and_never_held(device, config, kind, fills_at_start):
+def test_the_two_largest_keys_are_answered_by_the_tiers_and_never_cached(device, config, kind, fills_at_start):
     config = with_cache(config, kind=kind, fills_at_start=fills_at_start)
     batch = first_table(config, AROUND_THE_BOUND)
 
@@ -61,7 +61,7 @@ def test_the_two_largest_keys_are_answered_one_by_one_too(device, config):
             assert same(lookup.lookup([AROUND_THE_BOUND]), expected)
 
 
-def test_rows_of_the_two_largest_keys_may_change_beside_a_cache(device, config):
+def test_rows_of_the_two_largest_keys_may_change_behind_a_cache(device, config):
     largest = np.array([LARGEST - 1, LARGEST], dtype=np.int64)
     batch = first_table(config, largest)
 
@@ -87,17 +87,17 @@ def test_a_key_beyond_uint32_is_refused_and_changes_nothing(device, config):
         assert held(lookup) == {0}
 
 
-def test_no_answer_of_the_asynchronous_mode_counts_on_rows_that_will_never_be_held(device, config):
+def test_the_asynchronous_mode_waits_for_rows_that_can_never_be_cached(device, config):
     config = with_cache(config, mode="asynchronous", hit_rate_threshold=0.0)
     batch, later = (first_table(config, np.array(keys, dtype=np.int64)) for keys in ([0, LARGEST], [3, 6]))
 
     with served(config) as server, cached(server, config, device) as lookup:
         for _ in range(2):
             assert same(lookup.lookup_pooled(batch), LookupSession(server, config).lookup_pooled(batch))
-        assert lookup.lookup_pooled(later).defaulted_keys == 2  # of such keys no answer waits
+        assert lookup.lookup_pooled(later).defaulted_keys == 2  # a request of ordinary keys does not wait
 
 
-def test_all_tables_of_a_model_have_such_lines(device, tmp_path):
+def test_all_tables_of_a_model_have_lines_of_32_bit_keys(device, tmp_path):
     config = in_32_bits(write_model(tmp_path), size_ratio=0.3)
     rng = np.random.default_rng(2)
 
@@ -108,7 +108,7 @@ def test_all_tables_of_a_model_have_such_lines(device, tmp_path):
     assert {plan.capacity.layout.key_type for plan in lookup.plans} == {"U32"}
 
 
-def test_such_lines_take_half_the_bytes_and_operators_are_told(config):
+def test_lines_of_32_bit_keys_take_half_the_bytes_and_are_reported(config):
     plans, wide = plan_caches(config), plan_caches(with_cache(config, key_bits=64))
 
     assert wide[0].capacity.device_bytes - plans[0].capacity.device_bytes == 2 * 64  # lines for 23 rows

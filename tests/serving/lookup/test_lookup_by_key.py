@@ -1,4 +1,4 @@
-"""Keys that are looked up one by one, through caches and without: each has its row, whoever holds it."""
+"""Single-key lookups with and without caches: each key gets its row from any tier."""
 
 import numpy as np
 import pytest
@@ -28,7 +28,7 @@ def random_keys(config, rng, most=60, **options):
     return [one.keys[: rng.integers(0, most)] for one in request(config, rng, samples=15, **options).tables]
 
 
-def test_without_caches_an_answer_is_that_of_each_table(server, config):
+def test_without_caches_each_table_answers(server, config):
     keys = random_keys(config, np.random.default_rng(0))
 
     answer = LookupSession(server, config).lookup(keys)
@@ -40,7 +40,7 @@ def test_without_caches_an_answer_is_that_of_each_table(server, config):
 
 @pytest.mark.parametrize("kind", ["dynamic", "static", "uvm"])
 @pytest.mark.parametrize("schedule", [0, 2])
-def test_an_answer_through_caches_is_that_of_the_tiers(device, server, config, kind, schedule):
+def test_caches_answer_single_keys_as_the_tiers_do(device, server, config, kind, schedule):
     rng = np.random.default_rng(1)
 
     with scheduled(device, schedule, 2), cached(server, with_cache(config, kind=kind), device) as lookup:
@@ -49,14 +49,14 @@ def test_an_answer_through_caches_is_that_of_the_tiers(device, server, config, k
             assert same(lookup.lookup(keys), LookupSession(server, config).lookup(keys))
 
 
-def test_rows_of_all_forms_are_those_of_the_tiers(device, tmp_path):
+def test_rows_of_every_dtype_equal_the_rows_of_the_tiers(device, tmp_path):
     config = write_model(tmp_path, [Sketch(4, row_dtype=row_dtype) for row_dtype in ("fp16", "bf16", "int8", "uint8")])
     keys = random_keys(config, np.random.default_rng(2), hottest=10)
 
     with served(config) as server, cached(server, config, device) as lookup:
         for _ in range(2):
             assert same(lookup.lookup(keys), LookupSession(server, config).lookup(keys))
-            assert lookup.wait_for_insertions(30)  # else a slow device might not hold the rows yet
+            assert lookup.wait_for_insertions(30)  # a slow device might not hold the rows yet
         assert all(counted(lookup, "hits"))
 
 
@@ -75,7 +75,7 @@ def test_lookups_of_keys_and_of_bags_fill_the_same_caches(device, server, config
         assert counted(lookup, "hits") == [2 * of_table.size for of_table in keys]
 
 
-def test_keys_that_are_all_held_are_one_copy_each_way(device, server, config, monkeypatch):
+def test_a_request_of_cached_keys_is_one_copy_each_way(device, server, config, monkeypatch):
     copies = []
 
     def note(name, copy):
@@ -91,7 +91,7 @@ def test_keys_that_are_all_held_are_one_copy_each_way(device, server, config, mo
     assert same(answer, LookupSession(server, config).lookup(keys))
 
 
-def test_more_keys_than_expected_are_answered_and_none_too(device, server, config):
+def test_a_request_of_more_keys_than_expected_or_of_none_is_answered(device, server, config):
     rng = np.random.default_rng(5)
     small = config.model_copy(update={"max_batchsize": 2})
     many = [rng.integers(0, 120, 700) for _ in config.tables]
@@ -102,7 +102,7 @@ def test_more_keys_than_expected_are_answered_and_none_too(device, server, confi
             assert same(lookup.lookup(keys), LookupSession(server, config).lookup(keys))
 
 
-def test_a_request_of_many_keys_is_answered_in_parts_of_which_each_has_room(device, server, config):
+def test_a_request_of_many_keys_is_answered_in_parts_that_fit(device, server, config):
     rng = np.random.default_rng(8)
     known = [rng.integers(0, 40, count) * 3 for count in (SINGLE_KEYS - 5, 30, SINGLE_KEYS + 7)]
     of_one = [known[0][:0], np.resize(known[1], 2 * SINGLE_KEYS + 1), known[0][:0]]
@@ -114,7 +114,7 @@ def test_a_request_of_many_keys_is_answered_in_parts_of_which_each_has_room(devi
 
 
 @pytest.mark.parametrize("most", [1, 4, 100])
-def test_parts_have_all_keys_in_their_order_and_no_more_than_there_is_room_for(most):
+def test_parts_have_all_keys_in_order_and_fit_the_limit(most):
     keys = [np.arange(size) for size in (0, 7, 1, 0, 9)]
 
     parts = list(parts_of(keys, most))
@@ -126,7 +126,7 @@ def test_parts_have_all_keys_in_their_order_and_no_more_than_there_is_room_for(m
         assert np.concatenate([part[t] for part in parts]).tolist() == of_table.tolist()
 
 
-def test_a_request_of_rows_that_are_held_takes_no_memory(device, server, config):
+def test_a_request_of_cached_rows_allocates_no_memory(device, server, config):
     keys = [np.arange(size) % 40 * 3 for size in (SINGLE_KEYS, 500, SINGLE_KEYS)]
 
     with cached(server, with_cache(config, kind="static"), device) as lookup, no_memory_left(device):
@@ -135,7 +135,7 @@ def test_a_request_of_rows_that_are_held_takes_no_memory(device, server, config)
     assert same(answer, LookupSession(server, config).lookup(keys))
 
 
-def test_where_the_mode_is_asynchronous_missing_rows_are_defaults_now_and_there_later(device, tmp_path):
+def test_in_the_asynchronous_mode_missing_rows_are_defaults_and_are_inserted_later(device, tmp_path):
     sketches = (Sketch(4, default_value=0.5), Sketch(4))
     config = write_model(tmp_path, sketches, mode="asynchronous", hit_rate_threshold=0.5)
     known, none = np.array([0, 3], dtype=np.int64), np.empty(0, np.int64)
@@ -143,8 +143,8 @@ def test_where_the_mode_is_asynchronous_missing_rows_are_defaults_now_and_there_
 
     with served(config) as server, cached(server, config, device) as lookup:
         exact = LookupSession(server, config).lookup([both, none])
-        lookup.lookup([known, none])  # below the threshold: it waits
-        assert lookup.wait_for_insertions(30)  # else a slow device might not hold their rows yet
+        lookup.lookup([known, none])  # waits, because its hit rate is below the threshold
+        assert lookup.wait_for_insertions(30)  # a slow device might not hold their rows yet
         answer = lookup.lookup([both, none])
         assert lookup.wait_for_insertions(30)
         later = lookup.lookup([both, none])
@@ -156,7 +156,7 @@ def test_where_the_mode_is_asynchronous_missing_rows_are_defaults_now_and_there_
     assert same(later, exact)
 
 
-def test_a_changed_row_is_answered_as_soon_as_the_change_is_told(device, tmp_path):
+def test_a_changed_row_is_answered_as_soon_as_the_change_is_reported(device, tmp_path):
     config = write_model(tmp_path, size_ratio=1.0)
     keys = [np.array([0, 3, 6], dtype=np.int64), *[np.empty(0, np.int64)] * 2]
 
@@ -187,7 +187,7 @@ def test_wrong_keys_are_refused(device, server, config):
                     session.lookup(keys)
 
 
-def test_a_request_for_which_the_device_has_no_memory_is_told_so_and_the_next_answered(
+def test_a_request_without_device_memory_is_refused_and_the_next_request_is_answered(
     device, server, config, monkeypatch
 ):
     def no_room(shape, dtype):

@@ -1,4 +1,4 @@
-"""Caches in front of little RAM and a database on the disk."""
+"""Caches in front of a small RAM tier and a database on disk."""
 
 import numpy as np
 import pytest
@@ -29,7 +29,7 @@ def server(config, tmp_path_factory):
     hottest=st.sampled_from([3, None]),
     unknown_ratio=st.sampled_from([0.0, 0.3]),
 )
-def test_answers_are_those_of_the_tiers(config, server, seed, size_ratio, hottest, unknown_ratio):
+def test_caches_over_rocksdb_answer_what_the_tiers_answer(config, server, seed, size_ratio, hottest, unknown_ratio):
     rng = np.random.default_rng(seed)
 
     with cached(server, with_cache(config, size_ratio=size_ratio), open_device("runner")) as lookup:

@@ -1,4 +1,4 @@
-"""Caches are filled before requests come, and read anew from the tiers while they do."""
+"""Caches are filled before requests come, and refreshed from the tiers while they serve."""
 
 import threading
 import time
@@ -39,7 +39,7 @@ def test_a_cache_is_filled_with_the_first_rows_of_the_file(device, config):
         assert server.counters()["m.t0"].keys == 0
 
 
-def test_a_cache_is_filled_with_the_hottest_rows_where_these_are_known(device, config, tmp_path):
+def test_a_cache_is_filled_with_the_hottest_rows_if_they_are_known(device, config, tmp_path):
     hottest = np.array([3 * 59, 3 * 57, 999, 3 * 55, *range(60, 90, 3)], dtype=np.int64)
     np.save(tmp_path / "m.t0.npy", hottest)
     some = with_cache(config, size_ratio=0.2)
@@ -51,9 +51,9 @@ def test_a_cache_is_filled_with_the_hottest_rows_where_these_are_known(device, c
             assert held(lookup) == {*hottest.tolist(), 0, 3} - {999}  # its one line has room for 15
 
 
-def test_hot_keys_come_in_their_order_and_before_all_others(tmp_path):
+def test_hot_keys_come_first_and_in_order(tmp_path):
     config = write_model(tmp_path, [Sketch(4, slots=1, rows=3000)])
-    hottest = np.array([*range(8997, 5000, -3), 8997, 7, 6], dtype=np.int64)  # the last but one is of no table
+    hottest = np.array([*range(8997, 5000, -3), 8997, 7, 6], dtype=np.int64)  # key 7 is in no table
     np.save(tmp_path / "m.t0.npy", hottest)
     settings = {"memory": TierSettings(first_rows=FirstRows(hot_keys=tmp_path))}
 
@@ -68,14 +68,14 @@ def test_hot_keys_come_in_their_order_and_before_all_others(tmp_path):
     assert given[len(distinct) :] == [key for key in range(0, 300, 3) if key != 6][: 1400 - len(distinct) + 1]
 
 
-def test_a_cache_is_not_filled_where_the_configuration_says_so(device, config):
+def test_a_cache_is_not_filled_if_the_configuration_says_so(device, config):
     empty = with_cache(config, fills_at_start=False)
 
     with served(empty) as server, cached(server, empty, device) as lookup:
         assert held(lookup) == set()
 
 
-def test_a_static_cache_has_every_row_whatever_is_said_of_filling(device, config):
+def test_a_static_cache_has_every_row_whatever_the_configuration_says_about_filling(device, config):
     static = with_cache(config, kind="static", fills_at_start=False)
     batch = request(static, np.random.default_rng(0), unknown_ratio=0.0)
 
@@ -86,9 +86,9 @@ def test_a_static_cache_has_every_row_whatever_is_said_of_filling(device, config
 
 
 @pytest.mark.parametrize("kind", ["dynamic", "static"])
-def test_a_key_that_a_file_has_twice_is_held_once_so_that_a_change_leaves_no_old_row(device, tmp_path, kind):
+def test_a_key_that_a_file_has_twice_is_cached_once_and_a_change_erases_it(device, tmp_path, kind):
     config = write_model(tmp_path, ONE_TABLE, kind=kind, size_ratio=1.0, fills_at_start=True)
-    packed = np.zeros(20, row_dtype(4, "I64", "distributed"))  # of such a file the first row of a key counts
+    packed = np.zeros(20, row_dtype(4, "I64", "distributed"))  # in such a file the first row of a key counts
     packed["key"] = [5] * 4 + list(range(100, 116))
     packed["vector"] = np.arange(20)[:, None]
     file = tmp_path / "packed.model"
@@ -103,7 +103,7 @@ def test_a_key_that_a_file_has_twice_is_held_once_so_that_a_change_leaves_no_old
     assert answer.embeddings[0].tolist() == [[7.0] * 4, [4.0] * 4]
 
 
-def test_a_static_cache_that_has_no_place_for_a_row_says_so_and_is_exact(device, config, monkeypatch, caplog):
+def test_a_static_cache_without_a_place_for_a_row_logs_it_and_stays_exact(device, config, monkeypatch, caplog):
     def replace(cache, *arguments, **options):
         raise CacheFullError(1, 59, 60)
 
@@ -116,7 +116,7 @@ def test_a_static_cache_that_has_no_place_for_a_row_says_so_and_is_exact(device,
     assert "m.t0: its static cache has no place for some rows" in caplog.text
 
 
-def test_a_static_cache_takes_a_changed_row_again(device, config):
+def test_a_static_cache_inserts_a_changed_row_again(device, config):
     static = with_cache(config, kind="static")
     batch = first_table(static, np.array([3], dtype=np.int64))
 
@@ -141,7 +141,7 @@ def test_rows_beyond_a_static_cache_are_answered_by_the_tiers(device, config):
         server.insert("m.t0", np.array([3]), NEW)
         batch = first_table(static, np.array([3], dtype=np.int64))
         assert same(lookup.lookup_pooled(batch), LookupSession(server, static).lookup_pooled(batch))
-        assert 3 in held(lookup)  # it has its place back
+        assert 3 in held(lookup)  # the row is cached again
 
 
 def test_rows_that_another_process_changed_are_answered_after_a_refresh(device, config):
@@ -165,7 +165,7 @@ def test_rows_that_another_process_changed_are_answered_after_a_refresh(device, 
 
 
 class WatchedStore(DictStore):
-    """A store that says when it is asked for rows."""
+    """A store that signals reads of rows."""
 
     def __init__(self):
         super().__init__()
@@ -176,7 +176,7 @@ class WatchedStore(DictStore):
         return super().fetch(table, keys, out)
 
 
-def test_the_clock_brings_refreshes(device, config):
+def test_the_refresh_interval_starts_refreshes(device, config):
     often, store = with_cache(config, refresh_ratio=1.0, refresh_interval_s=0.001), WatchedStore()
 
     with served(often, store) as server, cached(server, often, device):
@@ -185,7 +185,7 @@ def test_the_clock_brings_refreshes(device, config):
             assert store.is_asked.wait(30)
 
 
-def test_a_delay_alone_brings_one_refresh(device, config):
+def test_a_refresh_delay_alone_starts_one_refresh(device, config):
     once, store = with_cache(config, refresh_ratio=1.0, refresh_delay_s=0.2), WatchedStore()
 
     with served(once, store) as server, cached(server, once, device):
@@ -196,14 +196,14 @@ def test_a_delay_alone_brings_one_refresh(device, config):
         assert not store.is_asked.wait(1.0)
 
 
-def test_a_clock_without_a_share_is_warned_of(device, config, caplog):
+def test_refresh_times_without_a_refresh_percentage_are_warned_about(device, config, caplog):
     never = with_cache(config, refresh_ratio=0.0, refresh_interval_s=0.001)
 
     with served(never) as server, cached(server, never, device):
         assert "no effect without a cache_refresh_percentage_per_iteration" in caplog.text
 
 
-def test_a_refresh_that_meets_an_outage_leaves_rows_as_they_were(device, config):
+def test_a_refresh_during_an_outage_does_not_change_rows(device, config):
     store = DictStore()
 
     with served(config, store) as server, cached(server, config, device) as lookup:
@@ -214,7 +214,7 @@ def test_a_refresh_that_meets_an_outage_leaves_rows_as_they_were(device, config)
         assert held(lookup) == rows
 
 
-def test_only_so_many_devices_are_refreshed_at_a_time(device, config):
+def test_the_number_of_devices_refreshed_at_a_time_is_limited(device, config):
     turns = threading.Semaphore()
     done = threading.Event()
 
@@ -232,7 +232,7 @@ def test_only_so_many_devices_are_refreshed_at_a_time(device, config):
 def test_caches_without_a_row_are_refused(device, config):
     with (
         served(config) as server,
-        pytest.raises(ConfigError, match=r"gpucacheper \(cache_size_percentage\) 0: a cache has room for at least"),
+        pytest.raises(ConfigError, match=r"gpucacheper \(cache_size_percentage\) 0: a cache has at least one row"),
     ):
         CachedLookup(server, with_cache(config, size_ratio=0.0), device)
 
@@ -251,7 +251,7 @@ class SmallDevice:
 
 
 @pytest.mark.parametrize(("kind", "advice"), [("dynamic", "set gpucacheper lower"), ("static", "the type dynamic")])
-def test_caches_that_the_device_has_no_room_for_are_refused_with_the_bytes(config, kind, advice):
+def test_caches_that_do_not_fit_the_device_are_refused_with_their_bytes(config, kind, advice):
     free_bytes = buffers_memory(config).device_bytes
     with served(config) as server, pytest.raises(DeviceMemoryError) as caught:
         CachedLookup(server, with_cache(config, kind=kind), SmallDevice(free_bytes))
@@ -261,12 +261,12 @@ def test_caches_that_the_device_has_no_room_for_are_refused_with_the_bytes(confi
     assert advice in str(caught.value)
 
 
-def test_batches_that_the_device_has_no_room_for_are_refused(config):
+def test_batches_that_do_not_fit_the_device_are_refused(config):
     with pytest.raises(DeviceMemoryError, match="of max_batch_size 16, 100 are free; set max_batch_size lower"):
         check_memory(config, plan_caches(config), SmallDevice())
 
 
-def test_page_locked_memory_that_the_host_has_no_room_for_is_refused(config, monkeypatch):
+def test_page_locked_memory_that_does_not_fit_the_host_is_refused(config, monkeypatch):
     free_bytes = buffers_memory(config).host_bytes
     monkeypatch.setattr(cache_plan, "available_memory_bytes", lambda: free_bytes)
     check_memory(config, plan_caches(config), SmallDevice(2**40))
@@ -277,7 +277,7 @@ def test_page_locked_memory_that_the_host_has_no_room_for_is_refused(config, mon
         check_memory(uvm, plan_caches(uvm), SmallDevice(2**40))
 
 
-def test_where_the_device_is_the_host_both_kinds_of_memory_are_one(config):
+def test_device_and_page_locked_memory_count_together_if_the_device_is_the_host(config):
     needed_bytes = sum(sum(part) for part in (caches_memory(plan_caches(config)), buffers_memory(config)))
 
     check_memory(config, plan_caches(config), SmallDevice(needed_bytes, uses_host_memory=True))
@@ -285,7 +285,7 @@ def test_where_the_device_is_the_host_both_kinds_of_memory_are_one(config):
         check_memory(config, plan_caches(config), SmallDevice(needed_bytes - 1, uses_host_memory=True))
 
 
-def test_fp8_rows_are_near_those_of_the_tiers(device, config):
+def test_fp8_rows_are_near_the_rows_of_the_tiers(device, config):
     narrow = with_cache(config, kind="static", fp8_rows=True)
     batch = first_table(narrow, np.array([0], dtype=np.int64))
 
@@ -294,19 +294,19 @@ def test_fp8_rows_are_near_those_of_the_tiers(device, config):
         (exact,) = LookupSession(server, narrow).lookup_pooled(batch).embeddings[:1]
 
     assert near.tobytes() != exact.tobytes()
-    assert np.abs(near - exact).max() <= np.abs(exact).max() / 16  # E4M3 has 3 bits behind the point
+    assert np.abs(near - exact).max() <= np.abs(exact).max() / 16  # E4M3 has a mantissa of 3 bits
 
 
-def test_a_cache_says_what_it_takes_before_it_takes_it(config):
+def test_the_memory_of_a_cache_is_logged_before_it_is_allocated(config):
     (line,) = describe_caches("m", plan_caches(with_cache(config, size_ratio=0.25)), [SmallDevice()])
 
     taken = "model m: caches on cuda:9 take 0.0 MiB of 0.0 MiB free: "
     assert line == taken + "t0 dynamic 15 of 60 rows fp32, 0.0 MiB"
 
 
-def test_a_device_without_room_leaves_no_caches_on_the_others(device, config):
+def test_if_one_device_is_full_the_caches_on_other_devices_are_freed(device, config):
     with served(config) as server:
         with pytest.raises(DeviceMemoryError, match="cuda:9"):
             open_lookups(server, config, [device, SmallDevice()])
 
-        server.evict("m.t0", np.array([3]))  # a closed cache that still listened would fail it
+        server.evict("m.t0", np.array([3]))  # would fail if a closed cache still got changes

@@ -1,4 +1,4 @@
-"""A session of a model that was loaded anew: its caches know nothing of later changes, so it is refused."""
+"""A session of a model that was loaded again is refused, because its caches get no reports of later changes."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ def config(tmp_path):
 
 
 @pytest.mark.parametrize("forget", [ParameterServer.unload_model, ParameterServer.erase_model])
-def test_a_session_from_before_a_reload_is_refused_though_the_configuration_is_the_same(device, config, forget):
+def test_a_session_from_before_a_reload_is_refused_even_with_the_same_configuration(device, config, forget):
     keys = np.array([6, 9])
     batch = Batch(np.zeros((1, 0), dtype=np.float32), (TableKeys(keys, np.array([0, 2], dtype=np.int32)),))
 
@@ -38,7 +38,7 @@ def test_a_session_from_before_a_reload_is_refused_though_the_configuration_is_t
         assert LookupSession(server, config).lookup([keys]).embeddings[0].tolist() == [[9] * 4, [0] * 4]
 
 
-def test_each_load_has_a_record_of_its_own(config):
+def test_each_load_has_its_own_record(config):
     with served(config) as server:
         first = server.model("m")
         server.unload_model("m")

@@ -9,7 +9,7 @@ from tests.serving.small_server import serve, write_model
 
 
 @pytest.mark.parametrize("wanted", [None, False, True])
-def test_a_cache_that_a_configuration_asks_for_by_name_is_said_to_be_missing(tmp_path, caplog, wanted):
+def test_a_missing_cache_is_logged_if_the_configuration_names_it(tmp_path, caplog, wanted):
     config = write_model(tmp_path).model_copy(update={"gpu_cache": GpuCacheConfig(wanted=wanted)})
 
     warn_of_idle_caches([(config, ())])
@@ -19,7 +19,7 @@ def test_a_cache_that_a_configuration_asks_for_by_name_is_said_to_be_missing(tmp
     assert ("model 'm': gpucache is true, but no GPU is used" in caplog.text) == bool(wanted)
 
 
-def test_caches_that_are_missing_are_told_of_once_for_all_models(tmp_path, caplog, device):
+def test_missing_caches_are_logged_once_for_all_models(tmp_path, caplog, device):
     config = write_model(tmp_path).model_copy(update={"gpu_cache": GpuCacheConfig(wanted=True)})
     models = [
         (config.model_copy(update={"name": name}), used) for name, used in (("a", ()), ("b", [device]), ("c", ()))

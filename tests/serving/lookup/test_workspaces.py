@@ -39,7 +39,7 @@ def workspaces(made):
     return Workspaces(make, most=2, max_keys=10)
 
 
-def test_a_workspace_that_is_back_is_lent_again(workspaces, made):
+def test_a_returned_workspace_is_lent_again(workspaces, made):
     with workspaces.lend(10) as first:
         pass
     with workspaces.lend(1) as again:
@@ -54,7 +54,7 @@ def test_two_requests_at_a_time_have_two_workspaces(workspaces):
         assert one is not other
 
 
-def test_a_third_request_waits_until_one_is_back(workspaces):
+def test_a_third_request_waits_until_a_workspace_is_returned(workspaces):
     answered = threading.Event()
     lent = []
 
@@ -74,7 +74,7 @@ def test_a_third_request_waits_until_one_is_back(workspaces):
     assert lent == [second]
 
 
-def test_a_batch_of_more_keys_gets_a_larger_one_in_its_place(workspaces, made):
+def test_a_batch_of_more_keys_replaces_a_workspace_by_a_larger_workspace(workspaces, made):
     with workspaces.lend(1):
         pass
     with workspaces.lend(35) as large:
@@ -88,7 +88,7 @@ def test_a_batch_of_more_keys_gets_a_larger_one_in_its_place(workspaces, made):
     assert [work.max_keys for work in made] == [10, 40, 40]
 
 
-def test_one_whose_request_failed_is_waited_for_and_lent_again(workspaces, made):
+def test_a_workspace_whose_request_failed_is_waited_for_and_lent_again(workspaces, made):
     with pytest.raises(ZeroDivisionError), workspaces.lend(1) as work:
         raise ZeroDivisionError
 
@@ -98,7 +98,7 @@ def test_one_whose_request_failed_is_waited_for_and_lent_again(workspaces, made)
     assert len(made) == 1
 
 
-def test_one_in_which_work_failed_is_waited_for_and_not_lent_again(workspaces):
+def test_a_workspace_whose_work_failed_is_waited_for_and_not_lent_again(workspaces):
     with workspaces.lend(1) as broken:
         pass
     broken.stream.is_faulty = True
@@ -110,7 +110,7 @@ def test_one_in_which_work_failed_is_waited_for_and_not_lent_again(workspaces):
         assert broken not in (one, other)
 
 
-def test_one_that_cannot_be_made_leaves_its_place_free():
+def test_a_workspace_that_cannot_be_made_leaves_its_place_free():
     def make(max_keys):
         if failures:
             raise failures.pop()
@@ -125,7 +125,7 @@ def test_one_that_cannot_be_made_leaves_its_place_free():
         assert work.max_keys == 1
 
 
-def test_a_batch_too_large_to_make_one_for_leaves_later_batches_their_size():
+def test_a_batch_too_large_for_any_workspace_does_not_change_the_size_for_later_batches():
     def make(max_keys):
         if max_keys > 10:
             raise MemoryError("no room")
@@ -139,7 +139,7 @@ def test_a_batch_too_large_to_make_one_for_leaves_later_batches_their_size():
         assert work.max_keys == 10
 
 
-def test_closed_ones_are_dropped(workspaces, made):
+def test_closing_drops_all_workspaces(workspaces, made):
     with workspaces.lend(1) as work:
         pass
     dropped = weakref.ref(work)

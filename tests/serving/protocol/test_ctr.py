@@ -48,7 +48,7 @@ def test_dense_features_may_come_flat_as_hugectr_clients_send_them_or_by_sample(
     assert batch_of(config(), inputs(shape)).dense.tolist() == [[0, 1], [2, 3]]
 
 
-def test_dense_features_may_be_left_out_only_where_there_are_none():
+def test_dense_features_may_be_left_out_only_if_the_model_has_none():
     without = {name: array for name, array in inputs().items() if name != "DES"}
 
     assert signature_of(config(dense_dim=0)).inputs[0].optional

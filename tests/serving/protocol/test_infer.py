@@ -1,4 +1,4 @@
-"""KServe v2 infer: what is read, what is refused, what is answered."""
+"""KServe v2 infer: requests that are read, requests that are refused, and answers."""
 
 import json
 
@@ -48,7 +48,7 @@ def binary(name, datatype, shape, size):
     return tensor(name, datatype, shape, parameters={"binary_data_size": size})
 
 
-class TestWhatIsRead:
+class TestAcceptedRequests:
     def test_json_numbers_become_arrays_of_the_named_datatype(self):
         request = decode({"id": "a1", "inputs": [des(), catcolumn()]})
 
@@ -117,7 +117,7 @@ class TestWhatIsRead:
         decode({"inputs": [des(parameters={"note": 1}), catcolumn()], "parameters": {"priority": 1}})
 
 
-class TestWhatIsRefused:
+class TestRefusedRequests:
     @pytest.mark.parametrize(
         ("document", "expected"),
         [
@@ -216,7 +216,7 @@ class TestWhatIsRefused:
         assert expected in refused({"inputs": [entry]})
 
     @pytest.mark.parametrize("text", ["name", "datatype"])
-    def test_what_a_client_made_up_is_not_sent_back_at_length(self, text):
+    def test_text_that_a_client_made_up_is_cut_in_messages(self, text):
         assert len(refused({"inputs": [des() | {text: "x" * 100_000}]})) < 300
 
     @pytest.mark.parametrize("token", [b"NaN", b"Infinity", b"-Infinity", b"1e999"])
@@ -247,7 +247,7 @@ class TestWhatIsRefused:
         assert expected in refused(document, tail)
 
     @pytest.mark.parametrize("header", ["-1", "", "1.5", "abc", "²", "9" * 30, "1_0", " 2"])
-    def test_a_header_length_that_is_no_number(self, header):
+    def test_a_header_length_that_is_not_a_number(self, header):
         assert "Inference-Header-Content-Length: expected a number of bytes" in refused(b"{}", header_bytes=header)
 
     def test_a_header_length_beyond_the_body(self):
@@ -280,7 +280,7 @@ class TestWhatIsRefused:
         assert expected in refused({"inputs": [des(), catcolumn()], "outputs": outputs})
 
 
-class TestTheAnswer:
+class TestAnswers:
     PROBABILITIES = np.array([[0.25], [0.5]], np.float32)
 
     def encode(self, *outputs, request_id=""):
@@ -314,8 +314,8 @@ class TestTheAnswer:
         assert np.frombuffer(tail, np.float32).tolist() == [-0.25, -0.5]
 
 
-class TestWhatIsRemembered:
-    """One decoder sees many requests; what it remembers of earlier ones must never show."""
+class TestRememberedHeads:
+    """One decoder reads many requests; earlier requests must never affect later requests."""
 
     HEAD = json.dumps(
         {"inputs": [binary("DES", "FP32", [1, 2], 8), binary("CATCOLUMN", "INT64", [2], 16)]},
@@ -341,7 +341,7 @@ class TestWhatIsRemembered:
         with pytest.raises(RequestError, match=r"are left|follow the last"):
             decoder.decode(self.HEAD + tail, str(len(self.HEAD)))
 
-    def test_numbers_in_json_are_read_anew(self):
+    def test_numbers_in_json_are_read_for_every_request(self):
         decoder = InferDecoder(SIGNATURE)
         body = json.dumps({"inputs": [des(), catcolumn()]}).encode()
 

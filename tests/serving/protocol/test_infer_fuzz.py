@@ -1,4 +1,4 @@
-"""Whatever arrives, the decoder answers with a request or a RequestError, never with another exception."""
+"""For any input the decoder returns a request or raises RequestError, never another exception."""
 
 import contextlib
 import json
@@ -48,7 +48,7 @@ BODY, HEAD_BYTES = valid_request()
 
 
 def decodes_or_is_refused(body, header_bytes):
-    """Any exception but a RequestError fails the test."""
+    """Any exception except RequestError fails the test."""
     with contextlib.suppress(RequestError):
         assert isinstance(InferDecoder(SIGNATURE).decode(body, header_bytes), InferRequest)
 

@@ -48,7 +48,7 @@ def test_every_bag_arrives_at_its_table_sample_and_slot(samples):
         assert [bag.tolist() for bag in np.split(keys.keys, keys.row_ptrs[1:-1])] == expected
 
 
-def test_dense_features_may_be_left_out_where_the_model_has_none():
+def test_dense_features_may_be_left_out_if_the_model_has_none():
     batch = decode_samples(body([{"keys": [[1]]}]), config((table("user", 1),), dense_dim=0))
 
     assert batch.dense.shape == (1, 0)

@@ -1,4 +1,4 @@
-"""What every test of layers needs: sizes and values that Hypothesis chooses, and one check per array library.
+"""Fixtures for tests of layers: sizes and values that Hypothesis chooses, and one check per array library.
 
 A family is a function from ``Draw`` to one case: a dict with the layer's ``type``, its other JSON ``members``, its
 ``bottoms`` (float64) and the ``oracle``, which makes the tops from bottoms and weights with PyTorch's own operators.
@@ -41,7 +41,7 @@ class Draw:
 
 
 class Layer:
-    """A case whose JSON was read: it has weights and runs on any array library."""
+    """A case after its JSON is read: it has weights and runs on any array library."""
 
     def __init__(self, case, rng=None):
         members = {"bottom": "x", "top": "y", "type": case["type"], **case["members"]}
@@ -60,7 +60,7 @@ class Layer:
         self.samples = len(case["bottoms"][0]) // first.times if isinstance(first, Samples) else None
 
     def expected(self):
-        """Return the oracle's tops, float64, after checking the shapes that the graph is told."""
+        """Return the oracle's tops, float64, after checking the graph's shapes."""
         torch = pytest.importorskip("torch")
         weights = {name: torch.tensor(w) for name, w in self.weights.items()}
         tops = [top.numpy() for top in self.case["oracle"]([torch.tensor(b) for b in self.case["bottoms"]], weights)]
@@ -88,7 +88,7 @@ def draw_layer():
 
 @pytest.fixture(scope="session")
 def smallest_draw():
-    """The draw whose every choice is the first."""
+    """The draw that always makes the first choice."""
 
     class Smallest(Draw):
         def __init__(self):
@@ -120,7 +120,7 @@ def run_layer():
 
 @pytest.fixture(scope="session")
 def check_numpy():
-    """Check that float32 on NumPy agrees with the oracle, and that nothing is written into the arguments."""
+    """Check that float32 on NumPy agrees with the oracle and that the arguments do not change."""
 
     def check(layer):
         bottoms = [b.astype(np.float32) for b in layer.case["bottoms"]]
@@ -132,7 +132,7 @@ def check_numpy():
 
         for top, expected in zip(tops, layer.expected(), strict=True):
             assert top.dtype == np.float32
-            # float32 of sums of at most some hundred terms of size 1 to 100
+            # Float32 sums of at most a few hundred terms of size 1 to 100.
             np.testing.assert_allclose(top, expected, rtol=1e-4, atol=1e-4)
         assert all(np.array_equal(array, copy) for array, copy in zip(arrays, before, strict=True))
 
@@ -141,9 +141,9 @@ def check_numpy():
 
 @pytest.fixture(scope="session")
 def check_device(device):
-    """Check that float32 on a device agrees with the oracle, the same when captured as a graph, where nothing may wait.
+    """Check that float32 on a device agrees with the oracle, also when captured as a graph, which must not wait.
 
-    On the runner it is NumPy's to the last bit, and arrays refuse to be mixed with those of the host.
+    On the runner the result equals NumPy's to the last bit, and its arrays cannot be mixed with host arrays.
     """
     stream = device.stream()
 
@@ -173,7 +173,7 @@ def check_device(device):
 
 @pytest.fixture(scope="session")
 def check_torch():
-    """Check that float64 on torch agrees with the oracle, and that the gradients are right where there are any."""
+    """Check that float64 on torch agrees with the oracle, and that all gradients are correct."""
     torch = pytest.importorskip("torch")
 
     def check(layer):
@@ -195,7 +195,7 @@ def check_torch():
 
 @pytest.fixture(scope="session")
 def check_traced():
-    """Check that the traced ONNX model agrees with the oracle in ONNX Runtime, and is made of plain operators."""
+    """Check that the traced ONNX model agrees with the oracle in ONNX Runtime and has plain operators only."""
     ndonnx = pytest.importorskip("ndonnx")
     onnxruntime = pytest.importorskip("onnxruntime")
 
@@ -226,7 +226,7 @@ def check_traced():
 
 @pytest.fixture(scope="session")
 def check_mixing():
-    """Check by experiment whether samples mix: run the layer on all of them at once, and on one after another."""
+    """Check by experiment whether samples mix: run the layer on all samples at once, then on each sample alone."""
 
     def samples_mix(layer):
         bottoms, weights = layer.case["bottoms"], layer.weights
@@ -240,7 +240,7 @@ def check_mixing():
             ]
             try:
                 alone.append(layer.run(part, weights))
-            except IndexError:  # a row of another sample was asked for
+            except IndexError:  # the layer reads a row of another sample
                 return True
         for number, (top, shape) in enumerate(zip(together, layer.structure.tops, strict=True)):
             parts = [tops[number] for tops in alone]
@@ -250,7 +250,7 @@ def check_mixing():
         return False
 
     def check(layer):
-        if layer.samples > 1:  # one alone is always as together
+        if layer.samples > 1:  # a single sample cannot differ
             assert samples_mix(layer) is layer.structure.mixes_samples
         if layer.structure.least_samples > 1:
             assert layer.structure.mixes_samples

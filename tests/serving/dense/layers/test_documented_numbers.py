@@ -1,4 +1,4 @@
-"""Layers by numbers worked out by hand; they need NumPy alone."""
+"""Layers against numbers calculated by hand; these tests only need NumPy."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ from serving.dense.primitives import linear, sigmoid
 from serving.model.layer_types import LAYER_TYPES
 
 
-def test_what_can_be_read_can_be_computed():
+def test_every_layer_that_can_be_read_can_be_computed():
     assert LAYERS.keys() == LAYER_TYPES.keys()
 
 
@@ -43,13 +43,13 @@ def test_the_factorization_machine_gives_the_documented_numbers(run_layer):
     assert run_layer("FmOrder2", {"out_dim": 2}, [[[1, 2, 3, 4, 5, 6]]]) == [[[23, 44]]]
 
 
-def test_a_weight_multiply_gives_every_number_its_vector(run_layer):
+def test_a_weight_multiply_scales_a_vector_per_column(run_layer):
     (top,) = run_layer("WeightMultiply", {"weight_dims": [2, 3]}, [[[2, 3]]], weight=[[1, 2, 3], [4, 5, 6]])
 
     assert top == [[2, 4, 6, 12, 15, 18]]
 
 
-def test_a_product_without_a_bias_is_the_product():
+def test_a_product_works_without_a_bias():
     assert linear(np.array([[1.0, 2.0]]), np.array([[3.0], [4.0]])).tolist() == [[11.0]]
 
 
@@ -60,7 +60,7 @@ def test_scaling_repeats_numbers_or_rows(run_layer):
     assert run_layer("Scale", {"scale_param": {"axis": 1, "factor": 2}}, [x]) == [[[1, 2], [1, 2], [3, 4], [3, 4]]]
 
 
-def test_an_overlapping_slice_copies_nothing_it_need_not():
+def test_an_overlapping_slice_makes_no_needless_copy():
     x = np.zeros((2, 3))
 
     whole, part = LAYERS["Slice"]({"ranges": ((0, 3), (1, 2))}, [x], {}, None)
@@ -69,18 +69,18 @@ def test_an_overlapping_slice_copies_nothing_it_need_not():
     assert part.shape == (2, 1)
 
 
-def test_a_softmax_takes_any_number(run_layer):
+def test_softmax_does_not_overflow(run_layer):
     assert run_layer("Softmax", {}, [[[1e30, 0, -1e30]]]) == [[[1, 0, 0]]]
 
 
-def test_elu_takes_any_number(run_layer):
+def test_elu_does_not_overflow(run_layer):
     assert run_layer("ELU", {"elu_param": {"alpha": 2}}, [[[-1e30, -1000, 0, 1000, 1e30]]]) == [
         [[-2, -2, 0, 1000, 1e30]]
     ]
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_sigmoid_takes_any_number(dtype):
+def test_sigmoid_does_not_overflow(dtype):
     x = np.array([-1e30, -1000, -88, 0, 88, 1000, 1e30], dtype)
 
     y = sigmoid(x)
@@ -89,7 +89,7 @@ def test_sigmoid_takes_any_number(dtype):
     np.testing.assert_allclose(y, [0, 0, 0, 0.5, 1, 1, 1], atol=1e-37)
 
 
-def test_joining_takes_the_last_slot_apart(run_layer):
+def test_fused_reshape_concat_separates_the_last_slot(run_layer):
     x, y = [[[1, 2], [3, 4], [5, 6]]], [[[7], [8], [9]]]
 
     assert run_layer("FusedReshapeConcatGeneral", {}, [x, y]) == [[[1, 2, 7], [3, 4, 8], [5, 6, 9]]]
@@ -124,7 +124,7 @@ def test_a_mask_is_one_inside_both_sequences(run_layer):
     assert run_layer("SequenceMask", members, [[[1]], [[2]]]) == [[[[[1, 1, 0], [0, 0, 0]]]]]
 
 
-def test_attention_looks_past_what_the_mask_hides(run_layer):
+def test_attention_ignores_masked_keys(run_layer):
     q, k, v = [[[0, 0]]], [[[1, 1], [1, 1], [1, 1]]], [[[1, 2], [3, 4], [50, 60]]]
 
     (top,) = run_layer("MultiHeadAttention", {"num_attention_heads": 2}, [q, k, v, [[[[1, 1, 0]]]]])

@@ -15,7 +15,7 @@ F = torch.nn.functional
 
 
 def rows(draw):
-    """Draw a tensor of two or three dimensions."""
+    """Draw a tensor with two or three dimensions."""
     return draw.array(draw.samples, *(draw.size() for _ in range(draw.size(2))))
 
 
@@ -148,7 +148,7 @@ family = pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family._
 @family
 @settings(deadline=None, max_examples=25)
 @given(data=st.data())
-def test_products_on_numpy_compute_what_pytorch_computes(family, draw_layer, check_numpy, data):
+def test_products_on_numpy_agree_with_pytorch(family, draw_layer, check_numpy, data):
     check_numpy(draw_layer(family, data))
 
 
@@ -162,21 +162,21 @@ def test_products_on_a_device_compute_the_same(family, draw_layer, check_device,
 @family
 @settings(deadline=None, max_examples=12)
 @given(data=st.data())
-def test_products_on_torch_are_the_same_and_their_gradients_are_right(family, draw_layer, check_torch, data):
+def test_products_on_torch_compute_the_same_with_correct_gradients(family, draw_layer, check_torch, data):
     check_torch(draw_layer(family, data))
 
 
 @family
 @settings(deadline=None, max_examples=6)
 @given(data=st.data())
-def test_products_when_traced_give_the_same_for_any_number_of_samples(family, draw_layer, check_traced, data):
+def test_traced_products_compute_the_same_for_any_batch_size(family, draw_layer, check_traced, data):
     check_traced(draw_layer(family, data))
 
 
 @family
 @settings(deadline=None, max_examples=20)
 @given(data=st.data())
-def test_products_say_whether_samples_mix(family, draw_layer, check_mixing, data):
+def test_products_report_whether_they_mix_samples(family, draw_layer, check_mixing, data):
     check_mixing(draw_layer(family, data))
 
 
