@@ -1,4 +1,4 @@
-"""A progress bar, where standard error is a terminal."""
+"""A progress bar on standard error, if that is a terminal."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -7,7 +7,7 @@ from typing import Any
 
 @contextmanager
 def progress_bar() -> Iterator[Callable[[str, int, int], None]]:
-    """Give a function of a task, its finished rows and all its rows; a new task begins a new bar."""
+    """Yield a function of a task, its finished rows and its total rows. A new task gets a new bar."""
     from tqdm import tqdm  # slow to import
 
     bars: list[tuple[str, Any]] = []

@@ -1,10 +1,10 @@
-"""The keys of a ``ps.json`` that are accepted and have no effect, each with the reason: one table."""
+"""The table of keys of a ``ps.json`` that are accepted and have no effect, each with its reason."""
 
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-# A write batch of RocksDB's is applied with Python's global lock held, so it is kept short. The lock is held too while
-# keys and values are converted; values of a short read are still in the CPU's cache then.
+# RocksDB applies a write batch while Python's global lock is held, so a batch is kept short. A short read
+# also keeps its values in the CPU's cache until they are converted.
 MOST_ROCKSDB_BATCH_ROWS = 2048
 
 _KAFKA = "updates are not read from Kafka"
@@ -31,15 +31,15 @@ _RAM, _SHARED, _SNAPSHOT, _REDIS_TYPE = "hash_map", "multi_process_hash_map", "s
 
 
 class WithoutEffect(NamedTuple):
-    """Some keys of one clause that have no effect.
+    """Keys of one clause that have no effect, for one reason.
 
     Attributes:
         clause: the clause's name; empty for the whole file.
         keys: the keys.
         reason: why they have no effect.
-        types: the types of the clause for which this holds; none: all, except ``disabled``.
-        when: what else must hold for the record of the clause; None: nothing.
-        only_slowest: there must be no slower tier either.
+        types: the types of the clause for which the entry holds. Empty means all types except ``disabled``.
+        when: a further condition on the record of the clause, if any.
+        only_slowest: the entry holds only for the slowest tier.
     """
 
     clause: str
@@ -50,7 +50,7 @@ class WithoutEffect(NamedTuple):
     only_slowest: bool = False
 
     def holds(self, kind: str | None, record: Any, is_slowest: bool) -> bool:
-        """Whether the keys have no effect on ``record``, whose type is ``kind``."""
+        """Return whether the keys have no effect on ``record``, whose type is ``kind``."""
         if (self.types and kind not in self.types) or (self.only_slowest and not is_slowest):
             return False
         return self.when is None or self.when(record)
@@ -132,12 +132,12 @@ TABLE = (
 
 
 def all_keys(clause: str) -> set[str]:
-    """Every key of ``clause`` that the table has."""
+    """Return every key of ``clause`` in the table."""
     return {key for row in TABLE if row.clause == clause for key in row.keys}
 
 
 def always(clause: str, kind: str | None) -> set[str]:
-    """The keys that have no effect on ``clause`` of the type ``kind``, whatever else the clause says."""
+    """Return the keys that never have an effect on ``clause`` of the type ``kind``."""
     rows = (row for row in TABLE if row.clause == clause and row.when is None)
     return {key for row in rows if not row.types or kind in row.types for key in row.keys}
 
@@ -145,14 +145,14 @@ def always(clause: str, kind: str | None) -> set[str]:
 def found(
     clause: str, kind: str | None, record: Any, given: dict[str, Any], is_slowest: bool = False
 ) -> Iterator[tuple[str, str]]:
-    """The keys of ``given``, one JSON object, that have no effect, each with the reason.
+    """Return the keys of the JSON object ``given`` that have no effect, each with its reason.
 
     Args:
         clause: the clause's name in the table.
-        kind: its type; None where a clause has no types.
-        record: what was read from ``given``.
+        kind: the clause's type, or None if the clause has no types.
+        record: the record that was read from ``given``.
         given: the JSON object.
-        is_slowest: no tier is slower.
+        is_slowest: the clause is the slowest tier.
     """
     if kind == "disabled":
         yield from ((key, _DISABLED) for key in given if key != "type")
