@@ -126,7 +126,7 @@ def test_a_server_of_keys_that_are_neither_wide_nor_narrow_is_refused(write_mode
 
 
 @pytest.mark.parametrize("server", [None, "ps"])
-def test_what_is_no_parameter_server_is_refused(cache_arguments, server):
+def test_an_object_that_is_not_a_parameter_server_is_refused(cache_arguments, server):
     with pytest.raises(ConfigError, match="parameter_server: expected what CreateParameterServer returned, got"):
         CreateEmbeddingCache(**cache_arguments | {"parameter_server": server})
 

@@ -1,4 +1,4 @@
-"""Keys of a ``ps.json`` that have no effect: the line about each, in the log, in `hotrow check` and in the docs."""
+"""Keys of a ``ps.json`` without effect are reported in the log, in `hotrow check` and in the docs."""
 
 import logging
 from pathlib import Path
@@ -14,7 +14,7 @@ from tests.serving.ps_files import listed, write_ps
 
 @pytest.fixture
 def write(write_model, tmp_path):
-    """A function that writes a ps.json of one model, with additional keys of the model and of the file."""
+    """Return a function that writes a ps.json of one model, with additional keys of the model and of the file."""
     model = write_model(write_model.table(slots=3, dim=4), features=2)
 
     def write(in_model=None, **tiers):

@@ -335,7 +335,7 @@ def test_meta_that_does_not_fit_is_not_written(tmp_path):
         write_sparse_directory(tmp_path / "d", KEYS, VECTORS, meta=KEYS[:2])
 
 
-def test_a_disk_that_refuses_is_named(tmp_path):
+def test_a_disk_that_refuses_writes_is_named(tmp_path):
     (tmp_path / "file").write_bytes(b"")
 
     with pytest.raises(ModelFileError, match="file/f: cannot be written: Not a directory"):
