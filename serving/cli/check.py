@@ -123,7 +123,7 @@ def _limit(tier: VolatileDbConfig | DisabledConfig) -> str:
     if isinstance(tier, DisabledConfig):
         return "volatile_db is disabled, and tables take no memory"
     if tier.type == "snapshot":
-        return "volatile_db is a snapshot: its rows lie in files, and the page cache keeps what it has room for"
+        return "volatile_db is a snapshot: its rows are in files, and the page cache keeps as many of them as fit"
     if tier.type == "redis_cluster":
         return "volatile_db is Redis, and tables take no memory here"
     if isinstance(tier, SharedMemoryConfig):

@@ -65,7 +65,7 @@ def _ask(options: argparse.Namespace) -> bytes:
     except (URLError, HTTPException, OSError) as err:
         raise ServingError(f"{options.url}: {getattr(err, 'reason', err)}") from err
     except ValueError as err:
-        raise RequestError(f"--url: {options.url!r} is no URL: {err}") from err
+        raise RequestError(f"--url: {options.url!r} is not a URL: {err}") from err
 
 
 def _parse(answer: bytes, url: str) -> tuple[list[list[float]], int]:

@@ -72,9 +72,9 @@ class GpuCacheConfig(Clause):
     @model_validator(mode="after")
     def _agrees(self) -> Self:
         if self.fp8_rows and self.kind != "static":
-            raise ValueError(f"fp8_quant: only a cache of the type static keeps 8-bit floats, this one is {self.kind}")
+            raise ValueError(f"fp8_quant: only a cache of the type static keeps 8-bit floats, not {self.kind}")
         if self.mode == "asynchronous" and self.kind == "static":
-            raise ValueError("embedding_cache_mode: a static cache has every row, none is inserted later")
+            raise ValueError("embedding_cache_mode: a static cache has every row from the start and inserts none later")
         if len(set(self.devices)) < len(self.devices):
             raise ValueError(f"deployed_device_list: expected each GPU once, got {list(self.devices)}")
         return self

@@ -10,8 +10,8 @@ MOST_ROCKSDB_BATCH_ROWS = 2048
 _KAFKA = "updates are not read from Kafka"
 _FUSED = "every table is looked up by its own name, which changes no answer"
 _OLDER_NAMES = "they are older names of max_batch_size"
-_NEVER_EVICTED = "no row is ever evicted: there is no overflow_margin, nor a capacity with an overflow_policy"
-_PARTITIONS = "only Redis, and the overflow_margin of RAM, count partitions"
+_NEVER_EVICTED = "no row is evicted without an overflow_margin or a capacity with an overflow_policy"
+_PARTITIONS = "only Redis and the overflow_margin of RAM use partitions"
 _DISABLED = "the type is disabled"
 _BATCHES = ("max_get_batch_size", "max_set_batch_size")
 _EVICTION = ("overflow_policy", "overflow_resolution_target", "refresh_time_after_fetch")
@@ -58,16 +58,16 @@ class WithoutEffect(NamedTuple):
 
 TABLE = (
     WithoutEffect("", ("fuse_embedding_table",), _FUSED, when=lambda ps: ps.fuse_embedding_table),
-    WithoutEffect("models", ("scaler",), "it scales gradients, of which there are none"),
+    WithoutEffect("models", ("scaler",), "it scales gradients, and serving has no gradients"),
     WithoutEffect("models", ("use_algorithm_search",), "cuBLAS searches its algorithms itself"),
-    WithoutEffect("models", ("use_context_stream",), "contexts are those of TensorFlow and TensorRT"),
+    WithoutEffect("models", ("use_context_stream",), "only TensorFlow and TensorRT use contexts"),
     WithoutEffect("models", ("use_hctr_cache_implementation",), "there is one implementation of the cache"),
     WithoutEffect("models", ("fuse_embedding_table",), _FUSED, when=lambda model: model.fuse_embedding_table),
     WithoutEffect("models", _NETWORK, "the model has no dense network", when=lambda model: model.dense_file is None),
     WithoutEffect(
         "models",
         ("enable_pagelock",),
-        "the embedding_cache_type uvm is what keeps rows in page-locked memory",
+        "the embedding_cache_type uvm keeps rows in page-locked memory",
         when=lambda model: model.enable_pagelock and model.gpu_cache.wanted and model.gpu_cache.kind == "dynamic",
     ),
     WithoutEffect(
@@ -79,17 +79,17 @@ TABLE = (
     WithoutEffect(
         "models",
         ("gpucacheper", "hit_rate_threshold", "init_ec"),
-        "a static cache has every row, from the start on",
+        "a static cache has every row from the start",
         when=lambda model: model.gpu_cache.wanted and model.gpu_cache.kind == "static",
     ),
     WithoutEffect("volatile_db", ("update_filters",), _KAFKA),
-    WithoutEffect("volatile_db", ("algorithm", "allocation_rate"), "a table takes its memory at once"),
+    WithoutEffect("volatile_db", ("algorithm", "allocation_rate"), "a table allocates its memory at once"),
     WithoutEffect("volatile_db", ("layout",), "HPS's hashes are the only layout", (_REDIS_TYPE,)),
     WithoutEffect("volatile_db", _BATCHES, _OLDER_NAMES, (_REDIS_TYPE,)),
     WithoutEffect(
         "volatile_db",
         ("max_batch_size", *_BATCHES),
-        "there a lookup or load is one pass, of any size",
+        "a lookup or load of any size is one pass",
         (_RAM, _SHARED, _SNAPSHOT),
     ),
     WithoutEffect("volatile_db", _REDIS, "only a redis_cluster has it", (_RAM, _SHARED, _SNAPSHOT)),
@@ -102,7 +102,7 @@ TABLE = (
     WithoutEffect(
         "volatile_db",
         ("cache_missed_embeddings",),
-        "there is no slower tier whose rows could be copied",
+        "there is no slower tier to copy rows from",
         when=lambda tier: tier.cache_missed_embeddings,
         only_slowest=True,
     ),
@@ -123,8 +123,7 @@ TABLE = (
     WithoutEffect(
         "persistent_db",
         ("max_batch_size",),
-        f"above {MOST_ROCKSDB_BATCH_ROWS} it counts as that: of more keys several batches are made, each of which is "
-        "written as a whole",
+        f"a value above {MOST_ROCKSDB_BATCH_ROWS} counts as {MOST_ROCKSDB_BATCH_ROWS}, because a large batch is split",
         when=lambda tier: tier.max_batch_size > MOST_ROCKSDB_BATCH_ROWS,
     ),
     WithoutEffect("update_source", _KAFKA_KEYS, _KAFKA),

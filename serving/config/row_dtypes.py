@@ -41,7 +41,7 @@ def with_row_dtypes(
             if kept not in (None, row_dtype):
                 reason = (
                     f"{kept!r}, but {path} makes the rows of table {name!r} {row_dtype!r}; "
-                    "a row must not differ by the tier that it comes from"
+                    "a row must be the same in every tier"
                 )
                 raise ConfigError(source, f"{slower}.row_dtype", reason)
         tables.append(table.model_copy(update={"row_dtype": row_dtype}))

@@ -226,9 +226,9 @@ class RedisTlsConfig(Clause):
     def prepare(cls, given: dict[str, Any]) -> dict[str, Any]:
         """Refuse certificates without ``enable_tls``, because the user expects encryption."""
         if "enable_tls" not in given:
-            raise ValueError(f"{min(given)}: enable_tls is absent, so nothing would be encrypted")
+            raise ValueError(f"{min(given)}: needs enable_tls, because otherwise nothing is encrypted")
         if "tls_client_key" in given and "tls_client_certificate" not in given:
-            raise ValueError("tls_client_key: without tls_client_certificate")
+            raise ValueError("tls_client_key: needs tls_client_certificate")
         return given
 
 
@@ -402,7 +402,7 @@ class PersistentDbConfig(Clause):
         if self.type != "disabled" and self.path is None:
             raise ValueError("path is required where the type is rocks_db")
         if self.catch_up_interval_ms is not None and not self.read_only:
-            raise ValueError("catch_up_interval_ms: only with read_only is there another process to catch up with")
+            raise ValueError("catch_up_interval_ms: needs read_only, because only then another process writes")
         return self
 
 
@@ -428,7 +428,7 @@ def check_together(
     if fastest.type == "disabled" and not has_persistent:
         raise ConfigError(source, "", "volatile_db and persistent_db are both disabled: no tier would hold a row")
     if fastest.type == "snapshot" and has_persistent:
-        reason = "a volatile_db of the type snapshot holds every row, so this tier would never be asked"
+        reason = "a volatile_db of the type snapshot holds every row, so this tier would never be read"
         raise ConfigError(source, "persistent_db.type", reason)
     if not has_persistent:
         _check_holds_all(*volatile[-1], source)
@@ -441,7 +441,7 @@ def _check_order(volatile: Sequence[tuple[str, VolatileDbConfig | DisabledConfig
         if tier.type not in listed:
             reason = f"in a list of tiers expected {' and '.join(listed)}, got {tier.type}"
             if tier.type != "disabled":
-                reason += ", which has every row of the models' files, so no slower tier would be asked"
+                reason += ", which has every row of the models' files, so no slower tier would be read"
             raise ConfigError(source, f"{path}.type", reason)
         place = listed.index(tier.type)
         if place == last:
@@ -455,10 +455,10 @@ def _check_order(volatile: Sequence[tuple[str, VolatileDbConfig | DisabledConfig
 def _check_holds_all(path: str, slowest: VolatileDbConfig | DisabledConfig, source: str) -> None:
     """Refuse a slowest tier that does not have every row."""
     if isinstance(slowest, HashMapConfig) and not slowest.initialize_after_startup:
-        reason = "false, and there is no persistent_db: no tier would hold a row"
+        reason = "false without a persistent_db: no tier would hold a row"
         raise ConfigError(source, f"{path}.initialize_after_startup", reason)
     if isinstance(slowest, HashMapConfig) and slowest.initial_cache_rate < 1.0:
-        reason = "below 1, and there is no persistent_db: no tier would hold the other rows"
+        reason = "below 1 without a persistent_db: no tier would hold the other rows"
         raise ConfigError(source, f"{path}.initial_cache_rate", reason)
     if isinstance(slowest, RedisConfig) and slowest.overflow is not None:
         reason = "another tier must hold the rows that Redis evicts: add a persistent_db, or leave the margin out"

@@ -58,7 +58,7 @@ def check_target(path: Path) -> None:
         raise OutputError(f"{path}: cannot be read: {err.strerror}") from err
     strange = [name for name in found if path.suffix or name not in _FOLDER_FILES]
     if strange:
-        raise OutputError(f"{path}: is a folder with {strange[0]!r} in it, and a dump would take its place")
+        raise OutputError(f"{path}: is a folder with {strange[0]!r} in it, and a dump would replace the folder")
     if not path.parent.is_dir():
         raise OutputError(f"{path}: there is no folder {path.parent}")
 

@@ -88,7 +88,7 @@ class BinDump:
     def _checked_rows(self, header: bytes, size_bytes: int) -> int:
         """The number of pairs."""
         if header[:4] != MAGIC:
-            raise self._error(0, f"expected {MAGIC!r}, with which HPS's binary dumps begin, found {header[:4]!r}")
+            raise self._error(0, f"expected {MAGIC!r}, the start of HPS's binary dumps, found {header[:4]!r}")
         if size_bytes < _UNKNOWN_TABLE_BYTES or _UNKNOWN_TABLE_BYTES < size_bytes < _HEADER.size:
             raise self._error(size_bytes, f"the file ends inside its header of {_HEADER.size} bytes")
         _, version, key_bytes, value_bytes = _HEADER.unpack(header.ljust(_HEADER.size, b"\0"))

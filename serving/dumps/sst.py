@@ -115,7 +115,7 @@ class SstDump:
             with translated_errors(self._path):
                 yield
         except StoreError as err:
-            what = "cannot be read" if isinstance(err.__cause__, OSError) else "damaged, or no SST file"
+            what = "cannot be read" if isinstance(err.__cause__, OSError) else "damaged, or not an SST file"
             reason = err.reason.removeprefix(f"{self._path}: ").replace(f"{folder}{os.sep}", "")
             raise ModelFileError(self._path, f"{what}: {reason}") from err
 

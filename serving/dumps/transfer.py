@@ -236,9 +236,7 @@ def _slowest_tier(config: ParameterServerConfig) -> ParameterServerConfig:
 def _rows_in(store: Store, spec: TableSpec) -> _HeldRows:
     if store.outlives_process and store.marker(spec.name) is None:
         if not has_rows(store, spec.name):
-            raise StoreError(
-                store.name, spec.name, "there is no such table: no model with it was loaded into this tier"
-            )
+            raise StoreError(store.name, spec.name, "no such table: no model with this table was loaded into this tier")
         logger.warning("%s: table %s has no marker: HPS filled it, or a load did not end", store.name, spec.name)
     batches = store.items(spec.name, LOAD_BATCH_ROWS)
     if isinstance(store, RocksDbStore):

@@ -142,5 +142,5 @@ class Graph:
     def too_few(self, samples: int) -> str:
         """Return a message about too few samples, or an empty text. A batch without samples is allowed."""
         if 0 < samples < self.least_samples:
-            return f"expected at least {self.least_samples} samples, whose rows the graph picks, got {samples}"
+            return f"expected at least {self.least_samples} samples, because the graph picks rows, got {samples}"
         return ""

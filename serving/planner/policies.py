@@ -104,7 +104,9 @@ def standard_error(groups: Sequence[HitCurve], rows: NDArray[np.integer]) -> NDA
 
 def _scaled_curve(places: Places, sampled: Places, lookups: int, sample_ratio: float) -> HitCurve:
     if not sampled.size:
-        raise ValueError(f"{sample_ratio:g} of the rows are none of those looked up; take a larger sample")
+        raise ValueError(
+            f"a sample of {sample_ratio:g} of the rows has no row that was looked up; take a larger sample"
+        )
     distances = reuse_distances(sampled)
     counts = np.bincount(distances[distances != NEVER])
     occurring = np.flatnonzero(counts)

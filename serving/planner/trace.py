@@ -120,13 +120,13 @@ class _Reader:
         name = self._table or (next(iter(self._owners)) if len(self._owners) == 1 else self._find(file.stem, str(file)))
         array = _load(file)
         if isinstance(array, dict):
-            raise TraceError(str(file), "holds an archive of arrays, which is called .npz")
+            raise TraceError(str(file), "holds an archive of arrays: rename it to .npz")
         yield name, self._table_keys(array, name, str(file))
 
     def _arrays(self, file: Path) -> _Named:
         arrays = _load(file)
         if not isinstance(arrays, dict):
-            raise TraceError(str(file), "holds one array without a name, which is called .npy")
+            raise TraceError(str(file), "holds one array without a name: rename it to .npy")
         if not arrays.keys() & {DENSE, KEYS, ROW_PTRS}:
             for name, array in arrays.items():
                 table = self._find(name, str(file))
@@ -201,7 +201,7 @@ class _Reader:
         wrong = (keys < smallest) | (keys > largest)
         if wrong.any():
             at = int(np.argmax(wrong))
-            raise TraceError(where, f"{keys[at]} at position {at}: a key of this table lies in {smallest}..{largest}")
+            raise TraceError(where, f"{keys[at]} at position {at}: expected a key in {smallest}..{largest}")
         return keys
 
 
@@ -232,4 +232,4 @@ def _load(file: Path) -> Any:
     except OSError as err:
         raise TraceError(str(file), f"cannot be read: {err.strerror or err}") from err
     except (MemoryError, *UNREADABLE) as err:
-        raise TraceError(str(file), f"damaged, or no NumPy file of plain numbers: {explain(err)}") from err
+        raise TraceError(str(file), f"damaged, or not a NumPy file of plain numbers: {explain(err)}") from err

@@ -306,11 +306,11 @@ class TestPredict:
             pytest.param(["m", "{file}", "--url", "ftp://x"], "expected http://", id="another protocol"),
             pytest.param(["m", "{file}", "--url", "http://127.0.0.1:1"], "Connection refused", id="nobody listens"),
             pytest.param(["m", "{file}", "--url", "http://"], "http://", id="no host"),
-            pytest.param(["m", "{file}", "--url", "http://[::1"], "'http://[::1' is no URL", id="half an address"),
+            pytest.param(["m", "{file}", "--url", "http://[::1"], "'http://[::1' is not a URL", id="half an address"),
             pytest.param(["m", "{file}", "--url", "http://x:y"], "'y'", id="no port"),
             pytest.param(["m", "{file}", "--url", "http://127.0.0.1:99999"], "out of range 0-65535", id="a large port"),
-            pytest.param(["m", "{file}", "--url", f"http://{'h' * 64}"], "is no URL", id="no host's name"),
-            pytest.param(["m", "{file}", "--url", "http://127.0.0.1/\xe9"], "is no URL", id="no ASCII"),
+            pytest.param(["m", "{file}", "--url", f"http://{'h' * 64}"], "is not a URL", id="no host's name"),
+            pytest.param(["m", "{file}", "--url", "http://127.0.0.1/\xe9"], "is not a URL", id="no ASCII"),
         ],
     )
     def test_a_request_that_cannot_be_sent_gives_one_line_and_exit_code_1(self, tmp_path, capsys, arguments, expected):

@@ -634,9 +634,9 @@ def in_redis(**change):
         (
             in_redis(enable_tls=True, tls_client_key="k"),
             "volatile_db",
-            "tls_client_key: without tls_client_certificate",
+            "tls_client_key: needs tls_client_certificate",
         ),
-        (in_redis(tls_ca_certificate="ca"), "volatile_db", "tls_ca_certificate: enable_tls is absent"),
+        (in_redis(tls_ca_certificate="ca"), "volatile_db", "tls_ca_certificate: needs enable_tls"),
         (in_tier("volatile_db", type="hash_mapp"), "volatile_db.type", "expected one of disabled, .* 'hash_mapp'"),
         (in_tier("volatile_db", type=3), "volatile_db.type", "expected one of"),
         (in_tier("volatile_db", overflow_margin=0), "volatile_db.overflow_margin", "greater than or equal to 1"),
@@ -665,7 +665,7 @@ def in_redis(**change):
         (
             lambda d: d.update(volatile_db={"type": "map", "initialize_after_startup": False}, persistent_db=NO_TIER),
             "volatile_db.initialize_after_startup",
-            "false, and there is no persistent_db",
+            "false without a persistent_db",
         ),
         (in_tier("volatile_db", cache_missed_embeddings=1), "volatile_db.cache_missed_embeddings", "valid boolean"),
         (in_tier("volatile_db", timeout_ms=9), "volatile_db", "only a redis_cluster has it"),
@@ -714,7 +714,7 @@ def in_redis(**change):
         (
             in_tier("persistent_db", catch_up_interval_ms=9, read_only=False),
             "persistent_db",
-            "catch_up_interval_ms: only with read_only",
+            "catch_up_interval_ms: needs read_only",
         ),
         (
             lambda d: d.update(persistent_db={"type": "disabled", "row_type": "int8"}),

@@ -56,7 +56,7 @@ def test_a_disabled_tier_is_no_tier(read):
         ([RAM, {"type": "snapshot", "path": "s"}], None, "volatile_db[1].type", "which has every row"),
         ([{"type": "multi_process_hash_map"}, REDIS], None, "volatile_db[0].type", "which has every row"),
         ([{"type": "disabled"}], None, "", "both disabled"),
-        ([{"type": "snapshot", "path": "s"}], ROCKS, "persistent_db.type", "would never be asked"),
+        ([{"type": "snapshot", "path": "s"}], ROCKS, "persistent_db.type", "would never be read"),
         ([RAM, REDIS | {"overflow_margin": 9}], None, "volatile_db[1].overflow_margin", "another tier must hold"),
         ([RAM, REDIS | {"capacity_rows": 9}], ROCKS, "volatile_db[1]", "capacity_rows: only a hash_map has it"),
         ([RAM | {"capacity_row": 9}, REDIS], ROCKS, "volatile_db[0].capacity_row", "unknown key"),

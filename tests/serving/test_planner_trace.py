@@ -188,7 +188,7 @@ ONE, TWO, BOTH = ["one"], ["two"], ["two", "one"]
         pytest.param(
             npy("t.npy", np.array([3, -1])),
             ONE,
-            "t.npy: -1 at position 1: a key of this table lies in 0..4294967295",
+            "t.npy: -1 at position 1: expected a key in 0..4294967295",
             id="no uint32",
         ),
         pytest.param(
@@ -202,16 +202,16 @@ ONE, TWO, BOTH = ["one"], ["two"], ["two", "one"]
             id="whose",
         ),
         pytest.param(
-            npy("t.npy", np.array([None])), ONE, "t.npy: damaged, or no NumPy file of plain numbers", id="pickled"
+            npy("t.npy", np.array([None])), ONE, "t.npy: damaged, or not a NumPy file of plain numbers", id="pickled"
         ),
-        pytest.param(text("t.npy", "1\n2\n"), ONE, "t.npy: damaged, or no NumPy file", id="text as npy"),
-        pytest.param(text("t.npy", ""), ONE, "t.npy: damaged, or no NumPy file", id="nothing as npy"),
-        pytest.param(header("()", "(1,)"), ONE, "t.npy: damaged, or no NumPy file", id="an empty type"),
-        pytest.param(header("'<i8'", (2**70,)), ONE, "t.npy: damaged, or no NumPy file", id="a shape beyond int64"),
-        pytest.param(text("t.npz", "PK\3\4"), ONE, "t.npz: damaged, or no NumPy file", id="half a zip"),
-        pytest.param(encrypted, TWO, "t.npz: damaged, or no NumPy file", id="an encrypted zip"),
-        pytest.param(rename, TWO, "user.npy: holds an archive of arrays, which is called .npz", id="npz as npy"),
-        pytest.param(rename_array, TWO, "t.npz: holds one array without a name, which is called .npy", id="npy as npz"),
+        pytest.param(text("t.npy", "1\n2\n"), ONE, "t.npy: damaged, or not a NumPy file", id="text as npy"),
+        pytest.param(text("t.npy", ""), ONE, "t.npy: damaged, or not a NumPy file", id="nothing as npy"),
+        pytest.param(header("()", "(1,)"), ONE, "t.npy: damaged, or not a NumPy file", id="an empty type"),
+        pytest.param(header("'<i8'", (2**70,)), ONE, "t.npy: damaged, or not a NumPy file", id="a shape beyond int64"),
+        pytest.param(text("t.npz", "PK\3\4"), ONE, "t.npz: damaged, or not a NumPy file", id="half a zip"),
+        pytest.param(encrypted, TWO, "t.npz: damaged, or not a NumPy file", id="an encrypted zip"),
+        pytest.param(rename, TWO, "user.npy: holds an archive of arrays: rename it to .npz", id="npz as npy"),
+        pytest.param(rename_array, TWO, "t.npz: holds one array without a name: rename it to .npy", id="npy as npz"),
         pytest.param(npz(users=[1]), TWO, "t.npz: no model has a table 'users'", id="a table's name"),
         pytest.param(npz(user=[1.5]), TWO, "t.npz: user: keys: expected integers", id="floats in an archive"),
         pytest.param(
