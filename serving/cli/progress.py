@@ -12,7 +12,7 @@ def progress_bar() -> Iterator[Callable[[str, int, int], None]]:
 
     bars: list[tuple[str, Any]] = []
 
-    def tell(what: str, done: int, rows: int) -> None:
+    def report(what: str, done: int, rows: int) -> None:
         if not bars or bars[-1][0] != what:
             end()
             bars.append((what, tqdm(desc=what, total=rows, unit="row", unit_scale=True, disable=None)))
@@ -23,6 +23,6 @@ def progress_bar() -> Iterator[Callable[[str, int, int], None]]:
             bars.pop()[1].close()
 
     try:
-        yield tell
+        yield report
     finally:
         end()

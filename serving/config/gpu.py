@@ -66,7 +66,7 @@ class GpuCacheConfig(Clause):
     @classmethod
     def _has_room(cls, size_ratio: float, info: ValidationInfo) -> float:
         if not size_ratio and info.data.get("wanted"):
-            raise ValueError("expected above 0 to 1, got 0: gpucache false asks for no cache")
+            raise ValueError("expected above 0 to 1, got 0: set gpucache to false for no cache")
         return size_ratio
 
     @model_validator(mode="after")

@@ -439,7 +439,7 @@ def _check_order(volatile: Sequence[tuple[str, VolatileDbConfig | DisabledConfig
     last = -1
     for path, tier in volatile:
         if tier.type not in listed:
-            reason = f"in a list of tiers expected {' and '.join(listed)}, got {tier.type}"
+            reason = f"expected {' and '.join(listed)} in a list of tiers, got {tier.type}"
             if tier.type != "disabled":
                 reason += ", which has every row of the models' files, so no slower tier would be read"
             raise ConfigError(source, f"{path}.type", reason)
@@ -447,7 +447,7 @@ def _check_order(volatile: Sequence[tuple[str, VolatileDbConfig | DisabledConfig
         if place == last:
             raise ConfigError(source, f"{path}.type", f"two tiers of the type {tier.type}")
         if place < last:
-            reason = f"{tier.type} behind {listed[last]}, which is slower: the faster tier comes first"
+            reason = f"{listed[last]} is slower than {tier.type}: put the faster tier first"
             raise ConfigError(source, f"{path}.type", reason)
         last = place
 

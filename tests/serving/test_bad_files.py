@@ -315,7 +315,7 @@ def test_numbers_that_are_not_finite_are_reported_by_layer_or_key(bare, caplog, 
     numbers[place] = value
     numbers.tofile(bare / name)
 
-    if np.isnan(value):  # the sigmoid of an infinity is a number
+    if np.isnan(value):  # the sigmoid of infinity is a number
         assert refusal(bare, RequestError).startswith("sample 0: the network's answer is [nan], no finite number")
     else:
         assert opened(bare).item() in (0, 1)
@@ -471,7 +471,7 @@ def test_a_dense_file_swapped_with_a_single_file_table_is_refused(bare):
         (bare / name).write_bytes(b"".join(row.pack(key, 0, *floats(3, key).tolist()) for key in KEYS[name]))
     opened(bare)
 
-    exchange(bare / "dense.model", bare / "user")  # whose 112 bytes could be four rows of 28
+    exchange(bare / "dense.model", bare / "user")  # its 112 bytes could be four rows of 28
 
     message = refusal(bare)
     assert message.startswith(f"{bare / 'dense.model'}: expected 112 bytes (")

@@ -220,14 +220,14 @@ def test_the_index_of_an_existing_snapshot_is_checked_and_with_full_every_byte(r
     file = next((tmp_path / "made" / "a.user").glob("*.snapshot"))
     assert main(["check", "--full", str(folder)]) == 0
 
-    flip(file, -4096)  # of a row
+    flip(file, -4096)  # in a row
     assert main(["check", str(folder)]) == 0
     capsys.readouterr()
     assert main(["check", "--full", str(folder)]) == 1
     error = capsys.readouterr().err
     assert f"model 'a': snapshot: table 'a.user': {file}: is damaged" in error
     assert "remove the file, and it is made again" in error
-    flip(file, 4096)  # of the index
+    flip(file, 4096)  # in the index
     assert main(["check", str(folder)]) == 1
 
     file.unlink()
@@ -259,7 +259,7 @@ def test_hot_keys_that_cannot_be_read_are_refused_before_anything_is_loaded(repo
     hot = tmp_path / "hot"
     if content is not None:
         hot.mkdir()
-        (hot / "b.item.npy").write_bytes(content)  # of the table that is loaded last
+        (hot / "b.item.npy").write_bytes(content)  # the table that is loaded last
     folder = repository(
         volatile_db={"type": "hash_map", "capacity_rows": 10, "hot_keys": str(hot)},
         persistent_db={"type": "rocks_db", "path": str(tmp_path / "rows")},

@@ -57,7 +57,7 @@ def test_the_caller_decides_the_key_type_if_the_file_does_not(write_model, given
     assert read_inference_config(model.config_file, "dcn", given).key_type == expected
 
 
-def test_a_caller_who_contradicts_the_files_key_type_is_refused(write_model):
+def test_an_argument_that_contradicts_the_key_type_of_the_file_is_refused(write_model):
     model = write_model(key_type="I64")
 
     with pytest.raises(ConfigError, match=r"inference\.input_key_type: the file says 'I64', .* i64_input_key=False"):

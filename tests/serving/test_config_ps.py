@@ -539,7 +539,7 @@ def in_redis(**change):
         (
             in_model(gpucache=True, gpucacheper=0),
             "models[0].gpucacheper",
-            "above 0 to 1, got 0: gpucache false asks for no cache",
+            "above 0 to 1, got 0: set gpucache to false for no cache",
         ),
         (in_model(gpucache=True, gpucacheper="0.0"), "models[0].gpucacheper", "above 0 to 1, got 0"),
         (in_model(refresh_delay=1e30), "models[0].refresh_delay", "less than or equal to 315360000, got 1e[+]30"),

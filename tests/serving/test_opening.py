@@ -178,7 +178,7 @@ def test_a_session_may_be_closed_after_its_server(write_version):
         session.predict([0.0, 0.0], [0], [0, 1, 1, 1])
 
 
-def test_a_model_whose_dense_part_cannot_be_opened_is_unloaded_again(write_version):
+def test_a_model_is_unloaded_again_if_its_dense_network_cannot_be_opened(write_version):
     _, directory = write_version()
     (directory / "_dense_10.model").write_bytes(b"1234")
 

@@ -105,7 +105,7 @@ def test_the_fragment_for_ps_json_opens_and_gives_every_table_its_rows(repositor
 
 
 @pytest.mark.parametrize("policy", ["file", "lru", "pinned"])
-def test_a_table_that_gets_no_row_has_a_line_that_says_why(repository, tmp_path, capsys, policy):
+def test_a_table_without_rows_has_a_line_with_the_reason(repository, tmp_path, capsys, policy):
     np.savez(tmp_path / "user.npz", user=np.arange(2000) % 500)
 
     assert plan(repository, tmp_path / "user.npz", "--ram", "5GiB", "--policy", policy) == 0

@@ -42,8 +42,8 @@ def test_evicting_the_oldest_row_has_the_planned_hit_rate_of_lru(lookups, target
     hits = hits_of(store, lookups)
 
     curve = lru_curve(lookups, lookups.size)
-    # An overflow leaves the youngest part of the bound. A key that comes twice in a batch of 8 counts as two misses
-    # here and as one in the plan, and rows of one 128th of the bound are equally old: less than 0.01.
+    # An overflow keeps the youngest part of the bound. A repeated key in a batch of 8 counts as two misses here and as
+    # one in the plan. Rows of one 128th of the bound are equally old. The difference is less than 0.01.
     least, most = curve.hit_rate([round(target * BOUND), BOUND])
     assert least - 0.01 <= hits / lookups.size <= most + 0.002
 

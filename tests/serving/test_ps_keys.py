@@ -73,7 +73,7 @@ ROWS = [
     ("models", "embedding_cache_type", "lru", "expected 'dynamic', 'static', 'uvm' or 'stochastic'|input should be"),
     ("models", "use_hctr_cache_implementation", False, IDLE),
     ("models", "use_context_stream", False, IDLE),
-    ("models", "thread_pool_size", 4, IDLE),  # as answers are exact by default
+    ("models", "thread_pool_size", 4, IDLE),  # because answers are exact by default
     ("asynchronous", "thread_pool_size", 4, READ),
     ("models", "init_ec", False, READ),
     ("models", "enable_pagelock", True, IDLE),
@@ -110,7 +110,7 @@ ROWS = [
     ("volatile_db", "refresh_time_after_fetch", True, IDLE),
     ("volatile_db", "update_filters", ["^hps_.+$"], IDLE),
     ("volatile_db", "overflow_margin", 10**6, READ),
-    ("volatile_db", "overflow_policy", "evict_least_used", IDLE),  # without a bound; the others have tests of their own
+    ("volatile_db", "overflow_policy", "evict_least_used", IDLE),  # without a bound; other tests cover the other cases
     ("volatile_db", "overflow_policy", "evict_none", "evict_oldest"),
     ("volatile_db", "overflow_resolution_target", 0.5, IDLE),
     ("volatile_db", "initialize_after_startup", False, READ),

@@ -97,7 +97,7 @@ def test_a_snapshot_that_is_truncated_during_reading_is_a_model_file_error(snaps
 def test_a_damaged_row_is_a_model_file_error(snapshot, section):
     path = snapshot()
     data = bytearray(path.read_bytes())
-    data[4096 * (len(data) // 4096 + section) + 2] ^= 1  # of one page each, behind them a few checksums
+    data[4096 * (len(data) // 4096 + section) + 2] ^= 1  # one page each, then a few checksums
     path.write_bytes(data)
     model = open_sparse(path, 2)
 
