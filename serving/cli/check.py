@@ -76,7 +76,7 @@ def check(options: argparse.Namespace) -> int:
     print(f"total {'':<28} {_mib(total_bytes):>16}")
     limit = _limit(config.volatile_db)
     if limit:
-        print(f"the total counts every row in RAM; {limit}")
+        print(f"this is the total with every row in RAM; {limit}")
     if config.persistent_db.type == "rocks_db":
         print(
             "every row of the database was read"
