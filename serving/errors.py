@@ -1,11 +1,10 @@
-"""Every error serving raises on purpose, on one page.
+"""Every error that serving raises on purpose, on one page.
 
-A request flows frontend -> protocol -> repository -> batch -> session -> lookup -> storage. The first three and the
-batch raise a RequestError: the caller sent something that cannot be answered, and sending it again will not help.
-Storage raises a StoreError: the same request may succeed later. ConfigError and ModelFileError are raised while
-something is opened, before any request is accepted; OutputError while a model is written and TraceError while
-traffic is read back, which no server does.
-``serving.frontend.codes`` is the one table from here to HTTP codes.
+A request flows frontend -> protocol -> repository -> batch -> session -> lookup -> storage. Frontend, protocol,
+repository and batch raise a RequestError: the request cannot be answered, and sending it again will not help. Storage
+raises a StoreError: the same request may succeed later. Opening a model raises ConfigError and ModelFileError, before
+any request is accepted. Commands that write a model raise OutputError, and the planner raises TraceError; servers
+raise neither. ``serving.frontend.codes`` is the only table that maps these errors to HTTP codes.
 """
 
 from collections.abc import Iterable, Iterator
@@ -32,7 +31,7 @@ class PayloadTooLargeError(RequestError):
 
 
 class UnsupportedEncodingError(RequestError):
-    """The request body is encoded in a way the server does not read."""
+    """The server cannot read the encoding of the request body."""
 
 
 class ConfigError(ServingError):
@@ -53,28 +52,28 @@ class ModelFileError(ServingError):
     """A model file is missing, truncated, oversized, corrupted, or not the file it should be."""
 
     def __init__(self, file: object, reason: str) -> None:
-        """Name the file and say what was expected and what came."""
+        """Name the file. Say what was expected and what came."""
         super().__init__(f"{file}: {reason}")
         self.file = str(file)
         self.reason = reason
 
 
 class OutputError(ServingError):
-    """A model cannot be written where it was asked to go."""
+    """A file or folder cannot be written to the requested path."""
 
 
 class TraceError(ServingError):
-    """A recorded trace cannot be read, or does not fit the model it is said to be of."""
+    """A recorded trace cannot be read, or does not fit its model."""
 
     def __init__(self, where: str, reason: str) -> None:
-        """Name the file, and the place in it; say what was expected and what came."""
+        """Name the file and the position in it. Say what was expected and what came."""
         super().__init__(f"{where}: {reason}")
         self.where = where
         self.reason = reason
 
 
 class StoreError(ServingError):
-    """A storage tier did not answer, or cannot take what it was given; the request may succeed later."""
+    """A storage tier did not answer, or cannot take the rows. The request may succeed later."""
 
     def __init__(self, store: str, table: str, reason: str) -> None:
         """Name the tier, the table's full name (may be empty) and what happened."""
@@ -85,7 +84,7 @@ class StoreError(ServingError):
 
 
 class StoreUnreachableError(StoreError):
-    """A storage tier could not be asked: it is down, or something between is."""
+    """A storage tier cannot be reached: the tier or the network is down."""
 
 
 class StoreTimeoutError(StoreUnreachableError):
@@ -93,46 +92,46 @@ class StoreTimeoutError(StoreUnreachableError):
 
 
 class StoreFullError(StoreError):
-    """A storage tier has no room for the rows; nothing of the call was written."""
+    """A storage tier has no room for the rows. The call wrote nothing."""
 
 
 class DeviceMemoryError(ServingError):
-    """A device has too little free memory for what it is to hold."""
+    """A device has too little free memory."""
 
     def __init__(self, device: str, reason: str) -> None:
-        """Name the device, and say what is to be held there and what there is room for."""
+        """Name the device. Say what should go there and how much room there is."""
         super().__init__(f"{device}: {reason}")
         self.device = device
         self.reason = reason
 
 
 class MissingExtraError(ServingError):
-    """An optional package is needed for what was asked; the message names the extra that installs it."""
+    """An optional package is not installed. The message names the extra that installs it."""
 
     def __init__(self, package: str, extra: str, purpose: str) -> None:
-        """Name the missing package, Hotrow's extra that brings it, and what needs it."""
+        """Name the missing package, the extra of Hotrow that installs it, and the feature that needs it."""
         super().__init__(f"{purpose} needs the package {package!r}: pip install 'hotrow[{extra}]'")
         self.package = package
         self.extra = extra
 
 
 class OverloadedError(ServingError):
-    """The server has as many requests in hand as it accepts; the same request may succeed later."""
+    """The server already has as many requests in flight as it accepts. The same request may succeed later."""
 
 
 def did_you_mean(name: object, known: Iterable[str]) -> str:
-    """The end of a message about a name that nobody knows: the known name that is most like it; empty without one."""
+    """Return the end of a message about an unknown name: the most similar known name, or an empty text."""
     close = get_close_matches(str(name)[:128], list(known), n=1)
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
 @contextmanager
 def about(model: str, faults: list[HotrowError] | None = None) -> Iterator[None]:
-    """Note on an error inside the block which model it is about; ``told`` shows that.
+    """Add the model's name to any error that the block raises. ``told`` shows the name.
 
     Args:
         model: the model's name.
-        faults: where given, the error is added to it and goes no further.
+        faults: if given, the error is added to this list instead of being raised.
     """
     try:
         yield
@@ -144,15 +143,15 @@ def about(model: str, faults: list[HotrowError] | None = None) -> Iterator[None]
 
 
 def is_about(error: HotrowError, model: str) -> bool:
-    """Whether ``about`` noted on the error that it is about this model."""
+    """Return whether ``about`` added this model's name to the error."""
     return f"model {model[:64]!r}" in getattr(error, "__notes__", ())
 
 
 def is_about_a_model(error: HotrowError) -> bool:
-    """Whether somebody noted on the error which model it is about."""
+    """Return whether ``about`` added any model's name to the error."""
     return bool(getattr(error, "__notes__", ()))
 
 
 def told(error: HotrowError) -> str:
-    """One line for an operator: what the error is about, as far as somebody noted it, and its message."""
+    """Return one line for an operator: the model, if ``about`` added its name, and the message."""
     return ": ".join((*getattr(error, "__notes__", ()), str(error)))

@@ -1,4 +1,4 @@
-"""``hotrow check``: whether a configuration, a model or a repository can be served, and how much memory it takes."""
+"""``hotrow check``: validate a configuration, a model or a repository, and print the memory that it takes."""
 
 import argparse
 import sys
@@ -56,7 +56,7 @@ def add_parser(commands: Any) -> None:
 
 
 def check(options: argparse.Namespace) -> int:
-    """Print what the configuration describes, or one line for each fault of its models."""
+    """Print the memory that the configuration takes, or one line for each fault."""
     if is_snapshot(options.config):
         return _check_snapshot(options)
     faults: list[HotrowError] = []
@@ -67,7 +67,7 @@ def check(options: argparse.Namespace) -> int:
     total_bytes = sum(_check_model(model, options, faults) for model in config.models)
     warnings = check_tiers(config, faults, full=options.full, connect=options.connect)
     if faults:
-        for line in dict.fromkeys(map(told, faults)):  # int8 loads the tables too, so one fault may be found twice
+        for line in dict.fromkeys(map(told, faults)):  # int8 also loads the tables, so a fault may appear twice
             print(f"hotrow check: {line}", file=sys.stderr)
         return 1
     of_caches = [line for model in config.models for say in (idle_refresh, keys_left_out) if (line := say(model))]
@@ -76,7 +76,7 @@ def check(options: argparse.Namespace) -> int:
     print(f"total {'':<28} {_mib(total_bytes):>16}")
     limit = _limit(config.volatile_db)
     if limit:
-        print(f"this is with every row in RAM; {limit}")
+        print(f"this is the total with every row in RAM; {limit}")
     if config.persistent_db.type == "rocks_db":
         print(
             "every row of the database was read"
@@ -87,7 +87,7 @@ def check(options: argparse.Namespace) -> int:
 
 
 def _check_model(config: ModelConfig, options: argparse.Namespace, faults: list[HotrowError]) -> int:
-    """Print the memory that a model takes, add its faults, and return the bytes; 0 where it has faults."""
+    """Print the memory that a model takes and return its bytes, or add its faults and return 0."""
     quantization, rounding, before = None, {}, len(faults)
     caches: Memory | None = None
     with about(config.name, faults):
@@ -113,17 +113,17 @@ def _check_model(config: ModelConfig, options: argparse.Namespace, faults: list[
 
 
 def _on_gpus(part: str, taken: Memory) -> str:
-    """The line about memory that is only taken where a GPU is used."""
+    """Return the line about memory that is only taken if a GPU is used."""
     pinned = f" and {_mib(taken.host_bytes)} page-locked on the host" if taken.host_bytes else ""
     return f"  {part:<32} {_mib(taken.device_bytes):>16}  on each GPU{pinned}, not in the total"
 
 
 def _limit(tier: VolatileDbConfig | DisabledConfig) -> str:
-    """One line about a fastest tier that does not keep every row in RAM; empty where it does."""
+    """Return a line about a fastest tier that does not keep every row in RAM, else an empty text."""
     if isinstance(tier, DisabledConfig):
         return "volatile_db is disabled, and tables take no memory"
     if tier.type == "snapshot":
-        return "volatile_db is a snapshot: its rows lie in files, and the page cache keeps what it has room for"
+        return "volatile_db is a snapshot: its rows are in files, and the page cache keeps as many of them as fit"
     if tier.type == "redis_cluster":
         return "volatile_db is Redis, and tables take no memory here"
     if isinstance(tier, SharedMemoryConfig):
@@ -138,7 +138,7 @@ def _limit(tier: VolatileDbConfig | DisabledConfig) -> str:
 
 
 def _check_dense(config: ModelConfig, options: argparse.Namespace) -> Quantization | None:
-    """Open the dense network, if there is one; without ``--engine``, NumPy runs layers and weights."""
+    """Open the dense network, if there is one. Without ``--engine`` NumPy runs its layers."""
     if config.dense_file is None and options.engine is None:
         return None
     if options.engine == "int8":
@@ -165,7 +165,7 @@ def _check_snapshot(options: argparse.Namespace) -> int:
 
 
 def _check_table(config: ModelConfig, table: TableConfig, full: bool) -> str:
-    """Read every row, as loading would; describe how far the rows of a narrow table are from the file's rows."""
+    """Read every row, and describe the rounding error of a table with narrow rows."""
     model = table_source(config, table).model
     if isinstance(model, SnapshotModel):
         model.check(full=full)

@@ -1,4 +1,4 @@
-"""``hotrow checkpoint``: a copy of the database of a ``persistent_db``."""
+"""``hotrow checkpoint``: copy the database of a ``persistent_db``."""
 
 import argparse
 from contextlib import closing
@@ -16,9 +16,10 @@ def add_parser(commands: Any) -> None:
     parser: argparse.ArgumentParser = commands.add_parser(
         "checkpoint",
         help="copy the database of a persistent_db",
-        description="Copy RocksDB's database as it is now. The copy is a database itself. On the same file system its "
-        "files are links, which takes milliseconds. No other process may have the database open for writing; such a "
-        "process calls RocksDbStore.checkpoint itself. A server of the copy refills its caches at its first start.",
+        description="Copy RocksDB's database as it is now. The copy is a database itself. On the same file system the "
+        "files are hard links, and the copy takes milliseconds. No other process may have the database open for "
+        "writing. A process that has it open can call RocksDbStore.checkpoint. A server of the copy refills its caches "
+        "at its first start.",
     )
     parser.add_argument("ps", type=Path, metavar="PS_JSON", help="the tiers: a ps.json or a repository")
     parser.add_argument("folder", type=Path, metavar="FOLDER", help="the copy; must not exist yet")
@@ -26,7 +27,7 @@ def add_parser(commands: Any) -> None:
 
 
 def checkpoint(options: argparse.Namespace) -> int:
-    """Make the copy and print its folder; every fault is a HotrowError and leaves no copy."""
+    """Make the copy and print its folder. After a HotrowError there is no copy."""
     config = read_repository(options.ps, [])
     disk = config.persistent_db
     if disk.type != "rocks_db" or disk.path is None:

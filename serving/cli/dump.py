@@ -1,4 +1,4 @@
-"""``hotrow dump``: all rows of a table, in a file."""
+"""``hotrow dump``: write all rows of a table into a file."""
 
 import argparse
 from pathlib import Path
@@ -31,7 +31,7 @@ def add_table_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def dump(options: argparse.Namespace) -> int:
-    """Write the file and print how many rows it has; after a HotrowError the file is as it was."""
+    """Write the file and print its number of rows. A HotrowError leaves the file unchanged."""
     with progress_bar() as progress:
         rows = dump_table(options.ps, options.table, options.file, progress)
     print(f"{options.file}: {rows:,} rows of {options.table}")

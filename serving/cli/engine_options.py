@@ -14,7 +14,7 @@ def add_engine_options(parser: argparse.ArgumentParser, default: Engine | None, 
     """Add ``--engine`` and the options of the engine int8.
 
     Args:
-        parser: the command's.
+        parser: the parser of the command.
         default: the engine without ``--engine``.
         meaning: the help text of ``--engine``.
     """
@@ -35,10 +35,10 @@ def add_engine_options(parser: argparse.ArgumentParser, default: Engine | None, 
 
 
 def checked_tolerance(options: argparse.Namespace) -> float:
-    """The ``--tolerance`` of a command line, or the default.
+    """Return the ``--tolerance`` of a command line, or the default.
 
     Raises:
-        ConfigError: it is given without the engine int8.
+        ConfigError: ``--tolerance`` is given without the engine int8.
     """
     if options.tolerance is None:
         return DEFAULT_TOLERANCE

@@ -8,7 +8,7 @@ _INTERRUPTED = 130
 
 
 class _Interrupts:
-    """Turns SIGINT into KeyboardInterrupt, and remembers that it came."""
+    """Turns SIGINT into KeyboardInterrupt, and records that SIGINT came."""
 
     came = False
 
@@ -18,11 +18,7 @@ class _Interrupts:
 
 
 def run() -> int:
-    """Run the process's own command line; see ``serving.cli.main.main``.
-
-    Returns:
-        The exit code.
-    """
+    """Run the command line of the process and return its exit code. See ``serving.cli.main.main``."""
     interrupts = _Interrupts()
     signal.signal(signal.SIGINT, interrupts)
     try:
@@ -30,7 +26,7 @@ def run() -> int:
 
         code = main()
     except BaseException:
-        # A package whose import was interrupted may fail later, with another error.
+        # An interrupted import may raise another error later.
         if not interrupts.came:
             raise
         code = _INTERRUPTED

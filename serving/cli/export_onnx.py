@@ -1,4 +1,4 @@
-"""``hotrow export-onnx``: the dense network of a model as an ONNX file, for any other runtime."""
+"""``hotrow export-onnx``: write the dense network of a model as an ONNX file, for other runtimes."""
 
 import argparse
 from pathlib import Path
@@ -18,8 +18,9 @@ def add_parser(commands: Any) -> None:
     parser: argparse.ArgumentParser = commands.add_parser(
         "export-onnx",
         help="write a model's dense network as an ONNX file",
-        description="Write the dense network of a model as ONNX: from dense features [B, F] and pooled embeddings "
-        "[B, S, D] to probabilities [B, L], inputs called as in the model's JSON. Embedding tables are not part of it.",
+        description="Write the dense network of a model as ONNX. It takes dense features [B, F] and pooled embeddings "
+        "[B, S, D] and returns probabilities [B, L]. Inputs have their names in the model's JSON. Embedding tables are "
+        "not written.",
     )
     parser.add_argument(
         "config",
@@ -27,12 +28,12 @@ def add_parser(commands: Any) -> None:
         metavar="MODEL",
         help="a model directory, or a v3.0 inference JSON, ps.json or repository of one model",
     )
-    parser.add_argument("file", type=Path, metavar="FILE.onnx", help="replaced at once, if it exists")
+    parser.add_argument("file", type=Path, metavar="FILE.onnx", help="an existing file is replaced")
     parser.set_defaults(run=export_onnx, error_code=1)
 
 
 def export_onnx(options: argparse.Namespace) -> int:
-    """Write the file and print its inputs and output; the first thing wrong is a HotrowError."""
+    """Write the file and print its inputs and output."""
     if not is_network_file(options.file):
         raise OutputError(f"{options.file}: expected a name that ends in .onnx")
     if (options.file.parent / MANIFEST_NAME).exists():

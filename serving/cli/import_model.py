@@ -1,4 +1,4 @@
-"""``hotrow import``: bring a model that was not trained with HugeCTR into a model repository."""
+"""``hotrow import``: write a model that was not trained with HugeCTR into a model repository."""
 
 import argparse
 import sys
@@ -21,15 +21,15 @@ COMBINERS: tuple[Combiner, ...] = get_args(Combiner)
 _DESCRIPTION = """\
 Write a model version from a dense network (ONNX) and the embedding tables that feed it.
 
-Each input of the network is the pooled vectors of one table, [B, S, D] or [B, S * D], and has the
-table's name. One input may be the dense features instead, [B, F]. The output is [B, L].
+Each input of the network has the name of a table and takes its pooled vectors, [B, S, D] or
+[B, S * D]. One input may be the dense features, [B, F]. The output is [B, L].
 """
 _EPILOG = """\
 forms of SOURCE in --table NAME=SOURCE:
   FILE.safetensors  FILE.pt  FILE.pth   the tensor with the table's name, or FILE#TENSOR for another.
                                         float32, float16, bfloat16 [V, D]; row numbers are the keys
   FILE.npy                              float32 or float16 [V, D]; row numbers are the keys
-  FILE.npz                              its arrays 'keys' and 'vectors', or the one array it has
+  FILE.npz                              the arrays 'keys' and 'vectors', or its only array
   KEYS,VECTORS                          two files: .npy, or int64 and float32, little-endian, no header
   FOLDER                                with 'key' and 'emb_vector' (HugeCTR), or a DynamicEmb dump
 
@@ -51,10 +51,10 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument("--network", type=Path, required=True, metavar="FILE", help="the dense network, ONNX")
     parser.add_argument(
-        "--table", action="append", type=_pair, default=[], metavar="NAME=SOURCE", help="where a table's rows are"
+        "--table", action="append", type=_pair, default=[], metavar="NAME=SOURCE", help="the rows of one table"
     )
     parser.add_argument(
-        "--checkpoint", type=Path, metavar="PATH", help="where every other table is looked up by its name"
+        "--checkpoint", type=Path, metavar="PATH", help="the file that has every other table, by its name"
     )
     parser.add_argument(
         "--combiner",
@@ -95,7 +95,7 @@ def add_parser(commands: Any) -> None:
 
 def import_model(options: argparse.Namespace) -> int:
     """Describe the model, write it, and verify it if asked."""
-    from serving import importers  # here, because the other commands do not need it
+    from serving import importers  # the other commands do not need it
 
     check_target(options.repository, options.name, options.version)
     verify = _verifier(options)

@@ -1,4 +1,4 @@
-"""``hotrow load``: the rows of a file, into the tiers."""
+"""``hotrow load``: load the rows of a file into the tiers."""
 
 import argparse
 from typing import Any
@@ -13,9 +13,9 @@ def add_parser(commands: Any) -> None:
     parser: argparse.ArgumentParser = commands.add_parser(
         "load",
         help="insert the rows of a file into a table",
-        description="Insert the rows of a file that `hotrow dump` or HPS wrote into Redis and RocksDB, whichever the "
-        "ps.json names. Other rows of the table stay, as in HPS. The whole file is checked before a row changes. The "
-        "rows stay until the model's own files change. Processes that run now do not see them in their RAM.",
+        description="Insert the rows of a dump by `hotrow dump` or HPS into Redis and RocksDB, if the ps.json has "
+        "them. Other rows of the table stay, as in HPS. The whole file is checked before a row changes. The new rows "
+        "stay until the model's own files change. Running processes do not see the rows in their RAM.",
     )
     add_table_arguments(parser)
     parser.add_argument("--replace", action="store_true", help="replace the whole table at once: no other row stays")

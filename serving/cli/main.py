@@ -15,7 +15,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command.
 
     Args:
-        arguments: the words after ``hotrow`` on the command line; None: those of the process.
+        arguments: the words after ``hotrow`` on the command line. None means the words of the process.
 
     Returns:
         The exit code: 0 done, 1 the answer is an error, 2 the command could not start, 130 interrupted.
@@ -34,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except HotrowError as err:
         print(f"hotrow {options.command}: {told(err)}", file=sys.stderr)
         code = options.error_code
-    except BrokenPipeError:  # a reader of our output, such as `head`, has ended
+    except BrokenPipeError:  # the reader of our output, such as `head`, has exited
         sys.stderr.close()
         code = 0
     except KeyboardInterrupt:
@@ -59,7 +59,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _shadowing_package() -> str:
-    """The message if the package ``kernels`` is not ours (Hugging Face has one of that name); empty if it is ours."""
+    """Return an error message if the package ``kernels`` is Hugging Face's, not ours, else an empty text."""
     try:
         if hasattr(import_module("kernels.errors"), "HotrowError"):
             return ""

@@ -1,4 +1,4 @@
-"""Numbers on the command line: argparse types whose errors say what they expected."""
+"""Argparse types for numbers. An error says what was expected."""
 
 import re
 from argparse import ArgumentTypeError
@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 
 def whole_number(smallest: int, largest: int) -> Callable[[str], int]:
-    """An option's type: a whole number within these bounds."""
+    """Return the type of an option that takes a whole number within these bounds."""
 
     def parse(text: str) -> int:
         try:
@@ -21,7 +21,7 @@ def whole_number(smallest: int, largest: int) -> Callable[[str], int]:
 
 
 def seconds(longest_s: int) -> Callable[[str], float]:
-    """An option's type: a time of more than 0 and at most ``longest_s`` seconds."""
+    """Return the type of an option that takes more than 0 and at most ``longest_s`` seconds."""
 
     def parse(text: str) -> float:
         try:
@@ -36,7 +36,7 @@ def seconds(longest_s: int) -> Callable[[str], float]:
 
 
 def ratio(text: str) -> float:
-    """An option's type: a part of a whole, or a probability: more than 0 and at most 1."""
+    """Read an option that takes a number above 0 and at most 1."""
     try:
         number = float(text)
     except ValueError:
@@ -50,7 +50,7 @@ _UNITS = {"": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 
 
 def memory_size(text: str) -> int:
-    """An option's type: an amount of memory: ``8GiB``, ``1.5 TiB``, or plain bytes."""
+    """Read an option that takes an amount of memory: ``8GiB``, ``1.5 TiB``, or plain bytes."""
     match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,9})?) ?([KMGT]iB|)", text, flags=re.ASCII)
     size_bytes = int(float(match[1]) * _UNITS[match[2]]) if match else 0
     if size_bytes < 1:
@@ -59,7 +59,7 @@ def memory_size(text: str) -> int:
 
 
 def cache_sizes(text: str) -> tuple[int | float, ...]:
-    """An option's type: sizes of a cache: whole numbers are rows, ``5%`` is 0.05 of a table."""
+    """Read an option that takes cache sizes: whole numbers are rows, ``5%`` is 0.05 of a table."""
     return tuple(_cache_size(part.strip()) for part in text.split(","))
 
 

@@ -1,4 +1,4 @@
-"""``hotrow plan``: the memory of a model in each tier and, with recorded traffic, the hit rate of each size."""
+"""``hotrow plan``: print the memory of a model in each tier and, from recorded traffic, the hit rate of each size."""
 
 import argparse
 import csv
@@ -44,14 +44,14 @@ def add_parser(commands: Any) -> None:
     """Add the command to the ``hotrow`` parser's subparsers."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "plan",
-        help="choose cache sizes from recorded traffic; memory of each tier before loading",
-        description="Print what each table takes in each tier and, with a trace, the hit rate of each cache size.",
+        help="show the memory of each tier, and choose cache sizes from recorded traffic",
+        description="Print the memory of each table in each tier and, with a trace, the hit rate of each cache size.",
     )
-    parser.add_argument("config", type=Path, metavar="CONFIG", help="what `hotrow check` takes")
+    parser.add_argument("config", type=Path, metavar="CONFIG", help="a configuration, as for `hotrow check`")
     parser.add_argument(
         "trace", type=Path, nargs="*", metavar="TRACE", help="recorded lookups: .npy, .npz, .json, .jsonl or folders"
     )
-    parser.add_argument("--model", default="", metavar="NAME", help="plan this model alone")
+    parser.add_argument("--model", default="", metavar="NAME", help="plan only this model")
     parser.add_argument("--table", default="", metavar="NAME", help="the table of .npy files")
     parser.add_argument(
         "--sizes",
@@ -60,19 +60,19 @@ def add_parser(commands: Any) -> None:
         metavar="LIST",
         help=f"rows, or parts of a table (default: {_DEFAULT_SIZES.replace('%', '%%')})",
     )
-    parser.add_argument("--hit-rate", type=ratio, metavar="RATIO", help="print which sizes reach it")
-    parser.add_argument("--ram", type=memory_size, metavar="SIZE", help="divide this much among the tables: 8GiB")
+    parser.add_argument("--hit-rate", type=ratio, metavar="RATIO", help="print which sizes reach this hit rate")
+    parser.add_argument("--ram", type=memory_size, metavar="SIZE", help="divide this much RAM among the tables: 8GiB")
     parser.add_argument(
         "--policy",
         choices=tuple(POLICIES),
         default="file",
-        help="which rows --ram holds; `file`: the first rows of the files, as RAM is filled (default: %(default)s)",
+        help="which rows --ram holds; `file` means the first rows of the files (default: %(default)s)",
     )
     parser.add_argument("--sample", type=ratio, metavar="RATIO", help="estimate lru from this part of the rows")
-    parser.add_argument("--csv", type=Path, metavar="FILE", help="write the curves as numbers")
+    parser.add_argument("--csv", type=Path, metavar="FILE", help="write the curves as numbers into this file")
     parser.add_argument("--plot", type=Path, metavar="FILE", help=f"draw the curves: {', '.join(_PICTURES)}")
     parser.add_argument(
-        "--write-hot-keys", type=Path, metavar="DIR", help="write the keys of each table there, hottest first"
+        "--write-hot-keys", type=Path, metavar="DIR", help="write the keys of each table here, hottest first"
     )
     parser.set_defaults(run=plan, error_code=1)
 
@@ -119,7 +119,7 @@ def _models(options: argparse.Namespace) -> Sequence[ModelConfig]:
 
 
 def _rows(options: argparse.Namespace, one: TablePlan) -> NDArray[np.int64]:
-    """The sizes asked for, as rows of this table, ascending."""
+    """Return the requested sizes as ascending numbers of rows of this table."""
     rows = (size if isinstance(size, int) else round(size * one.rows) for size in options.sizes)
     return np.unique([min(max(held, 1), one.rows) for held in rows])
 

@@ -22,8 +22,8 @@ def add_parser(commands: Any) -> None:
     """Add the command to the ``hotrow`` parser's subparsers."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "predict",
-        help="ask a running server",
-        description='Send {"samples": [{"dense": [...], "keys": [[...], ...]}]} to a server, print its predictions.',
+        help="send samples to a running server",
+        description='Send {"samples": [{"dense": [...], "keys": [[...], ...]}]} to a server and print its predictions.',
     )
     parser.add_argument("model", metavar="MODEL", help="the model's name")
     parser.add_argument("file", metavar="FILE", help="the samples, a JSON file; - reads standard input")
@@ -35,7 +35,7 @@ def add_parser(commands: Any) -> None:
 
 
 def predict(options: argparse.Namespace) -> int:
-    """Print one line of L probabilities per sample, and on standard error how many keys the model does not know."""
+    """Print one line of L probabilities per sample. Report unknown keys on standard error."""
     predictions, defaulted_keys = _parse(_ask(options), options.url)
     for probabilities in predictions:
         print(*probabilities)
@@ -52,9 +52,9 @@ def _ask(options: argparse.Namespace) -> bytes:
     body = _read(options.file)
     if not options.url.startswith(("http://", "https://")):
         raise RequestError(f"--url: expected http://... or https://..., got {options.url!r}")
-    model = quote(os.fsencode(options.model), safe="")  # a name need not be text
+    model = quote(os.fsencode(options.model), safe="")  # a name may be bytes that are not text
     try:
-        _ = urlsplit(options.url).port  # raises ValueError for a bad port, of which urlopen would use the last 16 bits
+        _ = urlsplit(options.url).port  # raises ValueError for a bad port; urlopen would use its last 16 bits
         url = f"{options.url.rstrip('/')}/predict/{model}"
         request = Request(url, data=body, headers={"Content-Type": "application/json"})
         with urlopen(request, timeout=options.timeout) as response:
@@ -65,11 +65,11 @@ def _ask(options: argparse.Namespace) -> bytes:
     except (URLError, HTTPException, OSError) as err:
         raise ServingError(f"{options.url}: {getattr(err, 'reason', err)}") from err
     except ValueError as err:
-        raise RequestError(f"--url: {options.url!r} is no URL: {err}") from err
+        raise RequestError(f"--url: {options.url!r} is not a URL: {err}") from err
 
 
 def _parse(answer: bytes, url: str) -> tuple[list[list[float]], int]:
-    """Predictions, and the number of defaulted keys, from the server's answer."""
+    """Return the predictions and the number of defaulted keys in the server's answer."""
     try:
         document = json.loads(answer)
         predictions = [list(probabilities) for probabilities in document["predictions"]]
@@ -88,7 +88,7 @@ def _read(file: str) -> bytes:
 
 
 def _message(error: HTTPError) -> str:
-    """The message of Hotrow's server, else the status of another server."""
+    """Return the message of Hotrow's server, or the status of another server."""
     with error:
         try:
             return str(json.load(error)["error"])

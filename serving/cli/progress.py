@@ -1,4 +1,4 @@
-"""A progress bar, where standard error is a terminal."""
+"""A progress bar on standard error, if that is a terminal."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -7,12 +7,12 @@ from typing import Any
 
 @contextmanager
 def progress_bar() -> Iterator[Callable[[str, int, int], None]]:
-    """Give a function of a task, its finished rows and all its rows; a new task begins a new bar."""
+    """Yield a function of a task, its finished rows and its total rows. A new task gets a new bar."""
     from tqdm import tqdm  # slow to import
 
     bars: list[tuple[str, Any]] = []
 
-    def tell(what: str, done: int, rows: int) -> None:
+    def report(what: str, done: int, rows: int) -> None:
         if not bars or bars[-1][0] != what:
             end()
             bars.append((what, tqdm(desc=what, total=rows, unit="row", unit_scale=True, disable=None)))
@@ -23,6 +23,6 @@ def progress_bar() -> Iterator[Callable[[str, int, int], None]]:
             bars.pop()[1].close()
 
     try:
-        yield tell
+        yield report
     finally:
         end()

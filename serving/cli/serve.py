@@ -1,4 +1,4 @@
-"""``hotrow serve``: the models of a repository, or of HugeCTR's configuration files, over HTTP."""
+"""``hotrow serve``: serve the models of a repository, or of HugeCTR's configuration files, over HTTP."""
 
 import argparse
 import gc
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 _MOST_THREADS = 1024
 _MOST_INFLIGHT = 65536
 _LARGEST_BODY_BYTES = 2 << 30
-#: How long a stop waits for clients, beyond the time that a body may take to arrive.
-# Less than the ten seconds that container engines leave between SIGTERM and SIGKILL.
+#: How long a stop waits for clients, in addition to the time that a body may take to arrive.
+# Container engines send SIGKILL ten seconds after SIGTERM.
 _STOP_TIMEOUT_S = 8
 
 
@@ -87,7 +87,7 @@ def _device(text: str) -> str:
 
 def serve(options: argparse.Namespace) -> int:
     """Serve until SIGTERM or Ctrl-C."""
-    # Imported here, so that the other commands need not wait for the web framework.
+    # The other commands do not need the web framework, which is slow to import.
     from serving.frontend.http import Settings, create_app
     from serving.frontend.server import listen, run, url_of
     from serving.frontend.version import server_version
@@ -110,7 +110,7 @@ def serve(options: argparse.Namespace) -> int:
             print(line)
         limits = Limits(max_body_bytes=options.max_body_bytes, max_inflight=options.max_inflight)
         app = create_app(repository, Settings(threads=options.threads, limits=limits))
-        # What is loaded now stays, so the garbage collector need not walk it again during requests.
+        # Loaded objects stay, so the garbage collector need not walk them during requests.
         gc.collect()
         gc.freeze()
         run(
@@ -123,7 +123,7 @@ def serve(options: argparse.Namespace) -> int:
 
 
 def _load(repository: "ModelRepository") -> None:
-    """Load all models or none: a broken model fails the start, not a client's request later."""
+    """Load all models or none, because a broken model must fail the start, not a later request."""
     try:
         repository.load()
     except (ConfigError, ModelFileError) as err:

@@ -1,4 +1,4 @@
-"""``hotrow snapshot``: write a table as a file that opens at once and that the processes of a machine share."""
+"""``hotrow snapshot``: write a table as a file that opens at once and that processes share."""
 
 import argparse
 from collections.abc import Sequence
@@ -23,10 +23,13 @@ def add_parser(commands: Any) -> None:
     parser: argparse.ArgumentParser = commands.add_parser(
         "snapshot",
         help="write a table as a file that opens in milliseconds",
-        description="Write one table as a snapshot, which a server serves from the file.",
+        description="Write one table as a snapshot. A server maps the file and serves its rows.",
     )
     parser.add_argument(
-        "table", type=Path, metavar="TABLE", help="a folder with key and emb_vector, a v3.0 file, or what --table names"
+        "table",
+        type=Path,
+        metavar="TABLE",
+        help="a folder with key and emb_vector, a v3.0 file, or a configuration with --table",
     )
     parser.add_argument("file", type=Path, metavar="FILE", help="the snapshot; an existing file is replaced")
     parser.add_argument(
@@ -51,7 +54,7 @@ def add_parser(commands: Any) -> None:
 
 
 def snapshot(options: argparse.Namespace) -> int:
-    """Write the file and print its content; every fault of the table is a HotrowError."""
+    """Write the file and print its rows and size."""
     model = _named_table(options) if options.name else _table(options)
     write_snapshot_file(options.file, model, options.row_dtype, model.digest())
     with open_snapshot(options.file) as written:
@@ -71,7 +74,7 @@ def describe_snapshot(one: SnapshotReader) -> Sequence[str]:
 
 
 def _named_table(options: argparse.Namespace) -> SparseModel:
-    """Return the table ``--table`` of a configuration, by its full name or by a name that only one model has."""
+    """Return the table that ``--table`` names, by its full name or by a name that only one model has."""
     models = read_repository(options.table).models
     tables = {config.full_name(table): (config, table) for config in models for table in config.tables}
     matches = [full for full, (_, table) in tables.items() if options.name in (full, table.name)]

@@ -1,8 +1,8 @@
 """Configuration: HugeCTR's own JSON files, read into frozen records.
 
-``read_inference_config`` reads HugeCTR v3.0's inference JSON, ``read_model_directory`` a version directory of a model
-repository, and ``read_ps_config`` HPS's ``ps.json``: all of them make ``ModelConfig``. ``read_repository`` tells these
-apart and reads what is served together.
+``read_inference_config`` reads HugeCTR v3.0's inference JSON, ``read_model_directory`` reads a version directory of a
+model repository, and ``read_ps_config`` reads HPS's ``ps.json``. All of them make ``ModelConfig``. ``read_repository``
+reads any of these paths, with every model that it serves.
 """
 
 from serving.config.gpu import GpuCacheConfig, GpuNetworkConfig

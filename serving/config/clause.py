@@ -1,4 +1,4 @@
-"""From a JSON document to a checked record: a ConfigError names the file and the JSON path of the first fault."""
+"""Turn a JSON document into a checked record. A ConfigError names the file and the JSON path of the first fault."""
 
 import json
 import re
@@ -23,7 +23,7 @@ from serving.config import keys_without_effect
 from serving.errors import ConfigError, did_you_mean
 from serving.model.strict_json import LARGEST_FLOAT32
 
-# More than any machine has. A larger number is a slip, and the error comes before anything is made in such numbers.
+# More than any machine has. A larger number is a mistake, and must fail before anything is allocated.
 MOST_GPUS, MOST_THREADS, MOST_BUFFERS = 1024, 4096, 1024
 _IN_WORDS_OF_JSON = {
     "model_type": "expected an object",
@@ -36,7 +36,7 @@ _IN_WORDS_OF_JSON = {
 
 
 class Record(BaseModel):
-    """A checked part of a configuration: frozen, strict types, no other attributes."""
+    """A checked part of a configuration: frozen, with strict types and no extra attributes."""
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", strict=True, populate_by_name=True, hide_input_in_errors=True
@@ -44,11 +44,11 @@ class Record(BaseModel):
 
 
 class Clause(Record):
-    """A record that is read from one JSON object; a field's JSON key is its alias, else its name.
+    """A record that is read from one JSON object. A field's JSON key is its alias, or its name.
 
     Attributes:
         where: the clause's name in ``keys_without_effect``.
-        parts: fields that are clauses themselves, whose keys stand in the same JSON object.
+        parts: fields that are clauses themselves. Their keys are in the same JSON object.
     """
 
     where: ClassVar[str] = "-"
@@ -56,7 +56,7 @@ class Clause(Record):
 
     @classmethod
     def fields_by_key(cls) -> dict[str, FieldInfo]:
-        """The fields by JSON key, parts included; a field whose alias is in parentheses has no key."""
+        """Return the fields by JSON key, including parts. A field whose alias is in parentheses has no key."""
         own = {str(field.validation_alias or name): field for name, field in cls.model_fields.items()}
         by_key = {key: field for key, field in own.items() if key not in cls.parts and not key.startswith("(")}
         for part in cls.parts.values():
@@ -65,17 +65,17 @@ class Clause(Record):
 
     @classmethod
     def prepare(cls, given: dict[str, Any]) -> dict[str, Any]:
-        """Turn older spellings in the JSON object into today's."""
+        """Replace older spellings in the JSON object."""
         return given
 
     @classmethod
     def known_keys(cls) -> set[str]:
-        """Every key that this JSON object may have."""
+        """Return every key that this JSON object may have."""
         return cls.fields_by_key().keys() | keys_without_effect.all_keys(cls.where)
 
     @classmethod
     def ignored_keys(cls, kind: Any) -> set[str]:
-        """Keys that are accepted and dropped."""
+        """Return the keys that are accepted and dropped."""
         return cls.known_keys() if kind == "disabled" else keys_without_effect.always(cls.where, kind)
 
     @classmethod
@@ -86,7 +86,7 @@ class Clause(Record):
     @model_validator(mode="before")
     @classmethod
     def _from_json(cls, given: Any, info: ValidationInfo) -> Any:
-        """Check the names of the keys, drop keys without effect, and group the keys of the parts."""
+        """Check the names of the keys, drop keys without effect and group the keys of parts."""
         if not isinstance(given, dict) or info.context is None:
             return given
         fields = cls.fields_by_key()
@@ -105,7 +105,7 @@ class Clause(Record):
 
 
 def _refuse_null(key: str, field: FieldInfo | None) -> None:
-    """HugeCTR's files have no null, so a user who writes one may not expect Hotrow's default."""
+    """Refuse null, because HugeCTR's files have none and its meaning would be a guess."""
     if field is None or field.annotation is not Any:
         advice = "" if field is not None and field.is_required() else "; leave the key out for its default"
         raise at_key(key, f"expected a value, got null{advice}")
@@ -122,12 +122,12 @@ class Location:
     path: str
 
     def error(self, key: str, reason: str) -> ConfigError:
-        """A ConfigError about ``key`` of this object."""
+        """Return a ConfigError about ``key`` of this object."""
         return ConfigError(self.source, f"{self.path}.{key}" if self.path else key, reason)
 
 
 def at_key(key: str, reason: str) -> PydanticCustomError:
-    """An error about one key of the object that is being checked."""
+    """Return an error about one key of the object that is being checked."""
     return PydanticCustomError("at_key", "{reason}", {"key": key, "reason": reason})
 
 
@@ -144,13 +144,13 @@ def read_clause(kind: type[C], document: Any, file: Path) -> C:
         raise ConfigError(str(file), _json_path(first), _reason(first)) from err
 
 
-# Steps of pydantic's locations that are no keys: the parts of clauses, and the types that choose between clauses.
+# Steps of pydantic's locations that are not keys: the parts of clauses, and the types that choose between clauses.
 _NO_KEYS = frozenset({"gpu_cache", "overflow", "tls"})
 
 
 def _json_path(error: Any) -> str:
-    """``("models", 0, "model")`` as ``"models[0].model"``."""
-    from serving.config.tiers import VOLATILE_TYPES  # tiers are clauses themselves
+    """Turn ``("models", 0, "model")`` into ``"models[0].model"``."""
+    from serving.config.tiers import VOLATILE_TYPES  # tiers.py imports this module
 
     skipped = _NO_KEYS | set(VOLATILE_TYPES.values())
     text = ""
@@ -181,18 +181,18 @@ def _reason(error: Any) -> str:
 
 
 def unquoted(value: Any) -> Any:
-    """The number or truth value inside a string: HugeCTR's Triton backend reads ``"64"`` as 64."""
+    """Return the number or boolean inside a string, because HugeCTR's Triton backend reads ``"64"`` as 64."""
     if not isinstance(value, str) or len(value) > 32:
         return value
     try:
-        parsed = json.loads(value.lower())  # it reads "True", too
+        parsed = json.loads(value.lower())  # lower() also accepts "True"
     except ValueError:
         return value
     return parsed if isinstance(parsed, (bool, int, float)) else value
 
 
 def spelled(spellings: dict[str, str]) -> BeforeValidator:
-    """Replaces a spelling by what it means."""
+    """Return a validator that replaces a spelling with its meaning."""
 
     def meaning(value: Any) -> str:
         if not isinstance(value, str) or value not in spellings:
@@ -203,21 +203,21 @@ def spelled(spellings: dict[str, str]) -> BeforeValidator:
 
 
 def _refuse_fraction(value: Any) -> Any:
-    """Refuse 64.0, which a choice of integers would take for 64."""
+    """Refuse 64.0, which a choice of integers would accept as 64."""
     if isinstance(value, float):
         raise PydanticCustomError("int_type", "Input should be a valid integer")
     return value
 
 
 def _refuse_nul(text: str) -> str:
-    """Refuse the character NUL, which cannot be in a path."""
+    """Refuse the character NUL, which a path cannot have."""
     if "\0" in text:
         raise ValueError("expected text without the character NUL")
     return text
 
 
 def _in_folder(value: Any, info: ValidationInfo) -> Any:
-    """A path of a JSON file, which starts from the file's folder."""
+    """Resolve a path from the folder of its JSON file."""
     if info.context is None or not isinstance(value, str):
         return value
     if not value:
@@ -243,7 +243,7 @@ Count = Annotated[int, _Unquoted, Field(ge=1)]
 Whole = Annotated[int, _Unquoted, Field(ge=0)]
 Buffers = Annotated[Count, Field(le=MOST_BUFFERS)]
 GpuIndex = Annotated[Whole, Field(lt=MOST_GPUS)]
-Seconds = Annotated[Magnitude, Field(le=10 * 365 * 86_400)]  # ten years: the clock of a thread ends somewhere
+Seconds = Annotated[Magnitude, Field(le=10 * 365 * 86_400)]  # ten years, because a thread's timeout is limited
 Milliseconds = Annotated[Count, Field(le=3_600_000)]
 Share = Annotated[float, _Unquoted, Field(ge=0.0, le=1.0)]
 Part = Annotated[float, _Unquoted, Field(gt=0.0, lt=1.0)]

@@ -1,4 +1,4 @@
-"""What a configuration says of GPUs: a model's embedding caches, and the precision of its dense network."""
+"""The GPU settings of a model: its embedding caches, and the precision of its dense network."""
 
 from typing import Annotated, Any, Literal, Self
 
@@ -23,16 +23,16 @@ CacheKind = Literal["dynamic", "static", "uvm"]
 CacheMode = Literal["exact", "asynchronous"]
 
 
-# HPS never finished its type stochastic, and uses dynamic.
+# HPS never finished its type stochastic and uses dynamic.
 _KIND = BeforeValidator(lambda kind: "dynamic" if kind == "stochastic" else kind)
 
 
 class GpuCacheConfig(Clause):
-    """One model's embedding caches, one per table and GPU; ``docs/configuration.md`` describes each JSON key.
+    """A model's embedding caches, one per table and GPU. ``docs/configuration.md`` describes each JSON key.
 
     Attributes:
-        wanted: None: the configuration does not say, so every GPU that is used has caches.
-        fill: in the exact mode, whether missing rows always go into the cache, or only below ``hit_rate_threshold``.
+        wanted: ``gpucache``. None means that the key is absent, so every GPU in use has caches.
+        fill: in the exact mode, insert missing rows always, or only below ``hit_rate_threshold``.
     """
 
     wanted: Switch | None = Field(default=None, validation_alias="gpucache")
@@ -58,7 +58,7 @@ class GpuCacheConfig(Clause):
 
     @classmethod
     def prepare(cls, given: dict[str, Any]) -> dict[str, Any]:
-        """HPS's default threshold is for its asynchronous mode: only a stated threshold limits the exact mode."""
+        """Let only an explicit threshold limit the exact mode, because HPS's default is for its asynchronous mode."""
         is_exact = given.get("embedding_cache_mode", "exact") == "exact"
         return {**given, "fill": "below_threshold"} if "hit_rate_threshold" in given and is_exact else given
 
@@ -66,26 +66,26 @@ class GpuCacheConfig(Clause):
     @classmethod
     def _has_room(cls, size_ratio: float, info: ValidationInfo) -> float:
         if not size_ratio and info.data.get("wanted"):
-            raise ValueError("expected above 0 to 1, got 0: gpucache false asks for no cache")
+            raise ValueError("expected above 0 to 1, got 0: set gpucache to false for no cache")
         return size_ratio
 
     @model_validator(mode="after")
     def _agrees(self) -> Self:
         if self.fp8_rows and self.kind != "static":
-            raise ValueError(f"fp8_quant: only a cache of the type static keeps 8-bit floats, this one is {self.kind}")
+            raise ValueError(f"fp8_quant: only a cache of the type static keeps 8-bit floats, not {self.kind}")
         if self.mode == "asynchronous" and self.kind == "static":
-            raise ValueError("embedding_cache_mode: a static cache has every row, none is inserted later")
+            raise ValueError("embedding_cache_mode: a static cache has every row from the start and inserts none later")
         if len(set(self.devices)) < len(self.devices):
             raise ValueError(f"deployed_device_list: expected each GPU once, got {list(self.devices)}")
         return self
 
 
 class GpuNetworkConfig(Record):
-    """How a model's dense network runs on a GPU; on the CPU it computes in float32.
+    """How a model's dense network runs on a GPU. On the CPU it computes in float32.
 
     Attributes:
-        precision: of the factors of its products; sums are float32.
-        captures_graphs: lookup and network are captured as CUDA graphs.
+        precision: the precision of the factors of products. Sums are float32.
+        captures_graphs: capture lookup and network as CUDA graphs.
     """
 
     precision: Precision = "fp32"
@@ -100,9 +100,9 @@ def _one_precision(is_tf32: bool, info: ValidationInfo) -> bool:
 
 
 ONE_PRECISION = AfterValidator(_one_precision)
-"""Refuses ``enable_tf32_compute`` next to keys, declared before it, that ask for half precision."""
+"""Refuse ``enable_tf32_compute`` together with earlier keys that ask for half precision."""
 
 
 def precision_of(is_half: bool, is_tf32: bool) -> Precision:
-    """The precision of a network's products."""
+    """Return the precision of a network's products."""
     return "fp16" if is_half else "tf32" if is_tf32 else "fp32"

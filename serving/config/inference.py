@@ -1,4 +1,4 @@
-"""HugeCTR v3.0's inference JSON: an ``inference`` clause next to the ``layers``."""
+"""HugeCTR v3.0's inference JSON, which has an ``inference`` clause and the ``layers``."""
 
 import re
 from pathlib import Path
@@ -22,9 +22,9 @@ class InferenceClause(Clause):
     """The ``inference`` clause (source: the HugeCTR v3.0 inference API).
 
     Attributes:
-        mixed_precision: a GPU's dense network computes in half precision; the number scaled gradients.
-        algorithm_search: no effect: cuBLAS searches its algorithms itself.
-        label: no effect: the graph says how many labels there are.
+        mixed_precision: the dense network computes in half precision on a GPU. The number scaled gradients.
+        algorithm_search: no effect, because cuBLAS searches its algorithms itself.
+        label: no effect, because the graph has the number of labels.
     """
 
     max_batchsize: int = Field(default=1024, ge=1)
@@ -41,7 +41,7 @@ class InferenceClause(Clause):
 
 
 class InferenceDocument(Clause):
-    """The whole file; the graph's own parser checks the layers, and nobody reads the other clauses."""
+    """The whole file. The parser of graphs checks the layers, and the other clauses are ignored."""
 
     inference: InferenceClause
     layers: list[Any]
@@ -55,23 +55,23 @@ def read_inference_config(file: str | Path, name: str, i64_input_key: bool | Non
 
     Args:
         file: the JSON file.
-        name: what the model is called; the file does not say.
-        i64_input_key: whether keys are int64. It decides where the file has no ``input_key_type`` (None: uint32 keys,
-            HugeCTR's default), and must agree with the file otherwise.
+        name: the model's name, which the file does not have.
+        i64_input_key: whether keys are int64. If the file has ``input_key_type``, both must agree. If neither is
+            given, keys are uint32, as in HugeCTR.
 
     Raises:
-        ConfigError: the file is not such a document; the message has the JSON path.
+        ConfigError: the file cannot be accepted. The message has the JSON path.
     """
     return _read(Path(file), check_model_name(name, str(file)), 0, i64_input_key)
 
 
 def name_after(file: Path) -> str:
-    """The name of the model of an inference JSON, which does not say it: the file's stem."""
+    """Return the stem of an inference JSON as its model's name, which the file does not have."""
     return re.sub(r"[^A-Za-z0-9_-]", "_", file.stem)[:120]
 
 
 def read_version_graph(file: Path, name: str, version: int) -> ModelConfig:
-    """Read the ``graph.json`` of version ``version`` of model ``name``; it has the same form."""
+    """Read the ``graph.json`` of version ``version`` of model ``name``, which has the same form."""
     return _read(file, check_model_name(name, str(file)), version, None)
 
 

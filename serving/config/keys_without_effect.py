@@ -1,17 +1,17 @@
-"""The keys of a ``ps.json`` that are accepted and have no effect, each with the reason: one table."""
+"""The table of keys of a ``ps.json`` that are accepted and have no effect, each with its reason."""
 
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-# A write batch of RocksDB's is applied with Python's global lock held, so it is kept short. The lock is held too while
-# keys and values are converted; values of a short read are still in the CPU's cache then.
+# RocksDB applies a write batch while Python's global lock is held, so a batch is kept short. A short read
+# also keeps its values in the CPU's cache until they are converted.
 MOST_ROCKSDB_BATCH_ROWS = 2048
 
 _KAFKA = "updates are not read from Kafka"
 _FUSED = "every table is looked up by its own name, which changes no answer"
 _OLDER_NAMES = "they are older names of max_batch_size"
-_NEVER_EVICTED = "no row is ever evicted: there is no overflow_margin, nor a capacity with an overflow_policy"
-_PARTITIONS = "only Redis, and the overflow_margin of RAM, count partitions"
+_NEVER_EVICTED = "no row is evicted without an overflow_margin or a capacity with an overflow_policy"
+_PARTITIONS = "only Redis and the overflow_margin of RAM use partitions"
 _DISABLED = "the type is disabled"
 _BATCHES = ("max_get_batch_size", "max_set_batch_size")
 _EVICTION = ("overflow_policy", "overflow_resolution_target", "refresh_time_after_fetch")
@@ -31,15 +31,15 @@ _RAM, _SHARED, _SNAPSHOT, _REDIS_TYPE = "hash_map", "multi_process_hash_map", "s
 
 
 class WithoutEffect(NamedTuple):
-    """Some keys of one clause that have no effect.
+    """Keys of one clause that have no effect, for one reason.
 
     Attributes:
         clause: the clause's name; empty for the whole file.
         keys: the keys.
         reason: why they have no effect.
-        types: the types of the clause for which this holds; none: all, except ``disabled``.
-        when: what else must hold for the record of the clause; None: nothing.
-        only_slowest: there must be no slower tier either.
+        types: the types of the clause for which the entry holds. Empty means all types except ``disabled``.
+        when: a further condition on the record of the clause, if any.
+        only_slowest: the entry holds only for the slowest tier.
     """
 
     clause: str
@@ -50,7 +50,7 @@ class WithoutEffect(NamedTuple):
     only_slowest: bool = False
 
     def holds(self, kind: str | None, record: Any, is_slowest: bool) -> bool:
-        """Whether the keys have no effect on ``record``, whose type is ``kind``."""
+        """Return whether the keys have no effect on ``record``, whose type is ``kind``."""
         if (self.types and kind not in self.types) or (self.only_slowest and not is_slowest):
             return False
         return self.when is None or self.when(record)
@@ -58,16 +58,16 @@ class WithoutEffect(NamedTuple):
 
 TABLE = (
     WithoutEffect("", ("fuse_embedding_table",), _FUSED, when=lambda ps: ps.fuse_embedding_table),
-    WithoutEffect("models", ("scaler",), "it scales gradients, of which there are none"),
+    WithoutEffect("models", ("scaler",), "it scales gradients, and serving has no gradients"),
     WithoutEffect("models", ("use_algorithm_search",), "cuBLAS searches its algorithms itself"),
-    WithoutEffect("models", ("use_context_stream",), "contexts are those of TensorFlow and TensorRT"),
+    WithoutEffect("models", ("use_context_stream",), "only TensorFlow and TensorRT use contexts"),
     WithoutEffect("models", ("use_hctr_cache_implementation",), "there is one implementation of the cache"),
     WithoutEffect("models", ("fuse_embedding_table",), _FUSED, when=lambda model: model.fuse_embedding_table),
     WithoutEffect("models", _NETWORK, "the model has no dense network", when=lambda model: model.dense_file is None),
     WithoutEffect(
         "models",
         ("enable_pagelock",),
-        "the embedding_cache_type uvm is what keeps rows in page-locked memory",
+        "the embedding_cache_type uvm keeps rows in page-locked memory",
         when=lambda model: model.enable_pagelock and model.gpu_cache.wanted and model.gpu_cache.kind == "dynamic",
     ),
     WithoutEffect(
@@ -79,17 +79,17 @@ TABLE = (
     WithoutEffect(
         "models",
         ("gpucacheper", "hit_rate_threshold", "init_ec"),
-        "a static cache has every row, from the start on",
+        "a static cache has every row from the start",
         when=lambda model: model.gpu_cache.wanted and model.gpu_cache.kind == "static",
     ),
     WithoutEffect("volatile_db", ("update_filters",), _KAFKA),
-    WithoutEffect("volatile_db", ("algorithm", "allocation_rate"), "a table takes its memory at once"),
+    WithoutEffect("volatile_db", ("algorithm", "allocation_rate"), "a table allocates its memory at once"),
     WithoutEffect("volatile_db", ("layout",), "HPS's hashes are the only layout", (_REDIS_TYPE,)),
     WithoutEffect("volatile_db", _BATCHES, _OLDER_NAMES, (_REDIS_TYPE,)),
     WithoutEffect(
         "volatile_db",
         ("max_batch_size", *_BATCHES),
-        "there a lookup or load is one pass, of any size",
+        "a lookup or load of any size is one pass",
         (_RAM, _SHARED, _SNAPSHOT),
     ),
     WithoutEffect("volatile_db", _REDIS, "only a redis_cluster has it", (_RAM, _SHARED, _SNAPSHOT)),
@@ -102,7 +102,7 @@ TABLE = (
     WithoutEffect(
         "volatile_db",
         ("cache_missed_embeddings",),
-        "there is no slower tier whose rows could be copied",
+        "there is no slower tier to copy rows from",
         when=lambda tier: tier.cache_missed_embeddings,
         only_slowest=True,
     ),
@@ -123,8 +123,7 @@ TABLE = (
     WithoutEffect(
         "persistent_db",
         ("max_batch_size",),
-        f"above {MOST_ROCKSDB_BATCH_ROWS} it counts as that: of more keys several batches are made, each of which is "
-        "written as a whole",
+        f"a value above {MOST_ROCKSDB_BATCH_ROWS} counts as {MOST_ROCKSDB_BATCH_ROWS}, because a large batch is split",
         when=lambda tier: tier.max_batch_size > MOST_ROCKSDB_BATCH_ROWS,
     ),
     WithoutEffect("update_source", _KAFKA_KEYS, _KAFKA),
@@ -132,12 +131,12 @@ TABLE = (
 
 
 def all_keys(clause: str) -> set[str]:
-    """Every key of ``clause`` that the table has."""
+    """Return every key of ``clause`` in the table."""
     return {key for row in TABLE if row.clause == clause for key in row.keys}
 
 
 def always(clause: str, kind: str | None) -> set[str]:
-    """The keys that have no effect on ``clause`` of the type ``kind``, whatever else the clause says."""
+    """Return the keys that never have an effect on ``clause`` of the type ``kind``."""
     rows = (row for row in TABLE if row.clause == clause and row.when is None)
     return {key for row in rows if not row.types or kind in row.types for key in row.keys}
 
@@ -145,14 +144,14 @@ def always(clause: str, kind: str | None) -> set[str]:
 def found(
     clause: str, kind: str | None, record: Any, given: dict[str, Any], is_slowest: bool = False
 ) -> Iterator[tuple[str, str]]:
-    """The keys of ``given``, one JSON object, that have no effect, each with the reason.
+    """Return the keys of the JSON object ``given`` that have no effect, each with its reason.
 
     Args:
         clause: the clause's name in the table.
-        kind: its type; None where a clause has no types.
-        record: what was read from ``given``.
+        kind: the clause's type, or None if the clause has no types.
+        record: the record that was read from ``given``.
         given: the JSON object.
-        is_slowest: no tier is slower.
+        is_slowest: the clause is the slowest tier.
     """
     if kind == "disabled":
         yield from ((key, _DISABLED) for key in given if key != "type")

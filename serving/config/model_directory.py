@@ -1,4 +1,4 @@
-"""A model repository's folders: ``<model>/<version>/graph.json`` and the files it names."""
+"""The folders of a model repository: ``<model>/<version>/graph.json`` and the files next to it."""
 
 from pathlib import Path
 
@@ -13,16 +13,15 @@ GRAPH_FILE = "graph.json"
 def read_model_directory(path: str | Path) -> ModelConfig:
     """Read a version directory, or the newest complete version of a model directory.
 
-    A version directory is one that holds ``graph.json``; its files are checked against ``manifest.json`` where that
-    lies next to it. The folders say what the model is called and which version it is: ``dcn/3/graph.json`` is version 3
-    of ``dcn``. A folder without an integer name is a model without a version. ``.<version>.tmp`` folders are unfinished
-    exports and no versions.
+    A version directory has a ``graph.json``. If it has a ``manifest.json``, its files are checked against the manifest.
+    The folders have the names of model and version: ``dcn/3/graph.json`` is version 3 of ``dcn``. A folder whose name
+    is not an integer is a model without a version. ``.<version>.tmp`` folders are unfinished exports, not versions.
 
     Args:
         path: the directory.
 
     Raises:
-        ModelFileError: there is no version, or a file is not the one the manifest describes.
+        ModelFileError: there is no version, or a file does not match the manifest.
         ConfigError: ``graph.json`` cannot be accepted.
     """
     try:
@@ -40,7 +39,7 @@ def read_model_directory(path: str | Path) -> ModelConfig:
 
 
 def _check_place(directory: Path, manifest: Manifest) -> None:
-    """Refuse a version folder that was swapped with another, or put under another model's name."""
+    """Refuse a version folder that was swapped with another version or moved to another model."""
     is_version = bool(version_number(directory))
     if is_version and (manifest.model, manifest.version) != (directory.parent.name, version_number(directory)):
         here = f"{directory.parent.name}/{directory.name}"
@@ -52,18 +51,18 @@ def _check_place(directory: Path, manifest: Manifest) -> None:
 
 
 def is_model_directory(directory: Path) -> bool:
-    """Whether a folder is a version's or a model's, as against a repository's."""
+    """Return whether a folder is a version or a model, not a repository."""
     return (directory / GRAPH_FILE).is_file() or bool(_complete_versions(directory))
 
 
 def version_number(directory: Path) -> int:
-    """The version a folder's name stands for; 0 where it stands for none."""
+    """Return the version in a folder's name, or 0 if the name is not a version."""
     name = directory.name
     return int(name) if name.isascii() and name.isdecimal() and not name.startswith("0") else 0
 
 
 def _complete_versions(directory: Path) -> list[Path]:
-    """The version directories in a model directory, in no order."""
+    """Return the version directories of a model directory, in no order."""
     return [child for child in directory.iterdir() if version_number(child) and (child / GRAPH_FILE).is_file()]
 
 

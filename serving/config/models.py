@@ -18,15 +18,15 @@ class TableConfig(Record):
     """One embedding table of one model.
 
     Attributes:
-        name: table name inside the model; ``ModelConfig.full_name`` is what stores know it by.
+        name: the table's name inside the model. Stores use ``ModelConfig.full_name``.
         dim: D.
         slots: S.
         combiner: how the rows of one slot are pooled.
         default_value: every float of an unknown key's vector.
         file: the sparse model, a directory (``key`` + ``emb_vector``) or a single file.
-        row_layout: form of a single file's rows.
+        row_layout: the layout of rows in a single file.
         max_keys_per_sample: over all slots of this table; None means no limit.
-        row_dtype: the form in which RAM keeps the rows; rows of every tier are rounded to it.
+        row_dtype: the row type in RAM. The rows of every tier are rounded to it.
     """
 
     name: str
@@ -45,17 +45,17 @@ class ModelConfig(Record):
 
     Attributes:
         name: the model's name.
-        version: 0 where the model has no version folder.
-        graph_file: the layer graph (for v3.0 the inference JSON itself); None where the model is only looked up.
-        dense_file: the dense ``.model`` file, or a whole network as ``.onnx``; None where the model is only looked up.
-        onnx_file: the ``.model`` file's network as ONNX, where it lies next to it.
+        version: 0 if the model has no version folder.
+        graph_file: the layer graph (for v3.0 the inference JSON itself); None if the model is only looked up.
+        dense_file: the dense ``.model`` file, or a whole network as ``.onnx``; None if the model is only looked up.
+        onnx_file: an ONNX export of the ``.model`` file next to it, if there is one.
         tables: one record per table, in graph order.
         key_type: ``"I64"`` or ``"I32"`` (uint32 keys).
-        max_batchsize: most samples one request may bring.
+        max_batchsize: the most samples of one request.
         dense_dim: F.
-        label_dim: L; 0 where the model is only looked up.
-        gpu_cache: its embedding caches, where there is a GPU.
-        gpu_network: its dense network, where there is a GPU.
+        label_dim: L; 0 if the model is only looked up.
+        gpu_cache: the settings of its embedding caches on GPUs.
+        gpu_network: the settings of its dense network on GPUs.
     """
 
     name: str
@@ -72,7 +72,7 @@ class ModelConfig(Record):
     gpu_network: GpuNetworkConfig = GpuNetworkConfig()
 
     def full_name(self, table: TableConfig) -> str:
-        """The name under which stores and counters know ``table``: ``"<model>.<table>"``, as in HPS."""
+        """Return the name of ``table`` in stores and counters: ``"<model>.<table>"``, as in HPS."""
         return f"{self.name}.{table.name}"
 
     @property
@@ -81,7 +81,7 @@ class ModelConfig(Record):
         return str(self.graph_file or self.tables[0].file)
 
     def network_files(self) -> tuple[Path, Path]:
-        """The graph and the dense file.
+        """Return the graph and the dense file.
 
         Raises:
             ConfigError: the model has no dense network.
@@ -96,11 +96,11 @@ class ParameterServerConfig(Record):
     """A whole ps.json.
 
     Attributes:
-        models: the models it lists; empty where a model repository's folders say which models there are.
-        volatile_tiers: the faster tiers, fastest first; none where ``volatile_db`` is disabled.
+        models: the models it lists. Empty if the models are the folders of a model repository.
+        volatile_tiers: the faster tiers, fastest first. Empty if ``volatile_db`` is disabled.
         persistent_db: the durable tier.
         key_type: ``supportlonglong``: ``"I64"`` or ``"I32"`` for all models.
-        source: the file it was read from, for messages.
+        source: the file, for messages.
         keys_without_effect: one line per reason, for the operator.
     """
 
@@ -118,7 +118,7 @@ class ParameterServerConfig(Record):
 
 
 def check_model_name(name: str, source: str, path: str = "") -> str:
-    """Return ``name``, or raise ConfigError where it cannot name a model."""
+    """Return ``name``, or raise ConfigError if it is not a valid model name."""
     if not isinstance(name, str) or not MODEL_NAME.fullmatch(name):
         raise ConfigError(source, path, f"model name {name!r}: expected 1 to 120 of the characters A-Z a-z 0-9 _ -")
     return name
@@ -131,7 +131,7 @@ def check_key_bits(key_bits: int, key_type: KeyType, at: Location) -> None:
 
 
 def tables_of(graph: Graph, files: Sequence[Path], key: str, at: Location) -> tuple[TableConfig, ...]:
-    """One record per embedding layer of ``graph``; ``files`` are the sparse models that ``key`` lists, in graph order.
+    """Return one record per embedding layer. ``files`` are the sparse models that ``key`` lists, in graph order.
 
     Raises:
         ConfigError: the numbers of files and embedding layers differ, or there is no embedding layer.
@@ -157,6 +157,6 @@ def tables_of(graph: Graph, files: Sequence[Path], key: str, at: Location) -> tu
 
 
 def onnx_next_to(dense_file: Path) -> Path | None:
-    """The ONNX file that was exported with ``dense_file``; None where ``dense_file`` is a whole network itself."""
+    """Return the ONNX export next to a ``.model`` file, or None if there is none."""
     onnx_file = dense_file.with_suffix(".onnx")
     return onnx_file if onnx_file.is_file() and not is_network_file(dense_file) else None

@@ -1,4 +1,4 @@
-"""HPS's ``ps.json``: the models one parameter server holds, and its storage tiers."""
+"""HPS's ``ps.json``: the models of one parameter server and its storage tiers."""
 
 from collections.abc import Sequence
 from itertools import product
@@ -54,7 +54,7 @@ _TableName = Annotated[str, Field(pattern=rf"^{TABLE_NAME.pattern}$")]
 
 
 class ModelClause(Clause):
-    """One entry of ``models``; ``docs/configuration.md`` describes each key.
+    """One entry of ``models``. ``docs/configuration.md`` describes each key.
 
     Sources: HPS's configuration, HugeCTR v24.06, and the HugeCTR backend of Triton. A model without ``dense_file`` and
     ``network_file`` is only looked up.
@@ -87,7 +87,7 @@ class ModelClause(Clause):
 
     @classmethod
     def prepare(cls, given: dict[str, Any]) -> dict[str, Any]:
-        """HPS's default is a cache; ``use_static_table`` is an older name of a type; an empty file name means none."""
+        """Apply HPS's default, rename ``use_static_table`` to its type, and drop empty file names."""
         if unquoted(given.get("use_static_table")) is True:
             kind = given.setdefault("embedding_cache_type", "static")
             if kind != "static":
@@ -97,7 +97,7 @@ class ModelClause(Clause):
 
     @property
     def gpu_network(self) -> GpuNetworkConfig:
-        """The dense network on a GPU."""
+        """The settings of the dense network on a GPU."""
         return GpuNetworkConfig(
             precision=precision_of(self.use_mixed_precision or self.mixed_precision, self.enable_tf32_compute),
             captures_graphs=self.use_cuda_graph,
@@ -125,7 +125,7 @@ def _update_source(value: Any) -> Any:
 
 
 class UpdateSourceClause(Clause):
-    """``update_source``: there is none, so its other keys have no effect."""
+    """``update_source``, which must be null. Its other keys have no effect."""
 
     where: ClassVar[str] = "update_source"
 
@@ -133,7 +133,7 @@ class UpdateSourceClause(Clause):
 
 
 class PsDocument(Clause):
-    """The whole ``ps.json``; ``volatile_db`` is a list of tiers, which HPS's one tier is put into."""
+    """The whole ``ps.json``. HPS's single ``volatile_db`` becomes a list of one tier."""
 
     where: ClassVar[str] = ""
 
@@ -148,16 +148,16 @@ class PsDocument(Clause):
 def read_ps_config(file: str | Path, faults: list[HotrowError] | None = None) -> ParameterServerConfig:
     """Read an HPS ``ps.json``.
 
-    Relative paths start from the file's folder. A key that HPS knows and that has no effect here is accepted and
-    reported (``ParameterServerConfig.keys_without_effect``); every other key is refused as unknown.
+    Relative paths start from the file's folder. A key of HPS that has no effect here is accepted and reported in
+    ``ParameterServerConfig.keys_without_effect``. An unknown key is an error.
 
     Args:
         file: the JSON file.
-        faults: empty; faults in the files of single models are added to it instead of being raised, and these models
-            are left out.
+        faults: an empty list. A model with a fault in its files is left out, and its fault is added to the list
+            instead of being raised.
 
     Raises:
-        ConfigError: the file cannot be accepted; the message has the JSON path.
+        ConfigError: the file cannot be accepted. The message has the JSON path.
     """
     file = Path(file)
     source = str(file)
@@ -172,7 +172,7 @@ def read_ps_config(file: str | Path, faults: list[HotrowError] | None = None) ->
         if name in names[:index]:
             raise ConfigError(source, f"models[{index}].model", f"the name {name!r} is taken by an earlier model")
     tiers = tuple(tier for tier in document.volatile_db if not isinstance(tier, DisabledConfig))
-    if models and not faults:  # else a repository's folders, or files put right, say which tables there are
+    if models and not faults:  # otherwise the tables are known later
         check_named_tables(tiers, models, source)
     return ParameterServerConfig(
         models=tuple(with_row_dtypes(model, tiers, document.persistent_db, source) for model in models),
@@ -185,7 +185,7 @@ def read_ps_config(file: str | Path, faults: list[HotrowError] | None = None) ->
 
 
 def _read_document(file: Path) -> tuple[PsDocument, tuple[str, ...]]:
-    """The document without the keys that have no effect, and a line about them for each reason."""
+    """Return the document without keys that have no effect, and one line per reason."""
     raw = read_json(file)
     is_list = not isinstance(raw, dict) or isinstance(raw.get("volatile_db", []), list | None)
     if not is_list:
@@ -209,7 +209,7 @@ def _read_document(file: Path) -> tuple[PsDocument, tuple[str, ...]]:
 
 
 def _without_effect(raw: Any, document: PsDocument) -> list[tuple[str, dict[str, Any], list[tuple[str, str]]]]:
-    """Each JSON object with its path, and the keys in it that have no effect, each with the reason."""
+    """Yield each JSON object with its path and its keys without effect, each with the reason."""
     persistent, update = document.persistent_db, document.update_source
     clauses: list[tuple[str, str, str | None, Any, Any, bool]] = [("", "", None, document, raw, False)]
     for index, model in enumerate(document.models):
@@ -234,16 +234,16 @@ def check_named_tables(
     source: str,
     of_these_models_only: bool = False,
 ) -> None:
-    """Refuse a key of a ``volatile_db`` that names a table which none of ``models`` has.
+    """Refuse a key of a ``volatile_db`` that names an unknown table.
 
     Args:
         volatile: the tiers.
         models: the models.
         source: the file, for messages.
-        of_these_models_only: names of tables of other models are not checked.
+        of_these_models_only: do not check names of tables of other models.
 
     Raises:
-        ConfigError: there is such a name.
+        ConfigError: none of ``models`` has a table of this name.
     """
     names = {model.name for model in models}
     tables = sorted(model.full_name(table) for model in models for table in model.tables)
@@ -288,7 +288,7 @@ def _model(clause: ModelClause, at: Location, key_type: KeyType) -> ModelConfig:
 
 
 def _lookup_tables(clause: ModelClause, at: Location) -> tuple[TableConfig, ...]:
-    """The tables of a model that is only looked up, with HPS's default names; the file gives their sizes."""
+    """Return the tables of a model that is only looked up. HPS has default names, and the file has the sizes."""
     if not clause.sparse_files:
         raise at.error("sparse_files", "expected a list that is not empty")
     if clause.embedding_vecsize_per_table is None:
@@ -311,14 +311,14 @@ def _check_against_graph(clause: ModelClause, graph: Graph, dense_file: Path, at
     dense = clause.maxnum_des_feature_per_sample
     if dense is not None and dense < graph.dense_dim:
         raise at.error("maxnum_des_feature_per_sample", f"{dense}, but the graph has {graph.dense_dim}")
-    # HPS reads the means and variances from the file it is given, Hotrow from the file that HugeCTR writes.
+    # HPS reads means and variances from the file in this key. Hotrow reads the file that HugeCTR writes.
     given, read = clause.non_trainable_params_file, statistics_path(dense_file)
     if given and (Path(at.source).parent / given).resolve() != read:
         raise at.error("non_trainable_params_file", f"expected {read}, next to the dense file; got {given!r}")
 
 
 def _with_lists(clause: ModelClause, tables: Sequence[TableConfig], at: Location) -> tuple[TableConfig, ...]:
-    """The tables with what the lists of the clause say about each."""
+    """Return the tables with the values that the lists of the clause have for each table."""
     count = len(tables)
     names = _per_table(clause.embedding_table_names, "embedding_table_names", count, at)
     dims = _per_table(clause.embedding_vecsize_per_table, "embedding_vecsize_per_table", count, at)

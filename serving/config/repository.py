@@ -1,8 +1,8 @@
-"""What a path serves: a repository's folder, a ``ps.json``, a v3.0 inference JSON or the folder of one model."""
+"""Read the models of a path: a repository's folder, a ``ps.json``, a v3.0 inference JSON or one model's folder."""
 
 from collections.abc import Sequence
 from itertools import zip_longest
-from os.path import abspath, isfile  # isfile says no where a path cannot be one; Path.is_file raises
+from os.path import abspath, isfile  # isfile returns False for an impossible path; Path.is_file raises
 from pathlib import Path
 from typing import Any
 
@@ -20,35 +20,37 @@ PS_FILE = "ps.json"
 
 
 def read_repository(path: str | Path, faults: list[HotrowError] | None = None) -> ParameterServerConfig:
-    """Read the models that ``path`` serves, each with a version, and the tiers that hold their rows.
+    """Read the models of ``path``, each with a version, and the tiers that hold their rows.
 
-    A repository's folder has the newest complete version of each of its models, and ``ps.json`` next to them names the
-    tiers; without model folders it has the models that ``ps.json`` lists. A ``ps.json`` by itself has the models that
-    it lists, else those of its folder. The folder of one model has that model, in memory. Without a ``ps.json`` all
-    rows are in memory. A JSON file's model has the version in the name of its graph's folder, or else version 1.
+    - A repository's folder has the newest complete version of each model. A ``ps.json`` next to the models has the
+      tiers. Without model folders the models are those that ``ps.json`` lists.
+    - A ``ps.json`` has the models that it lists. If it lists none, the models are those of its folder.
+    - The folder of one model has this model.
+
+    Without a ``ps.json`` all rows are in memory. The model of a JSON file has the version of its graph's folder, or
+    version 1.
 
     Args:
         path: a folder or a file.
-        faults: empty; the faults of single models are added to it instead of being raised, and these models are left
-            out.
+        faults: an empty list. A faulty model is left out, and its fault is added to the list instead of being raised.
 
     Raises:
-        ConfigError: there is no such path, it describes no models, or a configuration cannot be accepted.
-        ModelFileError: a model's file is missing, or its manifest does not describe the files next to it.
+        ConfigError: the path does not exist, has no models, or has a configuration that cannot be accepted.
+        ModelFileError: a file of a model is missing or does not match the manifest.
     """
     path = Path(path)
     try:
         return _read(path, faults)
-    except OSError as err:  # a name that is too long, a folder that may not be listed
+    except OSError as err:  # the name is too long, or the folder cannot be listed
         raise ConfigError(str(err.filename or path)[:200], "", f"cannot be read: {err.strerror}") from err
 
 
 def read_model(path: str | Path) -> ModelConfig:
-    """Read one model: its folder (``read_model_directory``), or its v3.0 inference JSON, after which it is called.
+    """Read one model from its folder (``read_model_directory``) or from its v3.0 inference JSON.
 
     Raises:
-        ConfigError: it is a file of another kind, or a configuration that cannot be accepted.
-        ModelFileError: there is nothing of that kind, or a file is not the one that the manifest describes.
+        ConfigError: the file has another kind, or a configuration cannot be accepted.
+        ModelFileError: there is no model, or a file does not match the manifest.
     """
     if not isfile(path):
         return read_model_directory(path)
@@ -80,16 +82,16 @@ def read_tiers(directory: str | Path, config: ModelConfig) -> ParameterServerCon
 
     Args:
         directory: the model's or the version's folder.
-        config: the model, read from there.
+        config: the model in this folder.
 
     Returns:
-        the tiers, with the model as ``ps.json`` lists it; None: there is no ``ps.json`` next to the models.
+        the tiers, with the model as ``ps.json`` lists it, or None if there is no ``ps.json`` next to the models.
 
     Raises:
         ConfigError: ``ps.json`` cannot be accepted, or does not fit the model.
-        ModelFileError: ``ps.json`` lists the model, and one of its files is missing or damaged.
+        ModelFileError: ``ps.json`` lists the model, and a file of the model is missing or damaged.
     """
-    folders = (Path(abspath(directory)), Path(directory).resolve())  # as it was given, which may be a link
+    folders = (Path(abspath(directory)), Path(directory).resolve())  # the given path may be a link
     file = next((file for folder in folders if (file := _ps_file_of(folder)).exists()), None)
     if file is None:
         return None
@@ -107,7 +109,7 @@ def read_tiers(directory: str | Path, config: ModelConfig) -> ParameterServerCon
 
 
 def _ps_file_of(folder: Path) -> Path:
-    """``ps.json`` next to the model that ``folder``, its own or that of a version, belongs to."""
+    """Return the ``ps.json`` next to the model whose folder or version folder is ``folder``."""
     return (folder.parent.parent if version_number(folder) else folder.parent) / PS_FILE
 
 
@@ -134,7 +136,7 @@ def _listed(ps: ParameterServerConfig) -> ParameterServerConfig:
 
 
 def _with_version(config: ModelConfig) -> ModelConfig:
-    """Clients name a version, and Triton's first is 1."""
+    """Give a model without a version version 1, because clients name a version and Triton's first is 1."""
     version = config.version or version_number(Path(config.source).resolve().parent) or 1
     return config.model_copy(update={"version": version})
 
@@ -148,7 +150,7 @@ def _read_folder(path: Path, faults: list[HotrowError] | None) -> ParameterServe
 
 
 def _of_folders(ps: ParameterServerConfig, path: Path, faults: list[HotrowError] | None) -> ParameterServerConfig:
-    """The models of ``path``'s folders, with what ``ps`` says of them and of the tiers."""
+    """Return the models of ``path``'s folders, with the settings and tiers of ``ps``."""
     directories = _model_directories(path)
     if not directories:
         raise ConfigError(str(path), "", "no model in it: expected <model>/<version>/graph.json")
@@ -163,14 +165,14 @@ def _of_folders(ps: ParameterServerConfig, path: Path, faults: list[HotrowError]
     for name in sorted(listed.keys() - there):
         with about(name, faults):
             raise ConfigError(ps.source, "models", f"lists {name!r}, which has no folder in {path}")
-    if not faults:  # else a table may be one of a model that cannot be read
+    if not faults:  # otherwise a model that cannot be read may have the table
         check_named_tables(ps.volatile_tiers, served, ps.source)
     models = tuple(with_row_dtypes(config, ps.volatile_tiers, ps.persistent_db, ps.source) for config in served)
     return ps.model_copy(update={"models": models})
 
 
 def _model_directories(path: Path) -> Sequence[Path]:
-    """Folders that hold at least one version folder; hidden folders and plain files are not looked at."""
+    """Return the folders that have a version folder. Hidden folders and files are ignored."""
     folders = (child for child in path.iterdir() if child.is_dir() and not child.name.startswith("."))
     return sorted(folder for folder in folders if any(map(version_number, folder.iterdir())))
 
@@ -182,7 +184,7 @@ def _check_key_type(config: ModelConfig, ps: ParameterServerConfig) -> None:
 
 
 def _as_listed(config: ModelConfig, listed: ModelConfig, ps: ParameterServerConfig) -> ModelConfig:
-    """The served version with what ``ps.json`` says of the model, which must mean the very same files."""
+    """Return the served version with the settings of ``ps.json``, which must name the same files."""
     for ours, theirs in zip_longest(_files(config), _files(listed)):
         if ours != theirs:
             reason = f"names {theirs}, but the served version {config.version} has {ours}"

@@ -1,4 +1,4 @@
-"""Which table's rows are kept in which form."""
+"""The row types of tables."""
 
 from collections.abc import Mapping, Sequence
 from itertools import combinations
@@ -10,12 +10,12 @@ from serving.config.tiers import PersistentDbConfig, RedisConfig, VolatileDbConf
 from serving.errors import ConfigError, did_you_mean
 
 _Tier = VolatileDbConfig | PersistentDbConfig
-# Rounding a rounded row again may change the last bit of its scale. The other forms stay the same when rounded twice.
+# Rounding such a row twice may change the last bit of its scale. Other row types stay the same when rounded twice.
 ROW_WISE: frozenset[RowDtype] = frozenset({"int8", "uint8"})
 
 
 def by_path(volatile: Sequence[VolatileDbConfig]) -> dict[str, VolatileDbConfig]:
-    """The tiers of ``volatile_db`` by their JSON paths."""
+    """Return the tiers of ``volatile_db`` by their JSON paths."""
     if len(volatile) == 1:
         return {"volatile_db": volatile[0]}
     return {f"volatile_db[{place}]": tier for place, tier in enumerate(volatile)}
@@ -24,11 +24,11 @@ def by_path(volatile: Sequence[VolatileDbConfig]) -> dict[str, VolatileDbConfig]
 def with_row_dtypes(
     config: ModelConfig, volatile: Sequence[VolatileDbConfig], persistent: PersistentDbConfig, source: str
 ) -> ModelConfig:
-    """``config`` with the row types of its tables, which the fastest tier decides.
+    """Return ``config`` with the row types of its tables, which the fastest tier decides.
 
     Raises:
-        ConfigError: a slower tier would keep a table's rows in another form, or in a form whose rows would be rounded
-            twice when they are copied into a faster tier.
+        ConfigError: a slower tier has another row type, or its rows would be rounded twice when they are copied into a
+            faster tier.
     """
     tiers: dict[str, _Tier] = {**by_path(volatile), "persistent_db": persistent}
     _check_copies(tiers, source)
@@ -41,7 +41,7 @@ def with_row_dtypes(
             if kept not in (None, row_dtype):
                 reason = (
                     f"{kept!r}, but {path} makes the rows of table {name!r} {row_dtype!r}; "
-                    "a row must not differ by the tier that it comes from"
+                    "a row must be the same in every tier"
                 )
                 raise ConfigError(source, f"{slower}.row_dtype", reason)
         tables.append(table.model_copy(update={"row_dtype": row_dtype}))
@@ -49,12 +49,12 @@ def with_row_dtypes(
 
 
 def _kept_as(tier: _Tier) -> RowDtype | None:
-    """The row type that a slower tier states; None: it keeps float32, whatever the tables' row type is."""
+    """Return the row type of a slower tier, or None if the tier keeps float32 for every table."""
     return tier.row_dtype if isinstance(tier, RedisConfig | PersistentDbConfig) else None
 
 
 def _check_copies(tiers: Mapping[str, _Tier], source: str) -> None:
-    """Refuse rows that would be rounded twice: their form has a scale, and they are copied into a faster tier."""
+    """Refuse a row type with a scale in a tier whose rows are copied into a faster tier and rounded again."""
     for (faster, taker), (slower, tier) in combinations(tiers.items(), 2):
         kept = _kept_as(tier)
         if kept not in ROW_WISE or isinstance(taker, PersistentDbConfig):
@@ -75,7 +75,7 @@ def _check_copies(tiers: Mapping[str, _Tier], source: str) -> None:
 def _row_dtype(
     table: str, volatile: Sequence[VolatileDbConfig], persistent: PersistentDbConfig
 ) -> tuple[RowDtype, str]:
-    """The form of a table's rows, and the JSON path of the key that says so."""
+    """Return the row type of a table and the JSON path of its key."""
     if not volatile:
         return persistent.row_dtype or "fp32", "persistent_db.row_dtype"
     path, fastest = next(iter(by_path(volatile).items()))
@@ -86,15 +86,15 @@ def _row_dtype(
 
 
 def with_row_dtype(config: ModelConfig, row_dtype: RowDtype | Mapping[str, RowDtype], caller: str) -> ModelConfig:
-    """``config`` with one row type for all its tables, or with one for each named table.
+    """Return ``config`` with one row type for all tables, or with a row type for each named table.
 
     Args:
         config: the model.
         row_dtype: the row type, or row types by the tables' names inside the model.
-        caller: whose argument ``row_dtype`` is, for messages.
+        caller: the function that has the argument ``row_dtype``, for messages.
 
     Raises:
-        ConfigError: there is no such row type or table.
+        ConfigError: the row type or the table is unknown.
     """
     names = [table.name for table in config.tables]
     by_name = row_dtype if isinstance(row_dtype, Mapping) else dict.fromkeys(names, row_dtype)

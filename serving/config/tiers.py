@@ -1,4 +1,4 @@
-"""The storage tiers of a ``ps.json``: one record per type of ``volatile_db``, and ``persistent_db``."""
+"""The storage tiers of a ``ps.json``: one record for each type of ``volatile_db``, and one for ``persistent_db``."""
 
 import re
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ from serving.errors import ConfigError, did_you_mean
 from serving.model.capacity import MOST_ROWS
 
 NO_MARGIN = 2**64 - 1  # HPS's default
-# HPS's spellings, and what they mean here; "snapshot" is Hotrow's own.
+# HPS's spellings and their meaning here. Only Hotrow has "snapshot".
 VOLATILE_TYPES = {
     **dict.fromkeys(("disabled", "disable", "none"), "disabled"),
     **dict.fromkeys(("hash_map", "hashmap", "hash", "map"), "hash_map"),
@@ -53,7 +53,7 @@ _HOST_AND_PORT = re.compile(r"(?:\[(?P<v6>[0-9a-fA-F:.]+)\]|(?P<host>[^\s:\[\]]+
 
 
 class DisabledConfig(Clause):
-    """No tier; other keys of the clause are checked for their names only."""
+    """No tier. Only the names of the other keys are checked."""
 
     where: ClassVar[str] = "volatile_db"
 
@@ -66,7 +66,7 @@ class DisabledConfig(Clause):
 
 
 class _VolatileTier(Clause):
-    """What every type of ``volatile_db`` has."""
+    """The keys that every type of ``volatile_db`` has."""
 
     where: ClassVar[str] = "volatile_db"
 
@@ -81,7 +81,7 @@ class _VolatileTier(Clause):
 
     @classmethod
     def refuse(cls, key: str) -> None:
-        """Raise the error for a key of another type, or of none."""
+        """Raise the error for a key of another type, or for an unknown key."""
         having = (one for one in _TYPES if key in one.fields_by_key() or key in one.ignored_keys(one.type_name()))
         if owners := sorted(one.type_name() for one in having):
             raise ValueError(f"{key}: only a {' or '.join(owners)} has it, the type is {cls.type_name()}")
@@ -89,7 +89,7 @@ class _VolatileTier(Clause):
 
     @classmethod
     def type_name(cls) -> str:
-        """The type in a ``ps.json``."""
+        """Return the type as a ``ps.json`` spells it."""
         return str(cls.model_fields["type"].default)
 
     @model_validator(mode="after")
@@ -114,9 +114,9 @@ class HashMapConfig(_MemoryTier):
     """RAM of this process.
 
     Attributes:
-        overflow_margin: most rows of a partition; HPS's way to say ``capacity_rows_of_each_table``.
-        stated_policy: ``overflow_policy`` as the file says it.
-        hot_keys: a folder of the keys that are loaded first, by table; None: the first rows of the files.
+        overflow_margin: the most rows of a partition; HPS's form of ``capacity_rows_of_each_table``.
+        stated_policy: ``overflow_policy`` in the file.
+        hot_keys: a folder with the keys of each table that are loaded first. None means the first rows of the files.
     """
 
     type: Literal["hash_map"] = "hash_map"
@@ -134,12 +134,12 @@ class HashMapConfig(_MemoryTier):
 
     @property
     def capacity_rows_of_each_table(self) -> int | None:
-        """Most rows of every table, instead of one budget for all."""
+        """The most rows of each table, instead of one budget for all tables."""
         return None if self.overflow_margin is None else self.overflow_margin * self.num_partitions
 
     @property
     def overflow_policy(self) -> OverflowPolicy | None:
-        """Which rows leave a full table when new keys come; None: none do."""
+        """The rows that leave a full table when new keys come. None means that no row leaves."""
         if self.overflow_margin is None and not self._capacities():
             return None
         policy = self.stated_policy or (None if self._capacities() else "evict_random")
@@ -168,7 +168,7 @@ class HashMapConfig(_MemoryTier):
 
 
 class SharedMemoryConfig(_MemoryTier):
-    """RAM that the processes of a machine share; processes with the same name share."""
+    """RAM that the processes of a machine share, if they use the same name."""
 
     type: Literal["multi_process_hash_map"] = "multi_process_hash_map"
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-][A-Za-z0-9_.-]{0,127}$")] = Field(
@@ -194,11 +194,11 @@ class SharedMemoryConfig(_MemoryTier):
 
 
 class SnapshotConfig(_MemoryTier):
-    """Files that processes map.
+    """Snapshot files that processes map.
 
     Attributes:
-        path: the folder in which snapshots are made; None: every table's file is one.
-        overlay_capacity_rows: most rows of each table that can change while it is served; None: a sixteenth.
+        path: the folder for new snapshots. None means that the file of every table is a snapshot.
+        overlay_capacity_rows: the most rows of each table that can change during serving. None means a sixteenth.
     """
 
     type: Literal["snapshot"] = "snapshot"
@@ -214,7 +214,7 @@ class SnapshotConfig(_MemoryTier):
 
 
 class RedisTlsConfig(Clause):
-    """How connections to Redis are encrypted; an absent ``ca_certificate`` is the system's."""
+    """The encryption of connections to Redis. Without ``ca_certificate`` the system's certificates are used."""
 
     enabled: Switch = Field(default=True, validation_alias="enable_tls")
     ca_certificate: FilePath | None = Field(default=None, validation_alias="tls_ca_certificate")
@@ -224,21 +224,21 @@ class RedisTlsConfig(Clause):
 
     @classmethod
     def prepare(cls, given: dict[str, Any]) -> dict[str, Any]:
-        """Refuse files without ``enable_tls``: the user expects encryption and would get none."""
+        """Refuse certificates without ``enable_tls``, because the user expects encryption."""
         if "enable_tls" not in given:
-            raise ValueError(f"{min(given)}: enable_tls is absent, so nothing would be encrypted")
+            raise ValueError(f"{min(given)}: needs enable_tls, because otherwise nothing is encrypted")
         if "tls_client_key" in given and "tls_client_certificate" not in given:
-            raise ValueError("tls_client_key: without tls_client_certificate")
+            raise ValueError("tls_client_key: needs tls_client_certificate")
         return given
 
 
 class RedisOverflow(Clause):
-    """What a Redis tier does with more rows than it may have.
+    """The eviction of rows from a full Redis tier.
 
     Attributes:
-        margin_rows: most rows of a partition.
-        policy: which rows go: any, the least used, or the oldest.
-        target_ratio: share of ``margin_rows`` that an overflow leaves.
+        margin_rows: the most rows of a partition.
+        policy: which rows are evicted: random, least used or oldest.
+        target_ratio: the part of ``margin_rows`` that stays after an eviction.
         refreshes: with ``"oldest"``, a row that is read counts as written.
     """
 
@@ -251,7 +251,7 @@ class RedisOverflow(Clause):
 
 
 def _addresses(value: Any) -> Any:
-    """``host:port``, one or several, separated by ``;`` or ``,``; an IPv6 host stands in brackets."""
+    """Parse one or more ``host:port``, separated by ``;`` or ``,``. An IPv6 host is in brackets."""
     if isinstance(value, tuple):
         return value
     addresses = []
@@ -267,15 +267,15 @@ class RedisConfig(_VolatileTier):
     """A Redis server or cluster that holds embedding tables.
 
     Attributes:
-        addresses: nodes that are asked for the other nodes, in this order.
-        num_partitions: Redis hashes that share the rows of one table; must not change once a table is written.
-        num_node_connections: most connections to one node.
-        max_batch_size: most keys of one round of commands.
-        connect_timeout_ms: most time of one connection, TLS and authentication included.
-        timeout_ms: most time of one round of commands, connecting and retrying included.
-        tls: None: not encrypted.
-        overflow: None: every row stays.
-        row_dtype: the form in which rows are kept, which is the tables' own; None: float32.
+        addresses: the nodes that are asked for the other nodes, in this order.
+        num_partitions: the Redis hashes of one table. The number must not change after a table is written.
+        num_node_connections: the most connections to one node.
+        max_batch_size: the most keys of one round of commands.
+        connect_timeout_ms: the most time to connect, including TLS and authentication.
+        timeout_ms: the most time of one round of commands, including connecting and retrying.
+        tls: None means no encryption.
+        overflow: None means that every row stays.
+        row_dtype: the row type in this tier, which must be that of the tables. None means float32.
     """
 
     parts: ClassVar[dict[str, type[Clause]]] = {"tls": RedisTlsConfig, "overflow": RedisOverflow}
@@ -297,7 +297,7 @@ class RedisConfig(_VolatileTier):
 
     @classmethod
     def prepare(cls, given: dict[str, Any]) -> dict[str, Any]:
-        """Without a margin nothing overflows, and the keys about overflows have no effect."""
+        """Drop the keys about overflows if there is no margin, because nothing overflows."""
         if "overflow_margin" in given:
             return given
         return {key: value for key, value in given.items() if key not in RedisOverflow.fields_by_key()}
@@ -331,7 +331,7 @@ def _keys_of_all_types() -> set[str]:
 
 
 def _with_meaning(value: Any) -> Any:
-    """The JSON object with its type as Hotrow calls it, and without HPS's margin that means none."""
+    """Return the JSON object with Hotrow's name of the type, and without a margin that HPS treats as no limit."""
     if not isinstance(value, dict):
         return value
     margin = unquoted(value.get("overflow_margin"))
@@ -357,7 +357,7 @@ def _type_of(value: dict[str, Any], types: dict[str, str]) -> str:
 VolatileDb = Annotated[
     Annotated[VolatileDbConfig | DisabledConfig, Field(discriminator="type")], BeforeValidator(_with_meaning)
 ]
-"""One tier of ``volatile_db``; its JSON object is read as the record of its type."""
+"""One tier of ``volatile_db``. The type selects the record."""
 
 
 def _persistent_with_meaning(value: Any) -> Any:
@@ -368,15 +368,15 @@ class PersistentDbConfig(Clause):
     """The durable tier.
 
     Attributes:
-        path: the database's folder; None only where disabled.
-        read_only: open next to the process that writes; the tables must be there already.
-        catch_up_interval_ms: with ``read_only``: how often to see the other process's writes; None: never.
-        num_threads: background threads of the database.
-        max_batch_size: most keys of one database call, up to ``MOST_ROCKSDB_BATCH_ROWS``.
-        timeout_ms: most time a lookup waits for it; None: as long as it takes.
-        initialize_after_startup: the models' files are loaded into it; else it must have the tables.
-        row_dtype: the form in which rows are kept, which is the tables' own; None: float32.
-        warm_up: the system reads the files ahead when they are opened or loaded.
+        path: the database's folder; None only if the tier is disabled.
+        read_only: read a database that another process may write. The database must already have the tables.
+        catch_up_interval_ms: how often a ``read_only`` tier reads the other process's writes. None means never.
+        num_threads: the background threads of the database.
+        max_batch_size: the most keys of one database call, up to ``MOST_ROCKSDB_BATCH_ROWS``.
+        timeout_ms: the most time that a lookup waits for the database. None means no limit.
+        initialize_after_startup: load the models' files. Otherwise the database must already have the tables.
+        row_dtype: the row type in this tier, which must be that of the tables. None means float32.
+        warm_up: ask the system to read the files ahead when they are opened or loaded.
     """
 
     where: ClassVar[str] = "persistent_db"
@@ -394,7 +394,7 @@ class PersistentDbConfig(Clause):
 
     @classmethod
     def prepare(cls, given: dict[str, Any]) -> dict[str, Any]:
-        """A disabled database has no other keys."""
+        """Drop the other keys of a disabled database."""
         return given if given["type"] == "rocks_db" else {"type": "disabled"}
 
     @model_validator(mode="after")
@@ -402,7 +402,7 @@ class PersistentDbConfig(Clause):
         if self.type != "disabled" and self.path is None:
             raise ValueError("path is required where the type is rocks_db")
         if self.catch_up_interval_ms is not None and not self.read_only:
-            raise ValueError("catch_up_interval_ms: only with read_only is there another process to catch up with")
+            raise ValueError("catch_up_interval_ms: needs read_only, because only then another process writes")
         return self
 
 
@@ -412,7 +412,7 @@ PersistentDb = Annotated[PersistentDbConfig, BeforeValidator(_persistent_with_me
 def check_together(
     volatile: Sequence[tuple[str, VolatileDbConfig | DisabledConfig]], persistent: PersistentDbConfig, source: str
 ) -> None:
-    """Refuse tiers that make no sense together.
+    """Refuse tiers that do not fit together.
 
     Args:
         volatile: the tiers of ``volatile_db`` with their JSON paths, fastest first.
@@ -420,8 +420,7 @@ def check_together(
         source: the file, for messages.
 
     Raises:
-        ConfigError: no tier would hold a row, one would never be asked, or no tier holds the rows that another leaves
-            out.
+        ConfigError: no tier has every row, or a tier would never be read.
     """
     if len(volatile) > 1:
         _check_order(volatile, source)
@@ -429,37 +428,37 @@ def check_together(
     if fastest.type == "disabled" and not has_persistent:
         raise ConfigError(source, "", "volatile_db and persistent_db are both disabled: no tier would hold a row")
     if fastest.type == "snapshot" and has_persistent:
-        reason = "a volatile_db of the type snapshot holds every row, so this tier would never be asked"
+        reason = "a volatile_db of the type snapshot holds every row, so this tier would never be read"
         raise ConfigError(source, "persistent_db.type", reason)
     if not has_persistent:
         _check_holds_all(*volatile[-1], source)
 
 
 def _check_order(volatile: Sequence[tuple[str, VolatileDbConfig | DisabledConfig]], source: str) -> None:
-    listed = ("hash_map", "redis_cluster")  # each is slower than the one before it, and shared by more
+    listed = ("hash_map", "redis_cluster")  # from fastest to slowest
     last = -1
     for path, tier in volatile:
         if tier.type not in listed:
-            reason = f"in a list of tiers expected {' and '.join(listed)}, got {tier.type}"
+            reason = f"expected {' and '.join(listed)} in a list of tiers, got {tier.type}"
             if tier.type != "disabled":
-                reason += ", which has every row of the models' files, so no slower tier would be asked"
+                reason += ", which has every row of the models' files, so no slower tier would be read"
             raise ConfigError(source, f"{path}.type", reason)
         place = listed.index(tier.type)
         if place == last:
             raise ConfigError(source, f"{path}.type", f"two tiers of the type {tier.type}")
         if place < last:
-            reason = f"{tier.type} behind {listed[last]}, which is slower: the faster tier comes first"
+            reason = f"{listed[last]} is slower than {tier.type}: put the faster tier first"
             raise ConfigError(source, f"{path}.type", reason)
         last = place
 
 
 def _check_holds_all(path: str, slowest: VolatileDbConfig | DisabledConfig, source: str) -> None:
-    """Refuse a slowest tier that leaves rows out."""
+    """Refuse a slowest tier that does not have every row."""
     if isinstance(slowest, HashMapConfig) and not slowest.initialize_after_startup:
-        reason = "false, and there is no persistent_db: no tier would hold a row"
+        reason = "false without a persistent_db: no tier would hold a row"
         raise ConfigError(source, f"{path}.initialize_after_startup", reason)
     if isinstance(slowest, HashMapConfig) and slowest.initial_cache_rate < 1.0:
-        reason = "below 1, and there is no persistent_db: no tier would hold the other rows"
+        reason = "below 1 without a persistent_db: no tier would hold the other rows"
         raise ConfigError(source, f"{path}.initial_cache_rate", reason)
     if isinstance(slowest, RedisConfig) and slowest.overflow is not None:
         reason = "another tier must hold the rows that Redis evicts: add a persistent_db, or leave the margin out"

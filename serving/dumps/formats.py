@@ -1,4 +1,4 @@
-"""Which format a dump has: its name's ending tells."""
+"""The formats of dumps. The suffix of a dump's name says its format."""
 
 import os
 from collections.abc import Iterator
@@ -20,14 +20,14 @@ _FOLDER_FILES = frozenset({"key", "emb_vector", "slot_id", "meta"})
 
 
 class Dump(Protocol):
-    """A file or folder with the rows of one table, whose sizes fit that table."""
+    """An open dump: a file or folder with the rows of one table."""
 
     @property
     def rows(self) -> int:
-        """How many there are; of an SST file RocksDB's guess, for a progress bar."""
+        """The number of rows. For an SST file it is RocksDB's estimate."""
 
     def batches(self, batch_rows: int) -> Iterator[tuple[Keys, Vectors]]:
-        """All rows, at most ``batch_rows`` at a time; may be called again.
+        """Yield all rows, at most ``batch_rows`` at a time. May be called again.
 
         Raises:
             ModelFileError: a part is damaged, or a key is reserved; the message says where.
@@ -35,10 +35,10 @@ class Dump(Protocol):
 
 
 def check_suffix(path: Path) -> None:
-    """Refuse a name whose ending tells no format.
+    """Refuse a name whose suffix is not that of a format.
 
     Raises:
-        OutputError: so it is; the message says what does.
+        OutputError: the name has another suffix. The message lists the formats.
     """
     if path.suffix not in SUFFIXES:
         reason = "expected a name that ends in .bin (HPS) or .sst (RocksDB), or a folder's, without an ending"
@@ -46,10 +46,10 @@ def check_suffix(path: Path) -> None:
 
 
 def check_target(path: Path) -> None:
-    """Refuse a place where a dump cannot be written, or where it would replace something that is no dump.
+    """Refuse a path where a dump cannot be written, or where it would replace something that is not a dump.
 
     Raises:
-        OutputError: so it is.
+        OutputError: a dump cannot be written there.
     """
     check_suffix(path)
     try:
@@ -58,23 +58,23 @@ def check_target(path: Path) -> None:
         raise OutputError(f"{path}: cannot be read: {err.strerror}") from err
     strange = [name for name in found if path.suffix or name not in _FOLDER_FILES]
     if strange:
-        raise OutputError(f"{path}: is a folder with {strange[0]!r} in it, and a dump would take its place")
+        raise OutputError(f"{path}: is a folder with {strange[0]!r} in it, and a dump would replace the folder")
     if not path.parent.is_dir():
         raise OutputError(f"{path}: there is no folder {path.parent}")
 
 
 @contextmanager
 def open_dump(path: Path, spec: TableSpec) -> Iterator[Dump]:
-    """Open what ``write_dump`` or HPS wrote.
+    """Open a dump that ``write_dump`` or HPS wrote.
 
     Args:
         path: ``.bin``, ``.sst`` or a folder with ``key`` and ``emb_vector``.
-        spec: the table whose rows it should have.
+        spec: the table of the dump.
 
     Raises:
-        ModelFileError: it cannot be read, is damaged, or has keys or values of another size than the table.
-        OutputError: the name's ending tells no format.
-        MissingExtraError: an SST file, and rocksdict is not installed.
+        ModelFileError: the dump cannot be read or is damaged, or its keys or values have the wrong size.
+        OutputError: the name has an unknown suffix.
+        MissingExtraError: the dump is an SST file, and rocksdict is not installed.
     """
     check_suffix(path)
     if path.suffix == ".bin":
@@ -90,18 +90,18 @@ def open_dump(path: Path, spec: TableSpec) -> Iterator[Dump]:
 
 
 def write_dump(path: Path, spec: TableSpec, batches: Iterator[tuple[Keys, Vectors]], in_key_order: bool) -> None:
-    """Write all rows of a table, as they come; what was there before is replaced when all of them are on the disk.
+    """Write all rows of a table. An existing dump is replaced when all rows are on the disk.
 
     Args:
-        path: a place that ``check_target`` takes.
+        path: a path that ``check_target`` accepts.
         spec: the table.
-        batches: its rows, each key once.
-        in_key_order: they come in the order of their keys' raw bytes.
+        batches: the rows of the table, each key once.
+        in_key_order: the rows are sorted by the raw bytes of their keys.
 
     Raises:
-        OutputError: the disk refuses, or there are no rows, which only ``.bin`` can say.
+        OutputError: the file cannot be written, or there are no rows and the format is not ``.bin``.
         StoreError: the rows cannot be read to their end.
-        MissingExtraError: an SST file, and rocksdict is not installed.
+        MissingExtraError: the dump is an SST file, and rocksdict is not installed.
     """
     try:
         if path.suffix == ".bin":

@@ -3,11 +3,11 @@
     offset 0   the bytes "bin" and a zero
     offset 4   uint32       version, 1
     offset 8   uint32       bytes of a key: 8, or 4 for uint32 models
-    offset 12  uint32       bytes of a value: 4 D; 0 of an empty table, absent of one that HPS does not know
+    offset 12  uint32       bytes of a value: 4 D; 0 for an empty table, absent for a table that HPS does not know
     offset 16  the pairs    key, float32[D], one after the other up to the end of the file
 
-There is no count and no checksum, and the order of pairs means nothing. Of a key that comes twice the last row counts,
-as it does where HPS inserts the pairs one after the other.
+The file has no count and no checksum. The order of the pairs has no meaning, except that the last row of a repeated
+key counts: HPS inserts the pairs one after the other.
 """
 
 import os
@@ -28,14 +28,14 @@ from serving.storage.store import Keys, TableSpec, Vectors
 MAGIC = b"bin\0"
 VERSION = 1
 _HEADER = struct.Struct("<4sIII")
-_UNKNOWN_TABLE_BYTES = 12  # a header without the size of values
+_UNKNOWN_TABLE_BYTES = 12  # the header without the size of values
 
 
 def write_bin(path: Path, spec: TableSpec, batches: Iterator[tuple[Keys, Vectors]]) -> None:
-    """Write a table as its rows come; an existing file is replaced at once when the last of them is on the disk.
+    """Write a table batch by batch. An existing file is replaced at once when all rows are on the disk.
 
     Raises:
-        OSError: the disk refuses.
+        OSError: the file cannot be written.
     """
     pair = _pair(spec)
     with atomic_write(path) as file:
@@ -55,10 +55,10 @@ class BinDump:
     """A ``.bin`` file whose header and size fit a table. See ``Dump``."""
 
     def __init__(self, path: Path, spec: TableSpec) -> None:
-        """Check the header and the size; no pair is read yet.
+        """Check the header and the size, without reading any pair.
 
         Raises:
-            ModelFileError: it is no such file, of another table, or cut short; the message has the offset.
+            ModelFileError: the file has another format, does not fit the table, or is cut short.
         """
         self._path = path
         self._spec = spec
@@ -86,9 +86,9 @@ class BinDump:
             raise ModelFileError(self._path, f"cannot be read: {err.strerror}") from err
 
     def _checked_rows(self, header: bytes, size_bytes: int) -> int:
-        """How many pairs there are."""
+        """The number of pairs."""
         if header[:4] != MAGIC:
-            raise self._error(0, f"expected {MAGIC!r}, with which HPS's binary dumps begin, found {header[:4]!r}")
+            raise self._error(0, f"expected {MAGIC!r}, the start of HPS's binary dumps, found {header[:4]!r}")
         if size_bytes < _UNKNOWN_TABLE_BYTES or _UNKNOWN_TABLE_BYTES < size_bytes < _HEADER.size:
             raise self._error(size_bytes, f"the file ends inside its header of {_HEADER.size} bytes")
         _, version, key_bytes, value_bytes = _HEADER.unpack(header.ljust(_HEADER.size, b"\0"))

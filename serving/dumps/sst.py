@@ -1,6 +1,6 @@
 """A table as one RocksDB SST file: raw little-endian keys in the order of their bytes, float32 rows, checksums.
 
-HPS's RocksDB backend writes such files, and RocksDB takes one in without rewriting it.
+HPS's RocksDB backend writes such files, and RocksDB ingests them without rewriting them.
 """
 
 import os
@@ -23,23 +23,23 @@ from serving.storage.rocksdb.engine import all_items, import_rocksdict, open_dat
 from serving.storage.rocksdb.sort import RowSorter
 from serving.storage.store import Keys, TableSpec, Vectors
 
-_THREADS = 2  # of a database that lives for one dump
+_THREADS = 2  # of a temporary database
 
 
 def write_sst(path: Path, spec: TableSpec, batches: Iterator[tuple[Keys, Vectors]], in_key_order: bool) -> None:
-    """Write a table as its rows come; an existing file is replaced at once when the last of them is on the disk.
+    """Write a table batch by batch. An existing file is replaced at once when all rows are on the disk.
 
     Args:
         path: the file.
         spec: the table.
-        batches: at least one row; of a key that comes twice the last row counts.
-        in_key_order: the rows come in the order of the keys' raw bytes, each key once. Else they are sorted, in files
-            next to ``path`` that take as much room again.
+        batches: at least one row. The last row of a repeated key counts.
+        in_key_order: the rows are sorted by the raw bytes of their keys, each key once. Other rows are sorted here, in
+            temporary files that take as much disk space as the dump.
 
     Raises:
         MissingExtraError: rocksdict is not installed.
-        OSError: the disk refuses.
-        StoreError: the disk refuses the file, or the rows are in another order than was said.
+        OSError: the file cannot be written.
+        StoreError: RocksDB cannot write the file, or ``in_key_order`` is wrong.
     """
     rocksdict = import_rocksdict()
     with ExitStack() as stack:
@@ -50,7 +50,7 @@ def write_sst(path: Path, spec: TableSpec, batches: Iterator[tuple[Keys, Vectors
         file = stack.enter_context(atomic_write(path))
         writer = rocksdict.SstFileWriter(table_options(rocksdict, _THREADS))
         with translated_errors(path, spec.name):
-            writer.open(file.name)  # the same file once more: it is renamed, or removed, as any other that is written
+            writer.open(file.name)  # the same file again, which is renamed or removed at the end
             for keys, rows in batches:
                 for key, row in zip(key_list(keys, spec.key_bytes), row_list(rows), strict=True):
                     writer[key] = row
@@ -58,14 +58,14 @@ def write_sst(path: Path, spec: TableSpec, batches: Iterator[tuple[Keys, Vectors
 
 
 class SstDump:
-    """An SST file, linked or copied into a database of its own, which is gone when the dump is closed. See ``Dump``."""
+    """An SST file in a temporary database, which is deleted when the dump is closed. See ``Dump``."""
 
     def __init__(self, path: Path, spec: TableSpec) -> None:
-        """Take the file in: its footer, properties and index are checked.
+        """Ingest the file, which checks its footer, properties and index.
 
         Raises:
             MissingExtraError: rocksdict is not installed.
-            ModelFileError: it cannot be read, is no SST file, or is damaged.
+            ModelFileError: the file cannot be read, is not an SST file, or is damaged.
         """
         rocksdict = import_rocksdict()
         self._path = path
@@ -82,7 +82,7 @@ class SstDump:
             self._opened = opened.pop_all()
 
     def batches(self, batch_rows: int) -> Iterator[tuple[Keys, Vectors]]:
-        """See ``Dump.batches``; in the order of the keys' raw bytes, every block's checksum verified."""
+        """See ``Dump.batches``. Rows are in the order of the keys' raw bytes, and every checksum is verified."""
         with self._translated(self._folder):
             pairs = all_items(self._database)
             begin = 0
@@ -115,14 +115,14 @@ class SstDump:
             with translated_errors(self._path):
                 yield
         except StoreError as err:
-            what = "cannot be read" if isinstance(err.__cause__, OSError) else "damaged, or no SST file"
+            what = "cannot be read" if isinstance(err.__cause__, OSError) else "damaged, or not an SST file"
             reason = err.reason.removeprefix(f"{self._path}: ").replace(f"{folder}{os.sep}", "")
             raise ModelFileError(self._path, f"{what}: {reason}") from err
 
 
 @contextmanager
 def _scratch_folder(path: Path) -> Iterator[Path]:
-    """A hidden folder, not made yet, removed at the end: next to ``path``, or elsewhere if that is read-only."""
+    """Yield the path of a hidden folder, next to ``path`` if possible, and remove the folder at the end."""
     parent = path.parent if os.access(path.parent, os.W_OK) else Path(tempfile.gettempdir())
     folder = parent / f".{path.name}.{secrets.token_hex(4)}.tmp"
     try:
@@ -132,7 +132,7 @@ def _scratch_folder(path: Path) -> Iterator[Path]:
 
 
 def _sorted(folder: Path, spec: TableSpec, batches: Iterator[tuple[Keys, Vectors]]) -> Iterator[tuple[Keys, Vectors]]:
-    """``batches`` in the order of the keys' raw bytes, each key once, with the row that came last."""
+    """Yield the last row of each key, in the order of the keys' raw bytes."""
     sorter = RowSorter(folder, spec.key_bytes, 4 * spec.dim)
     for keys, rows in batches:
         sorter.add(keys, np.ascontiguousarray(rows).view(np.uint8))
@@ -141,7 +141,7 @@ def _sorted(folder: Path, spec: TableSpec, batches: Iterator[tuple[Keys, Vectors
 
 
 def _linked(path: Path, folder: Path) -> Path:
-    """A second name of the file, or, where the file system has no such thing, a copy: ingestion takes it away."""
+    """Return a hard link to the file, or a copy if links are not possible, because ingestion moves the file."""
     linked = folder / "taken_in.sst"
     try:
         os.link(path.resolve(), linked)
@@ -155,5 +155,5 @@ def _linked(path: Path, folder: Path) -> Path:
 def _ingest_options(rocksdict: Any) -> Any:
     options = rocksdict.IngestExternalFileOptions()
     options.set_move_files(True)
-    options.set_allow_global_seqno(False)  # which would be written into the file itself
+    options.set_allow_global_seqno(False)  # a number would be written into the file itself
     return options

@@ -32,7 +32,7 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class _HeldRows:
-    """All rows of a table in its tier; ``in_key_order``: sorted by the raw bytes of their keys."""
+    """All rows of a table in its tier. With ``in_key_order`` they are sorted by the raw bytes of their keys."""
 
     spec: TableSpec
     rows_hint: int
@@ -46,18 +46,17 @@ def dump_table(
     file: str | Path,
     progress: Progress | None = None,
 ) -> int:
-    """Write all rows of a table into a file; memory does not grow with the table.
+    """Write all rows of a table into a file, in batches of bounded memory.
 
-    The rows come from the slowest tier, which holds all of them: RocksDB, which other processes may have open, or
-    Redis. Where RAM or a snapshot is the only tier, they come from the model's file, rounded as RAM would hold them.
-    The file may or may not have rows that other processes write meanwhile.
+    The rows come from the slowest tier, RocksDB or Redis, which has all rows. Other processes may have RocksDB open. If
+    RAM or a snapshot is the only tier, the rows come from the model's file and are rounded as RAM would hold them. Rows
+    that other processes write during the dump may be missing from the file.
 
     Args:
-        source: a ``ps.json`` or a repository, or its configuration; or a running parameter server, whose slowest
-            tier is read.
-        table: its full name, ``<model>.<table>``.
-        file: HPS's format if it ends in ``.bin``, RocksDB's if in ``.sst``, else a folder with ``key`` and
-            ``emb_vector``. An existing file is replaced once every row is on the disk; after an error it is unchanged.
+        source: a ``ps.json``, a repository, its configuration, or a running parameter server.
+        table: the table's full name, ``<model>.<table>``.
+        file: the file to write: HPS's format for ``.bin``, RocksDB's for ``.sst``, else a folder with ``key`` and
+            ``emb_vector``. An existing file is replaced when every row is on the disk, and unchanged after an error.
         progress: see ``Progress``.
 
     Returns:
@@ -65,7 +64,7 @@ def dump_table(
 
     Raises:
         ConfigError: the configuration cannot be accepted, or has no such table.
-        OutputError: the file cannot be written, or would replace something that is no dump.
+        OutputError: the file cannot be written, or would replace something that is not a dump.
         StoreError: the tier does not answer, is damaged, or does not hold the table.
         ModelFileError: RAM or a snapshot is the only tier, and the model's file is missing or damaged.
         MissingExtraError: a package is needed that is not installed.
@@ -85,19 +84,20 @@ def load_table(
     replace: bool = False,
     progress: Progress | None = None,
 ) -> int:
-    """Load the rows of a file into every tier that outlives the process: Redis, RocksDB.
+    """Load the rows of a file into every tier that outlives the process: Redis and RocksDB.
 
-    The whole file is read and checked before a row changes. Rows are inserted batch by batch, each batch into all
-    tiers: a load that was stopped has inserted some of the rows, and can be repeated. With ``replace`` each tier
+    The whole file is read and checked before a row changes. Rows are inserted batch by batch, and each batch goes into
+    all tiers. A load that was stopped has inserted some of the rows, and you can repeat it. With ``replace`` each tier
     changes at once. A model that was never loaded into a tier is loaded first. The rows stay until the model's own
-    files change. Processes that run now do not see them in their RAM.
+    files change. Running processes do not see the rows in their RAM.
 
     Args:
-        target: a ``ps.json`` or a repository, or its configuration; no other process may have its RocksDB open for
-            writing. Or a running parameter server: the rows go into all of its tiers, RAM too.
+        target: a ``ps.json``, a repository, its configuration, or a running parameter server. No other process may
+            have the RocksDB of a configuration open for writing. A running server gets the rows in all of its tiers,
+            RAM too.
         table: the table's full name, ``<model>.<table>``.
-        file: what ``dump_table`` or HPS wrote; its name's ending tells the format.
-        replace: the table then has the file's rows only.
+        file: a dump by ``dump_table`` or HPS. The suffix of its name says the format.
+        replace: remove all other rows of the table.
         progress: see ``Progress``.
 
     Returns:
@@ -105,12 +105,12 @@ def load_table(
 
     Raises:
         ConfigError: the configuration cannot be accepted, has no such table, or no tier that outlives the process.
-        ModelFileError: the file is missing, damaged, of another table, or has a value that is NaN or infinite; nothing
-            has been touched.
-        OutputError: the file's name tells no format.
+        ModelFileError: the file is missing or damaged, does not fit the table, or has a value that is NaN or infinite.
+            No row has changed.
+        OutputError: the file's name has an unknown suffix.
         StoreError: a tier does not answer or does not take the rows, or a value does not fit the table's row type.
         MissingExtraError: a package is needed that is not installed.
-        ValueError: ``replace`` of a running parameter server's table, whose lookups would miss rows meanwhile.
+        ValueError: ``replace`` is set and ``target`` is a running server, whose lookups would miss rows.
     """
     file = Path(file)
     check_suffix(file)
@@ -131,11 +131,11 @@ def load_table(
                 reason = "no tier outlives its process, as Redis and RocksDB do: a load into it would be lost"
                 raise ConfigError(config.source, "", reason)
             for memory in shared:
-                memory.drop_table(spec.name)  # a process that was killed left it
+                memory.drop_table(spec.name)  # left by a killed process
             if replace:
                 # Later starts see the digest of the model's files and keep these rows.
                 marker = Marker(table_source(model, one).digest, rows, changed=True, caches_dirty=True)
-                for store in reversed(durable):  # the truth first
+                for store in reversed(durable):  # the source of truth first
                     counted = _Counted(f"{file.name} to {store.name}", dump.rows, progress)
                     store.load(spec, counted(dump.batches(LOAD_BATCH_ROWS)), marker, keep=False)
                 if len(durable) > 1:
@@ -174,11 +174,7 @@ class _Counted:
 
 
 def _check_rows(file: Path, spec: TableSpec, dump: Dump, progress: Progress | None) -> int:
-    """Read every row once, so that damage and values that do not fit are found before a row changes.
-
-    Returns:
-        How many there are.
-    """
+    """Read and check every row before a row changes, and return the number of rows."""
     counted = _Counted(f"checking {file.name}", dump.rows, progress)
     for keys, rows in counted(dump.batches(LOAD_BATCH_ROWS)):
         if fault := fault_of_values(keys, rows):
@@ -217,7 +213,7 @@ def _held_rows(source: str | Path | ParameterServerConfig | ParameterServer, tab
     with ExitStack() as opened:
         stores = [opened.enter_context(closing(store)) for store in open_stores(_slowest_tier(config))]
         store = stores[-1]
-        is_gone = isinstance(store, SharedMemoryStore) and store.marker(table) is None  # with its last process
+        is_gone = isinstance(store, SharedMemoryStore) and store.marker(table) is None  # it went with its last process
         if store.outlives_process and not is_gone:
             store.open_table(spec, 0)
             yield _rows_in(store, spec)
@@ -227,7 +223,7 @@ def _held_rows(source: str | Path | ParameterServerConfig | ParameterServer, tab
 
 
 def _slowest_tier(config: ParameterServerConfig) -> ParameterServerConfig:
-    """The configuration with only the tier that holds every row, opened read-only."""
+    """Return the configuration with only its slowest tier, opened read-only."""
     persistent = config.persistent_db
     if persistent.type == "disabled":
         return config.model_copy(update={"volatile_tiers": config.volatile_tiers[-1:]})
@@ -240,9 +236,7 @@ def _slowest_tier(config: ParameterServerConfig) -> ParameterServerConfig:
 def _rows_in(store: Store, spec: TableSpec) -> _HeldRows:
     if store.outlives_process and store.marker(spec.name) is None:
         if not has_rows(store, spec.name):
-            raise StoreError(
-                store.name, spec.name, "there is no such table: no model with it was loaded into this tier"
-            )
+            raise StoreError(store.name, spec.name, "no such table: no model with this table was loaded into this tier")
         logger.warning("%s: table %s has no marker: HPS filled it, or a load did not end", store.name, spec.name)
     batches = store.items(spec.name, LOAD_BATCH_ROWS)
     if isinstance(store, RocksDbStore):

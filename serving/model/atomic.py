@@ -34,8 +34,8 @@ def atomic_write(path: str | Path) -> Iterator[BinaryIO]:
 def atomic_directory(path: str | Path) -> Iterator[Path]:
     """Make a temporary folder next to ``path``. After the block, sync it all and rename it to ``path``.
 
-    An existing folder is moved away first and deleted last: a reader finds the old folder, none for a moment, or the
-    new one, never a mixture. If the block raises, the temporary folder is removed and ``path`` does not change.
+    An existing folder is moved away first and deleted last. A reader finds the old folder, no folder for an instant, or
+    the new folder, never a mixture. If the block raises, the temporary folder is removed and ``path`` does not change.
     """
     path = Path(path)
     if path.exists() and not path.is_dir():
@@ -61,7 +61,7 @@ def atomic_directory(path: str | Path) -> Iterator[Path]:
 
 
 def _beside(path: Path, suffix: str) -> Path:
-    """Return a hidden name that no other writer of the same path has."""
+    """Return a hidden name that no other writer of the same path uses."""
     return path.with_name(f".{path.name}.{secrets.token_hex(4)}.{suffix}")
 
 

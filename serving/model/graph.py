@@ -1,6 +1,6 @@
 """The layer graph: HugeCTR's JSON, read once, checked completely, and turned into records.
 
-Input are the hand-written v3.0 training and inference configurations, and the graphs that v3.1 to v24.06 export. A
+The input is a hand-written v3.0 configuration, for training or inference, or a graph that v3.1 to v24.06 exports. A
 training graph becomes its inference graph: a loss becomes the activation that turns logits into probabilities.
 """
 
@@ -102,7 +102,7 @@ def inference_document(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def _quoted_name(fields: Fields) -> str:
-    """Return what follows a layer's place in messages: its name or, without one, its first top."""
+    """Return the text after a layer's place in messages: its name, or its first top if it has no name."""
     top = fields.value("top", "")
     for name in (fields.value("name", ""), top[0] if isinstance(top, list) and top else top):
         if isinstance(name, str) and name:

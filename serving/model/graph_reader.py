@@ -1,4 +1,4 @@
-"""Reads the layers of a graph in order, and keeps account of the tensors they make."""
+"""Read the layers of a graph in order, and track the tensors that they make."""
 
 import difflib
 from collections.abc import Sequence
@@ -41,7 +41,7 @@ class GraphReader:
     """The records made so far. Layers come in document order."""
 
     def __init__(self, layers: Sequence[Fields]) -> None:
-        """Read the first of ``layers``, Data."""
+        """Read Data, the first of ``layers``."""
         fields = layers[0]
         self._document = layers
         self._data = data = read_data(fields)

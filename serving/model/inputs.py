@@ -31,7 +31,7 @@ EMBEDDING_TYPES: Mapping[str, RowLayout] = {
     "DistributedSlotSparseEmbeddingHash": "distributed",
     "LocalizedSlotSparseEmbeddingHash": "localized",
     "LocalizedSlotSparseEmbeddingOneHot": "localized",
-    "HybridSparseEmbedding": "distributed",  # has no file: its dump_parameters is empty up to v24.06
+    "HybridSparseEmbedding": "distributed",  # HugeCTR writes no file for it: its dump_parameters is empty up to v24.06
 }
 
 

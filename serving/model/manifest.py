@@ -22,7 +22,7 @@ _IGNORED_FOLDER = "__pycache__"  # Triton imports model.py, and Python writes it
 
 @dataclass(frozen=True, slots=True)
 class FileRecord:
-    """What one file must be. ``sha256`` has 64 lower-case hexadecimal digits."""
+    """The expected size and hash of one file. ``sha256`` has 64 lower-case hexadecimal digits."""
 
     size_bytes: int
     sha256: str
@@ -123,7 +123,7 @@ def _listing(directory: Path) -> list[str]:
             path = Path(folder, name)
             try:
                 is_regular = path.is_file()
-            except OSError as err:  # a folder that can be listed, but not entered
+            except OSError as err:  # the folder can be listed but not entered
                 _refuse(err)
             if not is_regular:  # reading a pipe would block
                 raise ModelFileError(path, "not a regular file")

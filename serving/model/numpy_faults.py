@@ -7,7 +7,7 @@ from typing import Final
 
 _MOST_CHARACTERS = 200  # NumPy quotes the whole header, which may have 10,000
 
-#: Plus OSError, and MemoryError if a header claims an impossible size.
+#: NumPy also raises OSError, and MemoryError if a header claims an impossible size.
 UNREADABLE: Final = (
     # from the header and from pickled objects
     EOFError,

@@ -11,16 +11,16 @@ Combiner: TypeAlias = Literal["sum", "mean", "sqrtn"]
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """A dimension that counts samples: B rows, or 10B if a layer makes ten rows of one."""
+    """A dimension that counts samples: B rows, or 10B if a layer turns each row into ten."""
 
     times: int = 1
 
     def __mul__(self, factor: int) -> "Samples":
-        """Return the dimension with ``factor`` rows instead of each row."""
+        """Return the dimension with ``factor`` rows for each row."""
         return Samples(self.times * factor)
 
     def __str__(self) -> str:
-        """Return it as messages show it: ``B``, ``10B``."""
+        """Return the dimension as messages show it: ``B``, ``10B``."""
         return f"{self.times if self.times > 1 else ''}B"
 
 
@@ -72,7 +72,7 @@ class Layer:
         name: its name, or its first top's name if it has none or an earlier layer has the same.
         bottoms: the tensors it reads.
         tops: the tensors it makes.
-        params: its checked parameters, by their JSON names if they have one.
+        params: its checked parameters, by JSON name.
         path: its place in the document, such as ``"layers[4]"``. Empty for a layer that is not in the document.
     """
 
@@ -111,7 +111,7 @@ class Graph:
         output: name of the tensor with the answer, [B, L]: probabilities, or the values of a last layer that is not an
             activation, which are ``logits`` too. Several outputs are concatenated in document order.
         shapes: shape of every tensor by name.
-        weights: all weights in dense-file order.
+        weights: all weights in the order of the dense file.
         statistics: the running means and variances of BatchNorm layers, which are in the side file and are not trained
             by gradients.
         least_samples: the smallest B that every layer can work on. It is more than 1 if a layer picks rows by number.
@@ -136,11 +136,11 @@ class Graph:
 
     @property
     def stored(self) -> tuple[WeightSpec, ...]:
-        """Everything a dense network needs besides the graph: the weights, then the statistics."""
+        """The weights, then the statistics."""
         return self.weights + self.statistics
 
     def too_few(self, samples: int) -> str:
-        """Return why a batch has too few samples, or an empty text. A batch without samples is allowed."""
+        """Return a message about too few samples, or an empty text. A batch without samples is allowed."""
         if 0 < samples < self.least_samples:
-            return f"expected at least {self.least_samples} samples, whose rows the graph picks, got {samples}"
+            return f"expected at least {self.least_samples} samples, because the graph picks rows, got {samples}"
         return ""

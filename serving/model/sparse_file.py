@@ -1,6 +1,6 @@
 """HugeCTR's sparse model: the keys and vectors of one embedding table. Everything is little-endian.
 
-Directory (HugeCTR v3.1 to v24.06), one file per column; row i of each file belongs together:
+Directory (HugeCTR v3.1 to v24.06), one file per column. Row i of each file belongs together:
 
     key         int64[V]        int64 even if the model's keys are uint32
     emb_vector  float32[V, D]
@@ -13,9 +13,9 @@ Single file (HugeCTR v3.0), one packed row after the other:
     slot_id     uint64, localized embeddings only
     vector      float32[D]
 
-Neither has a header or a checksum, and the order of rows means nothing. HugeCTR writes a key once. A directory with a
-repeated key is refused, because nothing says which row is right. Of a single file the first row counts, as in
-HugeCTR's own loader.
+Neither format has a header or a checksum, and the order of rows has no meaning. HugeCTR writes each key once. A
+directory with a repeated key is refused, because nothing says which row is right. In a single file the first row of a
+repeated key counts, as in HugeCTR's own loader.
 """
 
 import stat
@@ -97,7 +97,7 @@ def _describe(dim: int, key_type: KeyType, row_layout: RowLayout) -> str:
 
 
 def _other_layouts(size_bytes: int, dim: int) -> str:
-    """Return which rows a file of this size could hold: those of the same dim first, then likely others."""
+    """Return the row layouts that fit a file of this size, those with the same dim first."""
     fits = [
         _describe(other, key_type, row_layout)
         for other in (dim, dim - 1, dim + 1, dim // 2, dim * 2)

@@ -1,4 +1,4 @@
-"""The rows of one embedding table in its model's files, whatever the format."""
+"""The rows of one embedding table in its model's files, in any format."""
 
 import hashlib
 import json
@@ -129,7 +129,7 @@ class SparseModel:
 
 
 def _first_of_each(batches: Iterator[tuple[Keys, Vectors]], repeated: Keys) -> Iterator[tuple[Keys, Vectors]]:
-    """Drop every row whose key came before. Only keys in ``repeated`` can."""
+    """Drop every row whose key came before. Only keys in ``repeated`` come twice."""
     seen: set[int] = set()
     for keys, vectors in batches:
         keep = np.ones(keys.size, dtype=bool)

@@ -1,4 +1,4 @@
-"""The keys and vectors that a table may have, in both sparse model formats."""
+"""The valid keys and vectors of a table, in both sparse model formats."""
 
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -14,7 +14,7 @@ Vectors: TypeAlias = NDArray[np.float32]
 KeyType: TypeAlias = Literal["I64", "I32"]
 RowLayout: TypeAlias = Literal["distributed", "localized"]
 
-SMALLEST_KEY, LARGEST_KEY = -(2**63) + 2, 2**63 - 3  # tables mark empty and deleted slots with the other values
+SMALLEST_KEY, LARGEST_KEY = -(2**63) + 2, 2**63 - 3  # other values mark empty and deleted slots of a table
 _LARGEST_UINT32 = 2**32 - 1
 
 

@@ -1,6 +1,6 @@
-"""The JSON checker: reads documents strictly and checks objects member by member; every error says where.
+"""The JSON checker: it reads documents strictly and checks objects member by member. Every error says where.
 
-What RFC 8259 does not allow, and what it leaves ambiguous, is an error.
+A document that RFC 8259 forbids or leaves ambiguous is an error.
 """
 
 import difflib
@@ -24,7 +24,7 @@ def read_json(path: str | Path) -> Any:
     """
     source = str(path)
     try:
-        if Path(path).exists() and not Path(path).is_file():  # reading a pipe would wait for ever
+        if Path(path).exists() and not Path(path).is_file():  # reading a pipe would block
             raise ConfigError(source, "", "not a regular file")
         text = Path(path).read_bytes().decode("utf-8")
     except FileNotFoundError as err:
@@ -39,7 +39,7 @@ def read_json(path: str | Path) -> Any:
 def parse_json(text: str, source: str) -> Any:
     """Parse ``text``; ``source`` names it in messages.
 
-    Refused beside syntax errors: a key twice in one object, ``NaN`` and ``Infinity``, numbers too large for a float.
+    A repeated key in one object, ``NaN``, ``Infinity`` and numbers too large for a float are errors too.
 
     Raises:
         ConfigError: with the line and column of a syntax error.
@@ -65,12 +65,12 @@ def parse_json(text: str, source: str) -> Any:
         raise ConfigError(source, f"line {err.lineno} column {err.colno}", _syntax_reason(err)) from err
     except RecursionError as err:
         raise ConfigError(source, "", "nested too deeply") from err
-    except ValueError as err:  # an integer of more digits than Python converts
+    except ValueError as err:  # an integer with more digits than Python converts
         raise ConfigError(source, "", str(err)) from err
 
 
 def _syntax_reason(err: json.JSONDecodeError) -> str:
-    """Say what is wrong at the place where the parser stopped, in the words of someone who wrote the file."""
+    """Return a message about the place where the parser stopped, in words that help the file's author."""
     rest = err.doc[err.pos :].lstrip()
     before = err.doc[: err.pos].rstrip()
     if not err.doc.strip():
@@ -103,7 +103,7 @@ class Fields:
     """
 
     def __init__(self, value: Any, source: str, path: str, known: Iterable[str] | None = None) -> None:
-        """Check that ``value`` is an object, and that it has no members but ``known`` (None: check them later).
+        """Check that ``value`` is an object with no members except ``known`` (None: check them later).
 
         Raises:
             ConfigError: it is not an object, or has an unknown member.
@@ -126,7 +126,7 @@ class Fields:
                 raise self.error(f"unknown key; expected {expected}", key)
 
     def __contains__(self, key: str) -> bool:
-        """Whether the object has this member."""
+        """Return whether the object has this member."""
         return key in self._members
 
     def __iter__(self) -> Iterator[str]:
@@ -134,7 +134,7 @@ class Fields:
         return iter(self._members)
 
     def error(self, reason: str, key: str = "") -> ConfigError:
-        """Return the error that says ``reason`` of this object, or of its member ``key``."""
+        """Return an error about this object, or about its member ``key``."""
         return ConfigError(self.source, ".".join(part for part in (self.shown, key) if part), reason)
 
     def value(self, key: str, default: Any = REQUIRED) -> Any:
@@ -176,7 +176,7 @@ class Fields:
         return float(value)
 
     def count(self, key: str) -> int:
-        """Return an integer from 1; 10.0 counts as 10, for HugeCTR keeps some counts as floats."""
+        """Return an integer from 1. 10.0 counts as 10, because HugeCTR keeps some counts as floats."""
         value = self.value(key)
         return self.check_integer(int(value) if isinstance(value, float) and value.is_integer() else value, key, 1)
 
@@ -230,7 +230,7 @@ class Fields:
         raise self.error(f"expected one of {expected}, got {describe(value)}{hint}", key)
 
     def object(self, key: str, known: Iterable[str] | None = None) -> "Fields":
-        """Return the member, an object with no members but ``known``."""
+        """Return the member, an object with no members except ``known``."""
         return Fields(self.value(key), self.source, self._path_of(key), known)
 
     def objects(self, key: str) -> Iterator["Fields"]:

@@ -19,7 +19,7 @@ from serving.model.records import Graph
 from serving.model.strict_json import read_json
 
 GRAPH_FILE, DENSE_FILE, ONNX_FILE = "graph.json", "dense.model", "dense.onnx"
-CALIBRATION_FILE = "calibration.npz"  # one request, on which the engine int8 is measured
+CALIBRATION_FILE = "calibration.npz"  # one request, which measures the error of the engine int8
 _ENTRY_FILE, _CONFIG_FILE = "model.py", "config.pbtxt"
 _OWN_NAMES = {
     DENSE_FILE,
@@ -33,7 +33,7 @@ _OWN_NAMES = {
 }
 _log = logging.getLogger(__name__)
 
-#: A version's ``model.py``, from which Triton loads the class of this name.
+#: A version's ``model.py``. Triton loads the class of this name from it.
 TRITON_ENTRY = '''"""Triton's way into Hotrow."""
 
 from serving.frontend.triton import TritonPythonModel  # noqa: F401
@@ -81,7 +81,7 @@ def write_version(
                 (unfinished / _ENTRY_FILE).write_text(TRITON_ENTRY, encoding="utf-8")
                 write_files(unfinished)
                 write_manifest(unfinished, name, int(target.name))
-                # last, because a file that a failed export left would describe the wrong model to Triton
+                # last, because a file left by a failed export would describe the wrong model to Triton
                 _write_if_absent(folder / _CONFIG_FILE, triton_config(name, graph))
                 _write_if_absent(repository / _TIERS_FILE, json.dumps(_TIERS, indent=2) + "\n")
             sync(repository)
@@ -143,7 +143,7 @@ def check_table_names(graph: Graph) -> None:
 
 
 def _check_tiers(path: Path) -> None:
-    """Refuse a ``ps.json`` with which servers would refuse every model that is written here."""
+    """Refuse a ``ps.json`` that makes servers refuse every model in this repository."""
     if not path.exists():
         return
     document = read_json(path)
@@ -228,6 +228,6 @@ def triton_config(name: str, graph: Graph) -> str:
 
 
 def _label_dim_in(config: str) -> int | None:
-    """Return the L in a ``config.pbtxt``, or None if it is not written as ``triton_config`` writes it."""
+    """Return the L in a ``config.pbtxt``, or None if its form is not that of ``triton_config``."""
     found = _ANSWER.search(config)
     return int(found[1]) if found else None

@@ -1,8 +1,8 @@
-"""What a model would take in each storage tier, and how often each tier would answer: worked out before it is loaded.
+"""Plan a model before it is loaded: the memory that it takes in each storage tier, and the hit rate of each tier.
 
-``trace`` reads the keys that were looked up, ``reuse`` and ``policies`` turn them into a ``HitCurve`` per table and
-policy, ``memory`` says what rows cost, ``budget`` divides RAM among tables; ``report`` and ``chart`` show it,
-``hot_keys`` writes down the rows that are looked up most.
+``trace`` reads the keys that were looked up. ``reuse`` and ``policies`` turn these keys into a ``HitCurve`` per table
+and policy. ``memory`` computes the size of rows, and ``budget`` divides RAM among tables. ``report`` and ``chart`` show
+the results. ``hot_keys`` writes the rows that are looked up most.
 """
 
 from serving.planner.budget import Share, divide_budget, gpu_share_for

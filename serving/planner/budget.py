@@ -1,4 +1,4 @@
-"""One budget of RAM for several tables: which rows are worth their bytes."""
+"""Divide one budget of RAM among several tables, by hits per byte."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,19 +11,19 @@ from serving.planner.plan import TablePlan
 from serving.planner.policies import OVERFLOW_POLICIES
 from serving.storage.memory_budget import rows_within
 
-_MOST_STEPS = 4096  # of one curve that are looked at
+_MOST_STEPS = 4096  # of one curve; a longer curve is thinned
 _GPU_SHARES = 10_000
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What one table gets of a budget.
+    """The part of a budget that one table gets.
 
     Attributes:
         table: full name.
         rows: rows to hold.
-        ram_bytes: what they take, exact.
-        hits: lookups of the trace that they answer.
+        ram_bytes: the exact size of these rows in RAM.
+        hits: lookups of the trace that these rows answer.
     """
 
     table: str
@@ -33,12 +33,12 @@ class Share:
 
 
 def gpu_share_for(plans: Sequence[TablePlan], policy: str, hit_rate: float) -> float | None:
-    """The smallest ``gpucacheper`` with which the tables of one model together reach ``hit_rate``.
+    """Return the smallest ``gpucacheper`` with which the tables of one model together reach ``hit_rate``.
 
-    It is one number for all tables of a model: the part of each table's rows that its GPU cache holds.
+    A model has one ``gpucacheper``: the part of each table's rows that the table's GPU cache holds.
 
     Returns:
-        a multiple of 0.0001; None where even caches of all rows do not reach it.
+        a multiple of 0.0001; None if even caches of all rows do not reach ``hit_rate``.
     """
     shares = np.arange(1, _GPU_SHARES + 1)
     hits = np.zeros(shares.size)
@@ -50,7 +50,7 @@ def gpu_share_for(plans: Sequence[TablePlan], policy: str, hit_rate: float) -> f
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """Growing table number ``table`` to ``rows`` rows, for ``hits_per_byte`` more hits per byte."""
+    """One step of a curve's hull: table number ``table`` grows to ``rows`` rows."""
 
     hits_per_byte: float
     table: int
@@ -60,20 +60,20 @@ class _Step:
 def divide_budget(plans: Sequence[TablePlan], policy: str, budget_bytes: int) -> list[Share]:
     """Divide ``budget_bytes`` of RAM so that the tables together answer the most lookups.
 
-    Greedy on the concave hulls of hits by bytes: always the step that gains the most hits per byte. That is the best
-    division there is, except for the last step, which may not fit whole (Fox, "Discrete optimization via marginal
+    Greedy on the concave hulls of hits by bytes: each step is the step that gains the most hits per byte. This division
+    is optimal, except for the last step, which may fit only in part (Fox, "Discrete optimization via marginal
     analysis", Management Science 13(3), 1966).
 
     Args:
-        plans: the tables; their full names differ.
-        policy: whose curves count, a key of ``TablePlan.curves``.
-        budget_bytes: for all tables together.
+        plans: the tables, each with another full name.
+        policy: the policy of the RAM tier, a key of ``TablePlan.curves``.
+        budget_bytes: the budget of all tables together.
 
     Returns:
-        a share per table, in the order of ``plans``; together they take at most ``budget_bytes``.
+        a share per table, in the order of ``plans``. The shares together take at most ``budget_bytes``.
     """
     steps = [step for number, plan in enumerate(plans) for step in _steps(number, plan, policy)]
-    steps.sort(key=lambda step: -step.hits_per_byte)  # stable, so that a table's own steps stay in order
+    steps.sort(key=lambda step: -step.hits_per_byte)  # stable: the steps of a table stay in order
     rows = [0] * len(plans)
     taken = [0] * len(plans)
     for step in steps:
@@ -90,7 +90,7 @@ def divide_budget(plans: Sequence[TablePlan], policy: str, budget_bytes: int) ->
 
 
 def _steps(number: int, plan: TablePlan, policy: str) -> list[_Step]:
-    """The steps of the concave hull over bytes of a policy's curve, steepest first."""
+    """Return the steps of the concave hull of a policy's curve over bytes, steepest first."""
     curve = plan.curves[policy]
     rows = _thinned(np.minimum(curve.rows[1:], plan.rows))
     bytes_by_step = [plan.ram_bytes(int(held), policy) for held in rows]
@@ -103,12 +103,12 @@ def _steps(number: int, plan: TablePlan, policy: str) -> list[_Step]:
 
 
 def _slope(low: tuple[int, float, int], high: tuple[int, float, int]) -> float:
-    """Hits per byte; steps that take no more bytes, as memory comes in pages, are free."""
+    """Return hits per byte, infinite for a step that needs no more pages of memory."""
     return (high[1] - low[1]) / (high[0] - low[0]) if high[0] > low[0] else float("inf")
 
 
 def _thinned(rows: NDArray[np.int64]) -> NDArray[np.int64]:
-    """At most ``_MOST_STEPS`` of ascending row counts, the last always among them."""
+    """Return at most ``_MOST_STEPS`` of ascending row counts, including the last."""
     if rows.size <= _MOST_STEPS:
         return rows
     return rows[np.unique(np.geomspace(1, rows.size, _MOST_STEPS).astype(np.int64)) - 1]

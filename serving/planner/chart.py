@@ -1,4 +1,4 @@
-"""Hit curves as a picture: of letters for the terminal, or drawn by matplotlib."""
+"""Hit curves as a picture: letters in the terminal, or a file drawn by matplotlib."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -12,7 +12,7 @@ _LINES, _COLUMNS = 10, 64
 
 
 def chart(plan: TablePlan) -> Iterator[str]:
-    """The hit curves as text: a letter per policy, rows on a logarithmic scale; where two meet, the first stands."""
+    """Yield the hit curves as lines of text, with one letter per policy and a logarithmic scale of rows."""
     rows = np.geomspace(1, plan.rows, _COLUMNS).round().astype(np.int64)
     lines = [[" "] * _COLUMNS for _ in range(_LINES + 1)]
     for name, curve in reversed(plan.curves.items()):
@@ -26,7 +26,7 @@ def chart(plan: TablePlan) -> Iterator[str]:
 
 
 def draw(plans: Sequence[TablePlan], file: Path) -> None:
-    """Draw the hit curves of all tables into one picture, whose form the file's ending says.
+    """Draw the hit curves of all tables into one picture. The file's suffix says its format.
 
     Raises:
         MissingExtraError: matplotlib is not installed.

@@ -1,4 +1,4 @@
-"""The rows that a trace looks up most, written down for ``volatile_db.hot_keys``."""
+"""Write the rows that a trace looks up most, for ``volatile_db.hot_keys``."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +10,9 @@ from serving.planner.plan import TablePlan
 
 
 def write_hot_keys(plans: Sequence[TablePlan], folder: Path) -> None:
-    """Write ``<full name>.npy``, int64[K], hottest first, of every table that was looked up; makes the folder.
+    """Write the keys of every table that was looked up, hottest first, as int64[K] into ``<full name>.npy``.
+
+    The folder is created if it does not exist.
 
     Raises:
         OutputError: a file cannot be written.

@@ -1,4 +1,4 @@
-"""What rows take in each tier, by formula, before anything is loaded."""
+"""The size of rows in each tier, by formula, before anything is loaded."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,21 +12,21 @@ from serving.parameter_server.table_files import memory_needed, open_table_file
 _FLOAT_BYTES = 4
 
 # RocksDB's block-based format, as the store writes it: uncompressed 4 KiB blocks, 10 bits of Bloom filter per key.
-_DISK_ROW_BYTES = 11  # sequence number, lengths, restart points and filter, less the bytes that neighbours' keys share
+_DISK_ROW_BYTES = 11  # sequence number, lengths, restart points and filter, minus the bytes that adjacent keys share
 _DISK_BLOCK_BYTES = 4096
-_DISK_BLOCK_EXTRA_BYTES = 40  # checksum, the last row's overhang, and the block's entry in the index
+_DISK_BLOCK_EXTRA_BYTES = 40  # checksum, overhang of the last row, entry in the index
 
 
 @dataclass(frozen=True, slots=True)
 class TableSize:
-    """What one table takes in each tier, with all of its rows.
+    """The memory that one table with all of its rows takes in each tier.
 
     Attributes:
         name: full name.
         rows: V.
         dim: D.
-        ram_bytes: in a memory tier without a budget, with the headroom that it gets there.
-        gpu_bytes: of a GPU's memory, in a cache with room for every row.
+        ram_bytes: in a memory tier without a budget, including headroom.
+        gpu_bytes: in a GPU cache with room for every row.
         disk_bytes: in RocksDB, an estimate.
     """
 
@@ -39,27 +39,28 @@ class TableSize:
 
 
 def ram_bytes(dim: int, rows: int, row_dtype: RowDtype = "fp32", overflow_policy: OverflowPolicy | None = None) -> int:
-    """RAM of a host table with room for ``rows`` rows: rows, spare rows, index and stamps, exact; 0 for no rows."""
+    """Return the exact RAM of a host table for ``rows`` rows, including spare rows, index and stamps; 0 for no rows."""
     return HostTable.memory_bytes(dim, rows, row_dtype, overflow_policy) if rows else 0
 
 
 def gpu_bytes(layout: Layout, kind: Kind, rows: int) -> int:
-    """GPU memory of a cache with room for ``rows`` rows, exact; no cache has room for fewer than one."""
+    """Return the exact GPU memory of a cache for ``rows`` rows. Every cache has room for at least one row."""
     return Capacity.of_rows(layout, kind, max(rows, 1)).device_bytes
 
 
 def disk_bytes(dim: int, rows: int, key_bytes: int) -> int:
-    """About what a table takes in RocksDB once it is loaded and compacted.
+    """Estimate the size of a table in RocksDB after loading and compaction.
 
-    Per row its key (8 bytes, 4 for uint32 models), ``4 * D`` bytes and 11 more, and 40 per block of 4 KiB, as measured
-    on tables of 1 to 2,000 floats. A table of more than 256 MiB takes twice that while it is loaded.
+    A row takes its key (8 bytes, 4 for uint32 models), ``4 * D`` bytes and 11 more. A block of 4 KiB takes 40 more.
+    These numbers were measured with rows of 1 to 2,000 floats. While a table of more than 256 MiB is loaded, it takes
+    twice its size.
     """
     row_bytes = key_bytes + dim * _FLOAT_BYTES + _DISK_ROW_BYTES
     return int(rows * row_bytes * (1 + _DISK_BLOCK_EXTRA_BYTES / max(_DISK_BLOCK_BYTES, row_bytes)))
 
 
 def table_sizes(models: Sequence[ModelConfig]) -> list[TableSize]:
-    """What every table of ``models`` takes.
+    """Return the sizes of every table of ``models``.
 
     Raises:
         ModelFileError: a file is missing or is not what the configuration says.

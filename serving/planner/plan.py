@@ -1,4 +1,4 @@
-"""From a model and a trace to one record per table: who looked what up, and the hit curve of every policy."""
+"""Turn a model and a trace into one record per table: counts of lookups, and the hit curve of every policy."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -24,21 +24,21 @@ _CURVE_POINTS = 100
 
 @dataclass(frozen=True, slots=True)
 class TablePlan:
-    """One table and what a trace says about it.
+    """One table and its lookups in a trace.
 
     Attributes:
         name: full name.
         dim: D.
         rows: V.
         lookups: N.
-        unknown: how many of them are of keys that the table does not have; those are never held, so always misses.
-        distinct: rows that were looked up at least once; as many lookups were the first of their row.
+        unknown: lookups of keys that the table does not have. These lookups always miss.
+        distinct: rows that were looked up at least once.
         curves: by policy name, see ``serving.planner.policies``.
-        cache_layout: the form of its cache on a GPU.
-        cache_kind: the kind of that cache.
-        lru_groups: of a sampled LRU curve, the estimates that its error comes from; empty where it is exact.
+        cache_layout: the layout of its cache on a GPU.
+        cache_kind: the type of its cache on a GPU.
+        lru_groups: the estimates that give the error of a sampled LRU curve; empty if the curve is exact.
         row_dtype: the form in which RAM keeps the rows.
-        hottest: int64[distinct], the keys of the rows that were looked up, the most often first.
+        hottest: int64[distinct], the keys of the rows that were looked up, hottest first.
     """
 
     name: str
@@ -55,19 +55,19 @@ class TablePlan:
     hottest: Keys = field(default_factory=lambda: np.empty(0, dtype=np.int64))
 
     def ram_bytes(self, rows: int, policy: str = "file") -> int:
-        """RAM of a host table with room for ``rows`` of the rows that follows ``policy``, exact; 0 for no rows."""
+        """Return the exact RAM of a host table for ``rows`` of the rows under ``policy``; 0 for no rows."""
         return ram_bytes(self.dim, rows, self.row_dtype, OVERFLOW_POLICIES.get(policy))
 
     def gpu_bytes(self, rows: int) -> int:
-        """GPU memory of a cache with room for ``rows`` of the rows, exact."""
+        """Return the exact GPU memory of a cache for ``rows`` of the rows."""
         return gpu_bytes(self.cache_layout, self.cache_kind, rows)
 
     def lru_error(self, rows: NDArray[np.integer]) -> NDArray[np.float64]:
-        """The standard error of LRU's hit rate at each of ``rows``: zeros where the curve is exact."""
+        """Return the standard error of LRU's hit rate at each of ``rows``; zeros if the curve is exact."""
         return standard_error(self.lru_groups, rows) if self.lru_groups else np.zeros(rows.shape)
 
     def curve_rows(self) -> NDArray[np.int64]:
-        """Sizes that show the curves' shape: one row to the whole table, equally far apart on a logarithmic scale."""
+        """Return sizes from one row to the whole table, equally spaced on a logarithmic scale."""
         return np.unique(np.geomspace(1, self.rows, _CURVE_POINTS).round().astype(np.int64))
 
 
@@ -76,8 +76,8 @@ def plan_tables(models: Sequence[ModelConfig], trace: Trace, sample_ratio: float
 
     Args:
         models: the models.
-        trace: the keys that were looked up, by full table name; tables without one are planned as never looked up.
-        sample_ratio: estimate LRU's curve from this part of the rows; None computes it exactly.
+        trace: the keys that were looked up, by full table name. A table without keys counts as never looked up.
+        sample_ratio: estimate LRU's curve from this part of the rows; None computes the exact curve.
 
     Raises:
         ModelFileError: a table's file is missing or is not what the configuration says.
@@ -131,7 +131,7 @@ def _curves(
 
 
 def _file_order(config: ModelConfig, table: TableConfig) -> KeyIndex:
-    """Key -> place of its row in the table's file."""
+    """Map each key to the place of its row in the table's file."""
     model = open_table_file(config, table)
     index = KeyIndex(model.rows)
     for keys in model.key_batches(_READ_ROWS):

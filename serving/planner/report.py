@@ -16,7 +16,7 @@ CSV_COLUMNS = ("table", "rows", "rows_ratio", "policy", "hit_rate", "standard_er
 
 
 def describe_sizes(sizes: Sequence[TableSize]) -> Iterator[str]:
-    """What each table takes in each tier."""
+    """Yield the size of each table in each tier."""
     width = max(len("table"), *(len(size.name) for size in sizes))
     yield f"{'table':<{width}} {'rows':>14} {'dim':>5} {'RAM':>12} {'GPU cache':>12} {'disk, about':>12}"
     for size in sizes:
@@ -33,12 +33,12 @@ def describe_sizes(sizes: Sequence[TableSize]) -> Iterator[str]:
 
 
 def describe_table(plan: TablePlan, rows: NDArray[np.int64], hit_rate: float | None) -> Iterator[str]:
-    """What a trace says about one table.
+    """Yield the lookups of one table in the trace, and its hit rates.
 
     Args:
         plan: the table.
         rows: int64[K], the cache sizes to show.
-        hit_rate: also say which size reaches it, if given.
+        hit_rate: if given, also show which size reaches this hit rate.
     """
     yield f"table {plan.name}: {plan.rows:,} rows of {plan.dim} floats"
     yield (
@@ -64,16 +64,16 @@ def _sizes_for(plan: TablePlan, hit_rate: float) -> Iterator[str]:
         if rows is None:
             yield f"  hit rate {hit_rate:g}, {name}: out of reach, at most {curve.best_hit_rate:.4f}"
         else:
-            rows = min(rows, plan.rows)  # an estimate may lie beyond
+            rows = min(rows, plan.rows)  # an estimate may be larger than the table
             yield f"  hit rate {hit_rate:g}, {name}: {rows:,} rows, {rows / plan.rows:.4g} of the table"
 
 
 def describe_shares(
     shares: Sequence[Share], plans: Sequence[TablePlan], policy: str, has_hot_keys: bool = False
 ) -> Iterator[str]:
-    """How a budget was divided, and what comes of it: under ``policy``, and as the RAM tier fills itself.
+    """Yield the shares of a budget and their hit rates, under ``policy`` and as the RAM tier is first filled.
 
-    ``has_hot_keys``: the tier is filled with the hottest rows.
+    With ``has_hot_keys`` the tier is filled with the hottest rows.
     """
     width = max(len(share.table) for share in shares)
     for share, plan in zip(shares, plans, strict=True):
@@ -97,7 +97,7 @@ def describe_shares(
 
 
 def _tables_without_rows(shares: Sequence[Share], plans: Sequence[TablePlan], policy: str) -> Iterator[str]:
-    """Why a table got nothing of a budget: 0 rows in ps.json look like a choice."""
+    """Explain why a table got no rows, because 0 rows in ps.json look like a choice."""
     for share, plan in zip(shares, plans, strict=True):
         if share.rows:
             continue
@@ -109,7 +109,7 @@ def _tables_without_rows(shares: Sequence[Share], plans: Sequence[TablePlan], po
 
 
 def csv_rows(plan: TablePlan, rows: NDArray[np.int64]) -> Iterator[tuple[str | int | float, ...]]:
-    """The hit curves as numbers: one row, as ``CSV_COLUMNS`` says, for each policy, size and some sizes in between."""
+    """Yield the hit curves as rows of ``CSV_COLUMNS``, for each policy, each size and some sizes in between."""
     sizes = np.union1d(rows, plan.curve_rows())
     errors = plan.lru_error(sizes)
     for name, curve in plan.curves.items():
@@ -119,7 +119,7 @@ def csv_rows(plan: TablePlan, rows: NDArray[np.int64]) -> Iterator[tuple[str | i
 
 
 def amount(size_bytes: int) -> str:
-    """Bytes for people: ``1.50 GiB``."""
+    """Return bytes in a readable form: ``1.50 GiB``."""
     size, unit = float(size_bytes), "B"
     for larger in ("KiB", "MiB", "GiB", "TiB"):
         if size < 1024:

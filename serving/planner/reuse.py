@@ -1,11 +1,11 @@
-"""Reuse distances: how many other keys were looked up since a key was looked up last.
+"""Reuse distances: how many other keys were looked up since the last lookup of a key.
 
-An LRU cache of C rows answers a lookup exactly if fewer than C other keys came since the key's last lookup, whatever
-C is; so one pass gives the hit rate of every size (Mattson, Gecsei, Slutz and Traiger, "Evaluation techniques for
+An LRU cache of C rows answers a lookup if and only if fewer than C other keys came since the key's last lookup. So one
+pass over the lookups gives the hit rate of every C (Mattson, Gecsei, Slutz and Traiger, "Evaluation techniques for
 storage hierarchies", IBM Systems Journal 9(2), 1970).
 
-Counting distinct keys in a window is counting smaller numbers to the left, which is done here for all lookups at once
-by partitioning them bit by bit, as a wavelet tree is built: O(N log N), whole arrays at a time.
+To count the distinct keys in a window, count the smaller numbers to the left. This module does that for all lookups at
+once: it partitions the lookups bit by bit, like the construction of a wavelet tree, in O(N log N) with whole arrays.
 """
 
 import numpy as np
@@ -18,13 +18,13 @@ Ints = NDArray[np.int32]
 
 
 def reuse_distances(keys: NDArray[np.integer]) -> Ints:
-    """The reuse distance of every lookup.
+    """Return the reuse distance of every lookup.
 
     Args:
         keys: int[N], in the order of the lookups, N at most ``MOST_LOOKUPS``.
 
     Returns:
-        int32[N]: distinct other keys since the key's previous lookup; NEVER for a key's first lookup.
+        int32[N]: the number of distinct other keys since the key's previous lookup; NEVER for a key's first lookup.
 
     Raises:
         ValueError: there are more lookups.
@@ -37,8 +37,8 @@ def reuse_distances(keys: NDArray[np.integer]) -> Ints:
     is_previous = np.zeros(keys.size, dtype=np.bool_)
     is_previous[began] = True
     order = np.cumsum(is_previous, dtype=np.int32)[began] - 1  # a permutation: no two have the same previous lookup
-    # The keys distinct in the window (began, place) are those whose previous lookup lies before it. All lookups up to
-    # `began`, itself included, have theirs before it too and are taken off; first lookups before `place` count in full.
+    # A lookup in the window (began, place) counts if its previous lookup is before the window. All lookups up to and
+    # including `began` also have theirs before it, so they are subtracted. All first lookups before `place` count.
     smaller = earlier_and_smaller(order)[order]
     first_lookups = places - np.arange(places.size, dtype=np.int32)
     distances = np.full(keys.size, NEVER, dtype=np.int32)
@@ -47,7 +47,7 @@ def reuse_distances(keys: NDArray[np.integer]) -> Ints:
 
 
 def previous_lookups(keys: NDArray[np.integer]) -> Ints:
-    """Where each lookup's key was looked up last: int32[N], NEVER for a key's first lookup."""
+    """Return the position of the previous lookup of each lookup's key: int32[N], NEVER for a key's first lookup."""
     order = np.argsort(keys, kind="stable").astype(np.int32)
     ordered = keys[order]
     repeats = ordered[1:] == ordered[:-1]
@@ -57,7 +57,7 @@ def previous_lookups(keys: NDArray[np.integer]) -> Ints:
 
 
 def earlier_and_smaller(values: Ints) -> Ints:
-    """By value: how many smaller values stand before it.
+    """Return for each value how many smaller values come before it.
 
     Args:
         values: int32[M], a permutation of 0 to M - 1.
@@ -68,9 +68,9 @@ def earlier_and_smaller(values: Ints) -> Ints:
     counts = np.zeros(values.size, dtype=np.int32)
     places = np.arange(values.size, dtype=np.int32)
     for bit in range((values.size - 1).bit_length() - 1, -1, -1):
-        # A node is the run of values that agree above `bit`. As they are a permutation, the run stands at the places
-        # that its values name, in the original order. Those with the bit pass all of those without it that stand
-        # before them in their node, and go behind them.
+        # A node is a run of values that agree above `bit`. Because the values are a permutation, the places of the run
+        # are the numbers of its values, and the run is in the original order. Each value with the bit moves behind all
+        # values without the bit, and counts those that came before it in its node.
         half = 1 << bit
         has_bit = (values & half) != 0
         passed = np.cumsum(~has_bit, dtype=np.int32)

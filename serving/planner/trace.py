@@ -1,16 +1,16 @@
-"""Recorded traffic: which keys were looked up in which table, in which order, from files of several forms.
+"""Read recorded traffic: the keys that were looked up in each table, in order.
 
 ==========  ==========================================================================================================
-``.npy``    integers [N], the keys of one table: of the table that ``table`` names, of the model's only one, or of the
-            one that the file is called after
+``.npy``    integers [N], the keys of one table: the table that ``table`` names, the model's only table, or the table
+            that has the file's name
 ``.npz``    one such array per table, by its name; or a request's ``CATCOLUMN`` and ``ROWINDEX``, [n] or [1, n], or
-            [Q, n] for Q requests of equal size. A ``DES`` next to them is ignored
+            [Q, n] for Q requests of equal size. ``DES`` is ignored
 ``.json``   one request in the form of ``POST /predict/<model>``
 ``.jsonl``  one such request per line
 ==========  ==========================================================================================================
 
-Requests are read by the code that serves them, so keys go to the same tables in the same order. Their number of
-samples is not limited here.
+Requests are read by the code that serves them, so their keys go to the same tables in the same order. The number of
+samples of a request is not limited.
 """
 
 from collections import defaultdict
@@ -30,26 +30,26 @@ from serving.model.sparse_rows import key_range
 from serving.protocol.samples import decode_samples
 
 Keys = NDArray[np.int64]
-#: By full table name, in the order of the lookups.
+#: The keys by full table name, in the order of the lookups.
 Trace = Mapping[str, Keys]
 _Named = Iterator[tuple[str, Keys]]
 _MOST_SMALL_PARTS = 4096
 
 
 def read_trace(paths: Sequence[Path], models: Sequence[ModelConfig], table: str = "") -> Trace:
-    """Read files, or folders of them in the order of their names, as one trace.
+    """Read files as one trace. The files of a folder are read in the order of their names.
 
     Args:
         paths: files and folders, in the order of the traffic.
-        models: whose tables may be meant. Requests do not name their model, so there must be one of it alone.
-        table: the table that ``.npy`` files are about; its full name, or its name where only one model has it.
+        models: the models that were looked up. Requests do not name their model, so they need exactly one model.
+        table: the table of ``.npy`` files, by its full name, or by its name if only one model has the name.
 
     Returns:
         int64[N] by full table name, for the tables that were looked up.
 
     Raises:
-        TraceError: a file cannot be read as what its name says, or does not fit the models; the message names it, and
-            the place in it. Also if there is no file, or no key in any.
+        TraceError: a file does not have the format that its name says, or does not fit the models, or there is no key.
+            The message names the file and the position in it.
     """
     reader = _Reader(models, table)
     parts: defaultdict[str, _Parts] = defaultdict(_Parts)
@@ -76,7 +76,7 @@ def _files(paths: Iterable[Path]) -> Iterator[Path]:
 
 
 class _Parts:
-    """Keys of one table, piece by piece. Small pieces are joined early: a million of them would take gigabytes."""
+    """Keys of one table, piece by piece. Small pieces are joined early, because a million arrays take gigabytes."""
 
     def __init__(self) -> None:
         self._joined: list[Keys] = []
@@ -89,12 +89,12 @@ class _Parts:
             self._small = []
 
     def joined(self) -> Keys:
-        """All of them, in order."""
+        """Return all keys in order."""
         return np.concatenate([*self._joined, *self._small])
 
 
 class _Reader:
-    """Reads one file after the other, for models that stay the same."""
+    """Reads the files of a trace, one after the other."""
 
     def __init__(self, models: Sequence[ModelConfig], table: str) -> None:
         self._models = models
@@ -108,11 +108,11 @@ class _Reader:
         }
 
     def read(self, file: Path) -> _Named:
-        """Every array of keys in ``file``, with its table's full name."""
+        """Yield every array of keys in ``file``, with the full name of its table."""
         form = self._forms.get(file.suffix)
         if form is None:
             raise TraceError(str(file), f"expected a file that ends in {', '.join(self._forms)}")
-        if file.exists() and not file.is_file():  # reading a pipe would wait for ever
+        if file.exists() and not file.is_file():  # reading a pipe would block
             raise TraceError(str(file), "not a regular file")
         return form(file)
 
@@ -120,13 +120,13 @@ class _Reader:
         name = self._table or (next(iter(self._owners)) if len(self._owners) == 1 else self._find(file.stem, str(file)))
         array = _load(file)
         if isinstance(array, dict):
-            raise TraceError(str(file), "holds an archive of arrays, which is called .npz")
+            raise TraceError(str(file), "holds an archive of arrays: rename it to .npz")
         yield name, self._table_keys(array, name, str(file))
 
     def _arrays(self, file: Path) -> _Named:
         arrays = _load(file)
         if not isinstance(arrays, dict):
-            raise TraceError(str(file), "holds one array without a name, which is called .npy")
+            raise TraceError(str(file), "holds one array without a name: rename it to .npy")
         if not arrays.keys() & {DENSE, KEYS, ROW_PTRS}:
             for name, array in arrays.items():
                 table = self._find(name, str(file))
@@ -182,7 +182,7 @@ class _Reader:
         return self._models[0]
 
     def _find(self, name: str, where: str) -> str:
-        """The full name of the table called ``name``."""
+        """Return the full name of the table called ``name``."""
         if name in self._owners:
             return name
         called_so = [full for full, config in self._owners.items() if full == f"{config.name}.{name}"]
@@ -201,12 +201,12 @@ class _Reader:
         wrong = (keys < smallest) | (keys > largest)
         if wrong.any():
             at = int(np.argmax(wrong))
-            raise TraceError(where, f"{keys[at]} at position {at}: a key of this table lies in {smallest}..{largest}")
+            raise TraceError(where, f"{keys[at]} at position {at}: expected a key in {smallest}..{largest}")
         return keys
 
 
 def _without_limits(config: ModelConfig) -> ModelConfig:
-    """The model, for samples of many requests at once."""
+    """Return the model without a limit on the samples of a request."""
     return config.model_copy(update={"max_batchsize": INT32_MAX})
 
 
@@ -216,14 +216,14 @@ def _by_table(config: ModelConfig, batch: Batch) -> _Named:
 
 
 def _requests(array: NDArray[Any]) -> NDArray[Any]:
-    """One request per row; an array that has no rows is one request."""
+    """Return one request per row; an array of one dimension is one request."""
     return array if array.ndim == 2 else array[np.newaxis]
 
 
 def _load(file: Path) -> Any:
-    """The array in an .npy file, or the dict of arrays in an .npz file."""
+    """Return the array in an .npy file, or the dict of arrays in an .npz file."""
     try:
-        with file.open("rb") as opened:  # NumPy leaves a damaged archive that it opened itself open
+        with file.open("rb") as opened:  # NumPy does not close a damaged archive that it opened
             loaded = np.load(opened, allow_pickle=False)
             if not isinstance(loaded, np.lib.npyio.NpzFile):
                 return loaded
@@ -232,4 +232,4 @@ def _load(file: Path) -> Any:
     except OSError as err:
         raise TraceError(str(file), f"cannot be read: {err.strerror or err}") from err
     except (MemoryError, *UNREADABLE) as err:
-        raise TraceError(str(file), f"damaged, or no NumPy file of plain numbers: {explain(err)}") from err
+        raise TraceError(str(file), f"damaged, or not a NumPy file of plain numbers: {explain(err)}") from err

@@ -1,4 +1,4 @@
-"""A process without root's right to read and write whatever it likes: for tests of files that it may not."""
+"""Drop root's right to read and write every file, for tests of files without permission."""
 
 import ctypes
 import os
@@ -12,7 +12,7 @@ _OVERRIDE, _READ_SEARCH = 1, 2  # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH
 
 @contextmanager
 def ordinary_rights() -> Iterator[None]:
-    """Let this thread, and those that it starts, be refused what a file's mode does not allow; else as it was."""
+    """Apply the modes of files to this thread and to the threads that it starts."""
     if os.geteuid() != 0:
         yield
         return
@@ -25,7 +25,7 @@ def ordinary_rights() -> Iterator[None]:
 
 
 def _sets():
-    """The effective, permitted and inheritable capabilities, and the upper half of all three."""
+    """Return the effective, permitted and inheritable capabilities, and the upper half of all three."""
     data = ctypes.create_string_buffer(24)
     _call("capget", data)
     effective, permitted, inheritable, *upper = struct.unpack("6I", data.raw)

@@ -1,10 +1,10 @@
-"""``ps.json`` files, and models as they list them."""
+"""``ps.json`` files and their entries of models."""
 
 import json
 
 
 def listed(config_file, name="dcn", **said):
-    """The entry of a model that has a v3.0 inference JSON, with what else is ``said``; paths are absolute."""
+    """Return the entry of a model that has a v3.0 inference JSON, with the keys ``said`` and absolute paths."""
     inference = json.loads(config_file.read_text())["inference"]
     tables = inference["sparse_model_file"]
     return {
@@ -17,7 +17,7 @@ def listed(config_file, name="dcn", **said):
 
 
 def write_ps(folder, models=(), name="ps.json", **tiers):
-    """Write a ps.json of these entries and tiers; returns the file."""
+    """Write a ps.json of these entries and tiers, and return the file."""
     file = folder / name
     file.write_text(json.dumps({"supportlonglong": True, "models": list(models), **tiers}))
     return file

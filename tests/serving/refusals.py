@@ -1,11 +1,11 @@
-"""What `hotrow serve` says of a repository that it refuses; `hotrow check` is to say the same."""
+"""The error of `hotrow serve` about a repository. `hotrow check` must print the same error."""
 
 from serving.errors import HotrowError, told
 from serving.repository import ModelRepository
 
 
 def why_serving_refuses(folder):
-    """One line, or "" where the repository is served."""
+    """Return the error as one line, or an empty text if the repository is served."""
     try:
         with ModelRepository(folder) as repository:
             repository.load()

@@ -98,7 +98,7 @@ def version(tmp_path):
 
 @pytest.fixture
 def bare(version):
-    """The same without a manifest, as HugeCTR leaves a model."""
+    """The same model without a manifest, as HugeCTR writes it."""
     (version / "manifest.json").unlink()
     return version
 
@@ -115,7 +115,7 @@ def refusal(version, kind=ModelFileError):
     return str(caught.value)
 
 
-def test_the_model_is_right_as_it_was_written(version):
+def test_the_undamaged_model_is_right(version):
     normal = np.concatenate(
         [floats(len(KEYS[n]) * d, 10 + i).reshape(-1, d)[1] for i, (n, d) in enumerate(DIMS.items())]
     )
@@ -138,7 +138,7 @@ DAMAGE = {
 
 @pytest.mark.parametrize("damage", DAMAGE)
 @pytest.mark.parametrize("name", [*FILES, "user/slot_id"])
-def test_the_manifest_tells_of_every_damaged_file(version, name, damage):
+def test_the_manifest_reveals_every_damaged_file(version, name, damage):
     size_bytes = (version / name).stat().st_size
     DAMAGE[damage](version / name)
 
@@ -154,7 +154,7 @@ def test_the_manifest_tells_of_every_damaged_file(version, name, damage):
 
 
 @pytest.mark.parametrize("name", [*FILES, "user/slot_id"])
-def test_the_manifest_tells_of_a_changed_bit_in_every_file(version, name):
+def test_the_manifest_reveals_a_changed_bit_in_every_file(version, name):
     content = bytearray((version / name).read_bytes())
     content[len(content) // 2] ^= 1
     (version / name).write_bytes(content)
@@ -215,7 +215,7 @@ def test_a_damaged_graph_is_refused_without_a_manifest_too(bare, damage, message
     assert refusal(bare, ConfigError).startswith(f"{bare / 'graph.json'}: {message.replace('56', str(lines))}")
 
 
-def test_a_table_of_one_row_more_or_less_is_refused_in_either_column(bare):
+def test_a_column_with_one_row_more_or_less_is_refused(bare):
     key, vector = bare / "user" / "key", bare / "user" / "emb_vector"
     whole = key.read_bytes(), vector.read_bytes()
 
@@ -250,7 +250,7 @@ def exchange(one, other):
 
 
 @pytest.mark.parametrize(("one", "other"), PAIRS, ids=" and ".join)
-def test_the_manifest_tells_of_every_two_files_exchanged(version, one, other):
+def test_the_manifest_reveals_any_two_swapped_files(version, one, other):
     exchange(version / one, version / other)
 
     message = refusal(version, ServingError)
@@ -258,12 +258,12 @@ def test_the_manifest_tells_of_every_two_files_exchanged(version, one, other):
     assert message.startswith((f"{version / one}: expected ", f"{version / other}: expected "))
 
 
-# Without a manifest nothing tells two files of one length and one form apart.
+# Without a manifest two files of one length and one form look the same.
 TWINS = {("user/key", "item/key"), ("user/emb_vector", "item/emb_vector"), ("tag/key", "tag/emb_vector")}
 
 
 @pytest.mark.parametrize(("one", "other"), [x for x in PAIRS if x not in TWINS], ids=" and ".join)
-def test_every_two_files_exchanged_are_refused_without_a_manifest_too_but_twins(bare, one, other):
+def test_swapped_files_are_refused_without_a_manifest_too_except_twins(bare, one, other):
     exchange(bare / one, bare / other)
 
     message = refusal(bare, ServingError)
@@ -272,14 +272,14 @@ def test_every_two_files_exchanged_are_refused_without_a_manifest_too_but_twins(
     assert message.startswith((f"{bare / one}: ", f"{bare / other}: ", *(f"{table}/emb_vector: " for table in tables)))
 
 
-def test_tables_of_other_dimensions_exchanged_are_refused(bare):
+def test_swapped_tables_of_different_dimensions_are_refused(bare):
     exchange(bare / "user", bare / "tag")
 
     message = "expected 48 bytes for 4 keys of 12 bytes, found 32, as if of 2 floats each"
     assert refusal(bare) == f"{bare / 'user' / 'emb_vector'}: {message}"
 
 
-def test_tables_of_one_size_exchanged_are_told_by_the_manifest_alone(version):
+def test_only_the_manifest_reveals_swapped_tables_of_one_size(version):
     exchange(version / "user", version / "item")
 
     assert refusal(version).startswith(f"{version / 'item' / 'emb_vector'}: expected SHA-256 ")
@@ -310,7 +310,7 @@ def test_the_statistics_of_another_model_are_refused(bare, entries, message):
         ("item/emb_vector", 4, "item: the row of key 7 has values that are NaN or infinite"),
     ],
 )
-def test_numbers_that_are_not_finite_are_told_by_layer_or_key(bare, caplog, name, place, message, value):
+def test_numbers_that_are_not_finite_are_reported_by_layer_or_key(bare, caplog, name, place, message, value):
     numbers = np.fromfile(bare / name, "<f4")
     numbers[place] = value
     numbers.tofile(bare / name)
@@ -324,7 +324,7 @@ def test_numbers_that_are_not_finite_are_told_by_layer_or_key(bare, caplog, name
 
 
 @pytest.mark.parametrize("text", ["NaN", "nan", "inf", "-Infinity", "1e39", "null", '"0.5"', "true"])
-def test_statistics_that_are_no_numbers_are_refused(bare, text):
+def test_statistics_that_are_not_numbers_are_refused(bare, text):
     file = bare / "dense.model.ntp.json"
     file.write_text(file.read_text().replace("0.5", text, 1))
 
@@ -333,7 +333,7 @@ def test_statistics_that_are_no_numbers_are_refused(bare, text):
 
 @pytest.fixture(scope="module")
 def network():
-    """What an export puts beside the model: the dense network as ONNX."""
+    """The dense network as ONNX, which an export puts next to the model."""
     pytest.importorskip("onnxruntime")
     pytest.importorskip("ndonnx")
     graph = parse_graph(document(), "graph.json")
@@ -345,7 +345,9 @@ def network():
 
 
 @pytest.mark.parametrize("damage", [*DAMAGE, "that of another model"])
-def test_a_damaged_onnx_network_is_told_by_the_manifest_and_not_used_without_one(version, network, caplog, damage):
+def test_the_manifest_reveals_a_damaged_onnx_network_which_is_not_used_without_a_manifest(
+    version, network, caplog, damage
+):
     expected = opened(version)
     file = version / "dense.onnx"
     file.write_bytes(network)
@@ -408,7 +410,7 @@ NOT_JSON = {
 
 @pytest.mark.parametrize("name", READERS)
 @pytest.mark.parametrize(("edit", "message"), NOT_JSON.values(), ids=NOT_JSON.keys())
-def test_what_is_no_strict_json_is_refused_and_the_file_is_named(version, name, edit, message):
+def test_a_file_that_is_not_strict_json_is_refused_and_named(version, name, edit, message):
     write_ps(version)
     if name != "manifest.json":
         (version / "manifest.json").unlink()
@@ -461,15 +463,15 @@ def test_a_table_in_a_single_file_is_refused_when_damaged(tmp_path, layout, dama
     assert str(caught.value).startswith(f"{named}: {message.format(row=row.size, layout=layout, found=found)}")
 
 
-def test_a_dense_file_in_place_of_a_single_file_table_and_the_other_way_around(bare):
-    """HugeCTR v3.0's form: three files beside one another, their names alone tell them apart."""
+def test_a_dense_file_swapped_with_a_single_file_table_is_refused(bare):
+    """HugeCTR v3.0's form has three files in a folder, and only their names tell them apart."""
     row = struct.Struct("<qQ3f")
     for name in ("user", "item"):
         shutil.rmtree(bare / name)
         (bare / name).write_bytes(b"".join(row.pack(key, 0, *floats(3, key).tolist()) for key in KEYS[name]))
     opened(bare)
 
-    exchange(bare / "dense.model", bare / "user")  # whose 112 bytes could be four rows of 28
+    exchange(bare / "dense.model", bare / "user")  # its 112 bytes could be four rows of 28
 
     message = refusal(bare)
     assert message.startswith(f"{bare / 'dense.model'}: expected 112 bytes (")
@@ -478,7 +480,7 @@ def test_a_dense_file_in_place_of_a_single_file_table_and_the_other_way_around(b
 
 @settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_a_model_with_any_bytes_changed_is_opened_or_refused_but_nothing_else(tmp_path_factory, data):
+def test_a_model_with_any_bytes_changed_is_either_opened_or_refused(tmp_path_factory, data):
     version = write_model(tmp_path_factory.mktemp("model"))
     (version / "manifest.json").unlink()
     path = version / data.draw(st.sampled_from(FILES))

@@ -1,4 +1,4 @@
-"""`hotrow check` refuses the tiers that `hotrow serve` would refuse, in the same words, and leaves nothing behind."""
+"""`hotrow check` refuses the tiers that `hotrow serve` refuses, in the same words, and leaves no file."""
 
 import os
 import re
@@ -16,7 +16,7 @@ from tests.serving.refusals import why_serving_refuses
 
 @pytest.fixture
 def repository(tmp_path):
-    """Write two models, of two tables of 1,000 rows each, and a ps.json of these tiers; the repository's folder."""
+    """Write two models with two tables of 1,000 rows each and a ps.json of these tiers. Return the repository."""
     folder = tmp_path / "models"
     for name in ("a", "b"):
         TinyModel().write(folder, name)
@@ -58,7 +58,7 @@ def test_memory_without_a_database_must_have_room_for_every_row(repository, caps
     assert error.partition("\n")[0] == (f"hotrow check: {why_serving_refuses(folder)}" if expected else "")
 
 
-def test_memory_before_a_database_may_be_small_and_no_database_is_made(repository, tmp_path):
+def test_memory_in_front_of_a_database_may_be_small_and_no_database_is_created(repository, tmp_path):
     disk = {"type": "rocks_db", "path": str(tmp_path / "data" / "rows")}
 
     assert (
@@ -83,7 +83,7 @@ def test_a_table_that_ram_has_no_room_for_is_a_warning_that_names_the_key(reposi
     assert checked == [f"hotrow check: warning: {warning.removeprefix('memory: ')}"]
 
 
-def test_a_table_that_is_given_no_row_on_purpose_is_no_warning(repository, tmp_path, caplog, capsys):
+def test_a_table_with_a_stated_capacity_of_0_rows_gives_no_warning(repository, tmp_path, caplog, capsys):
     disk = {"type": "rocks_db", "path": str(tmp_path / "rows"), "num_threads": 1}
     folder = repository(volatile_db={"type": "hash_map", "capacity_rows_per_table": {"a.item": 0}}, persistent_db=disk)
 
@@ -95,7 +95,7 @@ def test_a_table_that_is_given_no_row_on_purpose_is_no_warning(repository, tmp_p
 
 
 @pytest.mark.parametrize("is_backed", [False, True])
-def test_shared_memory_must_have_room_for_every_row_and_check_says_how_much(
+def test_shared_memory_must_have_room_for_every_row_and_check_prints_the_size(
     repository, tmp_path, capsys, shared_memory_name, is_backed
 ):
     disk = {"type": "rocks_db", "path": str(tmp_path / "rows"), "num_threads": 1}
@@ -125,7 +125,7 @@ def test_shared_memory_must_have_room_for_every_row_and_check_says_how_much(
 
 
 @pytest.mark.parametrize("path", ["/proc/x", "file", "file/x"])
-def test_a_database_whose_folder_cannot_be_made_is_refused(repository, tmp_path, capsys, path):
+def test_a_database_whose_folder_cannot_be_created_is_refused(repository, tmp_path, capsys, path):
     (tmp_path / "file").touch()
     folder = repository(persistent_db={"type": "rocks_db", "path": str(tmp_path / path)})
 
@@ -139,7 +139,9 @@ def test_a_database_whose_folder_cannot_be_made_is_refused(repository, tmp_path,
 @pytest.mark.parametrize(
     ("volatile", "is_warned"), [({"type": "hash_map"}, True), ({"type": "disabled"}, False)], ids=str
 )
-def test_ram_before_a_database_that_is_followed_is_a_warning(repository, tmp_path, caplog, capsys, volatile, is_warned):
+def test_ram_in_front_of_a_database_that_catches_up_gives_a_warning(
+    repository, tmp_path, caplog, capsys, volatile, is_warned
+):
     disk = {"type": "rocks_db", "path": str(tmp_path / "rows"), "num_threads": 1}
     assert why_serving_refuses(repository(volatile_db=volatile, persistent_db=disk)) == ""
     follower = disk | {"read_only": True, "catch_up_interval_ms": 60_000}
@@ -153,7 +155,7 @@ def test_ram_before_a_database_that_is_followed_is_a_warning(repository, tmp_pat
     assert any(record.message.startswith(start) for record in caplog.records) == is_warned
 
 
-def test_a_database_that_is_only_read_must_be_there(repository, tmp_path, capsys):
+def test_a_read_only_database_must_exist(repository, tmp_path, capsys):
     folder = repository(persistent_db={"type": "rocks_db", "path": str(tmp_path / "rows"), "read_only": True})
 
     assert main(["check", str(folder)]) == 1
@@ -182,7 +184,7 @@ def test_redis_without_its_packages_is_refused(repository, capsys, monkeypatch, 
     assert capsys.readouterr().err == f"hotrow check: {expected}\n"
 
 
-def test_only_with_connect_a_redis_must_answer(repository, capsys):
+def test_redis_must_answer_only_with_connect(repository, capsys):
     pytest.importorskip("hiredis")
     address = f"127.0.0.1:{free_port()}"
     folder = repository(volatile_db={"type": "redis_cluster", "address": address, "timeout_ms": 300})
@@ -196,7 +198,7 @@ def test_only_with_connect_a_redis_must_answer(repository, capsys):
     assert address in error
 
 
-def test_a_database_that_is_there_already_is_left_as_it_is(repository, tmp_path):
+def test_an_existing_database_stays_unchanged(repository, tmp_path):
     folder = repository(persistent_db={"type": "rocks_db", "path": str(tmp_path / "rows")})
     assert why_serving_refuses(folder) == ""
     before = sorted(os.listdir(tmp_path / "rows"))
@@ -212,20 +214,20 @@ def flip(file, at):
     file.write_bytes(data)
 
 
-def test_the_index_of_a_snapshot_that_was_made_is_checked_and_with_full_every_byte(repository, tmp_path, capsys):
+def test_the_index_of_an_existing_snapshot_is_checked_and_with_full_every_byte(repository, tmp_path, capsys):
     folder = repository(volatile_db={"type": "snapshot", "path": str(tmp_path / "made")})
     assert why_serving_refuses(folder) == ""
     file = next((tmp_path / "made" / "a.user").glob("*.snapshot"))
     assert main(["check", "--full", str(folder)]) == 0
 
-    flip(file, -4096)  # of a row
+    flip(file, -4096)  # in a row
     assert main(["check", str(folder)]) == 0
     capsys.readouterr()
     assert main(["check", "--full", str(folder)]) == 1
     error = capsys.readouterr().err
     assert f"model 'a': snapshot: table 'a.user': {file}: is damaged" in error
     assert "remove the file, and it is made again" in error
-    flip(file, 4096)  # of the index
+    flip(file, 4096)  # in the index
     assert main(["check", str(folder)]) == 1
 
     file.unlink()
@@ -233,7 +235,7 @@ def test_the_index_of_a_snapshot_that_was_made_is_checked_and_with_full_every_by
     assert not file.exists()
 
 
-def test_every_row_of_the_database_is_read_with_full_and_it_is_said_which(repository, tmp_path, capsys):
+def test_with_full_every_row_of_the_database_is_read_and_check_says_so(repository, tmp_path, capsys):
     folder = repository(persistent_db={"type": "rocks_db", "path": str(tmp_path / "rows")})
     assert main(["check", "--full", str(folder)]) == 0
     assert why_serving_refuses(folder) == ""
@@ -257,7 +259,7 @@ def test_hot_keys_that_cannot_be_read_are_refused_before_anything_is_loaded(repo
     hot = tmp_path / "hot"
     if content is not None:
         hot.mkdir()
-        (hot / "b.item.npy").write_bytes(content)  # of the table that is loaded last
+        (hot / "b.item.npy").write_bytes(content)  # the table that is loaded last
     folder = repository(
         volatile_db={"type": "hash_map", "capacity_rows": 10, "hot_keys": str(hot)},
         persistent_db={"type": "rocks_db", "path": str(tmp_path / "rows")},

@@ -60,7 +60,7 @@ def test_the_version_is_printed(capsys):
     ],
     ids=lambda text: text[:40],
 )
-def test_a_wrong_command_line_exits_with_2_and_says_what_was_expected(arguments, expected, capsys):
+def test_a_wrong_command_line_exits_with_2_and_reports_what_was_expected(arguments, expected, capsys):
     with pytest.raises(SystemExit) as stopped:
         main(arguments.split())
 
@@ -89,7 +89,7 @@ class TestCheck:
         assert sizes["total"] == pytest.approx(sizes["ad"] + sizes["user"] + sizes["item"], abs=0.05)
 
     @pytest.mark.parametrize("form", ["version directory", "model directory", "inference JSON", "ps.json"])
-    def test_every_form_of_configuration(self, tmp_path, capsys, form):
+    def test_every_form_of_configuration_is_checked(self, tmp_path, capsys, form):
         version = TinyModel().write(tmp_path)
         path = {
             "version directory": version,
@@ -104,7 +104,7 @@ class TestCheck:
         assert "user" in out
         assert "total" in out
 
-    def test_of_narrow_tables_the_rounding_error_is_told(self, tmp_path, capsys):
+    def test_the_rounding_error_of_narrow_tables_is_printed(self, tmp_path, capsys):
         model = TinyModel(rows=2000, dim=16)
         model.write(tmp_path)
         tier = {"type": "hash_map", "row_dtype_per_table": {"tiny.user": "int8"}}
@@ -143,7 +143,7 @@ class TestCheck:
 
         assert capsys.readouterr().out.startswith("model dcn_v2_best version 1\n")
 
-    def test_what_serving_would_refuse_is_refused(self, tmp_path, capsys):
+    def test_a_configuration_that_serve_refuses_is_refused(self, tmp_path, capsys):
         version = TinyModel().write(tmp_path)
         file = write_ps(tmp_path, [listed(version / "graph.json", fp8_quant=True)])
 
@@ -163,7 +163,7 @@ class TestCheck:
         ],
         ids=["no limit", "rows", "bytes", "no memory tier", "Redis"],
     )
-    def test_a_repository_whose_memory_is_limited_says_so(self, tmp_path, capsys, file, volatile_db, expected):
+    def test_a_limit_of_memory_is_printed(self, tmp_path, capsys, file, volatile_db, expected):
         TinyModel().write(tmp_path)
         disk = {"type": "rocks_db", "path": "rows"}
         document = {"supportlonglong": True, "volatile_db": volatile_db, "persistent_db": disk}
@@ -191,7 +191,7 @@ class TestCheck:
             pytest.param(lambda path: path.mkdir(), "no model in it", id="an empty folder"),
         ],
     )
-    def test_something_else_is_one_line_and_exit_code_1(self, tmp_path, capsys, write, expected):
+    def test_a_file_that_is_not_a_configuration_gives_one_line_and_exit_code_1(self, tmp_path, capsys, write, expected):
         path = tmp_path / "config"
         write(path)
 
@@ -202,7 +202,7 @@ class TestCheck:
         assert expected in error
         assert error.count("\n") == 1
 
-    def test_dense_weights_that_do_not_fit_the_graph(self, tmp_path, capsys):
+    def test_dense_weights_that_do_not_fit_the_graph_are_refused(self, tmp_path, capsys):
         version = TinyModel().write(tmp_path)
         (version / "manifest.json").unlink()
         (version / "dense.model").write_bytes(b"1234")
@@ -211,7 +211,7 @@ class TestCheck:
 
         assert "dense.model" in capsys.readouterr().err
 
-    def test_a_key_that_comes_twice(self, tmp_path, capsys):
+    def test_a_repeated_key_is_refused(self, tmp_path, capsys):
         version = TinyModel().write(tmp_path)
         (version / "manifest.json").unlink()
         keys = np.fromfile(version / "user" / "key", np.int64)
@@ -224,7 +224,7 @@ class TestCheck:
 
 
 class Answering(BaseHTTPRequestHandler):
-    """Gives the same answer to everything and remembers the paths."""
+    """Gives the same answer to every request and records the paths."""
 
     def do_POST(self):
         self.server.paths.append(self.path)
@@ -239,7 +239,7 @@ class Answering(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def answering():
-    """Start a server that gives this answer; its URL, and the paths it was asked for."""
+    """Start a server that gives this answer. Yield its URL and the requested paths."""
     with contextlib.ExitStack() as stack:
 
         def start(answer):
@@ -282,7 +282,7 @@ class TestPredict:
     @pytest.mark.parametrize(
         "answer", [b"", b"[]", b"{}", b'{"predictions": [1]}', b'{"predictions": [], "defaulted_keys": "many"}']
     )
-    def test_an_answer_that_is_not_hotrows(self, answering, samples, capsys, answer):
+    def test_an_answer_of_another_server_is_an_error(self, answering, samples, capsys, answer):
         url, _ = answering(answer)
 
         assert main(["predict", "m", samples, "--url", url]) == 1
@@ -292,7 +292,7 @@ class TestPredict:
     @pytest.mark.parametrize(
         ("name", "path"), [("a/b", "/predict/a%2Fb"), ("\udcff", "/predict/%FF")], ids=["a slash", "no text"]
     )
-    def test_any_bytes_may_be_a_models_name(self, answering, samples, name, path):
+    def test_a_models_name_may_have_any_bytes(self, answering, samples, name, path):
         url, paths = answering(b'{"predictions": []}')
 
         assert main(["predict", name, samples, "--url", url]) == 0
@@ -306,14 +306,14 @@ class TestPredict:
             pytest.param(["m", "{file}", "--url", "ftp://x"], "expected http://", id="another protocol"),
             pytest.param(["m", "{file}", "--url", "http://127.0.0.1:1"], "Connection refused", id="nobody listens"),
             pytest.param(["m", "{file}", "--url", "http://"], "http://", id="no host"),
-            pytest.param(["m", "{file}", "--url", "http://[::1"], "'http://[::1' is no URL", id="half an address"),
+            pytest.param(["m", "{file}", "--url", "http://[::1"], "'http://[::1' is not a URL", id="half an address"),
             pytest.param(["m", "{file}", "--url", "http://x:y"], "'y'", id="no port"),
             pytest.param(["m", "{file}", "--url", "http://127.0.0.1:99999"], "out of range 0-65535", id="a large port"),
-            pytest.param(["m", "{file}", "--url", f"http://{'h' * 64}"], "is no URL", id="no host's name"),
-            pytest.param(["m", "{file}", "--url", "http://127.0.0.1/\xe9"], "is no URL", id="no ASCII"),
+            pytest.param(["m", "{file}", "--url", f"http://{'h' * 64}"], "is not a URL", id="no host's name"),
+            pytest.param(["m", "{file}", "--url", "http://127.0.0.1/\xe9"], "is not a URL", id="no ASCII"),
         ],
     )
-    def test_what_cannot_be_asked_is_one_line_and_exit_code_1(self, tmp_path, capsys, arguments, expected):
+    def test_a_request_that_cannot_be_sent_gives_one_line_and_exit_code_1(self, tmp_path, capsys, arguments, expected):
         (tmp_path / "file").write_text("{}")
         places = {"file": tmp_path / "file", "none": tmp_path / "none"}
 
@@ -325,7 +325,7 @@ class TestPredict:
 
 
 @pytest.mark.parametrize("foreign", ["__init__.py", "errors.py"])
-def test_a_package_of_another_project_called_kernels_is_told_apart(tmp_path, foreign):
+def test_another_projects_package_called_kernels_is_recognized(tmp_path, foreign):
     """Hugging Face's `kernels` has the same import name."""
     root = Path(__file__).parents[2]
     (tmp_path / "serving").symlink_to(root / "serving")
@@ -334,7 +334,7 @@ def test_a_package_of_another_project_called_kernels_is_told_apart(tmp_path, for
     (tmp_path / "kernels" / foreign).write_text("")
 
     done = subprocess.run(
-        # -S: an editable install of this very project would come first otherwise.
+        # -S: an editable install of Hotrow would come first otherwise.
         [sys.executable, "-S", "-c", "import sys; from serving.cli.main import main; sys.exit(main(['--version']))"],
         cwd=tmp_path,
         capture_output=True,

@@ -12,7 +12,7 @@ from serving.storage import RocksDbStore
 
 @pytest.fixture
 def ps(tmp_path):
-    """A repository whose rows are in a database."""
+    """A repository with its rows in a database."""
 
     TinyModel().write(tmp_path / "models")
 
@@ -33,7 +33,7 @@ def serve_once(file):
 ROCKSDB = {"type": "rocks_db", "path": "rows", "num_threads": 1}
 
 
-def test_a_checkpoint_has_the_tables_and_is_served_from(ps, tmp_path, capsys):
+def test_a_checkpoint_has_the_tables_and_can_be_served(ps, tmp_path, capsys):
     file = ps(ROCKSDB)
     serve_once(file)
 
@@ -41,10 +41,10 @@ def test_a_checkpoint_has_the_tables_and_is_served_from(ps, tmp_path, capsys):
 
     assert f"{tmp_path / 'copy'}: a copy of the database {tmp_path / 'models' / 'rows'}" in capsys.readouterr().out
     ps({**ROCKSDB, "path": str(tmp_path / "copy"), "read_only": True})
-    serve_once(file)  # which would raise if the copy lacked a table
+    serve_once(file)  # raises if a table is missing in the copy
 
 
-def test_a_database_in_use_and_one_that_is_absent_are_refused(ps, tmp_path, capsys):
+def test_a_database_in_use_and_an_absent_database_are_refused(ps, tmp_path, capsys):
     file = ps(ROCKSDB)
     assert main(["checkpoint", str(file), str(tmp_path / "copy")]) == 1
     assert str(tmp_path / "models" / "rows") in (why := capsys.readouterr().err)
@@ -59,7 +59,7 @@ def test_a_database_in_use_and_one_that_is_absent_are_refused(ps, tmp_path, caps
     assert not (tmp_path / "copy").exists()
 
 
-def test_a_folder_that_is_there_is_named_and_left_as_it_is(ps, tmp_path, capsys):
+def test_an_existing_folder_is_named_and_stays_unchanged(ps, tmp_path, capsys):
     file = ps(ROCKSDB)
     serve_once(file)
     (tmp_path / "copy").mkdir()
@@ -71,7 +71,7 @@ def test_a_folder_that_is_there_is_named_and_left_as_it_is(ps, tmp_path, capsys)
 
 
 @pytest.mark.parametrize(("around", "fault"), [("absent", "does not exist"), ("file", "is no folder")])
-def test_a_folder_whose_parent_is_missing_is_refused_and_the_parent_named(ps, tmp_path, capsys, around, fault):
+def test_a_folder_without_a_parent_is_refused_and_the_parent_is_named(ps, tmp_path, capsys, around, fault):
     file = ps(ROCKSDB)
     serve_once(file)
     (tmp_path / "file").touch()

@@ -1,4 +1,4 @@
-"""Ctrl-C while `hotrow` is still importing what it needs."""
+"""Ctrl-C while `hotrow` still imports its packages."""
 
 import subprocess
 import sys
@@ -10,7 +10,7 @@ from benchmarks.tiny_model import TinyModel
 
 ROOT = Path(__file__).parents[2]
 
-# Python asks this finder first for every module; at the one that is named, SIGINT comes.
+# Python asks this finder first for every module. At the named module it sends SIGINT.
 PROGRAM = """
 import signal, sys
 
@@ -54,7 +54,7 @@ def test_it_ends_with_130_and_without_a_traceback(tmp_path, module, interrupt):
     assert done.stderr in ("", "hotrow serve: interrupted\n")
 
 
-def test_an_error_without_ctrl_c_is_told(tmp_path):
+def test_an_error_without_ctrl_c_is_raised(tmp_path):
     done = run(FAULTY, "serving.cli.serve", "serve", tmp_path)
 
     assert done.returncode == 1

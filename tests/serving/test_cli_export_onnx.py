@@ -1,4 +1,4 @@
-"""`hotrow export-onnx`: its files run in ONNX Runtime alone, and in the place of the layers they were made of."""
+"""`hotrow export-onnx`: its files run in ONNX Runtime, and in Hotrow in place of the layers."""
 
 import json
 import shutil
@@ -30,7 +30,7 @@ def predict_request(samples=20):
 
 
 def as_own_network(version, file, folder):
-    """Copy a version, with ``file`` in place of its layers and weights."""
+    """Copy a version and replace its layers and weights with ``file``."""
     own = folder / "own" / "1"
     shutil.copytree(version, own)
     (own / "manifest.json").unlink()
@@ -44,7 +44,7 @@ def as_own_network(version, file, folder):
 
 
 @pytest.mark.parametrize("name", ["mine.onnx", "dense.onnx"])
-def test_a_version_is_not_written_into(version, capsys, name):
+def test_no_file_is_written_into_a_version(version, capsys, name):
     before = {file: file.read_bytes() for file in version.rglob("*") if file.is_file()}
 
     assert main(["export-onnx", str(version), str(version / name)]) == 1
@@ -78,8 +78,8 @@ def test_the_file_runs_in_onnx_runtime_on_looked_up_vectors(version, tmp_path, c
     np.testing.assert_allclose(answer, expected, rtol=1e-4)
 
 
-def test_the_inputs_told_are_those_of_the_file(version, tmp_path, capsys):
-    """A network of one's own may take a table flat, and leave another or the dense features out."""
+def test_the_printed_inputs_are_those_of_the_file(version, tmp_path, capsys):
+    """An own network may take a flat table, and may ignore another table or the dense features."""
     helper, file = onnx.helper, tmp_path / "net.onnx"
     graph = helper.make_graph(
         [
@@ -102,7 +102,7 @@ def test_the_inputs_told_are_those_of_the_file(version, tmp_path, capsys):
     ]
 
 
-def test_the_file_serves_as_a_network_of_ones_own_and_is_exported_as_it_is(version, tmp_path):
+def test_the_file_serves_as_an_own_network_and_is_exported_unchanged(version, tmp_path):
     file, again = tmp_path / "tiny.onnx", tmp_path / "again.onnx"
     call, _ = predict_request()
 
@@ -116,7 +116,7 @@ def test_the_file_serves_as_a_network_of_ones_own_and_is_exported_as_it_is(versi
 
 
 @pytest.mark.parametrize("form", ["graph.json", "model directory", "repository"])
-def test_every_form_of_one_model_is_taken(version, tmp_path, form):
+def test_every_form_of_one_model_is_accepted(version, tmp_path, form):
     path = {"graph.json": version / "graph.json", "model directory": version.parent, "repository": tmp_path / "models"}
 
     assert main(["export-onnx", str(path[form]), str(tmp_path / "net.onnx")]) == 0
@@ -124,7 +124,7 @@ def test_every_form_of_one_model_is_taken(version, tmp_path, form):
     assert (tmp_path / "net.onnx").stat().st_size > 0
 
 
-def test_an_existing_file_is_replaced_and_nothing_is_left_beside_it(version, tmp_path):
+def test_an_existing_file_is_replaced_and_no_other_file_is_left(version, tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "net.onnx").write_bytes(b"old")
 
@@ -141,19 +141,19 @@ def refused(capsys, *arguments):
     return error
 
 
-def test_a_name_that_serving_would_not_know_again_is_refused(version, tmp_path, capsys):
+def test_a_name_that_serving_would_not_recognize_is_refused(version, tmp_path, capsys):
     error = refused(capsys, version, tmp_path / "net.model")
 
     assert "net.model: expected a name that ends in .onnx" in error
 
 
-def test_a_folder_that_is_not_there_is_named(version, tmp_path, capsys):
+def test_a_missing_folder_is_named(version, tmp_path, capsys):
     error = refused(capsys, version, tmp_path / "nowhere" / "net.onnx")
 
     assert "net.onnx: cannot be written: No such file or directory" in error
 
 
-def test_several_models_are_too_many(version, tmp_path, capsys):
+def test_several_models_are_refused(version, tmp_path, capsys):
     MODEL.write(tmp_path / "models", "other")
 
     error = refused(capsys, tmp_path / "models", tmp_path / "net.onnx")
@@ -170,12 +170,12 @@ def test_damaged_weights_leave_no_file(version, tmp_path, capsys):
     assert not (tmp_path / "net.onnx").exists()
 
 
-def test_a_network_with_files_beside_it_cannot_be_one_file(version, tmp_path, capsys):
+def test_a_network_with_external_files_is_refused(version, tmp_path, capsys):
     file = tmp_path / "tiny.onnx"
     assert main(["export-onnx", str(version), str(file)]) == 0
     own = as_own_network(version, file, tmp_path)
     model = onnx.load(own / "net.onnx")
-    for node in [node for node in model.graph.node if node.op_type == "Constant"]:  # only initializers may be beside
+    for node in [node for node in model.graph.node if node.op_type == "Constant"]:  # only initializers may be external
         tensor = node.attribute[0].t
         tensor.name = node.output[0]
         model.graph.initializer.append(tensor)
@@ -186,7 +186,7 @@ def test_a_network_with_files_beside_it_cannot_be_one_file(version, tmp_path, ca
 
 
 @pytest.mark.parametrize("place", ["initializer", "constant"])
-def test_weights_beside_are_found_in_the_arms_of_an_if_too(version, tmp_path, capsys, place):
+def test_external_weights_are_found_in_the_branches_of_an_if_too(version, tmp_path, capsys, place):
     helper = onnx.helper
     weight = onnx.numpy_helper.from_array(np.full((8, 1), 0.1, np.float32), "weight")
     onnx.external_data_helper.set_external_data(weight, "weights")

@@ -1,4 +1,4 @@
-"""`hotrow check` says everything that is wrong with a repository's models, not the first thing only."""
+"""`hotrow check` prints every fault of a repository's models, not only the first."""
 
 import numpy as np
 import pytest
@@ -9,14 +9,14 @@ from tests.serving.ps_files import listed, write_ps
 
 
 def checked(capsys, *arguments):
-    """Exit code, lines on standard output, and lines on standard error."""
+    """Return the exit code, the lines on standard output and the lines on standard error."""
     code = main(["check", *map(str, arguments)])
     captured = capsys.readouterr()
     return code, captured.out.splitlines(), captured.err.splitlines()
 
 
 def unverified(version):
-    """The version without its manifest, so that its files may be spoilt one by one."""
+    """Remove the version's manifest, so that tests can damage its files one by one."""
     (version / "manifest.json").unlink()
     return version
 
@@ -71,7 +71,7 @@ def test_every_broken_model_that_a_ps_json_lists_is_a_line(tmp_path, capsys):
     assert out[0] == "model b version 1"
 
 
-def test_every_model_that_ps_json_lists_and_that_has_no_folder_is_a_line(tmp_path, capsys):
+def test_every_model_of_ps_json_without_a_folder_is_a_line(tmp_path, capsys):
     version = TinyModel().write(tmp_path)
     write_ps(tmp_path, [listed(version / "graph.json", name) for name in "yx"])
 
@@ -95,7 +95,7 @@ def test_a_table_of_a_model_that_cannot_be_read_is_not_called_unknown(tmp_path, 
     assert "graph.json" in err[0]
 
 
-def test_a_fault_that_is_met_twice_is_told_once(tmp_path, capsys):
+def test_a_fault_that_is_found_twice_is_printed_once(tmp_path, capsys):
     pytest.importorskip("onnxruntime")
     repeat_a_key(unverified(TinyModel().write(tmp_path)) / "user")
 

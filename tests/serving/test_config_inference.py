@@ -51,20 +51,20 @@ def test_absent_keys_have_the_defaults_of_hugectr_v3(write_model):
 
 
 @pytest.mark.parametrize(("given", "expected"), [(None, "I32"), (False, "I32"), (True, "I64")])
-def test_the_caller_decides_the_key_type_where_the_file_does_not(write_model, given, expected):
+def test_the_caller_decides_the_key_type_if_the_file_does_not(write_model, given, expected):
     model = write_model(declare_key_type=False)
 
     assert read_inference_config(model.config_file, "dcn", given).key_type == expected
 
 
-def test_a_caller_who_contradicts_the_files_key_type_is_refused(write_model):
+def test_an_argument_that_contradicts_the_key_type_of_the_file_is_refused(write_model):
     model = write_model(key_type="I64")
 
     with pytest.raises(ConfigError, match=r"inference\.input_key_type: the file says 'I64', .* i64_input_key=False"):
         read_inference_config(model.config_file, "dcn", False)
 
 
-def test_gpu_settings_change_the_gpus_records_alone(write_model):
+def test_gpu_settings_change_only_the_records_of_gpus(write_model):
     model = write_model()
     plain = read_inference_config(model.config_file, "dcn")
     said = {"hit_rate_threshold": 0.25, "mixed_precision": 1024, "algorithm_search": False, "cuda_graph": False}
@@ -78,7 +78,7 @@ def test_gpu_settings_change_the_gpus_records_alone(write_model):
     assert config.model_copy(update={"gpu_cache": plain.gpu_cache, "gpu_network": plain.gpu_network}) == plain
 
 
-def test_a_gpus_products_may_be_of_tf32(write_model):
+def test_products_on_a_gpu_may_use_tf32(write_model):
     model = write_model()
     model.document["inference"]["enable_tf32_compute"] = True
     model.write_config()
@@ -86,12 +86,12 @@ def test_a_gpus_products_may_be_of_tf32(write_model):
     assert read_inference_config(model.config_file, "dcn").gpu_network == GpuNetworkConfig(precision="tf32")
 
 
-def test_what_genuine_files_say_beyond_is_accepted_and_changes_nothing(write_model):
+def test_other_keys_of_genuine_files_are_accepted_and_change_nothing(write_model):
     model = write_model()
     plain = read_inference_config(model.config_file, "dcn")
     model.document["inference"]["label"] = 1  # in the samples of HugeCTR's Triton backend
     model.document["model_name"] = "dcn"  # in exported graphs
-    model.document["solver"] = None  # nobody looks at it
+    model.document["solver"] = None  # it is ignored
     model.write_config()
 
     assert read_inference_config(model.config_file, "dcn") == plain
@@ -149,7 +149,7 @@ def test_a_missing_model_file_key_is_named(write_model, key):
         read_inference_config(model.config_file, "dcn")
 
 
-def test_a_file_without_an_inference_clause_is_no_inference_config(write_model):
+def test_a_file_without_an_inference_clause_is_refused(write_model):
     model = write_model()
     del model.document["inference"]
     model.write_config()
@@ -168,7 +168,7 @@ def test_an_unknown_key_at_the_top_is_refused(write_model):
 
 
 @pytest.mark.parametrize("name", ["", "a.b", "a b", "ä", "x" * 121])
-def test_a_name_that_cannot_name_a_model_is_refused(write_model, name):
+def test_an_invalid_model_name_is_refused(write_model, name):
     model = write_model()
 
     with pytest.raises(ConfigError, match="model name"):
@@ -188,11 +188,11 @@ def test_memory_needed_covers_rows_keys_headroom_and_dense_weights(write_model):
 
 
 @pytest.mark.parametrize(("rows", "room"), [(0, 64), (3200, 3400), (4_000_000_000, 3_500_000_000)])
-def test_headroom_is_a_sixteenth_within_what_a_host_table_can_hold(rows, room):
+def test_headroom_is_a_sixteenth_up_to_the_limit_of_a_host_table(rows, room):
     assert rows_with_headroom(rows) == room
 
 
-def test_memory_needed_of_a_missing_table_file_names_it(write_model):
+def test_memory_needed_names_a_missing_table_file(write_model):
     model = write_model()
     config = read_inference_config(model.config_file, "dcn")
     config.tables[0].file.unlink()

@@ -14,7 +14,7 @@ def write_version(write_model, version, folder="dcn", **sketch):
     return model.config_file.parent
 
 
-def test_a_version_directory_is_named_by_its_folders(write_model):
+def test_the_folders_name_the_model_and_its_version(write_model):
     directory = write_version(write_model, 3)
 
     config = read_model_directory(directory)
@@ -25,7 +25,7 @@ def test_a_version_directory_is_named_by_its_folders(write_model):
     assert config.onnx_file is None
 
 
-def test_of_a_model_directory_the_newest_complete_version_is_read(write_model, tmp_path):
+def test_the_newest_complete_version_of_a_model_directory_is_read(write_model, tmp_path):
     for version in (2, 10, 9, ".11.tmp", "old"):
         write_version(write_model, version)
     (tmp_path / "dcn" / "12").mkdir()
@@ -39,7 +39,7 @@ def test_a_folder_without_an_integer_name_is_a_model_without_a_version(write_mod
     assert (config.name, config.version) == ("export", 0)
 
 
-def test_an_onnx_file_beside_the_dense_weights_is_taken_along(write_model):
+def test_an_onnx_file_next_to_the_dense_weights_is_recorded(write_model):
     directory = write_version(write_model, 1)
     (directory / "_dense_10.onnx").write_bytes(b"")
 
@@ -59,7 +59,7 @@ def test_a_file_that_differs_from_the_manifest_is_refused(write_model, file):
         read_model_directory(directory)
 
 
-def test_version_folders_that_changed_places_are_refused(write_model, tmp_path):
+def test_swapped_version_folders_are_refused(write_model, tmp_path):
     for version in (1, 2):
         write_manifest(write_version(write_model, version), "dcn", version)
     (tmp_path / "dcn" / "1").rename(tmp_path / "dcn" / "3")
@@ -74,7 +74,7 @@ def correct_the_manifest(file):
 
 
 @pytest.mark.parametrize("mend", [correct_the_manifest, lambda file: file.unlink()], ids=["corrected", "removed"])
-def test_a_copy_under_another_name_is_read_once_its_manifest_was_mended_as_the_message_says(
+def test_a_copy_under_another_name_is_read_after_the_manifest_is_corrected_as_the_message_says(
     write_model, tmp_path, mend
 ):
     original = write_version(write_model, 1)

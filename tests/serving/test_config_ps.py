@@ -10,7 +10,7 @@ from serving.parameter_server.table_files import memory_needed
 
 @pytest.fixture
 def ps(write_model, tmp_path):
-    """A ps.json that says everything that can be said, and a function that reads it after a change."""
+    """A ps.json with many keys, and a function that reads it after a change."""
     table = write_model.table
     write_model(table(slots=3, dim=4), table(slots=2, dim=6), features=5)
     document = {
@@ -51,7 +51,7 @@ NO_TIER = {"type": "disabled"}
 
 
 def rows_per_table(value):
-    """Give each table a capacity of its own in place of the one that they share."""
+    """Give each table its own capacity instead of a shared capacity."""
 
     def change(document):
         document["volatile_db"] = {"type": "hash_map", "capacity_rows_per_table": value}
@@ -80,7 +80,7 @@ def test_memory_needed_counts_the_row_type(ps):
     assert narrow["ad"] < wide["ad"]
 
 
-def test_everything_that_is_said_is_read(ps, tmp_path):
+def test_every_stated_value_is_read(ps, tmp_path):
     config = ps()
 
     (model,) = config.models
@@ -97,7 +97,7 @@ def test_everything_that_is_said_is_read(ps, tmp_path):
     assert (persistent.num_threads, persistent.max_batch_size) == (2, 99)
 
 
-def test_a_database_keeps_narrow_rows_where_it_is_told_to(ps):
+def test_a_database_keeps_narrow_rows_if_row_dtype_is_set(ps):
     def narrow(document):
         document["volatile_db"]["row_dtype"] = document["persistent_db"]["row_dtype"] = "int8"
         document["persistent_db"].update(warm_up=False, catch_up_interval_ms=250)
@@ -108,7 +108,7 @@ def test_a_database_keeps_narrow_rows_where_it_is_told_to(ps):
     assert (said.row_dtype, said.warm_up, said.catch_up_interval_ms) == ("int8", False, 250)
 
 
-def test_a_database_alone_says_what_form_the_tables_have(ps):
+def test_a_database_alone_decides_the_row_type_of_the_tables(ps):
     def alone(document):
         document["volatile_db"] = {"type": "disabled"}
         document["persistent_db"]["row_dtype"] = "bf16"
@@ -128,7 +128,7 @@ def test_a_database_alone_says_what_form_the_tables_have(ps):
         ),
     ],
 )
-def test_rows_that_would_differ_by_tier_are_refused_with_both_paths(ps, volatile, persistent, named):
+def test_row_types_that_differ_between_tiers_are_refused_with_both_paths(ps, volatile, persistent, named):
     def differ(document):
         document["volatile_db"].update(volatile)
         document["persistent_db"]["row_dtype"] = persistent
@@ -176,7 +176,7 @@ def test_absent_keys_have_hps_defaults(ps):
     assert (config.volatile_db.type, config.persistent_db.type) == ("hash_map", "disabled")
 
 
-def test_the_threads_of_a_lookup_are_left_alone_unless_said(ps):
+def test_the_threads_of_a_lookup_are_unset_by_default(ps):
     assert ps().volatile_db.lookup_threads is None
     assert ps(in_tier("volatile_db", lookup_threads=3)).volatile_db.lookup_threads == 3
 
@@ -202,7 +202,7 @@ def test_supportlonglong_decides_the_key_type_of_every_model(ps, wide):
         ("multi_process_map", "multi_process_hash_map"),
     ],
 )
-def test_volatile_types_are_spelt_as_in_hps(ps, spelling, meaning):
+def test_volatile_types_have_the_spelling_of_hps(ps, spelling, meaning):
     assert ps(lambda document: document.update(volatile_db={"type": spelling})).volatile_db.type == meaning
 
 
@@ -224,7 +224,7 @@ def test_volatile_types_are_spelt_as_in_hps(ps, spelling, meaning):
         ),
     ],
 )
-def test_redis_evicts_rows_only_where_a_margin_is_set(ps, keys, overflow):
+def test_redis_evicts_rows_only_if_a_margin_is_set(ps, keys, overflow):
     tier = ps(in_redis(**keys)).volatile_db
 
     if overflow is None:
@@ -234,7 +234,7 @@ def test_redis_evicts_rows_only_where_a_margin_is_set(ps, keys, overflow):
         assert (rule.margin_rows, rule.policy, rule.target_ratio, rule.refreshes) == overflow
 
 
-def test_redis_keeps_narrow_rows_where_it_is_told_to_and_its_tables_are_of_that_form(ps):
+def test_redis_and_its_tables_keep_narrow_rows_if_row_dtype_is_set(ps):
     wide, narrow = ps(in_redis()), ps(in_redis(row_dtype="int8"))
 
     assert (wide.volatile_db.row_dtype, narrow.volatile_db.row_dtype) == (None, "int8")
@@ -242,7 +242,7 @@ def test_redis_keeps_narrow_rows_where_it_is_told_to_and_its_tables_are_of_that_
 
 
 @pytest.mark.parametrize("spelling", ["redis_cluster", "redis"])
-def test_redis_is_spelt_as_in_hps_and_has_its_defaults(ps, spelling):
+def test_redis_has_the_spelling_and_defaults_of_hps(ps, spelling):
     redis = ps(lambda document: document.update(volatile_db={"type": spelling})).volatile_db
 
     assert redis.type == "redis_cluster"
@@ -252,7 +252,7 @@ def test_redis_is_spelt_as_in_hps_and_has_its_defaults(ps, spelling):
     assert (redis.connect_timeout_ms, redis.timeout_ms) == (500, 2000)
 
 
-def test_everything_that_is_said_of_redis_is_read(ps, tmp_path):
+def test_every_stated_value_of_redis_is_read(ps, tmp_path):
     said = {
         "type": "redis_cluster",
         "address": "10.0.0.1:7000;host-b.local:7001, [::1]:7002",
@@ -297,7 +297,7 @@ def test_everything_that_is_said_of_redis_is_read(ps, tmp_path):
         [{"type": "redis", "password": "open sesame"}, {"type": "hash_map"}],
     ],
 )
-def test_a_password_is_in_no_error_nor_in_what_caused_it(ps, volatile_db):
+def test_no_error_and_no_cause_of_an_error_shows_a_password(ps, volatile_db):
     with pytest.raises(ConfigError) as caught:
         ps(lambda document: document.update(volatile_db=volatile_db))
 
@@ -307,11 +307,11 @@ def test_a_password_is_in_no_error_nor_in_what_caused_it(ps, volatile_db):
 
 
 @pytest.mark.parametrize("spelling", ["rocks_db", "rocksdb", "rocks"])
-def test_persistent_types_are_spelt_as_in_hps(ps, spelling):
+def test_persistent_types_have_the_spelling_of_hps(ps, spelling):
     assert ps(lambda document: document["persistent_db"].update(type=spelling)).persistent_db.type == "rocks_db"
 
 
-def test_numbers_and_truth_values_may_stand_in_strings_as_triton_reads_them(ps):
+def test_numbers_and_booleans_may_be_strings_as_in_triton(ps):
     plain = ps()
 
     def quote(node):
@@ -328,7 +328,7 @@ def test_numbers_and_truth_values_may_stand_in_strings_as_triton_reads_them(ps):
     assert ps(change) == plain
 
 
-def test_the_keys_of_gpus_are_read_into_records_of_their_own(ps):
+def test_the_keys_of_gpus_are_read_into_their_own_records(ps):
     plain = ps()
     # as in the samples of HugeCTR's Triton backend and HPS
     gpu = {
@@ -374,7 +374,7 @@ def test_caches_of_a_uint32_model_may_have_lines_of_32_bit_keys(ps, bits):
     assert model.gpu_cache == plain.gpu_cache.model_copy(update={"key_bits": 32})
 
 
-def test_a_gpus_products_may_be_of_tf32(ps):
+def test_products_on_a_gpu_may_use_tf32(ps):
     (model,) = ps(in_model(enable_tf32_compute="true", use_mixed_precision=False)).models
 
     assert model.gpu_network == GpuNetworkConfig(precision="tf32")
@@ -394,7 +394,7 @@ def test_a_static_cache_has_two_names_and_may_keep_8_bit_floats(ps, said):
     assert (model.gpu_cache.kind, model.gpu_cache.fp8_rows) == ("static", True)
 
 
-def test_what_shapes_hps_own_stores_changes_nothing(ps):
+def test_keys_for_hps_own_stores_change_nothing(ps):
     plain = ps()
 
     def change(document):  # as in the samples of HugeCTR's Triton backend, old and new
@@ -435,7 +435,7 @@ def test_a_margin_of_each_partition_bounds_each_table_and_evicts_by_the_policy(p
     assert tier.overflow_resolution_target == 0.8
 
 
-def test_hps_own_margin_is_no_bound(ps):
+def test_the_default_margin_of_hps_is_no_limit(ps):
     assert ps(in_ram(overflow_margin=2**64 - 1)).volatile_db == ps(in_ram()).volatile_db
 
 
@@ -447,12 +447,12 @@ def test_a_capacity_refuses_rows_unless_a_policy_is_given(ps):
     assert (evicting.capacity_rows, evicting.overflow_policy) == (10, "evict_oldest")
 
 
-def test_the_folder_of_hot_keys_starts_from_the_files_folder(ps, tmp_path):
+def test_the_folder_of_hot_keys_is_relative_to_the_file(ps, tmp_path):
     assert ps(in_tier("volatile_db", hot_keys="hot")).volatile_db.hot_keys.parent.exists()
     assert ps(in_tier("volatile_db", hot_keys=str(tmp_path / "x"))).volatile_db.hot_keys == tmp_path / "x"
 
 
-def test_a_part_of_the_rows_in_ram_needs_a_tier_that_has_the_others(ps):
+def test_part_of_the_rows_in_ram_needs_a_tier_with_every_row(ps):
     assert ps(in_tier("volatile_db", initial_cache_rate="0.25")).volatile_db.initial_cache_rate == 0.25
 
     with pytest.raises(ConfigError, match="no tier would hold the other rows") as caught:
@@ -462,7 +462,7 @@ def test_a_part_of_the_rows_in_ram_needs_a_tier_that_has_the_others(ps):
 
 
 @pytest.mark.parametrize("said", ["", "model/_dense_10.model.ntp.json", "./model/../model/_dense_10.model.ntp.json"])
-def test_the_parameters_that_are_not_trained_lie_beside_the_dense_file(ps, said):
+def test_the_parameters_that_are_not_trained_are_next_to_the_dense_file(ps, said):
     plain = ps()
 
     assert ps(in_model(non_trainable_params_file=said)) == plain
@@ -539,7 +539,7 @@ def in_redis(**change):
         (
             in_model(gpucache=True, gpucacheper=0),
             "models[0].gpucacheper",
-            "above 0 to 1, got 0: gpucache false asks for no cache",
+            "above 0 to 1, got 0: set gpucache to false for no cache",
         ),
         (in_model(gpucache=True, gpucacheper="0.0"), "models[0].gpucacheper", "above 0 to 1, got 0"),
         (in_model(refresh_delay=1e30), "models[0].refresh_delay", "less than or equal to 315360000, got 1e[+]30"),
@@ -634,9 +634,9 @@ def in_redis(**change):
         (
             in_redis(enable_tls=True, tls_client_key="k"),
             "volatile_db",
-            "tls_client_key: without tls_client_certificate",
+            "tls_client_key: needs tls_client_certificate",
         ),
-        (in_redis(tls_ca_certificate="ca"), "volatile_db", "tls_ca_certificate: enable_tls is absent"),
+        (in_redis(tls_ca_certificate="ca"), "volatile_db", "tls_ca_certificate: needs enable_tls"),
         (in_tier("volatile_db", type="hash_mapp"), "volatile_db.type", "expected one of disabled, .* 'hash_mapp'"),
         (in_tier("volatile_db", type=3), "volatile_db.type", "expected one of"),
         (in_tier("volatile_db", overflow_margin=0), "volatile_db.overflow_margin", "greater than or equal to 1"),
@@ -665,7 +665,7 @@ def in_redis(**change):
         (
             lambda d: d.update(volatile_db={"type": "map", "initialize_after_startup": False}, persistent_db=NO_TIER),
             "volatile_db.initialize_after_startup",
-            "false, and there is no persistent_db",
+            "false without a persistent_db",
         ),
         (in_tier("volatile_db", cache_missed_embeddings=1), "volatile_db.cache_missed_embeddings", "valid boolean"),
         (in_tier("volatile_db", timeout_ms=9), "volatile_db", "only a redis_cluster has it"),
@@ -714,7 +714,7 @@ def in_redis(**change):
         (
             in_tier("persistent_db", catch_up_interval_ms=9, read_only=False),
             "persistent_db",
-            "catch_up_interval_ms: only with read_only",
+            "catch_up_interval_ms: needs read_only",
         ),
         (
             lambda d: d.update(persistent_db={"type": "disabled", "row_type": "int8"}),
@@ -723,7 +723,7 @@ def in_redis(**change):
         ),
     ],
 )
-def test_what_cannot_be_accepted_is_refused_with_its_json_path(ps, change, path, reason):
+def test_a_wrong_value_is_refused_with_its_json_path(ps, change, path, reason):
     with pytest.raises(ConfigError, match=reason) as caught:
         ps(change)
 

@@ -1,4 +1,4 @@
-"""``volatile_db`` as a list: which tiers there may be in front of each other, and what is refused."""
+"""``volatile_db`` as a list: which tiers may follow each other, and which lists are refused."""
 
 import pytest
 
@@ -12,7 +12,7 @@ ROCKS = {"type": "rocks_db", "path": "rows"}
 
 @pytest.fixture
 def read(write_model, tmp_path):
-    """A function that reads a ps.json of one model with these tiers."""
+    """Return a function that reads a ps.json of one model with these tiers."""
     model = write_model(write_model.table(slots=3, dim=4), features=2)
 
     def read(volatile_db, persistent_db=None):
@@ -32,14 +32,14 @@ def test_tiers_are_in_the_order_of_the_list(read):
 
 
 @pytest.mark.parametrize("clause", [RAM, REDIS, {"type": "snapshot", "path": "s"}, {"type": "multi_process_hash_map"}])
-def test_a_list_of_one_is_that_one(read, clause):
+def test_a_list_of_one_tier_is_that_tier(read, clause):
     alone = read(clause)
 
     assert read([clause]) == alone
     assert alone.volatile_tiers == (alone.volatile_db,)
 
 
-def test_a_disabled_tier_is_none(read):
+def test_a_disabled_tier_is_no_tier(read):
     assert read({"type": "disabled"}, ROCKS).volatile_tiers == ()
 
 
@@ -49,14 +49,19 @@ def test_a_disabled_tier_is_none(read):
         ([], ROCKS, "volatile_db", "expected a list that is not empty"),
         ([RAM, RAM], ROCKS, "volatile_db[1].type", "two tiers of the type hash_map"),
         ([REDIS, REDIS], ROCKS, "volatile_db[1].type", "two tiers of the type redis_cluster"),
-        ([REDIS, RAM], ROCKS, "volatile_db[1].type", "hash_map behind redis_cluster, which is slower"),
-        ([RAM, REDIS, RAM], ROCKS, "volatile_db[2].type", "hash_map behind redis_cluster"),
-        ([{"type": "disabled"}, REDIS], ROCKS, "volatile_db[0].type", "expected hash_map and redis_cluster, got dis"),
+        ([REDIS, RAM], ROCKS, "volatile_db[1].type", "redis_cluster is slower than hash_map"),
+        ([RAM, REDIS, RAM], ROCKS, "volatile_db[2].type", "redis_cluster is slower than hash_map"),
+        (
+            [{"type": "disabled"}, REDIS],
+            ROCKS,
+            "volatile_db[0].type",
+            "expected hash_map and redis_cluster in a list of tiers, got dis",
+        ),
         ([{"type": "snapshot", "path": "s"}, REDIS], None, "volatile_db[0].type", "which has every row"),
         ([RAM, {"type": "snapshot", "path": "s"}], None, "volatile_db[1].type", "which has every row"),
         ([{"type": "multi_process_hash_map"}, REDIS], None, "volatile_db[0].type", "which has every row"),
         ([{"type": "disabled"}], None, "", "both disabled"),
-        ([{"type": "snapshot", "path": "s"}], ROCKS, "persistent_db.type", "would never be asked"),
+        ([{"type": "snapshot", "path": "s"}], ROCKS, "persistent_db.type", "would never be read"),
         ([RAM, REDIS | {"overflow_margin": 9}], None, "volatile_db[1].overflow_margin", "another tier must hold"),
         ([RAM, REDIS | {"capacity_rows": 9}], ROCKS, "volatile_db[1]", "capacity_rows: only a hash_map has it"),
         ([RAM | {"capacity_row": 9}, REDIS], ROCKS, "volatile_db[0].capacity_row", "unknown key"),
@@ -89,7 +94,7 @@ def test_a_disabled_tier_is_none(read):
         ),
     ],
 )
-def test_tiers_that_make_no_sense_are_refused_with_the_path(read, volatile, persistent, path, reason):
+def test_tiers_that_do_not_fit_together_are_refused_with_the_path(read, volatile, persistent, path, reason):
     with pytest.raises(ConfigError) as caught:
         read(volatile, persistent)
 
@@ -103,7 +108,7 @@ def test_ram_before_redis_need_not_hold_every_row(read, ram):
     assert [tier.type for tier in read([ram, REDIS]).volatile_tiers] == ["hash_map", "redis_cluster"]
 
 
-def test_the_form_of_rows_is_that_of_the_fastest_tier(read):
+def test_the_fastest_tier_decides_the_row_type(read):
     (model,) = read([RAM | {"row_dtype": "bf16"}, REDIS | {"row_dtype": "bf16"}], ROCKS).models
 
     assert [table.row_dtype for table in model.tables] == ["bf16"]

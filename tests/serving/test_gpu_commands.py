@@ -46,7 +46,7 @@ def test_check_tells_what_caches_would_take_beside_the_total(model, tmp_path, ca
     assert "caches" not in without[1]
     assert re.search(r"caches, where GPUs are used +0\.00 MiB  on each GPU, not in the total", cached[1])
     assert [line for line in cached[1].splitlines() if "caches" not in line] == without[1].splitlines()
-    assert "models[0].gpucacheper: expected above 0 to 1, got 0: gpucache false asks for no cache" in empty[1]
+    assert "models[0].gpucacheper: expected above 0 to 1, got 0: set gpucache to false for no cache" in empty[1]
 
 
 def test_check_tells_what_of_caches_and_worker_buffers_is_page_locked(model, tmp_path, capsys):

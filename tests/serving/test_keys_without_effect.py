@@ -1,4 +1,4 @@
-"""Keys of a ``ps.json`` that have no effect: the line about each, in the log, in `hotrow check` and in the docs."""
+"""Keys of a ``ps.json`` without effect are reported in the log, in `hotrow check` and in the docs."""
 
 import logging
 from pathlib import Path
@@ -14,7 +14,7 @@ from tests.serving.ps_files import listed, write_ps
 
 @pytest.fixture
 def write(write_model, tmp_path):
-    """A function that writes a ps.json of one model, with additional keys of the model and of the file."""
+    """Return a function that writes a ps.json of one model, with additional keys of the model and of the file."""
     model = write_model(write_model.table(slots=3, dim=4), features=2)
 
     def write(in_model=None, **tiers):
@@ -37,7 +37,7 @@ CASES = [
     ),
     pytest.param(
         {"volatile_db": {"type": "hash_map", "cache_missed_embeddings": True}},
-        ["volatile_db.cache_missed_embeddings: no effect: there is no slower tier whose rows could be copied"],
+        ["volatile_db.cache_missed_embeddings: no effect: there is no slower tier to copy rows from"],
         id="promotion without a slower tier",
     ),
     pytest.param(
@@ -48,8 +48,8 @@ CASES = [
     pytest.param(
         {"volatile_db": {"type": "hash_map", "capacity_rows": 9, "overflow_resolution_target": 0.5}},
         [
-            "volatile_db.overflow_resolution_target: no effect: no row is ever evicted: there is no overflow_margin, "
-            "nor a capacity with an overflow_policy"
+            "volatile_db.overflow_resolution_target: no effect: no row is evicted without an overflow_margin or a "
+            "capacity with an overflow_policy"
         ],
         id="a capacity without a policy evicts nothing",
     ),
@@ -68,7 +68,7 @@ CASES = [
     pytest.param(
         {"volatile_db": {"type": "snapshot", "path": "s", "overflow_margin": 9, "max_batch_size": 9}},
         [
-            "volatile_db.max_batch_size: no effect: there a lookup or load is one pass, of any size",
+            "volatile_db.max_batch_size: no effect: a lookup or load of any size is one pass",
             "volatile_db.overflow_margin: no effect: a snapshot holds every row",
         ],
         id="a margin of snapshots",
@@ -98,10 +98,7 @@ CASES = [
     ),
     pytest.param(
         {"persistent_db": ROCKS | {"max_batch_size": 2049}},
-        [
-            "persistent_db.max_batch_size: no effect: above 2048 it counts as that: of more keys several batches are "
-            "made, each of which is written as a whole"
-        ],
+        ["persistent_db.max_batch_size: no effect: a value above 2048 counts as 2048, because a large batch is split"],
         id="batches larger than the database has them",
     ),
     pytest.param({"persistent_db": ROCKS | {"max_batch_size": 2048}}, [], id="the largest batches"),
@@ -116,10 +113,7 @@ CASES = [
     ),
     pytest.param(
         {"in_model": {"embedding_cache_type": "static", "gpucacheper": 0.5, "hit_rate_threshold": 0.5}},
-        [
-            "models[0].gpucacheper, models[0].hit_rate_threshold: no effect: a static cache has every row, from the "
-            "start on"
-        ],
+        ["models[0].gpucacheper, models[0].hit_rate_threshold: no effect: a static cache has every row from the start"],
         id="a share of a static cache",
     ),
     pytest.param({"in_model": {"embedding_cache_type": "uvm", "enable_pagelock": True}}, [], id="uvm is page-locked"),
@@ -142,7 +136,7 @@ def test_keys_without_effect_are_logged_at_startup(write, caplog):
     lines = [record.getMessage() for record in caplog.records]
     assert lines == [
         "fuse_embedding_table: no effect: every table is looked up by its own name, which changes no answer",
-        "models[0].scaler: no effect: it scales gradients, of which there are none",
+        "models[0].scaler: no effect: it scales gradients, and serving has no gradients",
     ]
 
 
@@ -152,8 +146,8 @@ def test_hotrow_check_reports_keys_without_effect(write, capsys):
     assert main(["check", str(file)]) == 0
 
     assert capsys.readouterr().err.splitlines() == [
-        "hotrow check: warning: models[0].use_context_stream: no effect: contexts are those of TensorFlow and TensorRT",
-        "hotrow check: warning: volatile_db.allocation_rate: no effect: a table takes its memory at once",
+        "hotrow check: warning: models[0].use_context_stream: no effect: only TensorFlow and TensorRT use contexts",
+        "hotrow check: warning: volatile_db.allocation_rate: no effect: a table allocates its memory at once",
     ]
 
 

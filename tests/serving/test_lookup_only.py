@@ -19,7 +19,7 @@ DEEP = np.arange(12, dtype=np.float32).reshape(3, 4) / 8
 
 @pytest.fixture
 def ps_file(tmp_path):
-    """A function that writes the ps.json of HPS's documentation, with small tables; returns the file."""
+    """Return a function that writes the ps.json of HPS's documentation with small tables and returns the file."""
     (tmp_path / "hps_wdl" / "1").mkdir(parents=True)
     for name, rows in (("wdl0_sparse_2000.model", WIDE), ("wdl1_sparse_2000.model", DEEP)):
         write_sparse_directory(tmp_path / "hps_wdl" / "1" / name, KEYS, rows)
@@ -85,7 +85,7 @@ def test_it_is_read_into_one_record_per_table(ps_file, tmp_path):
     )
 
 
-def test_absent_names_are_those_of_hps_and_empty_file_names_are_absent(ps_file):
+def test_absent_names_get_the_defaults_of_hps_and_empty_file_names_count_as_absent(ps_file):
     change = {"embedding_table_names": None, "default_value_for_each_table": None, "dense_file": "", "network_file": ""}
 
     (model,) = read_ps_config(ps_file(change)).models
@@ -134,7 +134,7 @@ def test_hotrow_check_and_plan_print_its_memory(ps_file, capsys):
     assert "hps_wdl.embedding_table1" in planned
 
 
-def test_hotrow_check_names_the_call_where_an_engine_is_asked_for(ps_file, capsys):
+def test_hotrow_check_with_an_engine_names_the_call_that_looks_rows_up(ps_file, capsys):
     assert main(["check", str(ps_file()), "--engine", "numpy"]) == 1
 
     assert "model 'hps_wdl': has no dense network" in capsys.readouterr().err
@@ -152,7 +152,7 @@ def test_its_tables_are_dumped_and_loaded(ps_file, tmp_path):
     assert set(np.fromfile(tmp_path / "dump" / "key", dtype=np.int64)) == {3, 7, 9, 2**40}
 
 
-def test_hotrow_serve_says_that_there_is_no_dense_network(ps_file, capsys):
+def test_hotrow_serve_reports_that_there_is_no_dense_network(ps_file, capsys):
     assert main(["serve", str(ps_file()), "--http-port", "0"]) == 2
 
     assert capsys.readouterr().err == (

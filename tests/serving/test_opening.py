@@ -1,4 +1,4 @@
-"""Opening models: what is refused, and what closing gives back."""
+"""Opening and closing models."""
 
 import json
 
@@ -18,7 +18,7 @@ TOLERANCE = {"rtol": 2e-5, "atol": 2e-6}
 
 @pytest.fixture
 def write_version(write_model):
-    """Write a model as a version directory; returns the WrittenModel and the directory."""
+    """Write a model as a version directory. Return the WrittenModel and the directory."""
 
     def write(version=1, **options):
         model = write_model(folder=f"dcn/{version}", **options)
@@ -42,7 +42,7 @@ def test_load_model_opens_an_inference_json_under_the_name_of_the_file(write_mod
     ("row_dtype", "kept"),
     [(None, ["fp32", "fp32"]), ("bf16", ["bf16", "bf16"]), ({"table1": "int8"}, ["fp32", "int8"])],
 )
-def test_load_model_keeps_rows_in_the_form_that_is_said(write_model, row_dtype, kept):
+def test_load_model_keeps_rows_in_the_given_row_type(write_model, row_dtype, kept):
     model = write_model(write_model.table(), write_model.table())
     dense, bags = model.draw_request(np.random.default_rng(3), samples=4)
     keys, row_ptrs, _ = model.flatten(bags)
@@ -65,31 +65,31 @@ def test_load_model_keeps_rows_in_the_form_that_is_said(write_model, row_dtype, 
         ({"tabel0": "int8"}, "no table is called 'tabel0'; there are table0"),
     ],
 )
-def test_load_model_refuses_a_row_type_that_is_none_or_of_no_table(write_model, row_dtype, message):
+def test_load_model_refuses_an_unknown_row_type_and_an_unknown_table(write_model, row_dtype, message):
     with pytest.raises(ConfigError, match=f"^load_model: row_dtype: {message}"):
         load_model(write_model().config_file, row_dtype=row_dtype)
 
 
 @pytest.mark.parametrize("content", ['{"supportlonglong": true, "models": []}', "[]"], ids=["a ps.json", "no object"])
-def test_load_model_refuses_another_file_and_says_what_opens_it(tmp_path, content):
+def test_load_model_refuses_another_file_and_names_the_call_that_opens_it(tmp_path, content):
     (tmp_path / "ps.json").write_text(content)
 
     with pytest.raises(ConfigError, match=r"expected a model's folder, or an inference JSON.*\.from_config"):
         load_model(tmp_path / "ps.json")
 
 
-def test_what_is_no_parameter_server_is_refused(write_version):
+def test_an_object_that_is_not_a_parameter_server_is_refused(write_version):
     with pytest.raises(ConfigError, match="parameter_server: expected a ParameterServer or None, got int"):
         load_model(write_version()[1], 1)
 
 
 @pytest.mark.parametrize("path", ["x" * 5000, "a\0b"])
-def test_what_cannot_be_a_path_is_refused(path):
+def test_an_impossible_path_is_refused(path):
     with pytest.raises(ModelFileError, match="cannot be a model's folder"):
         load_model(path)
 
 
-def test_load_model_opens_a_directory_and_closing_gives_everything_back(write_version):
+def test_load_model_opens_a_directory_and_closing_frees_everything(write_version):
     model, directory = write_version()
     dense, bags = model.draw_request(np.random.default_rng(7), samples=3)
     keys, row_ptrs, _ = model.flatten(bags)
@@ -118,7 +118,7 @@ def test_a_model_that_ends_without_an_activation_answers_with_logits_and_warns(w
         assert "graph.json: ends without Sigmoid or Softmax" in caplog.text
 
 
-def test_load_model_into_a_given_server_leaves_that_open(write_version):
+def test_load_model_leaves_a_given_server_open(write_version):
     with ParameterServer([MemoryStore()]) as server:
         load_model(write_version(1)[1], server, engine="numpy").close()
         assert server.models() == ()
@@ -130,7 +130,7 @@ def test_load_model_into_a_given_server_leaves_that_open(write_version):
 
 
 @pytest.mark.parametrize("dim", [4, 5], ids=["of the same shape", "of another shape"])
-def test_a_session_never_answers_from_the_rows_of_a_version_that_took_its_place(write_model, write_version, dim):
+def test_a_session_never_answers_from_the_rows_of_a_version_that_replaced_its_own(write_model, write_version, dim):
     with ParameterServer([MemoryStore()]) as server:
         first = load_model(write_version(1)[1], server, engine="numpy")
         server.unload_model("dcn", 1)
@@ -143,7 +143,7 @@ def test_a_session_never_answers_from_the_rows_of_a_version_that_took_its_place(
             first.predict([0.0, 0.0], [0], [0, 1, 1, 1])
 
 
-def test_closing_a_session_whose_model_is_gone_leaves_the_version_that_took_its_place(write_version):
+def test_closing_a_session_of_a_replaced_version_leaves_the_new_version(write_version):
     with ParameterServer([MemoryStore()]) as server:
         first = load_model(write_version(1)[1], server, engine="numpy")
         server.unload_model("dcn")
@@ -154,7 +154,7 @@ def test_closing_a_session_whose_model_is_gone_leaves_the_version_that_took_its_
         assert [one.version for one in server.models()] == [2]
 
 
-def test_closing_a_session_whose_model_was_loaded_anew_leaves_the_new_one(write_version):
+def test_closing_a_session_of_a_reloaded_model_leaves_the_new_model(write_version):
     with ParameterServer([MemoryStore()]) as server:
         directory = write_version(1)[1]
         first = load_model(directory, server, engine="numpy")
@@ -178,7 +178,7 @@ def test_a_session_may_be_closed_after_its_server(write_version):
         session.predict([0.0, 0.0], [0], [0, 1, 1, 1])
 
 
-def test_a_model_whose_dense_part_cannot_be_opened_is_unloaded_again(write_version):
+def test_a_model_is_unloaded_again_if_its_dense_network_cannot_be_opened(write_version):
     _, directory = write_version()
     (directory / "_dense_10.model").write_bytes(b"1234")
 
@@ -209,14 +209,14 @@ def test_a_model_that_does_not_fit_the_given_server_is_refused(write_version):
     ],
     ids=str,
 )
-def test_an_engine_or_threads_that_cannot_be_are_refused_by_name(tmp_path, options, expected):
+def test_an_invalid_engine_or_number_of_threads_is_refused_by_name(tmp_path, options, expected):
     with pytest.raises(ConfigError, match=expected):
         load_model(tmp_path, **options)
 
 
 @pytest.fixture
 def repository(tmp_path):
-    """A repository of two versions of the model "tiny"; returns its folder."""
+    """Write a repository of two versions of the model "tiny" and return its folder."""
     folder = tmp_path / "models"
     for version in (1, 2):
         TinyModel(rows=50, seed=version).write(folder, version=version)
@@ -231,7 +231,7 @@ def stores_of(session):
 
 
 @pytest.mark.parametrize("path", ["tiny", "tiny/2", "tiny/../tiny"])
-def test_load_model_keeps_rows_where_the_repositorys_ps_json_says(repository, path):
+def test_load_model_uses_the_tiers_of_the_repositorys_ps_json(repository, path):
     pytest.importorskip("rocksdict")
     write_ps(repository, **ROCKSDB)
 
@@ -301,7 +301,7 @@ def test_load_model_refuses_a_broken_ps_json_unless_a_server_is_given(repository
         assert stores_of(session) == ["memory"]
 
 
-def test_names_of_tables_of_other_models_in_ps_json_are_no_concern_of_load_model(repository):
+def test_load_model_ignores_tables_of_other_models_in_ps_json(repository):
     write_ps(repository, volatile_db={"type": "map", "capacity_rows_per_table": {"other.user": 3}})
 
     load_model(repository / "tiny", engine="numpy").close()

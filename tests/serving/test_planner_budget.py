@@ -1,4 +1,4 @@
-"""Memory per tier against the tiers themselves, and divisions of a budget against all divisions."""
+"""Planned memory compared with real tiers, and divisions of a budget compared with all other divisions."""
 
 from dataclasses import replace
 from itertools import product
@@ -29,7 +29,7 @@ from serving.storage.store import Marker, TableSpec
 
 
 def table(name, places, rows, dim=16):
-    """A plan of one table, from the file places of the rows that were looked up."""
+    """Plan one table from the places of the rows that were looked up."""
     places = np.array(places, dtype=np.int32)
     curves = {policy: curve_of(places, places.size) for policy, curve_of in POLICIES.items()}
     return TablePlan(name, dim, rows, places.size, 0, len(set(places.tolist())), curves, Layout(dim))
@@ -81,7 +81,7 @@ class TestPlan:
     def config(self, tmp_path):
         return read_model_directory(TinyModel(rows=100).write(tmp_path))
 
-    def test_keys_that_the_table_lacks_are_lookups_that_never_hit(self, config):
+    def test_lookups_of_unknown_keys_never_hit(self, config):
         trace = {"tiny.user": np.array([7, 7, 5000, 8, 5000, 7], dtype=np.int64)}
 
         user, item = plan_tables([config], trace)
@@ -95,7 +95,7 @@ class TestPlan:
         }
         assert (item.lookups, item.unknown, item.distinct) == (0, 0, 0)
 
-    def test_the_file_order_is_that_of_the_rows_and_not_of_the_keys(self, tmp_path):
+    def test_the_file_order_is_the_order_of_rows_and_not_of_keys(self, tmp_path):
         directory = TinyModel(rows=100).write(tmp_path, "reversed")
         (directory / "manifest.json").unlink()
         (directory / "user" / "key").write_bytes(np.arange(100, dtype=np.int64)[::-1].tobytes())
@@ -104,7 +104,7 @@ class TestPlan:
 
         assert user.curves["file"].hits_at([0, 1, 2, 99, 100]).tolist() == [0, 1, 2, 2, 3]
 
-    def test_a_sample_estimates_lru_alone(self, config):
+    def test_a_sample_estimates_only_lru(self, config):
         keys = np.random.default_rng(0).integers(0, 100, 5000)
 
         (exact, _), (sampled, _) = (
@@ -130,7 +130,7 @@ class TestBudget:
         dims=st.lists(st.sampled_from([700, 1500, 4000]), min_size=3, max_size=3),
         pages=st.integers(1, 120),
     )
-    def test_no_division_of_what_was_spent_answers_more(self, traces, dims, pages):
+    def test_no_other_division_of_the_same_bytes_answers_more(self, traces, dims, pages):
         plans = [table(f"m.{n}", places, 6, dim) for n, (places, dim) in enumerate(zip(traces, dims, strict=False))]
 
         shares = divide_budget(plans, "pinned", pages * 4096)
@@ -144,11 +144,11 @@ class TestBudget:
             [(ram_bytes(plan.dim, rows), plan.curves["pinned"].hits_at(rows)) for rows in range(7)] for plan in plans
         ]
         best = max(sum(hits for _, hits in one) for one in product(*by_rows) if sum(size for size, _ in one) <= spent)
-        # Greedy is optimal up to the one step that did not fit, which is at most one table's gain.
+        # Greedy is optimal except for the last step, which gains at most one table's hits.
         lost = max((float(plan.curves["pinned"].hits[-1]) for plan in plans), default=0.0)
         assert best - lost <= sum(share.hits for share in shares) <= best
 
-    def test_a_budget_for_everything_holds_every_row_that_was_looked_up(self):
+    def test_a_large_budget_holds_every_row_that_was_looked_up(self):
         plans = [table("m.a", [1, 1, 2], 10), table("m.b", [9], 10), table("m.c", [], 10)]
 
         shares = divide_budget(plans, "file", 2**30)
@@ -171,7 +171,7 @@ class TestBudget:
 
         assert [share.hits for share in shares] == [0, 0, 2000]
 
-    def test_a_narrow_table_gets_more_rows_of_the_same_budget(self):
+    def test_a_narrow_table_gets_more_rows_from_the_same_budget(self):
         wide = table("m.a", range(20_000), 20_000, dim=128)
         narrow = replace(wide, row_dtype="int8")
 

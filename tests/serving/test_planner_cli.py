@@ -1,4 +1,4 @@
-"""`hotrow plan`, end to end, and what docs/planning.md shows, run as it stands there."""
+"""`hotrow plan` end to end, and the example in docs/planning.md."""
 
 import csv
 import json
@@ -24,7 +24,7 @@ GUIDE = (ROOT / "docs" / "planning.md").read_text()
 
 @pytest.fixture
 def repository(tmp_path):
-    """One model of two tables with 1,000 rows of 16 floats each, and a trace of it."""
+    """A model of two tables with 1,000 rows of 16 floats each, and a trace of its lookups."""
     TinyModel(rows=1000, dim=16).write(tmp_path / "models", "ctr")
     rng = np.random.default_rng(0)
     np.savez(tmp_path / "trace.npz", user=rng.zipf(1.3, 5000) % 1000, item=rng.integers(0, 1000, 20_000))
@@ -36,12 +36,12 @@ def plan(*arguments):
 
 
 def rows_of(output):
-    """The lines of the first table's sizes: cells split at two or more spaces."""
+    """Return the lines of the first table's sizes, with cells split at two or more spaces."""
     table = output.partition("table ctr.item")[0]
     return [re.split(r"\s{2,}", line.strip()) for line in table.splitlines() if re.match(r"\s+[\d,]+\s+[\d.]+ %", line)]
 
 
-def test_without_a_trace_every_table_has_a_line_and_all_of_them_a_total(repository, capsys):
+def test_without_a_trace_every_table_and_the_total_have_a_line(repository, capsys):
     assert plan(repository) == 0
 
     header, *lines = [re.split(r"\s{2,}", line.strip()) for line in capsys.readouterr().out.splitlines()]
@@ -68,7 +68,7 @@ def test_the_hit_rates_of_the_default_sizes_are_printed_for_every_policy(reposit
     assert re.search(r"hit rate 0\.9 of lru over all of its tables: \"gpucacheper\": 0\.\d+", output)
 
 
-def test_a_hit_rate_that_no_size_reaches_is_said(repository, tmp_path, capsys):
+def test_a_hit_rate_that_no_size_reaches_is_reported(repository, tmp_path, capsys):
     np.save(tmp_path / "t.npy", np.arange(100))
 
     assert plan(repository, tmp_path / "t.npy", "--table", "user", "--hit-rate", 0.5) == 0
@@ -79,7 +79,7 @@ def test_a_hit_rate_that_no_size_reaches_is_said(repository, tmp_path, capsys):
     assert "table ctr.item: 1,000 rows of 16 floats\n  0 lookups of 0 rows" in output
 
 
-def test_sizes_are_rows_or_parts_of_the_table_and_never_more_than_it_has(repository, tmp_path, capsys):
+def test_sizes_are_rows_or_parts_of_the_table_and_at_most_its_rows(repository, tmp_path, capsys):
     assert plan(repository, tmp_path / "trace.npz", "--sizes", "5000, 2.5%,7") == 0
 
     assert [row[0] for row in rows_of(capsys.readouterr().out)] == ["7", "25", "1,000"]
@@ -105,7 +105,7 @@ def test_the_fragment_for_ps_json_opens_and_gives_every_table_its_rows(repositor
 
 
 @pytest.mark.parametrize("policy", ["file", "lru", "pinned"])
-def test_a_table_that_gets_no_row_has_a_line_that_says_why(repository, tmp_path, capsys, policy):
+def test_a_table_without_rows_has_a_line_with_the_reason(repository, tmp_path, capsys, policy):
     np.savez(tmp_path / "user.npz", user=np.arange(2000) % 500)
 
     assert plan(repository, tmp_path / "user.npz", "--ram", "5GiB", "--policy", policy) == 0
@@ -121,9 +121,7 @@ def test_a_table_that_gets_no_row_has_a_line_that_says_why(repository, tmp_path,
 
 @pytest.mark.parametrize("hot", [[], ["--write-hot-keys", "hot"]], ids=["file", "hot"])
 @pytest.mark.parametrize("policy", ["file", "lru", "pinned"])
-def test_the_hit_rate_that_is_promised_of_the_ram_tier_is_the_one_that_serving_counts(
-    repository, tmp_path, capsys, monkeypatch, policy, hot
-):
+def test_serving_counts_the_planned_hit_rate_of_the_ram_tier(repository, tmp_path, capsys, monkeypatch, policy, hot):
     monkeypatch.chdir(tmp_path)
     assert plan(repository, tmp_path / "trace.npz", "--ram", "150KiB", "--policy", policy, *hot) == 0
 
@@ -139,7 +137,7 @@ def test_the_hit_rate_that_is_promised_of_the_ram_tier_is_the_one_that_serving_c
     assert hits / 25_000 == pytest.approx(float(promised), abs=6e-5)  # four decimals are printed
 
 
-def test_the_hot_keys_are_those_that_were_looked_up_the_hottest_first(repository, tmp_path):
+def test_the_hot_keys_are_the_keys_that_were_looked_up_hottest_first(repository, tmp_path):
     np.save(tmp_path / "t.npy", np.array([7, 3, 7, 5, 3, 7, 999_999], dtype=np.int64))
 
     assert plan(repository, tmp_path / "t.npy", "--table", "user", "--write-hot-keys", tmp_path / "a" / "hot") == 0
@@ -149,7 +147,7 @@ def test_the_hot_keys_are_those_that_were_looked_up_the_hottest_first(repository
     assert np.load(file).tolist() == [7, 3, 5]  # the table has no 999999
 
 
-def test_hot_keys_that_cannot_be_written_are_told(repository, tmp_path, capsys):
+def test_hot_keys_that_cannot_be_written_are_reported(repository, tmp_path, capsys):
     (tmp_path / "file").write_text("")
 
     assert plan(repository, tmp_path / "trace.npz", "--write-hot-keys", tmp_path / "file" / "hot") == 1
@@ -195,7 +193,7 @@ def test_without_matplotlib_the_extra_is_named(repository, tmp_path, capsys, mon
     assert "--plot needs the package 'matplotlib': pip install 'hotrow[plot]'" in capsys.readouterr().err
 
 
-def test_a_sample_says_how_far_off_it_may_be(repository, tmp_path, capsys):
+def test_a_sample_reports_its_standard_error(repository, tmp_path, capsys):
     assert plan(repository, tmp_path / "trace.npz", "--sample", "0.5") == 0
 
     assert re.search(r"lru is estimated from a sample; standard error at most 0\.\d+", capsys.readouterr().out)
@@ -230,7 +228,9 @@ def test_one_model_of_several_is_chosen_by_its_name(repository, tmp_path, capsys
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_what_cannot_be_planned_is_one_line_and_exit_code_1(repository, tmp_path, capsys, arguments, expected):
+def test_a_configuration_that_cannot_be_planned_gives_one_line_and_exit_code_1(
+    repository, tmp_path, capsys, arguments, expected
+):
     places = {"models": repository, "trace": tmp_path / "trace.npz", "none": tmp_path / "none"}
 
     assert plan(*(argument.format(**places) for argument in arguments)) == 1
@@ -259,7 +259,7 @@ def test_what_cannot_be_planned_is_one_line_and_exit_code_1(repository, tmp_path
         ("plan x --policy fifo", "'fifo'"),
     ],
 )
-def test_a_wrong_command_line_exits_with_2_and_says_what_was_expected(arguments, expected, capsys):
+def test_a_wrong_command_line_exits_with_2_and_reports_what_was_expected(arguments, expected, capsys):
     with pytest.raises(SystemExit) as stopped:
         main(arguments.split())
 
@@ -275,7 +275,7 @@ def test_amounts_of_memory_are_bytes_or_binary_units(text, size_bytes):
 
 
 @pytest.mark.slow
-def test_the_guides_example_prints_what_the_guide_shows(tmp_path):
+def test_the_example_of_the_guide_prints_the_output_of_the_guide(tmp_path):
     train, record, command = re.findall(r"^```(?:python)?\n(.*?)^```", GUIDE, flags=re.DOTALL | re.MULTILINE)[:3]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
 

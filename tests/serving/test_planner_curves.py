@@ -1,4 +1,4 @@
-"""Hit curves against caches that are simulated lookup by lookup."""
+"""Hit curves compared with caches that are simulated lookup by lookup."""
 
 from collections import Counter, OrderedDict
 
@@ -23,7 +23,7 @@ KEYS = st.lists(st.sampled_from([-(2**62), -1, 0, 1, 7, 2**33, 2**62]), max_size
 
 
 def simulate_lru(keys, capacity):
-    """Hits of an LRU cache, one lookup at a time."""
+    """Simulate an LRU cache lookup by lookup, and return its hits."""
     cache, hits = OrderedDict(), 0
     for key in keys:
         hits += key in cache
@@ -35,7 +35,7 @@ def simulate_lru(keys, capacity):
 
 
 def zipf(rng, rows, lookups, exponent=1.05):
-    """Lookups of a table whose popular rows lie anywhere in it."""
+    """Return lookups of a table whose popular rows are anywhere in the table."""
     weights = 1 / np.arange(1, rows + 1) ** exponent
     return rng.permutation(rows)[rng.choice(rows, lookups, p=weights / weights.sum())].astype(np.int32)
 
@@ -54,7 +54,7 @@ def test_a_reuse_distance_is_the_number_of_other_keys_since_the_last_lookup(keys
 
 @settings(deadline=None)
 @given(keys=PLACES)
-def test_the_previous_lookup_is_that_of_a_dict(keys):
+def test_the_previous_lookup_agrees_with_a_dict(keys):
     last, expected = {}, []
     for place, key in enumerate(keys):
         expected.append(last.get(key, -1))
@@ -86,7 +86,7 @@ def test_the_lru_curve_is_exact_for_every_size_of_cache(places, unknown):
 
 @settings(deadline=None)
 @given(places=PLACES)
-def test_no_fixed_set_of_rows_answers_more_than_the_pinned_curve_says(places):
+def test_no_fixed_set_of_rows_answers_more_than_the_pinned_curve(places):
     curve = pinned_curve(np.array(places, dtype=np.int32), len(places))
 
     for capacity in range(16):
@@ -110,7 +110,7 @@ def test_a_cycle_never_hits_in_an_lru_cache_that_is_one_row_too_small():
     assert curve.best_hit_rate == 0.98
 
 
-def test_one_key_over_and_over_misses_once():
+def test_a_repeated_key_misses_once():
     assert lru_curve(np.zeros(1000, dtype=np.int32), 1000).hits_at([0, 1]).tolist() == [0, 999]
 
 
@@ -126,7 +126,7 @@ def test_a_longer_trace_agrees_with_the_simulation_too():
 class TestCurve:
     CURVE = HitCurve.of_steps(np.array([2, 5]), np.array([30, 90]), lookups=100)
 
-    def test_hits_rise_at_the_steps_alone(self):
+    def test_hits_rise_only_at_the_steps(self):
         assert self.CURVE.hits_at(np.arange(7)).tolist() == [0, 0, 30, 30, 30, 90, 90]
 
     @pytest.mark.parametrize(("hit_rate", "rows"), [(0.1, 2), (0.3, 2), (0.31, 5), (0.9, 5), (0.91, None)])
@@ -144,7 +144,7 @@ class TestSample:
     ROWS = np.array([100, 1000, 5000, 20_000, 50_000])
 
     @pytest.mark.parametrize("exponent", [0.8, 1.05])
-    def test_a_tenth_of_the_rows_of_a_zipf_trace_tells_the_hit_rate_of_all_but_small_caches(self, exponent):
+    def test_a_tenth_of_the_rows_of_a_zipf_trace_estimates_the_hit_rate_of_large_caches(self, exponent):
         places = zipf(np.random.default_rng(1), rows=50_000, lookups=400_000, exponent=exponent)
 
         curve, _ = sampled_lru_curves(places, places.size, 0.1)
@@ -154,7 +154,7 @@ class TestSample:
         assert error[self.ROWS >= 5000].max() < 0.01
 
     @pytest.mark.parametrize("seed", range(4))
-    def test_the_error_is_within_three_of_the_standard_errors_that_are_said(self, seed):
+    def test_the_error_is_within_three_reported_standard_errors(self, seed):
         places = zipf(np.random.default_rng(seed), rows=50_000, lookups=200_000)
 
         curve, groups = sampled_lru_curves(places, places.size, 0.05)

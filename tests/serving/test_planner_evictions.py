@@ -1,4 +1,4 @@
-"""What `hotrow plan` computes of LRU against what a table that evicts its oldest rows does with the same lookups."""
+"""The LRU curve of `hotrow plan` compared with a table that evicts its oldest rows, on the same lookups."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ def zipf(lookups, exponent=1.05, seed=0):
 
 
 def hits_of(store, lookups):
-    """How many lookups RAM answers, if the missing rows of each batch are copied in before the next."""
+    """Return how many lookups RAM answers if the missing rows of a batch are inserted before the next batch."""
     out, hits = np.empty((BATCH, 4), dtype=np.float32), 0
     for start in range(0, lookups.size, BATCH):
         keys = lookups[start : start + BATCH]
@@ -33,7 +33,7 @@ def lookups(request):
 
 
 @pytest.mark.parametrize("target", [0.5, 0.8, 0.95])
-def test_evicting_the_oldest_hits_as_often_as_the_plan_says_of_lru(lookups, target):
+def test_evicting_the_oldest_row_has_the_planned_hit_rate_of_lru(lookups, target):
     store = MemoryStore(
         capacity_rows_of_each_table=BOUND, overflow_policy="evict_oldest", overflow_resolution_target=target
     )
@@ -42,13 +42,13 @@ def test_evicting_the_oldest_hits_as_often_as_the_plan_says_of_lru(lookups, targ
     hits = hits_of(store, lookups)
 
     curve = lru_curve(lookups, lookups.size)
-    # An overflow leaves the youngest part of the bound. A key that comes twice in a batch of 8 counts as two misses
-    # here and as one in the plan, and rows of one 128th of the bound are equally old: less than 0.01.
+    # An overflow keeps the youngest part of the bound. A repeated key in a batch of 8 counts as two misses here and as
+    # one in the plan. Rows of one 128th of the bound are equally old. The difference is less than 0.01.
     least, most = curve.hit_rate([round(target * BOUND), BOUND])
     assert least - 0.01 <= hits / lookups.size <= most + 0.002
 
 
-def test_evicting_the_least_used_comes_near_the_best_fixed_set_where_traffic_is_steady():
+def test_evicting_the_least_used_row_is_close_to_the_best_fixed_set_under_steady_traffic():
     lookups = zipf(60_000)
     store = MemoryStore(capacity_rows_of_each_table=BOUND, overflow_policy="evict_least_used")
     store.open_table(TableSpec("m.t", 4), ROWS)

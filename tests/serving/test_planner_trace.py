@@ -1,4 +1,4 @@
-"""Traces of every form, and what is no trace."""
+"""Traces of every form, and files that are not traces."""
 
 import contextlib
 import json
@@ -21,7 +21,7 @@ TWO_TABLES = TinyModel()  # user with one slot, item with two
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
-    """One model of two tables, and one of one table."""
+    """A model of two tables and a model of one table."""
     folder = tmp_path_factory.mktemp("models")
     TWO_TABLES.write(folder, "two")
     TinyModel(tables={"ad": 1}, key_type="I32").write(folder, "one")
@@ -29,7 +29,7 @@ def models(tmp_path_factory):
 
 
 def keys_of(bags):
-    """What each table of the model ``two`` is asked for, in sample order."""
+    """The keys of each table of the model ``two``, in sample order."""
     return {
         "two.user": [key for sample in bags for key in sample[0]],
         "two.item": [key for sample in bags for bag in sample[1:] for key in bag],
@@ -46,7 +46,7 @@ def as_lists(trace):
 
 
 class TestForms:
-    def test_an_npy_file_is_about_a_models_only_table(self, tmp_path, models):
+    def test_an_npy_file_has_the_keys_of_a_models_only_table(self, tmp_path, models):
         np.save(tmp_path / "t.npy", np.array([5, 6, 5], dtype=np.uint32))
 
         trace = read_trace([tmp_path / "t.npy"], [models["one"]])
@@ -55,7 +55,7 @@ class TestForms:
         assert trace["one.ad"].dtype == np.int64
 
     @pytest.mark.parametrize(("file", "table"), [("item.npy", ""), ("two.item.npy", ""), ("t.npy", "item")])
-    def test_of_several_tables_the_files_name_or_the_option_says_which(self, tmp_path, models, file, table):
+    def test_the_name_of_the_file_or_the_option_selects_one_of_several_tables(self, tmp_path, models, file, table):
         np.save(tmp_path / file, np.array([1, 2]))
 
         trace = read_trace([tmp_path / file], list(models.values()), table)
@@ -94,7 +94,7 @@ class TestForms:
 
         assert as_lists(trace) == {"two.user": [1], "two.item": [2, 3, 4, 5, 6]}
 
-    def test_lines_of_json_are_requests_and_empty_lines_are_nothing(self, tmp_path, models):
+    def test_lines_of_json_are_requests_and_empty_lines_are_ignored(self, tmp_path, models):
         dense, bags = TWO_TABLES.sample_requests(70)
         lines = [body(dense[:1], bags[:1]), "", body(dense[1:], bags[1:])]
         (tmp_path / "t.jsonl").write_text("\n".join(lines) + "\n")
@@ -116,7 +116,7 @@ class TestForms:
 
         assert as_lists(read_trace([tmp_path / "t.json"], [models["two"]])) == keys_of(bags)
 
-    def test_folders_are_read_in_the_order_of_names_and_paths_in_the_order_given(self, tmp_path, models):
+    def test_folders_are_read_in_order_of_names_and_paths_in_the_given_order(self, tmp_path, models):
         (tmp_path / "days").mkdir()
         np.save(tmp_path / "late.npy", np.array([99]))
         for key in np.random.default_rng(0).permutation(30):
@@ -150,7 +150,7 @@ def encrypted(folder):
 
 
 def header(dtype, shape):
-    """Write an array that is nothing but a header."""
+    """Write an array that has only a header."""
     content = f"{{'descr': {dtype}, 'fortran_order': False, 'shape': {shape}}}\n".encode()
     content = b"\x93NUMPY\x01\x00" + len(content).to_bytes(2, "little") + content
     return lambda folder: (folder / "t.npy").write_bytes(content)
@@ -188,7 +188,7 @@ ONE, TWO, BOTH = ["one"], ["two"], ["two", "one"]
         pytest.param(
             npy("t.npy", np.array([3, -1])),
             ONE,
-            "t.npy: -1 at position 1: a key of this table lies in 0..4294967295",
+            "t.npy: -1 at position 1: expected a key in 0..4294967295",
             id="no uint32",
         ),
         pytest.param(
@@ -202,16 +202,16 @@ ONE, TWO, BOTH = ["one"], ["two"], ["two", "one"]
             id="whose",
         ),
         pytest.param(
-            npy("t.npy", np.array([None])), ONE, "t.npy: damaged, or no NumPy file of plain numbers", id="pickled"
+            npy("t.npy", np.array([None])), ONE, "t.npy: damaged, or not a NumPy file of plain numbers", id="pickled"
         ),
-        pytest.param(text("t.npy", "1\n2\n"), ONE, "t.npy: damaged, or no NumPy file", id="text as npy"),
-        pytest.param(text("t.npy", ""), ONE, "t.npy: damaged, or no NumPy file", id="nothing as npy"),
-        pytest.param(header("()", "(1,)"), ONE, "t.npy: damaged, or no NumPy file", id="an empty type"),
-        pytest.param(header("'<i8'", (2**70,)), ONE, "t.npy: damaged, or no NumPy file", id="a shape beyond int64"),
-        pytest.param(text("t.npz", "PK\3\4"), ONE, "t.npz: damaged, or no NumPy file", id="half a zip"),
-        pytest.param(encrypted, TWO, "t.npz: damaged, or no NumPy file", id="an encrypted zip"),
-        pytest.param(rename, TWO, "user.npy: holds an archive of arrays, which is called .npz", id="npz as npy"),
-        pytest.param(rename_array, TWO, "t.npz: holds one array without a name, which is called .npy", id="npy as npz"),
+        pytest.param(text("t.npy", "1\n2\n"), ONE, "t.npy: damaged, or not a NumPy file", id="text as npy"),
+        pytest.param(text("t.npy", ""), ONE, "t.npy: damaged, or not a NumPy file", id="nothing as npy"),
+        pytest.param(header("()", "(1,)"), ONE, "t.npy: damaged, or not a NumPy file", id="an empty type"),
+        pytest.param(header("'<i8'", (2**70,)), ONE, "t.npy: damaged, or not a NumPy file", id="a shape beyond int64"),
+        pytest.param(text("t.npz", "PK\3\4"), ONE, "t.npz: damaged, or not a NumPy file", id="half a zip"),
+        pytest.param(encrypted, TWO, "t.npz: damaged, or not a NumPy file", id="an encrypted zip"),
+        pytest.param(rename, TWO, "user.npy: holds an archive of arrays: rename it to .npz", id="npz as npy"),
+        pytest.param(rename_array, TWO, "t.npz: holds one array without a name: rename it to .npy", id="npy as npz"),
         pytest.param(npz(users=[1]), TWO, "t.npz: no model has a table 'users'", id="a table's name"),
         pytest.param(npz(user=[1.5]), TWO, "t.npz: user: keys: expected integers", id="floats in an archive"),
         pytest.param(
@@ -250,7 +250,7 @@ ONE, TWO, BOTH = ["one"], ["two"], ["two", "one"]
         pytest.param(text("t.jsonl", "{}"), BOTH, "t.jsonl: line 1: requests do not name their model", id="whose line"),
     ],
 )
-def test_what_is_no_trace_is_refused_with_file_and_place(tmp_path, models, write, which, expected):
+def test_a_file_that_is_not_a_trace_is_refused_with_file_and_place(tmp_path, models, write, which, expected):
     write(tmp_path)
 
     with pytest.raises(TraceError) as caught:
@@ -269,14 +269,14 @@ def test_a_table_that_two_models_have_needs_its_full_name(tmp_path, models):
     assert list(read_trace([tmp_path / "user.npy"], [models["two"], other], "other.user")) == ["other.user"]
 
 
-def test_an_option_that_names_no_table_is_refused(tmp_path, models):
+def test_an_option_that_names_an_unknown_table_is_refused(tmp_path, models):
     with pytest.raises(TraceError, match="--table: no model has a table 'users'"):
         read_trace([tmp_path], [models["two"]], "users")
 
 
 @settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data(), form=st.sampled_from(["user.npy", "t.npz"]))
-def test_a_damaged_file_is_read_or_refused_and_nothing_else(tmp_path, models, data, form):
+def test_a_damaged_file_is_either_read_or_refused(tmp_path, models, data, form):
     if form == "t.npz":
         np.savez_compressed(tmp_path / form, user=np.arange(30), item=np.arange(5))
     else:

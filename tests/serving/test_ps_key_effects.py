@@ -1,4 +1,4 @@
-"""Of each key of a ``ps.json`` that the configuration differs by: the test that sees what it does."""
+"""For each key of a ``ps.json`` that changes the configuration: the test that sees its effect."""
 
 from pathlib import Path
 
@@ -108,16 +108,16 @@ SEEN = {
     ),
     ("persistent_db", "type"): TIERS,
     ("persistent_db", "path"): TIERS,
-    ("persistent_db", "read_only"): ("test_check_tiers.py", "test_a_database_that_is_only_read_must_be_there"),
+    ("persistent_db", "read_only"): ("test_check_tiers.py", "test_a_read_only_database_must_exist"),
     ("persistent_db", "initialize_after_startup"): (LOADING, "test_a_database_is_served_as_it_is_and_fills_memory"),
 }
-# They change no answer and nothing that lies on the disk, only how the database works.
+# These keys change how the database works, but no answer and no file on the disk.
 NOT_SEEN = {("persistent_db", "num_threads"), ("persistent_db", "max_batch_size")}
 KEYS = sorted({(where, key) for where, key, _, outcome in ROWS if outcome == READ})
 
 
 @pytest.mark.parametrize(("where", "key"), [pytest.param(*one, id=".".join(one)) for one in KEYS])
-def test_the_effect_of_a_key_that_is_read_is_seen_by_a_test(where, key):
+def test_a_test_sees_the_effect_of_every_key_that_is_read(where, key):
     if (where, key) in NOT_SEEN:
         return
     file, name = SEEN[where, key]
@@ -125,7 +125,7 @@ def test_the_effect_of_a_key_that_is_read_is_seen_by_a_test(where, key):
     assert f"def {name}(" in (HERE / file).read_text()
 
 
-def test_no_key_is_listed_that_is_not_read():
+def test_every_listed_key_is_read():
     assert sorted(SEEN.keys() | NOT_SEEN) == KEYS
 
 

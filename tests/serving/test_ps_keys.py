@@ -1,4 +1,4 @@
-"""Every key that HPS's ``ps.json`` ever had: read, checked, reported as without effect, or refused.
+"""Every key that HPS's ``ps.json`` ever had is read, checked, reported as without effect, or refused.
 
 Sources of the keys: HPS's configuration of HugeCTR v3.3 to v24.06, and the samples of its Triton backends.
 """
@@ -16,12 +16,12 @@ from serving.errors import ConfigError
 
 DOCUMENTATION = Path(__file__).parents[2] / "docs" / "configuration.md"
 
-# Which test sees what it does: ``test_ps_key_effects.py``.
+# ``test_ps_key_effects.py`` names the test that sees the effect of each key.
 READ, SAME = "the configuration differs by it", "it agrees with what is so without it"
 IDLE = "a line says that it has no effect"
 
-# (where, key, value, READ, SAME or IDLE, or how it is refused); "redis" is volatile_db where its type is redis_cluster,
-# "shared" where it is multi_process_hash_map; "asynchronous" is models where the cache mode is asynchronous.
+# (where, key, value, READ, SAME or IDLE, or how it is refused). "redis" is a volatile_db of the type redis_cluster,
+# "shared" is one of the type multi_process_hash_map, and "asynchronous" is a model whose cache mode is asynchronous.
 ROWS = [
     ("", "supportlonglong", False, READ),
     ("", "fuse_embedding_table", True, IDLE),
@@ -73,7 +73,7 @@ ROWS = [
     ("models", "embedding_cache_type", "lru", "expected 'dynamic', 'static', 'uvm' or 'stochastic'|input should be"),
     ("models", "use_hctr_cache_implementation", False, IDLE),
     ("models", "use_context_stream", False, IDLE),
-    ("models", "thread_pool_size", 4, IDLE),  # as answers are exact by default
+    ("models", "thread_pool_size", 4, IDLE),  # because answers are exact by default
     ("asynchronous", "thread_pool_size", 4, READ),
     ("models", "init_ec", False, READ),
     ("models", "enable_pagelock", True, IDLE),
@@ -110,7 +110,7 @@ ROWS = [
     ("volatile_db", "refresh_time_after_fetch", True, IDLE),
     ("volatile_db", "update_filters", ["^hps_.+$"], IDLE),
     ("volatile_db", "overflow_margin", 10**6, READ),
-    ("volatile_db", "overflow_policy", "evict_least_used", IDLE),  # without a bound; the others have tests of their own
+    ("volatile_db", "overflow_policy", "evict_least_used", IDLE),  # without a bound; other tests cover the other cases
     ("volatile_db", "overflow_policy", "evict_none", "evict_oldest"),
     ("volatile_db", "overflow_resolution_target", 0.5, IDLE),
     ("volatile_db", "initialize_after_startup", False, READ),
@@ -159,7 +159,7 @@ ROWS = [
     ("persistent_db", "update_filters", [".+"], IDLE),
     ("persistent_db", "initialize_after_startup", False, READ),
 ]
-# The keys that HPS does not have; their own tests are where they are read.
+# Keys that HPS does not have. Other tests cover them.
 OWN = {
     "": set(),
     "models": {"embedding_cache_key_bits", "embedding_cache_mode", "enable_tf32_compute"},
@@ -185,7 +185,7 @@ VOLATILE_TYPES = {"redis": "redis_cluster", "shared": "multi_process_hash_map"}
 
 @pytest.fixture
 def read(write_model, tmp_path):
-    """A function that reads a small ps.json, with one key added."""
+    """Return a function that adds one key to a small ps.json and reads it."""
     for folder in ("model", "other"):
         write_model(write_model.table(slots=3, dim=4), features=2, folder=folder)
     for name, other in (("_dense_10.model", "other.model"), ("model.json", "other.json")):
@@ -255,18 +255,18 @@ def test_a_key_of_hps_is_read_or_reported_as_without_effect_or_refused(read, whe
         ("models", "max_batch_size", 7),
     ],
 )
-def test_a_number_or_a_truth_value_may_stand_in_a_string(read, where, key, value):
+def test_a_number_or_a_boolean_may_be_a_string(read, where, key, value):
     assert read(where, key, json.dumps(value)) == read(where, key, value) != read(where)
 
 
 @pytest.mark.parametrize("value", ["", "many", "1.5", "true"])
-def test_a_string_that_holds_no_whole_number_is_no_number_of_threads(read, value):
+def test_a_string_without_a_whole_number_is_not_a_number_of_threads(read, value):
     with pytest.raises(ConfigError, match=r"persistent_db\.num_threads"):
         read("persistent_db", "num_threads", value)
 
 
 @pytest.mark.parametrize("where", CLAUSES)
-def test_no_key_is_read_that_is_not_listed_here(where):
+def test_every_key_that_is_read_is_listed_here(where):
     listed = {key for holder, key, _, _ in ROWS if holder == where}
 
     assert CLAUSES[where].known_keys() == listed | OWN[where]
@@ -275,7 +275,7 @@ def test_no_key_is_read_that_is_not_listed_here(where):
 
 @pytest.mark.parametrize("where", CLAUSES)
 def test_no_key_may_be_null(read, where):
-    """HPS has no null; its parser fails at one."""
+    """HPS's parser fails at null."""
     clause = CLAUSES[where]
     for key in clause.fields_by_key().keys() | clause.ignored_keys("hash_map"):
         with pytest.raises(ConfigError, match=rf"{key}: expected a value, got null"):

@@ -101,7 +101,7 @@ def test_a_batch_smaller_than_the_graph_can_work_on_is_refused(write_model, open
     assert session.predict(dense, keys, row_ptrs).shape == (3, 1)
     dense, bags = model.draw_request(np.random.default_rng(3), samples=2)
     keys, row_ptrs, _ = model.flatten(bags)
-    with pytest.raises(RequestError, match="expected at least 3 samples, whose rows the graph picks, got 2"):
+    with pytest.raises(RequestError, match="expected at least 3 samples, because the graph picks rows, got 2"):
         session.predict(dense, keys, row_ptrs)
 
 

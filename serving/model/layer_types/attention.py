@@ -1,4 +1,4 @@
-"""Softmax, masks and attention; F queries attend to T keys in H heads of D columns each."""
+"""Softmax, masks and attention. F queries attend to T keys in H heads of D columns each."""
 
 from collections.abc import Mapping
 
@@ -17,7 +17,7 @@ def _softmax(site: Site) -> Structure:
 
 
 def _check_mask(site: Site, scores: Shape, mask: Shape) -> None:
-    """Check that a mask spreads over scores: as many dimensions, each as large or 1."""
+    """Check that a mask broadcasts over scores: as many dimensions, each as large or 1."""
     fits = len(mask) == len(scores) and mask[0] == scores[0] and mask[-1] == scores[-1]
     if not fits or any(size not in (1, whole) for size, whole in zip(mask[1:], scores[1:], strict=True)):
         raise site.fail(f"expected a mask that spreads over the scores {show(scores)}, got {show(mask)}")
@@ -65,7 +65,7 @@ def _multi_head_attention(site: Site) -> Structure:
 
 
 def _four_dimensions(site: Site, transpose_b: bool) -> Structure:
-    """Two bottoms whose heads are split: queries and keys, or scores and values."""
+    """Read two bottoms whose heads are split: queries and keys, or scores and values."""
     if len(site.bottoms) != 2:
         raise site.fail(f"expected exactly 2 of four dimensions, got {len(site.bottoms)}")
     if site.top_count != 1:

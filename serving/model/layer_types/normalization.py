@@ -51,7 +51,7 @@ def _prelu_dice(site: Site) -> Structure:
 
 
 def _either(fields: Fields, name: str, other: str) -> str:
-    """Return which of two names for one member the layer has; ``name`` where it has neither."""
+    """Return the name of a member with two names, or ``name`` if the layer has neither."""
     if name in fields and other in fields:
         raise fields.error(f"expected either {name} or {other}", other)
     return other if other in fields else name

@@ -51,7 +51,7 @@ def _mlp(site: Site) -> Structure:
 
 
 def _each(fields: Fields, many: str, one: str, count: int, choices: Mapping[Any, Any], default: Any) -> tuple[Any, ...]:
-    """Return the member ``many``, a choice for each of ``count`` levels; or ``one``, the same for all of them."""
+    """Return the choice for each of ``count`` levels, from the list ``many`` or from ``one`` for all levels."""
     if many not in fields:
         return (fields.choice(one, choices, default),) * count
     if one in fields:

@@ -70,7 +70,7 @@ def _reshape_shape(site: Site) -> Structure:
 
 
 def _reshape_to(site: Site, sizes: tuple[int, ...], key: str) -> Structure:
-    """Keep all floats in their order, and give them the dimensions ``sizes`` behind the first."""
+    """Keep all floats in order, and replace the dimensions after the first with ``sizes``."""
     bottom = site.bottoms[0]
     rows = _rows(bottom[0], math.prod(inner(bottom)), math.prod(sizes))
     if rows is None:
@@ -83,7 +83,7 @@ def _reshape_to(site: Site, sizes: tuple[int, ...], key: str) -> Structure:
 
 
 def _rows(rows: Size, floats: int, floats_asked: int) -> Size | None:
-    """Return how many rows of ``floats_asked`` make up ``rows`` of ``floats``; None if not so for every B."""
+    """Return how many rows of ``floats_asked`` make up ``rows`` of ``floats``; None if that fails for some B."""
     total = (rows.times if isinstance(rows, Samples) else rows) * floats
     if not total or total % floats_asked:
         return None

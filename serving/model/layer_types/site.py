@@ -1,4 +1,4 @@
-"""The layer that a function of this package reads, and the structure it returns."""
+"""The input and output of the functions of this package: a layer, and its structure."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ WeightShapes = tuple[tuple[str, tuple[int, ...]], ...]  # name and shape of each
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """One layer while it is being read: its JSON object, and what it is connected to."""
+    """One layer while it is read: its JSON object, and the shapes of its bottoms."""
 
     fields: Fields
     bottoms: tuple[Shape, ...]
@@ -27,7 +27,7 @@ class Site:
         return self.fields.error(reason, key)
 
     def columns(self) -> int:
-        """Return the last dimension of the first bottom; there must be at least one column."""
+        """Return the last dimension of the first bottom. Refuse a bottom without columns."""
         columns = inner(self.bottoms[0])[-1]
         if not columns:
             raise self.fail("the tensor has no columns")
@@ -57,8 +57,8 @@ class Structure:
         params: checked parameters by their JSON names.
         weights: the name and shape of each weight, in the order of the dense file.
         statistics: the name and shape of each running statistic, in the order of the side file.
-        least_samples: the smallest B it works on.
-        mixes_samples: the answer to a sample depends on the other samples of its batch.
+        least_samples: the smallest B that the layer accepts.
+        mixes_samples: a sample's answer depends on the other samples of its batch.
     """
 
     tops: tuple[Shape, ...]

@@ -34,8 +34,7 @@ SETTINGS_FILE = "rocksdict-config.json"
 _HERE = "lock hold by current process"
 _LOCKED_HERE = "in this process: close that first, and end walks over its rows"
 _LOCKED_ELSEWHERE = (
-    "by a `hotrow serve` without read_only say: end that first, or only read it, with persistent_db.read_only or "
-    "`hotrow dump`"
+    "by another process, probably `hotrow serve`: stop that first, or open the database with persistent_db.read_only"
 )
 
 

@@ -415,7 +415,7 @@ def test_fewer_samples_than_a_graph_picks_are_refused(device, scaled_weights):
     graph = parse_graph({"layers": layers}, "gather.json")
     served = Served(open_device_network(graph, scaled_weights(graph), device), 4)
 
-    with pytest.raises(ValueError, match="expected at least 3 samples, whose rows the graph picks, got 2"):
+    with pytest.raises(ValueError, match="expected at least 3 samples, because the graph picks rows, got 2"):
         served.work.queue(2)
 
 

@@ -311,7 +311,7 @@ def test_a_batch_too_small_for_the_rows_that_are_picked_is_refused(engine, scale
     graph = parse_graph({"layers": ROWS}, "graph.json")
     network = open_network(graph, scaled_weights(graph), engine)
 
-    with pytest.raises(ValueError, match="expected at least 3 samples, whose rows the graph picks, got 2"):
+    with pytest.raises(ValueError, match="expected at least 3 samples, because the graph picks rows, got 2"):
         network(*draw_inputs(graph, 2))
     assert network(*draw_inputs(graph, 0)).shape == (0, 2)
 

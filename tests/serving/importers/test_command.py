@@ -173,7 +173,7 @@ def test_a_version_that_exists_is_left_alone(run, capsys):
         ("--max-batchsize 0", "expected a whole number from 1"),
     ],
 )
-def test_a_wrong_command_line_exits_with_2_and_says_what_was_expected(capsys, arguments, expected):
+def test_a_wrong_command_line_exits_with_2_and_reports_what_was_expected(capsys, arguments, expected):
     with pytest.raises(SystemExit) as stopped:
         main(["import", *arguments.split()])
 

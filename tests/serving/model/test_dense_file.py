@@ -44,7 +44,7 @@ def test_a_file_is_the_weights_in_graph_order_and_nothing_else(document, tmp_pat
     assert (tmp_path / "written").read_bytes() == by_hand
 
 
-def test_what_was_written_is_read_back(graph, weights, dense_file):
+def test_written_weights_are_read_back(graph, weights, dense_file):
     read = read_dense(dense_file, graph)
 
     assert read.keys() == weights.keys()

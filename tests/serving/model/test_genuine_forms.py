@@ -1,4 +1,4 @@
-"""Forms found in HugeCTR's own files of several years, each in the small: they are read, and mean what they meant.
+"""Small copies of forms found in HugeCTR's own files of several years, which keep their meaning.
 
 Sources: the samples and test scripts of HugeCTR v2.0 to v24.06 and of its Triton backend, and the exporter's code.
 """
@@ -62,7 +62,7 @@ SAME_GRAPH = {
 
 
 @pytest.mark.parametrize("change", SAME_GRAPH.values(), ids=SAME_GRAPH.keys())
-def test_what_only_training_needs_changes_nothing(document, graph, change):
+def test_members_that_only_training_needs_change_nothing(document, graph, change):
     change(document)
 
     assert parse_graph(document, "graph.json") == graph

@@ -28,7 +28,7 @@ def test_a_loss_becomes_its_activation(graph):
     assert graph.shapes[graph.output] == (B, 1)
 
 
-def test_shapes_are_worked_out_for_every_tensor(graph):
+def test_every_tensor_has_a_shape(graph):
     assert graph.shapes == {
         "dense": (B, 2),
         "embedding1": (B, 4, 3),
@@ -96,7 +96,7 @@ def test_an_inference_document_stays_as_it_is(document):
     assert inference_document(inference) == inference
 
 
-def test_the_activations_name_avoids_names_that_are_taken(document):
+def test_the_name_of_the_activation_avoids_used_names(document):
     document["layers"][-2]["name"] = "probabilities"
 
     graph = parse_graph(document, "graph.json")

@@ -290,7 +290,7 @@ ODD_VALUES = [None, True, 0, 1, -1, 2.5, 2**40, "", "dense", "concat1", [], {}, 
 
 @settings(deadline=None, max_examples=400)
 @given(data=st.data())
-def test_a_graph_with_any_odd_value_is_read_or_refused_but_nothing_else(base_document, data):
+def test_a_graph_with_any_odd_value_is_either_read_or_refused(base_document, data):
     document = data.draw(with_odd_value([base_document], ODD_VALUES))
 
     with suppress(ConfigError):

@@ -78,7 +78,7 @@ def test_a_damaged_snapshot_is_refused_and_not_read_as_a_file_of_rows(snapshot):
         open_sparse(path, 2)
 
 
-def test_a_snapshot_that_is_cut_short_while_it_is_read_is_a_model_file_error(snapshot):
+def test_a_snapshot_that_is_truncated_during_reading_is_a_model_file_error(snapshot):
     path = snapshot()
     model = open_sparse(path, 2)
     os.truncate(path, 4096)
@@ -97,7 +97,7 @@ def test_a_snapshot_that_is_cut_short_while_it_is_read_is_a_model_file_error(sna
 def test_a_damaged_row_is_a_model_file_error(snapshot, section):
     path = snapshot()
     data = bytearray(path.read_bytes())
-    data[4096 * (len(data) // 4096 + section) + 2] ^= 1  # of one page each, behind them a few checksums
+    data[4096 * (len(data) // 4096 + section) + 2] ^= 1  # one page each, then a few checksums
     path.write_bytes(data)
     model = open_sparse(path, 2)
 
@@ -149,7 +149,7 @@ def test_a_snapshot_is_recognized_by_its_first_bytes(snapshot, tmp_path):
     assert not any(is_snapshot(tmp_path / name) for name in ("short", "absent", "d", "d/key"))
 
 
-def test_a_disk_that_refuses_is_named(snapshot, tmp_path):
+def test_a_disk_that_refuses_writes_is_named(snapshot, tmp_path):
     snapshot()
     with pytest.raises(ModelFileError, match=r"absent/t\.snapshot: cannot be written: No such file"):
         write_snapshot_file(tmp_path / "absent" / "t.snapshot", open_sparse(tmp_path / "d", 2), "fp32", SOURCE)

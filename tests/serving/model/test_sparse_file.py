@@ -72,7 +72,7 @@ def test_batches_are_new_plain_arrays(tmp_path):
         for keys, vectors in batches:
             assert (keys.dtype, vectors.dtype) == (np.int64, np.float32)
             assert all(type(array) is np.ndarray and array.flags.c_contiguous for array in (keys, vectors))
-            vectors[:] = 0  # writable, and the file stays as it is
+            vectors[:] = 0  # the array is writable, and the file does not change
         assert rows_of(open_sparse(tmp_path / name, 2))[1] == (-3, [2.0, 3.0])
 
 
@@ -335,7 +335,7 @@ def test_meta_that_does_not_fit_is_not_written(tmp_path):
         write_sparse_directory(tmp_path / "d", KEYS, VECTORS, meta=KEYS[:2])
 
 
-def test_a_disk_that_refuses_is_named(tmp_path):
+def test_a_disk_that_refuses_writes_is_named(tmp_path):
     (tmp_path / "file").write_bytes(b"")
 
     with pytest.raises(ModelFileError, match="file/f: cannot be written: Not a directory"):
@@ -370,7 +370,7 @@ def test_the_digest_is_taken_from_the_manifest_unless_the_size_differs(tmp_path)
     digest = open_sparse(tmp_path / "f", 2).digest()
 
     write_sparse_file(tmp_path / "f", KEYS, VECTORS + 1, "I64")
-    assert open_sparse(tmp_path / "f", 2).digest() == digest  # `verify_manifest` is what finds the change
+    assert open_sparse(tmp_path / "f", 2).digest() == digest  # only `verify_manifest` finds the change
 
     write_sparse_file(tmp_path / "f", KEYS[:2], VECTORS[:2], "I64")
     assert open_sparse(tmp_path / "f", 2).digest() != digest

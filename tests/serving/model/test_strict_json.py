@@ -45,7 +45,7 @@ def test_every_json_value_is_read_back(value):
         pytest.param("\ufeff{}", "BOM", id="byte-order-mark"),
     ],
 )
-def test_what_is_not_strict_json_is_refused_and_the_place_is_named(text, message):
+def test_text_that_is_not_strict_json_is_refused_and_the_place_is_named(text, message):
     with pytest.raises(ConfigError) as caught:
         parse_json(text, "x.json")
 

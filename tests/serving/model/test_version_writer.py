@@ -28,7 +28,7 @@ def write(tmp_path):
     return write
 
 
-def test_a_version_holds_what_was_written_tritons_entry_and_the_manifest_of_both(write, tmp_path):
+def test_a_version_has_the_written_files_the_entry_for_triton_and_a_manifest(write, tmp_path):
     version = write()
 
     assert version == tmp_path / "models" / "two" / "1"
@@ -94,7 +94,7 @@ def test_an_existing_or_impossible_version_is_refused(write, number):
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "..", "a.b", "a b", "x" * 121])
-def test_a_model_name_that_no_server_takes_is_refused(write, tmp_path, name):
+def test_a_model_name_that_no_server_accepts_is_refused(write, tmp_path, name):
     with pytest.raises(OutputError, match="expected 1 to 120 letters"):
         write(name)
     assert list(tmp_path.iterdir()) == []

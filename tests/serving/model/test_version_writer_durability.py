@@ -79,7 +79,7 @@ def test_an_error_during_writing_leaves_nothing(tmp_path):
 
     assert versions_of(tmp_path / "two") == []
     assert not list((tmp_path / "two").glob(".*.tmp"))
-    assert not (tmp_path / "two" / "config.pbtxt").exists()  # it would stay, and describe another model than the next
+    assert not (tmp_path / "two" / "config.pbtxt").exists()  # the file would stay and describe the wrong model
 
 
 def test_tritons_configuration_describes_the_first_complete_version(tmp_path):

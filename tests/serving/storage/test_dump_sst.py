@@ -97,7 +97,7 @@ def test_a_byte_that_changed_anywhere_in_an_sst_file_is_found(sst, at):
     content[round(at * (len(content) - 1))] ^= 0x10
     sst.write_bytes(content)
 
-    with pytest.raises(ModelFileError, match=r"t\.sst: damaged, or no SST file: "):
+    with pytest.raises(ModelFileError, match=r"t\.sst: damaged, or not an SST file: "):
         rows_of(sst)
 
 
@@ -105,7 +105,7 @@ def test_a_byte_that_changed_anywhere_in_an_sst_file_is_found(sst, at):
 def test_an_sst_file_that_was_cut_is_refused(sst, tmp_path, kept):
     sst.write_bytes(sst.read_bytes()[: int(kept * sst.stat().st_size)])
 
-    with pytest.raises(ModelFileError, match=r"t\.sst: damaged, or no SST file: "):
+    with pytest.raises(ModelFileError, match=r"t\.sst: damaged, or not an SST file: "):
         rows_of(sst)
     assert os.listdir(tmp_path) == ["t.sst"]
 
