@@ -333,7 +333,7 @@ def damaged(path, damage):
             "damaged: there are no tables of 18446744073709551615",
         ),
         (lambda content: content[:40] + b"x" * 256 + content[296:], "the name of its source has no end"),
-        (lambda content: content[:40] + b"\xff" + content[41:], "is damaged: the name of its source is no text"),
+        (lambda content: content[:40] + b"\xff" + content[41:], "is damaged: the name of its source is not text"),
     ],
     ids=[
         "a few bytes",

@@ -52,7 +52,7 @@ def test_a_cache_that_cannot_be_made_is_named(monkeypatch, tmp_path):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
 
-    with pytest.raises(DeviceUnavailableError, match="set XDG_CACHE_HOME to a folder that can be written"):
+    with pytest.raises(DeviceUnavailableError, match="set XDG_CACHE_HOME to a writable folder"):
         cache_directory()
 
 
