@@ -33,7 +33,7 @@ def errors_of(model, served):
 
 
 @pytest.mark.slow
-def test_a_server_on_integers_answers_nearly_what_the_model_says(model, tmp_path, start):
+def test_an_int8_server_answers_nearly_like_the_model(model, tmp_path, start):
     write(model, tmp_path / "repository")
 
     served = start(tmp_path / "repository", "--engine", "int8", "--tolerance", "0.05")
@@ -42,7 +42,7 @@ def test_a_server_on_integers_answers_nearly_what_the_model_says(model, tmp_path
 
 
 @pytest.mark.slow
-def test_a_server_runs_a_network_that_is_a_file_of_its_own(model, tmp_path, start):
+def test_a_server_runs_a_network_in_a_separate_file(model, tmp_path, start):
     version = write(model, tmp_path / "repository")
     assert main(["export-onnx", str(version), str(tmp_path / "net.onnx")]) == 0
     shutil.move(tmp_path / "net.onnx", version / "net.onnx")

@@ -110,7 +110,7 @@ def test_tritonclient_reads_health_metadata_and_configuration(client):
     assert client.get_model_config("tiny")["name"] == "tiny"
 
 
-def test_samples_as_json_objects(served, model):
+def test_a_server_answers_samples_as_json_objects(served, model):
     dense, bags = model.sample_requests(5, seed=8)
     samples = [{"dense": row.tolist(), "keys": slots} for row, slots in zip(dense, bags, strict=True)]
 
@@ -151,7 +151,7 @@ def counter_values(served):
     return {(s.name, *sorted(s.labels.items())): s.value for family in families for s in family.samples}
 
 
-def test_metrics_count_requests_keys_and_tiers_but_never_a_name_that_a_client_made_up(served, model):
+def test_metrics_count_requests_keys_and_tiers_and_ignore_unknown_names_of_clients(served, model):
     before = counter_values(served)
     dense, bags = model.sample_requests(4, seed=11)
     bags[0][0] = [model.rows + 1]
@@ -202,7 +202,7 @@ def test_good_and_bad_requests_at_once_do_not_disturb_each_other(served, model):
     assert np.array(right).all()
 
 
-def test_head_and_body_of_an_answer_come_in_one_piece(served, model):
+def test_an_answers_head_and_body_arrive_together(served, model):
     """One system call and one wake-up of the client per answer."""
     dense, bags = model.sample_requests(1)
     body = json.dumps({"samples": [{"dense": dense[0].tolist(), "keys": bags[0]}]}).encode()

@@ -121,7 +121,7 @@ def test_a_page_can_be_followed(name, reader):
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_a_page_begins_with_an_example_that_is_run(name):
+def test_a_page_begins_with_an_example_that_runs(name):
     before_first_chapter = PAGES[name].partition("\n## ")[0]
     runnable = "python|sh|console" if name not in OWN_TESTS else r"\w*"
 
@@ -129,7 +129,7 @@ def test_a_page_begins_with_an_example_that_is_run(name):
     assert name not in OWN_TESTS or name in (ROOT / OWN_TESTS[name]).read_text()
 
 
-def test_the_tiers_shown_are_a_configuration_that_opens(tmp_path):
+def test_the_configurations_shown_can_be_opened(tmp_path):
     [block] = [text for language, text in blocks(README) if language == "json"]
     tiers = json.loads(block)
     tiers["persistent_db"]["path"] = "rocksdb"
@@ -146,7 +146,7 @@ def test_every_make_target_that_a_page_names_exists():
     assert set(re.findall(r"(?:`|^)make ([a-z0-9-]+)", "\n".join(pages), flags=re.MULTILINE)) <= targets
 
 
-def test_the_readmes_figures_stand_in_the_table_of_all_results():
+def test_the_readmes_figures_are_in_the_table_of_all_results():
     table = README.partition("\n## Speed\n")[2].partition("\n## ")[0]
     figures = re.findall(r"\b\d+\.\d+\b", table)
 
@@ -155,7 +155,7 @@ def test_the_readmes_figures_stand_in_the_table_of_all_results():
 
 
 @pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/README.md", *PAGES])
-def test_every_link_leads_somewhere(name):
+def test_every_link_has_a_target(name):
     file = ROOT / "docs" / name if name in PAGES else ROOT / name
     for target in re.findall(r"\]\(([^)\s]+)\)", file.read_text()):
         path, _, anchor = target.partition("#")

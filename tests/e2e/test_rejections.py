@@ -49,7 +49,7 @@ def refused(served, body, path=INFER, headers=None):
     return code, document["error"]
 
 
-def test_the_request_that_is_spoilt_below_is_valid(served):
+def test_the_request_that_later_tests_break_is_valid(served):
     assert served.ask(INFER, request())[0] == 200
 
 
@@ -114,7 +114,7 @@ def test_the_request_that_is_spoilt_below_is_valid(served):
         pytest.param({"CATCOLUMN": {"data": [1, 2, 3]}}, "CATCOLUMN has 3 keys", id="a key too few"),
     ],
 )
-def test_a_tensor_that_is_no_request(served, changes, expected):
+def test_a_wrong_tensor_is_refused(served, changes, expected):
     code, error = refused(served, request(**changes))
 
     assert code == 400
@@ -122,7 +122,7 @@ def test_a_tensor_that_is_no_request(served, changes, expected):
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_dense_features_that_are_no_numbers_can_only_come_as_bytes_and_are_refused(served, value):
+def test_nan_and_infinite_dense_features_in_binary_form_are_refused(served, value):
     dense = np.array([0, 0, 0, 0, value, 0], np.float32)
     body = request()
     body["inputs"][0] = {
@@ -166,7 +166,7 @@ def test_a_key_beyond_uint32_for_a_uint32_model(served):
         ("/metrics", 405, "Method Not Allowed"),
     ],
 )
-def test_a_path_that_does_not_lead_anywhere(served, path, code, expected):
+def test_a_path_to_nothing_is_refused(served, path, code, expected):
     answered, error = refused(served, request(), path)
 
     assert answered == code
@@ -174,7 +174,7 @@ def test_a_path_that_does_not_lead_anywhere(served, path, code, expected):
 
 
 @pytest.mark.parametrize("path", [INFER, "/predict/tiny"])
-def test_a_method_that_is_not_allowed_is_told_which_is(served, path):
+def test_a_wrong_method_is_refused_with_the_allowed_method(served, path):
     code, headers, body = served.ask(path)
 
     assert (code, headers["Allow"]) == (405, "POST")
@@ -210,7 +210,7 @@ class TestBodies:
 
         assert answer.startswith(b"HTTP/1.1 413 ")
 
-    def test_an_oversized_chunked_body_is_refused_while_it_comes(self, served, path):
+    def test_an_oversized_chunked_body_is_refused_while_it_arrives(self, served, path):
         chunk = b"%x\r\n%s\r\n" % (50_000, b" " * 50_000)
         with served.connect() as connection:
             connection.sendall(f"POST {path} HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n".encode())
@@ -219,7 +219,7 @@ class TestBodies:
 
         assert answer.startswith(b"HTTP/1.1 413 ")
 
-    def test_a_small_body_that_unpacks_to_an_oversized_one(self, served, path):
+    def test_a_small_body_that_unpacks_to_an_oversized_body(self, served, path):
         code, error = refused(served, gzip.compress(b" " * 200_001), path, {"Content-Encoding": "gzip"})
 
         assert code == 413
@@ -228,11 +228,11 @@ class TestBodies:
     def test_an_unknown_encoding(self, served, path):
         assert refused(served, b"x", path, {"Content-Encoding": "br"})[0] == 415
 
-    def test_a_body_that_is_not_what_its_encoding_says(self, served, path):
+    def test_a_body_that_does_not_match_its_encoding(self, served, path):
         assert refused(served, b"x", path, {"Content-Encoding": "gzip"})[0] == 400
 
     @pytest.mark.parametrize("chunked", [False, True], ids=["content-length", "chunked"])
-    def test_a_body_cut_short(self, served, path, chunked):
+    def test_a_truncated_body(self, served, path, chunked):
         length = "Transfer-Encoding: chunked" if chunked else "Content-Length: 100"
         body = b'40\r\n{"inputs"' if chunked else b'{"inputs"'
         with served.connect() as connection:
@@ -243,7 +243,7 @@ class TestBodies:
         assert answer.startswith(b"HTTP/1.1 400 ")
         assert b"the body was cut short after 9" in answer
 
-    def test_a_client_that_vanishes_in_the_middle_of_a_body(self, served, path):
+    def test_a_client_that_disconnects_in_the_middle_of_a_body(self, served, path):
         with served.connect() as connection:
             connection.sendall(f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\nabc".encode())
             # No linger: close sends a reset, not an orderly end.
@@ -258,7 +258,7 @@ class TestBodies:
         assert answer.startswith(b"HTTP/1.1 400 ")
 
     @pytest.mark.parametrize("length", ["-1", "ten", "1" * 40])
-    def test_a_content_length_that_is_no_length(self, served, path, length):
+    def test_an_invalid_content_length(self, served, path, length):
         with served.connect() as connection:
             connection.sendall(f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {length}\r\n\r\n{{}}".encode())
             answer = connection.recv(65536)
@@ -267,11 +267,11 @@ class TestBodies:
 
 
 @pytest.mark.parametrize("length", ["-5", "100000", "ten", "3"])
-def test_an_inference_header_length_that_is_wrong(served, length):
+def test_a_wrong_inference_header_length(served, length):
     assert refused(served, request(), headers={"Inference-Header-Content-Length": length})[0] == 400
 
 
-def test_a_whole_request_from_a_client_that_closes_its_side_is_answered(served):
+def test_a_client_that_closes_its_side_after_a_whole_request_gets_an_answer(served):
     body = json.dumps(request()).encode()
     with served.connect() as connection:
         connection.sendall(
@@ -301,7 +301,7 @@ def test_requests_sent_without_waiting_for_answers_are_answered_in_order(served)
     assert b'"id":"4"' in answer
 
 
-def test_bytes_that_are_no_http_are_refused(served):
+def test_bytes_that_are_not_http_are_refused(served):
     with served.connect() as connection:
         connection.sendall(b"\x16\x03\x01 what a TLS client would say\r\n\r\n")
         answer = connection.recv(65536)
@@ -335,7 +335,7 @@ def test_a_websocket_is_not_opened(served):
     assert answer.startswith(b"HTTP/1.1 200 ")
 
 
-def test_clients_that_reset_the_connection_with_requests_in_hand(served):
+def test_clients_that_reset_the_connection_with_open_requests(served):
     for _ in range(20):
         with served.connect() as connection:
             connection.sendall(b"GET /v2 HTTP/1.1\r\nHost: x\r\n\r\n" * 3)

@@ -102,7 +102,7 @@ def test_a_query_queued_before_a_write_keeps_its_rows(cache, device, held_up):
     assert (device.to_host(answer.rows)[found] == rows_of(np.array(found))).all()
 
 
-def test_a_cache_dropped_before_its_work_has_run_keeps_its_memory_and_nobody_waiting(device, held_up):
+def test_a_cache_dropped_before_its_work_has_run_keeps_its_memory_and_blocks_nobody(device, held_up):
     stream, released = held_up
     cache = EmbeddingCache(DIM, 15, device)
     keys = np.arange(15, dtype=np.int64)
@@ -124,7 +124,7 @@ class Piece:
 
 
 @pytest.mark.parametrize("locked", ["readers", "writers"])
-def test_what_is_dropped_where_another_thread_queues_work_waits_for_no_lock(device, locked):
+def test_dropping_a_cache_while_another_thread_queues_work_waits_for_no_lock(device, locked):
     readers, writers, stream = Readers(), Writers(), device.stream()
     held = [Piece()]
     piece = weakref.ref(held[0])
@@ -141,7 +141,7 @@ def test_what_is_dropped_where_another_thread_queues_work_waits_for_no_lock(devi
     assert piece() is None
 
 
-def test_readers_are_not_locked_while_kernels_are_compiled_and_memory_is_taken(device, monkeypatch):
+def test_readers_are_not_locked_during_compilation_and_allocation(device, monkeypatch):
     """Whoever has their locks may be waiting for those of the readers, and all requests would wait."""
     cache = EmbeddingCache(DIM, 15, device)
     is_locked = []

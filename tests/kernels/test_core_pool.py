@@ -98,7 +98,7 @@ def test_a_shared_pooled_lookup_has_the_bits_of_rows_pooled_by_one_thread(tables
 
 
 @pytest.mark.parametrize("bags", [1, 100_000], ids=["one bag of all keys", "all bags but one empty"])
-def test_bags_that_cannot_be_split_are_pooled_all_the_same(bags):
+def test_bags_that_cannot_be_split_are_still_pooled(bags):
     table, rows = table_and_rows(8)
     keys = np.random.default_rng(1).integers(0, 3 * ROWS, 2 * SHARED_KEYS)
     row_ptrs = np.zeros(bags + 1, dtype=np.int64)
@@ -158,7 +158,7 @@ def test_big_lookups_of_a_snapshot_use_the_pool(tmp_path):
     assert pool_comes_to(3)
 
 
-def test_threads_start_with_the_first_big_lookup_and_end_when_one_thread_is_asked_for():
+def test_the_pool_starts_with_the_first_big_lookup_and_ends_when_one_thread_is_set():
     table, _ = table_and_rows(4)
     keys = np.zeros(SHARED_KEYS, dtype=np.int64)
     out = np.empty((SHARED_KEYS, 4), dtype=np.float32)
@@ -173,7 +173,7 @@ def test_threads_start_with_the_first_big_lookup_and_end_when_one_thread_is_aske
 
 
 # Forked children leave by os._exit: coverage, pytest and the like must not end twice.
-def test_a_forked_child_looks_up_with_threads_of_its_own():
+def test_a_forked_child_looks_up_with_its_own_threads():
     table, rows = table_and_rows(8)
     keys = np.random.default_rng(2).integers(0, 3 * ROWS, 4 * SHARED_KEYS)
     out = np.empty((keys.size, 8), dtype=np.float32)
@@ -245,10 +245,10 @@ def ask_with(**environment):
     )
 
 
-def test_the_environment_says_how_many_threads():
+def test_the_environment_sets_the_number_of_threads():
     assert ask_with(HOTROW_LOOKUP_THREADS="5").stdout == "5\n"
 
 
 @pytest.mark.parametrize("said", ["", "0", "65", "many", "2.5"])
-def test_an_environment_that_says_no_number_of_threads_is_refused(said):
+def test_a_wrong_number_of_threads_in_the_environment_is_refused(said):
     assert f"HOTROW_LOOKUP_THREADS: expected 1 to 64, got {said!r}" in ask_with(HOTROW_LOOKUP_THREADS=said).stderr

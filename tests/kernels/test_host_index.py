@@ -8,7 +8,7 @@ import pytest
 from kernels.host import HostTable
 
 
-def test_churn_leaves_probes_short_and_keys_right():
+def test_churn_leaves_probes_short_and_rows_right():
     capacity, dim = 2000, 4
     table = HostTable(dim, capacity)
     untouched = table.stats()
@@ -49,7 +49,7 @@ def test_patterned_ids_spread_like_random_ones(keys):
     assert table.stats().longest_probe_buckets <= 12
 
 
-def test_stats_tell_what_the_table_holds_and_takes():
+def test_stats_report_the_tables_rows_and_memory():
     table = HostTable(32, 10_000)
     table.insert(np.arange(5000), np.zeros((5000, 32), np.float32))
 

@@ -63,7 +63,7 @@ def table():
 
 
 @pytest.mark.parametrize("batch", [26, 5000])
-def test_fetch_beside_writers_returns_whole_rows_of_the_right_keys(table, batch):
+def test_fetch_during_writes_returns_whole_rows_of_the_right_keys(table, batch):
     out = [np.empty((batch, DIM), np.float32) for _ in range(3)]
     rngs = [np.random.default_rng(10 + reader) for reader in range(3)]
 
@@ -78,7 +78,7 @@ def test_fetch_beside_writers_returns_whole_rows_of_the_right_keys(table, batch)
     assert len(table) == LASTING
 
 
-def test_pooling_beside_writers_adds_whole_rows_of_the_right_keys(table):
+def test_pooling_during_writes_adds_whole_rows_of_the_right_keys(table):
     row_ptrs = np.arange(0, 4001, 2)
     rngs = [np.random.default_rng(20 + reader) for reader in range(3)]
 
@@ -92,7 +92,7 @@ def test_pooling_beside_writers_adds_whole_rows_of_the_right_keys(table):
     run_beside_writers(table, read, rounds=100)
 
 
-def test_a_walk_beside_writers_meets_each_lasting_key_once(table):
+def test_items_during_writes_returns_each_lasting_key_once(table):
     def read(_reader):
         met = []
         for keys, rows in table.items(batch_rows=333):
@@ -103,7 +103,7 @@ def test_a_walk_beside_writers_meets_each_lasting_key_once(table):
     run_beside_writers(table, read, rounds=20)
 
 
-def test_more_readers_than_one_block_of_slots_are_served():
+def test_more_readers_than_one_block_of_slots_can_read():
     table = HostTable(DIM, 100_000)
     keys = np.arange(100_000)
     table.insert(keys, rows_of(keys, 1))
@@ -186,6 +186,6 @@ assert table.stats() == untouched
 """
 
 
-def test_keys_that_another_thread_changes_during_a_call_leave_the_table_whole():
+def test_keys_that_another_thread_changes_during_a_call_do_not_damage_the_table():
     # In a process of its own: where this goes wrong, it crashes or never ends.
     subprocess.run([sys.executable, "-c", CHANGE_KEYS_DURING_CALLS], check=True, timeout=120)

@@ -89,7 +89,7 @@ def test_another_process_reads_what_the_writer_writes(path):
     assert answer == "digest True 2000 [True, True, False] [[1.0, 7.0], [5000.0, 7.0], [0.0, 0.0]]\n"
 
 
-def test_who_does_not_write_is_refused_to(path):
+def test_a_process_that_only_reads_cannot_write(path):
     writer = filled(path)
     reader = SharedTable.attach(path, writes=False)
 
@@ -127,7 +127,7 @@ def wait_until_it_reads(path):
 
 
 @pytest.mark.slow
-def test_readers_that_are_killed_while_they_read_do_not_stop_the_writer(path):
+def test_readers_killed_during_a_read_do_not_stop_the_writer(path):
     table = filled(path)
     left_behind = 0
     for version in range(1, 9):
@@ -161,7 +161,7 @@ for version in itertools.count():
 
 
 @pytest.mark.slow
-def test_a_killed_writer_leaves_whole_rows_and_the_next_one_loses_no_room(path):
+def test_a_killed_writer_leaves_whole_rows_and_the_next_writer_loses_no_room(path):
     filled(path)
     reader = SharedTable.attach(path, writes=False)
     keys, out = np.arange(FIXED), np.empty((FIXED, DIM), dtype=np.float32)
@@ -242,7 +242,7 @@ sys.stdin.read()
 
 
 @pytest.mark.slow
-def test_the_child_of_a_reader_that_is_killed_while_it_reads_does_not_stop_the_writer(path):
+def test_the_forked_child_of_a_killed_reader_does_not_stop_the_writer(path):
     table = filled(path)
     left_behind = 0
     for version in range(1, 9):
@@ -258,7 +258,7 @@ def test_the_child_of_a_reader_that_is_killed_while_it_reads_does_not_stop_the_w
     assert left_behind, "no reader was killed while it read: the test shows nothing"
 
 
-def test_a_table_is_told_from_one_that_takes_its_place(path):
+def test_a_table_that_replaces_another_is_recognised(path):
     filled(path)
     table = SharedTable.attach(path, writes=False)
     assert table.is_at(path)
@@ -269,7 +269,7 @@ def test_a_table_is_told_from_one_that_takes_its_place(path):
     assert not table.is_at(path)
 
 
-def test_a_table_whose_keys_have_no_rows_is_refused_to_a_writer_and_reads_as_absent(path):
+def test_a_key_without_a_row_reads_as_absent_and_a_writer_is_refused(path):
     table = filled(path)
     memory = np.memmap(path, dtype=np.uint32, mode="r+")
     buckets = memory[table_index_bytes() // 4 :][: 16 * table.stats().buckets].reshape(-1, 16)
@@ -298,14 +298,14 @@ def test_a_65th_process_is_refused_until_one_leaves(path):
     assert len(SharedTable.attach(path, writes=False)) == FIXED
 
 
-def test_a_file_that_exists_is_not_made_again(path):
+def test_an_existing_file_is_not_overwritten(path):
     filled(path)
 
     with pytest.raises(SharedMemoryError, match="cannot be made: File exists"):
         SharedTable.create(path, DIM, CAPACITY)
 
 
-def test_memory_that_the_system_does_not_have_is_an_error_and_leaves_no_file(path):
+def test_too_little_memory_is_an_error_and_leaves_no_file(path):
     with pytest.raises(SharedMemoryError, match=r"its [0-9]+ bytes cannot be had: [0-9]+ are free"):
         SharedTable.create(path, 65_536, 3_500_000_000)
 
@@ -348,14 +348,14 @@ def damaged(path, damage):
         "a source that is no text",
     ],
 )
-def test_a_file_that_is_no_such_table_is_refused(path, damage, message):
+def test_a_file_that_is_not_a_shared_table_is_refused(path, damage, message):
     damaged(path, damage)
 
     with pytest.raises(SharedMemoryError, match=message):
         SharedTable.attach(path, writes=False)
 
 
-def test_a_file_that_is_not_there_is_refused(path):
+def test_a_missing_file_is_refused(path):
     with pytest.raises(SharedMemoryError, match="cannot be opened: No such file"):
         SharedTable.attach(path, writes=False)
 

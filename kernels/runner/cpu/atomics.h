@@ -56,7 +56,7 @@ T atomicExch(T* at, cpu::Same<T> value) {
   __atomic_exchange(at, &value, &old, __ATOMIC_RELAXED);
   return old;
 }
-// Returns the old value. It is a preemption point, so a loop around it makes progress.
+// Returns the old value. It gives up its turn first, so a loop around it makes progress.
 template <class T>
 T atomicCAS(T* at, cpu::Same<T> expected, cpu::Same<T> value) {
   cpu_give_turn();

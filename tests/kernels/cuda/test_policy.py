@@ -89,7 +89,7 @@ def state(table, line):
         max_size=60,
     ),
 )
-def test_every_step_leaves_the_line_as_the_rule_has_it(device, kind, steps):
+def test_every_step_leaves_the_line_as_the_rule_says(device, kind, steps):
     table, model = DeviceTable(device, kind, lines=1), LineModel(LINES[kind])
     table.insert(range(100, 100 + table.kind.keys))
     for key in range(100, 100 + table.kind.keys):
@@ -137,7 +137,7 @@ def test_many_lines_at_once_follow_the_rule_line_by_line(device, kind):
     assert table.counted()["replaced"] > 50
 
 
-def test_duplicates_of_a_query_count_once_or_more(device):
+def test_duplicate_keys_of_a_query_count_at_least_once(device):
     table = DeviceTable(device, lines=1)
     table.insert([1, 2])
 
@@ -148,7 +148,7 @@ def test_duplicates_of_a_query_count_once_or_more(device):
     assert counters[keys.index(2)] == 0
 
 
-def test_the_lot_lets_in_the_share_that_is_asked_for(device):
+def test_random_admission_admits_the_requested_share(device):
     table = DeviceTable(device, "15 x u32", lines=64)  # without marks the lot alone decides
     table.insert(np.arange(2000))
     assert len(table.held()) == 64 * 15
@@ -160,7 +160,7 @@ def test_the_lot_lets_in_the_share_that_is_asked_for(device):
 
 
 @pytest.mark.parametrize("kind", LINES)
-def test_a_row_in_use_outlasts_any_number_of_new_keys_that_are_seen_once(device, kind):
+def test_a_row_in_use_outlasts_any_number_of_keys_seen_once(device, kind):
     table = DeviceTable(device, kind, lines=1)
     table.insert([1])
 
@@ -172,7 +172,7 @@ def test_a_row_in_use_outlasts_any_number_of_new_keys_that_are_seen_once(device,
 
 
 @pytest.mark.parametrize("kind", [name for name, kind in LINES.items() if kind.key != "u32"])
-def test_a_locked_slots_counter_stays_at_zero_where_all_others_go_down(device, kind):
+def test_a_locked_slots_counter_stays_zero_when_the_other_counters_go_down(device, kind):
     table = DeviceTable(device, kind, lines=1)
     keys = range(table.kind.keys)
     table.insert(list(keys))

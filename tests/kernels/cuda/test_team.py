@@ -58,7 +58,7 @@ def check_team(share, members):
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
-def test_blocks_with_a_reason_to_stay_are_the_team(share, seed):
+def test_blocks_with_a_reason_to_stay_form_the_team(share, seed):
     for reasons in ([1, 1, 1, 1], [0, 1, 0, 1, 1], [1, 0], [0, 1, 1]):
         members = share(reasons, together=True, os_threads=len(reasons), seed=seed)
 
@@ -68,7 +68,7 @@ def test_blocks_with_a_reason_to_stay_are_the_team(share, seed):
 
 @pytest.mark.parametrize("blocks", [1, 3, 9])
 @pytest.mark.parametrize("os_threads", [1, 3])
-def test_where_nobody_stays_one_block_is_left(share, blocks, os_threads):
+def test_if_no_block_has_a_reason_one_block_stays(share, blocks, os_threads):
     for _ in range(3):
         members = share([0] * blocks, together=False, os_threads=os_threads)
 
@@ -85,7 +85,7 @@ def test_a_launch_of_more_blocks_than_run_at_once_ends(share, os_threads):
         check_team(share, members)
 
 
-def test_a_block_does_not_wait_for_one_that_has_not_started(runner):
+def test_a_block_does_not_wait_for_blocks_that_have_not_started(runner):
     share = Launch(runner)
 
     members = share([1] * 7, together=False, os_threads=1)  # one after the other
@@ -94,7 +94,7 @@ def test_a_block_does_not_wait_for_one_that_has_not_started(runner):
 
 
 @pytest.mark.slow
-def test_a_team_has_so_many_members_at_most(share):
+def test_a_team_has_a_limited_number_of_members(share):
     members = share([1] * (MOST_MEMBERS + 6), together=True, os_threads=MOST_MEMBERS + 6)
 
     assert members.size == MOST_MEMBERS

@@ -42,7 +42,7 @@ def test_a_timer_spans_the_work_between_start_and_stop(device):
     assert empty_us + filled_us <= whole_us  # one follows the other, however busy the machine is
 
 
-def test_a_timer_measures_anew_each_time(device):
+def test_a_timer_can_be_used_again(device):
     stream = device.stream()
     timer = device.timer(stream)
 
@@ -55,7 +55,7 @@ def test_a_timer_measures_anew_each_time(device):
     assert min(taken) >= 0
 
 
-def test_a_timer_that_was_not_stopped_has_nothing_to_tell(device):
+def test_a_timer_that_was_not_stopped_raises_an_error(device):
     stream = device.stream()
     timer = device.timer(stream)
     timer.start()
@@ -64,7 +64,7 @@ def test_a_timer_that_was_not_stopped_has_nothing_to_tell(device):
         timer.elapsed_us()
 
 
-def test_work_of_a_graph_is_not_timed_while_it_is_captured(device):
+def test_a_timer_is_refused_during_a_capture(device):
     stream = device.stream()
     timer = device.timer(stream)
 
@@ -72,5 +72,5 @@ def test_work_of_a_graph_is_not_timed_while_it_is_captured(device):
         device.capture(stream, timer.start)
 
 
-def test_a_device_says_what_it_is(device):
+def test_a_device_describes_itself(device):
     assert device.properties()["name"]

@@ -9,7 +9,7 @@ STATIC_LOADS = {"15 x i64": 0.8, "7 x i64": 0.7, "15 x u32": 0.8}
 
 
 @pytest.mark.parametrize("kind", LINES)
-def test_each_new_key_gets_a_slot_of_its_own(device, kind):
+def test_each_new_key_gets_its_own_slot(device, kind):
     table = DeviceTable(device, kind, lines=4)
     keys = np.random.default_rng(1).choice(10**6, 200, replace=False)
 
@@ -23,7 +23,7 @@ def test_each_new_key_gets_a_slot_of_its_own(device, kind):
 
 
 @pytest.mark.parametrize("kind", LINES)
-def test_a_line_takes_as_many_keys_as_it_has_slots_and_no_more_in_one_call(device, kind):
+def test_in_one_call_a_line_takes_no_more_keys_than_it_has_slots(device, kind):
     table = DeviceTable(device, kind, lines=1)
 
     table.insert(np.arange(100), misses=np.full(100, 2))
@@ -115,7 +115,7 @@ def test_a_static_table_updates_and_erases_along_its_chains(device, kind):
     np.testing.assert_array_equal(table.held(), keys)
 
 
-def test_a_static_table_that_is_full_counts_what_it_leaves_out(device):
+def test_a_full_static_table_counts_the_keys_that_it_leaves_out(device):
     table = DeviceTable(device, lines=2, chain_lines=16)
 
     numbers = table.insert(np.arange(40), kernel="claim_static")

@@ -51,7 +51,7 @@ def download(device):
     return out, stream
 
 
-def test_who_does_not_wait_for_a_late_stream_reads_what_was_there_before(late, clock):
+def test_a_host_that_does_not_wait_for_a_late_stream_reads_old_values(late, clock):
     seed = next(seed for seed in range(100) if delays_of_streams(1, seed=seed)[0] is not int)
 
     out, stream = download(late(20, seed))
@@ -81,7 +81,7 @@ def test_about_half_of_the_streams_are_late(clock):
     assert all(0 <= seconds <= 0.020 for seconds in clock.slept_s)
 
 
-def test_a_seed_draws_the_same_delays_whichever_stream_works_first(clock):
+def test_a_seed_draws_the_same_delays_whichever_stream_runs_first(clock):
     clock.go_on.set()
 
     def slept_s(seed, first):
@@ -96,7 +96,7 @@ def test_a_seed_draws_the_same_delays_whichever_stream_works_first(clock):
     assert slept_s(1, first=1) == slept_s(1, first=5) != slept_s(2, first=1)
 
 
-def test_streams_are_not_late_unless_it_is_said(late, clock):
+def test_streams_are_not_late_by_default(late, clock):
     out, stream = download(late(0))
 
     stream.synchronize()
@@ -106,11 +106,11 @@ def test_streams_are_not_late_unless_it_is_said(late, clock):
 
 
 @pytest.mark.parametrize("delay_ms", [-1, "nan", "inf"])
-def test_a_delay_that_cannot_be_is_refused(late, delay_ms):
+def test_an_impossible_delay_is_refused(late, delay_ms):
     with pytest.raises(ValueError, match="a stream cannot be late by"):
         late(delay_ms)
 
 
-def test_a_delay_that_is_no_number_is_refused(late):
+def test_a_delay_that_is_not_a_number_is_refused(late):
     with pytest.raises(ValueError, match="soon"):
         late("soon")

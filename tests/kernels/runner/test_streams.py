@@ -9,7 +9,7 @@ from kernels.errors import DeviceFaultError
 WAIT_S = 5
 
 
-def test_an_event_is_asked_without_waiting_for_a_thread_that_is_about_to_tell_of_it(runner):
+def test_is_done_does_not_wait_for_the_thread_that_is_setting_it(runner):
     """Where two such threads collect garbage and ask for each other's events, both would wait for ever."""
     event, answers = runner.stream().record(), []
     event.synchronize()
@@ -22,7 +22,7 @@ def test_an_event_is_asked_without_waiting_for_a_thread_that_is_about_to_tell_of
     assert answers == [True]
 
 
-def test_an_event_behind_a_fault_is_done(runner):
+def test_an_event_after_a_fault_is_done(runner):
     def fail():
         raise ZeroDivisionError
 
