@@ -138,7 +138,7 @@ def test_nan_and_infinite_dense_features_in_binary_form_are_refused(served, valu
     assert (code, error) == (400, f"DES (inputs[0]): sample 1, feature 1 is {np.float32(value)} in float32")
 
 
-def test_a_key_beyond_uint32_for_a_uint32_model(served):
+def test_a_key_beyond_uint32_is_refused_by_a_uint32_model(served):
     keys, row_ptrs = flatten([[[2**32], []]])
     body = {
         "inputs": [
@@ -182,7 +182,7 @@ def test_a_wrong_method_is_refused_with_the_allowed_method(served, path):
 
 
 @pytest.mark.parametrize("path", ["/v2/models/nope", "/v2/models/nope/ready", "/v2/models/nope/config"])
-def test_metadata_of_an_unknown_model(served, path):
+def test_metadata_of_an_unknown_model_is_refused(served, path):
     code, _, body = served.ask(path)
 
     assert code == 404
@@ -197,13 +197,13 @@ class TestBodies:
     def test_no_body(self, served, path):
         assert refused(served, b"", path)[0] == 400
 
-    def test_an_oversized_body(self, served, path):
+    def test_an_oversized_body_is_refused(self, served, path):
         code, error = refused(served, b" " * 200_001, path)
 
         assert code == 413
         assert "the server accepts 200,000" in error
 
-    def test_an_oversized_body_is_refused_before_it_is_sent(self, served, path):
+    def test_an_oversized_body_is_refused_before_the_client_sends_it(self, served, path):
         with served.connect() as connection:
             connection.sendall(f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: 999999999999\r\n\r\n".encode())
             answer = connection.recv(65536)
@@ -219,20 +219,20 @@ class TestBodies:
 
         assert answer.startswith(b"HTTP/1.1 413 ")
 
-    def test_a_small_body_that_unpacks_to_an_oversized_body(self, served, path):
+    def test_a_small_body_that_unpacks_to_an_oversized_body_is_refused(self, served, path):
         code, error = refused(served, gzip.compress(b" " * 200_001), path, {"Content-Encoding": "gzip"})
 
         assert code == 413
         assert "once decompressed" in error
 
-    def test_an_unknown_encoding(self, served, path):
+    def test_an_unknown_encoding_is_refused(self, served, path):
         assert refused(served, b"x", path, {"Content-Encoding": "br"})[0] == 415
 
-    def test_a_body_that_does_not_match_its_encoding(self, served, path):
+    def test_a_body_that_does_not_match_its_encoding_is_refused(self, served, path):
         assert refused(served, b"x", path, {"Content-Encoding": "gzip"})[0] == 400
 
     @pytest.mark.parametrize("chunked", [False, True], ids=["content-length", "chunked"])
-    def test_a_truncated_body(self, served, path, chunked):
+    def test_a_truncated_body_is_refused(self, served, path, chunked):
         length = "Transfer-Encoding: chunked" if chunked else "Content-Length: 100"
         body = b'40\r\n{"inputs"' if chunked else b'{"inputs"'
         with served.connect() as connection:
@@ -243,13 +243,13 @@ class TestBodies:
         assert answer.startswith(b"HTTP/1.1 400 ")
         assert b"the body was cut short after 9" in answer
 
-    def test_a_client_that_disconnects_in_the_middle_of_a_body(self, served, path):
+    def test_a_client_that_disconnects_in_the_middle_of_a_body_does_no_harm(self, served, path):
         with served.connect() as connection:
             connection.sendall(f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\nabc".encode())
             # No linger: close sends a reset, not an orderly end.
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
-    def test_a_body_longer_than_its_content_length(self, served, path):
+    def test_a_body_longer_than_its_content_length_is_refused(self, served, path):
         with served.connect() as connection:
             connection.sendall(f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{{}} trailing".encode())
             connection.shutdown(socket.SHUT_WR)
@@ -258,7 +258,7 @@ class TestBodies:
         assert answer.startswith(b"HTTP/1.1 400 ")
 
     @pytest.mark.parametrize("length", ["-1", "ten", "1" * 40])
-    def test_an_invalid_content_length(self, served, path, length):
+    def test_an_invalid_content_length_is_refused(self, served, path, length):
         with served.connect() as connection:
             connection.sendall(f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {length}\r\n\r\n{{}}".encode())
             answer = connection.recv(65536)
@@ -267,7 +267,7 @@ class TestBodies:
 
 
 @pytest.mark.parametrize("length", ["-5", "100000", "ten", "3"])
-def test_a_wrong_inference_header_length(served, length):
+def test_a_wrong_inference_header_length_is_refused(served, length):
     assert refused(served, request(), headers={"Inference-Header-Content-Length": length})[0] == 400
 
 
@@ -335,7 +335,7 @@ def test_a_websocket_is_not_opened(served):
     assert answer.startswith(b"HTTP/1.1 200 ")
 
 
-def test_clients_that_reset_the_connection_with_open_requests(served):
+def test_clients_that_reset_the_connection_with_open_requests_do_no_harm(served):
     for _ in range(20):
         with served.connect() as connection:
             connection.sendall(b"GET /v2 HTTP/1.1\r\nHost: x\r\n\r\n" * 3)

@@ -1,4 +1,4 @@
-"""The check that compiles every kernel without a GPU, held to what it must refuse."""
+"""The check that compiles every kernel without a GPU refuses every faulty kernel."""
 
 import struct
 from pathlib import Path
@@ -34,7 +34,7 @@ def test_machine_code_is_a_whole_elf_file(nvrtc):
 
     [programs_at] = struct.unpack_from("<Q", code, 32)
     program_bytes, programs = struct.unpack_from("<HH", code, 54)
-    assert len(code) == programs_at + programs * program_bytes  # they are what its compiler puts last
+    assert len(code) == programs_at + programs * program_bytes  # its compiler puts them last
 
 
 def test_a_kernel_that_spills_registers_fails(nvrtc, capsys):

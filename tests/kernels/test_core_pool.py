@@ -1,4 +1,4 @@
-"""Big lookups shared over the cores: the same answers as from one thread, whoever else looks up, forks or exits."""
+"""Big lookups on several cores answer like one thread, also while other threads look up, fork or exit."""
 
 import os
 import subprocess
@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 from kernels.host import HostTable, lookup_threads, pool_rows, set_lookup_threads
 from kernels.snapshot import Snapshot, write_snapshot
 
-SHARED_KEYS = 16_384  # from here on lookups are shared
+SHARED_KEYS = 16_384  # lookups from this size on use several threads
 ROWS = 5_000
 
 
 @pytest.fixture(autouse=True)
 def four_threads():
-    """Four threads work on a lookup, whatever cores there are."""
+    """Use four threads for a lookup, on any number of cores."""
     before = lookup_threads()
     set_lookup_threads(4)
     yield
@@ -30,10 +30,10 @@ def four_threads():
 
 
 def table_and_rows(dim, row_dtype="fp32"):
-    """A table of keys 0, 3, 6, ..., and its rows by key, those of absent keys zeros."""
+    """A table of keys 0, 3, 6, ..., and its rows by key, with zeros for absent keys."""
     rows = np.zeros((3 * ROWS, dim), dtype=np.float32)
     rows[::3] = np.random.default_rng(dim).integers(-127, 128, (ROWS, dim))
-    rows[::3, 0] = 127.0  # so that int8 keeps them unchanged
+    rows[::3, 0] = 127.0  # int8 keeps these unchanged
     table = HostTable(dim, ROWS, row_dtype)
     table.insert(np.arange(0, 3 * ROWS, 3), rows[::3].copy())
     return table, rows
@@ -128,19 +128,19 @@ def test_big_lookups_of_many_threads_share_one_pool_and_get_their_own_rows():
 
 
 def pool_threads():
-    """How many threads of this process call themselves the pool's."""
+    """The number of this process's threads that have the pool's name."""
     tasks = Path("/proc/self/task")
     if not tasks.is_dir():
         pytest.skip("this system does not show a process's threads")
     names = []
     for task in tasks.iterdir():
-        with suppress(FileNotFoundError, ProcessLookupError):  # a thread that has ended since the list was read
+        with suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended since the list was read
             names.append((task / "comm").read_text().strip())
     return names.count("hotrow-lookup")
 
 
 def pool_comes_to(count):
-    """Whether the pool has so many threads; the system may show one for a moment after it was joined."""
+    """Whether the pool has this many threads; the system may show a thread for a moment after it was joined."""
     end = time.monotonic() + 30
     while pool_threads() != count and time.monotonic() < end:
         time.sleep(0.001)

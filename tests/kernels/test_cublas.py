@@ -1,4 +1,4 @@
-"""What cuBLAS is told of a product, against a library that does what cuBLAS's documentation says of its arguments."""
+"""The arguments of products for cuBLAS, against a stub that interprets them as cuBLAS's documentation says."""
 
 import ctypes
 import gc
@@ -17,14 +17,14 @@ TYPES = {0: np.float32, 2: np.float16}
 
 
 class Memory:
-    """A pointer as CuPy's arrays have one."""
+    """A pointer like that of CuPy's arrays."""
 
     def __init__(self, array):
         self.ptr = array.ctypes.data
 
 
 class HostArray(np.ndarray):
-    """A host array with CuPy's way of telling its address."""
+    """A host array with CuPy's interface for its address."""
 
     @property
     def data(self):
@@ -32,7 +32,7 @@ class HostArray(np.ndarray):
 
 
 class Library:
-    """cuBLAS on host memory, as far as it is used."""
+    """The functions of cuBLAS that Hotrow uses, on host memory."""
 
     def __init__(self, status=0):
         self.status, self.calls, self.types, self.made, self.used = status, [], [], [], []

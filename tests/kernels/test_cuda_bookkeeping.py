@@ -1,4 +1,4 @@
-"""What a GPU's device keeps, lets go of and says of errors, on a stub in CuPy's place: no GPU fails at will."""
+"""What a GPU's device keeps, what it frees and which errors it raises, on a stub of CuPy that fails on demand."""
 
 import gc
 import importlib
@@ -17,7 +17,7 @@ SOURCE = 'extern "C" __global__ void twice(float factor) {}\n'
 
 
 class Kept:
-    """Stands for an array."""
+    """Represents an array."""
 
 
 @pytest.fixture
@@ -220,7 +220,7 @@ def test_dynamic_shared_memory_is_raised_if_static_memory_leaves_too_little(cuda
     device = cuda.CudaDevice(0)
     kernel, stream = device.kernel(file, "twice"), device.stream()
 
-    kernel((1,), (1,), (np.float32(2),), stream, shared_bytes=47 * 1024)  # the stub asserts that it may
+    kernel((1,), (1,), (np.float32(2),), stream, shared_bytes=47 * 1024)  # the stub asserts that the kernel may have it
 
 
 def test_kernels_are_compiled_once_and_machine_code_is_kept_on_disk(cuda, gpu, file, tmp_path):

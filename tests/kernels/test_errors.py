@@ -1,4 +1,4 @@
-"""What the errors of the lowest layer carry."""
+"""The attributes of the lowest layer's errors."""
 
 import pickle
 

@@ -1,4 +1,4 @@
-"""The planted faults can all be planted: else `make mutants` would learn nothing of them."""
+"""Every planted fault can be planted: otherwise `make mutants` shows nothing."""
 
 import shutil
 

@@ -1,4 +1,4 @@
-"""Arrays that HostTable, KeyIndex and pool_rows refuse, and that the error names argument, expectation and finding."""
+"""HostTable, KeyIndex and pool_rows refuse wrong arrays, and the error says what they expected and what they got."""
 
 import ctypes
 import sys
@@ -55,7 +55,7 @@ def test_keys_other_than_an_int64_vector_are_refused(table, keys, error, message
 
 
 def askew(array):
-    """The same items, one byte off the border that their dtype asks for."""
+    """The same items, one byte off their dtype's alignment."""
     memory = np.zeros(array.nbytes + 1, np.uint8)
     moved = memory[1:].view(array.dtype).reshape(array.shape)
     moved[...] = array

@@ -1,4 +1,4 @@
-"""How HostTable's index spreads keys, how it bears churn, and what its stats say."""
+"""HostTable's index: how it spreads keys, how it handles churn, and its stats."""
 
 import dataclasses
 
@@ -45,7 +45,7 @@ def test_patterned_ids_spread_like_random_ones(keys):
     table = HostTable(1, len(keys))
     table.insert(keys, np.zeros((len(keys), 1), np.float32))
 
-    # Random keys at this load need 7 to 10 buckets at most (20 seeds); ids that fell together would need hundreds.
+    # Random keys at this load need at most 7 to 10 buckets (20 seeds); clustered ids would need hundreds.
     assert table.stats().longest_probe_buckets <= 12
 
 

@@ -20,7 +20,7 @@ class Compiler:
     """Makes stress programs for one sanitizer; Hotrow's own sources are compiled once for all of them."""
 
     def __init__(self, sanitizer, folder):
-        """Skip, with the compiler's words, where the sanitizer is not installed."""
+        """Skip with the compiler's message if the sanitizer is not installed."""
         program = shutil.which("g++")
         if program is None:
             pytest.skip("no g++")
@@ -36,7 +36,7 @@ class Compiler:
             self._objects = list(threads.map(self._compiled, files))
 
     def stress_program(self, name):
-        """Compile and link the program of that name beside this file."""
+        """Compile and link the program of that name next to this file."""
         program = self._folder / name
         subprocess.run([*self._command, HERE / f"{name}.cpp", *self._objects, "-o", program], check=True)
         return program

@@ -1,4 +1,4 @@
-"""first_outside; and split_by_table against plain lists: a request is a list of samples, each of slots per table."""
+"""``first_outside``, and ``split_by_table`` against plain lists: samples of tables of slots of keys."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -18,7 +18,7 @@ def requests(draw):
     bag = st.lists(st.integers(-100, 100), max_size=4)
     sample = st.tuples(*(st.lists(bag, min_size=count, max_size=count) for count in slots))
     samples = draw(st.lists(sample, min_size=1, max_size=6))
-    return slots, samples * draw(st.sampled_from([1, 1, 64]))  # beyond 64 samples they are split in several tiles
+    return slots, samples * draw(st.sampled_from([1, 1, 64]))  # more than 64 samples are split in several tiles
 
 
 def csr(bags):
@@ -87,7 +87,7 @@ def test_offsets_that_fall_below_zero_and_rise_again_are_not_a_csr():
 
 @pytest.mark.parametrize("keys_of_sample", [1, 2])
 def test_one_csr_with_a_table_that_is_empty_in_most_samples(keys_of_sample):
-    """130 samples, three tiles: in the first the table has as many keys as samples, but not one of each."""
+    """130 samples make three tiles; in the first tile, the table has as many keys as samples, unevenly spread."""
     counts = np.zeros((130, 2), np.int64)
     counts[:, 0] = 1
     counts[:64:keys_of_sample, 1] = keys_of_sample

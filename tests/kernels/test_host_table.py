@@ -35,7 +35,7 @@ def int64(values):
 
 
 def guarded(rows, dim):
-    """A poisoned float32[rows, dim] between poisoned guard words; returns (out, check that the guards stand)."""
+    """A poisoned float32[rows, dim] between poisoned guard words; returns ``out`` and a check of the guards."""
     memory = np.full(rows * dim + 32, POISON, dtype=np.float32)
 
     def guards_stand():

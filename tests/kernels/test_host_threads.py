@@ -1,4 +1,4 @@
-"""HostTable under Python threads: the GIL is given up, and readers see whole rows of the right key."""
+"""HostTable with Python threads: it releases the GIL, and readers see whole rows of the right key."""
 
 import subprocess
 import sys
@@ -15,7 +15,7 @@ LASTING = 2000  # keys 0 .. LASTING - 1 are never evicted
 
 
 def rows_of(keys, version):
-    """Even columns tell the key, odd ones the version."""
+    """Even columns hold the key, odd columns the version."""
     rows = np.empty((len(keys), DIM), np.float32)
     rows[:, 0::2] = np.asarray(keys)[:, None]
     rows[:, 1::2] = version
@@ -23,7 +23,7 @@ def rows_of(keys, version):
 
 
 def check(keys, rows):
-    """Every row is the key's, and of one version."""
+    """Check that every row belongs to its key and has one version."""
     assert (rows[:, 0::2] == np.asarray(keys)[:, None]).all()
     assert (rows[:, 1::2] == rows[:, 1:2]).all()
 
@@ -187,5 +187,5 @@ assert table.stats() == untouched
 
 
 def test_keys_that_another_thread_changes_during_a_call_do_not_damage_the_table():
-    # In a process of its own: where this goes wrong, it crashes or never ends.
+    # In a separate process: if this fails, it crashes or never ends.
     subprocess.run([sys.executable, "-c", CHANGE_KEYS_DURING_CALLS], check=True, timeout=120)

@@ -1,4 +1,4 @@
-"""What a full HostTable evicts: against a dict that keeps exact times and counts."""
+"""Which rows a full HostTable evicts, against a dict with exact times and counts."""
 
 import threading
 
@@ -39,7 +39,7 @@ def held(table):
 
 
 class OverflowMachine(RuleBasedStateMachine):
-    """Whatever is inserted, read and evicted, those leave whose turn it is, and only when there is no room."""
+    """After any calls, the table evicts the right rows, and only when it is full."""
 
     keys = st.lists(st.integers(0, 40), max_size=12, unique=True)
 
@@ -123,7 +123,7 @@ class OverflowMachine(RuleBasedStateMachine):
 
 
 def test_any_order_of_calls_evicts_the_right_rows(reading_loops):
-    # At most 30 reads of a row, so that its count is exact.
+    # At most 30 reads of a row: up to there its count is exact.
     run_state_machine_as_test(OverflowMachine, settings=settings(deadline=None, stateful_step_count=30))
 
 

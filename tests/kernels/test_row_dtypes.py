@@ -1,4 +1,4 @@
-"""Rows kept in narrow forms come back as an oracle rounds them, bit for bit, with both compilations of the loops."""
+"""Rows of every row dtype come back as an oracle rounds them, bit for bit, with both compilations of the loops."""
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("reading_loops")
 
 
 def brain_floats(rows):
-    """Eight significant bits, ties to even, down to 2^-133: by arithmetic on exact float64 values."""
+    """Round to eight significant bits, ties to even, down to 2^-133, with exact float64 arithmetic."""
     _, exponents = np.frexp(rows.astype(np.float64))
     quanta = np.ldexp(1.0, np.maximum(exponents - 8, -133))
     return (np.rint(rows / quanta) * quanta).astype(np.float32)
@@ -44,7 +44,7 @@ ORACLES = {
     "int8": symmetric_bytes,
     "uint8": affine_bytes,
 }
-# What every value of these magnitudes fits.
+# Row dtypes that hold every value of these magnitudes.
 MOST = {"fp32": LARGEST, "fp16": 65504.0, "bf16": 3e38, "int8": 3e38, "uint8": 1.5e38}
 
 
@@ -81,7 +81,7 @@ def test_fetched_rows_are_the_rounded_rows(dim, row_dtype):
 
 
 def encoded_by_numpy(rows, row_dtype):
-    """The documented layout, made of what the oracles say; bf16 are the upper halves of rounded float32."""
+    """The documented layout, from the oracles' values; bf16 is the upper half of the rounded float32."""
     if row_dtype in ("fp32", "fp16"):
         return rows.astype("<f4" if row_dtype == "fp32" else "<f2").view(np.uint8)
     if row_dtype == "bf16":
@@ -197,7 +197,7 @@ def test_the_error_of_8_bit_rows_is_at_most_half_a_step(row_dtype, bound):
     errors = np.abs(fetched(rows, row_dtype) - rows).max(axis=1)
 
     assert (errors <= spans * bound * 1.00001).all()
-    assert (errors > spans * bound * 0.5).all()  # of 64 values, some lie far from every step
+    assert (errors > spans * bound * 0.5).all()  # some of 64 values lie far from every step
 
 
 def test_eight_bit_rows_agree_with_pytorchs_row_wise_bytes():
@@ -207,7 +207,7 @@ def test_eight_bit_rows_agree_with_pytorchs_row_wise_bytes():
 
     theirs = torch.ops.quantized.embedding_bag_byte_unpack(packed).numpy()
 
-    # They multiply by a rounded reciprocal, which moves some values that lie halfway.
+    # PyTorch multiplies by a rounded reciprocal, which moves some ties.
     steps = np.ptp(rows, axis=1, keepdims=True) / 255
     off = np.abs(fetched(rows, "uint8") - theirs)
     assert (off <= 1.001 * steps).all()

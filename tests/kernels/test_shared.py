@@ -17,20 +17,20 @@ from kernels.shared import SharedTable
 DIM = 16
 FIXED = 2_000  # keys 0 .. FIXED - 1 are always there
 CAPACITY = 4_000
-BLOCK_BYTES = 64 * 64 + 64  # of the slots in which one process announces its readers
+BLOCK_BYTES = 64 * 64 + 64  # of the slots where one process announces its readers
 PEERS = 64
 
 
 @pytest.fixture
 def path():
-    """Where a table may be made, in memory if the system has the place."""
+    """A folder for a table, in memory if the system has such a folder."""
     shared = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=shared if shared.is_dir() else None) as folder:
         yield Path(folder) / "table"
 
 
 def rows_of(keys, version):
-    """Rows whose even columns tell the key and whose odd ones the version."""
+    """Rows whose even columns hold the key and whose odd columns hold the version."""
     rows = np.empty((len(keys), DIM), dtype=np.float32)
     rows[:, 0::2] = (np.asarray(keys) % 10_007)[:, None]
     rows[:, 1::2] = version
@@ -49,7 +49,7 @@ def filled(path):
 
 
 def start(path, code):
-    """Run ``code`` in a process of its own, with ``table``'s path; returns once it has printed a line."""
+    """Run ``code`` in a separate process with ``table``'s path; return once it has printed a line."""
     preamble = f"""
 import itertools, sys
 import numpy as np
@@ -113,14 +113,14 @@ while True:
 
 
 def readers_announced(path):
-    """How many slots of readers are taken, as the file has it."""
+    """The number of taken reader slots in the file."""
     memory = np.memmap(path, dtype=np.uint64, mode="r", offset=4096, shape=PEERS * BLOCK_BYTES // 8)
     slots = memory.reshape(PEERS, BLOCK_BYTES // 8)[:, :512:8]
     return int(np.count_nonzero(slots))
 
 
 def wait_until_it_reads(path):
-    """However long the process that was started takes until its first lookup."""
+    """Wait until the started process does its first lookup."""
     end = time.monotonic() + 60
     while not readers_announced(path):
         assert time.monotonic() < end
@@ -183,7 +183,7 @@ def test_a_killed_writer_leaves_whole_rows_and_the_next_writer_loses_no_room(pat
         others = np.array([key for key in held if key >= FIXED], dtype=np.int64)
         assert writer.evict(others) == others.size
         full = 1_000_000 + np.arange(CAPACITY - FIXED)
-        for version in range(3):  # through every row and every spare row
+        for version in range(3):  # enough to use every row and every spare row
             writer.insert(full, rows_of(full, version))
             assert len(reader) == CAPACITY
             assert writer.evict(full) == full.size
@@ -192,7 +192,7 @@ def test_a_killed_writer_leaves_whole_rows_and_the_next_writer_loses_no_room(pat
 
 
 def refusals_in_a_child(calls):
-    """How many of the calls a forked child is refused."""
+    """The number of calls that a forked child is refused."""
     child = os.fork()
     if child == 0:
         refused = 0
@@ -207,7 +207,7 @@ def refusals_in_a_child(calls):
 
 def test_a_forked_child_is_refused(path):
     table = filled(path)
-    many = np.arange(20_000) % FIXED  # which the cores would share
+    many = np.arange(20_000) % FIXED  # big enough for several cores
     calls = [
         lambda: table.fetch(np.arange(5), np.empty((5, DIM), np.float32)),
         lambda: table.fetch(many, np.empty((many.size, DIM), np.float32)),
@@ -284,7 +284,7 @@ def test_a_key_without_a_row_reads_as_absent_and_a_writer_is_refused(path):
 
 
 def table_index_bytes():
-    """Where the index begins: behind the header and the epochs, on a huge-page border."""
+    """The offset of the index: after the header and the epochs, at a huge-page boundary."""
     return 2**21
 
 

@@ -37,7 +37,7 @@ KEYS = st.lists(
 
 
 def fetch(snapshot, keys):
-    """Fetch into a buffer full of NaN, so that a row that is not written shows."""
+    """Fetch into a buffer of NaN, so an unwritten row shows."""
     out = np.full((len(keys), snapshot.dim), np.nan, dtype=np.float32)
     return out, snapshot.fetch(np.array(keys, dtype=np.int64), out)
 
@@ -153,7 +153,7 @@ def test_a_probe_that_goes_past_full_buckets_finds_its_key(tmp_path):
     data = (tmp_path / "t").read_bytes()
     count = header_of(data)["bucket_count"]
     passed = [number for number in range(count) if bucket_at(data, number)[2]]
-    assert passed  # else this test says nothing
+    assert passed  # otherwise this test shows nothing
     late = [key for number in passed for key in bucket_at(data, (number + 1) % count)[0] if key != -(2**63)]
 
     out, found = fetch(Snapshot(tmp_path / "t"), late)

@@ -1,4 +1,4 @@
-"""Snapshots that are damaged, cut short or changed: an error, never a wrong row and never the process's end."""
+"""Damaged, truncated or changed snapshots: always an error, never a wrong row, and never the end of the process."""
 
 import os
 import signal
@@ -139,13 +139,13 @@ def test_a_file_that_is_not_a_snapshot_is_refused_by_name(tmp_path):
         assert str(caught.value).startswith(str(tmp_path / name))
 
 
-@pytest.mark.parametrize("byte", [0, 41, 60, 63])  # of a key, a row number, the count of passing keys: both ends
+@pytest.mark.parametrize("byte", [0, 41, 60, 63])  # both ends of a key, a row number, and the count of passing keys
 def test_a_damaged_index_page_fails_only_the_lookups_that_read_it(table, byte):
     path, keys, rows = table
     count = header_of(path.read_bytes())["bucket_count"]
     page = np.array([home(key, count) * 64 // PAGE for key in keys.tolist()])
     snapshot = Snapshot(changed(path, lambda data: data.__setitem__(PAGE + 5 * PAGE + byte, data[6 * PAGE + byte] ^ 4)))
-    elsewhere = (page > 6) | (page < 3)  # a probe may go on to the next page
+    elsewhere = (page > 6) | (page < 3)  # a probe may continue on the next page
 
     out, found = fetch(snapshot, keys[elsewhere])
 
@@ -164,7 +164,7 @@ def test_a_probe_that_reaches_a_damaged_page_finds_the_damage(table):
     path, keys, _ = table
     data = path.read_bytes()
     count = header_of(data)["bucket_count"]
-    # The last bucket of a page that keys went past, and a key whose home it is.
+    # The last bucket of a page that keys have passed, and a key whose home it is.
     late = next(
         key
         for key in keys.tolist()
@@ -182,7 +182,7 @@ def test_a_probe_that_reaches_a_damaged_page_finds_the_damage(table):
     [
         lambda keys, rows: (keys, (ROWS, *rows[1:])),  # a row beyond the last
         lambda keys, rows: (keys, (2**32 - 1, *rows[1:])),  # no row: a search for its key would never end
-        lambda keys, rows: ((2**63 - 1, *keys[1:]), rows),  # a key that none may be
+        lambda keys, rows: ((2**63 - 1, *keys[1:]), rows),  # a reserved key
         lambda keys, rows: ((-(2**63), *keys[1:]), rows),  # a free slot with a row
     ],
     ids=["row beyond the last", "key without a row", "reserved key", "row without a key"],
@@ -483,7 +483,7 @@ def test_a_big_lookup_that_reads_a_damaged_page_is_an_error_too(table):
     asked = np.random.default_rng(0).choice(keys, 40_000)
     snapshot = Snapshot(changed(path, lambda data: data.__setitem__(6 * PAGE, data[6 * PAGE] ^ 4)))
 
-    snapshot.warm_up()  # which says nothing of it
+    snapshot.warm_up()  # which does not check it
 
     for _ in range(2):
         with pytest.raises(SnapshotError, match=f"damaged: the page of 4,096 bytes at offset {6 * PAGE} is not"):

@@ -1,4 +1,4 @@
-"""What is read out of a kernel's source: its includes, and the parameters of its kernels."""
+"""Reading a kernel's source: its includes, and the parameters of its kernels."""
 
 import os
 import subprocess
@@ -104,7 +104,7 @@ def test_macros_become_options_sorted_by_name():
 
 
 def test_sources_are_utf_8_in_any_locale(tmp_path):
-    # As NVRTC 12.0 to 12.4 leaves a process that was started with LANG=C.UTF-8: its codeset is ASCII from then on.
+    # NVRTC 12.0 to 12.4 sets the codeset of a process that was started with LANG=C.UTF-8 to ASCII.
     file = tmp_path / "arrow.cu"
     file.write_text('extern "C" const char* arrow() { return "a → b"; }\n', encoding="utf-8")
     ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "XDG_CACHE_HOME": str(tmp_path)}

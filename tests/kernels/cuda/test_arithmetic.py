@@ -1,4 +1,4 @@
-"""Floats to the bit and bit tricks, against NumPy and Python's integers."""
+"""Exact float operations and bit operations, against NumPy and Python's integers."""
 
 import struct
 from fractions import Fraction
@@ -34,7 +34,7 @@ def compute(device):
 
 
 def rounded(value):
-    """Return an exact number as the nearest float32, ties to even: by way of integers, not of float64."""
+    """Return the float32 nearest to an exact number, ties to even; computed with integers, not with float64."""
     if value == 0:
         return np.float32(0)
     exponent = max(value.numerator.bit_length() - value.denominator.bit_length() - 25, -149)

@@ -1,4 +1,4 @@
-"""Array operations of a device: NumPy's results, and a refusal wherever the host would take part unseen."""
+"""Array operations of a device: they match NumPy, and they refuse implicit work on the host."""
 
 from pathlib import Path
 

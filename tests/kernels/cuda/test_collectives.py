@@ -1,4 +1,4 @@
-"""Warp collectives and atomics, against a model in plain Python of what CUDA's documentation says of them."""
+"""Warp collectives and atomics, against a Python model of CUDA's documentation."""
 
 from pathlib import Path
 
@@ -72,7 +72,7 @@ def test_shuffles_stay_in_their_segment(collect, values, width, by):
         segment = lane - lane % width
         return values[source] if segment <= source < segment + width else values[lane]
 
-    def read_xor(lane):  # a lane may read an earlier segment's, not a later one's
+    def read_xor(lane):  # a lane may read an earlier segment, not a later segment
         source = lane ^ by
         return values[source] if source < lane - lane % width + width else values[lane]
 

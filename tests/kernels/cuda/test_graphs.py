@@ -1,4 +1,4 @@
-"""Captured work: nothing runs while it is captured, and each launch runs all of it with the arrays' content of then."""
+"""Captured work: nothing runs during the capture, and each launch runs all of it on the arrays' current content."""
 
 from pathlib import Path
 

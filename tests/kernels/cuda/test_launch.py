@@ -1,4 +1,4 @@
-"""A kernel is compiled, launched, and its arguments are checked, on every device."""
+"""Every device compiles a kernel, checks its arguments and launches it."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Products of matrices on a device, and what cuBLAS is told of them."""
+"""Products of matrices on a device."""
 
 import re
 
@@ -32,7 +32,7 @@ def test_products_match_numpy(device, stream, x_shape, y_shape, turned, dtype):
         product = device.to_host(device.product(*on_device, stream))
 
     assert product.dtype == np.float32
-    assert np.array_equal(product, x.astype(np.float32) @ y.astype(np.float32))  # numbers that are exact in any order
+    assert np.array_equal(product, x.astype(np.float32) @ y.astype(np.float32))  # exact in any order
 
 
 def test_products_of_halves_are_summed_in_float32(device, stream):

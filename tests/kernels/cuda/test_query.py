@@ -1,4 +1,4 @@
-"""A query gives the rows of keys that are held, and lists those that are not."""
+"""A query returns the rows of held keys and lists the missed keys."""
 
 import numpy as np
 import pytest

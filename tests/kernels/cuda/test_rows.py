@@ -1,4 +1,4 @@
-"""Rows are kept on a device as the host keeps them, bit for bit; fp8, which the host lacks, as PyTorch rounds it."""
+"""A device encodes rows like the host, bit for bit. fp8, which the host does not have, is compared with PyTorch."""
 
 from pathlib import Path
 
@@ -68,7 +68,7 @@ def test_rows_are_encoded_and_decoded_as_on_the_host(device, dim, form):
 
     assert fits.all()
     assert encoded[:, : expected.shape[1]].tobytes() == expected.tobytes()
-    assert not encoded[:, expected.shape[1] :].any()  # what follows a row is zeros
+    assert not encoded[:, expected.shape[1] :].any()  # zeros follow a row
     assert decoded.tobytes() == expected_rows.tobytes()
 
 

@@ -1,4 +1,4 @@
-"""Streams run in order and beside the host; only events order one after another."""
+"""A stream runs its work in order and in parallel with the host; only events order different streams."""
 
 from pathlib import Path
 
@@ -18,7 +18,7 @@ def affine(device):
 
 @pytest.fixture
 def gate(device):
-    """``close(stream)`` holds up what is queued on a stream from then on, until ``open()``."""
+    """``close(stream)`` blocks later work of a stream until ``open()``."""
 
     class Gate:
         def __init__(self):

@@ -1,4 +1,4 @@
-"""Blocks that stay until all are done are a team: each block of it knows its place, and nobody goes on alone."""
+"""Blocks that stay until all are done form a team: each knows its rank, and all meet before they continue."""
 
 from contextlib import nullcontext
 from pathlib import Path
@@ -14,7 +14,7 @@ MOST_MEMBERS = 64
 
 
 class Launch:
-    """One launch of ``share``, and the team's memory, which all launches have in common."""
+    """One launch of ``share``, and the team's memory, which all launches share."""
 
     def __init__(self, device):
         self.device = device
@@ -46,7 +46,7 @@ def share(device):
 
 
 def check_team(share, members):
-    """Members see what all blocks wrote, rank without gaps, add up by rank, and meet."""
+    """Check that members see all blocks' writes, have ranks without gaps, add up by rank, and meet."""
     by_rank = members[np.argsort(share.ranks[members])]
     values = share.values[by_rank].ravel()
     assert share.sizes[members].tolist() == [members.size] * members.size
@@ -88,7 +88,7 @@ def test_a_launch_of_more_blocks_than_run_at_once_ends(share, os_threads):
 def test_a_block_does_not_wait_for_blocks_that_have_not_started(runner):
     share = Launch(runner)
 
-    members = share([1] * 7, together=False, os_threads=1)  # one after the other
+    members = share([1] * 7, together=False, os_threads=1)  # one after another
 
     assert members.tolist() == [6]
 

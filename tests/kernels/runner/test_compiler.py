@@ -1,4 +1,4 @@
-"""g++ and the cache of what it made."""
+"""g++ and the cache of compiled libraries."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Streams that are late: they show a host that forgot to wait."""
+"""Late streams: they show that a host forgot to wait."""
 
 import threading
 from types import SimpleNamespace
@@ -12,7 +12,7 @@ from kernels.runner.streams import Delays
 
 
 class Clock:
-    """Stands for the module ``time``: streams sleep until they may go on, and it keeps for how long they would have."""
+    """Replaces the module ``time``: a sleep lasts until the test allows it to end, and its length is recorded."""
 
     def __init__(self):
         self.slept_s = []
@@ -33,7 +33,7 @@ def clock(monkeypatch):
 
 @pytest.fixture
 def late(runner, monkeypatch):
-    """Open a runner whose streams are late by up to so many milliseconds."""
+    """Open a runner whose streams are late by up to ``longest_ms`` milliseconds."""
 
     def late(delay_ms, seed=0):
         monkeypatch.setenv("HOTROW_RUNNER_DELAY_MS", str(delay_ms))
@@ -44,7 +44,7 @@ def late(runner, monkeypatch):
 
 
 def download(device):
-    """Queue copies of ones to the device and back; returns where to, and the stream."""
+    """Queue copies of ones to the device and back; return the target and the stream."""
     stream, array, out = device.stream(), device.zeros(3, np.float32), device.pinned(3, np.float32)
     device.upload(np.ones(3, dtype=np.float32), array, stream)
     device.download(array, out, stream)

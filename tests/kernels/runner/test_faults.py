@@ -1,4 +1,4 @@
-"""What a GPU would hang or go wrong on in silence, the runner names."""
+"""The runner names faults that make a GPU hang or compute silently wrong results."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""A race and an access out of bounds are found under the sanitizers, and a right kernel passes."""
+"""The sanitizers find races and accesses out of bounds, and a correct kernel passes."""
 
 import os
 import subprocess
@@ -58,7 +58,7 @@ WRITE, FENCE, PUBLISH = "out[8] = 1;", "__threadfence();", "atomicExch(out, 1);"
 
 
 def run_under(sanitizer, source, tmp_path):
-    """Run the script in a process of its own, with the sanitizer's libraries in place of malloc and pthreads."""
+    """Run the script in a separate process with the sanitizer's libraries preloaded."""
     (tmp_path / "kernel.cu").write_text(source)
     names = {"thread": ["libtsan.so"], "address": ["libasan.so", "libubsan.so"]}[sanitizer]
     libraries = [
@@ -81,7 +81,7 @@ def run_under(sanitizer, source, tmp_path):
 @pytest.mark.parametrize(
     ("source", "barrier"),
     [(REVERSE, "__syncthreads()"), (SUM_OF_A_WARP, "__syncwarp()")],
-    ids=["a block's barrier", "a warp's barrier; a ballot is none"],
+    ids=["a block's barrier", "a warp's barrier, which a ballot is not"],
 )
 def test_a_race_on_shared_memory_is_found_with_its_line_and_a_barrier_fixes_it(source, barrier, tmp_path):
     racy = run_under("thread", source.replace("BARRIER", ""), tmp_path)

@@ -1,4 +1,4 @@
-"""Drawn orders of threads and blocks: reproducible, different, and able to find what the fixed order hides."""
+"""Drawn orders of threads and blocks: reproducible, different, and able to find faults that the fixed order hides."""
 
 import numpy as np
 import pytest

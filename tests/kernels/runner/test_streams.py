@@ -1,4 +1,4 @@
-"""Events of the runner may be asked by a finalizer, in any thread and amid whatever that does."""
+"""A finalizer may ask an event of the runner whether it is done, in any thread and at any point."""
 
 import threading
 
@@ -10,12 +10,12 @@ WAIT_S = 5
 
 
 def test_is_done_does_not_wait_for_the_thread_that_is_setting_it(runner):
-    """Where two such threads collect garbage and ask for each other's events, both would wait for ever."""
+    """With a lock, two threads that collect garbage and ask for each other's events would deadlock."""
     event, answers = runner.stream().record(), []
     event.synchronize()
     asking = threading.Thread(target=lambda: answers.append(event.is_done()), daemon=True)
 
-    with event._reached._condition:  # that of the future, which its thread holds while it sets the result
+    with event._reached._condition:  # the future's lock, which its thread holds while it sets the result
         asking.start()
         asking.join(WAIT_S)
 

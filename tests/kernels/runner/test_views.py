@@ -1,4 +1,4 @@
-"""A view is made on the host: neither on a GPU nor here does anybody wait for it."""
+"""A view is made on the host: it waits for nothing, on the runner as on a GPU."""
 
 import threading
 
