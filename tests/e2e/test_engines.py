@@ -1,4 +1,4 @@
-"""A server whose dense networks run on 8-bit integers, and one whose network is a file of its own."""
+"""A server with a dense network on 8-bit integers, and a server with a network in a separate file."""
 
 import json
 import shutil
@@ -14,7 +14,7 @@ pytest.importorskip("ndonnx")
 
 
 def write(model, repository, samples=200):
-    """Write the model with a calibration beside its graph; the version's folder."""
+    """Write the model with a calibration next to its graph; return the version's folder."""
     version = model.write(repository)
     (version / "manifest.json").unlink()
     dense, bags = model.sample_requests(samples, seed=1)
@@ -24,7 +24,7 @@ def write(model, repository, samples=200):
 
 
 def errors_of(model, served):
-    """How far off the server's answers to forty samples are."""
+    """The errors of the server's answers to forty samples."""
     dense, bags = model.sample_requests(40, seed=2)
     samples = [{"dense": row.tolist(), "keys": slots} for row, slots in zip(dense, bags, strict=True)]
     code, _, body = served.ask("/predict/tiny", json.dumps({"samples": samples}).encode())

@@ -1,4 +1,4 @@
-"""Graphs with several tables, empty slots, bags of many keys and two labels, asked over HTTP."""
+"""Graphs with several tables, empty slots, bags of many keys and two labels, served over HTTP."""
 
 import json
 import re
@@ -17,7 +17,7 @@ from training.trainer import predict_logits, train
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """DIN and MMoE in one repository; twenty samples of each, and what their trainer predicts for them."""
+    """DIN and MMoE in one repository, with twenty samples of each and their trainer's predictions."""
     repository, asked = tmp_path_factory.mktemp("families"), {}
     for name in ("din", "mmoe"):
         document = open_document(name)

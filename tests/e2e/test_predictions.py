@@ -1,4 +1,4 @@
-"""Right answers over HTTP, in every form a client may ask for them."""
+"""Right answers over HTTP, in every form that a client may request."""
 
 import json
 import subprocess
@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.tiny_model import TinyModel, flatten
 
-# One float32 logistic regression against float64 by hand.
+# A float32 logistic regression against float64 by hand.
 TOLERANCE = 2e-6
 
 
@@ -203,7 +203,7 @@ def test_good_and_bad_requests_at_once_do_not_disturb_each_other(served, model):
 
 
 def test_an_answers_head_and_body_arrive_together(served, model):
-    """One system call and one wake-up of the client per answer."""
+    """An answer takes one system call and wakes the client once."""
     dense, bags = model.sample_requests(1)
     body = json.dumps({"samples": [{"dense": dense[0].tolist(), "keys": bags[0]}]}).encode()
     request = b"POST /predict/tiny HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body

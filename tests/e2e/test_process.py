@@ -35,7 +35,7 @@ def is_right(answer, expected):
 
 
 def read_answer(connection):
-    """One answer's head and body; both empty if the connection is closed instead."""
+    """One answer's head and body; both are empty if the connection is closed instead."""
     answer = b""
     while b"\r\n\r\n" not in answer:
         received = connection.recv(65536)
@@ -50,7 +50,7 @@ def read_answer(connection):
 
 
 class HeldRequest:
-    """A request whose headers the server has read and whose body it waits for."""
+    """A request whose headers the server has read; the server waits for the body."""
 
     def __init__(self, served, body):
         self._connection = served.connect()
@@ -60,7 +60,7 @@ class HeldRequest:
         assert self._connection.recv(1000) == b"HTTP/1.1 100 Continue\r\n\r\n"
 
     def finish(self):
-        """Send the body; the answer's head and body."""
+        """Send the body; return the answer's head and body."""
         with self._connection:
             self._connection.sendall(self._body)
             return read_answer(self._connection)
@@ -70,12 +70,12 @@ def refuses_connections(served):
     try:
         with served.connect():
             return False
-    except ConnectionError:  # refused, or reset while it waited to be accepted
+    except ConnectionError:  # refused, or reset before the server accepted it
         return True
 
 
 def until(condition):
-    """Ask again until it is so."""
+    """Ask again until the condition is true."""
     deadline = time.monotonic() + DEADLINE_S
     while not condition():
         assert time.monotonic() < deadline
@@ -223,7 +223,7 @@ def test_a_ps_json_with_models_can_be_served_and_queried_from_the_shell(start, t
 
 
 def hotrow_serve(*arguments):
-    """Run `hotrow serve` that is expected to end by itself."""
+    """Run a `hotrow serve` that must end by itself."""
     command = [sys.executable, "-m", "serving.cli.main", "serve", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
 

@@ -1,7 +1,7 @@
-"""The README and the pages of docs, run as they stand there.
+"""Run the README and the pages of docs as they are.
 
 A page's first ``json`` block is its ps.json. Its ``python``, ``sh`` and ``console`` blocks run from top to bottom, in a
-folder that has what `make demo` left behind. What a block says that it prints is compared without its numbers.
+folder with the output of `make demo`. The printed lines are compared with the shown lines, without their numbers.
 """
 
 import json
@@ -39,19 +39,19 @@ def shape(text):
 
 
 def is_shown(shown, printed):
-    """Whether the lines printed are those shown, where ``...`` stands for any number of lines."""
+    """Whether the printed lines match the shown lines, where ``...`` stands for any number of lines."""
     patterns = [r"(.*\n)*?" if line == "..." else re.escape(shape(line)) + r"\n" for line in shown]
     return re.fullmatch("".join(patterns), "".join(f"{shape(line)}\n" for line in printed.splitlines())) is not None
 
 
 def promised_output(code):
-    """What a Python block says that it prints: comments behind ``print``, or below the last one."""
+    """The output that a Python block shows: comments after ``print``, or below the last ``print``."""
     tail = re.search(r"(?:^# .*\n)+\Z", code, flags=re.MULTILINE)
     return [line[2:] for line in tail[0].splitlines()] if tail else re.findall(r"print\(.*\)  # (.*)", code)
 
 
 def run(command, folder):
-    """What a command prints; a command that fails is a failure of the test."""
+    """Return a command's output; a command that fails also fails the test."""
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PATH": path}
     answer = subprocess.run(command, cwd=folder, env=environment, timeout=250, capture_output=True, text=True)
@@ -60,7 +60,7 @@ def run(command, folder):
 
 
 class Reader:
-    """Does what a page says, in a folder of its own."""
+    """Follows a page in a new folder."""
 
     def __init__(self, folder, start, demo):
         self._folder, self._start, self._demo = folder, start, demo
@@ -96,7 +96,7 @@ class Reader:
 
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory):
-    """The folder that a smaller `make demo` left behind, and what it printed."""
+    """The folder of a smaller `make demo`, and its output."""
     folder = tmp_path_factory.mktemp("demo")
     return folder, run([sys.executable, str(ROOT / "examples" / "demo.py"), "--rows", "20000"], folder)
 

@@ -1,4 +1,4 @@
-"""Whatever is wrong with a request is told with a 4xx that names the tensor or the path, and hurts nobody else."""
+"""A wrong request gets a 4xx that names the tensor or the path, and does not affect other clients."""
 
 import gzip
 import json
@@ -15,7 +15,7 @@ INFER = "/v2/models/tiny/infer"
 
 @pytest.fixture(autouse=True)
 def _still_right_afterwards(served, model):
-    """After every refusal the server gives a right answer and has logged nothing: a client could fill the disk."""
+    """After every refusal the server answers correctly and has logged nothing: a client could fill the disk."""
     yield
     dense, bags = model.sample_requests(2, seed=1)
     samples = [{"dense": row.tolist(), "keys": slots} for row, slots in zip(dense, bags, strict=True)]
@@ -111,7 +111,7 @@ def test_the_request_that_later_tests_break_is_valid(served):
             id="smallest key",
         ),
         pytest.param({"CATCOLUMN": {"data": [1, 2, 3, 2**64]}}, "inputs[1].data[3]", id="no int64"),
-        pytest.param({"CATCOLUMN": {"data": [1, 2, 3]}}, "CATCOLUMN has 3 keys", id="a key too few"),
+        pytest.param({"CATCOLUMN": {"data": [1, 2, 3]}}, "CATCOLUMN has 3 keys", id="one key too few"),
     ],
 )
 def test_a_wrong_tensor_is_refused(served, changes, expected):
@@ -214,7 +214,7 @@ class TestBodies:
         chunk = b"%x\r\n%s\r\n" % (50_000, b" " * 50_000)
         with served.connect() as connection:
             connection.sendall(f"POST {path} HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n".encode())
-            connection.sendall(chunk * 5)  # and no end of the body
+            connection.sendall(chunk * 5)  # without the end of the body
             answer = connection.recv(65536)
 
         assert answer.startswith(b"HTTP/1.1 413 ")

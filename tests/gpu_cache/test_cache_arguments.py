@@ -1,4 +1,4 @@
-"""What a cache refuses."""
+"""A cache refuses wrong arguments."""
 
 import numpy as np
 import pytest
@@ -138,7 +138,7 @@ def test_reserved_host_keys_are_refused_by_name(cache, verb, key):
 @pytest.mark.parametrize("kind", ["dynamic", "static", "uvm"])
 @pytest.mark.parametrize("verb", ["replace", "update"])
 def test_a_repeated_host_key_is_refused_and_nothing_is_written(device, kind, verb):
-    """Held twice, it would be erased once, and its old row be answered from then on."""
+    """A key held twice would be erased once, and later queries would return its old row."""
     keys, rows = np.array([8, -7, 9, -7, 8, 8]), np.ones((6, 4), np.float32)
 
     with EmbeddingCache(4, 100, device=device, kind=kind) as cache:

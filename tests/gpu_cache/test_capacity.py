@@ -1,4 +1,4 @@
-"""What a cache takes is known before it takes it."""
+"""The memory of a cache is known before the cache allocates it."""
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ KINDS = st.sampled_from(["dynamic", "static", "uvm"])
 
 
 class CountingDevice:
-    """A device that adds up what is taken of its memory."""
+    """A device that adds up its allocations."""
 
     def __init__(self, device):
         self.device = device

@@ -1,4 +1,4 @@
-"""A client who knows the kernels' hash cannot choose keys that are slow to look up."""
+"""A client that knows the kernels' hash cannot choose keys that are slow to look up."""
 
 import secrets
 
@@ -40,7 +40,7 @@ def random_keys():
 
 
 def most_probes(device, keys, answers_single_keys):
-    """How many slots a new workspace looks at, at most, to enter missing keys: a probe never leaves a run of slots."""
+    """The most slots that a new workspace probes to enter a missing key: a probe never leaves a run of slots."""
     with EmbeddingCache(4, 100, device) as cache:
         work = CacheGroup([cache], (1,), ("sum",)).workspace(1, KEYS, max_single_keys=KEYS)
         if answers_single_keys:

@@ -1,4 +1,4 @@
-"""The cache gives back the rows it was given, and keeps its books."""
+"""The cache returns the rows that it was given, and its stats are right."""
 
 import numpy as np
 import pytest
@@ -23,7 +23,7 @@ def form(request):
 
 @pytest.fixture
 def make_cache(device):
-    """Caches that are closed behind the test."""
+    """Make caches that are closed after the test."""
     made = []
 
     def make(capacity_rows=600, dim=4, **options):
@@ -40,7 +40,7 @@ def rows_of(keys, dim=4, version=0):
 
 
 def ask(cache, keys):
-    """Rows, and which of the keys were found."""
+    """Return rows, and which keys were found."""
     answer = cache.query(np.asarray(keys, dtype=np.int64))
     cache.stream.synchronize()
     with cache.device.using(cache.stream):

@@ -1,4 +1,4 @@
-"""A cache is of the process that made it."""
+"""A cache belongs to the process that made it."""
 
 import subprocess
 import sys

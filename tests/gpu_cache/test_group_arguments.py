@@ -1,4 +1,4 @@
-"""A group and its workspaces refuse what is wrong, say of which table and what, and go on."""
+"""A group and its workspaces refuse wrong arguments, name the table and the fault, and stay usable."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Keys that are looked up one by one have their tables' rows, bit for bit, whatever the caches hold."""
+"""Single keys get their tables' rows, bit for bit, with any content of the caches."""
 
 import numpy as np
 import pytest
@@ -158,7 +158,7 @@ def test_requests_of_bags_and_of_keys_of_any_size_take_turns(device, two_tables)
         keys = random_keys(rng, (10, 10))
         pooled = work.pool([Bags(of_table, np.arange(11, dtype=np.int32)) for of_table in keys])
         finish(work, two_tables)
-        assert is_right(two_tables, keys, pooled)  # a bag of one key is its row, but for the sign of zeros
+        assert is_right(two_tables, keys, pooled)  # a bag of one key is its row, except the sign of zeros
 
 
 def test_blocks_that_take_several_items_look_up_the_same_rows(device, two_tables, monkeypatch):
@@ -216,7 +216,7 @@ def test_a_row_that_was_looked_up_outlasts_unused_rows(device):
     cache.stream.synchronize()
     work = CacheGroup([cache], (1,), ("sum",)).workspace(1, 100, max_single_keys=100)
 
-    for key in range(7):  # one by one: of uses of one line at a time, one is counted
+    for key in range(7):  # one by one: simultaneous uses of one line count as one
         work.lookup([np.array([key])])
     work.stream.synchronize()
     for _ in range(3):

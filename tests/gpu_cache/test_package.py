@@ -1,4 +1,4 @@
-"""What the package offers, and what its documentation shows."""
+"""The package's exports, and the examples of its documentation."""
 
 import re
 import subprocess

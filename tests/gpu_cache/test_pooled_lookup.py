@@ -1,4 +1,4 @@
-"""Pooled lookups of a group answer what the host's loops do, bit for bit, whatever the caches hold."""
+"""Pooled lookups of a group match the host's loops, bit for bit, with any content of the caches."""
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ def tables(device):
 
 
 def random_weights(rng, request, kind):
-    """Weights of some tables, zeros and negative ones among them; None: of no table."""
+    """Weights for some tables, including zeros and negative weights, or None."""
     if kind == "none":
         return None
     weights = [rng.standard_normal(bags.keys.size, dtype=np.float32) for bags in request]
@@ -210,7 +210,7 @@ def test_a_scaled_row_has_the_same_bits_in_the_cache_and_fetched(device, tables)
 
 def test_a_row_is_scaled_before_it_is_weighted(device, two_tables):
     keys = np.arange(100, 300)
-    bags = Bags(keys, np.arange(201, dtype=np.int32))  # a key in each
+    bags = Bags(keys, np.arange(201, dtype=np.int32))  # one key in each
     weights = np.random.default_rng(9).standard_normal(200, dtype=np.float32)
     work = two_tables.group((1, 1), ("sum", "sum"), max_norms=(1.5, None)).workspace(200, 400)
 
@@ -233,6 +233,6 @@ def test_the_pooled_rows_of_all_tables_are_parts_of_one_buffer_at_multiples_of_1
 
     assert [array.shape for array in pooled] == [(5, 1, dim) for dim in tables.dims]
     assert all(array.flags.c_contiguous for array in pooled)
-    starts = work._request.head["first_float"]  # which is what the kernel is told
+    starts = work._request.head["first_float"]  # the kernel gets these offsets
     assert all(start % 4 == 0 for start in starts)
     work.stream.synchronize()

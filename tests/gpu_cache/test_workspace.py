@@ -1,4 +1,4 @@
-"""A workspace serves request after request beside writers and other workspaces, by graphs too."""
+"""A workspace serves request after request in parallel with writers and other workspaces, with graphs too."""
 
 import gc
 import os
@@ -41,7 +41,7 @@ def test_a_workspace_forgets_the_misses_of_the_earlier_request(device, tables, w
     for round_number in range(6):
         request = random_request(rng, rng.integers(1, 21), SLOTS, [0, 1, 5])
         pooled = work.pool(request)
-        if round_number % 3 == 2:  # nobody asked what the one before had missed
+        if round_number % 3 == 2:  # nobody asked for the misses of the earlier request
             continue
         missing = work.missing()
         absent = [bags.keys[bags.keys >= 200] for bags in request]
@@ -50,7 +50,7 @@ def test_a_workspace_forgets_the_misses_of_the_earlier_request(device, tables, w
         work.complete(tables.fetch(missing))
         assert work.missing() == ()
         assert is_right(device, tables, request, pooled)
-    work.stream.synchronize()  # of the last request nobody asked either
+    work.stream.synchronize()  # nobody asked for those of the last request either
 
 
 def test_keys_that_a_cache_evicts_meanwhile_are_missing_again(device, tables, work):
@@ -104,7 +104,7 @@ def test_a_workspace_dropped_before_its_work_has_run_keeps_its_memory_until_then
     blocker, eraser, stream = runner.stream(), runner.stream(), work.stream
     blocker.submit(released.wait)
     eraser.wait(blocker.record())
-    tables.caches[0].erase(np.array([1]), stream=eraser)  # which what is asked later waits for
+    tables.caches[0].erase(np.array([1]), stream=eraser)  # later queries wait for it
 
     work.pool([Bags(np.array([1, 300]), np.array([0, 2], np.int32))])
     del work
@@ -124,7 +124,7 @@ def test_a_row_that_was_pooled_outlasts_unused_rows(device):
     cache.stream.synchronize()
     work = CacheGroup([cache], (1,), ("sum",)).workspace(1, 100)
 
-    for key in range(7):  # one by one: of uses of one line at a time, one is counted
+    for key in range(7):  # one by one: simultaneous uses of one line count as one
         work.pool([Bags(np.array([key]), np.array([0, 1], np.int32))])
     work.stream.synchronize()
     for _ in range(3):
@@ -141,12 +141,12 @@ def test_a_row_pooled_twice_for_one_request_counts_as_one_use(device):
     cache.stream.synchronize()
     work = CacheGroup([cache], (1,), ("sum",)).workspace(1, 100)
 
-    for key in range(15):  # one by one, beside a key that is fetched
+    for key in range(15):  # one by one, together with a key that is fetched
         work.pool([Bags(np.array([key, 99]), np.array([0, 2], np.int32))])
         work.missing()
         work.complete([np.ones((1, 4), np.float32)])
     work.stream.synchronize()
-    for newcomer in (100, 101):  # to the first all rows are in use, and their counters go down by one
+    for newcomer in (100, 101):  # the first finds all rows in use and lowers their counters by one
         cache.replace(np.array([newcomer]), np.ones((1, 4), np.float32), np.full(1, 2, np.uint32))
 
     held = set(cache.dump()[0].tolist())
@@ -287,7 +287,7 @@ def test_the_host_waits_once_for_a_request(device, tables, work, monkeypatch):
         assert work.missing() == ()
         assert len(waits) == number
     assert is_right(device, tables, request, pooled)
-    work.pool(request)  # of which nobody asks what it missed
+    work.pool(request)  # nobody asks for its misses
     assert is_right(device, tables, request, work.pool(request))
     assert len(waits) == 3
 

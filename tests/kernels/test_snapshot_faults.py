@@ -483,7 +483,7 @@ def test_a_big_lookup_that_reads_a_damaged_page_is_an_error_too(table):
     asked = np.random.default_rng(0).choice(keys, 40_000)
     snapshot = Snapshot(changed(path, lambda data: data.__setitem__(6 * PAGE, data[6 * PAGE] ^ 4)))
 
-    snapshot.warm_up()  # which does not check it
+    snapshot.warm_up()  # it does not raise the error
 
     for _ in range(2):
         with pytest.raises(SnapshotError, match=f"damaged: the page of 4,096 bytes at offset {6 * PAGE} is not"):
