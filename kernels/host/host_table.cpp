@@ -46,7 +46,7 @@ void HostTable::adopt() {
   try {
     rows_.store(index_.adopt(is_used), std::memory_order_relaxed);
   } catch (const std::out_of_range&) {
-    area_->fail("is damaged: it has a key whose row is none of its rows");
+    area_->fail("is damaged: a key refers to a row that does not exist");
   }
   arena_.adopt(is_used);
 }

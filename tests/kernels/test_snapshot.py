@@ -173,7 +173,7 @@ def test_reserved_keys_are_neither_written_nor_looked_up(tmp_path, key):
 
 
 def test_a_repeated_key_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="key 5 came before"):
+    with pytest.raises(ValueError, match="key 5 occurs twice"):
         write(tmp_path / "t", [5, 6, 5], np.ones((3, 4), np.float32), batch_rows=2)
 
 
