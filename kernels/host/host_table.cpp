@@ -40,7 +40,7 @@ HostTable::HostTable(std::unique_ptr<SharedArea> area, bool writes)
     adopt();
 }
 
-// What a writer keeps for itself is made anew from what is in the index.
+// Rebuilds the state that only writers use from the index.
 void HostTable::adopt() {
   std::vector<bool> is_used(capacity_rows_ + spare_rows_for(capacity_rows_));
   try {

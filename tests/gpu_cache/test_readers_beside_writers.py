@@ -61,15 +61,15 @@ def read_beside(device, write, readers, rounds, until_wrong):
     cache.replace(np.arange(KEYS), rows_of(np.arange(KEYS), 0))
     cache.stream.synchronize()
     reader = device.stream()
-    before, beside = cache.answer(len(ASKED), reader), cache.answer(len(ASKED), reader)
+    before, during = cache.answer(len(ASKED), reader), cache.answer(len(ASKED), reader)
     with device.using(reader):
         keys = device.xp.asarray(ASKED)
     wrong = found = 0
     for version in range(1, rounds):
         cache.query(keys, out=before, stream=reader)
         write(cache, version % 99)
-        cache.query(keys, out=beside, stream=reader)
-        for answer in (before, beside):
+        cache.query(keys, out=during, stream=reader)
+        for answer in (before, during):
             more_wrong, more_found = wrong_rows(cache, answer, reader)
             wrong, found = wrong + more_wrong, found + more_found
         cache.stream.synchronize()
