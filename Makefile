@@ -7,46 +7,46 @@ SHELL := /bin/bash
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-# A Criteo file for `make demo`; empty: generated data.
+# A Criteo file for `make demo`; if empty, it generates data.
 DATA ?=
-# Index of CPU-only PyTorch wheels, if you do not want the CUDA build; see the README.
+# An index of CPU-only PyTorch wheels, if you do not want the CUDA build; see the README.
 TORCH_INDEX ?=
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
-# What runs without PyTorch, RocksDB and the web framework.
+# The tests that run without PyTorch, RocksDB and the web framework.
 NUMPY1_TESTS := tests/kernels $(addprefix tests/serving/,dense model test_batch.py test_config_inference.py test_config_model_directory.py)
-# The tests of kernels and of what is built on them; `make test` has them too.
+# The tests of the kernels and of the GPU cache; `make test` runs them too.
 KERNEL_TESTS := $(wildcard tests/kernels/cuda tests/gpu_cache)
 RACE_TESTS := $(wildcard $(addprefix tests/,$(addprefix kernels/cuda/,test_query.py test_writes.py test_team.py) \
   $(addprefix gpu_cache/,test_readers_beside_writers.py test_workspace.py test_pooled_lookup.py test_key_lookup.py)))
 ON_RUNNER := not gpu and not long
-# Tests of devices that wait for what a late stream has not done yet, or fail.
+# Tests of code on devices: if the code forgets to wait for a late stream, they fail.
 DEVICE_TESTS := $(KERNEL_TESTS) $(wildcard $(addprefix tests/serving/,lookup test_gpu_serving.py test_device_route.py dense/test_device_network.py))
-# Half of the time; each worker starts Redis servers of its own, so that more than four would not pay.
+# This halves the time. Each worker starts its own Redis servers, so more than four workers would not help.
 OVER_CORES := -n logical --maxprocesses 4 --dist worksteal
-# The GPU commands run in an environment of their own making, with CuPy for CUDA 12 or 13, or with a Python that is there:
-# GPU_PYTHON=python3 installs nothing, and leaves out the tests that need more than NumPy, CuPy and pytest.
+# The GPU commands create an environment with CuPy for CUDA 12 or 13, or use an existing Python: GPU_PYTHON=python3
+# installs nothing, and leaves out the tests that need more than NumPy, CuPy and pytest.
 CUDA ?= cuda13
 GPU_PYTHON ?= $(BIN)/python
 GPU_READY := $(if $(filter $(BIN)/python,$(GPU_PYTHON)),$(VENV)/.gpu)
 GPU_TESTS ?= $(if $(GPU_READY),tests,tests/kernels tests/gpu_cache tests/test_gpu_benchmark.py)
 BENCHMARKS := host_table snapshot rocksdb_misses rocksdb_load redis_store tiers updates eviction cache_policy scale predict
-# The Python of a Triton's environment (benchmarks/triton_server.py), for the HTTP benchmark's second peer.
+# The Python of an environment with Triton (benchmarks/triton_server.py), which the HTTP benchmark compares with.
 TRITON ?=
 BUILD_INPUTS := pyproject.toml constraints.txt CMakeLists.txt $(wildcard kernels/host/*)
 
 help: ## list the commands
 	@grep -hE '^[a-z][a-z0-9-]*:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## (.*)/  make \1\t\2/' | expand -t 26
 
-demo: $(VENV)/.demo ## train, export, serve and ask a model; DATA=file.csv takes a Criteo file
+demo: $(VENV)/.demo ## train, export, serve and query a model; DATA=file.csv takes a Criteo file
 	@$(BIN)/python examples/demo.py $(if $(DATA),--data "$(DATA)")
 
-test: $(VENV)/.test ## everything a machine without a GPU can run, but the tests that take minutes and the sanitizers
+test: $(VENV)/.test ## all tests for a machine without a GPU, except the sanitizers and the tests that take minutes
 	@$(BIN)/python -m pytest $(OVER_CORES) -m "not long and not gpu and not sanitizers"
 
 test-fast: $(VENV)/.test ## the tests without the slow ones
 	@$(BIN)/python -m pytest $(OVER_CORES) -m "not slow and not long and not gpu"
 
-test-long: $(VENV)/.test ## the tests that take minutes each; the outcome goes to benchmarks/results/
+test-long: $(VENV)/.test ## the tests that take minutes each; results go to benchmarks/results/
 	@$(BIN)/python -m benchmarks.long_tests --json benchmarks/results/test_long.json
 	@$(MAKE) mutants
 
@@ -56,10 +56,10 @@ test-numpy1: $(VENV)-numpy1/.done ## the serving tests under NumPy 1.26, without
 test-host-sanitizers: $(VENV)/.test ## the host table's threads and snapshots under ThreadSanitizer, AddressSanitizer and UndefinedBehaviorSanitizer
 	@$(BIN)/python -m pytest -q -m sanitizers tests/kernels
 
-check-nvrtc: $(VENV)/.nvrtc ## compile every kernel for sm_80, sm_90, sm_100 and sm_120, without a GPU; fails on registers or arrays in memory
+check-nvrtc: $(VENV)/.nvrtc ## compile every kernel for sm_80, sm_90, sm_100 and sm_120, without a GPU; fails if registers or arrays spill to memory
 	@$(BIN)/python -m kernels.check_nvrtc kernels/cuda/*.cu benchmarks/gpu/*.cu
 
-test-kernels: $(VENV)/.test ## the kernels on the CPU runner: the fixed order of threads, three drawn ones, then late streams
+test-kernels: $(VENV)/.test ## the kernels on the CPU runner: in the fixed order of threads, in three random orders, and with late streams
 	@for seed in 0 1 2 3; do HOTROW_RUNNER_SEED=$$seed HOTROW_RUNNER_THREADS=2 $(BIN)/python -m pytest -q -m "$(ON_RUNNER)" $(KERNEL_TESTS); done
 	@HOTROW_RUNNER_DELAY_MS=10 HOTROW_RUNNER_SEED=4 $(BIN)/python -m pytest -q $(OVER_CORES) -m "$(ON_RUNNER)" $(DEVICE_TESTS)
 
@@ -75,7 +75,7 @@ test-kernels-asan: $(VENV)/.test ## all kernels in the fixed order, under Addres
 mutants: $(VENV)/.test ## plant faults in the kernels; the tests must notice 4 of 5
 	@$(BIN)/python -m benchmarks.mutants --json benchmarks/results/mutants.json
 
-test-gpu: gpu $(GPU_READY) gpu-python ## the tests that need a GPU; without one it fails, and nothing is skipped
+test-gpu: gpu $(GPU_READY) gpu-python ## the tests that need a GPU; fails without a GPU, skips nothing
 	@HOTROW_REQUIRE_GPU=1 $(GPU_PYTHON) -m pytest -m gpu $(GPU_TESTS)
 
 lint: $(VENV)/.lint ## ruff, mypy strict, import contracts
@@ -84,25 +84,25 @@ lint: $(VENV)/.lint ## ruff, mypy strict, import contracts
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 
-format: $(VENV)/.lint ## let ruff rewrite the sources
+format: $(VENV)/.lint ## format and fix the sources with ruff
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
-bench: $(VENV)/.test ## all CPU benchmarks and their table; TRITON=python asks a Triton too; results go to benchmarks/results/
+bench: $(VENV)/.test ## all CPU benchmarks and their table; TRITON=python also measures Triton; results go to benchmarks/results/
 	@for name in $(BENCHMARKS); do $(BIN)/python -m benchmarks.$$name --json benchmarks/results/$$name.json; done
 	@$(BIN)/python -m benchmarks.http_server $(if $(TRITON),--triton $(TRITON)) --json benchmarks/results/http_server.json
 	@$(BIN)/python -m benchmarks.table
 
-bench-quick: $(VENV)/.test ## the same on small inputs, nothing written
+bench-quick: $(VENV)/.test ## the same on small inputs, without writing results
 	@for name in $(BENCHMARKS) http_server; do $(BIN)/python -m benchmarks.$$name --quick; done
 
-bench-gpu: gpu $(GPU_READY) ## the GPU cache on a GPU: right first, then timed; results go to benchmarks/results/
+bench-gpu: gpu $(GPU_READY) ## check and then time the GPU cache on a GPU; results go to benchmarks/results/
 	@$(GPU_PYTHON) -m benchmarks.gpu --json benchmarks/results/gpu_cache.json
 
 clean: ## remove the environments and everything built
 	rm -rf $(VENV) $(VENV)-numpy1 build demo_output .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
-# One clear line for what a fresh machine may lack.
+# One clear line for each thing that a fresh machine may not have.
 .PHONY: tools
 tools:
 	@command -v $(PYTHON) >/dev/null || { echo "Hotrow needs Python 3.11 or newer: '$(PYTHON)' was not found (make PYTHON=/path/to/python3.11 ...)"; exit 1; }
@@ -111,11 +111,11 @@ tools:
 	@$(PYTHON) -c 'import os, sys, sysconfig; sys.exit(not os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h")))' || { echo "Hotrow needs Python's headers: apt-get install python3-dev"; exit 1; }
 	@command -v $${CXX:-c++} >/dev/null || { echo "Hotrow needs a C++17 compiler: apt-get install g++"; exit 1; }
 
-# The same before the GPU commands, which would else fail test by test.
+# The same checks before the GPU commands, which would otherwise fail test by test.
 .PHONY: gpu gpu-python
 gpu:
 	@$(PYTHON) -c 'import ctypes as c, sys; n = c.c_int(); cuda = c.CDLL("libcuda.so.1"); sys.exit(bool(cuda.cuInit(0) or cuda.cuDeviceGetCount(c.byref(n)) or not n.value))' 2>/dev/null \
-	  || { echo "this needs an NVIDIA GPU and its driver: libcuda.so.1 is absent, or finds no GPU"; exit 1; }
+	  || { echo "this needs an NVIDIA GPU and its driver: libcuda.so.1 is missing or finds no GPU"; exit 1; }
 
 gpu-python:
 	@why="$$($(GPU_PYTHON) -c 'import numpy, cupy, pytest, kernels.host' 2>&1)" \
@@ -126,7 +126,7 @@ $(BIN)/python: | tools
 	@$(PYTHON) -m venv $(VENV)
 	@$(PIP) --upgrade pip
 
-# The build tools are installed first, so that the extension builds in this environment and rebuilds take seconds.
+# The build tools come first: the extension then builds in this environment, and rebuilds take seconds.
 $(VENV)/.build: $(BUILD_INPUTS) | $(BIN)/python
 	@echo "installing the build tools"
 	@$(PIP) scikit-build-core nanobind cmake ninja

@@ -1,9 +1,9 @@
-"""Train a DCN, export it, serve it, ask it with NVIDIA's client, and print what each storage tier answered.
+"""Train a DCN, export it, serve it, query it with NVIDIA's client, and print how many rows each tier answered.
 
     python examples/demo.py [--data criteo.csv] [--rows 500000] [--output demo_output]
 
-RAM has room for half of the embedding rows, and RocksDB has every row. Answers are exact wherever a row comes from. The
-counters at the end show how many rows came from each tier.
+RAM has room for half of the embedding rows, and RocksDB has every row. Answers are exact from either tier. The counters
+at the end show how many rows came from each tier.
 """
 
 import argparse
@@ -41,7 +41,7 @@ def main() -> int:
 
     title("2. Serve it")
     with serving(repository) as url:
-        title("3. Ask it, as any KServe v2 client would")
+        title("3. Query it like any KServe v2 client")
         asked = held_out(options)
         report(asked, *ask(url, asked))
         title("4. Where the embedding rows came from")
@@ -58,7 +58,7 @@ def main() -> int:
 
 def read_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", type=Path, help="a Criteo file, raw tab-separated or CSV (default: generated data)")
+    parser.add_argument("--data", type=Path, help="a Criteo file, raw (tab-separated) or CSV (default: generated data)")
     parser.add_argument("--rows", type=int, default=500_000, help="generated samples (default: %(default)s)")
     parser.add_argument("--output", type=Path, default=Path("demo_output"), help="(default: %(default)s)")
     return parser.parse_args()

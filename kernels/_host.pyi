@@ -207,7 +207,7 @@ class SnapshotWriter:
         """Write the next rows, whose keys must be new."""
 
     def finish(self, source: bytes) -> None:
-        """Write the rest of the file, header last; ``source`` is 32 bytes that name where the rows came from."""
+        """Write the rest of the file, header last; ``source`` is 32 bytes that identify the source of the rows."""
 
     def __len__(self) -> int: ...
 

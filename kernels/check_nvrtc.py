@@ -1,4 +1,4 @@
-"""Compile every kernel as a GPU would get it, without a GPU: ``make check-nvrtc``.
+"""Compile every kernel for GPUs, on a machine without a GPU: ``make check-nvrtc``.
 
 A ``.cu`` file lists the specialisations to compile, one per line, with the macros in shell syntax::
 
@@ -53,14 +53,14 @@ class Usage:
 
 
 def specialisations(source: KernelSource) -> list[dict[str, str | int]]:
-    """Return the macros of each specialisation that a kernel file names; at least one, maybe of no macros."""
+    """Return the macros of each specialisation of a kernel file: at least one, which may have no macros."""
     own: list[str] = _COMPILED_WITH.findall(source.path.read_text(encoding="utf-8"))
     lines = own or _COMPILED_WITH.findall(source.text) or [""]
     return [dict(_macro(source, word) for word in shlex.split(re.sub(r"\n// +", " ", line))) for line in lines]
 
 
 def usages(log: str) -> list[Usage]:
-    """Return what the assembler's log says of each kernel."""
+    """Return each kernel's resources from the assembler's log."""
     return [
         Usage(entry["name"], int(entry["registers"]), int(entry["stores"]) + int(entry["loads"]), int(entry["stack"]))
         for entry in _ENTRY.finditer(log)
@@ -71,7 +71,7 @@ def check(file: Path) -> Iterator[tuple[str, str | None]]:
     """Compile one file for every architecture and specialisation.
 
     Yields:
-        a line to print, and what is wrong or None.
+        a line to print, and its fault or None.
     """
     from kernels.cuda_compiler import compile_cubin
 
@@ -112,7 +112,7 @@ def _macro(source: KernelSource, word: str) -> tuple[str, str | int]:
 
 
 def _local_memory(usage: Usage) -> str | None:
-    """Say what a kernel keeps in memory that each of its threads has for itself: it is as slow as any other."""
+    """Describe a kernel's use of local memory, which is as slow as global memory; None if it uses none."""
     if usage.spill_bytes:
         return f"{usage.kernel} spills {usage.spill_bytes} bytes"
     return f"{usage.kernel} has {usage.stack_bytes} bytes of stack" if usage.stack_bytes else None

@@ -62,13 +62,13 @@ def factor(xp: Any, matrices: Array) -> Factor:
 
 
 class Cublas:
-    """A handle of cuBLAS and its workspace, for the work of one stream. Used by one thread at a time, which it sees to.
+    """A handle of cuBLAS and its workspace, for the work of one stream. A lock lets one thread use it at a time.
 
-    A captured product goes on using the workspace: its graph must be launched on the stream the handle is for, or on
-    one that is ordered with it.
+    A captured product keeps using the workspace. So its graph must be launched on the handle's stream, or on a stream
+    that is ordered with it.
 
-    Handles are never destroyed: that waits for all work of the GPU, and a graph that another thread captures there
-    would be lost. They go to the next stream; one that has failed goes to nobody.
+    Handles are never destroyed: destroying a handle waits for all work of the GPU and breaks a graph that another
+    thread captures there. A new stream takes over an unused handle. A handle that has failed is never used again.
     """
 
     def __init__(self, library: Any, workspace: Array, idle: deque[ctypes.c_void_p]) -> None:
@@ -77,7 +77,7 @@ class Cublas:
         Args:
             library: cuBLAS's C interface, of ``load_library``.
             workspace: uint8[``WORKSPACE_BYTES``].
-            idle: handles that were made on this GPU, and that nobody uses; all of its ``Cublas`` are given the same.
+            idle: the unused handles of this GPU, shared by all its ``Cublas`` objects.
 
         Raises:
             DeviceFaultError: cuBLAS refuses.
@@ -96,7 +96,7 @@ class Cublas:
             self._handle = handle
 
     def __del__(self) -> None:
-        """Return the handle for the next user."""
+        """Put the handle back for the next stream."""
         if self._handle is not None and self._is_sound:
             self._idle.append(self._handle)
 
@@ -109,7 +109,7 @@ class Cublas:
             y: of the same type, [..., K, N], or [K, N] for all matrices of x. Neither has a dimension of 0.
             out: float32[..., M, N], C-contiguous.
             stream_address: of the CUDA stream.
-            is_tf32: factors of float32 may be rounded to TF32, 10 bits behind the point.
+            is_tf32: float32 factors may be rounded to TF32, which has 10 bits of mantissa.
 
         Raises:
             DeviceFaultError: cuBLAS reports an error.
@@ -163,7 +163,7 @@ def load_library(cuda_version: int) -> Any:
         return ctypes.CDLL(name)
     except OSError as err:
         raise DeviceUnavailableError(
-            f"{name} is not found, which multiplies matrices: install the CUDA toolkit, "
+            f"{name} is not found: matrix products need it. Install the CUDA toolkit, "
             f"or pip install 'hotrow[cuda{cuda_version}]' ({err})"
         ) from err
 

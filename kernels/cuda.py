@@ -16,7 +16,7 @@ from cupy.cuda import runtime
 
 from kernels.cuda_compiler import cubin_file
 from kernels.cuda_memory import PinnedBlock, empty_array, empty_pinned, queue_copy
-from kernels.cuda_streams import CudaStream, CudaTimer, told_as_faults
+from kernels.cuda_streams import CudaStream, CudaTimer, raising_device_faults
 from kernels.device import Array, Graph, Kernel, Stream, Timer
 from kernels.errors import DeviceUnavailableError, KernelError
 from kernels.launch import check_arguments, check_shape
@@ -57,9 +57,9 @@ class CudaDevice:
 
     def memory(self) -> tuple[int, int]:
         """See ``Device.memory``."""
-        with told_as_faults(), cupy.cuda.Device(self._index) as device:
+        with raising_device_faults(), cupy.cuda.Device(self._index) as device:
             free, total = device.mem_info
-            # What CuPy's pool keeps of what was given back, and has ready or gives back itself where more is asked for.
+            # Memory that CuPy's pool has kept is free too: the pool reuses it, or returns it when CUDA runs out.
             return int(free) + int(cupy.get_default_memory_pool().free_bytes()), int(total)
 
     def empty(self, shape: int | Sequence[int], dtype: npt.DTypeLike) -> Array:
@@ -68,7 +68,7 @@ class CudaDevice:
 
     def zeros(self, shape: int | Sequence[int], dtype: npt.DTypeLike) -> Array:
         """See ``Device.zeros``."""
-        with told_as_faults(), cupy.cuda.Device(self._index):
+        with raising_device_faults(), cupy.cuda.Device(self._index):
             stream = cupy.cuda.get_current_stream()
             if stream.is_capturing():
                 return cupy.zeros(shape, dtype)
@@ -120,7 +120,7 @@ class CudaDevice:
     def to_host(self, array: Array) -> npt.NDArray[Any]:
         """See ``Device.to_host``."""
         self._check_array(array)
-        with told_as_faults(), cupy.cuda.Device(self._index):
+        with raising_device_faults(), cupy.cuda.Device(self._index):
             if cupy.cuda.get_current_stream().is_capturing():
                 raise KernelError("cannot read an array on the host while a graph is captured")
             host: npt.NDArray[Any] = array.get()
@@ -131,7 +131,7 @@ class CudaDevice:
         source = read_source(file)
         parameters = source.parameters(name)
         key = source.text, tuple(macro_options(defines))
-        with self._modules_lock, told_as_faults(), cupy.cuda.Device(self._index):
+        with self._modules_lock, raising_device_faults(), cupy.cuda.Device(self._index):
             if key not in self._modules:
                 self._modules[key] = cupy.RawModule(path=str(self._compiled(source, key[1])))
             function = self._modules[key].get_function(name)
@@ -151,15 +151,15 @@ class CudaDevice:
             out = cupy.empty(shape, np.float32)
             library = queue.cublas()
             library.multiply(cupy, x, y, out, queue.cupy_stream.ptr, is_tf32)
-            queue.hold(library)  # arrays need no hold: the pool reuses memory of this stream only for its later work
+            queue.hold(library)  # not the arrays: the pool gives their memory only to later work of this stream
             return out
 
     def capture(self, stream: Stream, function: Callable[[], Any]) -> Graph:
         """See ``Device.capture``.
 
-        The graph's arrays come from a memory pool of its own, so that nothing else is ever put where it writes.
-        What CuPy compiles or loads at its first use cannot be compiled or loaded in a capture: call the function once
-        before. CuPy refuses its own matrix products: ``product`` does them.
+        The graph's arrays come from a separate memory pool, so nothing else ever uses the memory that it writes. CuPy
+        cannot compile or load anything during a capture, so call the function once before. CuPy also refuses its own
+        matrix products: use ``product``.
         """
         queue = self._mine(stream)
         queue.refuse_while_capturing("capture another graph")
@@ -247,7 +247,7 @@ class CudaKernel:
         """See ``Kernel.__call__``."""
         shape = check_shape(self._name, grid, block, shared_bytes)
         check_arguments(self._name, self._parameters, args, self._device.wrong_array)
-        with told_as_faults(self._name), self._device.using(stream):
+        with raising_device_faults(self._name), self._device.using(stream):
             # Without this, a kernel has 48 KiB minus its static shared memory.
             if shared_bytes and shared_bytes > self._function.max_dynamic_shared_size_bytes:
                 self._function.max_dynamic_shared_size_bytes = shared_bytes
@@ -269,7 +269,7 @@ class CudaGraph:
         """See ``Graph.launch``."""
         if not isinstance(stream, CudaStream) or stream.index != self._index:
             raise KernelError(f"a graph of cuda:{self._index} cannot be launched on {stream!r}")
-        with told_as_faults(), cupy.cuda.Device(self._index):
+        with raising_device_faults(), cupy.cuda.Device(self._index):
             self._graph.launch(stream.cupy_stream)
         stream.hold(self)
 

@@ -16,10 +16,10 @@ from cupy.cuda import nvrtc
 from kernels.errors import KernelError
 
 COMPILER_OPTIONS = ("--std=c++17", "--fmad=false", "--device-as-default-execution-space")
-"""How NVRTC compiles kernels: no contraction, so that a float is the same as on the host; lambdas are device code.
+"""NVRTC's options: no contraction, for the same floats as on the host; lambdas are device code.
 
-Subnormals are kept, which is NVRTC's default and not CuPy's: ``cupy.RawModule`` and ``RawKernel`` add ``-ftz=true``
-behind all options of code that they compile, and NVRTC obeys the last. So CuPy is only given machine code.
+NVRTC keeps subnormals by default. CuPy does not: ``cupy.RawModule`` and ``RawKernel`` append ``-ftz=true`` when they
+compile, and the last option wins. So CuPy only loads machine code.
 """
 
 
@@ -27,7 +27,7 @@ def cubin_file(name: str, text: str, architecture: int, options: Sequence[str]) 
     """Return the file with a kernel file's machine code, compiled unless the cache has it.
 
     Args:
-        name: what the file's name begins with.
+        name: the beginning of the file's name.
         text: of ``read_source``.
         architecture: 90 for sm_90.
         options: see ``compile_cubin``.

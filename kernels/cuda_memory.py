@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from cupy.cuda import runtime
 
-from kernels.cuda_streams import CudaStream, told_as_faults
+from kernels.cuda_streams import CudaStream, raising_device_faults
 from kernels.device import Array
 
 _MOST_POOLED_BYTES = 64 << 20  # larger blocks come from CUDA and are freed there
@@ -44,7 +44,7 @@ def empty_pinned(index: int, shape: int | Sequence[int], dtype: npt.DTypeLike) -
         DeviceFaultError: work of the GPU has failed.
     """
     sizes, wanted = _sizes(shape), np.dtype(dtype)
-    with told_as_faults(), cupy.cuda.Device(index):
+    with raising_device_faults(), cupy.cuda.Device(index):
         block: Any = PinnedBlock(math.prod(sizes) * wanted.itemsize)
     array: npt.NDArray[Any] = np.asarray(block).view(wanted).reshape(sizes)
     return array
@@ -58,7 +58,7 @@ def empty_array(index: int, shape: int | Sequence[int], dtype: npt.DTypeLike) ->
         DeviceFaultError: work of the GPU has failed.
     """
     sizes = _sizes(shape)
-    with told_as_faults(), cupy.cuda.Device(index):
+    with raising_device_faults(), cupy.cuda.Device(index):
         if math.prod(sizes) * np.dtype(dtype).itemsize <= _MOST_POOLED_BYTES:
             return cupy.empty(sizes, dtype)
         if cupy.cuda.get_current_stream().is_capturing():  # the memory must belong to the graph
@@ -73,7 +73,7 @@ def queue_copy(target: int, source: int, size_bytes: int, stream: CudaStream) ->
         DeviceFaultError: work of the GPU has failed.
     """
     if size_bytes:
-        with told_as_faults(), cupy.cuda.Device(stream.index):
+        with raising_device_faults(), cupy.cuda.Device(stream.index):
             # CUDA finds the direction from the addresses: a device's view of pinned memory is on the host.
             runtime.memcpyAsync(target, source, size_bytes, runtime.memcpyDefault, stream.cupy_stream.ptr)
 
@@ -83,7 +83,7 @@ def _sizes(shape: int | Sequence[int]) -> tuple[int, ...]:
 
 
 def _empty_of_its_own(shape: tuple[int, ...], dtype: npt.DTypeLike) -> Array:
-    """An array whose memory is freed by CUDA when it is dropped.
+    """Return an array whose memory goes back to CUDA when the array is dropped.
 
     CuPy's pool would cut the next small array out of a large block that is free, and could then never give it back.
     """

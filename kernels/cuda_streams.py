@@ -18,7 +18,7 @@ from kernels.cublas import WORKSPACE_BYTES, Cublas, load_library
 from kernels.device import Event
 from kernels.errors import DeviceFaultError, KernelError
 
-_HELD_LAUNCHES = 64  # how many launches one event stands for
+_HELD_LAUNCHES = 64  # launches per event
 _NO_MEMORY, _NOT_READY = 2, 600  # cudaErrorMemoryAllocation, cudaErrorNotReady
 _idle_handles: dict[int, deque[ctypes.c_void_p]] = {}  # unused handles of cuBLAS, by GPU
 _orphans: deque[tuple[CudaEvent, list[Any]]] = deque()  # arrays of dropped streams, to be freed after an event
@@ -34,13 +34,13 @@ class CudaEvent:
             DeviceFaultError: work of the GPU has failed.
         """
         # An event belongs to the GPU that is current when it is made, and only streams of that GPU can record it.
-        with told_as_faults(), cupy.cuda.Device(stream.device_id):
+        with raising_device_faults(), cupy.cuda.Device(stream.device_id):
             self.cupy_event = cupy.cuda.Event(disable_timing=True)
             self.cupy_event.record(stream)
 
     def synchronize(self) -> None:
         """See ``Event.synchronize``."""
-        with told_as_faults():
+        with raising_device_faults():
             self.cupy_event.synchronize()
 
     def is_done(self) -> bool:
@@ -57,8 +57,8 @@ class CudaStream:
         self.index = index
         self._held: list[Any] = []
         self._waiting: deque[tuple[CudaEvent, list[Any]]] = deque()
-        let_go_of_orphans()
-        with told_as_faults(), cupy.cuda.Device(index):
+        free_orphans()
+        with raising_device_faults(), cupy.cuda.Device(index):
             self.cupy_stream = cupy.cuda.Stream()  # it and the default stream wait for each other
         self.captured: list[Any] | None = None  # while a graph is captured, the arrays it uses
         self._cublas: Cublas | None = None
@@ -101,7 +101,7 @@ class CudaStream:
         self.refuse_while_capturing("wait for an event")
         if not isinstance(event, CudaEvent):
             raise KernelError(f"expected an event of a GPU, not {event!r}")
-        with told_as_faults():
+        with raising_device_faults():
             self.cupy_stream.wait_event(event.cupy_event)
 
     def record(self) -> CudaEvent:
@@ -116,7 +116,7 @@ class CudaStream:
             done = self._held, list(self._waiting)
             self._held = []
             self._waiting.clear()
-        with told_as_faults():
+        with raising_device_faults():
             self.cupy_stream.synchronize()
         del done  # only now is it unused
 
@@ -141,7 +141,7 @@ class CudaTimer:
     def __init__(self, stream: CudaStream) -> None:
         """Make two events with a clock; ``CudaEvent`` has none, because it is cheaper."""
         self._stream = stream
-        with told_as_faults(), cupy.cuda.Device(stream.index):
+        with raising_device_faults(), cupy.cuda.Device(stream.index):
             self._start, self._stop = cupy.cuda.Event(), cupy.cuda.Event()
 
     def start(self) -> None:
@@ -162,11 +162,11 @@ class CudaTimer:
 
     def _record(self, event: Any) -> None:
         self._stream.refuse_while_capturing("time work")
-        with told_as_faults():
+        with raising_device_faults():
             event.record(self._stream.cupy_stream)
 
 
-def let_go_of_orphans() -> None:
+def free_orphans() -> None:
     """Free the arrays of dropped streams whose work has run."""
     for _ in range(len(_orphans)):
         with suppress(IndexError):  # another thread does the same
@@ -176,7 +176,7 @@ def let_go_of_orphans() -> None:
 
 
 @contextmanager
-def told_as_faults(what: str = "CUDA") -> Iterator[None]:
+def raising_device_faults(what: str = "CUDA") -> Iterator[None]:
     """Raise CuPy's errors as DeviceFaultError, or as MemoryError if the host or the GPU is out of memory."""
     try:
         yield

@@ -176,7 +176,7 @@ class Device(Protocol):
         """
 
     def to_host(self, array: Array) -> npt.NDArray[Any]:
-        """Wait for the stream of ``using``, or elsewhere for all streams, and copy to a new host array.
+        """Wait for the stream of ``using``, or outside ``using`` for all streams, and copy to a new host array.
 
         Raises:
             DeviceFaultError: work that it waited for failed.
@@ -274,7 +274,7 @@ def _only_one(name: str, opener: Callable[[str], Device]) -> Device:
 
 
 def _start_again() -> None:
-    """Start again in a forked child: it cannot use its parent's devices, and another thread may have held the lock."""
+    """Reset the devices in a forked child: it cannot use its parent's, and another thread may have held the lock."""
     global _devices, _devices_lock
     _inherited.update(_devices)
     _devices, _devices_lock = {}, threading.Lock()

@@ -6,7 +6,7 @@ class HotrowError(Exception):
 
 
 class DeviceUnavailableError(HotrowError):
-    """The device asked for cannot be used here: no CuPy, no driver, or no GPU with that index."""
+    """The requested device cannot be used here: no CuPy, no driver, or no GPU with that index."""
 
 
 class KernelError(HotrowError):
@@ -63,7 +63,7 @@ class TableFullError(HotrowError):
     """A host table has no room for the rows to be inserted; nothing of the call was written."""
 
     def __init__(self, capacity_rows: int, rows: int, new_rows: int) -> None:
-        """Tell the capacity, the rows held, and how many new rows the call would have added."""
+        """Give the capacity, the rows held, and the number of new rows of the call."""
         super().__init__(f"table is full: it holds {rows} of {capacity_rows} rows, the call adds {new_rows} new keys")
         self.capacity_rows = capacity_rows
         self.rows = rows

@@ -2,7 +2,7 @@
 
 Letters for shapes: N keys, R bags of keys, B samples, S slots, T tables, D embedding_vec_size, V keys of an index.
 Every call refuses the four reserved int64 keys (the two smallest and the two largest) before it reads or writes.
-The docs of methods that are not here are in ``kernels/_host.pyi``.
+Methods that are not documented here are documented in ``kernels/_host.pyi``.
 """
 
 from __future__ import annotations

@@ -22,8 +22,8 @@ def check_shape(kernel: str, grid: Sequence[int], block: Sequence[int], shared_b
     """Return grid and block with three numbers each.
 
     Raises:
-        KernelError: not one to three numbers, one below 1 or above CUDA's limit, more than 1,024 threads in a block, or
-            more shared memory than a block can have.
+        KernelError: there are not one to three numbers, a number is below 1 or above CUDA's limit, or a block has more
+            than 1,024 threads or too much shared memory.
     """
     shapes = _three(kernel, "grid", grid, _MOST_BLOCKS), _three(kernel, "block", block, _MOST_IN_BLOCK)
     threads = int(np.prod(shapes[1]))
@@ -53,11 +53,11 @@ def check_arguments(
         kernel: its name, for messages.
         parameters: of the kernel.
         arguments: of the launch.
-        check_array: returns what is wrong with what was given for a pointer, or "".
+        check_array: returns why an argument cannot be used for a pointer, or "".
 
     Raises:
-        KernelError: another number of arguments, a pointer without an array of the device, or a value that is no NumPy
-            scalar of the parameter's type.
+        KernelError: the number of arguments is wrong, an argument for a pointer is not an array of the device, or a
+            value is not a NumPy scalar of the parameter's type.
     """
     if len(arguments) != len(parameters):
         raise KernelError(f"{kernel} takes {len(parameters)} arguments, not {len(arguments)}")

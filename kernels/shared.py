@@ -60,7 +60,7 @@ class SharedTable(HostTable):
         try:
             table._shared_source()
         except UnicodeDecodeError as err:
-            raise SharedMemoryError(str(path), "is damaged: the name of its source is no text") from err
+            raise SharedMemoryError(str(path), "is damaged: the name of its source is not text") from err
         return table
 
     def __init__(self, path: str | Path, writes: bool, new: tuple[int, int, RowDtype, str] | None = None) -> None:

@@ -20,7 +20,7 @@ def add_options(parser):
     """Add the options of this file to Locust's."""
     parser.add_argument("--model", default="dcn", help="the model's name")
     parser.add_argument("--samples", type=int, default=64, help="samples per request")
-    parser.add_argument("--keys", type=int, default=100_000, help="keys are drawn from 0 to this, exclusive")
+    parser.add_argument("--keys", type=int, default=100_000, help="keys are drawn from 0 up to this number, exclusive")
 
 
 class Requests:

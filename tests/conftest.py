@@ -1,4 +1,4 @@
-"""What tests of devices share. `make test-gpu` sets HOTROW_REQUIRE_GPU: there a test that is skipped is a failure."""
+"""Fixtures for tests of devices. `make test-gpu` sets HOTROW_REQUIRE_GPU, which turns a skipped test into a failure."""
 
 import os
 
@@ -8,14 +8,14 @@ from hypothesis import HealthCheck, settings
 from kernels.device import open_device
 from kernels.errors import DeviceUnavailableError
 
-# How long a machine takes to draw and to run an example says nothing of what is tested.
+# The time that a machine takes for an example says nothing about the tested code.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
 
 
 @pytest.fixture(scope="session", autouse=True)
 def known_cache_seeds():
-    """Caches place keys the same way in every run, so that a failure can be repeated."""
+    """Make caches place keys the same way in every run, so a failure can be repeated."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("gpu_cache.embedding_cache.randbits", lambda bits: 0)
         yield
@@ -23,7 +23,7 @@ def known_cache_seeds():
 
 @pytest.fixture(params=["runner", pytest.param("cuda:0", marks=pytest.mark.gpu)], scope="session")
 def device(request):
-    """Every device this machine has; a missing one is a skip with its reason, never a pass."""
+    """Every device of this machine; a missing device is a skip with its reason, never a pass."""
     try:
         return open_device(request.param)
     except DeviceUnavailableError as err:
@@ -32,7 +32,7 @@ def device(request):
 
 @pytest.fixture(scope="session")
 def runner():
-    """The CPU runner, for tests of what only it can tell."""
+    """The CPU runner, for tests of behaviour that only the runner shows."""
     try:
         return open_device("runner")
     except DeviceUnavailableError as err:

@@ -40,13 +40,13 @@ HostTable::HostTable(std::unique_ptr<SharedArea> area, bool writes)
     adopt();
 }
 
-// What a writer keeps for itself is made anew from what is in the index.
+// Rebuilds the state that only writers use from the index.
 void HostTable::adopt() {
   std::vector<bool> is_used(capacity_rows_ + spare_rows_for(capacity_rows_));
   try {
     rows_.store(index_.adopt(is_used), std::memory_order_relaxed);
   } catch (const std::out_of_range&) {
-    area_->fail("is damaged: it has a key whose row is none of its rows");
+    area_->fail("is damaged: a key refers to a row that does not exist");
   }
   arena_.adopt(is_used);
 }

@@ -36,7 +36,7 @@ void find_or_insert(KeyIndex& index, const int64_t* keys, size_t n, int64_t* row
   index.find_or_insert(keys, n, rows);
 }
 
-// Without the GIL: the index may be growing, and whoever waits for that must not stop the others.
+// Without the GIL: the index may be growing, and a call that waits for it must not stop other threads.
 size_t key_count(const KeyIndex& index) {
   const GilRelease release;
   return index.size();

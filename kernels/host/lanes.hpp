@@ -27,7 +27,7 @@ inline float from_bits(uint32_t bits) {
 }
 
 // IEEE 754 binary16 -> float32, exactly. The bits moved into place are the value times 2^-112, subnormals included; an
-// infinity or NaN then still lacks the upper bits of its exponent.
+// infinity or NaN then still needs the upper bits of its exponent.
 inline float from_half(uint16_t half) {
   const uint32_t moved = uint32_t{half & 0x7FFFu} << 13;
   uint32_t bits = bits_of(from_bits(moved) * 0x1p112f);

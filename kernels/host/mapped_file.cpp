@@ -48,9 +48,10 @@ MappedFile::~MappedFile() {
 
 std::string MappedFile::change() const {
   struct stat found = {};
-  if (fstat(descriptor_, &found) != 0) return std::string("cannot be looked at: ") + std::strerror(errno);
+  if (fstat(descriptor_, &found) != 0) return std::string("cannot be inspected: ") + std::strerror(errno);
   if (static_cast<size_t>(found.st_size) != bytes_)
-    return "went from " + std::to_string(bytes_) + " to " + std::to_string(found.st_size) + " bytes while it was open";
+    return "changed from " + std::to_string(bytes_) + " to " + std::to_string(found.st_size) +
+           " bytes while it was open";
   if (found.st_mtim.tv_sec != written_.tv_sec || found.st_mtim.tv_nsec != written_.tv_nsec)
     return "was written to while it was open";
   return {};

@@ -88,7 +88,7 @@ void SharedArea::publish() {
 
 void SharedArea::open_existing() {
   struct stat found = {};
-  if (fstat(descriptor_, &found) != 0) fail_with_errno("cannot be looked at");
+  if (fstat(descriptor_, &found) != 0) fail_with_errno("cannot be inspected");
   bytes_ = static_cast<size_t>(found.st_size);
   if (bytes_ < 4096) fail("expected a table, found a file of " + std::to_string(bytes_) + " bytes");
   map();
@@ -101,11 +101,11 @@ void SharedArea::open_existing() {
 
 void SharedArea::check_header() const {
   if (std::memcmp(header().magic, kMagic, sizeof kMagic) != 0 || header().format != kFormat)
-    fail("is no table of this version of Hotrow");
-  if (header().row_type >= kRowTypes) fail("is damaged: its row type is none");
+    fail("is not a table of this version of Hotrow");
+  if (header().row_type >= kRowTypes) fail("is damaged: its row type is unknown");
   if (header().dim < 1 || header().dim > HostTable::kMaxDim || header().capacity_rows < 1 ||
       header().capacity_rows > HostTable::kMaxCapacityRows)
-    fail("is damaged: there are no tables of " + std::to_string(header().capacity_rows) + " rows of dim " +
+    fail("is damaged: a table cannot have " + std::to_string(header().capacity_rows) + " rows of dim " +
          std::to_string(header().dim));
   if (header().source[SharedHeader::kSourceBytes - 1] != 0) fail("is damaged: the name of its source has no end");
 }
@@ -137,12 +137,12 @@ void SharedArea::allocate() {
   const bool is_bounded = fstatvfs(descriptor_, &space) == 0 && space.f_blocks != 0;
   const uint64_t free = static_cast<uint64_t>(space.f_bavail) * space.f_frsize;
   if (is_bounded && bytes_ > free)
-    fail("its " + std::to_string(bytes_) + " bytes cannot be had: " + std::to_string(free) + " are free");
+    fail("cannot allocate " + std::to_string(bytes_) + " bytes: " + std::to_string(free) + " are free");
   for (size_t at = 0; at < bytes_;) {
     const size_t part = std::min(kPart, bytes_ - at);
     errno = posix_fallocate(descriptor_, static_cast<off_t>(at), static_cast<off_t>(part));
     if (errno == EINTR) continue;
-    if (errno != 0) fail_with_errno("its " + std::to_string(bytes_) + " bytes cannot be had");
+    if (errno != 0) fail_with_errno("cannot allocate " + std::to_string(bytes_) + " bytes");
     at += part;
   }
 }
@@ -176,7 +176,7 @@ void SharedArea::take_peer() {
       epochs().blocks[peer_].clear();  // of a process that was killed
       return enlist();
     }
-  fail("is shared by " + std::to_string(kPeers) + " processes already, the most there may be");
+  fail("is already shared by " + std::to_string(kPeers) + " processes, the maximum");
 }
 
 void SharedArea::enlist() {

@@ -73,7 +73,7 @@ class SharedArea final : public Epochs::Peers {
   bool is_new() const { return is_new_; }
   // A new file is what it is to be: from now on others can attach.
   void publish();
-  // By which a file is told from one that takes its place; 0 in a forked child.
+  // Identifies the file, because another file may replace it; 0 in a forked child.
   uint64_t inode() const;
   SharedHeader& header() const { return *reinterpret_cast<SharedHeader*>(data_); }
   std::byte* index() const { return data_ + index_; }

@@ -21,7 +21,8 @@ SnapshotHeader read_header(const MappedFile& file) {
   SnapshotHeader header;
   if (!read_mapped(file.data(), kSnapshotPage, [&] { std::memcpy(&header, file.data(), sizeof header); }))
     throw FileFault{file.path(), "its header cannot be read"};
-  if (std::memcmp(header.magic, kSnapshotMagic, sizeof kSnapshotMagic) != 0) throw FileFault{file.path(), "no snapshot"};
+  if (std::memcmp(header.magic, kSnapshotMagic, sizeof kSnapshotMagic) != 0)
+    throw FileFault{file.path(), "not a snapshot"};
   if (header.format != kSnapshotFormat)
     throw FileFault{file.path(), "format " + std::to_string(header.format) + ", expected " + std::to_string(kSnapshotFormat)};
   if (header.checksum() != header.header_checksum) throw FileFault{file.path(), "its header is damaged: the checksum is wrong"};
@@ -30,7 +31,7 @@ SnapshotHeader read_header(const MappedFile& file) {
                         header.capacity_rows <= kMostSnapshotRows && header.bucket_count >= 1 &&
                         header.bucket_count <= 2 * kMostSnapshotRows &&
                         header.rows <= header.bucket_count * kSlots;
-  if (!possible) throw FileFault{file.path(), "its header makes no sense"};
+  if (!possible) throw FileFault{file.path(), "its header is inconsistent"};
   return header;
 }
 
@@ -63,13 +64,13 @@ TableView Snapshot::view() const {
 void Snapshot::believe(bool was_read) const {
   const std::string change = file_.change();
   if (!change.empty()) fail(change);
-  if (!was_read) fail("cannot be read: the system reports a bus error, as of a failing disk");
+  if (!was_read) fail("cannot be read: the system reports a bus error, for example from a failing disk");
 }
 
 void Snapshot::fail(const std::string& reason) const { throw FileFault{path(), reason}; }
 
 void Snapshot::raise_damaged(uint64_t page) const {
-  fail("is damaged: " + place(page) + " is not what was written");
+  fail("is damaged: " + place(page) + " has wrong content");
 }
 
 bool Snapshot::has_checksum(uint64_t page) const {

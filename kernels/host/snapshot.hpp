@@ -44,7 +44,7 @@ class Snapshot {
   // need not. What is damaged is left for them to report.
   void populate(size_t begin, size_t bytes);
 
-  // Read the whole index. Throws FileFault where a byte is not what was written.
+  // Read the whole index. Throws FileFault if a page is damaged.
   void check_index();
 
   // Read all keys and rows, too, and find every key where it should be.

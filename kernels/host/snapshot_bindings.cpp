@@ -97,7 +97,7 @@ void append(SnapshotWriter& writer, nb::handle keys_in, nb::handle rows_in) {
   }
   if (unfit) raise_unfit(*unfit, writer.row_type(), nb::int_(keys.begin()[unfit->row]));
   if (repeated)
-    throw nb::value_error(("key " + std::to_string(repeated->key) + " came before: a snapshot holds a key once").c_str());
+    throw nb::value_error(("key " + std::to_string(repeated->key) + " occurs twice in the snapshot").c_str());
 }
 
 void finish(SnapshotWriter& writer, const nb::bytes& source) {

@@ -26,7 +26,7 @@ uint64_t Snapshot::first_damaged(uint64_t begin, uint64_t end, const IsRight& is
   return damaged;
 }
 
-// Raise where a page of [begin, end) is not what was written.
+// Raise if a page of [begin, end) is damaged.
 void Snapshot::check_pages(uint64_t begin, uint64_t end) const {
   const uint64_t damaged = first_damaged(begin, end, [&](uint64_t page) { return has_checksum(page); });
   if (damaged != kSound) raise_damaged(damaged);
@@ -80,7 +80,7 @@ void Snapshot::check_numbers() const {
     guarded([&] { lookup_loops().find(table.index, keys.data(), n, numbers.data()); });
     for (size_t i = 0; i < n; ++i)
       if (numbers[i] != static_cast<int64_t>(first + i))
-        fail("row " + std::to_string(first + i) + " is not where its key " + std::to_string(keys[i]) + " leads");
+        fail("row " + std::to_string(first + i) + " is not the row of its key " + std::to_string(keys[i]));
   }
   bool is_zero = true;
   guarded([&] {

@@ -85,7 +85,7 @@ nb::object split_any(nb::handle keys_in, nb::handle row_ptrs_in, std::vector<int
   const Array row_ptrs(row_ptrs_in, "row_ptrs", "int32[R] or int64[R]", Array::kCopy);
   const bool narrow = row_ptrs.has(Dtype::kInt32);
   row_ptrs.require(narrow ? Dtype::kInt32 : Dtype::kInt64, 1);
-  if (keys.size(0) > INT32_MAX) throw nb::value_error("keys: more than 32-bit offsets reach");
+  if (keys.size(0) > INT32_MAX) throw nb::value_error("keys: too many for 32-bit offsets");
   if (slots.empty() || *std::min_element(slots.begin(), slots.end()) < 1 ||
       *std::max_element(slots.begin(), slots.end()) > INT32_MAX)
     throw nb::value_error("slots: expected at least one table, and at least one slot of each");

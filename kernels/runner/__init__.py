@@ -1,1 +1,1 @@
-"""The kernel runner: ``kernels/cuda`` on the CPU, for tests, for sanitizers and for reading along. Never fast."""
+"""The kernel runner: runs ``kernels/cuda`` on the CPU, for tests, sanitizers and debugging. It is not fast."""

@@ -1,7 +1,7 @@
-"""Arrays of the runner: NumPy underneath, with CuPy's manners.
+"""Arrays of the runner: NumPy arrays that behave like CuPy's.
 
-What CuPy refuses is refused: to mix with host arrays, to become one by itself, to be of two devices at once. Stricter
-than CuPy, ``bool``, ``int`` and ``float`` of an array are refused too: each would make the host wait unseen.
+They refuse what CuPy refuses: mixing with host arrays, implicit conversion to NumPy, and mixing two devices. They also
+refuse ``bool``, ``int`` and ``float``, which CuPy allows, because each of them makes the host wait without saying so.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ class Owner(Protocol):
     name: str
 
     def operate(self, operation: Operation, args: Any, kwargs: dict[str, Any], *, in_place: bool = False) -> Any:
-        """Do ``operation`` on the current stream, with arrays of this device in ``args`` and ``kwargs``."""
+        """Run ``operation`` on the current stream; ``args`` and ``kwargs`` may contain arrays of this device."""
 
     def namespace(self) -> Any:
         """Return the namespace of the arrays."""
 
     def from_host(self, value: Any) -> Any:
-        """Return a host array as a new one of the device, and anything else as it is."""
+        """Copy a host array to a new device array, and return any other value unchanged."""
 
 
 class RunnerArray:
@@ -52,11 +52,11 @@ class RunnerArray:
         self._device = device
 
     def __repr__(self) -> str:
-        """Tell what it is, not what it holds: that would wait."""
+        """Show dtype and shape only: reading the values would wait for the device."""
         return f"<{self.dtype}{list(self.shape)} on {self._device.name}>"
 
     def __getattr__(self, name: str) -> Any:
-        """Offer the attributes and methods that CuPy's arrays have too and that stay on the device."""
+        """Return an attribute or method that CuPy's arrays also have and that stays on the device."""
         if name in _ATTRIBUTES:
             return getattr(self._memory, name)
         if name in _METHODS:
@@ -78,7 +78,7 @@ class RunnerArray:
 
     @property
     def device(self) -> Owner:
-        """Where it lies."""
+        """The device that holds the array."""
         return self._device
 
     def __array_namespace__(self, api_version: str | None = None) -> Any:
@@ -86,15 +86,15 @@ class RunnerArray:
         return self._device.namespace()
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
-        """Do a NumPy function that was called by its NumPy name, as CuPy does."""
+        """Run a NumPy ufunc on the device, as CuPy does."""
         return self._device.operate(getattr(ufunc, method), inputs, kwargs, in_place="out" in kwargs)
 
     def __array_function__(self, function: Operation, types: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        """Do a NumPy function that was called by its NumPy name, as CuPy does."""
+        """Run a NumPy function on the device, as CuPy does."""
         return self._device.operate(function, args, kwargs, in_place="out" in kwargs)
 
     def __array__(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Refuse."""
+        """Refuse the conversion."""
         raise TypeError("implicit conversion to a NumPy array is not allowed: use Device.to_host")
 
     def _refuse_to_wait(self) -> NoReturn:
@@ -105,15 +105,15 @@ class RunnerArray:
     __hash__ = None  # type: ignore[assignment]
 
     def __len__(self) -> int:
-        """Rows of the first dimension."""
+        """Return the size of the first dimension."""
         return len(self._memory)
 
     def __getitem__(self, index: Any) -> Array:
-        """A view or a copy, as NumPy's rules say; index arrays are of the device."""
+        """Return a view or a copy by NumPy's rules; index arrays must be on the device."""
         return self._of(operator.getitem, index)
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        """Write an array of the device, or a scalar."""
+        """Write a device array or a scalar."""
         self._device.operate(operator.setitem, (self, index, value), {}, in_place=True)
 
     def _of(self, operation: Operation, *rest: Any) -> Any:

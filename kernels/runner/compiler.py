@@ -1,4 +1,4 @@
-"""g++ for the runner: finds it, compiles, and keeps what it made in the user's cache directory."""
+"""Compile kernels with g++ for the runner, and keep the libraries in the user's cache directory."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _FLAGS = [
     "-fPIC",
     "-shared",
     "-pthread",
-    "-ffp-contract=off",  # a kernel's floats are what its operators and intrinsics say
+    "-ffp-contract=off",  # floats are rounded exactly where the kernel's operators and intrinsics say
     "-fno-math-errno",
-    "-fno-strict-aliasing",  # kernels read rows and lines as whole words, as nvcc lets them
+    "-fno-strict-aliasing",  # kernels read rows and lines as whole words, which nvcc allows
     "-Wno-unknown-pragmas",
     "-Wno-attributes",
 ]
-# A kernel is found before a function of the C library that has its name.
+# A call finds the kernel even if a function of the C library has the same name.
 _OWN_NAMES_FIRST = "-Wl,-Bsymbolic-functions"
 _SANITIZERS = {
     "": [],
@@ -38,11 +38,11 @@ _SANITIZERS = {
 
 
 class Compiler:
-    """Makes shared libraries out of C++. Any thread may use it; libraries are made one at a time.
+    """Compiles C++ to shared libraries. Any thread may call it; libraries are compiled one at a time.
 
     Args:
-        sanitizer: ``"thread"``, ``"address"`` (with undefined behaviour) or ``""``; the process must have been started
-            with the sanitizer's library preloaded.
+        sanitizer: ``"thread"``, ``"address"`` (with undefined behaviour) or ``""``; the sanitizer's library must be
+            preloaded into the process.
     """
 
     def __init__(self, sanitizer: str = "") -> None:
@@ -50,7 +50,7 @@ class Compiler:
 
         Raises:
             DeviceUnavailableError: there is no g++.
-            ValueError: no such sanitizer.
+            ValueError: ``sanitizer`` is unknown.
         """
         if sanitizer not in _SANITIZERS:
             raise ValueError(f"sanitizer {sanitizer!r}: expected 'thread', 'address' or none")
@@ -68,7 +68,7 @@ class Compiler:
         return self._library("scheduler", "".join(f'#include "{file.name}"\n' for file in files), flags)
 
     def kernels(self, name: str, text: str, options: Sequence[str]) -> Path:
-        """Return the library of a kernel file's text, compiled with the headers that stand in for CUDA."""
+        """Compile a kernel file's text with the headers that replace CUDA's, and return the library."""
         flags = ["-include", "cuda_cpu.h", _OWN_NAMES_FIRST, *options, *_SANITIZERS[self.sanitizer]]
         return self._library(name, text, flags)
 
@@ -83,7 +83,7 @@ class Compiler:
             return library
 
     def _compile(self, text: str, flags: Sequence[str], library: Path) -> None:
-        # Another process may make the same library: each writes its own file, and renaming is atomic.
+        # Another process may compile the same library: each writes its own file, and the rename is atomic.
         with tempfile.TemporaryDirectory(dir=library.parent) as scratch:
             made = Path(scratch) / "library.so"
             command = [str(self._program), *_FLAGS, f"-I{HEADERS}", *flags, "-x", "c++", "-", "-o", str(made)]
@@ -94,7 +94,7 @@ class Compiler:
 
 
 def _run(command: Sequence[str], text: str = "") -> subprocess.CompletedProcess[str]:
-    # Without what a sanitizer preloads into this process: the compiler would run under it too, many times slower.
+    # Do not pass on a preloaded sanitizer: the compiler would run under it too, many times slower.
     environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
     return subprocess.run(
         command, input=text, capture_output=True, encoding="utf-8", errors="replace", env=environment, check=False
@@ -102,10 +102,10 @@ def _run(command: Sequence[str], text: str = "") -> subprocess.CompletedProcess[
 
 
 def cache_directory() -> Path:
-    """Return ``$XDG_CACHE_HOME/hotrow/runner`` or ``~/.cache/hotrow/runner``, made if it is not there.
+    """Return ``$XDG_CACHE_HOME/hotrow/runner`` or ``~/.cache/hotrow/runner``, and create it if it does not exist.
 
     Raises:
-        DeviceUnavailableError: it cannot be made.
+        DeviceUnavailableError: it cannot be created.
     """
     base = os.environ.get("XDG_CACHE_HOME")
     directory = (Path(base) if base else Path.home() / ".cache") / "hotrow" / "runner"
@@ -113,7 +113,7 @@ def cache_directory() -> Path:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as err:
         raise DeviceUnavailableError(
-            f"the kernel runner keeps compiled kernels in {directory}, which cannot be made ({err.strerror}): "
-            "set XDG_CACHE_HOME to a folder that can be written"
+            f"the kernel runner keeps compiled kernels in {directory}, which cannot be created ({err.strerror}): "
+            "set XDG_CACHE_HOME to a writable folder"
         ) from err
     return directory

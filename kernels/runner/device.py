@@ -32,7 +32,7 @@ from kernels.source import read_source
 from kernels.system_memory import available_memory_bytes
 
 _UNKNOWN = 0xA5  # the content of memory before the first write
-# What CuPy cannot capture.
+# Operations that CuPy cannot capture.
 _PRODUCTS = frozenset(
     {operator.matmul, operator.imatmul, np.matmul, np.dot, np.ndarray.dot, np.inner, np.tensordot, np.vdot}
 )
@@ -43,9 +43,9 @@ _MOST_JOINED = 8
 class RunnerDevice:
     """See ``kernels.device.Device``.
 
-    ``HOTROW_RUNNER_SANITIZER`` (``thread`` or ``address``), ``HOTROW_RUNNER_SEED`` and ``HOTROW_RUNNER_THREADS`` (the
-    schedule to begin with, see ``Schedule``) and ``HOTROW_RUNNER_DELAY_MS`` (how late its streams are at most, see
-    ``Delays``) are read when it is opened.
+    Opening it reads these environment variables: ``HOTROW_RUNNER_SANITIZER`` (``thread`` or ``address``),
+    ``HOTROW_RUNNER_SEED`` and ``HOTROW_RUNNER_THREADS`` (the initial ``Schedule``), and ``HOTROW_RUNNER_DELAY_MS`` (the
+    longest delay of its streams, see ``Delays``).
     """
 
     def __init__(self, name: str) -> None:
@@ -67,7 +67,7 @@ class RunnerDevice:
 
     @contextmanager
     def scheduled(self, seed: int = 0, os_threads: int = 1) -> Iterator[None]:
-        """Let launches queued meanwhile, by any thread, run by another ``Schedule``; each draws its own order."""
+        """Run launches that any thread queues inside this context by another ``Schedule``; each draws its own order."""
         before, self._schedule = self._schedule, Schedule(seed, os_threads)
         self._launches = itertools.count()
         try:
@@ -89,7 +89,7 @@ class RunnerDevice:
         """See ``Device.zeros``."""
         memory = allocate(Block, shape, dtype, 0)
         stream = self._current_stream()
-        if stream is not None and stream.recorded is not None:  # each launch of the graph finds zeros
+        if stream is not None and stream.recorded is not None:  # each launch of the graph must start from zeros
             stream.submit(lambda: memory.fill(0))
         return RunnerArray(memory, self)
 
@@ -146,7 +146,7 @@ class RunnerDevice:
         self.memory_of(x), self.memory_of(y)
         require_factors(x, y)
         with self.using(stream):
-            if x.dtype == np.float16:  # whose products are exact in float32
+            if x.dtype == np.float16:  # products of halves are exact in float32
                 x, y = x.astype(np.float32), y.astype(np.float32)
             product: RunnerArray = self._operate(np.matmul, (x, y), {})
             return product
@@ -155,7 +155,7 @@ class RunnerDevice:
         """See ``Device.capture``."""
         queue = self._mine(stream)
         if queue.recorded is not None:
-            raise KernelError("a graph is being captured on this stream already")
+            raise KernelError("this stream is already capturing a graph")
         queue.recorded = []
         try:
             with self.using(stream):
@@ -186,19 +186,19 @@ class RunnerDevice:
         return self.xp
 
     def from_host(self, value: Any) -> Any:
-        """Return a host array as a new one of the device, and anything else as it is."""
+        """See ``arrays.Owner.from_host``."""
         if not isinstance(value, np.ndarray):
             return value
         self._refuse_while_capturing("copy a host array, which is gone when the graph is launched: upload a pinned one")
         return RunnerArray(value.copy(), self)
 
     def operate(self, operation: Operation, args: Any, kwargs: dict[str, Any], *, in_place: bool = False) -> Any:
-        """Do an array operation: at once, having waited; or, captured in a graph, whenever that is launched.
+        """Run an array operation: now, after waiting, or at each launch of the graph that is being captured.
 
-        What makes a view waits for nobody, as on a GPU: else a wait that is missing behind it would not show.
+        A view waits for nothing, as on a GPU. Waiting here would hide a missing wait in the caller.
 
-        ``in_place`` operations return no new array. In a graph the memory of other results is made by doing the
-        operation once, on whatever its arguments hold.
+        ``in_place`` operations return no new array. In a graph, running any other operation once on the current content
+        of its arguments allocates its result.
 
         Raises:
             KernelError: CuPy cannot capture it.
@@ -228,17 +228,17 @@ class RunnerDevice:
         return result
 
     def memory_of(self, array: Any) -> npt.NDArray[Any]:
-        """Return where an array lies.
+        """Return the memory of an array of this device.
 
         Raises:
-            TypeError: it is none of this device.
+            TypeError: it is not an array of this device.
         """
         if not isinstance(array, RunnerArray) or array.device is not self:
             raise TypeError(f"expected an array of {self.name}, not {array!r}"[:200])
         return array._memory
 
     def launch(self, stream: Stream, run: Callable[[Schedule], None]) -> None:
-        """Queue a kernel's launch with the schedule of now."""
+        """Queue a kernel's launch with the current schedule."""
         schedule = self._schedule
         if schedule.seed:
             schedule = Schedule(schedule.seed * 1_000_003 + next(self._launches), schedule.os_threads)
@@ -253,14 +253,14 @@ class RunnerDevice:
         return stream
 
     def _current_stream(self) -> RunnerStream | None:
-        """The stream of ``using``, or None: what CUDA calls the default stream."""
+        """The stream of ``using``, or None for CUDA's default stream."""
         stream: RunnerStream | None = getattr(self._current, "stream", None)
         return stream
 
     def _refuse_while_capturing(self, what: str) -> None:
         stream = self._current_stream()
         if stream is not None and stream.recorded is not None:
-            raise KernelError(f"a graph that is captured cannot {what}")
+            raise KernelError(f"a captured graph cannot {what}")
 
     def _wait_for(self, stream: RunnerStream | None) -> None:
         if stream is not None:
@@ -279,7 +279,7 @@ class RunnerDevice:
 
 
 def _quietly(operation: Operation) -> Operation:
-    """Return the operation without NumPy's warnings: of an overflow a GPU says nothing."""
+    """Return the operation without NumPy's warnings: a GPU does not warn of overflow."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
         with np.errstate(all="ignore"):
@@ -289,7 +289,7 @@ def _quietly(operation: Operation) -> Operation:
 
 
 def _write(result: Any, values: Any) -> None:
-    """Write what an operation of a graph gave into the arrays that stand for its result."""
+    """Copy the values that a graph's operation returned into the arrays of the graph's result."""
     if isinstance(result, tuple | list):
         for part, value in zip(result, values, strict=True):
             _write(part, value)

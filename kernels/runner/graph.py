@@ -11,12 +11,12 @@ from kernels.runner.streams import RunnerStream, Work
 
 
 class RunnerGraph:
-    """See ``kernels.device.Graph``. What was queued is kept as it was, with its arrays, and queued again."""
+    """See ``kernels.device.Graph``. It keeps the queued work and its arrays; a launch queues that work again."""
 
     def __init__(self, device_name: str, function: Callable[[], Any], recorded: Sequence[Work], result: Any) -> None:
-        """``recorded`` is what the function queued, ``result`` what it returned."""
+        """``recorded`` is the work that the function queued, and ``result`` is its return value."""
         self.result = result
-        self._function = function  # what it owns, launches may know by address alone
+        self._function = function  # launches may know memory that it owns only by address
         self._device_name = device_name
         self._recorded = tuple(recorded)
 

@@ -1,4 +1,4 @@
-"""Memory of the runner: blocks of exactly the bytes asked for, so that AddressSanitizer sees one byte beyond them."""
+"""Memory of the runner: blocks of exactly the requested size, so AddressSanitizer catches an access one byte beyond."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-ALIGNMENT_BYTES = 256  # as cudaMalloc gives
+ALIGNMENT_BYTES = 256  # the alignment of cudaMalloc
 
 _libc = ctypes.CDLL(None)  # the malloc of this process, perhaps a sanitizer's
 _libc.posix_memalign.argtypes = [ctypes.POINTER(ctypes.c_void_p), ctypes.c_size_t, ctypes.c_size_t]
@@ -24,18 +24,18 @@ class Block:
 
     Args:
         size_bytes: may be 0.
-        fill: what every byte is at first.
+        fill: the initial value of every byte.
     """
 
     def __init__(self, size_bytes: int, fill: int) -> None:
         """See the class.
 
         Raises:
-            MemoryError: there is no room.
+            MemoryError: the system is out of memory.
         """
         address = ctypes.c_void_p()
         if _libc.posix_memalign(ctypes.byref(address), ALIGNMENT_BYTES, max(size_bytes, 1)) or address.value is None:
-            raise MemoryError(f"no {size_bytes} bytes for an array of the kernel runner")
+            raise MemoryError(f"cannot allocate {size_bytes} bytes for an array of the kernel runner")
         ctypes.memset(address.value, fill, max(size_bytes, 1))
         weakref.finalize(self, _libc.free, address.value)
         self.__array_interface__ = {
@@ -53,7 +53,7 @@ class PinnedBlock(Block):
 def allocate(
     block_type: type[Block], shape: int | Sequence[int], dtype: npt.DTypeLike, fill: int
 ) -> npt.NDArray[np.generic]:
-    """Return a new array over a block of its own."""
+    """Return a new array in its own block."""
     sizes = (shape,) if isinstance(shape, int | np.integer) else tuple(shape)
     wanted = np.dtype(dtype)
     block: Any = block_type(math.prod(sizes) * wanted.itemsize, fill)

@@ -1,4 +1,4 @@
-"""Compiled kernels of the runner, and how one of them is run."""
+"""Compile kernels for the runner and run them."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class Schedule:
     """How a launch runs.
 
     Args:
-        seed: 0: threads and blocks take turns in a fixed order; else in one drawn from it.
-        os_threads: how many blocks run side by side.
+        seed: with 0, threads and blocks take turns in a fixed order; any other number draws a random order.
+        os_threads: how many blocks run in parallel.
     """
 
     seed: int = 0
@@ -68,14 +68,14 @@ class Module:
             schedule: the order of threads and blocks.
 
         Raises:
-            DeviceFaultError: its threads wait for each other for ever, or broke a rule of CUDA's.
+            DeviceFaultError: its threads deadlock or break a rule of CUDA.
         """
         entry = getattr(self._library, f"hotrow_entry_{name}")
         self._scheduler.run(name, entry, self._library.hotrow_prepare, grid, block, values, shared_bytes, schedule)
 
 
 class Scheduler:
-    """The library that runs the threads of blocks; kernels' libraries find its functions in the process."""
+    """The library that runs the threads of blocks; it is loaded globally, for the kernels' libraries to find it."""
 
     def __init__(self, library: Path) -> None:
         """Load it."""
@@ -104,7 +104,7 @@ class Scheduler:
         schedule: Schedule,
     ) -> None:
         """See ``Module.run``."""
-        held = [ctypes.create_string_buffer(value, 8) for value in values]  # 8: each stands aligned
+        held = [ctypes.create_string_buffer(value, 8) for value in values]  # 8 bytes keep each one aligned
         arguments = (ctypes.c_void_p * max(len(held), 1))(*(ctypes.addressof(value) for value in held))
         shape = (ctypes.c_uint * 6)(*grid, *block)
         message = ctypes.create_string_buffer(_MESSAGE_BYTES)

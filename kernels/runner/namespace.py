@@ -1,4 +1,4 @@
-"""The runner's array namespace: NumPy's functions, done on arrays of the runner."""
+"""The runner's array namespace: NumPy's functions for arrays of the runner."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _FROM_THE_HOST = frozenset({"asarray", "array"})  # the two functions that take 
 
 
 class Namespace:
-    """NumPy seen by arrays of the runner.
+    """NumPy's functions for arrays of one device.
 
-    Types and constants are NumPy's own. A function takes and returns arrays of the device; only ``asarray`` and
-    ``array`` take those of the host, and copy them.
+    Types and constants are NumPy's own. Functions take and return device arrays. Only ``asarray`` and ``array`` also
+    take host arrays, and copy them.
     """
 
     def __init__(self, device: Owner, numpy: types.ModuleType = np) -> None:
@@ -41,5 +41,5 @@ class Namespace:
         return function
 
     def __repr__(self) -> str:
-        """Tell whose namespace it is."""
+        """Name the device."""
         return f"<array namespace of {self._device.name}>"

@@ -1,4 +1,4 @@
-"""Streams of the runner: each has a thread, which does what was queued, in order. A missing wait is a race here too."""
+"""Streams of the runner: each has a thread that runs its work in order. A missing wait is a race, as on a GPU."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ Work = Callable[[], object]
 
 
 class _Process:
-    """The process of a stream's thread: a forked child does not have the thread and would wait forever."""
+    """The process that owns a stream's thread: a forked child has no such thread and would wait forever."""
 
     def __init__(self, device_name: str) -> None:
-        """This process, of a stream of that device."""
+        """Remember this process; ``device_name`` is for the error."""
         self._device_name = device_name
         self._number = os.getpid()
 
@@ -31,13 +31,13 @@ class _Process:
 
 
 class Delays:
-    """Makes streams late: what a host that forgot to wait reads on a quick one is mostly right all the same.
+    """Makes streams late: on a fast stream, a host that forgets to wait usually still reads the right values.
 
     Half of the streams are late, and the others overtake them.
 
     Args:
-        longest_ms: each piece of work and each event of a late stream waits up to this before it begins; 0: not at all.
-        seed: of what is drawn.
+        longest_ms: the longest wait before each piece of work and each event of a late stream; 0 for no delay.
+        seed: of the random delays.
     """
 
     def __init__(self, longest_ms: float = 0.0, seed: int = 0) -> None:
@@ -52,10 +52,10 @@ class Delays:
         self._drawn = random.Random(seed)
 
     def of_stream(self) -> Work:
-        """Return what one more stream does before each piece of work."""
+        """Return the delay that a new stream runs before each piece of work."""
         if self._drawn.random() < 0.5 or not self._longest_s:
             return int
-        drawn = random.Random(self._drawn.random())  # its own: which stream works first changes no delay
+        drawn = random.Random(self._drawn.random())  # per stream, so which stream runs first changes no delay
         return lambda: time.sleep(drawn.uniform(0, self._longest_s))
 
 
@@ -63,7 +63,7 @@ class RunnerEvent:
     """See ``kernels.device.Event``."""
 
     def __init__(self, queue: Callable[[Work], Future[None]], raise_fault: Work, process: _Process) -> None:
-        """Queue the event on a stream of ``process``; ``raise_fault`` tells there of work that failed before."""
+        """Queue the event on a stream of ``process``; ``raise_fault`` raises that stream's earlier fault."""
         self._process = process
         self._raise_fault = raise_fault
         self._is_done = False
@@ -75,7 +75,7 @@ class RunnerEvent:
         self._reached.result()
 
     def is_done(self) -> bool:
-        """See ``Event.is_done``. No lock, as the future has: finalizers ask, with what their threads hold."""
+        """See ``Event.is_done``. Takes no lock, unlike the future: finalizers call it, and their threads hold locks."""
         return self._is_done
 
     def _reach(self) -> None:
@@ -90,10 +90,10 @@ class RunnerStream:
     """
 
     def __init__(self, device_name: str, delay: Work = int) -> None:
-        """A stream of the device of that name; its thread starts with the first work. ``delay`` goes before each."""
+        """Make a stream of that device, whose thread starts with the first work; ``delay`` runs before each work."""
         self.device_name = device_name
         self._delay = delay
-        self.recorded: list[Work] | None = None  # while a graph is captured, what would have been queued
+        self.recorded: list[Work] | None = None  # while a graph is captured, the work that would have been queued
         self._process = _Process(device_name)
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"{device_name} stream")
         self._fault: DeviceFaultError | None = None
@@ -160,7 +160,7 @@ class RunnerTimer:
     """See ``kernels.device.Timer``. The clock is the host's, so its times say nothing about a GPU."""
 
     def __init__(self, stream: RunnerStream) -> None:
-        """A timer of that stream."""
+        """Make a timer for that stream."""
         self._stream = stream
         self._times_ns: dict[str, int] = {}
 

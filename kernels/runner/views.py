@@ -1,4 +1,4 @@
-"""Views of arrays: other shapes of the same memory, which CuPy makes on the host without any work of the device."""
+"""Views of arrays: CuPy makes them on the host, without work on the device."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ _TURNS = frozenset(
 def view_of(
     memory: npt.NDArray[Any], operation: Callable[..., Any], rest: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> npt.NDArray[Any] | None:
-    """Return what an operation makes of an array if it looks at none of its values, else None.
+    """Return the view that an operation makes of an array, or None if the operation reads the array's values.
 
     Args:
         memory: the array.
-        operation: as ``Owner.operate`` is given it.
-        rest: its arguments behind the array.
-        kwargs: its arguments by name.
+        operation: see ``Owner.operate``.
+        rest: its positional arguments after the array.
+        kwargs: its keyword arguments.
     """
     if operation is operator.getitem:
         index = rest[0] if isinstance(rest[0], tuple) else (rest[0],)
         if not all(map(_is_basic, index)):
             return None
-        return memory[index if ... in index else (*index, ...)]  # ...: one value is an array too
+        return memory[index if ... in index else (*index, ...)]  # with ..., a single value is an array too
     if operation in _TURNS or (operation in _RESHAPES and memory.flags.c_contiguous and not kwargs):
         view: npt.NDArray[Any] = operation(memory, *rest, **kwargs)
         return view
@@ -47,7 +47,7 @@ def view_of(
 
 
 def _is_basic(part: Any) -> bool:
-    """Whether a part of an index picks by position alone."""
+    """Whether a part of an index is basic indexing, which makes a view."""
     if isinstance(part, bool):
         return False
     return part is None or isinstance(part, int | np.integer | slice | EllipsisType)

@@ -1,4 +1,4 @@
-"""A real `hotrow serve` process on a free port, and what the tests ask it."""
+"""A real `hotrow serve` process on a free port, and requests to it."""
 
 import contextlib
 import json
@@ -23,7 +23,7 @@ DEADLINE_S = 60
 
 @dataclass
 class Served:
-    """A running server: its process, address and log file, and what it printed when it started."""
+    """A running server: its process, address, log file and first lines of output."""
 
     process: subprocess.Popen
     host: str
@@ -36,7 +36,7 @@ class Served:
         return f"http://{self.host}:{self.port}"
 
     def ask(self, path, body=None, headers=None, method=None):
-        """One request; the answer's code, headers and bytes, whatever the code."""
+        """Send one request; return the answer's code, headers and bytes, also for errors."""
         data = json.dumps(body).encode() if isinstance(body, dict | list) else body
         request = urllib.request.Request(self.url + path, data, headers or {}, method=method)
         try:
@@ -47,7 +47,7 @@ class Served:
                 return err.code, err.headers, err.read()
 
     def connect(self):
-        """A raw connection, for what no client library would send."""
+        """A raw connection, for requests that no client library would send."""
         return socket.create_connection((self.host, self.port), timeout=DEADLINE_S)
 
     def stop(self, how=signal.SIGTERM):
@@ -58,7 +58,7 @@ class Served:
 
 @contextlib.contextmanager
 def serving(repository, log, *options):
-    """Start `hotrow serve`, wait until it says where it listens, and leave no process behind."""
+    """Start `hotrow serve`, wait until it prints its address, and leave no process behind."""
     command = [sys.executable, "-m", "serving.cli.main", "serve", str(repository), "--http-port", "0", *options]
     with (
         log.open("wb") as errors,
@@ -74,7 +74,7 @@ def serving(repository, log, *options):
                     break
             else:
                 raise AssertionError(f"the server did not start: {lines} {log.read_text()}")
-            watchdog.cancel()  # it only bounds the start: the tests may take longer together
+            watchdog.cancel()  # it only limits the start: the tests together may take longer
             host, port = line.decode().strip().removeprefix("listening on http://").rsplit(":", 1)
             yield Served(process, host, int(port), log, "".join(lines))
         finally:

@@ -1,4 +1,4 @@
-"""A server whose dense networks run on 8-bit integers, and one whose network is a file of its own."""
+"""A server with a dense network on 8-bit integers, and a server with a network in a separate file."""
 
 import json
 import shutil
@@ -14,7 +14,7 @@ pytest.importorskip("ndonnx")
 
 
 def write(model, repository, samples=200):
-    """Write the model with a calibration beside its graph; the version's folder."""
+    """Write the model with a calibration next to its graph; return the version's folder."""
     version = model.write(repository)
     (version / "manifest.json").unlink()
     dense, bags = model.sample_requests(samples, seed=1)
@@ -24,7 +24,7 @@ def write(model, repository, samples=200):
 
 
 def errors_of(model, served):
-    """How far off the server's answers to forty samples are."""
+    """The errors of the server's answers to forty samples."""
     dense, bags = model.sample_requests(40, seed=2)
     samples = [{"dense": row.tolist(), "keys": slots} for row, slots in zip(dense, bags, strict=True)]
     code, _, body = served.ask("/predict/tiny", json.dumps({"samples": samples}).encode())
@@ -33,7 +33,7 @@ def errors_of(model, served):
 
 
 @pytest.mark.slow
-def test_a_server_on_integers_answers_nearly_what_the_model_says(model, tmp_path, start):
+def test_an_int8_server_answers_nearly_like_the_model(model, tmp_path, start):
     write(model, tmp_path / "repository")
 
     served = start(tmp_path / "repository", "--engine", "int8", "--tolerance", "0.05")
@@ -42,7 +42,7 @@ def test_a_server_on_integers_answers_nearly_what_the_model_says(model, tmp_path
 
 
 @pytest.mark.slow
-def test_a_server_runs_a_network_that_is_a_file_of_its_own(model, tmp_path, start):
+def test_a_server_runs_a_network_in_a_separate_file(model, tmp_path, start):
     version = write(model, tmp_path / "repository")
     assert main(["export-onnx", str(version), str(tmp_path / "net.onnx")]) == 0
     shutil.move(tmp_path / "net.onnx", version / "net.onnx")

@@ -1,4 +1,4 @@
-"""Graphs with several tables, empty slots, bags of many keys and two labels, asked over HTTP."""
+"""Graphs with several tables, empty slots, bags of many keys and two labels, served over HTTP."""
 
 import json
 import re
@@ -17,7 +17,7 @@ from training.trainer import predict_logits, train
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """DIN and MMoE in one repository; twenty samples of each, and what their trainer predicts for them."""
+    """DIN and MMoE in one repository, with twenty samples of each and their trainer's predictions."""
     repository, asked = tmp_path_factory.mktemp("families"), {}
     for name in ("din", "mmoe"):
         document = open_document(name)
@@ -29,7 +29,7 @@ def trained(tmp_path_factory):
     return repository, asked
 
 
-def test_samples_with_a_list_of_keys_per_slot_are_answered(trained, start):
+def test_a_server_answers_samples_with_a_list_of_keys_per_slot(trained, start):
     repository, asked = trained
     served = start(repository)
 
@@ -47,7 +47,7 @@ def test_samples_with_a_list_of_keys_per_slot_are_answered(trained, start):
         np.testing.assert_allclose(answer["predictions"], expected, atol=1e-5)
 
 
-def test_the_request_of_the_page_is_answered(trained, start):
+def test_a_server_answers_the_request_on_the_page(trained, start):
     repository, _ = trained
     page = (Path(__file__).parents[2] / "docs" / "models.md").read_text()
     [block] = re.findall(r"^```json\n(.*?)^```", page, flags=re.DOTALL | re.MULTILINE)
@@ -58,7 +58,7 @@ def test_the_request_of_the_page_is_answered(trained, start):
     assert np.shape(json.loads(body)["predictions"]) == (2, 2)
 
 
-def test_the_bags_of_training_are_what_a_client_sends(trained, start):
+def test_a_client_sends_the_bags_of_training(trained, start):
     repository, asked = trained
     served = start(repository)
 

@@ -1,4 +1,4 @@
-"""The load test itself runs, and finds nothing wrong with a small server."""
+"""The load test runs, and a small server passes it."""
 
 import csv
 import subprocess
@@ -21,5 +21,5 @@ def test_a_few_seconds_of_load_without_a_failure(served, tmp_path):
     assert done.returncode == 0, done.stderr
     rows = list(csv.DictReader((tmp_path / "load_stats.csv").read_text().splitlines()))
     (infer,) = (row for row in rows if row["Name"] == "/v2/models/tiny/infer")
-    assert int(infer["Request Count"]) > 0  # how many is for a benchmark
+    assert int(infer["Request Count"]) > 0  # a benchmark measures how many
     assert int(infer["Failure Count"]) == 0

@@ -1,4 +1,4 @@
-"""Right answers over HTTP, in every form a client may ask for them."""
+"""Right answers over HTTP, in every form that a client may request."""
 
 import json
 import subprocess
@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.tiny_model import TinyModel, flatten
 
-# One float32 logistic regression against float64 by hand.
+# A float32 logistic regression against float64 by hand.
 TOLERANCE = 2e-6
 
 
@@ -110,7 +110,7 @@ def test_tritonclient_reads_health_metadata_and_configuration(client):
     assert client.get_model_config("tiny")["name"] == "tiny"
 
 
-def test_samples_as_json_objects(served, model):
+def test_a_server_answers_samples_as_json_objects(served, model):
     dense, bags = model.sample_requests(5, seed=8)
     samples = [{"dense": row.tolist(), "keys": slots} for row, slots in zip(dense, bags, strict=True)]
 
@@ -151,7 +151,7 @@ def counter_values(served):
     return {(s.name, *sorted(s.labels.items())): s.value for family in families for s in family.samples}
 
 
-def test_metrics_count_requests_keys_and_tiers_but_never_a_name_that_a_client_made_up(served, model):
+def test_metrics_count_requests_keys_and_tiers_and_ignore_unknown_names_of_clients(served, model):
     before = counter_values(served)
     dense, bags = model.sample_requests(4, seed=11)
     bags[0][0] = [model.rows + 1]
@@ -202,8 +202,8 @@ def test_good_and_bad_requests_at_once_do_not_disturb_each_other(served, model):
     assert np.array(right).all()
 
 
-def test_head_and_body_of_an_answer_come_in_one_piece(served, model):
-    """One system call and one wake-up of the client per answer."""
+def test_an_answers_head_and_body_arrive_together(served, model):
+    """An answer takes one system call and wakes the client once."""
     dense, bags = model.sample_requests(1)
     body = json.dumps({"samples": [{"dense": dense[0].tolist(), "keys": bags[0]}]}).encode()
     request = b"POST /predict/tiny HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body

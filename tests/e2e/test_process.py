@@ -35,7 +35,7 @@ def is_right(answer, expected):
 
 
 def read_answer(connection):
-    """One answer's head and body; both empty if the connection is closed instead."""
+    """One answer's head and body; both are empty if the connection is closed instead."""
     answer = b""
     while b"\r\n\r\n" not in answer:
         received = connection.recv(65536)
@@ -50,7 +50,7 @@ def read_answer(connection):
 
 
 class HeldRequest:
-    """A request whose headers the server has read and whose body it waits for."""
+    """A request whose headers the server has read; the server waits for the body."""
 
     def __init__(self, served, body):
         self._connection = served.connect()
@@ -60,7 +60,7 @@ class HeldRequest:
         assert self._connection.recv(1000) == b"HTTP/1.1 100 Continue\r\n\r\n"
 
     def finish(self):
-        """Send the body; the answer's head and body."""
+        """Send the body; return the answer's head and body."""
         with self._connection:
             self._connection.sendall(self._body)
             return read_answer(self._connection)
@@ -70,18 +70,18 @@ def refuses_connections(served):
     try:
         with served.connect():
             return False
-    except ConnectionError:  # refused, or reset while it waited to be accepted
+    except ConnectionError:  # refused, or reset before the server accepted it
         return True
 
 
 def until(condition):
-    """Ask again until it is so."""
+    """Ask again until the condition is true."""
     deadline = time.monotonic() + DEADLINE_S
     while not condition():
         assert time.monotonic() < deadline
 
 
-def test_clients_that_are_slow_to_send_lock_nobody_out(start, tiny_repository, model):
+def test_slow_clients_do_not_block_other_clients(start, tiny_repository, model):
     served = start(tiny_repository, "--max-inflight", "2")
     body, expected = samples_of(model, 2, seed=1)
     held = [HeldRequest(served, body) for _ in range(5)]
@@ -164,7 +164,7 @@ def test_a_second_ctrl_c_while_a_request_is_under_way_ends_quietly_too(start, ti
     assert "CancelledError" not in log
 
 
-def test_after_a_kill_in_the_middle_of_traffic_nothing_is_lost(start, tiny_repository, model):
+def test_a_kill_under_load_loses_nothing(start, tiny_repository, model):
     tiers = {
         "supportlonglong": True,
         "models": [],
@@ -203,7 +203,7 @@ def test_after_a_kill_in_the_middle_of_traffic_nothing_is_lost(start, tiny_repos
     assert any('tier="rocksdb"' in line and not line.endswith(" 0.0") for line in hits)
 
 
-def test_a_ps_json_that_lists_its_models_is_served_and_asked_from_the_shell(start, tiny_repository, model, tmp_path):
+def test_a_ps_json_with_models_can_be_served_and_queried_from_the_shell(start, tiny_repository, model, tmp_path):
     entry = {
         "model": "ctr",
         "sparse_files": ["repository/tiny/1/user", "repository/tiny/1/item"],
@@ -223,7 +223,7 @@ def test_a_ps_json_that_lists_its_models_is_served_and_asked_from_the_shell(star
 
 
 def hotrow_serve(*arguments):
-    """Run `hotrow serve` that is expected to end by itself."""
+    """Run a `hotrow serve` that must end by itself."""
     command = [sys.executable, "-m", "serving.cli.main", "serve", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
 
@@ -270,7 +270,7 @@ def test_a_repository_that_cannot_be_served_is_one_clear_line_and_exit_code_2(ti
     assert "listening" not in done.stdout
 
 
-def test_a_broken_model_is_named_and_so_is_the_command_that_lists_all_faults(tiny_repository, model):
+def test_the_error_names_a_broken_model_and_the_command_that_lists_all_faults(tiny_repository, model):
     model.write(tiny_repository, "other")
     (tiny_repository / "tiny" / "1" / "user" / "key").write_bytes(b"123")
 
@@ -281,7 +281,7 @@ def test_a_broken_model_is_named_and_so_is_the_command_that_lists_all_faults(tin
     assert f"; `hotrow check {tiny_repository}` lists the faults of every model" in done.stderr
 
 
-def test_two_servers_share_nothing_but_the_files(start, tiny_repository, tmp_path):
+def test_two_servers_share_only_the_files(start, tiny_repository, tmp_path):
     other = TinyModel(seed=5)
     other.write(tmp_path / "other")
     body, expected = samples_of(other, 2, seed=3)

@@ -1,7 +1,7 @@
-"""The README and the pages of docs, run as they stand there.
+"""Run the README and the pages of docs as they are.
 
 A page's first ``json`` block is its ps.json. Its ``python``, ``sh`` and ``console`` blocks run from top to bottom, in a
-folder that has what `make demo` left behind. What a block says that it prints is compared without its numbers.
+folder with the output of `make demo`. The printed lines are compared with the shown lines, without their numbers.
 """
 
 import json
@@ -39,19 +39,19 @@ def shape(text):
 
 
 def is_shown(shown, printed):
-    """Whether the lines printed are those shown, where ``...`` stands for any number of lines."""
+    """Whether the printed lines match the shown lines, where ``...`` stands for any number of lines."""
     patterns = [r"(.*\n)*?" if line == "..." else re.escape(shape(line)) + r"\n" for line in shown]
     return re.fullmatch("".join(patterns), "".join(f"{shape(line)}\n" for line in printed.splitlines())) is not None
 
 
 def promised_output(code):
-    """What a Python block says that it prints: comments behind ``print``, or below the last one."""
+    """The output that a Python block shows: comments after ``print``, or below the last ``print``."""
     tail = re.search(r"(?:^# .*\n)+\Z", code, flags=re.MULTILINE)
     return [line[2:] for line in tail[0].splitlines()] if tail else re.findall(r"print\(.*\)  # (.*)", code)
 
 
 def run(command, folder):
-    """What a command prints; a command that fails is a failure of the test."""
+    """Return a command's output; a command that fails also fails the test."""
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PATH": path}
     answer = subprocess.run(command, cwd=folder, env=environment, timeout=250, capture_output=True, text=True)
@@ -60,7 +60,7 @@ def run(command, folder):
 
 
 class Reader:
-    """Does what a page says, in a folder of its own."""
+    """Follows a page in a new folder."""
 
     def __init__(self, folder, start, demo):
         self._folder, self._start, self._demo = folder, start, demo
@@ -96,7 +96,7 @@ class Reader:
 
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory):
-    """The folder that a smaller `make demo` left behind, and what it printed."""
+    """The folder of a smaller `make demo`, and its output."""
     folder = tmp_path_factory.mktemp("demo")
     return folder, run([sys.executable, str(ROOT / "examples" / "demo.py"), "--rows", "20000"], folder)
 
@@ -121,7 +121,7 @@ def test_a_page_can_be_followed(name, reader):
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_a_page_begins_with_an_example_that_is_run(name):
+def test_a_page_begins_with_an_example_that_runs(name):
     before_first_chapter = PAGES[name].partition("\n## ")[0]
     runnable = "python|sh|console" if name not in OWN_TESTS else r"\w*"
 
@@ -129,7 +129,7 @@ def test_a_page_begins_with_an_example_that_is_run(name):
     assert name not in OWN_TESTS or name in (ROOT / OWN_TESTS[name]).read_text()
 
 
-def test_the_tiers_shown_are_a_configuration_that_opens(tmp_path):
+def test_the_configurations_shown_can_be_opened(tmp_path):
     [block] = [text for language, text in blocks(README) if language == "json"]
     tiers = json.loads(block)
     tiers["persistent_db"]["path"] = "rocksdb"
@@ -146,7 +146,7 @@ def test_every_make_target_that_a_page_names_exists():
     assert set(re.findall(r"(?:`|^)make ([a-z0-9-]+)", "\n".join(pages), flags=re.MULTILINE)) <= targets
 
 
-def test_the_readmes_figures_stand_in_the_table_of_all_results():
+def test_the_readmes_figures_are_in_the_table_of_all_results():
     table = README.partition("\n## Speed\n")[2].partition("\n## ")[0]
     figures = re.findall(r"\b\d+\.\d+\b", table)
 
@@ -155,7 +155,7 @@ def test_the_readmes_figures_stand_in_the_table_of_all_results():
 
 
 @pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/README.md", *PAGES])
-def test_every_link_leads_somewhere(name):
+def test_every_link_has_a_target(name):
     file = ROOT / "docs" / name if name in PAGES else ROOT / name
     for target in re.findall(r"\]\(([^)\s]+)\)", file.read_text()):
         path, _, anchor = target.partition("#")

@@ -1,4 +1,4 @@
-"""Whatever is wrong with a request is told with a 4xx that names the tensor or the path, and hurts nobody else."""
+"""A wrong request gets a 4xx that names the tensor or the path, and does not affect other clients."""
 
 import gzip
 import json
@@ -15,7 +15,7 @@ INFER = "/v2/models/tiny/infer"
 
 @pytest.fixture(autouse=True)
 def _still_right_afterwards(served, model):
-    """After every refusal the server gives a right answer and has logged nothing: a client could fill the disk."""
+    """After every refusal the server answers correctly and has logged nothing: a client could fill the disk."""
     yield
     dense, bags = model.sample_requests(2, seed=1)
     samples = [{"dense": row.tolist(), "keys": slots} for row, slots in zip(dense, bags, strict=True)]
@@ -49,7 +49,7 @@ def refused(served, body, path=INFER, headers=None):
     return code, document["error"]
 
 
-def test_the_request_that_is_spoilt_below_is_valid(served):
+def test_the_request_that_later_tests_break_is_valid(served):
     assert served.ask(INFER, request())[0] == 200
 
 
@@ -111,10 +111,10 @@ def test_the_request_that_is_spoilt_below_is_valid(served):
             id="smallest key",
         ),
         pytest.param({"CATCOLUMN": {"data": [1, 2, 3, 2**64]}}, "inputs[1].data[3]", id="no int64"),
-        pytest.param({"CATCOLUMN": {"data": [1, 2, 3]}}, "CATCOLUMN has 3 keys", id="a key too few"),
+        pytest.param({"CATCOLUMN": {"data": [1, 2, 3]}}, "CATCOLUMN has 3 keys", id="one key too few"),
     ],
 )
-def test_a_tensor_that_is_no_request(served, changes, expected):
+def test_a_wrong_tensor_is_refused(served, changes, expected):
     code, error = refused(served, request(**changes))
 
     assert code == 400
@@ -122,7 +122,7 @@ def test_a_tensor_that_is_no_request(served, changes, expected):
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_dense_features_that_are_no_numbers_can_only_come_as_bytes_and_are_refused(served, value):
+def test_nan_and_infinite_dense_features_in_binary_form_are_refused(served, value):
     dense = np.array([0, 0, 0, 0, value, 0], np.float32)
     body = request()
     body["inputs"][0] = {
@@ -138,7 +138,7 @@ def test_dense_features_that_are_no_numbers_can_only_come_as_bytes_and_are_refus
     assert (code, error) == (400, f"DES (inputs[0]): sample 1, feature 1 is {np.float32(value)} in float32")
 
 
-def test_a_key_beyond_uint32_for_a_uint32_model(served):
+def test_a_key_beyond_uint32_is_refused_by_a_uint32_model(served):
     keys, row_ptrs = flatten([[[2**32], []]])
     body = {
         "inputs": [
@@ -166,7 +166,7 @@ def test_a_key_beyond_uint32_for_a_uint32_model(served):
         ("/metrics", 405, "Method Not Allowed"),
     ],
 )
-def test_a_path_that_does_not_lead_anywhere(served, path, code, expected):
+def test_a_path_to_nothing_is_refused(served, path, code, expected):
     answered, error = refused(served, request(), path)
 
     assert answered == code
@@ -174,7 +174,7 @@ def test_a_path_that_does_not_lead_anywhere(served, path, code, expected):
 
 
 @pytest.mark.parametrize("path", [INFER, "/predict/tiny"])
-def test_a_method_that_is_not_allowed_is_told_which_is(served, path):
+def test_a_wrong_method_is_refused_with_the_allowed_method(served, path):
     code, headers, body = served.ask(path)
 
     assert (code, headers["Allow"]) == (405, "POST")
@@ -182,7 +182,7 @@ def test_a_method_that_is_not_allowed_is_told_which_is(served, path):
 
 
 @pytest.mark.parametrize("path", ["/v2/models/nope", "/v2/models/nope/ready", "/v2/models/nope/config"])
-def test_metadata_of_an_unknown_model(served, path):
+def test_metadata_of_an_unknown_model_is_refused(served, path):
     code, _, body = served.ask(path)
 
     assert code == 404
@@ -197,42 +197,42 @@ class TestBodies:
     def test_no_body(self, served, path):
         assert refused(served, b"", path)[0] == 400
 
-    def test_an_oversized_body(self, served, path):
+    def test_an_oversized_body_is_refused(self, served, path):
         code, error = refused(served, b" " * 200_001, path)
 
         assert code == 413
         assert "the server accepts 200,000" in error
 
-    def test_an_oversized_body_is_refused_before_it_is_sent(self, served, path):
+    def test_an_oversized_body_is_refused_before_the_client_sends_it(self, served, path):
         with served.connect() as connection:
             connection.sendall(f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: 999999999999\r\n\r\n".encode())
             answer = connection.recv(65536)
 
         assert answer.startswith(b"HTTP/1.1 413 ")
 
-    def test_an_oversized_chunked_body_is_refused_while_it_comes(self, served, path):
+    def test_an_oversized_chunked_body_is_refused_while_it_arrives(self, served, path):
         chunk = b"%x\r\n%s\r\n" % (50_000, b" " * 50_000)
         with served.connect() as connection:
             connection.sendall(f"POST {path} HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n".encode())
-            connection.sendall(chunk * 5)  # and no end of the body
+            connection.sendall(chunk * 5)  # without the end of the body
             answer = connection.recv(65536)
 
         assert answer.startswith(b"HTTP/1.1 413 ")
 
-    def test_a_small_body_that_unpacks_to_an_oversized_one(self, served, path):
+    def test_a_small_body_that_unpacks_to_an_oversized_body_is_refused(self, served, path):
         code, error = refused(served, gzip.compress(b" " * 200_001), path, {"Content-Encoding": "gzip"})
 
         assert code == 413
         assert "once decompressed" in error
 
-    def test_an_unknown_encoding(self, served, path):
+    def test_an_unknown_encoding_is_refused(self, served, path):
         assert refused(served, b"x", path, {"Content-Encoding": "br"})[0] == 415
 
-    def test_a_body_that_is_not_what_its_encoding_says(self, served, path):
+    def test_a_body_that_does_not_match_its_encoding_is_refused(self, served, path):
         assert refused(served, b"x", path, {"Content-Encoding": "gzip"})[0] == 400
 
     @pytest.mark.parametrize("chunked", [False, True], ids=["content-length", "chunked"])
-    def test_a_body_cut_short(self, served, path, chunked):
+    def test_a_truncated_body_is_refused(self, served, path, chunked):
         length = "Transfer-Encoding: chunked" if chunked else "Content-Length: 100"
         body = b'40\r\n{"inputs"' if chunked else b'{"inputs"'
         with served.connect() as connection:
@@ -243,13 +243,13 @@ class TestBodies:
         assert answer.startswith(b"HTTP/1.1 400 ")
         assert b"the body was cut short after 9" in answer
 
-    def test_a_client_that_vanishes_in_the_middle_of_a_body(self, served, path):
+    def test_a_client_that_disconnects_in_the_middle_of_a_body_does_no_harm(self, served, path):
         with served.connect() as connection:
             connection.sendall(f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\nabc".encode())
             # No linger: close sends a reset, not an orderly end.
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
-    def test_a_body_longer_than_its_content_length(self, served, path):
+    def test_a_body_longer_than_its_content_length_is_refused(self, served, path):
         with served.connect() as connection:
             connection.sendall(f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{{}} trailing".encode())
             connection.shutdown(socket.SHUT_WR)
@@ -258,7 +258,7 @@ class TestBodies:
         assert answer.startswith(b"HTTP/1.1 400 ")
 
     @pytest.mark.parametrize("length", ["-1", "ten", "1" * 40])
-    def test_a_content_length_that_is_no_length(self, served, path, length):
+    def test_an_invalid_content_length_is_refused(self, served, path, length):
         with served.connect() as connection:
             connection.sendall(f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {length}\r\n\r\n{{}}".encode())
             answer = connection.recv(65536)
@@ -267,11 +267,11 @@ class TestBodies:
 
 
 @pytest.mark.parametrize("length", ["-5", "100000", "ten", "3"])
-def test_an_inference_header_length_that_is_wrong(served, length):
+def test_a_wrong_inference_header_length_is_refused(served, length):
     assert refused(served, request(), headers={"Inference-Header-Content-Length": length})[0] == 400
 
 
-def test_a_whole_request_from_a_client_that_closes_its_side_is_answered(served):
+def test_a_client_that_closes_its_side_after_a_whole_request_gets_an_answer(served):
     body = json.dumps(request()).encode()
     with served.connect() as connection:
         connection.sendall(
@@ -301,7 +301,7 @@ def test_requests_sent_without_waiting_for_answers_are_answered_in_order(served)
     assert b'"id":"4"' in answer
 
 
-def test_bytes_that_are_no_http_are_refused(served):
+def test_bytes_that_are_not_http_are_refused(served):
     with served.connect() as connection:
         connection.sendall(b"\x16\x03\x01 what a TLS client would say\r\n\r\n")
         answer = connection.recv(65536)
@@ -335,7 +335,7 @@ def test_a_websocket_is_not_opened(served):
     assert answer.startswith(b"HTTP/1.1 200 ")
 
 
-def test_clients_that_reset_the_connection_with_requests_in_hand(served):
+def test_clients_that_reset_the_connection_with_open_requests_do_no_harm(served):
     for _ in range(20):
         with served.connect() as connection:
             connection.sendall(b"GET /v2 HTTP/1.1\r\nHost: x\r\n\r\n" * 3)

@@ -1,4 +1,4 @@
-"""What tests of groups share: tables of rows, requests of bags, and the answer by the host's own loops."""
+"""Helpers for tests of groups: tables of rows, requests of bags, and the answers of the host's loops."""
 
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from gpu_cache.readers import Readers
 from kernels.host import pool_rows, round_rows
 
 TABLE_KEYS = 400
-HELD_KEYS = 200  # 0 .. 199 are offered to the caches
+HELD_KEYS = 200  # the caches get 0 .. 199
 
 
 @dataclass(frozen=True)
@@ -42,14 +42,14 @@ class Tables:
         self.rows = [self._rows(cache, t) for t, cache in enumerate(self.caches)]
 
     def _rows(self, cache, t):
-        """The table's rows as its cache gives them back."""
+        """The table's rows as its cache returns them."""
         rng = np.random.default_rng(t)
         rows = rng.standard_normal((TABLE_KEYS, cache.layout.dim), dtype=np.float32)
         if cache.layout.row_dtype != "fp8":
             round_rows(rows, cache.layout.row_dtype, rows)
         cache.replace(np.arange(HELD_KEYS), rows[:HELD_KEYS])
         assert cache.stats().rows == HELD_KEYS
-        if cache.layout.row_dtype in ("fp8", "uint8"):  # what these give back need not round to itself
+        if cache.layout.row_dtype in ("fp8", "uint8"):  # encoding a decoded row of these dtypes may change it
             keys, held = cache.dump(with_rows=True)
             rows[keys] = held
         return rows
@@ -58,12 +58,12 @@ class Tables:
         return CacheGroup(self.caches, slots, combiners, **options)
 
     def fetch(self, missing):
-        """The rows that a parameter server would answer."""
+        """The rows that a parameter server would return."""
         return [rows[of_table.keys] for rows, of_table in zip(self.rows, missing, strict=True)]
 
 
 def random_request(rng, samples, slots, lengths, share_held=0.5, tables=None):
-    """Bags of random keys, of which about ``share_held`` are of those offered to the caches."""
+    """Bags of random keys; the caches got about ``share_held`` of them."""
     request = []
     for of_table in slots:
         counts = rng.choice(lengths, samples * of_table)
@@ -75,17 +75,17 @@ def random_request(rng, samples, slots, lengths, share_held=0.5, tables=None):
 
 
 def expected(rows, bags, combiner, weights=None):
-    """float32[B * S, D] by the host's loops."""
+    """float32[B * S, D] from the host's loops."""
     out = np.empty((bags.row_ptrs.size - 1, rows.shape[1]), dtype=np.float32)
     pool_rows(rows[bags.keys], bags.row_ptrs, out, combiner, weights)
     return out
 
 
 def finish(work, tables):
-    """Fetch and pool again until nothing is missing; how many rounds that took."""
+    """Fetch and pool again until nothing is missing; return the number of rounds."""
     rounds = 0
     while missing := work.missing():
-        assert rounds < 10, "what was fetched is missing again and again"
+        assert rounds < 10, "fetched keys are missing again and again"
         work.complete(tables.fetch(missing))
         rounds += 1
     return rounds
@@ -97,5 +97,5 @@ def host_rows(device, pooled):
 
 
 def scheduled(device, seed, os_threads=1):
-    """A drawn order of threads, where the device has one to draw."""
+    """A drawn order of threads, if the device supports it."""
     return device.scheduled(seed, os_threads) if hasattr(device, "scheduled") else nullcontext()

@@ -1,4 +1,4 @@
-"""What a cache refuses."""
+"""A cache refuses wrong arguments."""
 
 import numpy as np
 import pytest
@@ -36,7 +36,7 @@ def cache(device):
         ({"device": "tpu:0"}, "tpu:0"),
     ],
 )
-def test_a_cache_that_cannot_be_is_refused(device, options, message):
+def test_an_impossible_cache_is_refused(device, options, message):
     with pytest.raises(ValueError, match=message):
         EmbeddingCache(**{"dim": 4, "capacity_rows": 100, "device": device} | options)
 
@@ -56,24 +56,24 @@ def test_a_cache_that_cannot_be_is_refused(device, options, message):
         ({"device": 0}, "device: expected a device, or its name such as 'cuda:0', got 0"),
     ],
 )
-def test_an_argument_of_another_type_is_refused(device, options, message):
+def test_an_argument_of_the_wrong_type_is_refused(device, options, message):
     with pytest.raises(TypeError, match=message):
         EmbeddingCache(**{"dim": 4, "capacity_rows": 100, "device": device} | options)
 
 
-def test_numbers_of_numpy_are_numbers(device):
+def test_numpy_numbers_are_accepted(device):
     with EmbeddingCache(np.int64(4), np.int32(100), device, seed=np.uint32(3)) as cache:
         assert cache.answer(np.int64(2)).max_keys == 2
 
 
-def test_an_answer_for_no_number_of_keys_is_refused(cache):
+def test_an_answer_for_an_invalid_number_of_keys_is_refused(cache):
     with pytest.raises(ValueError, match="max_keys: expected at least 0, got -1"):
         cache.answer(-1)
     with pytest.raises(TypeError, match="max_keys: expected a whole number, got '3'"):
         cache.answer("3")
 
 
-def test_an_out_that_is_no_answer_is_refused(cache):
+def test_an_out_that_is_not_an_answer_is_refused(cache):
     with pytest.raises(TypeError, match=r"out: expected what answer\(\) returns, got 5"):
         cache.query(ONE, out=5)
 
@@ -90,7 +90,7 @@ def test_an_out_that_is_no_answer_is_refused(cache):
         (np.arange(10, dtype=np.int64)[::2], "keys: expected a C-contiguous array"),
     ],
 )
-def test_keys_of_another_form_are_refused(cache, verb, keys, message):
+def test_keys_of_the_wrong_form_are_refused(cache, verb, keys, message):
     for given in (keys, cache.device.xp.asarray(keys)):
         if "contiguous" in message and given is not keys:
             given = cache.device.xp.asarray(np.arange(10, dtype=np.int64))[::2]
@@ -99,7 +99,7 @@ def test_keys_of_another_form_are_refused(cache, verb, keys, message):
 
 
 @pytest.mark.parametrize("verb", ["query", "erase", "replace", "update"])
-def test_what_is_no_array_is_refused(cache, verb):
+def test_a_list_instead_of_an_array_is_refused(cache, verb):
     with pytest.raises(TypeError, match=r"keys: expected an array int64\[N\], got list"):
         getattr(cache, verb)([1], *([ROW] if verb in ("replace", "update") else []))
 
@@ -115,20 +115,20 @@ def test_what_is_no_array_is_refused(cache, verb):
         (np.zeros((1, 8), np.float32)[:, ::2], "rows: expected a C-contiguous array"),
     ],
 )
-def test_rows_of_another_form_are_refused(cache, verb, rows, message):
+def test_rows_of_the_wrong_form_are_refused(cache, verb, rows, message):
     with pytest.raises(ValueError, match=message):
         getattr(cache, verb)(ONE, rows)
 
 
 @pytest.mark.parametrize("misses", [np.ones(1, np.int32), np.ones(2, np.uint32)])
-def test_misses_of_another_form_are_refused(cache, misses):
+def test_misses_of_the_wrong_form_are_refused(cache, misses):
     with pytest.raises(ValueError, match=r"misses: expected uint32\[1\]"):
         cache.replace(ONE, ROW, misses=misses)
 
 
 @pytest.mark.parametrize("key", [-(2**63), -(2**63) + 1, 2**63 - 2, 2**63 - 1])
 @pytest.mark.parametrize("verb", ["query", "erase", "replace", "update"])
-def test_reserved_keys_of_the_host_are_refused_by_name(cache, verb, key):
+def test_reserved_host_keys_are_refused_by_name(cache, verb, key):
     keys = np.array([5, key], dtype=np.int64)
 
     with pytest.raises(ReservedKeyError, match=f"key {key} at position 1"):
@@ -137,8 +137,8 @@ def test_reserved_keys_of_the_host_are_refused_by_name(cache, verb, key):
 
 @pytest.mark.parametrize("kind", ["dynamic", "static", "uvm"])
 @pytest.mark.parametrize("verb", ["replace", "update"])
-def test_a_key_of_the_host_that_comes_twice_is_refused_and_nothing_is_written(device, kind, verb):
-    """Held twice, it would be erased once, and its old row be answered from then on."""
+def test_a_repeated_host_key_is_refused_and_nothing_is_written(device, kind, verb):
+    """A key held twice would be erased once, and later queries would return its old row."""
     keys, rows = np.array([8, -7, 9, -7, 8, 8]), np.ones((6, 4), np.float32)
 
     with EmbeddingCache(4, 100, device=device, kind=kind) as cache:
@@ -152,7 +152,7 @@ def test_a_key_of_the_host_that_comes_twice_is_refused_and_nothing_is_written(de
 
 
 @pytest.mark.parametrize("key", [-1, 2**32 - 2, 2**40])
-def test_keys_that_32_bits_cannot_tell_are_refused(device, key):
+def test_keys_that_do_not_fit_into_32_bits_are_refused(device, key):
     cache = EmbeddingCache(4, 100, device=device, key_type="U32")
 
     with pytest.raises(ValueError, match=f"expected 0 to 4294967293 for U32 lines, got {key} at position 0"):
@@ -165,7 +165,7 @@ def test_an_answer_without_room_is_refused(cache):
         cache.query(np.array([1, 2]), out=cache.answer(1))
 
 
-def test_an_answer_for_rows_of_another_dim_is_refused(cache, device):
+def test_an_answer_for_rows_of_the_wrong_dim_is_refused(cache, device):
     other = EmbeddingCache(8, 15, device=device)
 
     with pytest.raises(ValueError, match=r"out: expected room for 1 rows of 4 columns, got \[1, 8\]"):
@@ -183,7 +183,7 @@ def test_arrays_of_another_device_are_refused(runner):
     cache.close()
 
 
-def test_a_closed_cache_refuses_every_call_but_close(device):
+def test_a_closed_cache_refuses_every_call_except_close(device):
     cache = EmbeddingCache(4, 100, device=device)
     cache.close()
     cache.close()
@@ -202,7 +202,7 @@ def test_a_closed_cache_refuses_every_call_but_close(device):
             call()
 
 
-def test_a_cache_is_closed_where_its_block_ends(device):
+def test_a_with_block_closes_the_cache_at_its_end(device):
     with EmbeddingCache(4, 100, device=device) as cache:
         cache.query(ONE)
 
@@ -210,7 +210,7 @@ def test_a_cache_is_closed_where_its_block_ends(device):
         cache.query(ONE)
 
 
-def test_an_error_of_the_cache_crosses_a_process_border():
+def test_an_error_of_the_cache_can_be_pickled():
     import pickle
 
     error = pickle.loads(pickle.dumps(CacheFullError(1, 2, 3)))

@@ -20,7 +20,7 @@ DISTINCT_KEYS = st.lists(st.integers(0, 60), max_size=40, unique=True)
 
 
 class CacheMachine(RuleBasedStateMachine):
-    """The dict has, of every key that was ever written, the row written last; the cache has some of them."""
+    """The dict has the last row of every key ever written, and the cache has some of these rows."""
 
     device = None
 
@@ -49,7 +49,7 @@ class CacheMachine(RuleBasedStateMachine):
                 self.rows[key] = row
         assert held <= self.held | set(keys)
         if len(held) < len(self.held | set(keys)) and self.cache.capacity.line_count == 1:
-            assert len(held) == self.cache.capacity.rows, "a key was left out though there was an empty slot"
+            assert len(held) == self.cache.capacity.rows, "a key was left out although a slot was empty"
         self.held = held
 
     @rule(keys=DISTINCT_KEYS, stream=st.integers(0, 1))
@@ -80,12 +80,12 @@ class CacheMachine(RuleBasedStateMachine):
             np.testing.assert_array_equal(row, self.rows[key] if key in self.held else np.zeros(DIM))
 
     @invariant()
-    def no_key_is_there_twice_and_none_too_many(self):
+    def no_key_is_held_twice_and_no_other_key_is_held(self):
         if hasattr(self, "cache"):
             assert self.cache.stats().rows == len(self.held) <= self.cache.capacity.rows
 
     def read_out(self):
-        """The keys held, after all that was queued."""
+        """The held keys after all queued work."""
         keys, rows = self.cache.dump(with_rows=True)
         assert len(set(keys.tolist())) == len(keys)
         for key, row in zip(keys.tolist(), rows, strict=True):

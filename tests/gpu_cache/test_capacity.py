@@ -1,4 +1,4 @@
-"""What a cache takes is known before it takes it."""
+"""The memory of a cache is known before the cache allocates it."""
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ KINDS = st.sampled_from(["dynamic", "static", "uvm"])
 
 
 class CountingDevice:
-    """A device that adds up what is taken of its memory."""
+    """A device that adds up its allocations."""
 
     def __init__(self, device):
         self.device = device
@@ -53,7 +53,7 @@ class CountingDevice:
         {"dim": 8, "kind": "uvm"},
     ],
 )
-def test_a_cache_takes_the_memory_it_said_it_would(device, form):
+def test_a_cache_takes_the_memory_that_it_announced(device, form):
     counting = CountingDevice(device)
 
     cache = EmbeddingCache(capacity_rows=1000, device=counting, **form)
@@ -66,7 +66,7 @@ def test_a_cache_takes_the_memory_it_said_it_would(device, form):
 
 
 @pytest.mark.parametrize("kind", ["dynamic", "static", "uvm"])
-def test_a_cache_of_a_number_of_bytes_takes_no_more_and_all_it_said(device, kind):
+def test_a_cache_sized_in_bytes_takes_no_more_and_exactly_what_it_announced(device, kind):
     counting = CountingDevice(device)
     capacity = Capacity.of_bytes(Layout(16, "fp16", "U32"), kind, 40_000)
 
@@ -76,20 +76,20 @@ def test_a_cache_of_a_number_of_bytes_takes_no_more_and_all_it_said(device, kind
         assert 39_000 < counting.device_bytes <= 40_000
 
 
-def test_a_cache_of_a_part_of_a_table_has_room_for_it(device):
+def test_a_cache_sized_as_a_ratio_has_room_for_that_part_of_the_table(device):
     with EmbeddingCache.of_capacity(Capacity.of_ratio(Layout(4), "dynamic", 1000, 0.2), device) as cache:
         assert 200 <= cache.capacity.rows < 215
 
 
 @settings(deadline=None)
 @given(layout=LAYOUTS, kind=KINDS, lines=st.integers(1, 2**32 - 1))
-def test_the_rows_of_a_capacity_are_those_of_its_own_lines(layout, kind, lines):
+def test_a_capacity_counts_the_rows_of_its_own_lines(layout, kind, lines):
     capacity = Capacity(layout, kind, lines)
 
     assert Capacity.of_rows(layout, kind, capacity.rows) == capacity
 
 
-def test_a_cache_of_what_is_no_capacity_is_refused(device):
+def test_a_capacity_of_the_wrong_type_is_refused(device):
     with pytest.raises(TypeError, match="capacity: expected a Capacity, got 1000"):
         EmbeddingCache.of_capacity(1000, device)
 

@@ -1,4 +1,4 @@
-"""A client who knows the kernels' hash cannot choose keys that are slow to look up."""
+"""A client that knows the kernels' hash cannot choose keys that are slow to look up."""
 
 import secrets
 
@@ -40,7 +40,7 @@ def random_keys():
 
 
 def most_probes(device, keys, answers_single_keys):
-    """How many slots a new workspace looks at, at most, to enter missing keys: a probe never leaves a run of slots."""
+    """The most slots that a new workspace probes to enter a missing key: a probe never leaves a run of slots."""
     with EmbeddingCache(4, 100, device) as cache:
         work = CacheGroup([cache], (1,), ("sum",)).workspace(1, KEYS, max_single_keys=KEYS)
         if answers_single_keys:
@@ -63,14 +63,14 @@ def test_crafted_missing_keys_take_no_more_probes_than_random_keys(device, round
     assert crafted < 2 * most_probes(device, random_keys(), answers_single_keys)
 
 
-def test_crafted_missing_keys_form_one_run_where_the_seed_is_known(device, monkeypatch):
+def test_crafted_missing_keys_form_one_run_if_the_seed_is_known(device, monkeypatch):
     monkeypatch.setattr("gpu_cache.missing.randbits", lambda bits: 0)
 
     assert most_probes(device, keys_with_hash_zero(2), False) == KEYS * (KEYS + 1) // 2
 
 
 @pytest.mark.parametrize(("seed", "fewest", "most"), [(0, 15, 15), (None, 200, 300)], ids=["known seed", "drawn seed"])
-def test_crafted_keys_crowd_a_line_only_where_the_seed_is_known(device, seed, fewest, most):
+def test_crafted_keys_crowd_a_line_only_if_the_seed_is_known(device, seed, fewest, most):
     keys = keys_with_hash_zero(1)[:300]
     with EmbeddingCache(4, 1500, device, seed=seed) as cache:
         cache.replace(keys, np.zeros((keys.size, 4), np.float32))
@@ -78,6 +78,6 @@ def test_crafted_keys_crowd_a_line_only_where_the_seed_is_known(device, seed, fe
         assert fewest <= cache.stats().rows <= most
 
 
-def test_every_cache_draws_a_seed_of_its_own(device):
+def test_every_cache_draws_its_own_seed(device):
     with EmbeddingCache(4, 100, device) as first, EmbeddingCache(4, 100, device) as second:
         assert first.seed != second.seed

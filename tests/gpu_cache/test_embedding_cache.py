@@ -1,4 +1,4 @@
-"""The cache gives back the rows it was given, and keeps its books."""
+"""The cache returns the rows that it was given, and its stats are right."""
 
 import numpy as np
 import pytest
@@ -23,7 +23,7 @@ def form(request):
 
 @pytest.fixture
 def make_cache(device):
-    """Caches that are closed behind the test."""
+    """Make caches that are closed after the test."""
     made = []
 
     def make(capacity_rows=600, dim=4, **options):
@@ -40,7 +40,7 @@ def rows_of(keys, dim=4, version=0):
 
 
 def ask(cache, keys):
-    """Rows, and which of the keys were found."""
+    """Return rows, and which keys were found."""
     answer = cache.query(np.asarray(keys, dtype=np.int64))
     cache.stream.synchronize()
     with cache.device.using(cache.stream):
@@ -50,7 +50,7 @@ def ask(cache, keys):
     return rows, found
 
 
-def test_what_is_replaced_is_found_and_the_rest_is_zeros(make_cache, form):
+def test_replaced_keys_are_found_and_other_rows_are_zeros(make_cache, form):
     cache = make_cache(**form)
     keys = np.arange(200, dtype=np.int64) * 7
 
@@ -63,7 +63,7 @@ def test_what_is_replaced_is_found_and_the_rest_is_zeros(make_cache, form):
     np.testing.assert_array_equal(rows, expected)
 
 
-def test_device_arrays_do_as_well_as_host_arrays(make_cache, form):
+def test_device_arrays_work_like_host_arrays(make_cache, form):
     cache = make_cache(**form)
     keys = np.arange(50, dtype=np.int64)
     misses, asarray = np.ones(50, np.uint32), cache.device.xp.asarray
@@ -82,7 +82,7 @@ def test_device_arrays_do_as_well_as_host_arrays(make_cache, form):
     np.testing.assert_array_equal(rows[:5], rows_of(keys[:5], version=1))
 
 
-def test_a_held_key_keeps_its_row_when_it_is_replaced_and_gets_the_new_one_when_it_is_updated(make_cache, form):
+def test_replace_keeps_the_row_of_a_held_key_and_update_writes_the_new_row(make_cache, form):
     cache, keys = make_cache(**form), np.arange(30, dtype=np.int64)
     cache.replace(keys, rows_of(keys))
 
@@ -96,7 +96,7 @@ def test_a_held_key_keeps_its_row_when_it_is_replaced_and_gets_the_new_one_when_
     np.testing.assert_array_equal(rows[20:30], rows_of(keys[20:], version=2))
 
 
-def test_an_answer_is_used_again(make_cache):
+def test_an_answer_can_be_reused(make_cache):
     cache, keys = make_cache(), np.arange(10, dtype=np.int64)
     cache.replace(keys, rows_of(keys))
     answer = cache.answer(max_keys=100)
@@ -109,7 +109,7 @@ def test_an_answer_is_used_again(make_cache):
 
 
 @pytest.mark.parametrize("row_dtype", ["fp16", "bf16", "int8", "uint8"])
-def test_rows_come_back_rounded_as_the_host_rounds_them(make_cache, row_dtype):
+def test_rows_come_back_rounded_as_on_the_host(make_cache, row_dtype):
     cache, keys = make_cache(dim=5, row_dtype=row_dtype), np.arange(40, dtype=np.int64)
     rows = np.random.default_rng(0).standard_normal((40, 5), dtype=np.float32)
     expected = np.empty_like(rows)
@@ -120,7 +120,7 @@ def test_rows_come_back_rounded_as_the_host_rounds_them(make_cache, row_dtype):
     np.testing.assert_array_equal(ask(cache, keys)[0], expected)
 
 
-def test_a_row_that_does_not_fit_its_form_is_left_out_and_an_update_with_one_erases(make_cache):
+def test_replace_skips_a_row_that_does_not_fit_and_update_erases_its_key(make_cache):
     cache, keys = make_cache(row_dtype="fp16"), np.arange(3, dtype=np.int64)
     rows = rows_of(keys)
     rows[1, 2] = 1e6
@@ -135,7 +135,7 @@ def test_a_row_that_does_not_fit_its_form_is_left_out_and_an_update_with_one_era
     assert (stats.rows, stats.unfit_rows) == (1, 2)
 
 
-def test_a_static_cache_holds_as_many_rows_as_it_was_made_for(make_cache):
+def test_a_static_cache_holds_as_many_rows_as_its_capacity(make_cache):
     for line_keys in (15, 7):
         cache = make_cache(1000, kind="static", line_keys=line_keys)
         keys = np.random.default_rng(line_keys).choice(10**9, cache.capacity.rows, replace=False)
@@ -145,7 +145,7 @@ def test_a_static_cache_holds_as_many_rows_as_it_was_made_for(make_cache):
         assert ask(cache, keys)[1].all()
 
 
-def test_a_static_cache_says_how_many_keys_had_no_place_and_holds_the_others(make_cache):
+def test_a_static_cache_reports_how_many_keys_had_no_slot_and_holds_the_others(make_cache):
     cache, keys = make_cache(10, kind="static"), np.arange(40, dtype=np.int64)
 
     with pytest.raises(CacheFullError, match="25 keys had no slot: the cache holds 15 rows and was made for 12"):
@@ -157,7 +157,7 @@ def test_a_static_cache_says_how_many_keys_had_no_place_and_holds_the_others(mak
 
 
 @pytest.mark.parametrize("name", [name for name in FORMS if name != "static"])
-def test_a_cache_never_holds_more_than_its_capacity_nor_a_key_twice(make_cache, name):
+def test_a_cache_never_exceeds_its_capacity_or_holds_a_key_twice(make_cache, name):
     cache, rng = make_cache(60, **FORMS[name]), np.random.default_rng(1)
 
     for _ in range(20):
@@ -186,7 +186,7 @@ def test_a_dump_in_many_parts_has_all_keys(make_cache, monkeypatch):
     assert cache.dump()[1] is None
 
 
-def test_figures_count_what_was_done(make_cache):
+def test_stats_count_every_call(make_cache):
     cache = make_cache(15)
     assert cache.stats().hit_ratio == 1.0
     cache.replace(np.arange(15), rows_of(range(15)))
@@ -201,7 +201,7 @@ def test_figures_count_what_was_done(make_cache):
     assert (stats.capacity_rows, stats.host_bytes) == (15, 0)
 
 
-def test_calls_on_other_streams_follow_each_other(make_cache):
+def test_calls_on_different_streams_run_in_order(make_cache):
     cache, keys = make_cache(), np.arange(100, dtype=np.int64)
     streams = [cache.device.stream() for _ in range(3)]
 
@@ -226,7 +226,7 @@ def test_a_call_without_keys_does_nothing(make_cache, form):
     assert cache.dump(with_rows=True)[1].shape == (0, 4)
 
 
-def test_a_dropped_cache_waits_for_what_it_queued(device):
+def test_a_dropped_cache_waits_for_its_queued_work(device):
     cache, keys = EmbeddingCache(4, 100, device=device), np.arange(100, dtype=np.int64)
     stream = cache.stream
     cache.replace(keys, rows_of(keys))

@@ -1,4 +1,4 @@
-"""A cache is of the process that made it."""
+"""A cache belongs to the process that made it."""
 
 import subprocess
 import sys
@@ -29,7 +29,7 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), cache.device.to_host(c
 """
 
 
-def test_a_forked_child_is_refused_its_parents_cache_and_has_caches_of_its_own():
+def test_a_forked_child_cannot_use_its_parents_cache_and_can_make_its_own():
     told = subprocess.run([sys.executable, "-c", FORK], capture_output=True, text=True, timeout=120)
 
     assert told.stdout.split() == ["64", "6.0"], told.stderr

@@ -1,4 +1,4 @@
-"""A group and its workspaces refuse what is wrong, say of which table and what, and go on."""
+"""A group and its workspaces refuse wrong arguments, name the table and the fault, and stay usable."""
 
 import numpy as np
 import pytest
@@ -129,7 +129,7 @@ def test_slots_and_caches_of_another_type_are_refused(tables):
         CacheGroup([tables.caches[0], "cache"], (1, 1), ("sum", "sum"))
 
 
-def test_a_group_whose_cache_was_closed_is_refused_and_asks_it_for_nothing(device):
+def test_a_group_with_a_closed_cache_is_refused_and_does_not_use_the_cache(device):
     caches = [EmbeddingCache(4, 10, device, readers=Readers())]
     group = CacheGroup(caches, (2,), ("sum",))
     works = [group.workspace(2, 10) for _ in range(2)]
@@ -148,7 +148,7 @@ def test_a_group_whose_cache_was_closed_is_refused_and_asks_it_for_nothing(devic
             call()
 
 
-def test_caches_that_one_launch_cannot_ask_are_refused(device, tables):
+def test_caches_that_one_launch_cannot_query_are_refused(device, tables):
     first = tables.caches[0]
     with pytest.raises(ValueError, match="expected at least one"):
         CacheGroup([], (), ())
@@ -178,6 +178,6 @@ def test_caches_of_two_devices_are_refused(runner):
         ((1, "10"), "max_keys: expected a whole number, got '10'"),
     ],
 )
-def test_a_workspace_of_no_size_is_refused(tables, sizes, message):
+def test_a_workspace_of_an_invalid_size_is_refused(tables, sizes, message):
     with pytest.raises((ValueError, TypeError), match=message):
         tables.group((1, 1), ("sum", "sum")).workspace(*sizes)

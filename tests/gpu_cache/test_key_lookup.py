@@ -1,4 +1,4 @@
-"""Keys that are looked up one by one have their tables' rows, bit for bit, whatever the caches hold."""
+"""Single keys get their tables' rows, bit for bit, with any content of the caches."""
 
 import numpy as np
 import pytest
@@ -50,7 +50,7 @@ def is_right(tables, keys, rows):
     share_held=st.sampled_from([0.0, 0.5, 0.95, 1.0]),
     schedule=st.integers(0, 4),
 )
-def test_rows_are_those_of_the_tables(device, tables, seed, most, share_held, schedule):
+def test_rows_match_the_tables(device, tables, seed, most, share_held, schedule):
     rng = np.random.default_rng(seed)
     keys = random_keys(rng, rng.integers(0, most + 1, len(FORMS)), share_held)
     work = workspace(tables)
@@ -75,7 +75,7 @@ def test_every_kind_of_line_and_memory_gives_the_same_rows(device, line):
     assert is_right(tables, keys, rows)
 
 
-def test_no_bit_of_a_row_is_lost_though_a_sum_would_lose_it(device):
+def test_a_row_keeps_bits_that_a_sum_would_lose(device):
     cache = EmbeddingCache(3, 10, device)
     row = np.array([[-0.0, 1e-45, -np.inf]], np.float32)
     cache.replace(np.array([1]), row)
@@ -90,7 +90,7 @@ def test_no_bit_of_a_row_is_lost_though_a_sum_would_lose_it(device):
     assert device.to_host(rows).tobytes() == 2 * row.tobytes()
 
 
-def test_a_graph_of_a_request_looks_its_keys_up_again(device, two_tables, work):
+def test_a_graph_of_a_request_looks_up_its_keys_again(device, two_tables, work):
     keys = random_keys(np.random.default_rng(0), (300, 200), share_held=1.0)
     rows = work.lookup(keys)
     assert work.missing() == ()
@@ -122,7 +122,7 @@ def test_missing_keys_are_reported_once_each_in_order_of_first_appearance(device
             assert told.positions == told.bags == absent.size
 
 
-def test_a_missing_key_has_a_row_of_the_default_value_until_it_is_fetched(device, two_tables):
+def test_a_missing_key_has_the_default_value_until_its_row_is_fetched(device, two_tables):
     work = workspace(two_tables, default_values=(0.5, -1.25))
     keys = random_keys(np.random.default_rng(2), (50, 300))
 
@@ -134,7 +134,7 @@ def test_a_missing_key_has_a_row_of_the_default_value_until_it_is_fetched(device
         assert device.to_host(got).tobytes() == want.tobytes()
 
 
-def test_a_reserved_key_has_a_row_of_the_default_value_and_is_not_reported(device, two_tables):
+def test_a_reserved_key_has_the_default_value_and_is_not_reported(device, two_tables):
     work = workspace(two_tables, default_values=(0.25, 0.0))
     keys = np.array([-(2**63), -(2**63) + 1, 3, 2**63 - 2, 2**63 - 1])
 
@@ -158,7 +158,7 @@ def test_requests_of_bags_and_of_keys_of_any_size_take_turns(device, two_tables)
         keys = random_keys(rng, (10, 10))
         pooled = work.pool([Bags(of_table, np.arange(11, dtype=np.int32)) for of_table in keys])
         finish(work, two_tables)
-        assert is_right(two_tables, keys, pooled)  # a bag of one key is its row, but for the sign of zeros
+        assert is_right(two_tables, keys, pooled)  # a bag of one key is its row, except the sign of zeros
 
 
 def test_blocks_that_take_several_items_look_up_the_same_rows(device, two_tables, monkeypatch):
@@ -173,7 +173,7 @@ def test_blocks_that_take_several_items_look_up_the_same_rows(device, two_tables
     assert is_right(two_tables, keys, rows)
 
 
-def test_tables_of_one_cache_miss_their_keys_each_for_itself(device):
+def test_tables_that_share_a_cache_miss_their_keys_separately(device):
     shared = Tables(device, [("fp32", 5)])
     shared.caches, shared.rows = shared.caches * 2, shared.rows * 2
     keys = [np.array([300, 301, 300, 5]), np.array([301, 300, 5])]
@@ -186,7 +186,7 @@ def test_tables_of_one_cache_miss_their_keys_each_for_itself(device):
     assert is_right(shared, keys, rows)
 
 
-def test_a_launch_behind_the_completion_of_a_request_changes_nothing(device, two_tables, work):
+def test_a_launch_after_a_completed_request_changes_nothing(device, two_tables, work):
     keys = random_keys(np.random.default_rng(5), (300, 300))
 
     rows = work.lookup(keys)
@@ -197,7 +197,7 @@ def test_a_launch_behind_the_completion_of_a_request_changes_nothing(device, two
     assert is_right(two_tables, keys, rows)
 
 
-def test_lookups_are_counted_by_the_caches(device):
+def test_the_caches_count_lookups(device):
     tables = Tables(device, [("fp32", 5), ("int8", 20)])
     work = workspace(tables)
     keys = random_keys(np.random.default_rng(6), (300, 700))
@@ -210,13 +210,13 @@ def test_lookups_are_counted_by_the_caches(device):
         assert (stats.found_keys, stats.missed_keys) == ((of_table < HELD_KEYS).sum(), (of_table >= HELD_KEYS).sum())
 
 
-def test_a_row_that_was_looked_up_stays_where_others_go(device):
+def test_a_row_that_was_looked_up_outlasts_unused_rows(device):
     cache = EmbeddingCache(4, 15, device)  # one line
     cache.replace(np.arange(15), np.zeros((15, 4), np.float32))
     cache.stream.synchronize()
     work = CacheGroup([cache], (1,), ("sum",)).workspace(1, 100, max_single_keys=100)
 
-    for key in range(7):  # one by one: of uses of one line at a time, one is counted
+    for key in range(7):  # one by one: simultaneous uses of one line count as one
         work.lookup([np.array([key])])
     work.stream.synchronize()
     for _ in range(3):
@@ -246,7 +246,7 @@ def test_wrong_keys_are_refused(two_tables, keys, message):
     assert is_right(two_tables, [np.arange(5)] * 2, rows)
 
 
-def test_more_single_keys_than_there_is_room_for_are_refused(two_tables):
+def test_more_single_keys_than_the_workspace_holds_are_refused(two_tables):
     group = two_tables.group((1, 1), ("sum", "sum"))
     for most in (0, 7):
         work = group.workspace(20, 1000, max_single_keys=most)
@@ -258,7 +258,7 @@ def test_more_single_keys_than_there_is_room_for_are_refused(two_tables):
     assert is_right(two_tables, [np.arange(3), np.arange(4)], rows)
 
 
-def test_fetched_rows_given_to_the_caches_are_found_by_the_next_lookup(device):
+def test_the_next_lookup_finds_fetched_rows_that_the_caches_received(device):
     tables = Tables(device, [("fp32", 5), ("int8", 20)])
     work = workspace(tables)
     keys = [np.arange(TABLE_KEYS), np.arange(0, TABLE_KEYS, 3)]

@@ -1,4 +1,4 @@
-"""What the package offers, and what its documentation shows."""
+"""The package's exports, and the examples of its documentation."""
 
 import re
 import subprocess
@@ -13,22 +13,22 @@ PAGE = (Path(__file__).parents[2] / "docs" / "gpu_cache.md").read_text()
 EXAMPLES = re.findall(r"^```python\n(.*?)^```", PAGE, flags=re.DOTALL | re.MULTILINE)
 
 
-def test_there_are_examples():
+def test_the_documentation_has_examples():
     assert len(EXAMPLES) == 2
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=["a query", "a capacity"])
-def test_the_examples_print_what_they_say(runner, capsys, example):
+def test_the_examples_print_what_they_show(runner, capsys, example):
     exec(compile(example, "docs/gpu_cache.md", "exec"), {})
 
     assert capsys.readouterr().out.splitlines() == re.findall(r"print\(.*\)  # (.*)", example)
 
 
-def test_every_name_that_is_offered_is_there():
+def test_every_exported_name_exists():
     assert all(hasattr(gpu_cache, name) for name in gpu_cache.__all__)
 
 
-def test_the_package_is_imported_without_cupy():
+def test_importing_the_package_does_not_import_cupy():
     script = "import sys, gpu_cache; sys.exit('cupy' in sys.modules)"
 
     assert subprocess.run([sys.executable, "-c", script], timeout=60).returncode == 0

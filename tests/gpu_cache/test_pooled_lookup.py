@@ -1,4 +1,4 @@
-"""Pooled lookups of a group answer what the host's loops do, bit for bit, whatever the caches hold."""
+"""Pooled lookups of a group match the host's loops, bit for bit, with any content of the caches."""
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ def tables(device):
 
 
 def random_weights(rng, request, kind):
-    """Weights of some tables, zeros and negative ones among them; None: of no table."""
+    """Weights for some tables, including zeros and negative weights, or None."""
     if kind == "none":
         return None
     weights = [rng.standard_normal(bags.keys.size, dtype=np.float32) for bags in request]
@@ -38,9 +38,7 @@ def random_weights(rng, request, kind):
     weighted=st.sampled_from(["none", "some", "all"]),
     schedule=st.integers(0, 3),
 )
-def test_pooled_rows_are_those_of_the_host(
-    device, tables, seed, samples, combiner, longest, share_held, weighted, schedule
-):
+def test_pooled_rows_match_the_host(device, tables, seed, samples, combiner, longest, share_held, weighted, schedule):
     rng = np.random.default_rng(seed)
     slots = rng.integers(1, 4, len(FORMS)).tolist()
     combiners = [combiner, *rng.choice(COMBINERS, len(FORMS) - 1).tolist()]
@@ -110,7 +108,7 @@ def test_missing_keys_are_reported_in_order_of_first_appearance(device, two_tabl
         assert (told.positions, told.bags) == (absent.size, lacking.size)
 
 
-def test_nothing_is_missing_where_the_caches_hold_every_key(device, two_tables):
+def test_no_key_is_missing_if_the_caches_hold_every_key(device, two_tables):
     request = random_request(np.random.default_rng(3), 10, (1, 1), [1, 4], share_held=1.0)
     work = two_tables.group((1, 1), ("sum", "sum")).workspace(10, 100)
 
@@ -129,7 +127,7 @@ def test_a_request_without_keys_is_pooled_to_zeros(device, two_tables):
     assert all(not got.any() and not np.signbit(got).any() for got in host_rows(device, pooled))
 
 
-def test_a_missing_key_is_a_row_of_the_default_value_until_it_is_fetched(device, two_tables):
+def test_a_missing_key_counts_as_the_default_value_until_its_row_is_fetched(device, two_tables):
     request = random_request(np.random.default_rng(4), 10, (1, 1), [1, 4])
     work = two_tables.group((1, 1), ("sum", "mean"), default_values=(0.5, -1.25)).workspace(10, 100)
 
@@ -142,7 +140,7 @@ def test_a_missing_key_is_a_row_of_the_default_value_until_it_is_fetched(device,
         assert got.tobytes() == expected(rows, request[t], ("sum", "mean")[t]).tobytes()
 
 
-def test_a_reserved_key_is_a_row_of_the_default_value_and_is_not_reported(device, two_tables):
+def test_a_reserved_key_counts_as_the_default_value_and_is_not_reported(device, two_tables):
     reserved = np.array([-(2**63), -(2**63) + 1, 2**63 - 2, 2**63 - 1])
     bags = Bags(np.concatenate((reserved, [3])), np.array([0, 2, 5], np.int32))
     none = Bags(np.empty(0, np.int64), np.zeros(3, np.int32))
@@ -155,7 +153,7 @@ def test_a_reserved_key_is_a_row_of_the_default_value_and_is_not_reported(device
     assert host_rows(device, pooled)[0].tolist() == [[0.5] * 5, (np.float32(0.5) + row).tolist()]
 
 
-def test_tables_of_one_cache_miss_their_keys_each_for_itself(device, two_tables):
+def test_tables_that_share_a_cache_miss_their_keys_separately(device, two_tables):
     shared = Tables(device, [("fp32", 5)])
     shared.caches, shared.rows = shared.caches * 2, shared.rows * 2
     keys = np.array([300, 301, 300, 5])
@@ -192,7 +190,7 @@ def test_rows_longer_than_max_norm_are_scaled_to_it(device, tables, share_held):
         np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-5)  # float32 sums of five
 
 
-def test_a_scaled_row_has_the_same_bits_held_and_fetched(device, tables):
+def test_a_scaled_row_has_the_same_bits_in_the_cache_and_fetched(device, tables):
     ones = [1] * len(FORMS)
     held = random_request(np.random.default_rng(7), 12, ones, [1, 5], share_held=1.0)
     work = tables.group(ones, ["mean"] * len(FORMS), max_norms=[0.5] * len(FORMS)).workspace(12, 2000)
@@ -212,7 +210,7 @@ def test_a_scaled_row_has_the_same_bits_held_and_fetched(device, tables):
 
 def test_a_row_is_scaled_before_it_is_weighted(device, two_tables):
     keys = np.arange(100, 300)
-    bags = Bags(keys, np.arange(201, dtype=np.int32))  # a key in each
+    bags = Bags(keys, np.arange(201, dtype=np.int32))  # one key in each
     weights = np.random.default_rng(9).standard_normal(200, dtype=np.float32)
     work = two_tables.group((1, 1), ("sum", "sum"), max_norms=(1.5, None)).workspace(200, 400)
 
@@ -235,6 +233,6 @@ def test_the_pooled_rows_of_all_tables_are_parts_of_one_buffer_at_multiples_of_1
 
     assert [array.shape for array in pooled] == [(5, 1, dim) for dim in tables.dims]
     assert all(array.flags.c_contiguous for array in pooled)
-    starts = work._request.head["first_float"]  # which is what the kernel is told
+    starts = work._request.head["first_float"]  # the kernel gets these offsets
     assert all(start % 4 == 0 for start in starts)
     work.stream.synchronize()

@@ -1,4 +1,4 @@
-"""What is queued after a write finds nothing of what the write takes away, whatever the write's stream is busy with."""
+"""Work queued after a write never finds what the write removes, even while the write's stream is busy."""
 
 import gc
 import threading
@@ -19,7 +19,7 @@ WAIT_S = 30
 
 @pytest.fixture
 def device():
-    return open_device("runner")  # whose streams can be held up
+    return open_device("runner")  # tests can block its streams
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def held_up(device):
 
 @pytest.fixture
 def cache(device):
-    """One line, full of the keys 0 to 14."""
+    """A cache of one line, filled with the keys 0 to 14."""
     with_rows = EmbeddingCache(DIM, 15, device)
     keys = np.arange(15, dtype=np.int64)
     with_rows.replace(keys, rows_of(keys))
@@ -71,7 +71,7 @@ def test_a_query_queued_after_a_write_does_not_overtake_it(cache, device, held_u
     answer = cache.query(np.arange(15, dtype=np.int64), stream=asked)
 
     queried = asked.record()
-    assert not queried.is_done()  # it would find rows that are about to be overwritten
+    assert not queried.is_done()  # otherwise it finds rows that are about to be overwritten
     released.set()
     missing = missing_of(cache, answer, asked)
     found = sorted(set(range(15)) - set(missing))
@@ -96,13 +96,13 @@ def test_a_query_queued_before_a_write_keeps_its_rows(cache, device, held_up):
     released.set()
     cache.stats()  # after all writes
 
-    # locked before the query came to run: missed, and never overwritten under it
+    # keys locked before the query ran are missed; no row changes during the query
     missing = missing_of(cache, answer, stream)
     found = sorted(set(range(15)) - set(missing))
     assert (device.to_host(answer.rows)[found] == rows_of(np.array(found))).all()
 
 
-def test_a_cache_dropped_before_its_work_has_run_keeps_its_memory_and_nobody_waiting(device, held_up):
+def test_a_cache_dropped_before_its_work_has_run_keeps_its_memory_and_blocks_nobody(device, held_up):
     stream, released = held_up
     cache = EmbeddingCache(DIM, 15, device)
     keys = np.arange(15, dtype=np.int64)
@@ -110,7 +110,7 @@ def test_a_cache_dropped_before_its_work_has_run_keeps_its_memory_and_nobody_wai
     rows = weakref.ref(cache._table.slab)
 
     del cache
-    gc.collect()  # here, and on any thread: a stream's own would wait for itself
+    gc.collect()  # this may happen on any thread: a stream's own thread would wait for itself
 
     assert rows() is not None
     released.set()
@@ -120,11 +120,11 @@ def test_a_cache_dropped_before_its_work_has_run_keeps_its_memory_and_nobody_wai
 
 
 class Piece:
-    """Of memory."""
+    """A piece of memory."""
 
 
 @pytest.mark.parametrize("locked", ["readers", "writers"])
-def test_what_is_dropped_where_another_thread_queues_work_waits_for_no_lock(device, locked):
+def test_dropping_a_cache_while_another_thread_queues_work_waits_for_no_lock(device, locked):
     readers, writers, stream = Readers(), Writers(), device.stream()
     held = [Piece()]
     piece = weakref.ref(held[0])
@@ -141,8 +141,8 @@ def test_what_is_dropped_where_another_thread_queues_work_waits_for_no_lock(devi
     assert piece() is None
 
 
-def test_readers_are_not_locked_while_kernels_are_compiled_and_memory_is_taken(device, monkeypatch):
-    """Whoever has their locks may be waiting for those of the readers, and all requests would wait."""
+def test_readers_are_not_locked_during_compilation_and_allocation(device, monkeypatch):
+    """A thread that holds the locks for these may wait for the readers' lock, and then all requests would wait."""
     cache = EmbeddingCache(DIM, 15, device)
     is_locked = []
 

@@ -1,4 +1,4 @@
-"""Why a write waits for readers between its halves: without, queries give rows of other keys and torn rows."""
+"""A write waits for readers between its halves. Without this wait, queries return rows of other keys and torn rows."""
 
 import numpy as np
 import pytest
@@ -15,13 +15,13 @@ ROUNDS = 20
 
 @pytest.fixture
 def prompt_runner(runner, monkeypatch):
-    """The CPU runner, its streams never late: late ones seldom meet, and what is shown here needs that they do."""
+    """The CPU runner without late streams: late streams seldom run at the same time, as these tests need."""
     monkeypatch.delenv("HOTROW_RUNNER_DELAY_MS", raising=False)
     return RunnerDevice(runner.name)
 
 
 class NobodyReads(Readers):
-    """Leaves out the grace period."""
+    """Skips the grace period."""
 
     def latest(self):
         return []
@@ -32,7 +32,7 @@ def rows_of(keys, version):
 
 
 def wrong_rows(cache, answer, reader):
-    """How many rows found are torn, or not of their keys."""
+    """The number of found rows that are torn or belong to other keys, and the number of found rows."""
     reader.synchronize()
     with cache.device.using(reader):
         rows, positions = cache.device.to_host(answer.rows), cache.device.to_host(answer.missing_positions)
@@ -43,7 +43,7 @@ def wrong_rows(cache, answer, reader):
 
 
 def erase_and_replace(cache, version):
-    """Other keys in the same slots, and back."""
+    """Put other keys into the same slots, and then the first keys again."""
     keys, others = np.arange(KEYS), np.arange(KEYS) + 1000 + version * KEYS
     cache.erase(keys)
     cache.replace(others, rows_of(others, 0))
@@ -56,20 +56,20 @@ def update(cache, version):
 
 
 def read_beside(device, write, readers, rounds, until_wrong):
-    """Wrong and found rows of queries before and beside each of the writer's writes."""
+    """The numbers of wrong and of found rows of queries before and during each write."""
     cache = EmbeddingCache(DIM, 30, device=device, readers=readers)
     cache.replace(np.arange(KEYS), rows_of(np.arange(KEYS), 0))
     cache.stream.synchronize()
     reader = device.stream()
-    before, beside = cache.answer(len(ASKED), reader), cache.answer(len(ASKED), reader)
+    before, during = cache.answer(len(ASKED), reader), cache.answer(len(ASKED), reader)
     with device.using(reader):
         keys = device.xp.asarray(ASKED)
     wrong = found = 0
     for version in range(1, rounds):
         cache.query(keys, out=before, stream=reader)
         write(cache, version % 99)
-        cache.query(keys, out=beside, stream=reader)
-        for answer in (before, beside):
+        cache.query(keys, out=during, stream=reader)
+        for answer in (before, during):
             more_wrong, more_found = wrong_rows(cache, answer, reader)
             wrong, found = wrong + more_wrong, found + more_found
         cache.stream.synchronize()
@@ -79,7 +79,7 @@ def read_beside(device, write, readers, rounds, until_wrong):
     return wrong, found
 
 
-@pytest.mark.slow  # kept from ThreadSanitizer, which would find the race that is shown
+@pytest.mark.slow  # not under ThreadSanitizer, which would report this intended race
 @pytest.mark.parametrize("write", [erase_and_replace, update])
 def test_without_a_grace_period_queries_give_wrong_rows(prompt_runner, write):
     with prompt_runner.scheduled(seed=5):

@@ -1,4 +1,4 @@
-"""A workspace serves request after request beside writers and other workspaces, by graphs too."""
+"""A workspace serves request after request in parallel with writers and other workspaces, with graphs too."""
 
 import gc
 import os
@@ -36,12 +36,12 @@ def is_right(device, tables, request, pooled):
     )
 
 
-def test_a_workspace_forgets_what_the_request_before_missed(device, tables, work):
+def test_a_workspace_forgets_the_misses_of_the_earlier_request(device, tables, work):
     rng = np.random.default_rng(0)
     for round_number in range(6):
         request = random_request(rng, rng.integers(1, 21), SLOTS, [0, 1, 5])
         pooled = work.pool(request)
-        if round_number % 3 == 2:  # nobody asked what the one before had missed
+        if round_number % 3 == 2:  # nobody asked for the misses of the earlier request
             continue
         missing = work.missing()
         absent = [bags.keys[bags.keys >= 200] for bags in request]
@@ -50,10 +50,10 @@ def test_a_workspace_forgets_what_the_request_before_missed(device, tables, work
         work.complete(tables.fetch(missing))
         assert work.missing() == ()
         assert is_right(device, tables, request, pooled)
-    work.stream.synchronize()  # of the last request nobody asked either
+    work.stream.synchronize()  # nobody asked for those of the last request either
 
 
-def test_keys_that_a_cache_lets_go_of_meanwhile_are_missing_once_more(device, tables, work):
+def test_keys_that_a_cache_evicts_meanwhile_are_missing_again(device, tables, work):
     request = random_request(np.random.default_rng(1), 20, SLOTS, [3])
     pooled = work.pool(request)
     rounds = []
@@ -71,7 +71,7 @@ def test_keys_that_a_cache_lets_go_of_meanwhile_are_missing_once_more(device, ta
     assert is_right(device, tables, request, pooled)
 
 
-def test_fetched_rows_given_to_the_caches_are_found_by_the_next_request(device, tables, work):
+def test_the_next_request_finds_fetched_rows_that_the_caches_received(device, tables, work):
     request = random_request(np.random.default_rng(2), 20, SLOTS, [1, 4])
     work.pool(request)
     missing = work.missing()
@@ -85,7 +85,7 @@ def test_fetched_rows_given_to_the_caches_are_found_by_the_next_request(device, 
     assert is_right(device, tables, request, pooled)
 
 
-def test_pooled_lookups_are_counted_by_the_caches(tables, work):
+def test_the_caches_count_pooled_lookups(tables, work):
     request = random_request(np.random.default_rng(3), 20, SLOTS, [1, 4])
 
     work.pool(request)
@@ -104,7 +104,7 @@ def test_a_workspace_dropped_before_its_work_has_run_keeps_its_memory_until_then
     blocker, eraser, stream = runner.stream(), runner.stream(), work.stream
     blocker.submit(released.wait)
     eraser.wait(blocker.record())
-    tables.caches[0].erase(np.array([1]), stream=eraser)  # which what is asked later waits for
+    tables.caches[0].erase(np.array([1]), stream=eraser)  # later queries wait for it
 
     work.pool([Bags(np.array([1, 300]), np.array([0, 2], np.int32))])
     del work
@@ -117,14 +117,14 @@ def test_a_workspace_dropped_before_its_work_has_run_keeps_its_memory_until_then
     assert out() is None
 
 
-def test_a_row_that_was_pooled_stays_where_others_go(device):
+def test_a_row_that_was_pooled_outlasts_unused_rows(device):
     cache = EmbeddingCache(4, 15, device)
     assert cache.capacity.slots == 15  # one line
     cache.replace(np.arange(15), np.zeros((15, 4), np.float32))
     cache.stream.synchronize()
     work = CacheGroup([cache], (1,), ("sum",)).workspace(1, 100)
 
-    for key in range(7):  # one by one: of uses of one line at a time, one is counted
+    for key in range(7):  # one by one: simultaneous uses of one line count as one
         work.pool([Bags(np.array([key]), np.array([0, 1], np.int32))])
     work.stream.synchronize()
     for _ in range(3):
@@ -135,18 +135,18 @@ def test_a_row_that_was_pooled_stays_where_others_go(device):
     assert held & {100, 101, 102}
 
 
-def test_a_row_that_is_pooled_again_for_a_request_was_used_once(device):
+def test_a_row_pooled_twice_for_one_request_counts_as_one_use(device):
     cache = EmbeddingCache(4, 15, device)
     cache.replace(np.arange(15), np.zeros((15, 4), np.float32))
     cache.stream.synchronize()
     work = CacheGroup([cache], (1,), ("sum",)).workspace(1, 100)
 
-    for key in range(15):  # one by one, beside a key that is fetched
+    for key in range(15):  # one by one, together with a key that is fetched
         work.pool([Bags(np.array([key, 99]), np.array([0, 2], np.int32))])
         work.missing()
         work.complete([np.ones((1, 4), np.float32)])
     work.stream.synchronize()
-    for newcomer in (100, 101):  # to the first all rows are in use, and their counters go down by one
+    for newcomer in (100, 101):  # the first finds all rows in use and lowers their counters by one
         cache.replace(np.array([newcomer]), np.ones((1, 4), np.float32), np.full(1, 2, np.uint32))
 
     held = set(cache.dump()[0].tolist())
@@ -178,7 +178,7 @@ def test_blocks_that_take_several_items_pool_the_same_rows(device, tables, monke
 
 
 @pytest.mark.parametrize("seed", [0, 3])
-def test_a_cold_batch_is_listed_by_several_blocks_in_order_of_first_appearance(device, tables, seed):
+def test_several_blocks_list_a_cold_batch_in_order_of_first_appearance(device, tables, seed):
     rng = np.random.default_rng(seed)
     work = tables.group(SLOTS, COMBINERS).workspace(400, 4000)
 
@@ -210,7 +210,7 @@ def test_a_graph_of_a_launch_serves_requests_of_other_sizes(device, tables):
         assert device.to_host(work.dense[:samples]).tobytes() == dense.tobytes()
 
 
-def test_a_launch_behind_missed_keys_pools_nothing_until_the_next_request(device, tables, work):
+def test_a_launch_after_missed_keys_pools_nothing_until_the_next_request(device, tables, work):
     request = random_request(np.random.default_rng(6), 20, SLOTS, [1, 4])
     graph = device.capture(work.stream, lambda: work.queue(20))
 
@@ -226,7 +226,7 @@ def test_a_launch_behind_missed_keys_pools_nothing_until_the_next_request(device
         assert cache.stats().found_keys == 2 * (bags.keys < 200).sum()
 
 
-def test_a_request_is_uploaded_in_one_piece_of_just_its_bytes(device, tables, monkeypatch):
+def test_a_request_is_one_upload_of_exactly_its_bytes(device, tables, monkeypatch):
     work = tables.group(SLOTS, COMBINERS).workspace(20, 1000, dense_dim=3)
     request = random_request(np.random.default_rng(7), 5, SLOTS, [1, 4])
     weights = np.ones(request[1].keys.size, np.float32)
@@ -242,7 +242,7 @@ def test_a_request_is_uploaded_in_one_piece_of_just_its_bytes(device, tables, mo
     assert 0 <= size - (2 * 64 + 5 * 3 * 4 + row_ptrs + keys + weights.nbytes) < 2 * 16  # each part is aligned
 
 
-def test_requests_of_one_form_in_a_row_have_their_own_keys_weights_and_features(device, tables):
+def test_successive_requests_of_one_form_use_their_own_keys_weights_and_features(device, tables):
     work = tables.group(SLOTS, COMBINERS).workspace(20, 1000, dense_dim=3)
     rng = np.random.default_rng(9)
     for weighted, has_dense in [(0, 1), (0, 1), (1, 1), (1, 1), (2, 0), (2, 0), (0, 0), (1, 0)]:
@@ -261,7 +261,7 @@ def test_requests_of_one_form_in_a_row_have_their_own_keys_weights_and_features(
             assert device.to_host(work.dense[:6]).tobytes() == dense.tobytes()
 
 
-def test_a_request_that_is_refused_leaves_the_one_before_as_it_was(device, tables, work):
+def test_a_refused_request_does_not_change_the_earlier_request(device, tables, work):
     request = random_request(np.random.default_rng(10), 20, SLOTS, [1, 4])
     pooled = work.pool(request)
     falling = Bags(np.arange(9), np.array([0, 5, *[4] * 4, *[9] * 2], np.int32))
@@ -287,13 +287,13 @@ def test_the_host_waits_once_for_a_request(device, tables, work, monkeypatch):
         assert work.missing() == ()
         assert len(waits) == number
     assert is_right(device, tables, request, pooled)
-    work.pool(request)  # of which nobody asks what it missed
+    work.pool(request)  # nobody asks for its misses
     assert is_right(device, tables, request, work.pool(request))
     assert len(waits) == 3
 
 
 @pytest.mark.parametrize("seed", [0, 7])
-def test_workspaces_beside_writers_pool_no_row_but_whole(device, tables, seed):
+def test_workspaces_pool_only_whole_rows_during_writes(device, tables, seed):
     group = tables.group(SLOTS, COMBINERS)
     wrong = []
     done = threading.Event()
@@ -333,7 +333,7 @@ def test_workspaces_beside_writers_pool_no_row_but_whole(device, tables, seed):
 
 
 @pytest.mark.parametrize("sizes", [(1, 1), (20, 1000, 3), (33, 4097, 1), (1, 500, 0, 500), (20, 1000, 3, 7)])
-def test_what_a_workspace_takes_of_device_and_host_is_known_before(device, tables, sizes, monkeypatch):
+def test_the_memory_of_a_workspace_is_known_in_advance(device, tables, sizes, monkeypatch):
     group = tables.group(SLOTS, COMBINERS)
     taken, pinned = [], []
 
@@ -353,7 +353,7 @@ def test_what_a_workspace_takes_of_device_and_host_is_known_before(device, table
     assert sum(pinned) == workspace_host_bytes(group.tables, *sizes[:3])
 
 
-def test_lookups_of_bags_and_of_single_keys_take_no_memory_beyond_the_workspaces(device, tables, monkeypatch):
+def test_lookups_allocate_no_memory_beyond_the_workspace(device, tables, monkeypatch):
     work = tables.group(SLOTS, COMBINERS).workspace(2, 1000, max_single_keys=1000)
     request = random_request(np.random.default_rng(12), 2, SLOTS, [1])
     held = [np.arange(count) % 200 for count in (700, 300)]
@@ -374,7 +374,7 @@ def test_lookups_of_bags_and_of_single_keys_take_no_memory_beyond_the_workspaces
         work.missing()
 
 
-def test_a_whole_answer_is_one_piece_and_buffers_stay_where_they_are(device, tables, work):
+def test_an_answer_is_one_buffer_and_buffers_keep_their_addresses(device, tables, work):
     rng = np.random.default_rng(5)
     for samples, is_whole in [(3, True), (3, False), (20, True), (1, False), (1, True)]:
         request = random_request(rng, samples, SLOTS, [0, 1, 5])

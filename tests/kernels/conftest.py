@@ -1,4 +1,4 @@
-"""What the tests of the host kernels share."""
+"""Fixtures for the tests of the host kernels."""
 
 import pytest
 

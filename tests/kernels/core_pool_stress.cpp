@@ -1,5 +1,5 @@
-// Several callers of one pool whose size changes meanwhile, for the sanitizers. Exits 0 if every chunk of every job was
-// done once, by the time the job returned.
+// Several callers of one pool while its size changes, for the sanitizers. Exits 0 if every chunk of every job ran once
+// before the job returned.
 //
 //   core_pool_stress <milliseconds>
 #include <atomic>
@@ -25,7 +25,7 @@ void require(bool condition, const char* what) {
   std::abort();
 }
 
-// Plain numbers on purpose: the thread sanitizer sees a chunk that is still at work when its job has returned.
+// Plain numbers on purpose: the thread sanitizer reports a chunk that still runs after its job has returned.
 void run_one_job(size_t chunks) {
   std::vector<int> done(chunks);
   CorePool::shared().run(chunks, [&](size_t chunk) { ++done[chunk]; });
@@ -61,7 +61,7 @@ void resize() {
   }
 }
 
-// Two chunks that wait for each other: only two threads can do them.
+// Two chunks that wait for each other: they need two threads.
 void meet_a_helper() {
   CorePool::shared().set_threads(2);
   std::atomic<int> here{0};

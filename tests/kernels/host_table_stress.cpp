@@ -1,11 +1,11 @@
-// Readers beside several writers, for the sanitizers. Exits 0 if every answer was right.
+// Readers in parallel with several writers, for the sanitizers. Exits 0 if every answer was right.
 //
 //   host_table_stress <milliseconds> <avx2|portable> <fp32|int8>
 //
-// Every row tells which key and version it was written for, in every column but the first, in numbers that int8 rows keep
-// unchanged: the first column, 127, makes their scale 1. So a torn row, another key's row or a row
-// that was reused under a reader shows. Keys of the lower half are never evicted and must always be found; each writer
-// owns every n-th of the others and evicts, re-inserts and replaces them by fresh keys.
+// Every column of a row, except the first, holds the key or the version of its write. int8 rows keep these numbers
+// unchanged: the first column, 127, makes their scale 1. So a torn row shows, and so does another key's row or a row
+// that was reused under a reader. Keys of the lower half are never evicted and must always be found. Each writer owns
+// every n-th of the other keys; it evicts them, inserts them again and replaces them by fresh keys.
 #include <pthread.h>
 #include <signal.h>
 #include <unistd.h>
@@ -101,7 +101,7 @@ void look_up(HostTable& table, int reader, size_t batch) {
   }
 }
 
-// Bags of one always present key, three times: columns with the key must be three times the key.
+// Bags of one key, three times, which is always present: columns with the key must be three times the key.
 void look_up_pooled(HostTable& table) {
   const std::vector<int64_t> row_ptrs{0, 3, 6};
   std::vector<float> out(2 * kDim);
@@ -144,7 +144,7 @@ void number_keys(KeyIndex& index) {
   }
 }
 
-// Fresh keys push out others; the writer checks that its own are never among those, and that the bound holds.
+// Fresh keys evict other keys. The writer checks that its call never evicts its own keys, and that the bound holds.
 void overflow(HostTable& table) {
   constexpr int64_t kFresh = 4000;
   std::vector<int64_t> keys(kBatch);
@@ -176,8 +176,8 @@ void look_up_what_overflows(HostTable& table, int reader) {
   }
 }
 
-// 50 times the capacity in fresh keys must leave no trace: neither where keys lie nor how far a probe for an absent key
-// walks.
+// Inserting and evicting 50 times the capacity in fresh keys must leave no trace: not in the place of keys, and not in
+// the length of a probe for an absent key.
 void churn_an_index() {
   constexpr int64_t kCapacity = 1000;
   BucketIndex index(kCapacity);
@@ -201,7 +201,7 @@ void churn_an_index() {
   require(longest_walk() == 0 && index.longest_probe() == 0, "an emptied index remembers keys");
 }
 
-// More readers at a time than one block of slots holds; the writer must see the earliest of them until it leaves.
+// More readers at a time than one block of slots holds; the writer must see the earliest reader until it leaves.
 void crowd_the_epochs() {
   Epochs epochs;
   const uint64_t first = epochs.end_epoch() + 1;
@@ -218,7 +218,7 @@ void crowd_the_epochs() {
   require(epochs.earliest_reader() == UINT64_MAX, "a reader that left is still seen");
 }
 
-// A row that a reader may hold is not handed out before the reader has left.
+// A row that a reader may hold is not reused before the reader has left.
 void hold_back_a_retired_row() {
   Epochs epochs;
   RowArena arena(kDim * sizeof(float), 1, epochs);
@@ -237,8 +237,8 @@ void hold_back_a_retired_row() {
   writer.join();
 }
 
-// Two keys take turns in one slot, each time with another row: a reader that saw the row of one and then the name of the
-// other would answer with the wrong row. The two loads are a nanosecond apart, so signals hold the reader up in between.
+// Two keys take turns in one slot, each time with another row. A reader that saw the row of the first key and then the
+// second key would return the wrong row. The two loads are a nanosecond apart, so signals delay the reader in between.
 void hold_up(int) {
   for (int i = 0; i < 2000; ++i) std::atomic_signal_fence(std::memory_order_seq_cst);
 }
@@ -278,7 +278,7 @@ void share_one_slot() {
   reader.join();
 }
 
-// A table in shared memory: its file goes at once, the memory stays.
+// A table in shared memory: its file is removed at once, and the memory stays.
 std::unique_ptr<SharedArea> share(RowType row_type) {
   const std::string path = "/tmp/host_table_stress." + std::to_string(getpid());
   auto area = std::make_unique<SharedArea>(path, SharedShape{kDim, row_type, kFixed + kWriters * kBatch});
@@ -286,7 +286,7 @@ std::unique_ptr<SharedArea> share(RowType row_type) {
   return area;
 }
 
-// Callers refuse reserved keys, but a key may turn into the mark of a free slot after they looked: it is absent.
+// Callers refuse reserved keys, but a key may change to the mark of a free slot after that check: it must be absent.
 void look_up_the_mark_of_a_free_slot() {
   HostTable table(kDim, 1, RowType::kFp32);
   KeyIndex index(1);

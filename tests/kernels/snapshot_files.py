@@ -1,4 +1,4 @@
-"""Snapshots written for tests, and read back byte by byte by code that shares nothing with the extension's."""
+"""Write snapshots for tests, and read them byte by byte with code that shares nothing with the extension."""
 
 import os
 import struct
@@ -74,7 +74,7 @@ def sections(header, stride_bytes):
 
 
 def seal(data, stride_bytes):
-    """Make every checksum of ``data``, a bytearray, right again."""
+    """Recompute every checksum of ``data``, a bytearray."""
     where = sections(header_of(data), stride_bytes)
     pages = range(PAGE, where["checksums"], PAGE)
     sums = struct.pack(f"<{len(pages)}I", *(zlib.crc32(data[at : at + PAGE]) for at in pages))
@@ -91,7 +91,7 @@ def seal_header(data):
 
 
 def home(key, bucket_count):
-    """The bucket at which the search for a key begins (kernels/host/bucket.hpp)."""
+    """The bucket where the search for a key begins (kernels/host/bucket.hpp)."""
     hash_ = key % 2**64
     hash_ ^= hash_ >> 32
     hash_ = hash_ * 0x9E3779B97F4A7C15 % 2**64
@@ -101,13 +101,13 @@ def home(key, bucket_count):
 
 
 def bucket_at(data, number):
-    """Keys, rows and the count of passing keys of one bucket."""
+    """One bucket's keys, rows and count of passing keys."""
     at = PAGE + 64 * number
     return struct.unpack_from("<5q", data, at), struct.unpack_from("<5I", data, at + 40), data[at + 60]
 
 
 def find(data, key):
-    """The row number of a key; None where it is absent."""
+    """The row number of a key, or None if it is absent."""
     count = header_of(data)["bucket_count"]
     number = home(key, count)
     for _ in range(count):

@@ -1,9 +1,9 @@
-// Readers of one snapshot beside each other, and then of a file that is cut short under them, for the sanitizers. Exits
-// 0 if every answer was right, and if every reader was told of the file.
+// Parallel readers of one snapshot, and then of a file that is truncated while they read, for the sanitizers. Exits 0
+// if every answer was right and every reader got the error.
 //
 //   snapshot_stress <milliseconds> <file>
 //
-// Every row has its key in every column.
+// Every column of a row holds its key.
 #include <fcntl.h>
 #include <unistd.h>
 
@@ -53,7 +53,7 @@ void write_snapshot(const std::string& path) {
   close(file);
 }
 
-// Twice as many keys as there are: half of them are absent.
+// Twice as many keys as the snapshot has: half of them are absent.
 void draw(std::mt19937_64& random, std::vector<int64_t>& keys) {
   for (int64_t& key : keys) key = static_cast<int64_t>(random() % (2 * kRows));
 }
@@ -88,7 +88,7 @@ void look_up_pooled(Snapshot& snapshot, std::mt19937_64& random, size_t bags) {
   }
 }
 
-// Until the file is cut short, of which each call must tell: one that ends well has checked its rows.
+// Read until the file is truncated. From then on every call must fail; a call that succeeds checks its rows.
 template <class Read>
 void read_until_cut(const Read& read) {
   try {
@@ -120,7 +120,7 @@ int main(int argc, char** argv) {
       Snapshot(path).populate(0, snapshot.file_bytes());
       snapshot.check_content();
     });
-    snapshot.populate(0, snapshot.file_bytes());  // of a file cut short: nothing happens
+    snapshot.populate(0, snapshot.file_bytes());  // of a truncated file: nothing happens
   });
   std::this_thread::sleep_for(std::chrono::milliseconds(std::atoi(argv[1])));
   require(truncate(path.c_str(), 2 * static_cast<off_t>(kSnapshotPage)) == 0, "the file cannot be cut short");

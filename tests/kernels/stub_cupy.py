@@ -1,4 +1,4 @@
-"""A CuPy without a GPU: as much of it as the bookkeeping of ``kernels.cuda`` meets. Its GPU is busy when told to be."""
+"""A stub of CuPy without a GPU: only the parts that ``kernels.cuda`` uses. Tests decide when its GPU is busy."""
 
 import ctypes
 import math
@@ -22,7 +22,7 @@ class CudaDriverError(CudaRuntimeError):
 
 
 class StubGpu:
-    """What happened on the GPUs, and what is to happen."""
+    """The record of what happened on the GPUs, and what shall happen next."""
 
     def __init__(self):
         self.is_busy = False
@@ -32,7 +32,7 @@ class StubGpu:
         self.pooled_bytes, self.own_bytes = [], []
         self.free_bytes, self.pool_free_bytes = 100, 10
         self.has_own_allocator = False
-        self.made = []  # arrays' bytes, and whether they are the pool's
+        self.made = []  # arrays' bytes, and whether they come from the pool
         self.compiled = []
 
     def check(self):
@@ -70,7 +70,7 @@ class StubGpu:
 
 
 def stub_modules(gpu):
-    """Return what ``sys.modules`` is to hold in CuPy's place."""
+    """Return the modules that replace CuPy's in ``sys.modules``."""
     cuda = ModuleType("cupy.cuda")
     cuda.__dict__.update(
         Device=device(gpu),

@@ -1,4 +1,4 @@
-"""The check that compiles every kernel without a GPU, held to what it must refuse."""
+"""The check that compiles every kernel without a GPU refuses every faulty kernel."""
 
 import struct
 from pathlib import Path
@@ -17,7 +17,7 @@ def nvrtc():
     pytest.importorskip("cupy", reason="needs the extra nvrtc: make check-nvrtc installs it")
 
 
-def test_a_kernel_that_compiles_passes_and_its_registers_are_told(nvrtc, capsys):
+def test_a_kernel_that_compiles_passes_and_its_registers_are_printed(nvrtc, capsys):
     assert main([str(CUDA_TESTS / "scale.cu")]) == 0
 
     told = capsys.readouterr().out
@@ -34,7 +34,7 @@ def test_machine_code_is_a_whole_elf_file(nvrtc):
 
     [programs_at] = struct.unpack_from("<Q", code, 32)
     program_bytes, programs = struct.unpack_from("<HH", code, 54)
-    assert len(code) == programs_at + programs * program_bytes  # they are what its compiler puts last
+    assert len(code) == programs_at + programs * program_bytes  # its compiler puts them last
 
 
 def test_a_kernel_that_spills_registers_fails(nvrtc, capsys):
@@ -57,7 +57,7 @@ def test_a_kernel_with_an_array_in_memory_fails(nvrtc, capsys, tmp_path):
     assert "FAILED: indexed has 1024 bytes of stack" in capsys.readouterr().out
 
 
-def test_a_kernel_that_does_not_compile_fails_with_the_compilers_words(nvrtc, capsys, tmp_path):
+def test_a_kernel_that_does_not_compile_fails_with_the_compilers_message(nvrtc, capsys, tmp_path):
     (tmp_path / "wrong.cu").write_text('extern "C" __global__ void wrong(int* out) { *out = unheard_of; }\n')
 
     assert main([str(tmp_path / "wrong.cu")]) == 1
@@ -65,7 +65,7 @@ def test_a_kernel_that_does_not_compile_fails_with_the_compilers_words(nvrtc, ca
     assert '"unheard_of" is undefined' in capsys.readouterr().out
 
 
-def test_every_specialisation_a_file_names_is_compiled(nvrtc, capsys, tmp_path):
+def test_every_specialisation_in_a_file_is_compiled(nvrtc, capsys, tmp_path):
     (tmp_path / "two.cu").write_text(
         "// Compiled with: WIDTH=1\n"
         '// Compiled with: WIDTH="not a number"\n'
@@ -79,7 +79,7 @@ def test_every_specialisation_a_file_names_is_compiled(nvrtc, capsys, tmp_path):
     assert told.count("FAILED: does not compile") == len(ARCHITECTURES)
 
 
-def test_a_line_of_macros_is_read_as_a_shell_reads_it(tmp_path):
+def test_macros_are_in_shell_syntax(tmp_path):
     (tmp_path / "forms.cu").write_text('// Compiled with: KEY=i64 FORMS="FORM(0, fp32, 16) FORM(1, int8, 64)"\n')
 
     found = specialisations(read_source(tmp_path / "forms.cu"))
@@ -87,7 +87,7 @@ def test_a_line_of_macros_is_read_as_a_shell_reads_it(tmp_path):
     assert found == [{"KEY": "i64", "FORMS": "FORM(0, fp32, 16) FORM(1, int8, 64)"}]
 
 
-def test_an_indented_line_goes_on_with_the_macros_before_it(tmp_path):
+def test_an_indented_line_continues_the_line_before(tmp_path):
     (tmp_path / "long.cu").write_text(
         '// Compiled with: KEY=i64 FORMS="FORM(0, fp32, 16)\n//   FORM(1, int8, 64)"\n'
         "// Compiled with: KEY=u32\n"
@@ -99,7 +99,7 @@ def test_an_indented_line_goes_on_with_the_macros_before_it(tmp_path):
     assert found == [{"KEY": "i64", "FORMS": "FORM(0, fp32, 16) FORM(1, int8, 64)"}, {"KEY": "u32"}]
 
 
-def test_what_an_included_file_names_holds_for_files_that_name_nothing(tmp_path):
+def test_a_file_without_specialisations_uses_those_of_its_includes(tmp_path):
     (tmp_path / "key.cuh").write_text("// Compiled with: KEY=i64\n// Compiled with: KEY=u32\n")
     (tmp_path / "silent.cu").write_text('#include "key.cuh"\n')
     (tmp_path / "outspoken.cu").write_text('#include "key.cuh"\n// Compiled with: KEY=u64\n')

@@ -1,4 +1,4 @@
-"""Big lookups shared over the cores: the same answers as from one thread, whoever else looks up, forks or exits."""
+"""Big lookups on several cores answer like one thread, also while other threads look up, fork or exit."""
 
 import os
 import subprocess
@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 from kernels.host import HostTable, lookup_threads, pool_rows, set_lookup_threads
 from kernels.snapshot import Snapshot, write_snapshot
 
-SHARED_KEYS = 16_384  # from here on lookups are shared
+SHARED_KEYS = 16_384  # lookups from this size on use several threads
 ROWS = 5_000
 
 
 @pytest.fixture(autouse=True)
 def four_threads():
-    """Four threads work on a lookup, whatever cores there are."""
+    """Use four threads for a lookup, on any number of cores."""
     before = lookup_threads()
     set_lookup_threads(4)
     yield
@@ -30,10 +30,10 @@ def four_threads():
 
 
 def table_and_rows(dim, row_dtype="fp32"):
-    """A table of keys 0, 3, 6, ..., and its rows by key, those of absent keys zeros."""
+    """A table of keys 0, 3, 6, ..., and its rows by key, with zeros for absent keys."""
     rows = np.zeros((3 * ROWS, dim), dtype=np.float32)
     rows[::3] = np.random.default_rng(dim).integers(-127, 128, (ROWS, dim))
-    rows[::3, 0] = 127.0  # so that int8 keeps them unchanged
+    rows[::3, 0] = 127.0  # int8 keeps these unchanged
     table = HostTable(dim, ROWS, row_dtype)
     table.insert(np.arange(0, 3 * ROWS, 3), rows[::3].copy())
     return table, rows
@@ -98,7 +98,7 @@ def test_a_shared_pooled_lookup_has_the_bits_of_rows_pooled_by_one_thread(tables
 
 
 @pytest.mark.parametrize("bags", [1, 100_000], ids=["one bag of all keys", "all bags but one empty"])
-def test_bags_that_cannot_be_split_are_pooled_all_the_same(bags):
+def test_bags_that_cannot_be_split_are_still_pooled(bags):
     table, rows = table_and_rows(8)
     keys = np.random.default_rng(1).integers(0, 3 * ROWS, 2 * SHARED_KEYS)
     row_ptrs = np.zeros(bags + 1, dtype=np.int64)
@@ -128,19 +128,19 @@ def test_big_lookups_of_many_threads_share_one_pool_and_get_their_own_rows():
 
 
 def pool_threads():
-    """How many threads of this process call themselves the pool's."""
+    """The number of this process's threads that have the pool's name."""
     tasks = Path("/proc/self/task")
     if not tasks.is_dir():
         pytest.skip("this system does not show a process's threads")
     names = []
     for task in tasks.iterdir():
-        with suppress(FileNotFoundError, ProcessLookupError):  # a thread that has ended since the list was read
+        with suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended since the list was read
             names.append((task / "comm").read_text().strip())
     return names.count("hotrow-lookup")
 
 
 def pool_comes_to(count):
-    """Whether the pool has so many threads; the system may show one for a moment after it was joined."""
+    """Whether the pool has this many threads; the system may show a thread for a moment after it was joined."""
     end = time.monotonic() + 30
     while pool_threads() != count and time.monotonic() < end:
         time.sleep(0.001)
@@ -158,7 +158,7 @@ def test_big_lookups_of_a_snapshot_use_the_pool(tmp_path):
     assert pool_comes_to(3)
 
 
-def test_threads_start_with_the_first_big_lookup_and_end_when_one_thread_is_asked_for():
+def test_the_pool_starts_with_the_first_big_lookup_and_ends_when_one_thread_is_set():
     table, _ = table_and_rows(4)
     keys = np.zeros(SHARED_KEYS, dtype=np.int64)
     out = np.empty((SHARED_KEYS, 4), dtype=np.float32)
@@ -173,7 +173,7 @@ def test_threads_start_with_the_first_big_lookup_and_end_when_one_thread_is_aske
 
 
 # Forked children leave by os._exit: coverage, pytest and the like must not end twice.
-def test_a_forked_child_looks_up_with_threads_of_its_own():
+def test_a_forked_child_looks_up_with_its_own_threads():
     table, rows = table_and_rows(8)
     keys = np.random.default_rng(2).integers(0, 3 * ROWS, 4 * SHARED_KEYS)
     out = np.empty((keys.size, 8), dtype=np.float32)
@@ -245,10 +245,10 @@ def ask_with(**environment):
     )
 
 
-def test_the_environment_says_how_many_threads():
+def test_the_environment_sets_the_number_of_threads():
     assert ask_with(HOTROW_LOOKUP_THREADS="5").stdout == "5\n"
 
 
 @pytest.mark.parametrize("said", ["", "0", "65", "many", "2.5"])
-def test_an_environment_that_says_no_number_of_threads_is_refused(said):
+def test_a_wrong_number_of_threads_in_the_environment_is_refused(said):
     assert f"HOTROW_LOOKUP_THREADS: expected 1 to 64, got {said!r}" in ask_with(HOTROW_LOOKUP_THREADS=said).stderr

@@ -1,4 +1,4 @@
-"""What cuBLAS is told of a product, against a library that does what cuBLAS's documentation says of its arguments."""
+"""The arguments of products for cuBLAS, against a stub that interprets them as cuBLAS's documentation says."""
 
 import ctypes
 import gc
@@ -17,14 +17,14 @@ TYPES = {0: np.float32, 2: np.float16}
 
 
 class Memory:
-    """A pointer as CuPy's arrays have one."""
+    """A pointer like that of CuPy's arrays."""
 
     def __init__(self, array):
         self.ptr = array.ctypes.data
 
 
 class HostArray(np.ndarray):
-    """A host array with CuPy's way of telling its address."""
+    """A host array with CuPy's interface for its address."""
 
     @property
     def data(self):
@@ -32,7 +32,7 @@ class HostArray(np.ndarray):
 
 
 class Library:
-    """cuBLAS on host memory, as far as it is used."""
+    """The functions of cuBLAS that Hotrow uses, on host memory."""
 
     def __init__(self, status=0):
         self.status, self.calls, self.types, self.made, self.used = status, [], [], [], []
@@ -98,7 +98,7 @@ def multiply(by, dtype=np.float32, is_tf32=False, stream=0):
     ("x_shape", "y_shape"),
     [((3, 5), (5, 2)), ((1, 5), (5, 1)), ((4, 3, 5), (5, 2)), ((4, 3, 5), (4, 5, 2)), ((2, 3, 4, 5), (2, 3, 5, 6))],
 )
-def test_cublas_is_told_the_product(dtype, layout, x_shape, y_shape):
+def test_cublas_gets_the_right_arguments(dtype, layout, x_shape, y_shape):
     rng = np.random.default_rng(5)
     library = Library()
     factors = []
@@ -121,7 +121,7 @@ def test_cublas_is_told_the_product(dtype, layout, x_shape, y_shape):
     ("dtype", "is_tf32", "types"),
     [(np.float32, False, (0, 0, 68)), (np.float32, True, (0, 0, 77)), (np.float16, False, (2, 2, 68))],
 )
-def test_sums_are_float32_and_tf32_is_asked_for_by_name(dtype, is_tf32, types):
+def test_sums_are_float32_and_tf32_is_used_only_on_request(dtype, is_tf32, types):
     library = Library()
 
     multiply(cublas(library), dtype, is_tf32)
@@ -129,7 +129,7 @@ def test_sums_are_float32_and_tf32_is_asked_for_by_name(dtype, is_tf32, types):
     assert library.types == [types]
 
 
-def test_a_handle_is_not_destroyed_but_goes_to_the_next_with_its_own_stream_and_workspace():
+def test_a_new_stream_reuses_a_handle_with_its_own_workspace():
     library, idle = Library(), deque()
 
     first = cublas(library, idle, size=1)
@@ -145,7 +145,7 @@ def test_a_handle_is_not_destroyed_but_goes_to_the_next_with_its_own_stream_and_
     assert library.calls[-2:] == [("stream", 6), ("workspace", 3)]
 
 
-def test_a_handle_that_a_graph_holds_goes_to_nobody_before_the_graph_is_gone():
+def test_a_handle_is_not_reused_while_a_graph_holds_it():
     library, idle = Library(), deque()
     stream = cublas(library, idle)
     graph = [stream]
@@ -182,7 +182,7 @@ def test_threads_never_share_a_handle():
     assert len(library.made) == 8
 
 
-def test_what_cublas_refuses_is_told_with_its_status_and_leaves_no_handle_to_others():
+def test_an_error_of_cublas_has_its_status_and_the_handle_is_not_reused():
     library, idle = Library(), deque()
     failing = cublas(library, idle)
 
@@ -197,6 +197,6 @@ def test_what_cublas_refuses_is_told_with_its_status_and_leaves_no_handle_to_oth
     assert not idle
 
 
-def test_a_missing_library_is_told_with_what_to_install():
+def test_the_error_of_a_missing_library_says_what_to_install():
     with pytest.raises(DeviceUnavailableError, match=r"libcublas\.so\.999 is not found.*hotrow\[cuda999\]"):
         load_library(999)

@@ -1,4 +1,4 @@
-"""What a GPU's device keeps, lets go of and says of errors, on a stub in CuPy's place: no GPU fails at will."""
+"""What a GPU's device keeps, what it frees and which errors it raises, on a stub of CuPy that fails on demand."""
 
 import gc
 import importlib
@@ -17,7 +17,7 @@ SOURCE = 'extern "C" __global__ void twice(float factor) {}\n'
 
 
 class Kept:
-    """Stands for an array."""
+    """Represents an array."""
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def file(tmp_path):
     return file
 
 
-def test_default_streams_per_thread_are_refused_as_they_wait_for_no_other_stream(cuda, monkeypatch):
+def test_default_streams_per_thread_are_refused(cuda, monkeypatch):
     monkeypatch.setenv("CUPY_CUDA_PER_THREAD_DEFAULT_STREAM", "1")
     with pytest.raises(DeviceUnavailableError, match="cuda:0: CUPY_CUDA_PER_THREAD_DEFAULT_STREAM is set, unset it"):
         cuda.CudaDevice(0)
@@ -64,14 +64,14 @@ def test_an_event_is_done_when_its_work_has_run_or_failed(cuda, gpu):
     assert event.is_done()
 
 
-def test_events_are_of_the_gpu_whose_stream_they_are_recorded_on(cuda, gpu):
+def test_an_event_belongs_to_the_gpu_of_its_stream(cuda, gpu):
     cuda.CudaDevice(1).stream().record()
 
     assert gpu.event_devices == [1]
 
 
 @pytest.mark.parametrize("launches", [1, 100])
-def test_what_a_dropped_stream_still_uses_is_kept_until_its_work_has_run(cuda, gpu, launches):
+def test_a_dropped_streams_arrays_are_kept_until_its_work_has_run(cuda, gpu, launches):
     device = cuda.CudaDevice(0)
     stream, arrays = device.stream(), [Kept() for _ in range(launches)]
     array = weakref.ref(arrays[0])
@@ -89,7 +89,7 @@ def test_what_a_dropped_stream_still_uses_is_kept_until_its_work_has_run(cuda, g
     assert array() is None
 
 
-def test_a_stream_that_was_waited_for_keeps_nothing(cuda):
+def test_a_stream_keeps_nothing_after_a_wait(cuda):
     stream, array = cuda.CudaDevice(0).stream(), Kept()
     stream.hold(array)
     array = weakref.ref(array)
@@ -100,7 +100,7 @@ def test_a_stream_that_was_waited_for_keeps_nothing(cuda):
     assert array() is None
 
 
-def test_a_dropped_streams_handle_of_cublas_goes_to_the_next_stream_of_its_gpu(cuda, gpu, monkeypatch):
+def test_the_next_stream_of_a_gpu_reuses_the_cublas_handle_of_a_dropped_stream(cuda, gpu, monkeypatch):
     made = []
 
     def create(handle):
@@ -121,7 +121,7 @@ def test_a_dropped_streams_handle_of_cublas_goes_to_the_next_stream_of_its_gpu(c
     assert made == [0, 1, 1]
 
 
-def test_a_graph_keeps_the_function_that_was_captured(cuda):
+def test_a_graph_keeps_the_captured_function_alive(cuda):
     device = cuda.CudaDevice(0)
     owner = Kept()
     array = weakref.ref(owner)
@@ -135,7 +135,7 @@ def test_a_graph_keeps_the_function_that_was_captured(cuda):
     assert array() is None
 
 
-def test_what_cupy_refuses_while_capturing_is_an_error_of_the_capture(cuda):
+def test_an_operation_that_cupy_refuses_fails_the_capture(cuda):
     device = cuda.CudaDevice(0)
 
     def refused():
@@ -159,7 +159,7 @@ def test_what_cupy_refuses_while_capturing_is_an_error_of_the_capture(cuda):
     ],
     ids=["record", "wait", "synchronize", "event", "launch", "graph", "memory", "pinned"],
 )
-def test_after_a_fault_every_use_says_so_in_hotrows_words(cuda, gpu, file, use):
+def test_after_a_fault_every_call_raises_a_device_fault_error(cuda, gpu, file, use):
     device = cuda.CudaDevice(0)
     stream = device.stream()
     given = device, stream, stream.record(), device.kernel(file, "twice"), device.capture(stream, lambda: None)
@@ -170,7 +170,7 @@ def test_after_a_fault_every_use_says_so_in_hotrows_words(cuda, gpu, file, use):
         use(*given)
 
 
-def test_a_lack_of_page_locked_memory_is_a_memory_error(cuda, gpu):
+def test_too_little_page_locked_memory_is_a_memory_error(cuda, gpu):
     device = cuda.CudaDevice(0)
 
     gpu.fault = NO_MEMORY
@@ -179,7 +179,7 @@ def test_a_lack_of_page_locked_memory_is_a_memory_error(cuda, gpu):
         device.pinned(3, np.int32)
 
 
-def test_page_locked_memory_is_pooled_in_few_sizes_and_not_where_it_is_large(cuda, gpu):
+def test_page_locked_memory_is_pooled_in_few_sizes_except_large_blocks(cuda, gpu):
     device = cuda.CudaDevice(0)
 
     arrays = [device.pinned(size, np.uint8) for size in (0, 1, 1000, 1024, 1025, 64 << 20, (64 << 20) + 1)]
@@ -194,7 +194,7 @@ def test_free_memory_counts_what_cupys_pool_keeps(cuda):
     assert cuda.CudaDevice(0).memory() == (100 + 10, 1000)
 
 
-def test_large_arrays_are_not_the_pools_which_would_cut_small_ones_out_of_them(cuda, gpu):
+def test_large_arrays_do_not_come_from_the_pool(cuda, gpu):
     device, limit = cuda.CudaDevice(0), 64 << 20
     gpu.free_bytes = 1 << 30
 
@@ -204,7 +204,7 @@ def test_large_arrays_are_not_the_pools_which_would_cut_small_ones_out_of_them(c
     assert gpu.made == [(limit, True), (limit + 1, False)]
 
 
-def test_a_large_array_may_take_what_the_pool_keeps(cuda, gpu):
+def test_a_large_array_may_take_the_pools_free_memory(cuda, gpu):
     device, size = cuda.CudaDevice(0), (64 << 20) + 10
     gpu.free_bytes = size - 10
 
@@ -216,14 +216,14 @@ def test_a_large_array_may_take_what_the_pool_keeps(cuda, gpu):
         device.empty(size, np.uint8)
 
 
-def test_dynamic_shared_memory_is_asked_for_where_static_leaves_less_than_it(cuda, file):
+def test_dynamic_shared_memory_is_raised_if_static_memory_leaves_too_little(cuda, file):
     device = cuda.CudaDevice(0)
     kernel, stream = device.kernel(file, "twice"), device.stream()
 
-    kernel((1,), (1,), (np.float32(2),), stream, shared_bytes=47 * 1024)  # the stub asserts that it may
+    kernel((1,), (1,), (np.float32(2),), stream, shared_bytes=47 * 1024)  # the stub asserts that the kernel may have it
 
 
-def test_kernels_are_compiled_once_per_content_and_machine_code_is_kept_on_disk(cuda, gpu, file, tmp_path):
+def test_kernels_are_compiled_once_and_machine_code_is_kept_on_disk(cuda, gpu, file, tmp_path):
     for index in (0, 1):
         cuda.CudaDevice(index).kernel(file, "twice")
     cuda.CudaDevice(0).kernel(file, "twice", SIZE=3)
@@ -236,7 +236,7 @@ def test_kernels_are_compiled_once_per_content_and_machine_code_is_kept_on_disk(
     assert kept == [b"machine code 1\0", b"machine code 2\0"]  # the byte that CuPy leaves out
 
 
-def test_without_a_place_to_keep_machine_code_kernels_are_compiled_all_the_same(cuda, gpu, file, tmp_path, monkeypatch):
+def test_without_a_cache_directory_kernels_are_still_compiled(cuda, gpu, file, tmp_path, monkeypatch):
     (tmp_path / "taken").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "taken"))
     device = cuda.CudaDevice(0)

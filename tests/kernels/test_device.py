@@ -21,12 +21,12 @@ def without_cupy(monkeypatch):
 @pytest.mark.parametrize(
     "name", ["", "cpu", "cuda", "cuda:", "cuda:-1", "runner:", "runner:a", "Runner", "gpu:0", "auto:0"]
 )
-def test_a_name_that_is_no_devices_is_refused(name):
+def test_an_unknown_device_name_is_refused(name):
     with pytest.raises(ValueError, match="expected 'cuda:<index>', 'runner', 'runner:<number>' or 'auto'"):
         open_device(name)
 
 
-def test_a_name_means_one_device_in_a_process():
+def test_a_name_always_opens_the_same_device_in_a_process():
     assert open_device("runner") is open_device("runner:0")
     assert open_device("runner:1") is open_device("runner:1")
     assert open_device("runner") is not open_device("runner:1")
@@ -34,21 +34,21 @@ def test_a_name_means_one_device_in_a_process():
 
 
 @pytest.mark.parametrize("name", ["cuda:0", "auto"])
-def test_without_cupy_the_extras_that_bring_it_are_named(without_cupy, name):
+def test_without_cupy_the_error_names_the_extras_that_install_it(without_cupy, name):
     with pytest.raises(
         DeviceUnavailableError, match=r"cuda:0: CuPy cannot be used .*hotrow\[cuda13\].*hotrow\[cuda12\]"
     ):
         open_device(name)
 
 
-def test_a_gpu_beyond_the_last_is_unavailable_and_the_driver_or_the_last_is_named():
+def test_a_gpu_that_does_not_exist_is_unavailable():
     pytest.importorskip("cupy", reason="needs CuPy: the extra nvrtc, cuda12 or cuda13")
 
     with pytest.raises(DeviceUnavailableError, match=r"cuda:99: (no usable NVIDIA driver|the machine has \d+ GPUs)"):
         open_device("cuda:99")
 
 
-def test_memory_that_holds_files_for_now_is_free_memory_of_the_runner(monkeypatch, tmp_path):
+def test_the_file_cache_counts_as_free_memory_of_the_runner(monkeypatch, tmp_path):
     meminfo = tmp_path / "meminfo"
     monkeypatch.setattr("kernels.system_memory._MEMINFO", meminfo)
     device = open_device("runner")
@@ -98,7 +98,7 @@ print(open_device("runner") is runner, open_device("cuda:0") is gpu)
 """
 
 
-def test_a_forked_child_opens_devices_of_its_own_and_none_that_cuda_would_not_let_it_use():
+def test_a_forked_child_opens_its_own_devices_and_no_gpu_after_its_parent():
     told = subprocess.run(
         [sys.executable, "-c", IN_A_FORKED_CHILD],
         cwd=Path(__file__).parents[2],

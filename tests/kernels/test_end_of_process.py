@@ -40,7 +40,7 @@ for _ in range(6):
 
 
 @pytest.mark.parametrize("call", ["fetch", "fetch_pooled", "insert", "items", "encode_rows", "pool_rows", "find"])
-def test_a_process_ends_well_while_daemon_threads_are_in_a_call(call):
+def test_a_process_ends_cleanly_while_daemon_threads_are_in_a_call(call):
     for _ in range(2):
         ended = subprocess.run([sys.executable, "-c", WORK_UNTIL_THE_END, call], capture_output=True, text=True)
 

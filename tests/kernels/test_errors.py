@@ -1,4 +1,4 @@
-"""What the errors of the lowest layer carry."""
+"""The attributes of the lowest layer's errors."""
 
 import pickle
 
@@ -12,7 +12,7 @@ from kernels.errors import ReservedKeyError, RowValueError, TableFullError
     [ReservedKeyError(-(2**63), 3), RowValueError("fp16", 70000.0, 3, 1, 17), TableFullError(10, 9, 2)],
     ids=lambda e: type(e).__name__,
 )
-def test_an_error_crosses_a_process_border_whole(error):
+def test_an_error_can_be_pickled(error):
     arrived = pickle.loads(pickle.dumps(error))
 
     assert type(arrived) is type(error)

@@ -1,4 +1,4 @@
-"""The planted faults can all be planted: else `make mutants` would learn nothing of them."""
+"""Every planted fault can be planted: otherwise `make mutants` shows nothing."""
 
 import shutil
 
@@ -12,7 +12,7 @@ FAULTS = read_faults()
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=[f"{fault.file}: {fault.name}" for fault in FAULTS])
-def test_a_fault_changes_its_source_at_just_one_place(fault, tmp_path):
+def test_a_fault_changes_its_source_in_exactly_one_place(fault, tmp_path):
     shutil.copytree(CUDA_DIRECTORY, tmp_path / "cuda")
 
     fault.plant(tmp_path / "cuda")
@@ -27,11 +27,11 @@ def test_a_fault_that_no_longer_applies_is_refused(tmp_path):
         FAULTS[0].plant(tmp_path)
 
 
-def test_names_of_faults_are_unlike():
+def test_names_of_faults_are_unique():
     assert len({(fault.file, fault.name) for fault in FAULTS}) == len(FAULTS)
 
 
-def test_a_fault_that_cannot_be_tried_is_told_of_and_the_others_are_tried(monkeypatch):
+def test_a_fault_that_cannot_be_tried_is_reported_and_the_others_are_tried(monkeypatch):
     def try_fault(fault, limits_s):
         if fault is FAULTS[1]:
             raise ValueError("it does not compile")

@@ -1,4 +1,4 @@
-"""Arrays that HostTable, KeyIndex and pool_rows refuse, and that the error names argument, expectation and finding."""
+"""HostTable, KeyIndex and pool_rows refuse wrong arrays, and the error says what they expected and what they got."""
 
 import ctypes
 import sys
@@ -38,7 +38,7 @@ BAD_KEYS = [
 
 
 @pytest.mark.parametrize(("keys", "error", "message"), BAD_KEYS)
-def test_keys_that_are_not_an_int64_vector_are_refused(table, keys, error, message):
+def test_keys_other_than_an_int64_vector_are_refused(table, keys, error, message):
     index = KeyIndex()
     for call in (
         lambda: table.fetch(keys, out_for(6)),
@@ -55,7 +55,7 @@ def test_keys_that_are_not_an_int64_vector_are_refused(table, keys, error, messa
 
 
 def askew(array):
-    """The same items, one byte off the border that their dtype asks for."""
+    """The same items, one byte off their dtype's alignment."""
     memory = np.zeros(array.nbytes + 1, np.uint8)
     moved = memory[1:].view(array.dtype).reshape(array.shape)
     moved[...] = array
@@ -85,7 +85,7 @@ BAD_OUT = [
 
 
 @pytest.mark.parametrize(("make_out", "error", "message"), BAD_OUT)
-def test_an_out_that_cannot_take_the_answer_is_refused(table, make_out, error, message):
+def test_an_unsuitable_out_is_refused(table, make_out, error, message):
     row_ptrs = np.arange(7)
     for call in (
         lambda out: table.fetch(KEYS, out),
@@ -130,7 +130,7 @@ BAD_ROW_PTRS = [
 
 @pytest.mark.parametrize("dtype", [np.int32, np.int64])
 @pytest.mark.parametrize(("offsets", "error", "message"), BAD_ROW_PTRS)
-def test_row_ptrs_that_are_no_csr_offsets_are_refused(table, dtype, offsets, error, message):
+def test_row_ptrs_that_are_not_csr_offsets_are_refused(table, dtype, offsets, error, message):
     row_ptrs = np.array(offsets, dtype=dtype)
     out = out_for(max(row_ptrs.size - 1, 0))
     with pytest.raises(error, match=message):
@@ -159,12 +159,12 @@ def test_an_unknown_combiner_is_refused(table, combiner):
         pool_rows(out_for(6), ROW_PTRS, out_for(2), combiner)
 
 
-def test_a_walk_of_less_than_one_row_is_refused(table):
+def test_a_batch_of_less_than_one_row_is_refused(table):
     with pytest.raises(ValueError, match="batch_rows: expected 1 to"):
         list(table.items(batch_rows=0))
 
 
-def test_a_key_index_of_no_capacity_is_refused():
+def test_a_key_index_without_capacity_is_refused():
     with pytest.raises(ValueError, match="capacity_rows: expected 1 to"):
         KeyIndex(0)
 
@@ -181,7 +181,7 @@ def test_read_only_keys_and_rows_are_accepted(table):
 
 
 @pytest.mark.parametrize("dtype", [np.int32, np.int64])
-def test_keys_and_row_ptrs_that_lie_askew_in_memory_are_read_right(table, dtype):
+def test_misaligned_keys_and_row_ptrs_are_read_correctly(table, dtype):
     table.insert(askew(KEYS), np.arange(24, dtype=np.float32).reshape(6, DIM))
     out, pooled = out_for(6), out_for(2)
 
@@ -194,7 +194,7 @@ def test_keys_and_row_ptrs_that_lie_askew_in_memory_are_read_right(table, dtype)
     assert table.evict(askew(KEYS)) == 6
 
 
-def test_an_out_that_lies_over_the_row_ptrs_gets_the_answer_of_the_offsets_given():
+def test_an_out_that_overlaps_the_row_ptrs_gets_the_right_answer():
     table = HostTable(2, 10)
     table.insert(KEYS, np.full((6, 2), 1e30, np.float32))
     row_ptrs = np.arange(7)
@@ -208,7 +208,7 @@ def test_an_out_that_lies_over_the_row_ptrs_gets_the_answer_of_the_offsets_given
     assert np.array_equal(again, row_ptrs)
 
 
-def test_ctypes_arrays_are_accepted_with_the_byte_order_they_name(table):
+def test_ctypes_arrays_that_name_the_native_byte_order_are_accepted(table):
     """ctypes writes the byte order into the format string: "<f" instead of NumPy's "f"."""
     rows, out, pooled = ((ctypes.c_float * DIM * count)() for count in (6, 6, 2))
     keys, row_ptrs = (ctypes.c_int64 * 6)(*KEYS), (ctypes.c_int32 * 3)(*ROW_PTRS)

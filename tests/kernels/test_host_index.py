@@ -1,4 +1,4 @@
-"""How HostTable's index spreads keys, how it bears churn, and what its stats say."""
+"""HostTable's index: how it spreads keys, how it handles churn, and its stats."""
 
 import dataclasses
 
@@ -8,7 +8,7 @@ import pytest
 from kernels.host import HostTable
 
 
-def test_churn_leaves_probes_short_and_keys_right():
+def test_churn_leaves_probes_short_and_rows_right():
     capacity, dim = 2000, 4
     table = HostTable(dim, capacity)
     untouched = table.stats()
@@ -45,11 +45,11 @@ def test_patterned_ids_spread_like_random_ones(keys):
     table = HostTable(1, len(keys))
     table.insert(keys, np.zeros((len(keys), 1), np.float32))
 
-    # Random keys at this load need 7 to 10 buckets at most (20 seeds); ids that fell together would need hundreds.
+    # Random keys at this load need at most 7 to 10 buckets (20 seeds); clustered ids would need hundreds.
     assert table.stats().longest_probe_buckets <= 12
 
 
-def test_stats_tell_what_the_table_holds_and_takes():
+def test_stats_report_the_tables_rows_and_memory():
     table = HostTable(32, 10_000)
     table.insert(np.arange(5000), np.zeros((5000, 32), np.float32))
 

@@ -20,7 +20,7 @@ class Compiler:
     """Makes stress programs for one sanitizer; Hotrow's own sources are compiled once for all of them."""
 
     def __init__(self, sanitizer, folder):
-        """Skip, with the compiler's words, where the sanitizer is not installed."""
+        """Skip with the compiler's message if the sanitizer is not installed."""
         program = shutil.which("g++")
         if program is None:
             pytest.skip("no g++")
@@ -36,7 +36,7 @@ class Compiler:
             self._objects = list(threads.map(self._compiled, files))
 
     def stress_program(self, name):
-        """Compile and link the program of that name beside this file."""
+        """Compile and link the program of that name next to this file."""
         program = self._folder / name
         subprocess.run([*self._command, HERE / f"{name}.cpp", *self._objects, "-o", program], check=True)
         return program
@@ -64,7 +64,7 @@ def table_stress(compiler):
 
 
 @pytest.mark.parametrize(("loops", "row_dtype"), [("avx2", "fp32"), ("portable", "fp32"), ("avx2", "int8")])
-def test_readers_beside_writers_see_whole_rows_and_no_sanitizer_complains(table_stress, loops, row_dtype):
+def test_readers_see_whole_rows_during_writes_and_no_sanitizer_complains(table_stress, loops, row_dtype):
     result = run(table_stress, "2000", loops, row_dtype)
 
     assert result.returncode == 0, result.stdout + result.stderr
@@ -72,7 +72,7 @@ def test_readers_beside_writers_see_whole_rows_and_no_sanitizer_complains(table_
     assert result.stdout.endswith("rows checked\n")
 
 
-def test_callers_of_a_pool_that_changes_its_size_get_every_chunk_done_once(compiler):
+def test_a_pool_that_changes_its_size_runs_every_chunk_once(compiler):
     result = run(compiler.stress_program("core_pool_stress"), "1000")
 
     assert result.returncode == 0, result.stdout + result.stderr
@@ -80,7 +80,7 @@ def test_callers_of_a_pool_that_changes_its_size_get_every_chunk_done_once(compi
     assert result.stdout.endswith(" jobs\n")
 
 
-def test_readers_of_a_snapshot_that_is_cut_short_see_its_rows_or_an_error(compiler, tmp_path):
+def test_readers_of_a_truncated_snapshot_see_its_rows_or_an_error(compiler, tmp_path):
     result = run(compiler.stress_program("snapshot_stress"), "1000", tmp_path / "t.snapshot")
 
     assert result.returncode == 0, result.stdout + result.stderr

@@ -1,4 +1,4 @@
-"""first_outside; and split_by_table against plain lists: a request is a list of samples, each of slots per table."""
+"""``first_outside``, and ``split_by_table`` against plain lists: samples of tables of slots of keys."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -18,7 +18,7 @@ def requests(draw):
     bag = st.lists(st.integers(-100, 100), max_size=4)
     sample = st.tuples(*(st.lists(bag, min_size=count, max_size=count) for count in slots))
     samples = draw(st.lists(sample, min_size=1, max_size=6))
-    return slots, samples * draw(st.sampled_from([1, 1, 64]))  # beyond 64 samples they are split in several tiles
+    return slots, samples * draw(st.sampled_from([1, 1, 64]))  # more than 64 samples are split in several tiles
 
 
 def csr(bags):
@@ -35,7 +35,7 @@ def by_table(samples, table):
 
 @settings(deadline=None)
 @given(request=requests(), one_csr=st.booleans(), dtype=st.sampled_from([np.int32, np.int64]))
-def test_every_table_gets_its_keys_in_order_whichever_form_the_offsets_have(request, one_csr, dtype):
+def test_every_table_gets_its_keys_in_order_with_either_form_of_offsets(request, one_csr, dtype):
     slots, samples = request
     if one_csr:
         row_ptrs = csr([bag for sample in samples for table in sample for bag in table])
@@ -69,7 +69,7 @@ def test_every_table_gets_its_keys_in_order_whichever_form_the_offsets_have(requ
     ],
 )
 @pytest.mark.parametrize("dtype", [np.int32, np.int64])
-def test_offsets_that_are_no_csr_of_the_keys_are_told_from_those_that_are(row_ptrs, dtype):
+def test_offsets_that_are_not_a_csr_of_the_keys_are_recognised(row_ptrs, dtype):
     keys, limits = np.arange(5), np.iinfo(dtype)
     assert split_by_table(keys, np.array([0, 2, 3, 0, 1, 2], dtype), [1, 1]) is not None  # two samples
     assert split_by_table(keys, np.array([0, 2, 3, 4, 5], dtype), [1, 1]) is not None
@@ -77,7 +77,7 @@ def test_offsets_that_are_no_csr_of_the_keys_are_told_from_those_that_are(row_pt
     assert split_by_table(keys, np.clip(row_ptrs, limits.min, limits.max).astype(dtype), [1, 1]) is None
 
 
-def test_a_fall_to_below_zero_that_climbs_back_step_by_step_is_no_csr():
+def test_offsets_that_fall_below_zero_and_rise_again_are_not_a_csr():
     # From the largest int32 to the smallest the difference, in 32 bits, is 1.
     largest, smallest = 2**31 - 1, -(2**31)
     row_ptrs = np.array([0, largest, smallest, -1, 0, 2], np.int32)
@@ -86,8 +86,8 @@ def test_a_fall_to_below_zero_that_climbs_back_step_by_step_is_no_csr():
 
 
 @pytest.mark.parametrize("keys_of_sample", [1, 2])
-def test_one_csr_beside_a_table_that_is_empty_in_most_samples(keys_of_sample):
-    """130 samples, three tiles: in the first the table has as many keys as samples, but not one of each."""
+def test_one_csr_with_a_table_that_is_empty_in_most_samples(keys_of_sample):
+    """130 samples make three tiles; in the first tile, the table has as many keys as samples, unevenly spread."""
     counts = np.zeros((130, 2), np.int64)
     counts[:, 0] = 1
     counts[:64:keys_of_sample, 1] = keys_of_sample
@@ -112,7 +112,7 @@ def test_the_keys_of_one_table_are_not_copied():
 
 @pytest.mark.parametrize("size", [0, 1, 63, 64, 65, 200])
 @pytest.mark.parametrize("bounds", [(-(2**63), 2**63 - 1), (-(2**63) + 2, 2**63 - 3), (0, 2**32 - 1), (5, 5)])
-def test_the_first_key_outside_of_two_bounds_is_found_wherever_it_stands(reading_loops, size, bounds):
+def test_the_first_key_out_of_bounds_is_found_at_any_position(reading_loops, size, bounds):
     smallest, largest = bounds
     right = np.resize(np.array([smallest, largest]), size)
     assert first_outside(right, smallest, largest) == size
@@ -140,19 +140,19 @@ def test_the_first_key_outside_of_two_bounds_is_found_wherever_it_stands(reading
         pytest.param(np.ones(1, np.int64), np.zeros(3, np.int64), [2**62] * 4, ValueError, "slots: ", id="huge slots"),
     ],
 )
-def test_arguments_of_another_form_are_refused(keys, row_ptrs, slots, error, message):
+def test_arguments_of_the_wrong_form_are_refused(keys, row_ptrs, slots, error, message):
     with pytest.raises(error, match=message):
         split_by_table(keys, row_ptrs, slots)
 
 
-def test_keys_of_another_form_are_not_compared_with_bounds():
+def test_keys_of_the_wrong_type_are_not_compared_with_bounds():
     with pytest.raises(TypeError, match=r"keys: expected int64\[N\], got int32"):
         first_outside(np.ones(1, np.int32), 0, 1)
 
 
 @pytest.mark.parametrize("dtype", [np.int32, np.int64])
 @pytest.mark.parametrize("one_csr", [True, False])
-def test_offsets_that_change_while_they_are_read_lead_to_a_csr_or_to_none(one_csr, dtype):
+def test_offsets_that_change_while_they_are_read_do_no_harm(one_csr, dtype):
     samples = 1 << 14
     right = np.arange(2 * samples + 1) if one_csr else np.tile(np.arange(samples + 1), 2)
     row_ptrs, keys = right.astype(dtype), np.arange(2 * samples)
@@ -177,7 +177,7 @@ def test_offsets_that_change_while_they_are_read_lead_to_a_csr_or_to_none(one_cs
 
 
 @pytest.mark.parametrize("dtype", [np.int32, np.int64])
-def test_keys_and_offsets_that_lie_askew_in_memory_are_read_all_the_same(dtype):
+def test_misaligned_keys_and_offsets_are_read_correctly(dtype):
     keys, row_ptrs = askew(np.arange(5)), askew(np.array([0, 2, 3, 0, 1, 2], dtype))
 
     split, _, _, _ = split_by_table(keys, row_ptrs, [1, 1])

@@ -35,7 +35,7 @@ def int64(values):
 
 
 def guarded(rows, dim):
-    """A poisoned float32[rows, dim] between poisoned guard words; returns (out, check that the guards stand)."""
+    """A poisoned float32[rows, dim] between poisoned guard words; returns ``out`` and a check of the guards."""
     memory = np.full(rows * dim + 32, POISON, dtype=np.float32)
 
     def guards_stand():
@@ -159,7 +159,7 @@ def test_fetch_writes_exactly_the_rows_of_out(dim):
 @pytest.mark.parametrize("combiner", ["sum", "mean", "sqrtn"])
 @pytest.mark.parametrize("offsets", [np.int32, np.int64])
 @pytest.mark.parametrize("dim", DIMS)
-def test_pooling_has_the_bits_of_sequential_float32_sums(dim, offsets, combiner):
+def test_pooling_equals_sequential_float32_sums_bit_for_bit(dim, offsets, combiner):
     table, keys, rows = random_table(dim)
     rng = np.random.default_rng(1)
     row_ptrs = np.concatenate([[0], np.cumsum(rng.integers(0, 9, size=200))]).astype(offsets)
@@ -179,7 +179,7 @@ def test_pooling_has_the_bits_of_sequential_float32_sums(dim, offsets, combiner)
     assert recomputed_guards_stand()
 
 
-def test_a_long_bag_and_a_long_batch_cross_the_readers_stays():
+def test_a_long_bag_and_a_long_batch_span_several_reads():
     table, keys, rows = random_table(8)
     asked = np.arange(50_000) % len(keys)
     row_ptrs = int64([0, 20_000, 20_001, 20_001, 50_000])
@@ -203,7 +203,7 @@ def test_rows_of_any_bits_come_back_unchanged():
     assert out.view(np.uint32).tolist() == bits.tolist()
 
 
-def test_no_keys_and_no_bags_are_fine():
+def test_no_keys_and_no_bags_are_allowed():
     table = HostTable(4, 10)
     none, no_rows = int64([]), np.empty((0, 4), np.float32)
 
@@ -216,7 +216,7 @@ def test_no_keys_and_no_bags_are_fine():
     pool_rows(no_rows, int64([0]), no_rows, "mean")
 
 
-def test_a_full_table_takes_overwrites_but_nothing_new():
+def test_a_full_table_takes_overwrites_and_refuses_new_keys():
     table = HostTable(2, 3)
     table.insert(int64([1, 2, 3]), np.ones((3, 2), np.float32))
 
@@ -252,7 +252,7 @@ def test_reserved_keys_are_refused_before_anything_happens(key):
     assert out.tolist() == [[1, 1]]
 
 
-def test_memory_that_the_machine_lacks_is_a_memory_error():
+def test_more_memory_than_the_machine_has_is_a_memory_error():
     with pytest.raises(MemoryError):
         HostTable(65_536, 3_500_000_000)
 
@@ -269,7 +269,7 @@ def test_sizes_out_of_range_are_refused_by_name(dim, capacity, name):
 
 @settings(deadline=None, max_examples=30)
 @given(seed=st.integers(0, 2**32 - 1))
-def test_of_equal_keys_in_one_call_the_last_wins(seed):
+def test_the_last_of_equal_keys_in_one_call_wins(seed):
     rng = np.random.default_rng(seed)
     keys = rng.integers(0, 50, size=400)
     rows = rng.standard_normal((400, 3), dtype=np.float32)

@@ -1,4 +1,4 @@
-"""HostTable under Python threads: the GIL is given up, and readers see whole rows of the right key."""
+"""HostTable with Python threads: it releases the GIL, and readers see whole rows of the right key."""
 
 import subprocess
 import sys
@@ -15,7 +15,7 @@ LASTING = 2000  # keys 0 .. LASTING - 1 are never evicted
 
 
 def rows_of(keys, version):
-    """Even columns tell the key, odd ones the version."""
+    """Even columns hold the key, odd columns the version."""
     rows = np.empty((len(keys), DIM), np.float32)
     rows[:, 0::2] = np.asarray(keys)[:, None]
     rows[:, 1::2] = version
@@ -23,7 +23,7 @@ def rows_of(keys, version):
 
 
 def check(keys, rows):
-    """Every row is the key's, and of one version."""
+    """Check that every row belongs to its key and has one version."""
     assert (rows[:, 0::2] == np.asarray(keys)[:, None]).all()
     assert (rows[:, 1::2] == rows[:, 1:2]).all()
 
@@ -63,7 +63,7 @@ def table():
 
 
 @pytest.mark.parametrize("batch", [26, 5000])
-def test_fetch_beside_writers_returns_whole_rows_of_the_right_keys(table, batch):
+def test_fetch_during_writes_returns_whole_rows_of_the_right_keys(table, batch):
     out = [np.empty((batch, DIM), np.float32) for _ in range(3)]
     rngs = [np.random.default_rng(10 + reader) for reader in range(3)]
 
@@ -78,7 +78,7 @@ def test_fetch_beside_writers_returns_whole_rows_of_the_right_keys(table, batch)
     assert len(table) == LASTING
 
 
-def test_pooling_beside_writers_adds_whole_rows_of_the_right_keys(table):
+def test_pooling_during_writes_adds_whole_rows_of_the_right_keys(table):
     row_ptrs = np.arange(0, 4001, 2)
     rngs = [np.random.default_rng(20 + reader) for reader in range(3)]
 
@@ -92,7 +92,7 @@ def test_pooling_beside_writers_adds_whole_rows_of_the_right_keys(table):
     run_beside_writers(table, read, rounds=100)
 
 
-def test_a_walk_beside_writers_meets_each_lasting_key_once(table):
+def test_items_during_writes_returns_each_lasting_key_once(table):
     def read(_reader):
         met = []
         for keys, rows in table.items(batch_rows=333):
@@ -103,7 +103,7 @@ def test_a_walk_beside_writers_meets_each_lasting_key_once(table):
     run_beside_writers(table, read, rounds=20)
 
 
-def test_more_readers_than_one_block_of_slots_are_served():
+def test_more_readers_than_one_block_of_slots_can_read():
     table = HostTable(DIM, 100_000)
     keys = np.arange(100_000)
     table.insert(keys, rows_of(keys, 1))
@@ -186,6 +186,6 @@ assert table.stats() == untouched
 """
 
 
-def test_keys_that_another_thread_changes_during_a_call_leave_the_table_whole():
-    # In a process of its own: where this goes wrong, it crashes or never ends.
+def test_keys_that_another_thread_changes_during_a_call_do_not_damage_the_table():
+    # In a separate process: if this fails, it crashes or never ends.
     subprocess.run([sys.executable, "-c", CHANGE_KEYS_DURING_CALLS], check=True, timeout=120)

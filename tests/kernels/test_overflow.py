@@ -1,4 +1,4 @@
-"""What a full HostTable evicts: against a dict that keeps exact times and counts."""
+"""Which rows a full HostTable evicts, against a dict with exact times and counts."""
 
 import threading
 
@@ -39,7 +39,7 @@ def held(table):
 
 
 class OverflowMachine(RuleBasedStateMachine):
-    """Whatever is inserted, read and evicted, those leave whose turn it is, and only when there is no room."""
+    """After any calls, the table evicts the right rows, and only when it is full."""
 
     keys = st.lists(st.integers(0, 40), max_size=12, unique=True)
 
@@ -122,8 +122,8 @@ class OverflowMachine(RuleBasedStateMachine):
         assert len(self.table) <= self.capacity
 
 
-def test_any_order_of_calls_evicts_those_whose_turn_it_is(reading_loops):
-    # At most 30 reads of a row, so that its count is exact.
+def test_any_order_of_calls_evicts_the_right_rows(reading_loops):
+    # At most 30 reads of a row: up to there its count is exact.
     run_state_machine_as_test(OverflowMachine, settings=settings(deadline=None, stateful_step_count=30))
 
 
@@ -144,7 +144,7 @@ def test_an_insert_that_overflows_evicts_down_to_the_target_before_it_adds(polic
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_an_insert_that_needs_more_room_than_the_target_leaves_gets_it(policy):
+def test_an_insert_that_needs_more_room_evicts_below_the_target(policy):
     table = full_table(policy)
 
     assert insert(table, range(100, 107)) == 7
@@ -191,7 +191,7 @@ def test_a_table_without_a_policy_refuses_to_overflow():
     assert table.overflow_policy is None
 
 
-def test_random_eviction_spares_no_part_of_the_table():
+def test_random_eviction_covers_the_whole_table():
     table = HostTable(DIM, 1000, overflow_policy="evict_random", target_rows=500)
     survivals = np.zeros(1000)
     for _ in range(40):
@@ -203,7 +203,7 @@ def test_random_eviction_spares_no_part_of_the_table():
     assert np.abs(survivals.reshape(10, 100).mean(axis=1) / 40 - 0.5).max() < 0.05
 
 
-def test_the_oldest_are_told_apart_by_reads_or_by_writes_alone():
+def test_age_counts_reads_and_writes_or_writes_only():
     for policy, survivor in (("evict_oldest", 0), ("evict_oldest_written", 9)):
         table = HostTable(DIM, 10, overflow_policy=policy, target_rows=1)
         for key in range(10):
@@ -215,7 +215,7 @@ def test_the_oldest_are_told_apart_by_reads_or_by_writes_alone():
         assert held(table) == {survivor, 100}
 
 
-def test_an_update_makes_a_row_young_but_not_less_used():
+def test_an_update_makes_a_row_young_and_keeps_its_use_count():
     for policy in STAMPED:
         table = full_table(policy, target=9)
         read(table, range(1, 10), times=3)
@@ -238,7 +238,7 @@ def test_counts_beyond_the_exact_ones_keep_their_order_of_magnitude():
     assert held(table) == {*range(5), 100}
 
 
-def test_counts_age_so_that_a_row_once_hot_can_leave():
+def test_counts_age_and_a_once_hot_row_can_be_evicted():
     table = full_table("evict_least_used", target=8)
     read(table, range(8), times=31)
     for fresh in range(1000, 1100, 2):
@@ -269,13 +269,13 @@ def test_stamps_are_the_only_memory_that_a_policy_takes(policy):
         ({"target_rows": 11}, "target_rows: expected 0 to capacity_rows, 10, got 11"),
     ],
 )
-def test_a_policy_that_makes_no_sense_is_refused(change, message):
+def test_an_invalid_policy_is_refused(change, message):
     with pytest.raises(ValueError, match=message):
         HostTable(DIM, 10, **{"overflow_policy": "evict_random"} | change)
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_readers_beside_an_evicting_writer_see_whole_rows_of_the_right_keys(policy):
+def test_readers_see_whole_rows_of_the_right_keys_during_evictions(policy):
     table = HostTable(DIM, 3000, overflow_policy=policy, target_rows=2000)
     stop = threading.Event()
     rng = np.random.default_rng(0)

@@ -27,7 +27,7 @@ def run_tests(folder, source, required):
 
 
 @pytest.mark.parametrize("source", SKIPS.values(), ids=SKIPS)
-def test_what_is_skipped_is_a_failure_where_a_gpu_is_required(tmp_path, source):
+def test_a_skip_is_a_failure_if_a_gpu_is_required(tmp_path, source):
     assert run_tests(tmp_path, source, required=False).returncode == 0
 
     required = run_tests(tmp_path, source, required=True)
@@ -36,7 +36,7 @@ def test_what_is_skipped_is_a_failure_where_a_gpu_is_required(tmp_path, source):
     assert "no GPU" in required.stdout
 
 
-def test_where_nothing_is_skipped_a_required_gpu_changes_nothing(tmp_path):
+def test_without_a_skip_a_required_gpu_changes_nothing(tmp_path):
     assert run_tests(tmp_path, PASSES, required=True).returncode == 0
 
 
@@ -47,7 +47,7 @@ def make(*arguments):
     return done.returncode, done.stdout.splitlines()
 
 
-def test_without_a_gpu_its_tests_end_with_one_line_before_anything_is_installed(tmp_path):
+def test_without_a_gpu_make_test_gpu_stops_with_one_line_before_it_installs_anything(tmp_path):
     try:
         ctypes.CDLL("libcuda.so.1")
         pytest.skip("there is an NVIDIA driver")
@@ -62,7 +62,7 @@ def test_without_a_gpu_its_tests_end_with_one_line_before_anything_is_installed(
 @pytest.mark.parametrize(
     ("python", "why"), [(f"{sys.executable} -S", "No module named 'numpy'"), ("no-python", "not found")]
 )
-def test_a_python_that_lacks_what_the_gpu_tests_need_is_told_in_one_line(python, why):
+def test_a_python_without_the_packages_of_the_gpu_tests_gets_one_line(python, why):
     code, lines = make("gpu-python", f"GPU_PYTHON={python}")
 
     assert (code, len(lines)) == (2, 1)

@@ -1,4 +1,4 @@
-"""Rows kept in narrow forms come back as an oracle rounds them, bit for bit, with both compilations of the loops."""
+"""Rows of every row dtype come back as an oracle rounds them, bit for bit, with both compilations of the loops."""
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("reading_loops")
 
 
 def brain_floats(rows):
-    """Eight significant bits, ties to even, down to 2^-133: by arithmetic on exact float64 values."""
+    """Round to eight significant bits, ties to even, down to 2^-133, with exact float64 arithmetic."""
     _, exponents = np.frexp(rows.astype(np.float64))
     quanta = np.ldexp(1.0, np.maximum(exponents - 8, -133))
     return (np.rint(rows / quanta) * quanta).astype(np.float32)
@@ -44,7 +44,7 @@ ORACLES = {
     "int8": symmetric_bytes,
     "uint8": affine_bytes,
 }
-# What every value of these magnitudes fits.
+# Row dtypes that hold every value of these magnitudes.
 MOST = {"fp32": LARGEST, "fp16": 65504.0, "bf16": 3e38, "int8": 3e38, "uint8": 1.5e38}
 
 
@@ -81,7 +81,7 @@ def test_fetched_rows_are_the_rounded_rows(dim, row_dtype):
 
 
 def encoded_by_numpy(rows, row_dtype):
-    """The documented layout, made of what the oracles say; bf16 are the upper halves of rounded float32."""
+    """The documented layout, from the oracles' values; bf16 is the upper half of the rounded float32."""
     if row_dtype in ("fp32", "fp16"):
         return rows.astype("<f4" if row_dtype == "fp32" else "<f2").view(np.uint8)
     if row_dtype == "bf16":
@@ -113,7 +113,7 @@ def test_encoded_rows_have_the_documented_layout_and_decode_to_the_rounded_rows(
 
 
 @pytest.mark.parametrize("row_dtype", ROW_DTYPES)
-def test_encoded_rows_may_lie_anywhere_and_be_read_only(row_dtype):
+def test_encoded_rows_may_be_misaligned_and_read_only(row_dtype):
     rows = random_rows(row_dtype, 9, n=70)
     bytes_of = encode_rows(rows, row_dtype).tobytes()
     askew = np.frombuffer(b"x" + bytes_of, dtype=np.uint8)[1:].reshape(70, -1)
@@ -143,26 +143,26 @@ def test_no_rows_encode_to_no_rows(row_dtype):
     (np.zeros(14, np.uint8), np.zeros((2, 3), np.float32), ValueError),
     (np.zeros((0, 65_541), np.uint8), np.zeros((0, 65_537), np.float32), ValueError),
 ])  # fmt: skip
-def test_encoded_rows_of_another_form_are_not_decoded(encoded, out, error):
+def test_encoded_rows_of_the_wrong_form_are_not_decoded(encoded, out, error):
     with pytest.raises(error, match=r"^(encoded|out): expected"):
         decode_rows(encoded, "int8", out)
 
 
 @pytest.mark.parametrize("rows", [np.zeros((2, 3)), np.zeros(6, np.float32), np.zeros((0, 65_537), np.float32)])
-def test_rows_of_another_form_are_not_encoded(rows):
+def test_rows_of_the_wrong_form_are_not_encoded(rows):
     with pytest.raises((TypeError, ValueError), match=r"^rows: expected"):
         encode_rows(rows, "int8")
 
 
 @pytest.mark.parametrize("dim", [0, -1, 65_537])
-def test_rows_of_no_width_have_no_size(dim):
+def test_a_dim_out_of_range_has_no_row_size(dim):
     with pytest.raises(ValueError, match=f"dim: expected 1 to 65536, got {dim}"):
         row_bytes(dim, "int8")
 
 
 @settings(deadline=None, max_examples=150)
 @given(data=st.data(), row_dtype=st.sampled_from(ROW_DTYPES))
-def test_any_values_that_fit_are_rounded_as_the_oracle_rounds_them(data, row_dtype):
+def test_all_values_that_fit_are_rounded_as_the_oracle_rounds_them(data, row_dtype):
     most = float(np.float32(MOST[row_dtype]))
     values = st.floats(-most, most, width=32, allow_subnormal=True) | st.sampled_from([0.0, -0.0, TINY, -TINY])
     shape = (data.draw(st.integers(1, 3)), data.draw(st.sampled_from([1, 2, 8, 9, 16])))
@@ -175,7 +175,7 @@ def test_any_values_that_fit_are_rounded_as_the_oracle_rounds_them(data, row_dty
 
 
 @pytest.mark.parametrize("row_dtype", ["fp16", "bf16"])
-def test_every_half_between_two_values_goes_to_the_even_one(row_dtype):
+def test_every_tie_goes_to_the_even_value(row_dtype):
     high = np.arange(0x0000, 0x7BFF if row_dtype == "fp16" else 0x7F7F, dtype=np.uint16)
     if row_dtype == "fp16":
         low, up = high.view(np.float16).astype(np.float32), (high + np.uint16(1)).view(np.float16).astype(np.float32)
@@ -190,14 +190,14 @@ def test_every_half_between_two_values_goes_to_the_even_one(row_dtype):
 
 
 @pytest.mark.parametrize(("row_dtype", "bound"), [("int8", 1 / 127 / 2), ("uint8", 1 / 255 / 2)])
-def test_eight_bit_rows_are_off_by_at_most_half_a_step(row_dtype, bound):
+def test_the_error_of_8_bit_rows_is_at_most_half_a_step(row_dtype, bound):
     rows = np.random.default_rng(1).standard_normal((300, 64), dtype=np.float32)
     spans = np.abs(rows).max(axis=1) if row_dtype == "int8" else np.ptp(rows, axis=1)
 
     errors = np.abs(fetched(rows, row_dtype) - rows).max(axis=1)
 
     assert (errors <= spans * bound * 1.00001).all()
-    assert (errors > spans * bound * 0.5).all()  # of 64 values, some lie far from every step
+    assert (errors > spans * bound * 0.5).all()  # some of 64 values lie far from every step
 
 
 def test_eight_bit_rows_agree_with_pytorchs_row_wise_bytes():
@@ -207,7 +207,7 @@ def test_eight_bit_rows_agree_with_pytorchs_row_wise_bytes():
 
     theirs = torch.ops.quantized.embedding_bag_byte_unpack(packed).numpy()
 
-    # They multiply by a rounded reciprocal, which moves some values that lie halfway.
+    # PyTorch multiplies by a rounded reciprocal, which moves some ties.
     steps = np.ptp(rows, axis=1, keepdims=True) / 255
     off = np.abs(fetched(rows, "uint8") - theirs)
     assert (off <= 1.001 * steps).all()
@@ -215,7 +215,7 @@ def test_eight_bit_rows_agree_with_pytorchs_row_wise_bytes():
 
 
 @pytest.mark.parametrize("row_dtype", ["fp16", "bf16"])
-def test_nan_and_infinity_are_kept_by_the_types_that_have_them(row_dtype):
+def test_row_dtypes_with_nan_and_infinity_keep_them(row_dtype):
     rows = np.array([[np.nan, np.inf, -np.inf, 1.0]] * 3, dtype=np.float32).repeat(3, axis=1)
 
     assert np.array_equal(fetched(rows, row_dtype), rows, equal_nan=True)
@@ -232,7 +232,7 @@ UNFIT = [
 
 
 @pytest.mark.parametrize(("row_dtype", "value"), UNFIT)
-def test_a_value_that_does_not_fit_is_refused_by_key_and_nothing_is_written(row_dtype, value):
+def test_a_value_that_does_not_fit_is_refused_with_its_key_and_nothing_is_written(row_dtype, value):
     rows = np.ones((5, 11), dtype=np.float32)
     table = HostTable(11, 5, row_dtype)
     table.insert(np.arange(5), rows)
@@ -270,7 +270,7 @@ def test_the_largest_value_that_fits_becomes_the_types_largest(row_dtype, value)
 
 
 @pytest.mark.parametrize("row_dtype", ["int8", "uint8"])
-def test_rows_of_zeros_and_of_one_value_come_back_unchanged(row_dtype):
+def test_constant_rows_come_back_unchanged(row_dtype):
     rows = np.array([[0.0] * 9, [-0.1] * 9, [7e-45] * 9], dtype=np.float32)
 
     rounded = fetched(rows, row_dtype)
@@ -281,7 +281,7 @@ def test_rows_of_zeros_and_of_one_value_come_back_unchanged(row_dtype):
 
 
 @pytest.mark.parametrize("row_dtype", ROW_DTYPES)
-def test_absent_keys_are_zeros_and_a_walk_gives_the_rounded_rows(row_dtype):
+def test_absent_keys_are_zeros_and_items_returns_the_rounded_rows(row_dtype):
     rows = random_rows(row_dtype, 20)
     table = table_of(rows, row_dtype)
     out = np.full((2, 20), np.nan, dtype=np.float32)
@@ -297,7 +297,7 @@ def test_absent_keys_are_zeros_and_a_walk_gives_the_rounded_rows(row_dtype):
 @pytest.mark.parametrize("combiner", ["sum", "mean", "sqrtn"])
 @pytest.mark.parametrize("row_dtype", ROW_DTYPES)
 @pytest.mark.parametrize("dim", DIMS)
-def test_pooling_has_the_bits_of_pooling_the_rounded_rows(dim, row_dtype, combiner, weighted):
+def test_pooling_equals_pooling_of_the_rounded_rows_bit_for_bit(dim, row_dtype, combiner, weighted):
     rows = random_rows(row_dtype, dim)
     table = table_of(rows, row_dtype)
     rng = np.random.default_rng(3)
@@ -332,7 +332,7 @@ def pooled_by_numpy(rows, row_ptrs, combiner, weights):
 
 
 @pytest.mark.parametrize("dim", [5, 32])
-def test_weighted_sums_are_those_of_embedding_bag(dim):
+def test_weighted_sums_match_embedding_bag(dim):
     torch = pytest.importorskip("torch")
     rng = np.random.default_rng(4)
     rows, weights = rng.standard_normal((100, dim), dtype=np.float32), rng.random(60, dtype=np.float32)
@@ -365,7 +365,7 @@ def test_sqrtn_divides_by_the_root_of_the_sum_of_the_squared_weights(dim):
 
 
 @pytest.mark.parametrize("dim", [5, 32])
-def test_a_weighted_mean_divides_by_the_sum_of_the_weights_and_is_zero_where_that_is(dim):
+def test_a_weighted_mean_divides_by_the_sum_of_the_weights_and_is_zero_if_that_sum_is(dim):
     rows = np.full((4, dim), 8.0, dtype=np.float32)
     weights = np.array([3.0, 1.0, 2.0, -2.0], dtype=np.float32)
     rows[1] = 4.0
@@ -380,7 +380,7 @@ def test_a_weighted_mean_divides_by_the_sum_of_the_weights_and_is_zero_where_tha
 @settings(deadline=None, max_examples=30)
 @given(dim=st.integers(1, 200), row_dtype=st.sampled_from(ROW_DTYPES))
 @example(dim=32, row_dtype="int8")
-def test_memory_is_that_of_the_rows_and_the_index(dim, row_dtype):
+def test_memory_bytes_counts_the_rows_and_the_index(dim, row_dtype):
     bytes_per_row = {"fp32": 4 * dim, "fp16": 2 * dim, "bf16": 2 * dim, "int8": 4 + dim, "uint8": 8 + dim}[row_dtype]
     if row_dtype in ("int8", "uint8"):
         stride = -(-bytes_per_row // 4) * 4
@@ -394,7 +394,7 @@ def test_memory_is_that_of_the_rows_and_the_index(dim, row_dtype):
     assert 0 <= size - index_bytes - 1_200_001 * stride < 2 * huge_page
 
 
-def test_a_table_says_what_it_keeps_and_takes():
+def test_a_table_reports_its_row_dtype_and_its_memory():
     table = HostTable(32, 100, "int8")
 
     assert table.row_dtype == "int8"
@@ -424,7 +424,7 @@ def test_an_unknown_row_dtype_is_refused(row_dtype):
     (np.zeros((2, 3), np.float32), np.zeros((2, 4), np.float32), ValueError),
     (np.zeros((0, 65_537), np.float32), np.zeros((0, 65_537), np.float32), ValueError),
 ])  # fmt: skip
-def test_rows_and_out_of_another_form_are_not_rounded(rows, out, error):
+def test_rows_and_out_of_the_wrong_form_are_not_rounded(rows, out, error):
     with pytest.raises(error, match=r"^(rows|out): expected"):
         round_rows(rows, "int8", out)
 

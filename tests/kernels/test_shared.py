@@ -17,20 +17,20 @@ from kernels.shared import SharedTable
 DIM = 16
 FIXED = 2_000  # keys 0 .. FIXED - 1 are always there
 CAPACITY = 4_000
-BLOCK_BYTES = 64 * 64 + 64  # of the slots in which one process announces its readers
+BLOCK_BYTES = 64 * 64 + 64  # of the slots where one process announces its readers
 PEERS = 64
 
 
 @pytest.fixture
 def path():
-    """Where a table may be made, in memory if the system has the place."""
+    """A folder for a table, in memory if the system has such a folder."""
     shared = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=shared if shared.is_dir() else None) as folder:
         yield Path(folder) / "table"
 
 
 def rows_of(keys, version):
-    """Rows whose even columns tell the key and whose odd ones the version."""
+    """Rows whose even columns hold the key and whose odd columns hold the version."""
     rows = np.empty((len(keys), DIM), dtype=np.float32)
     rows[:, 0::2] = (np.asarray(keys) % 10_007)[:, None]
     rows[:, 1::2] = version
@@ -49,7 +49,7 @@ def filled(path):
 
 
 def start(path, code):
-    """Run ``code`` in a process of its own, with ``table``'s path; returns once it has printed a line."""
+    """Run ``code`` in a separate process with ``table``'s path; return once it has printed a line."""
     preamble = f"""
 import itertools, sys
 import numpy as np
@@ -89,7 +89,7 @@ def test_another_process_reads_what_the_writer_writes(path):
     assert answer == "digest True 2000 [True, True, False] [[1.0, 7.0], [5000.0, 7.0], [0.0, 0.0]]\n"
 
 
-def test_who_does_not_write_is_refused_to(path):
+def test_a_process_that_only_reads_cannot_write(path):
     writer = filled(path)
     reader = SharedTable.attach(path, writes=False)
 
@@ -113,21 +113,21 @@ while True:
 
 
 def readers_announced(path):
-    """How many slots of readers are taken, as the file has it."""
+    """The number of taken reader slots in the file."""
     memory = np.memmap(path, dtype=np.uint64, mode="r", offset=4096, shape=PEERS * BLOCK_BYTES // 8)
     slots = memory.reshape(PEERS, BLOCK_BYTES // 8)[:, :512:8]
     return int(np.count_nonzero(slots))
 
 
 def wait_until_it_reads(path):
-    """However long the process that was started takes until its first lookup."""
+    """Wait until the started process does its first lookup."""
     end = time.monotonic() + 60
     while not readers_announced(path):
         assert time.monotonic() < end
 
 
 @pytest.mark.slow
-def test_readers_that_are_killed_while_they_read_do_not_stop_the_writer(path):
+def test_readers_killed_during_a_read_do_not_stop_the_writer(path):
     table = filled(path)
     left_behind = 0
     for version in range(1, 9):
@@ -161,7 +161,7 @@ for version in itertools.count():
 
 
 @pytest.mark.slow
-def test_a_killed_writer_leaves_whole_rows_and_the_next_one_loses_no_room(path):
+def test_a_killed_writer_leaves_whole_rows_and_the_next_writer_loses_no_room(path):
     filled(path)
     reader = SharedTable.attach(path, writes=False)
     keys, out = np.arange(FIXED), np.empty((FIXED, DIM), dtype=np.float32)
@@ -183,7 +183,7 @@ def test_a_killed_writer_leaves_whole_rows_and_the_next_one_loses_no_room(path):
         others = np.array([key for key in held if key >= FIXED], dtype=np.int64)
         assert writer.evict(others) == others.size
         full = 1_000_000 + np.arange(CAPACITY - FIXED)
-        for version in range(3):  # through every row and every spare row
+        for version in range(3):  # enough to use every row and every spare row
             writer.insert(full, rows_of(full, version))
             assert len(reader) == CAPACITY
             assert writer.evict(full) == full.size
@@ -192,7 +192,7 @@ def test_a_killed_writer_leaves_whole_rows_and_the_next_one_loses_no_room(path):
 
 
 def refusals_in_a_child(calls):
-    """How many of the calls a forked child is refused."""
+    """The number of calls that a forked child is refused."""
     child = os.fork()
     if child == 0:
         refused = 0
@@ -207,7 +207,7 @@ def refusals_in_a_child(calls):
 
 def test_a_forked_child_is_refused(path):
     table = filled(path)
-    many = np.arange(20_000) % FIXED  # which the cores would share
+    many = np.arange(20_000) % FIXED  # big enough for several cores
     calls = [
         lambda: table.fetch(np.arange(5), np.empty((5, DIM), np.float32)),
         lambda: table.fetch(many, np.empty((many.size, DIM), np.float32)),
@@ -242,7 +242,7 @@ sys.stdin.read()
 
 
 @pytest.mark.slow
-def test_the_child_of_a_reader_that_is_killed_while_it_reads_does_not_stop_the_writer(path):
+def test_the_forked_child_of_a_killed_reader_does_not_stop_the_writer(path):
     table = filled(path)
     left_behind = 0
     for version in range(1, 9):
@@ -258,7 +258,7 @@ def test_the_child_of_a_reader_that_is_killed_while_it_reads_does_not_stop_the_w
     assert left_behind, "no reader was killed while it read: the test shows nothing"
 
 
-def test_a_table_is_told_from_one_that_takes_its_place(path):
+def test_a_table_that_replaces_another_is_recognised(path):
     filled(path)
     table = SharedTable.attach(path, writes=False)
     assert table.is_at(path)
@@ -269,14 +269,14 @@ def test_a_table_is_told_from_one_that_takes_its_place(path):
     assert not table.is_at(path)
 
 
-def test_a_table_whose_keys_have_no_rows_is_refused_to_a_writer_and_reads_as_absent(path):
+def test_a_key_without_a_row_reads_as_absent_and_a_writer_is_refused(path):
     table = filled(path)
     memory = np.memmap(path, dtype=np.uint32, mode="r+")
     buckets = memory[table_index_bytes() // 4 :][: 16 * table.stats().buckets].reshape(-1, 16)
     taken = buckets[:, 10:15] != 0xFFFFFFFF
     buckets[:, 10:15][taken] = 1_000_000
 
-    with pytest.raises(SharedMemoryError, match="is damaged: it has a key whose row is none of its rows"):
+    with pytest.raises(SharedMemoryError, match="is damaged: a key refers to a row that does not exist"):
         SharedTable.attach(path, writes=True)
     out = np.ones((FIXED, DIM), np.float32)
     SharedTable.attach(path, writes=False).fetch(np.arange(FIXED), out)
@@ -284,29 +284,29 @@ def test_a_table_whose_keys_have_no_rows_is_refused_to_a_writer_and_reads_as_abs
 
 
 def table_index_bytes():
-    """Where the index begins: behind the header and the epochs, on a huge-page border."""
+    """The offset of the index: after the header and the epochs, at a huge-page boundary."""
     return 2**21
 
 
 def test_a_65th_process_is_refused_until_one_leaves(path):
     tables = [filled(path)] + [SharedTable.attach(path, writes=False) for _ in range(PEERS - 1)]
 
-    with pytest.raises(SharedMemoryError, match="is shared by 64 processes already"):
+    with pytest.raises(SharedMemoryError, match="is already shared by 64 processes"):
         SharedTable.attach(path, writes=False)
     tables.pop()
 
     assert len(SharedTable.attach(path, writes=False)) == FIXED
 
 
-def test_a_file_that_exists_is_not_made_again(path):
+def test_an_existing_file_is_not_overwritten(path):
     filled(path)
 
     with pytest.raises(SharedMemoryError, match="cannot be made: File exists"):
         SharedTable.create(path, DIM, CAPACITY)
 
 
-def test_memory_that_the_system_does_not_have_is_an_error_and_leaves_no_file(path):
-    with pytest.raises(SharedMemoryError, match=r"its [0-9]+ bytes cannot be had: [0-9]+ are free"):
+def test_too_little_memory_is_an_error_and_leaves_no_file(path):
+    with pytest.raises(SharedMemoryError, match=r"cannot allocate [0-9]+ bytes: [0-9]+ are free"):
         SharedTable.create(path, 65_536, 3_500_000_000)
 
     assert not path.exists()
@@ -322,18 +322,18 @@ def damaged(path, damage):
     ("damage", "message"),
     [
         (lambda content: content[:100], "expected a table, found a file of 100 bytes"),
-        (lambda content: b"X" + content[1:], "is no table of this version of Hotrow"),
-        (lambda content: content[:8] + b"\xff" + content[9:], "is no table of this version of Hotrow"),
-        (lambda content: content[:16] + b"\x09" + content[17:], "its row type is none"),
+        (lambda content: b"X" + content[1:], "is not a table of this version of Hotrow"),
+        (lambda content: content[:8] + b"\xff" + content[9:], "is not a table of this version of Hotrow"),
+        (lambda content: content[:16] + b"\x09" + content[17:], "its row type is unknown"),
         (lambda content: content[:-4096], r"expected [0-9]+ bytes, found "),
         (lambda content: content[:12] + b"\xff" + content[13:], r"expected [0-9]+ bytes, found "),
-        (lambda content: content[:12] + bytes(4) + content[16:], "damaged: there are no tables of 4000 rows of dim 0"),
+        (lambda content: content[:12] + bytes(4) + content[16:], "damaged: a table cannot have 4000 rows of dim 0"),
         (
             lambda content: content[:24] + b"\xff" * 8 + content[32:],
-            "damaged: there are no tables of 18446744073709551615",
+            "damaged: a table cannot have 18446744073709551615",
         ),
         (lambda content: content[:40] + b"x" * 256 + content[296:], "the name of its source has no end"),
-        (lambda content: content[:40] + b"\xff" + content[41:], "is damaged: the name of its source is no text"),
+        (lambda content: content[:40] + b"\xff" + content[41:], "is damaged: the name of its source is not text"),
     ],
     ids=[
         "a few bytes",
@@ -348,14 +348,14 @@ def damaged(path, damage):
         "a source that is no text",
     ],
 )
-def test_a_file_that_is_no_such_table_is_refused(path, damage, message):
+def test_a_file_that_is_not_a_shared_table_is_refused(path, damage, message):
     damaged(path, damage)
 
     with pytest.raises(SharedMemoryError, match=message):
         SharedTable.attach(path, writes=False)
 
 
-def test_a_file_that_is_not_there_is_refused(path):
+def test_a_missing_file_is_refused(path):
     with pytest.raises(SharedMemoryError, match="cannot be opened: No such file"):
         SharedTable.attach(path, writes=False)
 

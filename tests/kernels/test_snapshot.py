@@ -37,7 +37,7 @@ KEYS = st.lists(
 
 
 def fetch(snapshot, keys):
-    """Fetch into a buffer full of NaN, so that a row that is not written shows."""
+    """Fetch into a buffer of NaN, so an unwritten row shows."""
     out = np.full((len(keys), snapshot.dim), np.nan, dtype=np.float32)
     return out, snapshot.fetch(np.array(keys, dtype=np.int64), out)
 
@@ -64,7 +64,7 @@ def test_a_snapshot_answers_as_a_dict_does(keys, asked, dim):
 
 @pytest.mark.parametrize("row_dtype", ROW_DTYPES)
 @pytest.mark.parametrize("dim", [1, 7, 16, 32, 65, 128])
-def test_rows_come_back_as_their_form_rounds_them(tmp_path, dim, row_dtype):
+def test_rows_come_back_rounded_to_their_row_dtype(tmp_path, dim, row_dtype):
     keys, rows = random_rows(5000, dim)
     rounded = np.empty_like(rows)
     round_rows(rows, row_dtype, rounded)
@@ -83,7 +83,7 @@ def test_rows_come_back_as_their_form_rounds_them(tmp_path, dim, row_dtype):
 @pytest.mark.parametrize("row_dtype", ["fp32", "int8"])
 @pytest.mark.parametrize("combiner", ["sum", "mean"])
 @pytest.mark.parametrize("weighted", [False, True])
-def test_bags_are_pooled_as_their_rows_would_be(tmp_path, row_dtype, combiner, weighted):
+def test_bags_are_pooled_like_their_fetched_rows(tmp_path, row_dtype, combiner, weighted):
     keys, rows = random_rows(3000, 20)
     write(tmp_path / "t", keys, rows, row_dtype)
     snapshot = Snapshot(tmp_path / "t")
@@ -103,7 +103,7 @@ def test_bags_are_pooled_as_their_rows_would_be(tmp_path, row_dtype, combiner, w
     assert (out == expected).all()
 
 
-def test_the_file_is_what_the_format_says(tmp_path):
+def test_the_file_follows_the_format(tmp_path):
     keys, rows = random_rows(4000, 10)  # rows of 40 bytes take 64
     write(tmp_path / "t", keys, rows)
     data = (tmp_path / "t").read_bytes()
@@ -122,7 +122,7 @@ def test_the_file_is_what_the_format_says(tmp_path):
     assert not any(data[where["rows"] + 64 * 4000 : where["checksums"]])
 
 
-def test_the_checksums_are_zlibs(tmp_path):
+def test_the_checksums_match_zlib(tmp_path):
     keys, rows = random_rows(500, 16)
     write(tmp_path / "t", keys, rows)
     data = bytearray((tmp_path / "t").read_bytes())
@@ -133,7 +133,7 @@ def test_the_checksums_are_zlibs(tmp_path):
     assert list(struct.unpack_from(f"<{len(sums)}I", data, where["checksums"])) == sums
 
 
-def test_room_that_no_row_took_changes_nothing(tmp_path):
+def test_unused_rows_change_nothing(tmp_path):
     keys, rows = random_rows(300, 8)
     write(tmp_path / "t", keys, rows, capacity_rows=1000)
     snapshot = Snapshot(tmp_path / "t")
@@ -153,7 +153,7 @@ def test_a_probe_that_goes_past_full_buckets_finds_its_key(tmp_path):
     data = (tmp_path / "t").read_bytes()
     count = header_of(data)["bucket_count"]
     passed = [number for number in range(count) if bucket_at(data, number)[2]]
-    assert passed  # else this test says nothing
+    assert passed  # otherwise this test shows nothing
     late = [key for number in passed for key in bucket_at(data, (number + 1) % count)[0] if key != -(2**63)]
 
     out, found = fetch(Snapshot(tmp_path / "t"), late)
@@ -172,17 +172,17 @@ def test_reserved_keys_are_neither_written_nor_looked_up(tmp_path, key):
         fetch(Snapshot(tmp_path / "t"), [key])
 
 
-def test_a_key_that_comes_twice_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="key 5 came before"):
+def test_a_repeated_key_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="key 5 occurs twice"):
         write(tmp_path / "t", [5, 6, 5], np.ones((3, 4), np.float32), batch_rows=2)
 
 
-def test_more_rows_than_were_announced_are_refused(tmp_path):
+def test_more_rows_than_the_capacity_are_refused(tmp_path):
     with pytest.raises(TableFullError, match="holds 100 of 150 rows, the call adds 100"):
         write(tmp_path / "t", range(200), np.ones((200, 4), np.float32), capacity_rows=150)
 
 
-def test_a_value_that_the_form_cannot_hold_is_refused_with_its_key(tmp_path):
+def test_a_value_that_the_row_dtype_cannot_hold_is_refused_with_its_key(tmp_path):
     rows = np.ones((300, 4), np.float32)
     rows[211, 2] = np.nan
     with pytest.raises(RowValueError, match="of key 211: column 2 is nan"):
@@ -197,12 +197,12 @@ def test_a_value_that_the_form_cannot_hold_is_refused_with_its_key(tmp_path):
         ((4, 10, "fp8"), "row_dtype: expected one of"),
     ],
 )
-def test_a_snapshot_that_makes_no_sense_is_not_written(tmp_path, arguments, message):
+def test_a_snapshot_with_invalid_arguments_is_not_written(tmp_path, arguments, message):
     with (tmp_path / "t").open("wb") as file, pytest.raises(ValueError, match=message):
         write_snapshot(file.fileno(), *arguments, [], SOURCE)
 
 
-def test_a_source_of_another_length_is_refused(tmp_path):
+def test_a_source_of_the_wrong_length_is_refused(tmp_path):
     with (tmp_path / "t").open("wb") as file, pytest.raises(ValueError, match="source: expected 32 bytes, got 3"):
         write_snapshot(file.fileno(), 4, 1, "fp32", [], b"abc")
 
@@ -218,7 +218,7 @@ def test_a_full_disk_is_an_os_error():
     os.close(descriptor)
 
 
-def test_rows_that_are_not_there_cannot_be_read_by_number(tmp_path):
+def test_missing_rows_cannot_be_read_by_number(tmp_path):
     write(tmp_path / "t", range(10), np.ones((10, 4), np.float32))
     snapshot = Snapshot(tmp_path / "t")
 
@@ -229,7 +229,7 @@ def test_rows_that_are_not_there_cannot_be_read_by_number(tmp_path):
             snapshot.read_keys(first, count)
 
 
-def test_arguments_are_checked_as_the_host_tables_are(tmp_path):
+def test_arguments_are_checked_like_those_of_the_host_table(tmp_path):
     write(tmp_path / "t", range(10), np.ones((10, 4), np.float32))
     snapshot = Snapshot(tmp_path / "t")
     keys, out = np.arange(3), np.empty((3, 4), np.float32)
@@ -244,7 +244,7 @@ def test_arguments_are_checked_as_the_host_tables_are(tmp_path):
         snapshot.fetch_pooled(keys, np.array([0, 3]), out[:1], "max")
 
 
-def test_a_file_that_is_warmed_up_answers_as_before_and_stops_when_it_is_told_to(tmp_path):
+def test_a_warm_up_changes_no_answer_and_stops_on_request(tmp_path):
     keys, rows = random_rows(2000, 100)
     write(tmp_path / "t", keys, rows)
     snapshot = Snapshot(tmp_path / "t")
@@ -257,7 +257,7 @@ def test_a_file_that_is_warmed_up_answers_as_before_and_stops_when_it_is_told_to
     assert (fetch(snapshot, keys)[0] == rows).all()
 
 
-def test_warming_up_a_file_that_was_cut_short_does_no_harm(tmp_path):
+def test_warming_up_a_truncated_file_does_no_harm(tmp_path):
     write(tmp_path / "t", range(10), np.ones((10, 4), np.float32))
     snapshot = Snapshot(tmp_path / "t")
     os.truncate(tmp_path / "t", 100)

@@ -1,4 +1,4 @@
-"""Snapshots that are damaged, cut short or changed: an error, never a wrong row and never the process's end."""
+"""Damaged, truncated or changed snapshots: always an error, never a wrong row, and never the end of the process."""
 
 import os
 import signal
@@ -65,7 +65,9 @@ def test_a_header_with_a_damaged_field_is_refused(table, field):
     def damage(data):
         data[at + struct.calcsize(code) - 1] ^= 0x10
 
-    with pytest.raises(SnapshotError, match=r"changed\.snapshot: (no snapshot|format \d+, expected 1|its header is)"):
+    with pytest.raises(
+        SnapshotError, match=r"changed\.snapshot: (not a snapshot|format \d+, expected 1|its header is)"
+    ):
         Snapshot(changed(path, damage))
 
 
@@ -73,22 +75,22 @@ def test_a_header_with_a_damaged_field_is_refused(table, field):
     ("field", "value", "message"),
     [
         ("format", 2, "format 2, expected 1"),
-        ("dim", 0, "makes no sense"),
-        ("dim", 2**16 + 1, "makes no sense"),
+        ("dim", 0, "is inconsistent"),
+        ("dim", 2**16 + 1, "is inconsistent"),
         ("dim", DIM + 1, "expected .* bytes by its header"),
-        ("row_type", 5, "makes no sense"),
+        ("row_type", 5, "is inconsistent"),
         ("row_type", 1, "expected .* bytes by its header"),
-        ("key_bytes", 4, "makes no sense"),
-        ("rows", ROWS + 1, "makes no sense"),
-        ("capacity_rows", 2**40, "makes no sense"),
+        ("key_bytes", 4, "is inconsistent"),
+        ("rows", ROWS + 1, "is inconsistent"),
+        ("capacity_rows", 2**40, "is inconsistent"),
         ("capacity_rows", ROWS + 5000, "expected .* bytes by its header"),
-        ("bucket_count", 0, "makes no sense"),
-        ("bucket_count", 2**40, "makes no sense"),
+        ("bucket_count", 0, "is inconsistent"),
+        ("bucket_count", 2**40, "is inconsistent"),
         ("bucket_count", 7000, "expected .* bytes by its header"),
         ("index_checksum", 1, "checksums of its index"),
     ],
 )
-def test_a_sealed_header_that_says_something_else_is_refused(table, field, value, message):
+def test_a_wrong_header_with_a_right_checksum_is_refused(table, field, value, message):
     path, _, _ = table
 
     def alter(data):
@@ -99,7 +101,7 @@ def test_a_sealed_header_that_says_something_else_is_refused(table, field, value
         Snapshot(changed(path, alter))
 
 
-def test_a_file_of_any_other_size_is_refused(table):
+def test_a_file_of_the_wrong_size_is_refused(table):
     path, _, _ = table
     size = path.stat().st_size
 
@@ -112,23 +114,23 @@ def test_a_file_of_any_other_size_is_refused(table):
             Snapshot(changed(path, resize))
 
 
-def test_a_snapshot_that_was_not_written_to_its_end_is_none(table):
+def test_an_unfinished_snapshot_is_refused(table):
     path, _, _ = table
 
     def forget_the_header(data):  # it is written last
         data[:PAGE] = bytes(PAGE)
 
-    with pytest.raises(SnapshotError, match="no snapshot"):
+    with pytest.raises(SnapshotError, match="not a snapshot"):
         Snapshot(changed(path, forget_the_header))
 
 
-def test_what_is_no_snapshot_is_refused_by_name(tmp_path):
+def test_a_file_that_is_not_a_snapshot_is_refused_by_name(tmp_path):
     (tmp_path / "text").write_text("keys and rows\n" * 1000)
     (tmp_path / "empty").touch()
     os.mkfifo(tmp_path / "pipe")
 
     for name, reason in {
-        "text": "no snapshot",
+        "text": "not a snapshot",
         "empty": "the file is empty",
         "pipe": "not a regular file",
         "absent": "No such file",
@@ -139,20 +141,22 @@ def test_what_is_no_snapshot_is_refused_by_name(tmp_path):
         assert str(caught.value).startswith(str(tmp_path / name))
 
 
-@pytest.mark.parametrize("byte", [0, 41, 60, 63])  # of a key, a row number, the count of passing keys: both ends
-def test_a_damaged_index_fails_the_lookups_that_meet_it_and_no_others(table, byte):
+@pytest.mark.parametrize("byte", [0, 41, 60, 63])  # both ends of a key, a row number, and the count of passing keys
+def test_a_damaged_index_page_fails_only_the_lookups_that_read_it(table, byte):
     path, keys, rows = table
     count = header_of(path.read_bytes())["bucket_count"]
     page = np.array([home(key, count) * 64 // PAGE for key in keys.tolist()])
     snapshot = Snapshot(changed(path, lambda data: data.__setitem__(PAGE + 5 * PAGE + byte, data[6 * PAGE + byte] ^ 4)))
-    elsewhere = (page > 6) | (page < 3)  # a probe may go on to the next page
+    elsewhere = (page > 6) | (page < 3)  # a probe may continue on the next page
 
     out, found = fetch(snapshot, keys[elsewhere])
 
     assert found.all()
     assert (out == rows[elsewhere]).all()
     for _ in range(2):
-        with pytest.raises(SnapshotError, match=f"damaged: the page of 4,096 bytes at offset {6 * PAGE} is not"):
+        with pytest.raises(
+            SnapshotError, match=f"damaged: the page of 4,096 bytes at offset {6 * PAGE} has wrong content"
+        ):
             fetch(snapshot, keys[page == 5][:1])
         with pytest.raises(SnapshotError, match="damaged"):
             snapshot.fetch_pooled(keys, np.array([0, ROWS]), np.empty((1, DIM), np.float32), "sum")
@@ -160,11 +164,11 @@ def test_a_damaged_index_fails_the_lookups_that_meet_it_and_no_others(table, byt
             snapshot.check_index()
 
 
-def test_a_damaged_page_is_found_by_a_probe_that_goes_on_to_it(table):
+def test_a_probe_that_reaches_a_damaged_page_finds_the_damage(table):
     path, keys, _ = table
     data = path.read_bytes()
     count = header_of(data)["bucket_count"]
-    # The last bucket of a page that keys went past, and a key whose home it is.
+    # The last bucket of a page that keys have passed, and a key whose home it is.
     late = next(
         key
         for key in keys.tolist()
@@ -182,12 +186,12 @@ def test_a_damaged_page_is_found_by_a_probe_that_goes_on_to_it(table):
     [
         lambda keys, rows: (keys, (ROWS, *rows[1:])),  # a row beyond the last
         lambda keys, rows: (keys, (2**32 - 1, *rows[1:])),  # no row: a search for its key would never end
-        lambda keys, rows: ((2**63 - 1, *keys[1:]), rows),  # a key that none may be
+        lambda keys, rows: ((2**63 - 1, *keys[1:]), rows),  # a reserved key
         lambda keys, rows: ((-(2**63), *keys[1:]), rows),  # a free slot with a row
     ],
     ids=["row beyond the last", "key without a row", "reserved key", "row without a key"],
 )
-def test_an_index_that_was_made_to_mislead_is_refused_though_its_checksums_are_right(table, damage):
+def test_a_wrong_index_with_right_checksums_is_refused(table, damage):
     path, keys, _ = table
     key = keys.tolist()[0]
 
@@ -207,7 +211,7 @@ def test_an_index_that_was_made_to_mislead_is_refused_though_its_checksums_are_r
 
 
 @pytest.mark.parametrize("section", ["keys", "rows"])
-def test_damaged_keys_and_rows_are_found_by_reading_everything(table, section):
+def test_check_content_finds_damaged_keys_and_rows(table, section):
     path, keys, _ = table
     at = sections(header_of(path.read_bytes()), STRIDE)[section] + 3 * PAGE + 1000
     snapshot = Snapshot(changed(path, lambda data: data.__setitem__(at, data[at] ^ 1)))
@@ -220,7 +224,7 @@ def test_damaged_keys_and_rows_are_found_by_reading_everything(table, section):
 
 @pytest.mark.parametrize("batch_rows", [1, 63, 100, ROWS])
 @pytest.mark.parametrize("section", ["keys", "rows"])
-def test_a_walk_ends_at_a_damaged_page_and_gives_nothing_of_it(table, section, batch_rows):
+def test_items_stops_at_a_damaged_page_and_returns_nothing_of_it(table, section, batch_rows):
     path, keys, rows = table
     width = {"keys": 8, "rows": STRIDE}[section]
     page = sections(header_of(path.read_bytes()), STRIDE)[section] + 3 * PAGE
@@ -236,7 +240,7 @@ def test_a_walk_ends_at_a_damaged_page_and_gives_nothing_of_it(table, section, b
         next(walk)
 
 
-def test_damaged_rows_do_not_keep_keys_from_being_read_nor_a_damaged_index_rows(table):
+def test_keys_are_readable_with_damaged_rows_and_rows_with_a_damaged_index(table):
     path, keys, rows = table
     where = sections(header_of(path.read_bytes()), STRIDE)
 
@@ -246,7 +250,7 @@ def test_damaged_rows_do_not_keep_keys_from_being_read_nor_a_damaged_index_rows(
     np.testing.assert_array_equal(of_index.read_items(0, ROWS)[1], rows)
 
 
-def test_no_rows_at_all_are_read_by_number_without_a_page(table):
+def test_reading_no_rows_by_number_reads_no_page(table):
     snapshot = Snapshot(table[0])
 
     assert snapshot.read_keys(0, 0).size == snapshot.read_items(ROWS, 0)[0].size == 0
@@ -263,7 +267,7 @@ def test_damaged_checksums_are_found(table):
         Snapshot(of_rows).check_content()
 
 
-def test_reading_everything_finds_rows_in_the_wrong_place_though_all_checksums_are_right(table):
+def test_check_content_finds_rows_in_the_wrong_place_with_right_checksums(table):
     path, _, _ = table
 
     def swap_two_keys(data):
@@ -275,13 +279,13 @@ def test_reading_everything_finds_rows_in_the_wrong_place_though_all_checksums_a
         data[sections(header_of(data), STRIDE)["rows"] + ROWS * STRIDE] = 1
         seal(data, STRIDE)
 
-    with pytest.raises(SnapshotError, match="row 0 is not where its key"):
+    with pytest.raises(SnapshotError, match="row 0 is not the row of its key"):
         Snapshot(changed(path, swap_two_keys)).check_content()
     with pytest.raises(SnapshotError, match="absent keys is not zero"):
         Snapshot(changed(path, fill_the_row_of_absent_keys)).check_content()
 
 
-def test_an_index_that_lacks_a_key_is_found_though_its_checksums_are_right(table):
+def test_a_key_missing_from_the_index_is_found_with_right_checksums(table):
     path, keys, _ = table
     key = keys.tolist()[0]
 
@@ -296,7 +300,7 @@ def test_an_index_that_lacks_a_key_is_found_though_its_checksums_are_right(table
         Snapshot(changed(path, lose_a_key)).check_index()
 
 
-def test_a_file_that_is_written_to_while_open_gives_no_more_rows(table):
+def test_a_file_written_to_while_open_returns_no_more_rows(table):
     path, keys, _ = table
     snapshot = Snapshot(path)
     assert fetch(snapshot, keys)[1].all()
@@ -309,7 +313,7 @@ def test_a_file_that_is_written_to_while_open_gives_no_more_rows(table):
             call()
 
 
-def test_a_file_that_another_takes_the_place_of_by_renaming_or_that_is_deleted_stays_what_it_was(table):
+def test_an_open_file_stays_readable_after_it_is_replaced_or_deleted(table):
     path, keys, rows = table
     snapshot = Snapshot(path)
     write(path.with_name("new"), keys, -rows)
@@ -324,7 +328,7 @@ def test_a_file_that_another_takes_the_place_of_by_renaming_or_that_is_deleted_s
         assert (out == rows).all()
 
 
-def test_a_file_cut_short_while_threads_read_it_is_an_error_in_each_of_them(table):
+def test_a_file_truncated_while_threads_read_it_is_an_error_in_each_thread(table):
     path, keys, rows = table
     snapshot = Snapshot(path)
     started, ends = threading.Barrier(4), []
@@ -370,7 +374,7 @@ def run_python(script, *arguments):
     )
 
 
-def test_a_bus_error_that_is_not_a_snapshots_goes_to_the_handler_before(table, tmp_path):
+def test_a_bus_error_outside_snapshots_goes_to_the_earlier_handler(table, tmp_path):
     path, _, _ = table
     script = """
         import faulthandler, os, sys
@@ -395,7 +399,7 @@ def test_a_bus_error_that_is_not_a_snapshots_goes_to_the_handler_before(table, t
 @pytest.mark.parametrize(
     ("before", "code"), [("SIG_DFL", -signal.SIGBUS), ("SIG_IGN", 0), ("lambda *_: print('handled')", 0)]
 )
-def test_a_bus_error_that_is_sent_goes_to_the_handler_before(table, before, code):
+def test_a_bus_signal_sent_by_a_process_goes_to_the_earlier_handler(table, before, code):
     path, _, _ = table
     script = f"""
         import os, signal, sys
@@ -412,7 +416,7 @@ def test_a_bus_error_that_is_sent_goes_to_the_handler_before(table, before, code
     assert result.stdout == ("handled\n" if "lambda" in before else "")
 
 
-def test_a_child_of_a_fork_reads_what_its_parent_opened(table):
+def test_a_forked_child_reads_its_parents_snapshot(table):
     path, _, _ = table
     script = """
         import os, sys
@@ -431,7 +435,7 @@ def test_a_child_of_a_fork_reads_what_its_parent_opened(table):
     assert run_python(script, path).returncode == 0
 
 
-def test_a_fault_goes_by_way_of_a_faulthandler_that_was_enabled_later_and_ends_nothing(table):
+def test_a_fault_passes_a_later_faulthandler_and_does_not_end_the_process(table):
     path, _, _ = table
     script = """
         import faulthandler, os, signal, sys
@@ -459,7 +463,7 @@ def test_a_fault_goes_by_way_of_a_faulthandler_that_was_enabled_later_and_ends_n
     assert "Bus error" in result.stderr
 
 
-def test_a_big_lookup_of_a_file_cut_short_is_an_error_whichever_thread_of_the_pool_meets_it(table):
+def test_a_big_lookup_of_a_truncated_file_is_an_error_in_any_thread_of_the_pool(table):
     path, keys, _ = table
     asked = np.random.default_rng(0).choice(keys, 40_000)
     before = lookup_threads()
@@ -478,13 +482,15 @@ def test_a_big_lookup_of_a_file_cut_short_is_an_error_whichever_thread_of_the_po
         set_lookup_threads(before)
 
 
-def test_a_big_lookup_that_meets_a_damaged_page_is_an_error_too(table):
+def test_a_big_lookup_that_reads_a_damaged_page_is_an_error_too(table):
     path, keys, _ = table
     asked = np.random.default_rng(0).choice(keys, 40_000)
     snapshot = Snapshot(changed(path, lambda data: data.__setitem__(6 * PAGE, data[6 * PAGE] ^ 4)))
 
-    snapshot.warm_up()  # which says nothing of it
+    snapshot.warm_up()  # it does not raise the error
 
     for _ in range(2):
-        with pytest.raises(SnapshotError, match=f"damaged: the page of 4,096 bytes at offset {6 * PAGE} is not"):
+        with pytest.raises(
+            SnapshotError, match=f"damaged: the page of 4,096 bytes at offset {6 * PAGE} has wrong content"
+        ):
             fetch(snapshot, asked)

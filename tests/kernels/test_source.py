@@ -1,4 +1,4 @@
-"""What is read out of a kernel's source: its includes, and the parameters of its kernels."""
+"""Reading a kernel's source: its includes, and the parameters of its kernels."""
 
 import os
 import subprocess
@@ -36,7 +36,7 @@ def read(tmp_path):
     return read
 
 
-def test_pointers_and_values_are_told_apart(read):
+def test_pointers_and_values_are_distinguished(read):
     source = read(
         'extern "C" __global__ void __launch_bounds__(256, 2)\n'
         "    probe(const Table* __restrict__ tables, float *out, Key const * const keys, u32 count, const i64 first,\n"
@@ -55,11 +55,11 @@ def test_pointers_and_values_are_told_apart(read):
 
 
 @pytest.mark.parametrize("declared", ["", "void", " "])
-def test_a_kernel_may_take_nothing(read, declared):
+def test_a_kernel_may_have_no_parameters(read, declared):
     assert read(f'extern "C" __global__ void idle({declared}) {{}}').parameters("idle") == ()
 
 
-def test_comments_are_not_taken_for_parameters_or_kernels(read):
+def test_comments_are_not_read_as_parameters_or_kernels(read):
     source = read(
         '// extern "C" __global__ void gone(int x) {}\n'
         'extern "C" __global__ void probe(int x /* of the row, (left) */, // columns\n  float y) {}\n'
@@ -70,12 +70,12 @@ def test_comments_are_not_taken_for_parameters_or_kernels(read):
 
 
 @pytest.mark.parametrize("declared", ["Table table", "Key key", "long count", "float4 value"])
-def test_a_value_whose_width_is_not_known_is_refused(read, declared):
+def test_a_value_of_unknown_width_is_refused(read, declared):
     with pytest.raises(KernelError, match=f"kernel.cu: probe: parameter '{declared.split()[1]}' has type"):
         read(f'extern "C" __global__ void probe({declared}) {{}}')
 
 
-def test_each_included_file_is_taken_once_and_lines_keep_their_numbers(read, tmp_path):
+def test_each_file_is_included_once_and_lines_keep_their_numbers(read, tmp_path):
     source = read(
         '#include "one.cuh"\n#include "two.cuh"\nint third_line;\n',
         one="#pragma once\nint in_one;\n",
@@ -89,7 +89,7 @@ def test_each_included_file_is_taken_once_and_lines_keep_their_numbers(read, tmp
     assert not any("pragma once" in line for line in lines)
 
 
-def test_a_missing_include_is_named_with_the_line_that_asks_for_it(read):
+def test_a_missing_include_is_named_with_the_line_of_its_directive(read):
     with pytest.raises(KernelError, match=r'kernel\.cu:2: no file "nowhere\.cuh" next to it or in'):
         read('\n#include "nowhere.cuh"\n')
 
@@ -99,12 +99,12 @@ def test_a_missing_file_is_named():
         read_source("no_such_kernel.cu")
 
 
-def test_macros_become_options_in_the_order_of_their_names():
+def test_macros_become_options_sorted_by_name():
     assert macro_options({"WIDTH": 4, "FORMS": "FORM(0, fp32, 16)"}) == ["-DFORMS=FORM(0, fp32, 16)", "-DWIDTH=4"]
 
 
-def test_sources_are_utf_8_whatever_the_locale_says(tmp_path):
-    # As NVRTC 12.0 to 12.4 leaves a process that was started with LANG=C.UTF-8: its codeset is ASCII from then on.
+def test_sources_are_utf_8_in_any_locale(tmp_path):
+    # NVRTC 12.0 to 12.4 sets the codeset of a process that was started with LANG=C.UTF-8 to ASCII.
     file = tmp_path / "arrow.cu"
     file.write_text('extern "C" const char* arrow() { return "a → b"; }\n', encoding="utf-8")
     ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "XDG_CACHE_HOME": str(tmp_path)}

@@ -97,7 +97,7 @@ class TestHugectrCalls:
         ("changes", "message"),
         [({"device": "cpu"}, "device: expected cuda or runner"), ({"cache_size_percentage": 0.0}, "percentage. 0")],
     )
-    def test_a_cache_that_cannot_be_is_refused(self, write_model, changes, message):
+    def test_an_impossible_cache_is_refused(self, write_model, changes, message):
         model = write_model()
         server = CreateParameterServer([model.config_file], ["dcn"], True)
         arguments = {

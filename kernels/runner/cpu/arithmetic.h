@@ -1,5 +1,5 @@
-// Bit tricks and floats. Compiled with -ffp-contract=off: each operation is rounded once, as IEEE 754 says, so the
-// _rn intrinsics are the operators themselves.
+// Bit operations and floats. With -ffp-contract=off, each operation is rounded once as in IEEE 754, so the _rn
+// intrinsics are plain operators.
 #pragma once
 #include <cmath>
 #include <cstring>
@@ -29,7 +29,7 @@ inline unsigned __funnelshift_l(unsigned low, unsigned high, unsigned shift) {
 inline unsigned __funnelshift_r(unsigned low, unsigned high, unsigned shift) {
   return static_cast<unsigned>((static_cast<unsigned long long>(high) << 32 | low) >> (shift & 31));
 }
-// Byte i of the result is byte `selector >> 4i & 7` of b:a, or that byte's sign where bit 3 of the nibble is set.
+// Byte i of the result is byte `selector >> 4i & 7` of b:a, or that byte's sign if bit 3 of the nibble is set.
 inline unsigned __byte_perm(unsigned a, unsigned b, unsigned selector) {
   const unsigned long long bytes = static_cast<unsigned long long>(b) << 32 | a;
   unsigned result = 0;

@@ -1,5 +1,5 @@
-// Atomics. They are relaxed, as CUDA's are: order is what fences and barriers make. An exchange behind a fence publishes:
-// see memory.h.
+// Atomics. They are relaxed, as in CUDA: only fences and barriers make order. An exchange after a fence publishes; see
+// memory.h.
 #pragma once
 #include <type_traits>
 
@@ -8,9 +8,9 @@
 namespace cpu {
 
 template <class T>
-using Same = std::common_type_t<T>;  // the operand's type follows the pointer's
+using Same = std::common_type_t<T>;  // the pointer alone decides the operand's type
 
-// Replace *at by change(*at) in one step; for what has no instruction of its own.
+// Replace *at by change(*at) in one step, for operations that have no instruction.
 template <class T, class Change>
 T exchange_by(T* at, Change change) {
   cpu_preemption_point();
@@ -56,7 +56,7 @@ T atomicExch(T* at, cpu::Same<T> value) {
   __atomic_exchange(at, &value, &old, __ATOMIC_RELAXED);
   return old;
 }
-// Returns what was there. Threads take turns at it, so that a loop around it makes progress.
+// Returns the old value. It gives up its turn first, so a loop around it makes progress.
 template <class T>
 T atomicCAS(T* at, cpu::Same<T> expected, cpu::Same<T> value) {
   cpu_give_turn();

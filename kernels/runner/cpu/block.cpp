@@ -13,11 +13,11 @@ namespace cpu {
 namespace {
 
 constexpr size_t stack_bytes = 128 << 10;
-constexpr uint64_t most_switches = 50'000'000;  // of one block, some seconds: it will not end
-constexpr unsigned patience = 64;                // uncached accesses before a thread must let others run
+constexpr uint64_t most_switches = 50'000'000;  // of one block, a few seconds: it will never end
+constexpr unsigned patience = 64;                // uncached accesses before a thread must give up its turn
 
-// The block whose fibers run on this OS thread. Never inlined: a fiber keeps to one OS thread, but nobody tells the
-// compiler that it may not keep the address.
+// The block whose fibers run on this OS thread. Never inlined, because the compiler must not keep the address across a
+// switch of fibers.
 thread_local Block* current_block = nullptr;
 __attribute__((noinline)) Block& current() { return *current_block; }
 
@@ -44,7 +44,7 @@ void Block::run(Launch& launch, uint64_t number) {
   run_fibers();
   if (alive_ && !launch.has_failed()) report_deadlock();
   sanitizer::acquire(&end_order_);
-  if (launch.has_failed()) forget_sanitizers();  // they believe to be deep in calls that have been given up
+  if (launch.has_failed()) forget_sanitizers();  // their shadow stacks still hold the abandoned calls
 }
 
 void Block::prepare(Launch& launch, uint64_t number) {
@@ -55,13 +55,13 @@ void Block::prepare(Launch& launch, uint64_t number) {
   sanitizer::forget_frames(stacks_, threads * stack_bytes);
   fibers_.resize(threads);
   warps_.assign((threads + 31) / 32, Warp{});
-  dynamic_shared_.assign(launch.shared_bytes + 15, 0xa5);  // what a block before left there is nobody's to read
+  dynamic_shared_.assign(launch.shared_bytes + 15, 0xa5);  // a block must not read an earlier block's content
   schedule_.start(threads, launch.seed ? mix(launch.seed, number) | 1 : 0);
   alive_ = threads;
   at_barrier_ = 0;
   switches_ = 0;
   scheduler_sanitizer_ = sanitizer::current();
-  if (!publisher_) publisher_ = sanitizer::create();  // before the threads begin: it knows what its maker did
+  if (!publisher_) publisher_ = sanitizer::create();  // before the threads begin: it sees what its creator did
   sanitizer::release(&begin_order_);
   const uint3 index = {static_cast<unsigned>(number % grid.x), static_cast<unsigned>(number / grid.x % grid.y),
                        static_cast<unsigned>(number / (static_cast<uint64_t>(grid.x) * grid.y))};
@@ -114,7 +114,7 @@ void Block::run_fibers() {
     running_ = &fibers_[schedule_.take()];
     sanitizer::switch_to(running_->sanitizer);
     hotrow_switch_stack(&scheduler_stack_, running_->stack_pointer);
-    if (++switches_ == most_switches) launch_->fail("a block does not end: its threads keep giving their turns away");
+    if (++switches_ == most_switches) launch_->fail("a block does not end: its threads keep giving up their turns");
   }
   running_ = nullptr;
   current_block = nullptr;
@@ -127,7 +127,7 @@ void Block::enter_fiber() {
   sanitizer::release(&block.end_order_);
   block.running_->state = State::ended;
   --block.alive_;
-  if (block.alive_ && block.at_barrier_ == block.alive_) block.open_barrier();  // threads that ended are not waited for
+  if (block.alive_ && block.at_barrier_ == block.alive_) block.open_barrier();  // it does not wait for ended threads
   for (;;) block.to_scheduler();
 }
 
@@ -153,7 +153,7 @@ void Block::preemption_point() {
 }
 
 void Block::fence() {
-  static char order;  // of the whole device: what was written before a fence is seen after a later one
+  static char order;  // of the whole device: a later fence sees writes before an earlier fence
   sanitizer::release(&order);
   __atomic_thread_fence(__ATOMIC_SEQ_CST);
   sanitizer::acquire(&order);
@@ -162,7 +162,7 @@ void Block::fence() {
 }
 
 void Block::publish(void* word) {
-  sanitizer::switch_to(publisher_);  // the thread itself would hand over what it did since its fence, too
+  sanitizer::switch_to(publisher_);  // the thread itself would also publish its work since the fence
   sanitizer::acquire(&running_->fenced);
   sanitizer::release(word);
   sanitizer::switch_to(running_->sanitizer);

@@ -1,4 +1,4 @@
-// One block of a launch, run on one OS thread: its fibers, what each waits for, and what went wrong.
+// One block of a launch, which runs on one OS thread: its fibers, what each fiber waits for, and failures.
 #pragma once
 #include <atomic>
 #include <memory>
@@ -12,7 +12,7 @@ namespace cpu {
 using Kernel = void (*)(void** arguments);
 using Prepare = void (*)();
 
-// What all blocks of a launch share.
+// The state that all blocks of a launch share.
 struct Launch {
   Kernel kernel;
   Prepare prepare;  // called once on each OS thread, before its first block
@@ -22,7 +22,7 @@ struct Launch {
   uint64_t seed;
   std::atomic<uint64_t> next_block{0};
   std::atomic<bool> failed{false};
-  char* message = nullptr;  // written once, by whoever set `failed`
+  char* message = nullptr;  // written once, by the thread that set `failed`
   size_t message_bytes = 0;
 
   bool has_failed() const { return failed.load(std::memory_order_relaxed); }
@@ -43,10 +43,10 @@ struct Fiber {
   State state;
   const char* file;  // of the collective or barrier it waits at
   int line;
-  char fenced;  // sanitizer tag: what it did before its last fence
+  char fenced;  // sanitizer tag: its work before its last fence
 };
 
-// What the lanes of a warp brought to a collective, until all of its mask are there.
+// The arguments of the lanes that have arrived at a collective, until all lanes of the mask have arrived.
 struct Warp {
   unsigned arrived = 0;
   unsigned mask[32];
@@ -54,7 +54,7 @@ struct Warp {
   uint64_t value[32];
   int source[32];
   uint64_t result[32];
-  char order[32];  // sanitizer tags: lanes that meet share that of the lowest
+  char order[32];  // sanitizer tags: lanes that meet share the tag of the lowest lane
 
   void complete(unsigned lanes);
 };
@@ -68,7 +68,7 @@ class Block {
 
   void run(Launch& launch, uint64_t number);
 
-  // Called on the fiber that runs.
+  // Called on the running fiber.
   Fiber& running() { return *running_; }
   void give_turn();
   void preemption_point();
@@ -95,7 +95,7 @@ class Block {
 
   Launch* launch_ = nullptr;
   std::vector<Fiber> fibers_;
-  std::vector<void*> sanitizers_;  // of each fiber; kept from block to block, since they are slow to make
+  std::vector<void*> sanitizers_;  // of each fiber; reused by later blocks, because they are slow to create
   std::vector<Warp> warps_;
   Schedule schedule_;
   std::vector<unsigned char> dynamic_shared_;
@@ -104,7 +104,7 @@ class Block {
   Fiber* running_ = nullptr;
   void* scheduler_stack_ = nullptr;
   void* scheduler_sanitizer_ = nullptr;
-  void* publisher_ = nullptr;  // knows of what threads did only what they fenced
+  void* publisher_ = nullptr;  // sees only the threads' work before their fences
   unsigned alive_ = 0, at_barrier_ = 0;
   uint64_t switches_ = 0;
   char begin_order_, end_order_, barrier_order_;  // sanitizer tags

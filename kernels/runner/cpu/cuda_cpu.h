@@ -1,8 +1,8 @@
-// CUDA C++ on the CPU: included before a .cu file that g++ compiles, in place of what nvcc and NVRTC build in.
+// CUDA C++ on the CPU: g++ includes this file before a .cu file. It replaces the built-ins of nvcc and NVRTC.
 //
-// Offered is what Hotrow's kernels use: intrinsics of warps, atomics, cache hints, bits and exact floats. Missing are
-// inline PTX, cp.async, TMA, cooperative groups, the toolkit's headers, and textures; a kernel that needs one of them
-// keeps it in a function of its own with another body under HOTROW_RUNNER.
+// It offers what Hotrow's kernels use: warp intrinsics, atomics, cache hints, bit operations and exact floats. It does
+// not offer inline PTX, cp.async, TMA, cooperative groups, the toolkit's headers, or textures. A kernel that needs one
+// of these features puts it into a separate function, with another body under HOTROW_RUNNER.
 #pragma once
 #include "arithmetic.h"
 #include "atomics.h"

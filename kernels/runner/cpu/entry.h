@@ -1,4 +1,4 @@
-// How the scheduler calls a kernel: with an array of the addresses of its arguments, as cuLaunchKernel takes them.
+// The scheduler calls a kernel with an array of the addresses of its arguments, as cuLaunchKernel does.
 #pragma once
 #include <type_traits>
 #include <utility>
@@ -17,12 +17,12 @@ void call_kernel(void (*kernel)(Parameters...), void** arguments) {
   call_kernel(kernel, arguments, std::index_sequence_for<Parameters...>{});
 }
 
-static thread_local char shared_memory_anchor;  // static: each library its own
+static thread_local char shared_memory_anchor;  // static: each library has its own
 
 }  // namespace cpu
 
-// Makes this library's shared memory on the calling OS thread. The first thread of a block to touch it would else make it
-// for all, which the race check would take for a write.
+// Creates this library's shared memory on the calling OS thread. Otherwise the first thread of a block that touches it
+// would create it, and the race check would report that as a write.
 extern "C" __attribute__((visibility("default"), used)) inline void hotrow_prepare() {
   asm volatile("" ::"r"(&cpu::shared_memory_anchor));
 }

@@ -1,5 +1,5 @@
-// Switching between fibers: callee-saved registers go on the stack, the stack pointer changes. Nothing is known of
-// threads or warps here.
+// Switching between fibers: save the callee-saved registers on the stack and change the stack pointer. This file knows
+// nothing of threads or warps.
 #pragma once
 #include <cstdint>
 #include <cstring>
@@ -34,7 +34,7 @@ hotrow_switch_stack:
 .size hotrow_switch_stack, .-hotrow_switch_stack
 )");
 
-// A stack that the first switch to it enters `entry` on. Six registers, the return address, and alignment as after a call.
+// Prepares a stack whose first switch enters `entry`: six registers, the return address, and alignment as after a call.
 inline void* first_frame(char* top, void (*entry)()) {
   void** slot = reinterpret_cast<void**>(reinterpret_cast<uintptr_t>(top) & ~uintptr_t{15});
   *--slot = nullptr;

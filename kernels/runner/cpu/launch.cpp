@@ -1,4 +1,4 @@
-// Run a grid: its blocks one after the other on each of a few OS threads.
+// Run a grid on a few OS threads. Each OS thread runs one block after another.
 #include <algorithm>
 #include <thread>
 #include <vector>
@@ -8,7 +8,7 @@
 namespace cpu {
 namespace {
 
-// In a fuzzed schedule blocks start in another order: multiplying by what is prime to their number permutes them.
+// A fuzzed schedule permutes the blocks: it multiplies their numbers by a factor that is coprime to their count.
 uint64_t block_at(uint64_t turn, uint64_t blocks, uint64_t seed) {
   if (!seed) return turn;
   uint64_t factor = seed % blocks | 1;
@@ -29,8 +29,9 @@ void run_blocks(Launch& launch, uint64_t blocks) {
 }  // namespace
 }  // namespace cpu
 
-// Run `kernel`, of the library whose `prepare` it is, and return 0, or 1 with a message. `shape` is the grid's and the
-// block's x, y and z, each at least 1, with at most 1024 threads in a block; `seed` 0 is the fixed schedule.
+// Run `kernel` and return 0, or return 1 and write a message. `prepare` is of the kernel's library. `shape` is x, y and
+// z of the grid and then of the block, each at least 1, with at most 1024 threads per block. `seed` 0 is the fixed
+// schedule.
 extern "C" int hotrow_runner_launch(cpu::Kernel kernel, cpu::Prepare prepare, void** arguments, const unsigned* shape,
                                     size_t shared_bytes, unsigned os_threads, uint64_t seed, char* message,
                                     size_t message_bytes) {

@@ -1,9 +1,9 @@
-// Loads and stores with cache hints, and fences. An uncached access is a place where other threads may run in between,
-// and is atomic in words of 8 bytes: on a GPU other threads write there meanwhile.
+// Loads and stores with cache hints, and fences. An uncached access is a preemption point, and it is atomic in words of
+// 8 bytes: on a GPU, other threads may write there at the same time.
 //
-// To the race check, an uncached load that follows an atomic exchange of the same word, and is followed by what it leads
-// to, makes order: what the exchanging thread did before its last fence is seen by the loading one. So a key is published
-// after its row, and readers need no fence, since the row's address comes from the load.
+// The race check takes an uncached load of an atomically exchanged word as order: the loading thread sees everything
+// that the exchanging thread did before its last fence. So a writer publishes a key after its row. Readers need no
+// fence, because the row's address depends on the load.
 #pragma once
 #include <sched.h>
 
@@ -14,7 +14,7 @@
 namespace cpu {
 
 #if defined(__SANITIZE_THREAD__)
-// By the 8 bytes that a word is in, which may be loaded at once.
+// The tag is the word's aligned 8 bytes, because one load may read all of them.
 inline void* order_of(const void* word) { return reinterpret_cast<void*>(reinterpret_cast<uintptr_t>(word) & ~uintptr_t{7}); }
 inline void publish(void* word) { cpu_publish(order_of(word)); }
 inline void consume(const void* word) { cpu_consume(order_of(word)); }
@@ -48,7 +48,7 @@ T load_uncached(const T* from) {
 
 inline bool __isGlobal(const void*) { return true; }
 template <class T>
-T __ldg(const T* from) {  // read-only data: a plain load, so that the race check sees who writes it
+T __ldg(const T* from) {  // read-only data: with a plain load, the race check reports writers
   return *from;
 }
 template <class T>
@@ -84,7 +84,7 @@ void __stwt(T* to, T value) {
 inline void __threadfence() { cpu_fence(); }
 inline void __threadfence_block() { cpu_fence(); }
 inline void __threadfence_system() { cpu_fence(); }
-inline void __nanosleep(unsigned) {  // whoever is waited for may be in another block, on another OS thread
+inline void __nanosleep(unsigned) {  // the awaited thread may be in another block, on another OS thread
   sched_yield();
   cpu_give_turn();
 }

@@ -1,6 +1,6 @@
-// What the scheduler tells the sanitizers. To ThreadSanitizer each CUDA thread is a thread of its own that nothing but
-// barriers, __syncwarp and fences orders, which makes it a race check for shared and for global memory. The scheduler
-// itself is compiled without instrumentation; only its calls to the sanitizer's run-time library depend on the kind.
+// The scheduler's calls to the sanitizers. ThreadSanitizer sees each CUDA thread as a separate thread, ordered only by
+// barriers, __syncwarp and fences. This makes it a race check for shared and global memory. The scheduler itself is
+// compiled without instrumentation; only these calls depend on the sanitizer.
 #pragma once
 #include <cstddef>
 
@@ -21,7 +21,7 @@ extern "C" void __asan_unpoison_memory_region(const volatile void* begin, size_t
 namespace cpu::sanitizer {
 
 #if defined(HOTROW_THREAD_SANITIZER)
-constexpr unsigned unordered = 1;  // a switch to another fiber makes no order between the two
+constexpr unsigned unordered = 1;  // a switch makes no order between the two fibers
 inline void* current() { return __tsan_get_current_fiber(); }
 inline void* create() { return __tsan_create_fiber(0); }
 inline void destroy(void* fiber) { __tsan_destroy_fiber(fiber); }
@@ -37,7 +37,7 @@ inline void acquire(void*) {}
 inline void release(void*) {}
 #endif
 
-// Fibers that were given up leave their frames' red zones behind; the next ones on these stacks must not trip over them.
+// Abandoned fibers leave the red zones of their frames on these stacks, where later fibers would trip over them.
 inline void forget_frames([[maybe_unused]] void* stacks, [[maybe_unused]] size_t bytes) {
 #if defined(HOTROW_ADDRESS_SANITIZER)
   __asan_unpoison_memory_region(stacks, bytes);

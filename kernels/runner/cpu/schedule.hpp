@@ -1,6 +1,6 @@
-// Which thread of a block runs next. Without a seed they take turns in the order in which they became ready; with one,
-// every block draws either any ready thread, or a thread of the warp that comes first in an order of warps that changes
-// now and then, which is what finds a missing barrier after one warp's work.
+// Which thread of a block runs next. Without a seed, threads run in the order in which they became ready. With a seed,
+// half of the blocks draw any ready thread. The other blocks run the first warp of a random order, which sometimes
+// changes; this finds a missing barrier after one warp's work.
 #pragma once
 #include <cstdint>
 #include <utility>
@@ -23,7 +23,7 @@ class Random {
   uint64_t state_;
 };
 
-// The ready threads. Room for all is made once, so that no thread's turn allocates.
+// The ready threads. It allocates room for all threads once, so a turn never allocates.
 class Schedule {
  public:
   void start(unsigned threads, uint64_t seed) {
@@ -50,7 +50,7 @@ class Schedule {
     return thread;
   }
 
-  // Whether a thread that could go on loses its turn here.
+  // Whether the running thread loses its turn here although it could continue.
   bool interrupts() { return fuzzed_ && random_.below(4) == 0; }
 
  private:

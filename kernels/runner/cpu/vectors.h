@@ -1,4 +1,4 @@
-// CUDA's vector types, with its alignments: an access that a GPU would refuse as misaligned is one here too.
+// CUDA's vector types, with CUDA's alignments, so the sanitizers find an access that is misaligned on a GPU.
 #pragma once
 #include "thread.h"
 

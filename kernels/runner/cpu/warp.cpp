@@ -1,4 +1,4 @@
-// Warp collectives: lanes wait for those of their mask; the last to arrive computes every lane's result.
+// Warp collectives: each lane waits for the lanes of its mask, and the last lane to arrive computes all results.
 #include <cstdio>
 
 #include "block.hpp"
@@ -15,7 +15,7 @@ const char* collective_name(Collective kind) {
 
 namespace {
 
-// What the collective gives each lane that asks the same of the values, so all but shuffles and matches.
+// The result of a collective that gives every lane the same: all collectives except shuffles and matches.
 uint64_t common_result(Collective kind, const Warp& warp, unsigned mask) {
   unsigned ballot = 0, sum = 0, least = ~0u, most = 0;
   for (unsigned lane = 0; lane < 32; ++lane) {

@@ -1,5 +1,5 @@
-// Warp collectives and the block's barrier. Masks are real: the lanes of a mask wait for each other and for no others.
-// Of the collectives only __syncwarp orders memory, as CUDA's documentation says; the race check holds kernels to it.
+// Warp collectives and the block's barrier. Masks count: the lanes of a mask wait for each other and for no other lane.
+// Only __syncwarp orders memory, as CUDA's documentation says, and the race check relies on that.
 #pragma once
 #include <cstring>
 
@@ -25,7 +25,7 @@ T shuffle(unsigned mask, T value, int source, const char* file, int line) {
   return result;
 }
 
-// A shuffle's source: `lane` if it lies in the caller's segment of `width` lanes, else the caller itself.
+// The source of a shuffle: `lane` if it lies in the caller's segment of `width` lanes, otherwise the caller itself.
 inline int within_segment(int lane, int width) {
   const int mine = static_cast<int>(cpu_thread()->lane);
   return (lane & ~(width - 1)) == (mine & ~(width - 1)) ? lane : mine;
@@ -68,7 +68,7 @@ T __shfl_sync(unsigned mask, T value, int source, int width = 32, CPU_PLACE) {
 template <class T>
 T __shfl_xor_sync(unsigned mask, T value, int lanes, int width = 32, CPU_PLACE) {
   const int mine = static_cast<int>(cpu_thread()->lane), source = mine ^ lanes;
-  const bool beyond = (source & ~(width - 1)) > (mine & ~(width - 1));  // earlier segments may be read, later ones not
+  const bool beyond = (source & ~(width - 1)) > (mine & ~(width - 1));  // may read earlier segments, not later segments
   return cpu::shuffle(mask, value, beyond ? mine : source, file, line);
 }
 template <class T>

@@ -1,4 +1,4 @@
-// Each exact float operation and bit trick once.
+// Each exact float operation and bit operation once.
 //
 //   a, b, c  float32[N]
 //   out      float32[6, N]   sum, difference, product, quotient, fused a * b + c, root of |a|

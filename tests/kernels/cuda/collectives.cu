@@ -1,9 +1,9 @@
 // One kernel for each warp collective, and for atomics.
 //
 //   values  int32[32]
-//   out     uint32[32]   what each lane of `mask` got
+//   out     uint32[32]   the result of each lane of `mask`
 //
-// Launch: grid = 1, block = 32, one lane each; the last three as said there.
+// Launch: grid = 1, block = 32, one thread per lane; the last three kernels say how they are launched.
 #define MINE const unsigned lane = threadIdx.x; if (!(mask >> lane & 1u)) return
 
 extern "C" __global__ void ballot(const int* values, unsigned* out, unsigned mask) {

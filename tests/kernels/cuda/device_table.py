@@ -1,4 +1,4 @@
-"""A table on a device, driven kernel by kernel, and its lines as Python sees them."""
+"""A table on a device whose kernels tests launch one by one, and a Python reader of its lines."""
 
 from dataclasses import dataclass
 
@@ -24,7 +24,7 @@ COUNTERS = (
 
 @dataclass(frozen=True)
 class LineKind:
-    """One of the forms of line.cuh."""
+    """A form of line, as in line.cuh."""
 
     key: str
     keys: int
@@ -67,7 +67,7 @@ LINES = {
 
 
 class DeviceTable:
-    """Lines, rows and counters in a device's memory. Every method waits for what it queued."""
+    """Lines, rows and counters in a device's memory. Every method waits for its own work."""
 
     def __init__(self, device, kind="15 x i64", dim=16, lines=8, chain_lines=1, seed=0):
         self.device, self.kind, self.dim, self.line_count = device, LINES[kind], dim, lines
@@ -92,7 +92,7 @@ class DeviceTable:
         self.launch(file, name, -(-tiles * self.kind.lanes // 256), arguments)
 
     def array(self, values):
-        """A copy on the device, for what is queued from now on."""
+        """A copy on the device, for work that is queued from now on."""
         with self.device.using(self.stream):
             return self.device.xp.asarray(values)
 
@@ -101,7 +101,7 @@ class DeviceTable:
             return self.device.to_host(array)
 
     def query(self, keys, guard=4):
-        """Rows and the positions missed, ascending; checks that nothing is written beyond either."""
+        """Rows and the missed positions, ascending; checks that the kernel writes nothing beyond them."""
         keys = np.array(keys, dtype=np.int64)
         n = len(keys)
         rows = self.array(np.full((n + guard, self.dim), np.float32(7)))
@@ -120,7 +120,7 @@ class DeviceTable:
         return rows[:n], np.sort(positions[:m])
 
     def claim(self, keys, misses=None, salt=None, limit=1 << 32, kernel="claim"):
-        """Row numbers of the slots locked, -1 of others."""
+        """The row number of each key's locked slot, or -1."""
         n = len(keys)
         self.calls += 1
         device_keys = self.array(np.array(keys, dtype=np.int64))
@@ -152,13 +152,13 @@ class DeviceTable:
         self.stream.synchronize()
 
     def words(self):
-        """Slots [line_count, keys] in their own order, and the meta words [line_count]."""
+        """Slots [line_count, keys] in slot order, and the meta words [line_count]."""
         lines = self.to_host(self.lines)
         order = [self.kind.word_of_slot(slot) for slot in range(self.kind.keys)]
         return lines[:, order], lines[:, -1]
 
     def held(self):
-        """The keys held, ascending; no slot is locked."""
+        """The held keys, ascending; checks that no slot is locked."""
         words, _ = self.words()
         assert not (words == self.kind.locked).any()
         return np.sort(words[words != self.kind.empty].astype(np.int64))
@@ -168,7 +168,7 @@ class DeviceTable:
 
 
 def rows_of(keys, dim):
-    """A row for each key that tells the key and the column."""
+    """A row for each key; every value identifies the key and the column."""
     return np.asarray(keys, dtype=np.int64)[:, None].astype(np.float32) * np.float32(0.5) + np.arange(
         dim, dtype=np.float32
     )
@@ -182,5 +182,5 @@ def mix(x):
 
 
 def home_line(key, line_count):
-    """The only line of a key, where the seed is 0."""
+    """The only line of a key if the seed is 0."""
     return (mix(key % 2**64) >> 32) * line_count >> 32

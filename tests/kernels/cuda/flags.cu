@@ -1,4 +1,4 @@
-// Kernels that wait for the host, so that tests know what runs beside what.
+// Kernels that wait for the host, so tests control what runs in parallel.
 //
 //   flag  int32[1]   pinned: the host writes it while the kernel runs
 //   out   int32[N]

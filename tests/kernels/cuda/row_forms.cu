@@ -1,4 +1,4 @@
-// Rows into a form and back, one form at a time: -DHOTROW_ROW=rows::int8<16>.
+// Encode and decode rows in one form: -DHOTROW_ROW=rows::int8<16>.
 //
 //   rows     float32[N, D]
 //   encoded  uint8[N, stride]

@@ -1,4 +1,4 @@
-// The smallest kernels: what tests of devices launch.
+// The smallest kernels, for tests of devices.
 //
 //   in   float32[N]
 //   out  float32[N]   in times factor

@@ -1,4 +1,4 @@
-// A kernel that cannot keep its values in registers: what the check of compiled kernels must refuse.
+// A kernel that cannot keep its values in registers: the check of compiled kernels must refuse it.
 extern "C" __global__ void __launch_bounds__(1024, 2) spills(const float* in, float* out) {
   float values[96];
 #pragma unroll

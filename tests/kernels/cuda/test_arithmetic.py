@@ -1,4 +1,4 @@
-"""Floats to the bit and bit tricks, against NumPy and Python's integers."""
+"""Exact float operations and bit operations, against NumPy and Python's integers."""
 
 import struct
 from fractions import Fraction
@@ -34,7 +34,7 @@ def compute(device):
 
 
 def rounded(value):
-    """Return an exact number as the nearest float32, ties to even: by way of integers, not of float64."""
+    """Return the float32 nearest to an exact number, ties to even; computed with integers, not with float64."""
     if value == 0:
         return np.float32(0)
     exponent = max(value.numerator.bit_length() - value.denominator.bit_length() - 25, -149)
@@ -47,7 +47,7 @@ def rounded(value):
 @settings(deadline=None, max_examples=50)
 @given(values=st.lists(st.tuples(floats, floats), min_size=1, max_size=20))
 @example(values=[(1e-40, 1e-5), (3.4e38, 3.4e38), (1.0, 3.0)])
-def test_each_operation_is_rounded_once_as_ieee_754_says(compute, values):
+def test_each_operation_is_rounded_once_as_in_ieee_754(compute, values):
     a, b = np.array(values, np.float32).T.copy()
     with np.errstate(all="ignore"):
         expected = np.stack([a + b, a - b, a * b, a / b, np.sqrt(np.abs(a))])
@@ -59,7 +59,7 @@ def test_each_operation_is_rounded_once_as_ieee_754_says(compute, values):
 
 @settings(deadline=None, max_examples=50)
 @given(values=st.lists(st.tuples(ordinary, ordinary, ordinary), min_size=1, max_size=10))
-def test_a_fused_operation_is_exact_until_its_one_rounding_and_others_are_never_fused(compute, values):
+def test_a_fused_operation_is_rounded_only_once_and_other_operations_are_never_fused(compute, values):
     a, b, c = np.array(values, np.float32).T.copy()
 
     fused = compute("floats", 6, a, b, -c)[4]
@@ -75,7 +75,7 @@ def test_a_fused_operation_is_exact_until_its_one_rounding_and_others_are_never_
 @settings(deadline=None, max_examples=50)
 @given(values=st.lists(word, min_size=1, max_size=20))
 @example(values=[0, 1, 2**31, 2**32 - 1])
-def test_bit_tricks_do_as_their_names_say(compute, values):
+def test_bit_operations_match_pythons_integers(compute, values):
     def bytes_by_selector(x, y):  # selector 7a18: bytes 8 (the sign of 0), 1, a (the sign of 2), 7
         data = struct.pack("<II", x, y)
         sign = [0xFF if byte & 0x80 else 0 for byte in data]

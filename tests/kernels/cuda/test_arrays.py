@@ -1,4 +1,4 @@
-"""Array operations of a device: NumPy's results, and a refusal wherever the host would take part unseen."""
+"""Array operations of a device: they match NumPy, and they refuse implicit work on the host."""
 
 from pathlib import Path
 
@@ -39,7 +39,7 @@ def array(device, host):
         lambda xp, x: (x == 4) | ~(x < 2),
     ],
 )
-def test_operations_give_what_numpy_gives(device, array, host, compute):
+def test_operations_match_numpy(device, array, host, compute):
     result = compute(device.xp, array)
 
     expected = np.asarray(compute(np, host))
@@ -48,7 +48,7 @@ def test_operations_give_what_numpy_gives(device, array, host, compute):
     np.testing.assert_allclose(device.to_host(result), expected, rtol=1e-6)
 
 
-def test_operations_in_place_write_the_array_and_its_views(device, array, host):
+def test_in_place_operations_write_the_array_and_its_views(device, array, host):
     view = array[1]
 
     array += 1
@@ -63,7 +63,7 @@ def test_operations_in_place_write_the_array_and_its_views(device, array, host):
     np.testing.assert_array_equal(device.to_host(array), host)
 
 
-def test_a_result_is_on_the_device_even_where_it_is_one_number(device, array):
+def test_a_single_number_stays_on_the_device(device, array):
     total = array.sum()
 
     assert total.shape == ()
@@ -78,7 +78,7 @@ def test_asarray_copies_from_the_host(device, host):
     assert device.to_host(array)[2, 3] == 11
 
 
-def test_an_operation_comes_after_what_its_stream_has_queued(device, array, host):
+def test_an_operation_runs_after_earlier_work_of_its_stream(device, array, host):
     stream = device.stream()
     device.kernel(SCALE, "scale")((1,), (12,), (array, array, np.int32(12), np.float32(3)), stream)
 
@@ -89,7 +89,7 @@ def test_an_operation_comes_after_what_its_stream_has_queued(device, array, host
     np.testing.assert_array_equal(result, host * 6)
 
 
-def test_an_operation_outside_using_comes_after_all_streams_and_before_what_they_are_given_next(device, array, host):
+def test_an_operation_outside_using_runs_between_earlier_and_later_work_of_all_streams(device, array, host):
     scale, streams = device.kernel(SCALE, "scale"), [device.stream() for _ in range(3)]
     parts = [array[i] for i in range(3)]
 
@@ -103,7 +103,7 @@ def test_an_operation_outside_using_comes_after_all_streams_and_before_what_they
     np.testing.assert_array_equal(device.to_host(out), host[2] * 30)
 
 
-def test_using_a_stream_ends_with_its_block(device, array):
+def test_using_ends_with_its_block(device, array):
     outer, inner = device.stream(), device.stream()
 
     with device.using(outer):
@@ -130,30 +130,30 @@ def test_device_and_host_arrays_do_not_mix(device, array, host, mix):
 
 
 @pytest.mark.parametrize("convert", [bool, int, float, complex, [10, 20].__getitem__, list.__len__])
-def test_on_the_runner_a_value_does_not_reach_the_host_unseen(runner, convert):
+def test_on_the_runner_a_value_is_not_converted_implicitly(runner, convert):
     with pytest.raises(TypeError):
         convert(runner.xp.asarray(np.ones((), np.int32)))
 
 
 @pytest.mark.parametrize("name", ["tolist", "item", "tobytes", "ctypes", "__array_interface__", "__dlpack__"])
-def test_on_the_runner_an_array_has_no_way_to_the_host_but_the_devices(runner, name):
+def test_on_the_runner_only_the_device_copies_an_array_to_the_host(runner, name):
     with pytest.raises(AttributeError, match=name):
         getattr(runner.zeros(3, np.int32), name)
 
 
-def test_new_memory_on_the_runner_is_nobodys_zero(runner):
+def test_new_memory_on_the_runner_is_not_zero(runner):
     assert (runner.to_host(runner.empty(5, np.uint8)) == 0xA5).all()
 
 
 @pytest.mark.parametrize("shape", [0, (0, 3), 5, (2, 3), ()])
-def test_memory_has_the_shape_asked_for_and_is_aligned_for_a_gpu(device, shape):
+def test_memory_has_the_requested_shape_and_a_gpus_alignment(device, shape):
     for make in (device.empty, device.zeros):
         assert make(shape, np.float32).shape == np.empty(shape).shape
     assert not device.to_host(device.zeros(shape, np.int16)).any()
     assert device.pinned(shape, np.int64).shape == np.empty(shape).shape
 
 
-def test_memory_is_told_in_bytes(device):
+def test_memory_is_reported_in_bytes(device):
     free, total = device.memory()
 
     assert 0 < free <= total

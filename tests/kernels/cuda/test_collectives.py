@@ -1,4 +1,4 @@
-"""Warp collectives and atomics, against a model in plain Python of what CUDA's documentation says of them."""
+"""Warp collectives and atomics, against a Python model of CUDA's documentation."""
 
 from pathlib import Path
 
@@ -40,7 +40,7 @@ def of_lanes(mask, result):
 
 @settings(deadline=None, max_examples=30)
 @given(values=values, mask=masks)
-def test_votes_ask_the_lanes_of_the_mask_and_no_others(collect, values, mask):
+def test_votes_count_only_the_lanes_of_the_mask(collect, values, mask):
     ballot = sum(1 << lane for lane in lanes_of(mask) if values[lane] > 2)
 
     assert collect("ballot", values, mask) == of_lanes(mask, lambda _: ballot)
@@ -49,7 +49,7 @@ def test_votes_ask_the_lanes_of_the_mask_and_no_others(collect, values, mask):
 
 @settings(deadline=None, max_examples=30)
 @given(values=values, mask=masks)
-def test_a_match_gives_each_lane_those_with_its_value(collect, values, mask):
+def test_a_match_gives_each_lane_the_lanes_with_an_equal_value(collect, values, mask):
     def equal(lane):
         return sum(1 << other for other in lanes_of(mask) if values[other] == values[lane])
 
@@ -58,7 +58,7 @@ def test_a_match_gives_each_lane_those_with_its_value(collect, values, mask):
 
 @settings(deadline=None, max_examples=30)
 @given(values=values, mask=masks)
-def test_a_sum_over_lanes_is_that_of_the_mask(collect, values, mask):
+def test_a_sum_adds_the_lanes_of_the_mask(collect, values, mask):
     total = sum(values[lane] for lane in lanes_of(mask))
 
     assert collect("sum", values, mask) == of_lanes(mask, lambda _: total)
@@ -72,7 +72,7 @@ def test_shuffles_stay_in_their_segment(collect, values, width, by):
         segment = lane - lane % width
         return values[source] if segment <= source < segment + width else values[lane]
 
-    def read_xor(lane):  # a lane may read an earlier segment's, not a later one's
+    def read_xor(lane):  # a lane may read an earlier segment, not a later segment
         source = lane ^ by
         return values[source] if source < lane - lane % width + width else values[lane]
 
@@ -85,7 +85,7 @@ def test_shuffles_stay_in_their_segment(collect, values, width, by):
     assert collect("shuffle_xor", values, everyone, by, width) == [read_xor(lane) for lane in range(LANES)]
 
 
-def test_values_of_eight_bytes_are_shuffled_whole(device):
+def test_eight_byte_values_are_shuffled_as_a_whole(device):
     stream, out = device.stream(), device.zeros(LANES, np.uint64)
 
     device.kernel(SOURCE, "shuffle_wide")((1,), (LANES,), (out,), stream)
@@ -95,7 +95,7 @@ def test_values_of_eight_bytes_are_shuffled_whole(device):
 
 
 @pytest.mark.parametrize("kernel", ["count_by_add", "count_by_compare_and_swap"])
-def test_no_atomic_step_is_lost(device, kernel):
+def test_no_atomic_addition_is_lost(device, kernel):
     stream, counts = device.stream(), device.zeros(3, np.uint64)
 
     device.kernel(SOURCE, kernel)((20,), (96,), (counts,), stream)
@@ -104,7 +104,7 @@ def test_no_atomic_step_is_lost(device, kernel):
     assert device.to_host(counts).tolist() == [640, 640, 640]
 
 
-def test_atomics_return_what_was_there_and_leave_what_they_say(device):
+def test_atomics_return_the_old_value_and_store_the_new_value(device):
     stream, words, old = device.stream(), device.empty(9, np.int32), device.zeros(9, np.int32)
     before = [10, 10, 12, 12, 12, 10, 10, 10, 10]
 

@@ -1,4 +1,4 @@
-"""Captured work: nothing runs while it is captured, and each launch runs all of it with the arrays' content of then."""
+"""Captured work: nothing runs during the capture, and each launch runs all of it on the arrays' current content."""
 
 from pathlib import Path
 
@@ -21,7 +21,7 @@ def affine(device):
     return device.kernel(AFFINE, "affine")
 
 
-def test_nothing_runs_while_it_is_captured(device, stream, affine):
+def test_nothing_runs_during_a_capture(device, stream, affine):
     out = device.zeros(1, np.int32)
 
     device.capture(stream, lambda: affine((1,), (1,), (out, np.int32(1), np.int32(1)), stream))
@@ -46,7 +46,7 @@ def test_each_launch_runs_copies_and_kernels_in_order(device, stream, affine):
         assert result.tolist() == [10 * content[0] + 1, 10 * content[1] + 1]
 
 
-def test_array_operations_are_done_anew_into_the_same_arrays(device, stream):
+def test_each_launch_repeats_array_operations_into_the_same_arrays(device, stream):
     x, total = device.zeros((2, 2), np.float32), device.zeros(2, np.float32)
     xp = device.xp
 
@@ -67,7 +67,7 @@ def test_array_operations_are_done_anew_into_the_same_arrays(device, stream):
     assert results == [[[8, 0], [0, 8]], [16, 0], [3 + 8, 3 + 8]]
 
 
-def test_zeros_of_a_graph_are_zeros_at_each_launch(device, stream, affine):
+def test_a_graphs_zeros_are_zero_at_each_launch(device, stream, affine):
     result = device.pinned(1, np.int32)
 
     def work():
@@ -83,7 +83,7 @@ def test_zeros_of_a_graph_are_zeros_at_each_launch(device, stream, affine):
     assert result[0] == 5
 
 
-def test_a_graph_runs_on_the_stream_it_is_launched_on(device, stream, affine):
+def test_a_graph_runs_on_the_stream_that_launches_it(device, stream, affine):
     out, other = device.zeros(1, np.int32), device.stream()
 
     graph = device.capture(stream, lambda: affine((1,), (1,), (out, np.int32(1), np.int32(1)), stream))
@@ -93,7 +93,7 @@ def test_a_graph_runs_on_the_stream_it_is_launched_on(device, stream, affine):
     assert device.to_host(out)[0] == 1
 
 
-def test_a_graph_keeps_its_arrays(device, stream, affine):
+def test_a_graph_keeps_its_arrays_alive(device, stream, affine):
     result = device.pinned(100, np.int32)
 
     def work():
@@ -110,7 +110,7 @@ def test_a_graph_keeps_its_arrays(device, stream, affine):
     assert not any(device.to_host(other).any() for other in others)
 
 
-def test_what_fails_while_it_is_captured_leaves_the_stream_usable(device, stream, affine):
+def test_a_failed_capture_leaves_the_stream_usable(device, stream, affine):
     out = device.zeros(1, np.int32)
 
     def fails():
@@ -133,12 +133,12 @@ def test_what_fails_while_it_is_captured_leaves_the_stream_usable(device, stream
     ],
     ids=["synchronize", "to_host", "capture"],
 )
-def test_the_host_cannot_wait_while_work_is_captured(device, stream, use):
+def test_the_host_cannot_wait_during_a_capture(device, stream, use):
     with pytest.raises(KernelError):
         device.capture(stream, lambda: use(device, stream))
 
 
-def test_a_graph_is_of_one_device(runner):
+def test_a_graph_belongs_to_one_device(runner):
     graph = runner.capture(runner.stream(), lambda: None)
 
     with pytest.raises(KernelError, match="a graph of runner cannot be launched on"):
@@ -158,7 +158,7 @@ def test_a_graph_is_of_one_device(runner):
 def test_the_runner_refuses_to_capture_what_cupy_cannot(runner, work, reason):
     x = runner.zeros((2, 2), np.float32)
 
-    with pytest.raises(KernelError, match=f"a graph that is captured cannot {reason}"):
+    with pytest.raises(KernelError, match=f"a captured graph cannot {reason}"):
         runner.capture(runner.stream(), lambda: work(runner.xp, x))
     with runner.using(runner.stream()):
         work(runner.xp, x)

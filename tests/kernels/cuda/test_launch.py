@@ -1,4 +1,4 @@
-"""A kernel is compiled, launched, and its arguments are checked, on every device."""
+"""Every device compiles a kernel, checks its arguments and launches it."""
 
 from pathlib import Path
 
@@ -32,7 +32,7 @@ def test_a_kernel_computes_on_uploaded_values(device, stream):
     np.testing.assert_array_equal(result, values * 3)
 
 
-def test_macros_make_different_kernels_of_one_file(device, stream, tmp_path):
+def test_different_macros_make_different_kernels(device, stream, tmp_path):
     (tmp_path / "number.cu").write_text('extern "C" __global__ void number(int* out) { *out = NUMBER; }\n')
     out = device.zeros(2, np.int32)
 
@@ -73,18 +73,18 @@ def test_shared_memory_beyond_the_limits_is_refused(device, stream, array, share
         (np.int32(8), np.float64(1), "argument 3, 'factor': expected np.float32, not np.float64"),
     ],
 )
-def test_a_value_of_another_type_than_the_parameters_is_refused(device, stream, array, count, factor, words):
+def test_a_value_of_the_wrong_type_is_refused(device, stream, array, count, factor, words):
     with pytest.raises(KernelError, match=words):
         device.kernel(SOURCE, "scale")((1,), (8,), (array, array, count, factor), stream)
 
 
-def test_another_number_of_arguments_is_refused(device, stream, array):
+def test_a_wrong_number_of_arguments_is_refused(device, stream, array):
     with pytest.raises(KernelError, match="scale takes 4 arguments, not 3"):
         device.kernel(SOURCE, "scale")((1,), (8,), (array, array, np.int32(8)), stream)
 
 
 @pytest.mark.parametrize("given", [np.zeros(8, np.float32), np.int64(0), None], ids=["host array", "address", "None"])
-def test_a_pointer_is_an_array_of_the_device_and_nothing_else(device, stream, array, given):
+def test_only_an_array_of_the_device_is_accepted_for_a_pointer(device, stream, array, given):
     with pytest.raises(KernelError, match=f"argument 0, 'in': expected an array of {device.name}, not"):
         device.kernel(SOURCE, "scale")((1,), (8,), (given, array, np.int32(8), np.float32(1)), stream)
 
@@ -94,7 +94,7 @@ def test_a_strided_array_is_refused(device, stream, array):
         device.kernel(SOURCE, "scale")((1,), (4,), (array, array[::2], np.int32(4), np.float32(1)), stream)
 
 
-def test_an_unknown_kernel_is_refused_with_those_there_are(device):
+def test_an_unknown_kernel_is_refused_with_a_list_of_the_known_kernels(device):
     with pytest.raises(KernelError, match=r"scale\.cu has no kernel 'shrink': it has scale"):
         device.kernel(SOURCE, "shrink")
 

@@ -1,4 +1,4 @@
-"""Which keys get a slot, and whose: the kernels against the rule of policy.cuh, told again in Python."""
+"""Which keys get a slot, and which keys lose theirs: the kernels against the rule of policy.cuh, written in Python."""
 
 import numpy as np
 import pytest
@@ -30,7 +30,7 @@ class LineModel:
             self.keys[slot], self.counters[slot] = None, 0
 
     def insert(self, key, misses, salt, limit):
-        """What became of the key."""
+        """Insert a key and return the outcome."""
         if key in self.keys:
             return "held"
         if None in self.keys:
@@ -89,12 +89,12 @@ def state(table, line):
         max_size=60,
     ),
 )
-def test_every_step_leaves_the_line_as_the_rule_has_it(device, kind, steps):
+def test_every_step_leaves_the_line_as_the_rule_says(device, kind, steps):
     table, model = DeviceTable(device, kind, lines=1), LineModel(LINES[kind])
     table.insert(range(100, 100 + table.kind.keys))
     for key in range(100, 100 + table.kind.keys):
         model.insert(key, 1, 0, ALL)
-    model.keys, outcomes = state(table, 0)[0], []  # in which order one call fills a line is open
+    model.keys, outcomes = state(table, 0)[0], []  # the order in which one call fills a line is undefined
     before = table.counted()
 
     for verb, key, misses, limit, salt in steps:
@@ -122,7 +122,7 @@ def test_many_lines_at_once_follow_the_rule_line_by_line(device, kind):
     table, models = DeviceTable(device, kind, lines=lines), [LineModel(LINES[kind]) for _ in range(lines)]
     by_line = [[key for key in range(3000) if home_line(key, lines) == line][:40] for line in range(lines)]
 
-    for salt in range(60):  # a key of each line: no two of a call meet
+    for salt in range(60):  # one key per line: no two keys of a call share a line
         keys = [int(rng.choice(of_line)) for of_line in by_line]
         misses = rng.integers(1, 3, lines).tolist()
         asked = [int(rng.choice(of_line)) for of_line in by_line]
@@ -137,7 +137,7 @@ def test_many_lines_at_once_follow_the_rule_line_by_line(device, kind):
     assert table.counted()["replaced"] > 50
 
 
-def test_duplicates_of_a_query_count_once_or_more(device):
+def test_duplicate_keys_of_a_query_count_at_least_once(device):
     table = DeviceTable(device, lines=1)
     table.insert([1, 2])
 
@@ -148,8 +148,8 @@ def test_duplicates_of_a_query_count_once_or_more(device):
     assert counters[keys.index(2)] == 0
 
 
-def test_the_lot_lets_in_the_share_that_is_asked_for(device):
-    table = DeviceTable(device, "15 x u32", lines=64)  # without marks the lot alone decides
+def test_random_admission_admits_the_requested_share(device):
+    table = DeviceTable(device, "15 x u32", lines=64)  # without marks, only the random draw decides
     table.insert(np.arange(2000))
     assert len(table.held()) == 64 * 15
 
@@ -160,7 +160,7 @@ def test_the_lot_lets_in_the_share_that_is_asked_for(device):
 
 
 @pytest.mark.parametrize("kind", LINES)
-def test_a_row_in_use_outlasts_any_number_of_new_keys_that_are_seen_once(device, kind):
+def test_a_row_in_use_outlasts_any_number_of_keys_seen_once(device, kind):
     table = DeviceTable(device, kind, lines=1)
     table.insert([1])
 
@@ -172,11 +172,11 @@ def test_a_row_in_use_outlasts_any_number_of_new_keys_that_are_seen_once(device,
 
 
 @pytest.mark.parametrize("kind", [name for name, kind in LINES.items() if kind.key != "u32"])
-def test_a_locked_slots_counter_stays_at_zero_where_all_others_go_down(device, kind):
+def test_a_locked_slots_counter_stays_zero_when_the_other_counters_go_down(device, kind):
     table = DeviceTable(device, kind, lines=1)
     keys = range(table.kind.keys)
     table.insert(list(keys))
-    for key in keys[1:]:  # one by one: of uses of one line at a time, one is counted
+    for key in keys[1:]:  # one by one: simultaneous uses of one line count as one
         table.query([key])
 
     claimed = [table.claim([100])[0] for _ in range(2)]  # its mark, then the slot of key 0

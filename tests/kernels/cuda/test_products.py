@@ -1,4 +1,4 @@
-"""Products of matrices on a device, and what cuBLAS is told of them."""
+"""Products of matrices on a device."""
 
 import re
 
@@ -19,7 +19,7 @@ SHAPES = [((3, 5), (5, 2)), ((1, 1), (1, 1)), ((4, 3, 5), (5, 2)), ((4, 3, 5), (
 @pytest.mark.parametrize(("x_shape", "y_shape"), SHAPES)
 @pytest.mark.parametrize("turned", ["", "x", "y", "xy"])
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
-def test_a_product_is_numpys(device, stream, x_shape, y_shape, turned, dtype):
+def test_products_match_numpy(device, stream, x_shape, y_shape, turned, dtype):
     rng = np.random.default_rng(3)
     x, y = (rng.integers(-8, 9, shape).astype(dtype) / 8 for shape in (x_shape, y_shape))
     with device.using(stream):
@@ -32,7 +32,7 @@ def test_a_product_is_numpys(device, stream, x_shape, y_shape, turned, dtype):
         product = device.to_host(device.product(*on_device, stream))
 
     assert product.dtype == np.float32
-    assert np.array_equal(product, x.astype(np.float32) @ y.astype(np.float32))  # numbers that are exact in any order
+    assert np.array_equal(product, x.astype(np.float32) @ y.astype(np.float32))  # exact in any order
 
 
 def test_products_of_halves_are_summed_in_float32(device, stream):
@@ -44,7 +44,7 @@ def test_products_of_halves_are_summed_in_float32(device, stream):
     assert product.tolist() == [[2 * float(np.float16(60000)) + 2**-5]]
 
 
-def test_tf32_is_off_by_less_than_a_thousandth(device, stream):
+def test_the_error_of_tf32_is_below_a_thousandth(device, stream):
     x, y = np.random.default_rng(0).random((2, 64, 64), np.float32)
     with device.using(stream):
         product = device.to_host(device.product(device.xp.asarray(x), device.xp.asarray(y), stream, is_tf32=True))
@@ -53,7 +53,7 @@ def test_tf32_is_off_by_less_than_a_thousandth(device, stream):
 
 
 @pytest.mark.parametrize(("rows", "depth", "columns"), [(0, 3, 2), (2, 3, 0), (2, 0, 3)])
-def test_a_product_of_nothing_is_zeros(device, stream, rows, depth, columns):
+def test_a_product_with_an_empty_dimension_is_zeros(device, stream, rows, depth, columns):
     x, y = device.empty((rows, depth), np.float32), device.empty((depth, columns), np.float32)
     with device.using(stream):
         product = device.to_host(device.product(x, y, stream))
@@ -91,7 +91,7 @@ def test_factors_that_do_not_fit_are_refused(device, stream, x, y, message):
         device.product(device.zeros(*x), device.zeros(*y), stream)
 
 
-def test_host_arrays_and_streams_of_others_are_refused(device, runner):
+def test_host_arrays_and_streams_of_another_device_are_refused(device, runner):
     zeros = device.zeros((2, 2), np.float32)
 
     with pytest.raises(TypeError, match="expected an array of"):
@@ -100,7 +100,7 @@ def test_host_arrays_and_streams_of_others_are_refused(device, runner):
         device.product(zeros, zeros, object())
 
 
-def test_halves_are_the_nearest_and_what_would_be_infinite_is_no_number(device, stream):
+def test_halves_are_rounded_to_nearest_and_values_that_overflow_become_nan(device, stream):
     bits = np.random.default_rng(1).integers(0, 2**32, 5000, dtype=np.uint32)
     edges = [65504, 65519.996, 65520, -65520, 0, -0.0, 2**-24, 2**-25, 3 * 2**-26, 2**-14, np.inf, np.nan, 1 + 2**-11]
     parts = [bits.view(np.float32), np.random.default_rng(2).normal(size=500).astype(np.float32), np.float32(edges)]

@@ -1,4 +1,4 @@
-"""A query gives the rows of keys that are held, and lists those that are not."""
+"""A query returns the rows of held keys and lists the missed keys."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ KINDS_AND_DIMS = [(kind, dim) for kind, line in LINES.items() for dim in line.di
 
 
 @pytest.mark.parametrize(("kind", "dim"), KINDS_AND_DIMS)
-def test_a_held_key_gets_its_row_and_others_the_default_value(device, kind, dim):
+def test_a_held_key_gets_its_row_and_other_keys_get_the_default_value(device, kind, dim):
     rng = np.random.default_rng(dim)
     table = DeviceTable(device, kind, dim, lines=64)
     held = rng.choice(10**6, 60, replace=False)
@@ -42,7 +42,7 @@ def test_every_position_of_a_query_is_answered_once(device, kind, n):
 
 
 @pytest.mark.parametrize("kind", LINES)
-def test_what_no_line_can_hold_is_a_miss_and_is_not_stored(device, kind):
+def test_a_key_that_no_line_can_hold_is_a_miss_and_is_not_stored(device, kind):
     keys = RESERVED + ([-1, 2**32 - 2, 2**32 - 1, 2**32 + 5] if kind == "15 x u32" else [])
     table = DeviceTable(device, kind, lines=1)
     table.insert([5])
@@ -55,7 +55,7 @@ def test_what_no_line_can_hold_is_a_miss_and_is_not_stored(device, kind):
 
 
 @pytest.mark.parametrize("kind", LINES)
-def test_the_outermost_keys_are_held(device, kind):
+def test_the_smallest_and_largest_keys_are_held(device, kind):
     keys = [0, 2**32 - 3] if kind == "15 x u32" else [-(2**63) + 2, -1, 0, 2**63 - 3]
     table = DeviceTable(device, kind, lines=2)
 
@@ -79,7 +79,7 @@ def test_keys_with_equal_low_bits_spread_over_the_lines(device, step):
     assert per_line.sum() > 560
 
 
-def test_a_seed_sends_keys_to_other_lines(device):
+def test_another_seed_maps_keys_to_other_lines(device):
     keys = np.arange(30)
     tables = [DeviceTable(device, lines=64, seed=seed) for seed in (0, 1)]
     for table in tables:
@@ -91,7 +91,7 @@ def test_a_seed_sends_keys_to_other_lines(device):
     assert all(table.query(keys)[1].size == 0 for table in tables)
 
 
-def test_one_launch_after_another_uses_the_same_progress(device):
+def test_successive_launches_use_the_same_progress(device):
     table = DeviceTable(device, lines=4, dim=DIMS[0])
 
     assert [table.query(np.arange(n))[1].size for n in (300, 1, 300)] == [300, 1, 300]

@@ -1,4 +1,4 @@
-"""Rows are kept on a device as the host keeps them, bit for bit; fp8, which the host lacks, as PyTorch rounds it."""
+"""A device encodes rows like the host, bit for bit. fp8, which the host does not have, is compared with PyTorch."""
 
 from pathlib import Path
 
@@ -68,7 +68,7 @@ def test_rows_are_encoded_and_decoded_as_on_the_host(device, dim, form):
 
     assert fits.all()
     assert encoded[:, : expected.shape[1]].tobytes() == expected.tobytes()
-    assert not encoded[:, expected.shape[1] :].any()  # what follows a row is zeros
+    assert not encoded[:, expected.shape[1] :].any()  # zeros follow a row
     assert decoded.tobytes() == expected_rows.tobytes()
 
 
@@ -99,7 +99,7 @@ def test_every_binary16_is_decoded(device):
     assert np.isnan(decoded[~numbers]).all()
 
 
-def test_what_lies_halfway_between_two_halves_goes_to_the_even_one(device):
+def test_ties_between_two_halves_go_to_the_even_half(device):
     halves = np.arange(0x7C00, dtype=np.uint16).view(np.float16).astype(np.float32)
     middles = ((halves[:-1] + halves[1:]) / 2).reshape(-1, 9)  # exact in float32
 
@@ -131,7 +131,7 @@ def test_what_lies_halfway_between_two_halves_goes_to_the_even_one(device):
         ("fp8", np.inf, False),
     ],
 )
-def test_a_row_fits_a_form_where_none_of_its_values_is_lost(device, form, value, fits):
+def test_a_row_fits_a_form_that_loses_none_of_its_values(device, form, value, fits):
     rows = np.full((40, 7), 0.5, dtype=np.float32)
     rows[17, 6] = value
 
@@ -151,7 +151,7 @@ def test_a_uint8_row_whose_range_is_infinite_does_not_fit(device):
 
 
 @pytest.mark.parametrize(("form", "step"), [("fp16", 2.0**-10), ("bf16", 2.0**-7)])
-def test_values_halfway_between_two_go_to_the_even_one(device, form, step):
+def test_ties_go_to_the_even_value(device, form, step):
     halfway = (1 + step * (np.arange(16, dtype=np.float32) + 0.5)).reshape(1, 16)
 
     encoded, _ = encoded_on(device, form, halfway)
@@ -161,7 +161,7 @@ def test_values_halfway_between_two_go_to_the_even_one(device, form, step):
 
 
 @pytest.mark.parametrize("form", ["fp16", "bf16"])
-def test_a_row_read_back_is_encoded_to_the_same_row(device, form):
+def test_a_decoded_row_is_encoded_to_the_same_bytes(device, form):
     rows = random_rows(16)
     once = decoded_on(device, form, encoded_on(device, form, rows)[0], 16)
 

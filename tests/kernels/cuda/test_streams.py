@@ -1,4 +1,4 @@
-"""Streams run in order and beside the host; only events order one after another."""
+"""A stream runs its work in order and in parallel with the host; only events order different streams."""
 
 from pathlib import Path
 
@@ -18,7 +18,7 @@ def affine(device):
 
 @pytest.fixture
 def gate(device):
-    """``close(stream)`` holds up what is queued on a stream from then on, until ``open()``."""
+    """``close(stream)`` blocks later work of a stream until ``open()``."""
 
     class Gate:
         def __init__(self):
@@ -35,7 +35,7 @@ def gate(device):
     gate.open()
 
 
-def test_a_launch_returns_before_it_has_run(device, gate):
+def test_a_launch_returns_before_the_kernel_has_run(device, gate):
     stream = device.stream()
 
     gate.close(stream)
@@ -85,7 +85,7 @@ def test_a_stream_that_waits_for_an_event_runs_after_it(device, affine, gate):
     assert device.to_host(out)[0] == 30
 
 
-def test_an_event_stands_for_what_was_queued_before_it_alone(device, gate):
+def test_an_event_covers_only_the_work_before_it(device, gate):
     stream = device.stream()
 
     event = stream.record()
@@ -94,7 +94,7 @@ def test_an_event_stands_for_what_was_queued_before_it_alone(device, gate):
     event.synchronize()
 
 
-def test_copies_wait_for_their_turn_and_pinned_memory_is_read_then(device, affine, gate):
+def test_an_upload_reads_pinned_memory_when_the_copy_runs(device, affine, gate):
     stream = device.stream()
     pinned, result, array = device.pinned(3, np.int32), device.pinned(3, np.int32), device.zeros(3, np.int32)
 
@@ -148,7 +148,7 @@ def test_arrays_live_until_the_work_that_uses_them_has_run(device, affine, gate)
     assert not any(device.to_host(other).any() for other in others)
 
 
-def test_work_of_a_stream_that_is_dropped_goes_on_with_its_arrays(device, affine, gate):
+def test_work_of_a_dropped_stream_continues_with_its_arrays(device, affine, gate):
     stream, result = device.stream(), device.pinned(1000, np.int32)
 
     gate.close(stream)
@@ -199,7 +199,7 @@ def test_a_device_view_of_memory_that_is_not_pinned_is_refused(device):
         device.device_view(device.pinned((3, 2), np.int32)[:, 0])
 
 
-def test_what_is_of_another_device_is_refused(runner):
+def test_arrays_and_streams_of_another_device_are_refused(runner):
     other = open_device("runner:1")
     array, stream = runner.zeros(1, np.int32), runner.stream()
     affine = runner.kernel(SOURCE, "affine")

@@ -1,4 +1,4 @@
-"""Blocks that stay until all are done are a team: each block of it knows its place, and nobody goes on alone."""
+"""Blocks that stay until all are done form a team: each knows its rank, and all meet before they continue."""
 
 from contextlib import nullcontext
 from pathlib import Path
@@ -14,7 +14,7 @@ MOST_MEMBERS = 64
 
 
 class Launch:
-    """One launch of ``share``, and the team's memory, which all launches have in common."""
+    """One launch of ``share``, and the team's memory, which all launches share."""
 
     def __init__(self, device):
         self.device = device
@@ -46,7 +46,7 @@ def share(device):
 
 
 def check_team(share, members):
-    """Members see what all blocks wrote, rank without gaps, add up by rank, and meet."""
+    """Check that members see all blocks' writes, have ranks without gaps, add up by rank, and meet."""
     by_rank = members[np.argsort(share.ranks[members])]
     values = share.values[by_rank].ravel()
     assert share.sizes[members].tolist() == [members.size] * members.size
@@ -58,7 +58,7 @@ def check_team(share, members):
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
-def test_blocks_with_a_reason_to_stay_are_the_team(share, seed):
+def test_blocks_with_a_reason_to_stay_form_the_team(share, seed):
     for reasons in ([1, 1, 1, 1], [0, 1, 0, 1, 1], [1, 0], [0, 1, 1]):
         members = share(reasons, together=True, os_threads=len(reasons), seed=seed)
 
@@ -68,7 +68,7 @@ def test_blocks_with_a_reason_to_stay_are_the_team(share, seed):
 
 @pytest.mark.parametrize("blocks", [1, 3, 9])
 @pytest.mark.parametrize("os_threads", [1, 3])
-def test_where_nobody_stays_one_block_is_left(share, blocks, os_threads):
+def test_if_no_block_has_a_reason_one_block_stays(share, blocks, os_threads):
     for _ in range(3):
         members = share([0] * blocks, together=False, os_threads=os_threads)
 
@@ -85,16 +85,16 @@ def test_a_launch_of_more_blocks_than_run_at_once_ends(share, os_threads):
         check_team(share, members)
 
 
-def test_a_block_does_not_wait_for_one_that_has_not_started(runner):
+def test_a_block_does_not_wait_for_blocks_that_have_not_started(runner):
     share = Launch(runner)
 
-    members = share([1] * 7, together=False, os_threads=1)  # one after the other
+    members = share([1] * 7, together=False, os_threads=1)  # one after another
 
     assert members.tolist() == [6]
 
 
 @pytest.mark.slow
-def test_a_team_has_so_many_members_at_most(share):
+def test_a_team_has_a_limited_number_of_members(share):
     members = share([1] * (MOST_MEMBERS + 6), together=True, os_threads=MOST_MEMBERS + 6)
 
     assert members.size == MOST_MEMBERS

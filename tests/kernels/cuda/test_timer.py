@@ -1,4 +1,4 @@
-"""A timer spans what its stream does between start and stop."""
+"""A timer measures the work of its stream between start and stop."""
 
 import time
 from pathlib import Path
@@ -16,13 +16,13 @@ def test_a_timer_spans_the_work_between_start_and_stop(device):
     flag, empty, filled = device.pinned(1, np.int32), device.timer(stream), device.timer(stream)
     array = device.zeros(1 << 16, np.float32)
     with device.using(other):
-        array += 1.0  # loaded: nothing can be while the flag is awaited
+        array += 1.0  # loaded now: nothing can be loaded while the kernel waits for the flag
 
     begun = time.perf_counter()
     empty.start()
     empty.stop()
     filled.start()
-    stream.record().synchronize()  # else a slow stream might start it after all that follows
+    stream.record().synchronize()  # otherwise a slow stream might start it after all later work
     device.kernel(FLAGS, "await_flag")((1,), (1,), (device.device_view(flag),), stream)
     filled.stop()
     opened = device.timer(other)  # time that passes while the stream waits
@@ -39,10 +39,10 @@ def test_a_timer_spans_the_work_between_start_and_stop(device):
     assert filled_us > least_us >= 0
     assert filled_us >= 20_000
     assert empty_us >= 0
-    assert empty_us + filled_us <= whole_us  # one follows the other, however busy the machine is
+    assert empty_us + filled_us <= whole_us  # one follows the other even on a busy machine
 
 
-def test_a_timer_measures_anew_each_time(device):
+def test_a_timer_can_be_used_again(device):
     stream = device.stream()
     timer = device.timer(stream)
 
@@ -55,7 +55,7 @@ def test_a_timer_measures_anew_each_time(device):
     assert min(taken) >= 0
 
 
-def test_a_timer_that_was_not_stopped_has_nothing_to_tell(device):
+def test_a_timer_that_was_not_stopped_raises_an_error(device):
     stream = device.stream()
     timer = device.timer(stream)
     timer.start()
@@ -64,7 +64,7 @@ def test_a_timer_that_was_not_stopped_has_nothing_to_tell(device):
         timer.elapsed_us()
 
 
-def test_work_of_a_graph_is_not_timed_while_it_is_captured(device):
+def test_a_timer_is_refused_during_a_capture(device):
     stream = device.stream()
     timer = device.timer(stream)
 
@@ -72,5 +72,5 @@ def test_work_of_a_graph_is_not_timed_while_it_is_captured(device):
         device.capture(stream, timer.start)
 
 
-def test_a_device_says_what_it_is(device):
+def test_a_device_describes_itself(device):
     assert device.properties()["name"]

@@ -9,7 +9,7 @@ STATIC_LOADS = {"15 x i64": 0.8, "7 x i64": 0.7, "15 x u32": 0.8}
 
 
 @pytest.mark.parametrize("kind", LINES)
-def test_each_new_key_gets_a_slot_of_its_own(device, kind):
+def test_each_new_key_gets_its_own_slot(device, kind):
     table = DeviceTable(device, kind, lines=4)
     keys = np.random.default_rng(1).choice(10**6, 200, replace=False)
 
@@ -23,7 +23,7 @@ def test_each_new_key_gets_a_slot_of_its_own(device, kind):
 
 
 @pytest.mark.parametrize("kind", LINES)
-def test_a_line_takes_as_many_keys_as_it_has_slots_and_no_more_in_one_call(device, kind):
+def test_in_one_call_a_line_takes_no_more_keys_than_it_has_slots(device, kind):
     table = DeviceTable(device, kind, lines=1)
 
     table.insert(np.arange(100), misses=np.full(100, 2))
@@ -52,7 +52,7 @@ def test_a_key_is_missed_from_its_claim_to_its_fill(device, kind):
     numbers = table.claim([1, 3], kernel="claim_held")
 
     assert table.query([1, 2])[1].tolist() == [0]
-    assert numbers[1] == -1, "only what is held is updated"
+    assert numbers[1] == -1, "only held keys are updated"
 
     table.fill([1, 3], rows_of([10, 3], 16), numbers)
     rows, missed = table.query([1, 2, 3])
@@ -96,7 +96,7 @@ def test_all_keys_of_a_static_table_are_found(device, kind):
     np.testing.assert_array_equal(rows, rows_of(keys, 16))
     np.testing.assert_array_equal(table.held(), np.sort(keys))
     overflows = table.words()[1] >> table.kind.word(2 * table.kind.keys) & table.kind.word(1)
-    assert 0 < overflows.sum() < lines, "some keys are beyond their first lines"
+    assert 0 < overflows.sum() < lines, "some keys are not in their first lines"
 
 
 @pytest.mark.parametrize("kind", LINES)
@@ -106,7 +106,7 @@ def test_a_static_table_updates_and_erases_along_its_chains(device, kind):
     table.insert(keys, kernel="claim_static")
     table.erase(keys[::2])
 
-    table.insert(keys, kernel="claim_static")  # half of them are held, some of these behind lines that have room now
+    table.insert(keys, kernel="claim_static")  # half of them are held, some behind lines that now have room
     table.insert(keys, rows_of(keys + 7, 16), kernel="claim_held")
 
     rows, missed = table.query(keys)
@@ -115,7 +115,7 @@ def test_a_static_table_updates_and_erases_along_its_chains(device, kind):
     np.testing.assert_array_equal(table.held(), keys)
 
 
-def test_a_static_table_that_is_full_counts_what_it_leaves_out(device):
+def test_a_full_static_table_counts_the_keys_that_it_leaves_out(device):
     table = DeviceTable(device, lines=2, chain_lines=16)
 
     numbers = table.insert(np.arange(40), kernel="claim_static")
@@ -133,7 +133,7 @@ def test_all_keys_are_listed_with_their_rows(device):
     listed, numbers = device.empty(slots, np.int64), device.empty(slots, np.int64)
     count, rows = device.zeros(1, np.uint32), device.empty((slots, 16), np.float32)
 
-    for first, lines in ((0, 3), (3, 4)):  # what the second call lists comes after the first call's
+    for first, lines in ((0, 3), (3, 4)):  # the second call appends to the first call's list
         table.launch_tiles(
             "list_keys.cu",
             "list_keys",

@@ -1,4 +1,4 @@
-"""How tests of the runner run a kernel that they write themselves."""
+"""Run kernels that tests of the runner write inline."""
 
 import pytest
 

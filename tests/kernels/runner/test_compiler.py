@@ -1,4 +1,4 @@
-"""g++ and the cache of what it made."""
+"""g++ and the cache of compiled libraries."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ def compiler(tmp_path, monkeypatch):
     return Compiler()
 
 
-def test_libraries_are_kept_in_the_users_cache_by_their_content(compiler, tmp_path):
+def test_the_users_cache_keeps_libraries_by_content(compiler, tmp_path):
     first = compiler.kernels("one", "int f() { return 1; }", ["-DX=1"])
     again = compiler.kernels("one", "int f() { return 1; }", ["-DX=1"])
     others = {
@@ -33,7 +33,7 @@ def test_a_library_in_the_cache_is_not_compiled_again(compiler):
     assert compiler.kernels("one", "int f() { return 1; }", []).read_bytes() == b"left alone"
 
 
-def test_nothing_but_finished_libraries_is_left_in_the_cache(compiler):
+def test_only_finished_libraries_stay_in_the_cache(compiler):
     compiler.kernels("good", "int f() { return 1; }", [])
     with pytest.raises(KernelError, match="bad does not compile"):
         compiler.kernels("bad", "int f() { return }", [])
@@ -48,15 +48,15 @@ def test_without_gpp_the_runner_is_unavailable_and_says_what_to_install(monkeypa
         Compiler()
 
 
-def test_a_cache_that_cannot_be_made_is_named(monkeypatch, tmp_path):
+def test_a_cache_directory_that_cannot_be_created_is_named(monkeypatch, tmp_path):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
 
-    with pytest.raises(DeviceUnavailableError, match="set XDG_CACHE_HOME to a folder that can be written"):
+    with pytest.raises(DeviceUnavailableError, match="set XDG_CACHE_HOME to a writable folder"):
         cache_directory()
 
 
-def test_a_kernel_with_the_name_of_a_function_of_the_c_library_is_the_one_that_runs(runner, tmp_path):
+def test_a_kernel_runs_even_if_a_function_of_the_c_library_has_its_name(runner, tmp_path):
     file = tmp_path / "named.cu"
     file.write_text('extern "C" __global__ void getpid(int* out) { out[0] = 7; }\n')
     out = runner.zeros(1, np.int32)

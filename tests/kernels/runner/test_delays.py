@@ -1,4 +1,4 @@
-"""Streams that are late: they show a host that forgot to wait."""
+"""Late streams: they show that a host forgot to wait."""
 
 import threading
 from types import SimpleNamespace
@@ -12,7 +12,7 @@ from kernels.runner.streams import Delays
 
 
 class Clock:
-    """Stands for the module ``time``: streams sleep until they may go on, and it keeps for how long they would have."""
+    """Replaces the module ``time``: a sleep lasts until the test allows it to end, and its length is recorded."""
 
     def __init__(self):
         self.slept_s = []
@@ -33,7 +33,7 @@ def clock(monkeypatch):
 
 @pytest.fixture
 def late(runner, monkeypatch):
-    """Open a runner whose streams are late by up to so many milliseconds."""
+    """Open a runner whose streams are late by up to ``longest_ms`` milliseconds."""
 
     def late(delay_ms, seed=0):
         monkeypatch.setenv("HOTROW_RUNNER_DELAY_MS", str(delay_ms))
@@ -44,14 +44,14 @@ def late(runner, monkeypatch):
 
 
 def download(device):
-    """Queue copies of ones to the device and back; returns where to, and the stream."""
+    """Queue copies of ones to the device and back; return the target and the stream."""
     stream, array, out = device.stream(), device.zeros(3, np.float32), device.pinned(3, np.float32)
     device.upload(np.ones(3, dtype=np.float32), array, stream)
     device.download(array, out, stream)
     return out, stream
 
 
-def test_who_does_not_wait_for_a_late_stream_reads_what_was_there_before(late, clock):
+def test_a_host_that_does_not_wait_for_a_late_stream_reads_old_values(late, clock):
     seed = next(seed for seed in range(100) if delays_of_streams(1, seed=seed)[0] is not int)
 
     out, stream = download(late(20, seed))
@@ -81,7 +81,7 @@ def test_about_half_of_the_streams_are_late(clock):
     assert all(0 <= seconds <= 0.020 for seconds in clock.slept_s)
 
 
-def test_a_seed_draws_the_same_delays_whichever_stream_works_first(clock):
+def test_a_seed_draws_the_same_delays_whichever_stream_runs_first(clock):
     clock.go_on.set()
 
     def slept_s(seed, first):
@@ -96,7 +96,7 @@ def test_a_seed_draws_the_same_delays_whichever_stream_works_first(clock):
     assert slept_s(1, first=1) == slept_s(1, first=5) != slept_s(2, first=1)
 
 
-def test_streams_are_not_late_unless_it_is_said(late, clock):
+def test_streams_are_not_late_by_default(late, clock):
     out, stream = download(late(0))
 
     stream.synchronize()
@@ -106,11 +106,11 @@ def test_streams_are_not_late_unless_it_is_said(late, clock):
 
 
 @pytest.mark.parametrize("delay_ms", [-1, "nan", "inf"])
-def test_a_delay_that_cannot_be_is_refused(late, delay_ms):
+def test_an_impossible_delay_is_refused(late, delay_ms):
     with pytest.raises(ValueError, match="a stream cannot be late by"):
         late(delay_ms)
 
 
-def test_a_delay_that_is_no_number_is_refused(late):
+def test_a_delay_that_is_not_a_number_is_refused(late):
     with pytest.raises(ValueError, match="soon"):
         late("soon")

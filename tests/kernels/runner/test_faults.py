@@ -1,4 +1,4 @@
-"""What a GPU would hang or go wrong on in silence, the runner names."""
+"""The runner names faults that make a GPU hang or compute silently wrong results."""
 
 import subprocess
 import sys
@@ -9,7 +9,7 @@ import pytest
 from kernels.errors import DeviceFaultError
 
 
-def test_lanes_that_wait_for_one_that_has_ended_are_a_deadlock_with_their_names(run):
+def test_lanes_that_wait_for_an_ended_lane_are_a_deadlock_that_names_them(run):
     with pytest.raises(DeviceFaultError) as fault:
         run("if (threadIdx.x != 3) __syncwarp();", parameters="")
 
@@ -23,7 +23,7 @@ def test_a_barrier_that_half_of_the_block_never_reaches_is_a_deadlock(run):
         run("if (threadIdx.x < 40) __syncthreads();\nelse if (threadIdx.x == 40) __syncwarp(3u << 8);", "", block=(42,))
 
 
-def test_threads_that_have_ended_are_not_waited_for_at_a_barrier(run, runner):
+def test_a_barrier_does_not_wait_for_ended_threads(run, runner):
     out = runner.zeros(1, np.int32)
 
     run("if (threadIdx.x >= 10) return;\n__syncthreads();\natomicAdd(out, 1);", args=[out], block=(64,))
@@ -31,7 +31,7 @@ def test_threads_that_have_ended_are_not_waited_for_at_a_barrier(run, runner):
     assert runner.to_host(out)[0] == 10
 
 
-def test_barriers_of_two_branches_do_not_stand_for_each_other(run):
+def test_barriers_of_two_branches_do_not_match(run):
     with pytest.raises(DeviceFaultError, match="__syncthreads of line 2 met that of line 3"):
         run("if (threadIdx.x < 16) __syncthreads();\nelse __syncthreads();", "")
 
@@ -43,12 +43,12 @@ def test_a_lane_outside_its_own_mask_is_named(run, runner):
         run("*out = __ballot_sync(0xfu, 1);", args=[out], block=(5,))
 
 
-def test_lanes_that_bring_different_masks_are_named(run):
+def test_lanes_with_different_masks_are_named(run):
     with pytest.raises(DeviceFaultError, match=r"__any_sync of lane 1, mask 00000003.* met __any_sync of lane 0, mask"):
         run("__any_sync(threadIdx.x ? 3u : 7u, 1);", "", block=(2,))
 
 
-def test_different_collectives_do_not_meet(run):
+def test_different_collectives_do_not_match(run):
     with pytest.raises(DeviceFaultError, match="__all_sync of lane 1, mask 00000003, line 2, met __any_sync of lane 0"):
         run("threadIdx.x ? __all_sync(3u, 1) : __any_sync(3u, 1);", "", block=(2,))
 
@@ -64,12 +64,12 @@ def test_active_masks_are_refused(run):
 
 
 @pytest.mark.slow
-def test_a_loop_that_waits_for_ever_ends_as_a_fault(run, runner):
+def test_an_endless_loop_is_a_fault(run, runner):
     with pytest.raises(DeviceFaultError, match="a block does not end"):
         run("while (atomicCAS(out, 1, 1) != 1) {}", args=[runner.zeros(1, np.int32)], block=(1,))
 
 
-def test_a_fault_that_nobody_waited_for_is_told_by_the_next_array_operation_and_once(runner, tmp_path):
+def test_the_next_array_operation_raises_an_unreported_fault_once(runner, tmp_path):
     (tmp_path / "hangs.cu").write_text('extern "C" __global__ void hangs() { if (threadIdx.x) __syncwarp(); }\n')
     array, stream = runner.zeros(1, np.int32), runner.stream()
 
@@ -125,7 +125,7 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
 
 
-def test_a_forked_child_is_told_instead_of_waiting_for_ever():
+def test_a_forked_child_gets_an_error_instead_of_waiting_forever():
     answer = subprocess.run([sys.executable, "-c", FORK], capture_output=True, text=True, timeout=60)
 
     assert answer.stdout == "5\n"

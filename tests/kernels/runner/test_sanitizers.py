@@ -1,4 +1,4 @@
-"""A race and an access out of bounds are found under the sanitizers, and a right kernel passes."""
+"""The sanitizers find races and accesses out of bounds, and a correct kernel passes."""
 
 import os
 import subprocess
@@ -58,7 +58,7 @@ WRITE, FENCE, PUBLISH = "out[8] = 1;", "__threadfence();", "atomicExch(out, 1);"
 
 
 def run_under(sanitizer, source, tmp_path):
-    """Run the script in a process of its own, with the sanitizer's libraries in place of malloc and pthreads."""
+    """Run the script in a separate process with the sanitizer's libraries preloaded."""
     (tmp_path / "kernel.cu").write_text(source)
     names = {"thread": ["libtsan.so"], "address": ["libasan.so", "libubsan.so"]}[sanitizer]
     libraries = [
@@ -81,9 +81,9 @@ def run_under(sanitizer, source, tmp_path):
 @pytest.mark.parametrize(
     ("source", "barrier"),
     [(REVERSE, "__syncthreads()"), (SUM_OF_A_WARP, "__syncwarp()")],
-    ids=["a block's barrier", "a warp's barrier; a ballot is none"],
+    ids=["a block's barrier", "a warp's barrier, which a ballot is not"],
 )
-def test_a_race_on_shared_memory_is_found_with_its_line_and_a_barrier_ends_it(source, barrier, tmp_path):
+def test_a_race_on_shared_memory_is_found_with_its_line_and_a_barrier_fixes_it(source, barrier, tmp_path):
     racy = run_under("thread", source.replace("BARRIER", ""), tmp_path)
     ordered = run_under("thread", source.replace("BARRIER", barrier), tmp_path)
 
@@ -93,7 +93,7 @@ def test_a_race_on_shared_memory_is_found_with_its_line_and_a_barrier_ends_it(so
     assert (ordered.returncode, ordered.stdout) == (0, "ran to its end\n"), ordered.stderr
 
 
-def test_a_hand_over_between_blocks_without_fences_is_a_race(tmp_path):
+def test_passing_values_between_blocks_without_fences_is_a_race(tmp_path):
     racy = run_under("thread", HAND_OVER.replace("FENCE", ""), tmp_path)
     fenced = run_under("thread", HAND_OVER.replace("FENCE", "__threadfence()"), tmp_path)
 
@@ -102,7 +102,7 @@ def test_a_hand_over_between_blocks_without_fences_is_a_race(tmp_path):
     assert fenced.returncode == 0, fenced.stderr
 
 
-def test_what_is_fenced_before_it_is_published_is_no_race_for_who_finds_it(tmp_path):
+def test_a_value_fenced_before_it_is_published_is_read_without_a_race(tmp_path):
     published = run_under("thread", PUBLICATION.replace("STEPS", WRITE + FENCE + PUBLISH), tmp_path)
 
     assert (published.returncode, published.stdout) == (0, "ran to its end\n"), published.stderr
@@ -113,7 +113,7 @@ def test_what_is_fenced_before_it_is_published_is_no_race_for_who_finds_it(tmp_p
     [WRITE + PUBLISH, FENCE + WRITE + PUBLISH, FENCE + PUBLISH + WRITE, WRITE + FENCE + "atomicAdd(out, 1);"],
     ids=["without a fence", "the fence before the write", "published before the write", "no exchange"],
 )
-def test_what_is_published_otherwise_is_a_race(steps, tmp_path):
+def test_any_other_way_to_publish_is_a_race(steps, tmp_path):
     racy = run_under("thread", PUBLICATION.replace("STEPS", steps), tmp_path)
 
     assert racy.returncode == 66
@@ -140,7 +140,7 @@ def test_a_wrong_access_is_found_with_its_line(access, words, tmp_path):
     assert "kernel.cu:2" in found.stderr
 
 
-def test_a_right_kernel_passes_the_address_sanitizer(tmp_path):
+def test_a_correct_kernel_passes_the_address_sanitizer(tmp_path):
     right = run_under("address", REVERSE.replace("BARRIER", "__syncthreads()"), tmp_path)
 
     assert (right.returncode, right.stdout) == (0, "ran to its end\n"), right.stderr

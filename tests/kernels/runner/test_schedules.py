@@ -1,4 +1,4 @@
-"""Drawn orders of threads and blocks: reproducible, different, and able to find what the fixed order hides."""
+"""Drawn orders of threads and blocks: reproducible, different, and able to find faults that the fixed order hides."""
 
 import numpy as np
 import pytest
@@ -26,7 +26,7 @@ def order(run, runner):
     return runner.to_host(out).tolist()
 
 
-def test_the_fixed_order_is_that_of_the_threads(run, runner):
+def test_the_fixed_order_is_the_order_of_the_threads(run, runner):
     with runner.scheduled(seed=0):
         assert order(run, runner) == list(range(256))
 
@@ -46,7 +46,7 @@ def test_launches_under_one_seed_run_in_different_orders(run, runner):
         assert order(run, runner) != order(run, runner)
 
 
-def test_a_missing_barrier_that_the_fixed_order_hides_is_found_by_drawn_ones(run, runner):
+def test_drawn_orders_find_a_missing_barrier_that_the_fixed_order_hides(run, runner):
     with runner.scheduled(seed=0):
         assert count(run, runner, barrier="") == 128
 
@@ -59,13 +59,13 @@ def test_a_missing_barrier_that_the_fixed_order_hides_is_found_by_drawn_ones(run
 
 
 @pytest.mark.parametrize("os_threads", [1, 2])
-def test_with_its_barrier_the_count_is_right_in_every_order(run, runner, os_threads):
+def test_with_the_barrier_the_count_is_right_in_every_order(run, runner, os_threads):
     for seed in range(1, 21):
         with runner.scheduled(seed, os_threads):
             assert count(run, runner, barrier="__syncthreads();") == 128
 
 
-def test_blocks_on_several_threads_of_the_machine_all_run_once(run, runner):
+def test_on_several_os_threads_each_block_runs_once(run, runner):
     out = runner.zeros(1000, np.int32)
 
     with runner.scheduled(seed=0, os_threads=2):
@@ -74,7 +74,7 @@ def test_blocks_on_several_threads_of_the_machine_all_run_once(run, runner):
     assert (runner.to_host(out) == 3).all()
 
 
-def test_a_loop_that_waits_for_another_thread_lets_it_run(run, runner):
+def test_a_loop_that_waits_for_another_thread_lets_that_thread_run(run, runner):
     out = runner.zeros(1, np.int32)
 
     run("if (threadIdx.x == 1) atomicExch(out, 7);\nelse while (__ldcv(out) != 7) {}", args=[out], block=(2,))
@@ -82,7 +82,7 @@ def test_a_loop_that_waits_for_another_thread_lets_it_run(run, runner):
     assert runner.to_host(out)[0] == 7
 
 
-def test_dynamic_shared_memory_holds_nothing_of_the_block_before(run, runner):
+def test_dynamic_shared_memory_keeps_nothing_of_an_earlier_block(run, runner):
     out = runner.zeros(4, np.int32)
 
     run(

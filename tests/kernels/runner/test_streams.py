@@ -1,4 +1,4 @@
-"""Events of the runner may be asked by a finalizer, in any thread and amid whatever that does."""
+"""A finalizer may ask an event of the runner whether it is done, in any thread and at any point."""
 
 import threading
 
@@ -9,20 +9,20 @@ from kernels.errors import DeviceFaultError
 WAIT_S = 5
 
 
-def test_an_event_is_asked_without_waiting_for_a_thread_that_is_about_to_tell_of_it(runner):
-    """Where two such threads collect garbage and ask for each other's events, both would wait for ever."""
+def test_is_done_does_not_wait_for_the_thread_that_is_setting_it(runner):
+    """With a lock, two threads that collect garbage and ask for each other's events would deadlock."""
     event, answers = runner.stream().record(), []
     event.synchronize()
     asking = threading.Thread(target=lambda: answers.append(event.is_done()), daemon=True)
 
-    with event._reached._condition:  # that of the future, which its thread holds while it sets the result
+    with event._reached._condition:  # the future's lock, which its thread holds while it sets the result
         asking.start()
         asking.join(WAIT_S)
 
     assert answers == [True]
 
 
-def test_an_event_behind_a_fault_is_done(runner):
+def test_an_event_after_a_fault_is_done(runner):
     def fail():
         raise ZeroDivisionError
 

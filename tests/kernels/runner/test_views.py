@@ -1,4 +1,4 @@
-"""A view is made on the host: neither on a GPU nor here does anybody wait for it."""
+"""A view is made on the host: it waits for nothing, on the runner as on a GPU."""
 
 import threading
 
@@ -21,7 +21,7 @@ from kernels.device import open_device
         lambda array: array.swapaxes(0, 1),
     ],
 )
-def test_a_view_waits_for_no_work_and_sees_what_it_does(view):
+def test_a_view_waits_for_no_work_and_shows_its_results(view):
     device = open_device("runner")
     stream, may_run = device.stream(), threading.Event()
     array = device.zeros((3, 4), np.float32)

@@ -61,7 +61,7 @@ def test_weights_of_any_memory_layout_are_written(graph, weights, dense_file, tm
 
 
 @pytest.mark.parametrize("change", [-1, 1, -4, 4, "empty"])
-def test_a_file_of_any_other_size_is_refused(graph, dense_file, change):
+def test_a_file_of_the_wrong_size_is_refused(graph, dense_file, change):
     content = dense_file.read_bytes()
     dense_file.write_bytes(b"" if change == "empty" else content[:change] if change < 0 else content + b"\0" * change)
 
