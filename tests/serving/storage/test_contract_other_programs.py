@@ -10,12 +10,12 @@ from benchmarks.redis_servers import wait_until
 from serving.cli.main import main
 from serving.config import RedisConfig
 from serving.model.sparse_file import write_sparse_directory
-from serving.parameter_server import ParameterServer
+from serving.parameter_server import ParameterServer, TierSettings
 from serving.storage import RedisStore
 from serving.storage.hps_layout import mix
-from tests.serving.small_server import held_by, write_model
+from tests.serving.small_server import KEYS, ROWS, held_by, write_model
 from tests.serving.storage.contract import FILE, PARTITIONS, TABLE, Server, redis_of, rocksdb_in, serve, serve_in_front
-from tests.serving.storage.redis_stores import OPENED
+from tests.serving.storage.redis_stores import IMPATIENT, OPENED
 
 OTHERS = {777: [5.0] * 3, -5: [6.0] * 3}  # the files do not have these keys
 OLD = {3: [4.0] * 3}  # and they have another row for this key
@@ -157,3 +157,50 @@ def test_hotrow_load_with_replace_erases_the_rows_of_another_program(
         assert found.tolist() == [False, True, True]
         assert rows[1:].tolist() == [[7.0] * 4] * 2
         assert [sum(part.size for part, _ in store.items(table)) for store in server.stores] == [2] * len(server.stores)
+
+
+def test_a_cache_that_missed_a_write_to_a_table_of_another_program_is_filled_at_the_next_start(
+    own_server, config, database
+):
+    """The table has no marker of a load, so the flag for its caches must be kept without one."""
+    write_to_rocksdb(database, OLD | OTHERS)
+    kept = {"rocksdb": TierSettings(is_initialized=False)}
+    rows = OLD | OTHERS
+    with Server(serve(config, redis_of(own_server, **IMPATIENT), rocksdb_in(database), settings=kept), rows) as server:
+        server.check()
+        own_server.freeze()
+        server.insert([777], 8)
+        server.evict([-5])
+        server.check()
+        rows = server.rows
+        server.close()
+        own_server.thaw()
+    with Server(serve(config, redis_of(own_server), rocksdb_in(database), settings=kept), rows) as server:
+        server.check()
+        assert [held_by(store) for store in server.stores] == [rows] * 2
+
+
+def test_a_checkpoint_of_a_table_of_another_program_fills_its_caches(redis_server, client, config, tmp_path):
+    write_to_rocksdb(tmp_path / "db", OLD | OTHERS)
+    kept, rows = {"rocksdb": TierSettings(is_initialized=False)}, OLD | OTHERS
+    with Server(
+        serve(config, redis_of(redis_server), rocksdb_in(tmp_path / "db"), settings=kept), OLD | OTHERS
+    ) as server:
+        server.stores[-1].checkpoint(tmp_path / "copy")
+        server.insert([777], 8)
+        server.check()
+    with Server(
+        serve(config, redis_of(redis_server), rocksdb_in(tmp_path / "copy"), settings=kept), OLD | OTHERS
+    ) as server:
+        server.check()
+
+
+def test_files_that_replace_changed_rows_are_a_line_in_the_log(config, database, tmp_path, caplog):
+    with Server(serve(config, rocksdb_in(database))) as server:
+        server.insert([777], 8)
+    write_model(tmp_path, rows=ROWS + 1)
+    with Server(
+        serve(config, rocksdb_in(database)), {key: row.tolist() for key, row in zip(KEYS, ROWS + 1, strict=True)}
+    ) as server:
+        server.check()
+    assert [line for line in caplog.messages if "replace all rows, also those that were written since" in line]
