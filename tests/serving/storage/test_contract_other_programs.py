@@ -182,16 +182,17 @@ def test_a_cache_that_missed_a_write_to_a_table_of_another_program_is_filled_at_
 
 def test_a_checkpoint_of_a_table_of_another_program_fills_its_caches(redis_server, client, config, tmp_path):
     write_to_rocksdb(tmp_path / "db", OLD | OTHERS)
-    kept, rows = {"rocksdb": TierSettings(is_initialized=False)}, OLD | OTHERS
-    with Server(
-        serve(config, redis_of(redis_server), rocksdb_in(tmp_path / "db"), settings=kept), OLD | OTHERS
-    ) as server:
+
+    def served(folder):
+        stores = redis_of(redis_server), rocksdb_in(folder)
+        kept = {"rocksdb": TierSettings(is_initialized=False)}
+        return Server(serve(config, *stores, settings=kept), OLD | OTHERS)
+
+    with served(tmp_path / "db") as server:
         server.stores[-1].checkpoint(tmp_path / "copy")
         server.insert([777], 8)
         server.check()
-    with Server(
-        serve(config, redis_of(redis_server), rocksdb_in(tmp_path / "copy"), settings=kept), OLD | OTHERS
-    ) as server:
+    with served(tmp_path / "copy") as server:
         server.check()
 
 
