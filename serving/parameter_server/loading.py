@@ -109,8 +109,8 @@ class TableTruth:
         """See ``Truth.take``."""
         name, clock = self._table.name, self._table.clock
         with clock.lock:
-            # A key that was removed since the load must not come back.
-            is_new = ~self._store.fetch(name, keys, np.empty_like(rows)) & clock.unchanged_since(keys, 0)
+            removed = np.fromiter(self._table.removed_keys or (), dtype=np.int64)
+            is_new = ~self._store.fetch(name, keys, np.empty_like(rows)) & ~np.isin(keys, removed)
             if is_new.any():
                 self._store.write_flags(name, changed=True, caches_dirty=True)
                 self._store.insert(name, keys[is_new], rows[is_new])
@@ -147,7 +147,7 @@ class CachedTable:
         """
         was_written = self.tier.store.fill(self.spec, self.truth, starting=not self.is_filled)
         self.tier.was_filled(self.table, again=self.is_filled and was_written)
-        self.is_filled = True
+        self.is_filled, self.table.removed_keys = True, None
 
 
 def load_tables(tiers: Sequence[Tier], loads: Sequence[tuple[ServedTable, TableSource]]) -> list[CachedTable]:
@@ -303,17 +303,20 @@ def _fill_lasting_cache(cached: CachedTable, unreachable: set[Tier]) -> None:
     tier, spec = cached.tier, cached.spec
     tier.store.serve_as_cache(spec, cached.truth)
     if tier in unreachable:
+        cached.table.removed_keys = set()
         return
     try:
         cached.fill()
     except StoreUnreachableError as err:
         unreachable.add(tier)
         tier.could_not_fill(cached.table, err)
+        cached.table.removed_keys = set()
 
 
 def _open_kept_cache(cache: Tier, source: TableSource, truth: TableTruth) -> None:
     """Open a cache that keeps what it has: nothing fills it, so it must not have missed a change."""
     reason = ""
+    cache.store.serve_as_cache(source.spec, truth, keeps_rows=True)
     try:
         cache.store.open_table(source.spec, source.model.rows)
     except StoreUnreachableError as err:

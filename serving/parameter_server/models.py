@@ -24,9 +24,9 @@ logger = logging.getLogger(__name__)
 
 LOOK_INTERVAL_S = 0.25
 # The pause after a failed attempt to fill a cache, doubled from the first to the last.
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
-# A cache that loses rows again and again, on a server that evicts keys for example, is filled a tenth of the time.
-REST_RATIO = 9.0
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 5.0
+# A cache that loses rows again and again spends at most a fifth of the time being filled.
+REST_RATIO = 4.0
 
 
 class ServedModels:
@@ -141,7 +141,7 @@ class ServedModels:
         *caches, truth = self._tiers
         lasting = [cache for cache in caches if cache.store.outlives_process]
         for table in tables:
-            if lasting and all(cache.is_current(table.name) for cache in lasting):
+            if not table.is_uncertain and lasting and all(cache.is_current(table.name) for cache in lasting):
                 with suppress(StoreError):  # the caches are filled again at the next start
                     truth.store.write_flags(table.name, caches_dirty=False)
             for tier in self._tiers:

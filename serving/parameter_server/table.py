@@ -24,6 +24,8 @@ class ServedTable:
         counting: the table's counters.
         clock: the order of the table's writes.
         is_written: this process has changed rows of the table; guarded by the clock's lock.
+        is_uncertain: the truth failed in the middle of a change, so caches may differ from it; guarded likewise.
+        removed_keys: keys that were removed since the load, while a cache has not been filled yet; None: none waits.
     """
 
     name: str
@@ -34,6 +36,8 @@ class ServedTable:
     counting: TableCounting
     clock: VersionClock = field(default_factory=VersionClock)
     is_written: bool = False
+    is_uncertain: bool = False
+    removed_keys: set[int] | None = None
 
     @classmethod
     def of(cls, config: ModelConfig, table: TableConfig, tiers: Sequence[str]) -> Self:

@@ -82,7 +82,12 @@ def evict(tiers: Sequence[Tier], table: ServedTable, keys: Keys) -> None:
     def remove(store: Store) -> None:
         store.evict(table.name, keys)
 
-    _change(tiers, table, keys, remove, remove)
+    def remove_from_truth(store: Store) -> None:
+        if table.removed_keys is not None:
+            table.removed_keys.update(keys.tolist())
+        remove(store)
+
+    _change(tiers, table, keys, remove_from_truth, remove)
 
 
 def _change(
@@ -104,7 +109,9 @@ def _change(
         if not table.is_written:
             truth.store.write_flags(table.name, changed=True, caches_dirty=True)
         try:
+            table.is_uncertain, was_uncertain = True, table.is_uncertain
             write(truth.store)
+            table.is_uncertain = was_uncertain
             for cache in reversed(caches):
                 if not table.is_written:
                     cache.write(table, lambda store: store.write_flags(table.name, changed=True))

@@ -282,8 +282,12 @@ class Store(Protocol):
 
     # A cache that ``outlives_process``.
 
-    def serve_as_cache(self, spec: TableSpec, truth: "Truth") -> None:
-        """Open a table as a cache of ``truth``; asks nobody. Before ``fill``, it holds no rows."""
+    def serve_as_cache(self, spec: TableSpec, truth: "Truth", *, keeps_rows: bool = False) -> None:
+        """Open a table as a cache of ``truth``; asks nobody.
+
+        Before ``fill`` it holds no rows. With ``keeps_rows`` it is never filled: ``open_table`` follows, and the table
+        keeps what it has.
+        """
         return
 
     def fill(self, spec: TableSpec, truth: "Truth", *, starting: bool) -> bool:

@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -14,6 +14,7 @@ from serving.errors import StoreError, StoreUnreachableError
 from serving.storage.redis import marker as scripts
 from serving.storage.redis.commands import Command, RedisNodeError, header, plain
 from serving.storage.redis.marker import PartitionMarker, new_token
+from serving.storage.redis.nodes import value_of
 from serving.storage.redis.rows import STORE_NAME
 from serving.storage.redis.table import PartitionState, RedisTable, Status
 from serving.storage.store import Batches, Keys, Marker, Truth, Vectors, kept_rows
@@ -114,7 +115,7 @@ class Filling:
                 self._table.mark(plan.numbers, Status.FILLING, "it is being filled")
                 self._known = self._states()
                 self._take_unknown_rows(truth, plan)
-                self._drop(plan.absent)
+                self._drop(plan)
                 self._write(truth.batches(), plan)
                 wanted = truth.marker()
                 self._finish(plan, wanted, changed=set(numbers) if wanted.changed else plan.changed)
@@ -159,6 +160,7 @@ class Filling:
             for number in sorted(plan.over):
                 for keys, rows in self._table.partition_items(number, SCAN_ROWS):
                     taken += truth.take(keys, rows)
+                    self._renew(plan)
         except StoreError as err:  # a read-only database, for example
             logger.warning("%s; the source of truth does not take them: %s", line, err)
         else:
@@ -176,15 +178,16 @@ class Filling:
         return {at for at, has_rows in zip(asked, replies, strict=True) if has_rows}
 
     def _begun(self, numbers: set[int]) -> set[int]:
-        """Partitions without a whole marker that Hotrow has written: a filling was cut short, or the rows were lost."""
+        """Partitions whose filling was cut short: their rows are Hotrow's."""
         asked = sorted(numbers)
-        replies = self._nodes.run([plain("EXISTS", self._partitions[at].marker) for at in asked])
+        replies = self._nodes.run([plain("HEXISTS", self._partitions[at].marker, "filling") for at in asked])
         return {at for at, is_there in zip(asked, replies, strict=True) if is_there}
 
-    def _drop(self, numbers: set[int]) -> None:
-        ones = [self._partitions[at] for at in sorted(numbers)]
-        self._nodes.run([plain("UNLINK", one.values, one.times, one.marker) for one in ones])
-        self._nodes.run([scripts.begin(one) for one in ones])
+    def _drop(self, plan: _Plan) -> None:
+        """Remove the old rows of partitions to which rows are added, while their leases are held."""
+        numbers = sorted(plan.absent)
+        replies = self._nodes.run([scripts.begin(self._partitions[at], self._token) for at in numbers])
+        self._leave_out_lost(plan, numbers, replies)
 
     def _write(self, batches: Batches, plan: _Plan) -> None:
         """Write the rows of the planned partitions."""
@@ -203,9 +206,14 @@ class Filling:
                     [at for at, _ in groups if at not in plan.swap],
                     [reply for (at, _), reply in zip(groups, replies, strict=False) if at not in plan.swap],
                 )
-            held = plan.numbers
-            renewals = [scripts.renew_lease(self._partitions[at], self._token) for at in held]
-            self._leave_out_lost(plan, held, self._nodes.run(renewals))
+            self._renew(plan)
+
+    def _renew(self, plan: _Plan) -> None:
+        """Keep the leases, and leave out partitions that another node has by now: it may have lost rows."""
+        held = plan.numbers
+        replies = self._nodes.run_each([scripts.renew_lease(self._partitions[at], self._token) for at in held])
+        kept = [value_of(one) and one.run_id == self._run_ids[at] for at, one in zip(held, replies, strict=True)]
+        self._leave_out_lost(plan, held, kept)
 
     def _wanted(self, keys: Keys, rows: Vectors, plan: _Plan) -> tuple[Keys, Vectors]:
         if len(plan.numbers) == len(self._partitions):
@@ -279,8 +287,6 @@ class Filling:
             StoreUnreachableError: another process has one.
         """
         deadline = time.monotonic() + wait_s
-        self._nodes.run(self._table.unreleased)
-        self._table.unreleased = []
         try:
             while missing := [at for at in numbers if at not in self._run_ids]:
                 # One after the other where loads wait for each other, so that one of them gets all.
@@ -305,7 +311,5 @@ class Filling:
             held = list(self._run_ids)
             loading = [plain("UNLINK", *self._partitions[at].loading(self._token)) for at in held] if wait_s else []
             releases = [scripts.release_lease(self._partitions[at], self._token) for at in held]
-            try:
+            with suppress(RedisNodeError):  # the leases end by themselves
                 self._nodes.run([*loading, *releases])
-            except RedisNodeError:  # the leases end by themselves, or before the next filling
-                self._table.unreleased = releases

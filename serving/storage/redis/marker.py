@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from serving.storage.redis.commands import Command, Partition, header, packed_words, plain
 from serving.storage.store import MARKER_FORMAT
 
-LEASE_MS = 20_000
+LEASE_MS = 30_000
 # Arguments of one call inside a script: Lua has room for some 8,000.
 WORDS_PER_CALL = 4000
 
@@ -78,11 +78,22 @@ for i = 3, #ARGV, {WORDS_PER_CALL} do
 end
 return count
 """
-# Add rows whose keys are absent; the reply counts them.
+# Add rows whose keys are absent, and were not removed a moment ago; the reply counts them.
 ADD = """
-local count = 0
-for i = 1, #ARGV, 2 do count = count + redis.call('HSETNX', KEYS[1], ARGV[i], ARGV[i + 1]) end
+local count, has_removed = 0, redis.call('EXISTS', KEYS[2]) == 1
+for i = 1, #ARGV, 2 do
+  if not has_removed or redis.call('SISMEMBER', KEYS[2], ARGV[i]) == 0 then
+    count = count + redis.call('HSETNX', KEYS[1], ARGV[i], ARGV[i + 1])
+  end
+end
 return count
+"""
+SET_CHANGED = "return redis.call('EXISTS', KEYS[1]) == 1 and redis.call('HSET', KEYS[1], 'changed', 1) or 0"
+BEGIN = """
+if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
+redis.call('UNLINK', KEYS[2], KEYS[3], KEYS[4])
+redis.call('HSET', KEYS[2], 'filling', 1)
+return 1
 """
 
 
@@ -155,13 +166,13 @@ def read_generation(one: Partition) -> Command:
 
 
 def set_changed(one: Partition) -> Command:
-    """Note that rows of the partition have changed."""
-    return plain("HSET", one.marker, "changed", 1)
+    """Note that rows of the partition have changed, if it has a marker."""
+    return _script(SET_CHANGED, [one.marker], [])
 
 
-def begin(one: Partition) -> Command:
-    """Note that Hotrow fills the partition: rows without a whole marker are not another program's then."""
-    return plain("HSET", one.marker, "filling", 1)
+def begin(one: Partition, token: str) -> Command:
+    """Drop a partition's rows, if the lease is held, and note that Hotrow fills it; the reply is 0 where it is not."""
+    return _script(BEGIN, [one.lease, one.marker, one.values, one.times], [token])
 
 
 def set_run_id(one: Partition, run_id: str) -> Command:
@@ -212,7 +223,7 @@ def note_removed(one: Partition, fields: NDArray[np.uint8]) -> list[Command]:
 
 def add(one: Partition, words: NDArray[np.uint8]) -> Command:
     """Add rows whose keys are absent."""
-    return _script(ADD, [one.values], [], words, 2 * len(words))
+    return _script(ADD, [one.values, one.removed], [], words, 2 * len(words))
 
 
 def _script(

@@ -188,14 +188,16 @@ class RedisStore(Store):
             if changed:
                 held.set_changed()
 
-    def serve_as_cache(self, spec: TableSpec, truth: Truth) -> None:
+    def serve_as_cache(self, spec: TableSpec, truth: Truth, *, keeps_rows: bool = False) -> None:
         """See ``Store.serve_as_cache``."""
         from serving.storage.redis.table import Status
 
         with self._translated(spec.name):
             table = self._new_table(spec)
-        table.truth, table.wanted = truth, truth.marker()
-        table.mark(range(len(table.partitions)), Status.INVALID, "it has not been filled yet")
+        table.truth = truth
+        if not keeps_rows:
+            table.wanted = truth.marker()
+            table.mark(range(len(table.partitions)), Status.INVALID, "it has not been filled yet")
         with self._lock:
             self._tables = {**self._tables, spec.name: table}
 

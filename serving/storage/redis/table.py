@@ -3,7 +3,7 @@
 import enum
 import logging
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -73,7 +73,6 @@ class RedisTable:
         overflow: the overflow policy, if there is one.
         wanted: the marker that a load expects; None: the table was opened without a load, and is taken as it is.
         truth: the source of truth that Redis caches; None: Redis is the source of truth.
-        unreleased: commands that release leases of the last filling, which could not be sent.
     """
 
     def __init__(self, nodes: "RedisNodes", config: RedisConfig, spec: TableSpec) -> None:
@@ -84,7 +83,6 @@ class RedisTable:
         self.overflow = Overflow(nodes, config.overflow) if config.overflow else None
         self.wanted: Marker | None = None
         self.truth: Truth | None = None
-        self.unreleased: list[Command] = []
         self.evicted_rows = 0  # by this process, as partitions overflowed; guarded by the lock
         self._nodes = nodes
         self._max_batch_size = config.max_batch_size
@@ -164,12 +162,16 @@ class RedisTable:
 
     def insert(self, keys: Keys, rows: Vectors) -> None:
         """Insert or overwrite int64[N] keys and their float32[N, D] rows."""
-        for part in self.rows.rounds(keys.size, self.rows.codec.value_bytes):
+
+        def insert(part: slice) -> int:
             groups = self.rows.words(self.partitions, keys[part], rows[part])
-            self._change(groups, "HSET", 2)
+            count = self._change(groups, "HSET", 2)
             if self.overflow is not None:
                 with suppress(RedisNodeError):  # Redis has the rows; the next insert trims
                     self._trim(self.overflow, keys[part], sorted({number for number, _ in groups}))
+            return count
+
+        self._in_rounds(self.rows.rounds(keys.size, self.rows.codec.value_bytes), insert)
 
     def add(self, keys: Keys, rows: Vectors) -> int:
         """Add rows whose keys are absent, to valid partitions; returns how many."""
@@ -186,10 +188,11 @@ class RedisTable:
 
     def evict(self, keys: Keys) -> int:
         """Remove keys, also from HPS's hash for overflow policies; returns how many were held."""
-        evicted = 0
-        for part in self.rows.rounds(keys.size, self.spec.key_bytes):
-            evicted += self._change(self.rows.fields(self.partitions, keys[part]), "HDEL", 1)
-        return evicted
+
+        def evict(part: slice) -> int:
+            return self._change(self.rows.fields(self.partitions, keys[part]), "HDEL", 1)
+
+        return self._in_rounds(self.rows.rounds(keys.size, self.spec.key_bytes), evict)
 
     def set_changed(self) -> None:
         """Note in every marker that rows change; a partition that cannot be reached has missed the change."""
@@ -230,14 +233,16 @@ class RedisTable:
 
     def verify(self, numbers: Sequence[int]) -> None:
         """Read the markers of partitions, and decide whether the partitions are valid."""
-        if not numbers:
-            return
-        seen = [self._states[at] for at in numbers]
-        replies = self._nodes.run_each([scripts.read_marker(self.partitions[at]) for at in numbers])
-        for number, known, reply in zip(numbers, seen, replies, strict=True):
-            marker = self._read(reply)
-            if reply.run_id:  # else its slot is moving, and the next call verifies it
-                self.judge(number, known, marker, reply.run_id)
+        for _ in range(2):  # after the first time, the nodes of slots that have moved are known
+            if not numbers:
+                return
+            seen = [self._states[at] for at in numbers]
+            replies = self._nodes.run_each([scripts.read_marker(self.partitions[at]) for at in numbers])
+            for number, known, reply in zip(numbers, seen, replies, strict=True):
+                marker = self._read(reply)
+                if reply.run_id:
+                    self.judge(number, known, marker, reply.run_id)
+            numbers = [number for number, reply in zip(numbers, replies, strict=True) if not reply.run_id]
 
     def judge(self, number: int, known: PartitionState, marker: PartitionMarker | None, run_id: str) -> PartitionState:
         """Set and return the state of a partition whose state was ``known`` before its marker and node were read."""
@@ -256,6 +261,8 @@ class RedisTable:
             return replace(known, status=Status.FOREIGN, reason=reason)
         if known.status in (Status.MISSED, Status.FILLING):  # its rows may be old, whatever its marker says
             return known
+        if wanted is None and self.truth is not None:
+            return self._judge_kept(number, known, marker, run_id)
         if marker is None:
             if wanted is None and known.generation is None:
                 return PartitionState(Status.VALID, None, run_id)
@@ -272,6 +279,16 @@ class RedisTable:
         if marker.partitions != len(self.partitions):
             reason = f"it was loaded with {marker.partitions}, this process uses {len(self.partitions)}"
             raise self.rows.error(f"num_partitions differs: {reason}")
+
+    def _judge_kept(
+        self, number: int, known: PartitionState, marker: PartitionMarker | None, run_id: str
+    ) -> PartitionState:
+        """The state of a partition of a cache that keeps what it has: valid, unless its node may have lost writes."""
+        has_moved = self._is_written and known.run_id not in ("", run_id)
+        if has_moved and known.run_id not in self._nodes.topology.master_run_ids():
+            reason = f"{self.partitions[number].values.decode()}: its node may have lost writes"
+            return replace(known, status=Status.INVALID, reason=reason)
+        return PartitionState(Status.VALID, marker.generation if marker else None, run_id)
 
     def _judge_node(
         self, number: int, known: PartitionState, marker: PartitionMarker, valid: PartitionState
@@ -356,6 +373,20 @@ class RedisTable:
         for state in states.values():
             if state.status is not Status.VALID:
                 raise self.rows.error(state.reason or state.status.value)
+
+    def _in_rounds(self, rounds: Iterator[slice], change: Callable[[slice], int]) -> int:
+        """Make every round of a change, also after a round failed: a cache must know all partitions that missed it."""
+        total, failures = 0, list[RedisNodeError]()
+        for part in rounds:
+            try:
+                total += change(part)
+            except RedisNodeError as err:
+                if self.truth is None:
+                    raise
+                failures.append(err)
+        if failures:
+            raise failures[0]
+        return total
 
     def _doubt(self, numbers: Iterable[int]) -> None:
         """Have the markers of valid partitions read again, because another load or node answered."""

@@ -215,8 +215,6 @@ class RocksDbStore(Store):
                 return
             held = self._writable_table(table)
             marker = self._database.record(table) or Marker(NOT_LOADED, row_dtype=held.codec.row_dtype, changed=True)
-            if not marker.digest:  # a load is under way
-                return
             new = replace(
                 marker,
                 changed=marker.changed if changed is None else changed,

@@ -16,6 +16,7 @@ import pytest
 from serving.errors import StoreError
 from serving.storage import Marker, RocksDbStore, TableSpec
 from serving.storage.rocksdb.database import Database
+from serving.storage.store import NOT_LOADED
 
 TABLE = "model.table"
 NEVER_MS = 3_600_000  # the tests say themselves when to catch up, but for the one of the thread
@@ -333,7 +334,7 @@ def test_a_checkpoint_asks_for_caches_to_be_refilled_and_the_database_itself_doe
         assert [store.marker(name).caches_dirty for name in names] == [False, True]
     with closing(RocksDbStore(tmp_path / "copy", num_threads=1)) as copy:
         assert [copy.marker(name) for name in names] == [Marker("files", 3, caches_dirty=True)] * 2
-        assert copy.marker("model.unmarked") is None
+        assert copy.marker("model.unmarked") == Marker(NOT_LOADED, changed=True, caches_dirty=True)
 
 
 def test_a_copied_checkpoint_replaces_a_lost_database(writer, path, tmp_path):

@@ -187,7 +187,7 @@ def test_a_table_the_name_of_whose_source_is_damaged_is_loaded_anew_and_told_to_
 
     heir = open_store()
     reader = open_store(wait_ms=0)
-    with pytest.raises(StoreError, match=r"m\.t\.table: is damaged: the name of its source is no text"):
+    with pytest.raises(StoreError, match=r"m\.t\.table: is damaged: the name of its source is not text"):
         load(reader)
     assert load(heir)
     assert values(heir, [1]) == [1.0]
