@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -209,11 +209,21 @@ class Filling:
             self._renew(plan)
 
     def _renew(self, plan: _Plan) -> None:
-        """Keep the leases, and leave out partitions that another node has by now: it may have lost rows."""
+        """Keep the leases, and leave out partitions whose node may have lost rows."""
         held = plan.numbers
         replies = self._nodes.run_each([scripts.renew_lease(self._partitions[at], self._token) for at in held])
-        kept = [value_of(one) and one.run_id == self._run_ids[at] for at, one in zip(held, replies, strict=True)]
+        kept = [value_of(one) and self._has_all_rows(at, one.run_id) for at, one in zip(held, replies, strict=True)]
         self._leave_out_lost(plan, held, kept)
+
+    def _has_all_rows(self, at: int, run_id: str) -> bool:
+        """Whether a partition is on the node of its lease, or was moved from that node with all its rows."""
+        former = self._run_ids[at]
+        if run_id in ("", former):
+            return True
+        if former and former not in self._nodes.topology.master_run_ids():
+            return False
+        self._run_ids[at] = run_id
+        return True
 
     def _wanted(self, keys: Keys, rows: Vectors, plan: _Plan) -> tuple[Keys, Vectors]:
         if len(plan.numbers) == len(self._partitions):
@@ -287,6 +297,8 @@ class Filling:
             StoreUnreachableError: another process has one.
         """
         deadline = time.monotonic() + wait_s
+        self._nodes.run(self._table.unreleased)
+        self._table.unreleased = []
         try:
             while missing := [at for at in numbers if at not in self._run_ids]:
                 # One after the other where loads wait for each other, so that one of them gets all.
@@ -311,5 +323,7 @@ class Filling:
             held = list(self._run_ids)
             loading = [plain("UNLINK", *self._partitions[at].loading(self._token)) for at in held] if wait_s else []
             releases = [scripts.release_lease(self._partitions[at], self._token) for at in held]
-            with suppress(RedisNodeError):  # the leases end by themselves
+            try:
                 self._nodes.run([*loading, *releases])
+            except RedisNodeError:  # the next filling of this process must not wait until the leases end
+                self._table.unreleased = releases

@@ -73,6 +73,7 @@ class RedisTable:
         overflow: the overflow policy, if there is one.
         wanted: the marker that a load expects; None: the table was opened without a load, and is taken as it is.
         truth: the source of truth that Redis caches; None: Redis is the source of truth.
+        unreleased: commands that release leases of a filling that failed, because its node was silent.
     """
 
     def __init__(self, nodes: "RedisNodes", config: RedisConfig, spec: TableSpec) -> None:
@@ -83,6 +84,7 @@ class RedisTable:
         self.overflow = Overflow(nodes, config.overflow) if config.overflow else None
         self.wanted: Marker | None = None
         self.truth: Truth | None = None
+        self.unreleased: list[Command] = []
         self.evicted_rows = 0  # by this process, as partitions overflowed; guarded by the lock
         self._nodes = nodes
         self._max_batch_size = config.max_batch_size

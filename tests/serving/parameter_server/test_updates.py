@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serving.config import read_inference_config
-from serving.errors import RequestError, StoreError, StoreFullError, UnknownModelError
+from serving.errors import RequestError, StoreError, StoreFullError, StoreUnreachableError, UnknownModelError
 from serving.parameter_server import TierSettings
 from serving.storage import MemoryStore, RocksDbStore
 from tests.serving.small_server import KEYS, NEW, ROWS, DictStore, DurableDictStore, held_by, keep, model_of, serve
@@ -162,9 +162,18 @@ def test_a_lasting_cache_that_took_every_change_is_not_filled_again(config):
         assert looked_up(server, 1) == {1: NEW[0].tolist()}
 
 
-def test_the_last_tier_takes_rows_of_a_cache_except_keys_that_changed_since_the_load(config):
+def test_the_last_tier_takes_rows_of_a_cache_except_keys_that_were_removed_since_the_load(config):
+    class Late(DurableDictStore):
+        """A cache that cannot be reached when the model is loaded."""
+
+        def serve_as_cache(self, spec, truth, *, keeps_rows=False):
+            self.open_table(spec, 0)
+
+        def fill(self, spec, truth, *, starting):
+            raise StoreUnreachableError(self.name, spec.name, "down")
+
     slow = DurableDictStore("slow")
-    with serve(config, DurableDictStore("fast"), slow) as server:
+    with serve(config, Late("fast"), slow) as server:
         truth = server._served._refills[0].cached.truth
         server.evict("m.t", np.array([1]))
 
