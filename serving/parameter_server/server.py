@@ -221,8 +221,8 @@ class ParameterServer:
         """Insert or overwrite rows in every tier, the truth first; the last of duplicate keys wins.
 
         When it returns, every lookup that starts finds the new rows. A cache without room takes the rows whose keys it
-        holds. A cache that does not answer is bypassed until it has been filled again. Updates of one table wait for
-        each other.
+        holds. A cache that does not answer is bypassed: Redis until it has been filled again in the background, other
+        caches until the model is loaded again. Updates of one table wait for each other.
 
         Args:
             table: the table's full name.

@@ -1,9 +1,10 @@
 """Online updates: one call changes rows in every tier.
 
 The source of truth is written first. Where that fails, the call fails and no cache was written. Then each cache takes
-the change, the slowest first. A cache that does not take it is bypassed for this table until it is filled again, and
-the call succeeds: the truth has the rows. Until the call returns, a lookup may find the old row in one tier and the new
-row in another; afterwards it finds the new row only.
+the change, the slowest first. A cache that does not take it is bypassed for this table, and the call succeeds: the
+truth has the rows. Redis is then filled again in the background, other caches when the model is loaded again. Until
+the call returns, a lookup may find the old row in one tier and the new row in another; afterwards it finds the new row
+only.
 """
 
 from collections.abc import Callable, Sequence

@@ -39,7 +39,7 @@ class _Plan:
         absent: rows are added whose keys are absent, after the old rows were dropped.
         over: rows are inserted over those that are there.
         swap: rows are gathered elsewhere, and then take the place of the partition.
-        changed: of these partitions, those whose markers say that rows were changed.
+        changed: partitions whose markers will have ``changed``.
         foreign: why a partition is left alone, because it was loaded from other files; "" where there is none.
         reason: why partitions that were filled before are filled again; "" where there is none.
     """
@@ -232,7 +232,7 @@ class Filling:
         return keys[is_wanted], rows[is_wanted]
 
     def _fitting(self, keys: Keys, rows: Vectors, sizes: NDArray[np.int64]) -> tuple[Keys, Vectors]:
-        """The rows that the overflow margin leaves room for; ``sizes`` grows by them."""
+        """Rows that fit within the overflow margin; ``sizes`` grows by them."""
         if self._table.overflow is None:
             return keys, rows
         fits = self._partitions.fitting(keys, sizes, self._table.overflow.rule.margin_rows)

@@ -19,7 +19,7 @@ from serving.storage.redis.commands import Command, Partition, packed_words, pla
 if TYPE_CHECKING:
     from serving.storage.redis.nodes import RedisNodes
 
-# What is no count, because another policy wrote it, becomes one.
+# A value that another policy wrote is reset to 1.
 TOUCH = """
 for i = 1, #ARGV do
   local reply = redis.pcall('HINCRBY', KEYS[1], ARGV[i], 1)
@@ -37,7 +37,7 @@ class Overflow:
     """Keeps the partitions of one table within their margin. Every method may be called from any thread."""
 
     def __init__(self, nodes: "RedisNodes", rule: RedisOverflow) -> None:
-        """Take what is configured."""
+        """Store the policy."""
         self.rule = rule
         self._nodes = nodes
         self._target = round(rule.margin_rows * rule.target_ratio)
@@ -48,7 +48,7 @@ class Overflow:
         return self.rule.policy == "least_used" or (self.rule.policy == "oldest" and self.rule.refreshes)
 
     def touches(self, times: bytes, fields: NDArray[np.uint8]) -> list[Command]:
-        """What is written of rows that are inserted or were asked for.
+        """Commands that record that rows were written or read.
 
         Args:
             times: the hash in which it is kept.

@@ -73,7 +73,7 @@ class RedisStore(Store):
         return self._config.row_dtype is not None
 
     def open_table(self, spec: TableSpec, capacity_rows: int) -> None:
-        """See ``Store.open_table``; some rows of each partition are looked at.
+        """See ``Store.open_table``; samples a few rows of each partition.
 
         Raises:
             StoreError: also where the table was written with another ``num_partitions``.

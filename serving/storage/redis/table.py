@@ -39,7 +39,7 @@ class Status(enum.Enum):
     UNKNOWN = "its marker must be read"
     INVALID = "its rows may be old or missing"
     FILLING = "it is being filled; changes are written to it"
-    MISSED = "it missed a change; no more changes are written to it"
+    MISSED = "it missed a write; it takes no writes until it is filled again"
     FOREIGN = "it was loaded from other files"
 
 

@@ -1,4 +1,4 @@
-"""Checks of the files of a RocksDB database that RocksDB itself takes on trust.
+"""Checks of the files of a RocksDB database that RocksDB does not check.
 
 RocksDB takes a MANIFEST that was cut short for one whose last entry was being written. It opens an older state and
 removes the files that the shorter list does not name: the newest rows.
