@@ -705,13 +705,29 @@ def test_a_load_killed_before_its_marker_is_repaired_and_logs_rows_only_where_it
 
     with open_closing(path) as store:
         assert store.marker(TABLE) is None
-        store.write_flags(TABLE, changed=True)
-        assert store.marker(TABLE) is None
         load(store, [3, 4], "other", keep=True)
 
         assert fetch(store, [1, 2, 3, 4])[1].tolist() == [keep, keep, True, True]
         assert store.marker(TABLE) == Marker("other", 4 if keep else 2, changed=keep)
     assert len(caplog.records) == keep
+
+
+def test_rows_written_after_a_killed_load_are_kept_by_the_next_load(path, monkeypatch):
+    def die(self, table, marker):
+        raise StoreError("rocksdb", table, "killed")
+
+    with open_closing(path) as store, monkeypatch.context() as patch:
+        patch.setattr("serving.storage.rocksdb.database.Database.end_load", die)
+        with pytest.raises(StoreError, match="killed"):
+            load(store, [2, 3], keep=False)
+    with open_closing(path) as store:
+        store.write_flags(TABLE, changed=True)
+        store.insert(TABLE, np.array([7]), rows_of([7]))
+        assert store.marker(TABLE) is None
+    with open_closing(path) as store:
+        load(store, [3, 4], "other", keep=True)
+
+        assert fetch(store, [3, 4, 7])[1].all()
 
 
 @pytest.mark.parametrize(
