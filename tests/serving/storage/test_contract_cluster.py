@@ -27,7 +27,7 @@ def config(tmp_path):
 
 @pytest.fixture
 def pair(redis_binary, tmp_path):
-    """A cluster of one master and one replica, which takes over when it is told."""
+    """A cluster of one master and one replica; a test calls ``take_over`` to promote the replica."""
     cluster = RedisServers(tmp_path / "cluster", masters=1, replicas=1)
     yield cluster
     cluster.kill()
