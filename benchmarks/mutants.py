@@ -16,6 +16,10 @@ A fault is caught if a test fails with the fixed order of threads, with a random
 ThreadSanitizer. A fault is also caught if the tests take far longer than without it. Each fault runs only the tests of
 its file, until the first failure; hypothesis does not shrink examples. The score is the share of caught faults.
 A fault that no longer applies or does not compile is an error.
+
+``--drawn N`` tries N faults of ``benchmarks.drawn_faults`` instead. After the tests of its file, such a fault runs all
+tests of the kernels and of the GPU cache. A fault that nobody can notice is listed with the reason in
+tests/kernels/cuda/unnoticeable_faults.toml. Such a fault does not count, nor does one that the compiler refuses.
 """
 
 import argparse
@@ -32,15 +36,20 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from benchmarks.drawn_faults import PLAIN_ATOMICS, draw
 from benchmarks.report import hardware, versions
-from kernels.source import CUDA_DIRECTORY
 
-FAULTS = Path(__file__).parent.parent / "tests/kernels/cuda/faults"
-LEAST_SCORE = 0.8
+ROOT = Path(__file__).parent.parent
+CUDA, GPU_CACHE = Path("kernels/cuda"), Path("gpu_cache")
+FAULTS = ROOT / "tests/kernels/cuda/faults"
+UNNOTICEABLE = FAULTS.parent / "unnoticeable_faults.toml"
+ALL_TESTS = ("tests/kernels/cuda", "tests/gpu_cache")
+LEAST_SCORE, LEAST_DRAWN_SCORE = 0.8, 0.9
 LEAST_LIMIT_S = 120
 LIMIT_RATIO = 5  # times the duration of the tests of all files without a fault, for a busier machine
 RUN_TESTS = """
 import pathlib, sys, pytest, kernels.source
+from importlib.machinery import PathFinder
 
 class ShortSearch:
     def pytest_configure(self):
@@ -49,41 +58,57 @@ class ShortSearch:
         settings.register_profile("mutants", max_examples=20, derandomize=True, database=None, phases=phases)
         settings.load_profile("mutants")
 
-kernels.source.CUDA_DIRECTORY = pathlib.Path(sys.argv[1])
+class Faulty:
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        return PathFinder.find_spec(name, [sys.argv[1]]) if name == "gpu_cache" else None
+
+sys.meta_path.insert(0, Faulty)
+kernels.source.CUDA_DIRECTORY = pathlib.Path(sys.argv[1]) / "kernels/cuda"
 sys.exit(pytest.main(["-x", "-q", "-p", "no:cacheprovider", "-m", *sys.argv[2:]], [ShortSearch()]))
 """
 MARKS = {"race check": "not gpu and not long and not slow"}
+COMPILER = "compiler"
+RACES = ("barrier", "atomic")  # operators whose faults are races
 SCHEDULES = {  # in the order of the attempts
     "race check": {"HOTROW_RUNNER_SEED": "1", "HOTROW_RUNNER_THREADS": "2", "HOTROW_RUNNER_SANITIZER": "thread"},
     "fixed order": {"HOTROW_RUNNER_SEED": "0"},
     "drawn order": {"HOTROW_RUNNER_SEED": "3", "HOTROW_RUNNER_THREADS": "2"},
+    "late streams": {"HOTROW_RUNNER_SEED": "4", "HOTROW_RUNNER_DELAY_MS": "10"},  # for faults of launches
 }
 
 
 @dataclass(frozen=True)
 class Fault:
-    """One edit of one source."""
+    """One edit of one source, at the place ``at`` or at the only place of ``old``."""
 
-    file: str
+    file: str  # below kernels/cuda, or of gpu_cache
     name: str
     old: str
     new: str
     tests: tuple[str, ...]
     race_tests: tuple[str, ...]  # empty unless it is a race
+    at: int | None = None
 
     def tests_of(self, schedule):
         """Return the tests for a schedule."""
+        if schedule == "late streams":
+            return self.tests if self.file.endswith(".py") else ()
         return self.race_tests if schedule == "race check" else self.tests
 
     def plant(self, directory):
-        """Edit the source in a copy of kernels/cuda."""
-        path = directory / self.file
+        """Edit the source in a copy of the sources."""
+        path = directory / (GPU_CACHE if self.file.endswith(".py") else CUDA) / self.file
         text = path.read_text(encoding="utf-8")
-        if text.count(self.old) != 1:
+        if self.at is None and text.count(self.old) != 1:
             raise ValueError(
                 f"{self.file}: {self.name}: {self.old!r} occurs {text.count(self.old)} times, expected once"
             )
-        path.write_text(text.replace(self.old, self.new), encoding="utf-8")
+        at = text.index(self.old) if self.at is None else self.at
+        path.write_text(text[:at] + self.new + text[at + len(self.old) :], encoding="utf-8")
+        if self.new == "plain":
+            types = directory / CUDA / "types.cuh"
+            types.write_text(types.read_text(encoding="utf-8") + PLAIN_ATOMICS, encoding="utf-8")
 
 
 def read_faults(directory=FAULTS):
@@ -103,6 +128,34 @@ def read_faults(directory=FAULTS):
                 )
             )
     return faults
+
+
+def drawn_faults(count, seed):
+    """Return faults that were drawn, each with the tests of its file and then all tests."""
+    by_file = {}
+    for path in FAULTS.glob("*.toml"):
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
+        by_file[document["file"]] = document
+    faults = []
+    for path, operator, at, old, new in draw(ROOT, count, seed):
+        text = (ROOT / path).read_text(encoding="utf-8")
+        line = text.splitlines()[text[:at].count("\n")].strip()
+        document = by_file.get(path.name, {"tests": ()})
+        tests = (*document["tests"], *ALL_TESTS)
+        races = tuple(document.get("race_tests", document["tests"])) or ALL_TESTS
+        name = f"{operator} at {at}: {line[:100]}"
+        faults.append(Fault(path.name, name, old, new, tests, races if operator in RACES else (), at))
+    return faults
+
+
+def unnoticeable_reason(record):
+    """Return why no test can notice a drawn fault; None if tests should."""
+    document = tomllib.loads(UNNOTICEABLE.read_text(encoding="utf-8"))
+    for fault in document["faults"]:
+        operator, _, line = record["fault"].partition(" at ")
+        if (fault["file"], fault["operator"]) == (record["file"], operator) and line.endswith(fault["line"]):
+            return fault["reason"]
+    return None
 
 
 def run_tests(directory, tests, schedule, limit_s=None):
@@ -129,7 +182,9 @@ def caught_by(fault, directory, limits_s):
         status, output = run_tests(directory, fault.tests_of(schedule), schedule, limits_s[schedule])
         if status is None:  # a fault may make a kernel loop forever
             return schedule, f"does not end in {limits_s[schedule]} s"
-        if "does not compile" in output or status in (2, 3, 4, 5):  # pytest could not run the tests
+        if fault.at is not None and "does not compile" in output:
+            return COMPILER, "it does not compile"
+        if fault.at is None and ("does not compile" in output or status in (2, 3, 4, 5)):  # the tests could not run
             raise ValueError(f"{fault.file}: {fault.name}: the tests could not run:\n{output[-2000:]}")
         if status != 0:
             words = ("FAILED ", "ERROR ", "SUMMARY: ")
@@ -138,11 +193,17 @@ def caught_by(fault, directory, limits_s):
     return None
 
 
+def copy_sources(directory):
+    """Copy the sources in which faults are planted."""
+    for folder in (CUDA, GPU_CACHE):
+        shutil.copytree(ROOT / folder, directory / folder, ignore=shutil.ignore_patterns("__pycache__"))
+
+
 def try_fault(fault, limits_s):
     """Plant one fault in a copy of the sources and run its tests."""
     with tempfile.TemporaryDirectory() as scratch:
-        directory = Path(scratch) / "cuda"
-        shutil.copytree(CUDA_DIRECTORY, directory)
+        directory = Path(scratch)
+        copy_sources(directory)
         fault.plant(directory)
         return caught_by(fault, directory, limits_s)
 
@@ -154,7 +215,7 @@ def check_without_faults(faults):
         tests = sorted({test for fault in faults for test in fault.tests_of(schedule)})
         if tests:
             began_s = time.monotonic()
-            status, output = run_tests(CUDA_DIRECTORY, tests, schedule)
+            status, output = run_tests(ROOT, tests, schedule)
             if status != 0:
                 raise ValueError(f"the tests fail without a fault ({schedule}):\n{output[-3000:]}")
             limits_s[schedule] = round(max(LEAST_LIMIT_S, LIMIT_RATIO * (time.monotonic() - began_s)))
@@ -207,21 +268,28 @@ def main(arguments=None):
     parser.add_argument(
         "--only", nargs="*", metavar="FILE", help="try only the faults of these sources and keep the other records"
     )
+    parser.add_argument("--drawn", type=int, metavar="N", help="try N drawn faults instead of the hand-picked faults")
+    parser.add_argument("--seed", type=int, default=0, help="of the draw")
     options = parser.parse_args(arguments)
-    faults = read_faults()
+    faults, target = read_faults(), LEAST_SCORE
+    if options.drawn:
+        faults, target = drawn_faults(options.drawn, options.seed), LEAST_DRAWN_SCORE
     tried = [fault for fault in faults if options.only is None or fault.file in options.only]
     records, errors = try_faults(tried, check_without_faults(tried))
     for error in errors:
         print(error, file=sys.stderr)
     if options.json and options.only is not None and options.json.exists():
         records += earlier_records(options.json, faults, tried)
-    score = sum(record["caught_by"] is not None for record in records) / max(len(records), 1)
-    print(f"{len(records)} faults, score {score:.2f}, target {LEAST_SCORE}")
+    for record in records:
+        record["unnoticeable"] = None if record["caught_by"] else unnoticeable_reason(record)
+    counted = [record for record in records if record["caught_by"] != COMPILER and not record["unnoticeable"]]
+    score = sum(record["caught_by"] is not None for record in counted) / max(len(counted), 1)
+    print(f"{len(counted)} faults, score {score:.2f}, target {target}")
     if options.json:
         document = {"hardware": hardware(), "versions": versions(), "score": round(score, 3)}
         document["faults"] = sorted(records, key=lambda record: (record["file"], record["fault"]))
         options.json.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-    return int(bool(errors) or score < LEAST_SCORE)
+    return int(bool(errors) or score < target)
 
 
 if __name__ == "__main__":

@@ -1,27 +1,44 @@
 """Every planted fault can be planted: otherwise `make mutants` shows nothing."""
 
-import shutil
-
 import pytest
 
 from benchmarks import mutants
-from benchmarks.mutants import read_faults
-from kernels.source import CUDA_DIRECTORY
+from benchmarks.drawn_faults import launch_edits
+from benchmarks.mutants import CUDA, ROOT, copy_sources, drawn_faults, read_faults
 
 FAULTS = read_faults()
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=[f"{fault.file}: {fault.name}" for fault in FAULTS])
 def test_a_fault_changes_its_source_in_exactly_one_place(fault, tmp_path):
-    shutil.copytree(CUDA_DIRECTORY, tmp_path / "cuda")
+    copy_sources(tmp_path)
 
-    fault.plant(tmp_path / "cuda")
+    fault.plant(tmp_path)
 
-    assert (tmp_path / "cuda" / fault.file).read_text() != (CUDA_DIRECTORY / fault.file).read_text()
+    assert (tmp_path / CUDA / fault.file).read_text() != (ROOT / CUDA / fault.file).read_text()
+
+
+def test_drawn_faults_are_of_all_kinds_and_can_be_planted(tmp_path):
+    copy_sources(tmp_path)
+    drawn = drawn_faults(12, seed=1)
+
+    for fault in drawn:
+        fault.plant(tmp_path)
+
+    kinds = {fault.name.partition(" at ")[0] for fault in drawn}
+    assert kinds == {"comparison", "bound", "condition", "barrier", "atomic", "launch"}
+    assert drawn_faults(12, seed=1) == drawn
+
+
+def test_a_drawn_fault_of_a_launch_swaps_two_statements():
+    text = "def write(stream):\n    hide(stream)\n    fill(stream)\n    done()\n"
+
+    assert [edit[3] for edit in launch_edits(text)] == ["    fill(stream)\n    hide(stream)\n"]
 
 
 def test_a_fault_that_no_longer_applies_is_refused(tmp_path):
-    (tmp_path / FAULTS[0].file).write_text("something else")
+    copy_sources(tmp_path)
+    (tmp_path / CUDA / FAULTS[0].file).write_text("something else")
 
     with pytest.raises(ValueError, match="occurs 0 times, expected once"):
         FAULTS[0].plant(tmp_path)
