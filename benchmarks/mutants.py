@@ -67,14 +67,22 @@ sys.meta_path.insert(0, Faulty)
 kernels.source.CUDA_DIRECTORY = pathlib.Path(sys.argv[1]) / "kernels/cuda"
 sys.exit(pytest.main(["-x", "-q", "-p", "no:cacheprovider", "-m", *sys.argv[2:]], [ShortSearch()]))
 """
-MARKS = {"race check": "not gpu and not long and not slow"}
+MARKS = dict.fromkeys(("race check", "memory check"), "not gpu and not long and not slow")
+SANITIZERS = {  # libraries to preload, and their options
+    "race check": (
+        ("tsan",),
+        {"TSAN_OPTIONS": f"exitcode=66 halt_on_error=1 suppressions={FAULTS.parent}/race_check.supp"},
+    ),
+    "memory check": (("asan", "ubsan"), {"ASAN_OPTIONS": "detect_leaks=0"}),
+}
 COMPILER = "compiler"
 RACES = ("barrier", "atomic")  # operators whose faults are races
 SCHEDULES = {  # in the order of the attempts
     "race check": {"HOTROW_RUNNER_SEED": "1", "HOTROW_RUNNER_THREADS": "2", "HOTROW_RUNNER_SANITIZER": "thread"},
     "fixed order": {"HOTROW_RUNNER_SEED": "0"},
     "drawn order": {"HOTROW_RUNNER_SEED": "3", "HOTROW_RUNNER_THREADS": "2"},
-    "late streams": {"HOTROW_RUNNER_SEED": "4", "HOTROW_RUNNER_DELAY_MS": "10"},  # for faults of launches
+    "late streams": {"HOTROW_RUNNER_SEED": "4", "HOTROW_RUNNER_DELAY_MS": "10"},  # for drawn faults of launches
+    "memory check": {"HOTROW_RUNNER_SEED": "0", "HOTROW_RUNNER_SANITIZER": "address"},  # for other drawn faults
 }
 
 
@@ -92,8 +100,9 @@ class Fault:
 
     def tests_of(self, schedule):
         """Return the tests for a schedule."""
-        if schedule == "late streams":
-            return self.tests if self.file.endswith(".py") else ()
+        is_launch = self.file.endswith(".py")
+        if schedule in ("late streams", "memory check"):
+            return self.tests if self.at is not None and is_launch == (schedule == "late streams") else ()
         return self.race_tests if schedule == "race check" else self.tests
 
     def plant(self, directory):
@@ -161,12 +170,13 @@ def unnoticeable_reason(record):
 def run_tests(directory, tests, schedule, limit_s=None):
     """Run tests with the sources of a directory; return pytest's status, None after the limit, and its output."""
     environment = os.environ | SCHEDULES[schedule]
-    if schedule == "race check":
-        found = subprocess.run(["g++", "-print-file-name=libtsan.so"], capture_output=True, text=True, check=True)
-        environment |= {
-            "LD_PRELOAD": found.stdout.strip(),
-            "TSAN_OPTIONS": f"exitcode=66 halt_on_error=1 suppressions={FAULTS.parent}/race_check.supp",
-        }
+    libraries, options = SANITIZERS.get(schedule, ((), {}))
+    if libraries:
+        names = [f"-print-file-name=lib{library}.so" for library in libraries]
+        found = [
+            subprocess.run(["g++", name], capture_output=True, text=True, check=True).stdout.strip() for name in names
+        ]
+        environment |= {"LD_PRELOAD": " ".join(found), **options}
     marks = MARKS.get(schedule, "not gpu and not long")
     command = [sys.executable, "-c", RUN_TESTS, str(directory), marks, *tests]
     try:
