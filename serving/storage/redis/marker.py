@@ -19,8 +19,7 @@ WORDS_PER_CALL = 4000
 # where the lease is gone.
 FILL = f"""
 if redis.call('GET', KEYS[2]) ~= ARGV[1] then return 0 end
-redis.call('PEXPIRE', KEYS[2], {LEASE_MS})
-local has_removed = redis.call('PEXPIRE', KEYS[3], {LEASE_MS}) == 1
+local has_removed = redis.call('EXISTS', KEYS[3]) == 1
 if has_removed or ARGV[2] == 'absent' then
   local put = ARGV[2] == 'absent' and 'HSETNX' or 'HSET'
   for i = 3, #ARGV, 2 do
@@ -210,9 +209,9 @@ def finish(one: Partition, token: str, marker: PartitionMarker, *, swap: bool, g
     return _script(FINISH, keys, [token, gathered, *marker.words()])
 
 
-def change(one: Partition, generation: str, name: str, words: NDArray[np.uint8], count: int) -> Command:
+def change(one: Partition, generation: str, name: str, rows: NDArray[np.uint8], words_per_row: int) -> Command:
     """``HSET`` or ``HDEL`` on a source of truth; the reply is -1 where the generation differs."""
-    return _script(CHANGE, [one.values, one.marker], [generation, name], words, count)
+    return _script(CHANGE, [one.values, one.marker], [generation, name], rows, words_per_row * len(rows))
 
 
 def note_removed(one: Partition, fields: NDArray[np.uint8]) -> list[Command]:

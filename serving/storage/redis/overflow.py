@@ -8,16 +8,13 @@ writes none. HPS chooses random victims from that hash all the same, so it never
 
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from serving.config import RedisOverflow
 from serving.storage.redis.commands import Command, Partition, packed_words, plain
-
-if TYPE_CHECKING:
-    from serving.storage.redis.nodes import RedisNodes
+from serving.storage.redis.nodes import RedisNodes
 
 # A value that another policy wrote is reset to 1.
 TOUCH = """
@@ -36,7 +33,7 @@ MARK_TTL_MS = 60_000
 class Overflow:
     """Keeps the partitions of one table within their margin. Every method may be called from any thread."""
 
-    def __init__(self, nodes: "RedisNodes", rule: RedisOverflow) -> None:
+    def __init__(self, nodes: RedisNodes, rule: RedisOverflow) -> None:
         """Store the policy."""
         self.rule = rule
         self._nodes = nodes

@@ -99,25 +99,16 @@ class RedisRows:
         if rows:
             yield self.decoded(rows)
 
-    def are_new(self, keys: Keys, seen: KeyIndex) -> Mask:
-        """Which of int64[N] ``keys`` are not in ``seen``, to which they are added.
-
-        Raises:
-            StoreError: one is reserved.
-        """
-        before = len(seen)
-        try:
-            is_new: Mask = seen.find_or_insert(keys) >= before
-        except ReservedKeyError as err:
-            raise self.error(str(err)) from err
-        return is_new
-
     def error(self, reason: str) -> StoreError:
         """An error that names the table."""
         return StoreError(STORE_NAME, self.spec.name, reason)
 
     def _unseen(self, rows: Mapping[bytes, bytes], seen: KeyIndex) -> Mapping[bytes, bytes]:
-        is_new = self.are_new(self.decoded(rows)[0], seen)
+        keys, before = self.decoded(rows)[0], len(seen)
+        try:
+            is_new = seen.find_or_insert(keys) >= before
+        except ReservedKeyError as err:
+            raise self.error(str(err)) from err
         if is_new.all():
             return rows
         return {key: row for (key, row), new in zip(rows.items(), is_new, strict=True) if new}

@@ -82,7 +82,7 @@ class RedisStore(Store):
             held = self._tables.get(spec.name)
             table = held if held is not None and held.spec == spec else self._new_table(spec)
             table.check(range(len(table.partitions)))
-            table.verify(range(len(table.partitions)))
+            table.states.verify(range(len(table.partitions)))
         self._take(table)
 
     def capacity_rows(self, table: str) -> int | None:
@@ -162,7 +162,7 @@ class RedisStore(Store):
     def marker(self, table: str) -> Marker | None:
         """See ``Store.marker``; None where a partition has lost its marker."""
         with self._translated(table):
-            return (self._tables.get(table) or self._unopened(table)).marker()
+            return (self._tables.get(table) or self._unopened(table)).states.marker()
 
     def load(self, spec: TableSpec, batches: Batches, marker: Marker, *, keep: bool) -> None:
         """See ``Store.load``; each partition changes in one instant.
@@ -177,7 +177,7 @@ class RedisStore(Store):
 
         with self._translated(spec.name):
             table = self._new_table(spec)
-            table.wanted = marker
+            table.states.wanted = marker
             Filling(self._nodes, table).load(batches, marker, keep=keep)
         self._take(table)
 
@@ -190,14 +190,14 @@ class RedisStore(Store):
 
     def serve_as_cache(self, spec: TableSpec, truth: Truth, *, keeps_rows: bool = False) -> None:
         """See ``Store.serve_as_cache``."""
-        from serving.storage.redis.table import Status
+        from serving.storage.redis.states import Status
 
         with self._translated(spec.name):
             table = self._new_table(spec)
-        table.truth = truth
+        table.states.truth = truth
         if not keeps_rows:
-            table.wanted = truth.marker()
-            table.mark(range(len(table.partitions)), Status.INVALID, "it has not been filled yet")
+            table.states.wanted = truth.marker()
+            table.states.mark(range(len(table.partitions)), Status.INVALID, "it has not been filled yet")
         with self._lock:
             self._tables = {**self._tables, spec.name: table}
 
@@ -207,7 +207,7 @@ class RedisStore(Store):
 
         with self._translated(spec.name):
             table = self._open_table(spec.name)
-            table.wanted = truth.marker()
+            table.states.wanted = truth.marker()
             was_written = Filling(self._nodes, table).fill(truth, starting=starting)
         if starting:
             self._log_spread(table)
@@ -216,7 +216,7 @@ class RedisStore(Store):
     def is_whole(self, table: str) -> bool:
         """See ``Store.is_whole``."""
         held = self._tables.get(table)
-        return held is None or held.truth is None or held.is_whole
+        return held is None or held.states.truth is None or held.states.is_whole
 
     def samples(self, table: str) -> Iterator[MetricSample]:
         """See ``Store.samples``."""
