@@ -70,7 +70,7 @@ class Filling:
         self._partitions = table.partitions
         self._token = new_token()
         self._run_ids: dict[int, str] = {}  # by partition, of the node that gave the lease
-        self._lost: set[int] = set()  # partitions whose lease ended
+        self._lost: set[int] = set()  # partitions whose lease or node was lost
         self._gathered = [0] * len(self._partitions)  # by partition, rows that are to take its place
         self._known: list[PartitionState] = []  # when the filling began: a change that is missed later counts
 
@@ -286,7 +286,7 @@ class Filling:
     def _refuse_lost_leases(self) -> None:
         if self._lost:
             values = self._partitions[min(self._lost)].values.decode()
-            reason = f"{values}: its lease ended while it was filled"
+            reason = f"{values}: its lease or its node was lost while it was filled"
             raise StoreUnreachableError(STORE_NAME, self._table.spec.name, reason)
 
     @contextmanager

@@ -51,7 +51,7 @@ class RedisStore(Store):
             StoreError: the user is refused, or a TLS file cannot be read.
         """
         self._config = config
-        self._is_closed = False
+        self._is_closed = self._has_asked_for_policy = False
         self._lock = threading.Lock()  # one change of the tables at a time
         self._tables: dict[str, RedisTable] = {}  # replaced as a whole, so readers take no lock
         try:
@@ -144,12 +144,17 @@ class RedisStore(Store):
             fits = storable(keys, held.spec.key_bytes)
             return held.evict(keys if fits is None else keys[fits])
 
+    def close_table(self, table: str) -> None:
+        """See ``Store.close_table``; asks nobody."""
+        self._check_open(table)
+        with self._lock:
+            self._tables = {name: one for name, one in self._tables.items() if name != table}
+
     def drop_table(self, table: str) -> None:
         """See ``Store.drop_table``; every process that shares the table loses it."""
         with self._translated(table):
             held = self._tables.get(table) or self._unopened(table)
-            with self._lock:
-                self._tables = {name: one for name, one in self._tables.items() if name != table}
+            self.close_table(table)
             held.drop()
 
     def items(self, table: str, batch_rows: int = 65536) -> Batches:
@@ -239,11 +244,6 @@ class RedisStore(Store):
             return self._nodes.topology.spread([one.values for one in held.partitions])
         return {}
 
-    def evicted_rows(self, table: str) -> int:
-        """Rows that this process evicted from an open table as it overflowed."""
-        held = self._tables.get(table)
-        return held.evicted_rows if held else 0
-
     def close(self) -> None:
         """See ``Store.close``; the rows stay."""
         with self._lock:
@@ -287,6 +287,14 @@ class RedisStore(Store):
             self._check_open(table.spec.name)
             self._tables = {**self._tables, table.spec.name: table}
         self._log_spread(table)
+        if table.states.truth is None and not self._has_asked_for_policy:
+            self._has_asked_for_policy = True
+            self._warn_of_evictions()
+
+    def _warn_of_evictions(self) -> None:
+        for policy in self._nodes.topology.eviction_policies():
+            advice = "set it to noeviction, or put a persistent_db behind Redis"
+            logger.warning("redis: maxmemory-policy is %s, so a full Redis loses rows: %s", policy, advice)
 
     def _log_spread(self, table: "RedisTable") -> None:
         """Log how evenly the nodes hold a table."""

@@ -10,12 +10,14 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.redis_servers import DEADLINE_S, wait_until
+from serving.config import RedisConfig
 from serving.errors import ServingError, StoreError
-from serving.storage import RocksDbStore
+from serving.storage import RedisStore, RocksDbStore
 from tests.serving.small_server import KEYS, ROWS, UNKNOWN, held_by, rows_of, serve
-from tests.serving.storage.redis_stores import open_store
+from tests.serving.storage.redis_stores import OPENED, open_store
 
 TABLE = "m.t"
+STARTS, ENDS = f"tier redis does not answer, table {TABLE!r}", f"tier redis answers again, table {TABLE!r}"
 PARTITIONS = 4
 FILE = {key: row.tolist() for key, row in zip(KEYS, ROWS, strict=True)}
 ROOT = Path(__file__).parents[3]
@@ -26,8 +28,20 @@ def redis_of(server, **options):
     return open_store(server, num_partitions=PARTITIONS, **options)
 
 
+def late_redis(address, **options):
+    """A Redis tier whose server may be down now."""
+    config = RedisConfig(addresses=(address,), num_partitions=PARTITIONS, **options)
+    OPENED.append(RedisStore(config, may_be_late=True))
+    return OPENED[-1]
+
+
 def rocksdb_in(folder, **options):
     return RocksDbStore(folder, num_threads=1, **options)
+
+
+def lines(caplog):
+    """The beginnings of the log's lines about outages, in their order."""
+    return [line.partition(":")[0] for line in caplog.messages if line.startswith("tier redis")]
 
 
 class Server:

@@ -39,6 +39,11 @@ def found_in(store, keys):
     return store.fetch(SPEC.name, np.asarray(keys), np.empty((len(keys), 4), dtype=np.float32))
 
 
+def evicted_rows(store, table=SPEC.name):
+    """Rows that a store says it has evicted from a table."""
+    return next(one.value for one in store.samples(table) if one.name == "hotrow_tier_evicted_rows")
+
+
 def assert_served(server, model):
     """Look up every row of the model "dcn", all of which must be there and right."""
     for index, rows in enumerate(model.tables):

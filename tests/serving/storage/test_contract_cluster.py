@@ -1,28 +1,19 @@
-"""A Redis cluster in front of RocksDB: replicas take over with and without every write, and slots move."""
+"""A Redis cluster: replicas take over with and without every write, and slots move."""
 
+import numpy as np
 import pytest
 from redis.crc import key_slot
 
 from benchmarks.redis_servers import SLOTS, RedisServers, wait_until
+from serving.errors import StoreUnreachableError
 from serving.parameter_server import models as served_models
+from serving.storage import Marker, TableSpec
 from serving.storage.redis.commands import Partition
-from tests.serving.small_server import held_by, write_model
+from tests.serving.small_server import KEYS, ROWS, held_by
 from tests.serving.storage.contract import PARTITIONS, TABLE, redis_of, serve_in_front
 from tests.serving.storage.redis_stores import IMPATIENT
 
 pytestmark = pytest.mark.usefixtures("short_pauses")
-
-
-@pytest.fixture(autouse=True)
-def looks_often(monkeypatch):
-    """A server looks often for caches to fill, and fills them without rests."""
-    monkeypatch.setattr(served_models, "LOOK_INTERVAL_S", 0.02)
-    monkeypatch.setattr(served_models, "REST_RATIO", 0.1)
-
-
-@pytest.fixture
-def config(tmp_path):
-    return write_model(tmp_path)
 
 
 @pytest.fixture
@@ -93,6 +84,41 @@ def test_a_replica_that_takes_over_with_every_write_gives_no_old_row(pair, confi
             server.wait_for_redis()
         # A table that never changed is whole on the replica: it is taken as it is.
         assert (server.tier.refills > 0) == changed
+
+
+def test_a_replica_that_is_found_when_a_model_is_loaded_again_is_known_from_then_on(
+    pair, config, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(served_models, "LOOK_INTERVAL_S", 3600)
+    master, replica = pair.nodes
+    with serve_in_front(config, redis_of(master), tmp_path / "db") as server:
+        server.server.unload_model("m")
+        wait_for_replica(master, replica)
+        master.kill()
+        take_over(replica)
+        server.server.load_model(config)
+        server.insert([3, 777], 7)
+        server.check()
+        assert server.stores[0].is_whole(TABLE)
+
+
+def test_a_load_whose_first_rows_the_replica_does_not_have_is_refused(pair, tmp_path):
+    master, replica = pair.nodes
+    store, spec = redis_of(master), TableSpec(TABLE, 3)
+
+    def batches():
+        wait_for_replica(master, replica)  # it has the leases
+        yield np.array(KEYS), ROWS
+        master.kill()
+        take_over(replica)
+        with replica.client() as client:
+            for name in client.keys("*v"):  # as where the rows did not reach it
+                client.delete(name)
+        yield np.array([], dtype=np.int64), np.empty((0, 3), dtype=np.float32)
+
+    with pytest.raises(StoreUnreachableError, match="its lease or its node was lost while it was filled"):
+        store.load(spec, batches(), Marker("digest"), keep=True)
+    assert store.marker(TABLE) is None
 
 
 @pytest.mark.parametrize("end", ["killed", "frozen"])

@@ -1,6 +1,5 @@
 """Redis in front of RocksDB is down, frozen, full or empty: no change fails, and no answer is old."""
 
-import logging
 import threading
 import time
 from pathlib import Path
@@ -19,11 +18,14 @@ from serving.storage import RedisStore, RocksDbStore
 from serving.storage.redis.commands import RedisNodeError
 from serving.storage.redis.nodes import RedisNodes, Reply
 from serving.storage.redis.overflow import Overflow
-from tests.serving.small_server import KEYS, held_by, write_model
+from tests.serving.small_server import KEYS, held_by
 from tests.serving.storage.contract import (
+    ENDS,
     FILE,
+    STARTS,
     TABLE,
     Server,
+    lines,
     redis_of,
     serve,
     serve_in_front,
@@ -32,31 +34,7 @@ from tests.serving.storage.redis_stores import IMPATIENT
 from tests.serving.storage.tiers import QUICK_FOLDER
 
 pytestmark = pytest.mark.usefixtures("short_pauses")
-STARTS, ENDS = f"tier redis does not answer, table {TABLE!r}", f"tier redis answers again, table {TABLE!r}"
 AGAIN = f"tier redis was filled again, table {TABLE!r}"
-
-
-@pytest.fixture
-def config(tmp_path):
-    return write_model(tmp_path)
-
-
-@pytest.fixture
-def database(tmp_path):
-    return tmp_path / "db"
-
-
-@pytest.fixture(autouse=True)
-def looks_often(monkeypatch, caplog):
-    """A server looks often for caches to fill, and fills them without rests."""
-    monkeypatch.setattr(served_models, "LOOK_INTERVAL_S", 0.02)
-    monkeypatch.setattr(served_models, "REST_RATIO", 0.1)
-    caplog.set_level(logging.WARNING)
-
-
-def lines(caplog):
-    """The beginnings of the log's lines about outages, in their order."""
-    return [line.partition(":")[0] for line in caplog.messages if line.startswith("tier redis")]
 
 
 @pytest.fixture(params=["nothing", "an old RDB file", "an old log"])

@@ -1,9 +1,19 @@
-"""Keys that are removed from Redis while another process fills it from the source of truth."""
+"""Redis is filled: keys are removed meanwhile, and a batch of rows takes longer than a lease."""
 
 import numpy as np
+import pytest
 
+from benchmarks.redis_servers import wait_until
+from serving.errors import StoreUnreachableError
+from serving.storage.redis import marker as scripts
 from serving.storage.store import Marker
-from tests.serving.storage.redis_stores import KEYS, ROWS, SPEC, found_in, open_store
+from tests.serving.storage.redis_stores import KEYS, ROWS, SPEC, fetch, found_in, open_store
+
+PARTITIONS = 16
+FILLINGS = {
+    "load": lambda store, truth: store.load(SPEC, truth.batches(), truth.marker(), keep=False),
+    "fill": lambda store, truth: store.fill(SPEC, truth, starting=True),
+}
 
 
 class Truth:
@@ -58,6 +68,38 @@ def test_a_key_that_is_removed_and_inserted_again_while_its_partition_is_filled_
     out = np.empty((1, 4), dtype=np.float32)
     assert store.fetch(SPEC.name, key, out).all()
     assert out.tolist() == row.tolist()
+
+
+@pytest.mark.parametrize("verb", FILLINGS)
+def test_leases_are_renewed_while_a_batch_of_rows_is_waited_for(redis_server, client, monkeypatch, verb):
+    monkeypatch.setattr(scripts, "LEASE_MS", 3000)
+
+    def wait():
+        leases = client.keys("*.hotrow.lease")
+        assert len(leases) == PARTITIONS
+        for lease in leases:
+            client.pexpire(lease, 2000)  # as a second does
+        wait_until(lambda: all(client.pttl(lease) > 2000 for lease in leases), "the leases are renewed")
+
+    truth = Truth(wait)
+    store = cache(redis_server, truth)
+    FILLINGS[verb](store, truth)
+
+    assert not client.keys("*.hotrow.lease")
+    fetch(store)
+
+
+@pytest.mark.parametrize("verb", FILLINGS)
+def test_a_lease_that_another_process_took_meanwhile_is_an_error_and_leaves_no_marker(redis_server, client, verb):
+    lease = f"hps_et{{hps_et.{SPEC.name}/p3}}.hotrow.lease"
+    truth = Truth(lambda: client.set(lease, "another process"))
+    store = cache(redis_server, truth)
+
+    with pytest.raises(StoreUnreachableError, match=r"/p3}v: its lease or its node was lost while it was filled"):
+        FILLINGS[verb](store, truth)
+
+    assert store.marker(SPEC.name) is None
+    assert client.get(lease) == b"another process"
 
 
 def test_keys_that_were_removed_before_are_filled_again(redis_server, client):
