@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from serving.background import PeriodicWorker
 from serving.errors import StoreError, StoreUnreachableError
 from serving.storage.redis import marker as scripts
-from serving.storage.redis.commands import Command, RedisNodeError, header, plain
+from serving.storage.redis.commands import Command, Partition, RedisNodeError, header, plain
 from serving.storage.redis.marker import PartitionMarker, new_token
 from serving.storage.redis.nodes import RedisNodes, value_of
 from serving.storage.redis.rows import STORE_NAME
@@ -71,7 +71,7 @@ class Filling:
         self._token = new_token()
         self._run_ids: dict[int, str] = {}  # by partition, of the node that gave the lease
         self._lost: set[int] = set()  # partitions whose lease or node was lost
-        self._gathered = [0] * len(self._partitions)  # by partition, rows that are to take its place
+        self._gathered = [0] * len(self._partitions)  # by partition that is swapped, rows that will take its place
         self._known: list[PartitionState] = []  # when the filling began: a change that is missed later counts
 
     def load(self, batches: Batches, marker: Marker, *, keep: bool) -> None:
@@ -115,7 +115,6 @@ class Filling:
                 self._states.mark(plan.numbers, Status.FILLING, "it is being filled")
                 self._known = self._states.now()
                 self._take_unknown_rows(truth, plan)
-                self._drop(plan)
                 self._write(truth.batches(), plan)
                 wanted = truth.marker()
                 self._finish(plan, wanted, changed=set(numbers) if wanted.changed else plan.changed)
@@ -143,7 +142,9 @@ class Filling:
                     plan.changed.add(number)
         if unmarked:
             self._table.check(sorted(unmarked))
-            plan.over = self._with_rows(unmarked) - self._begun(unmarked)
+            # A filling that was cut short has left Hotrow's own rows.
+            begun = self._where(unmarked, lambda one: plain("HEXISTS", one.marker, "filling"))
+            plan.over = self._with_rows(unmarked) - begun
             plan.absent |= unmarked - plan.over
         return plan
 
@@ -169,24 +170,17 @@ class Filling:
             plan.over = set()
 
     def _with_rows(self, numbers: set[int]) -> set[int]:
-        asked = sorted(numbers)
-        replies = self._nodes.run([plain("EXISTS", self._partitions[at].values) for at in asked])
-        return {at for at, has_rows in zip(asked, replies, strict=True) if has_rows}
+        return self._where(numbers, lambda one: plain("EXISTS", one.values))
 
-    def _begun(self, numbers: set[int]) -> set[int]:
-        """Partitions whose filling was cut short: their rows are Hotrow's."""
+    def _where(self, numbers: set[int], question: Callable[[Partition], Command]) -> set[int]:
+        """Those of the partitions for which Redis answers yes."""
         asked = sorted(numbers)
-        replies = self._nodes.run([plain("HEXISTS", self._partitions[at].marker, "filling") for at in asked])
-        return {at for at, is_there in zip(asked, replies, strict=True) if is_there}
-
-    def _drop(self, plan: _Plan) -> None:
-        """Remove the old rows of partitions to which rows are added, while their leases are held."""
-        numbers = sorted(plan.absent)
-        replies = self._nodes.run([scripts.begin(self._partitions[at], self._token) for at in numbers])
-        self._leave_out_lost(plan, numbers, replies)
+        replies = self._nodes.run([question(self._partitions[at]) for at in asked])
+        return {at for at, is_so in zip(asked, replies, strict=True) if is_so}
 
     def _write(self, batches: Batches, plan: _Plan) -> None:
-        """Write the rows of the planned partitions."""
+        """Write the rows of the planned partitions. Partitions whose leases have ended take none."""
+        self._nodes.run([scripts.begin(self._partitions[at], self._token) for at in sorted(plan.absent)])
         sizes = np.zeros(len(self._partitions), dtype=np.int64)
         for keys, rows in batches:
             keys, rows = self._fitting(*self._wanted(keys, rows, plan), sizes)
@@ -196,12 +190,7 @@ class Filling:
                 extras = [command for at, words in groups for command in self._extras(at, words, plan)]
                 replies = self._nodes.run([*commands, *extras])
                 for (at, _), added in zip(groups, replies, strict=False):
-                    self._gathered[at] += added if at in plan.swap else 0
-                self._leave_out_lost(
-                    plan,
-                    [at for at, _ in groups if at not in plan.swap],
-                    [reply for (at, _), reply in zip(groups, replies, strict=False) if at not in plan.swap],
-                )
+                    self._gathered[at] += added
             self._check_leases(plan)
 
     def _check_leases(self, plan: _Plan) -> None:
@@ -278,7 +267,7 @@ class Filling:
             self._states.change(at, self._known[at], state)
 
     def _leave_out_lost(self, plan: _Plan, numbers: Sequence[int], replies: Sequence[object]) -> None:
-        """Leave out partitions whose lease has ended, or was taken by another process."""
+        """Leave out partitions for which the reply is no."""
         lost = {at for at, reply in zip(numbers, replies, strict=True) if not reply}
         plan.leave_out(lost)
         self._lost |= lost

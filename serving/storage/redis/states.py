@@ -9,8 +9,7 @@ from serving.storage.redis import marker as scripts
 from serving.storage.redis.commands import RedisNodeError, plain
 from serving.storage.redis.marker import PartitionMarker
 from serving.storage.redis.nodes import RedisNodes, Reply, value_of
-from serving.storage.redis.partitions import Partitions
-from serving.storage.redis.rows import RedisRows
+from serving.storage.redis.rows import Partitions, RedisRows
 from serving.storage.store import Marker, Truth
 
 

@@ -15,8 +15,7 @@ from serving.storage.redis import marker as scripts
 from serving.storage.redis.commands import Command, Partition, RedisNodeError, encoded_fields, hdel, header, plain
 from serving.storage.redis.nodes import RedisNodes, value_of
 from serving.storage.redis.overflow import Overflow
-from serving.storage.redis.partitions import Group, Partitions
-from serving.storage.redis.rows import RedisRows
+from serving.storage.redis.rows import Group, Partitions, RedisRows
 from serving.storage.redis.states import PartitionStates, Status
 from serving.storage.store import Keys, Mask, TableSpec, Vectors
 
