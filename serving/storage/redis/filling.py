@@ -106,12 +106,13 @@ class Filling:
 
     def fill(self, truth: Truth, *, starting: bool) -> bool:
         """Fill the table as a cache: see ``Store.fill``."""
-        plan = self._planned(truth, starting)
+        plan, was_written = self._planned(truth, starting), False
         foreign = plan.foreign
         if numbers := plan.numbers:
             with self._leases(numbers):
                 plan = self._planned(truth, starting)  # another process may have filled some until now
                 plan.leave_out(set(range(len(self._partitions))) - set(numbers))
+                was_written = bool(plan.numbers)
                 self._states.mark(plan.numbers, Status.FILLING, "it is being filled")
                 self._known = self._states.now()
                 self._take_unknown_rows(truth, plan)
@@ -123,7 +124,7 @@ class Filling:
             logger.warning("tier %s was filled again, table %r: %s", STORE_NAME, self._table.spec.name, plan.reason)
         if foreign:
             raise self._table.rows.error(foreign)
-        return bool(numbers)
+        return was_written
 
     def _planned(self, truth: Truth, starting: bool) -> _Plan:
         """Judge every partition, and say how the invalid partitions are to be filled."""

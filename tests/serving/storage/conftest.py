@@ -1,3 +1,5 @@
+from contextlib import contextmanager
+
 import pytest
 
 from benchmarks.redis_servers import RedisServer, RedisServers, server_binary
@@ -59,6 +61,36 @@ def redis_cluster(shared_redis_cluster):
         with node.client() as client:
             client.flushall()
     return shared_redis_cluster
+
+
+@pytest.fixture
+def own_cluster(redis_binary, tmp_path):
+    """A cluster of the test's own: three masters with a replica each, which take over by themselves."""
+    with closing_cluster(tmp_path, masters=3, replicas=1) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def two_masters(redis_binary, tmp_path):
+    """A cluster of the test's own, without replicas."""
+    with closing_cluster(tmp_path, masters=2) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def pair(redis_binary, tmp_path):
+    """A cluster of one master and one replica."""
+    with closing_cluster(tmp_path, masters=1, replicas=1) as cluster:
+        yield cluster
+
+
+@contextmanager
+def closing_cluster(folder, **nodes):
+    cluster = RedisServers(folder / "cluster", **nodes)
+    try:
+        yield cluster
+    finally:
+        cluster.kill()
 
 
 @pytest.fixture

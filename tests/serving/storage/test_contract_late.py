@@ -18,13 +18,12 @@ from tests.serving.storage.contract import (
     TABLE,
     Server,
     late_redis,
-    lines,
     redis_of,
     rocksdb_in,
     serve,
     serve_in_front,
 )
-from tests.serving.storage.redis_stores import assert_served
+from tests.serving.storage.redis_stores import assert_served, said
 
 pytestmark = pytest.mark.usefixtures("short_pauses")
 
@@ -39,7 +38,7 @@ def test_a_redis_that_never_comes_fails_no_call(config, database, caplog):
         assert (rows.tolist(), found.tolist()) == ([[0.0] * 3], [False])
         assert server.tier.hits == 0
         assert server.tier.errors > 0
-    assert lines(caplog) == [STARTS]
+    assert said(caplog, "tier redis") == [STARTS]
 
 
 @pytest.mark.parametrize("holds", ["nothing", "the files' rows", "rows of other files"])
@@ -60,7 +59,7 @@ def test_a_redis_that_comes_after_the_model_was_loaded_is_filled_with_the_change
         server.wait_for_redis()
         server.evict([6])
         server.wait_for_redis()
-    assert [line for line in lines(caplog) if line in (STARTS, ENDS)] == [STARTS, ENDS]
+    assert [line for line in said(caplog, "tier redis") if line in (STARTS, ENDS)] == [STARTS, ENDS]
 
 
 def test_a_redis_that_is_frozen_when_the_model_is_loaded_is_filled_later(own_server, config, database):

@@ -6,33 +6,13 @@ import pytest
 from benchmarks.redis_servers import wait_until
 from serving.errors import StoreUnreachableError
 from serving.storage.redis import marker as scripts
-from serving.storage.store import Marker
-from tests.serving.storage.redis_stores import KEYS, ROWS, SPEC, fetch, found_in, open_store
+from tests.serving.storage.redis_stores import KEYS, SPEC, Truth, fetch, found_in, open_store
 
 PARTITIONS = 16
 FILLINGS = {
     "load": lambda store, truth: store.load(SPEC, truth.batches(), truth.marker(), keep=False),
     "fill": lambda store, truth: store.fill(SPEC, truth, starting=True),
 }
-
-
-class Truth:
-    """A source of truth that lets the test act after half of its rows."""
-
-    def __init__(self, act=lambda: None):
-        self._act = act
-
-    def marker(self):
-        return Marker("digest", KEYS.size, changed=True)
-
-    def batches(self):
-        half = KEYS.size // 2
-        yield KEYS[:half], ROWS[:half]
-        self._act()
-        yield KEYS[half:], ROWS[half:]
-
-    def take(self, keys, rows):
-        raise AssertionError("Redis has no rows of its own")
 
 
 def cache(server, truth):
@@ -44,7 +24,7 @@ def cache(server, truth):
 def test_a_key_that_is_removed_while_its_partition_is_filled_does_not_come_back(redis_server):
     other = cache(redis_server, Truth())
     removed = np.array([0, 1, 998, 999])  # from both halves
-    truth = Truth(lambda: other.evict(SPEC.name, removed))
+    truth = Truth(act=lambda: other.evict(SPEC.name, removed))
     store = cache(redis_server, truth)
 
     assert store.fill(SPEC, truth, starting=True)
@@ -61,7 +41,7 @@ def test_a_key_that_is_removed_and_inserted_again_while_its_partition_is_filled_
         other.evict(SPEC.name, key)
         other.insert(SPEC.name, key, row)
 
-    truth = Truth(change)
+    truth = Truth(act=change)
     store = cache(redis_server, truth)
     store.fill(SPEC, truth, starting=True)
 
@@ -81,7 +61,7 @@ def test_leases_are_renewed_while_a_batch_of_rows_is_waited_for(redis_server, cl
             client.pexpire(lease, 2000)  # as a second does
         wait_until(lambda: all(client.pttl(lease) > 2000 for lease in leases), "the leases are renewed")
 
-    truth = Truth(wait)
+    truth = Truth(act=wait)
     store = cache(redis_server, truth)
     FILLINGS[verb](store, truth)
 
@@ -92,7 +72,7 @@ def test_leases_are_renewed_while_a_batch_of_rows_is_waited_for(redis_server, cl
 @pytest.mark.parametrize("verb", FILLINGS)
 def test_a_lease_that_another_process_took_meanwhile_is_an_error_and_leaves_no_marker(redis_server, client, verb):
     lease = f"hps_et{{hps_et.{SPEC.name}/p3}}.hotrow.lease"
-    truth = Truth(lambda: client.set(lease, "another process"))
+    truth = Truth(act=lambda: client.set(lease, "another process"))
     store = cache(redis_server, truth)
 
     with pytest.raises(StoreUnreachableError, match=r"/p3}v: its lease or its node was lost while it was filled"):
