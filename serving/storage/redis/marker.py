@@ -57,7 +57,7 @@ redis.call('HDEL', marker, 'filling')
 redis.call('HSET', marker, 'rows', redis.call('HLEN', values), unpack(ARGV, 3))
 return 1
 """
-# Take the lease if nobody holds it. Sent twice, it does the same as once.
+# Take the lease if no process holds it. Sent twice, it does the same as once.
 TAKE = """
 if redis.call('SET', KEYS[1], ARGV[1], 'NX', 'PX', ARGV[2]) then return 1 end
 return redis.call('GET', KEYS[1]) == ARGV[1] and 1 or 0

@@ -16,8 +16,8 @@ from serving.storage.redis.connection import RowConnection, reason_of, seconds_u
 from serving.storage.redis.pool import BusyError, NoConnectionError
 from serving.storage.redis.topology import BROKEN, LATE, LOST, Address, RedisTopology, node_error
 
-# After a call waited for a node in vain, no other call asks that node for this many times as long. A node that refuses
-# connections is asked again at once, but a silent node must not hold up every caller.
+# After a call got no answer from a node in time, no other call asks that node for this many times as long. A node that
+# refuses connections is asked again at once, but a silent node must not hold up every caller.
 PAUSE_RATIO = 1.0
 # After these errors the same command may succeed at another node, or here a moment later. MOVED is an AskError too.
 ELSEWHERE = (AskError, TryAgainError, ClusterDownError)

@@ -1,6 +1,6 @@
 """What HPS's overflow policies mean in Redis: a partition that has grown beyond its margin loses rows.
 
-Source of keys and forms: HPS's Redis back-end, HugeCTR v24.06. Beside a partition's rows lies the hash
+Source of keys and forms: HPS's Redis back-end, HugeCTR v24.06. Next to a partition's rows is the hash
 ``hps_et{<tag>/p<n>}t``; a field is a key's raw bytes, its value how often the row was used, as decimal text
 (``evict_least_used``), or when it was written, as the 8 bytes of a ``time_t`` (``evict_oldest``). ``evict_random``
 writes none. HPS chooses random victims from that hash all the same, so it never evicts any; here they are evicted.

@@ -54,7 +54,7 @@ class PartitionStates:
     """
 
     def __init__(self, nodes: RedisNodes, partitions: Partitions, rows: RedisRows) -> None:
-        """Know nothing yet of ``partitions``; asks nobody."""
+        """Know nothing of ``partitions`` yet; ask no node."""
         self.wanted: Marker | None = None
         self.truth: Truth | None = None
         self.is_written = False

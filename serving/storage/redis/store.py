@@ -145,7 +145,7 @@ class RedisStore(Store):
             return held.evict(keys if fits is None else keys[fits])
 
     def close_table(self, table: str) -> None:
-        """See ``Store.close_table``; asks nobody."""
+        """See ``Store.close_table``; asks no node."""
         self._check_open(table)
         with self._lock:
             self._tables = {name: one for name, one in self._tables.items() if name != table}

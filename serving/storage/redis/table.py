@@ -42,7 +42,7 @@ class RedisTable:
     """
 
     def __init__(self, nodes: RedisNodes, config: RedisConfig, spec: TableSpec) -> None:
-        """Name the partitions; asks nobody."""
+        """Name the partitions; ask no node."""
         self.spec = spec
         self.partitions = Partitions(spec.name, config.num_partitions)
         self.rows = RedisRows(spec, config.row_dtype, config.max_batch_size)

@@ -113,7 +113,7 @@ class RedisTopology:
         masters = self.client.get_primaries() if isinstance(self.client, RedisCluster) else []
         counts = {str(Address(node.host, node.port)): 0 for node in masters}
         for key in keys:
-            with suppress(RedisNodeError):  # nobody holds its slot
+            with suppress(RedisNodeError):  # no node holds its slot
                 address = str(self.node(key)[0])
                 counts[address] = counts.get(address, 0) + 1
         return counts
