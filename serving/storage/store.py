@@ -217,6 +217,10 @@ class Store(Protocol):
     def evict(self, table: str, keys: Keys) -> int | None:
         """Remove keys; returns how many were held, or None where the tier cannot tell."""
 
+    def close_table(self, table: str) -> None:
+        """Stop serving a table; rows that outlive the process stay; an unknown table is no error."""
+        return
+
     def drop_table(self, table: str) -> None:
         """Forget a table and all its rows; an unknown table is no error."""
 

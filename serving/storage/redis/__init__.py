@@ -4,12 +4,13 @@ A table has ``num_partitions`` partitions. HPS's hash of a key says which partit
 table ``<model>.<table>``, with the stem ``hps_et{hps_et.<model>.<table>/p<n>}``, Redis holds these keys. The braces
 keep them on one node::
 
-    <stem>v               HPS's rows: a hash from a key's raw bytes to the row's float32 bytes
-    <stem>t               HPS's hash for its overflow policies
-    <stem>.hotrow         Hotrow's marker of the partition (``PartitionMarker``), a hash
-    <stem>.hotrow.lease   the lease of the process that fills the partition
-    <stem>.hotrow.removed the keys that were removed while it was filled, a set
-    <stem>v.hotrow.loading.<lease>    rows that will replace the partition; likewise for t
+    <stem>v                         HPS's rows: a hash from a key's raw bytes to the row's float32 bytes
+    <stem>t                         HPS's hash for its overflow policies
+    <stem>.hotrow                   Hotrow's marker of the partition (``PartitionMarker``), a hash
+    <stem>.hotrow.lease             the lease of the process that fills the partition
+    <stem>.hotrow.removed           the keys that were removed while it was filled, a set
+    <stem>.hotrow.evicting          the mark of the process that evicts rows of an overflowing partition
+    <stem>v.hotrow.loading.<lease>  rows that will replace the partition; likewise for t
 
 **As the source of truth**, what Redis holds is true. A partition without its marker has lost rows, so it is an error
 and never an answer of defaults. Changes name the marker's generation, and Redis refuses them where it differs.
@@ -25,11 +26,11 @@ and never an answer of defaults. Changes name the marker's generation, and Redis
 - A partition that missed a write of this process is invalid. So is a partition that another process filled after this
   process had written to the table: that process may not have had the write.
 
-An invalid partition is bypassed and filled again from the truth. One process does that at a time, under the lease: it
-drops the old rows, adds rows whose keys are absent, and writes the marker. Writers go on meanwhile. Their rows are
-newer than the truth's, and adding never overwrites them. A key that is removed meanwhile is noted and not added again.
-While a partition is being filled, its marker has nothing but ``filling``. Rows under such a marker are
-Hotrow's: the next start drops them.
+An invalid partition is bypassed and filled again from the truth. One process does that at a time, under the lease,
+which a thread renews. The process drops the old rows, adds rows whose keys are absent, and writes the marker. Writers
+go on meanwhile. Their rows are newer than the truth's, and adding never overwrites them. A key that is removed
+meanwhile is noted and not added again. While a partition is being filled, its marker has only ``filling``. Rows under
+such a marker are Hotrow's: the next start drops them.
 """
 
 from serving.storage.redis.store import RedisStore

@@ -9,8 +9,6 @@ from numpy.typing import NDArray
 from serving.storage.hps_layout import raw_keys, tag
 from serving.storage.store import Keys
 
-SLOTS = 16384  # of a cluster
-
 
 class Partition:
     """The names of one partition's keys in Redis; see the package.

@@ -2,25 +2,23 @@
 
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from serving.background import PeriodicWorker
 from serving.errors import StoreError, StoreUnreachableError
 from serving.storage.redis import marker as scripts
-from serving.storage.redis.commands import Command, RedisNodeError, header, plain
+from serving.storage.redis.commands import Command, Partition, RedisNodeError, header, plain
 from serving.storage.redis.marker import PartitionMarker, new_token
-from serving.storage.redis.nodes import value_of
+from serving.storage.redis.nodes import RedisNodes, value_of
 from serving.storage.redis.rows import STORE_NAME
-from serving.storage.redis.table import PartitionState, RedisTable, Status
+from serving.storage.redis.states import PartitionState, Status
+from serving.storage.redis.table import RedisTable
 from serving.storage.store import Batches, Keys, Marker, Truth, Vectors, kept_rows
-
-if TYPE_CHECKING:
-    from serving.storage.redis.nodes import RedisNodes  # needs redis-py
 
 logger = logging.getLogger(__name__)
 
@@ -28,6 +26,7 @@ logger = logging.getLogger(__name__)
 LOADING_TTL_S = 600
 # How long a load waits for the lease of another process, and how often it looks.
 LEASE_WAIT_S, LEASE_LOOK_S = 600.0, 0.05
+RENEWALS_PER_LEASE = 3
 SCAN_ROWS = 10_000
 
 
@@ -63,15 +62,16 @@ class _Plan:
 class Filling:
     """One filling of a table's partitions; see the package. Not for several threads."""
 
-    def __init__(self, nodes: "RedisNodes", table: RedisTable) -> None:
+    def __init__(self, nodes: RedisNodes, table: RedisTable) -> None:
         """Draw the name of the leases, which is also the new generation."""
         self._nodes = nodes
         self._table = table
+        self._states = table.states
         self._partitions = table.partitions
         self._token = new_token()
         self._run_ids: dict[int, str] = {}  # by partition, of the node that gave the lease
-        self._lost: set[int] = set()  # partitions whose lease ended
-        self._gathered = [0] * len(self._partitions)  # by partition, rows that are to take its place
+        self._lost: set[int] = set()  # partitions whose lease or node was lost
+        self._gathered = [0] * len(self._partitions)  # by partition that is swapped, rows that will take its place
         self._known: list[PartitionState] = []  # when the filling began: a change that is missed later counts
 
     def load(self, batches: Batches, marker: Marker, *, keep: bool) -> None:
@@ -81,13 +81,13 @@ class Filling:
         this load, and then find nothing to do.
         """
         everywhere = range(len(self._partitions))
-        self._known = self._states()
+        self._known = self._states.now()
         with self._leases(everywhere, wait_s=LEASE_WAIT_S):
             plan, found = _Plan(), set[int]()
             wanted = (marker.digest, self._table.rows.codec.row_dtype)
-            for number, (held, _) in enumerate(self._table.markers()):
+            for number, (held, _) in enumerate(self._states.markers(everywhere)):
                 if keep and held is not None:
-                    self._table.check_number(held)
+                    self._states.check_number(held)
                 if keep and held is None:
                     plan.over.add(number)
                 elif not keep or held is None or (held.digest, held.row_dtype) != wanted:
@@ -106,16 +106,16 @@ class Filling:
 
     def fill(self, truth: Truth, *, starting: bool) -> bool:
         """Fill the table as a cache: see ``Store.fill``."""
-        plan = self._planned(truth, starting)
+        plan, was_written = self._planned(truth, starting), False
         foreign = plan.foreign
         if numbers := plan.numbers:
             with self._leases(numbers):
                 plan = self._planned(truth, starting)  # another process may have filled some until now
                 plan.leave_out(set(range(len(self._partitions))) - set(numbers))
-                self._table.mark(plan.numbers, Status.FILLING, "it is being filled")
-                self._known = self._states()
+                was_written = bool(plan.numbers)
+                self._states.mark(plan.numbers, Status.FILLING, "it is being filled")
+                self._known = self._states.now()
                 self._take_unknown_rows(truth, plan)
-                self._drop(plan)
                 self._write(truth.batches(), plan)
                 wanted = truth.marker()
                 self._finish(plan, wanted, changed=set(numbers) if wanted.changed else plan.changed)
@@ -124,14 +124,14 @@ class Filling:
             logger.warning("tier %s was filled again, table %r: %s", STORE_NAME, self._table.spec.name, plan.reason)
         if foreign:
             raise self._table.rows.error(foreign)
-        return bool(numbers)
+        return was_written
 
     def _planned(self, truth: Truth, starting: bool) -> _Plan:
         """Judge every partition, and say how the invalid partitions are to be filled."""
         plan, is_dirty, unmarked = _Plan(), starting and truth.marker().caches_dirty, set[int]()
-        known = self._states()
-        for number, (held, run_id) in enumerate(self._table.markers()):
-            state = self._table.judge(number, known[number], held, run_id)
+        known = self._states.now()
+        for number, (held, run_id) in enumerate(self._states.markers(range(len(known)))):
+            state = self._states.judge(number, known[number], held, run_id)
             if held is None and starting:
                 unmarked.add(number)
             elif state.status is Status.FOREIGN and not starting:
@@ -143,7 +143,9 @@ class Filling:
                     plan.changed.add(number)
         if unmarked:
             self._table.check(sorted(unmarked))
-            plan.over = self._with_rows(unmarked) - self._begun(unmarked)
+            # A filling that was cut short has left Hotrow's own rows.
+            begun = self._where(unmarked, lambda one: plain("HEXISTS", one.marker, "filling"))
+            plan.over = self._with_rows(unmarked) - begun
             plan.absent |= unmarked - plan.over
         return plan
 
@@ -160,7 +162,6 @@ class Filling:
             for number in sorted(plan.over):
                 for keys, rows in self._table.partition_items(number, SCAN_ROWS):
                     taken += truth.take(keys, rows)
-                    self._renew(plan)
         except StoreError as err:  # a read-only database, for example
             logger.warning("%s; the source of truth does not take them: %s", line, err)
         else:
@@ -169,28 +170,18 @@ class Filling:
             plan.absent |= plan.over
             plan.over = set()
 
-    def _states(self) -> list[PartitionState]:
-        return [self._table.state(number) for number in range(len(self._partitions))]
-
     def _with_rows(self, numbers: set[int]) -> set[int]:
-        asked = sorted(numbers)
-        replies = self._nodes.run([plain("EXISTS", self._partitions[at].values) for at in asked])
-        return {at for at, has_rows in zip(asked, replies, strict=True) if has_rows}
+        return self._where(numbers, lambda one: plain("EXISTS", one.values))
 
-    def _begun(self, numbers: set[int]) -> set[int]:
-        """Partitions whose filling was cut short: their rows are Hotrow's."""
+    def _where(self, numbers: set[int], question: Callable[[Partition], Command]) -> set[int]:
+        """Those of the partitions for which Redis answers yes."""
         asked = sorted(numbers)
-        replies = self._nodes.run([plain("HEXISTS", self._partitions[at].marker, "filling") for at in asked])
-        return {at for at, is_there in zip(asked, replies, strict=True) if is_there}
-
-    def _drop(self, plan: _Plan) -> None:
-        """Remove the old rows of partitions to which rows are added, while their leases are held."""
-        numbers = sorted(plan.absent)
-        replies = self._nodes.run([scripts.begin(self._partitions[at], self._token) for at in numbers])
-        self._leave_out_lost(plan, numbers, replies)
+        replies = self._nodes.run([question(self._partitions[at]) for at in asked])
+        return {at for at, is_so in zip(asked, replies, strict=True) if is_so}
 
     def _write(self, batches: Batches, plan: _Plan) -> None:
-        """Write the rows of the planned partitions."""
+        """Write the rows of the planned partitions. Partitions whose leases have ended take none."""
+        self._nodes.run([scripts.begin(self._partitions[at], self._token) for at in sorted(plan.absent)])
         sizes = np.zeros(len(self._partitions), dtype=np.int64)
         for keys, rows in batches:
             keys, rows = self._fitting(*self._wanted(keys, rows, plan), sizes)
@@ -200,27 +191,26 @@ class Filling:
                 extras = [command for at, words in groups for command in self._extras(at, words, plan)]
                 replies = self._nodes.run([*commands, *extras])
                 for (at, _), added in zip(groups, replies, strict=False):
-                    self._gathered[at] += added if at in plan.swap else 0
-                self._leave_out_lost(
-                    plan,
-                    [at for at, _ in groups if at not in plan.swap],
-                    [reply for (at, _), reply in zip(groups, replies, strict=False) if at not in plan.swap],
-                )
-            self._renew(plan)
+                    self._gathered[at] += added
+            self._check_leases(plan)
 
-    def _renew(self, plan: _Plan) -> None:
-        """Keep the leases, and leave out partitions whose node may have lost rows."""
+    def _check_leases(self, plan: _Plan) -> None:
+        """Leave out partitions whose lease has ended, or whose node may have lost rows."""
         held = plan.numbers
-        replies = self._nodes.run_each([scripts.renew_lease(self._partitions[at], self._token) for at in held])
+        replies = self._nodes.run_identified(self._renewals(held))
         kept = [value_of(one) and self._has_all_rows(at, one.run_id) for at, one in zip(held, replies, strict=True)]
         self._leave_out_lost(plan, held, kept)
+
+    def _keep_leases(self) -> None:
+        self._nodes.run_each(self._renewals(list(self._run_ids)))  # ``_check_leases`` finds a lease that was not kept
+
+    def _renewals(self, numbers: Sequence[int]) -> list[Command]:
+        return [scripts.renew_lease(self._partitions[at], self._token) for at in numbers]
 
     def _has_all_rows(self, at: int, run_id: str) -> bool:
         """Whether a partition is on the node of its lease, or was moved from that node with all its rows."""
         former = self._run_ids[at]
-        if run_id in ("", former):
-            return True
-        if former and former not in self._nodes.topology.master_run_ids():
+        if run_id != former and former not in self._nodes.topology.master_run_ids():
             return False
         self._run_ids[at] = run_id
         return True
@@ -275,10 +265,10 @@ class Filling:
         self._leave_out_lost(plan, numbers, self._nodes.run(commands))
         for at in plan.numbers:
             state = PartitionState(Status.VALID, self._token, self._run_ids[at])
-            self._table.set_state(at, self._known[at], state)
+            self._states.change(at, self._known[at], state)
 
     def _leave_out_lost(self, plan: _Plan, numbers: Sequence[int], replies: Sequence[object]) -> None:
-        """Leave out partitions whose lease has ended, or was taken by another process."""
+        """Leave out partitions for which the reply is no."""
         lost = {at for at, reply in zip(numbers, replies, strict=True) if not reply}
         plan.leave_out(lost)
         self._lost |= lost
@@ -286,12 +276,14 @@ class Filling:
     def _refuse_lost_leases(self) -> None:
         if self._lost:
             values = self._partitions[min(self._lost)].values.decode()
-            reason = f"{values}: its lease ended while it was filled"
+            reason = f"{values}: its lease or its node was lost while it was filled"
             raise StoreUnreachableError(STORE_NAME, self._table.spec.name, reason)
 
     @contextmanager
     def _leases(self, numbers: Sequence[int], wait_s: float = 0.0) -> Iterator[None]:
         """Hold the leases of partitions; other holders are waited for up to ``wait_s``.
+
+        A thread renews the leases: one batch of rows may take longer than a lease.
 
         Raises:
             StoreUnreachableError: another process has one.
@@ -299,27 +291,24 @@ class Filling:
         deadline = time.monotonic() + wait_s
         self._nodes.run(self._table.unreleased)
         self._table.unreleased = []
+        keeper = PeriodicWorker("hotrow-redis-lease", self._keep_leases, scripts.LEASE_MS / 1000 / RENEWALS_PER_LEASE)
         try:
             while missing := [at for at in numbers if at not in self._run_ids]:
                 # One after the other where loads wait for each other, so that one of them gets all.
                 asked = missing[:1] if wait_s and not self._run_ids else missing
-                replies = self._nodes.run_each([scripts.take_lease(self._partitions[at], self._token) for at in asked])
-                for at, reply in zip(asked, replies, strict=True):
-                    if isinstance(reply.value, RedisNodeError):
-                        raise reply.value
-                    if reply.value:
-                        self._run_ids[at] = reply.run_id
-                if all(at in self._run_ids for at in asked):
+                takes = [scripts.take_lease(self._partitions[at], self._token) for at in asked]
+                replies = self._nodes.run_identified(takes)
+                self._run_ids |= {at: one.run_id for at, one in zip(asked, replies, strict=True) if one.value == 1}
+                if all([value_of(one) for one in replies]):  # a list: one of the last replies may be an error
                     continue
                 if time.monotonic() >= deadline:
                     reason = "another process is filling it"
                     raise StoreUnreachableError(STORE_NAME, self._table.spec.name, reason)
                 time.sleep(LEASE_LOOK_S)
-                held = list(self._run_ids)
-                self._nodes.run([scripts.renew_lease(self._partitions[at], self._token) for at in held])
             self._nodes.run([plain("UNLINK", self._partitions[at].removed) for at in numbers])  # of an earlier filling
             yield
         finally:
+            keeper.close(timeout_s=0)  # a renewal that comes after the release does nothing
             held = list(self._run_ids)
             loading = [plain("UNLINK", *self._partitions[at].loading(self._token)) for at in held] if wait_s else []
             releases = [scripts.release_lease(self._partitions[at], self._token) for at in held]

@@ -19,8 +19,7 @@ WORDS_PER_CALL = 4000
 # where the lease is gone.
 FILL = f"""
 if redis.call('GET', KEYS[2]) ~= ARGV[1] then return 0 end
-redis.call('PEXPIRE', KEYS[2], {LEASE_MS})
-local has_removed = redis.call('PEXPIRE', KEYS[3], {LEASE_MS}) == 1
+local has_removed = redis.call('EXISTS', KEYS[3]) == 1
 if has_removed or ARGV[2] == 'absent' then
   local put = ARGV[2] == 'absent' and 'HSETNX' or 'HSET'
   for i = 3, #ARGV, 2 do
@@ -58,7 +57,7 @@ redis.call('HDEL', marker, 'filling')
 redis.call('HSET', marker, 'rows', redis.call('HLEN', values), unpack(ARGV, 3))
 return 1
 """
-# Take the lease if nobody holds it. Sent twice, it does the same as once.
+# Take the lease if no process holds it. Sent twice, it does the same as once.
 TAKE = """
 if redis.call('SET', KEYS[1], ARGV[1], 'NX', 'PX', ARGV[2]) then return 1 end
 return redis.call('GET', KEYS[1]) == ARGV[1] and 1 or 0
@@ -210,9 +209,9 @@ def finish(one: Partition, token: str, marker: PartitionMarker, *, swap: bool, g
     return _script(FINISH, keys, [token, gathered, *marker.words()])
 
 
-def change(one: Partition, generation: str, name: str, words: NDArray[np.uint8], count: int) -> Command:
+def change(one: Partition, generation: str, name: str, rows: NDArray[np.uint8], words_per_row: int) -> Command:
     """``HSET`` or ``HDEL`` on a source of truth; the reply is -1 where the generation differs."""
-    return _script(CHANGE, [one.values, one.marker], [generation, name], words, count)
+    return _script(CHANGE, [one.values, one.marker], [generation, name], rows, words_per_row * len(rows))
 
 
 def note_removed(one: Partition, fields: NDArray[np.uint8]) -> list[Command]:

@@ -11,13 +11,13 @@ from redis import Redis
 from redis.exceptions import AskError, ClusterDownError, ClusterError, MovedError, ResponseError, TryAgainError
 
 from serving.config import RedisConfig
-from serving.storage.redis.commands import Command, RedisNodeError, RedisNodeTimeoutError
+from serving.storage.redis.commands import Command, RedisNodeError, RedisNodeTimeoutError, RedisUnreachableError
 from serving.storage.redis.connection import RowConnection, reason_of, seconds_until
 from serving.storage.redis.pool import BusyError, NoConnectionError
 from serving.storage.redis.topology import BROKEN, LATE, LOST, Address, RedisTopology, node_error
 
-# After a call waited for a node in vain, no other call asks that node for this many times as long. A node that refuses
-# connections is asked again at once, but a silent node must not hold up every caller.
+# After a call got no answer from a node in time, no other call asks that node for this many times as long. A node that
+# refuses connections is asked again at once, but a silent node must not hold up every caller.
 PAUSE_RATIO = 1.0
 # After these errors the same command may succeed at another node, or here a moment later. MOVED is an AskError too.
 ELSEWHERE = (AskError, TryAgainError, ClusterDownError)
@@ -108,6 +108,21 @@ class RedisNodes:
                     reply.value = self._again(command, reply.value, deadline)
                 except RedisNodeError as err:
                     reply.value = err
+        return replies
+
+    def run_identified(self, commands: Sequence[Command]) -> list[Reply]:
+        """Send ``commands``, which may run twice, as ``run_each`` does; a reply of an unknown node is an error.
+
+        Raises:
+            RedisNodeError: see ``run_each``.
+        """
+        replies = self.run_each(commands)
+        unknown = [place for place, reply in enumerate(replies) if _is_of_unknown_node(reply)]
+        # The second time, the nodes of slots that have moved are known.
+        for place, reply in zip(unknown, self.run_each([commands[at] for at in unknown]), strict=True):
+            if _is_of_unknown_node(reply):
+                reply.value = RedisUnreachableError("its slot is moving to another node; ask again")
+            replies[place] = reply
         return replies
 
     def _at_once(self, commands: Sequence[Command], deadline: float) -> list[Reply]:
@@ -210,6 +225,10 @@ def value_of(reply: Reply) -> Any:
     if isinstance(reply.value, RedisNodeError):
         raise reply.value
     return reply.value
+
+
+def _is_of_unknown_node(reply: Reply) -> bool:
+    return not reply.run_id and not isinstance(reply.value, RedisNodeError)
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """What HPS's overflow policies mean in Redis: a partition that has grown beyond its margin loses rows.
 
-Source of keys and forms: HPS's Redis back-end, HugeCTR v24.06. Beside a partition's rows lies the hash
+Source of keys and forms: HPS's Redis back-end, HugeCTR v24.06. Next to a partition's rows is the hash
 ``hps_et{<tag>/p<n>}t``; a field is a key's raw bytes, its value how often the row was used, as decimal text
 (``evict_least_used``), or when it was written, as the 8 bytes of a ``time_t`` (``evict_oldest``). ``evict_random``
 writes none. HPS chooses random victims from that hash all the same, so it never evicts any; here they are evicted.
@@ -8,16 +8,13 @@ writes none. HPS chooses random victims from that hash all the same, so it never
 
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from serving.config import RedisOverflow
 from serving.storage.redis.commands import Command, Partition, packed_words, plain
-
-if TYPE_CHECKING:
-    from serving.storage.redis.nodes import RedisNodes
+from serving.storage.redis.nodes import RedisNodes
 
 # A value that another policy wrote is reset to 1.
 TOUCH = """
@@ -36,7 +33,7 @@ MARK_TTL_MS = 60_000
 class Overflow:
     """Keeps the partitions of one table within their margin. Every method may be called from any thread."""
 
-    def __init__(self, nodes: "RedisNodes", rule: RedisOverflow) -> None:
+    def __init__(self, nodes: RedisNodes, rule: RedisOverflow) -> None:
         """Store the policy."""
         self.rule = rule
         self._nodes = nodes

@@ -87,7 +87,7 @@ class RowPool(BlockingConnectionPool):
 
 
 def _is_idle(connection: RowConnection) -> bool:
-    """Whether a connection is open, and no reply has arrived that nobody waits for."""
+    """Whether a connection is open, and no unexpected reply has arrived."""
     try:
         return not connection.can_read()
     except (exceptions.RedisError, OSError):

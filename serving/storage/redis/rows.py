@@ -1,7 +1,8 @@
-"""Keys and rows of one table as bytes in Redis."""
+"""Keys and rows of one table: which partition holds them, and how they are bytes in Redis."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,15 +10,62 @@ from numpy.typing import NDArray
 from kernels.errors import ReservedKeyError
 from kernels.host import KeyIndex, RowDtype
 from serving.errors import StoreError
-from serving.storage.hps_layout import keys_of
-from serving.storage.redis.commands import encoded_fields, encoded_rows
-from serving.storage.redis.partitions import Partitions
+from serving.storage.hps_layout import keys_of, mix
+from serving.storage.redis.commands import Partition, encoded_fields, encoded_rows
 from serving.storage.row_codec import RowCodec
 from serving.storage.store import Keys, Mask, TableSpec, Vectors
 
 STORE_NAME = "redis"
 # Bytes sent or received in one round; each round has the full timeout.
 MOST_ROUND_BYTES = 4 * 2**20
+# Redis does nothing else while it works on one command.
+MOST_FIELDS = 10_000
+
+
+class Group(NamedTuple):
+    """Keys of one partition, as many as one command takes: ``order[begin:end]`` of a batch's keys."""
+
+    partition: int
+    begin: int
+    end: int
+
+
+class Partitions(tuple[Partition, ...]):
+    """The partitions of one table, in their order. HPS's hash says which of them holds a key."""
+
+    __slots__ = ()
+
+    def __new__(cls, table: str, count: int) -> "Partitions":
+        """Name the partitions of a table's full name."""
+        return super().__new__(cls, (Partition(table, number) for number in range(count)))
+
+    def places(self, keys: Keys) -> NDArray[np.intp]:
+        """The partition of each key: intp[N]."""
+        return (mix(keys) % np.uint64(len(self))).astype(np.intp)
+
+    def groups(self, keys: Keys, most: int) -> tuple[NDArray[np.intp], list[Group]]:
+        """The order of ``keys`` by partition, equal keys in their order, and commands of at most ``most`` of them."""
+        places = self.places(keys).astype(np.uint16)
+        order = np.argsort(places, kind="stable")
+        ends = np.cumsum(np.bincount(places, minlength=len(self))).tolist()
+        most = min(MOST_FIELDS, most)
+        groups = [
+            Group(number, begin, min(begin + most, end))
+            for number, (start, end) in enumerate(zip([0, *ends], ends, strict=False))
+            for begin in range(start, end, most)
+        ]
+        return order, groups
+
+    def fitting(self, keys: Keys, sizes: NDArray[np.int64], margin: int) -> Mask:
+        """Which of ``keys`` their partitions still have room for; ``sizes``, int64[partitions], grows by them."""
+        places = self.places(keys)
+        order = np.argsort(places, kind="stable")
+        starts = np.searchsorted(places[order], np.arange(len(self)))
+        ranks = np.empty(keys.size, dtype=np.int64)
+        ranks[order] = np.arange(keys.size) - starts[places[order]]
+        fits: Mask = sizes[places] + ranks < margin
+        sizes += np.bincount(places[fits], minlength=sizes.size)
+        return fits
 
 
 class RedisRows:
@@ -99,25 +147,16 @@ class RedisRows:
         if rows:
             yield self.decoded(rows)
 
-    def are_new(self, keys: Keys, seen: KeyIndex) -> Mask:
-        """Which of int64[N] ``keys`` are not in ``seen``, to which they are added.
-
-        Raises:
-            StoreError: one is reserved.
-        """
-        before = len(seen)
-        try:
-            is_new: Mask = seen.find_or_insert(keys) >= before
-        except ReservedKeyError as err:
-            raise self.error(str(err)) from err
-        return is_new
-
     def error(self, reason: str) -> StoreError:
         """An error that names the table."""
         return StoreError(STORE_NAME, self.spec.name, reason)
 
     def _unseen(self, rows: Mapping[bytes, bytes], seen: KeyIndex) -> Mapping[bytes, bytes]:
-        is_new = self.are_new(self.decoded(rows)[0], seen)
+        keys, before = self.decoded(rows)[0], len(seen)
+        try:
+            is_new = seen.find_or_insert(keys) >= before
+        except ReservedKeyError as err:
+            raise self.error(str(err)) from err
         if is_new.all():
             return rows
         return {key: row for (key, row), new in zip(rows.items(), is_new, strict=True) if new}

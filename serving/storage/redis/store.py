@@ -51,7 +51,7 @@ class RedisStore(Store):
             StoreError: the user is refused, or a TLS file cannot be read.
         """
         self._config = config
-        self._is_closed = False
+        self._is_closed = self._has_asked_for_policy = False
         self._lock = threading.Lock()  # one change of the tables at a time
         self._tables: dict[str, RedisTable] = {}  # replaced as a whole, so readers take no lock
         try:
@@ -82,7 +82,7 @@ class RedisStore(Store):
             held = self._tables.get(spec.name)
             table = held if held is not None and held.spec == spec else self._new_table(spec)
             table.check(range(len(table.partitions)))
-            table.verify(range(len(table.partitions)))
+            table.states.verify(range(len(table.partitions)))
         self._take(table)
 
     def capacity_rows(self, table: str) -> int | None:
@@ -144,12 +144,17 @@ class RedisStore(Store):
             fits = storable(keys, held.spec.key_bytes)
             return held.evict(keys if fits is None else keys[fits])
 
+    def close_table(self, table: str) -> None:
+        """See ``Store.close_table``; asks no node."""
+        self._check_open(table)
+        with self._lock:
+            self._tables = {name: one for name, one in self._tables.items() if name != table}
+
     def drop_table(self, table: str) -> None:
         """See ``Store.drop_table``; every process that shares the table loses it."""
         with self._translated(table):
             held = self._tables.get(table) or self._unopened(table)
-            with self._lock:
-                self._tables = {name: one for name, one in self._tables.items() if name != table}
+            self.close_table(table)
             held.drop()
 
     def items(self, table: str, batch_rows: int = 65536) -> Batches:
@@ -162,7 +167,7 @@ class RedisStore(Store):
     def marker(self, table: str) -> Marker | None:
         """See ``Store.marker``; None where a partition has lost its marker."""
         with self._translated(table):
-            return (self._tables.get(table) or self._unopened(table)).marker()
+            return (self._tables.get(table) or self._unopened(table)).states.marker()
 
     def load(self, spec: TableSpec, batches: Batches, marker: Marker, *, keep: bool) -> None:
         """See ``Store.load``; each partition changes in one instant.
@@ -177,7 +182,7 @@ class RedisStore(Store):
 
         with self._translated(spec.name):
             table = self._new_table(spec)
-            table.wanted = marker
+            table.states.wanted = marker
             Filling(self._nodes, table).load(batches, marker, keep=keep)
         self._take(table)
 
@@ -190,14 +195,14 @@ class RedisStore(Store):
 
     def serve_as_cache(self, spec: TableSpec, truth: Truth, *, keeps_rows: bool = False) -> None:
         """See ``Store.serve_as_cache``."""
-        from serving.storage.redis.table import Status
+        from serving.storage.redis.states import Status
 
         with self._translated(spec.name):
             table = self._new_table(spec)
-        table.truth = truth
+        table.states.truth = truth
         if not keeps_rows:
-            table.wanted = truth.marker()
-            table.mark(range(len(table.partitions)), Status.INVALID, "it has not been filled yet")
+            table.states.wanted = truth.marker()
+            table.states.mark(range(len(table.partitions)), Status.INVALID, "it has not been filled yet")
         with self._lock:
             self._tables = {**self._tables, spec.name: table}
 
@@ -207,7 +212,7 @@ class RedisStore(Store):
 
         with self._translated(spec.name):
             table = self._open_table(spec.name)
-            table.wanted = truth.marker()
+            table.states.wanted = truth.marker()
             was_written = Filling(self._nodes, table).fill(truth, starting=starting)
         if starting:
             self._log_spread(table)
@@ -216,7 +221,7 @@ class RedisStore(Store):
     def is_whole(self, table: str) -> bool:
         """See ``Store.is_whole``."""
         held = self._tables.get(table)
-        return held is None or held.truth is None or held.is_whole
+        return held is None or held.states.truth is None or held.states.is_whole
 
     def samples(self, table: str) -> Iterator[MetricSample]:
         """See ``Store.samples``."""
@@ -238,11 +243,6 @@ class RedisStore(Store):
         with suppress(RedisNodeError):
             return self._nodes.topology.spread([one.values for one in held.partitions])
         return {}
-
-    def evicted_rows(self, table: str) -> int:
-        """Rows that this process evicted from an open table as it overflowed."""
-        held = self._tables.get(table)
-        return held.evicted_rows if held else 0
 
     def close(self) -> None:
         """See ``Store.close``; the rows stay."""
@@ -287,6 +287,14 @@ class RedisStore(Store):
             self._check_open(table.spec.name)
             self._tables = {**self._tables, table.spec.name: table}
         self._log_spread(table)
+        if table.states.truth is None and not self._has_asked_for_policy:
+            self._has_asked_for_policy = True
+            self._warn_of_evictions()
+
+    def _warn_of_evictions(self) -> None:
+        for policy in self._nodes.topology.eviction_policies():
+            advice = "set it to noeviction, or put a persistent_db behind Redis"
+            logger.warning("redis: maxmemory-policy is %s, so a full Redis loses rows: %s", policy, advice)
 
     def _log_spread(self, table: "RedisTable") -> None:
         """Log how evenly the nodes hold a table."""

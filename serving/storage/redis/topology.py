@@ -2,10 +2,10 @@
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache, partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from redis import Redis, RedisCluster
 from redis.backoff import NoBackoff
@@ -101,18 +101,19 @@ class RedisTopology:
 
     def master_run_ids(self) -> set[str]:
         """The identities of all masters that answer."""
-        run_ids = set()
-        for client in self._clients():
-            with suppress(*LOST):
-                run_ids.add(client.info("server")["run_id"])
-        return run_ids
+        return {info["run_id"] for info in self._infos("server")}
+
+    def eviction_policies(self) -> set[str]:
+        """The policies of masters that evict rows when their memory is full."""
+        infos = [info for info in self._infos("memory") if info.get("maxmemory")]
+        return {policy for info in infos if (policy := info.get("maxmemory_policy", "")).startswith("allkeys-")}
 
     def spread(self, keys: Sequence[bytes]) -> Mapping[str, int]:
         """How many of ``keys`` each master holds, by ``"host:port"``, as last heard."""
         masters = self.client.get_primaries() if isinstance(self.client, RedisCluster) else []
         counts = {str(Address(node.host, node.port)): 0 for node in masters}
         for key in keys:
-            with suppress(RedisNodeError):  # nobody holds its slot
+            with suppress(RedisNodeError):  # no node holds its slot
                 address = str(self.node(key)[0])
                 counts[address] = counts.get(address, 0) + 1
         return counts
@@ -133,6 +134,12 @@ class RedisTopology:
             return
         for client in self._clients(replicas=True):
             client.connection_pool.disconnect_free_connections()
+
+    def _infos(self, section: str) -> Iterator[Mapping[str, Any]]:
+        """A section of INFO from each master that answers."""
+        for client in self._clients():
+            with suppress(*LOST):
+                yield client.info(section)
 
     def _clients(self, replicas: bool = False) -> list[Redis]:
         if not isinstance(self.client, RedisCluster):

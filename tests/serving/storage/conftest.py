@@ -1,7 +1,10 @@
+from contextlib import contextmanager
+
 import pytest
 
 from benchmarks.redis_servers import RedisServer, RedisServers, server_binary
 from serving.parameter_server import models as served_models
+from tests.serving import small_server
 from tests.serving.ps_files import listed, write_ps
 from tests.serving.storage.redis_stores import OPENED, PATIENT
 from tests.serving.storage.tiers import STORES
@@ -61,6 +64,36 @@ def redis_cluster(shared_redis_cluster):
 
 
 @pytest.fixture
+def own_cluster(redis_binary, tmp_path):
+    """A cluster of the test's own: three masters with a replica each, which take over by themselves."""
+    with closing_cluster(tmp_path, masters=3, replicas=1) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def two_masters(redis_binary, tmp_path):
+    """A cluster of the test's own, without replicas."""
+    with closing_cluster(tmp_path, masters=2) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def pair(redis_binary, tmp_path):
+    """A cluster of one master and one replica."""
+    with closing_cluster(tmp_path, masters=1, replicas=1) as cluster:
+        yield cluster
+
+
+@contextmanager
+def closing_cluster(folder, **nodes):
+    cluster = RedisServers(folder / "cluster", **nodes)
+    try:
+        yield cluster
+    finally:
+        cluster.kill()
+
+
+@pytest.fixture
 def own_server(redis_binary, tmp_path):
     """A server of the test's own, which keeps its rows when it is killed."""
     server = RedisServer(tmp_path / "redis", "--appendonly", "yes", "--appendfsync", "always")
@@ -78,9 +111,11 @@ def forgetful(redis_binary, tmp_path):
 
 @pytest.fixture
 def short_pauses(monkeypatch):
-    """A server tries soon again to load tables into a Redis that was down."""
+    """A server looks often for caches to fill, and fills them without long pauses."""
+    monkeypatch.setattr(served_models, "LOOK_INTERVAL_S", 0.02)
     monkeypatch.setattr(served_models, "FIRST_PAUSE_S", 0.02)
     monkeypatch.setattr(served_models, "LONGEST_PAUSE_S", 0.05)
+    monkeypatch.setattr(served_models, "REST_RATIO", 0.1)
 
 
 @pytest.fixture
@@ -96,6 +131,18 @@ def store(request, tmp_path):
     store = STORES[request.param](request, tmp_path)
     yield store
     store.close()
+
+
+@pytest.fixture
+def config(tmp_path):
+    """The model of ``small_server``, written to files."""
+    return small_server.write_model(tmp_path)
+
+
+@pytest.fixture
+def database(tmp_path):
+    """A folder for RocksDB."""
+    return tmp_path / "db"
 
 
 @pytest.fixture

@@ -9,13 +9,15 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.redis_servers import DEADLINE_S, wait_until
+from benchmarks.redis_servers import DEADLINE_S, SLOTS, wait_until
+from serving.config import RedisConfig
 from serving.errors import ServingError, StoreError
-from serving.storage import RocksDbStore
+from serving.storage import RedisStore, RocksDbStore
 from tests.serving.small_server import KEYS, ROWS, UNKNOWN, held_by, rows_of, serve
-from tests.serving.storage.redis_stores import open_store
+from tests.serving.storage.redis_stores import OPENED, open_store
 
 TABLE = "m.t"
+STARTS, ENDS = f"tier redis does not answer, table {TABLE!r}", f"tier redis answers again, table {TABLE!r}"
 PARTITIONS = 4
 FILE = {key: row.tolist() for key, row in zip(KEYS, ROWS, strict=True)}
 ROOT = Path(__file__).parents[3]
@@ -26,8 +28,44 @@ def redis_of(server, **options):
     return open_store(server, num_partitions=PARTITIONS, **options)
 
 
+def late_redis(address, **options):
+    """A Redis tier whose server may be down now."""
+    config = RedisConfig(addresses=(address,), num_partitions=PARTITIONS, **options)
+    OPENED.append(RedisStore(config, may_be_late=True))
+    return OPENED[-1]
+
+
 def rocksdb_in(folder, **options):
     return RocksDbStore(folder, num_threads=1, **options)
+
+
+def nodes_of(two_masters, slot):
+    """The node that has the slot at first, and the other node."""
+    return two_masters.nodes if slot < SLOTS // 2 else two_masters.nodes[::-1]
+
+
+@contextmanager
+def moving(two_masters, slot):
+    """A slot that moves to the other node until the block ends, as redis-cli moves it; gives what moves its keys."""
+    source, target = [node.client() for node in nodes_of(two_masters, slot)]
+    names = source.cluster("MYID").decode(), target.cluster("MYID").decode()
+    target.cluster("SETSLOT", slot, "IMPORTING", names[0])
+    source.cluster("SETSLOT", slot, "MIGRATING", names[1])
+
+    def move():
+        while keys := source.cluster("GETKEYSINSLOT", slot, 100):
+            source.migrate("127.0.0.1", nodes_of(two_masters, slot)[1].port, keys, 0, 5000)
+
+    yield move
+    move()
+    for client in (target, source):
+        client.cluster("SETSLOT", slot, "NODE", names[1])
+        client.close()
+
+
+def move_slot(two_masters, slot):
+    with moving(two_masters, slot):
+        pass
 
 
 class Server:

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from benchmarks.redis_servers import wait_until
 from serving.config import RedisConfig
 from serving.storage import Marker, RedisStore, TableSpec
 
@@ -12,6 +13,25 @@ ROWS = (KEYS[:, None] + np.arange(4)).astype(np.float32)
 IMPATIENT = {"timeout_ms": 1000, "connect_timeout_ms": 500}
 PATIENT = {"timeout_ms": 30_000, "connect_timeout_ms": 30_000}
 OPENED = []
+
+
+class Truth:
+    """A source of truth that has these rows; a test may ``act`` after it has given half of them."""
+
+    def __init__(self, keys=KEYS, rows=ROWS, act=lambda: None):
+        self._keys, self._rows, self._act = keys, rows, act
+
+    def marker(self):
+        return Marker("digest", self._keys.size)
+
+    def batches(self):
+        half = self._keys.size // 2
+        yield self._keys[:half], self._rows[:half]
+        self._act()
+        yield self._keys[half:], self._rows[half:]
+
+    def take(self, keys, rows):
+        raise AssertionError("Redis has no rows of its own")
 
 
 def open_store(server, **options):
@@ -39,12 +59,23 @@ def found_in(store, keys):
     return store.fetch(SPEC.name, np.asarray(keys), np.empty((len(keys), 4), dtype=np.float32))
 
 
+def evicted_rows(store, table=SPEC.name):
+    """Rows that a store says it has evicted from a table."""
+    return next(one.value for one in store.samples(table) if one.name == "hotrow_tier_evicted_rows")
+
+
 def assert_served(server, model):
     """Look up every row of the model "dcn", all of which must be there and right."""
     for index, rows in enumerate(model.tables):
         answer, found = server.lookup(f"dcn.table{index}", np.array(list(rows), dtype=np.int64))
         assert found.all()
         assert answer.tobytes() == b"".join(row.tobytes() for row in rows.values())
+
+
+def wait_for_master(node):
+    """Wait until a node of a cluster is a master."""
+    with node.client() as client:
+        wait_until(lambda: client.info("replication")["role"] == "master", f"port {node.port} is a master")
 
 
 def said(caplog, what):

@@ -18,6 +18,7 @@ from serving.parameter_server import ParameterServer
 from serving.storage import MemoryStore, RedisStore, RocksDbStore
 from serving.storage.rocksdb import engine as rocksdb_engine
 from tests.serving.small_server import model_of
+from tests.serving.storage.redis_stores import evicted_rows
 
 TABLE, DIM = "m.t", 16
 KEYS, FILE_ROWS = 40_000, 30_000  # the other keys are new ones
@@ -183,7 +184,7 @@ def serve(folder, port):
             "errors": counters.tier_errors,
             "promoted_rows": [tier.promoted_rows for tier in counters.tiers],
             "refills": counters.tiers[1].refills,
-            "evicted_rows": [memory.evicted_rows(TABLE), redis.evicted_rows(TABLE)],
+            "evicted_rows": [evicted_rows(store, TABLE) for store in (memory, redis)],
         }
 
 

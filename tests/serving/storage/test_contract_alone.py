@@ -8,7 +8,7 @@ from serving.errors import StoreError
 from serving.storage.hps_layout import mix
 from serving.storage.redis.commands import Partition
 from tests.serving.small_server import KEYS, UNKNOWN, held_by, rows_of, write_model
-from tests.serving.storage.contract import PARTITIONS, TABLE, Server, redis_of, serve
+from tests.serving.storage.contract import PARTITIONS, TABLE, Server, redis_of, serve, serve_in_front
 
 PLACES = dict(zip((*KEYS, *UNKNOWN), mix(np.array([*KEYS, *UNKNOWN])) % np.uint64(PARTITIONS), strict=True))
 LOST = PLACES[KEYS[0]]  # the partition that is lost
@@ -21,11 +21,6 @@ CHANGES = {
     "insert elsewhere too": lambda server: server.insert([*INSIDE[:1], *OUTSIDE[:1]], 7),
     "evict": lambda server: server.evict(INSIDE[:1]),
 }
-
-
-@pytest.fixture
-def config(tmp_path):
-    return write_model(tmp_path)
 
 
 @pytest.fixture(params=["the marker", "the marker and the rows"])
@@ -165,6 +160,27 @@ def test_what_a_redis_has_after_a_restart_from_an_old_file_is_true(redis_binary,
             assert rows_of(server.server) == old
             server.insert([5], 8)
             server.check()
+    finally:
+        redis.kill()
+
+
+@pytest.mark.parametrize(
+    ("policy", "limit", "lines"),
+    [("allkeys-lru", "100mb", 1), ("allkeys-random", "0", 0), ("volatile-lru", "100mb", 0), ("noeviction", "100mb", 0)],
+)
+def test_a_redis_that_may_evict_rows_is_a_line_in_the_log(redis_binary, config, tmp_path, caplog, policy, limit, lines):
+    redis = RedisServer(tmp_path / "redis", "--maxmemory", limit, "--maxmemory-policy", policy)
+    warning = "redis: maxmemory-policy is allkeys-lru, so a full Redis loses rows: set it to noeviction"
+    try:
+        with Server(serve(config, redis_of(redis))) as server:
+            server.server.unload_model("m")
+            server.server.load_model(config)
+            server.check()
+        assert sum(line.startswith(warning) for line in caplog.messages) == lines
+        assert sum("maxmemory-policy" in line for line in caplog.messages) == lines
+        with serve_in_front(config, redis_of(redis), tmp_path / "db"):
+            pass
+        assert sum("maxmemory-policy" in line for line in caplog.messages) == lines
     finally:
         redis.kill()
 

@@ -1,52 +1,19 @@
-"""A Redis cluster in front of RocksDB: replicas take over with and without every write, and slots move."""
+"""A Redis cluster: replicas take over with and without every write, and slots move."""
 
+import numpy as np
 import pytest
 from redis.crc import key_slot
 
-from benchmarks.redis_servers import SLOTS, RedisServers, wait_until
+from benchmarks.redis_servers import SLOTS, wait_until
+from serving.errors import StoreUnreachableError
 from serving.parameter_server import models as served_models
+from serving.storage import Marker, TableSpec
 from serving.storage.redis.commands import Partition
-from tests.serving.small_server import held_by, write_model
-from tests.serving.storage.contract import PARTITIONS, TABLE, redis_of, serve_in_front
-from tests.serving.storage.redis_stores import IMPATIENT
+from tests.serving.small_server import KEYS, ROWS, held_by
+from tests.serving.storage.contract import PARTITIONS, TABLE, move_slot, nodes_of, redis_of, serve_in_front
+from tests.serving.storage.redis_stores import IMPATIENT, wait_for_master
 
 pytestmark = pytest.mark.usefixtures("short_pauses")
-
-
-@pytest.fixture(autouse=True)
-def looks_often(monkeypatch):
-    """A server looks often for caches to fill, and fills them without rests."""
-    monkeypatch.setattr(served_models, "LOOK_INTERVAL_S", 0.02)
-    monkeypatch.setattr(served_models, "REST_RATIO", 0.1)
-
-
-@pytest.fixture
-def config(tmp_path):
-    return write_model(tmp_path)
-
-
-@pytest.fixture
-def pair(redis_binary, tmp_path):
-    """A cluster of one master and one replica; a test calls ``take_over`` to promote the replica."""
-    cluster = RedisServers(tmp_path / "cluster", masters=1, replicas=1)
-    yield cluster
-    cluster.kill()
-
-
-@pytest.fixture
-def masters(redis_binary, tmp_path):
-    """A cluster of two masters."""
-    cluster = RedisServers(tmp_path / "cluster", masters=2)
-    yield cluster
-    cluster.kill()
-
-
-@pytest.fixture
-def whole(redis_binary, tmp_path):
-    """A cluster of three masters with a replica each, which take over by themselves."""
-    cluster = RedisServers(tmp_path / "cluster", masters=3, replicas=1)
-    yield cluster
-    cluster.kill()
 
 
 def wait_for_replica(master, replica):
@@ -61,19 +28,7 @@ def wait_for_replica(master, replica):
 def take_over(replica):
     with replica.client() as client:
         client.execute_command("CLUSTER", "FAILOVER", "TAKEOVER")
-        wait_until(lambda: client.info("replication")["role"] == "master", "the replica is a master")
-
-
-def move_slot(slot, source, target):
-    """Move a slot with its keys, as redis-cli does."""
-    with source.client() as old, target.client() as new:
-        names = old.cluster("MYID").decode(), new.cluster("MYID").decode()
-        new.cluster("SETSLOT", slot, "IMPORTING", names[0])
-        old.cluster("SETSLOT", slot, "MIGRATING", names[1])
-        while keys := old.cluster("GETKEYSINSLOT", slot, 100):
-            old.migrate("127.0.0.1", target.port, keys, 0, 5000)
-        for client in (new, old):
-            client.cluster("SETSLOT", slot, "NODE", names[1])
+    wait_for_master(replica)
 
 
 @pytest.mark.parametrize("changed", [False, True])
@@ -93,6 +48,41 @@ def test_a_replica_that_takes_over_with_every_write_gives_no_old_row(pair, confi
             server.wait_for_redis()
         # A table that never changed is whole on the replica: it is taken as it is.
         assert (server.tier.refills > 0) == changed
+
+
+def test_a_replica_that_is_found_when_a_model_is_loaded_again_is_known_from_then_on(
+    pair, config, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(served_models, "LOOK_INTERVAL_S", 3600)
+    master, replica = pair.nodes
+    with serve_in_front(config, redis_of(master), tmp_path / "db") as server:
+        server.server.unload_model("m")
+        wait_for_replica(master, replica)
+        master.kill()
+        take_over(replica)
+        server.server.load_model(config)
+        server.insert([3, 777], 7)
+        server.check()
+        assert server.stores[0].is_whole(TABLE)
+
+
+def test_a_load_whose_first_rows_the_replica_does_not_have_is_refused(pair, tmp_path):
+    master, replica = pair.nodes
+    store, spec = redis_of(master), TableSpec(TABLE, 3)
+
+    def batches():
+        wait_for_replica(master, replica)  # it has the leases
+        yield np.array(KEYS), ROWS
+        master.kill()
+        take_over(replica)
+        with replica.client() as client:
+            for name in client.keys("*v"):  # as where the rows did not reach it
+                client.delete(name)
+        yield np.array([], dtype=np.int64), np.empty((0, 3), dtype=np.float32)
+
+    with pytest.raises(StoreUnreachableError, match="its lease or its node was lost while it was filled"):
+        store.load(spec, batches(), Marker("digest"), keep=True)
+    assert store.marker(TABLE) is None
 
 
 @pytest.mark.parametrize("end", ["killed", "frozen"])
@@ -125,37 +115,34 @@ def test_a_replica_that_takes_over_without_the_last_writes_gives_no_old_row(pair
 
 
 @pytest.mark.slow
-def test_no_row_is_old_while_a_master_dies_and_comes_back_as_a_replica(whole, config, tmp_path):
+def test_no_row_is_old_while_a_master_dies_and_comes_back_as_a_replica(own_cluster, config, tmp_path):
     place = key_slot(Partition(TABLE, 0).values) * 3 // SLOTS
-    master, replica = whole.nodes[place], whole.nodes[place + 3]
-    with serve_in_front(config, redis_of(whole.nodes[place - 1], **IMPATIENT), tmp_path / "db") as server:
+    master, replica = own_cluster.nodes[place], own_cluster.nodes[place + 3]
+    with serve_in_front(config, redis_of(own_cluster.nodes[place - 1], **IMPATIENT), tmp_path / "db") as server:
         with server.asked():
             server.insert([3], 7)
             master.kill()
             server.insert([3, 777], 8)
             server.evict([4])
-            with replica.client() as client:
-                wait_until(lambda: client.info("replication")["role"] == "master", "the replica is a master")
+            wait_for_master(replica)
             server.insert([5], 9)
             server.wait_for_redis()
             master.start()
-            whole.wait()
+            own_cluster.wait()
             server.insert([6], 10)
             server.wait_for_redis()
         assert held_by(server.stores[0]) == held_by(server.stores[1]) == server.rows
 
 
 @pytest.mark.parametrize("changed", [False, True])
-def test_a_slot_that_moves_to_another_master_is_not_filled_again(masters, config, tmp_path, changed):
-    with serve_in_front(config, redis_of(masters.nodes[0]), tmp_path / "db") as server:
+def test_a_slot_that_moves_to_another_master_is_not_filled_again(two_masters, config, tmp_path, changed):
+    with serve_in_front(config, redis_of(two_masters.nodes[0]), tmp_path / "db") as server:
         if changed:
             server.insert([3, 777], 7)
             server.evict([4])
         with server.asked():
             for number in range(PARTITIONS):
-                slot = key_slot(Partition(TABLE, number).values)
-                source, target = masters.nodes if slot < SLOTS // 2 else reversed(masters.nodes)
-                move_slot(slot, source, target)
+                move_slot(two_masters, key_slot(Partition(TABLE, number).values))
                 server.check()
                 if changed:
                     server.insert([5], number)
@@ -165,31 +152,31 @@ def test_a_slot_that_moves_to_another_master_is_not_filled_again(masters, config
 
 
 @pytest.mark.parametrize("changed", [False, True])
-def test_a_slot_that_moved_while_no_process_ran_is_not_filled_again(masters, config, tmp_path, changed, caplog):
-    with serve_in_front(config, redis_of(masters.nodes[0]), tmp_path / "db") as server:
+def test_a_slot_that_moved_while_no_process_ran_is_not_filled_again(two_masters, config, tmp_path, changed, caplog):
+    with serve_in_front(config, redis_of(two_masters.nodes[0]), tmp_path / "db") as server:
         if changed:
             server.insert([3], 7)
         rows = server.rows
     for number in range(PARTITIONS):
-        slot = key_slot(Partition(TABLE, number).values)
-        source, target = masters.nodes if slot < SLOTS // 2 else reversed(masters.nodes)
-        move_slot(slot, source, target)
+        move_slot(two_masters, key_slot(Partition(TABLE, number).values))
 
-    with serve_in_front(config, redis_of(masters.nodes[0]), tmp_path / "db", rows) as server:
+    with serve_in_front(config, redis_of(two_masters.nodes[0]), tmp_path / "db", rows) as server:
         server.wait_for_redis()
     assert "filled again" not in caplog.text
 
 
-def test_a_slot_whose_former_node_restarted_with_nothing_is_filled_again_if_its_rows_changed(masters, config, tmp_path):
-    with serve_in_front(config, redis_of(masters.nodes[0]), tmp_path / "db") as server:
+def test_a_slot_whose_former_node_restarted_with_nothing_is_filled_again_if_its_rows_changed(
+    two_masters, config, tmp_path
+):
+    with serve_in_front(config, redis_of(two_masters.nodes[0]), tmp_path / "db") as server:
         server.insert([3], 7)
         server.evict([4])
         slot = key_slot(Partition(TABLE, 0).values)
-        source, target = masters.nodes if slot < SLOTS // 2 else reversed(masters.nodes)
-        move_slot(slot, source, target)
+        move_slot(two_masters, slot)
+        source, _ = nodes_of(two_masters, slot)
         source.kill()
         source.start()
-        masters.wait()
+        two_masters.wait()
         server.check()
         server.wait_for_redis()
         assert server.tier.refills > 0

@@ -6,7 +6,7 @@ Redis is a cache, and RocksDB is the source of truth.
 import pytest
 
 from serving.storage import TableSpec
-from tests.serving.small_server import held_by, rows_of, write_model
+from tests.serving.small_server import held_by, rows_of
 from tests.serving.storage.contract import (
     FILE,
     PARTITIONS,
@@ -18,16 +18,6 @@ from tests.serving.storage.contract import (
     serve,
     serve_in_front,
 )
-
-
-@pytest.fixture
-def config(tmp_path):
-    return write_model(tmp_path)
-
-
-@pytest.fixture
-def database(tmp_path):
-    return tmp_path / "db"
 
 
 def is_dirty(database):

@@ -1,62 +1,31 @@
 """Redis is down, silent or wrong when a model is loaded, or is down when a model is erased."""
 
 import json
-import logging
 import time
 
 import numpy as np
 import pytest
 
 from benchmarks.redis_servers import RedisServer, free_port, wait_until
-from serving.config import RedisConfig
 from serving.errors import StoreError, StoreUnreachableError
 from serving.parameter_server import ParameterServer, TierSettings
 from serving.parameter_server import models as served_models
 from serving.storage import RedisStore
 from tests.serving.small_server import KEYS, write_model
 from tests.serving.storage.contract import (
-    PARTITIONS,
+    ENDS,
+    STARTS,
     TABLE,
     Server,
+    late_redis,
     redis_of,
     rocksdb_in,
     serve,
     serve_in_front,
 )
-from tests.serving.storage.redis_stores import OPENED, assert_served
+from tests.serving.storage.redis_stores import assert_served, said
 
 pytestmark = pytest.mark.usefixtures("short_pauses")
-STARTS, ENDS = f"tier redis does not answer, table {TABLE!r}", f"tier redis answers again, table {TABLE!r}"
-
-
-@pytest.fixture
-def config(tmp_path):
-    return write_model(tmp_path)
-
-
-@pytest.fixture
-def database(tmp_path):
-    return tmp_path / "db"
-
-
-@pytest.fixture(autouse=True)
-def looks_often(monkeypatch, caplog):
-    """A server looks often for caches to fill, and fills them without rests."""
-    monkeypatch.setattr(served_models, "LOOK_INTERVAL_S", 0.02)
-    monkeypatch.setattr(served_models, "REST_RATIO", 0.1)
-    caplog.set_level(logging.WARNING)
-
-
-def lines(caplog):
-    """The beginnings of the log's lines about outages, in their order."""
-    return [line.partition(":")[0] for line in caplog.messages if line.startswith("tier redis")]
-
-
-def late_redis(address, **options):
-    """A Redis tier whose server may be down now."""
-    config = RedisConfig(addresses=(address,), num_partitions=PARTITIONS, **options)
-    OPENED.append(RedisStore(config, may_be_late=True))
-    return OPENED[-1]
 
 
 def test_a_redis_that_never_comes_fails_no_call(config, database, caplog):
@@ -69,7 +38,7 @@ def test_a_redis_that_never_comes_fails_no_call(config, database, caplog):
         assert (rows.tolist(), found.tolist()) == ([[0.0] * 3], [False])
         assert server.tier.hits == 0
         assert server.tier.errors > 0
-    assert lines(caplog) == [STARTS]
+    assert said(caplog, "tier redis") == [STARTS]
 
 
 @pytest.mark.parametrize("holds", ["nothing", "the files' rows", "rows of other files"])
@@ -90,7 +59,7 @@ def test_a_redis_that_comes_after_the_model_was_loaded_is_filled_with_the_change
         server.wait_for_redis()
         server.evict([6])
         server.wait_for_redis()
-    assert [line for line in lines(caplog) if line in (STARTS, ENDS)] == [STARTS, ENDS]
+    assert [line for line in said(caplog, "tier redis") if line in (STARTS, ENDS)] == [STARTS, ENDS]
 
 
 def test_a_redis_that_is_frozen_when_the_model_is_loaded_is_filled_later(own_server, config, database):

@@ -1,6 +1,5 @@
 """Rows that another program wrote to Redis or RocksDB in HPS's layout, without markers: a model load keeps them."""
 
-import logging
 import struct
 
 import numpy as np
@@ -8,33 +7,26 @@ import pytest
 
 from benchmarks.redis_servers import wait_until
 from serving.cli.main import main
-from serving.config import RedisConfig
 from serving.model.sparse_file import write_sparse_directory
 from serving.parameter_server import ParameterServer, TierSettings
-from serving.storage import RedisStore
 from serving.storage.hps_layout import mix
 from tests.serving.small_server import KEYS, ROWS, held_by, write_model
-from tests.serving.storage.contract import FILE, PARTITIONS, TABLE, Server, redis_of, rocksdb_in, serve, serve_in_front
-from tests.serving.storage.redis_stores import IMPATIENT, OPENED
+from tests.serving.storage.contract import (
+    FILE,
+    PARTITIONS,
+    TABLE,
+    Server,
+    late_redis,
+    redis_of,
+    rocksdb_in,
+    serve,
+    serve_in_front,
+)
+from tests.serving.storage.redis_stores import IMPATIENT
 
 OTHERS = {777: [5.0] * 3, -5: [6.0] * 3}  # the files do not have these keys
 OLD = {3: [4.0] * 3}  # and they have another row for this key
 KEPT = "holds rows that Hotrow did not load; the files' rows are inserted over them and every other row is kept"
-
-
-@pytest.fixture
-def config(tmp_path):
-    return write_model(tmp_path)
-
-
-@pytest.fixture
-def database(tmp_path):
-    return tmp_path / "db"
-
-
-@pytest.fixture(autouse=True)
-def warnings(caplog):
-    caplog.set_level(logging.WARNING)
 
 
 def write_to_redis(client, rows, table=TABLE, partitions=PARTITIONS):
@@ -112,8 +104,7 @@ def test_the_rows_of_another_program_are_kept_in_a_redis_that_comes_late(own_ser
     with own_server.client() as client:
         write_to_redis(client, OTHERS | OLD)
     own_server.kill()
-    OPENED.append(RedisStore(RedisConfig(addresses=(own_server.address,), num_partitions=PARTITIONS), may_be_late=True))
-    with Server(serve(config, OPENED[-1], rocksdb_in(database)), FILE, own=tuple(FILE)) as server:
+    with serve_in_front(config, late_redis(own_server.address), database, own=tuple(FILE)) as server:
         server.insert([3], 7)
         server.evict([4])
         server.check()

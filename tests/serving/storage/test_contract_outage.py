@@ -1,6 +1,5 @@
 """Redis in front of RocksDB is down, frozen, full or empty: no change fails, and no answer is old."""
 
-import logging
 import threading
 import time
 from pathlib import Path
@@ -19,44 +18,22 @@ from serving.storage import RedisStore, RocksDbStore
 from serving.storage.redis.commands import RedisNodeError
 from serving.storage.redis.nodes import RedisNodes, Reply
 from serving.storage.redis.overflow import Overflow
-from tests.serving.small_server import KEYS, held_by, write_model
+from tests.serving.small_server import KEYS, held_by
 from tests.serving.storage.contract import (
+    ENDS,
     FILE,
+    STARTS,
     TABLE,
     Server,
     redis_of,
     serve,
     serve_in_front,
 )
-from tests.serving.storage.redis_stores import IMPATIENT
+from tests.serving.storage.redis_stores import IMPATIENT, said
 from tests.serving.storage.tiers import QUICK_FOLDER
 
 pytestmark = pytest.mark.usefixtures("short_pauses")
-STARTS, ENDS = f"tier redis does not answer, table {TABLE!r}", f"tier redis answers again, table {TABLE!r}"
 AGAIN = f"tier redis was filled again, table {TABLE!r}"
-
-
-@pytest.fixture
-def config(tmp_path):
-    return write_model(tmp_path)
-
-
-@pytest.fixture
-def database(tmp_path):
-    return tmp_path / "db"
-
-
-@pytest.fixture(autouse=True)
-def looks_often(monkeypatch, caplog):
-    """A server looks often for caches to fill, and fills them without rests."""
-    monkeypatch.setattr(served_models, "LOOK_INTERVAL_S", 0.02)
-    monkeypatch.setattr(served_models, "REST_RATIO", 0.1)
-    caplog.set_level(logging.WARNING)
-
-
-def lines(caplog):
-    """The beginnings of the log's lines about outages, in their order."""
-    return [line.partition(":")[0] for line in caplog.messages if line.startswith("tier redis")]
 
 
 @pytest.fixture(params=["nothing", "an old RDB file", "an old log"])
@@ -105,7 +82,7 @@ def test_a_redis_that_restarts_with_nothing_or_old_rows_is_filled_again_and_no_a
         server.insert([5], 9)
         server.check()
         assert held_by(server.stores[0]) == held_by(server.stores[1]) == server.rows
-    assert AGAIN in lines(caplog)
+    assert AGAIN in said(caplog, "tier redis")
 
 
 def test_a_redis_that_restarts_with_every_row_of_a_table_that_never_changed_is_not_filled_again(
@@ -117,7 +94,7 @@ def test_a_redis_that_restarts_with_every_row_of_a_table_that_never_changed_is_n
         server.check()
         server.wait_for_redis()
         assert server.tier.refills == 0
-    assert AGAIN not in lines(caplog)
+    assert AGAIN not in said(caplog, "tier redis")
 
 
 def test_rows_that_are_removed_from_a_redis_that_restarts_are_found_though_the_table_never_changed(
@@ -181,14 +158,14 @@ def test_changes_succeed_while_redis_does_not_answer_and_lookups_are_right_throu
             before = answers()
             wait_until(lambda: answers() > before, "lookups are answered meanwhile")
             assert server.tier.errors > 0
-            assert lines(caplog) == [STARTS]
+            assert said(caplog, "tier redis") == [STARTS]
             own_server.start() if outage == "down" else own_server.thaw()
             server.wait_for_redis()
             server.insert([6], 9)
         server.check()
         assert held_by(server.stores[0]) == held_by(server.stores[1]) == server.rows
         assert server.tier.refills >= 1
-    assert [line for line in lines(caplog) if line != AGAIN] == [STARTS, ENDS]
+    assert [line for line in said(caplog, "tier redis") if line != AGAIN] == [STARTS, ENDS]
 
 
 @pytest.mark.parametrize("change", ["insert", "evict"])
@@ -265,7 +242,7 @@ def test_a_redis_that_is_flushed_while_it_is_used_is_filled_again(
             server.wait_for_redis()
         assert server.tier.refills >= 3
         assert server.tier.errors == 0
-    assert AGAIN in lines(caplog)
+    assert AGAIN in said(caplog, "tier redis")
 
 
 def test_a_redis_that_evicts_keys_itself_gives_no_default_for_a_row_that_rocksdb_has(

@@ -26,18 +26,6 @@ MINE, YOURS = [*KEYS[::2], 777], [*KEYS[1::2], -5]
 
 
 @pytest.fixture
-def config(tmp_path):
-    return write_model(tmp_path)
-
-
-@pytest.fixture(autouse=True)
-def looks_often(monkeypatch):
-    """A server looks often for caches to fill, and fills them without rests."""
-    monkeypatch.setattr(served_models, "LOOK_INTERVAL_S", 0.02)
-    monkeypatch.setattr(served_models, "REST_RATIO", 0.1)
-
-
-@pytest.fixture
 def start(redis_server, config, tmp_path, monkeypatch):
     """Start a server with a RocksDB of this name; it fills Redis again only where it ``fills``."""
     servers = []

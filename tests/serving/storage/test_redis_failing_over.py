@@ -7,20 +7,14 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
-from benchmarks.redis_servers import RedisServers, wait_until
+from benchmarks.redis_servers import wait_until
 from serving.config import RedisConfig
 from serving.parameter_server import ParameterServer
 from serving.storage import RedisStore, RocksDbStore
 from tests.serving.small_server import KEYS, ROWS, UNKNOWN, write_model
+from tests.serving.storage.redis_stores import wait_for_master
 
 READERS = 3
-
-
-@pytest.fixture
-def cluster(redis_binary, tmp_path):
-    cluster = RedisServers(tmp_path / "cluster", masters=3, replicas=1)
-    yield cluster
-    cluster.kill()
 
 
 @contextmanager
@@ -49,16 +43,10 @@ def readers(server):
             one.result()
 
 
-def becomes_master(node):
-    """Wait until the others made it one."""
-    with node.client() as client:
-        wait_until(lambda: client.info("replication")["role"] == "master", f"port {node.port} is a master")
-
-
 @pytest.mark.long
-def test_no_request_fails_or_gets_a_wrong_row_while_each_master_dies_and_comes_back(cluster, tmp_path):
+def test_no_request_fails_or_gets_a_wrong_row_while_each_master_dies_and_comes_back(own_cluster, tmp_path):
     config = write_model(tmp_path)
-    redis = RedisStore(RedisConfig(addresses=tuple(node.address for node in cluster.nodes), timeout_ms=500))
+    redis = RedisStore(RedisConfig(addresses=tuple(node.address for node in own_cluster.nodes), timeout_ms=500))
     with ParameterServer([redis, RocksDbStore(tmp_path / "db", num_threads=1)]) as server:
         server.load_model(config)
 
@@ -66,14 +54,14 @@ def test_no_request_fails_or_gets_a_wrong_row_while_each_master_dies_and_comes_b
             return server.counters()["m.t"].hits.get("redis", 0)
 
         with readers(server) as answered:
-            for pair in zip(cluster.nodes[:3], cluster.nodes[3:], strict=True):
+            for pair in zip(own_cluster.nodes[:3], own_cluster.nodes[3:], strict=True):
                 for dies, takes_over in (pair, reversed(pair)):  # so that the first is the master again
                     seen = list(answered)
                     dies.kill()
                     wait_until(lambda seen=seen: all(np.greater(answered, seen)), "requests are answered meanwhile")
-                    becomes_master(takes_over)
+                    wait_for_master(takes_over)
                     dies.start()
-                    cluster.wait()
+                    own_cluster.wait()
                     before = redis_hits()
                     wait_until(lambda before=before: redis_hits() > before, "Redis answers again")
         assert server.counters()["m.t"].tier_errors["redis"]

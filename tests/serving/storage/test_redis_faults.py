@@ -14,7 +14,7 @@ import pytest
 from redis.crc import key_slot
 from redis.exceptions import RedisClusterException, ResponseError, TryAgainError
 
-from benchmarks.redis_servers import RedisServer, RedisServers, wait_until
+from benchmarks.redis_servers import RedisServer, wait_until
 from serving.config import RedisConfig
 from serving.errors import StoreError, StoreTimeoutError
 from serving.storage import RedisStore
@@ -93,14 +93,6 @@ def owner(store, slot):
 
 def masters(store):
     return [(node.host, node.port) for node in store._nodes.topology.client.get_primaries()]
-
-
-@pytest.fixture
-def own_cluster(redis_binary, tmp_path):
-    """A cluster of the test's own, with a replica for each master."""
-    cluster = RedisServers(tmp_path / "cluster", masters=3, replicas=1)
-    yield cluster
-    cluster.kill()
 
 
 def test_a_server_that_is_down_is_an_error_with_its_address_and_is_used_again_when_it_is_back(own_server):

@@ -10,7 +10,7 @@ from serving.errors import StoreError
 from serving.storage import Marker
 from serving.storage.hps_layout import mix
 from serving.storage.redis.commands import Partition
-from tests.serving.storage.redis_stores import KEYS, ROWS, SPEC, fetch, found_in, loaded_store, open_store
+from tests.serving.storage.redis_stores import KEYS, ROWS, SPEC, Truth, fetch, found_in, loaded_store, open_store
 
 OTHERS = [8, 17, 32]
 OTHER_NUMBER = "num_partitions differs: it was loaded with {}, this process uses 16"
@@ -20,16 +20,6 @@ def load(server, digest="digest", **options):
     store = open_store(server, **options)
     store.load(SPEC, iter([(KEYS, ROWS)]), Marker(digest), keep=False)
     return store
-
-
-class WholeTruth:
-    """A source of truth that has the rows."""
-
-    def marker(self):
-        return Marker("digest", KEYS.size)
-
-    def batches(self):
-        return iter([(KEYS, ROWS)])
 
 
 @pytest.mark.parametrize("number", OTHERS)
@@ -46,11 +36,11 @@ def test_a_process_that_starts_with_another_number_over_the_same_files_is_refuse
 @pytest.mark.parametrize("number", OTHERS)
 def test_a_cache_with_another_number_over_the_same_files_is_refused(redis_server, number):
     first, second = loaded_store(redis_server), open_store(redis_server, num_partitions=number)
-    second.serve_as_cache(SPEC, WholeTruth())
+    second.serve_as_cache(SPEC, Truth())
 
     for starting in (True, False):
         with pytest.raises(StoreError, match="num_partitions differs"):
-            second.fill(SPEC, WholeTruth(), starting=starting)
+            second.fill(SPEC, Truth(), starting=starting)
 
     fetch(first)
 

@@ -13,7 +13,7 @@ from serving.storage import Marker, TableSpec
 from serving.storage.hps_layout import mix
 from serving.storage.redis import overflow as redis_overflow
 from serving.storage.redis import store as redis_store
-from tests.serving.storage.redis_stores import SPEC, open_store
+from tests.serving.storage.redis_stores import SPEC, evicted_rows, open_store
 
 PARTITIONS = 8
 MARGIN = 50
@@ -62,7 +62,7 @@ def test_a_partition_that_grows_beyond_its_margin_is_brought_down_to_the_target(
     insert(store, keys[MARGIN:])
 
     assert store.count(SPEC.name) == TARGET
-    assert store.evicted_rows(SPEC.name) == MARGIN + 1 - TARGET
+    assert evicted_rows(store) == MARGIN + 1 - TARGET
     assert keys[-1] in found(store, keys)
     assert client.hlen(times(3)) == (0 if policy == "random" else TARGET)
     assert not client.keys("*evicting*")
@@ -77,7 +77,7 @@ def test_memory_stays_bounded_however_much_is_inserted(redis_server, policy):
         assert store.count(SPEC.name) <= MARGIN * PARTITIONS
 
     assert store.capacity_rows(SPEC.name) == MARGIN * PARTITIONS
-    assert store.count(SPEC.name) == 5000 - store.evicted_rows(SPEC.name)
+    assert store.count(SPEC.name) == 5000 - evicted_rows(store)
 
 
 def test_random_victims_differ_from_time_to_time(redis_server):
@@ -220,7 +220,7 @@ def test_while_another_process_evicts_nobody_else_does(redis_server, client):
     insert(store, keys)
 
     assert store.count(SPEC.name) == MARGIN + 1
-    assert store.evicted_rows(SPEC.name) == 0
+    assert evicted_rows(store) == 0
 
 
 def test_uses_that_cannot_be_written_down_cost_no_answer(redis_server, monkeypatch):
@@ -286,6 +286,6 @@ def test_a_partition_that_another_process_has_just_brought_down_loses_no_more(re
     monkeypatch.setattr(redis_overflow.Overflow, "_trim", late)
     insert(store, keys[MARGIN : MARGIN + 1])
 
-    assert other.evicted_rows(SPEC.name) == MARGIN + 1 - TARGET
-    assert store.evicted_rows(SPEC.name) == 0
+    assert evicted_rows(other) == MARGIN + 1 - TARGET
+    assert evicted_rows(store) == 0
     assert store.count(SPEC.name) == TARGET + 3

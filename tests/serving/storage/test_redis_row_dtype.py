@@ -9,7 +9,7 @@ from kernels.host import encode_rows, round_rows
 from serving.config import RedisConfig, RedisOverflow
 from serving.errors import StoreError
 from serving.storage import Marker, RedisStore, TableSpec
-from serving.storage.redis.partitions import Partitions
+from serving.storage.redis.rows import Partitions
 from tests.serving.small_server import DurableDictStore, model_of, rows_of, serve, write_model
 from tests.serving.storage.redis_stores import OPENED, open_store
 

@@ -11,7 +11,7 @@ from serving.config import RedisConfig, RedisOverflow, RedisTlsConfig
 from serving.errors import StoreError
 from serving.storage import Marker
 from serving.storage.redis.commands import Partition
-from tests.serving.storage.redis_stores import IMPATIENT, KEYS, ROWS, SPEC, fetch, loaded_store, open_store
+from tests.serving.storage.redis_stores import IMPATIENT, KEYS, ROWS, SPEC, Truth, fetch, loaded_store, open_store
 
 # As docs/storage.md lists them.
 COMMANDS = [
@@ -19,16 +19,6 @@ COMMANDS = [
     *("expire", "pexpire", "persist", "rename", "unlink", "exists", "get", "set", "eval", "info", "cluster|slots"),
 ]
 RIGHTS = [f"+{command}" for command in COMMANDS]
-
-
-class WholeTruth:
-    """A source of truth that has the rows of the tests."""
-
-    def marker(self):
-        return Marker("digest", KEYS.size)
-
-    def batches(self):
-        return iter([(KEYS, ROWS)])
 
 
 class TestUsers:
@@ -98,8 +88,8 @@ class TestUsers:
 
         cache = open_store(guarded, overflow=overflow, **user)
         client.delete(Partition(SPEC.name, 0).marker)
-        cache.serve_as_cache(SPEC, WholeTruth())
-        assert cache.fill(SPEC, WholeTruth(), starting=False)
+        cache.serve_as_cache(SPEC, Truth())
+        assert cache.fill(SPEC, Truth(), starting=False)
         cache.insert(SPEC.name, KEYS[:10], ROWS[:10])
         assert cache.add(SPEC.name, KEYS[:10], ROWS[:10]) == 0
         fetch(cache)

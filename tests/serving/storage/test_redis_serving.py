@@ -13,7 +13,7 @@ from serving.parameter_server import ParameterServer
 from serving.parameter_server.samples import table_samples
 from serving.storage import RedisStore, RocksDbStore
 from serving.storage.redis import nodes as redis_nodes
-from tests.serving.storage.redis_stores import IMPATIENT, assert_served, said
+from tests.serving.storage.redis_stores import IMPATIENT, assert_served, evicted_rows, said
 
 
 def test_redis_answers_before_rocksdb_and_holds_every_row(redis_server, model, ps_file):
@@ -171,7 +171,7 @@ def test_what_redis_has_evicted_comes_from_rocksdb_and_back(redis_server, model,
         for _ in range(3):
             assert_served(server, model)
         assert not server.lookup("dcn.table0", np.array([10**9]))[1].any()
-        wait_until(lambda: redis.evicted_rows("dcn.table0") > 0, "rows that RocksDB held are copied into Redis")
+        wait_until(lambda: evicted_rows(redis, "dcn.table0") > 0, "rows that RocksDB held are copied into Redis")
         wait_until(lambda: redis.count("dcn.table0") <= 50, "each partition is within its margin")
         assert_served(server, model)
 

@@ -287,6 +287,32 @@ class TestLoading:
             assert (fetch(one, range(2000))[0] == rows_of(range(2000))).all()
         assert not names(client, "loading")
 
+    def test_a_closed_table_is_not_served_and_keeps_its_rows(self, redis_server, store):
+        load(store, range(100))
+        store.close_table("model.unknown")
+
+        store.close_table(TABLE)
+
+        assert store.tables() == []
+        assert not fetch(store, range(100))[1].any()
+        with pytest.raises(StoreError, match="not an open table"):
+            store.insert(TABLE, np.array([1]), rows_of([1]))
+        assert store.marker(TABLE).digest == "digest"
+        store.open_table(SPEC, 0)
+        assert fetch(store, range(100))[1].all()
+
+    def test_a_table_is_closed_while_redis_is_down(self, own_server):
+        store = open_store(own_server)
+        load(store, range(100))
+        own_server.kill()
+
+        store.close_table(TABLE)
+
+        assert store.tables() == []
+        store.close()
+        with pytest.raises(StoreError, match="closed"):
+            store.close_table(TABLE)
+
     def test_a_dropped_table_is_gone_for_every_process(self, redis_server, store, client):
         load(store, range(100))
         client.hset(hash_of(1, suffix="t"), b"12345678", "1")

@@ -1,0 +1,219 @@
+"""What this process knows of the partitions of one table in Redis, and how the replies of their nodes are judged."""
+
+import enum
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from serving.storage.redis import marker as scripts
+from serving.storage.redis.commands import RedisNodeError, plain
+from serving.storage.redis.marker import PartitionMarker
+from serving.storage.redis.nodes import RedisNodes, Reply, value_of
+from serving.storage.redis.rows import Partitions, RedisRows
+from serving.storage.store import Marker, Truth
+
+
+class Status(enum.Enum):
+    """What this process knows of a partition."""
+
+    VALID = "it holds the table's rows"
+    UNKNOWN = "its marker must be read"
+    INVALID = "its rows may be old or missing"
+    FILLING = "it is being filled; changes are written to it"
+    MISSED = "it missed a write; it takes no writes until it is filled again"
+    FOREIGN = "it was loaded from other files"
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionState:
+    """One partition as this process last saw it.
+
+    Attributes:
+        status: what is known.
+        generation: of the marker when the partition was last valid; None: it had no marker, or was never valid.
+        run_id: of the node when the partition was last valid.
+        reason: why it is not valid.
+    """
+
+    status: Status = Status.UNKNOWN
+    generation: str | None = None
+    run_id: str = ""
+    reason: str = ""
+
+
+class PartitionStates:
+    """The states of a table's partitions. Every method may be called from any thread.
+
+    Methods that ask Redis raise RedisNodeError where a node does not answer, and StoreError where a marker is not that
+    of such a table.
+
+    Attributes:
+        wanted: the marker that a load expects; None: the table was opened without a load, and is taken as it is.
+        truth: the source of truth that Redis caches; None: Redis is the source of truth.
+        is_written: this process has changed rows.
+    """
+
+    def __init__(self, nodes: RedisNodes, partitions: Partitions, rows: RedisRows) -> None:
+        """Know nothing of ``partitions`` yet; ask no node."""
+        self.wanted: Marker | None = None
+        self.truth: Truth | None = None
+        self.is_written = False
+        self._nodes = nodes
+        self._partitions = partitions
+        self._rows = rows
+        self._lock = threading.Lock()  # guards changes of the states
+        self._states = [PartitionState() for _ in partitions]  # each state is replaced as a whole
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every partition is valid, as far as this process knows."""
+        return all(state.status is Status.VALID for state in self._states)
+
+    def now(self) -> list[PartitionState]:
+        """The states of all partitions."""
+        return list(self._states)
+
+    def change(self, number: int, known: PartitionState, state: PartitionState) -> PartitionState:
+        """Change a state that was ``known``, unless another thread has changed it since; returns the state now."""
+        with self._lock:
+            if self._states[number] is known:
+                self._states[number] = state
+            return self._states[number]
+
+    def mark(self, numbers: Iterable[int], status: Status, reason: str) -> None:
+        """Change the status of partitions; the last valid generation stays."""
+        with self._lock:
+            for number in numbers:
+                self._states[number] = replace(self._states[number], status=status, reason=reason)
+
+    def is_valid(self, number: int) -> bool:
+        """Whether a partition is valid."""
+        return self._states[number].status is Status.VALID
+
+    def takes_changes(self, number: int) -> bool:
+        """Whether rows of a partition may be changed."""
+        return self._states[number].status not in (Status.MISSED, Status.FOREIGN)
+
+    def markers(self, numbers: Sequence[int]) -> list[tuple[PartitionMarker | None, str]]:
+        """The marker of each partition, and the identity of its node."""
+        replies = self._nodes.run_identified([scripts.read_marker(self._partitions[at]) for at in numbers])
+        return [(self._read(reply), reply.run_id) for reply in replies]
+
+    def marker(self) -> Marker | None:
+        """See ``Store.marker``; None where a partition has no marker or another one."""
+        held = [marker for marker, _ in self.markers(range(len(self._partitions)))]
+        first = held[0]
+        others = held[1 : first.partitions] if first else []  # fewer than here, perhaps, which ``judge`` refuses
+        if first is None or any(
+            one is None or (one.digest, one.row_dtype) != (first.digest, first.row_dtype) for one in others
+        ):
+            return None
+        markers = [one for one in held if one is not None]
+        rows, changed = sum(one.rows for one in markers), any(one.changed for one in markers)
+        return Marker(first.digest, rows, first.row_dtype, changed)
+
+    def verify(self, numbers: Sequence[int]) -> None:
+        """Read the markers of partitions, and decide whether the partitions are valid."""
+        known = [self._states[at] for at in numbers]
+        for number, state, (marker, run_id) in zip(numbers, known, self.markers(numbers), strict=True):
+            self.judge(number, state, marker, run_id)
+
+    def verified(self, numbers: Sequence[int]) -> Mapping[int, PartitionState]:
+        """The states of partitions, whose markers are read where that is necessary.
+
+        Raises:
+            StoreError: Redis is the source of truth, and a partition is not valid.
+        """
+        unknown = [at for at in numbers if self._is_to_be_verified(at)]
+        if unknown:
+            self.verify(unknown)
+        states = {at: self._states[at] for at in numbers}
+        for state in states.values():
+            if self.truth is None and state.status is not Status.VALID:
+                raise self._rows.error(state.reason or state.status.value)
+        return states
+
+    def doubt(self, numbers: Iterable[int]) -> None:
+        """Have the markers of valid partitions read again, because another load or node answered."""
+        with self._lock:
+            for number in numbers:
+                if self.is_valid(number):
+                    self._states[number] = replace(self._states[number], status=Status.UNKNOWN)
+
+    def settle(self, numbers: Sequence[int], replies: Sequence[Reply]) -> None:
+        """Note which partitions missed a change; raise the first error."""
+        errors = []
+        for number, reply in zip(numbers, replies, strict=True):
+            if isinstance(reply.value, RedisNodeError):
+                errors.append(reply.value)
+                if self.truth is not None:
+                    self.mark([number], Status.MISSED, f"{self._name(number)} missed a change: {reply.value}")
+            elif reply.run_id != self._states[number].run_id:
+                self.doubt([number])
+        if errors:
+            raise errors[0]
+
+    def judge(self, number: int, known: PartitionState, marker: PartitionMarker | None, run_id: str) -> PartitionState:
+        """Set and return the state of a partition whose state was ``known`` before its marker and node were read."""
+        return self.change(number, known, self._judged(number, known, marker, run_id))
+
+    def check_number(self, marker: PartitionMarker) -> None:
+        """Refuse a partition of a table that was loaded with another number of partitions."""
+        if marker.partitions != len(self._partitions):
+            reason = f"it was loaded with {marker.partitions}, this process uses {len(self._partitions)}"
+            raise self._rows.error(f"num_partitions differs: {reason}")
+
+    def _judged(
+        self, number: int, known: PartitionState, marker: PartitionMarker | None, run_id: str
+    ) -> PartitionState:
+        wanted, name = self.wanted, self._name(number)
+        row_dtype = self._rows.codec.row_dtype  # the truth's may be another
+        if marker is not None:
+            self.check_number(marker)
+        if marker and wanted and (marker.digest, marker.row_dtype) != (wanted.digest, row_dtype):
+            reason = f"{name} was loaded from other files ({marker.digest}, {marker.row_dtype}); this process uses "
+            reason += f"{wanted.digest}, {row_dtype}: load the model again with the files that are to be served"
+            return replace(known, status=Status.FOREIGN, reason=reason)
+        if known.status in (Status.MISSED, Status.FILLING):  # its rows may be old, whatever its marker says
+            return known
+        needs_marker = wanted is not None or (self.truth is None and known.generation is not None)
+        if marker is None and needs_marker:
+            advice = "; load the model again" if self.truth is None else ""
+            reason = f"{name} has no marker: it has lost its rows{advice}"
+            return replace(known, status=Status.INVALID, reason=reason)
+        loaded = marker if wanted is not None else None  # None: the rows are taken as they are
+        # The marker may name the new node already: another process has found it valid, for its own writes.
+        former = {known.run_id} if self.is_written and known.run_id else set()
+        if loaded is not None:
+            if self.truth is not None and self.is_written and known.generation not in (None, loaded.generation):
+                return replace(known, status=Status.INVALID, reason=f"{name} was filled by another process")
+            former.add(loaded.run_id)
+        former.discard(run_id)
+        if former and self.truth is not None and not self._has_every_write(number, loaded, former):
+            return replace(known, status=Status.INVALID, reason=f"{name}: its node may have lost writes")
+        if loaded is not None and loaded.run_id != run_id:
+            self._nodes.run([scripts.set_run_id(self._partitions[number], run_id)])
+        return PartitionState(Status.VALID, marker.generation if marker else None, run_id)
+
+    def _has_every_write(self, number: int, loaded: PartitionMarker | None, former: set[str]) -> bool:
+        """Whether a partition that was on ``former`` nodes has lost no write."""
+        if former <= self._nodes.topology.master_run_ids():  # those nodes live: the slot was moved
+            return True
+        if self.is_written or loaded is None or loaded.changed or self.truth is None or self.truth.marker().changed:
+            return False
+        (rows,) = self._nodes.run([plain("HLEN", self._partitions[number].values)])
+        return bool(rows == loaded.rows)
+
+    def _is_to_be_verified(self, number: int) -> bool:
+        """Whether a partition's marker must be read; a source of truth is valid again after any process loads it."""
+        status = self._states[number].status
+        return status is Status.UNKNOWN or (self.truth is None and status is not Status.VALID)
+
+    def _name(self, number: int) -> str:
+        return self._partitions[number].values.decode()
+
+    def _read(self, reply: Reply) -> PartitionMarker | None:
+        try:
+            return PartitionMarker.read(value_of(reply))
+        except ValueError as err:
+            raise self._rows.error(str(err)) from err
