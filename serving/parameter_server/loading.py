@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import chain
 from typing import Literal
 
 import numpy as np
@@ -21,6 +22,7 @@ from serving.storage.store import NOT_LOADED, Batches, Keys, Marker, Store, Tabl
 logger = logging.getLogger(__name__)
 
 LOAD_BATCH_ROWS = 65536
+ALL_ROWS = FirstRows()
 
 
 @dataclass(frozen=True)
@@ -88,9 +90,12 @@ class TableTruth:
             if held.digest != self._digest:
                 reason = "another process has loaded it from other files: load the model again"
                 raise StoreError(self._store.name, self._table.name, reason)
-            return held
-        is_changed = self._store.outlives_process or self._table.is_written or not self._tier.settings.is_initialized
-        return Marker(self._source.digest, self._source.model.rows, changed=is_changed)
+        else:
+            changed = self._store.outlives_process or not self._tier.settings.is_initialized
+            held = Marker(self._source.digest, self._source.model.rows, changed=changed)
+        if self._table.is_written and held.current_caches is None:  # a truth other than RocksDB does not keep them
+            return replace(held, changed=True, current_caches=())
+        return held
 
     def batches(self) -> Batches:
         """See ``Truth.batches``. Until the table is loaded everywhere, unchanged rows come in the files' order."""
@@ -112,9 +117,28 @@ class TableTruth:
             removed = np.fromiter(self._table.removed_keys or (), dtype=np.int64)
             is_new = ~self._store.fetch(name, keys, np.empty_like(rows)) & ~np.isin(keys, removed)
             if is_new.any():
-                self._store.write_flags(name, changed=True, caches_dirty=True)
+                self._store.write_flags(name, changed=True)  # caches may miss these rows
                 self._store.insert(name, keys[is_new], rows[is_new])
         return int(np.count_nonzero(is_new))
+
+    def refill(self, cache: Store, first_rows: FirstRows = ALL_ROWS) -> None:
+        """See ``Truth.refill``. Under the table's lock, each row that is copied is the newest."""
+        spec = self._source.spec
+        for keys, _ in cache.items(spec.name, LOAD_BATCH_ROWS):
+            cache.evict(spec.name, keys)
+        if not self.gives_rows:
+            return
+        most_rows = first_rows.most_rows(self.marker().rows, cache.capacity_rows(spec.name))
+        for keys in chain([first_rows.hottest(spec.name)], (keys for keys, _ in self.batches())):
+            with self._table.clock.lock:
+                room = most_rows - cache.count(spec.name)
+                if room <= 0:
+                    return
+                held_keys, rows = _held(self._store, spec, keys)
+                try:
+                    cache.insert(spec.name, held_keys[:room], rows[:room])
+                except StoreFullError:
+                    return
 
     def was_loaded(self) -> None:
         """The model's files may be removed from now on."""
@@ -123,7 +147,7 @@ class TableTruth:
 
 @dataclass(eq=False)
 class CachedTable:
-    """A table in a cache that outlives the process.
+    """A table in a cache that is filled again if it becomes invalid.
 
     Attributes:
         tier: the cache.
@@ -145,13 +169,23 @@ class CachedTable:
         Raises:
             StoreError: see ``Store.fill``.
         """
-        was_written = self.tier.store.fill(self.spec, self.truth, starting=not self.is_filled)
-        self.tier.was_filled(self.table, again=self.is_filled and was_written)
+        tier, was_written = self.tier, True
+        with self.table.clock.lock:
+            missed_write = tier.begin_refill(self.table.name)
+        if tier.store.outlives_process:
+            was_written = tier.store.fill(self.spec, self.truth, starting=missed_write or not self.is_filled)
+        else:
+            first_rows = tier.settings.first_rows if tier.settings.is_initialized else FirstRows(cache_rate=0.0)
+            self.truth.refill(tier.store, first_rows)
+        with self.table.clock.lock:
+            is_current = tier.end_refill(self.table.name)
+        if is_current:
+            tier.was_filled(self.table, again=self.is_filled and was_written)
         self.is_filled, self.table.removed_keys = True, None
 
 
 def load_tables(tiers: Sequence[Tier], loads: Sequence[tuple[ServedTable, TableSource]]) -> list[CachedTable]:
-    """Bring the tables of a model into every tier; returns those in caches that outlive the process.
+    """Bring the tables of a model into every tier; returns those in caches that can be filled again.
 
     Where the truth is memory, it must have room for every row. A cache in memory takes as many rows as it has room for:
     the first rows by ``FirstRows``, then those of the file. Every row must fit the table's row type, wherever it lies.
@@ -180,6 +214,7 @@ def load_tables(tiers: Sequence[Tier], loads: Sequence[tuple[ServedTable, TableS
         for cache in reversed(caches):
             if not cache.store.outlives_process:
                 _fill_memory_cache(cache, last, source, truth)
+                cached.append(CachedTable(cache, table, source.spec, truth, is_filled=True))
             elif cache.settings.is_initialized:
                 cached.append(CachedTable(cache, table, source.spec, truth))
                 _fill_lasting_cache(cached[-1], unreachable)
@@ -201,7 +236,24 @@ def drop_tables(tiers: Sequence[Tier], tables: Sequence[str]) -> None:
     Raises:
         StoreError: a store did not answer; the first such error, after all stores were asked.
     """
-    _for_all((tier.store.drop_table for tier in tiers if not tier.store.outlives_process), tables)
+    stores = [tier.store for tier in tiers]
+    _for_all((store.close_table if store.outlives_process else store.drop_table for store in stores), tables)
+
+
+def note_current_caches(tiers: Sequence[Tier], table: ServedTable) -> None:
+    """Tell the truth which caches that outlive the process have every write, at the end of the table's service.
+
+    Raises:
+        StoreError: the truth did not answer.
+    """
+    *caches, truth = tiers
+    current = {one.store.identity for one in caches if one.store.outlives_process and one.is_current(table.name)}
+    if not current or table.is_uncertain:
+        return
+    held = truth.store.marker(table.name)
+    if held is not None and held.current_caches is not None:
+        known = current.union(held.current_caches)
+        truth.store.write_flags(table.name, current_caches=tuple(sorted(known)))
 
 
 def erase_tables(tiers: Sequence[Tier], tables: Sequence[str]) -> None:
@@ -213,7 +265,7 @@ def erase_tables(tiers: Sequence[Tier], tables: Sequence[str]) -> None:
     *caches, truth = [tier.store for tier in tiers]
     try:
         for table in tables:
-            truth.write_flags(table, changed=True, caches_dirty=True)
+            truth.write_flags(table, changed=True, current_caches=())
         _for_all((store.erase_table for store in caches), tables)
         _for_all((truth.erase_table,), tables)
     except StoreError as err:
@@ -302,15 +354,16 @@ def _fill_memory_cache(cache: Tier, last: Tier, source: TableSource, truth: Tabl
 def _fill_lasting_cache(cached: CachedTable, unreachable: set[Tier]) -> None:
     tier, spec = cached.tier, cached.spec
     tier.store.serve_as_cache(spec, cached.truth)
-    if tier in unreachable:
-        cached.table.removed_keys = set()
-        return
     try:
-        cached.fill()
+        if tier not in unreachable:
+            cached.fill()
+            return
     except StoreUnreachableError as err:
         unreachable.add(tier)
         tier.could_not_fill(cached.table, err)
-        cached.table.removed_keys = set()
+    cached.table.removed_keys = set()
+    if tier.store.is_whole(spec.name):  # a store with invalid parts bypasses these itself
+        tier.bypass(spec.name)
 
 
 def _open_kept_cache(cache: Tier, source: TableSource, truth: TableTruth) -> None:
@@ -321,7 +374,7 @@ def _open_kept_cache(cache: Tier, source: TableSource, truth: TableTruth) -> Non
         cache.store.open_table(source.spec, source.model.rows)
     except StoreUnreachableError as err:
         reason = err.reason
-    if truth.marker().caches_dirty:
+    if not truth.marker().is_current(cache.store.identity):
         reason = "it may have missed a change; set initialize_after_startup to true to have it filled"
     if reason:
         cache.bypass(source.spec.name)

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from kernels.errors import ReservedKeyError
 from kernels.host import KeyIndex, RowDtype
+from serving.config import RedisConfig
 from serving.errors import StoreError
 from serving.storage.hps_layout import keys_of
 from serving.storage.redis.commands import encoded_fields, encoded_rows
@@ -18,6 +19,11 @@ from serving.storage.store import Keys, Mask, TableSpec, Vectors
 STORE_NAME = "redis"
 # Bytes sent or received in one round; each round has the full timeout.
 MOST_ROUND_BYTES = 4 * 2**20
+
+
+def identity_of(config: RedisConfig) -> str:
+    """See ``Store.identity``."""
+    return " ".join([STORE_NAME, *sorted(f"{host}:{port}" for host, port in config.addresses)])
 
 
 class RedisRows:

@@ -20,7 +20,7 @@ from serving.storage.redis.marker import PartitionMarker
 from serving.storage.redis.nodes import Reply, value_of
 from serving.storage.redis.overflow import Overflow
 from serving.storage.redis.partitions import Group, Partitions
-from serving.storage.redis.rows import RedisRows
+from serving.storage.redis.rows import RedisRows, identity_of
 from serving.storage.store import Keys, Marker, Mask, TableSpec, Truth, Vectors
 
 if TYPE_CHECKING:
@@ -72,6 +72,7 @@ class RedisTable:
         rows: how its rows are encoded.
         overflow: the overflow policy, if there is one.
         wanted: the marker that a load expects; None: the table was opened without a load, and is taken as it is.
+        identity: see ``Store.identity``.
         truth: the source of truth that Redis caches; None: Redis is the source of truth.
         unreleased: commands that release leases of a filling that failed, because its node was silent.
     """
@@ -86,6 +87,7 @@ class RedisTable:
         self.truth: Truth | None = None
         self.unreleased: list[Command] = []
         self.evicted_rows = 0  # by this process, as partitions overflowed; guarded by the lock
+        self.identity = identity_of(config)
         self._nodes = nodes
         self._max_batch_size = config.max_batch_size
         self._is_written = False  # by this process
