@@ -83,6 +83,7 @@ class Promoter:
     def close(self) -> None:
         """Drop waiting rows, and return when the thread has ended."""
         self._worker.close()
+        self._offers.clear()
 
     def _promote_newest(self) -> None:
         with self._lock:

@@ -152,7 +152,7 @@ class Filling:
         """Have the truth take the rows that only Redis has, which Hotrow did not load.
 
         Then the partitions can be dropped and filled like others. So a row that a process writes meanwhile is never
-        overwritten by an older row.
+        overwritten by an older row. Where the truth is read-only, another process that writes must fill the partitions.
         """
         if not plan.over:
             return

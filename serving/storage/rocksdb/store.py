@@ -208,7 +208,7 @@ class RocksDbStore(Store):
             loader = BulkLoader(database.rocksdict, database.options, self._path / "loading", spec, codec)
             with loader.written(batches) as files, self._lock:
                 keeps_rows = keep and self._has_rows_to_keep(spec, codec)
-                if keeps_rows or database.record(spec.name) is not None:  # a cache may have rows of before
+                if database.record(spec.name) is not None:  # a cache may have rows of an earlier load
                     marker = replace(marker, current_caches=())
                 database.begin_load(spec.name, keeps_rows)
                 try:

@@ -6,7 +6,7 @@ Redis is a cache, and RocksDB is the source of truth.
 import pytest
 
 from serving.storage import SharedMemoryStore, TableSpec
-from tests.serving.small_server import held_by, rows_of, write_model
+from tests.serving.small_server import ROWS, held_by, rows_of, write_model
 from tests.serving.storage.contract import (
     FILE,
     PARTITIONS,
@@ -190,6 +190,16 @@ def test_a_clean_close_speaks_only_for_the_caches_of_its_process(own_server, con
             rows = server.rows
 
     assert_every_tier_has(config, redis_of(own_server), database, rows)
+
+
+def test_files_that_were_replaced_and_come_back_bring_no_old_row_back(redis_server, config, database, tmp_path):
+    with serve_in_front(config, redis_of(redis_server), database) as server:
+        server.insert([3], 7)
+    (tmp_path / "other").mkdir()
+    serve(write_model(tmp_path / "other", ROWS + 1), rocksdb_in(database)).close()
+    serve(config, rocksdb_in(database)).close()
+
+    assert_every_tier_has(config, redis_of(redis_server), database, FILE)
 
 
 def test_a_redis_that_another_redis_stood_in_for_is_filled_again(redis_server, forgetful, config, database):

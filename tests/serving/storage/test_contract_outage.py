@@ -377,6 +377,27 @@ def test_a_change_that_redis_misses_during_a_lookup_stays_missed(redis_server, c
         assert not server.stores[0].is_whole(TABLE)
 
 
+def test_a_redis_that_misses_a_change_before_any_partition_is_asked_is_filled_again(
+    redis_server, config, database, monkeypatch
+):
+    run_each = RedisNodes.run_each
+
+    def interposed(nodes, commands):
+        if any(command.name == "HSET" for command in commands):
+            raise RedisNodeError("the nodes of the cluster are unknown")
+        return run_each(nodes, commands)
+
+    with serve_in_front(config, redis_of(redis_server), database) as server:
+        with monkeypatch.context() as patch:
+            patch.setattr(RedisNodes, "run_each", interposed)
+            server.insert([3, 777], 7)
+            server.check()
+            server.evict([4])
+        server.check()
+        server.wait_for_redis()
+        assert server.tier.refills == 1
+
+
 class Story:
     """A server, what is done to it and to its Redis, and the rows that it must answer."""
 

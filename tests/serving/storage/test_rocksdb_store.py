@@ -644,7 +644,7 @@ def test_rows_that_another_program_wrote_are_kept_where_the_files_do_not_have_th
         expected = np.concatenate([rows_of(range(5), 0.5), rows_of([5, 6]), rows_of(range(7, 10), 0.5), rows_of([20])])
         assert found.tolist() == [True] * 11 + [False]
         assert (out[:-1] == expected).all()
-        assert store.marker(TABLE) == Marker("digest", 11, changed=True, current_caches=())
+        assert store.marker(TABLE) == Marker("digest", 11, changed=True)
         (told,) = [record for record in caplog.records if record.levelno == logging.WARNING]
         assert told.message == (
             f"table {TABLE!r}: {path} holds rows that Hotrow did not load; the files' rows are inserted over them and "
