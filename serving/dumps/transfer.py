@@ -17,8 +17,9 @@ from serving.dumps.formats import Dump, check_suffix, check_target, open_dump, w
 from serving.errors import ConfigError, ModelFileError, StoreError, did_you_mean
 from serving.model.sparse_rows import fault_of_values
 from serving.parameter_server import ParameterServer
-from serving.parameter_server.loading import LOAD_BATCH_ROWS, table_source, table_spec
 from serving.parameter_server.opening import open_stores, tier_settings
+from serving.parameter_server.table_files import table_source, table_spec
+from serving.parameter_server.truth import LOAD_BATCH_ROWS
 from serving.storage import RocksDbStore, SharedMemoryStore
 from serving.storage.row_codec import rounded
 from serving.storage.store import Keys, Marker, Store, TableSpec, Vectors, has_rows

@@ -2,147 +2,18 @@
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
-from itertools import chain
-from typing import Literal
+from dataclasses import dataclass
 
-import numpy as np
-
-from serving.config import ModelConfig, TableConfig
 from serving.errors import StoreError, StoreFullError, StoreUnreachableError
-from serving.model.sparse_file import SparseModel
 from serving.parameter_server.first_rows import FirstRows
 from serving.parameter_server.table import ServedTable
-from serving.parameter_server.table_files import open_table_file
+from serving.parameter_server.table_files import TableSource
 from serving.parameter_server.tier import Tier
-from serving.storage.row_codec import may_be_copied, rounded
-from serving.storage.store import NOT_LOADED, Batches, Keys, Marker, Store, TableSpec, Vectors, has_rows
+from serving.parameter_server.truth import LOAD_BATCH_ROWS, TableTruth, held_rows
+from serving.storage.row_codec import rounded
+from serving.storage.store import NOT_LOADED, Marker, Store, TableSpec, has_rows
 
 logger = logging.getLogger(__name__)
-
-LOAD_BATCH_ROWS = 65536
-ALL_ROWS = FirstRows()
-
-
-@dataclass(frozen=True)
-class TableSource:
-    """One table, and the file that its rows come from."""
-
-    spec: TableSpec
-    model: SparseModel
-
-    @cached_property
-    def digest(self) -> str:
-        """The digest of the model's files; reads them once."""
-        return self.model.digest()
-
-
-def table_source(config: ModelConfig, table: TableConfig) -> TableSource:
-    """What is to be loaded for ``table``.
-
-    Raises:
-        ModelFileError: its file is missing or is not such a model.
-    """
-    return TableSource(table_spec(config, table), open_table_file(config, table))
-
-
-def table_spec(config: ModelConfig, table: TableConfig) -> TableSpec:
-    """What stores must know of ``table``."""
-    key_bytes: Literal[4, 8] = 8 if config.key_type == "I64" else 4
-    return TableSpec(config.full_name(table), table.dim, key_bytes, table.row_dtype)
-
-
-class TableTruth:
-    """The source of truth of one served table; see ``storage.store.Truth``."""
-
-    def __init__(self, tier: Tier, table: ServedTable, source: TableSource) -> None:
-        """Take the last tier, and the file that the table was loaded from."""
-        self._tier = tier
-        self._store = tier.store
-        self._table = table
-        self._source = source
-        self._is_loaded = False
-        self._digest = ""  # of the marker when the table was loaded
-
-    @property
-    def gives_rows(self) -> bool:
-        """Whether caches may keep its rows: not where they would be rounded twice."""
-        return may_be_copied(self._store, self._source.spec.row_dtype)
-
-    @property
-    def has_rows_of_files(self) -> bool:
-        """Whether the files have the same rows: nothing changed them, and the truth was loaded from these files."""
-        held = self.marker()
-        return not held.changed and held.digest == self._source.digest
-
-    def marker(self) -> Marker:
-        """See ``Truth.marker``.
-
-        Raises:
-            StoreError: this process reads a database, and its writer has loaded other files since.
-        """
-        held = self._store.marker(self._table.name) if self._store.outlives_process else None
-        if held is not None and held.digest == NOT_LOADED:
-            return replace(held, digest=self._source.digest)
-        if held is not None:
-            self._digest = self._digest or held.digest
-            if held.digest != self._digest:
-                reason = "another process has loaded it from other files: load the model again"
-                raise StoreError(self._store.name, self._table.name, reason)
-        else:
-            changed = self._store.outlives_process or not self._tier.settings.is_initialized
-            held = Marker(self._source.digest, self._source.model.rows, changed=changed)
-        if self._table.is_written and held.current_caches is None:  # a truth other than RocksDB does not keep them
-            return replace(held, changed=True, current_caches=())
-        return held
-
-    def batches(self) -> Batches:
-        """See ``Truth.batches``. Until the table is loaded everywhere, unchanged rows come in the files' order."""
-        self._store.catch_up()
-        batches: Batches = iter(())
-        if not self._is_loaded and self.has_rows_of_files:
-            batches = self._source.model.batches(LOAD_BATCH_ROWS)
-        elif self.gives_rows:
-            batches = self._store.items(self._table.name, LOAD_BATCH_ROWS)
-        for batch in batches:
-            if self._table.clock.is_gone:
-                raise StoreError(self._store.name, self._table.name, "the table was unloaded")
-            yield batch
-
-    def take(self, keys: Keys, rows: Vectors) -> int:
-        """See ``Truth.take``."""
-        name, clock = self._table.name, self._table.clock
-        with clock.lock:
-            removed = np.fromiter(self._table.removed_keys or (), dtype=np.int64)
-            is_new = ~self._store.fetch(name, keys, np.empty_like(rows)) & ~np.isin(keys, removed)
-            if is_new.any():
-                self._store.write_flags(name, changed=True)  # caches may miss these rows
-                self._store.insert(name, keys[is_new], rows[is_new])
-        return int(np.count_nonzero(is_new))
-
-    def refill(self, cache: Store, first_rows: FirstRows = ALL_ROWS) -> None:
-        """See ``Truth.refill``. Under the table's lock, each row that is copied is the newest."""
-        spec = self._source.spec
-        for keys, _ in cache.items(spec.name, LOAD_BATCH_ROWS):
-            cache.evict(spec.name, keys)
-        if not self.gives_rows:
-            return
-        most_rows = first_rows.most_rows(self.marker().rows, cache.capacity_rows(spec.name))
-        for keys in chain([first_rows.hottest(spec.name)], (keys for keys, _ in self.batches())):
-            with self._table.clock.lock:
-                room = most_rows - cache.count(spec.name)
-                if room <= 0:
-                    return
-                held_keys, rows = _held(self._store, spec, keys)
-                try:
-                    cache.insert(spec.name, held_keys[:room], rows[:room])
-                except StoreFullError:
-                    return
-
-    def was_loaded(self) -> None:
-        """The model's files may be removed from now on."""
-        self._is_loaded = True
 
 
 @dataclass(eq=False)
@@ -392,20 +263,13 @@ def _fill_memory(store: Store, source: TableSource, truth: Store | None, first_r
             return
         taken = choice.take(keys)
         if truth is not None:
-            store.insert(spec.name, *_held(truth, spec, keys[taken]))
+            store.insert(spec.name, *held_rows(truth, spec, keys[taken]))
         elif taken.all():
             store.insert(spec.name, keys, rows)
         else:
             store.insert(spec.name, keys[taken], rows[taken])
             # The other rows must fit the row type, too.
             rounded(store.name, spec.name, spec.row_dtype, keys[~taken], rows[~taken])
-
-
-def _held(store: Store, spec: TableSpec, keys: Keys) -> tuple[Keys, Vectors]:
-    """Those of ``keys`` that ``store`` holds, and their rows."""
-    rows = np.empty((keys.size, spec.dim), dtype=np.float32)
-    found = store.fetch(spec.name, keys, rows)
-    return keys[found], rows[found]
 
 
 def _log_load(store: Store, source: TableSource) -> None:

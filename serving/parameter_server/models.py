@@ -16,9 +16,9 @@ from serving.parameter_server.loading import (
     erase_tables,
     load_tables,
     note_current_caches,
-    table_source,
 )
 from serving.parameter_server.table import ServedTable
+from serving.parameter_server.table_files import table_source
 from serving.parameter_server.tier import Tier
 
 logger = logging.getLogger(__name__)

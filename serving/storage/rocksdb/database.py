@@ -157,7 +157,7 @@ class Database:
         """Make a database at ``folder`` of what this database holds now; its files are links where possible.
 
         In the copy no cache is current, because caches hold the rows of the original. The markers here say the same
-        while the copy is made. A process that is killed meanwhile leaves them so, which costs a refill of caches.
+        while the copy is made. If the process is killed then, the next start refills the caches.
         """
         unmarked = [
             name.removeprefix(tag("")) for name in self._families if self.record(name.removeprefix(tag(""))) is None

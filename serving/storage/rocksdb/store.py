@@ -300,7 +300,7 @@ class RocksDbStore(Store):
         self._tables = {**self._tables, spec.name: opened_table(self._path, self._database, spec, codec)}
 
     def _has_rows_to_keep(self, spec: TableSpec, codec: RowCodec) -> bool:
-        """Whether a table has rows besides those of a killed load, which goes with its rows; logs unknown rows."""
+        """Whether a load must keep rows: those of a killed load are dropped; logs rows of other programs."""
         record = self._database.record(spec.name)
         is_only_of_killed_load = record is not None and not record.digest and not record.changed
         if self._database.family(spec.name) is None or is_only_of_killed_load:

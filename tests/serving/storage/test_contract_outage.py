@@ -13,8 +13,8 @@ from redis.exceptions import ResponseError
 
 from benchmarks.redis_servers import RedisServer, wait_until
 from serving.config import RedisOverflow
-from serving.parameter_server import loading
 from serving.parameter_server import models as served_models
+from serving.parameter_server import truth
 from serving.storage import RedisStore, RocksDbStore
 from serving.storage.redis.commands import RedisNodeError
 from serving.storage.redis.nodes import RedisNodes, Reply
@@ -217,7 +217,7 @@ def test_a_redis_that_freezes_during_a_change_holds_it_up_no_longer_than_its_tim
 @pytest.mark.parametrize("end", ["unload_model", "close"])
 def test_a_filling_under_way_ends_with_its_model_or_server(redis_server, client, config, tmp_path, monkeypatch, end):
     began, go_on = threading.Event(), threading.Event()
-    monkeypatch.setattr(loading, "LOAD_BATCH_ROWS", 5)
+    monkeypatch.setattr(truth, "LOAD_BATCH_ROWS", 5)
 
     class Slow(RocksDbStore):
         def items(self, table, batch_rows=65536):
