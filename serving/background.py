@@ -23,7 +23,7 @@ _SHORTEST_PAUSE_S = 0.01
 class QueueWorker:
     """One thread that runs submitted work in order. Methods may be called from any thread."""
 
-    def __init__(self, name: str, most_waiting: int) -> None:
+    def __init__(self, name: str, most_waiting: float = inf) -> None:
         """Start no thread; the first ``submit`` does.
 
         Args:

@@ -26,9 +26,9 @@ from serving.lookup.cache_plan import Memory, buffers_memory, caches_memory, idl
 from serving.model.graph import is_network_file
 from serving.model.snapshot_model import SnapshotModel, is_snapshot
 from serving.parameter_server import ParameterServer
-from serving.parameter_server.loading import LOAD_BATCH_ROWS, table_source
 from serving.parameter_server.preflight import check_tiers
-from serving.parameter_server.table_files import memory_needed
+from serving.parameter_server.table_files import memory_needed, table_source
+from serving.parameter_server.truth import LOAD_BATCH_ROWS
 from serving.session import InferenceSession
 from serving.storage import MemoryStore, open_snapshot
 from serving.storage.row_codec import rounding_error

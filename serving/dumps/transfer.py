@@ -17,8 +17,9 @@ from serving.dumps.formats import Dump, check_suffix, check_target, open_dump, w
 from serving.errors import ConfigError, ModelFileError, StoreError, did_you_mean
 from serving.model.sparse_rows import fault_of_values
 from serving.parameter_server import ParameterServer
-from serving.parameter_server.loading import LOAD_BATCH_ROWS, table_source, table_spec
 from serving.parameter_server.opening import open_stores, tier_settings
+from serving.parameter_server.table_files import table_source, table_spec
+from serving.parameter_server.truth import LOAD_BATCH_ROWS
 from serving.storage import RocksDbStore, SharedMemoryStore
 from serving.storage.row_codec import rounded
 from serving.storage.store import Keys, Marker, Store, TableSpec, Vectors, has_rows
@@ -134,12 +135,11 @@ def load_table(
                 memory.drop_table(spec.name)  # left by a killed process
             if replace:
                 # Later starts see the digest of the model's files and keep these rows.
-                marker = Marker(table_source(model, one).digest, rows, changed=True, caches_dirty=True)
+                marker = Marker(table_source(model, one).digest, rows, changed=True, current_caches=())
                 for store in reversed(durable):  # the source of truth first
                     counted = _Counted(f"{file.name} to {store.name}", dump.rows, progress)
                     store.load(spec, counted(dump.batches(LOAD_BATCH_ROWS)), marker, keep=False)
-                if len(durable) > 1:
-                    durable[-1].write_flags(spec.name, caches_dirty=False)
+                durable[-1].write_flags(spec.name, current_caches=tuple(store.identity for store in durable[:-1]))
                 return rows
             said, names = tier_settings(config), {store.name for store in durable}
             settings = {name: one for name, one in said.items() if name in names}

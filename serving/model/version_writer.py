@@ -7,8 +7,9 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import IO
 
 from serving.errors import ConfigError, OutputError
 from serving.model.atomic import atomic_directory, atomic_write, sync
@@ -73,7 +74,6 @@ def write_version(
     check_output(repository, name, graph)
     folder = repository / name
     try:
-        folder.mkdir(exist_ok=True)
         with _lock(folder):
             _remove_unfinished(folder)
             target = folder / str(_next_version(folder) if version is None else _free_version(folder, version))
@@ -158,10 +158,32 @@ def _check_tiers(path: Path) -> None:
 
 @contextmanager
 def _lock(folder: Path) -> Iterator[None]:
-    """Wait for other writers into this folder. The kernel releases the lock of a process that dies."""
-    with (folder / ".export.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
+    """Create this folder if it is absent, and wait for other writers into it. A folder without a version is removed.
+
+    The kernel releases the lock of a process that dies.
+    """
+    path = folder / ".export.lock"
+    with _locked_file(path):
+        try:
+            yield
+        finally:
+            if os.listdir(folder) == [path.name]:
+                path.unlink()
+                with suppress(OSError):  # another writer has just begun
+                    folder.rmdir()
+
+
+def _locked_file(path: Path) -> IO[str]:
+    while True:
+        with suppress(FileExistsError):
+            path.parent.mkdir()
+        with suppress(FileNotFoundError):  # a writer that failed has just removed the folder
+            lock = path.open("w", encoding="utf-8")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            with suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(lock.fileno()), path.stat()):
+                    return lock
+            lock.close()
 
 
 def _remove_unfinished(folder: Path) -> None:

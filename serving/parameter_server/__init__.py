@@ -18,8 +18,9 @@ act. Without a marker, another program wrote the rows: the files' rows are inser
 kept. A cache is filled with the rows of the truth.
 
 **Writing.** A write goes to the truth first. Then each cache takes it, and a cache that does not is invalid for that
-table. The truth's marker has a flag, ``caches_dirty``: it is set before a process's first write, and cleared when the
-process ends with every cache up to date. A start that finds it set fills every cache again that outlives a process.
+table: it is bypassed until a background thread has filled it again. The truth's marker lists the caches that have every
+write, ``current_caches``. A process empties the list before its first write. When the process ends, it adds its own
+caches that took every write. A start fills each cache again that outlives a process and is not in the list.
 
 **Promise.** Once a write is acknowledged, this process never answers with an older row. Other processes see the write
 when they next read the tier that they share. A crash at any point loses no acknowledged write. If several processes

@@ -104,7 +104,7 @@ class CircuitBreaker:
         Args:
             table: the table, for messages.
             call: the call.
-            probe: a smaller call, which tells whether the tier answers.
+            probe: a smaller call that shows whether the tier answers.
 
         Raises:
             StoreTimeoutError: the call took longer than the budget.

@@ -51,10 +51,14 @@ class FirstRows:
         Raises:
             ConfigError: the folder or the table's file cannot be read, or the file is no list of keys.
         """
-        wanted = round(self.cache_rate * model.rows)
-        rows = wanted if room is None else min(wanted, room)
+        rows = self.most_rows(model.rows, room)
         hottest = self.hottest(table)
         return RowChoice(rows, hottest, model.key_batches(KEY_BATCH_ROWS) if hottest.size else ())
+
+    def most_rows(self, rows: int, room: int | None) -> int:
+        """How many of a table's ``rows`` a tier with this room gets."""
+        wanted = round(self.cache_rate * rows)
+        return wanted if room is None else min(wanted, room)
 
     def _check_folder(self) -> None:
         if self.hot_keys is not None and not isdir(self.hot_keys):

@@ -2,128 +2,23 @@
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Literal
+from dataclasses import dataclass
 
-import numpy as np
-
-from serving.config import ModelConfig, TableConfig
 from serving.errors import StoreError, StoreFullError, StoreUnreachableError
-from serving.model.sparse_file import SparseModel
 from serving.parameter_server.first_rows import FirstRows
 from serving.parameter_server.table import ServedTable
-from serving.parameter_server.table_files import open_table_file
+from serving.parameter_server.table_files import TableSource
 from serving.parameter_server.tier import Tier
-from serving.storage.row_codec import may_be_copied, rounded
-from serving.storage.store import NOT_LOADED, Batches, Keys, Marker, Store, TableSpec, Vectors, has_rows
+from serving.parameter_server.truth import LOAD_BATCH_ROWS, TableTruth, held_rows
+from serving.storage.row_codec import rounded
+from serving.storage.store import NOT_LOADED, Marker, Store, TableSpec, has_rows
 
 logger = logging.getLogger(__name__)
-
-LOAD_BATCH_ROWS = 65536
-
-
-@dataclass(frozen=True)
-class TableSource:
-    """One table, and the file that its rows come from."""
-
-    spec: TableSpec
-    model: SparseModel
-
-    @cached_property
-    def digest(self) -> str:
-        """The digest of the model's files; reads them once."""
-        return self.model.digest()
-
-
-def table_source(config: ModelConfig, table: TableConfig) -> TableSource:
-    """What is to be loaded for ``table``.
-
-    Raises:
-        ModelFileError: its file is missing or is not such a model.
-    """
-    return TableSource(table_spec(config, table), open_table_file(config, table))
-
-
-def table_spec(config: ModelConfig, table: TableConfig) -> TableSpec:
-    """What stores must know of ``table``."""
-    key_bytes: Literal[4, 8] = 8 if config.key_type == "I64" else 4
-    return TableSpec(config.full_name(table), table.dim, key_bytes, table.row_dtype)
-
-
-class TableTruth:
-    """The source of truth of one served table; see ``storage.store.Truth``."""
-
-    def __init__(self, tier: Tier, table: ServedTable, source: TableSource) -> None:
-        """Take the last tier, and the file that the table was loaded from."""
-        self._tier = tier
-        self._store = tier.store
-        self._table = table
-        self._source = source
-        self._is_loaded = False
-        self._digest = ""  # of the marker when the table was loaded
-
-    @property
-    def gives_rows(self) -> bool:
-        """Whether caches may keep its rows: not where they would be rounded twice."""
-        return may_be_copied(self._store, self._source.spec.row_dtype)
-
-    @property
-    def has_rows_of_files(self) -> bool:
-        """Whether the files have the same rows: nothing changed them, and the truth was loaded from these files."""
-        held = self.marker()
-        return not held.changed and held.digest == self._source.digest
-
-    def marker(self) -> Marker:
-        """See ``Truth.marker``.
-
-        Raises:
-            StoreError: this process reads a database, and its writer has loaded other files since.
-        """
-        held = self._store.marker(self._table.name) if self._store.outlives_process else None
-        if held is not None and held.digest == NOT_LOADED:
-            return replace(held, digest=self._source.digest)
-        if held is not None:
-            self._digest = self._digest or held.digest
-            if held.digest != self._digest:
-                reason = "another process has loaded it from other files: load the model again"
-                raise StoreError(self._store.name, self._table.name, reason)
-            return held
-        is_changed = self._store.outlives_process or self._table.is_written or not self._tier.settings.is_initialized
-        return Marker(self._source.digest, self._source.model.rows, changed=is_changed)
-
-    def batches(self) -> Batches:
-        """See ``Truth.batches``. Until the table is loaded everywhere, unchanged rows come in the files' order."""
-        self._store.catch_up()
-        batches: Batches = iter(())
-        if not self._is_loaded and self.has_rows_of_files:
-            batches = self._source.model.batches(LOAD_BATCH_ROWS)
-        elif self.gives_rows:
-            batches = self._store.items(self._table.name, LOAD_BATCH_ROWS)
-        for batch in batches:
-            if self._table.clock.is_gone:
-                raise StoreError(self._store.name, self._table.name, "the table was unloaded")
-            yield batch
-
-    def take(self, keys: Keys, rows: Vectors) -> int:
-        """See ``Truth.take``."""
-        name, clock = self._table.name, self._table.clock
-        with clock.lock:
-            removed = np.fromiter(self._table.removed_keys or (), dtype=np.int64)
-            is_new = ~self._store.fetch(name, keys, np.empty_like(rows)) & ~np.isin(keys, removed)
-            if is_new.any():
-                self._store.write_flags(name, changed=True, caches_dirty=True)
-                self._store.insert(name, keys[is_new], rows[is_new])
-        return int(np.count_nonzero(is_new))
-
-    def was_loaded(self) -> None:
-        """The model's files may be removed from now on."""
-        self._is_loaded = True
 
 
 @dataclass(eq=False)
 class CachedTable:
-    """A table in a cache that outlives the process.
+    """A table in a cache that is filled again if it becomes invalid.
 
     Attributes:
         tier: the cache.
@@ -145,13 +40,23 @@ class CachedTable:
         Raises:
             StoreError: see ``Store.fill``.
         """
-        was_written = self.tier.store.fill(self.spec, self.truth, starting=not self.is_filled)
-        self.tier.was_filled(self.table, again=self.is_filled and was_written)
+        tier, was_written = self.tier, True
+        with self.table.clock.lock:
+            missed_write = tier.begin_refill(self.table.name)
+        if tier.store.outlives_process:
+            was_written = tier.store.fill(self.spec, self.truth, starting=missed_write or not self.is_filled)
+        else:
+            first_rows = tier.settings.first_rows if tier.settings.is_initialized else FirstRows(cache_rate=0.0)
+            self.truth.refill(tier.store, first_rows)
+        with self.table.clock.lock:
+            is_current = tier.end_refill(self.table.name)
+        if is_current:
+            tier.was_filled(self.table, again=self.is_filled and was_written)
         self.is_filled, self.table.removed_keys = True, None
 
 
 def load_tables(tiers: Sequence[Tier], loads: Sequence[tuple[ServedTable, TableSource]]) -> list[CachedTable]:
-    """Bring the tables of a model into every tier; returns those in caches that outlive the process.
+    """Bring the tables of a model into every tier; returns those in caches that can be filled again.
 
     Where the truth is memory, it must have room for every row. A cache in memory takes as many rows as it has room for:
     the first rows by ``FirstRows``, then those of the file. Every row must fit the table's row type, wherever it lies.
@@ -180,6 +85,7 @@ def load_tables(tiers: Sequence[Tier], loads: Sequence[tuple[ServedTable, TableS
         for cache in reversed(caches):
             if not cache.store.outlives_process:
                 _fill_memory_cache(cache, last, source, truth)
+                cached.append(CachedTable(cache, table, source.spec, truth, is_filled=True))
             elif cache.settings.is_initialized:
                 cached.append(CachedTable(cache, table, source.spec, truth))
                 _fill_lasting_cache(cached[-1], unreachable)
@@ -201,7 +107,24 @@ def drop_tables(tiers: Sequence[Tier], tables: Sequence[str]) -> None:
     Raises:
         StoreError: a store did not answer; the first such error, after all stores were asked.
     """
-    _for_all((tier.store.drop_table for tier in tiers if not tier.store.outlives_process), tables)
+    stores = [tier.store for tier in tiers]
+    _for_all((store.close_table if store.outlives_process else store.drop_table for store in stores), tables)
+
+
+def note_current_caches(tiers: Sequence[Tier], table: ServedTable) -> None:
+    """Tell the truth which caches that outlive the process have every write, at the end of the table's service.
+
+    Raises:
+        StoreError: the truth did not answer.
+    """
+    *caches, truth = tiers
+    current = {one.store.identity for one in caches if one.store.outlives_process and one.is_current(table.name)}
+    if not current or table.is_uncertain:
+        return
+    held = truth.store.marker(table.name)
+    if held is not None and held.current_caches is not None:
+        known = current.union(held.current_caches)
+        truth.store.write_flags(table.name, current_caches=tuple(sorted(known)))
 
 
 def erase_tables(tiers: Sequence[Tier], tables: Sequence[str]) -> None:
@@ -213,7 +136,7 @@ def erase_tables(tiers: Sequence[Tier], tables: Sequence[str]) -> None:
     *caches, truth = [tier.store for tier in tiers]
     try:
         for table in tables:
-            truth.write_flags(table, changed=True, caches_dirty=True)
+            truth.write_flags(table, changed=True, current_caches=())
         _for_all((store.erase_table for store in caches), tables)
         _for_all((truth.erase_table,), tables)
     except StoreError as err:
@@ -302,15 +225,16 @@ def _fill_memory_cache(cache: Tier, last: Tier, source: TableSource, truth: Tabl
 def _fill_lasting_cache(cached: CachedTable, unreachable: set[Tier]) -> None:
     tier, spec = cached.tier, cached.spec
     tier.store.serve_as_cache(spec, cached.truth)
-    if tier in unreachable:
-        cached.table.removed_keys = set()
-        return
     try:
-        cached.fill()
+        if tier not in unreachable:
+            cached.fill()
+            return
     except StoreUnreachableError as err:
         unreachable.add(tier)
         tier.could_not_fill(cached.table, err)
-        cached.table.removed_keys = set()
+    cached.table.removed_keys = set()
+    if tier.store.is_whole(spec.name):  # a store with invalid parts bypasses these itself
+        tier.bypass(spec.name)
 
 
 def _open_kept_cache(cache: Tier, source: TableSource, truth: TableTruth) -> None:
@@ -321,7 +245,7 @@ def _open_kept_cache(cache: Tier, source: TableSource, truth: TableTruth) -> Non
         cache.store.open_table(source.spec, source.model.rows)
     except StoreUnreachableError as err:
         reason = err.reason
-    if truth.marker().caches_dirty:
+    if not truth.marker().is_current(cache.store.identity):
         reason = "it may have missed a change; set initialize_after_startup to true to have it filled"
     if reason:
         cache.bypass(source.spec.name)
@@ -339,20 +263,13 @@ def _fill_memory(store: Store, source: TableSource, truth: Store | None, first_r
             return
         taken = choice.take(keys)
         if truth is not None:
-            store.insert(spec.name, *_held(truth, spec, keys[taken]))
+            store.insert(spec.name, *held_rows(truth, spec, keys[taken]))
         elif taken.all():
             store.insert(spec.name, keys, rows)
         else:
             store.insert(spec.name, keys[taken], rows[taken])
             # The other rows must fit the row type, too.
             rounded(store.name, spec.name, spec.row_dtype, keys[~taken], rows[~taken])
-
-
-def _held(store: Store, spec: TableSpec, keys: Keys) -> tuple[Keys, Vectors]:
-    """Those of ``keys`` that ``store`` holds, and their rows."""
-    rows = np.empty((keys.size, spec.dim), dtype=np.float32)
-    found = store.fetch(spec.name, keys, rows)
-    return keys[found], rows[found]
 
 
 def _log_load(store: Store, source: TableSource) -> None:

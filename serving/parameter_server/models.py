@@ -15,9 +15,10 @@ from serving.parameter_server.loading import (
     drop_tables,
     erase_tables,
     load_tables,
-    table_source,
+    note_current_caches,
 )
 from serving.parameter_server.table import ServedTable
+from serving.parameter_server.table_files import table_source
 from serving.parameter_server.tier import Tier
 
 logger = logging.getLogger(__name__)
@@ -98,6 +99,7 @@ class ServedModels:
             try:
                 cached = load_tables(self._tiers, loads)
             except BaseException:
+                self._forget([table for table, _ in loads])
                 with suppress(StoreError):  # the first error says more
                     drop_tables(self._tiers, [table.name for table, _ in loads])
                 raise
@@ -138,13 +140,14 @@ class ServedModels:
                 table.clock.end()
         with self._filling:  # a cache that is being filled ends before its next batch
             pass
-        *caches, truth = self._tiers
-        lasting = [cache for cache in caches if cache.store.outlives_process]
         for table in tables:
-            if not table.is_uncertain and lasting and all(cache.is_current(table.name) for cache in lasting):
-                with suppress(StoreError):  # the caches are filled again at the next start
-                    truth.store.write_flags(table.name, caches_dirty=False)
-            for tier in self._tiers:
+            with suppress(StoreError):  # the caches are filled again at the next start
+                note_current_caches(self._tiers, table)
+        self._forget(tables)
+
+    def _forget(self, tables: Sequence[ServedTable]) -> None:
+        for tier in self._tiers:
+            for table in tables:
                 tier.forget(table.name)
 
     def _refill(self) -> None:
@@ -164,8 +167,9 @@ class _Refill:
         self._due_at_s = 0.0
 
     def is_due(self) -> bool:
-        table, store = self.cached.table, self.cached.tier.store
-        return not store.is_whole(table.name) and not table.clock.is_gone and now_s() >= self._due_at_s
+        table = self.cached.table
+        is_current = self.cached.tier.is_current(table.name)
+        return not is_current and not table.clock.is_gone and now_s() >= self._due_at_s
 
     def run(self) -> None:
         tier, began = self.cached.tier, now_s()

@@ -14,8 +14,9 @@ from serving.config import (
 )
 from serving.errors import ConfigError, MissingExtraError, StoreError, about
 from serving.parameter_server.first_rows import FirstRows
-from serving.parameter_server.loading import TableSource, check_room, table_source
+from serving.parameter_server.loading import check_room
 from serving.parameter_server.opening import naming, warnings_of
+from serving.parameter_server.table_files import TableSource, table_source
 from serving.storage import RedisStore
 from serving.storage.memory_budget import MemoryBudget, TableRows
 from serving.storage.rocksdb.engine import check_database

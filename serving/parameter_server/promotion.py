@@ -1,6 +1,5 @@
 """Promotion: rows found in a slower tier are copied into faster tiers, in the background."""
 
-import logging
 import threading
 from collections import deque
 from collections.abc import Sequence
@@ -8,11 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from serving.background import QueueWorker
 from serving.parameter_server.table import ServedTable
 from serving.parameter_server.tier import Tier
 from serving.storage.store import Keys, Vectors
-
-logger = logging.getLogger(__name__)
 
 # Waiting rows over all tables. Above it, the oldest are dropped: a key that is requested often is offered again soon.
 MOST_WAITING_BYTES = 64 * 2**20
@@ -38,12 +36,10 @@ class Promoter:
 
     def __init__(self) -> None:
         """Start no thread yet."""
-        self._condition = threading.Condition()  # guards the fields below
+        self._worker = QueueWorker("hotrow-promotion")
+        self._lock = threading.Lock()  # guards the two fields below
         self._offers: deque[_Offer] = deque()
         self._waiting_bytes = 0
-        self._is_busy = False
-        self._is_closed = False
-        self._thread: threading.Thread | None = None
 
     def offer(self, held: ServedTable, tiers: Sequence[Tier], keys: Keys, rows: Vectors, version: int) -> None:
         """Queue rows for ``tiers``, which do not have them; never waits. Without room, the oldest rows are dropped.
@@ -67,56 +63,35 @@ class Promoter:
     def _queue(self, held: ServedTable, tiers: Sequence[Tier], keys: Keys, rows: Vectors, version: int) -> None:
         most = MOST_WAITING_BYTES // rows[:1].nbytes
         offer, dropped = _Offer(held, tiers, keys[:most], rows[:most], version), [(tiers, held, keys.size - most)]
-        with self._condition:
-            if self._is_closed:
-                return
+        with self._lock:
             while self._waiting_bytes + offer.rows.nbytes > MOST_WAITING_BYTES:
                 oldest = self._offers.popleft()
                 self._waiting_bytes -= oldest.rows.nbytes
                 dropped.append((oldest.tiers, oldest.held, oldest.keys.size))
             self._offers.append(offer)
             self._waiting_bytes += offer.rows.nbytes
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._work, name="hotrow-promotion", daemon=True)
-                self._thread.start()
-            self._condition.notify_all()
+        if len(dropped) == 1:  # else the work of a dropped offer still waits
+            self._worker.submit(self._promote_newest)
         for takers, table, count in dropped:
             for tier in takers:
                 tier.drop_promotion(table, max(count, 0))
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until the queue is empty; returns whether it was within ``timeout_s``."""
-        with self._condition:
-            return self._condition.wait_for(lambda: not self._offers and not self._is_busy, timeout_s)
+        """Wait until no rows wait; returns whether that happened within ``timeout_s``."""
+        return self._worker.wait(timeout_s)
 
     def close(self) -> None:
         """Drop waiting rows, and return when the thread has ended."""
-        with self._condition:
-            self._is_closed = True
-            self._offers.clear()
-            self._condition.notify_all()
-        if self._thread is not None:
-            self._thread.join()
+        self._worker.close()
+        self._offers.clear()
 
-    def _work(self) -> None:
-        while (offer := self._next()) is not None:
-            try:
-                _promote(offer)
-            except Exception:  # a thread's top: the rows stay where they are, and the next rows are promoted
-                logger.exception("rows of %s were not promoted", offer.held.name)
-            del offer  # an idle thread keeps no rows
-
-    def _next(self) -> _Offer | None:
-        with self._condition:
-            self._is_busy = False
-            self._condition.notify_all()
-            self._condition.wait_for(lambda: self._offers or self._is_closed)
-            if self._is_closed:
-                return None
+    def _promote_newest(self) -> None:
+        with self._lock:
+            if not self._offers:
+                return
             offer = self._offers.pop()
             self._waiting_bytes -= offer.rows.nbytes
-            self._is_busy = True
-            return offer
+        _promote(offer)
 
 
 def _promote(offer: _Offer) -> None:

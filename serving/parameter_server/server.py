@@ -221,8 +221,8 @@ class ParameterServer:
         """Insert or overwrite rows in every tier, the truth first; the last of duplicate keys wins.
 
         When it returns, every lookup that starts finds the new rows. A cache without room takes the rows whose keys it
-        holds. A cache that does not answer is bypassed: Redis until it has been filled again in the background, other
-        caches until the model is loaded again. Updates of one table wait for each other.
+        holds. A cache that does not answer is bypassed until it has been filled again in the background. Updates of one
+        table wait for each other.
 
         Args:
             table: the table's full name.
@@ -288,7 +288,7 @@ class ParameterServer:
     def close(self) -> None:
         """Forget the models and close the stores. Closing twice is allowed.
 
-        A clean close notes in the truth that its caches took every change, so that the next start need not fill them.
+        A clean close notes in the truth which caches took every change, so that the next start need not fill them.
         """
         if self._promoter is not None:
             self._promoter.close()

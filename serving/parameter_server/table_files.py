@@ -1,11 +1,15 @@
 """The files of a model's tables, and the RAM that a model takes."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
 
 from kernels.host import HostTable
 from serving.config import ModelConfig, TableConfig
 from serving.model.capacity import rows_with_headroom
 from serving.model.sparse_file import SparseModel, open_sparse
+from serving.storage.store import TableSpec
 
 
 def open_table_file(config: ModelConfig, table: TableConfig) -> SparseModel:
@@ -15,6 +19,34 @@ def open_table_file(config: ModelConfig, table: TableConfig) -> SparseModel:
         ModelFileError: the file is missing or is not such a model.
     """
     return open_sparse(table.file, table.dim, config.key_type, table.row_layout)
+
+
+@dataclass(frozen=True)
+class TableSource:
+    """One table, and the file that its rows come from."""
+
+    spec: TableSpec
+    model: SparseModel
+
+    @cached_property
+    def digest(self) -> str:
+        """The digest of the model's files; reads them once."""
+        return self.model.digest()
+
+
+def table_source(config: ModelConfig, table: TableConfig) -> TableSource:
+    """What is to be loaded for ``table``.
+
+    Raises:
+        ModelFileError: its file is missing or is not such a model.
+    """
+    return TableSource(table_spec(config, table), open_table_file(config, table))
+
+
+def table_spec(config: ModelConfig, table: TableConfig) -> TableSpec:
+    """What stores must know of ``table``."""
+    key_bytes: Literal[4, 8] = 8 if config.key_type == "I64" else 4
+    return TableSpec(config.full_name(table), table.dim, key_bytes, table.row_dtype)
 
 
 def memory_needed(config: ModelConfig) -> Mapping[str, int]:

@@ -51,24 +51,17 @@ class Outages:
     def __init__(self, tier: str, fails: str, succeeds: str) -> None:
         """Start with no outage; the log says that ``tier`` ``fails`` or ``succeeds``."""
         self._starts, self._ends = f"tier {tier} {fails}, table %r: %s", f"tier {tier} {succeeds} again, table %r"
-        self._lock = threading.Lock()  # guards changes of the fields below
+        self._lock = threading.Lock()  # one ``failed`` at a time
         self._failing: dict[str, set[bool]] = {}  # by table: for each logged failure, whether the tier was reached
-        self._ended: dict[str, int] = {}  # by table: how many outages have ended
 
     def __contains__(self, table: str) -> bool:
         """Whether the table has an outage now."""
         return table in self._failing
 
-    def ended(self, table: str) -> int:
-        """How many outages of the table have ended; a call notes it before it begins."""
-        return self._ended.get(table, 0)
-
-    def failed(self, table: str, error: StoreError, ended: int | None = None) -> None:
-        """Note a failure. A call that noted ``ended`` says nothing new if an outage has ended since."""
+    def failed(self, table: str, error: StoreError) -> None:
+        """Note a failure."""
         was_reached = not isinstance(error, StoreUnreachableError)
         with self._lock:
-            if ended not in (None, self.ended(table)):
-                return
             logged = self._failing.setdefault(table, set())
             is_new = was_reached not in logged
             logged.add(was_reached)
@@ -77,19 +70,12 @@ class Outages:
 
     def succeeded(self, table: str) -> None:
         """Note a success."""
-        if table not in self._failing:  # the usual case takes no lock
-            return
-        with self._lock:
-            logged = self._failing.pop(table, None)
-            if logged is not None:
-                self._ended[table] = self.ended(table) + 1
-        if logged is not None:
+        if table in self._failing and self._failing.pop(table, set()):  # another thread may be first
             logger.warning(self._ends, table)
 
     def forget(self, table: str) -> None:
         """Forget a table that is no longer served."""
-        with self._lock:
-            self._failing.pop(table, None)
+        self._failing.pop(table, None)
 
 
 class Tier:
@@ -110,7 +96,7 @@ class Tier:
         self._breaker = None if settings.timeout_ms is None else CircuitBreaker(store.name, settings.timeout_ms)
         self._silence = Outages(store.name, "does not answer", "answers")
         self._refusal = Outages(store.name, "takes no promoted rows", "takes promoted rows")
-        self._bypassed: set[str] = set()  # tables of which this cache missed a change
+        self._bypassed: dict[str, bool] = {}  # by table of which it missed a change: whether it takes changes again
         self._paused_until_s: dict[str, float] = {}  # by full table; the promotion's thread writes it
 
     def fetch(self, table: ServedTable, keys: Keys) -> tuple[Vectors, Mask] | StoreError:
@@ -154,7 +140,7 @@ class Tier:
 
     def write(self, table: ServedTable, write: Callable[[Store], None]) -> None:
         """Have a cache take a change that the truth has; a cache that does not take it is bypassed."""
-        if table.name in self._bypassed:
+        if not self._bypassed.get(table.name, True):
             return
         try:
             write(self.store)
@@ -165,8 +151,23 @@ class Tier:
                 self.bypass(table.name)
 
     def bypass(self, table: str) -> None:
-        """Ask the cache nothing more about the table until its model is loaded again."""
-        self._bypassed.add(table)
+        """Ask the cache nothing more about the table until it is filled again."""
+        self._bypassed[table] = False
+
+    def begin_refill(self, table: str) -> bool:
+        """Have a bypassed cache take changes again, while it is filled; returns whether it is bypassed.
+
+        The caller of this and of ``end_refill`` holds the table's lock.
+        """
+        if table in self._bypassed:
+            self._bypassed[table] = True
+        return table in self._bypassed
+
+    def end_refill(self, table: str) -> bool:
+        """Ask the cache again, unless it missed another change meanwhile; returns whether it is asked."""
+        if self._bypassed.get(table, False):
+            del self._bypassed[table]
+        return table not in self._bypassed
 
     def promote(self, table: ServedTable, keys: Keys, rows: Vectors) -> None:
         """Add rows that a slower tier holds, as many as there is room for; unique keys. Their lock is held."""
@@ -198,6 +199,8 @@ class Tier:
 
     def could_not_fill(self, table: ServedTable, error: StoreError) -> None:
         """Note that the cache could not be filled now; the server tries again later."""
+        if table.name in self._bypassed:
+            self.bypass(table.name)
         table.counting.failed(self._depth, isinstance(error, StoreTimeoutError))
         self._silence.failed(table.name, error)
 
@@ -209,7 +212,7 @@ class Tier:
 
     def forget(self, table: str) -> None:
         """Forget a table that is no longer served."""
-        self._bypassed.discard(table)
+        self._bypassed.pop(table, None)
         for outages in (self._silence, self._refusal):
             outages.forget(table)
 
@@ -235,13 +238,13 @@ class Tier:
         self, table: ServedTable, keys: Keys, fetch: Callable[[], tuple[Vectors, Mask]]
     ) -> tuple[Vectors, Mask] | StoreError:
         if table.name in self._bypassed:
-            return StoreError(self.name, table.name, "missed a change: it is bypassed until the model is loaded again")
-        started, ended = now_s(), self._silence.ended(table.name)
+            return StoreError(self.name, table.name, "missed a change, or was not filled yet: it is bypassed")
+        started = now_s()
         try:
             answer = fetch() if self._breaker is None else self._within_budget(self._breaker, table, keys, fetch)
         except StoreError as err:
             table.counting.failed(self._depth, isinstance(err, StoreTimeoutError))
-            self._silence.failed(table.name, err, ended)
+            self._silence.failed(table.name, err)
             return err
         table.counting.fetched(self._depth, now_s() - started)
         # Keys of invalid parts are not found without asking, so an outage of these ends when they are filled.

@@ -2,9 +2,8 @@
 
 The source of truth is written first. Where that fails, the call fails and no cache was written. Then each cache takes
 the change, the slowest first. A cache that does not take it is bypassed for this table, and the call succeeds: the
-truth has the rows. Redis is then filled again in the background, other caches when the model is loaded again. Until
-the call returns, a lookup may find the old row in one tier and the new row in another; afterwards it finds the new row
-only.
+truth has the rows. The cache is filled again in the background. Until the call returns, a lookup may find the old row
+in one tier and the new row in another. Afterwards it finds only the new row.
 """
 
 from collections.abc import Callable, Sequence
@@ -108,7 +107,7 @@ def _change(
         if table.clock.is_gone:
             raise UnknownModelError(f"table {table.name!r} has been unloaded")
         if not table.is_written:
-            truth.store.write_flags(table.name, changed=True, caches_dirty=True)
+            truth.store.write_flags(table.name, changed=True, current_caches=())
         try:
             table.is_uncertain, was_uncertain = True, table.is_uncertain
             write(truth.store)

@@ -51,14 +51,19 @@ class Marker:
         rows: rows of the table at the end of the load.
         row_dtype: the row type in which the rows are kept.
         changed: the table may hold other rows than the files: rows were written since, or were there before.
-        caches_dirty: a cache of the table may have missed a write; only a source of truth uses it.
+        current_caches: the caches, by ``Store.identity``, that have every write to this source of truth; None: every
+            cache, because no write has come since the load.
     """
 
     digest: str
     rows: int = 0
     row_dtype: str = "fp32"
     changed: bool = False
-    caches_dirty: bool = False
+    current_caches: tuple[str, ...] | None = None
+
+    def is_current(self, cache: str) -> bool:
+        """Whether a cache of this identity has every write."""
+        return self.current_caches is None or cache in self.current_caches
 
     @classmethod
     def read(cls, raw: bytes) -> Self:
@@ -73,7 +78,8 @@ class Marker:
             raise ValueError(f"expected a marker of format {MARKER_FORMAT}, got {raw[:80]!r}")
         if document.keys() | {"format"} != expected:
             raise ValueError(f"expected a marker with {sorted(expected)}, got {raw[:80]!r}")
-        return cls(**document)
+        caches = document.pop("current_caches")
+        return cls(**document, current_caches=None if caches is None else tuple(caches))
 
     def write(self) -> bytes:
         """Return the marker as JSON."""
@@ -91,6 +97,9 @@ class Truth(Protocol):
 
     def take(self, keys: Keys, rows: Vectors) -> int:
         """Insert those of int64[N] ``keys`` that the truth does not have; returns how many."""
+
+    def refill(self, cache: "Store") -> None:
+        """Drop the rows of an open cache and copy all rows to it, in place, while both take changes."""
 
 
 class Store(Protocol):
@@ -113,6 +122,11 @@ class Store(Protocol):
     @property
     def name(self) -> str:
         """See the class."""
+
+    @property
+    def identity(self) -> str:
+        """Names this very cache among the caches that a source of truth ever had."""
+        return self.name
 
     @property
     def keeps_row_dtype(self) -> bool:
@@ -217,12 +231,12 @@ class Store(Protocol):
     def evict(self, table: str, keys: Keys) -> int | None:
         """Remove keys; returns how many were held, or None where the tier cannot tell."""
 
+    def drop_table(self, table: str) -> None:
+        """Forget a table and all its rows; an unknown table is no error."""
+
     def close_table(self, table: str) -> None:
         """Stop serving a table; rows that outlive the process stay; an unknown table is no error."""
         return
-
-    def drop_table(self, table: str) -> None:
-        """Forget a table and all its rows; an unknown table is no error."""
 
     def items(self, table: str, batch_rows: int = 65536) -> Batches:
         """All rows in batches, in the store's own order."""
@@ -269,10 +283,12 @@ class Store(Protocol):
         """
         raise TypeError(f"{self.name} does not outlive the process")
 
-    def write_flags(self, table: str, *, changed: bool | None = None, caches_dirty: bool | None = None) -> None:
-        """Change flags of an open table's marker; None leaves a flag as it is. Without a marker nothing happens.
+    def write_flags(
+        self, table: str, *, changed: bool | None = None, current_caches: tuple[str, ...] | None = None
+    ) -> None:
+        """Change fields of an open table's marker; None leaves a field as it is. Without a marker nothing happens.
 
-        The flags reach the disk no later than the next write of rows.
+        The fields reach the disk no later than the next write of rows.
         """
         return
 
@@ -300,9 +316,9 @@ class Store(Protocol):
         Args:
             spec: the table.
             truth: the source of truth.
-            starting: a model is being loaded. Only then are rows of other files replaced, and all rows where the
-                caches of the truth are dirty. Rows without a marker are kept, and the truth takes those that it does
-                not have.
+            starting: a model is being loaded, or the cache missed a write. Only then are rows of other files replaced,
+                and all rows where the truth says that the cache is not current. Rows without a marker are kept, and the
+                truth takes those that it does not have.
 
         Returns:
             Whether rows were written.
@@ -313,11 +329,15 @@ class Store(Protocol):
         """
         held, wanted = self.marker(spec.name), truth.marker()
         row_dtype = spec.row_dtype if self.keeps_row_dtype else "fp32"
-        if held and not wanted.caches_dirty and (held.digest, held.row_dtype) == (wanted.digest, row_dtype):
+        if held and (held.digest, held.row_dtype) == (wanted.digest, row_dtype):
             self.open_table(spec, wanted.rows)
-            return False
+            is_current = not starting or wanted.is_current(self.identity)
+            if not is_current:
+                self.write_flags(spec.name, changed=wanted.changed or None)
+                truth.refill(self)
+            return not is_current
         rows = sum(keys.size for keys, _ in truth.batches()) if wanted.changed else wanted.rows
-        marker = replace(wanted, rows=rows, row_dtype=row_dtype, caches_dirty=False)
+        marker = replace(wanted, rows=rows, row_dtype=row_dtype, current_caches=None)
         self.load(spec, truth.batches(), marker, keep=False)
         return True
 

@@ -90,9 +90,9 @@ class DurableDictStore(DictStore):
         changed = marker.changed or bool(held)
         self.markers[spec.name] = replace(marker, rows=len(self.rows[spec.name]), changed=changed)
 
-    def write_flags(self, table, *, changed=None, caches_dirty=None):
+    def write_flags(self, table, *, changed=None, current_caches=None):
         if table in self.markers:
-            flags = {"changed": changed, "caches_dirty": caches_dirty}
+            flags = {"changed": changed, "current_caches": current_caches}
             given = {name: value for name, value in flags.items() if value is not None}
             self.markers[table] = replace(self.markers[table], **given)
 

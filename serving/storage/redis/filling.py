@@ -128,7 +128,8 @@ class Filling:
 
     def _planned(self, truth: Truth, starting: bool) -> _Plan:
         """Judge every partition, and say how the invalid partitions are to be filled."""
-        plan, is_dirty, unmarked = _Plan(), starting and truth.marker().caches_dirty, set[int]()
+        plan, unmarked = _Plan(), set[int]()
+        is_behind = starting and not truth.marker().is_current(self._table.identity)
         known = self._states.now()
         for number, (held, run_id) in enumerate(self._states.markers(range(len(known)))):
             state = self._states.judge(number, known[number], held, run_id)
@@ -136,7 +137,7 @@ class Filling:
                 unmarked.add(number)
             elif state.status is Status.FOREIGN and not starting:
                 plan.foreign = state.reason
-            elif state.status is not Status.VALID or is_dirty:
+            elif state.status is not Status.VALID or is_behind:
                 plan.absent.add(number)
                 plan.reason = plan.reason or state.reason or "it may have missed a change"
                 if held is not None and held.changed:
@@ -153,22 +154,22 @@ class Filling:
         """Have the truth take the rows that only Redis has, which Hotrow did not load.
 
         Then the partitions can be dropped and filled like others. So a row that a process writes meanwhile is never
-        overwritten by an older row.
+        overwritten by an older row. Where the truth is read-only, another process that writes must fill the partitions.
         """
         if not plan.over:
             return
         taken, line = 0, kept_rows(STORE_NAME, self._table.spec.name)
-        try:
-            for number in sorted(plan.over):
-                for keys, rows in self._table.partition_items(number, SCAN_ROWS):
+        for number in sorted(plan.over):
+            for keys, rows in self._table.partition_items(number, SCAN_ROWS):
+                try:
                     taken += truth.take(keys, rows)
-        except StoreError as err:  # a read-only database, for example
-            logger.warning("%s; the source of truth does not take them: %s", line, err)
-        else:
-            logger.warning("%s; the source of truth took %s of them", line, taken)
-            plan.changed |= plan.over
-            plan.absent |= plan.over
-            plan.over = set()
+                except StoreError as err:  # a database that is open read-only: the process that writes fills Redis
+                    reason = f"holds rows that Hotrow did not load, and {err.store} does not take them: {err.reason}"
+                    raise StoreUnreachableError(STORE_NAME, self._table.spec.name, reason) from err
+        logger.warning("%s; the source of truth took %s of them", line, taken)
+        plan.changed |= plan.over
+        plan.absent |= plan.over
+        plan.over = set()
 
     def _with_rows(self, numbers: set[int]) -> set[int]:
         return self._where(numbers, lambda one: plain("EXISTS", one.values))

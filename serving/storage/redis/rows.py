@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from kernels.errors import ReservedKeyError
 from kernels.host import KeyIndex, RowDtype
+from serving.config import RedisConfig
 from serving.errors import StoreError
 from serving.storage.hps_layout import keys_of, mix
 from serving.storage.redis.commands import Partition, encoded_fields, encoded_rows
@@ -66,6 +67,11 @@ class Partitions(tuple[Partition, ...]):
         fits: Mask = sizes[places] + ranks < margin
         sizes += np.bincount(places[fits], minlength=sizes.size)
         return fits
+
+
+def identity_of(config: RedisConfig) -> str:
+    """See ``Store.identity``."""
+    return " ".join([STORE_NAME, *sorted(f"{host}:{port}" for host, port in config.addresses)])
 
 
 class RedisRows:

@@ -14,7 +14,7 @@ from serving.errors import MissingExtraError, StoreError, StoreTimeoutError, Sto
 from serving.metrics import MetricSample
 from serving.storage.hps_layout import storable
 from serving.storage.redis.commands import RedisNodeError, RedisNodeTimeoutError, RedisUnreachableError
-from serving.storage.redis.rows import STORE_NAME
+from serving.storage.redis.rows import STORE_NAME, identity_of
 from serving.storage.store import Batches, Keys, Marker, Mask, Store, TableSpec, Truth, Vectors, none_found
 
 if TYPE_CHECKING:
@@ -66,6 +66,11 @@ class RedisStore(Store):
     def name(self) -> str:
         """See ``Store.name``."""
         return STORE_NAME
+
+    @property
+    def identity(self) -> str:
+        """See ``Store.identity``."""
+        return identity_of(self._config)
 
     @property
     def keeps_row_dtype(self) -> bool:
@@ -186,8 +191,10 @@ class RedisStore(Store):
             Filling(self._nodes, table).load(batches, marker, keep=keep)
         self._take(table)
 
-    def write_flags(self, table: str, *, changed: bool | None = None, caches_dirty: bool | None = None) -> None:
-        """See ``Store.write_flags``; the table of a cache has no ``caches_dirty``."""
+    def write_flags(
+        self, table: str, *, changed: bool | None = None, current_caches: tuple[str, ...] | None = None
+    ) -> None:
+        """See ``Store.write_flags``; Redis does not keep ``current_caches``."""
         with self._translated(table):
             held = self._open_table(table)
             if changed:

@@ -15,7 +15,7 @@ from serving.storage.redis import marker as scripts
 from serving.storage.redis.commands import Command, Partition, RedisNodeError, encoded_fields, hdel, header, plain
 from serving.storage.redis.nodes import RedisNodes, value_of
 from serving.storage.redis.overflow import Overflow
-from serving.storage.redis.rows import Group, Partitions, RedisRows
+from serving.storage.redis.rows import Group, Partitions, RedisRows, identity_of
 from serving.storage.redis.states import PartitionStates, Status
 from serving.storage.store import Keys, Mask, TableSpec, Vectors
 
@@ -37,6 +37,7 @@ class RedisTable:
         states: what this process knows of them.
         rows: how its rows are encoded.
         overflow: the overflow policy, if there is one.
+        identity: see ``Store.identity``.
         evicted_rows: rows that this process evicted as partitions overflowed.
         unreleased: commands that release leases of a filling that failed, because its node was silent.
     """
@@ -50,6 +51,7 @@ class RedisTable:
         self.overflow = Overflow(nodes, config.overflow) if config.overflow else None
         self.evicted_rows = 0
         self.unreleased: list[Command] = []
+        self.identity = identity_of(config)
         self._nodes = nodes
         self._max_batch_size = config.max_batch_size
         self._lock = threading.Lock()  # guards changes of ``evicted_rows``

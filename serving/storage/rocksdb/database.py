@@ -95,7 +95,7 @@ class Database:
             record = Marker.read(bytes(raw))
         except (TypeError, ValueError) as err:
             raise StoreError(STORE_NAME, table, f"{self._path}: the table's marker is damaged: {err}") from err
-        return replace(record, caches_dirty=False) if self._read_only else record  # only the writer refills caches
+        return replace(record, current_caches=None) if self._read_only else record  # only the writer refills caches
 
     def write_flags(self, table: str, marker: Marker) -> None:
         """Write a marker of changed flags; it is on the disk when the next ``write`` is."""
@@ -156,15 +156,15 @@ class Database:
     def checkpoint(self, folder: Path) -> None:
         """Make a database at ``folder`` of what this database holds now; its files are links where possible.
 
-        In the copy every marker has ``caches_dirty``, for caches hold the rows of the original. The flag is set here
-        while the copy is made. A process that is killed meanwhile leaves it set, which costs a refill of caches.
+        In the copy no cache is current, because caches hold the rows of the original. The markers here say the same
+        while the copy is made. If the process is killed then, the next start refills the caches.
         """
         unmarked = [
             name.removeprefix(tag("")) for name in self._families if self.record(name.removeprefix(tag(""))) is None
         ]
         markers = dict(self._markers()) | {table: Marker(NOT_LOADED, changed=True) for table in unmarked}
-        dirty = {table: replace(marker, caches_dirty=True) for table, marker in markers.items()}
-        self._write_markers(dirty)
+        stale = {table: replace(marker, current_caches=()) for table, marker in markers.items()}
+        self._write_markers(stale)
         try:
             self.rocksdict.Checkpoint(self._handle).create_checkpoint(str(folder))
         finally:

@@ -1,7 +1,7 @@
 """Reading a RocksDB database next to the process that writes it, and following that process.
 
-RocksDB's secondary instances are not used: one that meets the removal of a column family, which a reload of a table is,
-crashes the process (RocksDB as of rocksdict 0.3.29). A read-only opening takes milliseconds, and the time to read the
+RocksDB's secondary instances are not used: a reload of a table removes a column family, and then a secondary instance
+crashes the process (RocksDB as of rocksdict 0.3.29). A read-only opening takes milliseconds, plus the time to read the
 log of the newest writes. A follower opens the database again whenever its files have changed.
 """
 

@@ -19,7 +19,18 @@ from serving.storage.rocksdb.engine import STORE_NAME, check_new_folder, transla
 from serving.storage.rocksdb.follower import FilesState, FollowedTables, files_state, open_beside_writer
 from serving.storage.rocksdb.table import RocksDbTable, opened_table
 from serving.storage.row_codec import RowCodec
-from serving.storage.store import NOT_LOADED, Batches, Keys, Marker, Mask, Store, TableSpec, Vectors, none_found
+from serving.storage.store import (
+    NOT_LOADED,
+    Batches,
+    Keys,
+    Marker,
+    Mask,
+    Store,
+    TableSpec,
+    Vectors,
+    kept_rows,
+    none_found,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -146,11 +157,6 @@ class RocksDbStore(Store):
                 raise self._error(table, f"holds vectors of {held.spec.dim} floats, got {rows.shape[1]}")
             self._database.write(held.spec, keys, held.codec.encode(keys, rows), self._batch_rows)
 
-    def add(self, table: str, keys: Keys, rows: Vectors) -> int:
-        """See ``Store.add``; no other write comes in between."""
-        with self._lock:
-            return super().add(table, keys, rows)
-
     def evict(self, table: str, keys: Keys) -> int | None:
         """See ``Store.evict``; returns None, because RocksDB deletes keys without looking for them."""
         with self._lock, self._translated(table):
@@ -164,11 +170,16 @@ class RocksDbStore(Store):
     def drop_table(self, table: str) -> None:
         """See ``Store.drop_table``; a read-only store closes the table and raises StoreError, as the rows stay."""
         with self._tables_lock, self._lock, self._translated(table):
-            self._tables = {name: held for name, held in self._tables.items() if name != table}
-            self._followed.forget(table)
+            self.close_table(table)
             if self._database.family(table) is not None:
                 self._check_writable(table)
                 self._database.drop_family(table)
+
+    def close_table(self, table: str) -> None:
+        """See ``Store.close_table``."""
+        with self._tables_lock, self._lock:
+            self._tables = {name: held for name, held in self._tables.items() if name != table}
+            self._followed.forget(table)
 
     def items(self, table: str, batch_rows: int = 65536) -> Batches:
         """See ``Store.items``; rows as they were when the walk began, in the order of the keys' raw bytes."""
@@ -178,7 +189,7 @@ class RocksDbStore(Store):
             yield from held.items(batch_rows)
 
     def marker(self, table: str) -> Marker | None:
-        """See ``Store.marker``; a read-only store has no ``caches_dirty``, because the writer refills the caches."""
+        """See ``Store.marker``; in a read-only store every cache is current, because the writer refills the caches."""
         with self._lock, self._translated(table):
             return self._database.marker(table)
 
@@ -197,6 +208,8 @@ class RocksDbStore(Store):
             loader = BulkLoader(database.rocksdict, database.options, self._path / "loading", spec, codec)
             with loader.written(batches) as files, self._lock:
                 keeps_rows = keep and self._has_rows_to_keep(spec, codec)
+                if database.record(spec.name) is not None:  # a cache may have rows of an earlier load
+                    marker = replace(marker, current_caches=())
                 database.begin_load(spec.name, keeps_rows)
                 try:
                     loader.ingest(database.family(spec.name), files)
@@ -208,7 +221,9 @@ class RocksDbStore(Store):
             if self._warm_up:
                 database.read_ahead(wait=True)
 
-    def write_flags(self, table: str, *, changed: bool | None = None, caches_dirty: bool | None = None) -> None:
+    def write_flags(
+        self, table: str, *, changed: bool | None = None, current_caches: tuple[str, ...] | None = None
+    ) -> None:
         """See ``Store.write_flags``; a table of another program gets a marker, a read-only store does nothing."""
         with self._lock, self._translated(table):
             if self._read_only:
@@ -218,7 +233,7 @@ class RocksDbStore(Store):
             new = replace(
                 marker,
                 changed=marker.changed if changed is None else changed,
-                caches_dirty=marker.caches_dirty if caches_dirty is None else caches_dirty,
+                current_caches=marker.current_caches if current_caches is None else current_caches,
             )
             if new != marker:
                 self._database.write_flags(table, new)
@@ -226,8 +241,8 @@ class RocksDbStore(Store):
     def checkpoint(self, folder: str | Path) -> None:
         """Make a copy of the database as it is now, which is a database itself.
 
-        On the database's own file system files are linked, not copied, which takes milliseconds. Every marker in the
-        copy has ``caches_dirty``, so a server of the copy refills its caches.
+        On the database's own file system files are linked, not copied, which takes milliseconds. A server of the copy
+        refills its caches.
 
         Args:
             folder: the new database; must not exist yet, its parent must.
@@ -285,7 +300,7 @@ class RocksDbStore(Store):
         self._tables = {**self._tables, spec.name: opened_table(self._path, self._database, spec, codec)}
 
     def _has_rows_to_keep(self, spec: TableSpec, codec: RowCodec) -> bool:
-        """Whether a table has rows besides those of a killed load, which goes with its rows; logs unknown rows."""
+        """Whether a load must keep rows: those of a killed load are dropped; logs rows of other programs."""
         record = self._database.record(spec.name)
         is_only_of_killed_load = record is not None and not record.digest and not record.changed
         if self._database.family(spec.name) is None or is_only_of_killed_load:
@@ -294,12 +309,7 @@ class RocksDbStore(Store):
         if next(held.items(1), None) is None:
             return False
         if record is None or not record.digest:
-            logger.warning(
-                "table %s: %s holds rows that Hotrow did not load; the files' rows are inserted over them and every "
-                "other row is kept",
-                spec.name,
-                self._path,
-            )
+            logger.warning("%s", kept_rows(str(self._path), spec.name))
         return True
 
     def _not_loaded(self, table: str, expected: str) -> StoreError:

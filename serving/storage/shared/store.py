@@ -10,11 +10,11 @@ from pathlib import Path
 from kernels.errors import SharedMemoryError
 from kernels.host import HostTable
 from kernels.shared import SharedTable
-from serving.errors import StoreError, StoreFullError
+from serving.errors import StoreError, StoreFullError, StoreUnreachableError
 from serving.model.capacity import rows_with_headroom
 from serving.storage.memory_budget import MemoryBudget, TableRows
 from serving.storage.shared.folder import SHARED_MEMORY, SharedFolder
-from serving.storage.store import Batches, Keys, Marker, TableSpec, Vectors
+from serving.storage.store import Batches, Keys, Marker, TableSpec, Truth, Vectors
 from serving.storage.tables import HostTableStore
 
 STORE_NAME = "shared_memory"
@@ -88,6 +88,11 @@ class SharedMemoryStore(HostTableStore[SharedTable]):
         atexit.register(self.close)  # a process that does not close its server must not leave tables
 
     @property
+    def identity(self) -> str:
+        """See ``Store.identity``."""
+        return f"{self.name} {self._folder.path}"
+
+    @property
     def writes(self) -> bool:
         """Whether this process is the writer."""
         return self._folder.writes
@@ -98,7 +103,7 @@ class SharedMemoryStore(HostTableStore[SharedTable]):
             tables = self._open_tables(spec.name)
             table = self._found.pop(spec.name, None) or self._current(spec.name)
             if table is None:
-                if not self._folder.writes:
+                if not self.writes:
                     raise self._refused(spec.name)
                 table = self._create(spec, capacity_rows, "")
                 self._folder.publish(spec.name)
@@ -124,7 +129,7 @@ class SharedMemoryStore(HostTableStore[SharedTable]):
         """See ``Store.drop_table``; refused in a process that only reads. Processes that have the table keep it."""
         with self._lock:
             tables = self._open_tables(table)
-            if not self._folder.writes and (table in tables or self._folder.table_file(table).exists()):
+            if not self.writes and (table in tables or self._folder.table_file(table).exists()):
                 raise self._refused(table)
             self._folder.table_file(table).unlink(missing_ok=True)
             self._tables = {name: held for name, held in tables.items() if name != table}
@@ -140,7 +145,9 @@ class SharedMemoryStore(HostTableStore[SharedTable]):
             return None
         return Marker(held.source, len(held), held.row_dtype, held.is_changed)
 
-    def write_flags(self, table: str, *, changed: bool | None = None, caches_dirty: bool | None = None) -> None:
+    def write_flags(
+        self, table: str, *, changed: bool | None = None, current_caches: tuple[str, ...] | None = None
+    ) -> None:
         """See ``Store.write_flags``; only ``changed`` is kept, and only a load clears it."""
         if changed:
             self._to_write(table).mark_changed()
@@ -156,7 +163,7 @@ class SharedMemoryStore(HostTableStore[SharedTable]):
         self._wait_for(spec.name, lambda held: self._is_of(held, spec, marker.digest))
         with self._lock:
             tables = self._open_tables(spec.name)
-            if not self._folder.writes:
+            if not self.writes:
                 self._tables = {**tables, spec.name: self._found.pop(spec.name)}
                 return
             kept = self._current(spec.name) if keep else None
@@ -175,6 +182,14 @@ class SharedMemoryStore(HostTableStore[SharedTable]):
                 raise
             self._folder.publish(spec.name)
             self._tables = {**tables, spec.name: table}
+
+    def fill(self, spec: TableSpec, truth: Truth, *, starting: bool) -> bool:
+        """See ``Store.fill``; only the writer can drop rows, so a process may have to take its place first."""
+        with self._lock:
+            is_writer = self.writes or self._take_over()
+        if not is_writer and starting and not truth.marker().is_current(self.identity):
+            raise self._refused(spec.name)
+        return super().fill(spec, truth, starting=starting)
 
     def close(self) -> None:
         """See ``Store.close``."""
@@ -196,7 +211,7 @@ class SharedMemoryStore(HostTableStore[SharedTable]):
                     self._found[table] = held
                 if held is not None and is_wanted(held):
                     return held
-                if self._folder.writes or self._take_over():
+                if self.writes or self._take_over():
                     return None
             if time.monotonic() > deadline:
                 reason = f"{self._folder.writer()}, which writes, has not loaded it within {self._wait_ms / 1000:g} s"
@@ -207,7 +222,7 @@ class SharedMemoryStore(HostTableStore[SharedTable]):
         """Return the table of the file as it is now, which may be a newer copy than the open table."""
         file = self._folder.table_file(table)
         for held in (self._found.get(table), self._held_table(table)):
-            if held is not None and (held.writes if self._folder.writes else held.is_at(file)):
+            if held is not None and (held.writes if self.writes else held.is_at(file)):
                 return held
         return self._attach(table)
 
@@ -217,9 +232,9 @@ class SharedMemoryStore(HostTableStore[SharedTable]):
         if not file.exists():
             return None
         try:
-            return SharedTable.attach(file, self._folder.writes)
+            return SharedTable.attach(file, self.writes)
         except SharedMemoryError as err:
-            if self._folder.writes:  # such as a file of another version: the table is loaded again
+            if self.writes:  # such as a file of another version: the table is loaded again
                 return None
             raise StoreError(self.name, table, str(err)) from err
 
@@ -263,8 +278,8 @@ class SharedMemoryStore(HostTableStore[SharedTable]):
         return held
 
     def _refused(self, table: str) -> StoreError:
-        if self._folder.writes:
+        if self.writes:
             reason = "the writer removed or replaced it, and this process has a copy to read: load its model again"
         else:
             reason = f"this process only reads {self._folder.path}; {self._folder.writer()} writes: change it there"
-        return StoreError(self.name, table, reason)
+        return StoreUnreachableError(self.name, table, reason)

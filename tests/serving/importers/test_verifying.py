@@ -80,7 +80,16 @@ def test_a_wrong_answer_is_named_and_no_version_is_left(verify, expected, tmp_pa
     assert "samples.npz: sample 1: expected [0.25], got [" in error
     assert f"got [{expected[1, 0]:.5f}"[:-1] in error
     assert "1 of 3 samples differ by more than 1e-05, and 0 keys are in no table" in error
-    assert versions(tmp_path) == []
+    assert list((tmp_path / "models").iterdir()) == []
+
+
+def test_a_failed_verification_leaves_the_versions_that_are_there(verify, expected, tmp_path):
+    assert verify() == 0
+    before = versions(tmp_path)
+
+    assert verify(OUTPUT0=expected + 0.25) == 1
+
+    assert versions(tmp_path) == before
 
 
 def test_a_wrong_answer_within_the_tolerance_passes(verify, expected, capsys):

@@ -1,12 +1,14 @@
 """A version is complete or absent after faults, kills and concurrent writes."""
 
 import dataclasses
+import itertools
 import os
 import signal
 import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -103,6 +105,30 @@ def test_folders_of_a_killed_writer_are_deleted_by_the_next(tmp_path):
 
     assert path.name == "1"
     assert not list((tmp_path / "two").glob(".*.tmp"))
+
+
+def test_concurrent_writers_wait_for_each_other_although_a_writer_that_fails_leaves_no_folder(tmp_path):
+    running, numbers = [], itertools.count()
+
+    def fail_at_first(folder):
+        running.append(folder)
+        time.sleep(0.001)
+        assert running == [folder]
+        running.clear()
+        if next(numbers) < 30:
+            raise OSError("no space")
+        write_files(folder)
+
+    def write_one(_):
+        with suppress(OutputError):
+            write_version(tmp_path, "two", GRAPH, fail_at_first)
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(write_one, range(30)))
+        assert not (tmp_path / "two").exists()
+        list(pool.map(write_one, range(4)))
+
+    assert sorted(versions_of(tmp_path / "two")) == ["1", "2", "3", "4"]
 
 
 def test_concurrent_writers_wait_for_each_other(tmp_path):

@@ -211,6 +211,7 @@ def test_a_damaged_file_does_not_cost_a_durable_tier_the_rows_it_holds(write_mod
             server.load_model(config_of(damaged))
 
         assert held == durable.marker("dcn.table0")
+        server.load_model(config_of(old))
         assert durable.count("dcn.table0") == 50
 
 
@@ -274,6 +275,7 @@ def test_an_unloaded_model_stays_in_durable_tiers_and_an_erased_one_in_none(mode
         (server.erase_model if is_erased else server.unload_model)("dcn")
 
         assert server.models() == ()
+        assert [store.tables() for store in server.stores] == [[], []]
         assert (durable.marker("dcn.table0") is None) == is_erased
 
 
@@ -306,7 +308,7 @@ def test_an_erased_model_keeps_its_rows_in_the_last_tier_where_a_cache_does_not_
             server.erase_model("dcn")
 
         assert server.models() == ()
-        assert all(durable.marker(f"dcn.table{index}").caches_dirty for index in (0, 1))
+        assert all(durable.marker(f"dcn.table{index}").current_caches == () for index in (0, 1))
         with pytest.raises(UnknownModelError):
             server.erase_model("dcn")
 

@@ -216,14 +216,16 @@ def test_rows_of_one_lookup_that_are_more_than_may_wait_are_dropped_and_counted(
 
 
 def test_promotion_goes_on_while_more_rows_are_offered_and_updated_than_it_has_time_for(config, monkeypatch):
-    turns, waiting, next_offer = threading.Semaphore(0), threading.Semaphore(0), promotion.Promoter._next
+    is_stored = threading.Semaphore(0)
+    turns, waiting, promote = threading.Semaphore(0), threading.Semaphore(0), promotion.Promoter._promote_newest
 
-    def next_in_turn(promoter):
+    def promote_in_turn(promoter):
         waiting.release()
         assert turns.acquire(timeout=WAIT_S)
-        return next_offer(promoter)
+        promote(promoter)
+        is_stored.release()
 
-    monkeypatch.setattr(promotion.Promoter, "_next", next_in_turn)
+    monkeypatch.setattr(promotion.Promoter, "_promote_newest", promote_in_turn)
     monkeypatch.setattr(promotion, "MOST_WAITING_BYTES", 8 * ROWS[0].nbytes)
     with serve(config, DictStore("fast"), DictStore("slow"), promote=True) as server:
         keep(server.stores[0], [])
@@ -232,8 +234,7 @@ def test_promotion_goes_on_while_more_rows_are_offered_and_updated_than_it_has_t
                 server.lookup("m.t", np.array([key]))
             assert waiting.acquire(timeout=WAIT_S)
             turns.release()  # one of the three that were just offered, or one that was offered before
-            assert waiting.acquire(timeout=WAIT_S)
-            waiting.release()  # for the next time
+            assert is_stored.acquire(timeout=WAIT_S)
             server.insert("m.t", np.array(KEYS), ROWS)
             keep(server.stores[0], [])  # as RAM that evicts: each key is offered again
         promoted_rows = counters(server).promoted_rows
@@ -252,7 +253,7 @@ def test_closing_waits_for_the_running_promotion_and_drops_the_waiting_ones(conf
             assert fast.arrived.wait(WAIT_S)
         closing = threading.Thread(target=server.close)
         closing.start()
-        while not server._promoter._is_closed:
+        while not server._promoter._worker._is_closed:
             pass
         assert fast.calls["close"] == 0
         fast.gate.set()

@@ -276,29 +276,6 @@ class TestOutages:
             "tier dict answers again, table 'm.t'",
         ]
 
-    def test_a_call_that_began_in_an_outage_and_fails_after_its_end_starts_no_other_outage(self, caplog):
-        class SlowToFail(DictStore):
-            def fetch(self, table, keys, out):
-                if keys[0] == slow_key:
-                    one.fetch(held, np.array([1]))  # as another thread's call, which is answered meanwhile
-                    raise StoreError(self.name, table, "no answer")
-                return super().fetch(table, keys, out)
-
-        slow_key, store = 2, SlowToFail()
-        held = ServedTable("m.t", 3, "I64", "fp32", 0.0, TableCounting("m", 0, "t", ["dict"]))
-        one = tier.Tier(store, 0, tier.TierSettings())
-        store.is_down = True
-        one.fetch(held, np.array([1]))
-        store.is_down = False
-
-        assert isinstance(one.fetch(held, np.array([slow_key])), StoreError)
-
-        assert not one.is_silent("m.t")
-        assert caplog.messages == [
-            "tier dict does not answer, table 'm.t': no answer",
-            "tier dict answers again, table 'm.t'",
-        ]
-
     @pytest.mark.parametrize("kind", [DictStore, DurableDictStore])
     def test_what_the_last_tier_does_not_hold_is_unknown_even_if_a_faster_tier_is_down(self, config, kind):
         server = serve(config, DictStore("fast"), kind("truth"))

@@ -1,15 +1,17 @@
 """Rows that change, and models that come and go, while lookups run."""
 
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.redis_servers import wait_until
 from serving.config import read_inference_config
 from serving.errors import RequestError, StoreError, StoreFullError, StoreUnreachableError, UnknownModelError
-from serving.parameter_server import TierSettings
+from serving.parameter_server import FirstRows, ParameterServer, TierSettings, models
 from serving.storage import MemoryStore, RocksDbStore
 from tests.serving.small_server import KEYS, NEW, ROWS, DictStore, DurableDictStore, held_by, keep, model_of, serve
 
@@ -101,21 +103,136 @@ def test_a_change_succeeds_while_a_cache_refuses_it_and_the_cache_is_bypassed(co
         assert "middle" not in server.counters()["m.t"].hits
 
 
-def test_a_bypassed_cache_takes_no_more_changes_and_serves_again_when_its_model_is_loaded_again(config):
-    fast, slow = RefusingStore("fast"), DurableDictStore("slow")
+class RefusingMemory(MemoryStore):
+    """RAM that can be told to take no changes."""
+
+    refuses = False
+
+    def insert(self, table, keys, rows):
+        if self.refuses:
+            raise StoreError(self.name, table, "takes nothing")
+        super().insert(table, keys, rows)
+
+
+class RefusingDurableStore(RefusingStore, DurableDictStore):
+    """A store that outlives the process and can be told to take no changes."""
+
+
+@pytest.fixture
+def looks_often(monkeypatch):
+    """A server looks often for caches to fill, and soon again after a failure."""
+    monkeypatch.setattr(models, "LOOK_INTERVAL_S", 0.02)
+    monkeypatch.setattr(models, "FIRST_PAUSE_S", 0.02)
+
+
+def wait_for_refill(server):
+    wait_until(lambda: server.counters()["m.t"].tiers[0].refills == 1, "the cache is filled again")
+
+
+@pytest.mark.usefixtures("looks_often")
+@pytest.mark.parametrize("kind", [RefusingMemory, RefusingStore, RefusingDurableStore])
+def test_a_cache_that_missed_a_change_is_filled_again_in_the_background(config, kind, caplog):
+    fast, slow = kind(), DurableDictStore("slow")
     with serve(config, fast, slow) as server:
         fast.refuses = True
         change(server, "insert")
+        wait_until(lambda: server.counters()["m.t"].tiers[0].errors > 2, "the server tries to fill the cache")
+        server.insert("m.t", np.array([2, 777]), NEW.repeat(2, axis=0))
+        server.evict("m.t", np.array([3]))
+        assert looked_up(server, *KEYS, 777) == held_by(slow)
+        assert server.counters()["m.t"].tiers[0].refills == 0
         fast.refuses = False
-        server.insert("m.t", np.array([2]), NEW)
-        assert held_by(fast) == dict(zip(KEYS, ROWS.tolist(), strict=True))
-        assert looked_up(server, 1, 2) == dict.fromkeys([1, 2], NEW[0].tolist())
+        wait_for_refill(server)
 
-        server.unload_model("m")
-        server.load_model(config)
         assert held_by(fast) == held_by(slow)
-        assert server.lookup("m.t", np.array(KEYS))[1].all()
-        assert server.counters()["m.t"].hits == {"fast": 12}
+        before = server.counters()["m.t"].hits["slow"]
+        assert looked_up(server, 1, 2, 777) == dict.fromkeys([1, 2, 777], NEW[0].tolist())
+        assert server.counters()["m.t"].hits["slow"] == before
+    assert [line for line in caplog.messages if line.startswith("tier ")] == [
+        f"tier {fast.name} does not answer, table 'm.t': takes nothing",
+        f"tier {fast.name} answers again, table 'm.t'",
+    ]
+
+
+@pytest.mark.usefixtures("looks_often")
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        (TierSettings(first_rows=FirstRows(cache_rate=0.5)), {1, 2, 3, 4, 5, 6}),
+        (TierSettings(first_rows=FirstRows(cache_rate=0.25, hot_keys=Path("hot"))), {12, 9, 1}),
+        (TierSettings(is_initialized=False), set()),
+    ],
+    ids=["half of it", "hot keys", "nothing"],
+)
+def test_ram_that_holds_a_part_of_a_table_is_filled_again_as_at_the_start(
+    config, tmp_path, monkeypatch, settings, expected
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "hot").mkdir()
+    np.save(tmp_path / "hot" / "m.t.npy", np.array([12, 555, 9]))
+    fast = RefusingMemory()
+    with serve(config, fast, DurableDictStore("slow"), settings={"memory": settings}) as server:
+        assert held_by(fast).keys() == expected
+        fast.refuses = True
+        server.insert("m.t", np.array([1]), NEW)
+        fast.refuses = False
+        wait_for_refill(server)
+
+        assert held_by(fast).keys() == expected
+        assert looked_up(server, *KEYS) == held_by(server.stores[1])
+
+
+@pytest.mark.usefixtures("looks_often")
+@pytest.mark.parametrize("kind", [RefusingMemory, RefusingStore, RefusingDurableStore])
+def test_changes_while_a_cache_is_filled_again_are_in_the_cache_afterwards(config, kind):
+    is_walked, go_on = threading.Event(), threading.Event()
+
+    class Walked(DurableDictStore):
+        def items(self, table, batch_rows=65536):
+            for number, batch in enumerate(super().items(table, batch_rows)):
+                if number == 6:
+                    is_walked.set()
+                    assert go_on.wait(60)
+                yield batch
+
+    fast, slow = kind(), Walked("slow")
+    with serve(config, fast, slow) as server:
+        fast.refuses = True
+        server.insert("m.t", np.array([1]), NEW)
+        fast.refuses = False
+        assert is_walked.wait(60)
+        for value, key in enumerate([*KEYS, 777]):
+            if key % 2:
+                server.insert("m.t", np.array([key]), np.full((1, 3), value, np.float32))
+            else:
+                server.evict("m.t", np.array([key]))
+            assert looked_up(server, key) == ({key: [value] * 3} if key % 2 else {})
+        go_on.set()
+        wait_for_refill(server)
+
+        assert held_by(fast) == held_by(slow)
+        assert looked_up(server, *KEYS, 777) == held_by(slow)
+
+
+def test_a_load_that_fails_leaves_no_cache_bypassed(config):
+    fast, middle, slow = RefusingStore("fast"), DurableDictStore("middle"), DurableDictStore("slow")
+    with serve(config, middle, slow):
+        pass
+    with serve(config, slow) as server:
+        server.insert("m.t", np.array([1]), NEW)  # which the other tiers miss
+    kept = {"middle": TierSettings(is_initialized=False)}
+    fast.refuses = True
+    with ParameterServer([fast, middle, slow], settings=kept) as server:
+        with pytest.raises(StoreError, match="takes nothing"):
+            server.load_model(config)
+        fast.refuses = False
+        middle.insert("m.t", np.array([1]), NEW)
+        slow.write_flags("m.t", current_caches=("middle",))
+        server.load_model(config)
+        keep(fast, [])
+
+        assert looked_up(server, *KEYS) == held_by(slow)
+        assert server.counters()["m.t"].hits.keys() == {"middle"}
 
 
 @pytest.mark.parametrize("verb", ["insert", "evict"])
@@ -129,20 +246,16 @@ def test_a_change_that_the_last_tier_refuses_fails_and_reaches_no_cache(config, 
         assert held_by(fast) == held_by(slow) == dict(zip(KEYS, ROWS.tolist(), strict=True))
 
 
-class RefusingDurableStore(RefusingStore, DurableDictStore):
-    """A store that outlives the process and can be told to take no changes."""
-
-
 @pytest.mark.parametrize("verb", ["insert", "evict"])
 def test_a_lasting_cache_that_missed_a_change_is_filled_again_at_the_next_load(config, verb):
     fast, slow = RefusingDurableStore("fast"), DurableDictStore("slow")
     with serve(config, fast, slow) as server:
         fast.refuses = True
         expected = change(server, verb)
-        assert slow.marker("m.t").caches_dirty
+        assert slow.marker("m.t").current_caches == ()
         fast.refuses = False
         server.unload_model("m")
-        assert slow.marker("m.t").caches_dirty
+        assert slow.marker("m.t").current_caches == ()
         server.load_model(config)
 
         assert held_by(fast) == held_by(slow)
@@ -155,7 +268,7 @@ def test_a_lasting_cache_that_took_every_change_is_not_filled_again(config):
     with serve(config, fast, slow) as server:
         change(server, "insert")
         server.unload_model("m")
-        assert not slow.marker("m.t").caches_dirty
+        assert slow.marker("m.t").current_caches == ("fast",)
         fast.refuses = True  # a load would insert
         server.load_model(config)
 
@@ -182,7 +295,7 @@ def test_the_last_tier_takes_rows_of_a_cache_except_keys_that_were_removed_since
         expected = dict(zip(KEYS, ROWS.tolist(), strict=True)) | {777: NEW[0].tolist()}
         del expected[1]
         assert held_by(slow) == expected
-        assert slow.marker("m.t").caches_dirty
+        assert slow.marker("m.t").changed
 
 
 def test_a_cache_that_keeps_what_it_has_is_bypassed_where_it_may_have_missed_a_change(config):

@@ -180,7 +180,6 @@ import sys, time
 from pathlib import Path
 import numpy as np
 from serving.config import RedisConfig
-from serving.parameter_server import loading
 from serving.storage import RedisStore, RocksDbStore
 from tests.serving.small_server import model_of, serve
 from tests.serving.storage.contract import PARTITIONS, TABLE

@@ -5,8 +5,8 @@ Redis is a cache, and RocksDB is the source of truth.
 
 import pytest
 
-from serving.storage import TableSpec
-from tests.serving.small_server import held_by, rows_of
+from serving.storage import SharedMemoryStore, TableSpec
+from tests.serving.small_server import ROWS, held_by, rows_of, write_model
 from tests.serving.storage.contract import (
     FILE,
     PARTITIONS,
@@ -21,10 +21,10 @@ from tests.serving.storage.contract import (
 
 
 def is_dirty(database):
-    """Whether the database says that its caches may have missed a write; no server has it open."""
+    """Whether the database says that each cache may have missed a write; no server has it open."""
     store = rocksdb_in(database)
     try:
-        return store.marker(TABLE).caches_dirty
+        return store.marker(TABLE).current_caches == ()
     finally:
         store.close()
 
@@ -141,7 +141,7 @@ def test_a_clean_close_says_that_the_caches_took_every_write_and_a_kill_does_not
 
     with serve_in_front(config, redis_of(redis_server), database, after(change)) as server:
         server.insert([5], 9)
-        assert server.stores[1].marker(TABLE).caches_dirty
+        assert server.stores[1].marker(TABLE).current_caches == ()
     assert not is_dirty(database)
     assert_every_tier_has(config, redis_of(redis_server), database, after(change) | {5: [9.0] * 3})
 
@@ -157,6 +157,49 @@ def test_what_a_process_without_caches_wrote_is_in_redis_after_the_next_start(re
 
     assert_every_tier_has(config, redis_of(redis_server), database, rows)
     assert not is_dirty(database)
+
+
+@pytest.mark.parametrize("missed", [True, False])
+def test_a_clean_close_speaks_only_for_the_caches_of_its_process(own_server, config, database, tmp_path, missed):
+    with serve_in_front(config, redis_of(own_server), database) as server:
+        server.insert([5], 9)
+        if missed:
+            own_server.kill()
+        server.insert([3], 7)
+        server.evict([4])
+        rows = server.rows
+    if missed:
+        own_server.start()
+    for _ in range(2):
+        shared = SharedMemoryStore("shared", 2**26, auto_remove=False, folder=tmp_path)
+        with Server(serve(config, shared, rocksdb_in(database)), rows) as server:
+            server.check()
+            assert server.tier.hits == len(rows)
+            server.insert([6], 8)
+            server.evict([7])
+            rows = server.rows
+
+    assert_every_tier_has(config, redis_of(own_server), database, rows)
+
+
+def test_files_that_were_replaced_and_come_back_bring_no_old_row_back(redis_server, config, database, tmp_path):
+    with serve_in_front(config, redis_of(redis_server), database) as server:
+        server.insert([3], 7)
+    (tmp_path / "other").mkdir()
+    serve(write_model(tmp_path / "other", ROWS + 1), rocksdb_in(database)).close()
+    serve(config, rocksdb_in(database)).close()
+
+    assert_every_tier_has(config, redis_of(redis_server), database, FILE)
+
+
+def test_a_redis_that_another_redis_stood_in_for_is_filled_again(redis_server, forgetful, config, database):
+    rows = FILE
+    for number, redis in enumerate([redis_server, forgetful, redis_server]):
+        assert_every_tier_has(config, redis_of(redis), database, rows)
+        with serve_in_front(config, redis_of(redis), database, rows | {1: [11.0] * 3}) as server:
+            server.insert([3], number)
+            server.evict([5 + number])
+            rows = server.rows
 
 
 def test_a_change_that_redis_missed_when_its_process_ends_is_in_redis_after_the_next_start(

@@ -116,6 +116,28 @@ def test_the_rows_of_another_program_are_kept_in_a_redis_that_comes_late(own_ser
     assert len(kept_lines(caplog)) == 1
 
 
+@pytest.mark.usefixtures("short_pauses")
+def test_a_read_only_database_leaves_the_rows_of_another_program_in_redis_to_the_process_that_writes(
+    redis_server, client, config, database, caplog
+):
+    with Server(serve(config, rocksdb_in(database))):
+        pass
+    write_to_redis(client, OTHERS | OLD)
+    before = {name: client.hgetall(name) for name in client.keys("*v")}
+    reader = rocksdb_in(database, read_only=True)
+    with Server(serve(config, redis_of(redis_server), reader), FILE, own=tuple(FILE)) as server:
+        wait_until(lambda: "does not take them: " in caplog.text, "the log says so")
+        server.check()
+        assert server.tier.hits == 0
+        assert {name: client.hgetall(name) for name in client.keys("*v")} == before
+        with serve_in_front(config, redis_of(redis_server), database, FILE | OTHERS) as writer:
+            writer.check()
+            assert [held_by(store) for store in writer.stores] == [FILE | OTHERS] * 2
+            wait_until(lambda: server.stores[0].is_whole(TABLE), "the reader uses Redis")
+            server.check()
+            assert server.tier.hits > 0
+
+
 @pytest.mark.parametrize("alone", [False, True])
 def test_erase_model_erases_the_rows_of_another_program(redis_server, client, config, database, alone):
     write_to_redis(client, OTHERS | OLD)

@@ -12,8 +12,8 @@ from redis.exceptions import ResponseError
 
 from benchmarks.redis_servers import RedisServer, wait_until
 from serving.config import RedisOverflow
-from serving.parameter_server import loading
 from serving.parameter_server import models as served_models
+from serving.parameter_server import truth
 from serving.storage import RedisStore, RocksDbStore
 from serving.storage.redis.commands import RedisNodeError
 from serving.storage.redis.nodes import RedisNodes, Reply
@@ -194,7 +194,7 @@ def test_a_redis_that_freezes_during_a_change_holds_it_up_no_longer_than_its_tim
 @pytest.mark.parametrize("end", ["unload_model", "close"])
 def test_a_filling_under_way_ends_with_its_model_or_server(redis_server, client, config, tmp_path, monkeypatch, end):
     began, go_on = threading.Event(), threading.Event()
-    monkeypatch.setattr(loading, "LOAD_BATCH_ROWS", 5)
+    monkeypatch.setattr(truth, "LOAD_BATCH_ROWS", 5)
 
     class Slow(RocksDbStore):
         def items(self, table, batch_rows=65536):
@@ -352,6 +352,27 @@ def test_a_change_that_redis_misses_during_a_lookup_stays_missed(redis_server, c
         assert not changes
         server.check()
         assert not server.stores[0].is_whole(TABLE)
+
+
+def test_a_redis_that_misses_a_change_before_any_partition_is_asked_is_filled_again(
+    redis_server, config, database, monkeypatch
+):
+    run_each = RedisNodes.run_each
+
+    def interposed(nodes, commands):
+        if any(command.name == "HSET" for command in commands):
+            raise RedisNodeError("the nodes of the cluster are unknown")
+        return run_each(nodes, commands)
+
+    with serve_in_front(config, redis_of(redis_server), database) as server:
+        with monkeypatch.context() as patch:
+            patch.setattr(RedisNodes, "run_each", interposed)
+            server.insert([3, 777], 7)
+            server.check()
+            server.evict([4])
+        server.check()
+        server.wait_for_redis()
+        assert server.tier.refills == 1
 
 
 class Story:

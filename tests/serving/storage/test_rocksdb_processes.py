@@ -319,22 +319,22 @@ def test_a_checkpoint_is_the_database_of_that_moment(writer, path, opened, tmp_p
 
 
 def test_a_checkpoint_asks_for_caches_to_be_refilled_and_the_database_itself_does_not(path, tmp_path):
-    names = [TABLE, "model.dirty"]
-    marked, dirty = (TableSpec(name, 4) for name in names)
+    names = [TABLE, "model.stale"]
+    marked, stale = (TableSpec(name, 4) for name in names)
     with closing(RocksDbStore(path, num_threads=1)) as store:
-        for spec in (marked, dirty):
+        for spec in (marked, stale):
             store.load(spec, iter([(np.arange(3), np.ones((3, 4), np.float32))]), Marker("files"), keep=False)
         store.open_table(TableSpec("model.unmarked", 4), 0)
-        store.write_flags(dirty.name, caches_dirty=True)
+        store.write_flags(stale.name, current_caches=())
     with closing(RocksDbStore(path, num_threads=1)) as store:  # none of the tables is open
         store.checkpoint(tmp_path / "copy")
         (tmp_path / "taken").touch()
         with pytest.raises(StoreError, match="exists"):
             store.checkpoint(tmp_path / "taken")
-        assert [store.marker(name).caches_dirty for name in names] == [False, True]
+        assert [store.marker(name).current_caches for name in names] == [None, ()]
     with closing(RocksDbStore(tmp_path / "copy", num_threads=1)) as copy:
-        assert [copy.marker(name) for name in names] == [Marker("files", 3, caches_dirty=True)] * 2
-        assert copy.marker("model.unmarked") == Marker(NOT_LOADED, changed=True, caches_dirty=True)
+        assert [copy.marker(name) for name in names] == [Marker("files", 3, current_caches=())] * 2
+        assert copy.marker("model.unmarked") == Marker(NOT_LOADED, changed=True, current_caches=())
 
 
 def test_a_copied_checkpoint_replaces_a_lost_database(writer, path, tmp_path):

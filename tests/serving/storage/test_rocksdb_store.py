@@ -647,14 +647,14 @@ def test_rows_that_another_program_wrote_are_kept_where_the_files_do_not_have_th
         assert store.marker(TABLE) == Marker("digest", 11, changed=True)
         (told,) = [record for record in caplog.records if record.levelno == logging.WARNING]
         assert told.message == (
-            f"table {TABLE}: {path} holds rows that Hotrow did not load; the files' rows are inserted over them and "
+            f"table {TABLE!r}: {path} holds rows that Hotrow did not load; the files' rows are inserted over them and "
             "every other row is kept"
         )
         load(store, [1], "other", keep=True)  # rows that Hotrow did load are no news
         assert sum(record.levelno == logging.WARNING for record in caplog.records) == 1
     with open_closing(path) as store:
         assert fetch(store, [0, 6, 9, 20])[1].all()
-        assert store.marker(TABLE) == Marker("other", 11, changed=True)
+        assert store.marker(TABLE) == Marker("other", 11, changed=True, current_caches=())
 
 
 def test_a_load_that_keeps_rows_keeps_those_that_are_only_in_the_log(path):
@@ -708,7 +708,7 @@ def test_a_load_killed_before_its_marker_is_repaired_and_logs_rows_only_where_it
         load(store, [3, 4], "other", keep=True)
 
         assert fetch(store, [1, 2, 3, 4])[1].tolist() == [keep, keep, True, True]
-        assert store.marker(TABLE) == Marker("other", 4 if keep else 2, changed=keep)
+        assert store.marker(TABLE) == Marker("other", 4 if keep else 2, changed=keep, current_caches=())
     assert len(caplog.records) == keep
 
 
@@ -763,14 +763,13 @@ def test_a_damaged_marker_is_an_error_that_names_the_table_and_the_folder(path, 
 def test_flags_survive_closing_and_come_with_the_next_rows(path):
     with open_closing(path) as store:
         load(store, [1])
-        store.write_flags(TABLE, changed=True, caches_dirty=True)
+        store.write_flags(TABLE, changed=True, current_caches=())
         store.insert(TABLE, np.array([2]), rows_of([2]))
-        store.write_flags(TABLE, caches_dirty=False)
         store.write_flags(TABLE)
     with open_closing(path) as store:
-        assert store.marker(TABLE) == Marker("digest", 1, changed=True)
-        store.write_flags(TABLE, caches_dirty=True)
-        assert store.marker(TABLE) == Marker("digest", 1, changed=True, caches_dirty=True)
+        assert store.marker(TABLE) == Marker("digest", 1, changed=True, current_caches=())
+        store.write_flags(TABLE, current_caches=("redis", "shared_memory"))
+        assert store.marker(TABLE) == Marker("digest", 1, changed=True, current_caches=("redis", "shared_memory"))
     with open_closing(path, read_only=True) as store:  # whose writer refills the caches
         assert store.marker(TABLE) == Marker("digest", 1, changed=True)
         store.write_flags(TABLE, changed=False)
@@ -784,8 +783,8 @@ def test_flags_are_written_without_a_flush_of_their_own_and_unchanged_flags_not_
         monkeypatch.setattr(store._database, "_flush_log", lambda: flushes.append(1))
         written = store._database._handle.latest_sequence_number()
 
-        store.write_flags(TABLE, caches_dirty=True)
-        store.write_flags(TABLE, caches_dirty=True)
+        store.write_flags(TABLE, current_caches=())
+        store.write_flags(TABLE, current_caches=())
 
         assert store._database._handle.latest_sequence_number() == written + 1
         assert not flushes
@@ -822,11 +821,19 @@ def test_an_insert_is_one_write_batch_per_batch_size_and_one_flush(path, monkeyp
         assert counted.calls == [*batches, "flush"]
 
 
-def test_add_inserts_the_keys_that_are_not_there(path):
+@pytest.mark.parametrize("read_only", [False, True])
+def test_a_table_that_is_closed_is_unknown_and_keeps_its_rows(path, read_only):
     with open_closing(path) as store:
         load(store, [1, 2])
+    with open_closing(path, read_only=read_only) as store:
+        store.open_table(TableSpec(TABLE, 4), 0)
+        assert store.tables() == [TABLE]
 
-        assert store.add(TABLE, np.array([2, 3, 4]), rows_of([2, 3, 4], 0.5)) == 2
+        for name in (TABLE, "model.unknown"):
+            store.close_table(name)
 
-        expected = np.concatenate([rows_of([1, 2]), rows_of([3, 4], 0.5)])
-        assert (fetch(store, [1, 2, 3, 4])[0] == expected).all()
+        assert store.tables() == []
+        assert not fetch(store, [1, 2])[1].any()
+        store.open_table(TableSpec(TABLE, 4), 0)
+        assert fetch(store, [1, 2])[1].all()
+        assert store.marker(TABLE) == Marker("digest", 2)

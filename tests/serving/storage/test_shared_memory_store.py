@@ -12,13 +12,14 @@ from contextlib import suppress
 import numpy as np
 import pytest
 
+from benchmarks.redis_servers import wait_until
 from kernels.host import HostTable
-from serving.errors import StoreError, StoreFullError
-from serving.parameter_server import ParameterServer
+from serving.errors import StoreError, StoreFullError, StoreUnreachableError
+from serving.parameter_server import ParameterServer, models
 from serving.storage import Marker, RocksDbStore, SharedMemoryStore, TableSpec
 from serving.storage.shared.folder import SHARED_MEMORY
 from tests.serving.ps_files import listed, write_ps
-from tests.serving.small_server import KEYS, DictStore, serve, write_model
+from tests.serving.small_server import KEYS, NEW, DictStore, DurableDictStore, held_by, rows_of, serve, write_model
 
 SPEC = TableSpec("m.t", 4)
 ROWS = {key: np.full(4, key, dtype=np.float32) for key in range(100)}
@@ -44,6 +45,12 @@ class DictTruth:
 
     def batches(self):
         return batches(self._rows)
+
+    def refill(self, cache):
+        for keys, _ in cache.items("m.t"):
+            cache.evict("m.t", keys)
+        for keys, rows in self.batches():
+            cache.insert("m.t", keys, rows)
 
 
 def values(store, keys):
@@ -72,7 +79,7 @@ def test_the_second_store_has_the_rows_of_the_first_and_sees_what_it_changes(ope
 
     assert load(first)
     assert not load(second)
-    first.write_flags("m.t", changed=True, caches_dirty=True)
+    first.write_flags("m.t", changed=True, current_caches=())
     first.insert("m.t", np.array([7, 500]), np.full((2, 4), 0.5, np.float32))
     first.evict("m.t", np.array([8]))
 
@@ -130,22 +137,64 @@ def test_a_reader_that_becomes_the_writer_keeps_its_copy_of_a_table_that_came_fr
 def test_rows_that_had_changed_when_they_were_loaded_stay_called_so(open_store):
     store = open_store()
 
-    store.fill(SPEC, DictTruth("digest", ROWS, changed=True, caches_dirty=True), starting=True)
+    store.fill(SPEC, DictTruth("digest", ROWS, changed=True, current_caches=()), starting=True)
     assert store.marker("m.t") == Marker("digest", 100, changed=True)
     store.write_flags("m.t", changed=True)
 
     assert store.marker("m.t") == Marker("digest", 100, changed=True)
 
 
-def test_a_table_is_filled_again_where_the_truth_says_that_its_caches_are_dirty(open_store):
+def test_a_table_is_filled_again_where_the_truth_says_that_it_missed_a_write(open_store):
     store = open_store()
     load(store)
 
     assert not store.fill(SPEC, DictTruth("digest", {1: np.full(4, 9.0, np.float32)}), starting=True)
     assert values(store, [1, 2]) == [1.0, 2.0]
-    dirty = DictTruth("digest", {1: np.full(4, 9.0, np.float32)}, caches_dirty=True)
+    dirty = DictTruth("digest", {1: np.full(4, 9.0, np.float32)}, current_caches=())
     assert store.fill(SPEC, dirty, starting=True)
     assert values(store, [1, 2]) == [9.0, None]
+
+
+def test_the_processes_that_read_see_the_rows_of_a_refill(open_store):
+    first, second = open_store(), open_store()
+    load(first)
+    load(second)
+    new = DictTruth("digest", {1: np.full(4, 9.0, np.float32), 500: np.full(4, 8.0, np.float32)}, current_caches=())
+
+    with pytest.raises(StoreUnreachableError, match="this process only reads"):
+        second.fill(SPEC, new, starting=True)
+    assert first.fill(SPEC, new, starting=True)
+
+    assert [values(store, [1, 2, 500]) for store in (first, second)] == [[9.0, None, 8.0]] * 2
+    first.close()
+    newer = DictTruth("digest", {1: np.full(4, 7.0, np.float32)}, current_caches=("another cache",))
+    assert second.fill(SPEC, newer, starting=True)
+    assert second.writes
+    assert values(second, [1, 500]) == [7.0, None]
+
+
+def test_a_reader_whose_shared_memory_missed_a_write_bypasses_it_until_it_can_be_filled(
+    open_store, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(models, "LOOK_INTERVAL_S", 0.02)
+    monkeypatch.setattr(models, "FIRST_PAUSE_S", 0.02)
+    monkeypatch.setattr(models, "LONGEST_PAUSE_S", 0.02)
+    config = write_model(tmp_path)
+    other = serve(config, open_store(), DurableDictStore("other"))
+    truth = DurableDictStore("slow")
+    with serve(config, truth) as server:
+        server.insert("m.t", np.array([1]), NEW)
+    expected = held_by(truth)
+
+    with serve(config, open_store(), truth) as server:  # the other process writes to the shared memory
+        for key in (2, 3):
+            assert rows_of(server) == expected
+            assert "shared_memory" not in server.counters()["m.t"].hits
+            server.insert("m.t", np.array([key]), NEW)
+            expected = held_by(truth)
+        other.close()
+        wait_until(lambda: held_by(server.stores[0]) == expected, "this process has filled the shared memory")
+        wait_until(lambda: rows_of(server) == expected and "shared_memory" in server.counters()["m.t"].hits, "used")
 
 
 def test_a_load_that_keeps_rows_has_room_for_both_and_inserts_over_them(open_store):

@@ -1,6 +1,7 @@
 """What every store must do, against a dict."""
 
 import threading
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -271,7 +272,7 @@ def test_a_store_that_outlives_the_process_remembers_its_files_and_that_rows_cam
     assert store.marker(TABLE) == Marker("digest", 1, changed=True)
     assert_holds(store, {1: 1.0})
     store.load(spec, iter([(np.array([2]), np.ones((1, DIM), np.float32))]), Marker("other", 1), keep=False)
-    assert store.marker(TABLE) == Marker("other", 1)
+    assert replace(store.marker(TABLE), current_caches=None) == Marker("other", 1)
     assert_holds(store, {2: 1.0}, absent=[1])
 
 
