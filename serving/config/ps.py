@@ -340,5 +340,5 @@ def _per_table(values: list[V] | None, key: str, count: int, at: Location) -> Se
     if values is None:
         return [None] * count
     if len(values) != count:
-        raise at.error(key, f"{len(values)} values, but the model has {count} tables")
+        raise at.error(key, f"expected {count}, one per table; got {len(values)}")
     return values

@@ -268,7 +268,7 @@ class RedisTable:
         if marker is None:
             if wanted is None and known.generation is None:
                 return PartitionState(Status.VALID, None, run_id)
-            advice = "; load the model again" if self.truth is None else ""
+            advice = "; load the model again: restart a server of this model" if self.truth is None else ""
             lost = f"{values} has no marker: it has lost its rows{advice}"
             return replace(known, status=Status.INVALID, reason=lost)
         if self.truth is not None and self._is_written and known.generation not in (None, marker.generation):
