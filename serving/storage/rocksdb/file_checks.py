@@ -25,7 +25,7 @@ def check_manifest(store: str, path: Path) -> None:
     current = path / "CURRENT"
     if not current.exists():
         if next(path.glob("*.sst"), None) is not None:
-            raise StoreError(store, "", f"{current}: missing, beside files of rows; restore a checkpoint")
+            raise StoreError(store, "", f"{current}: missing, but there are files of rows; restore a checkpoint")
         return
     manifest = path / os.fsdecode(current.read_bytes().strip())
     if not manifest.is_file():
@@ -62,8 +62,8 @@ def check_logs(store: str, path: Path) -> None:
     """Raise StoreError if the database at ``path`` has files of rows, but no log."""
     if next(path.glob("*.sst"), None) is not None and next(path.glob("*.log"), None) is None:
         reason = (
-            f"{path}: no log (*.log) of the newest rows beside files of rows; restore a checkpoint, or, if it is known "
-            "to have had none, give it an empty one (touch 000000.log)"
+            f"{path}: no log (*.log) of the newest rows, but there are files of rows; restore a checkpoint, or, if it "
+            "never had a log, give it an empty one (touch 000000.log)"
         )
         raise StoreError(store, "", reason)
 

@@ -547,7 +547,7 @@ def test_rows_that_were_loaded_in_another_row_type_are_replaced_when_they_are_lo
 
 def test_a_table_of_another_row_type_than_the_stores_is_not_opened(path):
     with open_closing(path, row_dtype="fp32") as store:
-        with pytest.raises(StoreError, match="a table of int8 rows in a store that was told to keep fp32 rows"):
+        with pytest.raises(StoreError, match="a table of int8 rows in a store that keeps fp32 rows"):
             store.open_table(TableSpec("model.narrow", 4, row_dtype="int8"), 0)
         with pytest.raises(StoreError, match="a table of int8 rows"):
             store.load(TableSpec(TABLE, 4, row_dtype="int8"), iter(()), Marker("digest"), keep=False)

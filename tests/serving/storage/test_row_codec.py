@@ -37,7 +37,7 @@ def test_rows_that_do_not_lie_side_by_side_are_encoded():
 
 
 def test_a_store_refuses_another_row_type_than_the_tables():
-    with pytest.raises(StoreError, match="a table of int8 rows in a store that was told to keep fp32 rows"):
+    with pytest.raises(StoreError, match="a table of int8 rows in a store that keeps fp32 rows"):
         RowCodec("store", TableSpec("m.t", 12, row_dtype="int8"), "fp32")
 
 
