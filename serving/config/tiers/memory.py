@@ -94,7 +94,7 @@ class SharedMemoryConfig(_MemoryTier):
 
 
 class SnapshotConfig(_MemoryTier):
-    """Snapshot files that processes map. ``path`` is the folder for new ones, ``overlay_capacity_rows`` the changes."""
+    """Snapshot files that processes map. Without a ``path`` the file of every table must be a snapshot."""
 
     spellings: ClassVar[tuple[str, ...]] = ("snapshot",)
 

@@ -41,8 +41,8 @@ class VolatileClause(Clause):
     def refuse(cls, key: str) -> None:
         """Raise the error for a key of another type, or for an unknown key."""
         having = (one for one in cls.types if key in one.fields_by_key() or key in one.ignored_keys(one.spellings[0]))
-        if owners := sorted(one.spellings[0] for one in having if one is not DisabledConfig):
-            raise ValueError(f"{key}: only a {' or '.join(owners)} has it, the type is {cls.spellings[0]}")
+        if owners := {one.spellings[0] for one in having if one is not DisabledConfig}:
+            raise ValueError(f"{key}: only a {' or '.join(sorted(owners))} has it, the type is {cls.spellings[0]}")
         super().refuse(key)
 
 
