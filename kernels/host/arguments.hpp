@@ -25,7 +25,8 @@ inline void release_gil_unless(bool tiny, std::optional<GilRelease>& release) {
 
 enum class Dtype { kInt64, kInt32, kFloat32, kBool, kUint8 };
 
-// A C-contiguous array borrowed from Python. Holds it until destroyed; create and destroy it with the GIL.
+// A C-contiguous array borrowed from Python. It holds the array until it is destroyed; create and destroy it with the
+// GIL.
 class Array {
  public:
   enum Access { kRead, kWrite, kCopy };  // kCopy: unaligned items are allowed, see copy()
@@ -57,7 +58,7 @@ class Array {
     return false;
   }
 
-  // Raise unless the array has this dtype (TypeError) and this many dimensions (ValueError).
+  // Raise TypeError for another dtype and ValueError for another number of dimensions.
   void require(Dtype dtype, int dimensions) const {
     if (has(dtype) && buffer_.ndim == dimensions) return;
     const std::string message = expected(description());
@@ -84,7 +85,7 @@ class Array {
   T* data() const {
     return static_cast<T*>(buffer_.buf);
   }
-  // The items of a one-dimensional array, whose dtype T is. Throws std::bad_alloc.
+  // The items of a one-dimensional array of dtype T. Throws std::bad_alloc.
   template <class T>
   std::unique_ptr<T[]> copy() const {
     std::unique_ptr<T[]> items(new T[size(0)]);

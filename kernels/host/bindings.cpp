@@ -1,4 +1,4 @@
-// The Python face of the host kernels: kernels._host. Arguments are checked here, once; the C++ behind trusts them.
+// The Python bindings of the host kernels: kernels._host. Arguments are checked once, here; the C++ code trusts them.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
@@ -24,7 +24,7 @@
 namespace hotrow {
 namespace {
 
-// By the number of the policy; the first, to refuse, is None.
+// Names by the number of the policy. The first policy refuses new keys; its name is None.
 constexpr const char* kOverflowPolicyNames[] = {"", "evict_random", "evict_least_used", "evict_oldest",
                                                 "evict_oldest_written"};
 
@@ -57,7 +57,7 @@ void construct_table(HostTable* self, int64_t dim, int64_t capacity_rows, const 
   new (self) HostTable(checked_dim, capacity, row_type, policy, static_cast<uint64_t>(target));
 }
 
-// Runs `work` and makes Python's errors of what goes wrong with shared memory.
+// Runs `work` and turns faults of shared memory into Python errors.
 template <class Work>
 auto with_shared_faults(const Work& work) {
   std::optional<SharedFault> fault;
@@ -91,7 +91,7 @@ void attach_shared_table(HostTable* self, const nb::bytes& path_in, bool writes)
   });
 }
 
-// (what the rows came from, whether they changed since)
+// (the source of the rows, whether they changed since)
 nb::tuple shared_source(const HostTable& table) {
   const SharedHeader& header = table.area()->header();
   return nb::make_tuple(std::string(header.source), header.is_changed.load() != 0);
@@ -175,7 +175,7 @@ void pool_rows(nb::handle rows_in, nb::handle row_ptrs_in, nb::handle out_in, co
                            out.data<float>());
 }
 
-// Without the GIL: it waits for the running lookup, whose thread may want the GIL before another begins.
+// Without the GIL: it waits for the running lookup, whose thread may need the GIL.
 void set_lookup_threads(int64_t threads) {
   const auto checked = static_cast<unsigned>(in_range("threads", threads, CorePool::kMaxThreads));
   const GilRelease release;
@@ -184,10 +184,10 @@ void set_lookup_threads(int64_t threads) {
 
 }  // namespace
 
-// none(): let None through to our own message.
+// none(): None gets our own message.
 NB_MODULE(_host, module) {
   module.doc() = "Host kernels. Use kernels.host.";
-  nb::set_leak_warnings(false);  // what daemon threads hold when the interpreter ends is no leak
+  nb::set_leak_warnings(false);  // objects of daemon threads at the interpreter's end are no leak
   python();
 
   nb::class_<HostTable>(module, "HostTable")

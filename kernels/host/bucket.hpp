@@ -4,7 +4,7 @@
 //
 //   keys    int64[5]     kEmpty where the slot is free
 //   rows    uint32[5]    row number of the key in the same position, kNoRow where the slot is free
-//   passed  uint32       keys that live in a later bucket although their probe starts here or before
+//   passed  uint32       keys that live in a later bucket although their probe starts in this one or an earlier one
 //
 // Probing. A key's home bucket is fastrange(mix(key)); a full bucket sends it to the next one. A probe ends at the
 // first bucket that no key passed, so an erased slot is simply free again: there are no tombstones, keys never move,
@@ -19,7 +19,7 @@
 // A reader inside an epoch (epochs.hpp) that reads a row number holds that row: it will not be handed out again
 // before the reader leaves. So if `rows` shows the same number before and after `keys` showed the key, the slot
 // belonged to that key in between and the row is the key's (see row_of). A reader repeats the check only if a writer
-// changed this very slot meanwhile, and a writer can make no more such changes than there are spare rows.
+// changed this slot meanwhile, and a writer can make at most as many such changes as there are spare rows.
 //
 // The loads and stores that this rests on are seq_cst: the epoch argument needs "I announced myself, then I read the
 // slot" and "I changed the slot, then I looked for readers" to be ordered, which acquire and release do not give.
@@ -57,7 +57,7 @@ struct alignas(64) Bucket {
     }
   }
 
-  // The same, but also kNoRow if a writer changed the slot meanwhile.
+  // As above, but also kNoRow if a writer changed the slot meanwhile.
   uint32_t row_at_one_look(int64_t key, int slot) const {
     const uint32_t row = rows[slot].load(std::memory_order_seq_cst);
     if (__builtin_expect(keys[slot].load(std::memory_order_seq_cst) != key, 0)) return kNoRow;

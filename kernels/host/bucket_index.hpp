@@ -22,10 +22,11 @@ class BucketIndex {
     int slot;
   };
 
-  // Half of the slots are used at capacity: measured, probes of a fuller table are slower (0.65: by 8 %).
+  // At capacity half of the slots are used. Measured: probes of a table that is 0.65 full take 8 % longer.
   static constexpr double kLoadAtCapacity = 0.5;
 
-  // With `lent`, in memory of bytes_for(capacity_keys) that another owns; unless it `is_new`, as it is.
+  // With `lent`, the index is in memory of bytes_for(capacity_keys) that the caller owns. Memory that is not `is_new`
+  // keeps its keys.
   explicit BucketIndex(uint64_t capacity_keys, std::byte* lent = nullptr, bool is_new = true)
       : memory_(bytes_for(capacity_keys), lent), bucket_count_(buckets_for(capacity_keys)) {
     if (!is_new) return;
@@ -108,7 +109,7 @@ class BucketIndex {
     count(distance, -1);
   }
 
-  // Clear up the half-finished write of a killed writer, and count again, while readers go on: `passed` was never less
+  // Clean up the unfinished write of a killed writer and count again while readers go on. `passed` was never less
   // than the present keys need, so no probe misses a key meanwhile. Returns which rows are in the index. Throws
   // std::out_of_range if a key's row does not exist.
   int64_t adopt(std::vector<bool>& is_used) {
@@ -150,7 +151,7 @@ class BucketIndex {
     bucket.keys[slot].store(key, std::memory_order_release);
   }
 
-  // Plain read and write: there is one writer, and the atomic only serves readers.
+  // A separate read and write are enough: there is one writer, and the atomic is for readers.
   void add_passed(uint64_t b, int change) {
     auto& passed = buckets()[b].passed;
     passed.store(passed.load(std::memory_order_relaxed) + static_cast<uint32_t>(change), std::memory_order_relaxed);
@@ -163,7 +164,7 @@ class BucketIndex {
 
   HugeArray memory_;
   uint64_t bucket_count_;
-  // How many keys live how many buckets from home. Written by the writer, read by longest_probe: relaxed, a statistic.
+  // The number of keys by their distance from home in buckets. Relaxed: longest_probe only reports it.
   std::array<std::atomic<uint64_t>, kDistances> keys_at_distance_{};
 };
 

@@ -1,7 +1,7 @@
 // CRC-32 as zlib, PNG and Ethernet have it (polynomial 0x04C11DB7, reflected), sixteen bytes at a time.
 //
-// The tables say what a byte does to the checksum from 0 to 15 bytes further on ("slicing", Kounavis and Berry 2005):
-// sixteen look-ups that do not wait for each other, about 3 GB/s, with no instruction set asked for.
+// Table i has the effect of a byte on the checksum i bytes later ("slicing", Kounavis and Berry 2005). The sixteen
+// reads do not wait for each other: about 3 GB/s, on any instruction set.
 #pragma once
 
 #include <array>

@@ -1,4 +1,4 @@
-// Epochs: how a writer knows that no reader can still be reading a row it took out of the index.
+// Epochs: how a writer knows that no reader can still read a row that left the index.
 //
 // The writer counts epochs. A reader announces the epoch it started in, in a slot of its own, and clears the slot when
 // it leaves. A row unlinked in epoch e may be written again once every announced epoch is later than e.
@@ -13,12 +13,12 @@
 //     happened before anything the writer writes now.
 //
 // A table that processes share (shared_area.hpp) has its counter and its slots in their memory: one block per process,
-// so that the slots of one that was killed can be told from the others and cleared. There a process that finds all of
-// its slots taken, by 64 readers at a time, waits for one.
+// so that the slots of a killed process are known and can be cleared. There a process has 64 slots; if all are taken,
+// a reader waits for a slot.
 //
-// Slots are claimed for one call and given back, so neither the number of threads nor their life matters. Threads start
-// at different slots; a thread that finds all taken adds another block of slots. Blocks are never removed before the
-// end, so the claim is a bounded walk: nobody waits.
+// A slot is claimed for one call and given back, so neither the number of threads nor their lifetime matters. Threads
+// start at different slots; a thread that finds all slots taken adds another block. Blocks stay until the end, so a
+// claim is a bounded walk and never waits.
 #pragma once
 
 #include <atomic>
@@ -77,7 +77,7 @@ class Epochs {
     }
   }
 
-  // A reader's stay. Rows found in the index while it lives stay as they are until it ends.
+  // A reader's stay. A row that is found during the stay does not change until the stay ends.
   class Reader {
    public:
     explicit Reader(Epochs& epochs) : slot_(epochs.claim()) {}
@@ -95,7 +95,7 @@ class Epochs {
     if (peers_ && !peers_->is_attached()) throw NotAttached{};
   }
 
-  // Writer: end the running epoch and return it. What was unlinked before the call belongs to it or to earlier ones.
+  // Writer: end the running epoch and return it. Rows unlinked before the call belong to it or to an earlier epoch.
   uint64_t end_epoch() { return now_->fetch_add(1, std::memory_order_seq_cst); }
 
   // Writer: the earliest epoch a reader may be in; UINT64_MAX if there is no reader.

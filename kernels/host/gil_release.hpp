@@ -6,9 +6,9 @@
 
 namespace hotrow {
 
-// What nb::gil_scoped_release does, and more at the interpreter's end. A daemon thread that asks for the lock then is
-// ended by Python up to 3.13 with pthread_exit, whose unwinding no destructor here may let through: the process would
-// abort. Such a thread stays where it is until the process is gone, as Python itself has it from 3.14 on.
+// As nb::gil_scoped_release, except at the interpreter's end. Python up to 3.13 then ends a daemon thread that asks for
+// the lock with pthread_exit. Its unwinding must not leave a destructor, or the process aborts. So such a thread stops
+// here until the process is gone, as in Python 3.14 and later.
 class GilRelease {
  public:
   GilRelease() : state_(PyEval_SaveThread()) {}
@@ -17,7 +17,7 @@ class GilRelease {
   ~GilRelease() {
     try {
       PyEval_RestoreThread(state_);
-    } catch (...) {  // of pthread_exit: Python throws nothing
+    } catch (...) {  // from pthread_exit: Python throws nothing
       for (;;) pause();
     }
   }

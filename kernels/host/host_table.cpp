@@ -11,7 +11,7 @@
 namespace hotrow {
 
 uint64_t HostTable::spare_rows_for(uint64_t capacity_rows) {
-  constexpr uint64_t fewest = 1024;  // a small table is often rewritten whole
+  constexpr uint64_t fewest = 1024;  // small tables are often rewritten as a whole
   return std::max(capacity_rows / 5, fewest);
 }
 
@@ -40,7 +40,7 @@ HostTable::HostTable(std::unique_ptr<SharedArea> area, bool writes)
     adopt();
 }
 
-// Rebuilds the state that only writers use from the index.
+// Rebuilds from the index what only writers use.
 void HostTable::adopt() {
   std::vector<bool> is_used(capacity_rows_ + spare_rows_for(capacity_rows_));
   try {

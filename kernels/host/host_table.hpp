@@ -1,10 +1,10 @@
 // One table's embedding rows in RAM: int64 key -> float32[dim], kept in one of the forms of row_type.hpp.
 //
-// Made of an index (bucket_index.hpp), an arena of rows (row_arena.hpp) and epochs (epochs.hpp). A write never changes
-// a row in place: it fills a free row, points the index at it and retires the old one, so a reader sees the old row or
-// the new one, each whole. About a fifth more rows than the capacity are kept for that.
+// A table has an index (bucket_index.hpp), an arena of rows (row_arena.hpp) and epochs (epochs.hpp). A write never
+// changes a row in place: it fills a free row, points the index at it and retires the old row. So a reader sees the old
+// row or the new row, each whole. The arena has a fifth more rows than the capacity for that.
 //
-// Readers (fetch, fetch_pooled, read_items) take no lock and never wait. Writers (insert, evict) take turns. A writer
+// Readers (fetch, fetch_pooled, read_items) take no lock and never wait. Writers (insert, evict) take a lock. A writer
 // waits for readers only if all spare rows were replaced during one reader's stay. Stays are short: a long read leaves
 // and enters again every kPieceKeys keys (a longer bag is read in one stay). The cores share lookups of kSharedKeys
 // keys or more (lookup_pieces.hpp).
@@ -56,7 +56,7 @@ class HostTable {
                static_cast<uint32_t>(capacity_rows + spare_rows_for(capacity_rows)), epochs_),
         stamps_(policy, capacity_rows, capacity_rows + spare_rows_for(capacity_rows)) {}
 
-  // In memory that processes share. One process may write, in which `writes` holds; the others read.
+  // In memory that processes share. `writes` is true in the one process that may write.
   HostTable(std::unique_ptr<SharedArea> area, bool writes);
 
   static uint64_t spare_rows_for(uint64_t capacity_rows);
@@ -96,7 +96,7 @@ class HostTable {
   static constexpr size_t kWriterKeys = 4096;  // keys written per epoch
   static constexpr size_t kWriterAhead = 32;
 
-  // Rows with stamps below `last` go, and `wanted` of those `rows` that have `last`.
+  // Rows with stamps below `last` go, and `wanted` of the `rows` whose stamp is `last`.
   struct Cut {
     uint8_t last;
     int64_t wanted;
@@ -134,7 +134,7 @@ class HostTable {
   BucketIndex index_;
   RowArena arena_;
   RowStamps stamps_;
-  // Written under writers_; relaxed: counts, they publish nothing.
+  // Written under writers_. Relaxed: counts publish nothing.
   std::atomic<int64_t> own_rows_{0};
   std::atomic<int64_t>& rows_{own_rows_};
   std::atomic<int64_t> evicted_rows_{0};  // to make room

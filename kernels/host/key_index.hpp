@@ -1,4 +1,4 @@
-// A growing key -> row number map without rows: new keys get the next number, numbers are never taken back.
+// A growing map from key to row number, without rows. New keys get the next number; numbers are never reused.
 //
 // The buckets of bucket_index.hpp under a reader-writer lock. Unlike HostTable it grows into a new array of buckets,
 // and a reader without a lock could still use the old array.
@@ -45,7 +45,7 @@ class KeyIndex {
     return keys_.size();
   }
 
-  // The first keys.size() keys at most, in row order, to out[n]; returns how many.
+  // Writes at most n keys in row order to `out`; returns how many.
   size_t copy_keys(int64_t* out, size_t n) const {
     const std::shared_lock<std::shared_mutex> hold(mutex_);
     n = std::min(n, keys_.size());

@@ -1,4 +1,4 @@
-// The Python face of the key index. See bindings.cpp for the rules.
+// The Python bindings of the key index. See bindings.cpp for the rules.
 #include "key_index_bindings.hpp"
 
 #include <nanobind/nanobind.h>

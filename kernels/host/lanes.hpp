@@ -1,4 +1,4 @@
-// Vectors of eight columns, which the compiler lowers to what the target has, and single columns by their bits.
+// Vectors of eight columns, which the compiler maps to the target's instructions, and single columns by their bits.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// The reading loops for AVX2. The functions carry the target themselves: the rest of the program runs on any CPU.
+// The reading loops for AVX2. Only these functions are compiled for it: the rest of the program runs on any CPU.
 #if defined(__x86_64__)
 
 #include <immintrin.h>
@@ -16,9 +16,8 @@ namespace avx2 {
 
 #if defined(__SANITIZE_THREAD__)
 // A vector load is no atomic operation of C++. On x86 each of its aligned eight-byte lanes is read whole and in order
-// with other loads, which is all that is asked of it: a match is confirmed with atomic loads (Bucket::row_of and
-// row_at_one_look), and a key that is there all the time is seen. The thread sanitizer knows only C++, so it does not
-// look at this one load.
+// with other loads. That is enough: atomic loads confirm a match (Bucket::row_of and row_at_one_look), and a key that
+// is present all the time is seen. The thread sanitizer knows only C++, so it skips this load.
 #define HOTROW_PROBE HOTROW_TARGET __attribute__((no_sanitize("thread"), noinline))
 #else
 #define HOTROW_PROBE HOTROW_TARGET inline
@@ -37,7 +36,7 @@ HOTROW_TARGET inline Lane8 from_halves(const std::byte* halves) {
   return reinterpret_cast<Lane8>(_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(halves))));
 }
 
-// GCC takes narrow vectors apart before it widens them.
+// GCC splits narrow vectors into numbers before it widens them.
 HOTROW_TARGET inline Lane8 from_upper_halves(const std::byte* halves) {
   const __m128i eight = _mm_loadu_si128(reinterpret_cast<const __m128i*>(halves));
   return reinterpret_cast<Lane8>(_mm256_slli_epi32(_mm256_cvtepu16_epi32(eight), 16));

@@ -25,18 +25,18 @@ inline unsigned matches(const Bucket& bucket, int64_t key) {
   return slots;
 }
 
-// One doubling of width at a time, and floats from signed numbers: what vector instructions do. GCC takes a conversion
-// in one step apart into single numbers.
+// Doubles the width step by step and converts signed numbers to floats, as vector instructions do. GCC splits a
+// conversion in one step into single numbers.
 typedef int16_t Short8 __attribute__((vector_size(16), aligned(1), may_alias));
 typedef int32_t Int8 __attribute__((vector_size(32)));
 
 // from_half, eight times.
 inline Lane8 from_halves(const std::byte* halves) {
   const Short8& shorts = *reinterpret_cast<const Short8*>(halves);
-  const auto bits = reinterpret_cast<Words8>(__builtin_convertvector(shorts, Int8));  // upper halves: not looked at
+  const auto bits = reinterpret_cast<Words8>(__builtin_convertvector(shorts, Int8));  // the upper halves do not matter
   const Words8 moved = (bits & 0x7FFF) << 13;
   const auto size = reinterpret_cast<Words8>(reinterpret_cast<Lane8>(moved) * 0x1p112f);
-  // All bits or none; a comparison GCC makes one by one.
+  // All bits or none. GCC would split a comparison into single numbers.
   const Int8 is_finite = (reinterpret_cast<Int8>(moved) - 0x0F800000) >> 31;
   const auto special = reinterpret_cast<Words8>(~is_finite) & 0x7F800000;
   return reinterpret_cast<Lane8>(size | special | (bits & 0x8000) << 16);
@@ -63,7 +63,7 @@ inline Lane8 from_bytes(const uint8_t* bytes) {
 }  // namespace portable
 
 #if defined(__x86_64__)
-// Whether the CPU has F16C, which not every compiler's __builtin_cpu_supports knows by name.
+// Whether the CPU has F16C. Some compilers' __builtin_cpu_supports does not know the name.
 bool converts_halves() {
   unsigned a = 0, b = 0, c = 0, d = 0;
   return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);

@@ -17,7 +17,7 @@ constexpr size_t kPage = 4096;
 
 }  // namespace
 
-// NONBLOCK: a pipe of this name is refused, not waited for.
+// NONBLOCK: a pipe of this name is refused at once.
 MappedFile::MappedFile(const std::string& path)
     : path_(path), descriptor_(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)) {
   const auto fail = [&] { throw FileFault{path, std::string("cannot be opened: ") + std::strerror(errno)}; };
@@ -33,7 +33,7 @@ MappedFile::MappedFile(const std::string& path)
     void* mapped = mmap(nullptr, bytes_, PROT_READ, MAP_SHARED, descriptor_, 0);
     if (mapped == MAP_FAILED) fail();
     data_ = static_cast<const std::byte*>(mapped);
-    // Buckets and rows are met in no order: a page fault must not read thirty pages around the one that is wanted.
+    // Lookups read pages in no order: a page fault must not read thirty pages around the page.
     madvise(mapped, bytes_, MADV_RANDOM);
   } catch (...) {
     close(descriptor_);
@@ -68,7 +68,7 @@ void MappedFile::populate(size_t begin, size_t bytes) const {
   auto* first = const_cast<std::byte*>(data_) + begin / kPage * kPage;
   const auto length = static_cast<size_t>(data_ + end - first);
 #ifdef MADV_HUGEPAGE
-  madvise(first, length, MADV_HUGEPAGE);  // refused by systems without
+  madvise(first, length, MADV_HUGEPAGE);  // systems without huge pages refuse it
 #endif
   constexpr int kPopulateRead = 22;  // MADV_POPULATE_READ of Linux 5.14; unlike a load it raises no signal
   if (madvise(first, length, kPopulateRead) != 0) madvise(first, length, MADV_WILLNEED);
@@ -77,7 +77,7 @@ void MappedFile::populate(size_t begin, size_t bytes) const {
 bool MappedFile::is_resident(size_t at) const {
   unsigned char state = 0;
   void* page = const_cast<std::byte*>(data_) + at / kPage * kPage;
-  return mincore(page, kPage, &state) != 0 || (state & 1);  // where the system does not tell, nothing is prefetched
+  return mincore(page, kPage, &state) != 0 || (state & 1);  // if the system does not say, nothing is prefetched
 }
 
 }  // namespace hotrow

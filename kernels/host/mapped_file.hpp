@@ -27,16 +27,15 @@ class MappedFile {
   const std::byte* data() const { return data_; }
   size_t bytes() const { return bytes_; }
 
-  // How the file was changed since it was mapped; empty if it was not. A file that was replaced by a rename, or
-  // deleted, is unchanged. One system call.
+  // How the file changed since it was mapped; empty if it did not. A file that was deleted or replaced by a rename did
+  // not change. One system call.
   std::string change() const;
 
   // Ask the system to read [begin, begin + bytes) of the mapping soon, without waiting.
   void will_need(size_t begin, size_t bytes) const;
 
-  // Read [begin, begin + bytes) into memory and map it, in huge pages where the system has them for files: lookups,
-  // which meet a new page with every row, then miss the translation caches far less often. What cannot be read is
-  // passed over.
+  // Read [begin, begin + bytes) into memory and map it, in huge pages if the system has them for files. Every row of a
+  // lookup is in another page, so huge pages save most misses of the translation caches. Unreadable parts are skipped.
   void populate(size_t begin, size_t bytes) const;
 
   // Whether the page at `at` is in memory.

@@ -21,8 +21,8 @@ void pass_on(int signal, siginfo_t* info, void* context) {
   if (was_sent) ::raise(signal);  // a fault happens again by itself
 }
 
-// Whether what the thread is reading now faulted. A signal that a reader raised itself comes from a handler that was
-// called first and passed it on: readers raise none.
+// Whether the thread's running read faulted. Readers raise no signal: if a reader seems to, another handler was called
+// first and passed the fault on.
 bool is_fault_of(const MappedRead& now, const siginfo_t& info) {
   if (info.si_code == SI_TKILL) return info.si_pid == getpid();
   const auto* at = static_cast<const std::byte*>(info.si_addr);

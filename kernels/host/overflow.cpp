@@ -20,7 +20,7 @@ bool is_among(uint32_t row, const std::vector<uint32_t>& rows) {
 
 }  // namespace
 
-// Evict as many rows as the keys need, before any of the keys is written, and none of the keys.
+// Evict as many rows as the keys need, before any key is written. No row of these keys is evicted.
 int64_t HostTable::make_room(const int64_t* keys, size_t n) {
   const auto capacity = static_cast<int64_t>(capacity_rows_);
   if (static_cast<int64_t>(n) <= capacity - rows()) return 0;
@@ -66,7 +66,7 @@ void HostTable::remove_at(BucketIndex::Place place) {
   }
 }
 
-// Every slot is as likely as any other; drawn some at a time, so that their buckets are fetched together.
+// All slots are equally likely. Several are drawn at a time, so that their buckets are fetched together.
 void HostTable::evict_random(int64_t count, const RowNumbers& kept) {
   std::uniform_int_distribution<uint64_t> slots(0, bucket_count() * kSlots - 1);
   std::array<BucketIndex::Place, 32> places;
@@ -84,7 +84,7 @@ void HostTable::evict_random(int64_t count, const RowNumbers& kept) {
   }
 }
 
-// Readers change stamps meanwhile, so a sweep may find fewer small stamps than were counted; then it counts again.
+// Readers change stamps meanwhile. If a sweep finds fewer small stamps than were counted, the stamps are counted again.
 void HostTable::evict_by_stamp(int64_t count, const RowNumbers& kept) {
   constexpr int kExactSweeps = 3;
   int64_t left = count;
@@ -93,7 +93,7 @@ void HostTable::evict_by_stamp(int64_t count, const RowNumbers& kept) {
   stamps_.age(static_cast<uint64_t>(count));
 }
 
-// Where to cut so that `count` rows with the smallest stamps go.
+// The cut that evicts the `count` rows with the smallest stamps.
 HostTable::Cut HostTable::cut_for(int64_t count, const RowNumbers& kept) const {
   auto rows = stamps_.histogram();
   for (const uint32_t row : kept) --rows[stamps_.at(row)];
@@ -119,8 +119,8 @@ int64_t HostTable::sweep(Cut cut, int64_t count, const RowNumbers& kept) {
   return evicted;
 }
 
-// Of rows with the last stamp, each is as likely to go as any other (Knuth's algorithm S): those of one part of the
-// table would leave the other part so full that its probes grow long.
+// Rows with the last stamp are equally likely to go (Knuth's algorithm S). If all came from one part of the table, the
+// other part would stay full and its probes long.
 bool HostTable::is_cut(Cut& cut, BucketIndex::Place place, const RowNumbers& kept) {
   const uint32_t row = index_.row_at(place);
   const uint8_t stamp = row == kNoRow ? kNoStamp : stamps_.at(row);

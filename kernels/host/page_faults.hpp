@@ -9,7 +9,7 @@ namespace hotrow {
 
 class PageFaults {
  public:
-  // Counts from now on, for a lookup of `keys` keys; few keys are not worth the two system calls.
+  // Starts to count for a lookup of `keys` keys. A few keys are not worth the two system calls.
   explicit PageFaults(size_t keys) : counts_(keys > kFewKeys), before_(counts_ ? now() : 0) {}
 
   bool have_waited() const { return counts_ && now() != before_; }

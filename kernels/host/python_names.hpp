@@ -7,7 +7,7 @@ namespace hotrow {
 
 namespace nb = nanobind;
 
-// Python objects that are looked up once. Never freed: the interpreter may be gone before static destructors run.
+// Python objects that are looked up once. They are never freed: the interpreter may end before static destructors run.
 struct PythonNames {
   nb::object empty = nb::module_::import_("numpy").attr("empty");
   nb::object bool_ = nb::module_::import_("numpy").attr("dtype")("bool");

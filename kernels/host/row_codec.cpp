@@ -51,7 +51,7 @@ void decode(nb::handle encoded_in, const std::string& row_dtype, nb::handle out_
   if (n == 0 || dim == 0) return;
   std::optional<GilRelease> release;
   release_gil_unless(n <= kTinyKeys, release);
-  if (row_type == RowType::kFp32)  // which the loops take to be aligned
+  if (row_type == RowType::kFp32)  // the loops need aligned rows of this type
     std::memcpy(out.data<float>(), encoded.data<const std::byte>(), n * bytes);
   else
     lookup_loops().decode(row_type, encoded.data<const std::byte>(), bytes, dim, n, out.data<float>());

@@ -1,4 +1,4 @@
-// Stored rows as their readers see them: `Row<type>(address)` gives eight columns or one at a time, in float32.
+// Stored rows for readers: `Row<type>(address)` gives eight columns or one column at a time, in float32.
 // Included by lookup_loops.inl in the namespace of one instruction set, after the definition of
 //
 //   Lane8 from_halves(const std::byte*)         eight binary16 values
@@ -6,7 +6,7 @@
 //   Lane8 from_signed_bytes(const int8_t*)      eight whole numbers
 //   Lane8 from_bytes(const uint8_t*)            the same
 //
-// Rows of fp32 are aligned as floats are; no other row is taken to be aligned.
+// Rows of fp32 have the alignment of floats. Other rows may have any address.
 
 typedef float UnalignedFloat __attribute__((aligned(1), may_alias));
 

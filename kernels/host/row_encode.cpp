@@ -1,4 +1,4 @@
-// Plain C++ in a form that compilers turn into vector code: integer comparisons, no branch per column.
+// Plain C++ that compilers can vectorize: integer comparisons and no branch per column.
 #include "row_encode.hpp"
 
 #include <algorithm>
@@ -14,10 +14,10 @@ namespace {
 
 constexpr int32_t kInfinity = 0x7F800000;  // bits of float32
 
-// Order as the magnitudes do, NaN above infinity.
+// Ordered like the magnitudes, with NaN above infinity.
 int32_t magnitude(float value) { return static_cast<int32_t>(bits_of(value) & 0x7FFFFFFF); }
 
-// Orders as the values do; its own inverse.
+// Ordered like the values. The function is its own inverse.
 int32_t ordered(int32_t bits) { return bits ^ ((bits >> 31) & 0x7FFFFFFF); }
 
 // The nearest whole number, ties to even, for magnitudes below 2^22: added to 1.5 * 2^23, a value loses its fraction.
@@ -26,7 +26,7 @@ float rounded(float value) {
   return (value + kShift) - kShift;
 }
 
-// `yes` or `no` without a branch, so that compilers vectorise the loop.
+// `yes` or `no` without a branch, so that compilers vectorize the loop.
 uint32_t select(bool condition, uint32_t yes, uint32_t no) {
   const uint32_t mask = 0u - static_cast<uint32_t>(condition);
   return (yes & mask) | (no & ~mask);
@@ -61,7 +61,7 @@ struct Bfloat {
   }
 };
 
-constexpr uint32_t kFits = UINT32_MAX;  // no column is unfit
+constexpr uint32_t kFits = UINT32_MAX;  // every column fits
 
 // Each encoder writes one row and returns the column that does not fit, or kFits.
 template <class Narrow>

@@ -17,11 +17,11 @@ struct UnfitValue {
 };
 
 // rows[n][dim] -> out[n][row_bytes(type, dim)]; `out` need not be aligned. Stops at the first row with a value that
-// does not fit and returns the first such value of it (where the row's range is at fault, the largest in magnitude).
+// does not fit and returns the row's first such value, or its largest in magnitude if the row's range is at fault.
 std::optional<UnfitValue> encode_rows(RowType type, const float* rows, uint32_t dim, size_t n, std::byte* out);
 
-// rows[n][dim] as they come back from a table of this type -> out[n][dim], which may be `rows` itself. Returns like
-// encode_rows; rows before the unfit one may then have been written.
+// rows[n][dim] -> out[n][dim] as a table of this type would return them; `out` may be `rows`. Returns the same as
+// encode_rows. Rows before the unfit row may have been written.
 std::optional<UnfitValue> round_rows(RowType type, const float* rows, uint32_t dim, size_t n, float* out);
 
 }  // namespace hotrow

@@ -10,13 +10,13 @@
 //   evict_random           no stamps
 //
 // The clock counts inserts, not seconds: it ticks once kTicks-th parts of the capacity were added, at most once per
-// insert, for only inserts ask which row is older. It needs no system call, and a row that is read between two ticks
-// is written to once, however often it is read.
+// insert, because only inserts compare ages. It needs no system call, and reads between two ticks write a row's stamp
+// once.
 //
-// Stamps age in passes of the writer, so that what was hot once can leave: counts are halved, and the clock is set
-// back. Readers write stamps too, without a lock: relaxed, as a stamp publishes nothing, and by a load and a store, as
-// a lost count does no harm. They write only what changes: a hot row's stamp seldom does, so its cache line stays
-// shared.
+// The writer ages stamps, so that rows that are no longer hot can leave: it halves counts and sets the clock back.
+// Readers write stamps without a lock: relaxed, because a stamp publishes nothing, and with a load and a store, because
+// a lost count does no harm. They write only a stamp that changes. A hot row's stamp seldom changes, so its cache line
+// stays shared.
 #pragma once
 
 #include <algorithm>
@@ -54,7 +54,7 @@ constexpr uint8_t stamp_of_count(uint32_t count) {
   return stamp;
 }
 
-// The stamps for readers; without `stamps`, reads leave no trace.
+// The stamps for readers. Without `stamps`, reads write nothing.
 struct StampsView {
   Stamp* stamps = nullptr;  // by row number
   bool counts = false;
@@ -65,11 +65,11 @@ struct StampsView {
     if (row != kNoRow) __builtin_prefetch(stamps + row, 0, 2);
   }
 
-  // A row was read, by a reader who may still hold it.
+  // A row was read. The reader may still hold it.
   void touch(uint32_t row) {
     if (row == kNoRow) return;
     const uint8_t held = stamps[row].load(std::memory_order_relaxed);
-    if (held == kNoStamp) return;  // a writer took it out of the index meanwhile
+    if (held == kNoStamp) return;  // a writer removed the row from the index meanwhile
     const uint8_t next = counts ? counted(held) : now;
     if (next != held) stamps[row].store(next, std::memory_order_relaxed);
   }
@@ -84,7 +84,7 @@ struct StampsView {
   }
 };
 
-// The stamps of a table's rows. Only the writer calls methods other than view(); callers keep writers apart.
+// The stamps of a table's rows. Only the writer calls methods other than view(), one writer at a time.
 class RowStamps {
  public:
   static constexpr uint64_t kTicks = 128;
@@ -133,24 +133,24 @@ class RowStamps {
     if (!empty()) set(row, kNoStamp);
   }
 
-  // An insert is over: the clock may tick. At its end it stands until the next aging.
+  // An insert is over, so the clock may tick. At its last tick the clock stands until the next aging.
   void end_insert() {
     if (added_rows_ < tick_rows_) return;
     added_rows_ = 0;
     if (now() < UINT8_MAX) now_.store(static_cast<uint8_t>(now() + 1), std::memory_order_relaxed);
   }
 
-  // How many rows have each stamp; stamp 0 counts those outside of the index.
+  // How many rows have each stamp. Stamp 0 counts the rows outside the index.
   std::array<int64_t, 256> histogram() const {
     std::array<int64_t, 256> rows{};
     for (uint64_t row = 0; row < rows_; ++row) ++rows[data()[row].load(std::memory_order_relaxed)];
     return rows;
   }
 
-  // `evicted` rows were chosen by their stamps: let the others age. Counts age each time the capacity was evicted.
-  // Halved at every overflow, as HPS means it, they hold too little: simulated, keys of Zipf 1.05, a table of a quarter
-  // of the rows, hit rate 0.846 against 0.868 (LRU 0.839); at Zipf 0.8, 0.609 against 0.651 (0.601); halved every
-  // fifth capacity, they lose where traffic changes, 0.816 against 0.843 (0.836).
+  // `evicted` rows were chosen by their stamps: let the others age. Counts are halved each time as many rows were
+  // evicted as the capacity. Simulated hit rates of a table with a quarter of the rows: 0.868 with Zipf 1.05, and 0.651
+  // with Zipf 0.8. Halving at every overflow, as in HPS, gives 0.846 and 0.609; LRU gives 0.839 and 0.601. Halving
+  // every five capacities loses where traffic changes: 0.816 against 0.843 (LRU 0.836).
   void age(uint64_t evicted) {
     evicted_rows_ += evicted;
     if (policy_ != OverflowPolicy::kEvictLeastUsed) return set_clock_back();
@@ -160,13 +160,13 @@ class RowStamps {
   }
 
  private:
-  static constexpr uint8_t kStart = 128;  // after an aging; older ages than kStart - 1 ticks are not told apart
+  static constexpr uint8_t kStart = 128;  // after an aging; ages above kStart - 1 ticks look the same
 
   Stamp* data() const { return reinterpret_cast<Stamp*>(memory_->data()); }
   uint8_t now() const { return now_.load(std::memory_order_relaxed); }
   void set(uint32_t row, uint8_t stamp) { data()[row].store(stamp, std::memory_order_relaxed); }
 
-  // As in HPS: the least count becomes none, the others half of what they have more.
+  // As in HPS: every count becomes half of its distance to the least count.
   void halve_counts() {
     const auto rows = histogram();
     const auto least = std::find_if(rows.begin() + 1, rows.end(), [](int64_t count) { return count > 0; });

@@ -6,14 +6,13 @@
 // far fewer misses under way, and filling it directly halves the rate (measured on Zen 4: 33 M rows/s against 68 at
 // dim 32).
 //
-// The fewer instructions a key takes, the more keys the CPU has in sight at a time, and the more misses at once. So the
-// common key meets few tests and no call, and nothing of a stream but its rings is in memory: a tenth of the rate at
-// dim 32.
+// The fewer instructions a key takes, the more keys and misses the CPU works on at a time. So the common key takes few
+// tests and no call, and only the rings of a stream are in memory. That is worth a tenth of the rate at dim 32.
 //
-// In a virtual machine whose host keeps memory in small pages, huge pages here or not, a line of another page also
-// costs a walk of two page tables, and a prefetch stays in sight until its walk is over. So it looked on a Zen 3: with
-// 10 M rows such a line cost 6 to 11 ns, one beside it 1.3 ns. A lookup takes two such lines a key, a gather with known
-// rows one; neither distances of 8 to 32 keys nor the cache level made a difference.
+// In a virtual machine whose host uses small pages, a line of another page also costs a walk of two page tables, with
+// huge pages in the guest too. A prefetch takes its place in the CPU until the walk is over. On a Zen 3 with 10 M rows
+// such a line cost 6 to 11 ns, and a line next to it 1.3 ns. A lookup takes two such lines per key, a gather of known
+// rows one. Neither distances of 8 to 32 keys nor the cache level made a difference.
 
 constexpr size_t kBucketsAhead = 32;
 
@@ -22,8 +21,8 @@ constexpr size_t rows_ahead(RowType type, uint32_t dim) { return dim == 0 || row
 
 HOTROW_TARGET inline void prefetch_line(const void* line) { __builtin_prefetch(line, 0, 2); }
 
-// The key's row, in whichever bucket it is; kNoRow if the key is absent. The index by value: with the address of its
-// own a caller's stream would lie in memory.
+// The key's row in any bucket; kNoRow if the key is absent. The index is passed by value: if its address were taken,
+// a caller's stream would be in memory instead of registers.
 HOTROW_TARGET __attribute__((noinline)) uint32_t search(IndexView index, uint64_t home, int64_t key) {
   uint64_t b = home;
   do {
@@ -31,19 +30,19 @@ HOTROW_TARGET __attribute__((noinline)) uint32_t search(IndexView index, uint64_
     while (const unsigned slots = matches(bucket, key)) {
       const uint32_t row = bucket.row_of(key, __builtin_ctz(slots));
       if (row != kNoRow) return row;
-      // No row belongs to a free slot's mark. Callers check for it, but their array may have changed since.
+      // A free slot's mark has no row. Callers check for marks, but their array may have changed since.
       if (key == kEmpty) return kNoRow;
-      // A writer took the key away while we looked; it may have put it back in another slot: look again.
+      // A writer removed the key during the look and may have put it into another slot: look again.
     }
-    // relaxed: a key whose insertion happened before this lookup brought its counts along; others may be missed.
+    // relaxed: if a key's insertion happened before this lookup, so did its counts. Other keys may be missed.
     if (bucket.passed.load(std::memory_order_relaxed) == 0) return kNoRow;
     b = index.after(b);
   } while (b != home);
   return kNoRow;
 }
 
-// The same. For 49 keys of 50 one look at the home bucket tells: they are there, or nobody went past it. Numbers below
-// `rows` take one test; there are others only in a damaged file. In every loop: a call costs a sixth of the rate.
+// As above. For 49 of 50 keys one look at the home bucket is enough: the key is there, or no key went past it. Numbers
+// below `rows` take one test; only a damaged file has others. Inlined in every loop: a call costs a sixth of the rate.
 HOTROW_TARGET inline __attribute__((always_inline)) uint32_t find_row(const IndexView& index, uint64_t home,
                                                                       int64_t key, uint32_t rows) {
   const Bucket& bucket = index.buckets[home];
@@ -60,9 +59,10 @@ HOTROW_TARGET inline __attribute__((always_inline)) void prefetch_row(const std:
   if constexpr (is_row_wise(kType)) prefetch_line(row + bytes - 1);  // such a row may begin anywhere in a line
 }
 
-// Turns keys into row pointers, one by one, with the memory fetched ahead. kDim is 0 where the dim is not known.
+// Turns keys into row pointers one by one and prefetches their memory. kDim is 0 if the dim is not known at compile
+// time.
 //
-// A key that has kAhead more behind it, in a table without stamps, is plain: one test for all that does not concern it.
+// In a table without stamps, a key with at least kAhead keys after it is plain: one test skips the special cases.
 template <RowType kType, uint32_t kDim>
 class RowStream {
  public:
@@ -102,7 +102,7 @@ class RowStream {
     prefetch_line(index_.buckets + home);
   }
 
-  // Start with key i; returns the home of the one whose place in the ring it takes.
+  // Start with key i; returns the home of the key whose place in the ring it takes.
   HOTROW_TARGET uint64_t restart(size_t i) {
     const uint64_t home = homes_[i % kBucketsAhead];
     start(i);

@@ -1,4 +1,4 @@
-// The forms in which a table keeps its rows of float32[D].
+// The types in which a table keeps its rows of float32[D].
 //
 //   type    bytes    layout                                       column c, in float32
 //   fp32    4 D      float32[D]                                   x[c]
@@ -7,7 +7,7 @@
 //   int8    4 + D    float32 scale, int8 q[D]                     q[c] * scale
 //   uint8   8 + D    float32 scale, float32 offset, uint8 q[D]    q[c] * scale + offset
 //
-// How a row is brought into its form (row_encode.cpp), each operation rounded to float32, ties to even:
+// How a row is encoded (row_encode.cpp). Each operation rounds to float32, ties to even:
 //
 //   fp16, bf16   the nearest value of the type; NaN stays a NaN, an infinity an infinity, subnormals are kept
 //   int8         scale = max|x| / 127           q = clamp(round(x / scale), -127, 127)
@@ -18,12 +18,12 @@
 // scale is so small that it is a subnormal. Eight-bit codes with float32 parameters per row are what FBGEMM and
 // TorchRec call row-wise quantization; -128 is left out so that int8 is symmetric.
 //
-// A finite value that the form would make infinite, and NaN or infinity for int8 and uint8, are refused rather than
-// saturated: a clipped weight changes every answer it takes part in, and nobody would see it.
+// A finite value that would become infinite is refused, and for int8 and uint8 so are NaN and infinity. Clipping would
+// silently change every answer that uses the weight.
 //
 // Strides. fp32, fp16 and bf16: a row of at most 64 bytes takes a power of two, so that it lies in one cache line; a
-// longer one, whole 32 bytes. int8 and uint8: whole 4 bytes. They are chosen to fit more rows into memory, and a line
-// of its own would cost an int8 row of 32 columns 28 bytes of 64.
+// longer row takes a multiple of 32 bytes. int8 and uint8: a multiple of 4 bytes. These types save memory, and a cache
+// line for each int8 row of 32 columns would waste 28 of 64 bytes.
 #pragma once
 
 #include <cstddef>

@@ -14,7 +14,7 @@ std::string place(uint64_t page) {
   return "the page of 4,096 bytes at offset " + std::to_string((page + 1) * kSnapshotPage);
 }
 
-// The header of a mapped file, checked for itself.
+// The header of a mapped file, checked on its own.
 SnapshotHeader read_header(const MappedFile& file) {
   if (file.bytes() < kSnapshotPage)
     throw FileFault{file.path(), "expected a header of 4096 bytes, found a file of " + std::to_string(file.bytes())};
@@ -77,8 +77,7 @@ bool Snapshot::has_checksum(uint64_t page) const {
   return crc32(file_.data() + (page + 1) * kSnapshotPage, kSnapshotPage) == checksums()[page];
 }
 
-// A page of the index is what was written, and nothing that a reader must not meet was: a key without a row, a row
-// beyond the last.
+// Whether a page of the index is as it was written and safe to read: every key has a row, and every row exists.
 bool Snapshot::is_sound(uint64_t page) const {
   if (!has_checksum(page)) return false;
   const Bucket* buckets = view().index.buckets;
@@ -99,8 +98,8 @@ bool Snapshot::leads_on(uint64_t page) const {
   return view().index.buckets[last].passed.load(std::memory_order_relaxed) != 0;
 }
 
-// Check a page of the index and those that probes go on to; the first damaged one, or kSound. A page counts as checked
-// only once the pages behind it are, for other threads go by it.
+// Check a page of the index and the pages that its probes go on to; the first damaged page, or kSound. A page counts as
+// checked only after the pages behind it, because other threads rely on it.
 uint64_t Snapshot::check_from(uint64_t page) {
   const uint64_t pages = layout_.index_pages();
   uint64_t count = 0;
@@ -119,7 +118,7 @@ void Snapshot::mark_checked(uint64_t page) {
     unchecked_pages_.fetch_sub(1, std::memory_order_relaxed);
 }
 
-// Check what probes for these keys may meet; the first damaged page, or kSound.
+// Check the pages that probes for these keys may read; the first damaged page, or kSound.
 uint64_t Snapshot::check_homes(const int64_t* keys, size_t n) {
   if (unchecked_pages_.load(std::memory_order_relaxed) == 0) return kSound;
   const IndexView index = view().index;
@@ -131,7 +130,7 @@ uint64_t Snapshot::check_homes(const int64_t* keys, size_t n) {
   return kSound;
 }
 
-// One piece, on the thread it is given to: a fault comes to the thread that reads.
+// One piece, on one thread, because a fault comes to the thread that reads.
 template <class Read>
 void Snapshot::read_piece(const int64_t* keys, size_t n, Outcome& outcome, const Read& read) {
   uint64_t damaged = kSound;
@@ -143,8 +142,8 @@ void Snapshot::read_piece(const int64_t* keys, size_t n, Outcome& outcome, const
   if (damaged != kSound) outcome.damaged.store(damaged, std::memory_order_relaxed);
 }
 
-// Whether the file is still what it was is asked once, after the last piece; for the disk's sake the caller's own
-// pieces are looked at alone.
+// After the last piece, one check finds out whether the file changed. Waits for the disk are counted only in the
+// caller's own pieces.
 template <class ReadPiece>
 void Snapshot::look_up(const int64_t* keys, size_t n, const ReadPiece& read_piece_of) {
   if (is_cold_.load(std::memory_order_relaxed)) prefetch(keys, n);
@@ -196,8 +195,8 @@ void Snapshot::read_rows(uint64_t first, size_t n, int64_t* keys, float* out) co
   });
 }
 
-// Ask for the pages that a lookup of these keys reads, so that the disk is read by many at a time and not one after
-// the other: first their buckets, then, as those tell where they are, their rows.
+// Ask for the pages that a lookup of these keys reads, so that the disk reads many pages at a time: first the buckets,
+// which say where the rows are, then the rows.
 void Snapshot::prefetch(const int64_t* keys, size_t n) {
   const TableView table = view();
   std::vector<uint64_t> pages(n);
@@ -221,7 +220,7 @@ void Snapshot::prefetch(const int64_t* keys, size_t n) {
   is_cold_.store(is_cold, std::memory_order_relaxed);
 }
 
-// Ask for pages of the file, unless all of a sample are in memory; whether any of it was not.
+// Ask for pages of the file, unless a sample of them is in memory. Returns whether a page of the sample was not.
 bool Snapshot::read_soon(std::vector<uint64_t>& pages) const {
   constexpr size_t kSample = 32;
   const size_t step = std::max<size_t>(pages.size() / kSample, 1);

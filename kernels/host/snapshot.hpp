@@ -2,7 +2,7 @@
 //
 // Every method may be called from any thread. Nothing is ever written, so there are no epochs. If the file is
 // truncated, written to or unreadable, calls fail with FileFault. They never end the process (mapped_reads.hpp) and
-// never return a row of such a file, because each call checks for changes after it has read the rows.
+// never return a row of such a file, because each call checks for changes after it read the rows.
 #pragma once
 
 #include <atomic>
@@ -32,7 +32,7 @@ class Snapshot {
   const SnapshotHeader& header() const { return header_; }
   size_t file_bytes() const { return file_.bytes(); }
 
-  // See HostTable. Throw FileFault, after which `out` and `found` hold anything.
+  // See HostTable. After a FileFault `out` and `found` are undefined.
   void fetch(const int64_t* keys, size_t n, float* out, bool* found);
   void fetch_pooled(const int64_t* keys, const Bags& bags, float* out, bool* found);
 
@@ -40,20 +40,20 @@ class Snapshot {
   // Checks their pages: a copy of the whole table must not spread damage.
   void read_rows(uint64_t first, size_t n, int64_t* keys, float* out) const;
 
-  // Bring a part of the file into memory (MappedFile::populate), and check what of the index is in it, so that lookups
-  // need not. What is damaged is left for them to report.
+  // Bring a part of the file into memory (MappedFile::populate) and check its pages of the index, so that lookups need
+  // not. Lookups report damaged pages.
   void populate(size_t begin, size_t bytes);
 
   // Read the whole index. Throws FileFault if a page is damaged.
   void check_index();
 
-  // Read all keys and rows, too, and find every key where it should be.
+  // Also read all keys and rows, and find every key in its place.
   void check_content();
 
  private:
   static constexpr uint64_t kSound = UINT64_MAX;  // no page is damaged
 
-  // What came of the pieces of one lookup. Relaxed: the end of the last piece publishes it.
+  // The result of the pieces of one lookup. Relaxed: the end of the last piece publishes it.
   struct Outcome {
     std::atomic<bool> was_read{true};
     std::atomic<uint64_t> damaged{kSound};
@@ -65,12 +65,12 @@ class Snapshot {
   T* at(uint64_t offset) const {
     return reinterpret_cast<T*>(file_.data() + offset);
   }
-  // Run `read`, which keeps the rules of read_mapped; false where the file could not be read.
+  // Run `read`, which keeps the rules of read_mapped; false if the file could not be read.
   template <class Read>
   bool try_read(const Read& read) const {
     return read_mapped(file_.data(), file_.bytes(), read);
   }
-  // The same, and believe what it read.
+  // As above, and trust what it read.
   template <class Read>
   void guarded(const Read& read) const {
     believe(try_read(read));
@@ -102,12 +102,12 @@ class Snapshot {
   const MappedFile file_;
   const SnapshotHeader header_;
   const SnapshotLayout layout_;
-  // By page of the index: whether it was found sound; a probe that begins in such a page meets only such pages.
-  // release/acquire is not needed: the pages are written by nobody.
+  // Whether each page of the index was found sound. A probe that begins in a sound page meets only sound pages.
+  // Relaxed: nobody writes the pages.
   const std::unique_ptr<std::atomic<bool>[]> is_checked_;
   std::atomic<uint64_t> unchecked_pages_;
-  // Whether the last lookup that looked met pages that are not in memory; then they are asked for ahead. Relaxed: a
-  // guess about the next one.
+  // Whether the last lookup that checked met pages that are not in memory. Then the next lookup prefetches. Relaxed: it
+  // is a guess.
   std::atomic<bool> is_cold_{true};
 };
 

@@ -1,5 +1,5 @@
-// The Python face of snapshots. See bindings.cpp and table_reads.hpp for the rules; a snapshot's reads may wait for the
-// disk, so all of them are done without the GIL.
+// The Python bindings of snapshots. See bindings.cpp and table_reads.hpp for the rules; a snapshot's reads may wait for
+// the disk, so all of them are done without the GIL.
 #include "snapshot_bindings.hpp"
 
 #include <nanobind/stl/string.h>

@@ -12,7 +12,7 @@ constexpr size_t kWindowPages = 512;  // read ahead of a walk through the file: 
 
 }  // namespace
 
-// The first page of [begin, end) that `is_right` refuses, or kSound; read in order, with the disk working ahead.
+// The first page of [begin, end) that `is_right` refuses, or kSound. Reads in order, and the disk reads ahead.
 template <class IsRight>
 uint64_t Snapshot::first_damaged(uint64_t begin, uint64_t end, const IsRight& is_right) const {
   uint64_t damaged = kSound;
@@ -32,7 +32,7 @@ void Snapshot::check_pages(uint64_t begin, uint64_t end) const {
   if (damaged != kSound) raise_damaged(damaged);
 }
 
-// The same of the pages that a part of the file lies in; not of the header's, which has no number.
+// As above, for the pages of a part of the file. The header's page has no number.
 void Snapshot::check_bytes(uint64_t at, uint64_t bytes) const {
   check_pages(at / kSnapshotPage - 1, SnapshotLayout::whole_pages(at + bytes) / kSnapshotPage - 1);
 }
@@ -69,7 +69,7 @@ void Snapshot::check_content() {
   check_numbers();
 }
 
-// Every key is found, with its own number, and absent keys read zeros.
+// Every key is found with its number, and absent keys read zeros.
 void Snapshot::check_numbers() const {
   constexpr size_t kKeys = 8192;
   const TableView table = view();

@@ -2,19 +2,19 @@
 //
 //   header      4,096 bytes   SnapshotHeader, then zeros
 //   index       64 B          B buckets exactly as in bucket.hpp: key -> row number, 0 to V - 1
-//   keys        8 C           int64 keys by row number: the table's order, which serving never reads
-//   rows        (C + 1) S     rows of row_type.hpp, S bytes apart, by row number; the last one zeros: absent keys' row
+//   keys        8 C           int64 keys by row number; serving never reads them
+//   rows        (C + 1) S     rows of row_type.hpp, S bytes apart, by row number; the last row, of absent keys, is 0
 //   checksums   4 P           CRC-32 of each of the P pages of index, keys and rows, in this order
 //
-// There are V rows and capacity for C; C is greater only if the writer expected more rows than it got. Each
-// section begins on a page of 4,096 bytes and is filled up with zeros to whole pages. All offsets and the file's size
-// follow from the header, so that a file cut short shows at once.
+// The file has V rows and capacity for C; C is greater if the writer expected more rows than it got. Each section
+// begins on a page of 4,096 bytes and is padded with zeros to whole pages. All offsets and the file's size follow from
+// the header, so a truncated file is found at once.
 //
-// What is checked when. Opening reads the header, whose CRC-32 it checks, the file's size, and the checksums of the
-// index's pages, whose own CRC-32 is in the header: 0.1 % of the index. A page of the index is checked when a lookup
-// first comes to it, its checksum and its contents (is_sound in snapshot.cpp), before anything in it is believed. So
-// a table of any size opens in the time of a few page reads, and a damaged index never gives a wrong row. Rows and
-// keys are checked where they are read by number, to be loaded elsewhere, or on demand; not by lookups.
+// When what is checked. Opening checks the header by its CRC-32, the file's size, and the checksums of the index's
+// pages by their CRC-32 in the header: 0.1 % of the index. A lookup that first comes to a page of the index checks the
+// page's checksum and contents (is_sound in snapshot.cpp) before it uses them. So a table of any size opens in the time
+// of a few page reads, and a damaged index never gives a wrong row. Rows and keys are checked on demand and when they
+// are read by number, as for a load; lookups do not check them.
 #pragma once
 
 #include <cstddef>
@@ -29,7 +29,7 @@ namespace hotrow {
 
 constexpr size_t kSnapshotPage = 4096;
 constexpr size_t kBucketsPerPage = kSnapshotPage / sizeof(Bucket);
-constexpr char kSnapshotMagic[8] = {'H', 'R', 'S', 'N', 'A', 'P', '\r', '\n'};  // a copy as text would change it
+constexpr char kSnapshotMagic[8] = {'H', 'R', 'S', 'N', 'A', 'P', '\r', '\n'};  // a copy in text mode changes it
 constexpr uint32_t kSnapshotFormat = 1;
 constexpr size_t kSourceBytes = 32;
 constexpr uint64_t kMostSnapshotRows = 3'500'000'000;  // as in a host table
@@ -45,12 +45,12 @@ struct SnapshotHeader {
   uint32_t row_type;          // RowType
   uint32_t key_bytes;         // 8
   uint32_t index_checksum;    // CRC-32 of the checksums of the index's pages
-  uint32_t content_checksum;  // CRC-32 of those of the pages of keys and rows
+  uint32_t content_checksum;  // CRC-32 of the checksums of the pages of keys and rows
   uint32_t unused;            // 0
   uint64_t rows;              // V
   uint64_t capacity_rows;     // C
   uint64_t bucket_count;      // B
-  unsigned char source[kSourceBytes];  // names what the snapshot was made from
+  unsigned char source[kSourceBytes];  // names the source of the rows
 
   uint32_t checksum() const {
     SnapshotHeader copy = *this;

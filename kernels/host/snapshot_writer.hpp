@@ -1,7 +1,7 @@
 // Writes a snapshot (snapshot_format.hpp) into an open file, from beginning to end, except the header, which comes
 // last: an unfinished file has no header.
 //
-// Takes the memory of the index, 26 bytes per row, and a megabyte. Not for several threads at a time.
+// It takes the memory of the index, 26 bytes per row, and a megabyte. One thread at a time may use it.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@
 
 namespace hotrow {
 
-// A key that came before.
+// A key that was written before.
 struct RepeatedKey {
   int64_t key;
 };
@@ -34,11 +34,11 @@ class SnapshotWriter {
   // then of no use.
   void append(const int64_t* keys, const float* rows, size_t n);
 
-  // Write what is left; `source` (kSourceBytes) names what the rows came from. Throws std::system_error.
+  // Write the rest. `source` (kSourceBytes) names the source of the rows. Throws std::system_error.
   void finish(const unsigned char* source);
 
  private:
-  // Pages written one after the other from an offset on, and their checksums.
+  // Pages that are written in order from an offset on, and their checksums.
   class Pages {
    public:
     Pages(int descriptor, uint64_t offset) : descriptor_(descriptor), offset_(offset), pending_(new std::byte[kBytes]) {}
@@ -51,7 +51,7 @@ class SnapshotWriter {
     void flush();
 
     int descriptor_;
-    uint64_t offset_;  // of what is pending
+    uint64_t offset_;  // of the pending bytes
     size_t pending_bytes_ = 0;
     std::unique_ptr<std::byte[]> pending_;
     std::vector<uint32_t> checksums_;

@@ -23,8 +23,8 @@ struct Split {
   size_t samples;          // B
   int64_t* out_keys;       // [N], table-major; not used where there is one table, whose keys are in order
   int32_t* out_row_ptrs;   // B * slots[t] + 1 per table, table after table, each from 0
-  int64_t* most_keys;      // [T], the largest number of keys that one sample has of the table
-  int64_t* all_keys;       // [T], how many keys all samples have of it
+  int64_t* most_keys;      // [T], the most keys of the table in one sample
+  int64_t* all_keys;       // [T], the keys of the table in all samples
 };
 
 constexpr size_t kTileSamples = 64;  // their offsets and keys stay in the L1 cache while table after table takes its own
@@ -33,7 +33,7 @@ constexpr size_t kTileSamples = 64;  // their offsets and keys stay in the L1 ca
 template <class Offset>
 bool is_csr(const Offset* offsets, size_t n, size_t most) {
   using Bits = std::make_unsigned_t<Offset>;
-  Bits signs = 0;  // in the highest bit, whether any is negative or, where none is, falls: no branch, no comparison
+  Bits signs = 0;  // the highest bit: whether an offset is negative or falls, without a branch or a comparison
   for (size_t i = 0; i < n; ++i) {
     const Bits offset = static_cast<Bits>(offsets[i]), next = static_cast<Bits>(offsets[i + 1]);
     signs |= next | (next - offset);
@@ -41,8 +41,8 @@ bool is_csr(const Offset* offsets, size_t n, size_t most) {
   return offsets[0] == 0 && !(signs >> (8 * sizeof(Offset) - 1)) && static_cast<uint64_t>(offsets[n]) <= most;
 }
 
-// Write one table's offsets behind `out`, from bags that are `slots` of `total` in each sample. Of how many slots is
-// known when this is compiled, if it is one.
+// Write one table's offsets behind `out`, from bags that are `slots` of `total` in each sample. A table of one slot has
+// a loop of its own.
 template <size_t kSlots, class Offset>
 void add_bags(const Offset* bags, size_t slots, size_t total, size_t samples, int32_t* out) {
   const size_t count = kSlots ? kSlots : slots;
@@ -55,7 +55,7 @@ void add_bags(const Offset* bags, size_t slots, size_t total, size_t samples, in
   }
 }
 
-// From one CSR over the slots of all tables to one per table. False where it is no CSR of N keys.
+// From one CSR over the slots of all tables to one CSR per table. False if it is no CSR of N keys.
 template <class Offset>
 bool divide_offsets(const Split<Offset>& split) {
   size_t total = 0;
@@ -79,7 +79,7 @@ bool divide_offsets(const Split<Offset>& split) {
   return true;
 }
 
-// Copy the CSRs of all tables. False where one is none.
+// Copy the CSRs of all tables. False if one of them is no CSR.
 template <class Offset>
 bool copy_offsets(const Split<Offset>& split) {
   const Offset* in = split.row_ptrs;
@@ -93,7 +93,7 @@ bool copy_offsets(const Split<Offset>& split) {
   return true;
 }
 
-// Whether out_row_ptrs are CSRs of N keys together; notes how many each has.
+// Whether out_row_ptrs are CSRs of N keys together. Notes how many keys each has.
 template <class Offset>
 bool check_offsets(const Split<Offset>& split) {
   const int32_t* row_ptrs = split.out_row_ptrs;
@@ -108,14 +108,14 @@ bool check_offsets(const Split<Offset>& split) {
   return keys == split.key_count;
 }
 
-// Where a split is in one table.
+// The position of a split in one table.
 struct TableCursor {
   const int32_t* row_ptrs;  // at the tile's first sample
   size_t slots;
   int64_t* keys;     // where its next key goes, or nullptr
-  int32_t most = 0;  // keys that a sample of the tile has
+  int32_t most = 0;  // the most keys of a sample of the tile
 
-  // Add to `counts` how many keys each sample has. With one slot, known as such, several at a time.
+  // Add each sample's number of keys to `counts`. With kSlots of 1, the compiler adds several at a time.
   template <size_t kSlots>
   void add_counts(size_t samples, uint32_t* counts) {
     const size_t step = kSlots ? kSlots : slots;
@@ -128,7 +128,7 @@ struct TableCursor {
     most = largest;
   }
 
-  // Copy the keys of each sample, which begin at `from` in `in`; `from` then is where those of the next table begin.
+  // Copy the keys of each sample, which begin at `from` in `in`. Then `from` is where the next table's keys begin.
   void copy_keys(size_t samples, const int64_t* in, uint32_t* from) {
     const bool one_each = most == 1 && static_cast<size_t>(row_ptrs[samples * slots] - row_ptrs[0]) == samples;
     if (one_each) {
@@ -143,7 +143,7 @@ struct TableCursor {
   }
 };
 
-// Copy the keys by out_row_ptrs, and note the most that a sample has of each table.
+// Copy the keys by out_row_ptrs, and note the most keys of a sample in each table.
 template <class Offset>
 void copy_keys(const Split<Offset>& split) {
   std::vector<TableCursor> tables;
@@ -159,7 +159,7 @@ void copy_keys(const Split<Offset>& split) {
   uint32_t next = 0;  // where the next sample's keys begin
   for (size_t begin = 0; begin < split.samples; begin += kTileSamples) {
     const size_t samples = std::min(split.samples - begin, kTileSamples);
-    uint32_t from[kTileSamples] = {};  // how many keys each sample has, then where they begin
+    uint32_t from[kTileSamples] = {};  // first the number of each sample's keys, then where they begin
     for (TableCursor& table : tables)
       table.slots == 1 ? table.add_counts<1>(samples, from) : table.add_counts<0>(samples, from);
     for (size_t sample = 0; sample < samples; ++sample) next += std::exchange(from[sample], next);
@@ -171,7 +171,7 @@ void copy_keys(const Split<Offset>& split) {
   }
 }
 
-// Returns whether row_ptrs are what they must be; where not, the outputs hold nothing of use.
+// Returns whether row_ptrs are valid. If they are not, the outputs are undefined.
 // The caller has checked the lengths, and that N fits int32.
 template <class Offset>
 bool split_by_table(const Split<Offset>& split, bool one_csr) {

@@ -1,4 +1,4 @@
-// The Python face of what is done with a request's keys before they are looked up. See bindings.cpp for the rules.
+// The Python bindings of what happens to a request's keys before the lookup. See bindings.cpp for the rules.
 #include "split_bindings.hpp"
 
 #include <nanobind/nanobind.h>
@@ -18,7 +18,7 @@
 namespace hotrow {
 namespace {
 
-// The items of an array, in place or, where they lie askew in memory, as a copy.
+// The items of an array: in place, or as a copy if they are not aligned.
 template <class T>
 class AlignedItems {
  public:
@@ -78,7 +78,7 @@ nb::object split(nb::handle keys_in, const Array& keys, const Array& row_ptrs, s
   return valid ? nb::make_tuple(out_keys, out_row_ptrs, all_keys, most_keys) : nb::object(nb::none());
 }
 
-// (keys, row_ptrs, keys by table, most keys of a sample by table), or None where the offsets are no CSR of the keys.
+// (keys, row_ptrs, keys by table, most keys of a sample by table), or None if the offsets are no CSR of the keys.
 nb::object split_any(nb::handle keys_in, nb::handle row_ptrs_in, std::vector<int64_t> slots) {
   const Array keys(keys_in, "keys", "int64[N]", Array::kCopy);
   keys.require(Dtype::kInt64, 1);

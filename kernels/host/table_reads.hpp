@@ -1,4 +1,4 @@
-// What the Python faces of the host table and of the snapshot share: lookups, and checks of plain numbers.
+// What the Python bindings of the host table and of the snapshot share: lookups, and checks of plain numbers.
 #pragma once
 
 #include <nanobind/nanobind.h>

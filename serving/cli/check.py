@@ -26,7 +26,7 @@ from serving.lookup.cache_plan import Memory, buffers_memory, caches_memory, idl
 from serving.model.graph import is_network_file
 from serving.model.snapshot_model import SnapshotModel, is_snapshot
 from serving.parameter_server import ParameterServer
-from serving.parameter_server.preflight import check_tiers
+from serving.parameter_server.preflight import check_tiers, connect_tiers
 from serving.parameter_server.table_files import memory_needed, table_source
 from serving.parameter_server.truth import LOAD_BATCH_ROWS
 from serving.session import InferenceSession
@@ -65,7 +65,8 @@ def check(options: argparse.Namespace) -> int:
     options.tolerance = checked_tolerance(options)
     refuse_shared_calibration(options.calibration, len(config.models))
     total_bytes = sum(_check_model(model, options, faults) for model in config.models)
-    warnings = check_tiers(config, faults, full=options.full, connect=options.connect)
+    warnings = check_tiers(config, faults, full=options.full)
+    answers = connect_tiers(config, faults) if options.connect else []
     if faults:
         for line in dict.fromkeys(map(told, faults)):  # int8 also loads the tables, so a fault may appear twice
             print(f"hotrow check: {line}", file=sys.stderr)
@@ -74,6 +75,8 @@ def check(options: argparse.Namespace) -> int:
     for line in (*warnings, *of_caches):
         print(f"hotrow check: warning: {line}", file=sys.stderr)
     print(f"total {'':<28} {_mib(total_bytes):>16}")
+    if options.connect:
+        print(*(answers or ["--connect has nothing to ask: no tier is Redis"]), sep="\n")
     limit = _limit(config.volatile_db)
     if limit:
         print(f"this is the total with every row in RAM; {limit}")

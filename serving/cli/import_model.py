@@ -135,7 +135,7 @@ def _verifier(options: argparse.Namespace) -> Callable[[Path], None] | None:
     def verify(folder: Path) -> None:
         found = expected.compare(folder, options.name, tolerance)
         samples = f"{found.samples} sample{'s' * (found.samples > 1)}"
-        unknown = f"; {found.defaulted_keys} keys are in no table" if found.defaulted_keys else ""
+        unknown = f"; keys in no table: {found.defaulted_keys}" if found.defaulted_keys else ""
         print(f"verified with {samples}: largest difference {found.difference:.3g}, tolerance {tolerance:g}{unknown}")
 
     return verify

@@ -145,16 +145,13 @@ def read_clause(kind: type[C], document: Any, file: Path) -> C:
 
 
 # Steps of pydantic's locations that are not keys: the parts of clauses, and the types that choose between clauses.
-_NO_KEYS = frozenset({"gpu_cache", "overflow", "tls"})
+_NO_KEYS = frozenset({"gpu_cache", "overflow", "tls", "disabled", *keys_without_effect.TIER_TYPES})
 
 
 def _json_path(error: Any) -> str:
     """Turn ``("models", 0, "model")`` into ``"models[0].model"``."""
-    from serving.config.tiers import VOLATILE_TYPES  # tiers.py imports this module
-
-    skipped = _NO_KEYS | set(VOLATILE_TYPES.values())
     text = ""
-    for part in (*(part for part in error["loc"] if part not in skipped), *_key_of(error)):
+    for part in (*(part for part in error["loc"] if part not in _NO_KEYS), *_key_of(error)):
         text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
     return text
 
@@ -191,15 +188,29 @@ def unquoted(value: Any) -> Any:
     return parsed if isinstance(parsed, (bool, int, float)) else value
 
 
+def _meaning(value: Any, spellings: dict[str, str]) -> str:
+    if value is None:
+        raise ValueError("expected a value, got null")
+    if not isinstance(value, str) or value not in spellings:
+        raise ValueError(f"expected one of {', '.join(spellings)}, got {value!r}{did_you_mean(value, spellings)}")
+    return spellings[value]
+
+
 def spelled(spellings: dict[str, str]) -> BeforeValidator:
     """Return a validator that replaces a spelling with its meaning."""
+    return BeforeValidator(lambda value: _meaning(value, spellings))
 
-    def meaning(value: Any) -> str:
-        if not isinstance(value, str) or value not in spellings:
-            raise ValueError(f"expected one of {', '.join(spellings)}, got {value!r}{did_you_mean(value, spellings)}")
-        return spellings[value]
 
-    return BeforeValidator(meaning)
+def with_type(value: Any, spellings: dict[str, str]) -> Any:
+    """Return the JSON object of a tier with the meaning of its type, which selects the tier's record."""
+    if not isinstance(value, dict):
+        return value
+    if "type" not in value:
+        raise at_key("type", "required, but absent")
+    try:
+        return {**value, "type": _meaning(value["type"], spellings)}
+    except ValueError as err:
+        raise at_key("type", str(err)) from err
 
 
 def _refuse_fraction(value: Any) -> Any:

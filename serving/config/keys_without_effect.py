@@ -27,7 +27,11 @@ _NETWORK = (
     *("label_dim", "slot_num", "maxnum_des_feature_per_sample", "non_trainable_params_file", "use_mixed_precision"),
     *("mixed_precision", "enable_tf32_compute", "use_cuda_graph"),
 )
-_RAM, _SHARED, _SNAPSHOT, _REDIS_TYPE = "hash_map", "multi_process_hash_map", "snapshot", "redis_cluster"
+TIER_TYPES = _RAM, _SHARED, _SNAPSHOT, _REDIS_TYPE = "hash_map", "multi_process_hash_map", "snapshot", "redis_cluster"
+
+
+def _always(record: Any, ps: Any) -> bool:
+    return True
 
 
 class WithoutEffect(NamedTuple):
@@ -38,49 +42,41 @@ class WithoutEffect(NamedTuple):
         keys: the keys.
         reason: why they have no effect.
         types: the types of the clause for which the entry holds. Empty means all types except ``disabled``.
-        when: a further condition on the record of the clause, if any.
-        only_slowest: the entry holds only for the slowest tier.
+        when: a further condition on the record of the clause and on that of the whole file.
     """
 
     clause: str
     keys: tuple[str, ...]
     reason: str
     types: tuple[str, ...] = ()
-    when: Callable[[Any], bool] | None = None
-    only_slowest: bool = False
-
-    def holds(self, kind: str | None, record: Any, is_slowest: bool) -> bool:
-        """Return whether the keys have no effect on ``record``, whose type is ``kind``."""
-        if (self.types and kind not in self.types) or (self.only_slowest and not is_slowest):
-            return False
-        return self.when is None or self.when(record)
+    when: Callable[[Any, Any], bool] = _always
 
 
 TABLE = (
-    WithoutEffect("", ("fuse_embedding_table",), _FUSED, when=lambda ps: ps.fuse_embedding_table),
+    WithoutEffect("", ("fuse_embedding_table",), _FUSED, when=lambda ps, _: ps.fuse_embedding_table),
     WithoutEffect("models", ("scaler",), "it scales gradients, and serving has no gradients"),
     WithoutEffect("models", ("use_algorithm_search",), "cuBLAS searches its algorithms itself"),
     WithoutEffect("models", ("use_context_stream",), "only TensorFlow and TensorRT use contexts"),
     WithoutEffect("models", ("use_hctr_cache_implementation",), "there is one implementation of the cache"),
-    WithoutEffect("models", ("fuse_embedding_table",), _FUSED, when=lambda model: model.fuse_embedding_table),
-    WithoutEffect("models", _NETWORK, "the model has no dense network", when=lambda model: model.dense_file is None),
+    WithoutEffect("models", ("fuse_embedding_table",), _FUSED, when=lambda model, _: model.fuse_embedding_table),
+    WithoutEffect("models", _NETWORK, "the model has no dense network", when=lambda model, _: model.dense_file is None),
     WithoutEffect(
         "models",
         ("enable_pagelock",),
         "the embedding_cache_type uvm keeps rows in page-locked memory",
-        when=lambda model: model.enable_pagelock and model.gpu_cache.wanted and model.gpu_cache.kind == "dynamic",
+        when=lambda model, _: model.enable_pagelock and model.gpu_cache.wanted and model.gpu_cache.kind == "dynamic",
     ),
     WithoutEffect(
         "models",
         ("thread_pool_size",),
         "only the embedding_cache_mode asynchronous inserts rows later",
-        when=lambda model: model.gpu_cache.wanted and model.gpu_cache.mode == "exact",
+        when=lambda model, _: model.gpu_cache.wanted and model.gpu_cache.mode == "exact",
     ),
     WithoutEffect(
         "models",
         ("gpucacheper", "hit_rate_threshold", "init_ec"),
         "a static cache has every row from the start",
-        when=lambda model: model.gpu_cache.wanted and model.gpu_cache.kind == "static",
+        when=lambda model, _: model.gpu_cache.wanted and model.gpu_cache.kind == "static",
     ),
     WithoutEffect("volatile_db", ("update_filters",), _KAFKA),
     WithoutEffect("volatile_db", ("algorithm", "allocation_rate"), "a table allocates its memory at once"),
@@ -103,28 +99,31 @@ TABLE = (
         "volatile_db",
         ("cache_missed_embeddings",),
         "there is no slower tier to copy rows from",
-        when=lambda tier: tier.cache_missed_embeddings,
-        only_slowest=True,
+        when=lambda tier, ps: tier.cache_missed_embeddings and tier is ps.slowest_tier,
     ),
     WithoutEffect("volatile_db", ("overflow_margin",), "a snapshot holds every row", (_SNAPSHOT,)),
     WithoutEffect("volatile_db", _EVICTION, _NEVER_EVICTED, (_SHARED, _SNAPSHOT)),
-    WithoutEffect("volatile_db", _EVICTION, _NEVER_EVICTED, (_RAM, _REDIS_TYPE), lambda tier: not tier.evicts),
+    WithoutEffect(
+        "volatile_db", _EVICTION, _NEVER_EVICTED, (_RAM, _REDIS_TYPE), lambda tier, _: tier.overflow_policy is None
+    ),
     WithoutEffect(
         "volatile_db",
         ("refresh_time_after_fetch",),
         "the overflow_policy is not evict_oldest",
         (_RAM, _REDIS_TYPE),
-        lambda tier: tier.evicts and not tier.evicts_oldest,
+        lambda tier, _: "oldest" not in (tier.overflow_policy or "oldest"),
     ),
     WithoutEffect("volatile_db", ("num_partitions",), _PARTITIONS, (_SHARED, _SNAPSHOT)),
-    WithoutEffect("volatile_db", ("num_partitions",), _PARTITIONS, (_RAM,), lambda tier: tier.overflow_margin is None),
+    WithoutEffect(
+        "volatile_db", ("num_partitions",), _PARTITIONS, (_RAM,), lambda tier, _: tier.overflow_margin is None
+    ),
     WithoutEffect("persistent_db", ("update_filters",), _KAFKA),
     WithoutEffect("persistent_db", _BATCHES, _OLDER_NAMES),
     WithoutEffect(
         "persistent_db",
         ("max_batch_size",),
         f"a value above {MOST_ROCKSDB_BATCH_ROWS} counts as {MOST_ROCKSDB_BATCH_ROWS}, because a large batch is split",
-        when=lambda tier: tier.max_batch_size > MOST_ROCKSDB_BATCH_ROWS,
+        when=lambda tier, _: tier.max_batch_size > MOST_ROCKSDB_BATCH_ROWS,
     ),
     WithoutEffect("update_source", _KAFKA_KEYS, _KAFKA),
 )
@@ -137,25 +136,23 @@ def all_keys(clause: str) -> set[str]:
 
 def always(clause: str, kind: str | None) -> set[str]:
     """Return the keys that never have an effect on ``clause`` of the type ``kind``."""
-    rows = (row for row in TABLE if row.clause == clause and row.when is None)
+    rows = (row for row in TABLE if row.clause == clause and row.when is _always)
     return {key for row in rows if not row.types or kind in row.types for key in row.keys}
 
 
-def found(
-    clause: str, kind: str | None, record: Any, given: dict[str, Any], is_slowest: bool = False
-) -> Iterator[tuple[str, str]]:
-    """Return the keys of the JSON object ``given`` that have no effect, each with its reason.
+def found(clause: str, record: Any, ps: Any, given: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Return the keys of one JSON object that have no effect, each with its reason.
 
     Args:
         clause: the clause's name in the table.
-        kind: the clause's type, or None if the clause has no types.
         record: the record that was read from ``given``.
+        ps: the record of the whole file.
         given: the JSON object.
-        is_slowest: the clause is the slowest tier.
     """
+    kind = getattr(record, "type", None)
     if kind == "disabled":
         yield from ((key, _DISABLED) for key in given if key != "type")
         return
     for row in TABLE:
-        if row.clause == clause and row.holds(kind, record, is_slowest):
-            yield from ((key, row.reason) for key in row.keys if key in given)
+        holds = row.clause == clause and (not row.types or kind in row.types) and row.when(record, ps)
+        yield from ((key, row.reason) for key in row.keys if holds and key in given)

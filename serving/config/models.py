@@ -139,7 +139,7 @@ def tables_of(graph: Graph, files: Sequence[Path], key: str, at: Location) -> tu
     if not graph.embeddings:
         raise ConfigError(graph.source, "layers", "expected at least one embedding layer, found none")
     if len(files) != len(graph.embeddings):
-        raise at.error(key, f"{len(files)} files, but the graph has {len(graph.embeddings)} embedding layers")
+        raise at.error(key, f"expected {len(graph.embeddings)}, one per embedding layer; got {len(files)}")
     most_keys = {sparse.top: sparse.max_keys_per_sample for sparse in graph.sparse}
     return tuple(
         TableConfig(

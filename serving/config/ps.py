@@ -1,6 +1,6 @@
 """HPS's ``ps.json``: the models of one parameter server and its storage tiers."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
@@ -50,6 +50,13 @@ from serving.model.sparse_rows import KeyType
 from serving.model.strict_json import read_json
 
 V = TypeVar("V")
+# The lists with one value for each table, and the fields of TableConfig that they give.
+_PER_TABLE = {
+    "embedding_table_names": "name",
+    "embedding_vecsize_per_table": "dim",
+    "default_value_for_each_table": "default_value",
+    "maxnum_catfeature_query_per_table_per_sample": "max_keys_per_sample",
+}
 _TableName = Annotated[str, Field(pattern=rf"^{TABLE_NAME.pattern}$")]
 
 
@@ -144,6 +151,16 @@ class PsDocument(Clause):
     persistent_db: PersistentDb = PersistentDbConfig()
     update_source: UpdateSourceClause = UpdateSourceClause(type="null")
 
+    @property
+    def slowest_tier(self) -> Any:
+        """The tier that no other tier follows."""
+        return self.volatile_db[-1] if self.persistent_db.type == "disabled" else self.persistent_db
+
+    @model_validator(mode="after")
+    def _has_every_row(self) -> Self:
+        check_together(self.volatile_db, self.persistent_db)
+        return self
+
 
 def read_ps_config(file: str | Path, faults: list[HotrowError] | None = None) -> ParameterServerConfig:
     """Read an HPS ``ps.json``.
@@ -187,45 +204,33 @@ def read_ps_config(file: str | Path, faults: list[HotrowError] | None = None) ->
 def _read_document(file: Path) -> tuple[PsDocument, tuple[str, ...]]:
     """Return the document without keys that have no effect, and one line per reason."""
     raw = read_json(file)
-    is_list = not isinstance(raw, dict) or isinstance(raw.get("volatile_db", []), list | None)
-    if not is_list:
-        raw = {**raw, "volatile_db": [raw["volatile_db"]]}
+    only = "volatile_db[0]"  # the path of a tier that is not in a list
+    if isinstance(raw, dict) and not isinstance(raw.get("volatile_db", []), list | None):
+        raw, only = {**raw, "volatile_db": [raw["volatile_db"]]}, "volatile_db"
     try:
         document = read_clause(PsDocument, raw, file)
-        paths = [f"volatile_db[{place}]" for place in range(len(document.volatile_db))]
-        check_together(list(zip(paths, document.volatile_db, strict=True)), document.persistent_db, str(file))
     except ConfigError as err:
-        if is_list:
-            raise
-        raise ConfigError(err.source, err.path.replace("volatile_db[0]", "volatile_db", 1), err.reason) from err
+        raise ConfigError(err.source, err.path.replace("volatile_db[0]", only, 1), err.reason) from err
     by_reason: dict[str, list[str]] = {}
-    for where, given, found in _without_effect(raw, document):
-        path = where if is_list else where.replace("volatile_db[0]", "volatile_db")
-        for key, reason in found:
-            by_reason.setdefault(reason, []).append(f"{path}.{key}" if path else key)
+    for path, where, record, given in _clauses(raw, document):
+        lead = f"{path.replace('volatile_db[0]', only)}." if path else ""
+        for key, reason in dict(keys_without_effect.found(where, record, document, given)).items():
+            by_reason.setdefault(reason, []).append(lead + key)
             del given[key]  # so the records do not differ by it
     lines = tuple(f"{', '.join(keys)}: no effect: {reason}" for reason, keys in by_reason.items())
     return (read_clause(PsDocument, raw, file) if lines else document), lines
 
 
-def _without_effect(raw: Any, document: PsDocument) -> list[tuple[str, dict[str, Any], list[tuple[str, str]]]]:
-    """Yield each JSON object with its path and its keys without effect, each with the reason."""
-    persistent, update = document.persistent_db, document.update_source
-    clauses: list[tuple[str, str, str | None, Any, Any, bool]] = [("", "", None, document, raw, False)]
-    for index, model in enumerate(document.models):
-        clauses.append((f"models[{index}]", "models", None, model, raw["models"][index], False))
-    for index, tier in enumerate(document.volatile_db if "volatile_db" in raw else ()):
-        is_slowest = index == len(document.volatile_db) - 1 and persistent.type == "disabled"
-        given = raw["volatile_db"][index]
-        clauses.append((f"volatile_db[{index}]", "volatile_db", tier.type, tier, given, is_slowest))
-    if "persistent_db" in raw:
-        clauses.append(("persistent_db", "persistent_db", persistent.type, persistent, raw["persistent_db"], False))
-    if "update_source" in raw:
-        clauses.append(("update_source", "update_source", update.type, update, raw["update_source"], False))
-    return [
-        (path, given, list(dict(keys_without_effect.found(where, kind, record, given, is_slowest)).items()))
-        for path, where, kind, record, given, is_slowest in clauses
-    ]
+def _clauses(raw: Any, document: PsDocument) -> Iterator[tuple[str, str, Any, dict[str, Any]]]:
+    """Yield each JSON object: its path, the clause's name in ``keys_without_effect``, its record and the object."""
+    yield "", "", document, raw
+    for where in [key for key in PsDocument.model_fields if key in raw]:
+        records = getattr(document, where)
+        if isinstance(records, list):
+            for index, record in enumerate(records):
+                yield f"{where}[{index}]", where, record, raw[where][index]
+        elif isinstance(records, Clause):
+            yield where, where, records, raw[where]
 
 
 def check_named_tables(
@@ -319,20 +324,15 @@ def _check_against_graph(clause: ModelClause, graph: Graph, dense_file: Path, at
 
 def _with_lists(clause: ModelClause, tables: Sequence[TableConfig], at: Location) -> tuple[TableConfig, ...]:
     """Return the tables with the values that the lists of the clause have for each table."""
-    count = len(tables)
-    names = _per_table(clause.embedding_table_names, "embedding_table_names", count, at)
-    dims = _per_table(clause.embedding_vecsize_per_table, "embedding_vecsize_per_table", count, at)
-    defaults = _per_table(clause.default_value_for_each_table, "default_value_for_each_table", count, at)
-    limits_key = "maxnum_catfeature_query_per_table_per_sample"
-    limits = _per_table(clause.maxnum_catfeature_query_per_table_per_sample, limits_key, count, at)
-    result = []
+    lists = {field: _per_table(getattr(clause, key), key, len(tables), at) for key, field in _PER_TABLE.items()}
+    result: list[TableConfig] = []
     for index, table in enumerate(tables):
-        if dims[index] not in (None, table.dim):
-            raise at.error(f"embedding_vecsize_per_table[{index}]", f"{dims[index]}, but the graph has {table.dim}")
-        if names[index] is not None and names[index] in names[:index]:
-            raise at.error(f"embedding_table_names[{index}]", f"the name {names[index]!r} is taken")
-        given = {"name": names[index], "default_value": defaults[index], "max_keys_per_sample": limits[index]}
-        result.append(table.model_copy(update={key: value for key, value in given.items() if value is not None}))
+        given = {field: values[index] for field, values in lists.items() if values[index] is not None}
+        if given.get("dim", table.dim) != table.dim:
+            raise at.error(f"embedding_vecsize_per_table[{index}]", f"{given['dim']}, but the graph has {table.dim}")
+        if "name" in given and given["name"] in lists["name"][:index]:
+            raise at.error(f"embedding_table_names[{index}]", f"the name {given['name']!r} is taken")
+        result.append(table.model_copy(update=given))
     return tuple(result)
 
 
@@ -340,5 +340,5 @@ def _per_table(values: list[V] | None, key: str, count: int, at: Location) -> Se
     if values is None:
         return [None] * count
     if len(values) != count:
-        raise at.error(key, f"{len(values)} values, but the model has {count} tables")
+        raise at.error(key, f"expected {count}, one per table; got {len(values)}")
     return values

@@ -108,7 +108,7 @@ def open_int8(
         raise ConfigError(source, "", reason)
     expected = exact(calibration.dense, calibration.embeddings)
     if not np.isfinite(expected).all():
-        raise ConfigError(source, "", "engine int8: not all answers to the calibration's samples are finite numbers")
+        raise ConfigError(source, "", "engine int8: an answer to the calibration's samples is not a finite number")
     # Columns are balanced on every second sample, and the error is measured on all samples.
     feeds = exact.feeds(calibration.dense[::2], [table[::2] for table in calibration.embeddings])
     failures: tuple[type[Exception], ...] = (*refusals(), ValueError, RuntimeError)

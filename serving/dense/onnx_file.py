@@ -75,7 +75,7 @@ def _import_onnx() -> Any:
     try:
         import onnx
     except ImportError as err:
-        raise MissingExtraError("onnx", "onnx", "looking into an ONNX file") from err
+        raise MissingExtraError("onnx", "onnx", "reading an ONNX file") from err
     return onnx
 
 

@@ -91,8 +91,8 @@ class ExpectedAnswers:
             raise ModelFileError(
                 self.path,
                 f"sample {worst}: expected {_shown(expected[worst])}, got {_shown(got[worst])}, a difference of "
-                f"{differences[worst]:.3g}; {wrong} of {len(got)} samples differ by more than {tolerance:g}, and "
-                f"{defaulted_keys} keys are in no table",
+                f"{differences[worst]:.3g}; samples that differ by more than {tolerance:g}: {wrong} of "
+                f"{len(got)}; keys in no table: {defaulted_keys}",
             )
         return float(differences[worst])
 

@@ -170,7 +170,7 @@ class GraphReader:
         if kind in EMBEDDING_TYPES:
             raise fields.error(f"the last layer must be one of the network, got {kind}", "type")
         if kind in LAYER_TYPES and len(self._layers[-1].tops) > 1:
-            raise fields.error(f"expected one top of the last layer, got {len(self._layers[-1].tops)}", "top")
+            raise fields.error(f"the last layer must have one top, got {len(self._layers[-1].tops)}", "top")
 
     def _check_inputs(self) -> None:
         """Check that some layer reads each input of Data."""

@@ -26,23 +26,21 @@ from serving.storage.snapshot.folder import SnapshotFolder
 from serving.storage.snapshot.store import is_served_as_it_is, require_snapshot
 
 
-def check_tiers(
-    ps: ParameterServerConfig, faults: list[HotrowError], *, full: bool = False, connect: bool = False
-) -> list[str]:
+def check_tiers(ps: ParameterServerConfig, faults: list[HotrowError], *, full: bool = False) -> list[str]:
     """Find what ``ParameterServer`` would raise, in its words, without taking memory or making a database.
 
     Args:
         ps: the tiers, and the models in the order in which they would be loaded.
-        connect: also connect to Redis.
         full: also read every row of the database, and every byte of snapshots that were made.
         faults: every fault is added: a package that is not installed, a file that is missing or damaged, a folder that
-            cannot be made, a tier with too little room, a Redis that does not answer.
+            cannot be made, a tier with too little room.
 
     Returns:
         the lines that ``ParameterServer`` would log as warnings.
     """
     _check_places(ps, faults, full)
-    _check_redis(ps, faults, connect)
+    if _redis_tiers(ps) and (package := _missing_package()):
+        faults.append(MissingExtraError(package, "redis", "a volatile_db of type redis_cluster"))
     return warnings_of(ps) + _check_room(ps, faults)
 
 
@@ -64,18 +62,26 @@ def _check_places(ps: ParameterServerConfig, faults: list[HotrowError], full: bo
         faults.append(err)
 
 
-def _check_redis(ps: ParameterServerConfig, faults: list[HotrowError], connect: bool) -> None:
-    for tier in ps.volatile_tiers:
-        if not isinstance(tier, RedisConfig):
-            continue
-        missing = next((package for package in ("redis", "hiredis") if find_spec(package) is None), None)
-        if missing is not None:
-            faults.append(MissingExtraError(missing, "redis", "a volatile_db of type redis_cluster"))
-        elif connect:
-            try:
-                RedisStore(tier).close()
-            except StoreError as err:
-                faults.append(err)
+def connect_tiers(ps: ParameterServerConfig, faults: list[HotrowError]) -> list[str]:
+    """Connect to Redis, and return one line for each tier that answers. A tier that does not answer is a fault."""
+    lines = []
+    for tier in _redis_tiers(ps) if _missing_package() is None else ():
+        try:
+            RedisStore(tier).close()
+        except StoreError as err:
+            faults.append(err)
+        else:
+            addresses = (f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in tier.addresses)
+            lines.append(f"redis {', '.join(addresses)}: answers")
+    return lines
+
+
+def _redis_tiers(ps: ParameterServerConfig) -> list[RedisConfig]:
+    return [tier for tier in ps.volatile_tiers if isinstance(tier, RedisConfig)]
+
+
+def _missing_package() -> str | None:
+    return next((package for package in ("redis", "hiredis") if find_spec(package) is None), None)
 
 
 def check_hot_keys(ps: ParameterServerConfig) -> None:

@@ -34,7 +34,7 @@ class RowCodec:
             StoreError: ``row_dtype`` is not the table's, so a row would differ between tiers.
         """
         if row_dtype not in (None, spec.row_dtype):
-            reason = f"a table of {spec.row_dtype} rows in a store that was told to keep {row_dtype} rows"
+            reason = f"a table of {spec.row_dtype} rows in a store that keeps {row_dtype} rows"
             raise StoreError(store, spec.name, reason)
         self.row_dtype: RowDtype = row_dtype or "fp32"
         self.value_bytes = row_bytes(spec.dim, self.row_dtype)

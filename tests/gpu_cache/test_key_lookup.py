@@ -145,7 +145,7 @@ def test_a_reserved_key_has_the_default_value_and_is_not_reported(device, two_ta
     assert device.to_host(rows).tolist() == [[0.25] * 5] * 2 + [two_tables.rows[0][3].tolist()] + [[0.25] * 5] * 2
 
 
-def test_requests_of_bags_and_of_keys_of_any_size_take_turns(device, two_tables):
+def test_requests_of_bags_and_of_keys_of_any_size_alternate(device, two_tables):
     work = two_tables.group((1, 1), ("sum", "sum")).workspace(10, 4000, max_single_keys=3000)
     rng = np.random.default_rng(3)
     for count in (10, 0, 900, 3, 1000):

@@ -77,7 +77,7 @@ def child(act, fork=os.fork):
             os._exit(2 if "open devices after the fork" in str(err) else 3)
     print(os.waitstatus_to_exitcode(os.waitpid(number, 0)[1]))
 
-def fork_beside_a_thread_that_opens_a_device():
+def fork_next_to_a_thread_that_opens_a_device():
     device._devices_lock.acquire()
     number = os.fork()
     if number:
@@ -87,7 +87,7 @@ def fork_beside_a_thread_that_opens_a_device():
 sys.modules |= stub_modules(StubGpu())
 child(lambda: open_device("cuda:0"))
 runner = open_device("runner")
-child(lambda: open_device("runner") not in (runner, None), fork_beside_a_thread_that_opens_a_device)
+child(lambda: open_device("runner") not in (runner, None), fork_next_to_a_thread_that_opens_a_device)
 child(lambda: open_device("runner") is open_device("runner"))
 child(lambda: open_device("cuda:0"))
 gpu = open_device("cuda:0")

@@ -28,7 +28,7 @@ def check(keys, rows):
     assert (rows[:, 1::2] == rows[:, 1:2]).all()
 
 
-def run_beside_writers(table, read, rounds, writers=2):
+def run_during_writes(table, read, rounds, writers=2):
     """Run ``read(reader)`` ``rounds`` times in each of three threads while writers replace, evict and re-insert."""
     stop = threading.Event()
 
@@ -74,7 +74,7 @@ def test_fetch_during_writes_returns_whole_rows_of_the_right_keys(table, batch):
         check(keys[found], out[reader][found])
         assert not out[reader][~found].any()
 
-    run_beside_writers(table, read, rounds=200)
+    run_during_writes(table, read, rounds=200)
     assert len(table) == LASTING
 
 
@@ -89,7 +89,7 @@ def test_pooling_during_writes_adds_whole_rows_of_the_right_keys(table):
         assert (out[:, 0::2] == (keys[0::2] + keys[1::2])[:, None]).all()
         assert (out[:, 1::2] == out[:, 1:2]).all()
 
-    run_beside_writers(table, read, rounds=100)
+    run_during_writes(table, read, rounds=100)
 
 
 def test_items_during_writes_returns_each_lasting_key_once(table):
@@ -100,7 +100,7 @@ def test_items_during_writes_returns_each_lasting_key_once(table):
             met.extend(keys[keys < LASTING].tolist())
         assert sorted(met) == list(range(LASTING))
 
-    run_beside_writers(table, read, rounds=20)
+    run_during_writes(table, read, rounds=20)
 
 
 def test_more_readers_than_one_block_of_slots_can_read():

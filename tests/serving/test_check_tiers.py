@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from benchmarks.redis_servers import free_port
+from benchmarks.redis_servers import RedisServer, free_port
 from benchmarks.tiny_model import TinyModel
 from kernels.host import HostTable
 from serving.cli.main import main
@@ -196,6 +196,23 @@ def test_redis_must_answer_only_with_connect(repository, capsys):
     error = capsys.readouterr().err
     assert error == f"hotrow check: {why_serving_refuses(folder)}\n"
     assert address in error
+
+
+def test_connect_says_that_redis_answers(repository, tmp_path, request, capsys):
+    server = RedisServer(tmp_path / "redis")
+    request.addfinalizer(server.kill)
+    host, port = server.address
+    folder = repository(volatile_db={"type": "redis_cluster", "address": f"{host}:{port}"})
+
+    assert main(["check", "--connect", str(folder)]) == 0
+
+    assert f"\nredis {host}:{port}: answers\n" in capsys.readouterr().out
+
+
+def test_connect_says_that_no_tier_is_redis(repository, capsys):
+    assert main(["check", "--connect", str(repository(volatile_db={"type": "hash_map"}))]) == 0
+
+    assert "\n--connect has nothing to ask: no tier is Redis\n" in capsys.readouterr().out
 
 
 def test_an_existing_database_stays_unchanged(repository, tmp_path):

@@ -34,7 +34,7 @@ def model(write_model):
     return write_model(write_model.table(slots=3, dim=4, combiner=1), write_model.table(slots=2, dim=6))
 
 
-def test_check_tells_what_caches_would_take_beside_the_total(model, tmp_path, capsys):
+def test_check_prints_the_memory_of_caches_apart_from_the_total(model, tmp_path, capsys):
     def checked(**said):
         code = main(["check", str(ps_json(model, tmp_path, **said))])
         told = capsys.readouterr()

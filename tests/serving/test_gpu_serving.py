@@ -201,7 +201,7 @@ class TestRepository:
             repository.load()
             assert not any(isinstance(cache, CachedLookup) for cache in caches(repository))
 
-    def test_what_caches_take_is_told_before_it_is_taken(self, model, tmp_path, caplog):
+    def test_the_memory_of_caches_is_logged_before_it_is_taken(self, model, tmp_path, caplog):
         with caplog.at_level(logging.INFO), ModelRepository(ps_json(model, tmp_path), device="runner") as repository:
             repository.load()
 
@@ -218,7 +218,7 @@ class TestRepository:
             repository.load()
         assert not repository.models()
 
-    def test_a_network_that_does_not_fit_beside_the_caches_stops_the_load_too(self, model, tmp_path, monkeypatch):
+    def test_a_network_that_does_not_fit_next_to_the_caches_stops_the_load_too(self, model, tmp_path, monkeypatch):
         monkeypatch.setattr(open_device("runner"), "memory", lambda: (60 << 20, 100 << 20))  # cuBLAS alone takes 2 x 32
 
         with (

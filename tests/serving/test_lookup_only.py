@@ -107,7 +107,7 @@ def test_absent_names_get_the_defaults_of_hps_and_empty_file_names_count_as_abse
         (
             {"embedding_vecsize_per_table": [2]},
             "models[0].embedding_vecsize_per_table",
-            "1 values, but the model",
+            "expected 2, one per table; got 1",
         ),
         ({"sparse_files": []}, "models[0].sparse_files", "expected a list that is not empty"),
         ({"dense_file": "dense.model"}, "models[0].network_file", "required next to dense_file; leave both out"),

@@ -59,7 +59,7 @@ ROWS = [
     ("models", "embedding_vecsize_per_table", [4], SAME),
     ("models", "embedding_vecsize_per_table", [5], "5, but the graph has 4"),
     ("models", "default_value_for_each_table", [1.5], READ),
-    ("models", "default_value_for_each_table", [1.5, 2.5], "2 values, but the model has 1 tables"),
+    ("models", "default_value_for_each_table", [1.5, 2.5], "expected 1, one per table; got 2"),
     ("models", "maxnum_des_feature_per_sample", 26, SAME),
     ("models", "maxnum_des_feature_per_sample", 0, "0, but the graph has 2"),
     ("models", "refresh_delay", 1.5, READ),

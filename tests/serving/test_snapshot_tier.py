@@ -219,7 +219,7 @@ def test_a_persistent_db_behind_snapshots_is_refused(repository):
         read_ps_config(file)
 
 
-def test_the_overlay_is_as_large_as_it_is_said_to_be(repository, tmp_path):
+def test_the_overlay_has_the_configured_size(repository, tmp_path):
     with serve(repository(path=str(tmp_path / "snapshots"), overlay_capacity_rows=3)) as server:
         server.insert("a.user", np.array([1, 2, 600]), np.ones((3, MODEL.dim), np.float32))
 

@@ -20,7 +20,7 @@ def _check_mask(site: Site, scores: Shape, mask: Shape) -> None:
     """Check that a mask broadcasts over scores: as many dimensions, each as large or 1."""
     fits = len(mask) == len(scores) and mask[0] == scores[0] and mask[-1] == scores[-1]
     if not fits or any(size not in (1, whole) for size, whole in zip(mask[1:], scores[1:], strict=True)):
-        raise site.fail(f"expected a mask that spreads over the scores {show(scores)}, got {show(mask)}")
+        raise site.fail(f"expected a mask that broadcasts to the scores {show(scores)}, got {show(mask)}")
 
 
 def _sequence_mask(site: Site) -> Structure:
@@ -33,7 +33,7 @@ def _sequence_mask(site: Site) -> Structure:
     if old:
         sizes = (1, site.fields.integer("max_sequence_len"))
         if len(_sequence_keys(site)) > 1:
-            raise site.fail("expected it alone", "max_sequence_len")
+            raise site.fail("leave the other length keys out", "max_sequence_len")
     else:
         sizes = (site.fields.integer("max_sequence_len_from"), site.fields.integer("max_sequence_len_to"))
     return Structure(((site.bottoms[0][0], 1, *sizes),), {"sizes": sizes})
@@ -59,7 +59,7 @@ def _multi_head_attention(site: Site) -> Structure:
             _check_mask(site, scores, site.bottoms[3])
         return Structure((queries,), params)
     if len(site.bottoms) == 4:
-        raise site.fail("expected three for two tops, scores and values, got 4")
+        raise site.fail("two tops, scores and values, need three bottoms, got 4")
     split_values: Shape = (values[0], heads, keys_count, width // heads)
     return Structure((scores, split_values), {**params, "form": "scores_and_values"})
 
@@ -67,7 +67,7 @@ def _multi_head_attention(site: Site) -> Structure:
 def _four_dimensions(site: Site, transpose_b: bool) -> Structure:
     """Read two bottoms whose heads are split: queries and keys, or scores and values."""
     if len(site.bottoms) != 2:
-        raise site.fail(f"expected exactly 2 of four dimensions, got {len(site.bottoms)}")
+        raise site.fail(f"expected exactly 2 bottoms of four dimensions, got {len(site.bottoms)}")
     if site.top_count != 1:
         raise site.fail(f"expected exactly 1, got {site.top_count}", "top")
     site.expect_dimensions(4)

@@ -101,7 +101,7 @@ def _interaction(site: Site) -> Structure:
     vector, embedding = site.bottoms
     if len(vector) != 2 or len(embedding) != 3 or vector != (embedding[0], embedding[2]):
         shapes = f"{show(vector)} and {show(embedding)}"
-        raise site.fail(f"expected [B, D] and [B, S, D], a vector and the embedding of as many columns, got {shapes}")
+        raise site.fail(f"expected [B, D] and [B, S, D], a vector and an embedding with the same columns, got {shapes}")
     slots, width = inner(embedding)
     pairs = slots * (slots + 1) // 2
     return Structure(((vector[0], width + pairs + 1),) * site.top_count, {"tops": site.top_count})

@@ -145,7 +145,7 @@ def _joined(site: Site) -> tuple[Size, int, int]:
 def _fused_reshape_concat(site: Site) -> Structure:
     rows, slots, columns = _joined(site)
     if slots < 2:
-        raise site.fail(f"expected at least two slots, the last and others, got {show(site.bottoms[0])}")
+        raise site.fail(f"expected at least two slots: the last slot and others, got {show(site.bottoms[0])}")
     return Structure(((rows * (slots - 1), columns), (rows, columns)))
 
 

@@ -18,6 +18,7 @@ from redis.connection import Connection
 
 from serving.config import RedisTlsConfig
 
+_ASKS_FOR_TLS = "if the server has no TLS, remove enable_tls from the volatile_db of the ps.json"
 # SO_LINGER, struct linger of socket(7): on, for 0 s.
 NO_LINGERING = struct.pack("ii", 1, 0)
 
@@ -195,10 +196,24 @@ class RowConnection(Connection):
             return connected
         try:
             connected.settimeout(seconds_until(self._deadline))
-            return self._tls.wrap_socket(connected, server_hostname=self._tls_name or None)
+            with _naming_tls_key():
+                return self._tls.wrap_socket(connected, server_hostname=self._tls_name or None)
         except BaseException:
             connected.close()
             raise
+
+
+@contextmanager
+def _naming_tls_key() -> Iterator[None]:
+    """Say which key of ``ps.json`` asks for TLS, if the server does not seem to speak it."""
+    try:
+        yield
+    except TimeoutError as err:  # a Redis without TLS may wait for the end of a command
+        raise TimeoutError(f"no answer to the TLS handshake; {_ASKS_FOR_TLS}") from err
+    except ssl.SSLError as err:
+        if err.reason != "WRONG_VERSION_NUMBER":
+            raise
+        raise OSError(f"the server did not answer in TLS; {_ASKS_FOR_TLS}") from err
 
 
 def run_id_of(info: Any) -> str:

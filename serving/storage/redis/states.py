@@ -178,7 +178,7 @@ class PartitionStates:
             return known
         needs_marker = wanted is not None or (self.truth is None and known.generation is not None)
         if marker is None and needs_marker:
-            advice = "; load the model again" if self.truth is None else ""
+            advice = "; load the model again: restart a server of this model" if self.truth is None else ""
             reason = f"{name} has no marker: it has lost its rows{advice}"
             return replace(known, status=Status.INVALID, reason=reason)
         loaded = marker if wanted is not None else None  # None: the rows are taken as they are

@@ -20,7 +20,7 @@ Who may do what:
   Then it takes the marker away, ingests the files as one act, and writes the new marker. Killed in between, the table
   has no marker, and the next load repairs it.
 - A load over rows without a marker, such as HPS's, keeps every row that the files do not have. It logs this once.
-- A checkpoint is a database. Its markers name no current cache, so whoever serves it refills the caches in front of it.
+- A checkpoint is a database. Its markers name no current cache, so a process that serves it refills its caches.
 - A damaged marker, log, MANIFEST or block is an error that names the table or the file.
 """
 

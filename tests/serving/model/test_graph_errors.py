@@ -225,7 +225,7 @@ REJECTED = {
     "label without a top": (put(DATA, "label", "top", value=...), "layers[0].label.top: missing; the loss needs it"),
     "other last layer": (
         put(LOSS, value={"type": "Slice", "bottom": "fc2", "top": ["a", "b"], "ranges": [[0, 1], [0, 1]]}),
-        "layers[11].top: expected one top of the last layer, got 2",
+        "layers[11].top: the last layer must have one top, got 2",
     ),
     "unknown last layer": (put(LOSS, "type", value="HingeLoss"), "layers[11].type: layer type HingeLoss is not"),
     "first layer is not Data": (put(DATA, "type", value="Dada"), "layers[0].type: the first layer must be Data"),

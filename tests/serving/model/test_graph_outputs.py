@@ -157,7 +157,7 @@ def test_an_activation_in_the_middle_is_not_an_output():
         pytest.param(
             {"label_dim": 2},
             [{"type": "Slice", "bottom": "dense", "top": ["a", "b"], "ranges": [[0, 2], [2, 4]]}],
-            "layers[2].top: expected one top of the last layer, got 2",
+            "layers[2].top: the last layer must have one top, got 2",
             id="last-layer-with-two-tops",
         ),
         pytest.param(

@@ -88,7 +88,7 @@ REJECTED = {
     ),
     "interaction of other widths": (
         layer("Interaction", ["rows", "emb"]),
-        "bottom: expected [B, D] and [B, S, D], a vector and the embedding of as many columns, got [B, 6] and [B, 4",
+        "bottom: expected [B, D] and [B, S, D], a vector and an embedding with the same columns, got [B, 6] and [B, 4",
     ),
     "interaction the other way around": (layer("Interaction", ["emb", "rows"]), "bottom: expected [B, D] and"),
     "factorization of parts of a vector": (
@@ -154,7 +154,7 @@ REJECTED = {
     ),
     "softmax with another mask": (
         layer("Softmax", ["heads", "emb"]),
-        "bottom: expected a mask that spreads over the scores [B, 2, 4, 3], got [B, 4, 3]",
+        "bottom: expected a mask that broadcasts to the scores [B, 2, 4, 3], got [B, 4, 3]",
     ),
     "softmax with a factor of text": (layer("Softmax", "rows", factor="1"), 'factor: expected a number, got "1"'),
     "mask of several lengths": (
@@ -167,7 +167,7 @@ REJECTED = {
     ),
     "mask of both forms": (
         layer("SequenceMask", "one", max_sequence_len=4, max_sequence_len_to=4),
-        "max_sequence_len: expected it alone",
+        "max_sequence_len: leave the other length keys out",
     ),
     "mask without a length": (layer("SequenceMask", ["one", "one"]), "max_sequence_len_from: missing"),
     "attention of two tensors": (
@@ -184,15 +184,15 @@ REJECTED = {
     ),
     "attention with another mask": (
         layer("MultiHeadAttention", ["emb"] * 3 + ["heads"]),
-        "bottom: expected a mask that spreads over the scores [B, 1, 4, 4], got [B, 2, 4, 3]",
+        "bottom: expected a mask that broadcasts to the scores [B, 1, 4, 4], got [B, 2, 4, 3]",
     ),
     "attention scores with a mask": (
         layer("MultiHeadAttention", ["emb"] * 3 + ["heads"], ["a", "b"]),
-        "bottom: expected three for two tops, scores and values, got 4",
+        "bottom: two tops, scores and values, need three bottoms, got 4",
     ),
     "attention of three split tensors": (
         layer("MultiHeadAttention", ["heads"] * 3),
-        "bottom: expected exactly 2 of four dimensions, got 3",
+        "bottom: expected exactly 2 bottoms of four dimensions, got 3",
     ),
     "attention of two split tensors into two": (
         layer("MultiHeadAttention", ["heads"] * 2, ["a", "b"], transpose_b=True),
@@ -273,7 +273,7 @@ REJECTED = {
     ),
     "joining one slot": (
         layer("FusedReshapeConcat", ["single"], ["a", "b"]),
-        "bottom: expected at least two slots, the last and others, got [B, 1, 3]",
+        "bottom: expected at least two slots: the last slot and others, got [B, 1, 3]",
     ),
     "joining into one top": (layer("FusedReshapeConcat", ["emb", "emb"]), "top: expected exactly 2, got 1"),
     "joining matrices": (

@@ -234,7 +234,7 @@ def test_a_model_is_not_loaded_twice(model):
         assert_served(server, model)
 
 
-def test_a_newer_version_takes_the_place_of_the_older_in_every_tier(write_model, tmp_path):
+def test_a_newer_version_replaces_the_older_in_every_tier(write_model, tmp_path):
     models = {version: write_model(folder=f"dcn/{version}", seed=version) for version in (1, 2)}
     for model in models.values():
         model.config_file.rename(model.config_file.with_name("graph.json"))

@@ -164,7 +164,7 @@ def test_rows_of_a_table_that_is_being_written_hold_nothing_up_for_long(config, 
         assert held_by(server.stores[0]).keys() == {1}
 
 
-def test_nothing_is_promoted_into_a_model_that_took_the_place_of_the_one_it_was_read_from(config):
+def test_rows_of_a_model_are_not_promoted_into_the_model_that_replaced_it(config):
     with serve(config, DictStore("fast"), DictStore("slow"), promote=True) as server:
         held = server._served.table("m.t")
         server.unload_model("m")
@@ -190,7 +190,7 @@ def test_an_unloading_waits_for_the_running_promotion_and_drops_the_waiting_ones
     assert gated.stores[0].tables() == []
 
 
-def test_what_has_waited_longest_is_dropped_for_what_has_no_room_and_counted(gated, monkeypatch):
+def test_the_oldest_waiting_rows_are_dropped_and_counted_when_the_queue_is_full(gated, monkeypatch):
     monkeypatch.setattr(promotion, "MOST_WAITING_BYTES", 3 * ROWS[0].nbytes)
     gated.lookup("m.t", np.array([1]))
     assert gated.stores[0].arrived.wait(WAIT_S)

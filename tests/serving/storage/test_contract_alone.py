@@ -15,7 +15,7 @@ LOST = PLACES[KEYS[0]]  # the partition that is lost
 INSIDE = [key for key in KEYS if PLACES[key] == LOST]
 OUTSIDE = [key for key in KEYS if PLACES[key] != LOST]
 PARTITION = Partition(TABLE, int(LOST))
-REFUSED = "has no marker: it has lost its rows; load the model again"
+REFUSED = "has no marker: it has lost its rows; load the model again: restart a server of this model"
 CHANGES = {
     "insert": lambda server: server.insert(INSIDE[:1], 7),
     "insert elsewhere too": lambda server: server.insert([*INSIDE[:1], *OUTSIDE[:1]], 7),

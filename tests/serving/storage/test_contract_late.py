@@ -72,7 +72,7 @@ def test_a_redis_that_is_frozen_when_the_model_is_loaded_is_filled_later(own_ser
         server.wait_for_redis()
 
 
-def test_what_a_late_redis_holds_of_the_same_files_is_not_loaded_again(own_server, config, database):
+def test_rows_of_the_same_files_in_a_late_redis_are_not_loaded_again(own_server, config, database):
     serve_in_front(config, redis_of(own_server), database).close()
     with own_server.client() as client:
         before = {key: client.dump(key) for key in client.keys("*v")}

@@ -361,7 +361,7 @@ def test_a_model_that_was_never_loaded_is_loaded_before_the_rows_of_a_file(write
     assert served(ps)[0] == rows_of_model() | {5: [0.5] * 4}
 
 
-def test_other_model_files_take_the_place_of_rows_that_were_loaded(write_ps, tiers, tmp_path):
+def test_other_model_files_replace_rows_that_were_loaded(write_ps, tiers, tmp_path):
     ps = write_ps(**tiers)
     load_table(ps, "tiny.user", write_rows(tmp_path / "t.bin", {5: [0.5] * 4}))
     newer = TinyModel(rows=300, seed=1)

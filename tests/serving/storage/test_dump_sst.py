@@ -84,7 +84,7 @@ def test_a_file_of_hps_is_read_where_links_are_not_possible(sst, monkeypatch):
     assert sst.exists()
 
 
-def test_rows_that_were_said_to_be_in_order_and_are_not_are_refused(tmp_path):
+def test_rows_out_of_order_are_refused_where_the_caller_promised_order(tmp_path):
     with pytest.raises(StoreError, match=r"t\.sst"):
         write_sst(tmp_path / "t.sst", SPEC, batches(), in_key_order=True)
 
@@ -184,7 +184,7 @@ def test_a_dump_takes_no_other_things_place(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["t.bin", "t.sst", "t"])
-def test_a_disk_that_refuses_is_told_with_the_files_name(tmp_path, name):
+def test_the_error_of_a_disk_that_refuses_names_the_file(tmp_path, name):
     (tmp_path / "file").touch()
 
     with pytest.raises((OutputError, StoreError), match="Not a directory"):

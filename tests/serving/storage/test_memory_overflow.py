@@ -122,7 +122,7 @@ def test_stamps_are_part_of_a_budget_of_bytes():
     ("is_backed", "level", "outlook"),
     [(False, "WARNING", "a row that no other tier holds is lost"), (True, "INFO", "the next tier has them")],
 )
-def test_the_first_eviction_of_a_table_is_told_once_and_warned_of_where_rows_are_lost(
+def test_the_first_eviction_of_a_table_is_logged_once_and_is_a_warning_where_rows_are_lost(
     caplog, is_backed, level, outlook
 ):
     store = full_store(is_backed=is_backed)

@@ -224,7 +224,7 @@ def silent_node(*replies):
         accepted[0].close()
 
 
-def test_a_node_that_never_tells_its_identity_costs_the_connect_timeout():
+def test_a_node_that_never_sends_its_identity_costs_the_connect_timeout():
     with silent_node() as ((host, port), _):
         began = time.monotonic()
         with pytest.raises((TimeoutError, RedisTimeoutError)):
@@ -232,7 +232,7 @@ def test_a_node_that_never_tells_its_identity_costs_the_connect_timeout():
         assert 0.5 <= time.monotonic() - began < 1  # once
 
 
-def test_a_node_that_never_tells_its_identity_costs_no_more_than_the_deadline():
+def test_a_node_that_never_sends_its_identity_costs_no_more_than_the_deadline():
     with silent_node() as ((host, port), _):
         connection = connection_to(host, port)
         began = time.monotonic()

@@ -309,7 +309,7 @@ class TestCluster:
         assert not wrong
 
     @pytest.mark.slow
-    def test_a_replica_takes_the_place_of_a_master_that_keeps_silent(self, own_cluster, monkeypatch):
+    def test_a_replica_replaces_a_silent_master(self, own_cluster, monkeypatch):
         monkeypatch.setattr(redis_nodes, "PAUSE_RATIO", 0.0)  # as for callers who come seldom
         loaded_store(own_cluster.nodes[0])
         store = open_store(own_cluster.nodes[0], **IMPATIENT)
@@ -382,7 +382,7 @@ class TestCluster:
         with pytest.raises(StoreTimeoutError, match=r"TRYAGAIN the slot moves: timed out"):
             fetch(store)
 
-    def test_a_slot_that_nobody_holds_is_an_error(self, redis_cluster, monkeypatch):
+    def test_a_slot_without_a_node_is_an_error(self, redis_cluster, monkeypatch):
         store = loaded_store(redis_cluster.nodes[0])
         monkeypatch.setattr(store._nodes.topology.client.nodes_manager, "slots_cache", {})
 

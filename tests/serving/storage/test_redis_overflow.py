@@ -122,7 +122,9 @@ def test_counts_of_rows_that_stay_are_halved(redis_server, client):
 
 
 @pytest.mark.parametrize("refreshes", [False, True])
-def test_the_oldest_rows_go_first_and_a_read_makes_them_young_where_it_is_said(redis_server, client, refreshes):
+def test_the_oldest_rows_go_first_and_a_read_counts_as_a_write_where_the_option_says_so(
+    redis_server, client, refreshes
+):
     store = opened(redis_server, "oldest", refreshes=refreshes)
     keys = keys_of_partition(0, MARGIN + 1)
     insert(store, keys[:MARGIN])

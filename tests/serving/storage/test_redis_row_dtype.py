@@ -106,7 +106,7 @@ def test_values_of_another_form_are_refused_by_their_length(redis_server):
 
 
 def test_a_table_of_another_form_than_the_stores_is_refused(redis_server):
-    with pytest.raises(StoreError, match="a table of fp16 rows in a store that was told to keep int8"):
+    with pytest.raises(StoreError, match="a table of fp16 rows in a store that keeps int8"):
         open_store(redis_server, row_dtype="int8").open_table(spec("fp16"), 0)
 
 

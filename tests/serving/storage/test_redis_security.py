@@ -9,7 +9,7 @@ import pytest
 
 from serving.config import RedisConfig, RedisOverflow, RedisTlsConfig
 from serving.errors import StoreError
-from serving.storage import Marker
+from serving.storage import Marker, RedisStore
 from serving.storage.redis.commands import Partition
 from tests.serving.storage.redis_stores import IMPATIENT, KEYS, ROWS, SPEC, Truth, fetch, loaded_store, open_store
 
@@ -233,9 +233,26 @@ class TestTls:
         with pytest.raises(StoreError, match=reason):
             open_store(tls_proxy, tls=tls(certificates, **change))
 
-    def test_a_server_without_tls_is_an_error(self, redis_server, certificates):
-        with pytest.raises(StoreError, match="cannot connect"):
+    def test_an_error_about_a_silent_server_without_tls_names_the_key_that_asks_for_tls(
+        self, redis_server, certificates
+    ):
+        with pytest.raises(StoreError, match=r"cannot connect: .* TLS.*remove enable_tls"):
             open_store(redis_server, tls=tls(certificates), **IMPATIENT)
+
+    def test_an_error_about_a_server_that_answers_without_tls_names_the_key_that_asks_for_tls(self, certificates):
+        def refuse():
+            client, _ = listener.accept()
+            with client:
+                client.recv(65536)
+                client.sendall(b"-ERR unknown command\r\n")
+
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            thread = threading.Thread(target=refuse)
+            thread.start()
+            config = RedisConfig(addresses=(listener.getsockname(),), tls=tls(certificates))
+            with pytest.raises(StoreError, match=r"did not answer in TLS; .*remove enable_tls"):
+                RedisStore(config)
+            thread.join()
 
     def test_a_client_without_tls_is_an_error(self, tls_proxy):
         with pytest.raises(StoreError, match=r"127\.0\.0\.1"):

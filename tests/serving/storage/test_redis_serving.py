@@ -90,7 +90,7 @@ def test_while_redis_is_down_rocksdb_answers_and_the_outage_is_logged_once_for_e
         assert said(caplog, "answers again") == [f"tier redis answers again, table 'dcn.table{n}'" for n in (0, 1)]
 
 
-def test_a_redis_that_keeps_silent_is_counted_as_late_once_and_rocksdb_answers(own_server, model, ps_file, monkeypatch):
+def test_a_silent_redis_is_counted_as_late_once_and_rocksdb_answers(own_server, model, ps_file, monkeypatch):
     monkeypatch.setattr(redis_nodes, "PAUSE_RATIO", 100.0)  # however long the first call's other tables take
     file = ps_file(own_server.port)
     ParameterServer.from_config(file).close()  # loads Redis, which may take as long as it likes

@@ -104,7 +104,7 @@ class Inside:
         self.thread.join()
 
 
-def test_closing_waits_for_a_call_in_hand():
+def test_closing_waits_for_a_running_call():
     gate = ExitGate()
     inside = Inside(gate)
     letting_out = threading.Timer(0.05, inside.leave)

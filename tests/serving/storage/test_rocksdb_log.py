@@ -73,7 +73,7 @@ def test_where_there_is_no_database_none_is_recovered(tmp_path):
 
 
 @pytest.mark.parametrize("read_only", [False, True])
-def test_a_database_that_lacks_its_log_is_refused_until_it_is_given_an_empty_one(path, log, read_only):
+def test_a_database_without_its_log_is_refused_until_it_gets_an_empty_log(path, log, read_only):
     log.unlink()
 
     with pytest.raises(StoreError, match=rf"{path}: no log \(\*\.log\).*touch 000000\.log"):

@@ -29,7 +29,7 @@ def batches():
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
-def test_ten_million_rows_of_a_bulk_load_are_read_back_then_and_when_it_is_opened_anew(tmp_path):
+def test_ten_million_rows_of_a_bulk_load_are_read_back_also_after_reopening(tmp_path):
     store = RocksDbStore(tmp_path / "db", num_threads=2)
     store.load(SPEC, batches(), Marker("digest"), keep=False)
 

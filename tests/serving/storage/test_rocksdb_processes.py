@@ -236,7 +236,7 @@ def test_a_follower_catches_up_by_itself_and_reads_go_on_meanwhile(writer, path,
             assert time.monotonic() < deadline
 
 
-def test_a_read_in_hand_outlives_the_reopening_of_its_table(writer, path, opened):
+def test_a_running_read_outlives_the_reopening_of_its_table(writer, path, opened):
     writer.say("load 0 3000 1")
     writer.say()
     writer.say()
@@ -290,7 +290,7 @@ def test_a_follower_whose_disk_does_not_answer_says_so_and_follows_again_when_it
 
 
 @pytest.mark.parametrize("options", [{"catch_up_interval_ms": 5}, {"read_only": True, "catch_up_interval_ms": 0}])
-def test_who_writes_has_nobody_to_follow(path, options):
+def test_a_writer_follows_no_other_process(path, options):
     with pytest.raises(ValueError, match="catch_up_interval_ms"):
         RocksDbStore(path, **options)
 
@@ -304,7 +304,7 @@ def test_a_follower_of_nothing_is_refused_and_leaves_no_thread(path):
     assert set(threading.enumerate()) <= before  # of which some may end meanwhile
 
 
-def test_a_checkpoint_is_the_database_of_that_moment(writer, path, opened, tmp_path):
+def test_a_checkpoint_is_the_database_as_it_was_then(writer, path, opened, tmp_path):
     writer.say("load 0 1000 1")
     writer.say()
     writer.say()
@@ -373,7 +373,7 @@ def test_a_checkpoint_is_not_made_over_something_nor_of_a_database_that_is_only_
 
 
 @pytest.mark.parametrize("new", [TableSpec(TABLE, 2), TableSpec(TABLE, 8, row_dtype="fp16")], ids=["dim", "form"])
-def test_a_table_of_another_shape_holds_back_no_other_table_of_a_follower_and_can_be_opened_anew(path, new):
+def test_a_table_of_another_shape_stops_no_other_table_of_a_follower_and_can_be_opened_again(path, new):
     other = TableSpec("model.other", 4)
     with closing(RocksDbStore(path, num_threads=1)) as store:
         store.load(TableSpec(TABLE, 4), iter([(np.arange(3), np.ones((3, 4), np.float32))]), Marker("old"), keep=False)

@@ -56,7 +56,7 @@ def test_a_database_is_read_where_nothing_may_be_written(database, protected):
     assert state_of(database) == before
 
 
-def test_who_may_not_write_follows_who_may(database):
+def test_a_user_without_the_right_to_write_follows_the_writer(database):
     writer = RocksDbStore(database, num_threads=1)
     writer.open_table(SPEC, 0)
     database.chmod(0o555)

@@ -303,7 +303,7 @@ def test_a_second_writer_is_refused_with_the_folder_and_the_lock(path):
     assert "in this process: close that first" in str(caught.value)
 
 
-def test_a_walk_that_the_closing_overtakes_ends_in_a_store_error_and_another_can_be_begun_anew(path):
+def test_a_walk_during_the_closing_ends_in_a_store_error_and_another_can_begin(path):
     store = open_store(path)
     load(store, range(100))
     walk = store.items(TABLE, batch_rows=10)
@@ -347,7 +347,7 @@ def test_a_read_that_meets_the_closing_ends_in_rows_or_a_store_error(path):
     open_store(path).close()  # the lock is free
 
 
-def test_a_reader_opens_beside_a_writer(path):
+def test_a_reader_opens_next_to_a_writer(path):
     with open_closing(path) as store:
         load(store, range(10))
 
@@ -423,7 +423,7 @@ def test_a_table_of_another_key_width_is_not_opened(path):
         pass
 
 
-def test_reads_and_walks_go_on_beside_inserts_and_the_load_of_another_table(path):
+def test_reads_and_walks_go_on_during_inserts_and_the_load_of_another_table(path):
     store = open_store(path)
     load(store, range(3000))
     done, faults = threading.Event(), []
@@ -547,7 +547,7 @@ def test_rows_that_were_loaded_in_another_row_type_are_replaced_when_they_are_lo
 
 def test_a_table_of_another_row_type_than_the_stores_is_not_opened(path):
     with open_closing(path, row_dtype="fp32") as store:
-        with pytest.raises(StoreError, match="a table of int8 rows in a store that was told to keep fp32 rows"):
+        with pytest.raises(StoreError, match="a table of int8 rows in a store that keeps fp32 rows"):
             store.open_table(TableSpec("model.narrow", 4, row_dtype="int8"), 0)
         with pytest.raises(StoreError, match="a table of int8 rows"):
             store.load(TableSpec(TABLE, 4, row_dtype="int8"), iter(()), Marker("digest"), keep=False)
@@ -586,7 +586,7 @@ class open_closing:  # noqa: N801 - reads as a function
 
 
 @pytest.mark.parametrize(("before", "after"), [("fp16", "bf16"), ("int8", "uint8"), ("uint8", "int8")])
-def test_rows_of_another_form_are_not_read_as_if_they_were_of_this_one_though_they_are_as_long(path, before, after):
+def test_rows_of_another_row_type_and_the_same_length_are_not_misread(path, before, after):
     store, spec = narrow_store(path, before)
     store.load(spec, iter([(np.arange(3), rows_of(np.arange(3)))]), Marker("digest"), keep=False)
     store.close()

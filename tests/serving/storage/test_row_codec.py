@@ -23,7 +23,7 @@ def test_values_give_back_the_rounded_rows_whichever_piece_is_read(row_dtype):
     assert codec.decode(b"").shape == (0, 12)
 
 
-def test_a_store_that_was_told_nothing_keeps_float32_of_a_narrow_table():
+def test_a_store_without_a_row_type_keeps_float32_of_a_narrow_table():
     codec = RowCodec("store", TableSpec("m.t", 12, row_dtype="int8"), None)
 
     assert value_list(codec.encode(np.arange(7), ROWS)) == [row.tobytes() for row in ROWS]
@@ -36,8 +36,8 @@ def test_rows_that_do_not_lie_side_by_side_are_encoded():
     assert codec.encode(np.arange(7), ROWS[:, ::2]).tobytes() == ROWS[:, ::2].tobytes()
 
 
-def test_a_store_is_not_told_another_form_than_the_tables():
-    with pytest.raises(StoreError, match="a table of int8 rows in a store that was told to keep fp32 rows"):
+def test_a_store_refuses_another_row_type_than_the_tables():
+    with pytest.raises(StoreError, match="a table of int8 rows in a store that keeps fp32 rows"):
         RowCodec("store", TableSpec("m.t", 12, row_dtype="int8"), "fp32")
 
 

@@ -88,7 +88,7 @@ def test_the_second_store_has_the_rows_of_the_first_and_sees_what_it_changes(ope
     assert second.count("m.t") == 100
 
 
-def test_who_only_reads_is_told_who_writes(open_store):
+def test_the_error_of_a_reader_names_the_writer(open_store):
     first, second = open_store(), open_store()
     load(first)
     load(second)
@@ -105,7 +105,7 @@ def test_who_only_reads_is_told_who_writes(open_store):
     assert values(second, [1]) == [1.0]
 
 
-def test_a_table_loaded_anew_is_a_new_copy_and_readers_keep_theirs(open_store):
+def test_a_table_that_is_loaded_again_is_a_new_copy_and_readers_keep_theirs(open_store):
     first, second = open_store(), open_store()
     load(first)
     load(second)
@@ -226,7 +226,7 @@ def test_a_table_of_another_form_is_loaded_again(open_store, digest, spec):
     assert (out == 7.0).all()
 
 
-def test_a_table_the_name_of_whose_source_is_damaged_is_loaded_anew_and_told_to_readers(open_store, tmp_path):
+def test_a_table_whose_source_has_a_damaged_name_is_loaded_again_and_readers_get_an_error(open_store, tmp_path):
     first = open_store(auto_remove=False)
     load(first)
     first.close()
@@ -268,7 +268,7 @@ def test_tables_beyond_the_size_are_refused(open_store):
 
 
 @pytest.mark.parametrize("loaded", [None, "digest"])
-def test_whoever_waits_too_long_is_told_for_whom(open_store, loaded):
+def test_the_error_of_a_process_that_waits_too_long_names_the_process_it_waits_for(open_store, loaded):
     first = open_store()
     if loaded:
         load(first, loaded)
@@ -312,7 +312,7 @@ def test_a_reader_that_loads_its_model_again_gets_the_new_copy(open_store):
     assert values(second, [1, 2]) == [9.0, None]
 
 
-def test_an_heir_reads_on_what_the_last_writer_removed_and_can_load_it_anew(open_store):
+def test_the_next_writer_reads_what_the_last_writer_removed_and_can_load_it_again(open_store):
     first, second = open_store(), open_store()
     load(first)
     load(second)

@@ -171,7 +171,7 @@ def test_a_snapshot_is_made_once_and_found_by_the_next_store(table, folder):
     assert (made.stat().st_ino, made.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
 
 
-def test_a_table_that_changed_is_made_anew_and_the_old_file_removed_though_others_still_read_it(
+def test_a_table_that_changed_is_made_again_and_the_old_file_removed_while_others_still_read_it(
     table, folder, tmp_path
 ):
     path, old = table
@@ -208,7 +208,7 @@ def test_what_killed_writers_left_is_removed_and_never_read(table, folder):
     assert not left.exists()
 
 
-def test_a_file_in_the_folder_that_is_cut_short_is_made_anew(table, folder, caplog):
+def test_a_truncated_file_in_the_folder_is_made_again(table, folder, caplog):
     path, rows = table
     loaded(folder, path).close()
     [made] = files_in(folder)
@@ -220,7 +220,7 @@ def test_a_file_in_the_folder_that_is_cut_short_is_made_anew(table, folder, capl
     assert files_in(folder) == [made]
 
 
-def test_a_file_in_the_folder_of_something_else_is_made_anew(table, folder, tmp_path):
+def test_a_file_in_the_folder_of_something_else_is_made_again(table, folder, tmp_path):
     path, rows = table
     loaded(folder, path).close()
     [made] = files_in(folder)
@@ -239,7 +239,7 @@ def test_a_table_whose_file_is_a_snapshot_is_served_from_it(table, tmp_path):
     assert_holds(store, rows, absent=[-1])
 
 
-def test_a_narrow_snapshot_is_served_as_it_is_or_made_anew_where_a_row_type_is_asked_for(table, folder, tmp_path):
+def test_a_narrow_snapshot_is_served_as_it_is_or_made_again_where_a_row_type_is_asked_for(table, folder, tmp_path):
     path, rows = table
     narrow = tmp_path / "t.snapshot"
     write_snapshot_file(narrow, open_sparse(path, DIM), "int8", SOURCE)
@@ -388,7 +388,7 @@ def test_a_file_that_is_cut_short_makes_the_tier_fail_and_not_the_process(table,
             call()
 
 
-def test_readers_beside_a_writer_see_each_key_as_it_was_or_is(table, folder):
+def test_readers_next_to_a_writer_see_each_key_as_it_was_or_is(table, folder):
     path, rows = table
     store = loaded(folder, path, overlay_capacity_rows=100)
     keys, stop = np.arange(100), threading.Event()

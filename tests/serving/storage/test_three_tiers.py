@@ -130,7 +130,7 @@ def test_a_row_that_changes_changes_in_every_tier_and_stays_so(redis_server, mod
     assert (found.tolist(), answer[0].tolist()) == ([True, False], row[0].tolist())
 
 
-def test_while_redis_is_down_rocksdb_answers_what_ram_lacks(own_server, model, write, caplog):
+def test_while_redis_is_down_rocksdb_answers_what_ram_does_not_have(own_server, model, write, caplog):
     with ParameterServer.from_config(write(own_server.port)) as server:
         own_server.kill()
         with caplog.at_level(logging.WARNING):

@@ -55,7 +55,7 @@ def update(cache, version):
     cache.update(np.arange(KEYS), rows_of(np.arange(KEYS), version))
 
 
-def read_beside(device, write, readers, rounds, until_wrong):
+def read_during_writes(device, write, readers, rounds, until_wrong):
     """The numbers of wrong and of found rows of queries before and during each write."""
     cache = EmbeddingCache(DIM, 30, device=device, readers=readers)
     cache.replace(np.arange(KEYS), rows_of(np.arange(KEYS), 0))
@@ -83,14 +83,14 @@ def read_beside(device, write, readers, rounds, until_wrong):
 @pytest.mark.parametrize("write", [erase_and_replace, update])
 def test_without_a_grace_period_queries_give_wrong_rows(prompt_runner, write):
     with prompt_runner.scheduled(seed=5):
-        wrong, _ = read_beside(prompt_runner, write, NobodyReads(), rounds=20 * ROUNDS, until_wrong=True)
+        wrong, _ = read_during_writes(prompt_runner, write, NobodyReads(), rounds=20 * ROUNDS, until_wrong=True)
 
     assert wrong > 0
 
 
 @pytest.mark.parametrize("write", [erase_and_replace, update])
 def test_with_the_grace_period_every_row_is_whole_and_of_its_key(device, write):
-    wrong, found = read_beside(device, write, Readers(), rounds=ROUNDS, until_wrong=False)
+    wrong, found = read_during_writes(device, write, Readers(), rounds=ROUNDS, until_wrong=False)
 
     assert found > 0
     assert wrong == 0
