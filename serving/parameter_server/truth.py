@@ -24,6 +24,7 @@ class TableTruth:
         """Take the last tier, and the file that the table was loaded from."""
         self._tier = tier
         self._store = tier.store
+        self.writes = tier.store.writes
         self._table = table
         self._source = source
         self._is_loaded = False

@@ -87,7 +87,13 @@ class Marker:
 
 
 class Truth(Protocol):
-    """The source of truth of one table, as its caches see it."""
+    """The source of truth of one table, as its caches see it.
+
+    Attributes:
+        writes: see ``Store``.
+    """
+
+    writes: bool
 
     def marker(self) -> Marker:
         """The marker now; a truth that was never loaded by Hotrow counts as changed."""
@@ -113,6 +119,7 @@ class Store(Protocol):
         pools: ``fetch_pooled`` works. Such a store ``keeps_row_dtype``.
         outlives_process: rows survive the process, and ``marker`` and ``load`` work.
         reads_model_files: ``serve_file`` works: the store serves all rows of a table from a file.
+        writes: this process may write rows; False: only another process writes.
     """
 
     pools: bool = False
@@ -127,6 +134,11 @@ class Store(Protocol):
     def identity(self) -> str:
         """Names this very cache among the caches that a source of truth ever had."""
         return self.name
+
+    @property
+    def writes(self) -> bool:
+        """See the class."""
+        return True
 
     @property
     def keeps_row_dtype(self) -> bool:

@@ -107,6 +107,9 @@ class Filling:
     def fill(self, truth: Truth, *, starting: bool) -> bool:
         """Fill the table as a cache: see ``Store.fill``."""
         plan, was_written = self._planned(truth, starting), False
+        if plan.over and not truth.writes:
+            reason = "holds rows that Hotrow did not load: the process that writes the source of truth fills it"
+            raise StoreUnreachableError(STORE_NAME, self._table.spec.name, reason)
         foreign = plan.foreign
         if numbers := plan.numbers:
             with self._leases(numbers):
@@ -154,18 +157,14 @@ class Filling:
         """Have the truth take the rows that only Redis has, which Hotrow did not load.
 
         Then the partitions can be dropped and filled like others. So a row that a process writes meanwhile is never
-        overwritten by an older row. Where the truth is read-only, another process that writes must fill the partitions.
+        overwritten by an older row.
         """
         if not plan.over:
             return
         taken, line = 0, kept_rows(STORE_NAME, self._table.spec.name)
         for number in sorted(plan.over):
             for keys, rows in self._table.partition_items(number, SCAN_ROWS):
-                try:
-                    taken += truth.take(keys, rows)
-                except StoreError as err:  # a database that is open read-only: the process that writes fills Redis
-                    reason = f"holds rows that Hotrow did not load, and {err.store} does not take them: {err.reason}"
-                    raise StoreUnreachableError(STORE_NAME, self._table.spec.name, reason) from err
+                taken += truth.take(keys, rows)
         logger.warning("%s; the source of truth took %s of them", line, taken)
         plan.changed |= plan.over
         plan.absent |= plan.over

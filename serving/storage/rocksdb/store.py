@@ -99,6 +99,11 @@ class RocksDbStore(Store):
         return STORE_NAME
 
     @property
+    def writes(self) -> bool:
+        """See ``Store.writes``."""
+        return not self._read_only
+
+    @property
     def keeps_row_dtype(self) -> bool:
         """See ``Store.keeps_row_dtype``."""
         return self._row_dtype is not None

@@ -18,6 +18,8 @@ OPENED = []
 class Truth:
     """A source of truth that has these rows; a test may ``act`` after it has given half of them."""
 
+    writes = True
+
     def __init__(self, keys=KEYS, rows=ROWS, act=lambda: None):
         self._keys, self._rows, self._act = keys, rows, act
 

@@ -126,7 +126,7 @@ def test_a_read_only_database_leaves_the_rows_of_another_program_in_redis_to_the
     before = {name: client.hgetall(name) for name in client.keys("*v")}
     reader = rocksdb_in(database, read_only=True)
     with Server(serve(config, redis_of(redis_server), reader), FILE, own=tuple(FILE)) as server:
-        wait_until(lambda: "does not take them: " in caplog.text, "the log says so")
+        wait_until(lambda: "the process that writes the source of truth fills it" in caplog.text, "the log says so")
         server.check()
         assert server.tier.hits == 0
         assert {name: client.hgetall(name) for name in client.keys("*v")} == before
