@@ -129,8 +129,7 @@ class HostTableStore(TableStore[AnyHostTable]):
 
     def native_tables(self, tables: Sequence[str]) -> Sequence[NativeTable | None]:
         """See ``Store.native_tables``."""
-        held = self._open_tables("")
-        return [held.get(name) for name in tables]
+        return list(map(self._open_tables("").get, tables))
 
     def memory_bytes(self, table: str) -> int:
         """RAM of a table with its keys and spare rows; 0 for an unknown table."""

@@ -174,30 +174,31 @@ def test_a_large_request_on_several_threads_has_the_same_bits(subjects, largest)
         assert pooled.tobytes() == pooled_by_numpy(one, keys, row_ptrs, None).tobytes()
 
 
-def test_rows_are_whole_while_other_threads_insert():
-    dim, keys = 32, np.arange(500)
-    tables = [HostTable(dim, 500) for _ in range(4)]
+@pytest.mark.parametrize("count", [4, 500])
+def test_rows_are_whole_while_other_threads_insert(count):
+    dim, keys = 32, np.arange(count)
+    tables = [HostTable(dim, count) for _ in range(4)]
     lookup = PooledLookup([dim] * 4, [1] * 4, ["sum"] * 4, [np.zeros(3, np.int64) for _ in tables], [])
     for table in tables:
-        table.insert(keys, np.zeros((500, dim), np.float32))
+        table.insert(keys, np.zeros((count, dim), np.float32))
     stop = threading.Event()
 
     def write(table):
         version = 0
         while not stop.is_set():
             version += 1
-            table.insert(keys, np.full((500, dim), version, np.float32))
+            table.insert(keys, np.full((count, dim), version, np.float32))
 
     writers = [threading.Thread(target=write, args=(table,)) for table in tables]
     for writer in writers:
         writer.start()
-    row_ptrs = np.tile(np.arange(501), 4)
+    row_ptrs = np.tile(np.arange(count + 1), 4)
     last = np.zeros(4)
     try:
         for _ in range(100):
-            out = np.empty(4 * 500 * dim, np.float32)
-            assert lookup.fetch(tables, np.tile(keys, 4), row_ptrs, out, 500) == []
-            rows = out.reshape(4, 500, dim)
+            out = np.empty(4 * count * dim, np.float32)
+            assert lookup.fetch(tables, np.tile(keys, 4), row_ptrs, out, count) == []
+            rows = out.reshape(4, count, dim)
             assert (rows == rows[:, :, :1]).all(), "a torn row"
             assert (rows.min(axis=(1, 2)) >= last).all(), "an older row than before"
             last = rows.min(axis=(1, 2))
