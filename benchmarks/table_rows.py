@@ -87,6 +87,8 @@ TIERS = [
     ("p99 of a lookup next to a writer that evicts, {policy}", "eviction.p99", {},
      "us", "a table without a policy next to a writer, time", ""),
     ("lookups that all hit, {policy}", "eviction.fetch", {}, "M rows/s", "a table without a policy", ""),
+    ("one lookup of {samples} samples through {tables} tables in RAM", "tiers.tables", {},
+     "us", "one table with the same keys, time", "<= 2.5"),
     ("one lookup of {keys} keys through RAM and RocksDB", "tiers.two_tiers", {},
      "ms", "the fetches of both stores alone, time", ""),
     ("one lookup in RAM through the parameter server, {keys} keys", "tiers.counted", {},

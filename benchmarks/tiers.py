@@ -1,5 +1,6 @@
 """The cost of the parameter server on top of its tiers: microseconds of one lookup, so less is better.
 
+- ``tiers.tables``: a lookup through 26 tables in RAM against one table that holds the rows of all of them
 - ``tiers.counted``: against the store's own pooled fetch, without counters and timers
 - ``tiers.two_tiers``: against the fetches of both stores
 - ``tiers.budget``: against the same server without a time budget
@@ -14,11 +15,15 @@ import numpy as np
 
 from benchmarks.one_table import TABLE, table_model, vectors_from, write_table
 from benchmarks.report import Record, parse_arguments, publish, take_turns
+from serving.batch import read_batch
+from serving.config import TableConfig
+from serving.lookup import LookupSession
 from serving.parameter_server import ParameterServer, TierSettings
 from serving.storage import MemoryStore, RocksDbStore
 
 DIM = 32
 KEYS = 1664  # 64 samples of 26 keys
+TABLES = 26
 
 
 def main():
@@ -42,6 +47,7 @@ def main():
         hot, cold = (0, rows // 2), (rows // 2, rows)
         memory, disk = plain.stores
         records = [
+            *compare_tables(folder, rows // TABLES, rounds, repeats),
             compare("tiers.counted", 26, hot, rounds, 50 * repeats, pooled(plain), stores(memory)),
             compare("tiers.counted", KEYS, hot, rounds, repeats, pooled(plain), stores(memory)),
             compare("tiers.two_tiers", KEYS, cold, rounds, repeats, pooled(plain), stores(memory, disk)),
@@ -78,6 +84,46 @@ def stores(memory, disk=None):
             disk.fetch(TABLE, keys, out)
 
     return run
+
+
+def compare_tables(folder, rows, rounds, repeats):
+    """Records of the same request through many tables of ``rows`` rows each, and through one table of all rows."""
+    parts = [np.arange(rows) + rows * place for place in range(TABLES)]
+    one = table_model(folder / "all", DIM, slots=TABLES)
+    write_table(folder / "all", np.concatenate(parts), vectors_from)
+    tables = []
+    for place, keys in enumerate(parts):
+        file = folder / f"part{place}"
+        write_table(file, keys, vectors_from)
+        tables.append(TableConfig(name=f"t{place}", dim=DIM, slots=1, combiner="sum", file=file))
+    many = one.model_copy(update={"name": "many", "tables": tuple(tables)})
+    with ParameterServer([MemoryStore()]) as server:
+        sessions = []
+        for config in (many, one):
+            server.load_model(config)
+            sessions.append(LookupSession(server, config))
+        for samples in (1, 64):
+            yield compare_sessions(sessions, rows, samples, rounds, repeats)
+
+
+def compare_sessions(sessions, rows, samples, rounds, repeats):
+    """Microseconds of one lookup through each of two sessions; checks that the answers are equal."""
+    rng = np.random.default_rng(samples)
+    row_ptrs = np.arange(samples * TABLES + 1, dtype=np.int32)
+    repeats = repeats * 640 // (9 + samples)  # a round takes as long for every number of samples
+    keys = rng.integers(0, rows, (64, samples, TABLES)) + rows * np.arange(TABLES)
+    batches = [[read_batch(one.config, None, some.reshape(-1), row_ptrs) for some in keys] for one in sessions]
+    for many, one in zip(*batches, strict=True):
+        answers = [session.lookup_pooled(batch) for session, batch in zip(sessions, (many, one), strict=True)]
+        assert [answer.defaulted_keys for answer in answers] == [0, 0]
+        assert np.array_equal(np.concatenate(answers[0].embeddings, axis=1), answers[1].embeddings[0])
+    ours, peer = (
+        lambda number, session=session, batches=batches: session.lookup_pooled(batches[number % len(batches)])
+        for session, batches in zip(sessions, batches, strict=True)
+    )
+    took = take_turns(ours, peer, [[(number,) for number in range(repeats)]] * rounds)
+    pairs = [tuple(1e6 * seconds / repeats for seconds in pair) for pair in took]
+    return Record.of("tiers.tables", {"tables": TABLES, "samples": samples, "less": "is better"}, "us", pairs)
 
 
 def compare(name, size, between, rounds, repeats, ours, peer):

@@ -199,6 +199,63 @@ class Snapshot:
 
     def __len__(self) -> int: ...
 
+class PooledLookup:
+    """Finds and pools the bags of several tables, with the GIL released once.
+
+    A request of 16,384 keys or more is shared between the threads of ``set_lookup_threads``. May be used from any
+    thread.
+
+    Args:
+        dims: D of each of the T tables.
+        slots: S of each table.
+        combiners: of each table; see ``HostTable.fetch_pooled``.
+        counts: of each table, int64[2 + K + 1], to which each lookup adds: the keys, if the table held all of them; the
+            nanoseconds; and 1 to the bucket of its time.
+        bounds_ns: the K upper bounds of the buckets, ascending; the last bucket has none.
+
+    Raises:
+        TypeError: an argument has another type.
+        ValueError: the arguments are not of the same tables, or a value is out of range.
+    """
+
+    def __init__(
+        self,
+        dims: Sequence[int],
+        slots: Sequence[int],
+        combiners: Sequence[str],
+        counts: Sequence[npt.NDArray[np.int64]],
+        bounds_ns: Sequence[int],
+    ) -> None: ...
+    def fetch(
+        self,
+        tables: Sequence[HostTable | Snapshot | None],
+        keys: npt.NDArray[np.int64],
+        row_ptrs: npt.NDArray[np.int32] | npt.NDArray[np.int64],
+        out: npt.NDArray[np.float32],
+        samples: int,
+        weights: Sequence[npt.NDArray[np.float32] | None] | None = None,
+    ) -> list[tuple[int, npt.NDArray[np.bool_] | None]]:
+        """Pool the bags of B samples, with the bits of ``HostTable.fetch_pooled`` of each table.
+
+        Args:
+            tables: the tables now; None, or a table of another dim, is not read.
+            keys: int64[N], C-contiguous, table after table.
+            row_ptrs: int32[B * S + T] or int64[B * S + T], one CSR per table, each from 0, table after table.
+            out: float32, C-contiguous and writable: the vectors float32[B, S, D] of each table, table after table.
+                Each table's vectors begin at the next multiple of 16 floats, and so does the end of the array.
+            samples: B, at least 1.
+            weights: of each table float32[N of the table] or None; None: no table has weights.
+
+        Returns:
+            For each table that does not hold all of its keys: its place, and which keys were found, bool[N of the
+            table], or None where the table was not read. A snapshot that cannot be read is not read.
+
+        Raises:
+            ReservedKeyError: a key is reserved. ``out`` is unchanged.
+            TypeError: an argument has another type.
+            ValueError: an argument has another shape or is not C-contiguous, or ``row_ptrs`` are not CSRs of the keys.
+        """
+
 class SnapshotWriter:
     """The native part of ``kernels.snapshot.write_snapshot``."""
 

@@ -4,9 +4,11 @@ All checks are vectorised; the position of the first fault is searched only when
 ``np.count_nonzero``, which is faster than ``any`` for arrays of a request's size.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate, pairwise
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,22 +40,44 @@ class TableKeys(NamedTuple):
     row_ptrs: NDArray[np.int32]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Batch:
     """B samples.
 
     Attributes:
         dense: float32[B, F], all finite.
-        tables: one entry per embedding table, in graph order.
+        keys: int64[N], all keys, table after table in graph order.
+        row_ptrs: int32[B * S + T], one CSR per table, table after table.
+        lengths: how many offsets each table has in ``row_ptrs``.
     """
 
     dense: NDArray[np.float32]
-    tables: tuple[TableKeys, ...]
+    keys: NDArray[np.int64]
+    row_ptrs: NDArray[np.int32]
+    lengths: Sequence[int]
+
+    @classmethod
+    def of_tables(cls, dense: NDArray[np.float32], tables: Sequence[TableKeys]) -> Self:
+        """Join the keys of the tables, given in graph order."""
+        keys, row_ptrs = (np.concatenate(parts) for parts in zip(*tables, strict=True))
+        return cls(dense, keys, row_ptrs, [table.row_ptrs.size for table in tables])
 
     @property
     def samples(self) -> int:
         """B."""
         return int(self.dense.shape[0])
+
+    @cached_property
+    def tables(self) -> tuple[TableKeys, ...]:
+        """One entry per embedding table, in graph order."""
+        tables = []
+        first_key = first_offset = 0
+        for length in self.lengths:
+            row_ptrs = self.row_ptrs[first_offset : first_offset + length]
+            last_key = first_key + int(row_ptrs[-1])
+            tables.append(TableKeys(self.keys[first_key:last_key], row_ptrs))
+            first_key, first_offset = last_key, first_offset + length
+        return tuple(tables)
 
 
 def read_batch(config: ModelConfig, dense: Any, keys: Any, row_ptrs: Any) -> Batch:
@@ -78,8 +102,8 @@ def read_batch(config: ModelConfig, dense: Any, keys: Any, row_ptrs: Any) -> Bat
     flat_keys = flat_integers(keys, KEYS)
     offsets = flat_offsets(row_ptrs, ROW_PTRS)
     _check_keys(flat_keys, config.key_type)
-    samples, tables = _by_table(config, flat_keys, offsets)
-    return Batch(dense=_read_dense(dense, samples, config.dense_dim), tables=tables)
+    samples, by_table, row_ptrs, lengths = _by_table(config, flat_keys, offsets)
+    return Batch(_read_dense(dense, samples, config.dense_dim), by_table, row_ptrs, lengths)
 
 
 def _check_keys(keys: Ints, key_type: KeyType) -> None:
@@ -120,29 +144,29 @@ def _check_end(end: int, keys: Ints) -> None:
         raise RequestError(f"{ROW_PTRS}: the offsets end at {end}, but {KEYS} has {keys.size} keys")
 
 
-def _by_table(config: ModelConfig, keys: Ints, offsets: Offsets) -> tuple[int, tuple[TableKeys, ...]]:
+def _by_table(
+    config: ModelConfig, keys: Ints, offsets: Offsets
+) -> tuple[int, NDArray[np.int64], NDArray[np.int32], list[int]]:
+    """Return the number of samples, and the keys and offsets of a ``Batch`` with the lengths of its tables."""
     slots = [table.slots for table in config.tables]
     total = sum(slots)
     # B * total + 1 and B * total + T cannot be mistaken for each other: 0 < T - 1 < total, or T is 1.
     is_one_csr = len(slots) == 1 or offsets.size % total == 1
     samples = _samples(offsets.size - (1 if is_one_csr else len(slots)), total, config, offsets.size)
     split = split_by_table(keys, offsets, slots)
+    lengths = [samples * count + 1 for count in slots]
     if split is None:
-        lengths = [samples * total + 1] if is_one_csr else [samples * count + 1 for count in slots]
-        _check_blocks(keys, offsets, list(accumulate(lengths, initial=0)))
+        blocks = [offsets.size] if is_one_csr else lengths
+        _check_blocks(keys, offsets, list(accumulate(blocks, initial=0)))
         raise RequestError(f"{ROW_PTRS}: changed while it was read")
-    keys, row_ptrs, key_counts, most_keys = split
-    tables = []
-    first_key = first_offset = 0
-    for table, key_count, most in zip(config.tables, key_counts, most_keys, strict=True):
-        last_key, last_offset = first_key + key_count, first_offset + samples * table.slots + 1
-        of_table = row_ptrs[first_offset:last_offset]
+    keys, row_ptrs, _, most_keys = split
+    for place, (table, most) in enumerate(zip(config.tables, most_keys, strict=True)):
         limit = table.max_keys_per_sample
         if limit is not None and most > limit:
-            raise _too_many_keys(table, limit, np.diff(of_table[:: table.slots]))
-        tables.append(TableKeys(keys[first_key:last_key], of_table))
-        first_key, first_offset = last_key, last_offset
-    return samples, tuple(tables)
+            first = sum(lengths[:place])
+            of_table = row_ptrs[first : first + lengths[place] : table.slots]
+            raise _too_many_keys(table, limit, np.diff(of_table))
+    return samples, keys, row_ptrs, lengths
 
 
 def _too_many_keys(table: TableConfig, limit: int, counts: NDArray[np.int32]) -> RequestError:

@@ -41,6 +41,11 @@ class Histogram:
         self.counts[bisect_left(self.bounds_s, seconds)] += 1
         self.sum_s += seconds
 
+    def add(self, counts: Iterable[int], sum_s: float) -> None:
+        """Add the counts and the sum of another histogram of the same bounds."""
+        self.counts = [one + other for one, other in zip(self.counts, counts, strict=True)]
+        self.sum_s += sum_s
+
     def copy(self) -> "Histogram":
         """Return a copy that later observations do not change."""
         other = Histogram(self.bounds_s)

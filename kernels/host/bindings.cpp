@@ -13,6 +13,7 @@
 #include "key_arguments.hpp"
 #include "key_index_bindings.hpp"
 #include "lookup.hpp"
+#include "pooled_lookup_bindings.hpp"
 #include "python_names.hpp"
 #include "row_arguments.hpp"
 #include "row_codec.hpp"
@@ -215,6 +216,7 @@ NB_MODULE(_host, module) {
       .def("_stats", &table_stats);
 
   bind_key_index(module);
+  bind_pooled_lookup(module);
   bind_snapshots(module);
 
   module.def("pool_rows", &pool_rows, nb::arg("rows").none(), nb::arg("row_ptrs").none(), nb::arg("out").none(),

@@ -67,6 +67,24 @@ void HostTable::fetch_pooled(const int64_t* keys, const Bags& bags, float* out, 
   });
 }
 
+void HostTable::prefetch_buckets(const int64_t* keys, size_t n) const {
+  const IndexView index = index_.view();
+  for (size_t i = 0; i < n; ++i) __builtin_prefetch(index.buckets + index.home(keys[i]), 0, 2);
+}
+
+// No stay is needed: a row that is handed out again meanwhile is fetched for nothing.
+void HostTable::prefetch_rows(const int64_t* keys, size_t n) const {
+  const TableView table = view();
+  const size_t bytes = row_bytes(row_type_, dim_);
+  for (size_t i = 0; i < n; ++i) {
+    int64_t number;
+    lookup_loops().find(table.index, keys + i, 1, &number);
+    if (number < 0) continue;
+    const std::byte* row = table.rows.at(static_cast<uint32_t>(number));
+    for (size_t at = 0; at < bytes; at += 64) __builtin_prefetch(row + at, 0, 2);
+  }
+}
+
 void HostTable::write_one(int64_t key, const std::byte* row, size_t bytes) {
   arena_.prefetch(kWriterAhead);
   const uint32_t number = arena_.take();

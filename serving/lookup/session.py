@@ -51,6 +51,7 @@ class LookupSession:
         self.server = server
         self.config = config
         self.device_id = device_id
+        self._pooled = server.pooled_tables(config)
         self._tables = tuple((table, config.full_name(table)) for table in config.tables)
 
     def lookup_pooled(self, batch: Batch, weights: Sequence[NDArray[np.float32] | None] | None = None) -> LookupResult:
@@ -66,19 +67,11 @@ class LookupSession:
             StoreError: a tier did not answer, and no other tier holds one of the keys.
             UnknownModelError: the model has been unloaded, or another load has taken its name.
         """
-        by_table = (None,) * len(self._tables) if weights is None else weights
-        self._check_weight_count(by_table)
-        answers = [
-            self.server.lookup_pooled(name, of_table.keys, of_table.row_ptrs, table.combiner, of_keys)
-            for (table, name), of_table, of_keys in zip(self._tables, batch.tables, by_table, strict=True)
-        ]
+        if weights is not None:
+            self._check_weight_count(weights)
+        embeddings, defaulted_keys = self._pooled.lookup(batch, weights)
         self._check_still_held()
-        embeddings = []
-        defaulted_keys = 0
-        for (table, _), (pooled, found) in zip(self._tables, answers, strict=True):
-            embeddings.append(pooled.reshape(batch.samples, table.slots, table.dim))
-            defaulted_keys += found.size - int(np.count_nonzero(found))
-        return LookupResult(tuple(embeddings), defaulted_keys)
+        return LookupResult(embeddings, defaulted_keys)
 
     def lookup(self, keys: Sequence[Keys]) -> LookupResult:
         """Look up single keys and return the row of each key, as HPS's ``LookupSession.lookup`` does.

@@ -3,7 +3,9 @@
 import threading
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+import numpy as np
 
 from serving.metrics import Histogram
 
@@ -99,6 +101,10 @@ class TableCounting:
     """Counts what happens to one table. Every method may be called from any thread.
 
     ``depth`` names a tier: 0 is the fastest.
+
+    Attributes:
+        pooled: int64, counts that ``kernels.host.PooledLookup`` writes for the fastest tier: keys of lookups in which
+            it held all keys, and for all of its answers the nanoseconds and how many fell into each time bucket.
     """
 
     def __init__(self, model: str, version: int, table: str, tiers: Sequence[str]) -> None:
@@ -109,6 +115,7 @@ class TableCounting:
         self._keys = 0
         self._defaulted_keys = 0
         self._tiers = tuple(_TierCounts() for _ in tiers)
+        self.pooled = np.zeros(2 + len(FETCH_BUCKETS_S) + 1, dtype=np.int64)
 
     def looked_up(self, asked_keys: Sequence[int], hits: Sequence[int], defaulted_keys: int) -> None:
         """Count an answered lookup; ``asked_keys`` and ``hits`` have one number per tier."""
@@ -153,8 +160,12 @@ class TableCounting:
         """Return the counts now."""
         model, version, table = self._labels
         with self._lock:
-            tiers = tuple(map(_snapshot, self._names, self._tiers))
-            return TableCounters(model, version, table, self._keys, self._defaulted_keys, tiers)
+            first, *others = map(_snapshot, self._names, self._tiers)
+            pooled_keys, nanoseconds, *times = self.pooled.tolist()  # one step of Python: no update in between
+            keys = self._keys + pooled_keys
+            first.fetch_times.add(times, nanoseconds / 1e9)
+            first = replace(first, asked_keys=first.asked_keys + pooled_keys, hits=first.hits + pooled_keys)
+            return TableCounters(model, version, table, keys, self._defaulted_keys, (first, *others))
 
 
 def _snapshot(name: str, counts: _TierCounts) -> TierCounters:

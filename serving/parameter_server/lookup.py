@@ -15,7 +15,7 @@ from serving.model.records import Combiner
 from serving.parameter_server.promotion import Promoter
 from serving.parameter_server.table import ServedTable
 from serving.parameter_server.tier import Tier
-from serving.storage.store import Keys, Mask, RowPtrs, Vectors, Weights
+from serving.storage.store import Keys, Mask, NativeTable, RowPtrs, Vectors, Weights
 
 NOWHERE = -1
 
@@ -64,17 +64,34 @@ class TierLookup:
         if isinstance(answer, tuple) and np.count_nonzero(answer[1]) == keys.size:
             held.counting.all_hit(0, keys.size)
             return answer
+        if isinstance(answer, tuple):
+            return answer[0], self.complete(held, keys, row_ptrs, combiner, weights, *answer)
         search = _Search(keys.size, len(self._tiers))
-        if answer is None or isinstance(answer, StoreError):
-            out = np.empty((row_ptrs.size - 1, held.dim), dtype=np.float32)
-            pool_rows(self._gather(held, keys, search, outage=answer), row_ptrs, out, combiner, weights)
-            return out, self._count(held, search)
-        out, found = answer
+        out = np.empty((row_ptrs.size - 1, held.dim), dtype=np.float32)
+        pool_rows(self._gather(held, keys, search, outage=answer), row_ptrs, out, combiner, weights)
+        return out, self._count(held, search)
+
+    def native_tables(self, tables: Sequence[str]) -> Sequence[NativeTable | None]:
+        """See ``Tier.native_tables``, of the fastest tier."""
+        return self._tiers[0].native_tables(tables)
+
+    def complete(
+        self,
+        held: ServedTable,
+        keys: Keys,
+        row_ptrs: RowPtrs,
+        combiner: Combiner,
+        weights: Weights | None,
+        out: Vectors,
+        found: Mask,
+    ) -> Mask:
+        """Pool again every bag in ``out`` with a key that the fastest tier has not ``found``; return the found keys."""
+        search = _Search(keys.size, len(self._tiers))
         search.asked_keys[0] = keys.size
         search.depths[found] = 0
         if len(self._tiers) > 1 or held.default_value:
             self._pool_again(held, keys, row_ptrs, out, combiner, weights, search)
-        return out, self._count(held, search)
+        return self._count(held, search)
 
     def _gather(self, held: ServedTable, keys: Keys, search: _Search, outage: StoreError | None = None) -> Vectors:
         """Fetch rows from the first tier that has them, and fill in defaults; writes ``search``.

@@ -2,7 +2,7 @@
 
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from time import monotonic as now_s
 
@@ -57,6 +57,11 @@ class ServedModels:
         if held is None:
             raise UnknownModelError(f"no model {name!r}{'' if version is None else f' of version {version}'} is loaded")
         return held
+
+    @property
+    def by_name(self) -> Mapping[str, ServedTable]:
+        """The tables of all models by full name; replaced, never changed, by each load and unload."""
+        return self._tables
 
     def tables(self) -> Sequence[ServedTable]:
         """The tables of all models."""

@@ -14,6 +14,7 @@ from serving.parameter_server.counters import TableCounters
 from serving.parameter_server.lookup import TierLookup
 from serving.parameter_server.models import ServedModels
 from serving.parameter_server.opening import open_stores, tier_settings
+from serving.parameter_server.pooled import PooledTables
 from serving.parameter_server.preflight import check_hot_keys
 from serving.parameter_server.promotion import Promoter
 from serving.parameter_server.readiness import Readiness
@@ -216,6 +217,14 @@ class ParameterServer:
         out, found = self._lookup.pooled(held, np.ascontiguousarray(keys), row_ptrs, combiner, weights)
         self._served.check_still_loaded(held)
         return out, found
+
+    def pooled_tables(self, config: ModelConfig) -> PooledTables:
+        """The tables of a model, whose bags are looked up in one call: the answers and errors of ``lookup_pooled``.
+
+        Args:
+            config: the model; a lookup raises UnknownModelError while it is not loaded.
+        """
+        return PooledTables(config, self._served, self._lookup)
 
     def insert(self, table: str, keys: Keys, rows: Vectors) -> None:
         """Insert or overwrite rows in every tier, the truth first; the last of duplicate keys wins.

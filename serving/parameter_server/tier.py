@@ -2,7 +2,7 @@
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter as now_s
 
@@ -15,7 +15,7 @@ from serving.parameter_server.circuit_breaker import CircuitBreaker
 from serving.parameter_server.first_rows import FirstRows
 from serving.parameter_server.table import ServedTable
 from serving.storage.row_codec import may_be_copied, rounded
-from serving.storage.store import Keys, Mask, RowPtrs, Store, Vectors, Weights
+from serving.storage.store import Keys, Mask, NativeTable, RowPtrs, Store, Vectors, Weights
 
 logger = logging.getLogger(__name__)
 
@@ -57,6 +57,10 @@ class Outages:
     def __contains__(self, table: str) -> bool:
         """Whether the table has an outage now."""
         return table in self._failing
+
+    def __bool__(self) -> bool:
+        """Whether any table has an outage now."""
+        return bool(self._failing)
 
     def failed(self, table: str, error: StoreError) -> None:
         """Note a failure."""
@@ -121,6 +125,21 @@ class Tier:
             return out, self.store.fetch_pooled(table.name, keys, row_ptrs, out, combiner, weights)
 
         return self._answer(table, keys, fetch)
+
+    def native_tables(self, tables: Sequence[str]) -> Sequence[NativeTable | None]:
+        """See ``Store.native_tables``; None also for a table of which the tier's state must be looked at."""
+        if self._breaker is not None:
+            return [None] * len(tables)
+        try:
+            native = self.store.native_tables(tables)
+        except StoreError:  # ``fetch_pooled`` reports it
+            return [None] * len(tables)
+        if not self._bypassed and not self._silence:
+            return native
+        return [
+            None if name in self._bypassed or name in self._silence else one
+            for name, one in zip(tables, native, strict=True)
+        ]
 
     def gives_rounded(self, row_dtype: RowDtype) -> bool:
         """Whether this tier returns rows of a table of ``row_dtype`` as that type rounds them."""

@@ -8,7 +8,8 @@ from typing import Literal, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.host import RowDtype
+from kernels.host import HostTable, RowDtype
+from kernels.snapshot import Snapshot
 from serving.metrics import MetricSample
 from serving.model.records import Combiner
 from serving.model.sparse_model import SparseModel
@@ -18,6 +19,7 @@ Vectors = NDArray[np.float32]
 Weights = NDArray[np.float32]
 RowPtrs = NDArray[np.int32] | NDArray[np.int64]
 Mask = NDArray[np.bool_]
+NativeTable = HostTable | Snapshot  # what ``kernels.host.PooledLookup`` reads
 Batches = Iterator[tuple[Keys, Vectors]]
 
 MARKER_FORMAT = 1
@@ -206,6 +208,14 @@ class Store(Protocol):
             found: bool[N], one per key.
         """
         raise TypeError(f"{self.name} does not pool rows")
+
+    def native_tables(self, tables: Sequence[str]) -> Sequence[NativeTable | None]:
+        """The native tables that hold all rows of these tables now; None where ``fetch_pooled`` must be called.
+
+        Raises:
+            StoreError: the store is closed.
+        """
+        return [None] * len(tables)
 
     def insert(self, table: str, keys: Keys, rows: Vectors) -> None:
         """Insert or overwrite rows. The last of duplicate keys wins.

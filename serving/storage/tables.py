@@ -1,13 +1,24 @@
 """Tables by name, for the stores that keep them in memory or map them from files; reads take no lock."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import ClassVar, Generic, Protocol, TypeVar
 
 from kernels.errors import ReservedKeyError, RowValueError, TableFullError
 from kernels.host import HostTable, RowDtype
 from serving.errors import StoreError, StoreFullError
 from serving.model.records import Combiner
-from serving.storage.store import Batches, Keys, Mask, RowPtrs, Store, TableSpec, Vectors, Weights, none_found
+from serving.storage.store import (
+    Batches,
+    Keys,
+    Mask,
+    NativeTable,
+    RowPtrs,
+    Store,
+    TableSpec,
+    Vectors,
+    Weights,
+    none_found,
+)
 
 
 class ReadTable(Protocol):
@@ -115,6 +126,10 @@ class TableStore(Store, Generic[Table]):
 
 class HostTableStore(TableStore[AnyHostTable]):
     """A ``TableStore`` whose tables are host tables."""
+
+    def native_tables(self, tables: Sequence[str]) -> Sequence[NativeTable | None]:
+        """See ``Store.native_tables``."""
+        return list(map(self._open_tables("").get, tables))
 
     def memory_bytes(self, table: str) -> int:
         """RAM of a table with its keys and spare rows; 0 for an unknown table."""

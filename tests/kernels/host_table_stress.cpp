@@ -24,6 +24,7 @@
 #include "core_pool.hpp"
 #include "host_table.hpp"
 #include "key_index.hpp"
+#include "pooled_lookup.hpp"
 
 using namespace hotrow;
 
@@ -112,6 +113,31 @@ void look_up_pooled(HostTable& table) {
     for (uint32_t c = 1; c < kDim; c += 2) {
       require(out[c] == static_cast<float>(3 * of_key(key)), "a wrong sum");
       require(out[kDim + c] == static_cast<float>(3 * of_key(key + 1)), "a wrong sum");
+    }
+  }
+}
+
+// Lasting keys of several tables in one call; the cores share it if there are many.
+void look_up_in_one_call(const std::vector<HostTable*>& tables, size_t count) {
+  std::vector<int64_t> row_ptrs(count + 1), keys(count);
+  std::vector<float> out(tables.size() * count * kDim);
+  const std::unique_ptr<bool[]> found(new bool[tables.size() * count]);
+  for (size_t i = 0; i < count; ++i) row_ptrs[i + 1] = static_cast<int64_t>(i) + 1;
+  for (int64_t key = 0; !stop.load(); ++key) {
+    for (size_t i = 0; i < count; ++i) keys[i] = (key + static_cast<int64_t>(i)) % kFixed;
+    std::vector<TableLookup> lookups(tables.size());
+    for (size_t t = 0; t < tables.size(); ++t) {
+      lookups[t].set_table(*tables[t]);
+      lookups[t].keys = keys.data();
+      lookups[t].key_count = count;
+      lookups[t].bags = {row_ptrs.data(), count, Combiner::kSum, nullptr};
+      lookups[t].out = &out[t * count * kDim];
+      lookups[t].found = &found[t * count];
+    }
+    look_up_tables(lookups);
+    for (size_t t = 0; t < tables.size(); ++t) {
+      require(lookups[t].is_read && !lookups[t].misses, "a lasting key was not found");
+      for (size_t i = 0; i < count; ++i) check(&out[(t * count + i) * kDim], keys[i]);
     }
   }
 }
@@ -334,6 +360,8 @@ int main(int argc, char** argv) {
   for (int i = 0; i < kWriters; ++i) threads.emplace_back(replace_rows, std::ref(table), i);
   for (int i = 0; i < kReaders; ++i) threads.emplace_back(look_up, std::ref(table), i, i ? kBatch : kBigBatch);
   threads.emplace_back(look_up_pooled, std::ref(table));
+  for (const size_t count : {size_t{4}, kBigBatch / 2})
+    threads.emplace_back(look_up_in_one_call, std::vector<HostTable*>{&table, &shared, &table}, count);
   threads.emplace_back(walk, std::ref(table));
   for (int i = 0; i < 2; ++i) threads.emplace_back(number_keys, std::ref(index));
   for (HostTable* evicting : {&random, &least_used, &oldest}) {

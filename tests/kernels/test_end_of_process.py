@@ -8,15 +8,17 @@ import pytest
 WORK_UNTIL_THE_END = """
 import sys, threading
 import numpy as np
-from kernels.host import HostTable, KeyIndex, encode_rows, pool_rows
+from kernels.host import HostTable, KeyIndex, PooledLookup, encode_rows, pool_rows
 
 COUNT, DIM = 20_000, 16
 keys, rows, row_ptrs = np.arange(COUNT), np.ones((COUNT, DIM), np.float32), np.arange(COUNT + 1)
 table = HostTable(DIM, COUNT)
 table.insert(keys, rows)
+several = PooledLookup([DIM], [1], ["sum"], [np.zeros(3, np.int64)], [])
 calls = {
     "fetch": lambda out: table.fetch(keys, out),
     "fetch_pooled": lambda out: table.fetch_pooled(keys, row_ptrs, out, "sum"),
+    "several tables": lambda out: several.fetch([table], keys, row_ptrs, out.reshape(-1), COUNT),
     "insert": lambda out: table.insert(keys, rows),
     "items": lambda out: list(table.items()),
     "encode_rows": lambda out: encode_rows(rows, "int8"),
@@ -39,7 +41,10 @@ for _ in range(6):
 """
 
 
-@pytest.mark.parametrize("call", ["fetch", "fetch_pooled", "insert", "items", "encode_rows", "pool_rows", "find"])
+CALLS = ["fetch", "fetch_pooled", "several tables", "insert", "items", "encode_rows", "pool_rows", "find"]
+
+
+@pytest.mark.parametrize("call", CALLS)
 def test_a_process_ends_cleanly_while_daemon_threads_are_in_a_call(call):
     for _ in range(2):
         ended = subprocess.run([sys.executable, "-c", WORK_UNTIL_THE_END, call], capture_output=True, text=True)

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serving.background import PeriodicWorker
-from serving.errors import StoreError, StoreUnreachableError
+from serving.errors import StoreUnreachableError
 from serving.storage.redis import marker as scripts
 from serving.storage.redis.commands import Command, Partition, RedisNodeError, header, plain
 from serving.storage.redis.marker import PartitionMarker, new_token

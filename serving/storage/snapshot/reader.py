@@ -71,6 +71,11 @@ class SnapshotReader:
         """The SHA-256 of what the snapshot was made from."""
         return self._open().source.hex()
 
+    @property
+    def native(self) -> Snapshot | None:
+        """The open file; None once the reader is closed."""
+        return self._snapshot
+
     def fetch(self, keys: Keys, out: Vectors) -> Mask:
         """Read rows.
 

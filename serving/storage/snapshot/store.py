@@ -2,6 +2,7 @@
 
 import logging
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 from kernels.system_memory import available_memory_bytes
@@ -12,7 +13,7 @@ from serving.model.sparse_model import SparseModel
 from serving.storage.snapshot.folder import SnapshotFolder
 from serving.storage.snapshot.reader import SnapshotReader
 from serving.storage.snapshot.table import SnapshotTable
-from serving.storage.store import Keys, TableSpec, Vectors
+from serving.storage.store import Keys, NativeTable, TableSpec, Vectors
 from serving.storage.tables import TableStore
 
 logger = logging.getLogger(__name__)
@@ -105,6 +106,11 @@ class SnapshotStore(TableStore[SnapshotTable]):
             self._put(SnapshotTable(spec, reader, rows_with_headroom(rows) - rows if overlay is None else overlay))
         if self._warm_up:
             _warm_up_if_it_fits(reader)
+
+    def native_tables(self, tables: Sequence[str]) -> Sequence[NativeTable | None]:
+        """See ``Store.native_tables``; None for a table with changes."""
+        held = self._open_tables("")
+        return [None if (table := held.get(name)) is None else table.native for name in tables]
 
     def capacity_rows(self, table: str) -> int | None:
         """See ``Store.capacity_rows``: rows of the file and of the overlay."""

@@ -8,6 +8,7 @@ import numpy as np
 
 from kernels.errors import ReservedKeyError, RowValueError, TableFullError
 from kernels.host import HostTable, KeyIndex, pool_rows
+from kernels.snapshot import Snapshot
 from serving.errors import StoreError, StoreFullError
 from serving.model.records import Combiner
 from serving.storage.snapshot.reader import SnapshotReader
@@ -58,6 +59,11 @@ class SnapshotTable:
     def dim(self) -> int:
         """D."""
         return self.spec.dim
+
+    @property
+    def native(self) -> Snapshot | None:
+        """The file, while it holds all rows of the table; None after the first change."""
+        return self._reader.native if self._reader is not None and self._overlay is None else None
 
     @property
     def file_bytes(self) -> int:
