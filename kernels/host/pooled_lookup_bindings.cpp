@@ -47,13 +47,15 @@ class PooledLookup {
     const size_t count = dims.size();
     if (!count || slots.size() != count || combiners.size() != count || nb::len(counts) != count)
       throw nb::value_error("expected dims, slots, combiners and counts of the same tables, of at least one");
+    int64_t most_slots = INT32_MAX;  // of all tables together: so the number of bags cannot overflow
     if (!std::is_sorted(bounds.begin(), bounds.end())) throw nb::value_error("bounds_ns: expected ascending bounds");
     for (size_t t = 0; t < count; ++t) {
       const nb::object row = counts[t];
       auto array = std::make_unique<Array>(row, "counts", "int64[2 + K + 1]", Array::kWrite);
       array->require(Dtype::kInt64, 1);
       array->require_shape(bounds.size() + 3);
-      tables.push_back({in_range("slots", slots[t], INT32_MAX),
+      most_slots -= static_cast<int64_t>(in_range("slots", slots[t], static_cast<uint64_t>(most_slots)));
+      tables.push_back({static_cast<size_t>(slots[t]),
                         static_cast<uint32_t>(in_range("dim", dims[t], HostTable::kMaxDim)),
                         parse_combiner(combiners[t]), std::move(array)});
     }
@@ -149,11 +151,11 @@ class Request {
         out_(out, "out", "float32[N]", Array::kWrite),
         weights_(weights, lookups.size()),
         found_(new bool[keys_.count()]) {
-    out_.require(Dtype::kFloat32, 1);
-    out_.require_shape(out_floats(lookup, samples));
     size_t length = lookups.size();
     for (const auto& table : lookup.tables) length += samples * table.slots;
     offsets_ = copy_offsets(row_ptrs, length);
+    out_.require(Dtype::kFloat32, 1);
+    out_.require_shape(out_floats(lookup, samples));
     divide(lookup, samples);
     is_tiny = keys_.count() <= kTinyKeys && length <= 2 * kTinyKeys;
   }

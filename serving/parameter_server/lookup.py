@@ -61,11 +61,12 @@ class TierLookup:
     ) -> tuple[Vectors, Mask]:
         """See ``ParameterServer.lookup_pooled``."""
         answer = self._tiers[0].fetch_pooled(held, keys, row_ptrs, combiner, weights)
-        if isinstance(answer, tuple) and np.count_nonzero(answer[1]) == keys.size:
+        if isinstance(answer, tuple):
+            out, found = answer
+            if np.count_nonzero(found) < keys.size:
+                return out, self.complete(held, keys, row_ptrs, combiner, weights, out, found)
             held.counting.all_hit(0, keys.size)
             return answer
-        if isinstance(answer, tuple):
-            return answer[0], self.complete(held, keys, row_ptrs, combiner, weights, *answer)
         search = _Search(keys.size, len(self._tiers))
         out = np.empty((row_ptrs.size - 1, held.dim), dtype=np.float32)
         pool_rows(self._gather(held, keys, search, outage=answer), row_ptrs, out, combiner, weights)

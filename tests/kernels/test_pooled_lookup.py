@@ -256,6 +256,7 @@ BAD_REQUESTS = [
     ),
     pytest.param({"out": np.zeros(32)}, TypeError, "out: expected float32", id="float64 out"),
     pytest.param({"samples": 0}, ValueError, "samples: expected 1 to", id="no sample"),
+    pytest.param({"samples": 2**31 - 1}, ValueError, "row_ptrs: .* of shape", id="more samples than offsets"),
     pytest.param({"tables": [None]}, ValueError, "tables: expected 2", id="too few tables"),
     pytest.param(
         {"tables": [None, 5]}, TypeError, "tables: expected HostTable, Snapshot or None, got int", id="no table"
@@ -301,6 +302,7 @@ BAD_TABLES = [
     pytest.param({"dims": [8, 8]}, ValueError, "expected dims, slots, combiners and counts", id="other lengths"),
     pytest.param({"dims": [0]}, ValueError, "dim: expected 1 to 65536, got 0", id="dim 0"),
     pytest.param({"slots": [0]}, ValueError, "slots: expected 1 to", id="no slot"),
+    pytest.param({"slots": [2**31]}, ValueError, "slots: expected 1 to 2147483647, got", id="too many slots"),
     pytest.param({"combiners": ["max"]}, ValueError, "combiner: expected 'sum'", id="combiner"),
     pytest.param(
         {"counts": [np.zeros(4, np.int64)]}, ValueError, "counts: expected int64", id="counts of other length"
