@@ -102,6 +102,9 @@ class HostTable:
                 combiner is unknown; or ``row_ptrs`` does not start at 0, falls, or does not end at N.
         """
 
+    def holds(self, keys: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+        """Return bool[N]: which of ``keys`` the table holds. Reads no row, and raises as ``fetch`` does."""
+
     def insert(self, keys: npt.NDArray[np.int64], rows: npt.NDArray[np.float32]) -> int:
         """Insert rows, and overwrite the rows of keys that are present.
 

@@ -109,6 +109,17 @@ uint64_t table_memory_bytes(int64_t dim, int64_t capacity_rows, const std::strin
                                      parse_row_type(row_dtype), parse_overflow_policy(overflow_policy));
 }
 
+nb::object holds(HostTable& table, nb::handle keys_in) {
+  const Keys keys(keys_in, Keys::kLookUp);
+  nb::object held = python().empty(keys.count(), python().bool_);
+  const Array held_array(held, "held", "bool[N]", Array::kWrite);
+  std::optional<GilRelease> release;
+  release_gil_unless(keys.count() <= kTinyKeys, release);
+  table.holds(keys.begin(), keys.count(), held_array.data<bool>());
+  release.reset();
+  return held;
+}
+
 int64_t insert(HostTable& table, nb::handle keys_in, nb::handle rows_in) {
   const Keys keys(keys_in, Keys::kWrite);
   Array rows(rows_in, "rows", "float32[N, D]");
@@ -209,6 +220,7 @@ NB_MODULE(_host, module) {
       .def("fetch", &fetch<HostTable>, nb::arg("keys").none(), nb::arg("out").none())
       .def("fetch_pooled", &fetch_pooled<HostTable>, nb::arg("keys").none(), nb::arg("row_ptrs").none(),
            nb::arg("out").none(), nb::arg("combiner"), nb::arg("weights").none() = nb::none())
+      .def("holds", &holds, nb::arg("keys").none())
       .def("insert", &insert, nb::arg("keys").none(), nb::arg("rows").none())
       .def("evict", &evict, nb::arg("keys").none())
       .def("_read_items", &read_items, nb::arg("cursor"), nb::arg("max_rows"))

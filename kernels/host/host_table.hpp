@@ -79,6 +79,9 @@ class HostTable {
   // Bags of keys -> out[bags.count][dim]; found[n] per key. An absent key counts as a row of zeros.
   void fetch_pooled(const int64_t* keys, const Bags& bags, float* out, bool* found);
 
+  // held[i]: whether keys[i] is in the table. Reads no row.
+  void holds(const int64_t* keys, size_t n, bool* held);
+
   // Insert or overwrite; of equal keys the last wins. No key is reserved (here and in evict). Returns how many other
   // keys were evicted to make room. Throws TableFull, or UnfitValue where the table's row type cannot hold a value,
   // before anything is written.
