@@ -11,8 +11,10 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from kernels import _host
 from kernels.errors import SharedMemoryError
 from kernels.host import HostTable, RowDtype
+from kernels.system_memory import check_memory
 
 __all__ = ["SharedTable"]
 
@@ -43,6 +45,10 @@ class SharedTable(HostTable):
             SharedMemoryError: the file exists, or there is not enough memory.
             ValueError: see ``HostTable``, or ``source`` is too long.
         """
+        try:
+            check_memory(cls.memory_bytes(dim, capacity_rows, row_dtype))
+        except MemoryError as err:
+            raise SharedMemoryError(str(path), str(err)) from err
         return cls(path, True, (dim, capacity_rows, row_dtype, source))
 
     @classmethod
@@ -66,9 +72,9 @@ class SharedTable(HostTable):
     def __init__(self, path: str | Path, writes: bool, new: tuple[int, int, RowDtype, str] | None = None) -> None:
         """Use ``create`` or ``attach``."""
         if new is None:
-            super().__init__(os.fsencode(path), writes)
+            _host.HostTable.__init__(self, os.fsencode(path), writes)
         else:
-            super().__init__(os.fsencode(path), *new)
+            _host.HostTable.__init__(self, os.fsencode(path), *new)
         self._path = str(path)
         self.writes = writes
 

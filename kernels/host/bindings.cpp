@@ -128,7 +128,7 @@ int64_t insert(HostTable& table, nb::handle keys_in, nb::handle rows_in) {
   std::optional<TableFull> full;
   std::optional<UnfitValue> unfit;
   int64_t evicted = 0;
-  {
+  with_shared_faults([&] {
     const GilRelease release;
     try {
       evicted = table.insert(keys.begin(), rows.data<const float>(), keys.count());
@@ -137,7 +137,7 @@ int64_t insert(HostTable& table, nb::handle keys_in, nb::handle rows_in) {
     } catch (const UnfitValue& error) {
       unfit = error;
     }
-  }
+  });
   if (unfit) raise_unfit(*unfit, table.row_type(), nb::int_(keys.begin()[unfit->row]));
   if (full) raise(python().table_full_error, nb::make_tuple(table.capacity_rows(), full->rows, full->new_rows));
   return evicted;

@@ -252,7 +252,8 @@ class SharedMemoryStore(HostTableStore[SharedTable]):
         try:
             return SharedTable.create(self._folder.new_file(spec.name), spec.dim, capacity, spec.row_dtype, digest)
         except SharedMemoryError as err:
-            raise StoreError(self.name, spec.name, str(err)) from err
+            reason = f"{err}; volatile_db.shared_memory_size is {self._capacity_bytes:,}"
+            raise StoreError(self.name, spec.name, reason) from err
 
     def _to_write(self, table: str) -> SharedTable:
         held = self._held_table(table)

@@ -203,7 +203,7 @@ class SnapshotTable:
                 rows = HostTable(self.spec.dim, self.overlay_rows, self.spec.row_dtype)
                 self._overlay = _Overlay(rows, HostTable(1, self.overlay_rows))
             except MemoryError as err:
-                reason = f"the system refused the memory for an overlay of {self.overlay_rows:,} rows"
+                reason = f"the overlay of {self.overlay_rows:,} rows: {err}; lower volatile_db.overlay_capacity_rows"
                 raise StoreError("snapshot", self.spec.name, reason) from err
         return self._overlay
 
