@@ -1,10 +1,14 @@
 """The memory that this process can take."""
 
+import os
 from pathlib import Path
 
 from kernels.cgroups import groups_of, number_in, words_in
 
 _MEMINFO = Path("/proc/meminfo")
+_MOUNTS = Path("/proc/self/mountinfo")
+# It is for memory without a file; only "deny" and "force" also decide for a mounted file system.
+_SHARED_HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
 _SMALL_BYTES = 16 << 20
 # The files of a group, and the entries of memory.stat that count its file cache.
 _GROUP_FILES = (
@@ -43,3 +47,24 @@ def check_memory(needed_bytes: int) -> None:
     available = available_memory_bytes() if needed_bytes > _SMALL_BYTES else needed_bytes
     if 0 < available < needed_bytes:
         raise MemoryError(f"{needed_bytes:,} bytes of memory are needed, {available:,} are available")
+
+
+def huge_page_advice(folder: Path) -> str:
+    """Return what an operator must run so that the files of a memory file system get huge pages; "" for nothing."""
+    try:
+        setting = _SHARED_HUGE_PAGES.read_text(encoding="ascii")
+        device = os.stat(folder).st_dev
+        mounts = [line.split() for line in _MOUNTS.read_text(encoding="utf-8").splitlines()]
+    except OSError:  # such as a kernel without huge pages
+        return ""
+    if "[deny]" in setting:
+        return f"echo never > {_SHARED_HUGE_PAGES}"
+    if "[force]" in setting:
+        return ""
+    # number, parent, device, root, mount point, options, ..., "-", type, source, options
+    for words in mounts:
+        kind, _, options = words[words.index("-") + 1 :]
+        if words[2] == f"{os.major(device)}:{os.minor(device)}" and kind == "tmpfs":
+            is_huge = any(f"huge={when}" in options.split(",") for when in ("advise", "within_size", "always"))
+            return "" if is_huge else f"mount -o remount,huge=advise {words[4]}"
+    return ""

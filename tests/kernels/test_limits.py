@@ -12,7 +12,7 @@ from kernels.errors import SharedMemoryError
 from kernels.host import HostTable
 from kernels.shared import SharedTable
 from kernels.system_cores import usable_cores
-from kernels.system_memory import available_memory_bytes, check_memory
+from kernels.system_memory import available_memory_bytes, check_memory, huge_page_advice
 
 GB = 10**9
 V1 = "4:memory:/a/b\n2:cpu,cpuacct:/a/b\n1:name=systemd:/a\n"
@@ -131,6 +131,37 @@ def test_a_process_that_is_bound_to_one_core_uses_one_thread():
     result = subprocess.run([sys.executable, "-c", BOUND_TO_ONE_CORE], capture_output=True, text=True, timeout=120)
 
     assert result.stdout == "1\n", result.stderr
+
+
+MOUNT = "25 24 {device} / /the/mount rw,relatime shared:3 - {kind} none rw,size=1k{option}"
+REMOUNT = "mount -o remount,huge=advise /the/mount"
+
+
+@pytest.mark.parametrize(
+    ("setting", "kind", "option", "advice"),
+    [
+        pytest.param("never", "tmpfs", "", REMOUNT, id="the default"),
+        pytest.param("never", "tmpfs", ",huge=never", REMOUNT, id="never"),
+        pytest.param("advise", "tmpfs", "", REMOUNT, id="the setting is for other memory"),
+        pytest.param("never", "tmpfs", ",huge=advise", "", id="advise"),
+        pytest.param("never", "tmpfs", ",huge=within_size,inode64", "", id="within_size"),
+        pytest.param("never", "tmpfs", ",huge=always", "", id="always"),
+        pytest.param("deny", "tmpfs", ",huge=advise", "echo never > {setting}", id="denied for all"),
+        pytest.param("force", "tmpfs", "", "", id="forced for all"),
+        pytest.param("never", "ext4", "", "", id="a disk"),
+        pytest.param(None, "tmpfs", "", "", id="a kernel without huge pages"),
+    ],
+)
+def test_an_operator_reads_what_to_run_for_huge_pages(tmp_path, monkeypatch, setting, kind, option, advice):
+    file, mounts, device = tmp_path / "shmem_enabled", tmp_path / "mountinfo", tmp_path.stat().st_dev
+    if setting is not None:
+        file.write_text("always within_size advise never deny force\n".replace(setting, f"[{setting}]"))
+    ours = MOUNT.format(device=f"{os.major(device)}:{os.minor(device)}", kind=kind, option=option)
+    mounts.write_text(f"{MOUNT.format(device='0:0', kind='tmpfs', option=',huge=advise')}\n{ours}\n")
+    monkeypatch.setattr(system_memory, "_SHARED_HUGE_PAGES", file)
+    monkeypatch.setattr(system_memory, "_MOUNTS", mounts)
+
+    assert huge_page_advice(tmp_path) == advice.format(setting=file)
 
 
 @pytest.fixture

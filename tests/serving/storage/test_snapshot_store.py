@@ -339,6 +339,18 @@ def test_without_room_for_changes_nothing_can_be_changed(table, folder):
             SnapshotStore(folder, overlay_capacity_rows=rows)
 
 
+def test_an_overlay_beyond_the_available_memory_is_refused(table, folder, monkeypatch):
+    path, rows = table
+    store = loaded(folder, path, overlay_capacity_rows=1_000_000)
+    monkeypatch.setattr("kernels.system_memory.available_memory_bytes", lambda: 20_000_000)
+
+    numbers = "the overlay of 1,000,000 rows: [0-9,]+ bytes of memory are needed, 20,000,000 are available"
+    with pytest.raises(StoreError, match=rf"'model\.table': {numbers}; lower volatile_db\.overlay_capacity_rows$"):
+        store.insert(TABLE, np.array([1]), np.ones((1, DIM), np.float32))
+
+    assert_holds(store, rows)
+
+
 def test_a_value_that_the_row_type_cannot_hold_is_not_inserted(table, folder):
     path, _ = table
     store = loaded(folder, path, TableSpec(TABLE, DIM, row_dtype="fp16"))
