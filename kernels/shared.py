@@ -23,9 +23,10 @@ class SharedTable(HostTable):
     """A ``HostTable`` whose memory is a file, mapped by up to 64 processes at a time.
 
     Callers make sure that only one process writes at a time (``writes``); the others read in parallel. A killed reader
-    disturbs no other process. If the writer is killed, readers go on, and another process may attach as the writer and
-    clears up half-finished writes. A row is written completely or not at all. At most 64 lookups of one process run at
-    a time; further lookups wait. A forked child is not attached: its reads and writes raise RuntimeError.
+    disturbs no other process. A reader that is stopped in the middle of a read makes writes fail that need the rows it
+    holds. If the writer is killed, readers go on, and another process may attach as the writer and clears up
+    half-finished writes. A row is written completely or not at all. At most 64 lookups of one process run at a time;
+    further lookups wait. A forked child is not attached: its reads and writes raise RuntimeError.
     """
 
     @classmethod
@@ -101,7 +102,12 @@ class SharedTable(HostTable):
         self._mark_shared_changed()
 
     def insert(self, keys: npt.NDArray[np.int64], rows: npt.NDArray[np.float32]) -> int:
-        """See ``HostTable.insert``; raises SharedMemoryError if this process does not write."""
+        """See ``HostTable.insert``.
+
+        Raises:
+            SharedMemoryError: this process does not write; or a process that was stopped in the middle of a read has
+                held rows for 5 seconds. In the second case some rows may have been written.
+        """
         self._check_writes()
         return super().insert(keys, rows)
 

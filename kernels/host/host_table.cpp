@@ -70,9 +70,7 @@ void HostTable::fetch_pooled(const int64_t* keys, const Bags& bags, float* out, 
 void HostTable::holds(const int64_t* keys, size_t n, bool* held) {
   epochs_.check_attached();
   do_in_pieces(n, [&](Piece piece) {
-    int64_t rows[kPieceKeys];
-    lookup_loops().find(index_.view(), keys + piece.begin, piece.size(), rows);
-    for (size_t i = 0; i < piece.size(); ++i) held[piece.begin + i] = rows[i] >= 0;
+    lookup_loops().holds(index_.view(), keys + piece.begin, piece.size(), held + piece.begin);
   });
 }
 

@@ -202,8 +202,8 @@ void SharedArea::clear_if_gone(uint32_t peer, Epochs::Block& block) {
 
 void SharedArea::fail_stuck(uint32_t peer) const {
   fail("process " + std::to_string(header().process_ids[peer].load()) +
-       " has been in the middle of a read for seconds, so a row could not be written: if it is stopped, let it go on or "
-       "end it");
+       " has been in the middle of a read for seconds, so a row could not be written: if it is stopped, let it go on "
+       "or end it");
 }
 
 void SharedArea::let_go() {
