@@ -28,6 +28,7 @@ from benchmarks.gather import aligned, compile_gather, gather
 from benchmarks.report import Record, parse_arguments, publish
 from kernels.host import HostTable, lookup_threads, set_lookup_threads
 from kernels.shared import SharedTable
+from kernels.system_memory import huge_page_advice
 
 BATCH_KEYS = 26 * 1024
 LOAD_ROWS = 1 << 18
@@ -214,7 +215,8 @@ def shared(subject, scale):
         pairs = take_turns(
             partial(run, table), partial(run, subject.table), scale.rounds, len(batches) * BATCH_KEYS / 1e6
         )
-    params = {"rows": subject.rows, "dim": subject.dim, "keys": "uniform", "peer": "own memory"}
+    is_huge = not huge_page_advice(Path("/dev/shm"))
+    params = {"rows": subject.rows, "dim": subject.dim, "keys": "uniform", "peer": "own memory", "huge_pages": is_huge}
     yield Record.of("host_table.shared", params, "Mrow/s", pairs)
 
 

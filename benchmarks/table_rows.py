@@ -64,6 +64,8 @@ TIERS = [
     ("open a snapshot of {rows} rows and answer {keys} keys", "snapshot.start", {},
      "ms", "reading `key` and `emb_vector` into a table, speed", ">= 50"),
     ("look up {keys} keys in that snapshot, warm", "snapshot.lookup", {}, "M rows/s", "the host table", ""),
+    ("pool {keys} keys of that snapshot after one changed row", "snapshot.changed", {},
+     "M rows/s", "the same without a change", ">= 0.83"),
     ("{keys} keys of a snapshot on a cold disk", "snapshot.cold", {},
      "k rows/s", "the same pages, read one by one on a page fault", ""),
     ("the first {keys} keys of a snapshot that is in memory and was never opened", "snapshot.first", {},

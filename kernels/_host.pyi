@@ -102,6 +102,9 @@ class HostTable:
                 combiner is unknown; or ``row_ptrs`` does not start at 0, falls, or does not end at N.
         """
 
+    def holds(self, keys: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+        """Return bool[N]: which of ``keys`` the table holds. Reads no row, and raises as ``fetch`` does."""
+
     def insert(self, keys: npt.NDArray[np.int64], rows: npt.NDArray[np.float32]) -> int:
         """Insert rows, and overwrite the rows of keys that are present.
 
@@ -316,7 +319,8 @@ def set_lookup_threads(threads: int) -> None:
 
     A lookup of 16,384 keys or more is shared between its caller and the threads of one small pool. The pool takes one
     lookup at a time; a lookup that finds the pool busy runs on its caller alone. The answer has the same bits. The
-    default is the environment's ``HOTROW_LOOKUP_THREADS``, or else one thread per usable core, at most 8.
+    default is the environment's ``HOTROW_LOOKUP_THREADS``, or else one thread per usable core, at most 8. Affinity and
+    the CPU quota of a container decide which cores are usable.
 
     Args:
         threads: 1 to 64, including the caller. With 1, lookups are not shared.

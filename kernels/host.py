@@ -28,6 +28,8 @@ from kernels._host import (
     set_lookup_threads,
     split_by_table,
 )
+from kernels.system_cores import usable_cores
+from kernels.system_memory import check_memory
 
 __all__ = [
     "HostTable",
@@ -46,6 +48,8 @@ __all__ = [
     "set_lookup_threads",
     "split_by_table",
 ]
+
+_DEFAULT_MOST_LOOKUP_THREADS = 8
 
 RowDtype = Literal["fp32", "fp16", "bf16", "int8", "uint8"]
 OverflowPolicy = Literal["evict_random", "evict_least_used", "evict_oldest", "evict_oldest_written"]
@@ -122,8 +126,24 @@ class HostTable(_host.HostTable):
 
     Raises:
         ValueError: a number is out of range, or ``row_dtype`` or ``overflow_policy`` is unknown.
-        MemoryError: the system is out of memory.
+        MemoryError: the system or the container does not have the memory; it is checked before any is touched.
     """
+
+    def __init__(
+        self,
+        dim: int,
+        capacity_rows: int,
+        row_dtype: RowDtype = "fp32",
+        overflow_policy: OverflowPolicy | None = None,
+        target_rows: int | None = None,
+    ) -> None:
+        """See the class."""
+        needed_bytes = self.memory_bytes(dim, capacity_rows, row_dtype, overflow_policy)
+        check_memory(needed_bytes)
+        try:
+            super().__init__(dim, capacity_rows, row_dtype, overflow_policy, target_rows)
+        except MemoryError:
+            raise MemoryError(f"the system refused {needed_bytes:,} bytes of memory") from None
 
     def items(self, batch_rows: int = 65536) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]]:
         """Iterate over the table in no particular order.
@@ -160,6 +180,7 @@ class KeyIndex(_host.KeyIndex):
 def _read_lookup_threads() -> None:
     value = os.environ.get("HOTROW_LOOKUP_THREADS")
     if value is None:
+        set_lookup_threads(min(usable_cores(), _DEFAULT_MOST_LOOKUP_THREADS))
         return
     try:
         set_lookup_threads(int(value))

@@ -11,8 +11,10 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from kernels import _host
 from kernels.errors import SharedMemoryError
 from kernels.host import HostTable, RowDtype
+from kernels.system_memory import check_memory
 
 __all__ = ["SharedTable"]
 
@@ -21,9 +23,10 @@ class SharedTable(HostTable):
     """A ``HostTable`` whose memory is a file, mapped by up to 64 processes at a time.
 
     Callers make sure that only one process writes at a time (``writes``); the others read in parallel. A killed reader
-    disturbs no other process. If the writer is killed, readers go on, and another process may attach as the writer and
-    clears up half-finished writes. A row is written completely or not at all. At most 64 lookups of one process run at
-    a time; further lookups wait. A forked child is not attached: its reads and writes raise RuntimeError.
+    disturbs no other process. A reader that is stopped in the middle of a read makes writes fail that need the rows it
+    holds. If the writer is killed, readers go on, and another process may attach as the writer and clears up
+    half-finished writes. A row is written completely or not at all. At most 64 lookups of one process run at a time;
+    further lookups wait. A forked child is not attached: its reads and writes raise RuntimeError.
     """
 
     @classmethod
@@ -43,6 +46,10 @@ class SharedTable(HostTable):
             SharedMemoryError: the file exists, or there is not enough memory.
             ValueError: see ``HostTable``, or ``source`` is too long.
         """
+        try:
+            check_memory(cls.memory_bytes(dim, capacity_rows, row_dtype))
+        except MemoryError as err:
+            raise SharedMemoryError(str(path), str(err)) from err
         return cls(path, True, (dim, capacity_rows, row_dtype, source))
 
     @classmethod
@@ -66,9 +73,9 @@ class SharedTable(HostTable):
     def __init__(self, path: str | Path, writes: bool, new: tuple[int, int, RowDtype, str] | None = None) -> None:
         """Use ``create`` or ``attach``."""
         if new is None:
-            super().__init__(os.fsencode(path), writes)
+            _host.HostTable.__init__(self, os.fsencode(path), writes)
         else:
-            super().__init__(os.fsencode(path), *new)
+            _host.HostTable.__init__(self, os.fsencode(path), *new)
         self._path = str(path)
         self.writes = writes
 
@@ -95,7 +102,12 @@ class SharedTable(HostTable):
         self._mark_shared_changed()
 
     def insert(self, keys: npt.NDArray[np.int64], rows: npt.NDArray[np.float32]) -> int:
-        """See ``HostTable.insert``; raises SharedMemoryError if this process does not write."""
+        """See ``HostTable.insert``.
+
+        Raises:
+            SharedMemoryError: this process does not write; or a process that was stopped in the middle of a read has
+                held rows for 5 seconds. In the second case some rows may have been written.
+        """
         self._check_writes()
         return super().insert(keys, rows)
 

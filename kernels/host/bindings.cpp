@@ -110,6 +110,17 @@ uint64_t table_memory_bytes(int64_t dim, int64_t capacity_rows, const std::strin
                                      parse_row_type(row_dtype), parse_overflow_policy(overflow_policy));
 }
 
+nb::object holds(HostTable& table, nb::handle keys_in) {
+  const Keys keys(keys_in, Keys::kLookUp);
+  nb::object held = python().empty(keys.count(), python().bool_);
+  const Array held_array(held, "held", "bool[N]", Array::kWrite);
+  std::optional<GilRelease> release;
+  release_gil_unless(keys.count() <= kTinyKeys, release);
+  table.holds(keys.begin(), keys.count(), held_array.data<bool>());
+  release.reset();
+  return held;
+}
+
 int64_t insert(HostTable& table, nb::handle keys_in, nb::handle rows_in) {
   const Keys keys(keys_in, Keys::kWrite);
   Array rows(rows_in, "rows", "float32[N, D]");
@@ -118,7 +129,7 @@ int64_t insert(HostTable& table, nb::handle keys_in, nb::handle rows_in) {
   std::optional<TableFull> full;
   std::optional<UnfitValue> unfit;
   int64_t evicted = 0;
-  {
+  with_shared_faults([&] {
     const GilRelease release;
     try {
       evicted = table.insert(keys.begin(), rows.data<const float>(), keys.count());
@@ -127,7 +138,7 @@ int64_t insert(HostTable& table, nb::handle keys_in, nb::handle rows_in) {
     } catch (const UnfitValue& error) {
       unfit = error;
     }
-  }
+  });
   if (unfit) raise_unfit(*unfit, table.row_type(), nb::int_(keys.begin()[unfit->row]));
   if (full) raise(python().table_full_error, nb::make_tuple(table.capacity_rows(), full->rows, full->new_rows));
   return evicted;
@@ -210,6 +221,7 @@ NB_MODULE(_host, module) {
       .def("fetch", &fetch<HostTable>, nb::arg("keys").none(), nb::arg("out").none())
       .def("fetch_pooled", &fetch_pooled<HostTable>, nb::arg("keys").none(), nb::arg("row_ptrs").none(),
            nb::arg("out").none(), nb::arg("combiner"), nb::arg("weights").none() = nb::none())
+      .def("holds", &holds, nb::arg("keys").none())
       .def("insert", &insert, nb::arg("keys").none(), nb::arg("rows").none())
       .def("evict", &evict, nb::arg("keys").none())
       .def("_read_items", &read_items, nb::arg("cursor"), nb::arg("max_rows"))

@@ -21,11 +21,6 @@ namespace {
 // The cores of the process: the calling thread may be bound to one of them.
 bool read_usable_cores(cpu_set_t& cores) { return sched_getaffinity(getpid(), sizeof cores, &cores) == 0; }
 
-unsigned usable_cores() {
-  cpu_set_t cores;
-  return read_usable_cores(cores) ? static_cast<unsigned>(CPU_COUNT(&cores)) : std::thread::hardware_concurrency();
-}
-
 int this_core() { return sched_getcpu(); }
 
 void name_helper(pthread_t thread) { pthread_setname_np(thread, "hotrow-lookup"); }
@@ -38,7 +33,6 @@ void keep_off(const std::vector<pthread_t>& threads, int core) {
   for (const pthread_t thread : threads) pthread_setaffinity_np(thread, sizeof cores, &cores);
 }
 #else
-unsigned usable_cores() { return std::thread::hardware_concurrency(); }
 int this_core() { return -1; }
 void name_helper(pthread_t) {}
 void keep_off(const std::vector<pthread_t>&, int) {}
@@ -59,7 +53,7 @@ CorePool& CorePool::shared() {
   return *pool;
 }
 
-CorePool::CorePool() : threads_(std::clamp(usable_cores(), 1u, kDefaultMaxThreads)) {
+CorePool::CorePool() {
   pthread_atfork(nullptr, nullptr, &forget_helpers_after_fork);
   std::atexit(&end_with_the_process);
 }

@@ -28,7 +28,6 @@ namespace hotrow {
 class CorePool {
  public:
   static constexpr unsigned kMaxThreads = 64;
-  static constexpr unsigned kDefaultMaxThreads = 8;
 
   // The pool of this process. Never destroyed: threads that nobody joined may look rows up until the very end.
   static CorePool& shared();
@@ -36,8 +35,7 @@ class CorePool {
   CorePool(const CorePool&) = delete;
   CorePool& operator=(const CorePool&) = delete;
 
-  // Threads that may work on one job, its caller among them. At first: the cores this process may use, at most
-  // kDefaultMaxThreads.
+  // Threads that may work on one job, its caller among them. At first 1: kernels/host.py knows how many to use.
   unsigned threads() const { return threads_.load(std::memory_order_relaxed); }
 
   // 1 <= threads <= kMaxThreads; 1: nothing is shared. Waits for the running job, if there is one.
@@ -81,7 +79,7 @@ class CorePool {
   void work_on_chunks();
   void close_and_wait();
 
-  std::atomic<unsigned> threads_;
+  std::atomic<unsigned> threads_{1};
   std::atomic<bool> taken_{false};  // who sets it owns the pool: the fields up to next_, and starting and stopping
   std::vector<pthread_t> helpers_;
   bool starts_failed_ = false;  // the system gives no thread: do not ask at every lookup

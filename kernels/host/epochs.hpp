@@ -48,6 +48,8 @@ class Epochs {
     virtual ~Peers() = default;
     virtual bool is_attached() const = 0;  // whether this process is one of them
     virtual void clear_if_gone(uint32_t peer, Block& block) = 0;
+    // Give up waiting for a peer that reads.
+    [[noreturn]] virtual void fail_stuck(uint32_t peer) const = 0;
   };
   struct Shared {
     std::atomic<uint64_t>* now;
@@ -99,23 +101,37 @@ class Epochs {
   uint64_t end_epoch() { return now_->fetch_add(1, std::memory_order_seq_cst); }
 
   // Writer: the earliest epoch a reader may be in; UINT64_MAX if there is no reader.
-  uint64_t earliest_reader() const {
-    uint64_t earliest = UINT64_MAX;
-    for (uint32_t peer = 0; peer < block_count_; ++peer)
-      for (const Block* block = blocks_ + peer; block; block = block->next.load(std::memory_order_seq_cst))
-        for (const Slot& slot : block->slots) {
-          const uint64_t epoch = slot.epoch.load(std::memory_order_seq_cst);
-          if (epoch != 0 && epoch < earliest) earliest = epoch;
-        }
-    return earliest;
-  }
+  uint64_t earliest_reader() const { return earliest().epoch; }
 
   // Writer: free the slots of processes that ended while they were reading.
   void clear_gone() {
     for (uint32_t peer = 0; peers_ && peer < block_count_; ++peer) peers_->clear_if_gone(peer, blocks_[peer]);
   }
 
+  // Writer: it has waited for long. Fails if another process, which may be stopped, has the earliest reader.
+  void check_stuck() const {
+    if (!peers_) return;
+    const Earliest reader = earliest();
+    if (reader.epoch != UINT64_MAX) peers_->fail_stuck(reader.peer);
+  }
+
  private:
+  struct Earliest {
+    uint64_t epoch;
+    uint32_t peer;
+  };
+
+  Earliest earliest() const {
+    Earliest earliest = {UINT64_MAX, 0};
+    for (uint32_t peer = 0; peer < block_count_; ++peer)
+      for (const Block* block = blocks_ + peer; block; block = block->next.load(std::memory_order_seq_cst))
+        for (const Slot& slot : block->slots) {
+          const uint64_t epoch = slot.epoch.load(std::memory_order_seq_cst);
+          if (epoch != 0 && epoch < earliest.epoch) earliest = {epoch, peer};
+        }
+    return earliest;
+  }
+
   static uint32_t thread_number() {
     static std::atomic<uint32_t> threads{0};  // relaxed: only spreads threads over slots
     thread_local const uint32_t number = threads.fetch_add(1, std::memory_order_relaxed);

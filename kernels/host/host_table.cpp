@@ -85,6 +85,13 @@ void HostTable::prefetch_rows(const int64_t* keys, size_t n) const {
   }
 }
 
+void HostTable::holds(const int64_t* keys, size_t n, bool* held) {
+  epochs_.check_attached();
+  do_in_pieces(n, [&](Piece piece) {
+    lookup_loops().holds(index_.view(), keys + piece.begin, piece.size(), held + piece.begin);
+  });
+}
+
 void HostTable::write_one(int64_t key, const std::byte* row, size_t bytes) {
   arena_.prefetch(kWriterAhead);
   const uint32_t number = arena_.take();

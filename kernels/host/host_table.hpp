@@ -83,9 +83,12 @@ class HostTable {
   void prefetch_buckets(const int64_t* keys, size_t n) const;
   void prefetch_rows(const int64_t* keys, size_t n) const;
 
+  // held[i]: whether keys[i] is in the table. Reads no row.
+  void holds(const int64_t* keys, size_t n, bool* held);
+
   // Insert or overwrite; of equal keys the last wins. No key is reserved (here and in evict). Returns how many other
   // keys were evicted to make room. Throws TableFull, or UnfitValue where the table's row type cannot hold a value,
-  // before anything is written.
+  // before anything is written; and SharedFault, after some rows were written, if a reader of another process is stuck.
   int64_t insert(const int64_t* keys, const float* rows, size_t n);
 
   // Returns how many of the keys were present.

@@ -1,15 +1,16 @@
 // Zeroed memory straight from the system: aligned, on huge pages where the system has them, already touched.
 //
-// Every page is touched at construction. The first touch of a huge page clears 2 MiB while the thread waits, so an
-// arena that is first touched while it serves would slow down the slowest answers.
+// Every page is touched at construction, by several threads. The first touch of a huge page clears 2 MiB while the
+// thread waits, so an arena that is first touched while it serves would slow down the slowest answers.
 #pragma once
 
 #include <sys/mman.h>
-#include <unistd.h>
 
 #include <cstddef>
 #include <cstdint>
 #include <new>
+
+#include "pages.hpp"
 
 namespace hotrow {
 
@@ -27,10 +28,10 @@ class HugeArray {
     data_ = first + skipped;
     if (skipped) munmap(first, skipped);
     if (slack > skipped) munmap(data_ + bytes_, slack - skipped);
-#ifdef MADV_HUGEPAGE
-    if (slack) madvise(data_, bytes_, MADV_HUGEPAGE);  // refused if the kernel has no huge pages; small pages work too
-#endif
-    for (size_t at = 0; at < bytes_; at += kPage) *reinterpret_cast<volatile std::byte*>(data_ + at) = std::byte{0};
+    if (slack) prepare_pages(data_, bytes_);
+    for_parts(data_, bytes_, [](std::byte* part, size_t bytes) {
+      for (size_t at = 0; at < bytes; at += kPage) *reinterpret_cast<volatile std::byte*>(part + at) = std::byte{0};
+    });
   }
 
   HugeArray(const HugeArray&) = delete;
@@ -49,9 +50,6 @@ class HugeArray {
   }
 
  private:
-  static constexpr size_t kPage = 4096;
-  static constexpr size_t kHugePage = size_t{2} << 20;
-
   std::byte* data_;
   size_t bytes_;
   const bool is_lent_;

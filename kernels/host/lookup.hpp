@@ -42,6 +42,9 @@ struct LookupLoops {
   // keys[n] -> rows[n], -1 where absent.
   void (*find)(const IndexView& index, const int64_t* keys, size_t n, int64_t* rows);
 
+  // held[n]: whether the key is there.
+  void (*holds)(const IndexView& index, const int64_t* keys, size_t n, bool* held);
+
   // keys[n] -> out[n][dim], zeros where absent; found[n].
   void (*fetch)(const TableView& table, const int64_t* keys, size_t n, float* out, bool* found);
 

@@ -4,6 +4,7 @@
 #include <immintrin.h>
 
 #include <cmath>
+#include <cstring>
 
 #include "lanes.hpp"
 #include "lookup.hpp"
@@ -58,8 +59,9 @@ HOTROW_TARGET inline Lane8 from_bytes(const uint8_t* bytes) {
 }  // namespace
 
 const LookupLoops& avx2_loops() {
-  static constexpr LookupLoops loops{"avx2",           avx2::first_outside, avx2::find,      avx2::fetch_any,
-                                     avx2::fetch_pooled_any, avx2::pool_rows_any,  avx2::decode_any};
+  static constexpr LookupLoops loops{
+      "avx2",          avx2::first_outside,    avx2::find,          avx2::holds,
+      avx2::fetch_any, avx2::fetch_pooled_any, avx2::pool_rows_any, avx2::decode_any};
   return loops;
 }
 

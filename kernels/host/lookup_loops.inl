@@ -181,6 +181,26 @@ HOTROW_TARGET void find(const IndexView& index, const int64_t* keys, size_t n, i
   }
 }
 
+// In blocks, so that a key is hashed once. Most keys are absent and take one test.
+HOTROW_TARGET void holds(const IndexView& index, const int64_t* keys, size_t n, bool* held) {
+  constexpr size_t kBlock = 64;
+  uint64_t homes[kBlock];
+  for (size_t begin = 0; begin < n; begin += kBlock) {
+    const size_t count = n - begin < kBlock ? n - begin : kBlock;
+    for (size_t i = 0; i < count; ++i) {
+      homes[i] = index.home(keys[begin + i]);
+      prefetch_line(index.buckets + homes[i]);
+    }
+    std::memset(held + begin, 0, count);
+    for (size_t i = 0; i < count; ++i) {
+      const Bucket& bucket = index.buckets[homes[i]];
+      const unsigned slots = matches(bucket, keys[begin + i]);
+      if (__builtin_expect((slots | bucket.passed.load(std::memory_order_relaxed)) != 0, 0))
+        held[begin + i] = search(index, homes[i], keys[begin + i]) != kNoRow;
+    }
+  }
+}
+
 HOTROW_TARGET size_t first_outside(const int64_t* keys, size_t n, int64_t smallest, int64_t largest) {
   constexpr size_t kGroup = 64;  // tested without a branch per key
   const uint64_t low = static_cast<uint64_t>(smallest), span = static_cast<uint64_t>(largest) - low;

@@ -94,8 +94,8 @@ std::atomic<const LookupLoops*>& current() {
 
 const LookupLoops& portable_loops() {
   static constexpr LookupLoops loops{
-      "portable",          portable::first_outside,   portable::find,          portable::fetch_any,
-      portable::fetch_pooled_any, portable::pool_rows_any, portable::decode_any};
+      "portable",          portable::first_outside,    portable::find,          portable::holds,
+      portable::fetch_any, portable::fetch_pooled_any, portable::pool_rows_any, portable::decode_any};
   return loops;
 }
 

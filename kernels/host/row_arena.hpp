@@ -9,6 +9,7 @@
 #pragma once
 
 #include <algorithm>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <thread>
@@ -53,16 +54,11 @@ class RowArena {
     grow(free_, free_.size() + retired_.size() + rows);
   }
 
-  // A row to write. Waits, yielding, only while readers may hold every row that is not in the index.
+  // A row to write. Waits only while readers may hold every row that is not in the index. A stay takes microseconds, so
+  // a reader in another process that stays for seconds is stopped: then the write fails.
   uint32_t take() {
     if (free_.empty() && untouched_ < rows_) return untouched_++;
-    while (free_.empty()) {
-      end_epoch();
-      reclaim();
-      if (!free_.empty()) break;
-      epochs_.clear_gone();
-      std::this_thread::yield();
-    }
+    if (free_.empty()) wait_for_a_row();
     const uint32_t number = free_.back();
     free_.pop_back();
     return number;
@@ -109,10 +105,23 @@ class RowArena {
 
  private:
   static constexpr uint64_t kRunningEpoch = UINT64_MAX;
+  static constexpr std::chrono::seconds kLongestStay{5};
   struct Retired {
     uint64_t epoch;
     uint32_t number;
   };
+
+  void wait_for_a_row() {
+    const auto deadline = std::chrono::steady_clock::now() + kLongestStay;
+    for (;;) {
+      end_epoch();
+      reclaim();
+      if (!free_.empty()) return;
+      epochs_.clear_gone();
+      if (std::chrono::steady_clock::now() > deadline) epochs_.check_stuck();
+      std::this_thread::yield();
+    }
+  }
 
   // Like vector::reserve, but doubling, so that many small reservations stay cheap.
   template <class T>

@@ -16,14 +16,13 @@
 
 #include "bucket_index.hpp"
 #include "host_table.hpp"
+#include "pages.hpp"
 
 namespace hotrow {
 namespace {
 
 constexpr char kMagic[8] = {'H', 'R', 'S', 'H', 'A', 'R', 'E', 'D'};
 constexpr uint32_t kFormat = 1;
-constexpr size_t kHugePage = size_t{2} << 20;
-
 size_t whole_pages(size_t bytes) { return (bytes + kHugePage - 1) / kHugePage * kHugePage; }
 
 static_assert(sizeof(SharedHeader) <= 4096, "the header has a page");
@@ -68,8 +67,9 @@ SharedArea::SharedArea(const std::string& path) : path_(path), is_new_(false) {
 
 void SharedArea::make(const SharedShape& shape) {
   bytes_ = lay_out(shape);
+  reserve();
+  map(MAP_SHARED);
   allocate();
-  map();
   auto* made = new (data_) SharedHeader{};
   made->format = kFormat;
   made->dim = shape.dim;
@@ -91,7 +91,7 @@ void SharedArea::open_existing() {
   if (fstat(descriptor_, &found) != 0) fail_with_errno("cannot be inspected");
   bytes_ = static_cast<size_t>(found.st_size);
   if (bytes_ < 4096) fail("expected a table, found a file of " + std::to_string(bytes_) + " bytes");
-  map();
+  map(MAP_SHARED | MAP_POPULATE);
   check_header();
   const size_t expected = lay_out(shape());
   if (bytes_ != expected || header().file_bytes != expected)
@@ -129,15 +129,24 @@ size_t SharedArea::lay_out(const SharedShape& shape) {
   return rows_ + whole_pages(RowArena::bytes_for(row_stride_bytes(shape.row_type, shape.dim), rows));
 }
 
-// All of the memory now: a page that the system does not have when it is first touched ends the process. In parts, as a
-// signal ends a part and undoes it.
-void SharedArea::allocate() {
-  constexpr size_t kPart = size_t{4} << 20;
+void SharedArea::reserve() {
   struct statvfs space = {};
   const bool is_bounded = fstatvfs(descriptor_, &space) == 0 && space.f_blocks != 0;
   const uint64_t free = static_cast<uint64_t>(space.f_bavail) * space.f_frsize;
   if (is_bounded && bytes_ > free)
     fail("cannot allocate " + std::to_string(bytes_) + " bytes: " + std::to_string(free) + " are free");
+  if (ftruncate(descriptor_, static_cast<off_t>(bytes_)) != 0)
+    fail_with_errno("cannot allocate " + std::to_string(bytes_) + " bytes");
+}
+
+// All of the memory now: a page that the system does not have when it is first touched ends the process.
+//
+// The mapping goes first, because only its pages are huge where huge pages are a matter of advice. Linux before 5.14
+// refuses that. fallocate takes what is left or reports what is wrong; in parts, as a signal ends a part and undoes it.
+void SharedArea::allocate() {
+  constexpr int kPopulateWrite = 23;  // MADV_POPULATE_WRITE, which older headers do not have
+  for_parts(data_, bytes_, [](std::byte* part, size_t bytes) { madvise(part, bytes, kPopulateWrite); });
+  constexpr size_t kPart = size_t{4} << 20;
   for (size_t at = 0; at < bytes_;) {
     const size_t part = std::min(kPart, bytes_ - at);
     errno = posix_fallocate(descriptor_, static_cast<off_t>(at), static_cast<off_t>(part));
@@ -147,13 +156,11 @@ void SharedArea::allocate() {
   }
 }
 
-void SharedArea::map() {
-  void* mapped = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, descriptor_, 0);
+void SharedArea::map(int flags) {
+  void* mapped = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, flags, descriptor_, 0);
   if (mapped == MAP_FAILED) fail_with_errno("cannot be mapped");
   data_ = static_cast<std::byte*>(mapped);
-#ifdef MADV_HUGEPAGE
-  madvise(data_, bytes_, MADV_HUGEPAGE);  // refused where shared memory has no huge pages; small ones do
-#endif
+  prepare_pages(data_, bytes_);
 }
 
 Epochs::Shared SharedArea::epochs() {
@@ -174,6 +181,7 @@ void SharedArea::take_peer() {
   for (peer_ = 0; peer_ < kPeers; ++peer_)
     if (lock(peer_, F_WRLCK)) {
       epochs().blocks[peer_].clear();  // of a process that was killed
+      header().process_ids[peer_].store(getpid());
       return enlist();
     }
   fail("is already shared by " + std::to_string(kPeers) + " processes, the maximum");
@@ -190,6 +198,12 @@ void SharedArea::clear_if_gone(uint32_t peer, Epochs::Block& block) {
   if (peer == peer_ || !lock(peer, F_WRLCK)) return;
   block.clear();
   lock(peer, F_UNLCK);
+}
+
+void SharedArea::fail_stuck(uint32_t peer) const {
+  fail("process " + std::to_string(header().process_ids[peer].load()) +
+       " has been in the middle of a read for seconds, so a row could not be written: if it is stopped, let it go on "
+       "or end it");
 }
 
 void SharedArea::let_go() {

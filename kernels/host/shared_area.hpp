@@ -44,6 +44,7 @@ struct SharedShape {
 
 struct SharedHeader {
   static constexpr size_t kSourceBytes = 256;
+  static constexpr uint32_t kPeers = 64;
   char magic[8];
   uint32_t format;
   uint32_t dim;
@@ -55,11 +56,12 @@ struct SharedHeader {
   std::atomic<uint32_t> is_changed;  // whether other rows came since
   std::atomic<int64_t> rows;
   alignas(64) std::atomic<uint64_t> epoch;
+  alignas(64) std::atomic<int32_t> process_ids[kPeers];  // for messages; 0: unknown
 };
 
 class SharedArea final : public Epochs::Peers {
  public:
-  static constexpr uint32_t kPeers = 64;
+  static constexpr uint32_t kPeers = SharedHeader::kPeers;
 
   // Make a new file, all of its memory taken. Throws SharedFault.
   SharedArea(const std::string& path, const SharedShape& shape);
@@ -82,6 +84,7 @@ class SharedArea final : public Epochs::Peers {
 
   bool is_attached() const override { return descriptor_ >= 0; }
   void clear_if_gone(uint32_t peer, Epochs::Block& block) override;
+  [[noreturn]] void fail_stuck(uint32_t peer) const override;
 
   [[noreturn]] void fail(const std::string& reason) const;
 
@@ -93,8 +96,9 @@ class SharedArea final : public Epochs::Peers {
   size_t lay_out(const SharedShape& shape);
   void make(const SharedShape& shape);
   void open_existing();
+  void reserve();
+  void map(int flags);
   void allocate();
-  void map();
   void check_header() const;
   void take_peer();
   void enlist();

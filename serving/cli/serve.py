@@ -3,10 +3,10 @@
 import argparse
 import gc
 import logging
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kernels.system_cores import usable_cores
 from serving.cli.engine_options import add_engine_options, checked_tolerance
 from serving.cli.numbers import whole_number
 from serving.errors import ConfigError, ModelFileError, ServingError, is_about_a_model, told
@@ -47,7 +47,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--threads",
         type=whole_number(1, _MOST_THREADS),
-        default=os.cpu_count() or 1,
+        default=usable_cores(),
         metavar="N",
         help="requests run at a time (default: %(default)s)",
     )

@@ -15,7 +15,7 @@ from serving.model.records import Combiner
 from serving.parameter_server.promotion import Promoter
 from serving.parameter_server.table import ServedTable
 from serving.parameter_server.tier import Tier
-from serving.storage.store import Keys, Mask, NativeTable, RowPtrs, Vectors, Weights
+from serving.storage.store import Keys, Mask, NativeTable, RowPtrs, Vectors, Weights, bags_with
 
 NOWHERE = -1
 
@@ -147,10 +147,7 @@ class TierLookup:
         search: _Search,
     ) -> None:
         """Pool every bag again that has a key which is NOWHERE in ``search``; writes ``out`` and ``search``."""
-        bags = np.unique(np.searchsorted(row_ptrs, np.flatnonzero(search.depths == NOWHERE), side="right") - 1)
-        sizes = row_ptrs[bags + 1] - row_ptrs[bags]
-        bag_ptrs = np.concatenate(([0], np.cumsum(sizes, dtype=np.int64)))
-        places = np.repeat(row_ptrs[bags] - bag_ptrs[:-1], sizes) + np.arange(bag_ptrs[-1])
+        bags, bag_ptrs, places = bags_with(row_ptrs, np.flatnonzero(search.depths == NOWHERE))
         again = _Search(places.size, len(self._tiers))
         rows = self._gather(held, keys[places], again)
         search.depths[places] = again.depths

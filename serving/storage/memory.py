@@ -5,6 +5,7 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 
 from kernels.host import HostTable, OverflowPolicy
+from kernels.system_memory import check_memory
 from serving.errors import StoreError, StoreFullError
 from serving.metrics import MetricSample
 from serving.storage.memory_budget import MemoryBudget, Quota
@@ -74,7 +75,10 @@ class MemoryStore(HostTableStore[HostTable]):
             known = self._open_tables("").keys() | self._announced.keys()
             new = [(spec, rows) for spec, rows in wanted if spec.name not in known]
             quotas = self._budget.quotas(new, self._held())
-            self._announced.update((spec.name, (spec, quota)) for (spec, _), quota in zip(new, quotas, strict=True))
+            added = {spec.name: (spec, quota) for (spec, _), quota in zip(new, quotas, strict=True)}
+            announced = {**self._announced, **added}
+            self._check_memory(announced.values())
+            self._announced = announced
 
     def open_table(self, spec: TableSpec, capacity_rows: int) -> None:
         """See ``Store.open_table``; opening an open table again changes nothing."""
@@ -146,14 +150,30 @@ class MemoryStore(HostTableStore[HostTable]):
     def _new_table(self, spec: TableSpec, quota: Quota) -> HostTable | None:
         if not quota.rows:
             return None
-        policy = self._budget.overflow_policy if quota.is_bounded else None
+        policy = self._policy(quota)
         target_rows = round(quota.rows * self._target_ratio)
         try:
             return HostTable(spec.dim, quota.rows, spec.row_dtype, policy, target_rows)
         except MemoryError as err:
-            size = HostTable.memory_bytes(spec.dim, quota.rows, spec.row_dtype, policy)
-            reason = f"the system refused {size:,} bytes for {quota.rows:,} rows"
-            raise StoreError(self.name, spec.name, reason) from err
+            raise self._no_memory(spec.name, err) from err
+
+    def _policy(self, quota: Quota) -> OverflowPolicy | None:
+        return self._budget.overflow_policy if quota.is_bounded else None
+
+    def _check_memory(self, announced: Iterable[tuple[TableSpec, Quota]]) -> None:
+        """Refuse tables that do not fit into memory together, before the first of them is loaded."""
+        sizes = (
+            HostTable.memory_bytes(spec.dim, quota.rows, spec.row_dtype, self._policy(quota))
+            for spec, quota in announced
+            if quota.rows
+        )
+        try:
+            check_memory(sum(sizes))
+        except MemoryError as err:
+            raise self._no_memory("", err) from err
+
+    def _no_memory(self, table: str, err: MemoryError) -> StoreError:
+        return StoreError(self.name, table, f"{err}; {self._budget.advice}")
 
     def _insert_in_parts(self, table: str, held: HostTable, keys: Keys, rows: Vectors) -> int:
         """Insert rows in parts that fit the table, and return how many rows were evicted."""

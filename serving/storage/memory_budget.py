@@ -10,7 +10,13 @@ from serving.storage.store import TableSpec
 
 TableRows = tuple[TableSpec, int]
 
-_BOUNDS = ("capacity_rows", "capacity_bytes", "capacity_rows_per_table", "capacity_rows_of_each_table")
+# The bounds, and their keys in a ps.json.
+_BOUNDS = {
+    "capacity_rows": "capacity_rows",
+    "capacity_bytes": "capacity_bytes",
+    "capacity_rows_per_table": "capacity_rows_per_table",
+    "capacity_rows_of_each_table": "overflow_margin",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +59,12 @@ class MemoryBudget:
     def shared(self) -> str:
         """The name of the bound that all tables share, as in a ``ps.json``; empty without one."""
         return next((name for name in ("capacity_rows", "capacity_bytes") if getattr(self, name) is not None), "")
+
+    @property
+    def advice(self) -> str:
+        """What to change in a ``ps.json`` if the system does not have the memory."""
+        given = next((key for name, key in _BOUNDS.items() if getattr(self, name) is not None), None)
+        return f"lower volatile_db.{given}" if given else "bound the rows in RAM with volatile_db.capacity_bytes"
 
     def quotas(self, wanted: Sequence[TableRows], held: Iterable[TableRows]) -> list[Quota]:
         """Return the quotas of tables that are opened together.

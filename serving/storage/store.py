@@ -393,6 +393,17 @@ def none_found(keys: Keys, out: NDArray[np.float32]) -> Mask:
     return np.zeros(keys.size, dtype=np.bool_)
 
 
+def bags_with(
+    row_ptrs: RowPtrs, positions: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """Return the bags that contain one of the ascending positions, their CSR offsets, and all of their positions."""
+    bags = np.unique(np.searchsorted(row_ptrs, positions, side="right") - 1).astype(np.int64, copy=False)
+    begins, ends = (row_ptrs[which].astype(np.int64) for which in (bags, bags + 1))
+    bag_ptrs = np.zeros(bags.size + 1, dtype=np.int64)
+    np.cumsum(ends - begins, out=bag_ptrs[1:])
+    return bags, bag_ptrs, np.repeat(begins - bag_ptrs[:-1], ends - begins) + np.arange(bag_ptrs[-1])
+
+
 def has_rows(store: Store, table: str) -> bool:
     """Whether an open table has any row; reads one row, where ``count`` may read all."""
     return any(keys.size for keys, _ in store.items(table, batch_rows=1))

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import ClassVar, Generic, Protocol, TypeVar
 
-from kernels.errors import ReservedKeyError, RowValueError, TableFullError
+from kernels.errors import ReservedKeyError, RowValueError, SharedMemoryError, TableFullError
 from kernels.host import HostTable, RowDtype
 from serving.errors import StoreError, StoreFullError
 from serving.model.records import Combiner
@@ -143,7 +143,7 @@ class HostTableStore(TableStore[AnyHostTable]):
             return held.insert(keys, rows)
         except TableFullError as err:
             raise StoreFullError(self.name, table, str(err)) from err
-        except (ReservedKeyError, RowValueError) as err:
+        except (ReservedKeyError, RowValueError, SharedMemoryError) as err:
             raise StoreError(self.name, table, str(err)) from err
 
     def _check_spec(self, spec: TableSpec, dim: int, row_dtype: RowDtype) -> None:

@@ -98,6 +98,8 @@ void look_up(HostTable& table, int reader, size_t batch) {
       require(found[i] || keys[i] >= kFixed, "a key that is always there was not found");
       found[i] ? check(&out[i * kDim], keys[i]) : check_zeros(&out[i * kDim]);
     }
+    table.holds(keys.data(), batch, found.get());
+    for (size_t i = 0; i < batch; ++i) require(found[i] || keys[i] >= kFixed, "a key that is always there is not held");
     rows_checked.fetch_add(static_cast<int64_t>(batch));
   }
 }
@@ -342,6 +344,8 @@ int main(int argc, char** argv) {
   HostTable oldest(kDim, 500, row_type, OverflowPolicy::kEvictOldest, 400);
   KeyIndex index(1);
   CorePool::shared().set_threads(3);
+  const HugeArray large(size_t{200} << 20);  // its pages are taken by all threads
+  for (size_t at = 0; at < large.bytes(); at += kPage) require(large.data()[at] == std::byte{0}, "memory is not zeroed");
   std::vector<int64_t> keys(kFixed);
   std::vector<float> rows(kFixed * kDim);
   for (int64_t key = 0; key < kFixed; ++key) {

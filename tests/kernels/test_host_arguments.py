@@ -43,6 +43,7 @@ def test_keys_other_than_an_int64_vector_are_refused(table, keys, error, message
     for call in (
         lambda: table.fetch(keys, out_for(6)),
         lambda: table.fetch_pooled(keys, ROW_PTRS, out_for(2), "sum"),
+        lambda: table.holds(keys),
         lambda: table.insert(keys, out_for(6)),
         lambda: table.evict(keys),
         lambda: index.find(keys),

@@ -114,6 +114,10 @@ class TableMachine(RuleBasedStateMachine):
         assert np.array_equal(out, self.gathered(keys))
         assert guards_stand()
 
+    @rule(keys=keys)
+    def holds(self, keys):
+        assert self.table.holds(int64(keys)).tolist() == [key in self.model for key in keys]
+
     @rule(keys=keys, data=st.data(), combiner=st.sampled_from(["sum", "mean", "sqrtn"]))
     def fetch_pooled(self, keys, data, combiner):
         cuts = sorted(data.draw(st.lists(st.integers(0, len(keys)), max_size=5)))

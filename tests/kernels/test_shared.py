@@ -258,6 +258,52 @@ def test_the_forked_child_of_a_killed_reader_does_not_stop_the_writer(path):
     assert left_behind, "no reader was killed while it read: the test shows nothing"
 
 
+def insert_versions(table, versions):
+    for version in versions:
+        table.insert(np.arange(FIXED), rows_of(range(FIXED), version))
+
+
+READ_LONG_BAGS = """
+import os
+table = SharedTable.attach(PATH, writes=False)
+keys, out = np.zeros(3_000_000, np.int64), np.empty((1, 16), np.float32)
+print("ready", flush=True)
+while True:
+    table.fetch_pooled(keys, np.array([0, keys.size]), out, "sum")
+"""
+
+
+def test_a_stopped_reader_fails_writes_and_a_reader_that_goes_on_does_not(path):
+    table = filled(path)
+    process = start(path, READ_LONG_BAGS)
+    try:
+        while not readers_announced(path):
+            time.sleep(0.001)
+        while True:  # stopped between two reads, it holds nothing
+            process.send_signal(signal.SIGSTOP)
+            os.waitpid(process.pid, os.WUNTRACED)
+            if readers_announced(path):
+                break
+            process.send_signal(signal.SIGCONT)
+        began = time.monotonic()
+        message = rf"table: process {process.pid} has been in the middle of a read for seconds, so a row could not be"
+        with pytest.raises(SharedMemoryError, match=message):
+            insert_versions(table, range(1, 10))
+        assert 4 < time.monotonic() - began < 60
+
+        keys, out = np.arange(FIXED), np.empty((FIXED, DIM), np.float32)
+        assert table.fetch(keys, out).all()
+        assert_whole(keys, out)
+        assert table.evict(np.array([0])) == 1
+        process.send_signal(signal.SIGCONT)
+        insert_versions(table, range(20, 40))
+        assert table.fetch(keys, out).all()
+        assert (out[:, 1] == 39).all()
+        assert len(table) == FIXED
+    finally:
+        kill(process)
+
+
 def test_a_table_that_replaces_another_is_recognised(path):
     filled(path)
     table = SharedTable.attach(path, writes=False)
@@ -305,7 +351,9 @@ def test_an_existing_file_is_not_overwritten(path):
         SharedTable.create(path, DIM, CAPACITY)
 
 
-def test_too_little_memory_is_an_error_and_leaves_no_file(path):
+def test_too_little_room_in_the_file_system_is_an_error_and_leaves_no_file(path, monkeypatch):
+    monkeypatch.setattr("kernels.shared.check_memory", lambda _: None)
+
     with pytest.raises(SharedMemoryError, match=r"cannot allocate [0-9]+ bytes: [0-9]+ are free"):
         SharedTable.create(path, 65_536, 3_500_000_000)
 

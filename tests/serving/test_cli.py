@@ -27,6 +27,15 @@ def test_the_version_is_printed(capsys):
     assert capsys.readouterr().out.startswith("hotrow ")
 
 
+def test_as_many_requests_run_at_a_time_as_the_container_has_cores(monkeypatch, capsys):
+    monkeypatch.setattr("serving.cli.serve.usable_cores", lambda: 3)
+
+    with pytest.raises(SystemExit):
+        main(["serve", "--help"])
+
+    assert "requests run at a time (default: 3)" in " ".join(capsys.readouterr().out.split())
+
+
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [

@@ -1,21 +1,26 @@
 """The store of tables in shared memory, and the memory that such tables need."""
 
 import atexit
+import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import cache
 from itertools import chain
 from pathlib import Path
 
 from kernels.errors import SharedMemoryError
 from kernels.host import HostTable
 from kernels.shared import SharedTable
+from kernels.system_memory import huge_page_advice
 from serving.errors import StoreError, StoreFullError, StoreUnreachableError
 from serving.model.capacity import rows_with_headroom
 from serving.storage.memory_budget import MemoryBudget, TableRows
 from serving.storage.shared.folder import SHARED_MEMORY, SharedFolder
 from serving.storage.store import Batches, Keys, Marker, TableSpec, Truth, Vectors
 from serving.storage.tables import HostTableStore
+
+logger = logging.getLogger(__name__)
 
 STORE_NAME = "shared_memory"
 _POLL_S = 0.02
@@ -47,6 +52,13 @@ def least_shared_bytes(tables: Sequence[TableRows]) -> int:
     """Return the least memory for tables of so many rows, loaded in this order; the last needs no headroom."""
     given = [(spec, rows_with_headroom(rows)) for spec, rows in tables[:-1]] + list(tables[-1:])
     return sum(HostTable.memory_bytes(spec.dim, rows, spec.row_dtype) for spec, rows in given)
+
+
+@cache
+def _log_huge_page_advice(folder: Path) -> None:
+    advice = huge_page_advice(folder)
+    if advice:
+        logger.info("shared memory without huge pages makes lookups slower; to allow them, run: %s", advice)
 
 
 class SharedMemoryStore(HostTableStore[SharedTable]):
@@ -84,6 +96,7 @@ class SharedMemoryStore(HostTableStore[SharedTable]):
         self._lock = threading.Lock()  # one change of the fields below at a time
         self._found: dict[str, SharedTable] = {}  # tables that others have filled, until they are opened
         self._folder = SharedFolder(self.name, folder / shared_name)
+        _log_huge_page_advice(folder)
         self._folder.try_to_write()
         atexit.register(self.close)  # a process that does not close its server must not leave tables
 
@@ -267,7 +280,8 @@ class SharedMemoryStore(HostTableStore[SharedTable]):
         try:
             return SharedTable.create(self._folder.new_file(spec.name), spec.dim, capacity, spec.row_dtype, digest)
         except SharedMemoryError as err:
-            raise StoreError(self.name, spec.name, str(err)) from err
+            reason = f"{err}; volatile_db.shared_memory_size is {self._capacity_bytes:,}"
+            raise StoreError(self.name, spec.name, reason) from err
 
     def _to_write(self, table: str) -> SharedTable:
         held = self._held_table(table)

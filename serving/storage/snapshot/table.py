@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kernels.errors import ReservedKeyError, RowValueError, TableFullError
 from kernels.host import HostTable, KeyIndex, pool_rows
@@ -12,7 +13,7 @@ from kernels.snapshot import Snapshot
 from serving.errors import StoreError, StoreFullError
 from serving.model.records import Combiner
 from serving.storage.snapshot.reader import SnapshotReader
-from serving.storage.store import Keys, Mask, RowPtrs, TableSpec, Vectors, Weights
+from serving.storage.store import Keys, Mask, RowPtrs, TableSpec, Vectors, Weights, bags_with, none_found
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +27,10 @@ class _Overlay:
     rows: HostTable
     hidden: HostTable  # one column: a set of keys
 
-    def hides(self, keys: Keys) -> Mask:
-        return self.hidden.fetch(keys, np.empty((keys.size, 1), dtype=np.float32))
+    def changes(self, keys: Keys) -> Mask:
+        """Return which keys the file may no longer answer; see the class for the order."""
+        changed = self.rows.holds(keys)
+        return changed | self.hidden.holds(keys) if len(self.hidden) else changed
 
     def touched(self) -> KeyIndex:
         """Return the keys that were inserted or evicted until now."""
@@ -41,8 +44,8 @@ class _Overlay:
 class SnapshotTable:
     """A table of a snapshot store; see ``Store`` for the calls and their errors.
 
-    Until the first change, lookups only read the file. The first change takes the memory of the overlay. From then on
-    lookups read the overlay first and gather rows before they pool them, with the same bits.
+    Until the first change, lookups only read the file. The first change takes the memory of the overlay. From then on a
+    pooled lookup pools from the file, and then pools each bag with a changed key again, with the same bits.
     """
 
     def __init__(self, spec: TableSpec, reader: SnapshotReader | None, overlay_rows: int) -> None:
@@ -91,7 +94,7 @@ class SnapshotTable:
             rest_keys = keys[rest]
             rows = np.empty((rest.size, self.spec.dim), dtype=np.float32)
             held = self._reader.fetch(rest_keys, rows)
-            held &= ~overlay.hides(rest_keys)
+            held &= ~overlay.hidden.holds(rest_keys)
             out[rest[held]] = rows[held]
             found[rest] = held
         return found
@@ -101,11 +104,16 @@ class SnapshotTable:
     ) -> Mask:
         """See ``Store.fetch_pooled``."""
         self._check_dim(out.shape[1])
-        if self._overlay is None and self._reader is not None:
-            return self._reader.fetch_pooled(keys, row_ptrs, out, combiner, weights)
-        rows = np.empty((keys.size, self.spec.dim), dtype=np.float32)
-        found = self.fetch(keys, rows)
-        pool_rows(rows, row_ptrs, out, combiner, weights)
+        overlay = self._overlay
+        if self._reader is None and overlay is not None:
+            return overlay.rows.fetch_pooled(keys, row_ptrs, out, combiner, weights)
+        if self._reader is None:
+            return none_found(keys, out)
+        found = self._reader.fetch_pooled(keys, row_ptrs, out, combiner, weights)
+        if overlay is not None:
+            changed = np.flatnonzero(overlay.changes(keys))
+            if changed.size:
+                self._pool_again(changed, found, keys, row_ptrs, out, combiner, weights)
         return found
 
     def insert(self, keys: Keys, rows: Vectors) -> None:
@@ -161,6 +169,24 @@ class SnapshotTable:
                 if stands.any():
                     yield keys[stands], rows[stands]
 
+    def _pool_again(
+        self,
+        changed: NDArray[np.int64],
+        found: Mask,
+        keys: Keys,
+        row_ptrs: RowPtrs,
+        out: Vectors,
+        combiner: Combiner,
+        weights: Weights | None,
+    ) -> None:
+        """Pool each bag with a key at one of the positions ``changed`` again; writes ``found`` and ``out``."""
+        bags, bag_ptrs, positions = bags_with(row_ptrs, changed)
+        rows = np.empty((positions.size, self.spec.dim), dtype=np.float32)
+        found[positions] = self.fetch(keys[positions], rows)
+        pooled = np.empty((bags.size, self.spec.dim), dtype=np.float32)
+        pool_rows(rows, bag_ptrs, pooled, combiner, None if weights is None else weights[positions])
+        out[bags] = pooled
+
     def _fetch_file(self, keys: Keys, out: Vectors) -> Mask:
         if self._reader is not None:
             return self._reader.fetch(keys, out)
@@ -183,7 +209,7 @@ class SnapshotTable:
                 rows = HostTable(self.spec.dim, self.overlay_rows, self.spec.row_dtype)
                 self._overlay = _Overlay(rows, HostTable(1, self.overlay_rows))
             except MemoryError as err:
-                reason = f"the system refused the memory for an overlay of {self.overlay_rows:,} rows"
+                reason = f"the overlay of {self.overlay_rows:,} rows: {err}; lower volatile_db.overlay_capacity_rows"
                 raise StoreError("snapshot", self.spec.name, reason) from err
         return self._overlay
 

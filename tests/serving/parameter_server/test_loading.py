@@ -59,6 +59,20 @@ def test_memory_alone_that_is_too_small_is_refused_before_anything_is_loaded(mod
         assert server.counters() == {}
 
 
+def test_a_model_beyond_the_available_memory_is_refused_and_loads_once_there_is_memory(model, monkeypatch):
+    with ParameterServer([MemoryStore()]) as server:
+        with monkeypatch.context() as patch:
+            patch.setattr("kernels.system_memory._SMALL_BYTES", 0)
+            patch.setattr("kernels.system_memory.available_memory_bytes", lambda: 10_000)
+            with pytest.raises(StoreError, match=r"needed, 10,000 are available; bound .* volatile_db\.capacity_bytes"):
+                server.load_model(config_of(model))
+        assert server.models() == ()
+
+        server.load_model(config_of(model))
+
+        assert_served(server, model)
+
+
 def test_memory_that_is_just_large_enough_is_not_refused(model):
     with ParameterServer([MemoryStore(capacity_rows=400)]) as server:
         server.load_model(config_of(model))

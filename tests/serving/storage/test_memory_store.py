@@ -1,3 +1,5 @@
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -134,6 +136,34 @@ def test_a_budget_of_rows_is_shared_in_the_order_of_opening_where_nothing_was_an
         store.open_table(TableSpec(name, 4), 60)
 
     assert [store.capacity_rows(name) for name in ("m.a", "m.b", "m.c")] == [60, 40, 0]
+
+
+@pytest.mark.parametrize(
+    ("bound", "advice"),
+    [
+        ({}, "bound the rows in RAM with volatile_db.capacity_bytes"),
+        ({"capacity_rows": 10**7}, "lower volatile_db.capacity_rows"),
+        ({"capacity_bytes": 10**12}, "lower volatile_db.capacity_bytes"),
+        ({"capacity_rows_per_table": {"m.a": 10**7}}, "lower volatile_db.capacity_rows_per_table"),
+        ({"capacity_rows_of_each_table": 10**7}, "lower volatile_db.overflow_margin"),
+    ],
+)
+def test_tables_that_do_not_fit_into_memory_together_are_refused_before_one_takes_any(monkeypatch, bound, advice):
+    monkeypatch.setattr("kernels.system_memory.available_memory_bytes", lambda: 20_000_000)
+    store = MemoryStore(**bound)
+    specs = [TableSpec(f"m.{name}", 32) for name in "abc"]
+
+    numbers = r"[0-9,]+ bytes of memory are needed, 20,000,000 are available"
+    with pytest.raises(StoreError, match=rf"memory: .*{numbers}; {re.escape(advice)}$"):
+        store.announce([(spec, 100_000) for spec in specs])
+    with pytest.raises(StoreError, match=rf"memory: .*'m\.a': {numbers}; {re.escape(advice)}$"):
+        store.open_table(specs[0], 1_000_000)
+    assert store.tables() == []
+
+    store.announce([(spec, 10_000) for spec in specs])
+    for spec in specs:
+        store.open_table(spec, 10_000)
+    assert store.tables() == ["m.a", "m.b", "m.c"]
 
 
 def test_a_dropped_table_gives_its_budget_back():

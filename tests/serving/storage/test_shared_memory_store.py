@@ -13,7 +13,9 @@ import numpy as np
 import pytest
 
 from benchmarks.redis_servers import wait_until
+from kernels.errors import SharedMemoryError
 from kernels.host import HostTable
+from kernels.shared import SharedTable
 from serving.errors import StoreError, StoreFullError, StoreUnreachableError
 from serving.parameter_server import ParameterServer, models
 from serving.storage import Marker, RocksDbStore, SharedMemoryStore, TableSpec
@@ -265,6 +267,42 @@ def test_tables_beyond_the_size_are_refused(open_store):
         StoreFullError, match=r"1,000,000 rows, volatile_db\.shared_memory_size, 1,048,576 bytes .* for [0-9]"
     ):
         store.load(SPEC, batches(), Marker("digest", 1_000_000), keep=False)
+
+
+def test_a_table_beyond_the_available_memory_is_refused_and_leaves_no_file(open_store, tmp_path, monkeypatch):
+    monkeypatch.setattr("kernels.system_memory.available_memory_bytes", lambda: 20_000_000)
+    store = open_store(capacity_bytes=2**40)
+
+    reason = r"needed, 20,000,000 are available; volatile_db\.shared_memory_size is 1,099,511,627,776"
+    with pytest.raises(StoreError, match=rf"'m\.t': .*table\.new: [0-9,]+ bytes of memory are {reason}"):
+        store.load(SPEC, batches(), Marker("digest", 1_000_000), keep=False)
+
+    assert not list((tmp_path / "shared").glob("*.table*"))
+
+
+def test_what_to_run_for_huge_pages_is_logged_once(open_store, tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr("serving.storage.shared.store.huge_page_advice", lambda folder: f"mount {folder}")
+    caplog.set_level("INFO")
+
+    for _ in range(2):
+        open_store()
+
+    messages = [record.getMessage() for record in caplog.records]
+    advice = f"to allow them, run: mount {tmp_path}"
+    assert messages == [f"shared memory without huge pages makes lookups slower; {advice}"]
+
+
+def test_a_write_that_a_stopped_reader_blocks_is_a_store_error(open_store, monkeypatch):
+    store = open_store()
+    load(store)
+
+    def stuck(*_):
+        raise SharedMemoryError("table", "process 7 has been in the middle of a read for seconds")
+
+    monkeypatch.setattr(SharedTable, "insert", stuck)
+
+    with pytest.raises(StoreError, match=r"shared_memory: .*'m\.t': table: process 7 has been"):
+        store.insert("m.t", np.array([1]), np.ones((1, 4), np.float32))
 
 
 @pytest.mark.parametrize("loaded", [None, "digest"])

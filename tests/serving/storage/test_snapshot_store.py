@@ -1,5 +1,6 @@
 """The snapshot tier: files that never change, what is changed over them, and the folder in which they are made."""
 
+import itertools
 import json
 import os
 import subprocess
@@ -108,18 +109,31 @@ class OverlayMachine(RuleBasedStateMachine):
         for key in keys:
             self.model.pop(key, None)
 
-    @rule(keys=st.lists(KEYS, max_size=12), combiner=st.sampled_from(["sum", "mean"]), data=st.data())
-    def fetch(self, keys, combiner, data):
+    @rule(keys=st.lists(KEYS, max_size=12))
+    def fetch(self, keys):
         out, found = fetch(self.store, keys)
         assert found.tolist() == [key in self.model for key in keys]
         assert out.tolist() == [self.model.get(key, [0.0] * DIM) for key in keys]
+
+    @rule(
+        keys=st.lists(KEYS, max_size=12),
+        combiner=st.sampled_from(["sum", "mean", "sqrtn"]),
+        offsets=st.sampled_from([np.int32, np.int64]),
+        data=st.data(),
+    )
+    def fetch_pooled(self, keys, combiner, offsets, data):
         cuts = sorted(data.draw(st.lists(st.integers(0, len(keys)), max_size=3)))
-        row_ptrs = np.array([0, *cuts, len(keys)])
+        row_ptrs = np.array([0, *cuts, len(keys)], dtype=offsets)
+        weight = st.sampled_from([0.0, 1.0, -0.5, 3.25])
+        weights = data.draw(st.none() | st.lists(weight, min_size=len(keys), max_size=len(keys)))
+        weights = None if weights is None else np.array(weights, dtype=np.float32)
+        rows = np.array([self.model.get(key, [0.0] * DIM) for key in keys], dtype=np.float32).reshape(-1, DIM)
         expected, pooled = (np.full((row_ptrs.size - 1, DIM), np.nan, np.float32) for _ in range(2))
-        pool_rows(out, row_ptrs, expected, combiner)
-        also_found = self.store.fetch_pooled(TABLE, np.array(keys, dtype=np.int64), row_ptrs, pooled, combiner)
-        assert (also_found == found).all()
-        assert (pooled == expected).all()
+        pool_rows(rows, row_ptrs, expected, combiner, weights)
+        key_array = np.array(keys, dtype=np.int64)
+        found = self.store.fetch_pooled(TABLE, key_array, row_ptrs, pooled, combiner, weights)
+        assert found.tolist() == [key in self.model for key in keys]
+        assert pooled.tobytes() == expected.tobytes()
 
     @invariant()
     def items_and_count_are_the_dicts(self):
@@ -325,6 +339,18 @@ def test_without_room_for_changes_nothing_can_be_changed(table, folder):
             SnapshotStore(folder, overlay_capacity_rows=rows)
 
 
+def test_an_overlay_beyond_the_available_memory_is_refused(table, folder, monkeypatch):
+    path, rows = table
+    store = loaded(folder, path, overlay_capacity_rows=1_000_000)
+    monkeypatch.setattr("kernels.system_memory.available_memory_bytes", lambda: 20_000_000)
+
+    numbers = "the overlay of 1,000,000 rows: [0-9,]+ bytes of memory are needed, 20,000,000 are available"
+    with pytest.raises(StoreError, match=rf"'model\.table': {numbers}; lower volatile_db\.overlay_capacity_rows$"):
+        store.insert(TABLE, np.array([1]), np.ones((1, DIM), np.float32))
+
+    assert_holds(store, rows)
+
+
 def test_a_value_that_the_row_type_cannot_hold_is_not_inserted(table, folder):
     path, _ = table
     store = loaded(folder, path, TableSpec(TABLE, DIM, row_dtype="fp16"))
@@ -406,8 +432,14 @@ def test_readers_next_to_a_writer_see_each_key_as_it_was_or_is(table, folder):
     writer = threading.Thread(target=write)
     writer.start()
     was_changed = np.zeros(100, dtype=bool)
-    while not stop.is_set():
-        out, found = fetch(store, keys)
+    for reads in itertools.count():
+        if stop.is_set():
+            break
+        if reads % 2:
+            out, found = fetch(store, keys)
+        else:
+            out = np.empty((100, DIM), np.float32)
+            found = store.fetch_pooled(TABLE, keys, np.arange(101), out, "sum")
         is_original = found & (out == original).all(axis=1)
         assert ((out == out[:, :1]).all(axis=1) | is_original).all()  # no torn row
         assert not out[~found].any()
@@ -425,6 +457,36 @@ def run_at_once(script, count, *arguments):
     outputs = [one.communicate(timeout=120)[0] for one in running]
     assert [one.returncode for one in running] == [0] * count
     return outputs
+
+
+@pytest.mark.parametrize("changed", [False, True])
+def test_a_table_without_a_file_pools_its_changes(changed):
+    store = SnapshotStore(overlay_capacity_rows=10)
+    store.open_table(SPEC, 10)
+    if changed:
+        store.insert(TABLE, np.array([3, 4]), np.array([[1.0] * DIM, [2.0] * DIM], np.float32))
+    out = np.full((2, DIM), np.nan, np.float32)
+
+    found = store.fetch_pooled(TABLE, np.array([3, 4, 5, 3]), np.array([0, 3, 4]), out, "sum")
+
+    assert found.tolist() == [changed, changed, False, changed]
+    assert out.tolist() == [[3.0 * changed] * DIM, [1.0 * changed] * DIM]
+
+
+def test_a_pooled_lookup_reads_only_the_bags_with_changed_keys_again(table, folder, monkeypatch):
+    path, rows = table
+    store = loaded(folder, path, overlay_capacity_rows=10)
+    store.insert(TABLE, np.array([7]), np.ones((1, DIM), np.float32))
+    store.evict(TABLE, np.array([30]))
+    gathered = []
+    fetch = SnapshotReader.fetch
+    monkeypatch.setattr(SnapshotReader, "fetch", lambda *args: gathered.append(args[1].tolist()) or fetch(*args))
+    out = np.empty((4, DIM), np.float32)
+
+    store.fetch_pooled(TABLE, np.array([1, 2, 7, 8, 9, 30, 31]), np.array([0, 2, 4, 5, 7]), out, "sum")
+
+    assert gathered == [[8, 30, 31]]  # the row of 7 comes from the overlay
+    assert out[2].tolist() == rows[9]
 
 
 @pytest.mark.slow
