@@ -64,7 +64,8 @@ class PooledTables:
             weights = self._checked(batch, weights)
         out, embeddings = self._room(batch.samples)
         native = self._lookup.native_tables(self._names)
-        rest = self._native.fetch(native, batch.keys, batch.row_ptrs, out, batch.samples, weights)
+        keys, row_ptrs, _ = batch.joined
+        rest = self._native.fetch(native, keys, row_ptrs, out, batch.samples, weights)
         defaulted_keys = 0
         for place, found in rest:
             held, embedding = self._tables[place], embeddings[place]
