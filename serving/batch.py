@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, pairwise
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,27 +40,31 @@ class TableKeys(NamedTuple):
     row_ptrs: NDArray[np.int32]
 
 
+class JoinedKeys(NamedTuple):
+    """The keys of all tables for all samples of a batch.
+
+    Attributes:
+        keys: int64[N], table after table in graph order.
+        row_ptrs: int32[B * S + T], one CSR per table, table after table.
+        lengths: how many offsets each table has in ``row_ptrs``.
+    """
+
+    keys: NDArray[np.int64]
+    row_ptrs: NDArray[np.int32]
+    lengths: Sequence[int]
+
+
 @dataclass(frozen=True)
 class Batch:
     """B samples.
 
     Attributes:
         dense: float32[B, F], all finite.
-        keys: int64[N], all keys, table after table in graph order.
-        row_ptrs: int32[B * S + T], one CSR per table, table after table.
-        lengths: how many offsets each table has in ``row_ptrs``.
+        given: the keys in one of two forms: one entry per embedding table, in graph order, or joined.
     """
 
     dense: NDArray[np.float32]
-    keys: NDArray[np.int64]
-    row_ptrs: NDArray[np.int32]
-    lengths: Sequence[int]
-
-    @classmethod
-    def of_tables(cls, dense: NDArray[np.float32], tables: Sequence[TableKeys]) -> Self:
-        """Join the keys of the tables, given in graph order."""
-        keys, row_ptrs = (np.concatenate(parts) for parts in zip(*tables, strict=True))
-        return cls(dense, keys, row_ptrs, [table.row_ptrs.size for table in tables])
+    given: Sequence[TableKeys] | JoinedKeys
 
     @property
     def samples(self) -> int:
@@ -70,14 +74,24 @@ class Batch:
     @cached_property
     def tables(self) -> tuple[TableKeys, ...]:
         """One entry per embedding table, in graph order."""
+        if not isinstance(self.given, JoinedKeys):
+            return tuple(self.given)
+        keys, row_ptrs, lengths = self.given
         tables = []
-        first_key = first_offset = 0
-        for length in self.lengths:
-            row_ptrs = self.row_ptrs[first_offset : first_offset + length]
-            last_key = first_key + int(row_ptrs[-1])
-            tables.append(TableKeys(self.keys[first_key:last_key], row_ptrs))
-            first_key, first_offset = last_key, first_offset + length
+        for length in lengths:
+            of_table, row_ptrs = row_ptrs[:length], row_ptrs[length:]
+            count = int(of_table[-1])
+            tables.append(TableKeys(keys[:count], of_table))
+            keys = keys[count:]
         return tuple(tables)
+
+    @cached_property
+    def joined(self) -> JoinedKeys:
+        """The keys of all tables."""
+        if isinstance(self.given, JoinedKeys):
+            return self.given
+        keys, row_ptrs = zip(*self.given, strict=True)
+        return JoinedKeys(np.concatenate(keys), np.concatenate(row_ptrs), [one.size for one in row_ptrs])
 
 
 def read_batch(config: ModelConfig, dense: Any, keys: Any, row_ptrs: Any) -> Batch:
@@ -102,8 +116,8 @@ def read_batch(config: ModelConfig, dense: Any, keys: Any, row_ptrs: Any) -> Bat
     flat_keys = flat_integers(keys, KEYS)
     offsets = flat_offsets(row_ptrs, ROW_PTRS)
     _check_keys(flat_keys, config.key_type)
-    samples, by_table, row_ptrs, lengths = _by_table(config, flat_keys, offsets)
-    return Batch(_read_dense(dense, samples, config.dense_dim), by_table, row_ptrs, lengths)
+    samples, joined = _by_table(config, flat_keys, offsets)
+    return Batch(_read_dense(dense, samples, config.dense_dim), joined)
 
 
 def _check_keys(keys: Ints, key_type: KeyType) -> None:
@@ -144,10 +158,7 @@ def _check_end(end: int, keys: Ints) -> None:
         raise RequestError(f"{ROW_PTRS}: the offsets end at {end}, but {KEYS} has {keys.size} keys")
 
 
-def _by_table(
-    config: ModelConfig, keys: Ints, offsets: Offsets
-) -> tuple[int, NDArray[np.int64], NDArray[np.int32], list[int]]:
-    """Return the number of samples, and the keys and offsets of a ``Batch`` with the lengths of its tables."""
+def _by_table(config: ModelConfig, keys: Ints, offsets: Offsets) -> tuple[int, JoinedKeys]:
     slots = [table.slots for table in config.tables]
     total = sum(slots)
     # B * total + 1 and B * total + T cannot be mistaken for each other: 0 < T - 1 < total, or T is 1.
@@ -166,7 +177,7 @@ def _by_table(
             first = sum(lengths[:place])
             of_table = row_ptrs[first : first + lengths[place] : table.slots]
             raise _too_many_keys(table, limit, np.diff(of_table))
-    return samples, keys, row_ptrs, lengths
+    return samples, JoinedKeys(keys, row_ptrs, lengths)
 
 
 def _too_many_keys(table: TableConfig, limit: int, counts: NDArray[np.int32]) -> RequestError:

@@ -41,7 +41,7 @@ def look_up_calibration(lookup: LookupSession, file: str | Path | None, toleranc
     except RequestError as err:
         raise ModelFileError(path, str(err)) from err
     looked_up = lookup.lookup_pooled(batch)
-    keys = batch.keys.size
+    keys = batch.joined.keys.size
     if keys and looked_up.defaulted_keys == keys:
         raise ModelFileError(path, f"none of its {keys} keys is in the model's tables")
     if looked_up.defaulted_keys > keys / 2:  # default values round far better than real rows

@@ -26,7 +26,7 @@ class DefaultsWatch:
         """Count an answered request, and warn once if more than half of all keys so far had no row."""
         if self._has_warned:
             return
-        keys = batch.keys.size
+        keys = batch.joined.keys.size
         with self._lock:
             self._keys += keys
             self._defaulted_keys += defaulted_keys

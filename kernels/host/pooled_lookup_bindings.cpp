@@ -47,8 +47,8 @@ class PooledLookup {
     const size_t count = dims.size();
     if (!count || slots.size() != count || combiners.size() != count || nb::len(counts) != count)
       throw nb::value_error("expected dims, slots, combiners and counts of the same tables, of at least one");
-    int64_t most_slots = INT32_MAX;  // of all tables together: so the number of bags cannot overflow
     if (!std::is_sorted(bounds.begin(), bounds.end())) throw nb::value_error("bounds_ns: expected ascending bounds");
+    int64_t most_slots = INT32_MAX;  // of all tables together, so that the number of bags cannot overflow
     for (size_t t = 0; t < count; ++t) {
       const nb::object row = counts[t];
       auto array = std::make_unique<Array>(row, "counts", "int64[2 + K + 1]", Array::kWrite);
@@ -198,7 +198,7 @@ class Request {
 
 // (place, found) of each table that does not hold all of its keys; found is None where it was not read.
 nb::list pool_tables(const PooledLookup& lookup, const nb::sequence& tables, nb::handle keys, nb::handle row_ptrs,
-               nb::handle out, int64_t samples, nb::handle weights) {
+                     nb::handle out, int64_t samples, nb::handle weights) {
   const size_t count = lookup.tables.size();
   if (nb::len(tables) != count) throw nb::value_error(("tables: expected " + std::to_string(count)).c_str());
   Request request(lookup, keys, row_ptrs, out, in_range("samples", samples, INT32_MAX), weights);

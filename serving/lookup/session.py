@@ -69,9 +69,7 @@ class LookupSession:
         """
         if weights is not None:
             self._check_weight_count(weights)
-        embeddings, defaulted_keys = self._pooled.lookup(batch, weights)
-        self._check_still_held()
-        return LookupResult(embeddings, defaulted_keys)
+        return LookupResult(*self._pooled.lookup(batch, weights))
 
     def lookup(self, keys: Sequence[Keys]) -> LookupResult:
         """Look up single keys and return the row of each key, as HPS's ``LookupSession.lookup`` does.

@@ -5,7 +5,6 @@ table goes on like a lookup of one table.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import groupby
 
 import numpy as np
@@ -14,10 +13,10 @@ from numpy.typing import NDArray
 from kernels.host import PooledLookup
 from serving.batch import Batch
 from serving.config import ModelConfig
+from serving.errors import UnknownModelError
 from serving.parameter_server.counters import FETCH_BUCKETS_S
 from serving.parameter_server.lookup import TierLookup
 from serving.parameter_server.models import ServedModels
-from serving.parameter_server.table import ServedTable
 from serving.parameter_server.updates import check_weights
 from serving.storage.store import Vectors, Weights
 
@@ -25,35 +24,23 @@ _BOUNDS_NS = [round(bound * 1e9) for bound in FETCH_BUCKETS_S]
 _LINE_FLOATS = 16  # each table's vectors begin on a cache line; see ``PooledLookup``
 
 
-@dataclass(frozen=True, slots=True)
-class _Loaded:
-    """The model's tables as they are loaded now.
-
-    Attributes:
-        all_tables: ``ServedModels.by_name``, which is another object after each load and unload.
-        tables: in graph order.
-        native: pools them.
-    """
-
-    all_tables: object
-    tables: tuple[ServedTable, ...]
-    native: PooledLookup
-
-
 class PooledTables:
-    """The tables of one model, for pooled lookups. May be used from any thread."""
+    """The tables of one loaded model, for pooled lookups. May be used from any thread."""
 
     def __init__(self, config: ModelConfig, served: ServedModels, lookup: TierLookup) -> None:
-        """Look up nothing yet."""
+        """See ``ParameterServer.pooled_tables``."""
+        self._model = config.name
         self._served, self._lookup = served, lookup
-        self._names = [config.full_name(table) for table in config.tables]
+        self._all_tables = served.by_name  # the tables below were among these; another object after a load or unload
+        self._tables = [served.table(config.full_name(table)) for table in config.tables]
+        self._names = [table.name for table in self._tables]
         self._combiners = [table.combiner for table in config.tables]
-        self._slots = [table.slots for table in config.tables]
-        self._dims = [table.dim for table in config.tables]
+        sizes = [(table.slots, table.dim) for table in config.tables]
         # Neighbours with the same slots and dim: how many, slots, dim. Their vectors are one array.
-        sizes = zip(self._slots, self._dims, strict=True)
         self._runs = [(len(list(some)), *size) for size, some in groupby(sizes)]
-        self._loaded: _Loaded | None = None
+        slots, dims = zip(*sizes, strict=True)
+        counts = [table.counting.pooled for table in self._tables]
+        self._native = PooledLookup(dims, slots, self._combiners, counts, _BOUNDS_NS)
 
     def lookup(
         self, batch: Batch, weights: Sequence[Weights | None] | None = None
@@ -61,44 +48,46 @@ class PooledTables:
         """Look up and pool all keys of ``batch``.
 
         Args:
-            batch: the samples; its keys are checked.
+            batch: the samples, which ``read_batch`` made for this model.
             weights: one entry per table; see ``ParameterServer.lookup_pooled``.
 
         Returns:
             one float32[B, S, D] per table, in graph order, and how many keys got the default value.
 
         Raises:
-            See ``ParameterServer.lookup_pooled``.
+            UnknownModelError: the model has been unloaded, or another load has taken its name.
+            RequestError: an entry of ``weights`` is not float32[N].
+            StoreError: a key was not found, and the truth did not answer.
         """
-        loaded = self._loaded
-        if loaded is None or loaded.all_tables is not self._served.by_name:
-            loaded = self._loaded = self._load()
+        self._check_loaded()
         if weights is not None:
             weights = self._checked(batch, weights)
         out, embeddings = self._room(batch.samples)
         native = self._lookup.native_tables(self._names)
-        rest = loaded.native.fetch(native, batch.keys, batch.row_ptrs, out, batch.samples, weights)
+        keys, row_ptrs, _ = batch.joined
+        rest = self._native.fetch(native, keys, row_ptrs, out, batch.samples, weights)
         defaulted_keys = 0
         for place, found in rest:
-            held = loaded.tables[place]
+            held, embedding = self._tables[place], embeddings[place]
             asked = (*batch.tables[place], self._combiners[place], None if weights is None else weights[place])
             if found is None:
                 pooled, found = self._lookup.pooled(held, *asked)
-                embeddings[place] = pooled.reshape(embeddings[place].shape)
+                embeddings[place] = pooled.reshape(embedding.shape)
             else:
-                found = self._lookup.complete(held, *asked, embeddings[place].reshape(-1, held.dim), found)
+                found = self._lookup.complete(held, *asked, embedding.reshape(-1, held.dim), found)
             defaulted_keys += found.size - int(np.count_nonzero(found))
-        if loaded.all_tables is not self._served.by_name:
-            for held in loaded.tables:
+        if self._served.by_name is not self._all_tables:
+            for held in self._tables:
                 self._served.check_still_loaded(held)
         return tuple(embeddings), defaulted_keys
 
-    def _load(self) -> _Loaded:
+    def _check_loaded(self) -> None:
         all_tables = self._served.by_name
-        tables = tuple(self._served.table(name) for name in self._names)
-        counts = [table.counting.pooled for table in tables]
-        native = PooledLookup(self._dims, self._slots, self._combiners, counts, _BOUNDS_NS)
-        return _Loaded(all_tables, tables, native)
+        if all_tables is self._all_tables:  # the usual case does not look at each table
+            return
+        if any(self._served.table(held.name) is not held for held in self._tables):
+            raise UnknownModelError(f"model {self._model!r} was unloaded, and another load has its name now")
+        self._all_tables = all_tables
 
     def _room(self, samples: int) -> tuple[NDArray[np.float32], list[Vectors]]:
         """Return memory for the vectors of all tables, and each table's part of it."""

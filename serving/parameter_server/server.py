@@ -219,10 +219,13 @@ class ParameterServer:
         return out, found
 
     def pooled_tables(self, config: ModelConfig) -> PooledTables:
-        """The tables of a model, whose bags are looked up in one call: the answers and errors of ``lookup_pooled``.
+        """The tables of a loaded model, whose bags are looked up in one call, with the answers of ``lookup_pooled``.
 
         Args:
-            config: the model; a lookup raises UnknownModelError while it is not loaded.
+            config: the model. Once it is unloaded, lookups raise UnknownModelError, even after it is loaded again.
+
+        Raises:
+            UnknownModelError: it is not loaded.
         """
         return PooledTables(config, self._served, self._lookup)
 

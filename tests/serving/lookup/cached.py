@@ -102,7 +102,7 @@ def request(config, rng, samples=5, longest=4, unknown_ratio=0.1, hottest=None):
         unknown = rng.random(keys.size) < unknown_ratio
         keys[unknown] = rng.choice(UNKNOWN_KEYS, np.count_nonzero(unknown))
         tables.append(TableKeys(keys, row_ptrs))
-    return Batch.of_tables(np.zeros((samples, 0), dtype=np.float32), tuple(tables))
+    return Batch(np.zeros((samples, 0), dtype=np.float32), tuple(tables))
 
 
 def _rows(table):

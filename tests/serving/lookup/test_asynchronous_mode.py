@@ -69,7 +69,7 @@ def test_each_table_decides_for_itself(device, config):
         first, second = batch.tables
         first = type(first)(np.array([0, 3, 9], dtype=np.int64), np.array([0, 3], dtype=np.int32))
         second = type(second)(np.array([6, 9], dtype=np.int64), np.array([0, 2], dtype=np.int32))
-        batch = type(batch).of_tables(batch.dense, (first, second))
+        batch = type(batch)(batch.dense, (first, second))
         exact = LookupSession(server, config).lookup_pooled(batch)
         known = LookupSession(server, config).lookup_pooled(first_table(config, np.array([0, 3], dtype=np.int64)))
         answer = lookup.lookup_pooled(batch)

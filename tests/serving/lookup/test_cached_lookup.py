@@ -150,7 +150,7 @@ def first_table(config, keys):
     tables = [TableKeys(keys, np.array([0, keys.size], dtype=np.int32))]
     for table in config.tables[1:]:
         tables.append(TableKeys(keys[:0], np.zeros(table.slots + 1, dtype=np.int32)))
-    return Batch.of_tables(np.zeros((1, 0), dtype=np.float32), tuple(tables))
+    return Batch(np.zeros((1, 0), dtype=np.float32), tuple(tables))
 
 
 def test_a_batch_of_more_keys_than_expected_is_answered(device, server, config):
@@ -210,7 +210,7 @@ def test_many_threads_are_answered_and_each_row_is_whole_while_rows_change(devic
     config = with_cache(write_model(tmp_path, [Sketch(4, rows=30, slots=1)]), worker_buffers=2, size_ratio=1.0)
     keys = np.arange(30) * 3
     batch = first_table(config, keys)
-    batch = Batch.of_tables(np.zeros((16, 0), dtype=np.float32), (TableKeys(keys[:16], np.arange(17, dtype=np.int32)),))
+    batch = Batch(np.zeros((16, 0), dtype=np.float32), (TableKeys(keys[:16], np.arange(17, dtype=np.int32)),))
     versions = [np.full((30, 4), float(number), dtype=np.float32) for number in range(6)]
     faults = []
 

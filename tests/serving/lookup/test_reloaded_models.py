@@ -18,7 +18,7 @@ def config(tmp_path):
 @pytest.mark.parametrize("forget", [ParameterServer.unload_model, ParameterServer.erase_model])
 def test_a_session_from_before_a_reload_is_refused_even_with_the_same_configuration(device, config, forget):
     keys = np.array([6, 9])
-    batch = Batch.of_tables(np.zeros((1, 0), dtype=np.float32), (TableKeys(keys, np.array([0, 2], dtype=np.int32)),))
+    batch = Batch(np.zeros((1, 0), dtype=np.float32), (TableKeys(keys, np.array([0, 2], dtype=np.int32)),))
 
     with served(config) as server, cached(server, config, device) as lookup:
         sessions = lookup, LookupSession(server, config)

@@ -228,7 +228,9 @@ def test_an_unloaded_model_is_refused_and_its_memory_is_free(config):
     with pytest.raises(UnknownModelError, match=r"no loaded model has a table 'm\.t0'"):
         tables.lookup(batch)
     server.load_model(config)
-    assert_same(tables.lookup(batch), expected)
+    with pytest.raises(UnknownModelError, match="model 'm' was unloaded, and another load has its name now"):
+        tables.lookup(batch)
+    assert_same(server.pooled_tables(config).lookup(batch), expected)
     assert server.counters()["m.t0"].keys == batch.tables[0].keys.size
 
 
@@ -277,6 +279,11 @@ def test_another_model_may_be_loaded_and_unloaded_meanwhile(config, tmp_path):
         thread.join()
 
 
+def test_a_model_that_is_not_loaded_has_no_tables(config):
+    with pytest.raises(UnknownModelError, match=r"no loaded model has a table 'm\.t0'"):
+        ParameterServer([MemoryStore()]).pooled_tables(config)
+
+
 def test_a_closed_server_is_refused(config):
     server = serve(config, MemoryStore())
     tables = server.pooled_tables(config)
@@ -315,9 +322,7 @@ def test_an_empty_bag_is_zeros(config):
     server = serve(config, MemoryStore())
     empty = [TableKeys(np.empty(0, np.int64), np.zeros(table.slots + 1, np.int32)) for table in config.tables]
 
-    embeddings, defaulted_keys = server.pooled_tables(config).lookup(
-        Batch.of_tables(np.zeros((1, 0), np.float32), empty)
-    )
+    embeddings, defaulted_keys = server.pooled_tables(config).lookup(Batch(np.zeros((1, 0), np.float32), empty))
 
     assert defaulted_keys == 0
     assert not any(one.any() for one in embeddings)
