@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,8 @@ from serving.model.records import Combiner
 from serving.storage.snapshot.reader import SnapshotReader
 from serving.storage.store import Keys, Mask, RowPtrs, TableSpec, Vectors, Weights, bags_with, none_found
 
+_FIRST_CHANGED_KEYS = 1024
+
 
 @dataclass(frozen=True, slots=True)
 class _Overlay:
@@ -22,15 +24,14 @@ class _Overlay:
 
     A reader looks up the rows, then the file, then the hidden keys. An eviction hides a key before it removes the row,
     and an insertion unhides nothing. So a reader sees a key as it was at some moment of its call, without a lock.
+
+    For pooled lookups there is a set of the changed keys. It is small, so it stays in the processor's caches. A key is
+    in it before it changes.
     """
 
     rows: HostTable
     hidden: HostTable  # one column: a set of keys
-
-    def changes(self, keys: Keys) -> Mask:
-        """Return which keys the file may no longer answer; see the class for the order."""
-        changed = self.rows.holds(keys)
-        return changed | self.hidden.holds(keys) if len(self.hidden) else changed
+    changed: HostTable  # a set, too: the keys of both, and perhaps others
 
     def touched(self) -> KeyIndex:
         """Return the keys that were inserted or evicted until now."""
@@ -111,7 +112,7 @@ class SnapshotTable:
             return none_found(keys, out)
         found = self._reader.fetch_pooled(keys, row_ptrs, out, combiner, weights)
         if overlay is not None:
-            changed = np.flatnonzero(overlay.changes(keys))
+            changed = np.flatnonzero(overlay.changed.holds(keys))
             if changed.size:
                 self._pool_again(changed, found, keys, row_ptrs, out, combiner, weights)
         return found
@@ -126,6 +127,7 @@ class SnapshotTable:
             overlay = self._open_overlay()
             try:
                 added = unique.size - int(self._holds(unique).sum())
+                self._mark_changed(overlay, unique)
                 overlay.rows.insert(keys, rows)
             except TableFullError as err:
                 raise self._too_small("the overlay", err) from err
@@ -143,8 +145,9 @@ class SnapshotTable:
             overlay = self._open_overlay()
             gone = unique[held]
             in_file = gone[self._fetch_file(gone, np.empty((gone.size, self.spec.dim), dtype=np.float32))]
+            self._mark_changed(overlay, in_file)
             try:
-                overlay.hidden.insert(in_file, np.zeros((in_file.size, 1), dtype=np.float32))
+                overlay.hidden.insert(in_file, _no_rows(in_file))
             except TableFullError as err:
                 raise self._too_small("evicted keys of the file", err) from err
             overlay.rows.evict(gone)
@@ -196,9 +199,28 @@ class SnapshotTable:
     def _holds(self, keys: Keys) -> Mask:
         return self.fetch(keys, np.empty((keys.size, self.spec.dim), dtype=np.float32))
 
+    def _mark_changed(self, overlay: _Overlay, keys: Keys) -> None:
+        """Add ``keys`` to the set of changed keys; a set that is full is replaced by a larger one. The lock is held."""
+        try:
+            overlay.changed.insert(keys, _no_rows(keys))
+        except TableFullError:
+            touched = overlay.touched()
+            touched.find_or_insert(keys)
+            try:
+                changed = HostTable(1, 2 * len(touched))
+            except MemoryError as err:
+                raise self._no_memory(err) from err
+            changed.insert(touched.keys(), _no_rows(touched.keys()))
+            # A reader that began with the old set answers as of its beginning.
+            self._overlay = replace(overlay, changed=changed)
+
     def _too_small(self, what: str, err: TableFullError) -> StoreFullError:
         reason = f"{what}: {err}; raise volatile_db.overlay_capacity_rows"
         return StoreFullError("snapshot", self.spec.name, reason)
+
+    def _no_memory(self, err: MemoryError) -> StoreError:
+        reason = f"the overlay of {self.overlay_rows:,} rows: {err}; lower volatile_db.overlay_capacity_rows"
+        return StoreError("snapshot", self.spec.name, reason)
 
     def _open_overlay(self) -> _Overlay:
         """Return the overlay, and make it first if there is none; the lock is held."""
@@ -207,13 +229,18 @@ class SnapshotTable:
                 raise StoreFullError("snapshot", self.spec.name, "no row can be changed: overlay_capacity_rows is 0")
             try:
                 rows = HostTable(self.spec.dim, self.overlay_rows, self.spec.row_dtype)
-                self._overlay = _Overlay(rows, HostTable(1, self.overlay_rows))
+                hidden = HostTable(1, self.overlay_rows)
+                self._overlay = _Overlay(rows, hidden, HostTable(1, _FIRST_CHANGED_KEYS))
             except MemoryError as err:
-                reason = f"the overlay of {self.overlay_rows:,} rows: {err}; lower volatile_db.overlay_capacity_rows"
-                raise StoreError("snapshot", self.spec.name, reason) from err
+                raise self._no_memory(err) from err
         return self._overlay
 
     def _check_dim(self, asked: int) -> None:
         if asked != self.spec.dim:
             reason = f"holds vectors of {self.spec.dim} floats, asked for {asked}"
             raise StoreError("snapshot", self.spec.name, reason)
+
+
+def _no_rows(keys: Keys) -> Vectors:
+    """Return rows for a table that is a set of keys."""
+    return np.zeros((keys.size, 1), dtype=np.float32)

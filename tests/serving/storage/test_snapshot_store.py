@@ -414,7 +414,8 @@ def test_a_file_that_is_cut_short_makes_the_tier_fail_and_not_the_process(table,
             call()
 
 
-def test_readers_next_to_a_writer_see_each_key_as_it_was_or_is(table, folder):
+def test_readers_next_to_a_writer_see_each_key_as_it_was_or_is(table, folder, monkeypatch):
+    monkeypatch.setattr("serving.storage.snapshot.table._FIRST_CHANGED_KEYS", 1)
     path, rows = table
     store = loaded(folder, path, overlay_capacity_rows=100)
     keys, stop = np.arange(100), threading.Event()
@@ -423,7 +424,8 @@ def test_readers_next_to_a_writer_see_each_key_as_it_was_or_is(table, folder):
     def write():
         try:
             for value in range(1, 60):
-                store.insert(TABLE, keys, np.full((100, DIM), value, np.float32))
+                for part in np.array_split(keys, 1 + value % 7):
+                    store.insert(TABLE, part, np.full((part.size, DIM), value, np.float32))
                 if value % 3 == 0:
                     store.evict(TABLE, keys)
         finally:
@@ -457,6 +459,27 @@ def run_at_once(script, count, *arguments):
     outputs = [one.communicate(timeout=120)[0] for one in running]
     assert [one.returncode for one in running] == [0] * count
     return outputs
+
+
+def test_pooled_lookups_follow_thousands_of_changes(tmp_path, folder):
+    path, rows = write_table(tmp_path / "t", range(6000))
+    store = loaded(folder, path, overlay_capacity_rows=10_000)
+    model, keys = dict(rows), np.arange(9000)
+    for version in range(1, 8):
+        some = np.arange(900 * version, 900 * version + 1500)
+        store.insert(TABLE, some, np.full((some.size, DIM), version, np.float32))
+        gone = np.arange(700 * version, 700 * version + 300)
+        store.evict(TABLE, gone)
+        model |= dict.fromkeys(some.tolist(), [float(version)] * DIM)
+        model = {key: row for key, row in model.items() if key not in set(gone.tolist())}
+        expected, out = (np.empty((4500, DIM), np.float32) for _ in range(2))
+        gathered = np.array([model.get(key, [0.0] * DIM) for key in keys.tolist()], np.float32)
+        pool_rows(gathered, np.arange(0, 9001, 2), expected, "sum")
+
+        found = store.fetch_pooled(TABLE, keys, np.arange(0, 9001, 2), out, "sum")
+
+        assert found.tolist() == [key in model for key in keys.tolist()]
+        assert out.tobytes() == expected.tobytes()
 
 
 @pytest.mark.parametrize("changed", [False, True])
