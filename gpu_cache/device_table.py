@@ -114,12 +114,22 @@ class DeviceTable:
         with self._readers.reading(stream):
             self._kernels.query(self._table, keys, arguments, stream)
 
+    def replace_static(self, keys: Array, rows: Array, stream: Stream) -> tuple[int, int]:
+        """Write new keys of a static table, wait, and return how many had no slot and how many rows there are."""
+        device = self._kernels.device
+        before, after = (device.pinned(self._counters.size, np.uint64) for _ in range(2))
+        with self._writers.turn(stream):
+            device.download(self._counters, before, stream)
+            self._write("claim_static", (), keys, rows, stream)
+            device.download(self._counters, after, stream)
+            done = stream.record()
+        done.synchronize()
+        refused = COUNTERS.index("refused_without_slot")
+        return int(after[refused] - before[refused]), int(after[COUNTERS.index("rows")])
+
     def replace(self, keys: Array, rows: Array, misses: Array | None, stream: Stream) -> None:
         """Queue the offer of new keys; ``misses`` uint32[N] says how often each was missed, None: once."""
         with self._writers.turn(stream):
-            if self._capacity.kind == "static":
-                self._write("claim_static", (), keys, rows, stream)
-                return
             (limit,) = admission_limits(self._cap, np.full(1, keys.size, np.uint64), has_marks=self._has_marks)
             counts = keys if misses is None else misses
             options = counts, np.uint32(misses is not None), self._writers.draw_salt(), limit
