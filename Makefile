@@ -17,7 +17,8 @@ NUMPY1_TESTS := tests/kernels $(addprefix tests/serving/,dense model test_batch.
 # The tests of the kernels and of the GPU cache; `make test` runs them too.
 KERNEL_TESTS := $(wildcard tests/kernels/cuda tests/gpu_cache)
 RACE_TESTS := $(wildcard $(addprefix tests/,$(addprefix kernels/cuda/,test_query.py test_writes.py test_team.py) \
-  $(addprefix gpu_cache/,test_readers_with_writers.py test_workspace.py test_pooled_lookup.py test_key_lookup.py)))
+  $(addprefix gpu_cache/,test_readers_with_writers.py test_workspace.py test_pooled_lookup.py test_key_lookup.py \
+  test_insertion.py test_absent_keys.py)))
 ON_RUNNER := not gpu and not long
 # Tests of code on devices: if the code forgets to wait for a late stream, they fail.
 DEVICE_TESTS := $(KERNEL_TESTS) $(wildcard $(addprefix tests/serving/,lookup test_gpu_serving.py test_device_route.py dense/test_device_network.py))
@@ -57,7 +58,7 @@ test-numpy1: $(VENV)-numpy1/.done ## the serving tests under NumPy 1.26, without
 test-host-sanitizers: $(VENV)/.test ## the host table's threads and snapshots under ThreadSanitizer, AddressSanitizer and UndefinedBehaviorSanitizer
 	@$(BIN)/python -m pytest -q -m sanitizers tests/kernels
 
-check-nvrtc: $(VENV)/.nvrtc ## compile every kernel for sm_80, sm_90, sm_100 and sm_120, without a GPU; fails if registers or arrays spill to memory
+check-nvrtc: $(VENV)/.nvrtc ## compile every kernel for all architectures of sm_75 to sm_120, without a GPU; fails if registers or arrays spill to memory
 	@$(BIN)/python -m kernels.check_nvrtc kernels/cuda/*.cu benchmarks/gpu/*.cu
 
 test-kernels: $(VENV)/.test ## the kernels on the CPU runner: in the fixed order of threads, in three random orders, and with late streams

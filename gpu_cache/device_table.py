@@ -8,16 +8,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gpu_cache.layout import COUNTERS, MOST_CHAIN_LINES, TABLE_BYTES, Capacity, Layout
-from gpu_cache.readers import Readers, Writers
+from gpu_cache.layout import COUNTERS, MOST_CHAIN_LINES, TABLE_BYTES, Capacity, Layout, admission_limits
+from gpu_cache.readers import Readers
 from kernels.device import Array, Device, Kernel, Stream
 
 BLOCK_THREADS = 256
 QUERY_TILE_KEYS = 4  # keys that a tile of query.cu works on at a time
 GATHER_ROWS = 256  # rows of a block of gather.cu
 _PART_BYTES = 64 << 20  # of rows that are read out at a time
-_ALL = 1 << 32
-_GOLDEN = 0x9E3779B97F4A7C15  # an odd number whose multiples have little in common
 
 # The file of each kernel, and whether it touches rows: other kernels are the same for all forms of rows.
 _FILES = {
@@ -66,7 +64,6 @@ class DeviceTable:
     """A cache's memory and the work that ``EmbeddingCache`` queues on it, with arguments that were checked.
 
     Attributes:
-        writers: the order of the writes.
         slab: uint8[slots, stride], the rows.
         memory: what must not be freed before work that uses it has run.
     """
@@ -75,59 +72,77 @@ class DeviceTable:
         """Take all memory and wait until it is ready."""
         self._capacity, self._seed, self._readers = capacity, seed, readers
         self._kernels = CacheKernels(device, capacity.layout)
-        self.writers = Writers()
-        self._replacements = 0  # calls, which draw a new lot each
+        self._writers = readers.writers
+        self._cap, self._has_marks = np.full(1, capacity.insertion_cap, np.uint64), capacity.layout.has_marks
         layout = capacity.layout
         slab_shape = (capacity.slots, layout.row_stride_bytes)
         self._lines: Array = device.empty((capacity.line_count, layout.line_keys + 1), layout.key_word)
         self._counters: Array = device.empty(len(COUNTERS), np.uint64)
-        self._table: Array = device.empty((1, TABLE_BYTES), np.uint8)
+        self._absent_lines: Array = device.empty((capacity.absent_line_count, *self._lines.shape[1:]), layout.key_word)
+        tables = device.empty((2, TABLE_BYTES), np.uint8)
+        self._table, self._absent_table = tables[:1], tables[1:]
         self.slab: Array = (
             device.device_view(device.pinned(slab_shape, np.uint8))
             if capacity.kind == "uvm"
             else device.empty(slab_shape, np.uint8)
         )
-        self.memory: tuple[Array, ...] = (self._lines, self.slab, self._counters)
+        self.memory: tuple[Array, ...] = (self._lines, self._absent_lines, self.slab, self._counters)
         with device.using(stream):
-            self._lines.fill(layout.empty_key)
-            self._lines[:, layout.line_keys] = layout.key_word(0)  # the meta word
+            for lines in (self._lines, self._absent_lines):
+                lines.fill(layout.empty_key)
+                lines[:, layout.line_keys] = layout.key_word(0)  # the meta word
             self._counters.fill(0)
         self.describe(self._table, 0, 0, 0.0, stream)
+        self._describe(self._absent_table, (0, 0, 0.0), self._absent_lines, stream)
         stream.synchronize()
 
     def describe(self, tables: Array, index: int, form: int, default_value: float, stream: Stream) -> None:
         """See ``EmbeddingCache.describe``."""
-        capacity = self._capacity
+        self._describe(tables, (index, form, default_value), self._lines, stream)
+
+    def _describe(self, tables: Array, entry: tuple[int, int, float], lines: Array, stream: Stream) -> None:
+        """Queue describe.cu for an entry with this index, form and default value, of these lines."""
+        (index, form, default_value), capacity = entry, self._capacity
         chain_lines = MOST_CHAIN_LINES if capacity.kind == "static" else 1
-        numbers = (np.uint32(number) for number in (capacity.line_count, form, chain_lines, self._seed))
-        arrays = (tables, np.uint32(index), self._lines, self.slab, self._counters)
-        self._kernels.launch("describe", 1, 1, (*arrays, *numbers, np.float32(default_value)), stream)
+        numbers = (len(lines), capacity.absent_line_count, form, chain_lines, self._seed)
+        arrays = (tables, np.uint32(index), lines, self.slab, self._counters, self._absent_lines)
+        arguments = (*arrays, *map(np.uint32, numbers), np.float32(default_value))
+        self._kernels.launch("describe", 1, 1, arguments, stream)
 
     def query(self, keys: Array, arguments: tuple[Any, ...], stream: Stream) -> None:
         """Queue a query; ``arguments`` follow the number of keys in query.cu."""
         with self._readers.reading(stream):
             self._kernels.query(self._table, keys, arguments, stream)
 
+    def replace_static(self, keys: Array, rows: Array, stream: Stream) -> tuple[int, int]:
+        """Write new keys of a static table, wait, and return how many had no slot and how many rows there are."""
+        device = self._kernels.device
+        before, after = (device.pinned(self._counters.size, np.uint64) for _ in range(2))
+        with self._writers.turn(stream):
+            device.download(self._counters, before, stream)
+            self._write("claim_static", (), keys, rows, stream)
+            device.download(self._counters, after, stream)
+            done = stream.record()
+        done.synchronize()
+        refused = COUNTERS.index("refused_without_slot")
+        return int(after[refused] - before[refused]), int(after[COUNTERS.index("rows")])
+
     def replace(self, keys: Array, rows: Array, misses: Array | None, stream: Stream) -> None:
         """Queue the offer of new keys; ``misses`` uint32[N] says how often each was missed, None: once."""
-        with self.writers.turn(stream):
-            if self._capacity.kind == "static":
-                self._write("claim_static", (), keys, rows, stream)
-                return
-            self._replacements += 1
-            has_marks = self._capacity.layout.key_type == "I64"
-            lot = draw_lot(self._replacements, keys.size, self._capacity.slots, has_marks=has_marks)
+        with self._writers.turn(stream):
+            (limit,) = admission_limits(self._cap, np.full(1, keys.size, np.uint64), has_marks=self._has_marks)
             counts = keys if misses is None else misses
-            self._write("claim", (counts, np.uint32(misses is not None), *lot), keys, rows, stream)
+            options = counts, np.uint32(misses is not None), self._writers.draw_salt(), limit
+            self._write("claim", options, keys, rows, stream)
 
     def update(self, keys: Array, rows: Array, stream: Stream) -> None:
         """Queue new rows for keys that are held."""
-        with self.writers.turn(stream):
+        with self._writers.turn(stream):
             self._write("claim_held", (), keys, rows, stream)
 
     def erase(self, keys: Array, stream: Stream) -> None:
         """Queue the freeing of slots; a launch that found their rows before may still read them."""
-        with self.writers.turn(stream):
+        with self._writers.turn(stream):
             self._kernels.launch_tiles("erase", keys.size, (self._table, keys, np.uint32(keys.size)), stream)
             self._readers.hiding(stream)
 
@@ -135,7 +150,7 @@ class DeviceTable:
         """Wait for all writes queued so far, and return the values of ``COUNTERS``."""
         device = self._kernels.device
         on_host = device.pinned(self._counters.size, np.uint64)
-        with self.writers.turn(stream):
+        with self._writers.turn(stream):
             device.download(self._counters, on_host, stream)
             done = stream.record()
         done.synchronize()
@@ -143,21 +158,24 @@ class DeviceTable:
         return counted
 
     def read_lines(
-        self, with_rows: bool, stream: Stream
+        self, with_rows: bool, stream: Stream, of_absent_keys: bool = False
     ) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]]:
         """Yield the keys int64[N] of the next lines and their rows, float32[N, D] or float32[0, D], between writes."""
-        device, capacity, layout = self._kernels.device, self._capacity, self._capacity.layout
-        most_lines = min(capacity.line_count, max(1, _PART_BYTES // (4 * layout.dim * layout.line_keys)))
+        device, layout = self._kernels.device, self._capacity.layout
+        table, all_lines = (
+            (self._absent_table, len(self._absent_lines)) if of_absent_keys else (self._table, len(self._lines))
+        )
+        most_lines = min(all_lines, max(1, _PART_BYTES // (4 * layout.dim * layout.line_keys)))
         slots = most_lines * layout.line_keys
         numbers, listed = device.empty(slots, np.int64), device.empty(1, np.uint32)
         keys, rows = device.empty(slots, np.int64), device.empty((slots if with_rows else 0, layout.dim), np.float32)
         host_listed, host_keys, host_rows = (device.pinned(array.shape, array.dtype) for array in (listed, keys, rows))
-        for first in range(0, capacity.line_count, most_lines):
-            lines = min(most_lines, capacity.line_count - first)
-            with self.writers.turn(stream):
+        for first in range(0, all_lines, most_lines):
+            lines = min(most_lines, all_lines - first)
+            with self._writers.turn(stream):
                 with device.using(stream):
                     listed.fill(0)
-                arguments = (self._table, np.uint32(first), np.uint32(lines), keys, numbers, listed)
+                arguments = (table, np.uint32(first), np.uint32(lines), keys, numbers, listed)
                 self._kernels.launch_tiles("list_keys", lines, arguments, stream)
                 device.download(listed, host_listed, stream)
                 device.download(keys, host_keys, stream)
@@ -178,23 +196,3 @@ class DeviceTable:
         for read in self._readers.hiding(stream):
             stream.wait(read)
         self._kernels.launch_tiles("fill", keys.size, (self._table, keys, count, numbers, rows), stream)
-
-
-def draw_lot(call: int, new_keys: int, slots: int, has_marks: bool) -> tuple[np.uint64, np.uint64]:
-    """Return the salt and the limit of policy.cuh for one call, which decide which new keys may take other keys' slots.
-
-    Args:
-        call: its number among the calls of the cache, from 1.
-        new_keys: keys of the call, at least 1.
-        slots: of the cache.
-        has_marks: whether lines remember which keys were missed before; ``U32`` lines do not.
-
-    Returns:
-        salt: different in every call.
-        limit: 2^32 times the share of the keys that is let in. It keeps a call that brings more keys than the cache can
-            hold from sweeping the cache clean: a call may replace about a fifth of the slots. Without marks it is a
-            tenth, and never more than a quarter of the keys.
-    """
-    cap = max(1, slots // (5 if has_marks else 10))
-    limit = _ALL if new_keys <= cap else (cap << 32) // new_keys
-    return np.uint64(call * _GOLDEN % (1 << 64)), np.uint64(limit if has_marks else min(limit, _ALL // 4))

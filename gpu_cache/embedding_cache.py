@@ -35,7 +35,8 @@ class EmbeddingCache:
     replace    the caller's      no; static: until it has run   any, in turns         not allowed     nothing is queued
     update     the caller's      no                             any, in turns         not allowed     nothing is queued
     erase      the caller's      no                             any, in turns         allowed         nothing is queued
-    dump       the cache's own   until it is read               any, in turns         -               -
+    dump,      the cache's own   until it is read               any, in turns         -               -
+    absent_keys
     stats      the cache's own   until it is read               any, in turns         -               -
     close      -                 until all work has run         one, after all calls  -               -
     =========  ================  =============================  ====================  ==============  ==================
@@ -102,10 +103,9 @@ class EmbeddingCache:
         self.is_closed = False
         self.stream = self.device.stream()
         self._own_stream = self.device.stream()
-        self._refused = 0  # keys without a slot that were reported to callers
         free_unused()  # to make room
         self._table = DeviceTable(self.device, self.capacity, self.seed, self.readers, self._own_stream)
-        self._finish = weakref.finalize(self, defer_free, self.readers, self._table.writers, self._table.memory)
+        self._finish = weakref.finalize(self, defer_free, self.readers, self._table.memory)
         self._finish.atexit = False
 
     @staticmethod
@@ -221,9 +221,12 @@ class EmbeddingCache:
         counts = None if misses is None else misses_on_device(self.device, misses, keys.size, stream)
         if not keys.size:
             return
-        self._table.replace(keys, rows, counts, stream)
-        if self.capacity.kind == "static":
-            self._require_slots()
+        if self.capacity.kind != "static":
+            self._table.replace(keys, rows, counts, stream)
+            return
+        left_out, held = self._table.replace_static(keys, rows, stream)
+        if left_out:
+            raise CacheFullError(left_out, held, self.capacity.rows)
 
     def update(self, keys: Array, rows: Array, stream: Stream | None = None, *, are_distinct: bool = False) -> None:
         """Overwrite the rows of keys that are held, and ignore other keys.
@@ -246,7 +249,7 @@ class EmbeddingCache:
             self._table.update(keys, rows, stream)
 
     def erase(self, keys: Array, stream: Stream | None = None) -> None:
-        """Erase keys, and ignore keys that are not held.
+        """Erase keys, and ignore keys that are not held. Absent keys are missing again.
 
         Args:
             keys: int64[N].
@@ -277,6 +280,19 @@ class EmbeddingCache:
         parts = list(self._table.read_lines(with_rows, self._own_stream))
         keys = np.concatenate([keys for keys, _ in parts])
         return keys, np.concatenate([rows for _, rows in parts]) if with_rows else None
+
+    def absent_keys(self) -> npt.NDArray[np.int64]:
+        """Read out the keys that are known to be in no tier (``Workspace.insert``), as ``dump`` does.
+
+        Returns:
+            int64[V], in no particular order.
+
+        Raises:
+            CacheClosedError: the cache was closed.
+        """
+        self._open_stream(None)
+        parts = self._table.read_lines(False, self._own_stream, of_absent_keys=True)
+        return np.concatenate([keys for keys, _ in parts])
 
     def stats(self) -> CacheStats:
         """Return the cache's figures, after all writes and after the queries that have run."""
@@ -311,7 +327,7 @@ class EmbeddingCache:
         if self._finish.detach() is None:
             return
         try:
-            for work in (*self.readers.latest(), *self._table.writers.latest()):
+            for work in (*self.readers.latest(), *self.readers.writers.latest()):
                 work.synchronize()
         finally:
             del self._table
@@ -329,9 +345,3 @@ class EmbeddingCache:
         if self.is_closed:
             raise CacheClosedError(f"this cache of {self.capacity.rows} rows on {self.device.name} was closed")
         return self.stream if stream is None else stream
-
-    def _require_slots(self) -> None:
-        stats = self.stats()
-        left_out, self._refused = stats.refused_without_slot - self._refused, stats.refused_without_slot
-        if left_out:
-            raise CacheFullError(left_out, stats.rows, stats.capacity_rows)

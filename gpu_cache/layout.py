@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal, NamedTuple, get_args
@@ -46,10 +47,14 @@ COUNTERS = (
     "unfit_rows",
     "updated_rows",
     "erased_rows",
+    "absent_keys",
+    "absent_answers",
 )
 
 _MOST_LINES = 2**32 - 1
-_FIXED_BYTES = TABLE_BYTES + 8 * len(COUNTERS)
+_LINES_PER_ABSENT_LINE = 8
+_MOST_CAP = 2**31  # no call has more keys
+_FIXED_BYTES = 2 * TABLE_BYTES + 8 * len(COUNTERS)
 
 
 @dataclass(frozen=True)
@@ -102,6 +107,11 @@ class Layout:
     def empty_key(self) -> np.uint64 | np.uint32:
         """The word of a slot without a key."""
         return np.uint64(2**63 - 1) if self.key_type == "I64" else np.uint32(2**32 - 1)
+
+    @property
+    def has_marks(self) -> bool:
+        """Whether lines remember which keys were missed recently."""
+        return self.key_type == "I64"
 
     def can_hold(self, keys: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Return which keys a line can hold, bool[N]; the others, which have a meaning of their own, always miss."""
@@ -174,10 +184,10 @@ class Capacity:
     @classmethod
     def of_bytes(cls, layout: Layout, kind: Kind, size_bytes: int) -> Capacity:
         """Return the largest capacity of at most ``size_bytes`` device bytes, or raise ValueError if no line fits."""
-        one, two = (cls(layout, kind, lines).device_bytes for lines in (1, 2))
-        if size_bytes < one:
-            raise ValueError(f"a cache of one line takes {one} bytes, got {size_bytes}")
-        return cls(layout, kind, min(_MOST_LINES, 1 + (size_bytes - one) // (two - one)))
+        lines = bisect_right(range(1, _MOST_LINES + 1), size_bytes, key=lambda n: cls(layout, kind, n).device_bytes)
+        if not lines:
+            raise ValueError(f"a cache of one line takes {cls(layout, kind, 1).device_bytes} bytes, got {size_bytes}")
+        return cls(layout, kind, lines)
 
     @classmethod
     def of_ratio(cls, layout: Layout, kind: Kind, table_rows: int, ratio: float) -> Capacity:
@@ -197,20 +207,38 @@ class Capacity:
         return math.floor(self.slots * _load_ratio(self.layout, self.kind))
 
     @property
+    def absent_line_count(self) -> int:
+        """Lines for absent keys, an eighth as many."""
+        return -(-self.line_count // _LINES_PER_ABSENT_LINE)
+
+    @property
     def slab_bytes(self) -> int:
         """Bytes of all slots' rows."""
         return self.slots * self.layout.row_stride_bytes
 
     @property
     def device_bytes(self) -> int:
-        """Bytes of device memory: lines, rows, counters and the table's descriptor."""
+        """Bytes of device memory: lines, rows, counters and the table's descriptors."""
         rows = 0 if self.kind == "uvm" else self.slab_bytes
-        return self.line_count * self.layout.line_bytes + rows + _FIXED_BYTES
+        return (self.line_count + self.absent_line_count) * self.layout.line_bytes + rows + _FIXED_BYTES
 
     @property
     def host_bytes(self) -> int:
         """Bytes of page-locked host memory."""
         return self.slab_bytes if self.kind == "uvm" else 0
+
+    @property
+    def insertion_cap(self) -> int:
+        """New keys that one call may put into other keys' slots: a fifth of the slots, or a tenth in ``U32`` lines."""
+        return self._share(self.line_count)
+
+    @property
+    def absent_cap(self) -> int:
+        """The same for absent keys."""
+        return self._share(self.absent_line_count)
+
+    def _share(self, lines: int) -> int:
+        return min(max(1, lines * self.layout.line_keys // (5 if self.layout.has_marks else 10)), _MOST_CAP)
 
     @property
     def memory_bytes(self) -> MemoryBytes:
@@ -220,3 +248,19 @@ class Capacity:
 
 def _load_ratio(layout: Layout, kind: Kind) -> Fraction:
     return STATIC_LOAD_RATIO[layout.line_keys] if kind == "static" else Fraction(1)
+
+
+def admission_limits(caps: NDArray[np.uint64], new_keys: NDArray[np.uint64], *, has_marks: bool) -> NDArray[np.uint64]:
+    """Return the limits of policy.cuh, 2^32 times the share of the new keys that is let in, for one call.
+
+    They keep a call that brings more keys than a cache can hold from sweeping the cache clean. Without marks a limit is
+    never more than a quarter.
+
+    Args:
+        caps: uint64[T], ``Capacity.insertion_cap`` of each cache.
+        new_keys: uint64[T], keys of the call for each cache.
+        has_marks: ``Layout.has_marks``, the same for all of them.
+    """
+    shift, most = np.uint64(32), np.uint64(2**32 if has_marks else 2**30)
+    limits: NDArray[np.uint64] = np.minimum((caps << shift) // np.maximum(new_keys, np.uint64(1)), most)
+    return limits

@@ -46,6 +46,7 @@ constexpr u32 kLineKeys = HOTROW_LINE_KEYS;
 constexpr u32 kUnitWords = sizeof(Unit) / sizeof(Word);
 constexpr u32 kTileLanes = (kLineKeys + 1) / kUnitWords;  // lanes that read a line together
 constexpr u32 kWarpTiles = kWarp / kTileLanes;
+constexpr u32 kBlockTiles = kBlockThreads / kTileLanes;
 constexpr u32 kSlots = (1u << kLineKeys) - 1;  // a bit for each slot
 
 constexpr Word kEmpty = KeyWords<Key>::kEmpty;
@@ -65,11 +66,9 @@ __device__ __forceinline__ Word word_at(const uint4& unit, u32 i) {
   return i == 0 ? unit.x : i == 1 ? unit.y : i == 2 ? unit.z : unit.w;
 }
 
-// The word of a slot's key; slot kLineKeys is the meta word. Without the assumption the compiler does not know that
-// lines are in global memory, and its atomics try shared memory too.
+// The word of a slot's key; slot kLineKeys is the meta word.
 __device__ __forceinline__ Word* word_of_slot(Line* line, u32 slot) {
-  __builtin_assume(__isGlobal(line));
-  return line->words + slot % kTileLanes * kUnitWords + slot / kTileLanes;
+  return global(line)->words + slot % kTileLanes * kUnitWords + slot / kTileLanes;
 }
 __device__ __forceinline__ Word* meta_word(Line* line) { return word_of_slot(line, kLineKeys); }
 
@@ -98,6 +97,9 @@ struct Tile {
   }
 };
 
+// Of the caller's tile among all tiles of the launch.
+__device__ __forceinline__ u32 tile_number() { return blockIdx.x * kBlockTiles + threadIdx.x / kTileLanes; }
+
 // The caller's part of a line. The load goes past L1, where a line could be older than the locks of an insert.
 __device__ __forceinline__ Unit load_unit(const Line* line, Tile tile) {
   return __ldcg(reinterpret_cast<const Unit*>(line) + tile.lane);
@@ -121,4 +123,11 @@ __device__ __forceinline__ Word meta_of(Tile tile, const Unit& unit) {
 // written.
 __device__ __forceinline__ void count_use(Line* line, Word meta, u32 slot) {
   if (counter_of(meta, slot) < kMostCount) atomicCAS(meta_word(line), meta, meta + (Word(1) << 2 * slot));
+}
+
+// By one thread: free a slot and clear its counter, if it still has the word. Returns whether it had.
+__device__ __forceinline__ bool free_slot(Line* line, u32 slot, Word word) {
+  if (atomicCAS(word_of_slot(line, slot), word, kEmpty) != word) return false;
+  atomicAnd(meta_word(line), ~(Word(kMostCount) << 2 * slot));
+  return true;
 }

@@ -17,7 +17,7 @@
 // is missed, no block stays, and no other kernel is launched.
 #pragma once
 
-#include "table.cuh"
+#include "absent.cuh"
 #include "team.cuh"
 
 constexpr u32 kNoPosition = 0xffffffffu;
@@ -33,8 +33,9 @@ struct __align__(16) MissingSlot {
 
 // Per table, on the device; the team reports it to the host and sets it to 0.
 struct MissingCounts {
-  u32 keys;  // positions that missed
-  u32 bags;  // bags with such a key
+  u32 keys;    // positions that missed
+  u32 bags;    // bags with such a key
+  u32 absent;  // positions of absent keys; launches again count none
 };
 
 // The report to the host, per table.
@@ -43,6 +44,7 @@ struct MissingReport {
   u32 bags;
   u32 distinct;  // distinct keys that this launch was the first to miss
   u32 used;      // slots that the request uses so far, in all tables
+  u32 absent;
 };
 
 // A request's set. It is in device memory, except report, keys and times, which are in host memory.
@@ -103,7 +105,7 @@ __device__ __forceinline__ u32 number_of(const MissingSet& set, Region region, i
 __device__ __forceinline__ void enter_missing(const MissingSet& set, Region region, i64 key, u32 position,
                                               NewSlots& fresh) {
   for (u32 at = home_slot(set, region, key);; at = next_slot(region, at)) {
-    MissingSlot* slot = set.slots + region.first + at;
+    MissingSlot* slot = global(set.slots + region.first + at);
     i64 held = __ldcg(&slot->key);
     if (held == kNoKey)
       held = static_cast<i64>(atomicCAS(reinterpret_cast<u64*>(&slot->key), static_cast<u64>(kNoKey),
@@ -120,10 +122,21 @@ __device__ __forceinline__ void enter_missing(const MissingSet& set, Region regi
 __device__ __forceinline__ void list_slots(const MissingSet& set, NewSlots& fresh) {
   const u32 count = fresh.count;
   if (count == 0) return;
-  if (threadIdx.x == 0) fresh.begin = atomicAdd(set.progress + kSlotsUsed, count);
+  if (threadIdx.x == 0) fresh.begin = atomicAdd(global(set.progress) + kSlotsUsed, count);
   __syncthreads();
   if (threadIdx.x < count) set.used[fresh.begin + threadIdx.x] = fresh.slots[threadIdx.x];
   __syncthreads();
+}
+
+// By one thread of a block: count the keys of an item.
+__device__ __forceinline__ void count_keys(const Table& table, MissingCounts& counts, u32 found, u32 missed,
+                                           u32 absent) {
+  if (found) atomicAdd(counter_at(table, kKeysFound), u64(found));
+  if (missed) atomicAdd(counter_at(table, kKeysMissed), u64(missed));
+  if (absent) {
+    atomicAdd(counter_at(table, kAbsentAnswers), u64(absent));
+    atomicAdd(global(&counts.absent), absent);
+  }
 }
 
 // Positions before this one at which a key of this launch first appeared.
@@ -145,7 +158,7 @@ template <u32 kThreads>
 __device__ __forceinline__ void mark_firsts(const MissingSet& set, const Member& me, u32 begin, u32 end) {
   for (u32 i = begin + me.rank * kThreads + threadIdx.x; i < end; i += me.size * kThreads) {
     const u32 first = __ldcg(&set.slots[__ldcg(set.used + i)].first);
-    atomicOr(set.marks + first / 32, 1u << first % 32);
+    atomicOr(global(set.marks) + first / 32, 1u << first % 32);
   }
 }
 
@@ -190,9 +203,10 @@ __device__ __forceinline__ void list_missing(const MissingSet& set, Member& me, 
     number_slots<kThreads>(set, me, begin, end);
   }
   for (u32 t = me.rank * kThreads + threadIdx.x; t < table_count; t += me.size * kThreads) {
-    MissingCounts* counts = set.counts + t;
+    MissingCounts* counts = global(set.counts) + t;
     const u32 distinct = begin == end ? 0 : rank_of(set, first_position(t + 1)) - rank_of(set, first_position(t));
-    set.report[t] = {atomicExch(&counts->keys, 0u), atomicExch(&counts->bags, 0u), distinct, end};
+    set.report[t] = {atomicExch(&counts->keys, 0u), atomicExch(&counts->bags, 0u), distinct, end,
+                     atomicExch(&counts->absent, 0u)};
   }
   if (begin != end) {
     meet(*set.team, me);
