@@ -39,7 +39,8 @@ class Workspace:
             work.complete([fetch(table, of_table.keys) for table, of_table in zip(tables, missing)])
 
     ``pool``, ``lookup`` and ``complete`` each queue one upload and one launch and do not wait. ``missing`` waits for
-    the stream. A reader of the rows on another stream must let that stream wait for this one. Missing rows hold the
+    the launch, and not for work that the caller has queued on the stream behind it. A reader of the rows on another
+    stream must let that stream wait for this one. Missing rows hold the
     table's default value until ``complete`` runs. Skip ``complete`` if default values are acceptable. Fetched rows are
     kept for the request, so the loop ends even if the caches evict keys meanwhile. After ``lookup`` it has at most one
     round.
@@ -206,7 +207,7 @@ class Workspace:
         self._launch(self._pooled.first(), min(samples * self._sample_bags, _MOST_BLOCKS))
 
     def missing(self) -> tuple[MissingKeys, ...]:
-        """Wait for the stream, and return the missing keys of the last launch.
+        """Wait for the last launch, and return its missing keys.
 
         Returns:
             per table, the keys that the request's earlier launches did not miss; ``complete`` needs their rows. () if
@@ -215,7 +216,7 @@ class Workspace:
         Raises:
             DeviceFaultError: work on the stream failed.
         """
-        self.stream.synchronize()
+        (self._group.readers.last(self.stream) or self.stream).synchronize()
         self._is_idle = True
         self._reported = self._missing.read()
         return self._reported if any(of_table.bags for of_table in self._reported) else ()

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from kernels import _host
 from kernels._host import (
+    RequestPacker,
     decode_rows,
     encode_rows,
     first_outside,
@@ -33,6 +34,7 @@ __all__ = [
     "HostTableStats",
     "KeyIndex",
     "OverflowPolicy",
+    "RequestPacker",
     "RowDtype",
     "decode_rows",
     "encode_rows",

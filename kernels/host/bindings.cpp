@@ -14,6 +14,7 @@
 #include "key_index_bindings.hpp"
 #include "lookup.hpp"
 #include "python_names.hpp"
+#include "request_packer_bindings.hpp"
 #include "row_arguments.hpp"
 #include "row_codec.hpp"
 #include "shared_area.hpp"
@@ -219,6 +220,7 @@ NB_MODULE(_host, module) {
 
   module.def("pool_rows", &pool_rows, nb::arg("rows").none(), nb::arg("row_ptrs").none(), nb::arg("out").none(),
              nb::arg("combiner"), nb::arg("weights").none() = nb::none());
+  bind_request_packer(module);
   bind_row_codec(module);
   bind_split(module);
   module.def("lookup_threads", [] { return CorePool::shared().threads(); });

@@ -2,22 +2,17 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gpu_cache.missing import MissingKeys
-from gpu_cache.workspace import Workspace
 from serving.config import GpuCacheConfig
+from serving.lookup.device_workspace import DeviceWorkspace
 from serving.lookup.table_cache import TableCache
 from serving.parameter_server.copies import ReadRows
 from serving.storage.store import Keys, Vectors
 
-T = TypeVar("T")
-# Queues the workspace's launch and all work that needs its rows. Returns a function that gives the answer after that
-# work has run.
-Compute = Callable[[], Callable[[], T]]
 # Queues keys of a table, given by its index, for a later insertion. See ``InsertQueue.offer``.
 Later = Callable[[int, Keys], None]
 
@@ -72,43 +67,65 @@ class _Table:
 
 
 class CachedRequest:
-    """One request; used once, by one thread.
+    """One request, which a workspace has loaded; used once, by one thread.
 
     In the exact mode the request waits for all rows that the caches miss. In the asynchronous mode it does not wait for
     a table whose hit rate was high enough: the missing rows count as the default value and are inserted later.
 
     Attributes:
-        late_keys: after ``answer``, how many keys, with duplicates, got a default although a tier may hold them.
+        work: the request's buffers. The caller queues their first launch.
     """
 
     def __init__(
-        self, settings: GpuCacheConfig, caches: Sequence[TableCache], keys: Sequence[Keys], later: Later | None
+        self,
+        settings: GpuCacheConfig,
+        caches: Sequence[TableCache],
+        keys: Sequence[Keys],
+        work: DeviceWorkspace,
+        later: Later | None,
     ) -> None:
         """Begin a request for ``keys``, with one entry per table; ``later`` is None in the exact mode."""
-        self.late_keys = 0
+        self.work = work
         self._settings = settings
         self._caches, self._keys = caches, keys
         self._later = later
         self._tables: list[_Table] = []  # stays empty if nothing is missing, the common case
 
-    def answer(self, work: Workspace, compute: Compute[T]) -> tuple[T, int]:
-        """Look the keys up, run ``compute`` on their rows, and return the answer and the number of defaulted keys.
+    def complete(self) -> bool:
+        """Wait for the last launch. If it missed rows that the request waits for, read and queue them, and return True.
 
-        ``compute`` runs first as if nothing were missing, before the host waits. It runs again after missing rows have
-        been completed. ``work`` has loaded the request.
+        Call it until it returns False. Work that needs the rows must be queued again each time that it returns True.
+
+        Raises:
+            StoreError: a tier did not answer, and no other tier holds one of the keys.
+            DeviceFaultError: work on the device failed.
         """
-        finish = compute()
-        missing = work.missing()
-        if not missing:
-            return finish(), 0
-        self._tables = [_Table(cache, of_table) for cache, of_table in zip(self._caches, self._keys, strict=True)]
-        self._note_hit_rates(missing)
-        while self._must_wait(missing):
-            work.complete([table.rows_of(one) for table, one in zip(self._tables, missing, strict=True)])
-            finish = compute()
-            missing = work.missing()
-        self.late_keys = sum(table.late_keys() for table in self._tables)
-        return finish(), self.late_keys + sum(table.unknown_keys() for table in self._tables)
+        missing = self.work.pooling.missing()
+        if missing and not self._tables:
+            self._tables = [_Table(cache, of_table) for cache, of_table in zip(self._caches, self._keys, strict=True)]
+            self._note_hit_rates(missing)
+        if not self._must_wait(missing):
+            return False
+        self.work.pooling.complete([table.rows_of(one) for table, one in zip(self._tables, missing, strict=True)])
+        return True
+
+    def rows(self) -> tuple[Vectors, ...]:
+        """Look the loaded keys up, and return the rows on the host."""
+        self.work.pooling.launch()
+        self.work.queue_rows()
+        while self.complete():
+            self.work.queue_rows()
+        return self.work.rows()
+
+    @property
+    def late_keys(self) -> int:
+        """How many keys, with duplicates, got a default although a tier may hold them."""
+        return sum(table.late_keys() for table in self._tables)
+
+    @property
+    def defaulted_keys(self) -> int:
+        """How many keys, with duplicates, got a default."""
+        return self.late_keys + sum(table.unknown_keys() for table in self._tables)
 
     def keep(self) -> None:
         """Insert the missed rows into the caches, now or later, where the configuration asks for it."""

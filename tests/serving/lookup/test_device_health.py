@@ -46,7 +46,13 @@ def fail(stream):
 
 def fail_in_a_request(lookup, batch):
     with pytest.raises(DeviceFaultError, match="illegal address"):
-        lookup.compute(batch, lambda work: fail(work.stream))
+        run_a_failing_request(lookup, batch)
+
+
+def run_a_failing_request(lookup, batch):
+    with lookup.request(batch) as request:
+        fail(request.work.stream)
+        request.rows()
 
 
 def test_after_a_device_fault_a_lookup_refuses_all_requests(lookup, batch):
