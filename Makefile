@@ -56,7 +56,7 @@ test-numpy1: $(VENV)-numpy1/.done ## the serving tests under NumPy 1.26, without
 test-host-sanitizers: $(VENV)/.test ## the host table's threads and snapshots under ThreadSanitizer, AddressSanitizer and UndefinedBehaviorSanitizer
 	@$(BIN)/python -m pytest -q -m sanitizers tests/kernels
 
-check-nvrtc: $(VENV)/.nvrtc ## compile every kernel for sm_80, sm_90, sm_100 and sm_120, without a GPU; fails if registers or arrays spill to memory
+check-nvrtc: $(VENV)/.nvrtc ## compile every kernel for all architectures of sm_75 to sm_120, without a GPU; fails if registers or arrays spill to memory
 	@$(BIN)/python -m kernels.check_nvrtc kernels/cuda/*.cu benchmarks/gpu/*.cu
 
 test-kernels: $(VENV)/.test ## the kernels on the CPU runner: in the fixed order of threads, in three random orders, and with late streams

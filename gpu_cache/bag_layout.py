@@ -102,8 +102,8 @@ def workspace_bytes(
     max_single_keys: int = 0,
 ) -> int:
     """Return the device memory that a new ``Workspace`` takes; staging adds at most twice the bytes of missing rows."""
-    tables_bytes = MISSING_SET_BYTES + 4 * (PROGRESS_WORDS + TEAM_WORDS + 2 * len(tables))
-    keys_bytes = 2 * max_keys * MISSING_SLOT_BYTES + 4 * max_keys + 8 * missing_words(max_keys)
+    tables_bytes = MISSING_SET_BYTES + 4 * (PROGRESS_WORDS + TEAM_WORDS + 2 * len(tables)) + 8 * len(tables)
+    keys_bytes = 2 * max_keys * MISSING_SLOT_BYTES + 16 * max_keys + 8 * missing_words(max_keys)
     incomplete_bytes = 4 * sum(incomplete_sizes(tables, max_samples, max_single_keys))
     rows_bytes = 4 * most_floats(tables, dims, max_samples, max_single_keys)
     request_bytes = most_request_bytes(tables, max_samples, max_keys, dense_dim)
@@ -112,7 +112,7 @@ def workspace_bytes(
 
 def workspace_host_bytes(tables: Sequence[BagRows], max_samples: int, max_keys: int, dense_dim: int = 0) -> int:
     """Return the page-locked host memory that a new ``Workspace`` takes; see ``workspace_bytes`` about staging."""
-    report_bytes = len(tables) * MISSING_REPORT.itemsize + 12 * max_keys
+    report_bytes = len(tables) * (MISSING_REPORT.itemsize + 8) + 16 * max_keys
     return most_request_bytes(tables, max_samples, max_keys, dense_dim) + report_bytes
 
 

@@ -20,6 +20,8 @@ from kernels.device import Array, Device, Kernel
 _LARGEST_FLOAT = float(np.finfo(np.float32).max)
 _SMALLEST_FLOAT = float(np.finfo(np.float32).smallest_subnormal)  # a smaller number becomes 0, which means no norm
 
+_FILES = {"lookup": "lookup.cu", "lookup_again": "lookup.cu", "claim_missing": "insert.cu", "fill_staged": "insert.cu"}
+
 
 class CacheGroup:
     """The caches of one model's tables on one device.
@@ -77,8 +79,8 @@ class CacheGroup:
         self.descriptors = self._describe(defaults)
 
     def kernel(self, name: str) -> Kernel:
-        """Return a kernel of pool.cu or lookup.cu, compiled for the forms of these caches."""
-        file = "lookup.cu" if name.startswith("lookup") else "pool.cu"
+        """Return a kernel of pool.cu, lookup.cu or insert.cu, compiled for the forms of these caches."""
+        file = _FILES.get(name, "pool.cu")
         forms = " ".join(f"FORM({number}, {form})" for number, form in enumerate(self._forms))
         return self.device.kernel(file, name, HOTROW_FORMS=forms, **self.caches[0].layout.line_defines())
 

@@ -8,16 +8,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gpu_cache.layout import COUNTERS, MOST_CHAIN_LINES, TABLE_BYTES, Capacity, Layout
-from gpu_cache.readers import Readers, Writers
+from gpu_cache.layout import COUNTERS, MOST_CHAIN_LINES, TABLE_BYTES, Capacity, Layout, admission_limits
+from gpu_cache.readers import Readers
 from kernels.device import Array, Device, Kernel, Stream
 
 BLOCK_THREADS = 256
 QUERY_TILE_KEYS = 4  # keys that a tile of query.cu works on at a time
 GATHER_ROWS = 256  # rows of a block of gather.cu
 _PART_BYTES = 64 << 20  # of rows that are read out at a time
-_ALL = 1 << 32
-_GOLDEN = 0x9E3779B97F4A7C15  # an odd number whose multiples have little in common
 
 # The file of each kernel, and whether it touches rows: other kernels are the same for all forms of rows.
 _FILES = {
@@ -66,7 +64,6 @@ class DeviceTable:
     """A cache's memory and the work that ``EmbeddingCache`` queues on it, with arguments that were checked.
 
     Attributes:
-        writers: the order of the writes.
         slab: uint8[slots, stride], the rows.
         memory: what must not be freed before work that uses it has run.
     """
@@ -75,8 +72,8 @@ class DeviceTable:
         """Take all memory and wait until it is ready."""
         self._capacity, self._seed, self._readers = capacity, seed, readers
         self._kernels = CacheKernels(device, capacity.layout)
-        self.writers = Writers()
-        self._replacements = 0  # calls, which draw a new lot each
+        self._writers = readers.writers
+        self._cap, self._has_marks = np.full(1, capacity.insertion_cap, np.uint64), capacity.layout.has_marks
         layout = capacity.layout
         slab_shape = (capacity.slots, layout.row_stride_bytes)
         self._lines: Array = device.empty((capacity.line_count, layout.line_keys + 1), layout.key_word)
@@ -110,24 +107,23 @@ class DeviceTable:
 
     def replace(self, keys: Array, rows: Array, misses: Array | None, stream: Stream) -> None:
         """Queue the offer of new keys; ``misses`` uint32[N] says how often each was missed, None: once."""
-        with self.writers.turn(stream):
+        with self._writers.turn(stream):
             if self._capacity.kind == "static":
                 self._write("claim_static", (), keys, rows, stream)
                 return
-            self._replacements += 1
-            has_marks = self._capacity.layout.key_type == "I64"
-            lot = draw_lot(self._replacements, keys.size, self._capacity.slots, has_marks=has_marks)
+            (limit,) = admission_limits(self._cap, np.full(1, keys.size, np.uint64), has_marks=self._has_marks)
             counts = keys if misses is None else misses
-            self._write("claim", (counts, np.uint32(misses is not None), *lot), keys, rows, stream)
+            options = counts, np.uint32(misses is not None), self._writers.draw_salt(), limit
+            self._write("claim", options, keys, rows, stream)
 
     def update(self, keys: Array, rows: Array, stream: Stream) -> None:
         """Queue new rows for keys that are held."""
-        with self.writers.turn(stream):
+        with self._writers.turn(stream):
             self._write("claim_held", (), keys, rows, stream)
 
     def erase(self, keys: Array, stream: Stream) -> None:
         """Queue the freeing of slots; a launch that found their rows before may still read them."""
-        with self.writers.turn(stream):
+        with self._writers.turn(stream):
             self._kernels.launch_tiles("erase", keys.size, (self._table, keys, np.uint32(keys.size)), stream)
             self._readers.hiding(stream)
 
@@ -135,7 +131,7 @@ class DeviceTable:
         """Wait for all writes queued so far, and return the values of ``COUNTERS``."""
         device = self._kernels.device
         on_host = device.pinned(self._counters.size, np.uint64)
-        with self.writers.turn(stream):
+        with self._writers.turn(stream):
             device.download(self._counters, on_host, stream)
             done = stream.record()
         done.synchronize()
@@ -154,7 +150,7 @@ class DeviceTable:
         host_listed, host_keys, host_rows = (device.pinned(array.shape, array.dtype) for array in (listed, keys, rows))
         for first in range(0, capacity.line_count, most_lines):
             lines = min(most_lines, capacity.line_count - first)
-            with self.writers.turn(stream):
+            with self._writers.turn(stream):
                 with device.using(stream):
                     listed.fill(0)
                 arguments = (self._table, np.uint32(first), np.uint32(lines), keys, numbers, listed)
@@ -178,23 +174,3 @@ class DeviceTable:
         for read in self._readers.hiding(stream):
             stream.wait(read)
         self._kernels.launch_tiles("fill", keys.size, (self._table, keys, count, numbers, rows), stream)
-
-
-def draw_lot(call: int, new_keys: int, slots: int, has_marks: bool) -> tuple[np.uint64, np.uint64]:
-    """Return the salt and the limit of policy.cuh for one call, which decide which new keys may take other keys' slots.
-
-    Args:
-        call: its number among the calls of the cache, from 1.
-        new_keys: keys of the call, at least 1.
-        slots: of the cache.
-        has_marks: whether lines remember which keys were missed before; ``U32`` lines do not.
-
-    Returns:
-        salt: different in every call.
-        limit: 2^32 times the share of the keys that is let in. It keeps a call that brings more keys than the cache can
-            hold from sweeping the cache clean: a call may replace about a fifth of the slots. Without marks it is a
-            tenth, and never more than a quarter of the keys.
-    """
-    cap = max(1, slots // (5 if has_marks else 10))
-    limit = _ALL if new_keys <= cap else (cap << 32) // new_keys
-    return np.uint64(call * _GOLDEN % (1 << 64)), np.uint64(limit if has_marks else min(limit, _ALL // 4))

@@ -105,7 +105,7 @@ class EmbeddingCache:
         self._refused = 0  # keys without a slot that were reported to callers
         free_unused()  # to make room
         self._table = DeviceTable(self.device, self.capacity, self.seed, self.readers, self._own_stream)
-        self._finish = weakref.finalize(self, defer_free, self.readers, self._table.writers, self._table.memory)
+        self._finish = weakref.finalize(self, defer_free, self.readers, self._table.memory)
         self._finish.atexit = False
 
     @staticmethod
@@ -311,7 +311,7 @@ class EmbeddingCache:
         if self._finish.detach() is None:
             return
         try:
-            for work in (*self.readers.latest(), *self._table.writers.latest()):
+            for work in (*self.readers.latest(), *self.readers.writers.latest()):
                 work.synchronize()
         finally:
             del self._table

@@ -49,6 +49,7 @@ COUNTERS = (
 )
 
 _MOST_LINES = 2**32 - 1
+_MOST_CAP = 2**31  # no call has more keys
 _FIXED_BYTES = TABLE_BYTES + 8 * len(COUNTERS)
 
 
@@ -102,6 +103,11 @@ class Layout:
     def empty_key(self) -> np.uint64 | np.uint32:
         """The word of a slot without a key."""
         return np.uint64(2**63 - 1) if self.key_type == "I64" else np.uint32(2**32 - 1)
+
+    @property
+    def has_marks(self) -> bool:
+        """Whether lines remember which keys were missed recently."""
+        return self.key_type == "I64"
 
     def can_hold(self, keys: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Return which keys a line can hold, bool[N]; the others, which have a meaning of their own, always miss."""
@@ -213,6 +219,11 @@ class Capacity:
         return self.slab_bytes if self.kind == "uvm" else 0
 
     @property
+    def insertion_cap(self) -> int:
+        """New keys that one call may put into other keys' slots: a fifth of the slots, or a tenth in ``U32`` lines."""
+        return min(max(1, self.slots // (5 if self.layout.has_marks else 10)), _MOST_CAP)
+
+    @property
     def memory_bytes(self) -> MemoryBytes:
         """The memory of a cache of this capacity."""
         return MemoryBytes(self.device_bytes, self.host_bytes)
@@ -220,3 +231,19 @@ class Capacity:
 
 def _load_ratio(layout: Layout, kind: Kind) -> Fraction:
     return STATIC_LOAD_RATIO[layout.line_keys] if kind == "static" else Fraction(1)
+
+
+def admission_limits(caps: NDArray[np.uint64], new_keys: NDArray[np.uint64], *, has_marks: bool) -> NDArray[np.uint64]:
+    """Return the limits of policy.cuh, 2^32 times the share of the new keys that is let in, for one call.
+
+    They keep a call that brings more keys than a cache can hold from sweeping the cache clean. Without marks a limit is
+    never more than a quarter.
+
+    Args:
+        caps: uint64[T], ``Capacity.insertion_cap`` of each cache.
+        new_keys: uint64[T], keys of the call for each cache.
+        has_marks: ``Layout.has_marks``, the same for all of them.
+    """
+    shift, most = np.uint64(32), np.uint64(2**32 if has_marks else 2**30)
+    limits: NDArray[np.uint64] = np.minimum((caps << shift) // np.maximum(new_keys, np.uint64(1)), most)
+    return limits

@@ -1,4 +1,4 @@
-"""The distinct keys that a request missed (missing.cuh), and the rows that the host fetched for them.
+"""The distinct keys that a request missed (missing.cuh), the rows that the host fetched for them, and their insertion.
 
 Letters for shapes: T tables, N keys of a request, M missing keys, D embedding_vec_size.
 """
@@ -25,10 +25,14 @@ from gpu_cache.bag_layout import (
     aligned,
     missing_words,
 )
-from kernels.device import Array, Device, Stream
+from gpu_cache.layout import admission_limits
+from kernels.device import Array, Device, Event, Stream
 
 if TYPE_CHECKING:
     from gpu_cache.cache_group import CacheGroup
+
+ABSENT = np.uint32(1 << 31)
+"""In the ``misses`` of ``Workspace.insert``: no tier holds the key."""
 
 _MOST_BLOCKS = 1 << 10
 _UNIT_BYTES = 16
@@ -58,7 +62,7 @@ class MissingSet:
         """Take memory for N keys, and queue the kernel that sets it up."""
         device = group.device
         tables, words = len(group.tables), missing_words(max_keys)
-        self._stream = stream
+        self.stream = stream
         self._nothing = (MissingKeys(np.empty(0, np.int64), np.empty(0, np.uint32), 0, 0),) * tables
         self._forget = group.kernel("forget")
         self._report: NDArray[Any] = device.pinned(tables, MISSING_REPORT)
@@ -80,7 +84,7 @@ class MissingSet:
         """Queue a kernel that empties the set, if the last request left keys in it; its launches must have run."""
         used = int(self._report["used"][0])
         if used:
-            self._forget((_blocks(used),), (BLOCK_THREADS,), (self.descriptor,), self._stream)
+            self._forget((_blocks(used),), (BLOCK_THREADS,), (self.descriptor,), self.stream)
             self._report["used"][0] = 0
 
     def settle(self) -> None:
@@ -111,13 +115,23 @@ class Staging:
         self._device = device
         self._host: NDArray[np.uint8] = device.pinned(0, np.uint8)
         self._on_device: Array = device.empty(0, np.uint8)
-        self._places: list[NDArray[np.uint32]] = []
-        self._rows_end = 0
+        self._places: list[NDArray[np.uint32]] = []  # of each round's rows, table after table
+        self._rows_end = self._places_at = 0
 
     def begin(self) -> None:
         """Forget all rows, before the next request."""
         self._places.clear()
         self._rows_end = 0
+
+    @property
+    def counts(self) -> list[int]:
+        """The number of rows of each round and table."""
+        return [len(of_table) for of_table in self._places]
+
+    @property
+    def on_device(self) -> tuple[Array, Array]:
+        """The rows of all rounds, and the place of each row in units of 16 bytes."""
+        return self._on_device, self._on_device[self._places_at :]
 
     def upload(
         self, rows: Sequence[NDArray[np.float32]], head: NDArray[np.void], stream: Stream
@@ -130,7 +144,7 @@ class Staging:
         begin = self._rows_end
         strides = [aligned(4 * of_table.shape[1]) for of_table in rows]
         self._rows_end += sum(len(of_table) * stride for of_table, stride in zip(rows, strides, strict=True))
-        places_at = self._rows_end
+        places_at = self._places_at = self._rows_end
         head_at = aligned(places_at + 4 * (sum(map(len, self._places)) + sum(map(len, rows))))
         end = head_at + len(head) * TABLE_BAGS.itemsize
         if end > self._host.size:
@@ -157,6 +171,56 @@ class Staging:
             units = stride // _UNIT_BYTES
             self._places.append(at // _UNIT_BYTES + units * np.arange(count, dtype=np.uint32))
             at += count * stride
+
+
+class Insertion:
+    """Inserts the staged rows of a request into the caches of all tables: two launches, and nothing waits."""
+
+    def __init__(self, group: CacheGroup, max_keys: int) -> None:
+        """Take memory for N keys."""
+        device, caches = group.device, group.caches
+        self._group = group
+        self._claim, self._fill = group.kernel("claim_missing"), group.kernel("fill_staged")
+        self._tile_lanes, self._has_marks = caches[0].layout.tile_lanes, caches[0].layout.has_marks
+        self._caps = np.array([cache.capacity.insertion_cap for cache in caches], dtype=np.uint64)
+        # A launch must not insert a key twice into one cache.
+        self._is_first = np.array([cache not in caches[:t] for t, cache in enumerate(caches)])
+        # The limits of all tables, then the misses, so that their upload is one copy.
+        self._misses_at = self._caps.nbytes
+        self._host: NDArray[np.uint8] = device.pinned(self._misses_at + 4 * max_keys, np.uint8)
+        self._on_device: Array = device.empty(self._host.size, np.uint8)
+        self._rows: Array = device.empty(max_keys, np.int64)
+        self._uploaded: Event | None = None
+
+    def queue(self, misses: NDArray[np.uint32], missing: MissingSet, staging: Staging, head: Array) -> None:
+        """Queue the insertion on the stream of the set; see ``Workspace.insert``."""
+        group, stream, count = self._group, missing.stream, np.uint32(misses.size)
+        limits, on_device = self._upload(misses, staging.counts, stream)
+        tables = group.descriptors, head, np.uint32(len(group.caches)), missing.descriptor, count
+        blocks = (-(-misses.size * self._tile_lanes // BLOCK_THREADS),)
+        readers = group.readers
+        with readers.writers.turn(stream):
+            salt = readers.writers.draw_salt()
+            self._claim(blocks, (BLOCK_THREADS,), (*tables, on_device, limits, salt, self._rows), stream)
+            for read in readers.hiding(stream):
+                stream.wait(read)
+            self._fill(blocks, (BLOCK_THREADS,), (*tables, *staging.on_device, self._rows), stream)
+
+    def _upload(self, misses: NDArray[np.uint32], counts: list[int], stream: Stream) -> tuple[Array, Array]:
+        """Queue the upload of the limits and the misses, and return both on the device."""
+        tables = self._caps.size
+        table_of = np.repeat(np.arange(len(counts)) % tables, counts)
+        if not self._is_first.all():
+            misses = np.where(self._is_first[table_of], misses, np.uint32(0))
+        new_keys = np.bincount(table_of[misses != 0], minlength=tables).astype(np.uint64)
+        if self._uploaded is not None:
+            self._uploaded.synchronize()  # of the request before, which has ended
+        begin, end = self._misses_at, self._misses_at + misses.nbytes
+        self._host[:begin].view(np.uint64)[:] = admission_limits(self._caps, new_keys, has_marks=self._has_marks)
+        self._host[begin:end].view(np.uint32)[:] = misses
+        self._group.device.upload(self._host[:end], self._on_device[:end], stream)
+        self._uploaded = stream.record()
+        return self._on_device[:begin], self._on_device[begin:end]
 
 
 def _blocks(values: int) -> int:

@@ -8,7 +8,11 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
+import numpy as np
+
 from kernels.device import Event, Stream
+
+_GOLDEN = 0x9E3779B97F4A7C15  # an odd number whose multiples have little in common
 
 
 class LatestWork(ABC):
@@ -34,7 +38,7 @@ class LatestWork(ABC):
 
 
 class Readers(LatestWork):
-    """The last launch of every stream that asked caches. All caches that one launch asks share it.
+    """The last launch of every stream that asked caches. All caches that one launch asks share it, and their writers.
 
     A writer first queues the kernel that hides keys: it locks the slots that are about to be written, or erases keys.
     Then the writer calls ``hiding``. Launches queued before may have found these keys, so the writer's stream waits for
@@ -42,11 +46,15 @@ class Readers(LatestWork):
     of them. So no reader waits for rows to be written, and no thread of the host waits at all.
 
     Every method may be called from any thread.
+
+    Attributes:
+        writers: the order of the writes to these caches.
     """
 
     def __init__(self) -> None:
         """Start without readers."""
         super().__init__()
+        self.writers = Writers()
         self._latest: dict[Stream, Event] = {}
         self._hiding: list[Event] = []  # of writes whose keys may not be hidden yet
 
@@ -90,12 +98,13 @@ class Readers(LatestWork):
 
 
 class Writers(LatestWork):
-    """The last write to one cache: writes follow each other on the device, and no thread of the host waits for them."""
+    """The last write to caches: writes follow each other on the device, and no thread of the host waits for them."""
 
     def __init__(self) -> None:
         """Start without a write."""
         super().__init__()
         self._last: Event | None = None
+        self._insertions = 0
 
     @contextmanager
     def turn(self, stream: Stream) -> Iterator[None]:
@@ -108,23 +117,28 @@ class Writers(LatestWork):
             finally:
                 self._last = stream.record()
 
+    def draw_salt(self) -> np.uint64:
+        """Return the salt of policy.cuh for an insertion, inside its ``turn``: a different number for each."""
+        self._insertions += 1
+        return np.uint64(self._insertions * _GOLDEN % (1 << 64))
+
     def latest(self) -> list[Event]:
         """Return the event of the last write, if there was one."""
         with self._lock:
             return [] if self._last is None else [self._last]
 
 
-_dropped: deque[tuple[Readers, Writers | None, tuple[object, ...]]] = deque()
+_dropped: deque[tuple[Readers, tuple[object, ...]]] = deque()
 _kept: deque[tuple[list[Event], tuple[object, ...]]] = deque()
 
 
-def defer_free(readers: Readers, writers: Writers | None, held: tuple[object, ...]) -> None:
+def defer_free(readers: Readers, held: tuple[object, ...]) -> None:
     """Keep arrays, and objects that hold arrays, until all launches queued so far have run.
 
     Never waits, not even for a lock. The garbage collector calls it on any thread, in the middle of other work and with
     any lock held: a stream's own thread would wait for itself.
     """
-    _dropped.append((readers, writers, held))
+    _dropped.append((readers, held))
     free_unused()
 
 
@@ -132,11 +146,10 @@ def free_unused() -> None:
     """Free the deferred memory whose work has run. Any thread may call it."""
     for _ in range(len(_dropped)):
         with suppress(IndexError):  # another thread has taken the last
-            readers, writers, held = _dropped.popleft()
-            read = readers.latest_without_waiting()
-            written = [] if writers is None else writers.latest_without_waiting()
+            readers, held = _dropped.popleft()
+            read, written = readers.latest_without_waiting(), readers.writers.latest_without_waiting()
             if read is None or written is None:  # try again later
-                _dropped.append((readers, writers, held))
+                _dropped.append((readers, held))
             else:
                 _kept.append(([*read, *written], held))
     for _ in range(len(_kept)):

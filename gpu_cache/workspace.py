@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from gpu_cache.arguments import whole_number
 from gpu_cache.bag_layout import BLOCK_THREADS, MOST_KEYS, deal_items
-from gpu_cache.missing import MissingKeys, MissingSet, Staging
+from gpu_cache.missing import Insertion, MissingKeys, MissingSet, Staging
 from gpu_cache.outputs import KeyRows, Launch, Output, OutputBuffer, PooledRows
 from gpu_cache.readers import defer_free, free_unused
 from gpu_cache.request import Floats, RequestBuffer, TableBags, Weights
@@ -80,6 +80,7 @@ class Workspace:
         self._group = group
         self._request = RequestBuffer(device, group.tables, group.dims, max_samples, max_keys, dense_dim)
         self._request_on_device: Array = device.empty(self._request.bytes.size, np.uint8)
+        self._head_on_device: Array = self._request_on_device[: self._request.head.nbytes]
         dense = self._request_on_device[self._request.dense_place]
         self.dense: Array = dense.view(np.float32).reshape(max_samples, dense_dim)
         self._buffer = OutputBuffer(group, max_samples, self._max_single_keys)
@@ -87,6 +88,7 @@ class Workspace:
         self._output: Output = self._pooled
         self._missing = MissingSet(group, max_keys, self.stream)
         self._staging = Staging(device)
+        self._insertion = Insertion(group, max_keys)
         self._sample_bags = sum(table.slots for table in group.tables)
         self._is_idle = False
         self._reported: tuple[MissingKeys, ...] | None = None  # by missing, for complete
@@ -96,9 +98,10 @@ class Workspace:
             self._buffer,
             self._missing,
             self._staging,
+            self._insertion,
             group.descriptors,
         )
-        weakref.finalize(self, defer_free, group.readers, None, kept).atexit = False
+        weakref.finalize(self, defer_free, group.readers, kept).atexit = False
 
     @property
     def buffers(self) -> tuple[Array, ...]:
@@ -251,6 +254,29 @@ class Workspace:
         with self.reading():
             self._launch(self._output.again(), min(items, _MOST_BLOCKS), on_device, (fetched, places))
 
+    def insert(self, misses: NDArray[np.uint32]) -> None:
+        """Queue the insertion of the request's fetched rows into the caches; nothing waits.
+
+        The caches choose which rows they keep, as in ``EmbeddingCache.replace``. A static cache without a slot for a
+        key counts the key as refused. The next request on this stream starts after the insertion. If a cache occurs
+        more than once in the group, it gets the keys of its first table only.
+
+        Args:
+            misses: uint32[M], for the keys of all calls of ``complete``, in their order, round after round and table
+                after table: how often the key was missed (``MissingKeys.times``), or 0 to leave it out. A key whose
+                row has changed since it was read must be left out. A key with ``ABSENT`` is left out too.
+
+        Raises:
+            ValueError: ``misses`` has another dtype or shape.
+            CacheClosedError: a cache was closed.
+        """
+        self._group.require_open()
+        count = sum(self._staging.counts)
+        if misses.dtype != np.uint32 or misses.shape != (count,):
+            raise ValueError(f"misses: expected uint32[{count}], got {misses.dtype}{list(misses.shape)}")
+        if np.count_nonzero(misses):
+            self._insertion.queue(misses, self._missing, self._staging, self._head_on_device)
+
     def _begin(self) -> None:
         """Wait for the previous request, because the next one uses its buffers."""
         self._group.require_open()
@@ -269,7 +295,7 @@ class Workspace:
     def _launch(self, launch: Launch, blocks: int, head: Array | None = None, fetched: tuple[Array, ...] = ()) -> None:
         request, (kernel, output) = self._request_on_device, launch
         if head is None:
-            head = request[: self._request.head.nbytes]
+            head = self._head_on_device
         arguments = (self._group.descriptors, head, np.uint32(len(self._group.tables)), request)
         kernel((blocks,), (BLOCK_THREADS,), (*arguments, self._missing.descriptor, *fetched, *output), self.stream)
 

@@ -24,7 +24,7 @@ from pathlib import Path
 from kernels.errors import KernelError
 from kernels.source import CUDA_DIRECTORY, KernelSource, macro_options, read_source
 
-ARCHITECTURES = (80, 90, 100, 120)
+ARCHITECTURES = (75, 80, 86, 89, 90, 100, 120)
 
 _COMPILED_WITH = re.compile(r"^// Compiled with: *(.*(?:\n//  .*)*)$", re.MULTILINE)
 _ENTRY = re.compile(

@@ -12,7 +12,6 @@
 
 #include "missing.cuh"
 
-constexpr u32 kBlockThreads = 256;
 constexpr u32 kItemBags = 128;
 constexpr u32 kRoundKeys = 256;
 static_assert(kItemBags <= kBlockThreads && kRoundKeys <= kBlockThreads, "a thread per bag, and per key of a round");

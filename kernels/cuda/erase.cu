@@ -7,13 +7,10 @@
 // Launch: grid = N / kBlockTiles rounded up, block = kBlockThreads; a tile of 4 or 8 lanes for each key.
 #include "table.cuh"
 
-constexpr u32 kBlockThreads = 256;
-constexpr u32 kBlockTiles = kBlockThreads / kTileLanes;
-
 extern "C" __global__ void __launch_bounds__(256) erase(const Table* tables, const i64* keys, u32 count) {
   const Table table = *tables;
   const Tile tile;
-  const u32 i = blockIdx.x * kBlockTiles + threadIdx.x / kTileLanes;
+  const u32 i = tile_number();
   const i64 key[1] = {i < count ? keys[i] : kNoKey};
   i64 row[1];
   find_rows<false>(table, tile, key, row);

@@ -46,6 +46,7 @@ constexpr u32 kLineKeys = HOTROW_LINE_KEYS;
 constexpr u32 kUnitWords = sizeof(Unit) / sizeof(Word);
 constexpr u32 kTileLanes = (kLineKeys + 1) / kUnitWords;  // lanes that read a line together
 constexpr u32 kWarpTiles = kWarp / kTileLanes;
+constexpr u32 kBlockTiles = kBlockThreads / kTileLanes;
 constexpr u32 kSlots = (1u << kLineKeys) - 1;  // a bit for each slot
 
 constexpr Word kEmpty = KeyWords<Key>::kEmpty;
@@ -97,6 +98,9 @@ struct Tile {
     return __shfl_sync(kAllLanes, value, first + source);
   }
 };
+
+// Of the caller's tile among all tiles of the launch.
+__device__ __forceinline__ u32 tile_number() { return blockIdx.x * kBlockTiles + threadIdx.x / kTileLanes; }
 
 // The caller's part of a line. The load goes past L1, where a line could be older than the locks of an insert.
 __device__ __forceinline__ Unit load_unit(const Line* line, Tile tile) {

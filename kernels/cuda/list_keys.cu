@@ -9,13 +9,10 @@
 // `first_line` on.
 #include "table.cuh"
 
-constexpr u32 kBlockThreads = 256;
-constexpr u32 kBlockTiles = kBlockThreads / kTileLanes;
-
 extern "C" __global__ void __launch_bounds__(256)
     list_keys(const Table* table, u32 first_line, u32 lines, i64* keys, i64* numbers, u32* listed) {
   const Tile tile;
-  const u32 i = blockIdx.x * kBlockTiles + threadIdx.x / kTileLanes;
+  const u32 i = tile_number();
   const u64 line = static_cast<u64>(first_line) + i;
   const Unit unit = i < lines ? load_unit(table->lines + line, tile) : Unit();
   const u32 without = slots_holding(tile, unit, kEmpty) | slots_holding(tile, unit, kLocked);

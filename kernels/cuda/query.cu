@@ -16,7 +16,6 @@
 #include "find.cuh"
 #include "gather.cuh"
 
-constexpr u32 kBlockThreads = 256;
 constexpr u32 kBlockKeys = kBlockThreads / kTileLanes * kTileKeys;
 constexpr u32 kBlockWarps = kBlockThreads / kWarp;
 static_assert(kBlockKeys <= kBlockThreads, "one thread per key lists the misses");

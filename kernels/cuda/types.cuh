@@ -8,6 +8,7 @@ typedef unsigned long long u64;
 
 constexpr u32 kWarp = 32;
 constexpr u32 kAllLanes = 0xffffffffu;
+constexpr u32 kBlockThreads = 256;  // of every kernel, except where its launch says otherwise
 
 // Lane of the calling thread in its warp. Blocks are one-dimensional, in whole warps.
 __device__ __forceinline__ u32 lane_id() { return threadIdx.x % kWarp; }

@@ -9,7 +9,7 @@ import pytest
 
 from gpu_cache.cache_group import CacheGroup
 from gpu_cache.embedding_cache import EmbeddingCache
-from gpu_cache.readers import Readers, Writers, defer_free, free_unused
+from gpu_cache.readers import Readers, defer_free, free_unused
 from kernels.device import open_device
 from tests.gpu_cache.bags import Bags
 
@@ -125,12 +125,12 @@ class Piece:
 
 @pytest.mark.parametrize("locked", ["readers", "writers"])
 def test_dropping_a_cache_while_another_thread_queues_work_waits_for_no_lock(device, locked):
-    readers, writers, stream = Readers(), Writers(), device.stream()
+    readers, stream = Readers(), device.stream()
     held = [Piece()]
     piece = weakref.ref(held[0])
-    dropping = threading.Thread(target=lambda: defer_free(readers, writers, (held.pop(),)), daemon=True)
+    dropping = threading.Thread(target=lambda: defer_free(readers, (held.pop(),)), daemon=True)
 
-    with readers.reading(stream) if locked == "readers" else writers.turn(stream):
+    with readers.reading(stream) if locked == "readers" else readers.writers.turn(stream):
         dropping.start()
         dropping.join(WAIT_S)
         assert not dropping.is_alive()
