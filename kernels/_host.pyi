@@ -211,6 +211,11 @@ class SnapshotWriter:
 
     def __len__(self) -> int: ...
 
+def fetch_tables(
+    tables: Sequence[HostTable], keys: Sequence[npt.NDArray[np.int64]], out: Sequence[npt.NDArray[np.float32]]
+) -> npt.NDArray[np.bool_]:
+    """Read rows of several tables, as ``HostTable.fetch`` of each; return which keys were found, table after table."""
+
 def pool_rows(
     rows: npt.NDArray[np.float32],
     row_ptrs: npt.NDArray[np.int32] | npt.NDArray[np.int64],
@@ -270,6 +275,18 @@ class RequestPacker:
             dense: float32[B, F].
             first_floats: int64[T] or longer: the first float of each table's rows in the answer.
         """
+
+def pack_rows(
+    bytes: npt.NDArray[np.uint8], at: int, rows: Sequence[npt.NDArray[np.float32]], places: npt.NDArray[np.int32]
+) -> None:
+    """Copy rows of several tables into ``bytes``, each row at a multiple of 16 bytes.
+
+    Args:
+        bytes: uint8[N].
+        at: the first byte, a multiple of 16.
+        rows: for each table float32[M, D].
+        places: int32[...]; gets the place of each row, table after table, in units of 16 bytes.
+    """
 
 def first_outside(keys: npt.NDArray[np.int64], smallest: int, largest: int) -> int:
     """Return the position of the first key below ``smallest`` or above ``largest``, or N if there is none."""

@@ -4,6 +4,8 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/vector.h>
 
+#include <cstring>
+#include <memory>
 #include <optional>
 #include <vector>
 
@@ -154,6 +156,39 @@ class PyRequestPacker {
   size_t max_samples_, max_keys_, dense_dim_;
 };
 
+// Copy rows of several tables to `bytes` from byte `at` on, each row at a multiple of 16 bytes; `places` gets where, in
+// units of 16 bytes.
+void pack_rows(nb::handle bytes_in, int64_t at, const nb::sequence& rows_in, nb::handle places_in) {
+  constexpr size_t kUnit = 16;
+  const Array bytes(bytes_in, "bytes", "uint8[N]", Array::kWrite), places(places_in, "places", "int32[M]", Array::kWrite);
+  bytes.require(Dtype::kUint8, 1);
+  places.require(Dtype::kInt32, 1);
+  std::vector<std::unique_ptr<Array>> rows;
+  size_t count = 0, size = 0;
+  for (const nb::handle of_table : rows_in) {
+    rows.push_back(std::make_unique<Array>(of_table, "rows", "float32[M, D]"));
+    rows.back()->require(Dtype::kFloat32, 2);
+    count += rows.back()->size(0);
+    size += rows.back()->size(0) * RequestPacker::aligned(rows.back()->size(1) * sizeof(float));
+  }
+  places.require_shape(count);
+  if (at < 0 || static_cast<size_t>(at) % kUnit || static_cast<size_t>(at) + size > bytes.size(0))
+    throw nb::value_error("at: expected a multiple of 16 with room for the rows behind it");
+  uint8_t* out = bytes.data<uint8_t>();
+  int32_t* place = places.data<int32_t>();
+  size_t offset = static_cast<size_t>(at);
+  std::optional<GilRelease> release;
+  release_gil_unless(size < sizeof(int64_t) * kManyKeys, release);
+  for (const auto& of_table : rows) {
+    const size_t row_bytes = of_table->size(1) * sizeof(float), stride = RequestPacker::aligned(row_bytes);
+    const uint8_t* from = of_table->data<const uint8_t>();
+    for (size_t row = 0; row < of_table->size(0); ++row, from += row_bytes, offset += stride) {
+      std::memcpy(out + offset, from, row_bytes);
+      *place++ = static_cast<int32_t>(offset / kUnit);
+    }
+  }
+}
+
 }  // namespace
 
 void bind_request_packer(nb::module_& module) {
@@ -164,6 +199,7 @@ void bind_request_packer(nb::module_& module) {
            nb::arg("max_keys"), nb::arg("dense_dim"))
       .def("pack", &PyRequestPacker::pack, nb::arg("tables"), nb::arg("weights").none(), nb::arg("dense").none(),
            nb::arg("first_floats"));
+  module.def("pack_rows", &pack_rows, nb::arg("bytes"), nb::arg("at"), nb::arg("rows"), nb::arg("places"));
 }
 
 }  // namespace hotrow

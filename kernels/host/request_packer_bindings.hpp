@@ -4,7 +4,7 @@
 
 namespace hotrow {
 
-// Add RequestPacker to kernels._host.
+// Add RequestPacker and pack_rows to kernels._host.
 void bind_request_packer(nanobind::module_& module);
 
 }  // namespace hotrow

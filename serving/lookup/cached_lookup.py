@@ -28,6 +28,7 @@ from serving.lookup.key_parts import joined, parts_of
 from serving.lookup.session import LookupResult, LookupSession
 from serving.metrics import MetricSample
 from serving.parameter_server import ParameterServer
+from serving.parameter_server.copies import ModelCopies
 from serving.parameter_server.updates import check_weights
 from serving.storage.store import Keys
 
@@ -80,6 +81,7 @@ class CachedLookup(LookupSession):
         self._closing = threading.Event()
         with ExitStack() as memory, ExitStack() as threads:
             self._caches = open_caches(server, config, self.plans, device, self._health, memory)
+            self._copies = ModelCopies([one.copies for one in self._caches])
             self._workspaces = open_workspaces(config, self._caches, memory)
             self._insertions = self._open_insertions(threads)
             self._warm_up()
@@ -203,11 +205,11 @@ class CachedLookup(LookupSession):
     def _request(self, keys: Sequence[Keys], load: Callable[[DeviceWorkspace], None]) -> Iterator[CachedRequest]:
         """Lend a workspace for a request of bags or of single keys, then insert the missed rows into the caches."""
         later = self._insertions.offer if self._insertions else None
-        count = sum(of_table.size for of_table in keys)
+        count = sum([of_table.size for of_table in keys])  # a list is faster, and each request asks this
         with self._calls.call(), self._health.watch(), self._workspaces.lend(max(count, 1)) as work:
             with within_memory(self.config, self.device, count):
                 load(work)
-                request = CachedRequest(self.config.gpu_cache, self._caches, keys, work, later)
+                request = CachedRequest(self.config.gpu_cache, self._caches, self._copies, keys, work, later)
                 yield request
             self._check_still_held()
             request.keep()

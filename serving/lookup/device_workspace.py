@@ -30,6 +30,8 @@ class DeviceWorkspace:
         self.max_keys = max_keys
         self.network: NetworkWorkspace | None = None
         self._device = group.device
+        self._shapes: Sequence[tuple[int, ...]] = ()
+        self._spans: list[tuple[int, int]] = []
         self._host: NDArray[np.float32] = self._device.pinned(self.pooling.most_floats, np.float32)
 
     @property
@@ -49,11 +51,14 @@ class DeviceWorkspace:
             DeviceFaultError: work on the stream failed.
         """
         self.stream.synchronize()
-        return _parts(self._host[: self.pooling.whole.size].copy(), self.pooling.shapes)
+        shapes, whole = self.pooling.shapes, self._host[: self.pooling.whole.size].copy()
+        if shapes is not self._shapes:  # successive requests of as many samples have the same
+            self._shapes, self._spans = shapes, _spans(shapes)
+        return tuple([whole[begin:end].reshape(shape) for (begin, end), shape in zip(self._spans, shapes, strict=True)])
 
 
-def _parts(whole: NDArray[np.float32], shapes: Sequence[tuple[int, ...]]) -> tuple[NDArray[np.float32], ...]:
-    """Cut a download of one piece into the tables' rows; each table begins at a multiple of 16 bytes."""
+def _spans(shapes: Sequence[tuple[int, ...]]) -> list[tuple[int, int]]:
+    """Return where each table's rows are in one piece; each table begins at a multiple of 16 bytes."""
     sizes = [prod(shape) for shape in shapes]
     begins = accumulate((aligned(size, 4) for size in sizes), initial=0)
-    return tuple(whole[at : at + size].reshape(shape) for at, size, shape in zip(begins, sizes, shapes, strict=False))
+    return [(begin, begin + size) for begin, size in zip(begins, sizes, strict=False)]

@@ -1,10 +1,10 @@
 """Tables by name, for the stores that keep them in memory or map them from files; reads take no lock."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import ClassVar, Generic, Protocol, TypeVar
 
 from kernels.errors import ReservedKeyError, RowValueError, TableFullError
-from kernels.host import HostTable, RowDtype
+from kernels.host import HostTable, RowDtype, fetch_tables
 from serving.errors import StoreError, StoreFullError
 from serving.model.records import Combiner
 from serving.storage.store import Batches, Keys, Mask, RowPtrs, Store, TableSpec, Vectors, Weights, none_found
@@ -115,6 +115,14 @@ class TableStore(Store, Generic[Table]):
 
 class HostTableStore(TableStore[AnyHostTable]):
     """A ``TableStore`` whose tables are host tables."""
+
+    def fetch_tables(self, tables: Sequence[str], keys: Sequence[Keys], out: Sequence[Vectors]) -> Mask:
+        """See ``Store.fetch_tables``."""
+        opened = self._open_tables(tables[0])
+        held = [one for table in tables if (one := opened.get(table)) is not None]
+        if len(held) < len(tables) or any(one.dim != rows.shape[1] for one, rows in zip(held, out, strict=True)):
+            return super().fetch_tables(tables, keys, out)
+        return fetch_tables(held, keys, out)
 
     def memory_bytes(self, table: str) -> int:
         """RAM of a table with its keys and spare rows; 0 for an unknown table."""
