@@ -17,7 +17,7 @@ NUMPY1_TESTS := tests/kernels $(addprefix tests/serving/,dense model test_batch.
 # The tests of the kernels and of the GPU cache; `make test` runs them too.
 KERNEL_TESTS := $(wildcard tests/kernels/cuda tests/gpu_cache)
 RACE_TESTS := $(wildcard $(addprefix tests/,$(addprefix kernels/cuda/,test_query.py test_writes.py test_team.py) \
-  $(addprefix gpu_cache/,test_readers_beside_writers.py test_workspace.py test_pooled_lookup.py test_key_lookup.py)))
+  $(addprefix gpu_cache/,test_readers_beside_writers.py test_workspace.py test_pooled_lookup.py test_key_lookup.py test_insertion.py test_absent_keys.py)))
 ON_RUNNER := not gpu and not long
 # Tests of code on devices: if the code forgets to wait for a late stream, they fail.
 DEVICE_TESTS := $(KERNEL_TESTS) $(wildcard $(addprefix tests/serving/,lookup test_gpu_serving.py test_device_route.py dense/test_device_network.py))

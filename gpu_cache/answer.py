@@ -65,6 +65,9 @@ class CacheStats:
         unfit_rows: rows left out because the cache's row dtype cannot hold one of their values.
         updated_rows: rows that were overwritten.
         erased_rows: keys that were erased.
+        absent_keys: keys that are known to be in no tier now.
+        absent_answers: keys of pooled or single-key lookups that were known to be in no tier, with duplicates. They are
+            neither found nor missed keys.
     """
 
     capacity_rows: int
@@ -82,6 +85,8 @@ class CacheStats:
     unfit_rows: int
     updated_rows: int
     erased_rows: int
+    absent_keys: int
+    absent_answers: int
 
     @property
     def hit_ratio(self) -> float:

@@ -41,7 +41,7 @@ MISSING_SLOT_BYTES = 16
 MISSING_SET_BYTES = 88
 PROGRESS_WORDS = 2
 TEAM_WORDS = 70  # ``struct Team`` of team.cuh
-MISSING_REPORT = np.dtype([("keys", "<u4"), ("bags", "<u4"), ("distinct", "<u4"), ("used", "<u4")])
+MISSING_REPORT = np.dtype([("keys", "<u4"), ("bags", "<u4"), ("distinct", "<u4"), ("used", "<u4"), ("absent", "<u4")])
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ def workspace_bytes(
     max_single_keys: int = 0,
 ) -> int:
     """Return the device memory that a new ``Workspace`` takes; staging adds at most twice the bytes of missing rows."""
-    tables_bytes = MISSING_SET_BYTES + 4 * (PROGRESS_WORDS + TEAM_WORDS + 2 * len(tables)) + 8 * len(tables)
+    tables_bytes = MISSING_SET_BYTES + 4 * (PROGRESS_WORDS + TEAM_WORDS + 3 * len(tables)) + 16 * len(tables)
     keys_bytes = 2 * max_keys * MISSING_SLOT_BYTES + 16 * max_keys + 8 * missing_words(max_keys)
     incomplete_bytes = 4 * sum(incomplete_sizes(tables, max_samples, max_single_keys))
     rows_bytes = 4 * most_floats(tables, dims, max_samples, max_single_keys)
@@ -112,7 +112,7 @@ def workspace_bytes(
 
 def workspace_host_bytes(tables: Sequence[BagRows], max_samples: int, max_keys: int, dense_dim: int = 0) -> int:
     """Return the page-locked host memory that a new ``Workspace`` takes; see ``workspace_bytes`` about staging."""
-    report_bytes = len(tables) * (MISSING_REPORT.itemsize + 8) + 16 * max_keys
+    report_bytes = len(tables) * (MISSING_REPORT.itemsize + 16) + 16 * max_keys
     return most_request_bytes(tables, max_samples, max_keys, dense_dim) + report_bytes
 
 

@@ -79,27 +79,36 @@ class DeviceTable:
         slab_shape = (capacity.slots, layout.row_stride_bytes)
         self._lines: Array = device.empty((capacity.line_count, layout.line_keys + 1), layout.key_word)
         self._counters: Array = device.empty(len(COUNTERS), np.uint64)
-        self._table: Array = device.empty((1, TABLE_BYTES), np.uint8)
+        self._absent_lines: Array = device.empty((capacity.absent_line_count, *self._lines.shape[1:]), layout.key_word)
+        tables = device.empty((2, TABLE_BYTES), np.uint8)
+        self._table, self._absent_table = tables[:1], tables[1:]
         self.slab: Array = (
             device.device_view(device.pinned(slab_shape, np.uint8))
             if capacity.kind == "uvm"
             else device.empty(slab_shape, np.uint8)
         )
-        self.memory: tuple[Array, ...] = (self._lines, self.slab, self._counters)
+        self.memory: tuple[Array, ...] = (self._lines, self._absent_lines, self.slab, self._counters)
         with device.using(stream):
-            self._lines.fill(layout.empty_key)
-            self._lines[:, layout.line_keys] = layout.key_word(0)  # the meta word
+            for lines in (self._lines, self._absent_lines):
+                lines.fill(layout.empty_key)
+                lines[:, layout.line_keys] = layout.key_word(0)  # the meta word
             self._counters.fill(0)
         self.describe(self._table, 0, 0, 0.0, stream)
+        self._describe(self._absent_table, (0, 0, 0.0), self._absent_lines, stream)
         stream.synchronize()
 
     def describe(self, tables: Array, index: int, form: int, default_value: float, stream: Stream) -> None:
         """See ``EmbeddingCache.describe``."""
-        capacity = self._capacity
+        self._describe(tables, (index, form, default_value), self._lines, stream)
+
+    def _describe(self, tables: Array, entry: tuple[int, int, float], lines: Array, stream: Stream) -> None:
+        """Queue describe.cu for an entry with this index, form and default value, of these lines."""
+        (index, form, default_value), capacity = entry, self._capacity
         chain_lines = MOST_CHAIN_LINES if capacity.kind == "static" else 1
-        numbers = (np.uint32(number) for number in (capacity.line_count, form, chain_lines, self._seed))
-        arrays = (tables, np.uint32(index), self._lines, self.slab, self._counters)
-        self._kernels.launch("describe", 1, 1, (*arrays, *numbers, np.float32(default_value)), stream)
+        numbers = (len(lines), capacity.absent_line_count, form, chain_lines, self._seed)
+        arrays = (tables, np.uint32(index), lines, self.slab, self._counters, self._absent_lines)
+        arguments = (*arrays, *map(np.uint32, numbers), np.float32(default_value))
+        self._kernels.launch("describe", 1, 1, arguments, stream)
 
     def query(self, keys: Array, arguments: tuple[Any, ...], stream: Stream) -> None:
         """Queue a query; ``arguments`` follow the number of keys in query.cu."""
@@ -142,21 +151,24 @@ class DeviceTable:
         return counted
 
     def read_lines(
-        self, with_rows: bool, stream: Stream
+        self, with_rows: bool, stream: Stream, of_absent_keys: bool = False
     ) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]]:
         """Yield the keys int64[N] of the next lines and their rows, float32[N, D] or float32[0, D], between writes."""
-        device, capacity, layout = self._kernels.device, self._capacity, self._capacity.layout
-        most_lines = min(capacity.line_count, max(1, _PART_BYTES // (4 * layout.dim * layout.line_keys)))
+        device, layout = self._kernels.device, self._capacity.layout
+        table, all_lines = (
+            (self._absent_table, len(self._absent_lines)) if of_absent_keys else (self._table, len(self._lines))
+        )
+        most_lines = min(all_lines, max(1, _PART_BYTES // (4 * layout.dim * layout.line_keys)))
         slots = most_lines * layout.line_keys
         numbers, listed = device.empty(slots, np.int64), device.empty(1, np.uint32)
         keys, rows = device.empty(slots, np.int64), device.empty((slots if with_rows else 0, layout.dim), np.float32)
         host_listed, host_keys, host_rows = (device.pinned(array.shape, array.dtype) for array in (listed, keys, rows))
-        for first in range(0, capacity.line_count, most_lines):
-            lines = min(most_lines, capacity.line_count - first)
+        for first in range(0, all_lines, most_lines):
+            lines = min(most_lines, all_lines - first)
             with self._writers.turn(stream):
                 with device.using(stream):
                     listed.fill(0)
-                arguments = (self._table, np.uint32(first), np.uint32(lines), keys, numbers, listed)
+                arguments = (table, np.uint32(first), np.uint32(lines), keys, numbers, listed)
                 self._kernels.launch_tiles("list_keys", lines, arguments, stream)
                 device.download(listed, host_listed, stream)
                 device.download(keys, host_keys, stream)

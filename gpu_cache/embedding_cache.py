@@ -35,7 +35,8 @@ class EmbeddingCache:
     replace    the caller's      no; static: until it has run   any, in turns         not allowed     nothing is queued
     update     the caller's      no                             any, in turns         not allowed     nothing is queued
     erase      the caller's      no                             any, in turns         allowed         nothing is queued
-    dump       the cache's own   until it is read               any, in turns         -               -
+    dump,      the cache's own   until it is read               any, in turns         -               -
+    absent_keys
     stats      the cache's own   until it is read               any, in turns         -               -
     close      -                 until all work has run         one, after all calls  -               -
     =========  ================  =============================  ====================  ==============  ==================
@@ -246,7 +247,7 @@ class EmbeddingCache:
             self._table.update(keys, rows, stream)
 
     def erase(self, keys: Array, stream: Stream | None = None) -> None:
-        """Erase keys, and ignore keys that are not held.
+        """Erase keys, and ignore keys that are not held. Absent keys are missing again.
 
         Args:
             keys: int64[N].
@@ -277,6 +278,19 @@ class EmbeddingCache:
         parts = list(self._table.read_lines(with_rows, self._own_stream))
         keys = np.concatenate([keys for keys, _ in parts])
         return keys, np.concatenate([rows for _, rows in parts]) if with_rows else None
+
+    def absent_keys(self) -> npt.NDArray[np.int64]:
+        """Read out the keys that are known to be in no tier (``Workspace.insert``), as ``dump`` does.
+
+        Returns:
+            int64[V], in no particular order.
+
+        Raises:
+            CacheClosedError: the cache was closed.
+        """
+        self._open_stream(None)
+        parts = self._table.read_lines(False, self._own_stream, of_absent_keys=True)
+        return np.concatenate([keys for keys, _ in parts])
 
     def stats(self) -> CacheStats:
         """Return the cache's figures, after all writes and after the queries that have run."""

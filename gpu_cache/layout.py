@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal, NamedTuple, get_args
@@ -46,11 +47,14 @@ COUNTERS = (
     "unfit_rows",
     "updated_rows",
     "erased_rows",
+    "absent_keys",
+    "absent_answers",
 )
 
 _MOST_LINES = 2**32 - 1
+_LINES_PER_ABSENT_LINE = 8
 _MOST_CAP = 2**31  # no call has more keys
-_FIXED_BYTES = TABLE_BYTES + 8 * len(COUNTERS)
+_FIXED_BYTES = 2 * TABLE_BYTES + 8 * len(COUNTERS)
 
 
 @dataclass(frozen=True)
@@ -180,10 +184,10 @@ class Capacity:
     @classmethod
     def of_bytes(cls, layout: Layout, kind: Kind, size_bytes: int) -> Capacity:
         """Return the largest capacity of at most ``size_bytes`` device bytes, or raise ValueError if no line fits."""
-        one, two = (cls(layout, kind, lines).device_bytes for lines in (1, 2))
-        if size_bytes < one:
-            raise ValueError(f"a cache of one line takes {one} bytes, got {size_bytes}")
-        return cls(layout, kind, min(_MOST_LINES, 1 + (size_bytes - one) // (two - one)))
+        lines = bisect_right(range(1, _MOST_LINES + 1), size_bytes, key=lambda n: cls(layout, kind, n).device_bytes)
+        if not lines:
+            raise ValueError(f"a cache of one line takes {cls(layout, kind, 1).device_bytes} bytes, got {size_bytes}")
+        return cls(layout, kind, lines)
 
     @classmethod
     def of_ratio(cls, layout: Layout, kind: Kind, table_rows: int, ratio: float) -> Capacity:
@@ -203,15 +207,20 @@ class Capacity:
         return math.floor(self.slots * _load_ratio(self.layout, self.kind))
 
     @property
+    def absent_line_count(self) -> int:
+        """Lines for absent keys, an eighth as many."""
+        return -(-self.line_count // _LINES_PER_ABSENT_LINE)
+
+    @property
     def slab_bytes(self) -> int:
         """Bytes of all slots' rows."""
         return self.slots * self.layout.row_stride_bytes
 
     @property
     def device_bytes(self) -> int:
-        """Bytes of device memory: lines, rows, counters and the table's descriptor."""
+        """Bytes of device memory: lines, rows, counters and the table's descriptors."""
         rows = 0 if self.kind == "uvm" else self.slab_bytes
-        return self.line_count * self.layout.line_bytes + rows + _FIXED_BYTES
+        return (self.line_count + self.absent_line_count) * self.layout.line_bytes + rows + _FIXED_BYTES
 
     @property
     def host_bytes(self) -> int:
@@ -221,7 +230,15 @@ class Capacity:
     @property
     def insertion_cap(self) -> int:
         """New keys that one call may put into other keys' slots: a fifth of the slots, or a tenth in ``U32`` lines."""
-        return min(max(1, self.slots // (5 if self.layout.has_marks else 10)), _MOST_CAP)
+        return self._share(self.line_count)
+
+    @property
+    def absent_cap(self) -> int:
+        """The same for absent keys."""
+        return self._share(self.absent_line_count)
+
+    def _share(self, lines: int) -> int:
+        return min(max(1, lines * self.layout.line_keys // (5 if self.layout.has_marks else 10)), _MOST_CAP)
 
     @property
     def memory_bytes(self) -> MemoryBytes:

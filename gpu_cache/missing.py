@@ -95,7 +95,11 @@ class Missing(Sequence[MissingKeys]):
 
 
 class MissingSet:
-    """The missing keys of a workspace, hashed with a random seed; launches write their report into pinned memory."""
+    """The missing keys of a workspace, hashed with a random seed; launches write their report into pinned memory.
+
+    Attributes:
+        absent: uint32[T], how many of the request's keys were absent, as far as ``read`` has seen.
+    """
 
     def __init__(self, group: CacheGroup, max_keys: int, stream: Stream) -> None:
         """Take memory for N keys, and queue the kernel that sets it up."""
@@ -104,11 +108,13 @@ class MissingSet:
         self.stream = stream
         self._nothing = Missing(np.empty(0, np.int64), np.empty(0, np.uint32), *np.zeros((3, tables), np.uint32))
         self._forget = group.kernel("forget")
+        self._none_absent = np.zeros(tables, np.uint32)
+        self.absent = self._none_absent
         self._report: NDArray[Any] = device.pinned(tables, MISSING_REPORT)
         self._keys: NDArray[np.int64] = device.pinned(max_keys, np.int64)
         self._times: NDArray[np.uint32] = device.pinned(max_keys, np.uint32)
         self.slots: Array = device.empty((2 * max_keys, MISSING_SLOT_BYTES), np.uint8)
-        sizes = (max_keys, words, words, PROGRESS_WORDS, TEAM_WORDS, 2 * tables)
+        sizes = (max_keys, words, words, PROGRESS_WORDS, TEAM_WORDS, 3 * tables)
         on_device = [self.slots, *(device.zeros(size, np.uint32) for size in sizes)]
         on_host = [device.device_view(array) for array in (self._report.view(np.uint32), self._keys, self._times)]
         self._arrays = on_device, on_host  # kept alive: the descriptor has only their addresses
@@ -126,6 +132,11 @@ class MissingSet:
             self._forget((_blocks(used),), (BLOCK_THREADS,), (self.descriptor,), self.stream)
             self._report["used"][0] = 0
 
+    def begin(self) -> None:
+        """Begin a request."""
+        self.forget()
+        self.absent = self._none_absent
+
     def settle(self) -> None:
         """Mark all reported bags as complete until a later launch reports them again; all launches must have run."""
         self._report["bags"] = 0
@@ -133,6 +144,9 @@ class MissingSet:
     def read(self) -> Missing:
         """Return the missing keys of the last launch; the launch must have run."""
         report = self._report
+        if np.count_nonzero(report["absent"]):
+            self.absent = self.absent + report["absent"]
+            report["absent"] = 0  # another call must not count them again
         bags = report["bags"].copy()
         if not np.count_nonzero(bags):
             return self._nothing
@@ -214,7 +228,8 @@ class Insertion:
         self._group = group
         self._claim, self._fill = group.kernel("claim_missing"), group.kernel("fill_staged")
         self._tile_lanes, self._has_marks = caches[0].layout.tile_lanes, caches[0].layout.has_marks
-        self._caps = np.array([cache.capacity.insertion_cap for cache in caches], dtype=np.uint64)
+        caps = [(cache.capacity.insertion_cap, cache.capacity.absent_cap) for cache in caches]
+        self._caps = np.array(caps, dtype=np.uint64)
         # A launch must not insert a key twice into one cache.
         self._is_first = np.array([cache not in caches[:t] for t, cache in enumerate(caches)])
         # The limits of all tables, then the misses, so that their upload is one copy.
@@ -240,15 +255,17 @@ class Insertion:
 
     def _upload(self, misses: NDArray[np.uint32], counts: list[int], stream: Stream) -> tuple[Array, Array]:
         """Queue the upload of the limits and the misses, and return both on the device."""
-        tables = self._caps.size
+        tables = len(self._caps)
         table_of = np.repeat(np.arange(len(counts)) % tables, counts)
         if not self._is_first.all():
             misses = np.where(self._is_first[table_of], misses, np.uint32(0))
-        new_keys = np.bincount(table_of[misses != 0], minlength=tables).astype(np.uint64)
+        kinds = 2 * table_of + (misses >= ABSENT)  # rows, or absent keys
+        new_keys = np.bincount(kinds[misses != 0], minlength=2 * tables).astype(np.uint64)
         if self._uploaded is not None:
             self._uploaded.synchronize()  # of the request before, which has ended
         begin, end = self._misses_at, self._misses_at + misses.nbytes
-        self._host[:begin].view(np.uint64)[:] = admission_limits(self._caps, new_keys, has_marks=self._has_marks)
+        limits = admission_limits(self._caps.reshape(-1), new_keys, has_marks=self._has_marks)
+        self._host[:begin].view(np.uint64)[:] = limits
         self._host[begin:end].view(np.uint32)[:] = misses
         self._group.device.upload(self._host[:end], self._on_device[:end], stream)
         self._uploaded = stream.record()

@@ -128,6 +128,11 @@ class Workspace:
         return self._buffer.whole
 
     @property
+    def absent(self) -> NDArray[np.uint32]:
+        """uint32[T], how many of the request's keys, with duplicates, are known to be in no tier; after ``missing``."""
+        return self._missing.absent
+
+    @property
     def most_floats(self) -> int:
         """The largest size of ``whole``."""
         return int(self._buffer.out.size)
@@ -265,7 +270,9 @@ class Workspace:
         Args:
             misses: uint32[M], for the keys of all calls of ``complete``, in their order, round after round and table
                 after table: how often the key was missed (``MissingKeys.times``), or 0 to leave it out. A key whose
-                row has changed since it was read must be left out. A key with ``ABSENT`` is left out too.
+                row has changed since it was read must be left out. ``times | ABSENT`` says that no tier holds the key.
+                Later lookups answer such a key with the default value and do not report it as missing, until
+                ``erase``, ``replace`` or ``update`` names it. A cache keeps a bounded number of such keys.
 
         Raises:
             ValueError: ``misses`` has another dtype or shape.
@@ -288,7 +295,7 @@ class Workspace:
     def _upload(self) -> None:
         """Queue the upload of a packed request."""
         self._is_idle = False
-        self._missing.forget()
+        self._missing.begin()
         self._staging.begin()
         used = self._request.used_bytes
         self._group.device.upload(self._request.bytes[:used], self._request_on_device[:used], self.stream)

@@ -9,8 +9,16 @@
 // one table follow each other on streams. The tiles of one call may meet in a line; a compare-and-swap of the key word
 // decides which tile gets a slot. The words change in one direction only, so a tile tries at most once per slot.
 //
+// A key with a row is no longer absent (absent.cuh), whether it is stored or not.
+//
 // Launch: grid = N / kBlockTiles rounded up, block = kBlockThreads; a tile of 4 or 8 lanes for each key.
 #include "claim.cuh"
+
+// By one thread: the result of a key.
+__device__ __forceinline__ void write_claim(const Table& table, i64 key, i64 row, i64* number) {
+  *number = row;
+  forget_absent(table, key);
+}
 
 // New keys of a dynamic table; held keys keep their rows. policy.cuh decides which keys get a slot.
 //
@@ -24,7 +32,7 @@ extern "C" __global__ void __launch_bounds__(256)
   const u32 i = tile_number();
   const Candidate candidate(table, i < count ? keys[i] : kNoKey, i < count && has_misses ? misses[i] : 1, salt);
   const Claim claim = claim_in_line(table, tile, candidate, limit, true);
-  if (i < count && tile.lane == 0) numbers[i] = claim.row;
+  if (i < count && tile.lane == 0) write_claim(table, keys[i], claim.row, numbers + i);
   count_outcomes(table, tile, 0, claim.outcome);
 }
 
@@ -37,7 +45,7 @@ extern "C" __global__ void __launch_bounds__(256, 4)
   const Tile tile;
   const u32 i = tile_number();
   const Claim claim = claim_in_chain(table, tile, i < count ? keys[i] : kNoKey, true);
-  if (i < count && tile.lane == 0) numbers[i] = claim.row;
+  if (i < count && tile.lane == 0) write_claim(table, keys[i], claim.row, numbers + i);
   count_outcomes(table, tile, 0, claim.outcome);
 }
 
@@ -55,6 +63,6 @@ extern "C" __global__ void __launch_bounds__(256)
     const Word word = static_cast<Word>(key[0]);
     locked = atomicCAS(word_of_slot(line_of_row(table, row[0]), slot_of_row(row[0])), word, kLocked) == word;
   }
-  if (i < count && tile.lane == 0) numbers[i] = locked ? row[0] : kNoRow;
+  if (i < count && tile.lane == 0) write_claim(table, key[0], locked ? row[0] : kNoRow, numbers + i);
   count_lanes(table, kRowsUpdated, locked);
 }

@@ -1,6 +1,7 @@
 // Lock slots for new keys: what the kernels of claim.cu and insert.cu share.
 #pragma once
 
+#include "absent.cuh"
 #include "policy.cuh"
 
 // What became of a key, and the row of the slot that was locked for it or kNoRow.

@@ -1,11 +1,11 @@
 // Erase keys of a table. Rows stay unchanged until their slots are claimed again, so a launch that found a row before
-// may still read it.
+// may still read it. An absent key is no longer absent.
 //
 //   tables  Table[1]
 //   keys    int64[N]    any; keys that are not held are ignored
 //
 // Launch: grid = N / kBlockTiles rounded up, block = kBlockThreads; a tile of 4 or 8 lanes for each key.
-#include "table.cuh"
+#include "absent.cuh"
 
 extern "C" __global__ void __launch_bounds__(256) erase(const Table* tables, const i64* keys, u32 count) {
   const Table table = *tables;
@@ -16,14 +16,10 @@ extern "C" __global__ void __launch_bounds__(256) erase(const Table* tables, con
   find_rows<false>(table, tile, key, row);
   bool erased = false;
   if (row[0] != kNoRow && tile.lane == 0) {
-    Line* line = line_of_row(table, row[0]);
-    const u32 slot = slot_of_row(row[0]);
-    const Word word = static_cast<Word>(key[0]);
-    erased = atomicCAS(word_of_slot(line, slot), word, kEmpty) == word;  // only once, even if a key is given twice
-    if (erased) {
-      atomicAnd(meta_word(line), ~(Word(kMostCount) << 2 * slot));
-      atomicAdd(counter_at(table, kRowsHeld), ~0ull);  // minus one
-    }
+    // Only once, even if a key is given twice.
+    erased = free_slot(line_of_row(table, row[0]), slot_of_row(row[0]), static_cast<Word>(key[0]));
+    if (erased) atomicAdd(counter_at(table, kRowsHeld), ~0ull);  // minus one
   }
+  if (tile.lane == 0) forget_absent(table, key[0]);
   count_lanes(table, kRowsErased, erased);
 }

@@ -9,8 +9,9 @@
 //   table_count  T
 //   missing      MissingSet[1]
 //   count        M, the missing keys whose rows were fetched: the first M of `used`, with the numbers 0 .. M - 1
-//   misses       uint32[M], by number: how often the key was missed, or 0 to leave it out
-//   limits       uint64[T]; salt, limits: see policy.cuh
+//   misses       uint32[M], by number: how often the key was missed, or 0 to leave it out. With the bit kAbsent, no tier
+//                holds the key: it becomes an absent key (absent.cuh) without a row, by the policy of dynamic tables
+//   limits       uint64[T, 2], for rows and for absent keys; salt, limits: see policy.cuh
 //   rows         int64[M], by place in `used`: the row of the slot that was locked for the key, or kNoRow
 //   staged       the rows that the host fetched, in float32
 //   staged_at    uint32[M], by number: the place of the key's row in `staged`, in units of 16 bytes
@@ -29,7 +30,7 @@
 #include "claim.cuh"
 #include "fill.cuh"
 
-constexpr u32 kAbsent = 1u << 31;  // in `misses`: no tier holds the key
+constexpr u32 kAbsent = 1u << 31;
 
 // A missing key of the request; `table` is valid for every tile, so that its tables can be read.
 struct Missed {
@@ -58,6 +59,20 @@ __device__ __forceinline__ Missed missed_key(const TableBags* bags, u32 table_co
   return {set.slots[slot].key, set.slots[slot].number, table_of_slot(bags, table_count, slot)};
 }
 
+// The absent keys' lines, as a dynamic table.
+__device__ __forceinline__ Table absent_table(Table table) {
+  table.lines = table.absent_lines;
+  table.line_count = table.absent_line_count;
+  return table;
+}
+
+// By one thread: the key of a slot that was claimed for an absent key. No reader waits for a row.
+__device__ __forceinline__ void publish_absent(const Table& table, i64 key, const Claim& claim) {
+  if (claim.row == kNoRow) return;
+  atomicExch(word_of_slot(table.absent_lines + claim.row / kLineKeys, slot_of_row(claim.row)), static_cast<Word>(key));
+  if (claim.outcome == kInserted) atomicAdd(counter_at(table, kAbsentKeys), 1ull);
+}
+
 extern "C" __global__ void __launch_bounds__(256, 4)
     claim_missing(const Table* tables, const TableBags* bags, u32 table_count, const MissingSet* missing, u32 count,
                   const u32* misses, const u64* limits, u64 salt, i64* rows) {
@@ -65,14 +80,20 @@ extern "C" __global__ void __launch_bounds__(256, 4)
   const u32 i = tile_number();
   const Missed missed = missed_key(bags, table_count, *missing, i, i < count);
   const Table table = tables[missed.table];
-  const u32 given = i < count ? misses[missed.number] : 0, times = given & kAbsent ? 0 : given;
-  const bool is_static = table.chain_lines > 1;
+  const u32 given = i < count ? misses[missed.number] : 0, times = given & ~kAbsent;
+  const bool absent = given & kAbsent, chained = !absent && table.chain_lines > 1;
   const Candidate candidate(table, missed.key, times, salt);
-  const Claim in_line = claim_in_line(table, tile, candidate, limits[missed.table], times && !is_static);
-  const Claim in_chain = claim_in_chain(table, tile, missed.key, times && is_static);
-  const Claim claim = is_static ? in_chain : in_line;
-  if (i < count && tile.lane == 0) rows[i] = claim.row;
-  count_outcomes(table, tile, missed.table, claim.outcome);
+  const u64 limit = limits[2 * missed.table + absent];
+  const Claim in_line = claim_in_line(absent ? absent_table(table) : table, tile, candidate, limit, times && !chained);
+  const Claim in_chain = claim_in_chain(table, tile, missed.key, times && chained);
+  const Claim claim = chained ? in_chain : in_line;
+  count_outcomes(table, tile, missed.table, absent ? kDone : claim.outcome);
+  if (i >= count || tile.lane != 0) return;
+  rows[i] = absent ? kNoRow : claim.row;
+  if (absent)
+    publish_absent(table, missed.key, claim);
+  else if (times)
+    forget_absent(table, missed.key);
 }
 
 extern "C" __global__ void __launch_bounds__(256, 4)

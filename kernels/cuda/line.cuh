@@ -126,3 +126,10 @@ __device__ __forceinline__ Word meta_of(Tile tile, const Unit& unit) {
 __device__ __forceinline__ void count_use(Line* line, Word meta, u32 slot) {
   if (counter_of(meta, slot) < kMostCount) atomicCAS(meta_word(line), meta, meta + (Word(1) << 2 * slot));
 }
+
+// By one thread: free a slot and clear its counter, if it still has the word. Returns whether it had.
+__device__ __forceinline__ bool free_slot(Line* line, u32 slot, Word word) {
+  if (atomicCAS(word_of_slot(line, slot), word, kEmpty) != word) return false;
+  atomicAnd(meta_word(line), ~(Word(kMostCount) << 2 * slot));
+  return true;
+}

@@ -20,8 +20,8 @@
 // rows.
 //
 // A row has the bits that its cache holds. A missing key has a row of the table's default value until it is looked up
-// again. A reserved key always has such a row, and is not listed. `lookup` counts found rows as used, and counts found
-// and missed keys, as `query` does; lookup_again asks no cache and counts nothing.
+// again. An absent key (absent.cuh) and a reserved key always have such a row, and are not listed. `lookup` counts found
+// rows as used, and counts found, missed and absent keys; lookup_again asks no cache and counts nothing.
 //
 // A launch is compiled for the forms of all tables of a model, so here for many at once:
 // Compiled with: HOTROW_KEY=i64 HOTROW_LINE_KEYS=15 HOTROW_FORMS="FORM(0, fp32, 16) FORM(1, fp32, 33)
@@ -47,6 +47,7 @@ struct Shared {
   i64 numbers[kBlockKeys];
   NewSlots fresh;
   u32 missed_keys;  // of the item
+  u32 absent_keys;
   u32 place;        // of the item's first missing key in the table's list
   u32 has_missed;   // whether any item of the block missed a key
   Member member;
@@ -66,7 +67,7 @@ __device__ __forceinline__ void read_item(const Table* tables, const TableBags* 
     shared.table_number = t;
     shared.first = (number - shared.bags.first_item) * kBlockKeys;
     shared.count = min(shared.bags.keys - shared.first, kBlockKeys);
-    shared.missed_keys = shared.fresh.count = 0;
+    shared.missed_keys = shared.absent_keys = shared.fresh.count = 0;
   }
   __syncthreads();
 }
@@ -76,7 +77,11 @@ __device__ __forceinline__ void list_lacking(const MissingSet& set, const u8* re
   const TableBags& bags = shared.bags;
   const u32 i = threadIdx.x;
   const i64 key = i < shared.count ? __ldg(keys_of(bags, request) + shared.first + i) : kNoKey;
-  const bool lacks = i < shared.count && shared.numbers[i] == kNoRow && !is_reserved(key);
+  bool lacks = i < shared.count && shared.numbers[i] == kNoRow && !is_reserved(key);
+  if (lacks && is_absent(shared.table, key)) {
+    atomicAdd(&shared.absent_keys, 1u);
+    lacks = false;
+  }
   u32 place = 0;
   if (lacks) {
     place = atomicAdd(&shared.missed_keys, 1u);
@@ -118,9 +123,8 @@ extern "C" __global__ void __launch_bounds__(256, 3)
     });
     list_lacking(*missing, request, lacking, shared);
     if (threadIdx.x == 0) {
-      const u32 missed = shared.missed_keys, found = shared.count - missed;
-      if (found) atomicAdd(counter_at(table, kKeysFound), u64(found));
-      if (missed) atomicAdd(counter_at(table, kKeysMissed), u64(missed));
+      const u32 absent = shared.absent_keys, missed = shared.missed_keys;
+      count_keys(table, missing->counts[shared.table_number], shared.count - missed - absent, missed, absent);
     }
     __syncthreads();
   }

@@ -17,7 +17,7 @@
 // is missed, no block stays, and no other kernel is launched.
 #pragma once
 
-#include "table.cuh"
+#include "absent.cuh"
 #include "team.cuh"
 
 constexpr u32 kNoPosition = 0xffffffffu;
@@ -33,8 +33,9 @@ struct __align__(16) MissingSlot {
 
 // Per table, on the device; the team reports it to the host and sets it to 0.
 struct MissingCounts {
-  u32 keys;  // positions that missed
-  u32 bags;  // bags with such a key
+  u32 keys;    // positions that missed
+  u32 bags;    // bags with such a key
+  u32 absent;  // positions of absent keys; launches again count none
 };
 
 // The report to the host, per table.
@@ -43,6 +44,7 @@ struct MissingReport {
   u32 bags;
   u32 distinct;  // distinct keys that this launch was the first to miss
   u32 used;      // slots that the request uses so far, in all tables
+  u32 absent;
 };
 
 // A request's set. It is in device memory, except report, keys and times, which are in host memory.
@@ -126,6 +128,17 @@ __device__ __forceinline__ void list_slots(const MissingSet& set, NewSlots& fres
   __syncthreads();
 }
 
+// By one thread of a block: count the keys of an item.
+__device__ __forceinline__ void count_keys(const Table& table, MissingCounts& counts, u32 found, u32 missed,
+                                           u32 absent) {
+  if (found) atomicAdd(counter_at(table, kKeysFound), u64(found));
+  if (missed) atomicAdd(counter_at(table, kKeysMissed), u64(missed));
+  if (absent) {
+    atomicAdd(counter_at(table, kAbsentAnswers), u64(absent));
+    atomicAdd(&counts.absent, absent);
+  }
+}
+
 // Positions before this one at which a key of this launch first appeared.
 __device__ __forceinline__ u32 rank_of(const MissingSet& set, u32 position) {
   const u32 below = (1u << position % 32) - 1;
@@ -192,7 +205,8 @@ __device__ __forceinline__ void list_missing(const MissingSet& set, Member& me, 
   for (u32 t = me.rank * kThreads + threadIdx.x; t < table_count; t += me.size * kThreads) {
     MissingCounts* counts = set.counts + t;
     const u32 distinct = begin == end ? 0 : rank_of(set, first_position(t + 1)) - rank_of(set, first_position(t));
-    set.report[t] = {atomicExch(&counts->keys, 0u), atomicExch(&counts->bags, 0u), distinct, end};
+    set.report[t] = {atomicExch(&counts->keys, 0u), atomicExch(&counts->bags, 0u), distinct, end,
+                     atomicExch(&counts->absent, 0u)};
   }
   if (begin != end) {
     meet(*set.team, me);

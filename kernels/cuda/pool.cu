@@ -27,9 +27,9 @@
 // same bits. A row whose norm is above max_norm is first scaled by max_norm / |row|, as TensorFlow's clip_by_norm does.
 // Squares are summed by lane (parts l, l + 8, ... of the row; see Part), then across lanes.
 //
-// A missing key counts as a row of the table's default value until its bag is pooled again. A reserved key always does,
-// and is not listed. `pool` counts found rows as used, and counts found and missed keys, as `query` does; pool_again
-// counts nothing.
+// A missing key counts as a row of the table's default value until its bag is pooled again. An absent key (absent.cuh)
+// and a reserved key always do, and are not listed. `pool` counts found rows as used, and counts found, missed and
+// absent keys; pool_again counts nothing.
 //
 // How a block works: tiles of lanes find the rows of 256 keys, several at a time each. Then all threads share the (bag,
 // part of a row) pairs. So every thread has work at any D, and a long bag holds up only the lanes of its columns.
@@ -56,6 +56,7 @@ struct Shared {
   Round round;
   float begun_totals[2];  // weights so far of the bag that goes on in the next round, in alternation
   u32 missed_keys;        // of the item
+  u32 absent_keys;
   u32 lacking_bags;
   NewSlots fresh;         // of the round
   u32 first;              // place of the item's first bag in the list of all blocks
@@ -97,7 +98,7 @@ __device__ __forceinline__ void find_round(const Table& table, Round& round) {
 
 // If the caller's key of the round is missing, enter it in the set, or find its fetched row.
 template <bool kAgain>
-__device__ __forceinline__ void miss(const TableBags& bags, u32 place, Shared& shared) {
+__device__ __forceinline__ void miss(const Table& table, const TableBags& bags, u32 place, Shared& shared) {
   Round& round = shared.round;
   const u32 i = round.begin + threadIdx.x;
   if (i >= round.end || round.rows[threadIdx.x] != kNoRow) return;
@@ -110,6 +111,10 @@ __device__ __forceinline__ void miss(const TableBags& bags, u32 place, Shared& s
       round.rows[threadIdx.x] = staged_row(number);
       return;
     }
+  }
+  if (is_absent(table, key)) {
+    atomicAdd(&shared.absent_keys, 1u);
+    return;
   }
   atomicAdd(&shared.missed_keys, 1u);
   atomicOr(&shared.item.lacks[shared.item.bag_of(i)], 1u);
@@ -190,7 +195,7 @@ __device__ __forceinline__ void pool_item(const Table& table, const TableBags& b
     __syncthreads();
     find_round<!kAgain>(table, round);
     __syncthreads();
-    miss<kAgain>(bags, place, shared);
+    miss<kAgain>(table, bags, place, shared);
     __syncthreads();
     list_slots(shared.set, shared.fresh);
     pool_found(table, bags, staged, shared, first_bag, out);
@@ -224,7 +229,7 @@ __device__ __forceinline__ void pool_items(const Table* tables, const TableBags*
     if (threadIdx.x == 0) {
       shared.table = tables[t];
       shared.bags = bags[t];
-      shared.missed_keys = shared.lacking_bags = 0;
+      shared.missed_keys = shared.absent_keys = shared.lacking_bags = 0;
     }
     __syncthreads();
     const int* row_ptrs = reinterpret_cast<const int*>(request + mine.row_ptrs_at);
@@ -232,9 +237,8 @@ __device__ __forceinline__ void pool_items(const Table* tables, const TableBags*
     pool_item<kAgain>(table, mine, request, set, staged, shared, out);
     list_bags(mine, set.counts + t, shared, lacking);
     if (!kAgain && threadIdx.x == 0) {
-      const u32 missed = shared.missed_keys, found = shared.item.keys() - missed;
-      if (found) atomicAdd(counter_at(table, kKeysFound), u64(found));
-      if (missed) atomicAdd(counter_at(table, kKeysMissed), u64(missed));
+      const u32 absent = shared.absent_keys, missed = shared.missed_keys;
+      count_keys(table, set.counts[t], shared.item.keys() - missed - absent, missed, absent);
     }
     __syncthreads();
   }

@@ -37,6 +37,8 @@ enum Counter {
   kRowsUnfit,          // rows with a value that the table's form cannot hold
   kRowsUpdated,
   kRowsErased,
+  kAbsentKeys,     // there are now: absent.cuh
+  kAbsentAnswers,  // keys of launches that were absent, with duplicates
   kCounters
 };
 
@@ -46,12 +48,14 @@ struct __align__(64) Table {
   Line* lines;
   u8* rows;
   u64* counters;      // [kCounters]
+  Line* absent_lines;
   u32 line_count;
+  u32 absent_line_count;
   u32 form;           // number in HOTROW_FORMS
   u32 chain_lines;    // lines that a key may be in: 1, or kMostChainLines in static tables
   u32 seed;           // of the hash
   float default_value;
-  u32 unused[5];
+  u32 unused[2];
 };
 static_assert(sizeof(Table) == 64, "TABLE_BYTES of gpu_cache/layout.py");
 

@@ -66,11 +66,13 @@ class CachedRequest:
         """
         missing = self.work.pooling.missing()
         if not missing:
+            self._note_absent()
             return False
         if self._hit_rates is None:
             self._note_hit_rates(missing)
         self._queue_late(missing)
         if not np.count_nonzero(missing.bags[~self._is_late]):
+            self._note_absent()
             return False
         self.work.pooling.complete(self._rows_of(missing))
         return True
@@ -84,18 +86,28 @@ class CachedRequest:
         return self.work.rows()
 
     def keep(self) -> None:
-        """Queue the insertion of the rows that were read, where the configuration asks for it; the answer was read."""
+        """Queue the insertion of the rows that were read, where the configuration asks for it; the answer was read.
+
+        Keys that no tier holds are always noted as absent, so that the next request with them misses nothing.
+        """
         if not self._reads or self._hit_rates is None:
             return
-        inserts = np.full(len(self._caches), self._settings.fill == "always")
-        inserts |= self._hit_rates < self._settings.hit_rate_threshold
-        sizes = [of_table.size for read in self._reads for of_table in read.keys]
         misses = np.concatenate(self._misses)
-        misses[np.repeat(np.tile(~inserts, len(self._reads)), sizes)] = 0
+        if self._settings.fill != "always":
+            takes_no_rows = self._hit_rates >= self._settings.hit_rate_threshold
+            sizes = [of_table.size for read in self._reads for of_table in read.keys]
+            misses[np.repeat(np.tile(takes_no_rows, len(self._reads)), sizes) & (misses < ABSENT)] = 0
         if not np.count_nonzero(misses):
             return
         with self._copies.storing(self._reads) as unchanged:
-            self.work.pooling.insert(np.where(unchanged, misses, np.uint32(0)))
+            misses[~unchanged] = 0
+            self.work.pooling.insert(misses)
+
+    def _note_absent(self) -> None:
+        """Count the keys that a cache knows to be in no tier."""
+        absent = self.work.pooling.absent
+        if np.count_nonzero(absent):
+            self.unknown_keys += int(absent.sum())
 
     def _note_hit_rates(self, missing: Missing) -> None:
         """Note each table's hit rate, and for which tables the request does not wait."""

@@ -118,6 +118,8 @@ class TableCache:
     def refresh(self, ratio: float, closing: threading.Event) -> None:
         """Read the cached rows from the tiers again, part by part, and erase rows that no tier has.
 
+        Absent keys are read again too. Those that a tier has now are missing afterwards.
+
         Args:
             ratio: the part of the capacity that one step reads; never more than 65,536 rows.
             closing: ends the refresh between two steps.
@@ -125,16 +127,17 @@ class TableCache:
         Raises:
             StoreError: a tier did not answer; the remaining rows stay as they were.
         """
-        held, _ = self.cache.dump()
         step = max(min(ceil(ratio * self.plan.capacity.rows), _MOST_REFRESHED_ROWS), 1)
-        for begin in range(0, held.size, step):
-            if closing.is_set():
-                return
-            read = self.read(held[begin : begin + step], is_request=False)
-            with self.copies.storing(read) as unchanged:
-                kept, gone = unchanged & read.found, unchanged & ~read.found
-                self.cache.update(read.keys[kept], read.rows[kept], are_distinct=True)
-                self.cache.erase(read.keys[gone])
+        for keys, are_held in ((self.cache.dump()[0], True), (self.cache.absent_keys(), False)):
+            for begin in range(0, keys.size, step):
+                if closing.is_set():
+                    return
+                read = self.read(keys[begin : begin + step], is_request=False)
+                with self.copies.storing(read) as unchanged:
+                    kept = unchanged & read.found
+                    self.cache.update(read.keys[kept], read.rows[kept], are_distinct=True)
+                    if are_held:
+                        self.cache.erase(read.keys[unchanged & ~read.found])
         self.wait()
 
     def wait(self) -> None:

@@ -130,5 +130,5 @@ def test_a_ratio_out_of_its_range_is_refused(ratio):
 
 
 def test_bytes_for_less_than_a_line_are_refused():
-    with pytest.raises(ValueError, match="a cache of one line takes 1248 bytes, got 1247"):
-        Capacity.of_bytes(Layout(16), "dynamic", 1247)
+    with pytest.raises(ValueError, match="a cache of one line takes 1456 bytes, got 1455"):
+        Capacity.of_bytes(Layout(16), "dynamic", 1455)

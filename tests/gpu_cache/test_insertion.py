@@ -224,7 +224,7 @@ def test_an_insertion_is_one_upload_and_two_launches_whatever_the_number_of_tabl
     work.insert(times_of(missing))
 
     assert launched == ["_claim", "_fill"]
-    assert uploaded == [9 * (8 + 4)]
+    assert uploaded == [9 * (16 + 4)]
     assert all(300 in cache.dump()[0] for cache in tables.caches)
 
 

@@ -19,6 +19,8 @@ COUNTERS = (
     "unfit",
     "updated",
     "erased",
+    "absent",
+    "absent_answers",
 )
 
 
@@ -80,8 +82,9 @@ class DeviceTable:
         self.counters = device.zeros(len(COUNTERS), np.uint64)
         self.table = device.empty(64, np.uint8)
         self.calls = 0
-        numbers = (np.uint32(n) for n in (lines, self.kind.dims.index(dim), chain_lines, seed))
-        arrays = (self.table, np.uint32(0), self.lines, self.rows, self.counters)
+        self.absent_lines = self.array(empty[:1])
+        numbers = (np.uint32(n) for n in (lines, 1, self.kind.dims.index(dim), chain_lines, seed))
+        arrays = (self.table, np.uint32(0), self.lines, self.rows, self.counters, self.absent_lines)
         self.launch("describe.cu", "describe", 1, (*arrays, *numbers, DEFAULT_VALUE), threads=1)
 
     def launch(self, file, name, blocks, arguments, threads=256):
