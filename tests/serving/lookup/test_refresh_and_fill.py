@@ -164,6 +164,27 @@ def test_rows_that_another_process_changed_are_answered_after_a_refresh(device, 
         assert len(held(lookup)) >= 55
 
 
+@pytest.mark.parametrize("kind", ["dynamic", "static"])
+def test_a_refresh_finds_keys_that_another_process_has_added(device, config, kind):
+    config = with_cache(config, kind=kind)
+    batch = first_table(config, np.array([1, 2, 3], dtype=np.int64))
+    store = DictStore()
+
+    with served(config, store) as server, cached(server, config, device) as lookup:
+        assert [lookup.lookup_pooled(batch).defaulted_keys for _ in range(2)] == [2, 2]
+        store.insert("m.t0", np.array([2]), NEW)  # not through the server
+        assert lookup.lookup_pooled(batch).defaulted_keys == 2
+
+        lookup.refresh()
+
+        after = lookup.lookup_pooled(batch)
+        assert same(after, LookupSession(server, config).lookup_pooled(batch))
+        assert after.defaulted_keys == 1
+        asked = store.calls["fetch"]
+        assert lookup.lookup_pooled(batch).defaulted_keys == 1  # key 1 is still known to be absent
+        assert store.calls["fetch"] == asked
+
+
 class WatchedStore(DictStore):
     """A store that signals reads of rows."""
 
