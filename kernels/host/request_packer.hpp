@@ -27,7 +27,8 @@ struct PackedTable {
   float max_norm;
 };
 
-// One table's part of a request. The arrays are read once, because another thread may write to them meanwhile.
+// One table's part of a request. The arrays are copied as bytes, once: they need not be aligned, and another thread may
+// write to them meanwhile.
 struct GivenBags {
   const int32_t* row_ptrs;  // [samples * slots + 1]
   const int64_t* keys;

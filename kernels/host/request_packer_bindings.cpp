@@ -36,9 +36,7 @@ class Borrowed {
 
   bool is(const char* codes, Py_ssize_t item_bytes, int dimensions) const {
     if (!buffer_.obj || buffer_.itemsize != item_bytes || buffer_.ndim != dimensions) return false;
-    const bool is_code = buffer_.format && buffer_.format[0] && !buffer_.format[1] &&
-                         std::strchr(codes, buffer_.format[0]);
-    return is_code && reinterpret_cast<uintptr_t>(buffer_.buf) % static_cast<uintptr_t>(item_bytes) == 0;
+    return buffer_.format && buffer_.format[0] && !buffer_.format[1] && std::strchr(codes, buffer_.format[0]);
   }
   size_t size(int dimension) const { return static_cast<size_t>(buffer_.shape[dimension]); }
   template <class T>
