@@ -66,11 +66,9 @@ __device__ __forceinline__ Word word_at(const uint4& unit, u32 i) {
   return i == 0 ? unit.x : i == 1 ? unit.y : i == 2 ? unit.z : unit.w;
 }
 
-// The word of a slot's key; slot kLineKeys is the meta word. Without the assumption the compiler does not know that
-// lines are in global memory, and its atomics try shared memory too.
+// The word of a slot's key; slot kLineKeys is the meta word.
 __device__ __forceinline__ Word* word_of_slot(Line* line, u32 slot) {
-  __builtin_assume(__isGlobal(line));
-  return line->words + slot % kTileLanes * kUnitWords + slot / kTileLanes;
+  return global(line)->words + slot % kTileLanes * kUnitWords + slot / kTileLanes;
 }
 __device__ __forceinline__ Word* meta_word(Line* line) { return word_of_slot(line, kLineKeys); }
 

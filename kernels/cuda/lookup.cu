@@ -92,8 +92,9 @@ __device__ __forceinline__ void list_lacking(const MissingSet& set, const u8* re
   if (missed == 0) return;
   if (i == 0) {
     shared.has_missed = 1;
-    shared.place = atomicAdd(&set.counts[shared.table_number].bags, missed);
-    atomicAdd(&set.counts[shared.table_number].keys, missed);
+    MissingCounts* counts = global(set.counts) + shared.table_number;
+    shared.place = atomicAdd(&counts->bags, missed);
+    atomicAdd(&counts->keys, missed);
   }
   list_slots(set, shared.fresh);
   __syncthreads();

@@ -105,7 +105,7 @@ __device__ __forceinline__ u32 number_of(const MissingSet& set, Region region, i
 __device__ __forceinline__ void enter_missing(const MissingSet& set, Region region, i64 key, u32 position,
                                               NewSlots& fresh) {
   for (u32 at = home_slot(set, region, key);; at = next_slot(region, at)) {
-    MissingSlot* slot = set.slots + region.first + at;
+    MissingSlot* slot = global(set.slots + region.first + at);
     i64 held = __ldcg(&slot->key);
     if (held == kNoKey)
       held = static_cast<i64>(atomicCAS(reinterpret_cast<u64*>(&slot->key), static_cast<u64>(kNoKey),
@@ -122,7 +122,7 @@ __device__ __forceinline__ void enter_missing(const MissingSet& set, Region regi
 __device__ __forceinline__ void list_slots(const MissingSet& set, NewSlots& fresh) {
   const u32 count = fresh.count;
   if (count == 0) return;
-  if (threadIdx.x == 0) fresh.begin = atomicAdd(set.progress + kSlotsUsed, count);
+  if (threadIdx.x == 0) fresh.begin = atomicAdd(global(set.progress) + kSlotsUsed, count);
   __syncthreads();
   if (threadIdx.x < count) set.used[fresh.begin + threadIdx.x] = fresh.slots[threadIdx.x];
   __syncthreads();
@@ -135,7 +135,7 @@ __device__ __forceinline__ void count_keys(const Table& table, MissingCounts& co
   if (missed) atomicAdd(counter_at(table, kKeysMissed), u64(missed));
   if (absent) {
     atomicAdd(counter_at(table, kAbsentAnswers), u64(absent));
-    atomicAdd(&counts.absent, absent);
+    atomicAdd(global(&counts.absent), absent);
   }
 }
 
@@ -158,7 +158,7 @@ template <u32 kThreads>
 __device__ __forceinline__ void mark_firsts(const MissingSet& set, const Member& me, u32 begin, u32 end) {
   for (u32 i = begin + me.rank * kThreads + threadIdx.x; i < end; i += me.size * kThreads) {
     const u32 first = __ldcg(&set.slots[__ldcg(set.used + i)].first);
-    atomicOr(set.marks + first / 32, 1u << first % 32);
+    atomicOr(global(set.marks) + first / 32, 1u << first % 32);
   }
 }
 
@@ -203,7 +203,7 @@ __device__ __forceinline__ void list_missing(const MissingSet& set, Member& me, 
     number_slots<kThreads>(set, me, begin, end);
   }
   for (u32 t = me.rank * kThreads + threadIdx.x; t < table_count; t += me.size * kThreads) {
-    MissingCounts* counts = set.counts + t;
+    MissingCounts* counts = global(set.counts) + t;
     const u32 distinct = begin == end ? 0 : rank_of(set, first_position(t + 1)) - rank_of(set, first_position(t));
     set.report[t] = {atomicExch(&counts->keys, 0u), atomicExch(&counts->bags, 0u), distinct, end,
                      atomicExch(&counts->absent, 0u)};

@@ -5,6 +5,7 @@
 #include "columns.cuh"
 
 constexpr u32 kNormLanes = 8;
+constexpr u32 kLoadedUnits = 4 * kBlockThreads;  // of rows in shared memory: four loads under way in each thread
 
 // The state of a round's keys. A row is a row number, kNoRow, or -2 - n: the fetched row of missing key n.
 struct Round {
@@ -45,7 +46,10 @@ struct Part {
     return column >= 0 && column < static_cast<int>(Row::dim);
   }
   static __device__ __forceinline__ uint4 load(const u8* row, u32 part) {
-    uint4 unit = Row::load_unit(row, part / per_unit);
+    return half(Row::load_unit(row, part / per_unit), part);
+  }
+  // The unit of a part, with the part's columns in front.
+  static __device__ __forceinline__ uint4 half(uint4 unit, u32 part) {
     if (part % per_unit) {
       unit.x = unit.z;
       unit.y = unit.w;
@@ -121,6 +125,26 @@ __device__ __forceinline__ void measure_norms(const Table& table, float max_norm
   }
 }
 
+// By all threads of the block: load the round's rows `begin` .. `end` - 1 that the cache holds into shared memory. They
+// are at most kLoadedUnits units. Between barriers.
+template <class Row>
+__device__ __forceinline__ void load_rows(const Table& table, const Round& round, u32 begin, u32 end, uint4* loaded) {
+  constexpr u32 kUnderWay = kLoadedUnits / kBlockThreads;
+  const u32 count = (end - begin) * Row::units;
+  uint4 units[kUnderWay] = {};
+#pragma unroll
+  for (u32 k = 0; k < kUnderWay; ++k) {
+    const u32 i = threadIdx.x + k * kBlockThreads;
+    const i64 row = i < count ? round.rows[begin + i / Row::units] : kNoRow;
+    if (row >= 0) units[k] = Row::load_unit(table.rows + row * Row::stride_bytes, i % Row::units);
+  }
+#pragma unroll
+  for (u32 k = 0; k < kUnderWay; ++k) {
+    const u32 i = threadIdx.x + k * kBlockThreads;
+    if (i < count) loaded[i] = units[k];
+  }
+}
+
 // The sum of one part's columns over a bag's keys of the round, continued from the rounds before.
 template <class Row>
 struct PartSum {
@@ -157,10 +181,33 @@ struct PartSum {
           add_held_rows<1>(table, bags, round, k, k + 1, part);
           continue;
         }
-        const float* fetched = staged.row(round.rows[k]);
-        const u32 at = hidden(part);  // else the real columns of each part would be kept in registers
-        add(bags, round, k, [&](u32 c) { return other_column<Row>(table, fetched, at, c); });
+        add_other_row(table, bags, round, staged, k, part);
       }
+    }
+  }
+
+  // A row that the cache does not hold.
+  __device__ __forceinline__ void add_other_row(const Table& table, const TableBags& bags, const Round& round,
+                                                const Staged& staged, u32 i, u32 part) {
+    const float* fetched = staged.row(round.rows[i]);
+    const u32 at = hidden(part);  // else the real columns of each part would be kept in registers
+    add(bags, round, i, [&](u32 c) { return other_column<Row>(table, fetched, at, c); });
+  }
+
+  // Rows that all threads have loaded into shared memory, from the round's row `first` on.
+  __device__ __forceinline__ void add_loaded_rows(const Table& table, const TableBags& bags, const Round& round,
+                                                  const Staged& staged, const uint4* loaded, u32 first, u32 begin,
+                                                  u32 end, u32 part) {
+#pragma unroll 1
+    for (u32 i = begin; i < end; ++i) {
+      if (round.rows[i] < 0) {
+        add_other_row(table, bags, round, staged, i, part);
+        continue;
+      }
+      const uint4* units = loaded + (i - first) * Row::units;
+      float row[Part<Row>::columns];
+      Part<Row>::decode(Part<Row>::half(units[part / Part<Row>::per_unit], part), Row::parameters_in(units[0]), row);
+      add(bags, round, i, [&](u32 c) { return row[c]; });
     }
   }
 
@@ -193,9 +240,11 @@ struct PartSum {
     total = begun_total;
   }
 
-  __device__ __forceinline__ void divide(u32 combiner) {
-    if (combiner == kSum) return;  // a division by 1 changes no bit and costs time
-    const float divisor = combiner == kMean ? total : __fsqrt_rn(total);
+  // Without weights the total is the number of keys, as on the host: a sum of ones ends at 2^24.
+  __device__ __forceinline__ void divide(const TableBags& bags, u32 keys) {
+    if (bags.combiner == kSum) return;  // a division by 1 changes no bit and costs time
+    const float total = bags.weights_at ? this->total : static_cast<float>(keys);
+    const float divisor = bags.combiner == kMean ? total : __fsqrt_rn(total);
 #pragma unroll
     for (u32 c = 0; c < Part<Row>::columns; ++c)
       columns[c] = divisor == 0.0f ? 0.0f : __fdiv_rn(columns[c], divisor);

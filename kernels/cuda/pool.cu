@@ -32,7 +32,7 @@
 // absent keys; pool_again counts nothing.
 //
 // How a block works: tiles of lanes find the rows of 256 keys, several at a time each. Then all threads share the (bag,
-// part of a row) pairs. So every thread has work at any D, and a long bag holds up only the lanes of its columns.
+// part of a row) pairs, so every thread has work at any D. If a round has few long bags, all threads load their rows.
 //
 // A launch is compiled for the forms of all tables of a model, so here for many at once:
 // Compiled with: HOTROW_KEY=i64 HOTROW_LINE_KEYS=15 HOTROW_FORMS="FORM(0, fp32, 16) FORM(1, fp32, 33)
@@ -45,10 +45,12 @@
 #include "part_sum.cuh"
 
 constexpr u32 kTileKeys = 4;
+constexpr u32 kLongBag = 16;  // keys of a round's average bag
 constexpr u32 kFoundAtOnce = kBlockThreads / kTileLanes * kTileKeys;
 
 // In shared memory, so that values that are rarely needed take no registers.
 struct Shared {
+  uint4 loaded[kLoadedUnits];
   Table table;
   TableBags bags;
   MissingSet set;
@@ -121,6 +123,65 @@ __device__ __forceinline__ void miss(const Table& table, const TableBags& bags, 
   enter_missing(shared.set, region, key, bags.first_position + place, shared.fresh);
 }
 
+// A bag's part of the round: the columns that one thread sums.
+template <class Row>
+struct Share {
+  u32 part, begin, end;  // the bag's keys by number within the item
+  float* row;
+
+  __device__ __forceinline__ Share(const TableBags& bags, const Item& item, u32 first_bag, u32 pair, float* out) {
+    const u32 bag = first_bag + pair / Part<Row>::count;
+    part = pair % Part<Row>::count;
+    begin = item.begin_of(bag);
+    end = item.ends[bag];
+    row = out + bags.first_float + static_cast<i64>(item.bags[bag]) * Row::dim;
+  }
+
+  // The bag's keys of the round, by number within the round.
+  __device__ __forceinline__ u32 from(const Round& round) const { return max(begin, round.begin) - round.begin; }
+  __device__ __forceinline__ u32 to(const Round& round) const { return min(end, round.end) - round.begin; }
+
+  __device__ __forceinline__ PartSum<Row> resume(const Shared& shared) const {
+    PartSum<Row> sum = {};
+    const u32 turn = shared.round.begin / kRoundKeys % 2;
+    if (begin < shared.round.begin) sum.resume(row, part, shared.begun_totals[turn]);
+    return sum;
+  }
+
+  __device__ __forceinline__ void store(const TableBags& bags, PartSum<Row>& sum, Shared& shared) const {
+    const u32 turn = shared.round.begin / kRoundKeys % 2;
+    if (end <= shared.round.end)
+      sum.divide(bags, end - begin);
+    else if (part == 0)
+      shared.begun_totals[1 - turn] = sum.total;
+    Part<Row>::store(row, part, sum.columns);
+  }
+};
+
+// Pool a round of few long bags, whose sums keep few threads busy: all threads load the rows into shared memory, and
+// those with a share sum them from there, in the same order. Between barriers; barriers.
+template <class Row>
+__device__ __forceinline__ void pool_long_bags(const Table& table, const TableBags& bags, const Staged& staged,
+                                               Shared& shared, u32 first_bag, u32 pairs, float* out) {
+  constexpr u32 kRows = kLoadedUnits / Row::units;
+  const Round& round = shared.round;
+  const u32 keys = round.end - round.begin;
+  const bool sums = threadIdx.x < pairs;
+  const Share<Row> share(bags, shared.item, first_bag, sums ? threadIdx.x : 0, out);
+  PartSum<Row> sum = share.resume(shared);
+#pragma unroll 1
+  for (u32 first = 0; first < keys; first += kRows) {
+    const u32 end = min(first + kRows, keys);
+    __syncthreads();
+    load_rows<Row>(table, round, first, end, shared.loaded);
+    __syncthreads();
+    if (sums)
+      sum.add_loaded_rows(table, bags, round, staged, shared.loaded, first, max(share.from(round), first),
+                          min(share.to(round), end), share.part);
+  }
+  if (sums) share.store(bags, sum, shared);
+}
+
 // Pool the round's keys. Bags that end in the round are finished; a bag that goes on leaves its sums in `out`. Between
 // barriers.
 template <class Row>
@@ -128,23 +189,20 @@ __device__ __forceinline__ void pool_round(const Table& table, const TableBags& 
                                            Shared& shared, u32 first_bag, float* out) {
   const Item& item = shared.item;
   const Round& round = shared.round;
-  const u32 turn = round.begin / kRoundKeys % 2;
   const u32 ended = item.bag_of(round.end), last = ended < item.count ? ended : item.count - 1;
-  const u32 pairs = (last + 1 - first_bag) * Part<Row>::count;
+  const u32 count = last + 1 - first_bag, pairs = count * Part<Row>::count;
+  if constexpr (Row::units * kLongBag <= kLoadedUnits) {
+    if (pairs <= kBlockThreads / 4 && round.end - round.begin >= count * kLongBag) {
+      pool_long_bags<Row>(table, bags, staged, shared, first_bag, pairs, out);
+      return;
+    }
+  }
 #pragma unroll 1
   for (u32 pair = threadIdx.x; pair < pairs; pair += kBlockThreads) {
-    const u32 bag = first_bag + pair / Part<Row>::count, part = pair % Part<Row>::count;
-    const u32 begin = item.begin_of(bag), end = item.ends[bag];
-    float* row = out + bags.first_float + static_cast<i64>(item.bags[bag]) * Row::dim;
-    PartSum<Row> sum = {};
-    if (begin < round.begin) sum.resume(row, part, shared.begun_totals[turn]);
-    sum.add_rows(table, bags, round, staged, max(begin, round.begin) - round.begin, min(end, round.end) - round.begin,
-                 part);
-    if (end <= round.end)
-      sum.divide(bags.combiner);
-    else if (part == 0)
-      shared.begun_totals[1 - turn] = sum.total;
-    Part<Row>::store(row, part, sum.columns);
+    const Share<Row> share(bags, item, first_bag, pair, out);
+    PartSum<Row> sum = share.resume(shared);
+    sum.add_rows(table, bags, round, staged, share.from(round), share.to(round), share.part);
+    share.store(bags, sum, shared);
   }
 }
 
@@ -170,8 +228,8 @@ __device__ __forceinline__ void list_bags(const TableBags& bags, MissingCounts* 
   __syncthreads();
   if (threadIdx.x == 0) {
     shared.has_missed = 1;
-    shared.first = atomicAdd(&counts->bags, shared.lacking_bags);
-    atomicAdd(&counts->keys, shared.missed_keys);
+    shared.first = atomicAdd(&global(counts)->bags, shared.lacking_bags);
+    atomicAdd(&global(counts)->keys, shared.missed_keys);
   }
   __syncthreads();
   if (lacks) lacking[bags.first_bag + shared.first + place] = item.bags[threadIdx.x];

@@ -186,6 +186,14 @@ struct Form {
     return parameters;
   }
 
+  // The same of a row's first unit.
+  static __device__ __forceinline__ Parameters parameters_in(const uint4& unit) {
+    Parameters parameters = {};
+    if (Code::kHeadWords > 0) parameters.scale = __uint_as_float(unit.x);
+    if (Code::kHeadWords > 1) parameters.offset = __uint_as_float(unit.y);
+    return parameters;
+  }
+
   static __device__ __forceinline__ uint4 load_unit(const u8* row, u32 unit) {
     return __ldcg(reinterpret_cast<const uint4*>(row) + unit);
   }

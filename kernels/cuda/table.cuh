@@ -60,8 +60,7 @@ struct __align__(64) Table {
 static_assert(sizeof(Table) == 64, "TABLE_BYTES of gpu_cache/layout.py");
 
 __device__ __forceinline__ u64* counter_at(const Table& table, Counter counter) {
-  __builtin_assume(__isGlobal(table.counters));  // as word_of_slot
-  return table.counters + counter;
+  return global(table.counters) + counter;
 }
 
 constexpr u32 kMostChainLines = 16;  // enough for a key to find a slot when four fifths of all slots are taken

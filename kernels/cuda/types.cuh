@@ -13,6 +13,13 @@ constexpr u32 kBlockThreads = 256;  // of every kernel, except where its launch 
 // Lane of the calling thread in its warp. Blocks are one-dimensional, in whole warps.
 __device__ __forceinline__ u32 lane_id() { return threadIdx.x % kWarp; }
 
+// The same pointer, known to be of global memory. Otherwise the compiler's atomics try shared memory too.
+template <class T>
+__device__ __forceinline__ T* global(T* pointer) {
+  __builtin_assume(__isGlobal(pointer));
+  return pointer;
+}
+
 // A bijection of 64 bits in which each bit of the argument moves about half of the result's (MurmurHash3's finalizer).
 __device__ __forceinline__ u64 mix(u64 x) {
   x ^= x >> 33;

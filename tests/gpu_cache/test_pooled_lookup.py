@@ -91,6 +91,43 @@ def test_a_bag_of_several_rounds_of_keys_is_summed_in_one_order(device, two_tabl
         assert got.tobytes() == expected(two_tables.rows[t], request[t], combiner, weights[t]).tobytes()
 
 
+@pytest.mark.parametrize("max_norm", [None, 2.0])
+@pytest.mark.parametrize("schedule", [0, 2])
+def test_long_bags_of_every_form_are_summed_in_one_order(device, tables, max_norm, schedule):
+    rng = np.random.default_rng(schedule)
+    row_ptrs = np.cumsum([0, 0, 300, 20, 1, 600]).astype(np.int32)
+    count, ones, norms = row_ptrs[-1], [1] * len(FORMS), [max_norm] * len(FORMS)
+    keys = [rng.integers(0, 200, count) + 200 * (rng.random(count) < 0.1) for _ in FORMS]
+    request = [Bags(of_table, row_ptrs) for of_table in keys]
+    weights = [rng.standard_normal(count, dtype=np.float32) if t % 2 else None for t in range(len(FORMS))]
+    work = tables.group(ones, ["mean"] * len(FORMS), max_norms=norms).workspace(5, 10_000)
+    single = tables.group(ones, ["sum"] * len(FORMS), max_norms=norms).workspace(TABLE_KEYS, 10_000)
+    bags = Bags(np.arange(TABLE_KEYS), np.arange(TABLE_KEYS + 1, dtype=np.int32))
+    scaled = single.pool([bags] * len(FORMS))
+    finish(single, tables)
+
+    with scheduled(device, schedule, 1 + schedule % 2):
+        pooled = work.pool(request, weights)
+        assert finish(work, tables) == 1
+
+    for t, (got, rows) in enumerate(zip(host_rows(device, pooled), host_rows(device, scaled), strict=True)):
+        assert got.tobytes() == expected(rows, request[t], "mean", weights[t]).tobytes(), f"table {t}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("combiner", ["mean", "sqrtn"])
+def test_a_bag_of_more_keys_than_float32_counts_is_divided_by_their_number(device, combiner):
+    tables = Tables(device, [("fp32", 1)])
+    keys = np.zeros(2**24 + 4, np.int64)
+    bags = Bags(keys, np.array([0, keys.size], np.int32))
+    work = tables.group((1,), (combiner,)).workspace(1, keys.size)
+
+    pooled = work.pool([bags])
+
+    assert work.missing() == ()
+    assert host_rows(device, pooled)[0].tobytes() == expected(tables.rows[0], bags, combiner).tobytes()
+
+
 def test_missing_keys_are_reported_in_order_of_first_appearance(device, two_tables):
     request = random_request(np.random.default_rng(2), 150, (2, 3), [0, 1, 3])
     work = two_tables.group((2, 3), ("sum", "sum")).workspace(150, 4000)

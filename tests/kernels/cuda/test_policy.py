@@ -171,6 +171,24 @@ def test_a_row_in_use_outlasts_any_number_of_keys_seen_once(device, kind):
     assert table.query([1])[1].size == 0
 
 
+@pytest.mark.parametrize("kind", LINES)
+def test_the_keys_of_one_call_change_a_full_line_one_at_a_time(device, kind):
+    table = DeviceTable(device, kind, lines=1)
+    keys = list(range(table.kind.keys))
+    table.insert(keys)
+    for key in keys:  # one by one: simultaneous uses of one line count as one
+        table.query([key])
+
+    for call in range(3):  # each call sets marks and clears them, and lowers the counters
+        table.insert(range(1000 * (call + 1), 1000 * (call + 1) + 200), misses=[1, 2] * 100)
+
+    counted = table.counted()
+    refused = sum(counted[reason] for reason in ("first_misses", "capped", "in_use"))
+    assert refused + counted["replaced"] == 3 * 200
+    assert len(table.held()) == len(set(table.held().tolist())) == table.kind.keys
+    assert all(counter <= 1 for counter in state(table, 0)[1])
+
+
 @pytest.mark.parametrize("kind", [name for name, kind in LINES.items() if kind.key != "u32"])
 def test_a_locked_slots_counter_stays_zero_when_the_other_counters_go_down(device, kind):
     table = DeviceTable(device, kind, lines=1)

@@ -115,6 +115,18 @@ def test_a_static_table_updates_and_erases_along_its_chains(device, kind):
     np.testing.assert_array_equal(table.held(), keys)
 
 
+@pytest.mark.parametrize("kind", LINES)
+def test_no_key_is_put_beyond_its_chain(device, kind):
+    table = DeviceTable(device, kind, lines=20, chain_lines=2)
+    keys = np.random.default_rng(5).choice(2**31, 30 * table.kind.keys, replace=False)
+
+    numbers = table.insert(keys, kernel="claim_static")
+
+    _, missed = table.query(keys)
+    np.testing.assert_array_equal(np.sort(missed), np.flatnonzero(numbers < 0))
+    assert 0 < missed.size == table.counted()["no_slot"]
+
+
 def test_a_full_static_table_counts_the_keys_that_it_leaves_out(device):
     table = DeviceTable(device, lines=2, chain_lines=16)
 
