@@ -14,7 +14,6 @@ from kernels.device import Array, Device, Kernel, Stream
 
 BLOCK_THREADS = 256
 QUERY_TILE_KEYS = 4  # keys that a tile of query.cu works on at a time
-UPDATED_AT_ONCE = 1024  # rows
 GATHER_ROWS = 256  # rows of a block of gather.cu
 _PART_BYTES = 64 << 20  # of rows that are read out at a time
 
@@ -127,11 +126,9 @@ class DeviceTable:
             self._write("claim", options, keys, rows, stream)
 
     def update(self, keys: Array, rows: Array, stream: Stream) -> None:
-        """Queue new rows for keys that are held, in parts, because no query finds a part while it is written."""
-        for begin in range(0, keys.size, UPDATED_AT_ONCE):
-            part = slice(begin, begin + UPDATED_AT_ONCE)
-            with self._writers.turn(stream):
-                self._write("claim_held", (), keys[part], rows[part], stream)
+        """Queue new rows for keys that are held."""
+        with self._writers.turn(stream):
+            self._write("claim_held", (), keys, rows, stream)
 
     def erase(self, keys: Array, stream: Stream) -> None:
         """Queue the freeing of slots; a launch that found their rows before may still read them."""

@@ -105,8 +105,8 @@ class RequestBuffer:
         places = self._whole_places(bags) if is_whole else self._apart
         packed = self._packer.pack(bags, weights, dense, places.array)
         if packed is None:
-            self._check(bags, weights, dense)  # raises for a wrong request, and accepts arrays that are not contiguous
-            packed = self._packer.pack(*_contiguous(bags, weights, dense), places.array)
+            self._check(bags, weights, dense)  # raises for a wrong request, and accepts arrays with gaps
+            packed = self._packer.pack(*_copied(bags, weights, dense), places.array)
         if packed is None:
             raise ValueError("the request changed while it was read")
         self.samples, self.items, self.used_bytes = packed
@@ -183,14 +183,13 @@ def _check_row_ptrs(table: int, row_ptrs: NDArray[np.int32], keys: int) -> None:
         raise ValueError(f"table {table}: row_ptrs: falls from {row_ptrs[at]} to {row_ptrs[at + 1]} at {at + 1}")
 
 
-def _contiguous(
+def _copied(
     bags: Sequence[TableBags], weights: Sequence[Weights | None] | None, dense: Floats | None
 ) -> tuple[Sequence[TableBags], Sequence[Weights | None] | None, Floats | None]:
-    """Return the request with arrays without gaps."""
-    copy = np.ascontiguousarray
-    copied: list[TableBags] = [_Bags(copy(given.keys), copy(given.row_ptrs)) for given in bags]
-    of_tables = None if weights is None else [None if given is None else copy(given) for given in weights]
-    return copied, of_tables, None if dense is None else copy(dense)
+    """Return copies of the arrays, without gaps and aligned."""
+    copied: list[TableBags] = [_Bags(given.keys.copy(), given.row_ptrs.copy()) for given in bags]
+    of_tables = None if weights is None else [None if given is None else given.copy() for given in weights]
+    return copied, of_tables, None if dense is None else dense.copy()
 
 
 def _check_total(sizes: Sequence[int], most: int, what: str) -> None:

@@ -22,6 +22,9 @@ from serving.storage.store import Keys
 logger = logging.getLogger(__name__)
 
 _MOST_REFRESHED_ROWS = 65536  # in one step, because a step holds all its rows in the host's memory
+# Requests miss the rows of one update until the readers before it have ended, and their misses cost time. Updates do
+# not queue up, because later readers would wait for all of them.
+_UPDATED_AT_ONCE = 1024
 
 
 class TableCache:
@@ -133,11 +136,16 @@ class TableCache:
                 if closing.is_set():
                     return
                 read = self.read(keys[begin : begin + step], is_request=False)
-                with self.copies.storing(read) as unchanged:
-                    kept = unchanged & read.found
-                    self.cache.update(read.keys[kept], read.rows[kept], are_distinct=True)
-                    if are_held:
-                        self.cache.erase(read.keys[unchanged & ~read.found])
+                for first in range(0, read.keys.size, _UPDATED_AT_ONCE):
+                    self._update(read.part(slice(first, first + _UPDATED_AT_ONCE)), are_held)
+
+    def _update(self, read: ReadRows, are_held: bool) -> None:
+        """Update rows, or erase them if no tier has them, and wait for it."""
+        with self.copies.storing(read) as unchanged:
+            kept = unchanged & read.found
+            self.cache.update(read.keys[kept], read.rows[kept], are_distinct=True)
+            if are_held:
+                self.cache.erase(read.keys[unchanged & ~read.found])
         self.wait()
 
     def wait(self) -> None:

@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 import numpy as np
 
@@ -30,6 +31,10 @@ class ReadRows:
     rows: Vectors
     found: Mask
     version: int
+
+    def part(self, rows: slice) -> Self:
+        """Return some of the rows."""
+        return replace(self, keys=self.keys[rows], rows=self.rows[rows], found=self.found[rows])
 
 
 class TableCopies:

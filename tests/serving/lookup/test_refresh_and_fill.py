@@ -185,6 +185,32 @@ def test_a_refresh_finds_keys_that_another_process_has_added(device, config, kin
         assert store.calls["fetch"] == asked
 
 
+def test_an_update_hides_about_a_thousand_rows_from_requests_next_to_it(runner, tmp_path):
+    config = write_model(tmp_path, [Sketch(4, slots=1, rows=3000)], kind="static")
+    keys, released = np.arange(0, 9000, 3), threading.Event()
+
+    with served(config) as server, cached(server, config, runner) as lookup:
+        cache = lookup._caches[0].cache
+        long, short = runner.stream(), runner.stream()
+        answer = cache.answer(keys.size, short)
+        with cache.readers.reading(long):
+            long.submit(released.wait)
+        refreshing = threading.Thread(target=lookup.refresh)
+        refreshing.start()
+        while not cache.readers._hiding:
+            time.sleep(0.001)
+        cache.query(keys, answer, short)
+        short.synchronize()
+        missed = int(answer.missing_count[0])
+        released.set()
+        refreshing.join()
+        cache.query(keys, answer, short)
+        short.synchronize()
+
+    assert 0 < missed <= 1024
+    assert answer.missing_count[0] == 0
+
+
 class WatchedStore(DictStore):
     """A store that signals reads of rows."""
 
