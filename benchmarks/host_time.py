@@ -30,6 +30,7 @@ from serving.storage import MemoryStore
 
 DIM, DENSE_DIM, MOST_SAMPLES = 32, 13, 1024
 MOST_LAUNCHES = MOST_COPIES = 8
+BATCHES = 20
 
 
 def main():
@@ -155,13 +156,13 @@ def measure(sides, name, samples, misses, rounds, calls):
     ours, peer = CALLS[name](sides)
     pairs = []
     for number in range(rounds):
+        batches = [draw(sides, rng, samples) for _ in range(BATCHES)]
         took = {ours: [], peer: []}
-        for _ in range(calls):
-            batch = draw(sides, rng, samples)
-            for call in (ours, peer) if number % 2 else (peer, ours):
-                sides.reports.begin(batch, misses)
+        for call in (ours, peer) if number % 2 else (peer, ours):
+            for at in range(calls):
+                sides.reports.begin(batches[at % BATCHES], misses)
                 begin = perf_counter()
-                call(batch)
+                call(batches[at % BATCHES])
                 took[call].append(1e6 * (perf_counter() - begin))
         pairs.append((min(took[ours]), min(took[peer])))
     params = {"tables": len(sides.lookup.config.tables), "samples": samples, "dim": DIM, "misses": misses}
