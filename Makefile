@@ -30,7 +30,7 @@ CUDA ?= cuda13
 GPU_PYTHON ?= $(BIN)/python
 GPU_READY := $(if $(filter $(BIN)/python,$(GPU_PYTHON)),$(VENV)/.gpu)
 GPU_TESTS ?= $(if $(GPU_READY),tests,tests/kernels tests/gpu_cache tests/test_gpu_benchmark.py)
-BENCHMARKS := host_table snapshot rocksdb_misses rocksdb_load redis_store tiers updates eviction cache_policy scale predict
+BENCHMARKS := host_table host_time snapshot rocksdb_misses rocksdb_load redis_store tiers updates eviction cache_policy scale predict
 DRAWN_FAULTS ?= 60
 # The Python of an environment with Triton (benchmarks/triton_server.py), which the HTTP benchmark compares with.
 TRITON ?=

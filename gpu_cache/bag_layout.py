@@ -17,12 +17,7 @@ Combiner = Literal["sum", "mean", "sqrtn"]
 COMBINERS: tuple[Combiner, ...] = get_args(Combiner)
 
 MOST_KEYS = 2**30  # of a request: each key has two slots, and slots are numbered in 31 bits
-ITEM_BAGS = 128
 BLOCK_THREADS = 256
-# In small requests, each of a block's tiles works on four keys: more blocks are faster than longer blocks. In requests
-# with more blocks than a GPU runs at a time, a block takes a whole round: few long bags leave many threads idle.
-_ITEM_KEYS, _LARGE_ITEM_KEYS = 128, 256
-_MANY_KEYS = 1 << 18
 
 # ``struct TableBags`` of bags.cuh.
 TABLE_BAGS = np.dtype(
@@ -133,10 +128,3 @@ def deal_items(head: NDArray[np.void]) -> int:
     head["first_item"][0] = 0
     head["first_item"][1:] = ends[:-1]
     return int(ends[-1])
-
-
-def choose_item_bags(head: NDArray[np.void]) -> None:
-    """Write each table's bags per item into TableBags[T], by the average number of keys per bag."""
-    item_keys = _ITEM_KEYS if head["keys"].sum(dtype=np.int64) < _MANY_KEYS else _LARGE_ITEM_KEYS
-    per_item = item_keys * head["bags"].astype(np.int64) // np.maximum(head["keys"], 1)
-    head["item_bags"] = np.clip(per_item, 1, ITEM_BAGS)

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate
 from secrets import randbits
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,13 +20,13 @@ from gpu_cache.bag_layout import (
     MISSING_SET_BYTES,
     MISSING_SLOT_BYTES,
     PROGRESS_WORDS,
-    TABLE_BAGS,
     TEAM_WORDS,
     aligned,
     missing_words,
 )
 from gpu_cache.layout import admission_limits
 from kernels.device import Array, Device, Event, Stream
+from kernels.host import pack_rows
 
 if TYPE_CHECKING:
     from gpu_cache.cache_group import CacheGroup
@@ -35,7 +35,6 @@ ABSENT = np.uint32(1 << 31)
 """In the ``misses`` of ``Workspace.insert``: no tier holds the key."""
 
 _MOST_BLOCKS = 1 << 10
-_UNIT_BYTES = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +54,46 @@ class MissingKeys:
     bags: int
 
 
+class Missing(Sequence[MissingKeys]):
+    """The keys of all tables that a launch was the first to miss: a ``MissingKeys`` per table.
+
+    Attributes:
+        keys: int64[M], table after table.
+        times: uint32[M].
+        ends: where the keys of each table begin, and M.
+        positions: of each table.
+        bags: of each table.
+    """
+
+    def __init__(
+        self,
+        keys: NDArray[np.int64],
+        times: NDArray[np.uint32],
+        distinct: NDArray[np.uint32],
+        positions: NDArray[np.uint32],
+        bags: NDArray[np.uint32],
+    ) -> None:
+        """See the class; ``distinct`` is the number of keys of each table."""
+        self.keys, self.times, self.positions, self.bags = keys, times, positions, bags
+        self.ends: list[int] = [0, *accumulate(distinct.tolist())]
+
+    def __len__(self) -> int:
+        """Return T."""
+        return len(self.bags)
+
+    @overload
+    def __getitem__(self, table: int) -> MissingKeys: ...
+    @overload
+    def __getitem__(self, table: slice) -> Sequence[MissingKeys]: ...
+    def __getitem__(self, table: int | slice) -> MissingKeys | Sequence[MissingKeys]:
+        """Return the keys of a table."""
+        if isinstance(table, slice):
+            return [self[t] for t in range(len(self))[table]]
+        table = range(len(self))[table]
+        part = slice(self.ends[table], self.ends[table + 1])
+        return MissingKeys(self.keys[part], self.times[part], int(self.positions[table]), int(self.bags[table]))
+
+
 class MissingSet:
     """The missing keys of a workspace, hashed with a random seed; launches write their report into pinned memory.
 
@@ -67,7 +106,7 @@ class MissingSet:
         device = group.device
         tables, words = len(group.tables), missing_words(max_keys)
         self.stream = stream
-        self._nothing = (MissingKeys(np.empty(0, np.int64), np.empty(0, np.uint32), 0, 0),) * tables
+        self._nothing = Missing(np.empty(0, np.int64), np.empty(0, np.uint32), *np.zeros((3, tables), np.uint32))
         self._forget = group.kernel("forget")
         self._none_absent = np.zeros(tables, np.uint32)
         self.absent = self._none_absent
@@ -102,19 +141,18 @@ class MissingSet:
         """Mark all reported bags as complete until a later launch reports them again; all launches must have run."""
         self._report["bags"] = 0
 
-    def read(self) -> tuple[MissingKeys, ...]:
-        """Return the missing keys of the last launch by table; the launch must have run."""
+    def read(self) -> Missing:
+        """Return the missing keys of the last launch; the launch must have run."""
         report = self._report
-        if report["absent"].any():
+        if np.count_nonzero(report["absent"]):
             self.absent = self.absent + report["absent"]
             report["absent"] = 0  # another call must not count them again
-        if not report["bags"].any():
+        bags = report["bags"].copy()
+        if not np.count_nonzero(bags):
             return self._nothing
-        ends = [0, *np.cumsum(report["distinct"]).tolist()]
-        return tuple(
-            MissingKeys(self._keys[begin:end].copy(), self._times[begin:end].copy(), int(keys), int(bags))
-            for (begin, end), keys, bags in zip(pairwise(ends), report["keys"], report["bags"], strict=True)
-        )
+        distinct = report["distinct"].copy()
+        count = int(distinct.sum())
+        return Missing(self._keys[:count].copy(), self._times[:count].copy(), distinct, report["keys"].copy(), bags)
 
 
 class Staging:
@@ -129,18 +167,15 @@ class Staging:
         self._device = device
         self._host: NDArray[np.uint8] = device.pinned(0, np.uint8)
         self._on_device: Array = device.empty(0, np.uint8)
-        self._places: list[NDArray[np.uint32]] = []  # of each round's rows, table after table
+        self.counts: list[int] = []  # the number of rows of each round and table
+        self._places = np.empty(0, dtype=np.int32)  # of all rounds' rows
         self._rows_end = self._places_at = 0
 
     def begin(self) -> None:
         """Forget all rows, before the next request."""
-        self._places.clear()
+        self.counts = []
+        self._places = self._places[:0]
         self._rows_end = 0
-
-    @property
-    def counts(self) -> list[int]:
-        """The number of rows of each round and table."""
-        return [len(of_table) for of_table in self._places]
 
     @property
     def on_device(self) -> tuple[Array, Array]:
@@ -156,16 +191,23 @@ class Staging:
             on the device: the rows of all rounds, the place of each row in units of 16 bytes, and the head.
         """
         begin = self._rows_end
-        strides = [aligned(4 * of_table.shape[1]) for of_table in rows]
-        self._rows_end += sum(len(of_table) * stride for of_table, stride in zip(rows, strides, strict=True))
+        sizes = [len(of_table) for of_table in rows]
+        self._rows_end += sum(
+            [size * aligned(4 * of_table.shape[1]) for size, of_table in zip(sizes, rows, strict=True)]
+        )
+        earlier, count = self._places.size, self._places.size + sum(sizes)
         places_at = self._places_at = self._rows_end
-        head_at = aligned(places_at + 4 * (sum(map(len, self._places)) + sum(map(len, rows))))
-        end = head_at + len(head) * TABLE_BAGS.itemsize
+        head_at = aligned(places_at + 4 * count)
+        end = head_at + head.nbytes
+        rows_at = begin
         if end > self._host.size:
             begin = self._grow(end, begin)
-        self._write_rows(rows, strides, places_at)
-        self._host[places_at:head_at].view(np.uint32)[: sum(map(len, self._places))] = np.concatenate(self._places)
-        self._host[head_at:end].view(TABLE_BAGS)[:] = head
+        places = self._host[places_at : places_at + 4 * count].view(np.int32)
+        places[:earlier] = self._places
+        pack_rows(self._host, rows_at, rows, places[earlier:])
+        self._places = places.copy()
+        self.counts += sizes
+        self._host[head_at:end] = head.view(np.uint8)
         self._device.upload(self._host[begin:end], self._on_device[begin:end], stream)
         return self._on_device, self._on_device[places_at:head_at], self._on_device[head_at:end]
 
@@ -175,16 +217,6 @@ class Staging:
         host[:kept] = self._host[:kept]
         self._host, self._on_device = host, self._device.empty(host.size, np.uint8)
         return 0
-
-    def _write_rows(self, rows: Sequence[NDArray[np.float32]], strides: Sequence[int], end: int) -> None:
-        at = end - sum(len(of_table) * stride for of_table, stride in zip(rows, strides, strict=True))
-        for of_table, stride in zip(rows, strides, strict=True):
-            count, dim = of_table.shape
-            padded = self._host[at : at + count * stride].view(np.float32).reshape(count, stride // 4)
-            padded[:, :dim] = of_table
-            units = stride // _UNIT_BYTES
-            self._places.append(at // _UNIT_BYTES + units * np.arange(count, dtype=np.uint32))
-            at += count * stride
 
 
 class Insertion:

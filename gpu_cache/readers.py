@@ -86,6 +86,10 @@ class Readers(LatestWork):
             self._hiding.append(stream.record())
             return self.latest()
 
+    def last(self, stream: Stream) -> Event | None:
+        """Return the point after the last launches in ``reading`` on a stream; None if they have run."""
+        return self._latest.get(stream)
+
     def latest(self) -> list[Event]:
         """Return the events after which every launch queued so far has read its rows."""
         with self._lock:

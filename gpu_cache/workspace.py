@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from gpu_cache.arguments import whole_number
 from gpu_cache.bag_layout import BLOCK_THREADS, MOST_KEYS, deal_items
-from gpu_cache.missing import Insertion, MissingKeys, MissingSet, Staging
+from gpu_cache.missing import Insertion, Missing, MissingSet, Staging
 from gpu_cache.outputs import KeyRows, Launch, Output, OutputBuffer, PooledRows
 from gpu_cache.readers import defer_free, free_unused
 from gpu_cache.request import Floats, RequestBuffer, TableBags, Weights
@@ -24,6 +24,7 @@ from kernels.device import Array, Stream
 if TYPE_CHECKING:
     from gpu_cache.cache_group import CacheGroup
 
+_FLOAT32 = np.dtype(np.float32)  # faster to compare than the type
 # Ten times what a large GPU runs at a time: in larger launches, blocks take items in turns. A graph has the grid of its
 # largest request; blocks without an item end at once.
 _MOST_BLOCKS = 1 << 12
@@ -39,7 +40,8 @@ class Workspace:
             work.complete([fetch(table, of_table.keys) for table, of_table in zip(tables, missing)])
 
     ``pool``, ``lookup`` and ``complete`` each queue one upload and one launch and do not wait. ``missing`` waits for
-    the stream. A reader of the rows on another stream must let that stream wait for this one. Missing rows hold the
+    the launch, and not for work that the caller has queued on the stream behind it. A reader of the rows on another
+    stream must let that stream wait for this one. Missing rows hold the
     table's default value until ``complete`` runs. Skip ``complete`` if default values are acceptable. Fetched rows are
     kept for the request, so the loop ends even if the caches evict keys meanwhile. After ``lookup`` it has at most one
     round.
@@ -90,7 +92,7 @@ class Workspace:
         self._insertion = Insertion(group, max_keys)
         self._sample_bags = sum(table.slots for table in group.tables)
         self._is_idle = False
-        self._reported: tuple[MissingKeys, ...] | None = None  # by missing, for complete
+        self._reported: Missing | None = None  # by missing, for complete
         kept = (
             self._request,
             self._request_on_device,
@@ -213,8 +215,8 @@ class Workspace:
         """Queue the launch of any request of bags of up to this many samples, in a graph or inside ``reading()``."""
         self._launch(self._pooled.first(), min(samples * self._sample_bags, _MOST_BLOCKS))
 
-    def missing(self) -> tuple[MissingKeys, ...]:
-        """Wait for the stream, and return the missing keys of the last launch.
+    def missing(self) -> Missing | tuple[()]:
+        """Wait for the last launch, and return its missing keys.
 
         Returns:
             per table, the keys that the request's earlier launches did not miss; ``complete`` needs their rows. () if
@@ -223,10 +225,10 @@ class Workspace:
         Raises:
             DeviceFaultError: work on the stream failed.
         """
-        self.stream.synchronize()
+        (self._group.readers.last(self.stream) or self.stream).synchronize()
         self._is_idle = True
         self._reported = self._missing.read()
-        return self._reported if any(of_table.bags for of_table in self._reported) else ()
+        return self._reported if np.count_nonzero(self._reported.bags) else ()
 
     def complete(self, rows: Sequence[NDArray[np.float32]]) -> None:
         """Queue the rows that the last launch missed; incomplete bags are pooled again from cached and fetched rows.
@@ -247,7 +249,7 @@ class Workspace:
             raise ValueError("complete: expected a call of missing() since the last launch")
         self._check_rows(reported, rows)
         head = self._request.head.copy()
-        head["bags"] = [of_table.bags for of_table in reported]
+        head["bags"] = reported.bags
         items = deal_items(head)
         self._reported = None
         self._is_idle = False
@@ -305,10 +307,12 @@ class Workspace:
         arguments = (self._group.descriptors, head, np.uint32(len(self._group.tables)), request)
         kernel((blocks,), (BLOCK_THREADS,), (*arguments, self._missing.descriptor, *fetched, *output), self.stream)
 
-    def _check_rows(self, reported: Sequence[MissingKeys], rows: Sequence[Any]) -> None:
+    def _check_rows(self, reported: Missing, rows: Sequence[Any]) -> None:
         if len(rows) != len(reported):
             raise ValueError(f"expected rows of {len(reported)} tables, got {len(rows)}")
-        for t, (of_table, dim, given) in enumerate(zip(reported, self._group.dims, rows, strict=True)):
-            if given.dtype != np.float32 or given.shape != (of_table.keys.size, dim):
-                wanted = f"float32[{of_table.keys.size}, {dim}]"
+        for t, (size, dim, given) in enumerate(
+            zip(np.diff(reported.ends).tolist(), self._group.dims, rows, strict=True)
+        ):
+            if given.shape != (size, dim) or given.dtype != _FLOAT32:
+                wanted = f"float32[{size}, {dim}]"
                 raise ValueError(f"table {t}: rows: expected {wanted}, got {given.dtype}{list(given.shape)}")

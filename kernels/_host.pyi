@@ -271,6 +271,11 @@ class SnapshotWriter:
 
     def __len__(self) -> int: ...
 
+def fetch_tables(
+    tables: Sequence[HostTable], keys: Sequence[npt.NDArray[np.int64]], out: Sequence[npt.NDArray[np.float32]]
+) -> npt.NDArray[np.bool_]:
+    """Read rows of several tables, as ``HostTable.fetch`` of each; return which keys were found, table after table."""
+
 def pool_rows(
     rows: npt.NDArray[np.float32],
     row_ptrs: npt.NDArray[np.int32] | npt.NDArray[np.int64],
@@ -291,6 +296,57 @@ def decode_rows(encoded: npt.NDArray[np.uint8], row_dtype: RowDtype, out: npt.ND
 
 def round_rows(rows: npt.NDArray[np.float32], row_dtype: RowDtype, out: npt.NDArray[np.float32]) -> None:
     """Write to ``out`` what a table of ``row_dtype`` returns for ``rows``, bit for bit; ``out`` may be ``rows``."""
+
+class RequestPacker:
+    """Packs a request of bags into ``bytes``, as ``gpu_cache.request.RequestBuffer`` describes.
+
+    Args:
+        bytes: uint8[N], large enough for the largest request.
+        slots: S of each of the T tables.
+        combiners: the number of each table's combiner.
+        max_norms: each table's largest norm, or 0.
+        max_samples: the most B.
+        max_keys: the most keys, over all tables.
+        dense_dim: F.
+    """
+
+    def __init__(
+        self,
+        bytes: npt.NDArray[np.uint8],
+        slots: Sequence[int],
+        combiners: Sequence[int],
+        max_norms: Sequence[float],
+        max_samples: int,
+        max_keys: int,
+        dense_dim: int,
+    ) -> None: ...
+    def pack(
+        self,
+        tables: Sequence[object],
+        weights: Sequence[npt.NDArray[np.float32] | None] | None,
+        dense: npt.NDArray[np.float32] | None,
+        first_floats: npt.NDArray[np.int64],
+    ) -> tuple[int, int, int] | None:
+        """Write a request; return its samples, the items of a launch and its bytes, or None if anything is wrong.
+
+        Args:
+            tables: for each table the attributes ``keys``, int64[N], and ``row_ptrs``, int32[B * S + 1].
+            weights: for each table float32[N] or None.
+            dense: float32[B, F].
+            first_floats: int64[T] or longer: the first float of each table's rows in the answer.
+        """
+
+def pack_rows(
+    bytes: npt.NDArray[np.uint8], at: int, rows: Sequence[npt.NDArray[np.float32]], places: npt.NDArray[np.int32]
+) -> None:
+    """Copy rows of several tables into ``bytes``, each row at a multiple of 16 bytes.
+
+    Args:
+        bytes: uint8[N].
+        at: the first byte, a multiple of 16.
+        rows: for each table float32[M, D].
+        places: int32[...]; gets the place of each row, table after table, in units of 16 bytes.
+    """
 
 def first_outside(keys: npt.NDArray[np.int64], smallest: int, largest: int) -> int:
     """Return the position of the first key below ``smallest`` or above ``largest``, or N if there is none."""

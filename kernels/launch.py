@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -26,7 +27,7 @@ def check_shape(kernel: str, grid: Sequence[int], block: Sequence[int], shared_b
             than 1,024 threads or too much shared memory.
     """
     shapes = _three(kernel, "grid", grid, _MOST_BLOCKS), _three(kernel, "block", block, _MOST_IN_BLOCK)
-    threads = int(np.prod(shapes[1]))
+    threads = math.prod(shapes[1])
     if threads > MOST_THREADS:
         raise KernelError(f"{kernel}: a block of {threads} threads: a block has at most {MOST_THREADS}")
     if not 0 <= shared_bytes <= MOST_SHARED_BYTES:

@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
-from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -79,15 +78,14 @@ class HostRoute:
 class DeviceRoute:
     """Pooled vectors stay on a device, and the dense network runs there.
 
-    If no row is missing, a request is one upload, one launch of a graph, and one wait.
+    A request is one upload, one launch of the lookup's graph and one launch of the network's graph. If rows are
+    missing, the tiers are asked, and another upload and launch complete the vectors before the network runs.
     """
 
     def __init__(self, lookup: "CachedLookup", network: "DeviceNetwork") -> None:
         """Join a lookup and a network of the same model on the same device."""
         self._lookup = lookup
         self._network = network
-        self._lock = threading.Lock()  # guards the network workspaces, one per lookup workspace
-        self._workspaces: WeakKeyDictionary[DeviceWorkspace, NetworkWorkspace] = WeakKeyDictionary()
 
     @property
     def is_answering(self) -> bool:
@@ -96,23 +94,21 @@ class DeviceRoute:
 
     def predict(self, batch: Batch) -> Prediction:
         """See ``Route.predict``."""
+        with self._lookup.request(batch) as request:
+            network = self._network_in(request.work)
+            network.begin(batch.samples)
+            while request.complete():
+                network.again()
+            probabilities = network.answer()
+        return Prediction(probabilities, request.defaulted_keys)
 
-        def compute(work: "DeviceWorkspace") -> Callable[[], NDArray[np.float32]]:
-            network = self._workspace(work)
-            network.queue(batch.samples)
-            return network.answer
-
-        return Prediction(*self._lookup.compute(batch, compute))
-
-    def _workspace(self, work: "DeviceWorkspace") -> "NetworkWorkspace":
-        """Return the network's workspace that reads from a lookup's workspace."""
-        with self._lock:
-            held = self._workspaces.get(work)
-        if held is None:
-            held = self._network.workspace(work.pooling, self._lookup.config.max_batchsize)
-            with self._lock:
-                self._workspaces[work] = held
-        return held
+    def _network_in(self, work: "DeviceWorkspace") -> "NetworkWorkspace":
+        """Return the network's buffers in a workspace; the first request, or one of another network, makes them."""
+        if work.network is None or work.network.network is not self._network:
+            config = self._lookup.config
+            is_static = config.gpu_cache.kind == "static"  # and has every row
+            work.network = self._network.workspace(work.pooling, config.max_batchsize, in_one=is_static)
+        return work.network
 
 
 def open_routes(

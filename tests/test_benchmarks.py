@@ -10,6 +10,7 @@ NAMES = [
     "cache_policy",
     "eviction",
     "host_table",
+    "host_time",
     "http_server",
     "predict",
     "redis_store",

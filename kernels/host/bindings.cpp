@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <memory>
 #include <optional>
+#include <vector>
 
 #include "arguments.hpp"
 #include "core_pool.hpp"
@@ -15,6 +16,7 @@
 #include "lookup.hpp"
 #include "pooled_lookup_bindings.hpp"
 #include "python_names.hpp"
+#include "request_packer_bindings.hpp"
 #include "row_arguments.hpp"
 #include "row_codec.hpp"
 #include "shared_area.hpp"
@@ -144,6 +146,37 @@ int64_t insert(HostTable& table, nb::handle keys_in, nb::handle rows_in) {
   return evicted;
 }
 
+// Rows of several tables: for each table its keys, and where its rows go. Returns which keys were found, table after
+// table.
+nb::object fetch_tables(const nb::sequence& tables, const nb::sequence& keys_in, const nb::sequence& out_in) {
+  const size_t count = nb::len(tables);
+  if (nb::len(keys_in) != count || nb::len(out_in) != count)
+    throw nb::value_error("expected keys and out of each table");
+  std::vector<HostTable*> held;
+  std::vector<std::unique_ptr<Keys>> keys;
+  std::vector<std::unique_ptr<Array>> out;
+  size_t key_count = 0;
+  for (size_t t = 0; t < count; ++t) {
+    held.push_back(nb::cast<HostTable*>(tables[t]));
+    keys.push_back(std::make_unique<Keys>(keys_in[t], Keys::kLookUp));
+    out.push_back(std::make_unique<Array>(out_in[t], "out", "float32[N, D]", Array::kWrite));
+    out.back()->require(Dtype::kFloat32, 2);
+    out.back()->require_shape(keys.back()->count(), held.back()->dim());
+    key_count += keys.back()->count();
+  }
+  nb::object found = python().empty(key_count, python().bool_);
+  const Array found_array(found, "found", "bool[N]", Array::kWrite);
+  bool* found_at = found_array.data<bool>();
+  std::optional<GilRelease> release;
+  release_gil_unless(key_count <= kTinyKeys, release);
+  for (size_t t = 0; t < count; ++t) {
+    held[t]->fetch(keys[t]->begin(), keys[t]->count(), out[t]->data<float>(), found_at);
+    found_at += keys[t]->count();
+  }
+  release.reset();
+  return found;
+}
+
 int64_t evict(HostTable& table, nb::handle keys_in) {
   const Keys keys(keys_in, Keys::kWrite);
   const GilRelease release;
@@ -231,8 +264,10 @@ NB_MODULE(_host, module) {
   bind_pooled_lookup(module);
   bind_snapshots(module);
 
+  module.def("fetch_tables", &fetch_tables, nb::arg("tables"), nb::arg("keys"), nb::arg("out"));
   module.def("pool_rows", &pool_rows, nb::arg("rows").none(), nb::arg("row_ptrs").none(), nb::arg("out").none(),
              nb::arg("combiner"), nb::arg("weights").none() = nb::none());
+  bind_request_packer(module);
   bind_row_codec(module);
   bind_split(module);
   module.def("lookup_threads", [] { return CorePool::shared().threads(); });

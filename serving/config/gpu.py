@@ -11,6 +11,7 @@ from serving.config.clause import (
     Clause,
     GpuIndex,
     KeyBits,
+    LineKeys,
     Record,
     Seconds,
     Share,
@@ -39,6 +40,7 @@ class GpuCacheConfig(Clause):
     kind: Annotated[CacheKind, _KIND] = Field(default="dynamic", validation_alias="embedding_cache_type")
     size_ratio: Share = Field(default=0.2, validation_alias="gpucacheper")
     key_bits: KeyBits = Field(default=64, validation_alias="embedding_cache_key_bits")
+    line_keys: LineKeys = Field(default=15, validation_alias="embedding_cache_line_keys")
     fp8_rows: Switch = Field(default=False, validation_alias="fp8_quant")
     mode: CacheMode = Field(default="exact", validation_alias="embedding_cache_mode")
     hit_rate_threshold: Share = 0.9
@@ -75,6 +77,8 @@ class GpuCacheConfig(Clause):
             raise ValueError(f"fp8_quant: only a cache of the type static keeps 8-bit floats, not {self.kind}")
         if self.mode == "asynchronous" and self.kind == "static":
             raise ValueError("embedding_cache_mode: a static cache has every row from the start and inserts none later")
+        if self.key_bits == 32 and self.line_keys == 7:
+            raise ValueError("embedding_cache_line_keys: lines of 32-bit keys have 15 keys, got 7")
         if len(set(self.devices)) < len(self.devices):
             raise ValueError(f"deployed_device_list: expected each GPU once, got {list(self.devices)}")
         return self

@@ -69,9 +69,9 @@ class DeviceNetwork:
             output = made[self.graph.output]
             return self.device.xp.ascontiguousarray(output, dtype=np.float32)
 
-    def workspace(self, lookup: Lookup, max_samples: int) -> NetworkWorkspace:
+    def workspace(self, lookup: Lookup, max_samples: int, in_one: bool = False) -> NetworkWorkspace:
         """Return a workspace that runs the network after ``lookup``, for one request at a time."""
-        return NetworkWorkspace(self, lookup, max_samples)
+        return NetworkWorkspace(self, lookup, max_samples, in_one)
 
     def _uploaded(self, weight: np.ndarray[tuple[int, ...], np.dtype[np.float32]], stream: Stream) -> Array:
         array = self.device.empty(weight.shape, np.float32)

@@ -1,6 +1,7 @@
-"""A dense network's workspace on a device: one request at a time runs lookup and network as one CUDA graph."""
+"""A dense network's workspace on a device: one request at a time runs lookup and network as CUDA graphs."""
 
 import logging
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
@@ -24,6 +25,12 @@ _log = logging.getLogger(__name__)
 
 CLASS_SAMPLES = (1, 8, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 """Batch sizes that have a graph. For larger batches launches cost little and padding would cost much."""
+
+# The network is queued before the misses are known if at least this share of recent requests missed nothing. That saves
+# the host's reaction to the lookup's end, about 20 us, and costs a run of the network, some 100 us, for each request
+# that missed a row: 20 / (20 + 100) of the requests may miss.
+_QUEUES_EARLY_FROM = 0.83
+_NEWEST_WEIGHT = 1 / 16  # of the newest request in the running average
 
 
 def class_sizes(max_samples: int) -> tuple[int, ...]:
@@ -65,71 +72,122 @@ class NetworkWorkspace:
 
     ::
 
-        work.queue(samples)      # again after missing rows were completed; never waits
-        stream.synchronize()
+        work.begin(samples)         # queues the lookup, and the network too if misses are unlikely
+        while ...:                  # the lookup missed rows, and the caller has completed them
+            work.again()
         probabilities = work.answer()
 
     A batch runs at the size of its class. The rows after the batch are left over from earlier batches, which does no
     harm: samples do not mix, and nobody reads the answers of these rows. A network that mixes samples has no classes
     and no graphs.
 
-    The first batch of a class is queued launch by launch. Then the class's graph is captured: lookup, network and
-    download of the answer. Each later batch is one launch of this graph. If a capture fails, the next batch without a
-    graph tries once more. After a second failure, for example without memory, no more graphs are captured.
+    The first batch of a class is queued launch by launch. Then the class's graphs are captured: one of the lookup, and
+    one of the network and the download of its answer. With ``in_one``, all of it is one graph, for lookups that hardly
+    ever miss. If a capture fails, the next batch without graphs tries once more. After a second failure, for example
+    without memory, no more graphs are captured.
 
     Only one thread at a time uses a workspace.
+
+    Attributes:
+        network: the network.
     """
 
-    def __init__(self, network: "DeviceNetwork", lookup: Lookup, max_samples: int) -> None:
+    def __init__(self, network: "DeviceNetwork", lookup: Lookup, max_samples: int, in_one: bool = False) -> None:
         """Allocate memory for requests of at most ``max_samples`` samples; ``lookup`` is on the network's device."""
         if max_samples < 1:
             raise ValueError(f"max_samples: expected at least 1, got {max_samples}")
         embeddings = lookup.buffers
         _check_inputs(network.graph, max_samples, lookup.dense, embeddings)
         graph, answer = network.graph, network.device.pinned((max_samples, network.graph.label_dim), np.float32)
+        self.network = network
         self._pass = _Pass(network, lookup, lookup.dense, embeddings, answer)
-        self._max_samples = max_samples
+        self._max_samples, self._in_one = max_samples, in_one
         self._sizes = class_sizes(max_samples) if network.use_graphs and not graph.mixes_samples else ()
-        self._graphs: dict[int, DeviceGraph] = {}
+        self._graphs: dict[int, _Graphs] = {}
         self._has_failed = False  # a capture has failed once
-        self._samples = 0
+        self._hit_shares: dict[int, float] = {}  # by size: the running average of requests that missed nothing
+        self._samples = self._size = 0
+        self._is_queued = self._has_missed = False  # the network on the request's rows; some of these rows
 
-    def queue(self, samples: int) -> None:
-        """Queue lookup and network, without waiting, for the request of ``samples`` samples that the lookup has loaded.
+    def begin(self, samples: int) -> None:
+        """Queue the lookup, without waiting, for the request of ``samples`` samples that the lookup has loaded.
 
-        Call it again for the same request after ``complete`` of its missing rows. Raises ValueError if ``samples`` is
-        too small for the graph or larger than ``max_samples``.
+        Raises:
+            ValueError: ``samples`` is too small for the network or larger than ``max_samples``.
         """
         if not 1 <= samples <= self._max_samples:
             raise ValueError(f"expected 1 to {self._max_samples} samples, got {samples}")
-        if too_few := self._pass.network.graph.too_few(samples):
+        if too_few := self.network.graph.too_few(samples):
             raise ValueError(too_few)
-        self._samples = samples
-        lookup = self._pass.lookup
         size = next((size for size in self._sizes if size >= samples), samples)
-        if size in self._graphs:
-            with lookup.reading():
-                self._graphs[size].launch(lookup.stream)
-            return
-        lookup.launch()
-        self._pass.queue_network(size)  # also loads kernels, which a capture cannot do
-        if size in self._sizes:
-            self._capture(size)
+        self._samples, self._size = samples, size
+        self._is_queued = self._has_missed = False
+        graphs = self._graphs.get(size)
+        if graphs is None:
+            self._pass.lookup.launch()
+        else:
+            self._launch_lookup(graphs)
+        if not self._is_queued and (self._in_one or self._hit_shares.get(size, 0.0) >= _QUEUES_EARLY_FROM):
+            self._queue_network()
+
+    def again(self) -> None:
+        """Queue the network, without waiting, after missing rows were completed."""
+        self._has_missed = True
+        self._queue_network()
 
     def answer(self) -> Floats:
-        """Return the probabilities of the last queued request, float32[B, L]; the caller has waited for the stream."""
+        """Wait for the network, and return the probabilities, float32[B, L].
+
+        Raises:
+            DeviceFaultError: work on the stream failed.
+        """
+        if not self._is_queued:
+            self._queue_network()
+        share = self._hit_shares.get(self._size, 0.0)
+        self._hit_shares[self._size] = share + _NEWEST_WEIGHT * ((not self._has_missed) - share)
+        self._pass.lookup.stream.synchronize()
         return self._pass.answer[: self._samples].copy()
 
+    def _queue_network(self) -> None:
+        graphs = self._graphs.get(self._size)
+        if graphs is not None and graphs.network is None:
+            self._launch_lookup(graphs)
+        elif graphs is not None and graphs.network is not None:
+            graphs.network.launch(self._pass.lookup.stream)
+        else:
+            self._pass.queue_network(self._size)  # also loads kernels, which a capture cannot do
+            if self._size in self._sizes:
+                self._capture(self._size)
+        self._is_queued = True
+
+    def _launch_lookup(self, graphs: "_Graphs") -> None:
+        lookup = self._pass.lookup
+        with lookup.reading():
+            graphs.lookup.launch(lookup.stream)
+        self._is_queued = graphs.network is None
+
     def _capture(self, size: int) -> None:
-        network, stream = self._pass.network, self._pass.lookup.stream
+        done = self._pass
+        parts = [done.queue] if self._in_one else [done.lookup.queue, done.queue_network]
         try:
-            self._graphs[size] = network.device.capture(stream, partial(self._pass.queue, size))
+            self._graphs[size] = _Graphs(*[self._captured(part, size) for part in parts])
         except KernelError as err:
             if not self._has_failed:  # work of another thread can break a capture, so the next batch tries again
                 self._has_failed = True
                 return
             self._sizes = tuple(self._graphs)
-            _log.warning("%s: no more CUDA graphs for this worker buffer: %s", network.graph.source, err)
+            _log.warning("%s: no more CUDA graphs for this worker buffer: %s", self.network.graph.source, err)
+
+    def _captured(self, part: Callable[[int], None], size: int) -> DeviceGraph:
+        return self.network.device.capture(self._pass.lookup.stream, partial(part, size))
+
+
+@dataclass(frozen=True, slots=True)
+class _Graphs:
+    """The graphs of a size class: of the lookup and of the network, or one of both."""
+
+    lookup: DeviceGraph
+    network: DeviceGraph | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,7 +62,8 @@ def _planned(config: ModelConfig, table: TableConfig) -> PlannedCache:
 
 def cache_layout(config: ModelConfig, table: TableConfig) -> Layout:
     """Return the form of the lines and rows of a table's cache."""
-    return Layout(table.dim, _row_dtype(config, table), "U32" if config.gpu_cache.key_bits == 32 else "I64")
+    settings = config.gpu_cache
+    return Layout(table.dim, _row_dtype(config, table), "U32" if settings.key_bits == 32 else "I64", settings.line_keys)
 
 
 def _row_dtype(config: ModelConfig, table: TableConfig) -> RowDtype:

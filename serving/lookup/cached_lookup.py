@@ -3,10 +3,8 @@
 import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing, suppress
-from functools import partial
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
 from math import inf
-from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,14 +28,13 @@ from serving.lookup.key_parts import joined, parts_of
 from serving.lookup.session import LookupResult, LookupSession
 from serving.metrics import MetricSample
 from serving.parameter_server import ParameterServer
+from serving.parameter_server.copies import ModelCopies
 from serving.parameter_server.updates import check_weights
 from serving.storage.store import Keys
 
 logger = logging.getLogger(__name__)
 
 _LONGEST_CLOSE_S = 30.0  # closing must not wait for a tier that hangs; its requests keep their memory until they end
-
-T = TypeVar("T")
 
 
 class CachedLookup(LookupSession):
@@ -84,6 +81,7 @@ class CachedLookup(LookupSession):
         self._closing = threading.Event()
         with ExitStack() as memory, ExitStack() as threads:
             self._caches = open_caches(server, config, self.plans, device, self._health, memory)
+            self._copies = ModelCopies([one.copies for one in self._caches])
             self._workspaces = open_workspaces(config, self._caches, memory)
             self._insertions = self._open_insertions(threads)
             self._warm_up()
@@ -93,7 +91,9 @@ class CachedLookup(LookupSession):
 
     def lookup_pooled(self, batch: Batch, weights: Sequence[NDArray[np.float32] | None] | None = None) -> LookupResult:
         """See ``LookupSession.lookup_pooled``."""
-        return LookupResult(*self.compute(batch, DeviceWorkspace.read, weights, is_whole=True))
+        with self.request(batch, weights, is_whole=True) as request:
+            rows = request.rows()
+        return LookupResult(rows, request.defaulted_keys)
 
     def lookup(self, keys: Sequence[Keys]) -> LookupResult:
         """See ``LookupSession.lookup``. A large request is split and answered in parts.
@@ -105,26 +105,18 @@ class CachedLookup(LookupSession):
         self._check_keys(keys)
         return joined([self._lookup_part(part) for part in parts_of(keys, SINGLE_KEYS)])
 
-    def compute(
-        self,
-        batch: Batch,
-        compute: Callable[[DeviceWorkspace], Callable[[], T]],
-        weights: Sequence[NDArray[np.float32] | None] | None = None,
-        is_whole: bool = False,
-    ) -> tuple[T, int]:
-        """Look up and pool all keys of ``batch``, then continue on the device with ``compute``.
+    def request(
+        self, batch: Batch, weights: Sequence[NDArray[np.float32] | None] | None = None, is_whole: bool = False
+    ) -> AbstractContextManager[CachedRequest]:
+        """Return a context in which a request looks up and pools all keys of ``batch``.
+
+        The batch is loaded at its start. At its end, the missed rows are inserted into the caches.
 
         Args:
             batch: the samples.
-            compute: gets the workspace. It queues the launch of ``work.pooling``, or a graph of that launch, and all
-                work that needs the pooled rows. It returns a function that gives the answer after that work has run.
-                It is called again if rows were missing the first time.
             weights: see ``LookupSession.lookup_pooled``.
             is_whole: the pooled rows are in one piece and the dense features are not uploaded. Otherwise the dense
                 features are in ``work.pooling.dense``. See ``Workspace.load``.
-
-        Returns:
-            the answer, and how many keys were answered with a default value.
 
         Raises:
             See ``LookupSession.lookup_pooled``.
@@ -137,7 +129,7 @@ class CachedLookup(LookupSession):
         self._check_weights(batch, weights)
         dense = None if is_whole else batch.dense
         keys = [one.keys for one in batch.tables]
-        return self._answer(keys, lambda work: work.pooling.load(batch.tables, weights, dense, is_whole), compute)
+        return self._request(keys, lambda work: work.pooling.load(batch.tables, weights, dense, is_whole))
 
     @property
     def is_answering(self) -> bool:
@@ -205,28 +197,25 @@ class CachedLookup(LookupSession):
                 raise
 
     def _lookup_part(self, keys: Sequence[Keys]) -> LookupResult:
-        return LookupResult(*self._answer(keys, lambda work: work.pooling.load_keys(keys), DeviceWorkspace.read))
+        with self._request(keys, lambda work: work.pooling.load_keys(keys)) as request:
+            rows = request.rows()
+        return LookupResult(rows, request.defaulted_keys)
 
-    def _answer(
-        self,
-        keys: Sequence[Keys],
-        load: Callable[[DeviceWorkspace], None],
-        compute: Callable[[DeviceWorkspace], Callable[[], T]],
-    ) -> tuple[T, int]:
-        """Answer a request of bags or of single keys, then insert the missed rows into the caches."""
+    @contextmanager
+    def _request(self, keys: Sequence[Keys], load: Callable[[DeviceWorkspace], None]) -> Iterator[CachedRequest]:
+        """Lend a workspace for a request of bags or of single keys, then insert the missed rows into the caches."""
         later = self._insertions.offer if self._insertions else None
-        request = CachedRequest(self.config.gpu_cache, self._caches, keys, later)
-        count = sum(of_table.size for of_table in keys)
-        with self._calls.call(), self._health.watch():
-            with self._workspaces.lend(max(count, 1)) as work, within_memory(self.config, self.device, count):
+        count = sum([of_table.size for of_table in keys])  # a list is faster, and each request asks this
+        with self._calls.call(), self._health.watch(), self._workspaces.lend(max(count, 1)) as work:
+            with within_memory(self.config, self.device, count):
                 load(work)
-                answer = request.answer(work.pooling, partial(compute, work))
+                request = CachedRequest(self.config.gpu_cache, self._caches, self._copies, keys, work, later)
+                yield request
             self._check_still_held()
             request.keep()
         if request.late_keys:
             with self._late_lock:
                 self._late_keys += request.late_keys
-        return answer
 
     def _stats(self) -> Sequence[CacheStats]:
         """Return the counters of each table's cache; none if the device has failed or the lookup is closed."""

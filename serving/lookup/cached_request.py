@@ -1,133 +1,149 @@
 """One request through the caches of a model: rows that the caches miss are read from the tiers."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import TypeVar
+from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gpu_cache.missing import MissingKeys
-from gpu_cache.workspace import Workspace
+from gpu_cache.missing import ABSENT, Missing
 from serving.config import GpuCacheConfig
+from serving.lookup.device_workspace import DeviceWorkspace
 from serving.lookup.table_cache import TableCache
-from serving.parameter_server.copies import ReadRows
-from serving.storage.store import Keys, Vectors
+from serving.parameter_server.copies import ModelCopies, ReadTables
+from serving.storage.store import Keys, Mask, Vectors
 
-T = TypeVar("T")
-# Queues the workspace's launch and all work that needs its rows. Returns a function that gives the answer after that
-# work has run.
-Compute = Callable[[], Callable[[], T]]
 # Queues keys of a table, given by its index, for a later insertion. See ``InsertQueue.offer``.
 Later = Callable[[int, Keys], None]
 
 
-@dataclass(slots=True)
-class _Table:
-    """One request's keys of one table.
-
-    Attributes:
-        cache: the table's cache.
-        keys: int64[N], the request's keys.
-        hit_rate: part of these keys that the cache held; 1 without keys.
-        is_late: the request does not wait for missing rows.
-        late: missing keys that the request did not wait for, in parts.
-        reads: rows that were read for missing keys, and how often each key was missed.
-    """
-
-    cache: TableCache
-    keys: Keys
-    hit_rate: float = 1.0
-    is_late: bool = False
-    late: list[Keys] = field(default_factory=list)
-    reads: list[tuple[ReadRows, NDArray[np.uint32]]] = field(default_factory=list)
-
-    def must_wait(self, missed: MissingKeys) -> bool:
-        """Note which keys a launch missed; return whether the request waits for their rows."""
-        if self.is_late and missed.keys.size:
-            self.late.append(missed.keys)
-        return bool(missed.bags) and not self.is_late
-
-    def rows_of(self, missed: MissingKeys) -> Vectors:
-        """Read the rows of missing keys from the tiers, or return defaults if the request does not wait for them."""
-        table = self.cache.plan.table
-        if self.is_late or not missed.keys.size:
-            return np.full((missed.keys.size, table.dim), table.default_value, dtype=np.float32)
-        read = self.cache.read(missed.keys, is_request=True)
-        self.reads.append((read, missed.times))
-        return read.rows
-
-    def unknown_keys(self) -> int:
-        """Return how many of the request's keys were read and found in no tier."""
-        return self._count([read.keys[~read.found] for read, _ in self.reads])
-
-    def late_keys(self) -> int:
-        """Return how many of the request's keys got a default because the request did not wait."""
-        return self._count(self.late)
-
-    def _count(self, parts: Sequence[Keys]) -> int:
-        """Return how many of the request's keys, with duplicates, are among the distinct keys of ``parts``."""
-        some = np.concatenate(parts) if parts else self.keys[:0]
-        return int(np.count_nonzero(np.isin(self.keys, some))) if some.size else 0
-
-
 class CachedRequest:
-    """One request; used once, by one thread.
+    """One request, which a workspace has loaded; used once, by one thread.
 
     In the exact mode the request waits for all rows that the caches miss. In the asynchronous mode it does not wait for
     a table whose hit rate was high enough: the missing rows count as the default value and are inserted later.
 
     Attributes:
-        late_keys: after ``answer``, how many keys, with duplicates, got a default although a tier may hold them.
+        work: the request's buffers. The caller queues their first launch.
+        late_keys: how many keys, with duplicates, got a default although a tier may hold them.
+        unknown_keys: how many keys, with duplicates, no tier holds.
     """
 
     def __init__(
-        self, settings: GpuCacheConfig, caches: Sequence[TableCache], keys: Sequence[Keys], later: Later | None
+        self,
+        settings: GpuCacheConfig,
+        caches: Sequence[TableCache],
+        copies: ModelCopies,
+        keys: Sequence[Keys],
+        work: DeviceWorkspace,
+        later: Later | None,
     ) -> None:
         """Begin a request for ``keys``, with one entry per table; ``later`` is None in the exact mode."""
-        self.late_keys = 0
-        self._settings = settings
-        self._caches, self._keys = caches, keys
-        self._later = later
-        self._tables: list[_Table] = []  # stays empty if nothing is missing, the common case
+        self.work = work
+        self.late_keys = self.unknown_keys = 0
+        self._settings, self._later = settings, later
+        self._caches, self._copies, self._keys = caches, copies, keys
+        # Nothing of the following is needed if no key is missing, the common case.
+        self._hit_rates: NDArray[np.float64] | None = None  # by table, of the first launch
+        self._is_late: Mask = np.zeros(0, dtype=np.bool_)  # by table: the request does not wait for missing rows
+        self._reads: list[ReadTables] = []
+        self._misses: list[NDArray[np.uint32]] = []  # of the keys of each read; see ``Workspace.insert``
 
-    def answer(self, work: Workspace, compute: Compute[T]) -> tuple[T, int]:
-        """Look the keys up, run ``compute`` on their rows, and return the answer and the number of defaulted keys.
+    @property
+    def defaulted_keys(self) -> int:
+        """How many keys, with duplicates, got a default."""
+        return self.late_keys + self.unknown_keys
 
-        ``compute`` runs first as if nothing were missing, before the host waits. It runs again after missing rows have
-        been completed. ``work`` has loaded the request.
+    def complete(self) -> bool:
+        """Wait for the last launch. If it missed rows that the request waits for, read and queue them, and return True.
+
+        Call it until it returns False. Work that needs the rows must be queued again each time that it returns True.
+
+        Raises:
+            StoreError: a tier did not answer, and no other tier holds one of the keys.
+            DeviceFaultError: work on the device failed.
         """
-        finish = compute()
-        missing = work.missing()
+        missing = self.work.pooling.missing()
         if not missing:
-            return finish(), 0
-        self._tables = [_Table(cache, of_table) for cache, of_table in zip(self._caches, self._keys, strict=True)]
-        self._note_hit_rates(missing)
-        while self._must_wait(missing):
-            work.complete([table.rows_of(one) for table, one in zip(self._tables, missing, strict=True)])
-            finish = compute()
-            missing = work.missing()
-        self.late_keys = sum(table.late_keys() for table in self._tables)
-        return finish(), self.late_keys + sum(table.unknown_keys() for table in self._tables)
+            self._note_absent()
+            return False
+        if self._hit_rates is None:
+            self._note_hit_rates(missing)
+        self._queue_late(missing)
+        if not np.count_nonzero(missing.bags[~self._is_late]):
+            self._note_absent()
+            return False
+        self.work.pooling.complete(self._rows_of(missing))
+        return True
+
+    def rows(self) -> tuple[Vectors, ...]:
+        """Look the loaded keys up, and return the rows on the host."""
+        self.work.pooling.launch()
+        self.work.queue_rows()
+        while self.complete():
+            self.work.queue_rows()
+        return self.work.rows()
 
     def keep(self) -> None:
-        """Insert the missed rows into the caches, now or later, where the configuration asks for it."""
-        for place, table in enumerate(self._tables):
-            if self._later is not None:
-                for keys in table.late:
-                    self._later(place, keys)
-            if self._settings.fill == "always" or table.hit_rate < self._settings.hit_rate_threshold:
-                for read, misses in table.reads:
-                    table.cache.keep(read, misses)
+        """Queue the insertion of the rows that were read, where the configuration asks for it; the answer was read.
 
-    def _note_hit_rates(self, missing: Sequence[MissingKeys]) -> None:
+        Keys that no tier holds are always noted as absent, so that the next request with them misses nothing.
+        """
+        if not self._reads or self._hit_rates is None:
+            return
+        misses = np.concatenate(self._misses)
+        if self._settings.fill != "always":
+            takes_no_rows = self._hit_rates >= self._settings.hit_rate_threshold
+            sizes = [of_table.size for read in self._reads for of_table in read.keys]
+            misses[np.repeat(np.tile(takes_no_rows, len(self._reads)), sizes) & (misses < ABSENT)] = 0
+        if not np.count_nonzero(misses):
+            return
+        with self._copies.storing(self._reads) as unchanged:
+            misses[~unchanged] = 0
+            self.work.pooling.insert(misses)
+
+    def _note_absent(self) -> None:
+        """Count the keys that a cache knows to be in no tier."""
+        absent = self.work.pooling.absent
+        if np.count_nonzero(absent):
+            self.unknown_keys += int(absent.sum())
+
+    def _note_hit_rates(self, missing: Missing) -> None:
         """Note each table's hit rate, and for which tables the request does not wait."""
-        for table, missed in zip(self._tables, missing, strict=True):
-            if table.keys.size:
-                table.hit_rate = 1.0 - missed.positions / table.keys.size
-            if self._later is not None and table.hit_rate >= self._settings.hit_rate_threshold:
-                table.is_late = table.cache.can_keep(missed.keys)
+        sizes = np.array([of_table.size for of_table in self._keys])
+        self._hit_rates = 1.0 - missing.positions / np.maximum(sizes, 1)
+        self._is_late = np.zeros(len(self._keys), dtype=np.bool_)
+        if self._later is not None:
+            for t in np.flatnonzero(self._hit_rates >= self._settings.hit_rate_threshold).tolist():
+                self._is_late[t] = self._caches[t].can_keep(missing[t].keys)
 
-    def _must_wait(self, missing: Sequence[MissingKeys]) -> bool:
-        # A list, not a generator: every table must note which keys it missed.
-        return any([table.must_wait(missed) for table, missed in zip(self._tables, missing, strict=False)])
+    def _queue_late(self, missing: Missing) -> None:
+        """Queue missing keys of tables for which the request does not wait, for a later insertion."""
+        for t in np.flatnonzero(self._is_late).tolist():
+            of_table = missing[t]
+            if self._later is not None and of_table.keys.size:
+                self._later(t, of_table.keys)
+                self.late_keys += int(of_table.times.sum())
+
+    def _rows_of(self, missing: Missing) -> list[Vectors]:
+        """Read the rows of missing keys from the tiers; those for which the request does not wait are defaults."""
+        keys = [missing.keys[begin:end] for begin, end in pairwise(missing.ends)]
+        late = np.flatnonzero(self._is_late).tolist()
+        read = self._copies.read([of_table[:0] if t in late else of_table for t, of_table in enumerate(keys)])
+        rows, misses = list(read.rows), missing.times
+        if late:
+            for t in late:
+                table = self._caches[t].plan.table
+                rows[t] = np.full((keys[t].size, table.dim), table.default_value, dtype=np.float32)
+            read = replace(read, keys=keys)
+            is_asked = np.repeat(~self._is_late, [of_table.size for of_table in keys])
+            misses[~is_asked] = 0
+            unknown = np.flatnonzero(is_asked)[~read.found]
+        else:
+            unknown = np.flatnonzero(~read.found)
+        self.unknown_keys += int(misses[unknown].sum())
+        misses[unknown] |= ABSENT
+        self._reads.append(read)
+        self._misses.append(misses)
+        return rows

@@ -1,6 +1,6 @@
 """The buffers that a request through GPU caches borrows."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import accumulate
 from math import prod
 
@@ -11,17 +11,27 @@ from gpu_cache.bag_layout import aligned
 from gpu_cache.cache_group import CacheGroup
 from gpu_cache.workspace import Workspace
 from kernels.device import Stream
+from serving.dense.device_workspace import NetworkWorkspace
 from serving.lookup.cache_plan import SINGLE_KEYS
 
 
 class DeviceWorkspace:
-    """A workspace of the caches, ``pooling``, and a page-locked buffer for answers; ``max_keys`` is over all tables."""
+    """All buffers of a request.
+
+    Attributes:
+        pooling: the workspace of the caches.
+        max_keys: the most keys of a request, over all tables.
+        network: the buffers of the dense network behind the lookup, whose route makes them and runs it.
+    """
 
     def __init__(self, group: CacheGroup, max_samples: int, max_keys: int, dense_dim: int) -> None:
         """Allocate all memory that an answer needs, except for missing rows; see ``CacheGroup.workspace``."""
         self.pooling: Workspace = group.workspace(max_samples, max_keys, dense_dim, SINGLE_KEYS)
         self.max_keys = max_keys
+        self.network: NetworkWorkspace | None = None
         self._device = group.device
+        self._shapes: Sequence[tuple[int, ...]] = ()
+        self._spans: list[tuple[int, int]] = []
         self._host: NDArray[np.float32] = self._device.pinned(self.pooling.most_floats, np.float32)
 
     @property
@@ -29,20 +39,26 @@ class DeviceWorkspace:
         """The stream of the request's work."""
         return self.pooling.stream
 
-    def read(self) -> Callable[[], tuple[NDArray[np.float32], ...]]:
-        """Queue the loaded request's launch and the download of its rows; return a function that copies the rows out.
-
-        Call the returned function after the stream has run.
-        """
-        self.pooling.launch()
+    def queue_rows(self) -> None:
+        """Queue the download of the request's rows."""
         whole = self.pooling.whole
-        host = self._host[: whole.size]
-        self._device.download(whole, host, self.stream)
-        return lambda: _parts(host.copy(), self.pooling.shapes)
+        self._device.download(whole, self._host[: whole.size], self.stream)
+
+    def rows(self) -> tuple[NDArray[np.float32], ...]:
+        """Wait for the stream, and return a copy of the downloaded rows.
+
+        Raises:
+            DeviceFaultError: work on the stream failed.
+        """
+        self.stream.synchronize()
+        shapes, whole = self.pooling.shapes, self._host[: self.pooling.whole.size].copy()
+        if shapes is not self._shapes:  # successive requests of as many samples have the same
+            self._shapes, self._spans = shapes, _spans(shapes)
+        return tuple([whole[begin:end].reshape(shape) for (begin, end), shape in zip(self._spans, shapes, strict=True)])
 
 
-def _parts(whole: NDArray[np.float32], shapes: Sequence[tuple[int, ...]]) -> tuple[NDArray[np.float32], ...]:
-    """Cut a download of one piece into the tables' rows; each table begins at a multiple of 16 bytes."""
+def _spans(shapes: Sequence[tuple[int, ...]]) -> list[tuple[int, int]]:
+    """Return where each table's rows are in one piece; each table begins at a multiple of 16 bytes."""
     sizes = [prod(shape) for shape in shapes]
     begins = accumulate((aligned(size, 4) for size in sizes), initial=0)
-    return tuple(whole[at : at + size].reshape(shape) for at, size, shape in zip(begins, sizes, shapes, strict=False))
+    return [(begin, begin + size) for begin, size in zip(begins, sizes, strict=False)]

@@ -7,7 +7,6 @@ from contextlib import suppress
 from math import ceil
 
 import numpy as np
-from numpy.typing import NDArray
 
 from gpu_cache.embedding_cache import EmbeddingCache
 from gpu_cache.errors import CacheFullError
@@ -23,6 +22,9 @@ from serving.storage.store import Keys
 logger = logging.getLogger(__name__)
 
 _MOST_REFRESHED_ROWS = 65536  # in one step, because a step holds all its rows in the host's memory
+# Requests miss the rows of one update until the readers before it have ended, and their misses cost time. Updates do
+# not queue up, because later readers would wait for all of them.
+_UPDATED_AT_ONCE = 1024
 
 
 class TableCache:
@@ -31,6 +33,7 @@ class TableCache:
     Attributes:
         plan: the table and the size of its cache.
         cache: the cache that a ``CacheGroup`` queries.
+        copies: reads the table's rows, and reports their changes.
     """
 
     def __init__(
@@ -68,31 +71,29 @@ class TableCache:
         # Allocated now, because changed rows must be erased even when no memory is left.
         self._erased = device.pinned(ERASED_AT_ONCE, np.int64)
         self._erased_on_device = device.empty(ERASED_AT_ONCE, np.int64)
-        self._copies = server.copies(name, self._forget)
+        self.copies = server.copies(name, self._forget)
 
     def read(self, keys: Keys, is_request: bool) -> ReadRows:
         """Read rows from the tiers; see ``TableCopies.read``."""
-        return self._copies.read(keys, is_request)
+        return self.copies.read(keys, is_request)
 
-    def keep(self, read: ReadRows, misses: NDArray[np.uint32] | None = None) -> None:
+    def keep(self, read: ReadRows) -> None:
         """Offer rows to the cache, except rows that changed since they were read and keys that it cannot hold.
 
         Without memory the rows are not inserted, which is logged once: the tiers have the rows.
 
         Args:
             read: rows of distinct keys that the cache does not hold.
-            misses: uint32[N], how often each key was missed; None: once.
         """
         if self._is_full():
             return
         changes = self._changes
-        with self._copies.storing(read) as unchanged:
+        with self.copies.storing(read) as unchanged:
             kept = unchanged & read.found & self.cache.layout.can_hold(read.keys)
             if not np.count_nonzero(kept):
                 return
             try:
-                kept_misses = None if misses is None else misses[kept]
-                self.cache.replace(read.keys[kept], read.rows[kept], kept_misses, are_distinct=True)
+                self.cache.replace(read.keys[kept], read.rows[kept], are_distinct=True)
                 self._is_short_of_memory = False
             except CacheFullError:  # rows that were added after the load; the tiers have them
                 self._full_after = changes
@@ -120,6 +121,8 @@ class TableCache:
     def refresh(self, ratio: float, closing: threading.Event) -> None:
         """Read the cached rows from the tiers again, part by part, and erase rows that no tier has.
 
+        Absent keys are read again too. Those that a tier has now are missing afterwards.
+
         Args:
             ratio: the part of the capacity that one step reads; never more than 65,536 rows.
             closing: ends the refresh between two steps.
@@ -127,25 +130,32 @@ class TableCache:
         Raises:
             StoreError: a tier did not answer; the remaining rows stay as they were.
         """
-        held, _ = self.cache.dump()
         step = max(min(ceil(ratio * self.plan.capacity.rows), _MOST_REFRESHED_ROWS), 1)
-        for begin in range(0, held.size, step):
-            if closing.is_set():
-                return
-            read = self.read(held[begin : begin + step], is_request=False)
-            with self._copies.storing(read) as unchanged:
-                kept, gone = unchanged & read.found, unchanged & ~read.found
-                self.cache.update(read.keys[kept], read.rows[kept], are_distinct=True)
-                self.cache.erase(read.keys[gone])
+        for keys, are_held in ((self.cache.dump()[0], True), (self.cache.absent_keys(), False)):
+            for begin in range(0, keys.size, step):
+                if closing.is_set():
+                    return
+                read = self.read(keys[begin : begin + step], is_request=False)
+                for first in range(0, read.keys.size, _UPDATED_AT_ONCE):
+                    self._update(read.part(slice(first, first + _UPDATED_AT_ONCE)), are_held)
+
+    def _update(self, read: ReadRows, are_held: bool) -> None:
+        """Update rows, or erase them if no tier has them, and wait for it."""
+        with self.copies.storing(read) as unchanged:
+            kept = unchanged & read.found
+            self.cache.update(read.keys[kept], read.rows[kept], are_distinct=True)
+            if are_held:
+                self.cache.erase(read.keys[unchanged & ~read.found])
         self.wait()
 
     def wait(self) -> None:
         """Wait until the cache has all rows that were offered so far."""
-        self.cache.stream.synchronize()
+        for write in self.cache.readers.writers.latest():
+            write.synchronize()
 
     def close(self) -> None:
         """Free the memory."""
-        self._copies.close()
+        self.copies.close()
         self.cache.close()
         del self._erased, self._erased_on_device
 
@@ -167,4 +177,4 @@ class TableCache:
                 host[:] = part
                 self.cache.device.upload(host, on_device, self.cache.stream)
                 self.cache.erase(on_device)
-                self.wait()
+                self.cache.stream.synchronize()

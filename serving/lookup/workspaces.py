@@ -1,6 +1,7 @@
 """A pool of workspaces: each holds the buffers and the stream of one request on a device."""
 
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Generic, Protocol, TypeVar
@@ -38,7 +39,7 @@ class Workspaces(Generic[W]):
         """
         self._make = make
         self._max_keys = max_keys
-        self._idle: list[W] = []
+        self._idle: deque[W] = deque()  # the one whose last work was queued longest ago first
         self._left = most  # workspaces that may still be made
         self._condition = threading.Condition()  # guards the fields above
 
@@ -65,7 +66,7 @@ class Workspaces(Generic[W]):
     def _taken(self, keys: int) -> W:
         with self._condition:
             self._condition.wait_for(lambda: self._idle or self._left)
-            work = self._idle.pop() if self._idle else None
+            work = self._idle.popleft() if self._idle else None
             if work is None:
                 self._left -= 1
             wanted = self._max_keys

@@ -1,8 +1,9 @@
 """Copies of a table's rows outside the tiers, for example in a GPU's cache; no copy outlives a change."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 import numpy as np
 
@@ -31,6 +32,10 @@ class ReadRows:
     found: Mask
     version: int
 
+    def part(self, rows: slice) -> Self:
+        """Return some of the rows."""
+        return replace(self, keys=self.keys[rows], rows=self.rows[rows], found=self.found[rows])
+
 
 class TableCopies:
     """One holder of copies of a table's rows. Every method may be called from any thread.
@@ -38,12 +43,16 @@ class TableCopies:
     A row may change after it is read and before it is stored. Copies are therefore stored inside ``storing``, which
     leaves out rows that changed. A change calls ``on_change`` when all tiers have it, before ``insert`` or ``evict``
     returns. So a copy of an old row is either left out or removed.
+
+    Attributes:
+        held: the table.
+        lookup: reads its rows.
     """
 
     def __init__(self, held: ServedTable, lookup: TierLookup, on_change: OnChange) -> None:
         """Listen to changes until ``close``."""
-        self._held = held
-        self._lookup = lookup
+        self.held = held
+        self.lookup = lookup
         self._on_change = on_change
         held.clock.listen(on_change)
 
@@ -58,12 +67,12 @@ class TableCopies:
             UnknownModelError: the model has been unloaded.
             StoreError: a key was not found, and the truth did not answer.
         """
-        if self._held.clock.is_gone:
-            raise UnknownModelError(f"table {self._held.name!r} was unloaded with its model")
-        version = self._held.clock.now()
-        rows, found = self._lookup.rows(self._held, np.ascontiguousarray(keys), is_request)
-        if self._held.clock.is_gone:  # which alone makes keys unknown
-            raise UnknownModelError(f"table {self._held.name!r} was unloaded during the lookup")
+        if self.held.clock.is_gone:
+            raise UnknownModelError(f"table {self.held.name!r} was unloaded with its model")
+        version = self.held.clock.now()
+        rows, found = self.lookup.rows(self.held, np.ascontiguousarray(keys), is_request)
+        if self.held.clock.is_gone:  # which alone makes keys unknown
+            raise UnknownModelError(f"table {self.held.name!r} was unloaded during the lookup")
         return ReadRows(keys, rows, found, version)
 
     def storing(self, read: ReadRows) -> AbstractContextManager[Mask]:
@@ -72,8 +81,55 @@ class TableCopies:
         Store the rows of these keys, if they were found, inside the block. It waits for no writer. After the table was
         unloaded, no key may be stored.
         """
-        return self._held.clock.storing(read.keys, read.version)
+        return self.held.clock.storing(read.keys, read.version)
 
     def close(self) -> None:
         """Stop listening. Closing twice is allowed."""
-        self._held.clock.unlisten(self._on_change)
+        self.held.clock.unlisten(self._on_change)
+
+
+@dataclass(frozen=True, slots=True)
+class ReadTables:
+    """Rows of several tables as the tiers had them; see ``ReadRows``.
+
+    Attributes:
+        keys: int64[N] of each table.
+        rows: float32[N, D] of each table.
+        found: bool[...], table after table.
+        version: before the first row was read.
+    """
+
+    keys: Sequence[Keys]
+    rows: Sequence[Vectors]
+    found: Mask
+    version: int
+
+
+class ModelCopies:
+    """Copies of all tables of one model, read and stored in one call. Every method may be called from any thread."""
+
+    def __init__(self, tables: Sequence[TableCopies]) -> None:
+        """Take at least one table; each goes on listening for itself."""
+        self._held = [one.held for one in tables]
+        self._lookup = tables[0].lookup
+
+    def read(self, keys: Sequence[Keys]) -> ReadTables:
+        """Read rows of each table for a client; see ``TableCopies.read``."""
+        version = self._held[0].clock.now()
+        self._require_loaded()
+        rows, found = self._lookup.rows_of_tables(self._held, keys)
+        self._require_loaded()
+        return ReadTables(keys, rows, found, version)
+
+    def storing(self, reads: Sequence[ReadTables]) -> AbstractContextManager[Mask]:
+        """Yield which keys have certainly not changed since they were read; see ``TableCopies.storing``.
+
+        The keys are in one bool[N], read after read, table after table.
+        """
+        clocks = [held.clock for held in self._held]
+        return clocks[0].versions.storing(clocks, [(read.keys, read.version) for read in reads])
+
+    def _require_loaded(self) -> None:
+        for held in self._held:
+            if held.clock.is_gone:  # which alone makes keys unknown
+                raise UnknownModelError(f"table {held.name!r} was unloaded with its model")

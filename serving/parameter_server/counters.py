@@ -127,12 +127,18 @@ class TableCounting:
                 counts.hits += held
                 self._keys += held
 
-    def all_hit(self, depth: int, keys: int) -> None:
-        """Count a lookup that one tier answered: it was asked first and held all ``keys``."""
+    def all_hit(self, depth: int, keys: int, seconds: float | None = None) -> None:
+        """Count a lookup that one tier answered: it was asked first and held all ``keys``.
+
+        ``seconds`` is the time of the tier's call; None: ``fetched`` has counted it.
+        """
         with self._lock:
+            counts = self._tiers[depth]
             self._keys += keys
-            self._tiers[depth].asked_keys += keys
-            self._tiers[depth].hits += keys
+            counts.asked_keys += keys
+            counts.hits += keys
+            if seconds is not None:
+                counts.fetch_times.observe(seconds)
 
     def fetched(self, depth: int, seconds: float) -> None:
         """Count a call that a tier answered."""

@@ -5,6 +5,7 @@ is unknown, even if a faster tier did not answer.
 """
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,6 +56,34 @@ class TierLookup:
         search = _Search(keys.size, len(self._tiers), promotes=is_request)
         rows = self._gather(held, keys, search)
         return rows, self._count(held, search) if is_request else search.found
+
+    def rows_of_tables(self, held: Sequence[ServedTable], keys: Sequence[Keys]) -> tuple[list[Vectors], Mask]:
+        """Look up rows of several tables: float32[N, D] of each, and which keys were found, table after table.
+
+        The first tier is asked for all tables at once, and then the tables of which it missed a key one by one.
+        """
+        asked = [t for t, of_table in enumerate(keys) if of_table.size]
+        if len(asked) < len(held):
+            rows = [np.empty((0, table.dim), dtype=np.float32) for table in held]
+            found = np.empty(0, dtype=np.bool_)
+            if asked:
+                given, found = self.rows_of_tables([held[t] for t in asked], [keys[t] for t in asked])
+                for t, of_rows in zip(asked, given, strict=True):
+                    rows[t] = of_rows
+            return rows, found
+        answer = self._tiers[0].fetch_tables(held, keys)
+        if answer is None:
+            answers = [self.rows(table, of_table) for table, of_table in zip(held, keys, strict=True)]
+            return [rows for rows, _ in answers], np.concatenate([found for _, found in answers])
+        rows, found, seconds = answer
+        ends = list(accumulate(map(len, keys)))
+        missed = set(np.searchsorted(ends, np.flatnonzero(~found), side="right").tolist())
+        for t, (table, of_table) in enumerate(zip(held, keys, strict=True)):
+            if t in missed:
+                rows[t], found[ends[t] - of_table.size : ends[t]] = self.rows(table, of_table)
+            else:
+                table.counting.all_hit(0, of_table.size, seconds)
+        return rows, found
 
     def pooled(
         self, held: ServedTable, keys: Keys, row_ptrs: RowPtrs, combiner: Combiner, weights: Weights | None

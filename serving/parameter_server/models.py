@@ -20,6 +20,7 @@ from serving.parameter_server.loading import (
 from serving.parameter_server.table import ServedTable
 from serving.parameter_server.table_files import table_source
 from serving.parameter_server.tier import Tier
+from serving.parameter_server.version_clock import ModelVersions
 
 logger = logging.getLogger(__name__)
 
@@ -99,8 +100,8 @@ class ServedModels:
             if loaded is not None:
                 reason = f"model {config.name!r} is already loaded, in version {loaded.version}; unload it first"
                 raise ConfigError(config.source, "", reason)
-            names = [tier.name for tier in self._tiers]
-            loads = [(ServedTable.of(config, one, names), table_source(config, one)) for one in config.tables]
+            names, versions = [tier.name for tier in self._tiers], ModelVersions()
+            loads = [(ServedTable.of(config, one, names, versions), table_source(config, one)) for one in config.tables]
             try:
                 cached = load_tables(self._tiers, loads)
             except BaseException:

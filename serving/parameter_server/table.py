@@ -8,7 +8,7 @@ from kernels.host import RowDtype
 from serving.config import ModelConfig, TableConfig
 from serving.model.sparse_rows import KeyType
 from serving.parameter_server.counters import TableCounting
-from serving.parameter_server.version_clock import VersionClock
+from serving.parameter_server.version_clock import ModelVersions, VersionClock
 
 
 @dataclass(slots=True, eq=False)
@@ -40,8 +40,9 @@ class ServedTable:
     removed_keys: set[int] | None = None
 
     @classmethod
-    def of(cls, config: ModelConfig, table: TableConfig, tiers: Sequence[str]) -> Self:
+    def of(cls, config: ModelConfig, table: TableConfig, tiers: Sequence[str], versions: ModelVersions) -> Self:
         """``table`` of the model ``config``, in tiers of these names, fastest first."""
         counting = TableCounting(config.name, config.version, table.name, tiers)
         name = config.full_name(table)
-        return cls(name, table.dim, config.key_type, table.row_dtype, table.default_value, counting)
+        clock = VersionClock(versions)
+        return cls(name, table.dim, config.key_type, table.row_dtype, table.default_value, counting, clock)

@@ -1,7 +1,7 @@
 """The order of a table's writes, so that a row read before a change is never stored after it."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
 import numpy as np
@@ -11,6 +11,41 @@ from serving.storage.store import Keys, Mask
 
 _STRIPE_BITS = 12
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2**64 over the golden ratio: spreads neighbouring keys
+
+
+class ModelVersions:
+    """The version of all tables of a model: every change of any of them raises it.
+
+    So one comparison says that no table has changed, however many there are.
+
+    Attributes:
+        now: the current version; reading it needs no lock.
+        lock: guards ``now``, and what clocks note of changes where copies are stored; taken after a clock's lock.
+    """
+
+    def __init__(self) -> None:
+        """Start with no changes."""
+        self.now = 0
+        self.lock = threading.Lock()
+
+    @contextmanager
+    def storing(self, clocks: "Sequence[VersionClock]", reads: Sequence[tuple[Sequence[Keys], int]]) -> Iterator[Mask]:
+        """Yield which keys may be stored inside the block: bool[N], read after read, table after table.
+
+        Args:
+            clocks: of all tables of the model.
+            reads: for each read, its keys of each table, and the version before them; see ``VersionClock.storing``.
+        """
+        with self.lock:
+            if all(version == self.now for _, version in reads):
+                yield np.ones(sum(of_table.size for keys, _ in reads for of_table in keys), dtype=np.bool_)
+                return
+            masks = [
+                clock.storable(of_table, version)
+                for keys, version in reads
+                for clock, of_table in zip(clocks, keys, strict=True)
+            ]
+            yield np.concatenate(masks)
 
 
 class VersionClock:
@@ -26,15 +61,15 @@ class VersionClock:
 
     Attributes:
         lock: held while rows of the table are written, and while the table is removed.
+        versions: of all tables of its model.
     """
 
-    def __init__(self) -> None:
-        """Start with no changes."""
+    def __init__(self, versions: ModelVersions | None = None) -> None:
+        """Start with no changes; ``versions`` is shared by the clocks of a model's tables."""
         self.lock = threading.Lock()
+        self.versions = versions or ModelVersions()  # its lock guards the fields below where copies are stored
         self._is_gone = False
-        self._now = 0
         self._changed_at = np.zeros(1 << _STRIPE_BITS, dtype=np.int64)
-        self._storing = threading.Lock()  # guards the three fields above where copies are stored; taken after ``lock``
         self._notifying = threading.Lock()  # guards the listeners, and is held during their calls; taken after ``lock``
         self._listeners: tuple[Callable[[Keys], None], ...] = ()
 
@@ -45,18 +80,20 @@ class VersionClock:
 
     def end(self) -> None:
         """Stop serving the table. The caller holds the lock."""
-        with self._storing:
+        with self.versions.lock:
             self._is_gone = True
+            self.versions.now += 1
 
     def now(self) -> int:
         """The current version; needs no lock."""
-        return self._now
+        return self.versions.now
 
     def note(self, keys: Keys) -> None:
         """Note that ``keys`` changed in all tiers. The caller has held the lock since before the first write."""
-        with self._storing:
-            self._changed_at[_stripes(keys)] = self._now + 1
-            self._now += 1
+        versions = self.versions
+        with versions.lock:
+            self._changed_at[_stripes(keys)] = versions.now + 1
+            versions.now += 1
         with self._notifying, ExitStack() as calls:  # every listener is called, even if another one fails
             for listener in self._listeners:
                 calls.callback(listener, keys)
@@ -67,8 +104,12 @@ class VersionClock:
 
         No other copies are stored, and no change is noted, until the block ends.
         """
-        with self._storing:
-            yield self.unchanged_since(keys, version) & (not self._is_gone)
+        with self.versions.lock:
+            yield self.storable(keys, version)
+
+    def storable(self, keys: Keys, version: int) -> Mask:
+        """Which of ``keys``, read after ``version``, may be stored now. The caller holds the lock of the versions."""
+        return self.unchanged_since(keys, version) & (not self._is_gone)
 
     def listen(self, listener: Callable[[Keys], None]) -> None:
         """Call ``listener`` with the keys of every later change. The lock is held then: it must not take it.

@@ -185,6 +185,11 @@ class Store(Protocol):
             StoreError: the tier did not answer, or holds vectors of another dimension than D.
         """
 
+    def fetch_tables(self, tables: Sequence[str], keys: Sequence[Keys], out: Sequence[Vectors]) -> Mask:
+        """Read rows of several tables, as ``fetch`` of each; return which keys were found, table after table."""
+        found = [self.fetch(*one) for one in zip(tables, keys, out, strict=True)]
+        return np.concatenate(found)
+
     def fetch_pooled(
         self,
         table: str,

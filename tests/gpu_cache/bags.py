@@ -99,3 +99,28 @@ def host_rows(device, pooled):
 def scheduled(device, seed, os_threads=1):
     """A drawn order of threads, if the device supports it."""
     return device.scheduled(seed, os_threads) if hasattr(device, "scheduled") else nullcontext()
+
+
+def watch_waits(monkeypatch, stream, on_event, on_stream):
+    """Call ``on_event`` when the host waits for an event of the stream, and ``on_stream`` when it waits for all."""
+    waiting, record = [], stream.record
+
+    def watched(wait, note):
+        def noted():
+            if not waiting:  # a stream of the runner waits for an event
+                note()
+            waiting.append(wait)
+            try:
+                wait()
+            finally:
+                waiting.pop()
+
+        return noted
+
+    def record_watched():
+        event = record()
+        event.synchronize = watched(event.synchronize, on_event)
+        return event
+
+    monkeypatch.setattr(stream, "synchronize", watched(stream.synchronize, on_stream))
+    monkeypatch.setattr(stream, "record", record_watched)

@@ -8,11 +8,12 @@ import weakref
 import numpy as np
 import pytest
 
-from gpu_cache.bag_layout import TABLE_BAGS, choose_item_bags, workspace_bytes, workspace_host_bytes
+from gpu_cache.bag_layout import BagRows, workspace_bytes, workspace_host_bytes
 from gpu_cache.cache_group import CacheGroup
 from gpu_cache.embedding_cache import EmbeddingCache
 from gpu_cache.readers import free_unused
-from tests.gpu_cache.bags import Bags, Tables, expected, finish, host_rows, random_request, scheduled
+from gpu_cache.request import RequestBuffer
+from tests.gpu_cache.bags import Bags, Tables, expected, finish, host_rows, random_request, scheduled, watch_waits
 
 SLOTS = (2, 1)
 COMBINERS = ("mean", "sum")
@@ -155,14 +156,13 @@ def test_a_row_pooled_twice_for_one_request_counts_as_one_use(device):
 
 
 @pytest.mark.parametrize(("keys", "keys_of_block"), [(1000, 120), (300_000, 240)])
-def test_blocks_of_large_requests_take_a_whole_round_of_keys(keys, keys_of_block):
-    head = np.zeros(2, TABLE_BAGS)
-    head["keys"] = keys
-    head["bags"] = keys // 20
+def test_blocks_of_large_requests_take_a_whole_round_of_keys(device, keys, keys_of_block):
+    packed = RequestBuffer(device, [BagRows(1, "sum")] * 2, [4, 4], keys // 20, 2 * keys)
+    bags = Bags(np.zeros(keys, np.int64), np.arange(0, keys + 1, 20, dtype=np.int32))
 
-    choose_item_bags(head)
+    packed.pack([bags, bags], None)
 
-    assert (head["item_bags"] * 20 == keys_of_block).all()
+    assert (packed.head["item_bags"] * 20 == keys_of_block).all()
 
 
 def test_blocks_that_take_several_items_pool_the_same_rows(device, tables, monkeypatch):
@@ -279,8 +279,7 @@ def test_the_host_waits_once_for_a_request(device, tables, work, monkeypatch):
     work.pool(request)
     work.missing()
     waits = []
-    synchronize = work.stream.synchronize
-    monkeypatch.setattr(work.stream, "synchronize", lambda: waits.append(None) or synchronize())
+    watch_waits(monkeypatch, work.stream, lambda: waits.append(None), lambda: waits.append(None))
 
     for number in range(1, 3):
         pooled = work.pool(request)

@@ -365,6 +365,24 @@ def test_the_keys_of_gpus_are_read_into_their_own_records(ps):
     assert model.model_copy(update=restored) == plain_model
 
 
+@pytest.mark.parametrize("keys", [7, "7"])
+def test_caches_may_have_lines_of_7_keys(ps, keys):
+    (plain,) = ps().models
+    (model,) = ps(in_model(embedding_cache_line_keys=keys)).models
+
+    assert plain.gpu_cache.line_keys == 15
+    assert model.gpu_cache == plain.gpu_cache.model_copy(update={"line_keys": 7})
+
+
+def test_lines_of_32_bit_keys_have_15_keys(ps):
+    def change(document):
+        document["supportlonglong"] = False
+        document["models"][0] |= {"embedding_cache_key_bits": 32, "embedding_cache_line_keys": 7}
+
+    with pytest.raises(ConfigError, match="embedding_cache_line_keys: lines of 32-bit keys have 15 keys, got 7"):
+        ps(change)
+
+
 @pytest.mark.parametrize("bits", [32, "32"])
 def test_caches_of_a_uint32_model_may_have_lines_of_32_bit_keys(ps, bits):
     (plain,) = ps(lambda document: document.update(supportlonglong=False)).models
@@ -603,6 +621,8 @@ def in_redis(**change):
         (in_model(embedding_cache_key_bits=32), "models[0].embedding_cache_key_bits", "32, .* keys are int64"),
         (in_model(embedding_cache_key_bits=16), "models[0].embedding_cache_key_bits", "32 or 64, got 16"),
         (in_model(embedding_cache_key_bits=64.0), "models[0].embedding_cache_key_bits", "valid integer, got 64.0"),
+        (in_model(embedding_cache_line_keys=8), "models[0].embedding_cache_line_keys", "7 or 15, got 8"),
+        (in_model(embedding_cache_line_keys=7.0), "models[0].embedding_cache_line_keys", "valid integer, got 7.0"),
         (in_model(embedding_cache_key_bits="64.0"), "models[0].embedding_cache_key_bits", "valid integer, got 64.0"),
         (in_model(use_mixed_precision=True, enable_tf32_compute=True), "models[0].enable_tf32_compute", "use_mixed_"),
         (in_model(mixed_precision=True, enable_tf32_compute=True), "models[0].enable_tf32_compute", "but mixed_prec"),

@@ -1,4 +1,4 @@
-"""A request on a device is one upload, one launch of a graph and one wait; and the answer is right."""
+"""A request on a device is one upload, one or two launches of graphs and one wait; and the answer is right."""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +14,7 @@ from serving.config import read_inference_config
 from serving.parameter_server import ParameterServer
 from serving.routes import open_routes
 from serving.storage import MemoryStore
+from tests.gpu_cache.bags import watch_waits
 from tests.serving.lookup.cached import cached, with_cache
 
 # Both in float32, with other orders of addition in sums of 26 products, and rows of up to four.
@@ -85,7 +86,7 @@ def queued(device, monkeypatch):
     def made_stream():
         made = stream()
         kept.append(made)
-        monkeypatch.setattr(made, "synchronize", noting("wait", made.synchronize, lambda _: made))
+        watch_waits(monkeypatch, made, *(noting(name, int, lambda _: made) for name in ("misses", "wait")))
         return made
 
     def capture_noting(on, function):
@@ -126,10 +127,31 @@ def test_a_request_is_one_upload_one_graph_and_one_wait(device, server, config, 
         for samples in (5, 8, 2):  # of one class
             done.clear()
             Asked.of(model, config, samples, samples).is_answered_by(route)
-            assert done == ["upload", "[", "graph", "]", "wait"]
+            assert done == ["upload", "[", "graph", "]", "misses", "wait"]
 
 
-def test_missing_rows_are_one_upload_and_one_launch_before_the_same_graph(device, server, config, model, queued):
+def test_the_network_waits_for_the_misses_until_misses_are_rare(device, server, config, model, queued):
+    done, _ = queued
+    with opened(server, config, device, kind="dynamic", size_ratio=1.0, fills_at_start=False) as route:
+        asked = Asked.of(model, config, 8)
+        ways = []
+        for _ in range(40):
+            done.clear()
+            asked.is_answered_by(route)
+            ways.append(list(done))
+
+        one_by_one = ["[", "graph", "]", "misses", "graph", "wait"]
+        at_once = ["[", "graph", "]", "graph", "misses", "wait"]
+        assert all(way[-6:] == one_by_one for way in ways[2:20])
+        assert all(way[-6:] == at_once for way in ways[35:])
+        for seed in range(1, 5):
+            Asked.of(model, config, 8, seed, unknown_ratio=0.5).is_answered_by(route)
+        done.clear()
+        asked.is_answered_by(route)
+        assert done[-6:] == one_by_one
+
+
+def test_missing_rows_are_one_upload_and_one_launch_before_the_networks_graph(device, server, config, model, queued):
     done, captured = queued
     never_kept = {"kind": "dynamic", "fills_at_start": False, "fill": "below_threshold", "hit_rate_threshold": 0.0}
     with opened(server, config, device, **never_kept) as route:
@@ -139,8 +161,8 @@ def test_missing_rows_are_one_upload_and_one_launch_before_the_same_graph(device
         for asked in others:
             done.clear()
             asked.is_answered_by(route)
-            again = ["upload", "[", "launch", "]", "[", "graph", "]", "wait"]
-            assert done == ["launch", "upload", "[", "graph", "]", "wait", *again]  # the first one empties a list
+            again = ["upload", "[", "launch", "]", "graph", "misses", "wait"]
+            assert done == ["launch", "upload", "[", "graph", "]", "misses", *again]  # the first one empties a list
 
     assert captured.count("download") == 1
 

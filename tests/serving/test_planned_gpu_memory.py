@@ -26,6 +26,7 @@ from tests.serving.test_gpu_serving import ps_json
 EVERY_KIND = [
     {},
     {"embedding_cache_key_bits": 32},
+    {"embedding_cache_line_keys": 7},
     {"embedding_cache_type": "uvm"},
     {"embedding_cache_type": "static"},
     {"embedding_cache_type": "static", "fp8_quant": True, "embedding_cache_key_bits": 32},

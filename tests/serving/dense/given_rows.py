@@ -35,12 +35,11 @@ class GivenRows:
 class Served:
     """Answers requests one by one."""
 
-    def __init__(self, network, max_samples):
+    def __init__(self, network, max_samples, in_one=False):
         self.rows = GivenRows(network.device, network.graph, max_samples)
-        self.work = network.workspace(self.rows, max_samples)
+        self.work = network.workspace(self.rows, max_samples, in_one)
 
     def answer(self, dense, embeddings):
         self.rows.load(dense, embeddings)
-        self.work.queue(len(dense))
-        self.rows.stream.synchronize()
+        self.work.begin(len(dense))
         return self.work.answer()

@@ -170,9 +170,10 @@ def test_a_weight_beyond_half_precision_is_refused_by_name(device, line):
 
 
 @pytest.mark.parametrize("use_graphs", [True, False])
-def test_a_workspace_answers_batches_of_every_size(device, graph, weights, draw_inputs, use_graphs):
+@pytest.mark.parametrize("in_one", [True, False])
+def test_a_workspace_answers_batches_of_every_size(device, graph, weights, draw_inputs, use_graphs, in_one):
     network = open_device_network(graph, weights, device, use_graphs=use_graphs)
-    served = Served(network, 20)
+    served = Served(network, 20, in_one)
 
     for seed, samples in enumerate([3, 3, 8, 1, 20, 9, 2, 20, 1]):
         inputs = draw_inputs(graph, samples, seed)
@@ -211,12 +212,13 @@ def test_batches_run_without_graphs_if_nothing_can_be_captured(
     ]
 
 
-def test_a_failed_capture_is_tried_once_more(device, graph, weights, draw_inputs, monkeypatch, caplog):
+@pytest.mark.parametrize("failing", [1, 2])
+def test_a_failed_capture_is_tried_once_more(device, graph, weights, draw_inputs, monkeypatch, caplog, failing):
     tried, capture = [], device.capture
 
     def refuse_once(stream, function):
         tried.append(function)
-        if len(tried) == 1:
+        if len(tried) == failing:
             raise KernelError("this work cannot be captured as a graph: operation failed due to a previous error")
         return capture(stream, function)
 
@@ -224,7 +226,7 @@ def test_a_failed_capture_is_tried_once_more(device, graph, weights, draw_inputs
     served, inputs = Served(open_device_network(graph, weights, device), 20), draw_inputs(graph, 20)
     answers = [served.answer(*inputs) for _ in range(4)]
 
-    assert len(tried) == 2
+    assert len(tried) == failing + 2  # the lookup's graph and the network's
     assert all(np.array_equal(answer, answers[0]) for answer in answers)
     assert not caplog.records
 
@@ -239,26 +241,34 @@ def test_rows_left_over_from_a_larger_batch_do_not_affect_the_answer(device, gra
     assert np.array_equal(served.answer(dense, embeddings), clean)
 
 
-def test_a_batch_may_be_queued_again_after_missing_rows_arrive(device, graph, weights, draw_inputs):
-    served = Served(open_device_network(graph, weights, device), 8)
+@pytest.mark.parametrize("in_one", [True, False])
+@pytest.mark.parametrize("requests", [1, 3])
+def test_the_network_runs_again_after_missing_rows_arrive(device, graph, weights, draw_inputs, in_one, requests):
+    served = Served(open_device_network(graph, weights, device), 8, in_one)
     dense, (rows,) = draw_inputs(graph, 6)
-    served.answer(dense, [np.zeros_like(rows)])
 
-    again = served.answer(dense, [rows])
+    for _ in range(requests):
+        served.rows.load(dense, [np.zeros_like(rows)])
+        served.work.begin(6)
+        served.rows.stream.synchronize()
+        served.rows.load(dense, [rows])
+        served.rows.launch()
+        served.work.again()
+        answer = served.work.answer()
 
-    np.testing.assert_allclose(again, NumpyNetwork(graph, weights)(dense, [rows]), rtol=FLOAT32_ROUNDING_RATIO)
+        np.testing.assert_allclose(answer, NumpyNetwork(graph, weights)(dense, [rows]), rtol=FLOAT32_ROUNDING_RATIO)
 
 
-def test_a_captured_batch_is_one_launch_and_nothing_else(device, graph, weights, draw_inputs, monkeypatch):
-    served, inputs = Served(open_device_network(graph, weights, device), 8), draw_inputs(graph, 8)
+@pytest.mark.parametrize("in_one", [True, False])
+def test_a_captured_batch_is_its_graphs_and_nothing_else(device, graph, weights, draw_inputs, monkeypatch, in_one):
+    served, inputs = Served(open_device_network(graph, weights, device), 8, in_one), draw_inputs(graph, 8)
     expected = served.answer(*inputs)
     served.rows.load(*inputs)
     for name in ("upload", "download", "product", "empty"):
         monkeypatch.setattr(device, name, lambda *_, **__: pytest.fail("this belongs to the graph"))
 
-    served.work.queue(8)
+    served.work.begin(8)
 
-    served.rows.stream.synchronize()
     assert np.array_equal(served.work.answer(), expected)
 
 
@@ -366,7 +376,7 @@ def test_a_batch_of_another_size_is_refused(device, graph, weights, samples):
     served = Served(open_device_network(graph, weights, device), 4)
 
     with pytest.raises(ValueError, match=f"expected 1 to 4 samples, got {samples}"):
-        served.work.queue(samples)
+        served.work.begin(samples)
 
 
 def test_device_arrays_of_other_shapes_are_refused(device, graph, weights):
@@ -416,7 +426,7 @@ def test_fewer_samples_than_a_graph_picks_are_refused(device, scaled_weights):
     served = Served(open_device_network(graph, scaled_weights(graph), device), 4)
 
     with pytest.raises(ValueError, match="expected at least 3 samples, because the graph picks rows, got 2"):
-        served.work.queue(2)
+        served.work.begin(2)
 
 
 def test_an_unknown_precision_is_refused(device, graph, weights):

@@ -41,6 +41,7 @@ def test_caches_answer_what_the_tiers_answer(device, server, config, kind):
 @given(
     seed=st.integers(0, 2**32 - 1),
     kind=st.sampled_from(["dynamic", "static", "uvm"]),
+    line_keys=st.sampled_from([7, 15]),
     size_ratio=st.sampled_from([0.05, 0.3, 1.0]),
     fill=st.sampled_from(["always", "below_threshold"]),
     fills_at_start=st.booleans(),
@@ -56,6 +57,7 @@ def test_any_mix_of_hits_misses_and_unknown_keys_gets_the_answers_of_the_tiers(
     servers,
     seed,
     kind,
+    line_keys,
     size_ratio,
     fill,
     fills_at_start,
@@ -67,7 +69,8 @@ def test_any_mix_of_hits_misses_and_unknown_keys_gets_the_answers_of_the_tiers(
 ):
     rng = np.random.default_rng(seed)
     server = servers[is_backed]
-    said = {"kind": kind, "size_ratio": size_ratio, "fill": fill, "fills_at_start": fills_at_start}
+    said = {"kind": kind, "line_keys": line_keys, "size_ratio": size_ratio, "fill": fill}
+    said["fills_at_start"] = fills_at_start
     expected = LookupSession(server, config)
 
     with scheduled(device, schedule), cached(server, with_cache(config, **said), device) as lookup:
@@ -129,6 +132,27 @@ def test_an_unknown_key_is_never_in_a_cache(device, server, config):
 
         assert answer.defaulted_keys == sum(np.isin(one.keys, UNKNOWN_KEYS).sum() for one in batch.tables) > 0
         assert not any(held(lookup, place) & set(UNKNOWN_KEYS) for place in range(3))
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "static"])
+def test_a_key_that_no_tier_holds_is_missed_once_and_found_when_it_is_inserted(device, tmp_path, kind):
+    config = write_model(tmp_path, kind=kind, size_ratio=1.0, fill="below_threshold", hit_rate_threshold=0.0)
+    unknown = np.array([*UNKNOWN_KEYS, UNKNOWN_KEYS[0]], dtype=np.int64)
+    batch = first_table(config, unknown)
+    row = np.full((1, 4), 3.0, dtype=np.float32)
+
+    with served(config) as server, cached(server, config, device) as lookup:
+        answers = [lookup.lookup_pooled(batch) for _ in range(3)]
+        assert all(same(answer, LookupSession(server, config).lookup_pooled(batch)) for answer in answers)
+        assert {answer.defaulted_keys for answer in answers} == {3}
+        assert counted(lookup, "misses")[0] == 3
+
+        server.insert("m.t0", unknown[:1], row)
+        known = lookup.lookup_pooled(batch)
+        assert same(known, LookupSession(server, config).lookup_pooled(batch))
+        assert known.defaulted_keys == 1
+        server.evict("m.t0", unknown[:1])
+        assert same(lookup.lookup_pooled(batch), answers[0])
 
 
 def test_a_v3_cache_inserts_missed_rows_only_below_the_threshold(device, server, config):

@@ -12,7 +12,7 @@ from serving.lookup import LookupSession
 from serving.lookup.cache_plan import ERASED_AT_ONCE
 from serving.lookup.device_workspace import DeviceWorkspace
 from serving.routes import HostRoute, LeastBusy
-from tests.serving.lookup.cached import cached, request, same, served, write_model
+from tests.serving.lookup.cached import cached, request, same, served, with_cache, write_model
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +46,13 @@ def fail(stream):
 
 def fail_in_a_request(lookup, batch):
     with pytest.raises(DeviceFaultError, match="illegal address"):
-        lookup.compute(batch, lambda work: fail(work.stream))
+        run_a_failing_request(lookup, batch)
+
+
+def run_a_failing_request(lookup, batch):
+    with lookup.request(batch) as request:
+        fail(request.work.stream)
+        request.rows()
 
 
 def test_after_a_device_fault_a_lookup_refuses_all_requests(lookup, batch):
@@ -133,7 +139,7 @@ def test_changed_rows_are_erased_even_without_free_memory(lookup, server, config
     assert same(lookup.lookup_pooled(batch), LookupSession(server, config).lookup_pooled(batch))
 
 
-def test_a_request_is_answered_without_memory_to_insert_its_rows(lookup, server, config, batch, caplog):
+def test_rows_are_inserted_without_free_memory(lookup, server, config, batch):
     expected = LookupSession(server, config).lookup_pooled(batch)
     lookup.lookup_pooled(batch)  # its buffers are allocated now
     for one in lookup._caches:
@@ -142,10 +148,22 @@ def test_a_request_is_answered_without_memory_to_insert_its_rows(lookup, server,
 
     with no_memory_left(lookup.device):
         assert same(lookup.lookup_pooled(batch), expected)
-        assert same(lookup.lookup_pooled(batch), expected)
 
-    told = "missing rows were not inserted into its GPU cache: no room"
-    assert [record.getMessage() for record in caplog.records] == [f"m.t{table}: {told}" for table in range(3)]
-    assert lookup._caches[0].cache.stats().rows == 0
-    assert same(lookup.lookup_pooled(batch), expected)
     assert lookup._caches[0].cache.stats().rows
+    assert same(lookup.lookup_pooled(batch), expected)
+
+
+def test_rows_that_are_inserted_later_are_logged_once_without_memory_for_them(server, config, batch, caplog):
+    config = with_cache(config, mode="asynchronous", hit_rate_threshold=0.0)
+    with cached(server, config, open_device("runner")) as lookup:
+        with no_memory_left(lookup.device):
+            for _ in range(2):
+                assert lookup.lookup_pooled(batch).defaulted_keys
+                lookup._insertions.wait()
+
+        told = "missing rows were not inserted into its GPU cache: no room"
+        assert sorted(record.getMessage() for record in caplog.records) == [f"m.t{table}: {told}" for table in range(3)]
+        assert lookup._caches[0].cache.stats().rows == 0
+        lookup.lookup_pooled(batch)
+        assert lookup.wait_for_insertions(30)
+        assert lookup._caches[0].cache.stats().rows

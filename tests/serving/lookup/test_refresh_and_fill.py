@@ -164,6 +164,53 @@ def test_rows_that_another_process_changed_are_answered_after_a_refresh(device, 
         assert len(held(lookup)) >= 55
 
 
+@pytest.mark.parametrize("kind", ["dynamic", "static"])
+def test_a_refresh_finds_keys_that_another_process_has_added(device, config, kind):
+    config = with_cache(config, kind=kind)
+    batch = first_table(config, np.array([1, 2, 3], dtype=np.int64))
+    store = DictStore()
+
+    with served(config, store) as server, cached(server, config, device) as lookup:
+        assert [lookup.lookup_pooled(batch).defaulted_keys for _ in range(2)] == [2, 2]
+        store.insert("m.t0", np.array([2]), NEW)  # not through the server
+        assert lookup.lookup_pooled(batch).defaulted_keys == 2
+
+        lookup.refresh()
+
+        after = lookup.lookup_pooled(batch)
+        assert same(after, LookupSession(server, config).lookup_pooled(batch))
+        assert after.defaulted_keys == 1
+        asked = store.calls["fetch"]
+        assert lookup.lookup_pooled(batch).defaulted_keys == 1  # key 1 is still known to be absent
+        assert store.calls["fetch"] == asked
+
+
+def test_an_update_hides_about_a_thousand_rows_from_requests_next_to_it(runner, tmp_path):
+    config = write_model(tmp_path, [Sketch(4, slots=1, rows=3000)], kind="static")
+    keys, released = np.arange(0, 9000, 3), threading.Event()
+
+    with served(config) as server, cached(server, config, runner) as lookup:
+        cache = lookup._caches[0].cache
+        long, short = runner.stream(), runner.stream()
+        answer = cache.answer(keys.size, short)
+        with cache.readers.reading(long):
+            long.submit(released.wait)
+        refreshing = threading.Thread(target=lookup.refresh)
+        refreshing.start()
+        while not cache.readers._hiding:
+            time.sleep(0.001)
+        cache.query(keys, answer, short)
+        short.synchronize()
+        missed = int(answer.missing_count[0])
+        released.set()
+        refreshing.join()
+        cache.query(keys, answer, short)
+        short.synchronize()
+
+    assert 0 < missed <= 1024
+    assert answer.missing_count[0] == 0
+
+
 class WatchedStore(DictStore):
     """A store that signals reads of rows."""
 

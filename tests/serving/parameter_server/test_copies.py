@@ -8,8 +8,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serving.errors import StoreError, UnknownModelError
+from serving.parameter_server.copies import ModelCopies
 from serving.storage import MemoryStore
-from tests.serving.small_server import KEYS, NEW, ROWS, UNKNOWN, DictStore, keep, model_of, serve, write_model
+from tests.serving.lookup.cached import Sketch
+from tests.serving.lookup.cached import write_model as model_of_tables
+from tests.serving.small_server import (
+    KEYS,
+    NEW,
+    ROWS,
+    UNKNOWN,
+    DictStore,
+    DurableDictStore,
+    keep,
+    model_of,
+    serve,
+    write_model,
+)
 
 
 class Copies(dict):
@@ -240,6 +254,71 @@ def test_copies_of_an_unloaded_table_are_neither_read_nor_kept(server, config):
     assert copies == {}
     with pytest.raises(UnknownModelError, match=r"'m\.t' was unloaded"):
         copies.table.read(np.array([3]), is_request=True)
+
+
+@pytest.fixture
+def two_tables(tmp_path):
+    """A server of a model with two tables, in a fast tier with some of the rows and a slow tier with all of them."""
+    config = model_of_tables(tmp_path, [Sketch(3), Sketch(5, default_value=0.5)])
+    with serve(config, MemoryStore(capacity_rows=70), DurableDictStore()) as server:
+        yield server
+
+
+def all_copies(server):
+    tables = [server.copies(name, lambda keys: None) for name in ("m.t0", "m.t1")]
+    return ModelCopies(tables), tables
+
+
+@pytest.mark.parametrize("keys", [([0, 3], [6]), ([], [3, 9]), ([], []), ([1], [0]), ([177, 0, 1], [6, 2, 177])])
+def test_one_read_of_all_tables_is_a_read_of_each(two_tables, keys):
+    copies, tables = all_copies(two_tables)
+    keys = [np.array(of_table, dtype=np.int64) for of_table in keys]
+    each = [table.read(of_table, is_request=True) for table, of_table in zip(tables, keys, strict=True)]
+    counted = two_tables.counters()
+
+    read = copies.read(keys)
+
+    assert [rows.tobytes() for rows in read.rows] == [one.rows.tobytes() for one in each]
+    assert read.found.tolist() == np.concatenate([one.found for one in each]).tolist()
+    for (name, after), before, of_table in zip(two_tables.counters().items(), counted.values(), keys, strict=True):
+        assert after.keys == 2 * before.keys == 2 * of_table.size, name
+        assert after.defaulted_keys == 2 * before.defaulted_keys
+        assert after.hits == {tier: 2 * hits for tier, hits in before.hits.items()}
+
+
+def test_rows_of_tables_that_change_are_left_out_and_others_are_stored(two_tables):
+    copies, _ = all_copies(two_tables)
+    keys = [np.array([0, 3]), np.array([0, 3, 6])]
+    reads = [copies.read(keys)]
+    with copies.storing(reads) as unchanged:
+        assert unchanged.tolist() == [True] * 5
+
+    two_tables.evict("m.t1", np.array([3]))
+    reads.append(copies.read(keys))
+
+    with copies.storing(reads) as unchanged:
+        assert unchanged.tolist() == [True] * 2 + [True, False, True] + [True] * 5
+    two_tables.unload_model("m")
+    with copies.storing(reads) as unchanged:
+        assert not unchanged.any()
+    with pytest.raises(UnknownModelError, match=r"'m\.t0' was unloaded"):
+        copies.read(keys)
+
+
+def test_one_read_of_all_tables_survives_an_outage_of_the_first_tier(tmp_path):
+    config = model_of_tables(tmp_path, [Sketch(3), Sketch(5)])
+    first = DictStore("first")
+    with serve(config, first, DurableDictStore()) as server:
+        copies, _ = all_copies(server)
+        keys = [np.array([0, 3]), np.array([6])]
+        expected = copies.read(keys)
+        first.is_down = True
+
+        read = copies.read(keys)
+
+        assert [rows.tobytes() for rows in read.rows] == [rows.tobytes() for rows in expected.rows]
+        assert read.found.all()
+        assert all(counters.tier_errors == {"first": 1} for counters in server.counters().values())
 
 
 def test_there_are_no_copies_of_a_table_that_nobody_has(server):
