@@ -40,14 +40,18 @@ class CacheKernels:
         self._layout = layout
         self._kernels: dict[str, Kernel] = {}
 
+    def compile(self, *names: str) -> None:
+        """Compile kernels before a lock is taken, because nobody should wait for a compiler."""
+        for name in names:
+            if name not in self._kernels:
+                file, touches_rows = _FILES[name]
+                defines = self._layout.defines() if touches_rows else self._layout.line_defines()
+                self._kernels[name] = self.device.kernel(file, name, **defines)
+
     def launch(self, name: str, blocks: int, threads: int, arguments: tuple[Any, ...], stream: Stream) -> None:
         """Queue a kernel with this many blocks."""
-        kernel = self._kernels.get(name)
-        if kernel is None:
-            file, touches_rows = _FILES[name]
-            defines = self._layout.defines() if touches_rows else self._layout.line_defines()
-            kernel = self._kernels[name] = self.device.kernel(file, name, **defines)
-        kernel((blocks,), (threads,), arguments, stream)
+        self.compile(name)
+        self._kernels[name]((blocks,), (threads,), arguments, stream)
 
     def launch_tiles(self, name: str, tiles: int, arguments: tuple[Any, ...], stream: Stream) -> None:
         """Queue a kernel that gives one tile to each key or line; there is at least one."""
@@ -93,16 +97,21 @@ class DeviceTable:
                 lines[:, layout.line_keys] = layout.key_word(0)  # the meta word
             self._counters.fill(0)
         self.describe(self._table, 0, 0, 0.0, stream)
-        self._describe(self._absent_table, (0, 0, 0.0), self._absent_lines, stream)
+        self.describe(self._absent_table, 0, 0, 0.0, stream, of_absent_keys=True)
         stream.synchronize()
 
-    def describe(self, tables: Array, index: int, form: int, default_value: float, stream: Stream) -> None:
-        """See ``EmbeddingCache.describe``."""
-        self._describe(tables, (index, form, default_value), self._lines, stream)
-
-    def _describe(self, tables: Array, entry: tuple[int, int, float], lines: Array, stream: Stream) -> None:
-        """Queue describe.cu for an entry with this index, form and default value, of these lines."""
-        (index, form, default_value), capacity = entry, self._capacity
+    def describe(
+        self,
+        tables: Array,
+        index: int,
+        form: int,
+        default_value: float,
+        stream: Stream,
+        *,
+        of_absent_keys: bool = False,
+    ) -> None:
+        """See ``EmbeddingCache.describe``; or describe the lines of absent keys as a table, to list its keys."""
+        lines, capacity = self._absent_lines if of_absent_keys else self._lines, self._capacity
         chain_lines = MOST_CHAIN_LINES if capacity.kind == "static" else 1
         numbers = (len(lines), capacity.absent_line_count, form, chain_lines, self._seed)
         arrays = (tables, np.uint32(index), lines, self.slab, self._counters, self._absent_lines)
@@ -111,15 +120,28 @@ class DeviceTable:
 
     def query(self, keys: Array, arguments: tuple[Any, ...], stream: Stream) -> None:
         """Queue a query; ``arguments`` follow the number of keys in query.cu."""
+        self._kernels.compile("query")
         with self._readers.reading(stream):
             self._kernels.query(self._table, keys, arguments, stream)
 
+    def replace_static(self, keys: Array, rows: Array, stream: Stream) -> tuple[int, int]:
+        """Write new keys of a static table, wait, and return how many had no slot and how many rows there are."""
+        device = self._kernels.device
+        before, after = (device.pinned(self._counters.size, np.uint64) for _ in range(2))
+        self._kernels.compile("claim_static", "fill")
+        with self._writers.turn(stream):
+            device.download(self._counters, before, stream)
+            self._write("claim_static", (), keys, rows, stream)
+            device.download(self._counters, after, stream)
+            done = stream.record()
+        done.synchronize()
+        refused = COUNTERS.index("refused_without_slot")
+        return int(after[refused] - before[refused]), int(after[COUNTERS.index("rows")])
+
     def replace(self, keys: Array, rows: Array, misses: Array | None, stream: Stream) -> None:
         """Queue the offer of new keys; ``misses`` uint32[N] says how often each was missed, None: once."""
+        self._kernels.compile("claim", "fill")
         with self._writers.turn(stream):
-            if self._capacity.kind == "static":
-                self._write("claim_static", (), keys, rows, stream)
-                return
             (limit,) = admission_limits(self._cap, np.full(1, keys.size, np.uint64), has_marks=self._has_marks)
             counts = keys if misses is None else misses
             options = counts, np.uint32(misses is not None), self._writers.draw_salt(), limit
@@ -127,11 +149,13 @@ class DeviceTable:
 
     def update(self, keys: Array, rows: Array, stream: Stream) -> None:
         """Queue new rows for keys that are held."""
+        self._kernels.compile("claim_held", "fill")
         with self._writers.turn(stream):
             self._write("claim_held", (), keys, rows, stream)
 
     def erase(self, keys: Array, stream: Stream) -> None:
         """Queue the freeing of slots; a launch that found their rows before may still read them."""
+        self._kernels.compile("erase")
         with self._writers.turn(stream):
             self._kernels.launch_tiles("erase", keys.size, (self._table, keys, np.uint32(keys.size)), stream)
             self._readers.hiding(stream)
@@ -160,6 +184,7 @@ class DeviceTable:
         numbers, listed = device.empty(slots, np.int64), device.empty(1, np.uint32)
         keys, rows = device.empty(slots, np.int64), device.empty((slots if with_rows else 0, layout.dim), np.float32)
         host_listed, host_keys, host_rows = (device.pinned(array.shape, array.dtype) for array in (listed, keys, rows))
+        self._kernels.compile("list_keys", *(["gather"] if with_rows else []))
         for first in range(0, all_lines, most_lines):
             lines = min(most_lines, all_lines - first)
             with self._writers.turn(stream):

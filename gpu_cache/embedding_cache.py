@@ -103,7 +103,6 @@ class EmbeddingCache:
         self.is_closed = False
         self.stream = self.device.stream()
         self._own_stream = self.device.stream()
-        self._refused = 0  # keys without a slot that were reported to callers
         free_unused()  # to make room
         self._table = DeviceTable(self.device, self.capacity, self.seed, self.readers, self._own_stream)
         self._finish = weakref.finalize(self, defer_free, self.readers, self._table.memory)
@@ -222,9 +221,12 @@ class EmbeddingCache:
         counts = None if misses is None else misses_on_device(self.device, misses, keys.size, stream)
         if not keys.size:
             return
-        self._table.replace(keys, rows, counts, stream)
-        if self.capacity.kind == "static":
-            self._require_slots()
+        if self.capacity.kind != "static":
+            self._table.replace(keys, rows, counts, stream)
+            return
+        left_out, held = self._table.replace_static(keys, rows, stream)
+        if left_out:
+            raise CacheFullError(left_out, held, self.capacity.rows)
 
     def update(self, keys: Array, rows: Array, stream: Stream | None = None, *, are_distinct: bool = False) -> None:
         """Overwrite the rows of keys that are held, and ignore other keys.
@@ -343,9 +345,3 @@ class EmbeddingCache:
         if self.is_closed:
             raise CacheClosedError(f"this cache of {self.capacity.rows} rows on {self.device.name} was closed")
         return self.stream if stream is None else stream
-
-    def _require_slots(self) -> None:
-        stats = self.stats()
-        left_out, self._refused = stats.refused_without_slot - self._refused, stats.refused_without_slot
-        if left_out:
-            raise CacheFullError(left_out, stats.rows, stats.capacity_rows)

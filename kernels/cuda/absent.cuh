@@ -1,9 +1,9 @@
-// The absent keys of a table: keys that no tier holds, as far as is known. They are in lines of their own, which have no
-// rows and hash as the table's first lines do. A launch answers an absent key with the default value, without listing it
-// as missing.
+// The absent keys of a table: keys that no tier holds, as far as is known. They are in lines of their own, which have
+// no rows. Their hash is that of the table's first lines. A launch answers an absent key with the default value and
+// does not list it as missing.
 //
-// insert.cu puts a key there. Every later write that names the key takes it out again, so no default outlives its key's
-// erasure. One thread searches a line: only keys that the table does not hold are searched.
+// insert.cu puts a key there. Every later write that names the key takes it out again, so a default does not outlive
+// the erasure of its key. One thread searches a line: only keys that the table does not hold are searched.
 #pragma once
 
 #include "table.cuh"

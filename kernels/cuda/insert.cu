@@ -9,8 +9,8 @@
 //   table_count  T
 //   missing      MissingSet[1]
 //   count        M, the missing keys whose rows were fetched: the first M of `used`, with the numbers 0 .. M - 1
-//   misses       uint32[M], by number: how often the key was missed, or 0 to leave it out. With the bit kAbsent, no tier
-//                holds the key: it becomes an absent key (absent.cuh) without a row, by the policy of dynamic tables
+//   misses       uint32[M], by number: how often the key was missed, or 0 to leave it out. The bit kAbsent says that no
+//                tier holds the key. It becomes an absent key (absent.cuh), by the policy of dynamic tables
 //   limits       uint64[T, 2], for rows and for absent keys; salt, limits: see policy.cuh
 //   rows         int64[M], by place in `used`: the row of the slot that was locked for the key, or kNoRow
 //   staged       the rows that the host fetched, in float32
@@ -32,14 +32,14 @@
 
 constexpr u32 kAbsent = 1u << 31;
 
-// A missing key of the request; `table` is valid for every tile, so that its tables can be read.
+// A missing key of the request. Tiles without a key have number 0 of table 0, so that all tiles may read.
 struct Missed {
   i64 key;
   u32 number;
   u32 table;
 };
 
-// The table with a slot of the set: the last table whose first slot is not behind it.
+// The table of a slot of the set: the last table that begins at or before it.
 __device__ __forceinline__ u32 table_of_slot(const TableBags* bags, u32 table_count, u32 slot) {
   u32 low = 0, high = table_count;  // the answer is in low .. high - 1
   while (high - low > 1) {

@@ -185,12 +185,13 @@ def test_full_lines_of_absent_keys_replace_keys_that_are_not_asked_for(device):
 def test_keys_that_lines_cannot_hold_are_never_absent(device):
     cache = EmbeddingCache(3, 15, device, key_type="U32")
     work = CacheGroup([cache], (1,), ("sum",)).workspace(1, 100, max_single_keys=100)
-    key = 2**32 + 5
-    for _ in range(2):
+    key = 2**32 + 5  # its lower half is another key
+    for keys in ([key, 5], [key]):
         work.lookup([np.array([key, 5])])
-        work.complete([np.zeros((len(work.missing()[0].keys), 3), np.float32)])
-        work.insert(np.array([ABSENT | np.uint32(1), 0], np.uint32))
-        assert cache.absent_keys().size == 0
+        assert work.missing()[0].keys.tolist() == keys
+        work.complete([np.zeros((len(keys), 3), np.float32)])
+        work.insert(np.full(len(keys), 1, np.uint32) | ABSENT)
+        assert cache.absent_keys().tolist() == [5]
 
 
 def test_a_query_answers_an_absent_key_as_missing(device):

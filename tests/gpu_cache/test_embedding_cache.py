@@ -1,5 +1,7 @@
 """The cache returns the rows that it was given, and its stats are right."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 
@@ -237,3 +239,23 @@ def test_a_dropped_cache_waits_for_its_queued_work(device):
     with device.using(stream):
         found = np.setdiff1d(keys, device.to_host(answer.missing_positions)[: answer.missing_count[0]])
         np.testing.assert_array_equal(device.to_host(answer.rows)[found], rows_of(found))
+
+
+def test_of_two_threads_the_thread_whose_keys_have_no_slot_is_told(device):
+    cache = EmbeddingCache(4, 12, device, kind="static")
+    keys = np.arange(15)
+    cache.replace(keys, np.zeros((15, 4), np.float32))
+
+    def offer(keys):
+        refused = 0
+        for _ in range(20):
+            try:
+                cache.replace(keys, np.zeros((keys.size, 4), np.float32))
+            except CacheFullError as err:
+                refused += err.left_out_rows
+        return refused
+
+    with ThreadPoolExecutor(2) as threads:
+        told = list(threads.map(offer, [keys, np.array([100, 101])]))
+
+    assert told == [0, 2 * 20]

@@ -114,20 +114,6 @@ def test_long_bags_of_every_form_are_summed_in_one_order(device, tables, max_nor
         assert got.tobytes() == expected(rows, request[t], "mean", weights[t]).tobytes(), f"table {t}"
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("combiner", ["mean", "sqrtn"])
-def test_a_bag_of_more_keys_than_float32_counts_is_divided_by_their_number(device, combiner):
-    tables = Tables(device, [("fp32", 1)])
-    keys = np.zeros(2**24 + 4, np.int64)
-    bags = Bags(keys, np.array([0, keys.size], np.int32))
-    work = tables.group((1,), (combiner,)).workspace(1, keys.size)
-
-    pooled = work.pool([bags])
-
-    assert work.missing() == ()
-    assert host_rows(device, pooled)[0].tobytes() == expected(tables.rows[0], bags, combiner).tobytes()
-
-
 def test_missing_keys_are_reported_in_order_of_first_appearance(device, two_tables):
     request = random_request(np.random.default_rng(2), 150, (2, 3), [0, 1, 3])
     work = two_tables.group((2, 3), ("sum", "sum")).workspace(150, 4000)

@@ -164,6 +164,12 @@ def test_readers_are_not_locked_during_compilation_and_allocation(device, monkey
         (lacking,) = work.missing()
         work.complete([np.ones((lacking.keys.size, DIM), np.float32)])
         assert work.missing() == ()
+        work.insert(lacking.times)
+    keys = np.arange(3)
+    cache.update(keys, rows_of(keys))
+    cache.erase(keys)
+    cache.dump(with_rows=True)
+    cache.query(keys, out=cache.answer(3))
 
     assert is_locked
     assert not any(is_locked)
