@@ -34,7 +34,7 @@ struct TableLookup {
 
   const HostTable* in_memory = nullptr;  // the same table, unless it is a file
 
-  bool is_read = false;  // whether `out` and `found` are written; not so where a file cannot be read
+  bool is_read = false;  // whether `out` and `found` are written; false if a file cannot be read
   bool misses = false;   // a key is absent
   int64_t nanoseconds = 0;
 

@@ -29,7 +29,11 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("file", metavar="FILE", help="the samples, a JSON file; - reads standard input")
     parser.add_argument("--url", default=_DEFAULT_URL, help="the server (default: %(default)s)")
     parser.add_argument(
-        "--timeout", type=seconds(_LONGEST_TIMEOUT_S), default=30.0, metavar="SECONDS", help="default: %(default)s"
+        "--timeout",
+        type=seconds(_LONGEST_TIMEOUT_S),
+        default=30.0,
+        metavar="SECONDS",
+        help="longest wait; default: %(default)s",
     )
     parser.set_defaults(run=predict, error_code=1)
 

@@ -32,7 +32,7 @@ class TierSettings:
         is_initialized: models' files are loaded into the tier; False: it keeps what it has. RAM then starts empty, and
             a store that outlives the process must have the tables.
         first_rows: which rows of the files a partial cache gets first.
-        takes_copies: rows found in slower tiers are copied into this tier, where the server promotes.
+        takes_copies: rows found in slower tiers are copied into this tier, if the server promotes.
     """
 
     timeout_ms: int | None = None
@@ -115,7 +115,7 @@ class Tier:
     def fetch_pooled(
         self, table: ServedTable, keys: Keys, row_ptrs: RowPtrs, combiner: Combiner, weights: Weights | None
     ) -> tuple[Vectors, Mask] | StoreError | None:
-        """Return the same for ``Store.fetch_pooled``; None where the store does not pool."""
+        """Return the same for ``Store.fetch_pooled``; None if the store does not pool."""
         if not self.store.pools:
             return None
 
@@ -127,7 +127,7 @@ class Tier:
         return self._answer(table, keys, fetch)
 
     def native_tables(self, tables: Sequence[str]) -> Sequence[NativeTable | None]:
-        """See ``Store.native_tables``; None also for a table of which the tier's state must be looked at."""
+        """See ``Store.native_tables``; None also if the tier's state of the table must be checked first."""
         if self._breaker is not None:
             return [None] * len(tables)
         try:

@@ -13,7 +13,7 @@ keep them on one node::
     <stem>v.hotrow.loading.<lease>  rows that will replace the partition; likewise for t
 
 **As the source of truth**, what Redis holds is true. A partition without its marker has lost rows, so it is an error
-and never an answer of defaults. Changes name the marker's generation, and Redis refuses them where it differs.
+and never an answer of defaults. Changes name the marker's generation, and Redis refuses them if it differs.
 
 **As a cache**, a partition answers only while it is valid:
 

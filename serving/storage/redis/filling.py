@@ -130,7 +130,7 @@ class Filling:
         return was_written
 
     def _planned(self, truth: Truth, starting: bool) -> _Plan:
-        """Judge every partition, and say how the invalid partitions are to be filled."""
+        """Check every partition, and return how the invalid partitions are to be filled."""
         plan, unmarked = _Plan(), set[int]()
         is_behind = starting and not truth.marker().is_current(self._table.identity)
         known = self._states.now()

@@ -136,7 +136,7 @@ class Overflow:
         return int(value) if value.isdigit() else -1
 
     def _age(self, one: Partition, uses: dict[bytes, int]) -> None:
-        """Halve the counts of those that stay, or what was used once would stay forever."""
+        """Halve the counts of those that stay, otherwise a row with many old uses would stay forever."""
         halved = [word for key, count in uses.items() if count > 1 for word in (key, count // 2)]
         for start in range(0, len(halved), 2 * MOST_FIELDS):
             self._nodes.run([plain("HSET", one.times, *halved[start : start + 2 * MOST_FIELDS])])

@@ -81,7 +81,7 @@ class RedisStore(Store):
         """See ``Store.open_table``; samples a few rows of each partition.
 
         Raises:
-            StoreError: also where the table was written with another ``num_partitions``.
+            StoreError: also if the table was written with another ``num_partitions``.
         """
         with self._translated(spec.name):
             held = self._tables.get(spec.name)
@@ -170,7 +170,7 @@ class RedisStore(Store):
                 yield from held.items(batch_rows)
 
     def marker(self, table: str) -> Marker | None:
-        """See ``Store.marker``; None where a partition has lost its marker."""
+        """See ``Store.marker``; None if a partition has lost its marker."""
         with self._translated(table):
             return (self._tables.get(table) or self._unopened(table)).states.marker()
 

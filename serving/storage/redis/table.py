@@ -28,7 +28,7 @@ SAMPLE_FIELDS = 10
 class RedisTable:
     """The rows of one table. Every method may be called from any thread.
 
-    Every method raises RedisNodeError where a node does not answer, and StoreError where Redis does not hold such a
+    Every method raises RedisNodeError if a node does not answer, and StoreError if Redis does not hold such a
     table.
 
     Attributes:

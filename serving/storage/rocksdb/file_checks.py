@@ -14,7 +14,7 @@ from pathlib import Path
 from serving.errors import StoreError
 
 # RocksDB's log format: blocks of records. A record is a header of checksum, length and type, and its bytes. A block is
-# filled up with zeros where no header fits.
+# filled up with zeros if no header fits.
 BLOCK_BYTES, HEADER_BYTES = 32768, 7
 NOTHING, FIRST, MIDDLE = 0, 2, 3
 _CORRUPTION = "Corruption: "

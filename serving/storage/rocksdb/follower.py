@@ -99,7 +99,7 @@ class FollowedTables:
     def in_database(self, database: Database, tables: Mapping[str, RocksDbTable]) -> dict[str, RocksDbTable]:
         """Return the followed tables as ``database`` holds them.
 
-        A table stays as it was while it is being loaded, and where it belongs to other files now: its handle keeps the
+        A table stays as it was while it is being loaded, and if it belongs to other files now: its handle keeps the
         older files open. A table that the writer has dropped is absent until the writer loads it again.
         """
         for name, held in tables.items():

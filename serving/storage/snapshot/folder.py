@@ -102,7 +102,7 @@ class SnapshotFolder:
 
 def _open_if_right(file: Path, spec: TableSpec, source: str) -> SnapshotReader | None:
     """Open ``file`` if it is the snapshot that its name says; return None if it must be made."""
-    if not os.path.exists(file):  # ``Path.exists`` raises where the file may not be read
+    if not os.path.exists(file):  # ``Path.exists`` raises if the file may not be read
         return None
     try:
         reader = SnapshotReader(file, spec.name)
