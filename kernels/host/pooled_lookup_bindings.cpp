@@ -1,4 +1,4 @@
-// The Python face of lookups in several tables. See bindings.cpp for the rules.
+// The Python bindings of lookups in several tables. See bindings.cpp for the rules.
 #include "pooled_lookup_bindings.hpp"
 
 #include <nanobind/nanobind.h>

@@ -44,10 +44,8 @@ def predict(options: argparse.Namespace) -> int:
     for probabilities in predictions:
         print(*probabilities)
     if defaulted_keys:
-        what = "1 key is unknown to the model: its default vector"
-        if defaulted_keys > 1:
-            what = f"{defaulted_keys} keys are unknown to the model: their default vectors"
-        print(f"hotrow predict: {what} counted", file=sys.stderr)
+        what = "1 key is" if defaulted_keys == 1 else f"{defaulted_keys} keys are"
+        print(f"hotrow predict: {what} unknown to the model: default vectors were used", file=sys.stderr)
     return 0
 
 

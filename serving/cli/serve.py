@@ -73,7 +73,7 @@ def add_parser(commands: Any) -> None:
         type=whole_number(1, _MOST_INFLIGHT),
         default=limits.max_inflight,
         metavar="N",
-        help="most requests in flight, counted once their bodies have arrived (default: %(default)s)",
+        help="maximum requests in flight, counted once their bodies have arrived (default: %(default)s)",
     )
     parser.set_defaults(run=serve, error_code=2)
 

@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class CachedTable:
-    """A table in a cache that is filled again if it becomes invalid.
+    """A table in a cache that is refilled if it becomes invalid.
 
     Attributes:
         tier: the cache.
@@ -56,7 +56,7 @@ class CachedTable:
 
 
 def load_tables(tiers: Sequence[Tier], loads: Sequence[tuple[ServedTable, TableSource]]) -> list[CachedTable]:
-    """Bring the tables of a model into every tier; returns those in caches that can be filled again.
+    """Bring the tables of a model into every tier; returns those in caches that can be refilled.
 
     If the truth is memory, it must have room for every row. A cache in memory takes as many rows as it has room for:
     the first rows by ``FirstRows``, then those of the file. Every row must fit the table's row type, wherever it lies.

@@ -131,7 +131,7 @@ class ParameterServer:
 
         Raises:
             UnknownModelError: it is not loaded.
-            StoreError: a store does not answer; the model is forgotten all the same.
+            StoreError: a store does not answer; the model is forgotten anyway.
         """
         self._served.forget(name, version, erase=False, held=held)
 
@@ -230,7 +230,7 @@ class ParameterServer:
         """Insert or overwrite rows in every tier, the truth first; the last of duplicate keys wins.
 
         When it returns, every lookup that starts finds the new rows. A cache without room takes the rows whose keys it
-        holds. A cache that does not answer is bypassed until it has been filled again in the background. Updates of one
+        holds. A cache that does not answer is bypassed until it has been refilled in the background. Updates of one
         table wait for each other.
 
         Args:

@@ -100,7 +100,7 @@ class Tier:
         self._breaker = None if settings.timeout_ms is None else CircuitBreaker(store.name, settings.timeout_ms)
         self._silence = Outages(store.name, "does not answer", "answers")
         self._refusal = Outages(store.name, "takes no promoted rows", "takes promoted rows")
-        self._bypassed: dict[str, bool] = {}  # by table of which it missed a change: whether it takes changes again
+        self._bypassed: dict[str, bool] = {}  # by table whose change it missed: whether it takes changes again
         self._paused_until_s: dict[str, float] = {}  # by full table; the promotion's thread writes it
 
     def fetch(self, table: ServedTable, keys: Keys) -> tuple[Vectors, Mask] | StoreError:
@@ -120,7 +120,7 @@ class Tier:
             return None
 
         def fetch() -> tuple[Vectors, Mask]:
-            # Its own array: an abandoned call goes on writing.
+            # Its own array: an abandoned call still writes.
             out = np.empty((row_ptrs.size - 1, table.dim), dtype=np.float32)
             return out, self.store.fetch_pooled(table.name, keys, row_ptrs, out, combiner, weights)
 
@@ -170,7 +170,7 @@ class Tier:
                 self.bypass(table.name)
 
     def bypass(self, table: str) -> None:
-        """Ask the cache nothing more about the table until it is filled again."""
+        """Ask the cache nothing more about the table until it is refilled."""
         self._bypassed[table] = False
 
     def begin_refill(self, table: str) -> bool:

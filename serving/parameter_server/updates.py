@@ -2,7 +2,7 @@
 
 The source of truth is written first. If that fails, the call fails and no cache is written. Then each cache takes
 the change, the slowest first. A cache that does not take it is bypassed for this table, and the call succeeds: the
-truth has the rows. The cache is filled again in the background. Until the call returns, a lookup may find the old row
+truth has the rows. The cache is refilled in the background. Until the call returns, a lookup may find the old row
 in one tier and the new row in another. Afterwards it finds only the new row.
 """
 

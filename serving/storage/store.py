@@ -318,7 +318,7 @@ class Store(Protocol):
         """See all rows that another process's writer acknowledged before this call.
 
         Raises:
-            StoreError: the store cannot, and goes on with what it saw before.
+            StoreError: the store cannot, and keeps what it saw before.
         """
         return
 

@@ -40,7 +40,7 @@ class _Plan:
         swap: rows are gathered elsewhere, and then take the place of the partition.
         changed: partitions whose markers will have ``changed``.
         foreign: why a partition is left alone, because it was loaded from other files; "" where there is none.
-        reason: why partitions that were filled before are filled again; "" where there is none.
+        reason: why partitions are refilled; "" where there is none.
     """
 
     absent: set[int] = field(default_factory=set)
@@ -124,7 +124,7 @@ class Filling:
                 self._finish(plan, wanted, changed=set(numbers) if wanted.changed else plan.changed)
         self._refuse_lost_leases()
         if plan.reason:
-            logger.warning("tier %s was filled again, table %r: %s", STORE_NAME, self._table.spec.name, plan.reason)
+            logger.warning("tier %s was refilled, table %r: %s", STORE_NAME, self._table.spec.name, plan.reason)
         if foreign:
             raise self._table.rows.error(foreign)
         return was_written

@@ -20,7 +20,7 @@ class Status(enum.Enum):
     UNKNOWN = "its marker must be read"
     INVALID = "its rows may be old or missing"
     FILLING = "it is being filled; changes are written to it"
-    MISSED = "it missed a write; it takes no writes until it is filled again"
+    MISSED = "it missed a write; it takes no writes until it is refilled"
     FOREIGN = "it was loaded from other files"
 
 

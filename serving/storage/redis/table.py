@@ -79,7 +79,7 @@ class RedisTable:
         """Read rows.
 
         Args:
-            keys: int64[N], all of which the table's key width can hold.
+            keys: int64[N]; the table's key width can hold each key.
             out: float32[N, D], contiguous; overwritten.
             found: bool[N]; overwritten.
         """

@@ -171,7 +171,7 @@ class RedisTopology:
             raise
         server.connection_pool.disconnect()
         if not slots:
-            raise RedisClusterException("is part of a cluster of which no node holds any slot")
+            raise RedisClusterException("is part of a cluster in which no node holds any slot")
         url = f"redis://{Address(host, port)}"
         return RedisCluster(url=url, connection_pool_class=self._pool, protocol=2, retry=Retry(NoBackoff(), 0))
 

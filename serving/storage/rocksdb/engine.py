@@ -173,7 +173,7 @@ def check_database(path: Path, read_only: bool) -> None:
         with translated_errors(path):
             path.mkdir(parents=True, exist_ok=True)
             if not _allows(path, os.R_OK | os.W_OK | os.X_OK):
-                raise StoreError(STORE_NAME, "", f"{path}: may not be written to; with read_only it need not be")
+                raise StoreError(STORE_NAME, "", f"{path}: no permission to write to it; with read_only none is needed")
     finally:
         for folder in missing:
             with suppress(OSError):  # was not created, or another process uses it already

@@ -79,5 +79,5 @@ def damaged_logs_named(store: str, path: Path) -> Iterator[None]:
             raise
         logs = " or ".join(str(log) for log in sorted(path.glob("*.log")) if log.stat().st_size) or str(path)
         fault = reason.removeprefix(_CORRUPTION)
-        advice = "restore a checkpoint, load the models into a new database, or, after a power cut, recover_database"
+        advice = "restore a checkpoint, load the models into a new database, or, after a power loss, recover_database"
         raise StoreError(store, "", f"{logs}: {fault}, in the newest rows; {advice}") from err

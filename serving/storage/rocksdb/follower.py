@@ -133,7 +133,7 @@ class FollowedTables:
             if expected.digest is not None and table.digest != expected.digest:
                 other = f"the writer has loaded it from other files, {table.digest}; this process goes by"
                 raise self._error(name, f"{other} {expected.digest}: restart it with those")
-        except StoreError as err:  # other tables are followed all the same
+        except StoreError as err:  # other tables are followed anyway
             self._log_once(err, "it stays as it was")
             return held
         self._logged.pop(name, None)

@@ -253,7 +253,7 @@ class RocksDbStore(Store):
             folder: the new database; must not exist yet, its parent must.
 
         Raises:
-            StoreError: the copy cannot be made, or the store is read-only, so that rows in the log would be missing.
+            StoreError: the copy cannot be created, or the store is read-only, so that rows in the log would be missing.
         """
         with self._tables_lock, self._lock:
             self._check_open()

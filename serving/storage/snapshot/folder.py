@@ -76,7 +76,7 @@ class SnapshotFolder:
         try:
             self._path.mkdir(parents=True, exist_ok=True)
         except OSError as err:
-            raise StoreError("snapshot", "", f"{self._path}: cannot be made: {err.strerror}") from err
+            raise StoreError("snapshot", "", f"{self._path}: cannot be created: {err.strerror}") from err
         finally:
             for folder in missing:
                 with suppress(OSError):  # was not created, or another process uses it already
