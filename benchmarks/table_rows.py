@@ -2,7 +2,7 @@
 
 A row is (what, record, params, unit, against, target). It shows every record of that name whose params match, side by
 side in the order of the file. A list in ``params`` matches any of its values. ``{name}`` in ``what`` stands for the
-params of the records. A target is for the ratio, or for our own figure where it names the unit. Cases with different
+params of the records. A target is for the ratio, or for our own figure if it names the unit. Cases with different
 targets have them separated by slashes. After ``passes:`` stand the words for the benchmark's own verdict.
 """
 

@@ -251,7 +251,7 @@ class PooledLookup:
 
         Returns:
             For each table that does not hold all of its keys: its place, and which keys were found, bool[N of the
-            table], or None where the table was not read. A snapshot that cannot be read is not read.
+            table], or None if the table was not read. A snapshot that cannot be read is not read.
 
         Raises:
             ReservedKeyError: a key is reserved. ``out`` is unchanged.

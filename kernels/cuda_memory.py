@@ -51,7 +51,7 @@ def empty_pinned(index: int, shape: int | Sequence[int], dtype: npt.DTypeLike) -
 
 
 def empty_array(index: int, shape: int | Sequence[int], dtype: npt.DTypeLike) -> Array:
-    """Return a new array of the GPU ``index``, of unknown content; where a graph is captured, in the graph's memory.
+    """Return a new array of the GPU ``index``, of unknown content; during a capture, in the memory of the graph.
 
     Raises:
         MemoryError: the GPU has no more.

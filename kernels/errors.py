@@ -89,7 +89,7 @@ class SnapshotError(HotrowError):
 
 
 class SharedMemoryError(HotrowError):
-    """A table in shared memory cannot be made, opened or used: no room, no such file, another form."""
+    """A table in shared memory cannot be created, opened or used: no room, no such file, another form."""
 
     def __init__(self, file: str, reason: str) -> None:
         """Name the file and what is wrong with it."""

@@ -121,7 +121,7 @@ class HostTable(_host.HostTable):
 
     It evicts until at most ``target_rows`` are left, or fewer if the call needs more room. The order among equal rows
     is undefined. Every policy except ``"evict_random"`` takes one more byte per row and spare row, and reads write to
-    it. To choose rows, the inserting call passes over the table; reads go on meanwhile.
+    it. To choose rows, the inserting call scans the table; reads continue meanwhile.
 
     Args:
         dim: embedding_vec_size, 1 to 65,536.

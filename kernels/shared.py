@@ -24,7 +24,7 @@ class SharedTable(HostTable):
 
     Callers make sure that only one process writes at a time (``writes``); the others read in parallel. A killed reader
     disturbs no other process. A reader that is stopped in the middle of a read makes writes fail that need the rows it
-    holds. If the writer is killed, readers go on, and another process may attach as the writer and clears up
+    holds. If the writer is killed, readers continue, and another process may attach as the writer and clears up
     half-finished writes. A row is written completely or not at all. At most 64 lookups of one process run at a time;
     further lookups wait. A forked child is not attached: its reads and writes raise RuntimeError.
     """

@@ -120,6 +120,6 @@ def CreateEmbeddingCache(  # noqa: N802 - HugeCTR's name
 
 
 def _check_switch(source: str, argument: str, value: object) -> None:
-    """Refuse everything but a bool: ``"no"`` would count as true."""
+    """Refuse everything except a bool: ``"no"`` would count as true."""
     if not isinstance(value, bool):
         raise ConfigError(source, argument, f"expected True or False, got {value!r}")

@@ -151,7 +151,7 @@ struct PartSum {
   float columns[Part<Row>::columns];
   float total;  // of the weights, or of their squares
 
-  // Add a row, of which `column(c)` is one of the part's.
+  // Add a row; `column(c)` is one of the part's columns.
   template <class Column>
   __device__ __forceinline__ void add(const TableBags& bags, const Round& round, u32 i, Column column) {
     const float weight = round.weights[i], factor = bags.max_norm > 0.0f ? round.factors[i] : 1.0f;

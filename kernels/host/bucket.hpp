@@ -2,8 +2,8 @@
 //
 // Layout, 64 bytes, one cache line:
 //
-//   keys    int64[5]     kEmpty where the slot is free
-//   rows    uint32[5]    row number of the key in the same position, kNoRow where the slot is free
+//   keys    int64[5]     kEmpty if the slot is free
+//   rows    uint32[5]    row number of the key in the same position, kNoRow if the slot is free
 //   passed  uint32       keys that live in a later bucket although their probe starts in this one or an earlier one
 //
 // Probing. A key's home bucket is fastrange(mix(key)); a full bucket sends it to the next one. A probe ends at the

@@ -109,7 +109,7 @@ class BucketIndex {
     count(distance, -1);
   }
 
-  // Clean up the unfinished write of a killed writer and count again while readers go on. `passed` was never less
+  // Clean up the unfinished write of a killed writer and count again while readers continue. `passed` was never less
   // than the present keys need, so no probe misses a key meanwhile. Returns which rows are in the index. Throws
   // std::out_of_range if a key's row does not exist.
   int64_t adopt(std::vector<bool>& is_used) {

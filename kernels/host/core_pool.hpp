@@ -4,11 +4,11 @@
 // counter as the helpers. A helper that gets no core, or gets it late, has taken no chunk and costs nothing. At the end
 // the caller waits only for chunks that helpers are still working on.
 //
-// There is one pool per process and one job at a time. A caller that finds the pool at work does all its chunks itself:
+// There is one pool per process and one job at a time. A caller that finds the pool busy does all its chunks itself:
 // it does not wait, because the cores are busy anyway.
 //
 // Helpers spin for 50 us and then wait on a condition variable. Waking a helper whose core sleeps too takes about 20 us
-// on a virtual machine, of which the caller loses 6 us (Zen 4, KVM). This is far less than the work that is shared.
+// on a virtual machine; the caller loses 6 us of them (Zen 4, KVM). This is far less than the work that is shared.
 // Helpers start with the first shared job, block signals, and are joined when the process exits. A forked child starts
 // its own helpers.
 #pragma once
@@ -80,9 +80,9 @@ class CorePool {
   void close_and_wait();
 
   std::atomic<unsigned> threads_{1};
-  std::atomic<bool> taken_{false};  // who sets it owns the pool: the fields up to next_, and starting and stopping
+  std::atomic<bool> taken_{false};  // its setter owns the pool: the fields up to next_, starting and stopping
   std::vector<pthread_t> helpers_;
-  bool starts_failed_ = false;  // the system gives no thread: do not ask at every lookup
+  bool starts_failed_ = false;  // the system refused a thread: do not ask again at every lookup
   int left_core_ = -1;          // where no helper may run; -1: they may run anywhere
   Job job_{};
   std::exception_ptr error_;              // of the chunk that raised has_error_

@@ -108,7 +108,7 @@ class Epochs {
     for (uint32_t peer = 0; peers_ && peer < block_count_; ++peer) peers_->clear_if_gone(peer, blocks_[peer]);
   }
 
-  // Writer: it has waited for long. Fails if another process, which may be stopped, has the earliest reader.
+  // Writer: it has waited too long. Fails if another process, which may be stopped, has the earliest reader.
   void check_stuck() const {
     if (!peers_) return;
     const Earliest reader = earliest();

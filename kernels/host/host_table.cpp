@@ -40,7 +40,7 @@ HostTable::HostTable(std::unique_ptr<SharedArea> area, bool writes)
     adopt();
 }
 
-// Rebuilds from the index what only writers use.
+// Rebuilds from the index the state that only writers use.
 void HostTable::adopt() {
   std::vector<bool> is_used(capacity_rows_ + spare_rows_for(capacity_rows_));
   try {
@@ -136,7 +136,7 @@ void HostTable::write_in_epochs(const int64_t* keys, size_t n, WriteOne write_on
   }
 }
 
-// Rows are encoded before the lock is taken: other writers go on, and a row that does not fit leaves no trace.
+// Rows are encoded before the lock is taken: other writers continue, and a row that does not fit leaves no trace.
 int64_t HostTable::insert(const int64_t* keys, const float* rows, size_t n) {
   epochs_.check_attached();
   if (row_type_ == RowType::kFp32) return write_encoded(keys, reinterpret_cast<const std::byte*>(rows), n);

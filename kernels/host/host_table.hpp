@@ -44,7 +44,7 @@ class HostTable {
   static constexpr uint64_t kMaxCapacityRows = 3'500'000'000;  // with the spare rows below 2^32
 
   // 1 <= dim <= kMaxDim, 1 <= capacity_rows <= kMaxCapacityRows. With a policy a full table evicts rows until at most
-  // target_rows are left, fewer where an insert needs more room. Throws std::bad_alloc.
+  // target_rows are left, fewer if an insert needs more room. Throws std::bad_alloc.
   HostTable(uint32_t dim, uint64_t capacity_rows, RowType row_type, OverflowPolicy policy = OverflowPolicy::kRefuse,
             uint64_t target_rows = 0)
       : dim_(dim),
@@ -87,7 +87,7 @@ class HostTable {
   void holds(const int64_t* keys, size_t n, bool* held);
 
   // Insert or overwrite; of equal keys the last wins. No key is reserved (here and in evict). Returns how many other
-  // keys were evicted to make room. Throws TableFull, or UnfitValue where the table's row type cannot hold a value,
+  // keys were evicted to make room. Throws TableFull, or UnfitValue if the table's row type cannot hold a value,
   // before anything is written; and SharedFault, after some rows were written, if a reader of another process is stuck.
   int64_t insert(const int64_t* keys, const float* rows, size_t n);
 

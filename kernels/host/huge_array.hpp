@@ -1,4 +1,4 @@
-// Zeroed memory straight from the system: aligned, on huge pages where the system has them, already touched.
+// Zeroed memory straight from the system: aligned, on huge pages if the system has them, already touched.
 //
 // Every page is touched at construction, by several threads. The first touch of a huge page clears 2 MiB while the
 // thread waits, so an arena that is first touched while it serves would slow down the slowest answers.

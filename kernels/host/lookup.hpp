@@ -64,7 +64,7 @@ const LookupLoops& portable_loops();
 const LookupLoops& avx2_loops();
 #endif
 
-// AVX2 (with F16C) where the CPU has it and HOTROW_DISABLE_AVX2 is not set to 1.
+// AVX2 (with F16C) if the CPU has it and HOTROW_DISABLE_AVX2 is not set to 1.
 const LookupLoops& lookup_loops();
 
 // For tests: switch to AVX2 or to the portable loops. Returns whether AVX2 is now used.

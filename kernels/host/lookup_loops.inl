@@ -1,14 +1,14 @@
 // The reading loops. Included by lookup_avx2.cpp and lookup_portable.cpp, each time in a namespace of its own, after
 // defining HOTROW_TARGET (the function attribute that chooses the instruction set) and
 //
-//   unsigned matches(const Bucket&, int64_t key)   bit s is set where slot s holds the key
+//   unsigned matches(const Bucket&, int64_t key)   bit s is set if slot s holds the key
 //
 // and what row_decode.inl asks for.
 //
 // A loop inlines everything that it calls (flatten): with so many loops, the compiler would otherwise stop inlining,
 // which costs a quarter of the rate.
 //
-// Sums are plain float32 additions in key order, starting from +0, one chain per column; a row is de-quantised and
+// Sums are plain float32 additions in key order, starting from +0, one chain per column; a row is de-quantized and
 // weighted by operations that round one by one, never fused. Vector width does not change them, so every path gives the
 // same bits (of a NaN only that it is one: which payload comes out depends on the order in which the compiler writes
 // down the operands of a sum).

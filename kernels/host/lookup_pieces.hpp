@@ -19,7 +19,7 @@ struct Piece {
   size_t size() const { return end - begin; }
 };
 
-// Call work(piece of the keys) for each, in any order, from several threads at a time where there are kSharedKeys.
+// Call work(piece of the keys) for each, in any order, from several threads at a time if there are kSharedKeys.
 template <class Work>
 void do_in_pieces(size_t keys, const Work& work) {
   const size_t pieces = std::max<size_t>(1, (keys + kPieceKeys - 1) / kPieceKeys);

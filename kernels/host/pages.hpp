@@ -1,4 +1,4 @@
-// How a large mapping gets its pages: huge where the system has them, on all memory nodes, and by several threads.
+// How a large mapping gets its pages: huge if the system has them, on all NUMA nodes, and by several threads.
 #pragma once
 
 #include <algorithm>

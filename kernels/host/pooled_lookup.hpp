@@ -34,7 +34,7 @@ struct TableLookup {
 
   const HostTable* in_memory = nullptr;  // the same table, unless it is a file
 
-  bool is_read = false;  // whether `out` and `found` are written; not so where a file cannot be read
+  bool is_read = false;  // whether `out` and `found` are written; false if a file cannot be read
   bool misses = false;   // a key is absent
   int64_t nanoseconds = 0;
 
@@ -63,7 +63,7 @@ struct TableLookup {
 };
 
 // A table waits for its first keys' buckets and then for their rows. With few keys that is most of its time, so the
-// tables with few keys wait together: 26 tables of one key take 5 us and not 13.
+// tables with few keys wait together: 26 tables of one key take 5 us instead of 13.
 inline void prefetch_few(const std::vector<TableLookup>& lookups) {
   constexpr size_t kFewKeys = 8;
   for (const TableLookup& one : lookups)

@@ -1,4 +1,4 @@
-// The Python face of lookups in several tables. See bindings.cpp for the rules.
+// The Python bindings of lookups in several tables. See bindings.cpp for the rules.
 #include "pooled_lookup_bindings.hpp"
 
 #include <nanobind/nanobind.h>
@@ -196,7 +196,7 @@ class Request {
   const std::unique_ptr<bool[]> found_;
 };
 
-// (place, found) of each table that does not hold all of its keys; found is None where it was not read.
+// (place, found) of each table that does not hold all of its keys; found is None if it was not read.
 nb::list pool_tables(const PooledLookup& lookup, const nb::sequence& tables, nb::handle keys, nb::handle row_ptrs,
                      nb::handle out, int64_t samples, nb::handle weights) {
   const size_t count = lookup.tables.size();

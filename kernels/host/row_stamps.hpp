@@ -9,7 +9,7 @@
 //   evict_oldest_written   when it was last written
 //   evict_random           no stamps
 //
-// The clock counts inserts, not seconds: it ticks once kTicks-th parts of the capacity were added, at most once per
+// The clock counts inserts, not seconds: it ticks each time a kTicks-th of the capacity was added, at most once per
 // insert, because only inserts compare ages. It needs no system call, and reads between two ticks write a row's stamp
 // once.
 //

@@ -16,7 +16,7 @@
 
 constexpr size_t kBucketsAhead = 32;
 
-// Fewer rows ahead where a row has many lines.
+// Fewer rows ahead if a row has many lines.
 constexpr size_t rows_ahead(RowType type, uint32_t dim) { return dim == 0 || row_bytes(type, dim) > 256 ? 16 : 32; }
 
 HOTROW_TARGET inline void prefetch_line(const void* line) { __builtin_prefetch(line, 0, 2); }

@@ -14,7 +14,7 @@
 //   uint8        offset = min x, scale = (max x - min x) / 255
 //                                               q = clamp(round((x - offset) / scale), 0, 255)
 //
-// Where the scale is 0 (a row of zeros, or of equal values for uint8), so is every q. The clamp acts only where the
+// If the scale is 0 (a row of zeros, or of equal values for uint8), so is every q. The clamp acts only where the
 // scale is so small that it is a subnormal. Eight-bit codes with float32 parameters per row are what FBGEMM and
 // TorchRec call row-wise quantization; -128 is left out so that int8 is symmetric.
 //

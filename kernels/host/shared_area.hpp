@@ -12,7 +12,7 @@
 // readers, whatever it contains. (The locks belong to the open file, F_OFD_SETLK, because process numbers mean nothing
 // between containers and are reused.)
 //
-// Killed writers. Every step of a write leaves a table that readers can go on reading (bucket.hpp: a visible key has a
+// Killed writers. Every step of a write leaves a table that readers can still read (bucket.hpp: a visible key has a
 // visible row); what a write had not finished, HostTable::adopt clears up for the next writer.
 //
 // A forked child is not attached. It reads and writes nothing, and closes its copies of the file and of the mapping,
@@ -29,7 +29,7 @@
 
 namespace hotrow {
 
-// Shared memory cannot be made, or has the wrong content.
+// Shared memory cannot be created, or has the wrong content.
 struct SharedFault {
   std::string file;
   std::string reason;
@@ -63,7 +63,7 @@ class SharedArea final : public Epochs::Peers {
  public:
   static constexpr uint32_t kPeers = SharedHeader::kPeers;
 
-  // Make a new file, all of its memory taken. Throws SharedFault.
+  // Create a new file and allocate all of its memory. Throws SharedFault.
   SharedArea(const std::string& path, const SharedShape& shape);
   // Attach to a file. Throws SharedFault.
   explicit SharedArea(const std::string& path);
@@ -73,7 +73,7 @@ class SharedArea final : public Epochs::Peers {
 
   SharedShape shape() const;
   bool is_new() const { return is_new_; }
-  // A new file is what it is to be: from now on others can attach.
+  // A new file is complete: from now on others can attach.
   void publish();
   // Identifies the file, because another file may replace it; 0 in a forked child.
   uint64_t inode() const;

@@ -10,8 +10,8 @@
 // begins on a page of 4,096 bytes and is padded with zeros to whole pages. All offsets and the file's size follow from
 // the header, so a truncated file is found at once.
 //
-// When what is checked. Opening checks the header by its CRC-32, the file's size, and the checksums of the index's
-// pages by their CRC-32 in the header: 0.1 % of the index. A lookup that first comes to a page of the index checks the
+// Checks. Opening checks the header by its CRC-32, the file's size, and the checksums of the index's
+// pages by their CRC-32 in the header: 0.1 % of the index. The first lookup that reads a page of the index checks the
 // page's checksum and contents (is_sound in snapshot.cpp) before it uses them. So a table of any size opens in the time
 // of a few page reads, and a damaged index never gives a wrong row. Rows and keys are checked on demand and when they
 // are read by number, as for a load; lookups do not check them.

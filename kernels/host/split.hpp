@@ -21,7 +21,7 @@ struct Split {
   const Offset* row_ptrs;  // one CSR over all slots of a sample, or one CSR per table, table after table
   std::vector<int64_t> slots;
   size_t samples;          // B
-  int64_t* out_keys;       // [N], table-major; not used where there is one table, whose keys are in order
+  int64_t* out_keys;       // [N], table-major; not used if there is one table, whose keys are in order
   int32_t* out_row_ptrs;   // B * slots[t] + 1 per table, table after table, each from 0
   int64_t* most_keys;      // [T], the most keys of the table in one sample
   int64_t* all_keys;       // [T], the keys of the table in all samples
@@ -29,7 +29,7 @@ struct Split {
 
 constexpr size_t kTileSamples = 64;  // their offsets and keys stay in the L1 cache while table after table takes its own
 
-// Whether n + 1 offsets start at 0, never fall, and end at or below `most`.
+// Whether n + 1 offsets start at 0, never decrease, and end at or below `most`.
 template <class Offset>
 bool is_csr(const Offset* offsets, size_t n, size_t most) {
   using Bits = std::make_unsigned_t<Offset>;

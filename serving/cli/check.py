@@ -110,7 +110,7 @@ def _check_model(config: ModelConfig, options: argparse.Namespace, faults: list[
     for part, size_bytes in needed.items():
         print(f"  {part:<32} {_mib(size_bytes):>16}" + rounding.get(part, ""))
     if caches:
-        print(_on_gpus("caches, where GPUs are used", caches))
+        print(_on_gpus("caches, if GPUs are used", caches))
         print(_on_gpus("caches' worker buffers", buffers_memory(config)))
     return sum(needed.values())
 

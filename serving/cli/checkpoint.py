@@ -16,7 +16,7 @@ def add_parser(commands: Any) -> None:
     parser: argparse.ArgumentParser = commands.add_parser(
         "checkpoint",
         help="copy the database of a persistent_db",
-        description="Copy RocksDB's database as it is now. The copy is a database itself. On the same file system the "
+        description="Copy the RocksDB database as it is now into a new database. On the same file system the "
         "files are hard links, and the copy takes milliseconds. No other process may have the database open for "
         "writing. A process that has it open can call RocksDbStore.checkpoint. A server of the copy refills its caches "
         "at its first start.",

@@ -19,7 +19,7 @@ def add_parser(commands: Any) -> None:
         "export-onnx",
         help="write a model's dense network as an ONNX file",
         description="Write the dense network of a model as ONNX. It takes dense features [B, F] and pooled embeddings "
-        "[B, S, D] and returns probabilities [B, L]. Inputs have their names in the model's JSON. Embedding tables are "
+        "[B, S, D] and returns probabilities [B, L]. Inputs have the names of the model's JSON. Embedding tables are "
         "not written.",
     )
     parser.add_argument(

@@ -75,7 +75,7 @@ def add_parser(commands: Any) -> None:
         type=whole_number(1, 2**31 - 1),
         default=1024,
         metavar="N",
-        help="the most samples of one request (default: %(default)s)",
+        help="maximum samples per request (default: %(default)s)",
     )
     parser.add_argument(
         "--verify",

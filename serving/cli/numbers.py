@@ -68,4 +68,4 @@ def _cache_size(text: str) -> int | float:
         return int(text)
     if re.fullmatch(r"\d{1,3}(\.\d{1,6})?%", text, flags=re.ASCII) and 0 < float(text[:-1]) <= 100:
         return float(text[:-1]) / 100
-    raise ArgumentTypeError(f"expected rows, or a part of a table such as 5%, got {text[:32]!r}")
+    raise ArgumentTypeError(f"expected rows, or a percentage of a table such as 5%, got {text[:32]!r}")

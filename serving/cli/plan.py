@@ -58,9 +58,11 @@ def add_parser(commands: Any) -> None:
         type=cache_sizes,
         default=_DEFAULT_SIZES,
         metavar="LIST",
-        help=f"rows, or parts of a table (default: {_DEFAULT_SIZES.replace('%', '%%')})",
+        help=f"rows, or percentages of a table (default: {_DEFAULT_SIZES.replace('%', '%%')})",
     )
-    parser.add_argument("--hit-rate", type=ratio, metavar="RATIO", help="print which sizes reach this hit rate")
+    parser.add_argument(
+        "--hit-rate", type=ratio, metavar="RATIO", help="print the smallest sizes that reach this hit rate"
+    )
     parser.add_argument("--ram", type=memory_size, metavar="SIZE", help="divide this much RAM among the tables: 8GiB")
     parser.add_argument(
         "--policy",
@@ -68,7 +70,7 @@ def add_parser(commands: Any) -> None:
         default="file",
         help="which rows --ram holds; `file` means the first rows of the files (default: %(default)s)",
     )
-    parser.add_argument("--sample", type=ratio, metavar="RATIO", help="estimate lru from this part of the rows")
+    parser.add_argument("--sample", type=ratio, metavar="RATIO", help="estimate lru from this fraction of the rows")
     parser.add_argument("--csv", type=Path, metavar="FILE", help="write the curves as numbers into this file")
     parser.add_argument("--plot", type=Path, metavar="FILE", help=f"draw the curves: {', '.join(_PICTURES)}")
     parser.add_argument(

@@ -29,7 +29,11 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("file", metavar="FILE", help="the samples, a JSON file; - reads standard input")
     parser.add_argument("--url", default=_DEFAULT_URL, help="the server (default: %(default)s)")
     parser.add_argument(
-        "--timeout", type=seconds(_LONGEST_TIMEOUT_S), default=30.0, metavar="SECONDS", help="default: %(default)s"
+        "--timeout",
+        type=seconds(_LONGEST_TIMEOUT_S),
+        default=30.0,
+        metavar="SECONDS",
+        help="longest wait; default: %(default)s",
     )
     parser.set_defaults(run=predict, error_code=1)
 
@@ -40,10 +44,8 @@ def predict(options: argparse.Namespace) -> int:
     for probabilities in predictions:
         print(*probabilities)
     if defaulted_keys:
-        what = "1 key is unknown to the model: its default vector"
-        if defaulted_keys > 1:
-            what = f"{defaulted_keys} keys are unknown to the model: their default vectors"
-        print(f"hotrow predict: {what} counted", file=sys.stderr)
+        what = "1 key is" if defaulted_keys == 1 else f"{defaulted_keys} keys are"
+        print(f"hotrow predict: {what} unknown to the model: default vectors were used", file=sys.stderr)
     return 0
 
 

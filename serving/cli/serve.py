@@ -34,7 +34,7 @@ def add_parser(commands: Any) -> None:
         "repository",
         type=Path,
         metavar="REPO",
-        help="folder of <model>/<version>/, ps.json next to the models; or a ps.json or v3.0 inference JSON by itself",
+        help="a folder of <model>/<version>/ with an optional ps.json, a ps.json, or a v3.0 inference JSON",
     )
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     parser.add_argument(
@@ -42,14 +42,14 @@ def add_parser(commands: Any) -> None:
         type=whole_number(0, 65535),
         default=8000,
         metavar="N",
-        help="0 takes a free one (default: %(default)s)",
+        help="port to listen on; 0 takes a free port (default: %(default)s)",
     )
     parser.add_argument(
         "--threads",
         type=whole_number(1, _MOST_THREADS),
         default=usable_cores(),
         metavar="N",
-        help="requests run at a time (default: %(default)s)",
+        help="requests that run at the same time (default: %(default)s)",
     )
     add_engine_options(parser, "auto", "runs the dense network (default: %(default)s)")
     parser.add_argument(
@@ -57,7 +57,7 @@ def add_parser(commands: Any) -> None:
         type=_device,
         default="auto",
         metavar="NAME",
-        help="where embeddings are cached, and with the engine auto the dense network runs: cuda:0; cuda for the GPUs "
+        help="where embeddings are cached and, with --engine auto, the dense network runs: cuda:0; cuda for the GPUs "
         "of each model's deployed_device_list; cpu; auto for cuda where there is a GPU, else cpu; runner for tests "
         "(default: %(default)s)",
     )
@@ -73,7 +73,7 @@ def add_parser(commands: Any) -> None:
         type=whole_number(1, _MOST_INFLIGHT),
         default=limits.max_inflight,
         metavar="N",
-        help="most requests in flight, counted once their bodies have arrived (default: %(default)s)",
+        help="maximum requests in flight, counted once their bodies have arrived (default: %(default)s)",
     )
     parser.set_defaults(run=serve, error_code=2)
 

@@ -39,7 +39,9 @@ def add_parser(commands: Any) -> None:
         metavar="NAME",
         help="the table of this name, if TABLE is a configuration as for `hotrow check`",
     )
-    parser.add_argument("--row-dtype", choices=get_args(RowDtype), default="fp32", help="default: %(default)s")
+    parser.add_argument(
+        "--row-dtype", choices=get_args(RowDtype), default="fp32", help="type of the stored rows (default: %(default)s)"
+    )
     parser.add_argument("--dim", type=int, metavar="D", help="floats per row, if the table's files do not say")
     parser.add_argument(
         "--key-type", choices=get_args(KeyType), default="I64", help="key type of a v3.0 file (default: I64)"

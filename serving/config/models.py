@@ -51,7 +51,7 @@ class ModelConfig(Record):
         onnx_file: an ONNX export of the ``.model`` file next to it, if there is one.
         tables: one record per table, in graph order.
         key_type: ``"I64"`` or ``"I32"`` (uint32 keys).
-        max_batchsize: the most samples of one request.
+        max_batchsize: maximum samples per request.
         dense_dim: F.
         label_dim: L; 0 if the model is only looked up.
         gpu_cache: the settings of its embedding caches on GPUs.

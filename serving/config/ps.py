@@ -297,7 +297,7 @@ def _lookup_tables(clause: ModelClause, at: Location) -> tuple[TableConfig, ...]
     if not clause.sparse_files:
         raise at.error("sparse_files", "expected a list that is not empty")
     if clause.embedding_vecsize_per_table is None:
-        raise at.error("embedding_vecsize_per_table", "required where there is no network_file")
+        raise at.error("embedding_vecsize_per_table", "required without a network_file")
     dims = _per_table(clause.embedding_vecsize_per_table, "embedding_vecsize_per_table", len(clause.sparse_files), at)
     return tuple(
         TableConfig(name=f"sparse_embedding{index}", dim=dim or 0, slots=1, combiner="sum", file=file.resolve())

@@ -77,7 +77,7 @@ class Int8Network:
 def open_int8(
     graph: Graph, exact: OnnxNetwork, model: bytes | Path, calibration: Calibration | None, threads: int, source: str
 ) -> Int8Network:
-    """Quantise a network and measure it on this machine: processors multiply integers in different ways.
+    """Quantize a network and measure it on this machine: processors multiply integers in different ways.
 
     All products with a weight are tried first. While an answer exceeds the tolerance, one more product goes back to
     float32. The first to go back is the product with the largest error per multiplication saved, measured alone.
@@ -92,7 +92,7 @@ def open_int8(
 
     Raises:
         ConfigError: the network mixes samples, has no product with a weight, or exceeds the tolerance even with a
-            single product; its answers to the calibration are not finite; or it cannot be quantised.
+            single product; its answers to the calibration are not finite; or it cannot be quantized.
         MissingExtraError: a package of the extra ``onnx`` is not installed.
         ValueError: there is no calibration, or its arrays are not the graph's.
     """
@@ -122,13 +122,13 @@ def open_int8(
         trials = _Trials(quantizing, graph, folded, scales, total, calibration, expected, threads, source)
         network, measured = trials.choose(products)
     except failures as err:
-        raise ConfigError(source, "", f"engine int8: the network cannot be quantised: {one_line(err)}") from err
+        raise ConfigError(source, "", f"engine int8: the network cannot be quantized: {one_line(err)}") from err
     return Int8Network(network, exact, calibration, measured, source)
 
 
 @dataclass(frozen=True, slots=True)
 class _Trials:
-    """Quantises any choice of a model's products and measures the result."""
+    """Quantizes any choice of a model's products and measures the result."""
 
     quantizing: ModuleType
     graph: Graph

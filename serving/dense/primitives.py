@@ -47,7 +47,7 @@ def linear(x: Array, w: Array, b: Array | None = None, arithmetic: Arithmetic | 
         float[..., O], in memory of its own.
     """
     if _library(x) == "ndonnx":
-        # ndonnx wraps matmul in an If; ONNX Runtime's fusions and the int8 quantisation do not look inside an If.
+        # ndonnx wraps matmul in an If; ONNX Runtime's fusions and the int8 quantization do not look inside an If.
         from serving.dense.tracing import traced_linear
 
         return traced_linear(x, w, b)

@@ -1,6 +1,6 @@
 """Turns float32 products of an ONNX model into products of 8-bit integers. Importing it needs the extra onnx.
 
-The quantisation is dynamic: at run time the left side is rounded to 256 steps, with one scale that comes from the
+The quantization is dynamic: at run time the left side is rounded to 256 steps, with one scale that comes from the
 largest value of the batch. Dense features of up to 8 next to embeddings of 0.05 would leave the embeddings two steps.
 So columns are balanced by x @ w = (x / s) @ (s * w). This is exact in real numbers, and nearly exact in integers if the
 columns of x / s have about the same size. The scales s are SmoothQuant's (Xiao et al. 2022,

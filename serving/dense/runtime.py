@@ -51,7 +51,7 @@ def open_session(model: bytes | Path, threads: int, source: str) -> Any:
     options.inter_op_num_threads = 1
     options.execution_mode = runtime.ExecutionMode.ORT_SEQUENTIAL
     options.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_ENABLE_ALL
-    options.log_severity_level = 4  # errors are raised; warnings are for authors of optimisers
+    options.log_severity_level = 4  # errors are raised; warnings are for authors of optimizers
     # A thread that spins between calls takes a core from the lookup of the next request.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     try:

@@ -62,7 +62,7 @@ class OneWrite:
         if self._parts:
             data = b"".join(self._parts)
             self._parts.clear()
-            if not self._transport.is_closing():  # uvloop raises where the client has reset the connection
+            if not self._transport.is_closing():  # uvloop raises if the client has reset the connection
                 self._transport.write(data)
 
 

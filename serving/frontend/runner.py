@@ -44,7 +44,7 @@ class Runner:
     """Runs predict requests; belongs to one event loop.
 
     Handing a request to a thread and back costs more than a small model needs to answer, so short requests run on the
-    event loop. Which requests are short is learnt per model and per body size (in powers of two). The first request of
+    event loop. Which requests are short is learned per model and per body size (in powers of two). The first request of
     a kind goes to the pool. The size of a compressed body says little about its time: see ``run_pooled``.
     """
 

@@ -44,7 +44,7 @@ class ImportPlan:
         network: the dense network.
         dense: its input for dense features. None if F is 0.
         tables: in the order of the network's inputs, which is their order in a request.
-        max_batchsize: the most samples of one request.
+        max_batchsize: maximum samples per request.
         unused: possible tables of the checkpoint that no input is named after.
     """
 
@@ -114,7 +114,7 @@ def plan_import(
             without a table takes the dense features.
         combiners: for tables that are pooled in another way than ``combiner``.
         logits: the network answers with logits, so a Sigmoid is appended.
-        max_batchsize: the most samples of one request.
+        max_batchsize: maximum samples per request.
 
     Raises:
         ConfigError: the arguments do not fit the network: a table has no input, an input has no table, or D differs.

@@ -1,4 +1,4 @@
-"""Write a file or a folder so that a reader sees all of it or none, even after a power cut."""
+"""Write a file or a folder so that a reader sees all of it or none, even after a power loss."""
 
 import errno
 import os

@@ -52,7 +52,7 @@ def write_version(
 ) -> Path:
     """Write ``<repository>/<name>/<version>/``, and ``config.pbtxt`` and ``ps.json`` if they are missing.
 
-    All files of the version are synced in a hidden folder, which is then renamed. So a reader, a crash or a power cut
+    All files of the version are synced in a hidden folder, which is then renamed. So a reader, a crash or a power loss
     sees the whole version or none. Writers of one model wait for each other, across processes too. Hidden folders that
     a killed writer left behind are deleted by the next writer.
 
@@ -104,7 +104,7 @@ def check_output(repository: Path, name: str, graph: Graph) -> None:
     try:
         repository.mkdir(parents=True, exist_ok=True)
     except OSError as err:
-        raise OutputError(f"{repository}: cannot be made: {err.strerror or err}") from err
+        raise OutputError(f"{repository}: cannot be created: {err.strerror or err}") from err
     if not os.access(repository, os.W_OK | os.X_OK):
         raise OutputError(f"{repository}: cannot be written")
     check_table_names(graph)

@@ -99,7 +99,7 @@ class CircuitBreaker:
     def call(self, table: str, call: Callable[[], T], probe: Callable[[], object]) -> T:
         """Return what ``call`` returns.
 
-        An abandoned call goes on: its output may still be written after this has raised.
+        An abandoned call continues: its output may still be written after this has raised.
 
         Args:
             table: the table, for messages.

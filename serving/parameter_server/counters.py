@@ -26,7 +26,7 @@ class TierCounters:
         promoted_rows: rows of slower tiers that were copied into this tier.
         dropped_promotions: rows of slower tiers that were not copied: there was no room, the rows had changed, or too
             many were waiting.
-        refills: how often the tier was filled again after it had become invalid.
+        refills: how often the tier was refilled after it had become invalid.
         fetch_times: times of the calls that it answered.
     """
 
@@ -158,7 +158,7 @@ class TableCounting:
             self._tiers[depth].dropped_promotions += dropped_rows
 
     def refilled(self, depth: int) -> None:
-        """Count a tier that was filled again."""
+        """Count a refill of a tier."""
         with self._lock:
             self._tiers[depth].refills += 1
 

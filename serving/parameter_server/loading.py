@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class CachedTable:
-    """A table in a cache that is filled again if it becomes invalid.
+    """A table in a cache that is refilled if it becomes invalid.
 
     Attributes:
         tier: the cache.
@@ -56,9 +56,9 @@ class CachedTable:
 
 
 def load_tables(tiers: Sequence[Tier], loads: Sequence[tuple[ServedTable, TableSource]]) -> list[CachedTable]:
-    """Bring the tables of a model into every tier; returns those in caches that can be filled again.
+    """Bring the tables of a model into every tier; returns those in caches that can be refilled.
 
-    Where the truth is memory, it must have room for every row. A cache in memory takes as many rows as it has room for:
+    If the truth is memory, it must have room for every row. A cache in memory takes as many rows as it has room for:
     the first rows by ``FirstRows``, then those of the file. Every row must fit the table's row type, wherever it lies.
     A cache that cannot be reached now is left to a later ``fill``.
 
@@ -128,7 +128,7 @@ def note_current_caches(tiers: Sequence[Tier], table: ServedTable) -> None:
 
 
 def erase_tables(tiers: Sequence[Tier], tables: Sequence[str]) -> None:
-    """Remove ``tables`` from every store, the truth last; where a cache keeps its rows, so does the truth.
+    """Remove ``tables`` from every store, the truth last; if a cache keeps its rows, so does the truth.
 
     Raises:
         StoreError: a store did not answer; the first such error.
@@ -149,7 +149,7 @@ def check_room(store: str, room: Mapping[str, int | None], sources: Sequence[Tab
 
     Args:
         store: its name.
-        room: the most rows it takes, by table; None where it has no limit.
+        room: the most rows it takes, by table; None if it has no limit.
         sources: the tables.
 
     Raises:

@@ -45,7 +45,7 @@ class ServedModels:
         self._models: tuple[ModelConfig, ...] = ()
         self._tables: dict[str, ServedTable] = {}
         self._refills: tuple[_Refill, ...] = ()
-        self._filling = threading.Lock()  # held while a cache is filled again
+        self._filling = threading.Lock()  # held while a cache is refilled
         self._refill_worker: PeriodicWorker | None = None  # started with the first cache that may become invalid
 
     def models(self) -> tuple[ModelConfig, ...]:
@@ -147,7 +147,7 @@ class ServedModels:
         with self._filling:  # a cache that is being filled ends before its next batch
             pass
         for table in tables:
-            with suppress(StoreError):  # the caches are filled again at the next start
+            with suppress(StoreError):  # the caches are refilled at the next start
                 note_current_caches(self._tiers, table)
         self._forget(tables)
 
@@ -165,7 +165,7 @@ class ServedModels:
 
 
 class _Refill:
-    """When a table in a cache is filled again."""
+    """When a table in a cache is refilled."""
 
     def __init__(self, cached: CachedTable) -> None:
         self.cached = cached

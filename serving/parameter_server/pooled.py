@@ -1,7 +1,7 @@
 """One model's tables, looked up and pooled in one native call for all of them.
 
 The native call asks the fastest tier. It finishes each table whose keys the tier all holds, and counts it. Every other
-table goes on like a lookup of one table.
+table is then looked up on its own.
 """
 
 from collections.abc import Sequence

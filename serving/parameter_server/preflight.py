@@ -33,7 +33,7 @@ def check_tiers(ps: ParameterServerConfig, faults: list[HotrowError], *, full: b
         ps: the tiers, and the models in the order in which they would be loaded.
         full: also read every row of the database, and every byte of snapshots that were made.
         faults: every fault is added: a package that is not installed, a file that is missing or damaged, a folder that
-            cannot be made, a tier with too little room.
+            cannot be created, a tier with too little room.
 
     Returns:
         the lines that ``ParameterServer`` would log as warnings.

@@ -1,4 +1,4 @@
-"""The parameter server: which stores are asked for a key, in which order, and what comes of it."""
+"""The parameter server: which stores are asked for a key, and in which order."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -104,7 +104,7 @@ class ParameterServer:
         self._served.announce(configs)
 
     def load_model(self, config: ModelConfig) -> None:
-        """Load every table of a model, or nothing where that fails.
+        """Load every table of a model, or none if a table fails.
 
         A truth that has the tables already, from the same files, is not loaded again. Rows that another program wrote
         stay: the files' rows are inserted over them. A cache that cannot be reached is filled in the background as soon
@@ -131,14 +131,14 @@ class ParameterServer:
 
         Raises:
             UnknownModelError: it is not loaded.
-            StoreError: a store does not answer; the model is forgotten all the same.
+            StoreError: a store does not answer; the model is forgotten anyway.
         """
         self._served.forget(name, version, erase=False, held=held)
 
     def erase_model(self, name: str, version: int | None = None) -> None:
         """Forget a model and remove its rows from every tier: HPS's ``erase_model_from_hps``.
 
-        See ``unload_model`` for arguments and errors. Processes that share a tier lose the rows as well. Where a cache
+        See ``unload_model`` for arguments and errors. Processes that share a tier lose the rows as well. If a cache
         does not answer, the truth keeps its rows too, and the error says so: load the model when the cache answers, and
         erase it again. A RocksDB database that is open read-only keeps its rows: erase them in the process that writes.
         """
@@ -233,7 +233,7 @@ class ParameterServer:
         """Insert or overwrite rows in every tier, the truth first; the last of duplicate keys wins.
 
         When it returns, every lookup that starts finds the new rows. A cache without room takes the rows whose keys it
-        holds. A cache that does not answer is bypassed until it has been filled again in the background. Updates of one
+        holds. A cache that does not answer is bypassed until it has been refilled in the background. Updates of one
         table wait for each other.
 
         Args:
@@ -281,7 +281,7 @@ class ParameterServer:
     def is_answering(self, name: str) -> bool:
         """Whether lookups of a model can succeed: for each of its tables, some store answered its last request.
 
-        Never waits. Where no store answered, a thread asks again, so that a later call sees the recovery.
+        Never waits. If no store answered, a thread asks again, so that a later call sees the recovery.
 
         Raises:
             UnknownModelError: it is not loaded.

@@ -53,7 +53,7 @@ def memory_needed(config: ModelConfig) -> Mapping[str, int]:
     """Bytes of RAM that serving ``config`` from memory takes.
 
     Returns:
-        bytes by table name, and under ``"dense"`` the bytes of the dense weights, where the model has any.
+        bytes by table name, and under ``"dense"`` the bytes of the dense weights, if the model has any.
 
     Raises:
         ModelFileError: a file is missing or is not what the configuration says.

@@ -32,7 +32,7 @@ class TierSettings:
         is_initialized: models' files are loaded into the tier; False: it keeps what it has. RAM then starts empty, and
             a store that outlives the process must have the tables.
         first_rows: which rows of the files a partial cache gets first.
-        takes_copies: rows found in slower tiers are copied into this tier, where the server promotes.
+        takes_copies: rows found in slower tiers are copied into this tier, if the server promotes.
     """
 
     timeout_ms: int | None = None
@@ -100,7 +100,7 @@ class Tier:
         self._breaker = None if settings.timeout_ms is None else CircuitBreaker(store.name, settings.timeout_ms)
         self._silence = Outages(store.name, "does not answer", "answers")
         self._refusal = Outages(store.name, "takes no promoted rows", "takes promoted rows")
-        self._bypassed: dict[str, bool] = {}  # by table of which it missed a change: whether it takes changes again
+        self._bypassed: dict[str, bool] = {}  # by table whose change it missed: whether it takes changes again
         self._paused_until_s: dict[str, float] = {}  # by full table; the promotion's thread writes it
 
     def fetch(self, table: ServedTable, keys: Keys) -> tuple[Vectors, Mask] | StoreError:
@@ -133,19 +133,19 @@ class Tier:
     def fetch_pooled(
         self, table: ServedTable, keys: Keys, row_ptrs: RowPtrs, combiner: Combiner, weights: Weights | None
     ) -> tuple[Vectors, Mask] | StoreError | None:
-        """Return the same for ``Store.fetch_pooled``; None where the store does not pool."""
+        """Return the same for ``Store.fetch_pooled``; None if the store does not pool."""
         if not self.store.pools:
             return None
 
         def fetch() -> tuple[Vectors, Mask]:
-            # Its own array: an abandoned call goes on writing.
+            # Its own array: an abandoned call still writes.
             out = np.empty((row_ptrs.size - 1, table.dim), dtype=np.float32)
             return out, self.store.fetch_pooled(table.name, keys, row_ptrs, out, combiner, weights)
 
         return self._answer(table, keys, fetch)
 
     def native_tables(self, tables: Sequence[str]) -> Sequence[NativeTable | None]:
-        """See ``Store.native_tables``; None also for a table of which the tier's state must be looked at."""
+        """See ``Store.native_tables``; None also if the tier's state of the table must be checked first."""
         if self._breaker is not None:
             return [None] * len(tables)
         try:
@@ -188,7 +188,7 @@ class Tier:
                 self.bypass(table.name)
 
     def bypass(self, table: str) -> None:
-        """Ask the cache nothing more about the table until it is filled again."""
+        """Ask the cache nothing more about the table until it is refilled."""
         self._bypassed[table] = False
 
     def begin_refill(self, table: str) -> bool:

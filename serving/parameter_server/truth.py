@@ -32,7 +32,7 @@ class TableTruth:
 
     @property
     def gives_rows(self) -> bool:
-        """Whether caches may keep its rows: not where they would be rounded twice."""
+        """Whether caches may keep its rows: not if they would be rounded twice."""
         return may_be_copied(self._store, self._source.spec.row_dtype)
 
     @property

@@ -1,8 +1,8 @@
 """Online updates: one call changes rows in every tier.
 
-The source of truth is written first. Where that fails, the call fails and no cache was written. Then each cache takes
+The source of truth is written first. If that fails, the call fails and no cache is written. Then each cache takes
 the change, the slowest first. A cache that does not take it is bypassed for this table, and the call succeeds: the
-truth has the rows. The cache is filled again in the background. Until the call returns, a lookup may find the old row
+truth has the rows. The cache is refilled in the background. Until the call returns, a lookup may find the old row
 in one tier and the new row in another. Afterwards it finds only the new row.
 """
 
@@ -122,7 +122,7 @@ def _change(
 
 
 def _overwrite(store: Store, table: str, keys: Keys, rows: Vectors) -> None:
-    """Write rows to a cache; where it has no room for new keys, write over those that it holds."""
+    """Write rows to a cache; if it has no room for new keys, write over those that it holds."""
     try:
         store.insert(table, keys, rows)
     except StoreFullError:

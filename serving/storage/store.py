@@ -256,7 +256,7 @@ class Store(Protocol):
         return int(np.count_nonzero(absent))
 
     def evict(self, table: str, keys: Keys) -> int | None:
-        """Remove keys; returns how many were held, or None where the tier cannot tell."""
+        """Remove keys; returns how many were held, or None if the tier cannot tell."""
 
     def drop_table(self, table: str) -> None:
         """Forget a table and all its rows; an unknown table is no error."""
@@ -287,7 +287,7 @@ class Store(Protocol):
     # A store that ``outlives_process``.
 
     def marker(self, table: str) -> Marker | None:
-        """The marker of a table's last load; None where no load by Hotrow has ended. The table need not be open.
+        """The marker of a table's last load; None if no load by Hotrow has ended. The table need not be open.
 
         Raises:
             StoreError: the tier did not answer.
@@ -323,7 +323,7 @@ class Store(Protocol):
         """See all rows that another process's writer acknowledged before this call.
 
         Raises:
-            StoreError: the store cannot, and goes on with what it saw before.
+            StoreError: the store cannot, and keeps what it saw before.
         """
         return
 
@@ -344,7 +344,7 @@ class Store(Protocol):
             spec: the table.
             truth: the source of truth.
             starting: a model is being loaded, or the cache missed a write. Only then are rows of other files replaced,
-                and all rows where the truth says that the cache is not current. Rows without a marker are kept, and the
+                and all rows if the truth says that the cache is not current. Rows without a marker are kept, and the
                 truth takes those that it does not have.
 
         Returns:

@@ -33,7 +33,7 @@ def test_as_many_requests_run_at_a_time_as_the_container_has_cores(monkeypatch, 
     with pytest.raises(SystemExit):
         main(["serve", "--help"])
 
-    assert "requests run at a time (default: 3)" in " ".join(capsys.readouterr().out.split())
+    assert "requests that run at the same time (default: 3)" in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.parametrize(
@@ -274,8 +274,8 @@ class TestPredict:
         ("defaulted_keys", "expected"),
         [
             (0, ""),
-            (1, "hotrow predict: 1 key is unknown to the model: its default vector counted\n"),
-            (7, "hotrow predict: 7 keys are unknown to the model: their default vectors counted\n"),
+            (1, "hotrow predict: 1 key is unknown to the model: default vectors were used\n"),
+            (7, "hotrow predict: 7 keys are unknown to the model: default vectors were used\n"),
         ],
     )
     def test_predictions_go_to_stdout_and_unknown_keys_to_stderr(

@@ -44,7 +44,7 @@ def test_check_prints_the_memory_of_caches_apart_from_the_total(model, tmp_path,
 
     assert (without[0], cached[0], empty[0]) == (0, 0, 1)
     assert "caches" not in without[1]
-    assert re.search(r"caches, where GPUs are used +0\.00 MiB  on each GPU, not in the total", cached[1])
+    assert re.search(r"caches, if GPUs are used +0\.00 MiB  on each GPU, not in the total", cached[1])
     assert [line for line in cached[1].splitlines() if "caches" not in line] == without[1].splitlines()
     assert "models[0].gpucacheper: expected above 0 to 1, got 0: set gpucache to false for no cache" in empty[1]
 
@@ -55,9 +55,7 @@ def test_check_tells_what_of_caches_and_worker_buffers_is_page_locked(model, tmp
     assert main(["check", str(ps_json(model, tmp_path, embedding_cache_type="uvm", **large))]) == 0
 
     caches, buffers = [line for line in capsys.readouterr().out.splitlines() if "caches" in line]
-    assert re.search(
-        r"caches, where GPUs are used +0\.00 MiB  on each GPU and 0\.00 MiB page-locked on the host", caches
-    )
+    assert re.search(r"caches, if GPUs are used +0\.00 MiB  on each GPU and 0\.00 MiB page-locked on the host", caches)
     assert float(re.search(r"GPU and ([\d,.]+) MiB page-locked", buffers)[1].replace(",", "")) > 5 * 4 * 2e9 / 2**20
 
 

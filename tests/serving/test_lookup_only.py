@@ -102,7 +102,7 @@ def test_absent_names_get_the_defaults_of_hps_and_empty_file_names_count_as_abse
         (
             {"embedding_vecsize_per_table": None},
             "models[0].embedding_vecsize_per_table",
-            "required where there is",
+            "required without a",
         ),
         (
             {"embedding_vecsize_per_table": [2]},

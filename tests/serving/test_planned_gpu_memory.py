@@ -106,7 +106,7 @@ def test_plan_and_check_print_the_same_amount(write_model, tmp_path, capsys):
     file = ps_json(model, tmp_path, gpucacheper=1.0)
 
     assert main(["check", str(file)]) == 0
-    checked = re.search(r"caches, where GPUs are used +([\d.]+ MiB)", capsys.readouterr().out)[1]
+    checked = re.search(r"caches, if GPUs are used +([\d.]+ MiB)", capsys.readouterr().out)[1]
     assert main(["plan", str(file)]) == 0
     (planned,) = re.findall(r"dcn\.table0 .* MiB +([\d.]+ MiB) .* MiB", capsys.readouterr().out)
 

@@ -252,7 +252,7 @@ def test_a_configuration_that_cannot_be_planned_gives_one_line_and_exit_code_1(
         ("plan x --ram 8GB", "expected bytes, or a number of KiB, MiB, GiB or TiB, got '8GB'"),
         ("plan x --ram 0", "TiB, got '0'"),
         ("plan x --ram -1GiB", "expected one argument"),
-        ("plan x --sizes 0", "expected rows, or a part of a table such as 5%, got '0'"),
+        ("plan x --sizes 0", "expected rows, or a percentage of a table such as 5%, got '0'"),
         ("plan x --sizes 5,", "such as 5%, got ''"),
         ("plan x --sizes 101%", "such as 5%, got '101%'"),
         ("plan x --sizes 0%", "such as 5%, got '0%'"),

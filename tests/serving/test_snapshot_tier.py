@@ -191,7 +191,7 @@ def test_a_store_behind_snapshots_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("tier", "message"),
     [
-        ({"initialize_after_startup": False}, "initialize_after_startup: must be true where the type is snapshot"),
+        ({"initialize_after_startup": False}, "initialize_after_startup: must be true if the type is snapshot"),
         ({"overlay_capacity_rows": -1}, "overlay_capacity_rows: input should be greater than or equal to 0"),
         (
             {"overlay_capacity_rows": 3_500_000_001},

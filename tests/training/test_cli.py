@@ -163,7 +163,7 @@ def test_a_users_arrays_become_a_model(tmp_path, capsys):
         (["--data", "absent.txt", "--output", "out"], "absent.txt: no such file"),
         (["--data", "bad.txt", "--output", "out"], "bad.txt line 1: 1 columns, expected 40"),
         (["--data", "one.txt", "--output", "out"], "one.txt: 1 sample, expected at least 2"),
-        (["--synthetic", "10", "--output", "bad.txt"], "bad.txt: cannot be made"),
+        (["--synthetic", "10", "--output", "bad.txt"], "bad.txt: cannot be created"),
         (
             ["--synthetic", "10", "--output", "out", "--model", "fm"],
             "fm: no such graph file, and no built-in model (bst, dcn, ",

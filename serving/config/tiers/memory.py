@@ -106,5 +106,5 @@ class SnapshotConfig(_MemoryTier):
     @model_validator(mode="after")
     def _holds_all(self) -> Self:
         if not self.initialize_after_startup:
-            raise ValueError("initialize_after_startup: must be true where the type is snapshot, which holds all rows")
+            raise ValueError("initialize_after_startup: must be true if the type is snapshot, which holds all rows")
         return self

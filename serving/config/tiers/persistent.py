@@ -44,7 +44,7 @@ class PersistentDbConfig(Clause):
     @model_validator(mode="after")
     def _is_consistent(self) -> Self:
         if self.type != "disabled" and self.path is None:
-            raise ValueError("path is required where the type is rocks_db")
+            raise ValueError("path is required if the type is rocks_db")
         if self.catch_up_interval_ms is not None and not self.read_only:
             raise ValueError("catch_up_interval_ms: needs read_only, because only then another process writes")
         return self

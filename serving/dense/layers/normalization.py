@@ -9,7 +9,7 @@ from serving.dense.primitives import Array, sigmoid
 
 
 def _batch_norm(params: Params, bottoms: Arrays, weights: LayerWeights, arithmetic: OwnArithmetic) -> Arrays:
-    """Normalise with the running mean and variance of training; training itself overrides this function.
+    """Normalize with the running mean and variance of training; training itself overrides this function.
 
     Both are used as stored, as in the cuDNN call of HugeCTR's batch_norm_layer.cu. Training decides whether the
     variance is the sample's or the population's (cuDNN's running variance is the sample's).
@@ -20,7 +20,7 @@ def _batch_norm(params: Params, bottoms: Arrays, weights: LayerWeights, arithmet
 
 
 def _layer_norm(params: Params, bottoms: Arrays, weights: LayerWeights, arithmetic: OwnArithmetic) -> Arrays:
-    """Normalise over the last dimension with the population variance, as HugeCTR's layer_norm_layer.cu does."""
+    """Normalize over the last dimension with the population variance, as HugeCTR's layer_norm_layer.cu does."""
     return [_standardize(bottoms[0], -1, params["eps"]) * weights["gamma"] + weights["beta"]]
 
 
@@ -37,8 +37,8 @@ def _prelu_dice(params: Params, bottoms: Arrays, weights: LayerWeights, arithmet
 def _standardize(x: Array, axis: int, epsilon: float) -> Array:
     """Return ``(x - mean) / sqrt(variance + epsilon)`` along ``axis``, with the population variance."""
     xp = array_namespace(x)
-    centred = x - xp.mean(x, axis=axis, keepdims=True)
-    return centred / xp.sqrt(xp.mean(centred * centred, axis=axis, keepdims=True) + epsilon)
+    centered = x - xp.mean(x, axis=axis, keepdims=True)
+    return centered / xp.sqrt(xp.mean(centered * centered, axis=axis, keepdims=True) + epsilon)
 
 
 TABLE: Mapping[str, LayerFunction] = {

@@ -13,7 +13,7 @@ keep them on one node::
     <stem>v.hotrow.loading.<lease>  rows that will replace the partition; likewise for t
 
 **As the source of truth**, what Redis holds is true. A partition without its marker has lost rows, so it is an error
-and never an answer of defaults. Changes name the marker's generation, and Redis refuses them where it differs.
+and never an answer of defaults. Changes name the marker's generation, and Redis refuses them if it differs.
 
 **As a cache**, a partition answers only while it is valid:
 
@@ -26,9 +26,9 @@ and never an answer of defaults. Changes name the marker's generation, and Redis
 - A partition that missed a write of this process is invalid. So is a partition that another process filled after this
   process had written to the table: that process may not have had the write.
 
-An invalid partition is bypassed and filled again from the truth. One process does that at a time, under the lease,
+An invalid partition is bypassed and refilled from the truth. One process does that at a time, under the lease,
 which a thread renews. The process drops the old rows, adds rows whose keys are absent, and writes the marker. Writers
-go on meanwhile. Their rows are newer than the truth's, and adding never overwrites them. A key that is removed
+continue meanwhile. Their rows are newer than the truth's, and adding never overwrites them. A key that is removed
 meanwhile is noted and not added again. While a partition is being filled, its marker has only ``filling``. Rows under
 such a marker are Hotrow's: the next start drops them.
 """

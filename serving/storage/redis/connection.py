@@ -177,10 +177,10 @@ class RowConnection(Connection):
         super().send_packed_command(command, check_health)
 
     def read_values(self, count: int, value_bytes: int) -> NDArray[np.void] | Any:
-        """The next reply, of HMGET: the fast path where every value is there and has ``value_bytes`` bytes.
+        """The next reply, of HMGET: the fast path if every value is there and has ``value_bytes`` bytes.
 
         Returns:
-            void[count] of ``value_bytes`` bytes each, strided, valid until the connection is used again; or, where a
+            void[count] of ``value_bytes`` bytes each, strided, valid until the connection is used again; or, if a
             value is absent or has another size, what redis-py's ``read_response`` returns.
         """
         values = self._parser.read_uniform(b"*%d\r\n" % count, count, value_bytes)
@@ -189,7 +189,7 @@ class RowConnection(Connection):
     def _connect(self) -> Any:
         self.socket_connect_timeout = seconds_until(self._deadline)
         connected = super()._connect()
-        # Where the network fails, sent bytes wait in the system and would still go out after the connection was closed.
+        # If the network fails, sent bytes wait in the system and would still go out after the connection was closed.
         # An old update would arrive after a later update that was acknowledged over another connection.
         connected.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, NO_LINGERING)
         if self._tls is None:

@@ -40,7 +40,7 @@ class _Plan:
         swap: rows are gathered elsewhere, and then take the place of the partition.
         changed: partitions whose markers will have ``changed``.
         foreign: why a partition is left alone, because it was loaded from other files; "" where there is none.
-        reason: why partitions that were filled before are filled again; "" where there is none.
+        reason: why partitions are refilled; "" where there is none.
     """
 
     absent: set[int] = field(default_factory=set)
@@ -124,13 +124,13 @@ class Filling:
                 self._finish(plan, wanted, changed=set(numbers) if wanted.changed else plan.changed)
         self._refuse_lost_leases()
         if plan.reason:
-            logger.warning("tier %s was filled again, table %r: %s", STORE_NAME, self._table.spec.name, plan.reason)
+            logger.warning("tier %s was refilled, table %r: %s", STORE_NAME, self._table.spec.name, plan.reason)
         if foreign:
             raise self._table.rows.error(foreign)
         return was_written
 
     def _planned(self, truth: Truth, starting: bool) -> _Plan:
-        """Judge every partition, and say how the invalid partitions are to be filled."""
+        """Check every partition, and return how the invalid partitions are to be filled."""
         plan, unmarked = _Plan(), set[int]()
         is_behind = starting and not truth.marker().is_current(self._table.identity)
         known = self._states.now()

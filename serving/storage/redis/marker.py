@@ -16,7 +16,7 @@ LEASE_MS = 30_000
 WORDS_PER_CALL = 4000
 
 # Put rows into a partition while the lease is held, except rows whose keys were removed meanwhile. The reply is 1, or 0
-# where the lease is gone.
+# if the lease is gone.
 FILL = f"""
 if redis.call('GET', KEYS[2]) ~= ARGV[1] then return 0 end
 local has_removed = redis.call('EXISTS', KEYS[3]) == 1
@@ -120,7 +120,7 @@ class PartitionMarker:
 
     @classmethod
     def read(cls, reply: Mapping[bytes, bytes]) -> Self | None:
-        """Read the reply of HGETALL; None where there is no whole marker.
+        """Read the reply of HGETALL; None if there is no whole marker.
 
         Raises:
             ValueError: the marker has another format.
@@ -170,7 +170,7 @@ def set_changed(one: Partition) -> Command:
 
 
 def begin(one: Partition, token: str) -> Command:
-    """Drop a partition's rows, if the lease is held, and note that Hotrow fills it; the reply is 0 where it is not."""
+    """Drop a partition's rows, if the lease is held, and note that Hotrow fills it; the reply is 0 if it is not."""
     return _script(BEGIN, [one.lease, one.marker, one.values, one.times], [token])
 
 
@@ -180,12 +180,12 @@ def set_run_id(one: Partition, run_id: str) -> Command:
 
 
 def take_lease(one: Partition, token: str) -> Command:
-    """Take the lease; the reply is 0 where another process has it."""
+    """Take the lease; the reply is 0 if another process has it."""
     return _script(TAKE, [one.lease], [token, LEASE_MS])
 
 
 def renew_lease(one: Partition, token: str) -> Command:
-    """Keep the lease for its full time; the reply is 0 where it is gone."""
+    """Keep the lease for its full time; the reply is 0 if it is gone."""
     return _script(RENEW, [one.lease, one.removed], [token, LEASE_MS])
 
 
@@ -210,7 +210,7 @@ def finish(one: Partition, token: str, marker: PartitionMarker, *, swap: bool, g
 
 
 def change(one: Partition, generation: str, name: str, rows: NDArray[np.uint8], words_per_row: int) -> Command:
-    """``HSET`` or ``HDEL`` on a source of truth; the reply is -1 where the generation differs."""
+    """``HSET`` or ``HDEL`` on a source of truth; the reply is -1 if the generation differs."""
     return _script(CHANGE, [one.values, one.marker], [generation, name], rows, words_per_row * len(rows))
 
 

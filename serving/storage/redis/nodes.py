@@ -46,7 +46,7 @@ class Reply:
 
     Attributes:
         value: what redis-py returns, or the RedisNodeError of a command that failed.
-        run_id: the identity of the node that answered; "" where it is not known.
+        run_id: the identity of the node that answered; "" if it is not known.
     """
 
     value: Any = None

@@ -3,7 +3,7 @@
 Source of keys and forms: HPS's Redis back-end, HugeCTR v24.06. Next to a partition's rows is the hash
 ``hps_et{<tag>/p<n>}t``; a field is a key's raw bytes, its value how often the row was used, as decimal text
 (``evict_least_used``), or when it was written, as the 8 bytes of a ``time_t`` (``evict_oldest``). ``evict_random``
-writes none. HPS chooses random victims from that hash all the same, so it never evicts any; here they are evicted.
+writes none. HPS chooses random victims from that hash anyway, so it never evicts any; Hotrow does evict rows.
 """
 
 import time
@@ -116,7 +116,7 @@ class Overflow:
         return evicted
 
     def _ranks(self, one: Partition) -> dict[bytes, int]:
-        """Uses, or time, of every key that has a row; a key of which nothing is known goes first.
+        """Uses, or time, of every key that has a row; a key without a record goes first.
 
         What is known of keys without a row is forgotten: a read that was written down after the row was evicted.
         """
@@ -136,7 +136,7 @@ class Overflow:
         return int(value) if value.isdigit() else -1
 
     def _age(self, one: Partition, uses: dict[bytes, int]) -> None:
-        """Halve the counts of those that stay, or what was used once would stay forever."""
+        """Halve the counts of those that stay, otherwise a row with many old uses would stay forever."""
         halved = [word for key, count in uses.items() if count > 1 for word in (key, count // 2)]
         for start in range(0, len(halved), 2 * MOST_FIELDS):
             self._nodes.run([plain("HSET", one.times, *halved[start : start + 2 * MOST_FIELDS])])

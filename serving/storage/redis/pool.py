@@ -57,7 +57,7 @@ class RowPool(BlockingConnectionPool):
     def release(self, connection: Any) -> None:
         """Take a connection back, once.
 
-        redis-py's cluster pipeline returns connections twice where it finds no node to learn the slots from. After the
+        redis-py's cluster pipeline returns connections twice if it finds no node to learn the slots from. After the
         first return another thread may hold the connection, and a third thread must not get it too.
         """
         if connection.holder == get_ident():

@@ -117,7 +117,7 @@ class RedisRows:
         return lambda values: _put(out, at, self.codec.decode(values.tobytes()))
 
     def fill(self, keys: Keys, values: Sequence[bytes | None], out: Vectors, at: NDArray[np.intp]) -> Mask:
-        """Write ``values`` to rows ``at`` of ``out``, zeros where a value is None; returns which are present.
+        """Write ``values`` to rows ``at`` of ``out``, zeros if a value is None; returns which are present.
 
         Raises:
             StoreError: a value is of another size; the message names its key.

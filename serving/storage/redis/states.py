@@ -20,7 +20,7 @@ class Status(enum.Enum):
     UNKNOWN = "its marker must be read"
     INVALID = "its rows may be old or missing"
     FILLING = "it is being filled; changes are written to it"
-    MISSED = "it missed a write; it takes no writes until it is filled again"
+    MISSED = "it missed a write; it takes no writes until it is refilled"
     FOREIGN = "it was loaded from other files"
 
 
@@ -44,7 +44,7 @@ class PartitionState:
 class PartitionStates:
     """The states of a table's partitions. Every method may be called from any thread.
 
-    Methods that ask Redis raise RedisNodeError where a node does not answer, and StoreError where a marker is not that
+    Methods that ask Redis raise RedisNodeError if a node does not answer, and StoreError if a marker is not that
     of such a table.
 
     Attributes:
@@ -100,7 +100,7 @@ class PartitionStates:
         return [(self._read(reply), reply.run_id) for reply in replies]
 
     def marker(self) -> Marker | None:
-        """See ``Store.marker``; None where a partition has no marker or another one."""
+        """See ``Store.marker``; None if a partition has no marker or another one."""
         held = [marker for marker, _ in self.markers(range(len(self._partitions)))]
         first = held[0]
         others = held[1 : first.partitions] if first else []  # fewer than here, perhaps, which ``judge`` refuses
@@ -119,7 +119,7 @@ class PartitionStates:
             self.judge(number, state, marker, run_id)
 
     def verified(self, numbers: Sequence[int]) -> Mapping[int, PartitionState]:
-        """The states of partitions, whose markers are read where that is necessary.
+        """The states of partitions, whose markers are read if that is necessary.
 
         Raises:
             StoreError: Redis is the source of truth, and a partition is not valid.

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Warn when the busiest node has this many times its fair share of a table's partitions.
+# Warn if a node has this many times its fair share of a table's partitions.
 LOPSIDED_RATIO = 1.5
 # Found keys that wait to be reported to an overflow policy; more are not counted.
 MOST_WAITING_TOUCHES = 64
@@ -81,7 +81,7 @@ class RedisStore(Store):
         """See ``Store.open_table``; samples a few rows of each partition.
 
         Raises:
-            StoreError: also where the table was written with another ``num_partitions``.
+            StoreError: also if the table was written with another ``num_partitions``.
         """
         with self._translated(spec.name):
             held = self._tables.get(spec.name)
@@ -170,14 +170,14 @@ class RedisStore(Store):
                 yield from held.items(batch_rows)
 
     def marker(self, table: str) -> Marker | None:
-        """See ``Store.marker``; None where a partition has lost its marker."""
+        """See ``Store.marker``; None if a partition has lost its marker."""
         with self._translated(table):
             return (self._tables.get(table) or self._unopened(table)).states.marker()
 
     def load(self, spec: TableSpec, batches: Batches, marker: Marker, *, keep: bool) -> None:
         """See ``Store.load``; each partition changes in one instant.
 
-        Processes that share the table go on reading. Redis needs room for the old and the new rows together. A process
+        Processes that share the table can still read. Redis needs room for the old and the new rows together. A process
         that loads the same files waits for this load.
 
         Raises:
@@ -285,7 +285,7 @@ class RedisStore(Store):
         return held
 
     def _unopened(self, table: str) -> "RedisTable":
-        """A table of which only the name counts."""
+        """A table that is only a name."""
         return self._new_table(TableSpec(table, dim=1, row_dtype=self._config.row_dtype or "fp32"))
 
     def _take(self, table: "RedisTable") -> None:
@@ -311,7 +311,11 @@ class RedisStore(Store):
         fair_share = len(table.partitions) / len(spread)
         text = ", ".join(f"{node} holds {count}" for node, count in spread.items())
         if max(spread.values()) >= LOPSIDED_RATIO * fair_share:
-            logger.warning("%s: one node will be the busiest; more num_partitions would spread wider: %s", name, text)
+            logger.warning(
+                "%s: one node has far more partitions than the others; raise num_partitions to spread them: %s",
+                name,
+                text,
+            )
         else:
             logger.info("%s: partitions by node: %s", name, text)
 

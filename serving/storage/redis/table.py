@@ -28,7 +28,7 @@ SAMPLE_FIELDS = 10
 class RedisTable:
     """The rows of one table. Every method may be called from any thread.
 
-    Every method raises RedisNodeError where a node does not answer, and StoreError where Redis does not hold such a
+    Every method raises RedisNodeError if a node does not answer, and StoreError if Redis does not hold such a
     table.
 
     Attributes:
@@ -79,7 +79,7 @@ class RedisTable:
         """Read rows.
 
         Args:
-            keys: int64[N], all of which the table's key width can hold.
+            keys: int64[N]; the table's key width can hold each key.
             out: float32[N, D], contiguous; overwritten.
             found: bool[N]; overwritten.
         """

@@ -28,7 +28,7 @@ from serving.storage.redis.pool import BusyError, NoConnectionError, pool_of
 
 REFRESH_PAUSE_S = 0.1  # between questions for the topology while a node is down
 BROKEN = (RedisError, RedisClusterException, OSError)
-LOST = (*BROKEN, IndexError)  # redis-py raises IndexError where no node of a cluster knows a slot
+LOST = (*BROKEN, IndexError)  # redis-py raises IndexError if no node of a cluster knows a slot
 LATE = (TimeoutError, RedisTimeoutError, BusyError)
 # A node that could not be asked may answer later. Other errors, a refused user for example, stay until a person acts.
 DOWN = (*LATE, OSError, RedisConnectionError, RedisClusterException, ClusterDownError, IndexError)
@@ -171,7 +171,7 @@ class RedisTopology:
             raise
         server.connection_pool.disconnect()
         if not slots:
-            raise RedisClusterException("is part of a cluster of which no node holds any slot")
+            raise RedisClusterException("is part of a cluster in which no node holds any slot")
         url = f"redis://{Address(host, port)}"
         return RedisCluster(url=url, connection_pool_class=self._pool, protocol=2, retry=Retry(NoBackoff(), 0))
 

@@ -106,7 +106,7 @@ class Database:
 
         Args:
             spec: the table.
-            keys: int64[N], all of which fit the table.
+            keys: int64[N]; each fits the table.
             values: uint8[N, B]; None deletes the keys.
             batch_rows: rows of one write batch, which is written whole or not at all.
         """

@@ -66,7 +66,7 @@ def table_options(rocksdict: Any, num_threads: int) -> Any:
     options.set_write_buffer_size(MEMTABLE_BYTES)
     options.set_db_write_buffer_size(MEMTABLES_BYTES)
     options.set_max_total_wal_size(LOG_BYTES)
-    # RocksDB's default, point_in_time, silently skips everything behind a damaged place of a log.
+    # RocksDB's default, point_in_time, silently skips everything after a damaged place of a log.
     options.set_wal_recovery_mode(rocksdict.DBRecoveryMode.tolerate_corrupted_tail_records())
     options.set_memtable_whole_key_filtering(True)
     options.set_memtable_prefix_bloom_ratio(MEMTABLE_BLOOM_RATIO)
@@ -105,9 +105,9 @@ def open_database(rocksdict: Any, path: Path, read_only: bool, num_threads: int)
 
 
 def recover_database(path: str | Path) -> None:
-    """Make a database with a damaged log usable again, without the writes behind the damage.
+    """Make a database with a damaged log usable again, without the writes after the damage.
 
-    A power cut may leave a hole among writes that were not acknowledged yet; no acknowledged row is lost then. Other
+    A power loss may leave a gap among writes that were not acknowledged yet; no acknowledged row is lost then. Other
     damage may cost acknowledged rows, so copy the folder first. No other process may have the database open.
 
     Args:
@@ -173,7 +173,7 @@ def check_database(path: Path, read_only: bool) -> None:
         with translated_errors(path):
             path.mkdir(parents=True, exist_ok=True)
             if not _allows(path, os.R_OK | os.W_OK | os.X_OK):
-                raise StoreError(STORE_NAME, "", f"{path}: may not be written to; with read_only it need not be")
+                raise StoreError(STORE_NAME, "", f"{path}: no permission to write to it; with read_only none is needed")
     finally:
         for folder in missing:
             with suppress(OSError):  # was not created, or another process uses it already

@@ -14,7 +14,7 @@ from pathlib import Path
 from serving.errors import StoreError
 
 # RocksDB's log format: blocks of records. A record is a header of checksum, length and type, and its bytes. A block is
-# filled up with zeros where no header fits.
+# filled up with zeros if no header fits.
 BLOCK_BYTES, HEADER_BYTES = 32768, 7
 NOTHING, FIRST, MIDDLE = 0, 2, 3
 _CORRUPTION = "Corruption: "
@@ -79,5 +79,5 @@ def damaged_logs_named(store: str, path: Path) -> Iterator[None]:
             raise
         logs = " or ".join(str(log) for log in sorted(path.glob("*.log")) if log.stat().st_size) or str(path)
         fault = reason.removeprefix(_CORRUPTION)
-        advice = "restore a checkpoint, load the models into a new database, or, after a power cut, recover_database"
+        advice = "restore a checkpoint, load the models into a new database, or, after a power loss, recover_database"
         raise StoreError(store, "", f"{logs}: {fault}, in the newest rows; {advice}") from err

@@ -99,7 +99,7 @@ class FollowedTables:
     def in_database(self, database: Database, tables: Mapping[str, RocksDbTable]) -> dict[str, RocksDbTable]:
         """Return the followed tables as ``database`` holds them.
 
-        A table stays as it was while it is being loaded, and where it belongs to other files now: its handle keeps the
+        A table stays as it was while it is being loaded, and if it belongs to other files now: its handle keeps the
         older files open. A table that the writer has dropped is absent until the writer loads it again.
         """
         for name, held in tables.items():
@@ -133,7 +133,7 @@ class FollowedTables:
             if expected.digest is not None and table.digest != expected.digest:
                 other = f"the writer has loaded it from other files, {table.digest}; this process goes by"
                 raise self._error(name, f"{other} {expected.digest}: restart it with those")
-        except StoreError as err:  # other tables are followed all the same
+        except StoreError as err:  # other tables are followed anyway
             self._log_once(err, "it stays as it was")
             return held
         self._logged.pop(name, None)

@@ -253,7 +253,7 @@ class RocksDbStore(Store):
             folder: the new database; must not exist yet, its parent must.
 
         Raises:
-            StoreError: the copy cannot be made, or the store is read-only, so that rows in the log would be missing.
+            StoreError: the copy cannot be created, or the store is read-only, so that rows in the log would be missing.
         """
         with self._tables_lock, self._lock:
             self._check_open()
@@ -265,7 +265,7 @@ class RocksDbStore(Store):
     def catch_up(self) -> None:
         """See ``Store.catch_up``; only a read-only store has anything to do.
 
-        A table stays as it was while it is being loaded, and where it was loaded from other files or has another
+        A table stays as it was while it is being loaded, and if it was loaded from other files or has another
         dimension or row type now.
         """
         with self._lock, self._translated(""):

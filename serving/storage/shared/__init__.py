@@ -16,7 +16,7 @@ Who may do what:
 - The tables outlive the writer. They are removed when the last process leaves, unless that process is killed. The next
   process then finds them.
 - A table that the writer loads from other files is a new copy. Processes that have the old copy keep it until they load
-  the table, too. A cache that missed a write is filled again in place, so its readers see the new rows.
+  the table, too. A cache that missed a write is refilled in place, so its readers see the new rows.
 - A forked child has left: its calls raise an error.
 
 The marker of a table is the digest of its files and whether rows were changed since.

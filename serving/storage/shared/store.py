@@ -207,7 +207,7 @@ class SharedMemoryStore(HostTableStore[SharedTable]):
     def close(self) -> None:
         """See ``Store.close``."""
         atexit.unregister(self.close)
-        if self._folder.is_left:  # a forked child's copies of the locks below may be taken for ever
+        if self._folder.is_left:  # a forked child's copies of the locks below may be held forever
             self._tables = None
             return
         with self._lock, self._writing:

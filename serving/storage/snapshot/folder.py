@@ -76,7 +76,7 @@ class SnapshotFolder:
         try:
             self._path.mkdir(parents=True, exist_ok=True)
         except OSError as err:
-            raise StoreError("snapshot", "", f"{self._path}: cannot be made: {err.strerror}") from err
+            raise StoreError("snapshot", "", f"{self._path}: cannot be created: {err.strerror}") from err
         finally:
             for folder in missing:
                 with suppress(OSError):  # was not created, or another process uses it already
@@ -102,7 +102,7 @@ class SnapshotFolder:
 
 def _open_if_right(file: Path, spec: TableSpec, source: str) -> SnapshotReader | None:
     """Open ``file`` if it is the snapshot that its name says; return None if it must be made."""
-    if not os.path.exists(file):  # ``Path.exists`` raises where the file may not be read
+    if not os.path.exists(file):  # ``Path.exists`` raises if the file may not be read
         return None
     try:
         reader = SnapshotReader(file, spec.name)

@@ -1,4 +1,4 @@
-"""One table of the snapshot tier: the rows of a file that never changes, and over them what was changed since."""
+"""One table of the snapshot tier: the rows of a file that never changes, and an overlay with the changes since."""
 
 import threading
 from collections.abc import Iterator

@@ -358,7 +358,7 @@ def test_a_network_too_large_for_one_file_is_refused(network_file, monkeypatch):
     monkeypatch.setattr("serving.dense.onnx_file._LARGEST_BYTES", 500)
 
     with pytest.raises(
-        ConfigError, match=r"cannot be quantised: it has [\d,]+ bytes; the limit of an ONNX file is 500"
+        ConfigError, match=r"cannot be quantized: it has [\d,]+ bytes; the limit of an ONNX file is 500"
     ):
         open_int8(GRAPH, exact, file, Calibration(*draw(256), 0.05), 1, str(file))
 

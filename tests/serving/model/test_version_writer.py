@@ -103,7 +103,7 @@ def test_a_model_name_that_no_server_accepts_is_refused(write, tmp_path, name):
 def test_a_repository_that_is_a_file_is_refused(write, tmp_path):
     (tmp_path / "models").write_text("")
 
-    with pytest.raises(OutputError, match="models: cannot be made"):
+    with pytest.raises(OutputError, match="models: cannot be created"):
         write()
 
 

@@ -162,7 +162,7 @@ def test_a_slot_that_moved_while_no_process_ran_is_not_filled_again(two_masters,
 
     with serve_in_front(config, redis_of(two_masters.nodes[0]), tmp_path / "db", rows) as server:
         server.wait_for_redis()
-    assert "filled again" not in caplog.text
+    assert "refilled" not in caplog.text
 
 
 def test_a_slot_whose_former_node_restarted_with_nothing_is_filled_again_if_its_rows_changed(

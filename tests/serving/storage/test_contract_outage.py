@@ -33,7 +33,7 @@ from tests.serving.storage.redis_stores import IMPATIENT, said
 from tests.serving.storage.tiers import QUICK_FOLDER
 
 pytestmark = pytest.mark.usefixtures("short_pauses")
-AGAIN = f"tier redis was filled again, table {TABLE!r}"
+AGAIN = f"tier redis was refilled, table {TABLE!r}"
 
 
 @pytest.fixture(params=["nothing", "an old RDB file", "an old log"])

@@ -102,7 +102,7 @@ def test_writing_where_one_may_not_is_an_error_that_names_the_path(database, mod
     with ordinary_rights():
         with pytest.raises(StoreError, match=r"/db.*[Pp]ermission denied"):
             RocksDbStore(database, num_threads=1)
-        with pytest.raises(StoreError, match=r"/db: may not be written to"):
+        with pytest.raises(StoreError, match=r"/db: no permission to write to it"):
             check_database(database, read_only=False)
 
 

@@ -295,7 +295,7 @@ def test_a_folder_that_cannot_be_made_is_named(table, tmp_path):
     path, _ = table
     (tmp_path / "file").touch()
 
-    with pytest.raises(StoreError, match=r"snapshot: .*file/snapshots: cannot be made: Not a directory"):
+    with pytest.raises(StoreError, match=r"snapshot: .*file/snapshots: cannot be created: Not a directory"):
         SnapshotStore(tmp_path / "file" / "snapshots")
     store = SnapshotStore(tmp_path / "snapshots")
     (tmp_path / "snapshots").touch()
