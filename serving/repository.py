@@ -15,8 +15,8 @@ from serving.lookup import DeviceChoice, check_device_name, warn_of_idle_caches
 from serving.metrics import MetricSample
 from serving.opening import open_session
 from serving.parameter_server import ParameterServer
+from serving.parameter_server.counters import table_samples
 from serving.parameter_server.preflight import check_hot_keys
-from serving.parameter_server.samples import table_samples
 from serving.session import InferenceSession
 from serving.storage import MemoryStore, SharedMemoryStore, SnapshotStore
 from serving.storage.store import Store

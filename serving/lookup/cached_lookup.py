@@ -28,8 +28,8 @@ from serving.lookup.key_parts import joined, parts_of
 from serving.lookup.session import LookupResult, LookupSession
 from serving.metrics import MetricSample
 from serving.parameter_server import ParameterServer
+from serving.parameter_server.arguments import check_weights
 from serving.parameter_server.copies import ModelCopies
-from serving.parameter_server.updates import check_weights
 from serving.storage.store import Keys
 
 logger = logging.getLogger(__name__)

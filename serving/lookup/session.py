@@ -12,7 +12,7 @@ from serving.config import ModelConfig
 from serving.errors import RequestError, UnknownModelError
 from serving.metrics import MetricSample
 from serving.parameter_server import ParameterServer
-from serving.parameter_server.updates import check_keys
+from serving.parameter_server.arguments import check_keys
 from serving.storage.store import Keys
 
 

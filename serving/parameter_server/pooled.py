@@ -14,10 +14,10 @@ from kernels.host import PooledLookup
 from serving.batch import Batch
 from serving.config import ModelConfig
 from serving.errors import UnknownModelError
+from serving.parameter_server.arguments import check_weights
 from serving.parameter_server.counters import FETCH_BUCKETS_S
 from serving.parameter_server.lookup import TierLookup
 from serving.parameter_server.models import ServedModels
-from serving.parameter_server.updates import check_weights
 from serving.storage.store import Vectors, Weights
 
 _BOUNDS_NS = [round(bound * 1e9) for bound in FETCH_BUCKETS_S]

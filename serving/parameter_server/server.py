@@ -9,6 +9,7 @@ import numpy as np
 from serving.config import ModelConfig, ParameterServerConfig, read_ps_config
 from serving.model.records import Combiner
 from serving.parameter_server import updates
+from serving.parameter_server.arguments import check_keys, check_row_ptrs, check_weights
 from serving.parameter_server.copies import OnChange, TableCopies
 from serving.parameter_server.counters import TableCounters
 from serving.parameter_server.lookup import TierLookup
@@ -19,7 +20,6 @@ from serving.parameter_server.preflight import check_hot_keys
 from serving.parameter_server.promotion import Promoter
 from serving.parameter_server.readiness import Readiness
 from serving.parameter_server.tier import Tier, TierSettings
-from serving.parameter_server.updates import check_keys, check_row_ptrs, check_weights
 from serving.storage.store import Keys, Mask, RowPtrs, Store, Vectors, Weights
 
 
@@ -99,6 +99,7 @@ class ParameterServer:
         A model that was not announced gets the room that the others leave.
 
         Raises:
+            StoreError: the system does not have the memory; nothing was announced.
             ModelFileError: a file is missing or damaged; nothing was announced.
         """
         self._served.announce(configs)

@@ -5,7 +5,7 @@ from itertools import chain
 
 import numpy as np
 
-from serving.errors import StoreError, StoreFullError
+from serving.errors import ConfigError, StoreError, StoreFullError
 from serving.parameter_server.first_rows import FirstRows
 from serving.parameter_server.table import ServedTable
 from serving.parameter_server.table_files import TableSource
@@ -24,11 +24,15 @@ class TableTruth:
         """Take the last tier, and the file that the table was loaded from."""
         self._tier = tier
         self._store = tier.store
-        self.writes = tier.store.writes
         self._table = table
         self._source = source
         self._is_loaded = False
         self._digest = ""  # of the marker when the table was loaded
+
+    @property
+    def writes(self) -> bool:
+        """See ``Store.writes``."""
+        return self._store.writes
 
     @property
     def gives_rows(self) -> bool:
@@ -49,7 +53,7 @@ class TableTruth:
         """
         held = self._store.marker(self._table.name) if self._store.outlives_process else None
         if held is not None and held.digest == NOT_LOADED:
-            return replace(held, digest=self._source.digest)
+            return replace(held, digest=self._source.digest, rows=self._source.model.rows)
         if held is not None:
             self._digest = self._digest or held.digest
             if held.digest != self._digest:
@@ -89,12 +93,16 @@ class TableTruth:
     def refill(self, cache: Store, first_rows: FirstRows = ALL_ROWS) -> None:
         """See ``Truth.refill``. Under the table's lock, each row that is copied is the newest."""
         spec = self._source.spec
+        try:
+            hottest = first_rows.hottest(spec.name)
+        except ConfigError as err:  # the file has changed since the start
+            raise StoreError(cache.name, spec.name, str(err)) from err
         for keys, _ in cache.items(spec.name, LOAD_BATCH_ROWS):
             cache.evict(spec.name, keys)
         if not self.gives_rows:
             return
         most_rows = first_rows.most_rows(self.marker().rows, cache.capacity_rows(spec.name))
-        for keys in chain([first_rows.hottest(spec.name)], (keys for keys, _ in self.batches())):
+        for keys in chain([hottest], (keys for keys, _ in self.batches())):
             with self._table.clock.lock:
                 room = most_rows - cache.count(spec.name)
                 if room <= 0:

@@ -89,13 +89,11 @@ class Marker:
 
 
 class Truth(Protocol):
-    """The source of truth of one table, as its caches see it.
+    """The source of truth of one table, as its caches see it."""
 
-    Attributes:
-        writes: see ``Store``.
-    """
-
-    writes: bool
+    @property
+    def writes(self) -> bool:
+        """See ``Store.writes``."""
 
     def marker(self) -> Marker:
         """The marker now; a truth that was never loaded by Hotrow counts as changed."""

@@ -1,7 +1,7 @@
 """An open RocksDB database: one column family per table, and the tables' markers in the default column family."""
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -159,11 +159,12 @@ class Database:
         In the copy no cache is current, because caches hold the rows of the original. The markers here say the same
         while the copy is made. If the process is killed then, the next start refills the caches.
         """
-        unmarked = [
-            name.removeprefix(tag("")) for name in self._families if self.record(name.removeprefix(tag(""))) is None
-        ]
-        markers = dict(self._markers()) | {table: Marker(NOT_LOADED, changed=True) for table in unmarked}
-        stale = {table: replace(marker, current_caches=()) for table, marker in markers.items()}
+        tables = [name.removeprefix(tag("")) for name in self._families]
+        markers = {table: self.record(table) for table in tables}
+        stale = {
+            table: replace(marker or Marker(NOT_LOADED, changed=True), current_caches=())
+            for table, marker in markers.items()
+        }
         self._write_markers(stale)
         try:
             self.rocksdict.Checkpoint(self._handle).create_checkpoint(str(folder))
@@ -178,14 +179,6 @@ class Database:
                 self._flush_log()
         finally:
             self._handle.close()
-
-    def _markers(self) -> Iterator[tuple[str, Marker]]:
-        for key, _ in all_items(self._handle):
-            if key.startswith(_MARKER_KEY):
-                table = key.removeprefix(_MARKER_KEY).decode()
-                marker = self.record(table)
-                if marker is not None:
-                    yield table, marker
 
     def _write_markers(self, markers: Mapping[str, Marker | None]) -> None:
         """Write or remove markers, all or none."""

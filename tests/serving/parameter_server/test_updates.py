@@ -183,6 +183,30 @@ def test_ram_that_holds_a_part_of_a_table_is_filled_again_as_at_the_start(
 
 
 @pytest.mark.usefixtures("looks_often")
+def test_ram_whose_hot_keys_cannot_be_read_is_filled_again_later_and_holds_up_no_other_table(config, tmp_path, caplog):
+    hot = tmp_path / "hot" / "m.t.npy"
+    hot.parent.mkdir()
+    np.save(hot, np.array([12]))
+    fast = RefusingMemory()
+    settings = {"memory": TierSettings(first_rows=FirstRows(hot_keys=hot.parent))}
+    with serve(config, fast, DurableDictStore("slow"), settings=settings) as server:
+        server.load_model(config.model_copy(update={"name": "n"}))
+        hot.write_bytes(b"no array")
+        fast.refuses = True
+        for table in ("m.t", "n.t"):
+            server.insert(table, np.array([1]), NEW)
+        fast.refuses = False
+        wait_until(lambda: server.counters()["n.t"].tiers[0].refills == 1, "the other table is filled again")
+        assert looked_up(server, *KEYS) == held_by(server.stores[1])
+        assert server.counters()["m.t"].tiers[0].refills == 0
+        np.save(hot, np.array([12]))
+        wait_for_refill(server)
+
+        assert held_by(fast) == held_by(server.stores[1])
+    assert not [line for line in caplog.messages if line.startswith("hotrow-refill")]
+
+
+@pytest.mark.usefixtures("looks_often")
 @pytest.mark.parametrize("kind", [RefusingMemory, RefusingStore, RefusingDurableStore])
 def test_changes_while_a_cache_is_filled_again_are_in_the_cache_afterwards(config, kind):
     is_walked, go_on = threading.Event(), threading.Event()

@@ -7,8 +7,10 @@ import pytest
 
 from benchmarks.redis_servers import wait_until
 from serving.cli.main import main
+from serving.errors import StoreError
 from serving.model.sparse_file import write_sparse_directory
 from serving.parameter_server import ParameterServer, TierSettings
+from serving.storage import MemoryStore
 from serving.storage.hps_layout import mix
 from tests.serving.small_server import KEYS, ROWS, held_by, write_model
 from tests.serving.storage.contract import (
@@ -218,3 +220,26 @@ def test_files_that_replace_changed_rows_are_a_line_in_the_log(config, database,
     ) as server:
         server.check()
     assert [line for line in caplog.messages if "replace all rows, also those that were written since" in line]
+
+
+def test_ram_in_front_of_another_programs_table_is_filled_again_after_a_missed_change(config, tmp_path):
+    write_to_rocksdb(tmp_path / "db", FILE)
+
+    class Refusing(MemoryStore):
+        refuses = False
+
+        def insert(self, table, keys, rows):
+            if self.refuses:
+                raise StoreError(self.name, table, "takes nothing")
+            super().insert(table, keys, rows)
+
+    fast, kept = Refusing(), {"rocksdb": TierSettings(is_initialized=False)}
+    with Server(serve(config, fast, rocksdb_in(tmp_path / "db"), settings=kept), FILE) as server:
+        assert held_by(fast) == FILE
+        fast.refuses = True
+        server.insert([3], 8)
+        fast.refuses = False
+        wait_until(lambda: server.server.counters()[TABLE].tiers[0].refills == 1, "RAM is filled again")
+
+        server.check()
+        assert held_by(fast) == server.rows

@@ -10,7 +10,7 @@ from benchmarks.redis_servers import RedisServer, wait_until
 from serving.config import RedisConfig, RedisOverflow
 from serving.errors import ConfigError, StoreError
 from serving.parameter_server import ParameterServer
-from serving.parameter_server.samples import table_samples
+from serving.parameter_server.counters import table_samples
 from serving.storage import RedisStore, RocksDbStore
 from serving.storage.redis import nodes as redis_nodes
 from tests.serving.storage.redis_stores import IMPATIENT, assert_served, evicted_rows, said

@@ -332,6 +332,7 @@ def test_a_checkpoint_asks_for_caches_to_be_refilled_and_the_database_itself_doe
         with pytest.raises(StoreError, match="exists"):
             store.checkpoint(tmp_path / "taken")
         assert [store.marker(name).current_caches for name in names] == [None, ()]
+        assert store.marker("model.unmarked") is None
     with closing(RocksDbStore(tmp_path / "copy", num_threads=1)) as copy:
         assert [copy.marker(name) for name in names] == [Marker("files", 3, current_caches=())] * 2
         assert copy.marker("model.unmarked") == Marker(NOT_LOADED, changed=True, current_caches=())
