@@ -40,7 +40,7 @@ def _three(kernel: str, what: str, given: Sequence[int], most: Shape) -> Shape:
     if not 1 <= len(numbers) <= 3:
         raise KernelError(f"{kernel}: a {what} has one to three numbers, not {len(numbers)}")
     x, y, z = (*numbers, 1, 1, 1)[:3]
-    if not all(1 <= number <= limit for number, limit in zip((x, y, z), most, strict=True)):
+    if not (1 <= x <= most[0] and 1 <= y <= most[1] and 1 <= z <= most[2]):
         raise KernelError(f"{kernel}: {what} {(x, y, z)}: each number lies between 1 and {most}")
     return x, y, z
 

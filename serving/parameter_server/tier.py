@@ -120,7 +120,8 @@ class Tier:
         None: one table must be asked at a time, because the tier has a time budget, did not answer, missed a change, or
         does not round rows.
         """
-        if self._breaker is not None or not all(map(self._is_plain, tables)):
+        is_sound = self.store.keeps_row_dtype and not self._bypassed and not self._silence  # for all tables
+        if self._breaker is not None or not (is_sound or all(map(self._is_plain, tables))):
             return None
         started = now_s()
         rows = [np.empty((of_table.size, table.dim), np.float32) for table, of_table in zip(tables, keys, strict=True)]

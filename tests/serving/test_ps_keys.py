@@ -162,7 +162,9 @@ ROWS = [
 # Keys that HPS does not have. Other tests cover them.
 OWN = {
     "": set(),
-    "models": {"embedding_cache_key_bits", "embedding_cache_mode", "enable_tf32_compute"},
+    "models": {
+        *("embedding_cache_key_bits", "embedding_cache_line_keys", "embedding_cache_mode", "enable_tf32_compute"),
+    },
     "update_source": set(),
     "volatile_db": {
         *("capacity_rows", "capacity_bytes", "capacity_rows_per_table", "row_dtype", "row_dtype_per_table"),
