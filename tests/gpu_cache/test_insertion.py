@@ -125,8 +125,8 @@ def test_keys_that_the_last_launch_missed_and_nobody_fetched_are_left_out(device
     cache = one_line(device, held=2)
     work = CacheGroup([cache], (1,), ("sum",)).workspace(4, 10)
     work.pool([Bags(np.array([0, 100]), np.array([0, 2], np.int32))])
-    cache.erase(np.array([0]))
     missing = work.missing()
+    cache.erase(np.array([0]))
     work.complete([rows_of(missing[0].keys)])
     assert work.missing()[0].keys.tolist() == [0]
 
@@ -166,6 +166,22 @@ def test_a_group_that_brings_more_keys_than_fit_replaces_a_fifth_at_most(device)
     replaced = after.replaced_rows - before.replaced_rows
     assert 0 < replaced < 1500 / 5 * 2.5  # a key that was missed twice has twice the share
     assert after.refused_by_cap > 8000
+
+
+def test_each_table_has_its_own_cap(device):
+    readers = Readers()
+    caches = [one_line(device, readers) for _ in range(2)]
+    work = CacheGroup(caches, (1, 1), ("sum", "sum")).workspace(100, 200)
+    three = Bags(np.array([100, 101, 102]), np.minimum(np.arange(101), 3).astype(np.int32))
+    work.pool([one_key_bags(range(100, 200)), three])
+    missing = work.missing()
+    work.complete([rows_of(of_table.keys) for of_table in missing])
+
+    work.insert(np.full(103, 2, np.uint32))
+
+    many, few = (cache.stats() for cache in caches)
+    assert many.refused_by_cap > 50
+    assert (few.refused_by_cap, few.replaced_rows) == (0, 3)
 
 
 def test_a_full_static_cache_counts_the_keys_that_it_leaves_out(device):
