@@ -18,11 +18,13 @@ import shlex
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 from kernels.errors import KernelError
 from kernels.source import CUDA_DIRECTORY, KernelSource, macro_options, read_source
+from kernels.system_cores import usable_cores
 
 ARCHITECTURES = (75, 80, 86, 89, 90, 100, 120)
 
@@ -52,6 +54,15 @@ class Usage:
     stack_bytes: int
 
 
+@dataclass(frozen=True)
+class Compilation:
+    """One file, compiled with one set of macros for one architecture."""
+
+    file: Path
+    architecture: int
+    defines: dict[str, str | int]
+
+
 def specialisations(source: KernelSource) -> list[dict[str, str | int]]:
     """Return the macros of each specialisation of a kernel file: at least one, which may have no macros."""
     own: list[str] = _COMPILED_WITH.findall(source.path.read_text(encoding="utf-8"))
@@ -67,39 +78,42 @@ def usages(log: str) -> list[Usage]:
     ]
 
 
-def check(file: Path) -> Iterator[tuple[str, str | None]]:
-    """Compile one file for every architecture and specialisation.
+def compilations(file: Path) -> Iterator[Compilation]:
+    """Yield every compilation of one file: each specialisation for each architecture."""
+    for defines in specialisations(read_source(file)):
+        for architecture in ARCHITECTURES:
+            yield Compilation(file, architecture, defines)
 
-    Yields:
-        a line to print, and its fault or None.
-    """
+
+def check(one: Compilation) -> list[tuple[str, str | None]]:
+    """Compile; return lines to print, each with its fault or None."""
     from kernels.cuda_compiler import compile_cubin
 
-    source = read_source(file)
-    for defines in specialisations(source):
-        for architecture in ARCHITECTURES:
-            what = f"{file.name} sm_{architecture} {' '.join(f'{name}={value}' for name, value in defines.items())}"
-            began = time.perf_counter()
-            try:
-                _, log = compile_cubin(source.text, architecture, [*macro_options(defines), "--ptxas-options=-v"])
-            except KernelError as err:
-                yield what, f"does not compile: {err}"
-                continue
-            yield f"{what.strip()}: {time.perf_counter() - began:.1f} s", _missing(source, usages(log))
-            for usage in usages(log):
-                yield f"  {usage.kernel}: {usage.registers} registers", _local_memory(usage)
+    source = read_source(one.file)
+    macros = " ".join(f"{name}={value}" for name, value in one.defines.items())
+    what = f"{one.file.name} sm_{one.architecture} {macros}".strip()
+    options = [*macro_options(one.defines), "--ptxas-options=-v"]
+    began = time.perf_counter()
+    try:
+        _, log = compile_cubin(source.text, one.architecture, options)
+    except KernelError as err:
+        return [(what, f"does not compile: {err}")]
+    found = usages(log)
+    compiled = (f"{what}: {time.perf_counter() - began:.1f} s", _missing(source, found))
+    return [compiled, *((f"  {usage.kernel}: {usage.registers} registers", _local_memory(usage)) for usage in found)]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Check the files named, or all; return the process's exit status."""
+    """Check the files named, or all, on every core; return the process's exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", nargs="*", type=Path, help="default: every file of kernels/cuda")
     files = parser.parse_args(arguments).files or sorted(CUDA_DIRECTORY.glob("*.cu"))
     failed = 0
-    for file in files:
-        for line, wrong in check(file.absolute()):
-            print(line if wrong is None else f"{line}\n  FAILED: {wrong}")
-            failed += wrong is not None
+    with ProcessPoolExecutor(usable_cores()) as pool:
+        for lines in pool.map(check, [one for file in files for one in compilations(file.absolute())]):
+            for line, wrong in lines:
+                print(line if wrong is None else f"{line}\n  FAILED: {wrong}", flush=True)
+                failed += wrong is not None
     print(f"{len(files)} files, {failed} failures")
     return int(failed > 0)
 
