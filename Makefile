@@ -137,7 +137,7 @@ $(VENV)/.build: $(BUILD_INPUTS) | $(BIN)/python
 
 $(VENV)/.demo: $(VENV)/.build
 	@echo "building Hotrow and installing what it needs (PyTorch is the large part)"
-	@$(PIP) --no-build-isolation -e '.[train,rocksdb,client]'
+	@$(PIP) --no-build-isolation -e '.[train,rocksdb,redis,client]'
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.build

@@ -362,6 +362,12 @@ class TestWrongContent:
 
         self.open_wrong(store, "num_partitions differs")
 
+    def test_a_partition_far_beyond_the_last_shows_another_number_of_partitions(self, store, client):
+        client.hset(hash_of(1), struct.pack("<q", 1), bytes(16))
+        client.hset(f"hps_et{{hps_et.{TABLE}/p31}}v", struct.pack("<q", 2), bytes(16))
+
+        self.open_wrong(store, "was written with more than 16 partitions")
+
     def test_a_load_clears_the_partitions_that_a_larger_number_left(self, redis_server, store):
         writer = open_store(redis_server, num_partitions=24)
         load(writer, range(1000), "before")
