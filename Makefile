@@ -24,6 +24,8 @@ ON_RUNNER := not gpu and not long
 DEVICE_TESTS := $(KERNEL_TESTS) $(wildcard $(addprefix tests/serving/,lookup test_gpu_serving.py test_device_route.py dense/test_device_network.py))
 # This halves the time. Each worker starts its own Redis servers, so more than four workers would not help.
 OVER_CORES := -n logical --maxprocesses 4 --dist worksteal
+# Late streams sleep most of the time, so more workers than cores pay.
+OVER_LATENESS := -n 8 --dist worksteal
 # The GPU commands create an environment with CuPy for CUDA 12 or 13, or use an existing Python: GPU_PYTHON=python3
 # installs nothing, and leaves out the tests that need more than NumPy, CuPy and pytest.
 CUDA ?= cuda13
@@ -63,7 +65,7 @@ check-nvrtc: $(VENV)/.nvrtc ## compile every kernel for all architectures of sm_
 
 test-kernels: $(VENV)/.test ## the kernels on the CPU runner: in three random orders of threads, and with late streams (`make test` has the fixed order)
 	@for seed in 1 2 3; do HOTROW_RUNNER_SEED=$$seed HOTROW_RUNNER_THREADS=2 $(BIN)/python -m pytest -q $(OVER_CORES) -m "$(ON_RUNNER)" $(KERNEL_TESTS); done
-	@HOTROW_RUNNER_DELAY_MS=10 HOTROW_RUNNER_SEED=4 $(BIN)/python -m pytest -q $(OVER_CORES) -m "$(ON_RUNNER)" $(DEVICE_TESTS)
+	@HOTROW_RUNNER_DELAY_MS=10 HOTROW_RUNNER_SEED=4 $(BIN)/python -m pytest -q $(OVER_LATENESS) -m "$(ON_RUNNER)" $(DEVICE_TESTS)
 
 test-kernels-tsan: $(VENV)/.test ## the kernels whose threads share memory, under ThreadSanitizer: a race check
 	@HOTROW_RUNNER_SANITIZER=thread HOTROW_RUNNER_SEED=1 HOTROW_RUNNER_THREADS=2 TSAN_OPTIONS="exitcode=66 suppressions=tests/kernels/cuda/race_check.supp" \

@@ -44,8 +44,8 @@ def table():
     """Lines of Markdown: the rows, then the machines of the results."""
     yield from heading("what", "ours", "against", "ratio", "target")
     files = {}
-    for suffix, row in ROWS:
-        name = f"{row[1].partition('.')[0]}{suffix}.json"
+    for row in ROWS:
+        name = f"{row[1].partition('.')[0]}.json"
         files[name] = document(name)
         yield line(*row, files[name].get("records", []))
     yield ""
@@ -125,7 +125,7 @@ def machine(name, hardware):
     """What a result was measured on."""
     model = hardware.get("cpu_model")
     processor = f"{hardware['cpu']}, " + (f"family {hardware['cpu_family']} model {model}" if model else "not recorded")
-    command = f"`benchmarks.{name.removesuffix('.json').removesuffix('_zen3')}`"
+    command = f"`benchmarks.{name.removesuffix('.json')}`"
     sets = ", ".join(hardware.get("instruction_sets", ["not recorded"]))
     link = f"[{name}](../benchmarks/results/{name})"
     return cells(link, command, processor, sets, f"{hardware['load_average']:.1f}")

@@ -133,9 +133,4 @@ CACHE_POLICY = [
 ]
 # fmt: on
 
-#: Pairs (prefix of the file's name, rows).
-ROWS = [
-    *(("", row) for row in HOST_TABLE),
-    *(("_zen3", (f"on a Zen 3: {row[0]}", *row[1:])) for row in HOST_TABLE if row[-1]),
-    *(("", row) for row in [*SCALE, *TIERS, *FRONT, *CACHE_POLICY]),
-]
+ROWS = [*HOST_TABLE, *SCALE, *TIERS, *FRONT, *CACHE_POLICY]

@@ -114,6 +114,7 @@ def test_a_workspace_dropped_before_its_work_has_run_keeps_its_memory_until_then
     assert out() is not None
     released.set()
     stream.synchronize()
+    eraser.synchronize()  # its erasure is the group's last write
     free_unused()
     assert out() is None
 
