@@ -13,10 +13,9 @@ has these states::
                                                            the old rows are dropped
 
 **Loading.** A tier that outlives the process keeps one marker per table (``storage.store.Marker``). If it names the
-model's files, nothing is loaded, and rows written since are kept. If it names other files, and no row was written
-since, the table is replaced as one act. If rows were written since, or another program wrote the table, no file has all
-rows. Then the files' rows are inserted over the table, and every other row is kept. A cache is filled
-with the rows of the truth.
+model's files, nothing is loaded, and rows written since are kept. If it names other files, the table is replaced as one
+act. Without a marker, another program wrote the rows: the files' rows are inserted over them, and every other row is
+kept. A cache is filled with the rows of the truth.
 
 **Writing.** A write goes to the truth first. Then each cache takes it, and a cache that does not is invalid for that
 table: it is bypassed until a background thread has filled it again. The truth's marker lists the caches that have every

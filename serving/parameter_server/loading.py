@@ -201,14 +201,14 @@ def load_marked(store: Store, source: TableSource) -> None:
     if held is not None and (held.digest, held.row_dtype) == (source.digest, row_dtype):
         store.open_table(spec, model.rows)
         return
-    is_changed = held is not None and held.changed
-    if is_changed:
-        reason = "holds rows that were not in the last files; the new files' rows are inserted over them"
-        logger.warning("table %r: %s %s", spec.name, store.name, reason)
+    if held is not None and held.changed:
+        reason = "the model's files are new, so they replace all rows, also those that were written since the last load"
+        reason += " and those of other programs"
+        logger.warning("table %r: %s: %s", spec.name, store.name, reason)
     _log_load(store, source)
     # Every key of the files is checked by ``batches``, before an old row is touched.
     batches = model.batches(LOAD_BATCH_ROWS)
-    store.load(spec, batches, Marker(source.digest, model.rows, row_dtype), keep=held is None or is_changed)
+    store.load(spec, batches, Marker(source.digest, model.rows, row_dtype), keep=held is None)
 
 
 def _fill_memory_cache(cache: Tier, last: Tier, source: TableSource, truth: TableTruth) -> None:

@@ -5,7 +5,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
@@ -78,13 +77,13 @@ class Filling:
     def load(self, batches: Batches, marker: Marker, *, keep: bool) -> None:
         """Fill the table as the source of truth: see ``Store.load``.
 
-        With ``keep``, a partition of the same files stays as it is, and a partition that was changed keeps its rows.
-        Other processes that load the same files wait for this load, and then find nothing to do.
+        With ``keep``, a partition of the same files stays as it is. Other processes that load the same files wait for
+        this load, and then find nothing to do.
         """
         everywhere = range(len(self._partitions))
         self._known = self._states.now()
         with self._leases(everywhere, wait_s=LEASE_WAIT_S):
-            plan, found, kept = _Plan(), set[int](), set[int]()
+            plan, found = _Plan(), set[int]()
             wanted = (marker.digest, self._table.rows.codec.row_dtype)
             for number, (held, _) in enumerate(self._states.markers(everywhere)):
                 if keep and held is not None:
@@ -93,16 +92,14 @@ class Filling:
                     plan.over.add(number)
                 elif not keep or held is None or (held.digest, held.row_dtype) != wanted:
                     plan.swap.add(number)
-                    if keep and held is not None and held.changed:
-                        kept.add(number)
             if plan.over:
                 self._table.check(sorted(plan.over))
                 found = self._with_rows(plan.over)
             if found:
                 logger.warning(kept_rows(STORE_NAME, self._table.spec.name))
             if plan.numbers:
-                self._write(chain(self._items(kept), batches), plan)
-                self._finish(plan, marker, changed=set(everywhere) if marker.changed else found | kept)
+                self._write(batches, plan)
+                self._finish(plan, marker, changed=set(everywhere) if marker.changed else found)
                 if not keep:
                     self._table.drop_beyond()
         self._refuse_lost_leases()
@@ -172,11 +169,6 @@ class Filling:
         plan.changed |= plan.over
         plan.absent |= plan.over
         plan.over = set()
-
-    def _items(self, numbers: set[int]) -> Batches:
-        """The rows of partitions: gathered before the files' rows, they stay where the files do not have them."""
-        for number in sorted(numbers):
-            yield from self._table.partition_items(number, SCAN_ROWS)
 
     def _with_rows(self, numbers: set[int]) -> set[int]:
         return self._where(numbers, lambda one: plain("EXISTS", one.values))

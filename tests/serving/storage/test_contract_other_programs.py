@@ -211,30 +211,15 @@ def test_a_checkpoint_of_a_table_of_another_program_fills_its_caches(redis_serve
         server.check()
 
 
-@pytest.mark.parametrize("truth", ["redis", "rocksdb"])
-def test_rows_that_are_not_of_the_files_stay_when_new_files_are_loaded(
-    redis_server, client, config, database, tmp_path, caplog, truth
-):
-    if truth == "redis":
-        write_to_redis(client, OTHERS | OLD)
-    else:
-        write_to_rocksdb(database, OTHERS | OLD)
-
-    def server_of(rows):
-        return Server(serve(config, redis_of(redis_server) if truth == "redis" else rocksdb_in(database)), rows)
-
-    with server_of(FILE | OTHERS) as server:
-        server.insert([777, 3], 8)
-        rows = server.rows
-    assert rows[3] == rows[777]
+def test_files_that_replace_changed_rows_are_a_line_in_the_log(config, database, tmp_path, caplog):
+    with Server(serve(config, rocksdb_in(database))) as server:
+        server.insert([777], 8)
     write_model(tmp_path, rows=ROWS + 1)
-    rows |= {key: row.tolist() for key, row in zip(KEYS, ROWS + 1, strict=True)}
-    for is_first in (True, False):  # the second start loads nothing
-        caplog.clear()
-        with server_of(rows) as server:
-            server.check()
-            assert held_by(server.stores[0]) == rows
-        assert any("inserted over them" in line for line in caplog.messages) == is_first
+    with Server(
+        serve(config, rocksdb_in(database)), {key: row.tolist() for key, row in zip(KEYS, ROWS + 1, strict=True)}
+    ) as server:
+        server.check()
+    assert [line for line in caplog.messages if "replace all rows, also those that were written since" in line]
 
 
 def test_ram_in_front_of_another_programs_table_is_filled_again_after_a_missed_change(config, tmp_path):
