@@ -34,6 +34,7 @@ GPU_READY := $(if $(filter $(BIN)/python,$(GPU_PYTHON)),$(VENV)/.gpu)
 GPU_TESTS ?= $(if $(GPU_READY),tests,tests/kernels tests/gpu_cache tests/test_gpu_benchmark.py)
 BENCHMARKS := host_table host_time snapshot rocksdb_misses rocksdb_load redis_store tiers updates eviction cache_policy scale predict
 DRAWN_FAULTS ?= 60
+SEEDS ?= 1 2 3
 # The Python of an environment with Triton (benchmarks/triton_server.py), which the HTTP benchmark compares with.
 TRITON ?=
 BUILD_INPUTS := pyproject.toml constraints.txt CMakeLists.txt $(wildcard kernels/host/*)
@@ -63,8 +64,8 @@ test-host-sanitizers: $(VENV)/.test ## the host table's threads and snapshots un
 check-nvrtc: $(VENV)/.nvrtc ## compile every kernel for all architectures of sm_75 to sm_120, without a GPU; fails if registers or arrays spill to memory
 	@$(BIN)/python -m kernels.check_nvrtc kernels/cuda/*.cu benchmarks/gpu/*.cu
 
-test-kernels: $(VENV)/.test ## the kernels on the CPU runner: in three random orders of threads, and with late streams (`make test` has the fixed order)
-	@for seed in 1 2 3; do HOTROW_RUNNER_SEED=$$seed HOTROW_RUNNER_THREADS=2 $(BIN)/python -m pytest -q $(OVER_CORES) -m "$(ON_RUNNER)" $(KERNEL_TESTS); done
+test-kernels: $(VENV)/.test ## the kernels on the CPU runner: in random orders of threads, one for each of SEEDS, and with late streams (`make test` has the fixed order)
+	@for seed in $(SEEDS); do HOTROW_RUNNER_SEED=$$seed HOTROW_RUNNER_THREADS=2 $(BIN)/python -m pytest -q $(OVER_CORES) -m "$(ON_RUNNER)" $(KERNEL_TESTS); done
 	@HOTROW_RUNNER_DELAY_MS=10 HOTROW_RUNNER_SEED=4 $(BIN)/python -m pytest -q $(OVER_LATENESS) -m "$(ON_RUNNER)" $(DEVICE_TESTS)
 
 test-kernels-tsan: $(VENV)/.test ## the kernels whose threads share memory, under ThreadSanitizer: a race check
