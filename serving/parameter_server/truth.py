@@ -87,7 +87,10 @@ class TableTruth:
             is_new = ~self._store.fetch(name, keys, np.empty_like(rows)) & ~np.isin(keys, removed)
             if is_new.any():
                 self._store.write_flags(name, changed=True)  # caches may miss these rows
-                self._store.insert(name, keys[is_new], rows[is_new])
+                try:
+                    self._store.insert(name, keys[is_new], rows[is_new])
+                finally:
+                    clock.note(keys[is_new])  # copies may remember that no tier holds these keys
         return int(np.count_nonzero(is_new))
 
     def refill(self, cache: Store, first_rows: FirstRows = ALL_ROWS) -> None:

@@ -110,11 +110,15 @@ def test_the_rows_of_another_program_are_kept_in_a_redis_that_comes_late(own_ser
         server.insert([3], 7)
         server.evict([4])
         server.check()
+        changed = []
+        copies = server.server.copies(TABLE, lambda keys: changed.extend(keys.tolist()))
+        assert not copies.read(np.array([777]), is_request=False).found.any()  # a GPU cache notes such a key as absent
         own_server.start()
         rows = {key: row for key, row in (FILE | OTHERS | {3: [7.0] * 3}).items() if key != 4}
         wait_until(lambda: server.stores[0].is_whole(TABLE), "Redis is filled")
         server.check()
         assert [held_by(store) for store in server.stores] == [rows] * 2
+        assert sorted(changed) == sorted(OTHERS)
     assert len(kept_lines(caplog)) == 1
 
 
