@@ -60,7 +60,7 @@ class TierLookup:
     def rows_of_tables(self, held: Sequence[ServedTable], keys: Sequence[Keys]) -> tuple[list[Vectors], Mask]:
         """Look up rows of several tables: float32[N, D] of each, and which keys were found, table after table.
 
-        The first tier is asked for all tables at once, and then the tables of which it missed a key one by one.
+        One call asks the first tier for all tables. A table of which it missed a key is then looked up on its own.
         """
         asked = [t for t, of_table in enumerate(keys) if of_table.size]
         if len(asked) < len(held):

@@ -8,7 +8,7 @@ from time import perf_counter as now_s
 
 import numpy as np
 
-from kernels.host import RowDtype
+from kernels.host import HostTable, RowDtype, fetch_tables
 from serving.errors import StoreError, StoreFullError, StoreTimeoutError, StoreUnreachableError
 from serving.model.records import Combiner
 from serving.parameter_server.circuit_breaker import CircuitBreaker
@@ -117,18 +117,15 @@ class Tier:
     ) -> tuple[list[Vectors], Mask, float] | None:
         """Return rows of several tables, which keys were found, table after table, and the seconds per table.
 
-        None: one table must be asked at a time, because the tier has a time budget, did not answer, missed a change, or
-        does not round rows.
+        None: one table must be asked at a time, because not all are in native tables of RAM (see ``native_tables``).
         """
-        is_sound = self.store.keeps_row_dtype and not self._bypassed and not self._silence  # for all tables
-        if self._breaker is not None or not (is_sound or all(map(self._is_plain, tables))):
+        native = self.native_tables([table.name for table in tables])
+        held = [one for one in native if isinstance(one, HostTable)]
+        if [one.dim for one in held] != [table.dim for table in tables]:
             return None
         started = now_s()
         rows = [np.empty((of_table.size, table.dim), np.float32) for table, of_table in zip(tables, keys, strict=True)]
-        try:
-            found = self.store.fetch_tables([table.name for table in tables], keys, rows)
-        except StoreError:  # the table is asked again alone
-            return None
+        found = fetch_tables(held, keys, rows)
         return rows, found, (now_s() - started) / len(tables)
 
     def fetch_pooled(
@@ -259,11 +256,6 @@ class Tier:
         if self._breaker is not None:
             self._breaker.close()
         self.store.close()
-
-    def _is_plain(self, table: ServedTable) -> bool:
-        """Whether a read of the table needs nothing but the store."""
-        is_rounded = table.row_dtype == "fp32" or self.store.keeps_row_dtype
-        return is_rounded and table.name not in self._bypassed and table.name not in self._silence
 
     def _add_what_fits(self, table: str, keys: Keys, rows: Vectors) -> tuple[int, int]:
         """Add rows; returns how many were added, and for how many there was no room."""

@@ -183,11 +183,6 @@ class Store(Protocol):
             StoreError: the tier did not answer, or holds vectors of another dimension than D.
         """
 
-    def fetch_tables(self, tables: Sequence[str], keys: Sequence[Keys], out: Sequence[Vectors]) -> Mask:
-        """Read rows of several tables, as ``fetch`` of each; return which keys were found, table after table."""
-        found = [self.fetch(*one) for one in zip(tables, keys, out, strict=True)]
-        return np.concatenate(found)
-
     def fetch_pooled(
         self,
         table: str,
@@ -213,7 +208,7 @@ class Store(Protocol):
         raise TypeError(f"{self.name} does not pool rows")
 
     def native_tables(self, tables: Sequence[str]) -> Sequence[NativeTable | None]:
-        """The native tables that hold all rows of these tables now; None where ``fetch_pooled`` must be called.
+        """The native tables that hold all rows of these tables now; None where ``fetch`` must be called instead.
 
         Raises:
             StoreError: the store is closed.

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import ClassVar, Generic, Protocol, TypeVar
 
 from kernels.errors import ReservedKeyError, RowValueError, SharedMemoryError, TableFullError
-from kernels.host import HostTable, RowDtype, fetch_tables
+from kernels.host import HostTable, RowDtype
 from serving.errors import StoreError, StoreFullError
 from serving.model.records import Combiner
 from serving.storage.store import (
@@ -130,14 +130,6 @@ class HostTableStore(TableStore[AnyHostTable]):
     def native_tables(self, tables: Sequence[str]) -> Sequence[NativeTable | None]:
         """See ``Store.native_tables``."""
         return list(map(self._open_tables("").get, tables))
-
-    def fetch_tables(self, tables: Sequence[str], keys: Sequence[Keys], out: Sequence[Vectors]) -> Mask:
-        """See ``Store.fetch_tables``."""
-        opened = self._open_tables(tables[0])
-        held = [one for table in tables if (one := opened.get(table)) is not None]
-        if len(held) < len(tables) or any(one.dim != rows.shape[1] for one, rows in zip(held, out, strict=True)):
-            return super().fetch_tables(tables, keys, out)
-        return fetch_tables(held, keys, out)
 
     def memory_bytes(self, table: str) -> int:
         """RAM of a table with its keys and spare rows; 0 for an unknown table."""
