@@ -106,7 +106,7 @@ def _require_distinct(keys: npt.NDArray[np.int64]) -> None:
     if again.any():
         key = int(ordered[again.argmax()])
         first, second = np.flatnonzero(keys == key)[:2]
-        raise ValueError(f"keys: expected each once, got {key} at positions {first} and {second}")
+        raise ValueError(f"keys: expected each key once, got {key} at positions {first} and {second}")
 
 
 def _copy(device: Device, host: npt.NDArray[Any], stream: Stream) -> Array:

@@ -27,8 +27,8 @@ class CacheGroup:
     """The caches of one model's tables on one device.
 
     A pooled lookup has the bits of ``ParameterServer.lookup_pooled`` once the missing rows were fetched and completed:
-    see ``Workspace``. It counts the rows it finds as used and as hits, as ``query`` does. The caller passes fetched
-    rows to ``EmbeddingCache.replace``, so that pooled lookups fill the caches.
+    see ``Workspace``. It counts the rows it finds as used and as hits, as ``query`` does. ``Workspace.insert``
+    fills the caches with fetched rows.
 
     A bag's row is the sum, in key order, of its rows times their weights. ``"mean"`` divides the sum by the sum of the
     weights, ``"sqrtn"`` by the square root of the sum of their squares. Without weights each weight is 1. A row whose

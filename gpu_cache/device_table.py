@@ -24,6 +24,7 @@ _FILES = {
     "claim": ("claim.cu", False),
     "claim_static": ("claim.cu", False),
     "claim_held": ("claim.cu", False),
+    "claim_absent": ("claim.cu", False),
     "fill": ("fill.cu", True),
     "erase": ("erase.cu", False),
     "list_keys": ("list_keys.cu", False),
@@ -76,8 +77,12 @@ class DeviceTable:
         """Take all memory and wait until it is ready."""
         self._capacity, self._seed, self._readers = capacity, seed, readers
         self._kernels = CacheKernels(device, capacity.layout)
+        self._kernels.compile("erase")  # now, because changed rows must be erased even when no memory is left
         self._writers = readers.writers
-        self._cap, self._has_marks = np.full(1, capacity.insertion_cap, np.uint64), capacity.layout.has_marks
+        self._cap, self._absent_cap = (
+            np.full(1, cap, np.uint64) for cap in (capacity.insertion_cap, capacity.absent_cap)
+        )
+        self._has_marks = capacity.layout.has_marks
         layout = capacity.layout
         slab_shape = (capacity.slots, layout.row_stride_bytes)
         self._lines: Array = device.empty((capacity.line_count, layout.line_keys + 1), layout.key_word)
@@ -152,6 +157,15 @@ class DeviceTable:
         self._kernels.compile("claim_held", "fill")
         with self._writers.turn(stream):
             self._write("claim_held", (), keys, rows, stream)
+
+    def note_absent(self, keys: Array, stream: Stream) -> None:
+        """Queue the noting of keys that no tier holds."""
+        self._kernels.compile("claim_absent")
+        with self._writers.turn(stream):
+            count = np.full(1, keys.size, np.uint64)
+            (limit,) = admission_limits(self._absent_cap, count, has_marks=self._has_marks)
+            arguments = self._table, keys, np.uint32(keys.size), self._writers.draw_salt(), limit
+            self._kernels.launch_tiles("claim_absent", keys.size, arguments, stream)
 
     def erase(self, keys: Array, stream: Stream) -> None:
         """Queue the freeing of slots; a launch that found their rows before may still read them."""

@@ -42,7 +42,7 @@ class EmbeddingCache:
     =========  ================  =============================  ====================  ==============  ==================
 
     The caller's stream is the argument ``stream``, or ``cache.stream`` by default: calls without the argument run in
-    the order in which they are made. Arguments must be ready on that stream, and stay unchanged until it has run.
+    the order in which they are made. Arguments must be ready on that stream, and stay unchanged until the call has run.
 
     An answer is on the device; ``cache.device.to_host(answer.rows)`` waits and copies it to the host. The end of a
     ``with EmbeddingCache(...) as cache`` block closes the cache.
@@ -64,7 +64,7 @@ class EmbeddingCache:
         capacity_rows: rows that must fit, rounded up to whole lines. See ``of_capacity`` for bytes and ratios.
         device: the device, or its name.
         row_dtype: how rows are kept: a row dtype of ``kernels.host.HostTable``, or ``"fp8"``, E4M3 with a scale per
-            row. A row with a value that does not fit is left out and counted; an ``update`` with one erases its key.
+            row. A row with a value that does not fit is left out and counted; an ``update`` with it erases its key.
         key_type: ``"U32"`` for keys from 0 to 2^32 - 3. Its lines take half the bytes.
         line_keys: keys per line: 15, or 7 for lines of half the bytes and a slightly lower hit rate.
         kind: see above.
@@ -231,6 +231,9 @@ class EmbeddingCache:
     def update(self, keys: Array, rows: Array, stream: Stream | None = None, *, are_distinct: bool = False) -> None:
         """Overwrite the rows of keys that are held, and ignore other keys.
 
+        Lookups miss the keys until earlier lookups have ended. To update many rows while requests run, call this for
+        about 1,000 rows at a time and wait for each update.
+
         Args:
             keys: int64[N], distinct; see the class.
             rows: float32[N, D].
@@ -247,6 +250,24 @@ class EmbeddingCache:
         rows = rows_on_device(self.device, rows, keys.size, self.layout.dim, stream)
         if keys.size:
             self._table.update(keys, rows, stream)
+
+    def note_absent(self, keys: Array, stream: Stream | None = None, *, are_distinct: bool = False) -> None:
+        """Note that no tier holds these keys; see ``ABSENT`` in ``Workspace.insert``. Held keys must not be among them.
+
+        Args:
+            keys: int64[N], distinct; see the class.
+            stream: see the class.
+            are_distinct: see ``replace``.
+
+        Raises:
+            ValueError: ``keys`` has another dtype or shape, or a host array has a duplicate key.
+            ReservedKeyError: see the class.
+            CacheClosedError: the cache was closed.
+        """
+        stream = self._open_stream(stream)
+        keys = keys_on_device(self.device, self.layout, keys, stream, must_be_distinct=not are_distinct)
+        if keys.size:
+            self._table.note_absent(keys, stream)
 
     def erase(self, keys: Array, stream: Stream | None = None) -> None:
         """Erase keys, and ignore keys that are not held. Absent keys are missing again.

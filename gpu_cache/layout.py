@@ -234,7 +234,7 @@ class Capacity:
 
     @property
     def absent_cap(self) -> int:
-        """The same for absent keys."""
+        """``insertion_cap`` for absent keys."""
         return self._share(self.absent_line_count)
 
     def _share(self, lines: int) -> int:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from secrets import randbits
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,25 +44,21 @@ class MissingKeys:
     Args:
         keys: int64[M], distinct, in the order in which they first appear among the request's keys.
         times: uint32[M], how often each key was missed: the ``misses`` of ``EmbeddingCache.replace``.
-        positions: how many of the table's keys were missed, with duplicates.
-        bags: how many bags have a missing key.
     """
 
     keys: NDArray[np.int64]
     times: NDArray[np.uint32]
-    positions: int
-    bags: int
 
 
-class Missing(Sequence[MissingKeys]):
+class Missing:
     """The keys of all tables that a launch was the first to miss: a ``MissingKeys`` per table.
 
     Attributes:
         keys: int64[M], table after table.
         times: uint32[M].
         ends: where the keys of each table begin, and M.
-        positions: of each table.
-        bags: of each table.
+        positions: how many keys of each table were missed, with duplicates.
+        bags: how many bags of each table have a missing key.
     """
 
     def __init__(
@@ -81,17 +77,11 @@ class Missing(Sequence[MissingKeys]):
         """Return T."""
         return len(self.bags)
 
-    @overload
-    def __getitem__(self, table: int) -> MissingKeys: ...
-    @overload
-    def __getitem__(self, table: slice) -> Sequence[MissingKeys]: ...
-    def __getitem__(self, table: int | slice) -> MissingKeys | Sequence[MissingKeys]:
-        """Return the keys of a table."""
-        if isinstance(table, slice):
-            return [self[t] for t in range(len(self))[table]]
+    def __getitem__(self, table: int) -> MissingKeys:
+        """Return the keys of a table, or raise IndexError, which ends a loop over the tables."""
         table = range(len(self))[table]
         part = slice(self.ends[table], self.ends[table + 1])
-        return MissingKeys(self.keys[part], self.times[part], int(self.positions[table]), int(self.bags[table]))
+        return MissingKeys(self.keys[part], self.times[part])
 
 
 class MissingSet:
@@ -169,7 +159,7 @@ class Staging:
         self._on_device: Array = device.empty(0, np.uint8)
         self.counts: list[int] = []  # the number of rows of each round and table
         self._places = np.empty(0, dtype=np.int32)  # of all rounds' rows
-        self._rows_end = self._places_at = 0
+        self._rows_end = 0
 
     def begin(self) -> None:
         """Forget all rows, before the next request."""
@@ -180,7 +170,7 @@ class Staging:
     @property
     def on_device(self) -> tuple[Array, Array]:
         """The rows of all rounds, and the place of each row in units of 16 bytes."""
-        return self._on_device, self._on_device[self._places_at :]
+        return self._on_device, self._on_device[self._rows_end :]
 
     def upload(
         self, rows: Sequence[NDArray[np.float32]], head: NDArray[np.void], stream: Stream
@@ -190,33 +180,26 @@ class Staging:
         Returns:
             on the device: the rows of all rounds, the place of each row in units of 16 bytes, and the head.
         """
-        begin = self._rows_end
-        sizes = [len(of_table) for of_table in rows]
-        self._rows_end += sum(
-            [size * aligned(4 * of_table.shape[1]) for size, of_table in zip(sizes, rows, strict=True)]
-        )
-        earlier, count = self._places.size, self._places.size + sum(sizes)
-        places_at = self._places_at = self._rows_end
+        sizes, earlier = [len(of_table) for of_table in rows], self._places.size
+        rows_bytes = sum([size * aligned(4 * of_table.shape[1]) for size, of_table in zip(sizes, rows, strict=True)])
+        places_at, count = self._rows_end + rows_bytes, earlier + sum(sizes)
         head_at = aligned(places_at + 4 * count)
         end = head_at + head.nbytes
-        rows_at = begin
-        if end > self._host.size:
-            begin = self._grow(end, begin)
-        places = self._host[places_at : places_at + 4 * count].view(np.int32)
+        host, on_device, begin = self._host, self._on_device, self._rows_end
+        if end > host.size:
+            host = self._device.pinned(aligned(2 * end, 256), np.uint8)
+            host[:begin] = self._host[:begin]
+            on_device, begin = self._device.empty(host.size, np.uint8), 0
+        places = host[places_at : places_at + 4 * count].view(np.int32)
         places[:earlier] = self._places
-        pack_rows(self._host, rows_at, rows, places[earlier:])
+        pack_rows(host, self._rows_end, [np.ascontiguousarray(of_table) for of_table in rows], places[earlier:])
+        host[head_at:end] = head.view(np.uint8)
+        self._device.upload(host[begin:end], on_device[begin:end], stream)
+        # Only now: without memory, the caller may try again.
+        self._host, self._on_device, self._rows_end = host, on_device, places_at
         self._places = places.copy()
         self.counts += sizes
-        self._host[head_at:end] = head.view(np.uint8)
-        self._device.upload(self._host[begin:end], self._on_device[begin:end], stream)
-        return self._on_device, self._on_device[places_at:head_at], self._on_device[head_at:end]
-
-    def _grow(self, size: int, kept: int) -> int:
-        """Take more memory, copy the bytes before ``kept``, and return the first byte to upload."""
-        host = self._device.pinned(aligned(2 * size, 256), np.uint8)
-        host[:kept] = self._host[:kept]
-        self._host, self._on_device = host, self._device.empty(host.size, np.uint8)
-        return 0
+        return on_device, on_device[places_at:head_at], on_device[head_at:end]
 
 
 class Insertion:

@@ -40,13 +40,12 @@ class Workspace:
             work.complete([fetch(table, of_table.keys) for table, of_table in zip(tables, missing)])
 
     ``pool``, ``lookup`` and ``complete`` each queue one upload and one launch and do not wait. ``missing`` waits for
-    the launch, and not for work that the caller has queued on the stream behind it. A reader of the rows on another
-    stream must let that stream wait for this one. Missing rows hold the
-    table's default value until ``complete`` runs. Skip ``complete`` if default values are acceptable. Fetched rows are
-    kept for the request, so the loop ends even if the caches evict keys meanwhile. After ``lookup`` it has at most one
-    round.
+    the launch, but not for work that the caller has queued on the stream after it. If another stream reads the rows,
+    let it wait for this stream. Missing rows hold the table's default value until ``complete`` runs. Skip ``complete``
+    if default values are acceptable. Fetched rows are kept for the request, so the loop ends even if the caches evict
+    keys meanwhile. After ``lookup`` the loop has at most one round.
 
-    ``pool`` is ``load``, which queues the upload, and ``launch``. ``lookup`` is ``load_keys`` and ``launch``. A CUDA
+    ``pool`` is ``load``, which queues the upload, then ``launch``. ``lookup`` is ``load_keys``, then ``launch``. A CUDA
     graph may take the place of ``launch`` for bags. It captures ``queue`` and the work that reads the rows and the
     dense features, which are always in the same places::
 
@@ -251,12 +250,12 @@ class Workspace:
         head = self._request.head.copy()
         head["bags"] = reported.bags
         items = deal_items(head)
-        self._reported = None
-        self._is_idle = False
         if not items:
             return
-        self._missing.settle()
         fetched, places, on_device = self._staging.upload(rows, head, self.stream)
+        self._reported = None
+        self._is_idle = False
+        self._missing.settle()
         with self.reading():
             self._launch(self._output.again(), min(items, _MOST_BLOCKS), on_device, (fetched, places))
 

@@ -64,7 +64,9 @@ class TableFullError(HotrowError):
 
     def __init__(self, capacity_rows: int, rows: int, new_rows: int) -> None:
         """Give the capacity, the rows held, and the number of new rows of the call."""
-        super().__init__(f"table is full: it holds {rows} of {capacity_rows} rows, the call adds {new_rows} new keys")
+        super().__init__(
+            f"table is full: it holds {rows} of {capacity_rows} rows, and the call adds {new_rows} new keys"
+        )
         self.capacity_rows = capacity_rows
         self.rows = rows
         self.new_rows = new_rows

@@ -46,7 +46,7 @@ def check_memory(needed_bytes: int) -> None:
     """
     available = available_memory_bytes() if needed_bytes > _SMALL_BYTES else needed_bytes
     if 0 < available < needed_bytes:
-        raise MemoryError(f"{needed_bytes:,} bytes of memory are needed, {available:,} are available")
+        raise MemoryError(f"{needed_bytes:,} bytes of memory are needed, but {available:,} are available")
 
 
 def huge_page_advice(folder: Path) -> str:

@@ -2,7 +2,8 @@
 //
 // A request is one piece of memory with one upload: TableBags[T], perhaps dense features, which this file ignores, then
 // the row_ptrs, keys and perhaps weights of all tables. Table t's keys are in bags: bag b has the table's keys
-// row_ptrs[b] .. row_ptrs[b + 1] - 1. A request of single keys has only the keys.
+// row_ptrs[b] .. row_ptrs[b + 1] - 1. A table whose bags all have equally many keys has no row_ptrs. A request of single
+// keys has only the keys.
 //
 // An item is up to kItemBags bags of one table. In the first launch they are neighbours; when bags are pooled again,
 // they come from the list of incomplete bags. The items of all tables are numbered, and blocks take them in turns, so
@@ -20,7 +21,7 @@ enum Combiner { kSum, kMean, kSqrtN };
 
 // One per table; gpu_cache/bag_layout.py writes it. Addresses are bytes from the start of the request.
 struct __align__(16) TableBags {
-  i64 row_ptrs_at;    // int32[bags + 1]
+  i64 row_ptrs_at;    // int32[bags + 1]; 0 or below: none, because every bag has -row_ptrs_at keys
   i64 keys_at;        // int64[keys]
   i64 weights_at;     // float32[keys], or 0: every weight is 1
   i64 first_float;    // of the table's pooled rows, float32[bags, D], in the output
@@ -90,17 +91,23 @@ __device__ __forceinline__ u32 table_of_item(const TableBags* bags, u32 table_co
   return begun - 1;
 }
 
+// The number of the first key of a bag, within the table.
+__device__ __forceinline__ u32 first_key(const TableBags& table, const u8* request, u32 bag) {
+  if (table.row_ptrs_at <= 0) return bag * static_cast<u32>(-table.row_ptrs_at);
+  return __ldg(reinterpret_cast<const int*>(request + table.row_ptrs_at) + bag);
+}
+
 // By all threads of the block, at least kItemBags of them. Without a list, the item's bags are neighbours. Barriers.
-__device__ __forceinline__ void read_item(const TableBags& table, const int* row_ptrs, const u32* listed, u32 number,
+__device__ __forceinline__ void read_item(const TableBags& table, const u8* request, const u32* listed, u32 number,
                                           Item& item) {
   const u32 first = (number - table.first_item) * table.item_bags, i = threadIdx.x;
   const u32 count = min(table.item_bags, table.bags - first);
   if (i < count) {
     const u32 bag = listed ? __ldcg(listed + first + i) : first + i;
-    const u32 begin = __ldg(row_ptrs + bag), end = __ldg(row_ptrs + bag + 1);
+    const u32 begin = first_key(table, request, bag), end = first_key(table, request, bag + 1);
     item.bags[i] = bag;
     item.begins[i] = begin;
-    item.ends[i] = listed ? end - begin : end - __ldg(row_ptrs + first);
+    item.ends[i] = listed ? end - begin : end - first_key(table, request, first);
     item.lacks[i] = 0;
   }
   if (i == 0) item.count = count;

@@ -66,3 +66,16 @@ extern "C" __global__ void __launch_bounds__(256)
   if (i < count && tile.lane == 0) write_claim(table, key[0], locked ? row[0] : kNoRow, numbers + i);
   count_lanes(table, kRowsUpdated, locked);
 }
+
+// Keys that no tier holds: they become absent keys (absent.cuh). All of it; there is no second half.
+//
+//   salt, limit  see policy.cuh
+extern "C" __global__ void __launch_bounds__(256)
+    claim_absent(const Table* tables, const i64* keys, u32 count, u64 salt, u64 limit) {
+  const Table table = *tables;
+  const Tile tile;
+  const u32 i = tile_number();
+  const i64 key = i < count ? keys[i] : kNoKey;
+  const Claim claim = claim_in_line(absent_table(table), tile, Candidate(table, key, 1, salt), limit, true);
+  if (tile.lane == 0) publish_absent(table, key, claim);
+}

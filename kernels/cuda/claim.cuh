@@ -114,3 +114,17 @@ __device__ __forceinline__ Claim claim_in_chain(const Table& table, Tile tile, i
   }
   return claim;
 }
+
+// The absent keys' lines, as a dynamic table.
+__device__ __forceinline__ Table absent_table(Table table) {
+  table.lines = table.absent_lines;
+  table.line_count = table.absent_line_count;
+  return table;
+}
+
+// By one thread: the key of a slot that was claimed for an absent key. No reader waits for a row.
+__device__ __forceinline__ void publish_absent(const Table& table, i64 key, const Claim& claim) {
+  if (claim.row == kNoRow) return;
+  atomicExch(word_of_slot(table.absent_lines + claim.row / kLineKeys, slot_of_row(claim.row)), static_cast<Word>(key));
+  if (claim.outcome == kInserted) atomicAdd(counter_at(table, kAbsentKeys), 1ull);
+}

@@ -59,20 +59,6 @@ __device__ __forceinline__ Missed missed_key(const TableBags* bags, u32 table_co
   return {set.slots[slot].key, set.slots[slot].number, table_of_slot(bags, table_count, slot)};
 }
 
-// The absent keys' lines, as a dynamic table.
-__device__ __forceinline__ Table absent_table(Table table) {
-  table.lines = table.absent_lines;
-  table.line_count = table.absent_line_count;
-  return table;
-}
-
-// By one thread: the key of a slot that was claimed for an absent key. No reader waits for a row.
-__device__ __forceinline__ void publish_absent(const Table& table, i64 key, const Claim& claim) {
-  if (claim.row == kNoRow) return;
-  atomicExch(word_of_slot(table.absent_lines + claim.row / kLineKeys, slot_of_row(claim.row)), static_cast<Word>(key));
-  if (claim.outcome == kInserted) atomicAdd(counter_at(table, kAbsentKeys), 1ull);
-}
-
 extern "C" __global__ void __launch_bounds__(256, 4)
     claim_missing(const Table* tables, const TableBags* bags, u32 table_count, const MissingSet* missing, u32 count,
                   const u32* misses, const u64* limits, u64 salt, i64* rows) {

@@ -45,7 +45,6 @@ using Unit = KeyWords<Key>::Unit;  // what one lane reads of a line
 constexpr u32 kLineKeys = HOTROW_LINE_KEYS;
 constexpr u32 kUnitWords = sizeof(Unit) / sizeof(Word);
 constexpr u32 kTileLanes = (kLineKeys + 1) / kUnitWords;  // lanes that read a line together
-constexpr u32 kWarpTiles = kWarp / kTileLanes;
 constexpr u32 kBlockTiles = kBlockThreads / kTileLanes;
 constexpr u32 kSlots = (1u << kLineKeys) - 1;  // a bit for each slot
 

@@ -290,8 +290,7 @@ __device__ __forceinline__ void pool_items(const Table* tables, const TableBags*
       shared.missed_keys = shared.absent_keys = shared.lacking_bags = 0;
     }
     __syncthreads();
-    const int* row_ptrs = reinterpret_cast<const int*>(request + mine.row_ptrs_at);
-    read_item(mine, row_ptrs, listed ? listed + mine.first_bag : nullptr, number, shared.item);
+    read_item(mine, request, listed ? listed + mine.first_bag : nullptr, number, shared.item);
     pool_item<kAgain>(table, mine, request, set, staged, shared, out);
     list_bags(mine, set.counts + t, shared, lacking);
     if (!kAgain && threadIdx.x == 0) {

@@ -41,7 +41,8 @@ struct PackedSize {
 };
 
 // The layout: TableBags[T], float32[max_samples, F] if there are dense features, then row_ptrs, keys and weights of all
-// tables without gaps, except that the keys begin at a multiple of 16 bytes.
+// tables without gaps, except that the keys begin at a multiple of 16 bytes. A table whose bags all have equally many
+// keys has no row_ptrs.
 class RequestPacker {
  public:
   RequestPacker(uint8_t* bytes, std::vector<PackedTable> tables) : bytes_(bytes), tables_(std::move(tables)) {}
@@ -70,19 +71,37 @@ class RequestPacker {
   }
 
  private:
+  // Whether the offsets give each bag the same number of keys.
+  static bool have_equal_sizes(const int32_t* row_ptrs, size_t bags, size_t keys) {
+    if (keys % bags) return false;
+    const auto offset = [&](size_t i) {
+      uint32_t value;
+      std::memcpy(&value, row_ptrs + i, sizeof value);
+      return value;
+    };
+    const auto size = static_cast<uint32_t>(keys / bags);
+    if (offset(1) != size) return false;  // most others end here
+    uint32_t differs = 0;
+    for (size_t i = 0; i <= bags; ++i) differs |= offset(i) ^ (size * static_cast<uint32_t>(i));
+    return differs == 0;
+  }
+
   bool pack_row_ptrs(const std::vector<GivenBags>& given, size_t samples, size_t& at) {
     uint32_t bag = 0;
     for (size_t t = 0; t < tables_.size(); ++t) {
       TableBags& head = heads_[t];
-      const size_t bags = samples * tables_[t].slots;
-      auto* row_ptrs = reinterpret_cast<int32_t*>(bytes_ + at);
-      std::memcpy(row_ptrs, given[t].row_ptrs, (bags + 1) * sizeof(int32_t));
-      if (!is_csr(row_ptrs, bags, given[t].key_count) || static_cast<size_t>(row_ptrs[bags]) != given[t].key_count)
-        return false;
-      head.row_ptrs_at = static_cast<int64_t>(at);
+      const size_t bags = samples * tables_[t].slots, keys = given[t].key_count;
       head.bags = static_cast<uint32_t>(bags);
       head.first_bag = bag;
       bag += head.bags;
+      if (have_equal_sizes(given[t].row_ptrs, bags, keys)) {
+        head.row_ptrs_at = -static_cast<int64_t>(keys / bags);
+        continue;
+      }
+      auto* row_ptrs = reinterpret_cast<int32_t*>(bytes_ + at);
+      std::memcpy(row_ptrs, given[t].row_ptrs, (bags + 1) * sizeof(int32_t));
+      if (!is_csr(row_ptrs, bags, keys) || static_cast<size_t>(row_ptrs[bags]) != keys) return false;
+      head.row_ptrs_at = static_cast<int64_t>(at);
       at += (bags + 1) * sizeof(int32_t);
     }
     return true;

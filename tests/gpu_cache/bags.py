@@ -63,10 +63,12 @@ class Tables:
 
 
 def random_request(rng, samples, slots, lengths, share_held=0.5, tables=None):
-    """Bags of random keys; the caches got about ``share_held`` of them."""
+    """Bags of random keys; the caches got about ``share_held`` of them. A third of the tables have bags of one size."""
     request = []
     for of_table in slots:
         counts = rng.choice(lengths, samples * of_table)
+        if rng.random() < 1 / 3:
+            counts[:] = counts[0]
         row_ptrs = np.concatenate(([0], np.cumsum(counts))).astype(np.int32)
         keys = rng.integers(0, HELD_KEYS, row_ptrs[-1])
         keys[rng.random(keys.size) >= share_held] += HELD_KEYS

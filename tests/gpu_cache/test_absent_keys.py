@@ -5,6 +5,7 @@ import pytest
 
 from gpu_cache.cache_group import CacheGroup
 from gpu_cache.embedding_cache import EmbeddingCache
+from gpu_cache.errors import CacheClosedError
 from gpu_cache.layout import Capacity, Layout
 from gpu_cache.missing import ABSENT
 from gpu_cache.readers import Readers
@@ -211,3 +212,46 @@ def test_a_query_answers_an_absent_key_as_missing(device):
 def test_lines_for_absent_keys_are_an_eighth_of_the_lines():
     layout = Layout(4)
     assert [Capacity(layout, "dynamic", lines).absent_line_count for lines in (1, 8, 9, 800)] == [1, 1, 2, 100]
+
+
+def test_noted_keys_are_absent_until_a_write_names_them(device, caches, work):
+    first, second = caches
+    first.replace(np.array([1]), rows_of([1], 3, 0.0))
+    first.note_absent(np.array([200, 300, 400]))
+    first.stats()  # waits for the writes
+    keys = [np.array([1, 200, 300, 500]), np.array([200])]
+
+    rows = work.lookup(keys)
+
+    assert [part.keys.tolist() for part in work.missing()] == [[500], [200]]  # the other table has keys of its own
+    assert work.absent.tolist() == [2, 0]
+    assert device.to_host(rows[0])[:3].tolist() == [[1.0] * 3, [DEFAULTS[0]] * 3, [DEFAULTS[0]] * 3]
+    first.erase(np.array([200]))
+    first.replace(np.array([300]), rows_of([300], 3, 0.0))
+    assert first.absent_keys().tolist() == [400]
+    assert (first.stats().absent_keys, second.stats().absent_keys) == (1, 0)
+
+
+@pytest.mark.parametrize("seed", [1, 4])
+def test_noting_many_keys_keeps_each_once_and_no_more_than_there_is_room_for(device, seed):
+    cache = EmbeddingCache(2, 600, device)
+    keys = np.random.default_rng(seed).permutation(3000)
+
+    with scheduled(device, seed, 2):
+        for part in np.array_split(keys, 6):
+            cache.note_absent(part)
+            cache.note_absent(part)
+
+    noted = cache.absent_keys()
+    assert 0 < np.unique(noted).size == noted.size == cache.stats().absent_keys <= cache.capacity.absent_line_count * 15
+    assert cache.dump()[0].size == 0
+
+
+def test_keys_are_noted_once_each_and_only_in_an_open_cache(device):
+    cache = EmbeddingCache(2, 600, device)
+    with pytest.raises(ValueError, match="expected each key once, got 5 at positions 0 and 1"):
+        cache.note_absent(np.array([5, 5]))
+    cache.note_absent(np.empty(0, np.int64))
+    cache.close()
+    with pytest.raises(CacheClosedError):
+        cache.note_absent(np.array([5]))

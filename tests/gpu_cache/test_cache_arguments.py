@@ -142,7 +142,7 @@ def test_a_repeated_host_key_is_refused_and_nothing_is_written(device, kind, ver
     keys, rows = np.array([8, -7, 9, -7, 8, 8]), np.ones((6, 4), np.float32)
 
     with EmbeddingCache(4, 100, device=device, kind=kind) as cache:
-        with pytest.raises(ValueError, match="keys: expected each once, got -7 at positions 1 and 3"):
+        with pytest.raises(ValueError, match="keys: expected each key once, got -7 at positions 1 and 3"):
             getattr(cache, verb)(keys, rows)
         assert cache.stats().rows == 0
         cache.replace(keys[:3], rows[:3])

@@ -1,17 +1,17 @@
 """Any order of calls leaves the cache in agreement with a dict."""
 
 import numpy as np
-from hypothesis import HealthCheck, Phase, settings
+import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
     initialize,
     invariant,
     rule,
-    run_state_machine_as_test,
 )
 
 from gpu_cache.embedding_cache import EmbeddingCache
+from tests.state_machines import run_on
 
 DIM = 4
 LINES = [("I64", 15), ("I64", 7), ("U32", 15)]
@@ -100,24 +100,11 @@ class CacheMachine(RuleBasedStateMachine):
             self.cache.close()
 
 
-def run(device, examples):
-    machine = type("CacheMachineOnDevice", (CacheMachine,), {"device": device})
-    run_state_machine_as_test(
-        machine,
-        settings=settings(
-            deadline=None,
-            max_examples=examples,
-            stateful_step_count=25,
-            suppress_health_check=[HealthCheck.too_slow],
-            phases=[Phase.explicit, Phase.reuse, Phase.generate],  # shrinking takes minutes
-        ),
-    )
-
-
+@pytest.mark.slow
 def test_the_cache_agrees_with_a_dict(device):
-    run(device, examples=20)
+    run_on(CacheMachine, examples=20, device=device)
 
 
 def test_the_cache_agrees_with_a_dict_in_drawn_orders_of_threads(runner):
     with runner.scheduled(seed=7, os_threads=2):
-        run(runner, examples=10)
+        run_on(CacheMachine, examples=10, device=runner)

@@ -1,15 +1,16 @@
 """Any order of requests, late insertions, changes and refreshes leaves caches that agree with the tiers."""
 
 import numpy as np
-from hypothesis import HealthCheck, Phase, settings
+import pytest
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from gpu_cache.cache_group import CacheGroup
 from gpu_cache.embedding_cache import EmbeddingCache
 from gpu_cache.missing import ABSENT
 from gpu_cache.readers import Readers
 from tests.gpu_cache.bags import Bags
+from tests.state_machines import run_on
 
 DIMS, DEFAULTS = (3, 8), (0.5, -1.0)
 LINES = [("I64", 15), ("I64", 7), ("U32", 15)]
@@ -132,24 +133,11 @@ class InsertionMachine(RuleBasedStateMachine):
                 cache.close()
 
 
-def run(device, examples):
-    machine = type("InsertionMachineOnDevice", (InsertionMachine,), {"device": device})
-    run_state_machine_as_test(
-        machine,
-        settings=settings(
-            deadline=None,
-            max_examples=examples,
-            stateful_step_count=25,
-            suppress_health_check=[HealthCheck.too_slow],
-            phases=[Phase.explicit, Phase.reuse, Phase.generate],  # shrinking takes minutes
-        ),
-    )
-
-
+@pytest.mark.slow
 def test_caches_agree_with_the_tiers(device):
-    run(device, examples=20)
+    run_on(InsertionMachine, examples=20, device=device)
 
 
 def test_caches_agree_with_the_tiers_in_drawn_orders_of_threads(runner):
     with runner.scheduled(seed=5, os_threads=2):
-        run(runner, examples=10)
+        run_on(InsertionMachine, examples=10, device=runner)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from gpu_cache.cache_group import CacheGroup
 from gpu_cache.embedding_cache import EmbeddingCache
-from tests.gpu_cache.bags import HELD_KEYS, TABLE_KEYS, Bags, Tables, finish, scheduled
+from tests.gpu_cache.bags import HELD_KEYS, Bags, Tables, finish, scheduled
 
 FORMS = [("fp32", 1), ("fp32", 33), ("fp16", 7), ("bf16", 16), ("int8", 20), ("uint8", 130), ("fp8", 64)]
 
@@ -115,11 +115,11 @@ def test_missing_keys_are_reported_once_each_in_order_of_first_appearance(device
             work.lookup(keys)
             missing = work.missing()
 
-        for of_table, told in zip(keys, missing, strict=True):
-            absent = of_table[of_table >= HELD_KEYS]
+        absent_keys = [of_table[of_table >= HELD_KEYS] for of_table in keys]
+        assert missing.positions.tolist() == missing.bags.tolist() == [absent.size for absent in absent_keys]
+        for absent, told in zip(absent_keys, missing, strict=True):
             assert told.keys.tolist() == list(dict.fromkeys(absent.tolist()))
             assert told.times.tolist() == [np.count_nonzero(absent == key) for key in told.keys]
-            assert told.positions == told.bags == absent.size
 
 
 def test_a_missing_key_has_the_default_value_until_its_row_is_fetched(device, two_tables):
@@ -256,19 +256,3 @@ def test_more_single_keys_than_the_workspace_holds_are_refused(two_tables):
     rows = work.lookup([np.arange(3), np.arange(4)])
     assert work.missing() == ()
     assert is_right(two_tables, [np.arange(3), np.arange(4)], rows)
-
-
-def test_the_next_lookup_finds_fetched_rows_that_the_caches_received(device):
-    tables = Tables(device, [("fp32", 5), ("int8", 20)])
-    work = workspace(tables)
-    keys = [np.arange(TABLE_KEYS), np.arange(0, TABLE_KEYS, 3)]
-    work.lookup(keys)
-    missing = work.missing()
-    for cache, told, rows in zip(tables.caches, missing, tables.fetch(missing), strict=True):
-        cache.replace(told.keys, rows, told.times)
-        cache.stream.synchronize()
-
-    rows = work.lookup(keys)
-
-    assert work.missing() == ()
-    assert is_right(tables, keys, rows)

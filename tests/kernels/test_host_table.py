@@ -225,7 +225,7 @@ def test_a_full_table_takes_overwrites_and_refuses_new_keys():
     table.insert(int64([1, 2, 3]), np.ones((3, 2), np.float32))
 
     table.insert(int64([3, 3, 1]), np.array([[4, 4], [5, 5], [6, 6]], np.float32))
-    with pytest.raises(TableFullError, match=r"holds 3 of 3 rows, the call adds 1 new keys"):
+    with pytest.raises(TableFullError, match=r"holds 3 of 3 rows, and the call adds 1 new keys"):
         table.insert(int64([1, 9, 9]), np.full((3, 2), 7, np.float32))
 
     out = np.empty((4, 2), np.float32)

@@ -173,7 +173,7 @@ def little_memory(monkeypatch):
 def test_a_table_beyond_the_available_memory_is_refused_before_it_takes_any():
     needed = f"{HostTable.memory_bytes(64, 1_000_000):,}"
 
-    with pytest.raises(MemoryError, match=f"^{needed} bytes of memory are needed, 50,000,000 are available$"):
+    with pytest.raises(MemoryError, match=f"^{needed} bytes of memory are needed, but 50,000,000 are available$"):
         HostTable(64, 1_000_000)
 
 
@@ -188,7 +188,7 @@ def test_a_table_within_the_available_memory_is_made():
 @pytest.mark.usefixtures("little_memory")
 def test_a_shared_table_beyond_the_available_memory_is_refused_and_leaves_no_file(tmp_path):
     with pytest.raises(
-        SharedMemoryError, match=r"table: [0-9,]+ bytes of memory are needed, 50,000,000 are available$"
+        SharedMemoryError, match=r"table: [0-9,]+ bytes of memory are needed, but 50,000,000 are available$"
     ):
         SharedTable.create(tmp_path / "table", 64, 1_000_000)
 

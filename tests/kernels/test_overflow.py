@@ -185,7 +185,7 @@ def test_a_table_without_a_policy_refuses_to_overflow():
     table = HostTable(DIM, 2)
     insert(table, [1, 2])
 
-    with pytest.raises(TableFullError, match="holds 2 of 2 rows, the call adds 1 new key"):
+    with pytest.raises(TableFullError, match="holds 2 of 2 rows, and the call adds 1 new key"):
         insert(table, [3])
 
     assert table.overflow_policy is None

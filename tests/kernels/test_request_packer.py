@@ -36,7 +36,7 @@ def draw(rng, samples, longest=4):
     return request
 
 
-@pytest.mark.parametrize("samples", [1, 5, 8])
+@pytest.mark.parametrize("samples", [2, 5, 8])
 @pytest.mark.parametrize("weighted", [(), (0,), (1,), (0, 1)])
 @pytest.mark.parametrize("is_whole", [False, True])
 def test_each_head_says_where_its_table_is(buffer, samples, weighted, is_whole):
@@ -76,6 +76,33 @@ def test_each_head_says_where_its_table_is(buffer, samples, weighted, is_whole):
         assert 0 <= buffer.used_bytes - sizes < 2 * 16  # each part is aligned
         if has_dense:
             assert data[buffer.dense_place][: dense.nbytes] == dense.tobytes()
+
+
+@pytest.mark.parametrize("sizes", [(0, 1), (1, 0), (3, 2)])
+@pytest.mark.parametrize("samples", [1, 8])
+def test_a_table_whose_bags_have_equal_sizes_has_no_offsets(buffer, sizes, samples):
+    bags = []
+    for table, size in zip(TABLES, sizes, strict=True):
+        row_ptrs = size * np.arange(samples * table.slots + 1, dtype=np.int32)
+        bags.append(Bags(np.arange(row_ptrs[-1], dtype=np.int64), row_ptrs))
+
+    buffer.pack(bags, None)
+
+    assert buffer.head["row_ptrs_at"].tolist() == [-size for size in sizes]
+    data = buffer.bytes.tobytes()
+    for one, of_table in zip(buffer.head, bags, strict=True):
+        assert data[one["keys_at"] : one["keys_at"] + of_table.keys.nbytes] == of_table.keys.tobytes()
+    assert buffer.used_bytes == buffer.head.nbytes + sum(of_table.keys.nbytes for of_table in bags)
+
+
+def test_equal_sizes_at_first_are_not_enough(buffer):
+    row_ptrs = np.array([0, 1, 2, 4, 4], np.int32)
+    first = Bags(np.arange(4, dtype=np.int64), row_ptrs)
+
+    buffer.pack([first, Bags(np.zeros(2, np.int64), np.array([0, 1, 2], np.int32))], None)
+
+    at = buffer.head["row_ptrs_at"][0]
+    assert buffer.bytes[at : at + row_ptrs.nbytes].tobytes() == row_ptrs.tobytes()
 
 
 def test_arrays_with_gaps_are_packed_like_others(buffer):

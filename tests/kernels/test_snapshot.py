@@ -178,7 +178,7 @@ def test_a_repeated_key_is_refused(tmp_path):
 
 
 def test_more_rows_than_the_capacity_are_refused(tmp_path):
-    with pytest.raises(TableFullError, match="holds 100 of 150 rows, the call adds 100"):
+    with pytest.raises(TableFullError, match="holds 100 of 150 rows, and the call adds 100"):
         write(tmp_path / "t", range(200), np.ones((200, 4), np.float32), capacity_rows=150)
 
 

@@ -20,9 +20,8 @@ class Tier:
 
     def __init__(self, cache):
         self.cache = cache
-        self.lock = (
-            threading.Lock()
-        )  # held while keys change and while rows enter the cache, as the parameter server does
+        # Held while keys change and while rows enter the cache, as the parameter server does.
+        self.lock = threading.Lock()
         self.versions = np.arange(KEYS) % 2
 
     def values(self, keys):
