@@ -31,6 +31,18 @@ def flat_integers(value: Any, tensor: str) -> NDArray[np.int64]:
     return np.ascontiguousarray(_flat(value, tensor), dtype=np.int64)
 
 
+def integers(value: Any, tensor: str) -> NDArray[np.int64]:
+    """Return int64[n] or int64[m, n], contiguous, for a list or array of integers of that shape.
+
+    Raises:
+        RequestError: ``value`` is something else, or a number does not fit int64.
+    """
+    array = _integers(value, tensor)
+    if array.ndim not in (1, 2):
+        raise RequestError(f"{tensor}: expected the shape [n] or [m, n], got {list(array.shape)}")
+    return np.ascontiguousarray(array, dtype=np.int64)
+
+
 def flat_offsets(value: Any, tensor: str) -> NDArray[np.int32] | NDArray[np.int64]:
     """Return the same as ``flat_integers``, except that an int32 array stays int32."""
     flat = _flat(value, tensor)
@@ -61,19 +73,23 @@ def floats(value: Any, tensor: str) -> NDArray[np.float32]:
 
 def _flat(value: Any, tensor: str) -> NDArray[Any]:
     """Return an array [n] of integers that fit int64."""
-    if isinstance(value, list | tuple):
-        array = _integers_of_list(value, tensor)
-    else:
-        array = _as_array(value, tensor)
-        if array.dtype.kind not in "iu":
-            raise RequestError(f"{tensor}: expected integers, got an array of {array.dtype}")
+    array = _integers(value, tensor)
     if array.ndim != 1 and not (array.ndim == 2 and array.shape[0] == 1):
         raise RequestError(f"{tensor}: expected the shape [n] or [1, n], got {list(array.shape)}")
-    flat = array.reshape(-1)
-    if flat.dtype.kind == "u" and flat.dtype.itemsize == 8 and flat.size and flat.max() > np.uint64(2**63 - 1):
-        at = int(np.argmax(flat > np.uint64(2**63 - 1)))
-        raise RequestError(f"{tensor}: {flat[at]} at position {at} does not fit int64")
-    return flat
+    return array.reshape(-1)
+
+
+def _integers(value: Any, tensor: str) -> NDArray[Any]:
+    """Return an array of integers that fit int64."""
+    if isinstance(value, list | tuple):
+        return _integers_of_list(value, tensor)
+    array = _as_array(value, tensor)
+    if array.dtype.kind not in "iu":
+        raise RequestError(f"{tensor}: expected integers, got an array of {array.dtype}")
+    if array.dtype.kind == "u" and array.dtype.itemsize == 8 and array.size and array.max() > np.uint64(2**63 - 1):
+        at = int(np.argmax(array > np.uint64(2**63 - 1)))
+        raise RequestError(f"{tensor}: {array.reshape(-1)[at]} at position {at} does not fit int64")
+    return array
 
 
 def _as_array(value: Any, tensor: str) -> NDArray[Any]:

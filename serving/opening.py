@@ -39,8 +39,8 @@ def load_model(
     share one parameter server per ``ps.json``. Without a ``ps.json`` the rows are in RAM.
 
     Args:
-        directory: a version directory, a model directory or a v3.0 inference JSON. Of a model directory the newest
-            complete version is opened. The inference JSON names the model.
+        directory: a version directory, a model directory or a v3.0 inference JSON. The newest complete version of a
+            model directory is opened. The inference JSON names the model.
         parameter_server: holds the model's embeddings; ``ps.json`` is then not read.
         engine: see ``open_network``.
         threads: how many threads work on one dense network call in ONNX Runtime.

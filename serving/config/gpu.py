@@ -68,13 +68,13 @@ class GpuCacheConfig(Clause):
     @classmethod
     def _has_room(cls, size_ratio: float, info: ValidationInfo) -> float:
         if not size_ratio and info.data.get("wanted"):
-            raise ValueError("expected above 0 to 1, got 0: set gpucache to false for no cache")
+            raise ValueError("expected more than 0 and at most 1, got 0: for no cache, set gpucache to false")
         return size_ratio
 
     @model_validator(mode="after")
     def _agrees(self) -> Self:
         if self.fp8_rows and self.kind != "static":
-            raise ValueError(f"fp8_quant: only a cache of the type static keeps 8-bit floats, not {self.kind}")
+            raise ValueError(f"fp8_quant: only a static cache keeps 8-bit floats, got {self.kind}")
         if self.mode == "asynchronous" and self.kind == "static":
             raise ValueError("embedding_cache_mode: a static cache has every row from the start and inserts none later")
         if self.key_bits == 32 and self.line_keys == 7:
@@ -99,7 +99,7 @@ class GpuNetworkConfig(Record):
 def _one_precision(is_tf32: bool, info: ValidationInfo) -> bool:
     half = next((key for key in ("use_mixed_precision", "mixed_precision") if info.data.get(key)), None)
     if is_tf32 and half is not None:
-        raise ValueError(f"true, but {half} asks for half precision, and TF32 is for products of float32: expected one")
+        raise ValueError(f"true, but {half} asks for half precision, and TF32 is for float32: expected only one")
     return is_tf32
 
 

@@ -87,7 +87,7 @@ class ModelConfig(Record):
             ConfigError: the model has no dense network.
         """
         if self.graph_file is None or self.dense_file is None:
-            reason = "has no dense network, so it cannot be served; look its rows up from Python: LookupSession.lookup"
+            reason = "has no dense network; look its rows up from Python: LookupSession.lookup"
             raise ConfigError(f"model {self.name!r}", "", reason)
         return self.graph_file, self.dense_file
 

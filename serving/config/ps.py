@@ -125,7 +125,7 @@ class ModelClause(Clause):
 
 def _update_source(value: Any) -> Any:
     if value in ("kafka_message_queue", "kafka_mq", "kafka"):
-        raise ValueError(f"{value!r}: updates are not read from Kafka yet; ParameterServer.insert takes them")
+        raise ValueError(f"{value!r}: updates are not read from Kafka yet; use ParameterServer.insert")
     if value not in ("null", "none"):
         raise ValueError(f"expected one of null, none, got {value!r}")
     return "null"

@@ -25,7 +25,7 @@ def read_repository(path: str | Path, faults: list[HotrowError] | None = None) -
     - A repository's folder has the newest complete version of each model. A ``ps.json`` next to the models has the
       tiers. Without model folders the models are those that ``ps.json`` lists.
     - A ``ps.json`` has the models that it lists. If it lists none, the models are those of its folder.
-    - The folder of one model has this model.
+    - The folder of one model has this model, and the tiers of the ``ps.json`` of its repository.
 
     Without a ``ps.json`` all rows are in memory. The model of a JSON file has the version of its graph's folder, or
     version 1.
@@ -67,7 +67,7 @@ def _read(path: Path, faults: list[HotrowError] | None) -> ParameterServerConfig
     if not path.exists():
         raise ConfigError(str(path), "", "no such file or folder")
     if path.is_dir():
-        return _alone(read_model_directory(path)) if is_model_directory(path) else _read_folder(path, faults)
+        return _read_model_folder(path) if is_model_directory(path) else _read_folder(path, faults)
     document = read_json(path)
     if _has(document, "inference"):
         return _alone(read_inference_config(path, name_after(path)))
@@ -115,6 +115,12 @@ def _ps_file_of(folder: Path) -> Path:
 
 def _has(document: Any, *keys: str) -> bool:
     return isinstance(document, dict) and not document.keys().isdisjoint(keys)
+
+
+def _read_model_folder(path: Path) -> ParameterServerConfig:
+    config = read_model_directory(path)
+    ps = read_tiers(path, config)
+    return _alone(config) if ps is None else _listed(ps)
 
 
 def _alone(config: ModelConfig) -> ParameterServerConfig:

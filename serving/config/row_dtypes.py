@@ -66,8 +66,8 @@ def _check_copies(tiers: Mapping[str, _Tier], source: str) -> None:
         ):
             if copies:
                 reason = (
-                    f"{kept!r}, and {key}: rows would be copied from there into {faster}, and rounded "
-                    "twice; keep fp32 there, or fp16 or bf16 in both"
+                    f"{kept!r}, and {key}: rows copied from {slower} into {faster} would be "
+                    f"rounded twice; keep fp32 in {slower}, or fp16 or bf16 in both"
                 )
                 raise ConfigError(source, f"{slower}.row_dtype", reason)
 

@@ -102,8 +102,8 @@ def open_int8(
     if graph.mixes_samples:
         # PReLU_Dice does this: it divides the values, and with them the error, by the deviation of the batch.
         reason = (
-            "engine int8: the answer to a sample depends on the others of its batch, so an error measured on one "
-            "batch does not hold for another; use the engine onnx"
+            "engine int8: the answer to a sample depends on the other samples of its batch, so an error measured on "
+            "one batch does not hold for another; use the engine onnx"
         )
         raise ConfigError(source, "", reason)
     expected = exact(calibration.dense, calibration.embeddings)
@@ -143,7 +143,7 @@ class _Trials:
     def choose(self, products: "Sequence[Product]") -> tuple[OnnxNetwork, Quantization]:
         """Put as many of ``products`` on integers as the tolerance allows; return the network and its error."""
         if not products:
-            reason = f"engine int8: the network has {self.total} products of matrices, none with a weight"
+            reason = f"engine int8: the network has {self.total} matrix products, but none with a weight"
             raise ConfigError(self.source, "", reason)
         network, result = self._measure(products)
         if self._is_close(result):

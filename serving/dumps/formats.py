@@ -41,7 +41,7 @@ def check_suffix(path: Path) -> None:
         OutputError: the name has another suffix. The message lists the formats.
     """
     if path.suffix not in SUFFIXES:
-        reason = "expected a name that ends in .bin (HPS) or .sst (RocksDB), or a folder's, without an ending"
+        reason = "expected a file that ends in .bin (HPS) or .sst (RocksDB), or a folder without an extension"
         raise OutputError(f"{path}: {reason}; got {path.suffix!r}")
 
 
@@ -110,7 +110,7 @@ def write_dump(path: Path, spec: TableSpec, batches: Iterator[tuple[Keys, Vector
         first = next(batches, None)
         if first is None:
             kind = "an SST file" if path.suffix else "HugeCTR's folder"
-            raise OutputError(f"{path}: table {spec.name!r} is empty, and {kind} cannot be; a .bin file can")
+            raise OutputError(f"{path}: table {spec.name!r} is empty, but {kind} cannot be empty; write a .bin file")
         batches = chain([first], batches)
         if path.suffix == ".sst":
             write_sst(path, spec, batches, in_key_order)

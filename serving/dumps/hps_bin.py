@@ -112,7 +112,7 @@ class BinDump:
     def _read(self, file: BinaryIO, begin: int, count: int) -> NDArray[Any]:
         pairs = np.fromfile(file, dtype=_pair(self._spec), count=count)
         if pairs.size != count:
-            raise self._error(_HEADER.size, f"had {self.rows:,} pairs when it was opened, ends after {begin:,}")
+            raise self._error(_HEADER.size, f"had {self.rows:,} pairs when it was opened, but ends after {begin:,}")
         return pairs
 
     def _check_keys(self, begin: int, keys: Keys) -> None:

@@ -100,7 +100,7 @@ class SstDump:
         for what, found, expected in (("a key", raw_keys, key_bytes), ("a value", values, value_bytes)):
             if set(map(len, found)) != {expected}:
                 at = next(place for place, one in enumerate(found) if len(one) != expected)
-                reason = f"{what} has {len(found[at])} bytes, the table's have {expected}"
+                reason = f"{what} has {len(found[at])} bytes, expected {expected}"
                 raise ModelFileError(self._path, f"pair {begin + at:,}: {reason}")
         keys = keys_of(raw_keys, key_bytes)
         refused = (keys < SMALLEST_KEY) | (keys > LARGEST_KEY)

@@ -21,8 +21,9 @@ from serving.parameter_server.opening import open_stores, tier_settings
 from serving.parameter_server.table_files import table_source, table_spec
 from serving.parameter_server.truth import LOAD_BATCH_ROWS
 from serving.storage import RocksDbStore, SharedMemoryStore
+from serving.storage.marker import Marker
 from serving.storage.row_codec import rounded
-from serving.storage.store import Keys, Marker, Store, TableSpec, Vectors, has_rows
+from serving.storage.store import Keys, Store, TableSpec, Vectors, has_rows
 
 logger = logging.getLogger(__name__)
 
@@ -129,7 +130,7 @@ def load_table(
             shared = [store for store in stores if isinstance(store, SharedMemoryStore)]
             durable = [store for store in stores if store.outlives_process and store not in shared]
             if not durable:
-                reason = "no tier outlives its process, as Redis and RocksDB do: a load into it would be lost"
+                reason = "no tier outlives the process, as Redis and RocksDB do: the loaded rows would be lost"
                 raise ConfigError(config.source, "", reason)
             for memory in shared:
                 memory.drop_table(spec.name)  # left by a killed process

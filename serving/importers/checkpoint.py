@@ -55,7 +55,9 @@ def find_table(checkpoint: Checkpoint, table: str) -> str | None:
     if len(found) > 1:
         found = [name for name in found if _TORCHREC.search(name)] or found
     if len(found) > 1:
-        reason = f"several may be the table {table!r}: {show_names(found)}; name one: {table}={checkpoint.path}#NAME"
+        reason = (
+            f"several entries may be the table {table!r}: {show_names(found)}; name one: {table}={checkpoint.path}#NAME"
+        )
         raise ModelFileError(checkpoint.path, reason)
     return found[0] if found else None
 

@@ -60,7 +60,7 @@ def match_tables(network: ImportedNetwork, tables: Mapping[str, str | Path], che
     if not opened and left and place is not None:
         raise _without_table(source, left, place)
     if not opened:
-        raise ConfigError(source, "", "none of its inputs has a table; a model has at least one table")
+        raise ConfigError(source, "", "none of its inputs has a table; a model needs at least one table")
     dense = _dense(source, left, place)
     if dense is not None and place is not None:
         _tell_of_feeding_tables(source, dense, place, unused)

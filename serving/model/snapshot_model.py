@@ -39,7 +39,7 @@ class SnapshotModel(SparseModel):
         except SnapshotError as err:
             raise ModelFileError(path, err.reason) from err
         if self.snapshot.dim != dim:
-            raise ModelFileError(path, f"expected vectors of {dim} floats, the snapshot has {self.snapshot.dim}")
+            raise ModelFileError(path, f"expected vectors of {dim} floats, but the snapshot has {self.snapshot.dim}")
         self.path = path
         self.dim = dim
         self.rows = len(self.snapshot)

@@ -12,7 +12,7 @@ has these states::
                                                        invalid ─────▶ refilling
                                                            the old rows are dropped
 
-**Loading.** A tier that outlives the process keeps one marker per table (``storage.store.Marker``). If it names the
+**Loading.** A tier that outlives the process keeps one marker per table (``storage.marker.Marker``). If it names the
 model's files, nothing is loaded, and rows written since are kept. If it names other files, the table is replaced as one
 act. Without a marker, another program wrote the rows: the files' rows are inserted over them, and every other row is
 kept. A cache is filled with the rows of the truth.

@@ -81,7 +81,7 @@ class TableCopies:
         Store the rows of these keys, if they were found, inside the block. It waits for no writer. After the table was
         unloaded, no key may be stored.
         """
-        return self.held.clock.storing(read.keys, read.version)
+        return self.held.clock.versions.storing([self.held.clock], [([read.keys], read.version)])
 
     def close(self) -> None:
         """Stop listening. Closing twice is allowed."""

@@ -1,9 +1,8 @@
 """What a parameter server counts for each table, and the counts as metric samples."""
 
 import threading
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -15,7 +14,7 @@ Labels = tuple[tuple[str, str], ...]
 FETCH_BUCKETS_S = (*(digit * 10.0**power for power in range(-5, 1) for digit in (1.0, 2.5, 5.0)), 10.0)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class TierCounters:
     """Counts of one table in one tier. Every key of a request counts, including duplicates.
 
@@ -33,14 +32,14 @@ class TierCounters:
     """
 
     tier: str
-    asked_keys: int
-    hits: int
-    errors: int
-    timeouts: int
-    promoted_rows: int
-    dropped_promotions: int
-    refills: int
-    fetch_times: Histogram
+    asked_keys: int = 0
+    hits: int = 0
+    errors: int = 0
+    timeouts: int = 0
+    promoted_rows: int = 0
+    dropped_promotions: int = 0
+    refills: int = 0
+    fetch_times: Histogram = field(default_factory=lambda: Histogram(FETCH_BUCKETS_S))
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,37 +65,7 @@ class TableCounters:
     @property
     def hits(self) -> Mapping[str, int]:
         """The keys that each tier held, without tiers that held none."""
-        return _by_name((one.tier, one.hits) for one in self.tiers)
-
-    @property
-    def tier_errors(self) -> Mapping[str, int]:
-        """The calls that each tier did not answer, without tiers that answered all."""
-        return _by_name((one.tier, one.errors) for one in self.tiers)
-
-
-def _by_name(counts: Iterable[tuple[str, int]]) -> Mapping[str, int]:
-    added: Counter[str] = Counter()
-    for name, count in counts:
-        added[name] += count
-    return dict(+added)  # without zeros
-
-
-class _TierCounts:
-    __slots__ = (
-        "asked_keys",
-        "dropped_promotions",
-        "errors",
-        "fetch_times",
-        "hits",
-        "promoted_rows",
-        "refills",
-        "timeouts",
-    )
-
-    def __init__(self) -> None:
-        self.asked_keys = self.hits = self.errors = self.timeouts = self.promoted_rows = self.dropped_promotions = 0
-        self.refills = 0
-        self.fetch_times = Histogram(FETCH_BUCKETS_S)
+        return {one.tier: one.hits for one in self.tiers if one.hits}
 
 
 class TableCounting:
@@ -112,11 +81,10 @@ class TableCounting:
     def __init__(self, model: str, version: int, table: str, tiers: Sequence[str]) -> None:
         """Start at zero, for tiers of these names, fastest first."""
         self._labels = (model, version, table)
-        self._names = tuple(tiers)
         self._lock = threading.Lock()  # guards the counts below; held for a few additions only
         self._keys = 0
         self._defaulted_keys = 0
-        self._tiers = tuple(_TierCounts() for _ in tiers)
+        self._tiers = tuple(map(TierCounters, tiers))
         self.pooled = np.zeros(2 + len(FETCH_BUCKETS_S) + 1, dtype=np.int64)
 
     def looked_up(self, asked_keys: Sequence[int], hits: Sequence[int], defaulted_keys: int) -> None:
@@ -168,26 +136,13 @@ class TableCounting:
         """Return the counts now."""
         model, version, table = self._labels
         with self._lock:
-            first, *others = map(_snapshot, self._names, self._tiers)
+            first, *others = (replace(one, fetch_times=one.fetch_times.copy()) for one in self._tiers)
             pooled_keys, nanoseconds, *times = self.pooled.tolist()  # one step of Python: no update in between
             keys = self._keys + pooled_keys
             first.fetch_times.add(times, nanoseconds / 1e9)
-            first = replace(first, asked_keys=first.asked_keys + pooled_keys, hits=first.hits + pooled_keys)
+            first.asked_keys += pooled_keys
+            first.hits += pooled_keys
             return TableCounters(model, version, table, keys, self._defaulted_keys, (first, *others))
-
-
-def _snapshot(name: str, counts: _TierCounts) -> TierCounters:
-    return TierCounters(
-        tier=name,
-        asked_keys=counts.asked_keys,
-        hits=counts.hits,
-        errors=counts.errors,
-        timeouts=counts.timeouts,
-        promoted_rows=counts.promoted_rows,
-        dropped_promotions=counts.dropped_promotions,
-        refills=counts.refills,
-        fetch_times=counts.fetch_times.copy(),
-    )
 
 
 def table_samples(name: str, counters: TableCounters, stores: Sequence[Store] = ()) -> Iterator[MetricSample]:

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from time import monotonic as now_s
 
 from serving.errors import StoreError, StoreFullError, StoreUnreachableError
 from serving.parameter_server.first_rows import FirstRows
@@ -10,10 +11,16 @@ from serving.parameter_server.table import ServedTable
 from serving.parameter_server.table_files import TableSource
 from serving.parameter_server.tier import Tier
 from serving.parameter_server.truth import LOAD_BATCH_ROWS, TableTruth, held_rows
+from serving.storage.marker import NOT_LOADED, Marker
 from serving.storage.row_codec import rounded
-from serving.storage.store import NOT_LOADED, Marker, Store, TableSpec, has_rows
+from serving.storage.store import Store, TableSpec, has_rows
 
 logger = logging.getLogger(__name__)
+
+# The pause after a failed attempt to fill a cache, doubled from the first to the last.
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 5.0
+# A cache that loses rows again and again spends at most a fifth of the time being filled.
+REST_RATIO = 4.0
 
 
 @dataclass(eq=False)
@@ -26,6 +33,8 @@ class CachedTable:
         spec: what the store knows of it.
         truth: its source of truth.
         is_filled: the cache has had the table since the model was loaded.
+        due_at_s: when it may be filled again.
+        pause_s: how long it rests if that fails.
     """
 
     tier: Tier
@@ -33,6 +42,23 @@ class CachedTable:
     spec: TableSpec
     truth: TableTruth
     is_filled: bool = False
+    due_at_s: float = 0.0
+    pause_s: float = 0.0
+
+    def refill_if_due(self) -> None:
+        """Fill the cache if it is invalid and has rested after the last attempt."""
+        began = now_s()
+        if self.tier.is_current(self.table.name) or self.table.clock.is_gone or began < self.due_at_s:
+            return
+        try:
+            self.fill()
+        except StoreError as err:
+            self.tier.could_not_fill(self.table, err)
+            self.pause_s = min(max(2 * self.pause_s, FIRST_PAUSE_S), LONGEST_PAUSE_S)
+            self.due_at_s = now_s() + self.pause_s
+        else:
+            self.pause_s = 0.0
+            self.due_at_s = now_s() + REST_RATIO * (now_s() - began)
 
     def fill(self) -> None:
         """Bring the cache up to the truth.
@@ -160,8 +186,8 @@ def check_room(store: str, room: Mapping[str, int | None], sources: Sequence[Tab
         if capacity is not None and capacity < source.model.rows:
             rows, needed = source.model.rows, sum(one.model.rows for one in sources)
             reason = (
-                f"the model file has {rows:,} rows, there is room for {capacity:,} (all tables of the model: "
-                f"{needed:,}); raise volatile_db.capacity_rows, or the key that is set in its place (overflow_margin "
+                f"the model file has {rows:,} rows, but there is room for {capacity:,} (all tables of the model: "
+                f"{needed:,}); raise volatile_db.capacity_rows, or the key that you set in its place (overflow_margin "
                 "counts the rows of one of num_partitions), or add a persistent_db"
             )
             raise StoreFullError(store, source.spec.name, reason)
@@ -202,8 +228,8 @@ def load_marked(store: Store, source: TableSource) -> None:
         store.open_table(spec, model.rows)
         return
     if held is not None and held.changed:
-        reason = "the model's files are new, so they replace all rows, also those that were written since the last load"
-        reason += " and those of other programs"
+        reason = "the model's files are new, so they replace all rows, including rows written since the last load"
+        reason += " and rows of other programs"
         logger.warning("table %r: %s: %s", spec.name, store.name, reason)
     _log_load(store, source)
     # Every key of the files is checked by ``batches``, before an old row is touched.
@@ -219,8 +245,7 @@ def _fill_memory_cache(cache: Tier, last: Tier, source: TableSource, truth: Tabl
     elif truth.gives_rows:
         _fill_memory(cache.store, source, last.store, cache.settings.first_rows)
     else:
-        reason = f"in a faster tier its {source.spec.row_dtype} rows would be rounded twice"
-        logger.warning("%s is served from %s alone: %s", source.spec.name, last.name, reason)
+        truth.log_no_copies()
 
 
 def _fill_lasting_cache(cached: CachedTable, unreachable: set[Tier]) -> None:
@@ -247,7 +272,7 @@ def _open_kept_cache(cache: Tier, source: TableSource, truth: TableTruth) -> Non
     except StoreUnreachableError as err:
         reason = err.reason
     if not truth.marker().is_current(cache.store.identity):
-        reason = "it may have missed a change; set initialize_after_startup to true to have it filled"
+        reason = "it may have missed a change; set initialize_after_startup to true to refill it"
     if reason:
         cache.bypass(source.spec.name)
         logger.warning("tier %s is bypassed, table %r: %s", cache.name, source.spec.name, reason)

@@ -6,6 +6,7 @@ is unknown, even if a faster tier did not answer.
 
 from collections.abc import Sequence
 from itertools import accumulate
+from random import randrange
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,9 +17,11 @@ from serving.model.records import Combiner
 from serving.parameter_server.promotion import Promoter
 from serving.parameter_server.table import ServedTable
 from serving.parameter_server.tier import Tier
+from serving.storage.row_codec import may_be_copied
 from serving.storage.store import Keys, Mask, NativeTable, RowPtrs, Vectors, Weights, bags_with
 
 NOWHERE = -1
+PROBED_KEYS = 2**31  # smaller keys also fit tables of uint32 keys
 
 
 class _Search:
@@ -101,6 +104,15 @@ class TierLookup:
         pool_rows(self._gather(held, keys, search, outage=answer), row_ptrs, out, combiner, weights)
         return out, self._count(held, search)
 
+    def probe(self, tables: Sequence[ServedTable]) -> None:
+        """Ask the tiers for a row of each table, until one answers: ``Tier.is_silent`` then shows a recovery.
+
+        The key is random, because a tier may have lost some partitions and not others.
+        """
+        for held in tables:
+            key = np.array([randrange(PROBED_KEYS)], dtype=np.int64)
+            any(not isinstance(tier.fetch(held, key), StoreError) for tier in self._tiers)
+
     def native_tables(self, tables: Sequence[str]) -> Sequence[NativeTable | None]:
         """See ``Tier.native_tables``, of the fastest tier."""
         return self._tiers[0].native_tables(tables)
@@ -156,7 +168,8 @@ class TierLookup:
             hits, hit_keys, hit_rows = missing[found], wanted[found], part[found]
             rows[hits] = tier.as_served(held.name, held.row_dtype, hit_keys, hit_rows)
             search.depths[hits] = depth
-            if self._promoter and search.promotes and takers and hits.size and tier.gives_rows_to_copy(held.row_dtype):
+            is_wanted = search.promotes and takers and hits.size
+            if self._promoter and is_wanted and may_be_copied(tier.store, held.row_dtype):
                 self._promoter.offer(held, takers, hit_keys, hit_rows, version)
             if tier.settings.takes_copies:
                 takers = [*takers, tier]

@@ -4,11 +4,10 @@ import logging
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from time import monotonic as now_s
 
 from serving.background import PeriodicWorker
 from serving.config import ModelConfig
-from serving.errors import ConfigError, StoreError, UnknownModelError, about
+from serving.errors import ConfigError, StoreError, UnknownModelError, about, did_you_mean
 from serving.parameter_server.loading import (
     CachedTable,
     announce_tables,
@@ -25,10 +24,6 @@ from serving.parameter_server.version_clock import ModelVersions
 logger = logging.getLogger(__name__)
 
 LOOK_INTERVAL_S = 0.25
-# The pause after a failed attempt to fill a cache, doubled from the first to the last.
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 5.0
-# A cache that loses rows again and again spends at most a fifth of the time being filled.
-REST_RATIO = 4.0
 
 
 class ServedModels:
@@ -44,7 +39,7 @@ class ServedModels:
         # Replaced as wholes, never changed in place, so readers need no lock.
         self._models: tuple[ModelConfig, ...] = ()
         self._tables: dict[str, ServedTable] = {}
-        self._refills: tuple[_Refill, ...] = ()
+        self._cached: tuple[CachedTable, ...] = ()
         self._filling = threading.Lock()  # held while a cache is refilled
         self._refill_worker: PeriodicWorker | None = None  # started with the first cache that may become invalid
 
@@ -76,7 +71,7 @@ class ServedModels:
         """
         table = self._tables.get(name)
         if table is None:
-            raise UnknownModelError(f"no loaded model has a table {name!r}")
+            raise UnknownModelError(f"no loaded model has a table {name!r}{did_you_mean(name, self._tables)}")
         return table
 
     def check_still_loaded(self, table: ServedTable) -> None:
@@ -110,8 +105,8 @@ class ServedModels:
                     drop_tables(self._tiers, [table.name for table, _ in loads])
                 raise
             self._tables = {**self._tables, **{table.name: table for table, _ in loads}}
-            self._refills += tuple(map(_Refill, cached))
-            if self._refills and self._refill_worker is None:
+            self._cached += tuple(cached)
+            if self._cached and self._refill_worker is None:
                 self._refill_worker = PeriodicWorker("hotrow-refill", self._refill, LOOK_INTERVAL_S)
             # A copy of the record tells this load from earlier loads, whose sessions are refused.
             self._models = (*self._models, config.model_copy())
@@ -140,7 +135,7 @@ class ServedModels:
 
     def _end(self, tables: Sequence[ServedTable]) -> None:
         """Stop serving tables, and tell the truth whether their caches took every change."""
-        self._refills = tuple(one for one in self._refills if one.cached.table not in tables)
+        self._cached = tuple(one for one in self._cached if one.table not in tables)
         for table in tables:
             with table.clock.lock:
                 table.clock.end()
@@ -158,33 +153,6 @@ class ServedModels:
 
     def _refill(self) -> None:
         """Fill caches that have become invalid."""
-        for refill in self._refills:
+        for cached in self._cached:
             with self._filling:
-                if refill.is_due():
-                    refill.run()
-
-
-class _Refill:
-    """When a table in a cache is refilled."""
-
-    def __init__(self, cached: CachedTable) -> None:
-        self.cached = cached
-        self._pause_s = FIRST_PAUSE_S
-        self._due_at_s = 0.0
-
-    def is_due(self) -> bool:
-        table = self.cached.table
-        is_current = self.cached.tier.is_current(table.name)
-        return not is_current and not table.clock.is_gone and now_s() >= self._due_at_s
-
-    def run(self) -> None:
-        tier, began = self.cached.tier, now_s()
-        try:
-            self.cached.fill()
-        except StoreError as err:
-            tier.could_not_fill(self.cached.table, err)
-            self._due_at_s = now_s() + self._pause_s
-            self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
-        else:
-            self._pause_s = FIRST_PAUSE_S
-            self._due_at_s = now_s() + REST_RATIO * (now_s() - began)
+                cached.refill_if_due()

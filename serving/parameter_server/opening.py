@@ -64,8 +64,8 @@ def warnings_of(config: ParameterServerConfig) -> list[str]:
     follows = config.persistent_db.catch_up_interval_ms is not None
     if follows and config.volatile_db.type in ("hash_map", "multi_process_hash_map"):
         lines.append(
-            "persistent_db.catch_up_interval_ms: rows that lie in RAM stay as they were loaded, whatever the other "
-            "process writes; only those that are read from the database are caught up. To see every change, set "
+            "persistent_db.catch_up_interval_ms: rows in RAM stay as they were loaded, whatever the other "
+            "process writes; only rows that are read from the database are up to date. To see every change, set "
             "volatile_db to disabled"
         )
     return lines

@@ -6,6 +6,7 @@ from typing import Self
 
 import numpy as np
 
+from serving.background import QueueWorker
 from serving.config import ModelConfig, ParameterServerConfig, read_ps_config
 from serving.model.records import Combiner
 from serving.parameter_server import updates
@@ -18,7 +19,6 @@ from serving.parameter_server.opening import open_stores, tier_settings
 from serving.parameter_server.pooled import PooledTables
 from serving.parameter_server.preflight import check_hot_keys
 from serving.parameter_server.promotion import Promoter
-from serving.parameter_server.readiness import Readiness
 from serving.parameter_server.tier import Tier, TierSettings
 from serving.storage.store import Keys, Mask, RowPtrs, Store, Vectors, Weights
 
@@ -68,7 +68,7 @@ class ParameterServer:
         self._promoter = Promoter() if promote else None
         self._lookup = TierLookup(self._tiers, self._promoter)
         self._served = ServedModels(self._tiers)
-        self._readiness = Readiness(self._tiers)
+        self._probes = QueueWorker("hotrow-readiness", most_waiting=1)
 
     @classmethod
     def from_config(cls, config: str | Path | ParameterServerConfig) -> Self:
@@ -288,7 +288,11 @@ class ParameterServer:
             UnknownModelError: it is not loaded.
         """
         model = self.model(name)
-        return self._readiness.is_answering([self._served.table(model.full_name(table)) for table in model.tables])
+        tables = [self._served.table(model.full_name(table)) for table in model.tables]
+        silent = [table for table in tables if all(tier.is_silent(table.name) for tier in self._tiers)]
+        if silent:  # a load balancer sends no requests now, so no request could show the recovery
+            self._probes.submit(lambda: self._lookup.probe(silent))
+        return not silent
 
     def wait_for_promotions(self, timeout_s: float | None = None) -> bool:
         """Wait for the promotions of all lookups so far; returns whether they ended within ``timeout_s``."""
@@ -306,7 +310,7 @@ class ParameterServer:
         if self._promoter is not None:
             self._promoter.close()
         self._served.close()
-        self._readiness.close()
+        self._probes.close(timeout_s=0)  # a tier that hangs ends its thread with the process
         for tier in self._tiers:
             tier.close()
 

@@ -14,7 +14,7 @@ from serving.model.records import Combiner
 from serving.parameter_server.circuit_breaker import CircuitBreaker
 from serving.parameter_server.first_rows import FirstRows
 from serving.parameter_server.table import ServedTable
-from serving.storage.row_codec import may_be_copied, rounded
+from serving.storage.row_codec import rounded
 from serving.storage.store import Keys, Mask, NativeTable, RowPtrs, Store, Vectors, Weights
 
 logger = logging.getLogger(__name__)
@@ -157,21 +157,13 @@ class Tier:
             for name, one in zip(tables, native, strict=True)
         ]
 
-    def gives_rounded(self, row_dtype: RowDtype) -> bool:
-        """Whether this tier returns rows of a table of ``row_dtype`` as that type rounds them."""
-        return row_dtype != "fp32" and self.store.keeps_row_dtype
-
-    def gives_rows_to_copy(self, row_dtype: RowDtype) -> bool:
-        """Whether faster tiers may keep rows of a table of ``row_dtype`` as this tier returns them."""
-        return may_be_copied(self.store, row_dtype)
-
     def as_served(self, table: str, row_dtype: RowDtype, keys: Keys, rows: Vectors) -> Vectors:
         """Rows of this tier as every tier of the server returns them: rounded to ``row_dtype``, once.
 
         Raises:
             StoreError: a store that keeps float32 has a value that ``row_dtype`` cannot hold.
         """
-        return rows if self.gives_rounded(row_dtype) else rounded(self.name, table, row_dtype, keys, rows)
+        return rows if self.store.keeps_row_dtype else rounded(self.name, table, row_dtype, keys, rows)
 
     def write(self, table: ServedTable, write: Callable[[Store], None]) -> None:
         """Have a cache take a change that the truth has; a cache that does not take it is bypassed."""

@@ -1,5 +1,6 @@
 """The source of truth of a table, as its caches see it."""
 
+import logging
 from dataclasses import replace
 from itertools import chain
 
@@ -10,8 +11,11 @@ from serving.parameter_server.first_rows import FirstRows
 from serving.parameter_server.table import ServedTable
 from serving.parameter_server.table_files import TableSource
 from serving.parameter_server.tier import Tier
+from serving.storage.marker import NOT_LOADED, Marker
 from serving.storage.row_codec import may_be_copied
-from serving.storage.store import NOT_LOADED, Batches, Keys, Marker, Store, TableSpec, Vectors
+from serving.storage.store import Batches, Keys, Store, TableSpec, Vectors
+
+logger = logging.getLogger(__name__)
 
 LOAD_BATCH_ROWS = 65536
 ALL_ROWS = FirstRows()
@@ -74,6 +78,8 @@ class TableTruth:
             batches = self._source.model.batches(LOAD_BATCH_ROWS)
         elif self.gives_rows:
             batches = self._store.items(self._table.name, LOAD_BATCH_ROWS)
+        else:
+            self.log_no_copies()
         for batch in batches:
             if self._table.clock.is_gone:
                 raise StoreError(self._store.name, self._table.name, "the table was unloaded")
@@ -103,7 +109,7 @@ class TableTruth:
         for keys, _ in cache.items(spec.name, LOAD_BATCH_ROWS):
             cache.evict(spec.name, keys)
         if not self.gives_rows:
-            return
+            return self.log_no_copies()
         most_rows = first_rows.most_rows(self.marker().rows, cache.capacity_rows(spec.name))
         for keys in chain([hottest], (keys for keys, _ in self.batches())):
             with self._table.clock.lock:
@@ -115,6 +121,11 @@ class TableTruth:
                     cache.insert(spec.name, held_keys[:room], rows[:room])
                 except StoreFullError:
                     return
+
+    def log_no_copies(self) -> None:
+        """Log that caches get none of the rows."""
+        reason = f"in a faster tier its {self._source.spec.row_dtype} rows would be rounded twice"
+        logger.warning("%s is served from %s alone: %s", self._table.name, self._store.name, reason)
 
     def was_loaded(self) -> None:
         """The model's files may be removed from now on."""

@@ -34,7 +34,9 @@ class ModelVersions:
 
         Args:
             clocks: of all tables of the model.
-            reads: for each read, its keys of each table, and the version before them; see ``VersionClock.storing``.
+            reads: for each read, its keys of each table, and the version before them.
+
+        No other copies are stored, and no change is noted, until the block ends.
         """
         with self.lock:
             if all(version == self.now for _, version in reads):
@@ -97,15 +99,6 @@ class VersionClock:
         with self._notifying, ExitStack() as calls:  # every listener is called, even if another one fails
             for listener in self._listeners:
                 calls.callback(listener, keys)
-
-    @contextmanager
-    def storing(self, keys: Keys, version: int) -> Iterator[Mask]:
-        """Yield which of ``keys``, read after ``version``, may be stored inside the block: bool[N].
-
-        No other copies are stored, and no change is noted, until the block ends.
-        """
-        with self.versions.lock:
-            yield self.storable(keys, version)
 
     def storable(self, keys: Keys, version: int) -> Mask:
         """Which of ``keys``, read after ``version``, may be stored now. The caller holds the lock of the versions."""

@@ -88,12 +88,12 @@ def describe_shares(
             float(plan.curves[policy].hits_at(round(_LEAST_FULL_RATIO * share.rows)))
             for share, plan in zip(shares, plans, strict=True)
         )
-        yield f"  an overflow leaves {_LEAST_FULL_RATIO:g} of the rows: hit rate {least / lookups:.4f} at the least"
+        yield f"  an eviction leaves {_LEAST_FULL_RATIO:g} of the rows: hit rate at least {least / lookups:.4f}"
     filled = "pinned" if has_hot_keys else "file"
     if policy != filled:
         hits = sum(float(plan.curves[filled].hits_at(share.rows)) for share, plan in zip(shares, plans, strict=True))
         rows = "the hottest rows" if has_hot_keys else "the first rows of the files"
-        yield f"  filled with {rows}, as the RAM tier is at its start: hit rate {hits / lookups:.4f}"
+        yield f"  filled with {rows}, as RAM is at startup: hit rate {hits / lookups:.4f}"
 
 
 def _tables_without_rows(shares: Sequence[Share], plans: Sequence[TablePlan], policy: str) -> Iterator[str]:
@@ -102,9 +102,9 @@ def _tables_without_rows(shares: Sequence[Share], plans: Sequence[TablePlan], po
         if share.rows:
             continue
         if not plan.curves[policy].hits_at(plan.rows):
-            reason = "none would answer a lookup of the trace"
+            reason = "no row would answer a lookup of the trace"
         else:
-            reason = f"too little is left, one row takes {amount(plan.ram_bytes(1, policy))}"
+            reason = f"too little memory is left: one row takes {amount(plan.ram_bytes(1, policy))}"
         yield f"  {share.table} gets 0 rows: {reason}"
 
 

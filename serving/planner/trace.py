@@ -141,7 +141,7 @@ class _Reader:
     def _tensors(self, keys: NDArray[Any], row_ptrs: NDArray[Any], file: Path) -> _Named:
         config = self._only_model(str(file))
         if len(keys) != len(row_ptrs):
-            raise TraceError(str(file), f"{KEYS} has {len(keys):,} requests, {ROW_PTRS} has {len(row_ptrs):,}")
+            raise TraceError(str(file), f"{KEYS} has {len(keys):,} requests, but {ROW_PTRS} has {len(row_ptrs):,}")
         without_dense = _without_limits(config).model_copy(update={"dense_dim": 0})
         for number, (request_keys, request_ptrs) in enumerate(zip(keys, row_ptrs, strict=True)):
             where = str(file) if len(keys) == 1 else f"{file}: request {number}"

@@ -122,10 +122,11 @@ class MemoryStore(HostTableStore[HostTable]):
         if self._insert_in_parts(table, held, keys, rows):
             self._log_first_eviction(table, held)
 
-    def evict(self, table: str, keys: Keys) -> int | None:
+    def evict(self, table: str, keys: Keys) -> None:
         """See ``Store.evict``."""
         held = self._held_table(table)
-        return held.evict(keys) if held is not None else 0
+        if held is not None:
+            held.evict(keys)
 
     def drop_table(self, table: str) -> None:
         """See ``Store.drop_table``; the memory is freed when the last reader is done."""

@@ -88,8 +88,8 @@ class MemoryBudget:
     def no_room(self, table: str) -> str:
         """Return the message about a table for which the shared bound has no rows left."""
         return (
-            f"table {table} has no room in RAM, no row of it will be kept there; raise volatile_db.{self.shared}, or "
-            "say in volatile_db.capacity_rows_per_table what each table is given"
+            f"table {table} has no room in RAM, so none of its rows are kept there; raise volatile_db.{self.shared}, "
+            "or set volatile_db.capacity_rows_per_table"
         )
 
     def quota(self, spec: TableSpec, wanted_rows: int, held: Iterable[TableRows]) -> Quota:

@@ -1,9 +1,8 @@
-"""The Store protocol: what one storage tier of embedding rows does, and the marker of a loaded table."""
+"""The Store protocol: what one storage tier of embedding rows does."""
 
-import json
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, fields, replace
-from typing import Literal, Protocol, Self
+from dataclasses import dataclass, replace
+from typing import Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +12,7 @@ from kernels.snapshot import Snapshot
 from serving.metrics import MetricSample
 from serving.model.records import Combiner
 from serving.model.sparse_model import SparseModel
+from serving.storage.marker import Marker
 
 Keys = NDArray[np.int64]
 Vectors = NDArray[np.float32]
@@ -21,10 +21,6 @@ RowPtrs = NDArray[np.int32] | NDArray[np.int64]
 Mask = NDArray[np.bool_]
 NativeTable = HostTable | Snapshot  # what ``kernels.host.PooledLookup`` reads
 Batches = Iterator[tuple[Keys, Vectors]]
-
-MARKER_FORMAT = 1
-# The digest in the marker of a table that another program wrote, and that Hotrow has changed but never loaded.
-NOT_LOADED = "not loaded"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,50 +38,6 @@ class TableSpec:
     dim: int
     key_bytes: Literal[4, 8] = 8
     row_dtype: RowDtype = "fp32"
-
-
-@dataclass(frozen=True, slots=True)
-class Marker:
-    """What a store that outlives the process remembers of a table's last load.
-
-    Attributes:
-        digest: names the model's files that were loaded.
-        rows: rows of the table at the end of the load.
-        row_dtype: the row type in which the rows are kept.
-        changed: the table may hold other rows than the files: rows were written since, or were there before.
-        current_caches: the caches, by ``Store.identity``, that have every write to this source of truth; None: every
-            cache, because no write has come since the load.
-    """
-
-    digest: str
-    rows: int = 0
-    row_dtype: str = "fp32"
-    changed: bool = False
-    current_caches: tuple[str, ...] | None = None
-
-    def is_current(self, cache: str) -> bool:
-        """Whether a cache of this identity has every write."""
-        return self.current_caches is None or cache in self.current_caches
-
-    @classmethod
-    def read(cls, raw: bytes) -> Self:
-        """Read what ``write`` returned.
-
-        Raises:
-            ValueError: it is not a marker of this format.
-        """
-        document = json.loads(raw)
-        expected = {"format", *(field.name for field in fields(cls))}
-        if not isinstance(document, dict) or document.pop("format", None) != MARKER_FORMAT:
-            raise ValueError(f"expected a marker of format {MARKER_FORMAT}, got {raw[:80]!r}")
-        if document.keys() | {"format"} != expected:
-            raise ValueError(f"expected a marker with {sorted(expected)}, got {raw[:80]!r}")
-        caches = document.pop("current_caches")
-        return cls(**document, current_caches=None if caches is None else tuple(caches))
-
-    def write(self) -> bytes:
-        """Return the marker as JSON."""
-        return json.dumps({"format": MARKER_FORMAT} | asdict(self)).encode()
 
 
 class Truth(Protocol):
@@ -132,7 +84,7 @@ class Store(Protocol):
 
     @property
     def identity(self) -> str:
-        """Names this very cache among the caches that a source of truth ever had."""
+        """Identifies this cache among all caches that a source of truth ever had."""
         return self.name
 
     @property
@@ -161,9 +113,6 @@ class Store(Protocol):
 
     def capacity_rows(self, table: str) -> int | None:
         """Rows the table can hold; None where only the disk limits it. 0 for an unknown table."""
-
-    def tables(self) -> list[str]:
-        """Full names of the open tables, sorted."""
 
     def count(self, table: str) -> int:
         """Rows held, exactly; 0 for an unknown table. RocksDB reads all rows to count them."""
@@ -248,8 +197,8 @@ class Store(Protocol):
             self.insert(table, keys[absent], rows[absent])
         return int(np.count_nonzero(absent))
 
-    def evict(self, table: str, keys: Keys) -> int | None:
-        """Remove keys; returns how many were held, or None if the tier cannot tell."""
+    def evict(self, table: str, keys: Keys) -> None:
+        """Remove keys; absent keys and an unknown table are no error."""
 
     def drop_table(self, table: str) -> None:
         """Forget a table and all its rows; an unknown table is no error."""
@@ -290,7 +239,7 @@ class Store(Protocol):
     def load(self, spec: TableSpec, batches: Batches, marker: Marker, *, keep: bool) -> None:
         """Fill a table with ``batches``, write its marker and open it.
 
-        A process that is killed leaves the old rows, or a table without a marker. No reader takes a part for the whole.
+        A killed process leaves the old rows, or a table without a marker. No reader mistakes a part for the whole.
 
         Args:
             spec: the table.
@@ -336,9 +285,9 @@ class Store(Protocol):
         Args:
             spec: the table.
             truth: the source of truth.
-            starting: a model is being loaded, or the cache missed a write. Only then are rows of other files replaced,
-                and all rows if the truth says that the cache is not current. Rows without a marker are kept, and the
-                truth takes those that it does not have.
+            starting: a model is being loaded, or the cache missed a write. Only then does the fill replace rows of
+                other files, or all rows if the truth says that the cache is not current. Rows without a marker are
+                kept, and inserted into the truth if it does not have them.
 
         Returns:
             Whether rows were written.
@@ -405,11 +354,3 @@ def bags_with(
 def has_rows(store: Store, table: str) -> bool:
     """Whether an open table has any row; reads one row, where ``count`` may read all."""
     return any(keys.size for keys, _ in store.items(table, batch_rows=1))
-
-
-def kept_rows(store: str, table: str) -> str:
-    """The log line for rows that another program wrote."""
-    return (
-        f"table {table!r}: {store} holds rows that Hotrow did not load; the files' rows are inserted over them and "
-        "every other row is kept"
-    )

@@ -72,10 +72,6 @@ class TableStore(Store, Generic[Table]):
         """See ``Store.keeps_row_dtype``."""
         return True
 
-    def tables(self) -> list[str]:
-        """See ``Store.tables``."""
-        return sorted(self._open_tables(""))
-
     def count(self, table: str) -> int:
         """See ``Store.count``."""
         held = self._held_table(table)
@@ -121,7 +117,7 @@ class TableStore(Store, Generic[Table]):
 
     def _check_dim(self, table: str, dim: int, asked: int) -> None:
         if dim != asked:
-            raise StoreError(self.name, table, f"holds vectors of {dim} floats, asked for {asked}")
+            raise StoreError(self.name, table, f"holds vectors of {dim} floats, but {asked} were asked for")
 
 
 class HostTableStore(TableStore[AnyHostTable]):

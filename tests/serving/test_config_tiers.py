@@ -84,13 +84,13 @@ def test_a_disabled_tier_is_no_tier(read):
             [RAM | {"row_dtype": "int8", "cache_missed_embeddings": True}, REDIS | {"row_dtype": "int8"}],
             ROCKS,
             "volatile_db[1].row_dtype",
-            "volatile_db[0].cache_missed_embeddings is true: rows would be copied",
+            "volatile_db[0].cache_missed_embeddings is true: rows copied from",
         ),
         (
             [RAM | {"row_dtype": "int8", "cache_missed_embeddings": True}, REDIS],
             ROCKS | {"row_dtype": "int8"},
             "persistent_db.row_dtype",
-            "volatile_db[0].cache_missed_embeddings is true: rows would be copied",
+            "volatile_db[0].cache_missed_embeddings is true: rows copied from",
         ),
     ],
 )

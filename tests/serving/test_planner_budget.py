@@ -25,7 +25,8 @@ from serving.planner import (
 )
 from serving.planner.policies import POLICIES
 from serving.storage import MemoryStore, RocksDbStore
-from serving.storage.store import Marker, TableSpec
+from serving.storage.marker import Marker
+from serving.storage.store import TableSpec
 
 
 def table(name, places, rows, dim=16):

@@ -99,8 +99,8 @@ def test_the_fragment_for_ps_json_opens_and_gives_every_table_its_rows(repositor
         memory = server.stores[0]
         assert {name: memory.capacity_rows(name) for name in rows} == rows
         assert 0 < sum(map(memory.memory_bytes, rows)) <= 100 * 2**10
-    assert ("filled with the first rows of the files, as the RAM tier is at its start" in output) == (policy != "file")
-    assert ("an overflow leaves 0.8 of the rows: hit rate" in output) == (policy == "lru")
+    assert ("filled with the first rows of the files, as RAM is at startup" in output) == (policy != "file")
+    assert ("an eviction leaves 0.8 of the rows: hit rate at least" in output) == (policy == "lru")
     assert fragment["volatile_db"].get("overflow_policy") == ("evict_oldest" if policy == "lru" else None)
 
 
@@ -113,10 +113,10 @@ def test_a_table_without_rows_has_a_line_with_the_reason(repository, tmp_path, c
     assert plan(repository, tmp_path / "trace.npz", "--ram", "1KiB", "--policy", policy) == 0
     narrow = capsys.readouterr().out
 
-    assert "  ctr.item gets 0 rows: none would answer a lookup of the trace\n" in roomy
+    assert "  ctr.item gets 0 rows: no row would answer a lookup of the trace\n" in roomy
     assert "ctr.user gets" not in roomy
     for table in ("ctr.user", "ctr.item"):
-        assert re.search(rf"  {table} gets 0 rows: too little is left, one row takes [0-9.,]+ (Ki)?B\n", narrow)
+        assert re.search(rf"  {table} gets 0 rows: too little memory is left: one row takes [0-9.,]+ (Ki)?B\n", narrow)
 
 
 @pytest.mark.parametrize("hot", [[], ["--write-hot-keys", "hot"]], ids=["file", "hot"])
@@ -126,7 +126,7 @@ def test_serving_counts_the_planned_hit_rate_of_the_ram_tier(repository, tmp_pat
     assert plan(repository, tmp_path / "trace.npz", "--ram", "150KiB", "--policy", policy, *hot) == 0
 
     output = capsys.readouterr().out
-    promised = re.findall(r"together .*|as the RAM tier is at its start: .*", output)[-1].split()[-1]
+    promised = re.findall(r"together .*|as RAM is at startup: .*", output)[-1].split()[-1]
     tiers = {**json.loads(output[output.index("\n{") :]), "persistent_db": {"type": "rocks_db", "path": "rows"}}
     write_ps(repository, **tiers)
     with ParameterServer.from_config(repository / "ps.json") as server, np.load(tmp_path / "trace.npz") as trace:

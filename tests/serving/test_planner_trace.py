@@ -230,7 +230,7 @@ ONE, TWO, BOTH = ["one"], ["two"], ["two", "one"]
         pytest.param(
             npz(CATCOLUMN=[[1], [2]], ROWINDEX=[0, 1, 1, 1]),
             TWO,
-            "CATCOLUMN has 2 requests, ROWINDEX has 1",
+            "CATCOLUMN has 2 requests, but ROWINDEX has 1",
             id="requests",
         ),
         pytest.param(

@@ -95,7 +95,10 @@ SEEN = {
     ("redis", "address"): (REDIS, "test_the_first_address_that_answers_is_enough"),
     ("redis", "user_name"): (SECURITY, "test_the_error_names_the_right_that_a_user_does_not_have"),
     ("redis", "password"): (SECURITY, "test_the_right_password_is_accepted"),
-    ("redis", "num_partitions"): (REDIS, "test_a_table_of_another_number_of_partitions_is_refused"),
+    ("redis", "num_partitions"): (
+        "storage/test_redis_other_partitions.py",
+        "test_a_process_with_the_old_number_changes_nothing",
+    ),
     ("redis", "num_node_connections"): (
         "storage/test_redis_faults.py",
         "test_a_caller_waits_for_a_connection_no_longer_than_it_may",

@@ -78,7 +78,7 @@ ROWS = [
     ("models", "init_ec", False, READ),
     ("models", "enable_pagelock", True, IDLE),
     ("models", "enable_pagelock", False, SAME),
-    ("models", "fp8_quant", True, "only a cache of the type static"),
+    ("models", "fp8_quant", True, "only a static cache"),
     ("models", "label_dim", 1, SAME),
     ("models", "label_dim", 2, "2, but the graph has 1"),
     ("models", "slot_num", 3, SAME),

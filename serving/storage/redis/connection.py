@@ -225,7 +225,7 @@ def run_id_of(info: Any) -> str:
     lines = info.decode().splitlines() if isinstance(info, bytes) else []
     run_id = next((line.removeprefix("run_id:") for line in lines if line.startswith("run_id:")), "")
     if not run_id:
-        raise exceptions.ConnectionError("INFO server tells no run_id")
+        raise exceptions.ConnectionError("INFO server reports no run_id")
     return run_id
 
 

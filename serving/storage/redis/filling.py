@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from serving.background import PeriodicWorker
 from serving.errors import StoreUnreachableError
+from serving.storage.marker import Marker, kept_rows
 from serving.storage.redis import marker as scripts
 from serving.storage.redis.commands import Command, Partition, RedisNodeError, header, plain
 from serving.storage.redis.marker import PartitionMarker, new_token
@@ -18,7 +19,7 @@ from serving.storage.redis.nodes import RedisNodes, value_of
 from serving.storage.redis.rows import STORE_NAME
 from serving.storage.redis.states import PartitionState, Status
 from serving.storage.redis.table import RedisTable
-from serving.storage.store import Batches, Keys, Marker, Truth, Vectors, kept_rows
+from serving.storage.store import Batches, Keys, Truth, Vectors
 
 logger = logging.getLogger(__name__)
 
@@ -83,11 +84,12 @@ class Filling:
         everywhere = range(len(self._partitions))
         self._known = self._states.now()
         with self._leases(everywhere, wait_s=LEASE_WAIT_S):
-            plan, found = _Plan(), set[int]()
+            plan, found, was_changed = _Plan(), set[int](), False
             wanted = (marker.digest, self._table.rows.codec.row_dtype)
             for number, (held, _) in enumerate(self._states.markers(everywhere)):
                 if keep and held is not None:
                     self._states.check_number(held)
+                    was_changed |= held.changed
                 if keep and held is None:
                     plan.over.add(number)
                 elif not keep or held is None or (held.digest, held.row_dtype) != wanted:
@@ -97,6 +99,10 @@ class Filling:
                 found = self._with_rows(plan.over)
             if found:
                 logger.warning(kept_rows(STORE_NAME, self._table.spec.name))
+            if was_changed and (lost := plan.over - found):
+                reason = f"{len(lost)} of {len(everywhere)} partitions have lost their rows and get the files' rows"
+                reason += ": rows that were written to them since the last load are lost"
+                logger.warning("table %r: %s: %s", self._table.spec.name, STORE_NAME, reason)
             if plan.numbers:
                 self._write(batches, plan)
                 self._finish(plan, marker, changed=set(everywhere) if marker.changed else found)
@@ -142,7 +148,9 @@ class Filling:
                 plan.foreign = state.reason
             elif state.status is not Status.VALID or is_behind:
                 plan.absent.add(number)
-                plan.reason = plan.reason or state.reason or "it may have missed a change"
+                # A start fills it with the new files, so the advice in the state's reason does not apply.
+                reason = state.status.value if state.status is Status.FOREIGN else state.reason
+                plan.reason = plan.reason or reason or "it may have missed a change"
                 if held is not None and held.changed:
                     plan.changed.add(number)
         if unmarked:

@@ -8,8 +8,8 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
+from serving.storage.marker import MARKER_FORMAT
 from serving.storage.redis.commands import Command, Partition, header, packed_words, plain
-from serving.storage.store import MARKER_FORMAT
 
 LEASE_MS = 30_000
 # Arguments of one call inside a script: Lua has room for some 8,000.
@@ -68,14 +68,13 @@ redis.call('PEXPIRE', KEYS[2], ARGV[2])
 return redis.call('PEXPIRE', KEYS[1], ARGV[2])
 """
 RELEASE = "return redis.call('GET', KEYS[1]) == ARGV[1] and redis.call('UNLINK', KEYS[1]) or 0"
-# Change rows of a source of truth, if the marker still has the generation. The reply counts rows; -1: it has not.
+# Change rows of a source of truth. The reply is 1, or 0 if the marker does not have the generation any more.
 CHANGE = f"""
-if (redis.call('HGET', KEYS[2], 'generation') or '') ~= ARGV[1] then return -1 end
-local count = 0
+if (redis.call('HGET', KEYS[2], 'generation') or '') ~= ARGV[1] then return 0 end
 for i = 3, #ARGV, {WORDS_PER_CALL} do
-  count = count + redis.call(ARGV[2], KEYS[1], unpack(ARGV, i, math.min(i + {WORDS_PER_CALL - 1}, #ARGV)))
+  redis.call(ARGV[2], KEYS[1], unpack(ARGV, i, math.min(i + {WORDS_PER_CALL - 1}, #ARGV)))
 end
-return count
+return 1
 """
 # Add rows whose keys are absent, and were not removed a moment ago; the reply counts them.
 ADD = """
@@ -104,7 +103,7 @@ class PartitionMarker:
         digest: names the model's files.
         row_dtype: the row type of the values.
         partitions: how many partitions the table has.
-        changed: see ``storage.store.Marker``.
+        changed: see ``storage.marker.Marker``.
         run_id: the node's identity when the partition was filled, or last found valid.
         generation: a random name of this filling.
         rows: rows at the end of the filling; ``FINISH`` counts them.
@@ -210,7 +209,7 @@ def finish(one: Partition, token: str, marker: PartitionMarker, *, swap: bool, g
 
 
 def change(one: Partition, generation: str, name: str, rows: NDArray[np.uint8], words_per_row: int) -> Command:
-    """``HSET`` or ``HDEL`` on a source of truth; the reply is -1 if the generation differs."""
+    """``HSET`` or ``HDEL`` on a source of truth; the reply is 0 if the generation differs."""
     return _script(CHANGE, [one.values, one.marker], [generation, name], rows, words_per_row * len(rows))
 
 

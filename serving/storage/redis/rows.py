@@ -139,11 +139,9 @@ class RedisRows:
         self._check_values(keys, values)
         return keys, self.codec.decode(b"".join(values))
 
-    def batches(
-        self, scanned: Iterator[Mapping[bytes, bytes]], batch_rows: int, seen: KeyIndex
-    ) -> Iterator[tuple[Keys, Vectors]]:
-        """Scanned rows in batches, without the keys of ``seen``; all keys are added to ``seen``."""
-        rows: dict[bytes, bytes] = {}
+    def batches(self, scanned: Iterator[Mapping[bytes, bytes]], batch_rows: int) -> Iterator[tuple[Keys, Vectors]]:
+        """Scanned rows in batches, each key once, although Redis may return a key twice."""
+        seen, rows = KeyIndex(), dict[bytes, bytes]()
         for some in scanned:
             rows |= self._unseen(some, seen)
             while len(rows) >= batch_rows:

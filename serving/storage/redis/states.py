@@ -5,12 +5,13 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from serving.storage.marker import Marker
 from serving.storage.redis import marker as scripts
 from serving.storage.redis.commands import RedisNodeError, plain
 from serving.storage.redis.marker import PartitionMarker
 from serving.storage.redis.nodes import RedisNodes, Reply, value_of
 from serving.storage.redis.rows import Partitions, RedisRows
-from serving.storage.store import Marker, Truth
+from serving.storage.store import Truth
 
 
 class Status(enum.Enum):
@@ -160,7 +161,7 @@ class PartitionStates:
     def check_number(self, marker: PartitionMarker) -> None:
         """Refuse a partition of a table that was loaded with another number of partitions."""
         if marker.partitions != len(self._partitions):
-            reason = f"it was loaded with {marker.partitions}, this process uses {len(self._partitions)}"
+            reason = f"it was loaded with {marker.partitions}, but this process uses {len(self._partitions)}"
             raise self._rows.error(f"num_partitions differs: {reason}")
 
     def _judged(
@@ -172,7 +173,7 @@ class PartitionStates:
             self.check_number(marker)
         if marker and wanted and (marker.digest, marker.row_dtype) != (wanted.digest, row_dtype):
             reason = f"{name} was loaded from other files ({marker.digest}, {marker.row_dtype}); this process uses "
-            reason += f"{wanted.digest}, {row_dtype}: load the model again with the files that are to be served"
+            reason += f"{wanted.digest}, {row_dtype}: load the model again with the files to serve"
             return replace(known, status=Status.FOREIGN, reason=reason)
         if known.status in (Status.MISSED, Status.FILLING):  # its rows may be old, whatever its marker says
             return known

@@ -13,9 +13,10 @@ from serving.config import RedisConfig
 from serving.errors import MissingExtraError, StoreError, StoreTimeoutError, StoreUnreachableError
 from serving.metrics import MetricSample
 from serving.storage.hps_layout import storable
+from serving.storage.marker import Marker
 from serving.storage.redis.commands import RedisNodeError, RedisNodeTimeoutError, RedisUnreachableError
 from serving.storage.redis.rows import STORE_NAME, identity_of
-from serving.storage.store import Batches, Keys, Marker, Mask, Store, TableSpec, Truth, Vectors, none_found
+from serving.storage.store import Batches, Keys, Mask, Store, TableSpec, Truth, Vectors, none_found
 
 if TYPE_CHECKING:
     from serving.storage.redis.nodes import RedisNodes
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Warn if a node has this many times its fair share of a table's partitions.
+# Warn if a node has more than this many times its fair share of a table's partitions.
 LOPSIDED_RATIO = 1.5
 # Found keys that wait to be reported to an overflow policy; more are not counted.
 MOST_WAITING_TOUCHES = 64
@@ -98,11 +99,6 @@ class RedisStore(Store):
         overflow = self._config.overflow
         return None if overflow is None else overflow.margin_rows * self._config.num_partitions
 
-    def tables(self) -> list[str]:
-        """See ``Store.tables``."""
-        self._check_open()
-        return sorted(self._tables)
-
     def count(self, table: str) -> int:
         """See ``Store.count``."""
         with self._translated(table):
@@ -116,7 +112,9 @@ class RedisStore(Store):
         if held is None:
             return none_found(keys, out)
         if out.shape[1] != held.spec.dim:
-            raise StoreError(STORE_NAME, table, f"holds vectors of {held.spec.dim} floats, asked for {out.shape[1]}")
+            raise StoreError(
+                STORE_NAME, table, f"holds vectors of {held.spec.dim} floats, but {out.shape[1]} were asked for"
+            )
         fits, found = storable(keys, held.spec.key_bytes), np.zeros(keys.size, dtype=np.bool_)
         with self._translated(table):
             if fits is None and out.flags.c_contiguous:
@@ -140,14 +138,13 @@ class RedisStore(Store):
         with self._translated(table):
             return self._checked(table, keys, rows).add(keys, rows)
 
-    def evict(self, table: str, keys: Keys) -> int | None:
-        """See ``Store.evict``; exact, unless an answer was lost and the command sent again."""
+    def evict(self, table: str, keys: Keys) -> None:
+        """See ``Store.evict``."""
         with self._translated(table):
             held = self._tables.get(table)
-            if held is None:
-                return 0
-            fits = storable(keys, held.spec.key_bytes)
-            return held.evict(keys if fits is None else keys[fits])
+            if held is not None:
+                fits = storable(keys, held.spec.key_bytes)
+                held.evict(keys if fits is None else keys[fits])
 
     def close_table(self, table: str) -> None:
         """See ``Store.close_table``; asks no node."""
@@ -310,7 +307,7 @@ class RedisStore(Store):
             return
         fair_share = len(table.partitions) / len(spread)
         text = ", ".join(f"{node} holds {count}" for node, count in spread.items())
-        if max(spread.values()) >= LOPSIDED_RATIO * fair_share:
+        if max(spread.values()) > LOPSIDED_RATIO * fair_share:
             logger.warning(
                 "%s: one node has far more partitions than the others; raise num_partitions to spread them: %s",
                 name,

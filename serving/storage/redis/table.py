@@ -8,7 +8,6 @@ from contextlib import suppress
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.host import KeyIndex
 from serving.config import RedisConfig
 from serving.storage.hps_layout import key_list
 from serving.storage.redis import marker as scripts
@@ -69,7 +68,7 @@ class RedisTable:
             places = self.partitions.places(keys)
             if (places != number).any():
                 at = int(np.argmax(places != number))
-                reason = f"holds key {keys[at]} in partition {number}, of {count} it belongs in {places[at]}"
+                reason = f"holds key {keys[at]} in partition {number}, but of {count} it belongs in {places[at]}"
                 raise self.rows.error(f"{reason}: num_partitions differs from the one that the table was written with")
         if any(replies[len(scans) :]):
             raise self.rows.error(f"was written with more than {count} partitions: num_partitions differs")
@@ -100,13 +99,12 @@ class RedisTable:
     def insert(self, keys: Keys, rows: Vectors) -> None:
         """Insert or overwrite int64[N] keys and their float32[N, D] rows."""
 
-        def insert(part: slice) -> int:
+        def insert(part: slice) -> None:
             groups = self.rows.words(self.partitions, keys[part], rows[part])
-            count = self._change(groups, "HSET", 2)
+            self._change(groups, "HSET", 2)
             if self.overflow is not None:
                 with suppress(RedisNodeError):  # Redis has the rows; the next insert trims
                     self._trim(self.overflow, keys[part], sorted({number for number, _ in groups}))
-            return count
 
         self._in_rounds(self.rows.rounds(keys.size, self.rows.codec.value_bytes), insert)
 
@@ -123,13 +121,13 @@ class RedisTable:
                 self._trim(self.overflow, keys[part], sorted({number for number, _ in valid}))
         return added
 
-    def evict(self, keys: Keys) -> int:
-        """Remove keys, also from HPS's hash for overflow policies; returns how many were held."""
+    def evict(self, keys: Keys) -> None:
+        """Remove keys, also from HPS's hash for overflow policies."""
 
-        def evict(part: slice) -> int:
-            return self._change(self.rows.fields(self.partitions, keys[part]), "HDEL", 1)
+        def evict(part: slice) -> None:
+            self._change(self.rows.fields(self.partitions, keys[part]), "HDEL", 1)
 
-        return self._in_rounds(self.rows.rounds(keys.size, self.spec.key_bytes), evict)
+        self._in_rounds(self.rows.rounds(keys.size, self.spec.key_bytes), evict)
 
     def set_changed(self) -> None:
         """Note in every marker that rows change; a partition that cannot be reached has missed the change."""
@@ -149,13 +147,13 @@ class RedisTable:
             first += count
 
     def items(self, batch_rows: int) -> Iterator[tuple[Keys, Vectors]]:
-        """All rows by partition, each key once, although Redis may return a key twice."""
+        """All rows by partition, each key once."""
         for number in range(len(self.partitions)):
             yield from self.partition_items(number, batch_rows)
 
     def partition_items(self, number: int, batch_rows: int) -> Iterator[tuple[Keys, Vectors]]:
         """All rows of a partition, each key once."""
-        yield from self.rows.batches(self._scanned(self.partitions[number], batch_rows), batch_rows, KeyIndex())
+        yield from self.rows.batches(self._scanned(self.partitions[number], batch_rows), batch_rows)
 
     def touch(self, keys: Keys) -> None:
         """Report to the overflow policy that these keys were found."""
@@ -205,22 +203,21 @@ class RedisTable:
             commands.append(Command("HMGET", one.values, payload, take, at.size, value_bytes))
         return commands
 
-    def _in_rounds(self, rounds: Iterator[slice], change: Callable[[slice], int]) -> int:
+    def _in_rounds(self, rounds: Iterator[slice], change: Callable[[slice], None]) -> None:
         """Make every round of a change, also after a round failed: a cache must know all partitions that missed it."""
-        total, failures = 0, list[RedisNodeError]()
+        failures = list[RedisNodeError]()
         for part in rounds:
             try:
-                total += change(part)
+                change(part)
             except RedisNodeError as err:
                 if self.states.truth is None:
                     raise
                 failures.append(err)
         if failures:
             raise failures[0]
-        return total
 
-    def _change(self, groups: Sequence[tuple[int, NDArray[np.uint8]]], name: str, words_per_row: int) -> int:
-        """Insert or remove rows; returns the sum of the replies."""
+    def _change(self, groups: Sequence[tuple[int, NDArray[np.uint8]]], name: str, words_per_row: int) -> None:
+        """Insert or remove rows."""
         if self.states.truth is None:
             return self._change_truth(groups, name, words_per_row)
         groups = [(number, words) for number, words in groups if self.states.takes_changes(number)]
@@ -235,11 +232,9 @@ class RedisTable:
         numbers = [number for number, _ in (*notes, *groups, *extras)]
         replies = self._nodes.run_each([*(one for _, one in notes), *commands, *(one for _, one in extras)])
         self.states.settle(numbers, replies)
-        counts: list[int] = [reply.value for reply in replies[len(notes) : len(notes) + len(commands)]]
-        return sum(counts)
 
-    def _change_truth(self, groups: Sequence[tuple[int, NDArray[np.uint8]]], name: str, words_per_row: int) -> int:
-        self.states.is_written, total = True, 0
+    def _change_truth(self, groups: Sequence[tuple[int, NDArray[np.uint8]]], name: str, words_per_row: int) -> None:
+        self.states.is_written = True
         for _ in range(2):
             states = self.states.verified(sorted({number for number, _ in groups}))
             commands = [
@@ -247,11 +242,10 @@ class RedisTable:
                 for at, words in groups
             ]
             extras = [command for _, command in self._extras(groups, name)]
-            counts: list[int] = self._nodes.run([*commands, *extras])[: len(commands)]
-            total += sum(max(count, 0) for count in counts)
-            groups = [group for group, count in zip(groups, counts, strict=True) if count < 0]
+            replies = self._nodes.run([*commands, *extras])
+            groups = [group for group, is_changed in zip(groups, replies, strict=False) if not is_changed]
             if not groups:
-                return total
+                return
             self.states.doubt({number for number, _ in groups})
         raise self.rows.error("another process is loading it; ask again")
 
@@ -274,7 +268,7 @@ class RedisTable:
             is_first = bool(evicted) and not self.evicted_rows
             self.evicted_rows += evicted
         if is_first:
-            logger.warning("%s: redis is full, volatile_db.overflow_margin: %s rows evicted", self.spec.name, evicted)
+            logger.warning("%s: redis reached volatile_db.overflow_margin: %s rows evicted", self.spec.name, evicted)
 
     def _unlink(self, partitions: Iterable[Partition]) -> int:
         names = [(one.values, one.times, one.marker, one.lease, one.removed) for one in partitions]

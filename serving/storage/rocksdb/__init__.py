@@ -6,7 +6,7 @@ What lies where, in the database's folder:
   (``serving.storage.hps_layout``), so Hotrow reads a database that HPS (HugeCTR v24.06) wrote. Values of a store with a
   ``row_dtype`` other than fp32 have a layout of Hotrow's own.
 - A marker per table, at the key ``hotrow.table.<table>`` of the default column family, which HPS does not use. The
-  marker is one JSON record, see ``serving.storage.store.Marker``. While a load changes rows, the record has an empty
+  marker is one JSON record, see ``serving.storage.marker.Marker``. While a load changes rows, the record has an empty
   digest, and the table counts as one without a marker.
 - ``loading/``, the sorted files of a load, until RocksDB ingests them.
 

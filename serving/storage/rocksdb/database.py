@@ -12,10 +12,11 @@ from numpy.typing import NDArray
 
 from serving.errors import StoreError
 from serving.storage.hps_layout import key_list, tag
+from serving.storage.marker import NOT_LOADED, Marker
 from serving.storage.rocksdb.engine import STORE_NAME, all_items, import_rocksdict, open_database, table_options
 from serving.storage.rocksdb.exit_gate import exit_gate
 from serving.storage.row_codec import value_list
-from serving.storage.store import NOT_LOADED, Keys, Marker, TableSpec
+from serving.storage.store import Keys, TableSpec
 
 READ_AHEAD_BYTES = 8 * 2**20
 _MARKER_KEY = b"hotrow.table."

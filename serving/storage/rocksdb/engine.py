@@ -32,9 +32,9 @@ MOST_SUBCOMPACTIONS = 4
 SETTINGS_FILE = "rocksdict-config.json"
 # RocksDB's words if this process holds the lock, and our advice in both cases.
 _HERE = "lock hold by current process"
-_LOCKED_HERE = "in this process: close that first, and end walks over its rows"
+_LOCKED_HERE = "in this process: close the other store first, and end loops over its rows"
 _LOCKED_ELSEWHERE = (
-    "by another process, probably `hotrow serve`: stop that first, or open the database with persistent_db.read_only"
+    "by another process, probably `hotrow serve`: stop it first, or open the database with persistent_db.read_only"
 )
 
 
@@ -92,6 +92,7 @@ def open_database(rocksdict: Any, path: Path, read_only: bool, num_threads: int)
     options = table_options(rocksdict, num_threads)
     access = rocksdict.AccessType.read_only(False) if read_only else rocksdict.AccessType.read_write()
     with translated_errors(path):
+        _check_folder(path)
         if read_only:
             _check_made(path)
         check_manifest(STORE_NAME, path)
@@ -127,10 +128,15 @@ def recover_database(path: str | Path) -> None:
         rocksdict.Rdict(str(folder), options, families).close()  # opening moves the rows of the log to files
 
 
+def _check_folder(path: Path) -> None:
+    if path.exists() and not path.is_dir():
+        raise StoreError(STORE_NAME, "", f"{path}: is a file; expected a folder, which is created if it is absent")
+
+
 def _check_made(path: Path) -> None:
     """Raise StoreError if there is no database; RocksDB reports a damaged database itself."""
     if not (path / "CURRENT").exists() and not any(path.glob("MANIFEST-*")):
-        reason = f"{path}: there is no database; it is made when models are loaded into it, by `hotrow serve` say"
+        reason = f"{path}: there is no database; loading models creates it, for example `hotrow serve`"
         raise StoreError(STORE_NAME, "", reason)
 
 
@@ -163,6 +169,7 @@ def check_database(path: Path, read_only: bool) -> None:
         StoreError: the folder cannot be created or written to, or with ``read_only`` has no database.
     """
     rocksdict = import_rocksdict()
+    _check_folder(path)
     if read_only:
         with translated_errors(path):
             _check_made(path)
@@ -173,7 +180,7 @@ def check_database(path: Path, read_only: bool) -> None:
         with translated_errors(path):
             path.mkdir(parents=True, exist_ok=True)
             if not _allows(path, os.R_OK | os.W_OK | os.X_OK):
-                raise StoreError(STORE_NAME, "", f"{path}: no permission to write to it; with read_only none is needed")
+                raise StoreError(STORE_NAME, "", f"{path}: no permission to write to it; read_only needs none")
     finally:
         for folder in missing:
             with suppress(OSError):  # was not created, or another process uses it already
@@ -186,7 +193,7 @@ def check_new_folder(folder: Path) -> None:
     if os.path.lexists(folder):
         fault = "exists already; a checkpoint is made in a new folder"
     elif not around.is_dir():
-        fault = f"{around} {'is no folder' if os.path.lexists(around) else 'does not exist'}; make it first"
+        fault = f"{around} {'is not a folder' if os.path.lexists(around) else 'does not exist'}; create it first"
     else:
         return
     raise StoreError(STORE_NAME, "", f"{folder}: {fault}")

@@ -121,7 +121,7 @@ class FollowedTables:
         try:
             record = database.record(name)
         except StoreError as err:
-            self._log_once(err, "it stays as it was")
+            self._log_once(err, "the table stays as it was")
             return held
         if record is not None and not record.digest:  # a load is running, or was killed
             return held
@@ -131,10 +131,10 @@ class FollowedTables:
         try:
             table = opened_table(self._path, database, expected.spec, expected.codec)
             if expected.digest is not None and table.digest != expected.digest:
-                other = f"the writer has loaded it from other files, {table.digest}; this process goes by"
-                raise self._error(name, f"{other} {expected.digest}: restart it with those")
+                other = f"the writer has loaded it from other files, {table.digest}; this process uses"
+                raise self._error(name, f"{other} {expected.digest}: restart it with the writer's files")
         except StoreError as err:  # other tables are followed anyway
-            self._log_once(err, "it stays as it was")
+            self._log_once(err, "the table stays as it was")
             return held
         self._logged.pop(name, None)
         return table

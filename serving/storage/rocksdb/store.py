@@ -13,24 +13,14 @@ from serving.background import PeriodicWorker
 from serving.config import MOST_ROCKSDB_BATCH_ROWS
 from serving.errors import StoreError
 from serving.storage.hps_layout import storable
+from serving.storage.marker import NOT_LOADED, Marker, kept_rows
 from serving.storage.rocksdb.bulk_load import BulkLoader
 from serving.storage.rocksdb.database import Database
 from serving.storage.rocksdb.engine import STORE_NAME, check_new_folder, translated_errors
 from serving.storage.rocksdb.follower import FilesState, FollowedTables, files_state, open_beside_writer
 from serving.storage.rocksdb.table import RocksDbTable, opened_table
 from serving.storage.row_codec import RowCodec
-from serving.storage.store import (
-    NOT_LOADED,
-    Batches,
-    Keys,
-    Marker,
-    Mask,
-    Store,
-    TableSpec,
-    Vectors,
-    kept_rows,
-    none_found,
-)
+from serving.storage.store import Batches, Keys, Mask, Store, TableSpec, Vectors, none_found
 
 logger = logging.getLogger(__name__)
 
@@ -123,11 +113,6 @@ class RocksDbStore(Store):
         self._check_open(table)
         return None if table in self._tables else 0
 
-    def tables(self) -> list[str]:
-        """See ``Store.tables``."""
-        self._check_open()
-        return sorted(self._tables)
-
     def count(self, table: str) -> int:
         """See ``Store.count``; reads every row."""
         self._check_open(table)
@@ -147,7 +132,7 @@ class RocksDbStore(Store):
         if held is None:
             return none_found(keys, out)
         if out.shape[1] != held.spec.dim:
-            raise self._error(table, f"holds vectors of {held.spec.dim} floats, asked for {out.shape[1]}")
+            raise self._error(table, f"holds vectors of {held.spec.dim} floats, but {out.shape[1]} were asked for")
         found = np.zeros(keys.size, dtype=np.bool_)
         for start in range(0, keys.size, self._batch_rows):
             part = slice(start, start + self._batch_rows)
@@ -162,15 +147,14 @@ class RocksDbStore(Store):
                 raise self._error(table, f"holds vectors of {held.spec.dim} floats, got {rows.shape[1]}")
             self._database.write(held.spec, keys, held.codec.encode(keys, rows), self._batch_rows)
 
-    def evict(self, table: str, keys: Keys) -> int | None:
-        """See ``Store.evict``; returns None, because RocksDB deletes keys without looking for them."""
+    def evict(self, table: str, keys: Keys) -> None:
+        """See ``Store.evict``."""
         with self._lock, self._translated(table):
             if table not in self._tables:
-                return 0
+                return
             held = self._writable_table(table)
             fits = storable(keys, held.spec.key_bytes)
             self._database.write(held.spec, keys if fits is None else keys[fits], None, self._batch_rows)
-            return None
 
     def drop_table(self, table: str) -> None:
         """See ``Store.drop_table``; a read-only store closes the table and raises StoreError, as the rows stay."""
@@ -321,7 +305,7 @@ class RocksDbStore(Store):
         with self._lock:
             marker = self._database.marker(table)
         was = (
-            f"was loaded from {marker.digest} as {marker.row_dtype}" if marker else "has no record of a load that ended"
+            f"was loaded from {marker.digest} as {marker.row_dtype}" if marker else "has no record of a completed load"
         )
         return self._error(table, f"{was}, expected {expected}; the database is open read-only")
 
@@ -334,7 +318,7 @@ class RocksDbStore(Store):
 
     def _check_writable(self, table: str) -> None:
         if self._read_only:
-            raise self._error(table, "the database is open read-only, and this would write")
+            raise self._error(table, "the database is open read-only, but this call would write")
 
     def _check_open(self, table: str = "") -> None:
         if self._closed:

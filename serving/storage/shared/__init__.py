@@ -17,6 +17,7 @@ Who may do what:
   process then finds them.
 - A table that the writer loads from other files is a new copy. Processes that have the old copy keep it until they load
   the table, too. A cache that missed a write is refilled in place, so its readers see the new rows.
+- A process that unloads a model unmaps its tables. Their files stay, and still count as memory of the writer.
 - A forked child has left: its calls raise an error.
 
 The marker of a table is the digest of its files and whether rows were changed since.

@@ -123,7 +123,7 @@ class SharedFolder:
         """Check that the folder is this user's, because every user can create folders in /dev/shm."""
         found = self.path.lstat()
         if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
-            reason = f"{self.path}: is no folder of this user's; choose another shared_memory_name"
+            reason = f"{self.path}: is not a folder of this user; choose another shared_memory_name"
             raise StoreError(self._store, "", reason)
 
 

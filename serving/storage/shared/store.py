@@ -15,9 +15,10 @@ from kernels.shared import SharedTable
 from kernels.system_memory import huge_page_advice
 from serving.errors import StoreError, StoreFullError, StoreUnreachableError
 from serving.model.capacity import rows_with_headroom
+from serving.storage.marker import Marker
 from serving.storage.memory_budget import MemoryBudget, TableRows
 from serving.storage.shared.folder import SHARED_MEMORY, SharedFolder
-from serving.storage.store import Batches, Keys, Marker, TableSpec, Truth, Vectors
+from serving.storage.store import Batches, Keys, TableSpec, Truth, Vectors
 from serving.storage.tables import HostTableStore
 
 logger = logging.getLogger(__name__)
@@ -41,8 +42,8 @@ def shared_capacity(size_bytes: int, spec: TableSpec, rows: int, held: Sequence[
     capacity = MemoryBudget(capacity_bytes=size_bytes).quota(spec, rows_with_headroom(rows), held).rows
     if capacity < rows:
         reason = (
-            f"the table has {rows:,} rows, volatile_db.shared_memory_size, {size_bytes:,} bytes for all tables, leaves "
-            f"room for {capacity:,}; hotrow check tells what it must be at least"
+            f"the table has {rows:,} rows, but volatile_db.shared_memory_size, {size_bytes:,} bytes for all tables, "
+            f"leaves room for {capacity:,}; `hotrow check` says how much is needed"
         )
         raise StoreFullError(STORE_NAME, spec.name, reason)
     return capacity
@@ -95,6 +96,7 @@ class SharedMemoryStore(HostTableStore[SharedTable]):
         self._writing = threading.Lock()  # held by each write of rows: none may run when another process writes
         self._lock = threading.Lock()  # one change of the fields below at a time
         self._found: dict[str, SharedTable] = {}  # tables that others have filled, until they are opened
+        self._sizes: dict[str, TableRows] = {}  # the capacities of tables that were opened and not dropped since
         self._folder = SharedFolder(self.name, folder / shared_name)
         _log_huge_page_advice(folder)
         self._folder.try_to_write()
@@ -113,7 +115,7 @@ class SharedMemoryStore(HostTableStore[SharedTable]):
     def open_table(self, spec: TableSpec, capacity_rows: int) -> None:
         """See ``Store.open_table``."""
         with self._lock:
-            tables = self._open_tables(spec.name)
+            self._open_tables(spec.name)
             table = self._found.pop(spec.name, None) or self._current(spec.name)
             if table is None:
                 if not self.writes:
@@ -121,7 +123,7 @@ class SharedMemoryStore(HostTableStore[SharedTable]):
                 table = self._create(spec, capacity_rows, "")
                 self._folder.publish(spec.name)
             self._check_spec(spec, table.dim, table.row_dtype)
-            self._tables = {**tables, spec.name: table}
+            self._serve(spec, table)
 
     def capacity_rows(self, table: str) -> int | None:
         """See ``Store.capacity_rows``; None, because a loaded table holds all of its rows."""
@@ -133,10 +135,11 @@ class SharedMemoryStore(HostTableStore[SharedTable]):
             held = self._to_write(table)
             self._insert_rows(table, held, keys, rows)
 
-    def evict(self, table: str, keys: Keys) -> int | None:
+    def evict(self, table: str, keys: Keys) -> None:
         """See ``Store.evict``; refused in a process that only reads."""
         with self._writing:
-            return self._to_write(table).evict(keys) if table in self._open_tables(table) else 0
+            if table in self._open_tables(table):
+                self._to_write(table).evict(keys)
 
     def drop_table(self, table: str) -> None:
         """See ``Store.drop_table``; refused in a process that only reads. Processes that have the table keep it."""
@@ -146,6 +149,13 @@ class SharedMemoryStore(HostTableStore[SharedTable]):
                 raise self._refused(table)
             self._folder.table_file(table).unlink(missing_ok=True)
             self._tables = {name: held for name, held in tables.items() if name != table}
+            self._sizes.pop(table, None)
+
+    def close_table(self, table: str) -> None:
+        """See ``Store.close_table``; the table is unmapped, and its file still counts as memory."""
+        with self._lock:
+            self._tables = {name: held for name, held in self._open_tables(table).items() if name != table}
+            self._found.pop(table, None)
 
     def marker(self, table: str) -> Marker | None:
         """See ``Store.marker``; waits while another process fills the table.
@@ -175,10 +185,9 @@ class SharedMemoryStore(HostTableStore[SharedTable]):
         """
         self._wait_for(spec.name, lambda held: self._is_of(held, spec, marker.digest))
         with self._lock:
-            tables = self._open_tables(spec.name)
+            self._open_tables(spec.name)
             if not self.writes:
-                self._tables = {**tables, spec.name: self._found.pop(spec.name)}
-                return
+                return self._serve(spec, self._found.pop(spec.name))
             kept = self._current(spec.name) if keep else None
             if kept is not None and len(kept):
                 self._check_spec(spec, kept.dim, kept.row_dtype)
@@ -194,7 +203,7 @@ class SharedMemoryStore(HostTableStore[SharedTable]):
                 self._folder.new_file(spec.name).unlink()
                 raise
             self._folder.publish(spec.name)
-            self._tables = {**tables, spec.name: table}
+            self._serve(spec, table)
 
     def fill(self, spec: TableSpec, truth: Truth, *, starting: bool) -> bool:
         """See ``Store.fill``; only the writer can drop rows, so a process may have to take its place first."""
@@ -270,18 +279,17 @@ class SharedMemoryStore(HostTableStore[SharedTable]):
         return (held.source, held.dim, held.row_dtype) == (digest, spec.dim, spec.row_dtype)
 
     def _create(self, spec: TableSpec, rows: int, digest: str) -> SharedTable:
-        tables = self._open_tables(spec.name)
-        held = [
-            (TableSpec(name, one.dim, 8, one.row_dtype), one.capacity_rows)
-            for name, one in tables.items()
-            if one is not None and name != spec.name
-        ]
+        held = [size for name, size in self._sizes.items() if name != spec.name]
         capacity = shared_capacity(self._capacity_bytes, spec, rows, held)
         try:
             return SharedTable.create(self._folder.new_file(spec.name), spec.dim, capacity, spec.row_dtype, digest)
         except SharedMemoryError as err:
             reason = f"{err}; volatile_db.shared_memory_size is {self._capacity_bytes:,}"
             raise StoreError(self.name, spec.name, reason) from err
+
+    def _serve(self, spec: TableSpec, table: SharedTable) -> None:
+        self._tables = {**self._open_tables(spec.name), spec.name: table}
+        self._sizes[spec.name] = (spec, table.capacity_rows)
 
     def _to_write(self, table: str) -> SharedTable:
         held = self._held_table(table)
@@ -293,7 +301,8 @@ class SharedMemoryStore(HostTableStore[SharedTable]):
 
     def _refused(self, table: str) -> StoreError:
         if self.writes:
-            reason = "the writer removed or replaced it, and this process has a copy to read: load its model again"
+            reason = "the writer removed or replaced it, and this process has a read-only copy: load its model again"
         else:
-            reason = f"this process only reads {self._folder.path}; {self._folder.writer()} writes: change it there"
+            reason = f"this process only reads {self._folder.path}; {self._folder.writer()} writes: change the table "
+            reason += "there or, if it has ended, in the next process to start"
         return StoreUnreachableError(self.name, table, reason)

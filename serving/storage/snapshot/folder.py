@@ -62,7 +62,9 @@ class SnapshotFolder:
             try:
                 found.check(full=full)
             except StoreError as err:
-                raise StoreError("snapshot", spec.name, f"{err.reason}; remove the file, and it is made again") from err
+                raise StoreError(
+                    "snapshot", spec.name, f"{err.reason}; remove the file, and Hotrow makes it again"
+                ) from err
 
     def erase(self, table: str) -> None:
         """Remove the snapshots of a table; processes that have a snapshot open keep it."""
@@ -107,7 +109,7 @@ def _open_if_right(file: Path, spec: TableSpec, source: str) -> SnapshotReader |
     try:
         reader = SnapshotReader(file, spec.name)
     except StoreError as err:
-        logger.warning("%s; it is made again", err)
+        logger.warning("%s; the snapshot is made again", err)
         return None
     return reader if (reader.source, reader.dim) == (source, spec.dim) else None
 

@@ -35,8 +35,8 @@ def require_snapshot(spec: TableSpec, model: SparseModel) -> None:
 
 
 def _no_folder(spec: TableSpec, model: SparseModel) -> StoreError:
-    what = "its rows are to be " + spec.row_dtype if isinstance(model, SnapshotModel) else "it is no snapshot"
-    reason = f"{model.path}: {what}, and there is no folder to make one in: set volatile_db.path"
+    what = "its rows are to be " + spec.row_dtype if isinstance(model, SnapshotModel) else "it is not a snapshot"
+    reason = f"{model.path}: {what}, and there is no folder to make a snapshot in: set volatile_db.path"
     return StoreError("snapshot", spec.name, reason)
 
 
@@ -45,7 +45,9 @@ def _warm_up_if_it_fits(reader: SnapshotReader) -> None:
     if reader.file_bytes <= available // 2:
         reader.warm_up_beside()
     else:
-        logger.info("a snapshot of %s bytes is read as needed: %s bytes are available", reader.file_bytes, available)
+        logger.info(
+            "a snapshot of %s bytes is not read ahead: %s bytes of memory are available", reader.file_bytes, available
+        )
 
 
 class SnapshotStore(TableStore[SnapshotTable]):
@@ -127,12 +129,14 @@ class SnapshotStore(TableStore[SnapshotTable]):
         held = self._held_table(table)
         if held is None:
             raise StoreError(self.name, table, "not an open table")
+        self._check_dim(table, held.dim, rows.shape[1])
         held.insert(keys, rows)
 
-    def evict(self, table: str, keys: Keys) -> int | None:
+    def evict(self, table: str, keys: Keys) -> None:
         """See ``Store.evict``; raises StoreFullError if the overlay cannot hold the evicted keys."""
         held = self._held_table(table)
-        return held.evict(keys) if held is not None else 0
+        if held is not None:
+            held.evict(keys)
 
     def drop_table(self, table: str) -> None:
         """See ``Store.drop_table``; the folder keeps its snapshot for the next ``serve_file``."""

@@ -85,7 +85,6 @@ class SnapshotTable:
 
     def fetch(self, keys: Keys, out: Vectors) -> Mask:
         """See ``Store.fetch``."""
-        self._check_dim(out.shape[1])
         overlay = self._overlay
         if overlay is None:
             return self._fetch_file(keys, out)
@@ -104,7 +103,6 @@ class SnapshotTable:
         self, keys: Keys, row_ptrs: RowPtrs, out: Vectors, combiner: Combiner, weights: Weights | None = None
     ) -> Mask:
         """See ``Store.fetch_pooled``."""
-        self._check_dim(out.shape[1])
         overlay = self._overlay
         if self._reader is None and overlay is not None:
             return overlay.rows.fetch_pooled(keys, row_ptrs, out, combiner, weights)
@@ -119,7 +117,6 @@ class SnapshotTable:
 
     def insert(self, keys: Keys, rows: Vectors) -> None:
         """See ``Store.insert``; an overwritten row also takes a row of the overlay."""
-        self._check_dim(rows.shape[1])
         if not keys.size:
             return
         unique = np.unique(keys)
@@ -135,13 +132,13 @@ class SnapshotTable:
                 raise StoreError("snapshot", self.spec.name, str(err)) from err
             self._rows += added
 
-    def evict(self, keys: Keys) -> int:
+    def evict(self, keys: Keys) -> None:
         """See ``Store.evict``; raises StoreFullError once as many rows of the file are evicted as the overlay holds."""
         unique = np.unique(keys)
         with self._lock:
             held = self._holds(unique)
             if not held.any():
-                return 0
+                return
             overlay = self._open_overlay()
             gone = unique[held]
             in_file = gone[self._fetch_file(gone, np.empty((gone.size, self.spec.dim), dtype=np.float32))]
@@ -152,7 +149,6 @@ class SnapshotTable:
                 raise self._too_small("evicted keys of the file", err) from err
             overlay.rows.evict(gone)
             self._rows -= gone.size
-            return int(gone.size)
 
     def items(self, batch_rows: int) -> Iterator[tuple[Keys, Vectors]]:
         """Read the file's rows in its order, then the overlay's rows.
@@ -191,10 +187,7 @@ class SnapshotTable:
         out[bags] = pooled
 
     def _fetch_file(self, keys: Keys, out: Vectors) -> Mask:
-        if self._reader is not None:
-            return self._reader.fetch(keys, out)
-        out[...] = 0.0
-        return np.zeros(keys.size, dtype=np.bool_)
+        return none_found(keys, out) if self._reader is None else self._reader.fetch(keys, out)
 
     def _holds(self, keys: Keys) -> Mask:
         return self.fetch(keys, np.empty((keys.size, self.spec.dim), dtype=np.float32))
@@ -234,11 +227,6 @@ class SnapshotTable:
             except MemoryError as err:
                 raise self._no_memory(err) from err
         return self._overlay
-
-    def _check_dim(self, asked: int) -> None:
-        if asked != self.spec.dim:
-            reason = f"holds vectors of {self.spec.dim} floats, asked for {asked}"
-            raise StoreError("snapshot", self.spec.name, reason)
 
 
 def _no_rows(keys: Keys) -> Vectors:

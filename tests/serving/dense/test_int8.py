@@ -325,7 +325,7 @@ def test_a_large_product_beyond_the_tolerance_does_not_take_a_small_product_with
 def test_a_network_without_a_product_with_a_weight_is_refused(nodes, products):
     model = network_of(nodes, {"one_axis": np.array([1]), "two_axes": np.array([1, 2])})
 
-    with pytest.raises(ConfigError, match=f"engine int8: the network has {products} products of matrices, none with a"):
+    with pytest.raises(ConfigError, match=f"engine int8: the network has {products} matrix products, but none with a"):
         open_both(model)
 
 
@@ -437,7 +437,9 @@ def test_a_graph_that_mixes_samples_is_refused(document, draw_weights, draw_inpu
     dice = {"type": "PReLU_Dice", "bottom": "dense", "top": "dice", "prelu_dice_param": {"alpha": 0.2, "eps": 1e-8}}
     graph = parse_graph({"layers": [*document["layers"][:-1], dice, document["layers"][-1]]}, "graph.json")
 
-    with pytest.raises(ConfigError, match=r"graph\.json: engine int8: the answer to a sample depends on the others"):
+    with pytest.raises(
+        ConfigError, match=r"graph\.json: engine int8: the answer to a sample depends on the other samples"
+    ):
         open_network(graph, draw_weights(graph), "int8", calibration=Calibration(*draw_inputs(graph, 64)))
 
 

@@ -235,7 +235,9 @@ def test_a_network_that_mixes_samples_is_not_run_on_integers(tmp_path, open_onnx
     open_onnx_file(MIXING, constants=[*CONSTANTS, constant("zero", [0])])
     (tmp_path / "graph.json").write_text(json.dumps(inputs_document()))
 
-    with pytest.raises(ConfigError, match=r"net\.onnx: engine int8: the answer to a sample depends on the others"):
+    with pytest.raises(
+        ConfigError, match=r"net\.onnx: engine int8: the answer to a sample depends on the other samples"
+    ):
         open_dense(tmp_path / "graph.json", tmp_path / "net.onnx", None, "int8", 1, Calibration(*draw(64)))
 
 

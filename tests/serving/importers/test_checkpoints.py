@@ -150,7 +150,7 @@ class TestRefused:
         save({"a.ads.weight": torch.ones(2, 3), "b.ads.weight": torch.zeros(2, 3)}, tmp_path / name)
 
         with pytest.raises(
-            ModelFileError, match=r"several may be the table 'ads': 'a\.ads\.weight', 'b\.ads\.weight'; name"
+            ModelFileError, match=r"several entries may be the table 'ads': 'a\.ads\.weight', 'b\.ads\.weight'; name"
         ):
             open_table("ads", tmp_path / name)
 

@@ -66,7 +66,7 @@ def test_the_first_row_of_a_repeated_key_in_a_single_file_counts(tmp_path):
 
 
 def test_a_snapshot_of_another_dim_is_refused(snapshot):
-    with pytest.raises(ModelFileError, match=r"t\.snapshot: expected vectors of 3 floats, the snapshot has 2"):
+    with pytest.raises(ModelFileError, match=r"t\.snapshot: expected vectors of 3 floats, but the snapshot has 2"):
         open_sparse(snapshot(), 3)
 
 

@@ -19,6 +19,7 @@ from tests.serving.small_server import (
     UNKNOWN,
     DictStore,
     DurableDictStore,
+    errors_of,
     keep,
     model_of,
     serve,
@@ -318,7 +319,7 @@ def test_one_read_of_all_tables_survives_an_outage_of_the_first_tier(tmp_path):
 
         assert [rows.tobytes() for rows in read.rows] == [rows.tobytes() for rows in expected.rows]
         assert read.found.all()
-        assert all(counters.tier_errors == {"first": 1} for counters in server.counters().values())
+        assert all(errors_of(server, name) == {"first": 1} for name in server.counters())
 
 
 def test_there_are_no_copies_of_a_table_that_nobody_has(server):

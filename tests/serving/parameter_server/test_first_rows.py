@@ -42,7 +42,8 @@ def fill(model, tmp_path):
                 answer, found = server.lookup(f"dcn.table{index}", keys_of(model, index))
                 assert found.all()
                 assert answer.tobytes() == b"".join(row.tobytes() for row in rows.values())
-            return [{key for keys, _ in stores[0].items(name) for key in keys.tolist()} for name in stores[0].tables()]
+            names = [f"dcn.table{index}" for index in range(len(model.tables))]
+            return [{key for keys, _ in stores[0].items(name) for key in keys.tolist()} for name in names]
 
     return load
 

@@ -13,7 +13,17 @@ from serving.parameter_server import ParameterServer, tier
 from serving.parameter_server.counters import FETCH_BUCKETS_S, TableCounting
 from serving.parameter_server.table import ServedTable
 from serving.storage import MemoryStore
-from tests.serving.small_server import KEYS, ROWS, UNKNOWN, DictStore, DurableDictStore, keep, model_of, serve
+from tests.serving.small_server import (
+    KEYS,
+    ROWS,
+    UNKNOWN,
+    DictStore,
+    DurableDictStore,
+    errors_of,
+    keep,
+    model_of,
+    serve,
+)
 
 
 class MiddleStore(MemoryStore):
@@ -213,7 +223,7 @@ class TestOutages:
         assert found.all()
         assert rows.tobytes() == ROWS.tobytes()
         counters = server.counters()["m.t"]
-        assert (counters.hits, counters.tier_errors) == ({"slow": 12}, {"fast": 1})
+        assert (counters.hits, errors_of(server)) == ({"slow": 12}, {"fast": 1})
 
     def test_an_outage_is_logged_once_when_it_starts_and_once_when_it_ends(self, server, caplog):
         caplog.set_level(logging.INFO)
@@ -289,7 +299,7 @@ class TestOutages:
         np.testing.assert_array_equal(pooled, ROWS[:1])
         counters = server.counters()["m.t"]
         assert (counters.hits, counters.defaulted_keys) == ({"truth": 2}, 2)
-        assert counters.tier_errors == {"fast": 2}
+        assert errors_of(server) == {"fast": 2}
 
     @pytest.mark.parametrize("kind", [DictStore, DurableDictStore])
     @pytest.mark.parametrize("is_fast_down", [False, True])
@@ -323,7 +333,7 @@ class TestOutages:
         server.stores[1].is_down = True
 
         assert server.lookup("m.t", np.array(KEYS))[1].all()
-        assert server.counters()["m.t"].tier_errors == {}
+        assert errors_of(server) == {}
 
     def test_a_pooling_tier_that_is_down_is_asked_once_and_bypassed(self, config):
         class Failing(MemoryStore):
@@ -344,7 +354,7 @@ class TestOutages:
         assert found.all()
         np.testing.assert_array_equal(pooled, ROWS[:1] + ROWS[1:2])
         assert Failing.calls == 1
-        assert server.counters()["m.t"].tier_errors == {"memory": 1}
+        assert errors_of(server) == {"memory": 1}
         assert not server.lookup_pooled("m.t", np.array([777]), np.array([0, 1]), "sum")[1].any()
 
 

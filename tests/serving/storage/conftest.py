@@ -3,6 +3,7 @@ from contextlib import contextmanager
 import pytest
 
 from benchmarks.redis_servers import RedisServer, RedisServers, server_binary
+from serving.parameter_server import loading
 from serving.parameter_server import models as served_models
 from tests.serving import small_server
 from tests.serving.ps_files import listed, write_ps
@@ -113,9 +114,9 @@ def forgetful(redis_binary, tmp_path):
 def short_pauses(monkeypatch):
     """A server looks often for caches to fill, and fills them without long pauses."""
     monkeypatch.setattr(served_models, "LOOK_INTERVAL_S", 0.02)
-    monkeypatch.setattr(served_models, "FIRST_PAUSE_S", 0.02)
-    monkeypatch.setattr(served_models, "LONGEST_PAUSE_S", 0.05)
-    monkeypatch.setattr(served_models, "REST_RATIO", 0.1)
+    monkeypatch.setattr(loading, "FIRST_PAUSE_S", 0.02)
+    monkeypatch.setattr(loading, "LONGEST_PAUSE_S", 0.05)
+    monkeypatch.setattr(loading, "REST_RATIO", 0.1)
 
 
 @pytest.fixture

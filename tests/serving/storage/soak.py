@@ -1,7 +1,7 @@
 """The processes of the soak test: one changes and serves rows, others follow, and all check what they read.
 
-``python -m tests.serving.storage.soak serve|follow FOLDER REDIS_PORT`` says "open", works until a line comes in, and
-ends with a line of JSON, or with the first answer that was wrong.
+``python -m tests.serving.storage.soak serve|follow FOLDER REDIS_PORT`` says "open" and works. It answers each line
+"report" with a line of JSON, and ends at another line, or with the first answer that was wrong.
 """
 
 import json
@@ -12,12 +12,13 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.redis_servers import wait_until
 from benchmarks.scale import anonymous_bytes
 from serving.config import RedisConfig, RedisOverflow
 from serving.parameter_server import ParameterServer
 from serving.storage import MemoryStore, RedisStore, RocksDbStore
 from serving.storage.rocksdb import engine as rocksdb_engine
-from tests.serving.small_server import model_of
+from tests.serving.small_server import errors_of, model_of
 from tests.serving.storage.redis_stores import evicted_rows
 
 TABLE, DIM = "m.t", 16
@@ -29,6 +30,7 @@ MOST_BATCH_KEYS = 400
 # Rows that changed while they waited for their promotion are dropped. So that most are not: how long a writer rests,
 # and after how many calls a reader lets the promotions so far happen.
 PAUSE_S, CALLS_TO_PROMOTE = 0.05, 8
+REFILL_DEADLINE_S = 60
 REMOVAL = 3  # of every four changes of a key, the one that removes it
 
 
@@ -62,6 +64,10 @@ class Oracle:
                 f"key {keys[at]}: expected one of the changes {least[at]} to {most[at]}, "
                 f"got {rows[at].tolist() if found[at] else 'no row'}"
             )
+
+    def changed_keys(self):
+        """How many keys were changed."""
+        return int(np.count_nonzero(self.acknowledged != np.where(np.arange(KEYS) < FILE_ROWS, 0, REMOVAL)))
 
     def check_all(self, server):
         """Refuse anything but the last change of every key; nothing is being changed."""
@@ -103,7 +109,6 @@ def some_keys(rng, count):
 def change(server, oracle, number, stop):
     """Change rows of this writer's keys; RocksDB takes every change, whatever Redis does."""
     rng = np.random.default_rng(number)
-    calls = 0
     while not stop.wait(PAUSE_S):
         keys = np.unique(some_keys(rng, KEYS // WRITERS)) * WRITERS + number
         changes = oracle.acknowledged[keys] + 1
@@ -113,8 +118,6 @@ def change(server, oracle, number, stop):
         server.insert(TABLE, kept, rows_of(kept, changes[there]))
         server.evict(TABLE, gone)
         oracle.acknowledged[keys] = changes
-        calls += 1
-    return calls
 
 
 def read(server, oracle, seed, stop, is_current=True):
@@ -132,18 +135,19 @@ def read(server, oracle, seed, stop, is_current=True):
         calls += 1
         if calls % CALLS_TO_PROMOTE == 0:
             server.wait_for_promotions(timeout_s=1.0)
-    return calls
 
 
-def at_work(*calls):
-    """Run each call in a thread, with the event that ends it, until a line comes in; returns their results."""
+def work(report, *calls):
+    """Run each call in a thread, with the event that ends it, and report until another line or an error comes."""
     stop = threading.Event()
     with ThreadPoolExecutor(len(calls)) as threads:
         running = [threads.submit(*call, stop) for call in calls]
         say("open")
-        sys.stdin.readline()
+        while sys.stdin.readline() == "report\n" and not any(one.done() for one in running):
+            say(json.dumps(report()))
         stop.set()
-        return [one.result() for one in running]
+        for one in running:
+            one.result()
 
 
 def say(line):
@@ -152,19 +156,17 @@ def say(line):
     sys.stdout.flush()
 
 
-def measure(stop):
-    """Anonymous memory of the process, second by second, in bytes."""
-    heights = []
+def measure(heights, stop):
+    """Add the anonymous memory of the process to ``heights``, second by second, in bytes."""
     while not stop.wait(1.0):
         heights.append(anonymous_bytes())
-    return heights
 
 
 def serve(folder, port):
     """RAM and Redis, which evict rows, in front of a RocksDB that has all rows; rows are promoted."""
     oracle = Oracle(folder)
     rocksdb_engine.MEMTABLE_BYTES = MEMTABLE_BYTES
-    before = anonymous_bytes()
+    before, heights = anonymous_bytes(), []
     memory = MemoryStore(capacity_rows=RAM_ROWS, overflow_policy="evict_least_used")
     redis = redis_of(port)
     rocksdb = RocksDbStore(folder / "db", num_threads=2)
@@ -172,39 +174,48 @@ def serve(folder, port):
         server.load_model(model_in(folder))
         writers = [(change, server, oracle, number) for number in range(WRITERS)]
         readers = [(read, server, oracle, seed) for seed in range(READERS)]
-        heights, *results = at_work((measure,), *writers, *readers)
+
+        def report():
+            counters = server.counters()[TABLE]
+            return {
+                "before_bytes": before,
+                "heights_bytes": heights,
+                "changed_keys": oracle.changed_keys(),
+                "hits": counters.hits,
+                "errors": errors_of(server, TABLE),
+                "promoted_rows": [tier.promoted_rows for tier in counters.tiers],
+                "refills": counters.tiers[1].refills,
+                "evicted_rows": [evicted_rows(store, TABLE) for store in (memory, redis)],
+            }
+
+        work(report, (measure, heights), *writers, *readers)
+        # Redis may have missed the last changes: on a busy machine it also misses changes without a fault.
+        wait_until(lambda: redis.is_whole(TABLE), "Redis has every change", REFILL_DEADLINE_S)
         oracle.check_all(server)
-        counters = server.counters()[TABLE]
-        return {
-            "before_bytes": before,
-            "heights_bytes": heights,
-            "changes": sum(results[:WRITERS]),
-            "answers": sum(results[WRITERS:]),
-            "hits": counters.hits,
-            "errors": counters.tier_errors,
-            "promoted_rows": [tier.promoted_rows for tier in counters.tiers],
-            "refills": counters.tiers[1].refills,
-            "evicted_rows": [evicted_rows(store, TABLE) for store in (memory, redis)],
-        }
+        return report()
 
 
 def follow(folder, port):
     """The same Redis in front of a RocksDB that another process writes: rows may be old, but never torn."""
     oracle = Oracle(folder)
-    before = anonymous_bytes()
+    before, heights = anonymous_bytes(), []
     rocksdb = RocksDbStore(folder / "db", read_only=True, num_threads=1, catch_up_interval_ms=100)
     with ParameterServer([redis_of(port), rocksdb]) as server:
         server.load_model(model_in(folder))
-        heights, answers = at_work((measure,), (lambda stop: read(server, oracle, 0, stop, is_current=False),))
+
+        def report():
+            counters = server.counters()[TABLE]
+            return {
+                "before_bytes": before,
+                "heights_bytes": heights,
+                "hits": counters.hits,
+                "refills": counters.tiers[0].refills,
+            }
+
+        work(report, (measure, heights), (lambda stop: read(server, oracle, 0, stop, is_current=False),))
         rocksdb.catch_up()
         oracle.check_all(server)
-        return {
-            "before_bytes": before,
-            "heights_bytes": heights,
-            "answers": answers,
-            "hits": server.counters()[TABLE].hits,
-            "refills": server.counters()[TABLE].tiers[0].refills,
-        }
+        return report()
 
 
 if __name__ == "__main__":

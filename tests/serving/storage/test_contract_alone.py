@@ -5,6 +5,7 @@ import pytest
 
 from benchmarks.redis_servers import RedisServer
 from serving.errors import StoreError
+from serving.storage import RedisStore
 from serving.storage.hps_layout import mix
 from serving.storage.redis.commands import Partition
 from tests.serving.small_server import KEYS, UNKNOWN, held_by, rows_of, write_model
@@ -72,6 +73,18 @@ def test_a_load_fills_only_the_partition_that_is_lost(redis_server, config, lose
             rows = server.rows
 
 
+def test_a_start_warns_that_written_rows_are_lost_with_a_partition(redis_server, client, config, caplog):
+    with Server(serve(config, redis_of(redis_server))) as server:
+        server.insert([INSIDE[0], OUTSIDE[0]], 7)
+    client.delete(PARTITION.marker, PARTITION.values)
+
+    with Server(serve(config, redis_of(redis_server))):
+        pass
+
+    reason = "partitions have lost their rows and get the files' rows: rows that were written"
+    assert f"1 of {PARTITIONS} {reason}" in caplog.text
+
+
 def test_a_server_goes_on_when_another_process_has_filled_the_lost_partition(redis_server, config, lose):
     with Server(serve(config, redis_of(redis_server))) as server:
         lose()
@@ -106,19 +119,38 @@ def test_a_redis_that_is_flushed_refuses_every_call_until_the_model_is_loaded_ag
             CHANGES[change](server)
         with pytest.raises(StoreError, match=REFUSED):
             rows_of(server.server)
+        assert not client.keys("*v")
     with Server(serve(config, redis_of(redis_server))) as server:
         server.check()
         CHANGES[change](server)
         server.check()
 
 
-def test_in_a_cluster_a_node_that_is_flushed_gives_no_default(redis_cluster, config):
+@pytest.mark.parametrize("change", CHANGES)
+def test_rows_that_are_lost_just_before_a_change_are_noticed(redis_server, client, config, change, monkeypatch):
+    with Server(serve(config, redis_of(redis_server))) as server:
+        write_flags = RedisStore.write_flags
+
+        def writing(store, table, **flags):
+            write_flags(store, table, **flags)
+            client.flushall()
+
+        monkeypatch.setattr(RedisStore, "write_flags", writing)
+        with pytest.raises(StoreError, match=REFUSED):
+            CHANGES[change](server)
+        assert not client.keys()
+
+
+def test_in_a_cluster_a_node_that_is_flushed_gives_no_default_and_takes_no_change(redis_cluster, config):
     with Server(serve(config, redis_of(redis_cluster.nodes[0]))) as server:
         for node in redis_cluster.nodes[: redis_cluster.masters]:
             with node.client() as client:
                 client.flushall()
         with pytest.raises(StoreError, match=REFUSED):
             rows_of(server.server)
+        for change in CHANGES.values():
+            with pytest.raises(StoreError, match=REFUSED):
+                change(server)
 
 
 def test_a_partition_whose_last_row_was_evicted_is_not_lost(redis_server, config):

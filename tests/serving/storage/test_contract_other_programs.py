@@ -223,7 +223,7 @@ def test_files_that_replace_changed_rows_are_a_line_in_the_log(config, database,
         serve(config, rocksdb_in(database)), {key: row.tolist() for key, row in zip(KEYS, ROWS + 1, strict=True)}
     ) as server:
         server.check()
-    assert [line for line in caplog.messages if "replace all rows, also those that were written since" in line]
+    assert [line for line in caplog.messages if "replace all rows, including rows written since" in line]
 
 
 def test_ram_in_front_of_another_programs_table_is_filled_again_after_a_missed_change(config, tmp_path):

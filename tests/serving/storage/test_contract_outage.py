@@ -12,8 +12,8 @@ from redis.exceptions import ResponseError
 
 from benchmarks.redis_servers import RedisServer, wait_until
 from serving.config import RedisOverflow
+from serving.parameter_server import loading, truth
 from serving.parameter_server import models as served_models
-from serving.parameter_server import truth
 from serving.storage import RedisStore, RocksDbStore
 from serving.storage.redis.commands import RedisNodeError
 from serving.storage.redis.nodes import RedisNodes, Reply
@@ -283,7 +283,7 @@ def test_a_redis_that_is_full_fails_no_call(redis_server, client, config, databa
 def test_rows_that_go_again_and_again_are_brought_back_now_and_then_only(
     redis_server, client, config, database, monkeypatch
 ):
-    monkeypatch.setattr(served_models, "REST_RATIO", 1e9)
+    monkeypatch.setattr(loading, "REST_RATIO", 1e9)
     with serve_in_front(config, redis_of(redis_server), database) as server:
         client.flushall()
         server.wait_for_redis()

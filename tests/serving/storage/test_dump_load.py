@@ -309,7 +309,7 @@ def test_shared_memory_that_was_left_behind_is_filled_again_after_a_load(write_p
     load_table(ps, "tiny.user", tmp_path / "t.bin", replace=True)
     assert served(ps)[0] == {5: [0.5] * 4}
     ps = write_ps(volatile_db=clause)
-    with pytest.raises(ConfigError, match="no tier outlives its process"):
+    with pytest.raises(ConfigError, match="no tier outlives the process"):
         load_table(ps, "tiny.user", tmp_path / "t.bin")
     write_ps(volatile_db=clause | {"shared_memory_auto_remove": True})
     served(ps)
@@ -427,9 +427,9 @@ def test_a_value_that_the_row_type_cannot_hold_is_refused_before_a_row_is_touche
     ("table", "name", "tiers", "error", "reason"),
     [
         ("tiny.users", "t.bin", ROCKSDB, ConfigError, "no table 'tiny.users'; the tables are 'tiny.user', 'tiny.item'"),
-        ("tiny.user", "t.csv", ROCKSDB, OutputError, r"expected a name that ends in \.bin"),
-        ("tiny.user", "t.bin", {}, ConfigError, "no tier outlives its process, as Redis and RocksDB do"),
-        ("tiny.user", "t.bin", SNAPSHOTS, ConfigError, "no tier outlives its process, as Redis and RocksDB do"),
+        ("tiny.user", "t.csv", ROCKSDB, OutputError, r"expected a file that ends in \.bin"),
+        ("tiny.user", "t.bin", {}, ConfigError, "no tier outlives the process, as Redis and RocksDB do"),
+        ("tiny.user", "t.bin", SNAPSHOTS, ConfigError, "no tier outlives the process, as Redis and RocksDB do"),
         ("tiny.user", "absent.bin", ROCKSDB, ModelFileError, r"absent\.bin: cannot be read"),
     ],
 )
@@ -445,9 +445,9 @@ def test_a_load_that_makes_no_sense_is_refused(write_ps, tmp_path, table, name, 
     ("table", "name", "error", "reason"),
     [
         ("user", "t.bin", ConfigError, "no table 'user'"),
-        ("tiny.user", "t.csv", OutputError, r"expected a name that ends in \.bin"),
+        ("tiny.user", "t.csv", OutputError, r"expected a file that ends in \.bin"),
         ("tiny.user", "absent/t.bin", OutputError, "there is no folder"),
-        ("tiny.user", "t.bin", StoreError, "rows: there is no database; it is made when models are loaded"),
+        ("tiny.user", "t.bin", StoreError, "rows: there is no database; loading models creates it"),
     ],
 )
 def test_a_dump_that_makes_no_sense_is_refused_and_leaves_nothing(write_ps, tmp_path, table, name, error, reason):
@@ -529,8 +529,8 @@ def test_the_commands_say_what_they_did_and_show_no_bar_in_a_log(write_ps, tmp_p
     assert codes == [0, 0, 0]
     assert captured.out.splitlines() == [
         f"{tmp_path}/t.bin: 300 rows of tiny.user",
-        f"tiny.user took in 300 rows of {tmp_path}/t.bin",
-        f"tiny.user replaced by 300 rows of {tmp_path}/t.bin",
+        f"tiny.user: inserted 300 rows of {tmp_path}/t.bin",
+        f"tiny.user: replaced by 300 rows of {tmp_path}/t.bin",
     ]
     assert captured.err == ""
     assert main(["load", str(ps), "tiny.user", str(tmp_path / "no.bin")]) == 1

@@ -111,9 +111,9 @@ def test_an_sst_file_that_was_cut_is_refused(sst, tmp_path, kept):
 
 
 def test_an_sst_file_of_another_table_is_refused(sst):
-    with pytest.raises(ModelFileError, match="pair 0: a key has 8 bytes, the table's have 4"):
+    with pytest.raises(ModelFileError, match="pair 0: a key has 8 bytes, expected 4"):
         rows_of(sst, NARROW)
-    with pytest.raises(ModelFileError, match="pair 0: a value has 16 bytes, the table's have 20"):
+    with pytest.raises(ModelFileError, match="pair 0: a value has 16 bytes, expected 20"):
         rows_of(sst, TableSpec("m.t", 5))
 
 
@@ -136,7 +136,7 @@ def test_an_sst_file_that_is_absent_is_refused(tmp_path):
 
 @pytest.mark.parametrize("name", ["t.sst", "folder"])
 def test_only_a_bin_file_can_say_that_a_table_is_empty(tmp_path, name):
-    with pytest.raises(OutputError, match=r"table 'm\.t' is empty, and .* cannot be; a \.bin file can"):
+    with pytest.raises(OutputError, match=r"table 'm\.t' is empty, but .* cannot be empty; write a \.bin file"):
         write_dump(tmp_path / name, SPEC, iter(()), in_key_order=False)
 
     assert os.listdir(tmp_path) == []
@@ -176,7 +176,7 @@ def test_a_dump_takes_no_other_things_place(tmp_path):
     for name, reason in (
         ("photos", "is a folder with 'cat.png' in it"),
         ("t.bin", "is a folder with 'key' in it"),
-        ("t.csv", r"expected a name that ends in \.bin .*; got '\.csv'"),
+        ("t.csv", r"expected a file that ends in \.bin .*; got '\.csv'"),
         ("absent/t.bin", "there is no folder .*absent"),
     ):
         with pytest.raises(OutputError, match=reason):

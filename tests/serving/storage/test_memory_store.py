@@ -28,7 +28,7 @@ def test_an_insert_beyond_the_capacity_writes_nothing():
     store.open_table(TableSpec(TABLE, 4), 100)
     insert(store, range(8))
 
-    with pytest.raises(StoreFullError, match="holds 8 of 10 rows, the call adds 3 new keys"):
+    with pytest.raises(StoreFullError, match="holds 8 of 10 rows, and the call adds 3 new keys"):
         insert(store, [0, 8, 9, 10], value=2.0)
 
     out = np.full((11, 4), np.nan, dtype=np.float32)
@@ -153,17 +153,17 @@ def test_tables_that_do_not_fit_into_memory_together_are_refused_before_one_take
     store = MemoryStore(**bound)
     specs = [TableSpec(f"m.{name}", 32) for name in "abc"]
 
-    numbers = r"[0-9,]+ bytes of memory are needed, 20,000,000 are available"
+    numbers = r"[0-9,]+ bytes of memory are needed, but 20,000,000 are available"
     with pytest.raises(StoreError, match=rf"memory: .*{numbers}; {re.escape(advice)}$"):
         store.announce([(spec, 100_000) for spec in specs])
     with pytest.raises(StoreError, match=rf"memory: .*'m\.a': {numbers}; {re.escape(advice)}$"):
         store.open_table(specs[0], 1_000_000)
-    assert store.tables() == []
+    assert not store.capacity_rows("m.a")
 
     store.announce([(spec, 10_000) for spec in specs])
     for spec in specs:
         store.open_table(spec, 10_000)
-    assert store.tables() == ["m.a", "m.b", "m.c"]
+    assert all(store.capacity_rows(spec.name) for spec in specs)
 
 
 def test_a_dropped_table_gives_its_budget_back():
@@ -188,7 +188,8 @@ def test_a_table_without_any_room_holds_nothing_and_says_so():
 
     assert (out == 0.0).all()
     assert (pooled == 0.0).all()
-    assert (store.count(TABLE), store.evict(TABLE, np.array([1])), list(store.items(TABLE))) == (0, 0, [])
+    store.evict(TABLE, np.array([1]))
+    assert (store.count(TABLE), list(store.items(TABLE))) == (0, [])
     insert(store, [])
     with pytest.raises(StoreFullError, match="no room"):
         insert(store, [1])
@@ -268,7 +269,7 @@ def test_pooling_into_another_dimension_is_refused():
     store = MemoryStore()
     store.open_table(TableSpec(TABLE, 8), 50)
 
-    with pytest.raises(StoreError, match="8 floats, asked for 4"):
+    with pytest.raises(StoreError, match="8 floats, but 4 were asked for"):
         store.fetch_pooled(TABLE, np.array([1]), np.array([0, 1]), np.zeros((1, 4), np.float32), "sum")
 
 

@@ -171,7 +171,7 @@ def test_a_connection_knows_the_identity_of_its_node():
 
 @pytest.mark.parametrize("info", [b"$8\r\n# Server\r\n", b"$-1\r\n"])
 def test_a_node_without_an_identity_is_an_error(info):
-    with pytest.raises(RedisConnectionError, match="INFO server tells no run_id"):
+    with pytest.raises(RedisConnectionError, match="INFO server reports no run_id"):
         connected([], info)
 
 

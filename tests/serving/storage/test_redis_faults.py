@@ -14,7 +14,7 @@ import pytest
 from redis.crc import key_slot
 from redis.exceptions import RedisClusterException, ResponseError, TryAgainError
 
-from benchmarks.redis_servers import RedisServer, wait_until
+from benchmarks.redis_servers import wait_until
 from serving.config import RedisConfig
 from serving.errors import StoreError, StoreTimeoutError
 from serving.storage import RedisStore
@@ -86,11 +86,6 @@ def answers(store):
     return True
 
 
-def owner(store, slot):
-    node = store._nodes.topology.client.nodes_manager.slots_cache[slot][0]
-    return node.host, node.port
-
-
 def masters(store):
     return [(node.host, node.port) for node in store._nodes.topology.client.get_primaries()]
 
@@ -144,19 +139,6 @@ def test_readers_never_get_anothers_rows_while_the_server_dies_and_comes_back(ow
         all_are_answered(answered)
 
     assert not wrong
-
-
-def test_a_server_that_came_back_empty_is_an_error(redis_binary, tmp_path):
-    server = RedisServer(tmp_path / "redis")
-    store = loaded_store(server)
-    server.kill()
-    server.start()
-
-    with pytest.raises(StoreError, match="has lost its rows"):
-        fetch(store)
-
-    assert store.marker(SPEC.name) is None
-    server.kill()
 
 
 def test_a_silent_server_is_an_error_in_the_end_and_is_used_again_when_it_answers(own_server, monkeypatch):
@@ -274,22 +256,6 @@ class TestCluster:
         assert took_s < 1.0 + 0.5 + 1.0  # a timeout, and looking for the successors
 
     @pytest.mark.slow
-    def test_a_replica_takes_its_masters_place(self, own_cluster):
-        store = loaded_store(own_cluster.nodes[1])
-        own_cluster.wait_for_replicas()
-        own_cluster.nodes[0].kill()
-
-        with pytest.raises(StoreError, match=f"127.0.0.1:{own_cluster.nodes[0].port}: "):
-            fetch(store)
-        wait_until(lambda: answers(store), "the replica has taken over")
-
-        store.insert(SPEC.name, KEYS, ROWS)
-        own_cluster.nodes[0].start()  # it comes back as a replica, and whoever asks it for rows is sent on
-        own_cluster.wait()
-        fetch(store)
-        assert store.count(SPEC.name) == KEYS.size
-
-    @pytest.mark.slow
     def test_readers_get_no_wrong_rows_while_the_cluster_fails_over_and_back(self, own_cluster):
         store = loaded_store(own_cluster.nodes[1])
         own_cluster.wait_for_replicas()
@@ -320,33 +286,6 @@ class TestCluster:
         wait_until(lambda: answers(store), "the replica has taken over")
 
         assert own_cluster.nodes[0].address not in masters(store)
-
-    @pytest.mark.slow
-    def test_slots_that_move_to_another_node_are_followed_under_reads(self, own_cluster):
-        store = loaded_store(own_cluster.nodes[0])
-        slots = [key_slot(one.values) for one in store._tables[SPEC.name].partitions]
-        slot = next(one for one in slots if one < 16384 // 3)
-        source, target = (node.client() for node in own_cluster.nodes[:2])
-        names = source.cluster("MYID").decode(), target.cluster("MYID").decode()
-        target.cluster("SETSLOT", slot, "IMPORTING", names[0])
-        source.cluster("SETSLOT", slot, "MIGRATING", names[1])
-        with readers(store) as (answered, wrong):
-            fetch(store)
-            keys = source.cluster("GETKEYSINSLOT", slot, 10)
-            source.migrate("127.0.0.1", own_cluster.nodes[1].port, keys, 0, 5000)
-            fetch(store)  # the source says ASK
-            store.insert(SPEC.name, KEYS, ROWS)
-            assert owner(store, slot) == own_cluster.nodes[0].address
-            all_are_answered(answered)
-            for client in (target, source):
-                client.cluster("SETSLOT", slot, "NODE", names[1])
-            fetch(store)  # the source says MOVED
-            all_are_answered(answered)
-        assert not wrong
-
-        assert owner(store, slot) == own_cluster.nodes[1].address
-        source.close()
-        target.close()
 
     def test_a_warning_says_that_one_node_holds_most_of_a_table(self, redis_cluster, caplog):
         store = open_store(redis_cluster.nodes[0], num_partitions=1, num_node_connections=1)

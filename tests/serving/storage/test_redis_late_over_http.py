@@ -5,6 +5,7 @@ import pytest
 
 from benchmarks.redis_servers import wait_until
 from benchmarks.tiny_model import TinyModel
+from serving.frontend.front_end import FrontEnd
 from serving.frontend.http import create_app
 from serving.repository import ModelRepository
 from tests.serving.frontend.app_client import Client
@@ -38,7 +39,7 @@ def assert_predicts(client):
 def test_over_http_a_server_is_ready_and_exact_without_redis_and_with_it(late, tiny_folder):
     with ModelRepository(tiny_folder()) as repository:
         repository.load()
-        client = Client(create_app(repository))
+        client = Client(create_app(FrontEnd(repository)))
         assert_predicts(client)
         assert client.get("/v2/health/ready").status_code == 200
 
@@ -59,7 +60,7 @@ def test_over_http_a_server_is_ready_and_exact_without_redis_and_with_it(late, t
 def test_over_http_a_server_with_redis_alone_is_not_ready_while_that_is_down(own_server, tiny_folder):
     with ModelRepository(tiny_folder(alone=True)) as repository:
         repository.load()
-        client = Client(create_app(repository))
+        client = Client(create_app(FrontEnd(repository)))
         assert_predicts(client)
 
         own_server.kill()

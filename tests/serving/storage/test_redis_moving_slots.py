@@ -12,7 +12,7 @@ from benchmarks.redis_servers import wait_until
 from serving.errors import StoreError, StoreTimeoutError
 from serving.storage import Marker, TableSpec
 from serving.storage.redis.commands import Partition
-from tests.serving.small_server import KEYS, ROWS, DurableDictStore, rows_of, serve, write_model
+from tests.serving.small_server import KEYS, ROWS, DurableDictStore, errors_of, rows_of, serve, write_model
 from tests.serving.storage.contract import FILE, TABLE, moving, nodes_of
 from tests.serving.storage.redis_stores import IMPATIENT, Truth, open_store
 
@@ -55,7 +55,7 @@ def test_rows_are_read_and_changed_while_their_slot_moves(two_masters, tmp_path,
 
         server.insert(TABLE, np.array([3]), SEVEN)
         assert rows_of(server) == rows_of(redis) == {3: SEVEN[0].tolist()}
-        assert server.counters()[TABLE].tier_errors == {}
+        assert errors_of(server, TABLE) == {}
 
 
 SPEC = TableSpec(TABLE, 3)

@@ -15,8 +15,8 @@ import pytest
 
 from serving.errors import StoreError
 from serving.storage import Marker, RocksDbStore, TableSpec
+from serving.storage.marker import NOT_LOADED
 from serving.storage.rocksdb.database import Database
-from serving.storage.store import NOT_LOADED
 
 TABLE = "model.table"
 NEVER_MS = 3_600_000  # the tests say themselves when to catch up, but for the one of the thread
@@ -151,7 +151,7 @@ def test_a_follower_keeps_the_rows_of_its_network_when_the_writer_loads_other_fi
 
     assert held(follower, [0, 999, 1000]) == [1, 1, None]
     (told,) = [record.message for record in caplog.records]
-    assert re.search("model.table.*from other files, 2; this process goes by files: restart it", told)
+    assert re.search("model.table.*from other files, 2; this process uses files: restart it", told)
     follower.open_table(TableSpec(TABLE, 4), 0)  # as a server does that loads its model again
     follower.catch_up()
     assert held(follower, [0, 999]) == [3, 2]
@@ -185,14 +185,14 @@ def test_a_table_that_the_writer_dropped_holds_no_keys_until_it_is_loaded_again(
 
     writer.say("drop 0 0 0")
     follower.catch_up()
-    dropped = held(follower, [1]), follower.tables()
+    dropped = held(follower, [1]), follower.capacity_rows(TABLE)
     assert writer.say("load 0 1000 2") == "half"
     follower.catch_up()
     between = held(follower, [1])
     assert [writer.say(), writer.say()] == ["half", "done"]
     follower.catch_up()
 
-    assert dropped == ([None], [])
+    assert dropped == ([None], 0)
     assert between == [None]
     assert held(follower, [1, 1000]) == [2, None]
     (told,) = [record.message for record in caplog.records]
@@ -209,7 +209,7 @@ def test_of_a_dropped_table_the_follower_does_not_take_the_rows_of_another_netwo
     follower.catch_up()
 
     assert held(follower, [1]) == [None]
-    assert "from other files, 2; this process goes by files: restart it" in caplog.records[-1].message
+    assert "from other files, 2; this process uses files: restart it" in caplog.records[-1].message
 
 
 def test_a_table_that_the_follower_has_let_go_of_does_not_come_back(writer, path, opened):
@@ -221,7 +221,7 @@ def test_a_table_that_the_follower_has_let_go_of_does_not_come_back(writer, path
     writer.say("insert 0 10 3")
     follower.catch_up()
 
-    assert follower.tables() == []
+    assert follower.capacity_rows(TABLE) == 0
 
 
 def test_a_follower_catches_up_by_itself_and_reads_go_on_meanwhile(writer, path, opened):

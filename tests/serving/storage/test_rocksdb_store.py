@@ -13,6 +13,7 @@ from serving.errors import MissingExtraError, StoreError
 from serving.storage import Marker, RocksDbStore, TableSpec
 from serving.storage.rocksdb import bulk_load as rocksdb_load
 from serving.storage.rocksdb import sort as rocksdb_sort
+from serving.storage.rocksdb.engine import check_database
 
 TABLE = "model.table"
 TAG = "hps_et.model.table"
@@ -281,7 +282,7 @@ def test_a_key_that_is_no_uint32_is_absent_from_a_uint32_table_and_not_taken(pat
         assert (out[[0, 2]] == 0.0).all()
         with pytest.raises(StoreError, match="does not fit 4 bytes"):
             store.insert(TABLE, np.array([-1]), rows_of([1]))
-        assert store.evict(TABLE, np.array([-1])) is None
+        store.evict(TABLE, np.array([-1]))
         assert fetch(store, [2**32 - 1])[1].all()
 
 
@@ -300,7 +301,7 @@ def test_a_second_writer_is_refused_with_the_folder_and_the_lock(path):
         RocksDbStore(path)
 
     assert str(path / "LOCK") in str(caught.value)
-    assert "in this process: close that first" in str(caught.value)
+    assert "in this process: close the other store first" in str(caught.value)
 
 
 def test_a_walk_during_the_closing_ends_in_a_store_error_and_another_can_begin(path):
@@ -370,10 +371,10 @@ def test_a_read_only_store_takes_nothing(path):
                 call()
         with pytest.raises(StoreError, match="read-only"):
             store.drop_table(TABLE)
-        assert store.tables() == []
+        assert store.capacity_rows(TABLE) == 0
 
     with open_closing(path, read_only=True) as store:
-        assert store.tables() == [TABLE]
+        assert store.capacity_rows(TABLE) is None
 
 
 def test_a_read_only_store_that_is_not_there_is_an_error_that_names_it(path):
@@ -552,7 +553,17 @@ def test_a_table_of_another_row_type_than_the_stores_is_not_opened(path):
         with pytest.raises(StoreError, match="a table of int8 rows"):
             store.load(TableSpec(TABLE, 4, row_dtype="int8"), iter(()), Marker("digest"), keep=False)
 
-        assert store.tables() == [TABLE]
+        assert store.capacity_rows(TABLE) is None
+
+
+@pytest.mark.parametrize("read_only", [False, True])
+def test_a_path_that_is_a_file_is_refused(tmp_path, read_only):
+    file = tmp_path / "file"
+    file.write_text("")
+
+    for open_ in (lambda: RocksDbStore(file, read_only, num_threads=1), lambda: check_database(file, read_only)):
+        with pytest.raises(StoreError, match=r"file: is a file; expected a folder, which is created if it is absent"):
+            open_()
 
 
 def test_without_rocksdict_the_error_names_the_extra(path, monkeypatch):
@@ -604,7 +615,7 @@ def test_rows_of_another_row_type_and_the_same_length_are_not_misread(path, befo
 def test_a_read_only_database_that_was_loaded_otherwise_says_from_what_and_how(path):
     spec = TableSpec(TABLE, 4, row_dtype="fp16")
     RocksDbStore(path, num_threads=1).close()
-    for expected in ("has no record of a load", "was loaded from before as fp16"):
+    for expected in ("has no record of a completed load", "was loaded from before as fp16"):
         store = RocksDbStore(path, read_only=True, num_threads=1, row_dtype="fp16")
         with pytest.raises(StoreError, match=f"{expected}.*, expected after as fp16; the database is open read-only"):
             store.load(spec, iter(()), Marker("after"), keep=False)
@@ -827,12 +838,12 @@ def test_a_table_that_is_closed_is_unknown_and_keeps_its_rows(path, read_only):
         load(store, [1, 2])
     with open_closing(path, read_only=read_only) as store:
         store.open_table(TableSpec(TABLE, 4), 0)
-        assert store.tables() == [TABLE]
+        assert store.capacity_rows(TABLE) is None
 
         for name in (TABLE, "model.unknown"):
             store.close_table(name)
 
-        assert store.tables() == []
+        assert store.capacity_rows(TABLE) == 0
         assert not fetch(store, [1, 2])[1].any()
         store.open_table(TableSpec(TABLE, 4), 0)
         assert fetch(store, [1, 2])[1].all()

@@ -8,6 +8,7 @@ import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from kernels.errors import SharedMemoryError
 from kernels.host import HostTable
 from kernels.shared import SharedTable
 from serving.errors import StoreError, StoreFullError, StoreUnreachableError
-from serving.parameter_server import ParameterServer, models
+from serving.parameter_server import ParameterServer, loading, models
 from serving.storage import Marker, RocksDbStore, SharedMemoryStore, TableSpec
 from serving.storage.shared.folder import SHARED_MEMORY
 from tests.serving.ps_files import listed, write_ps
@@ -102,7 +103,7 @@ def test_the_error_of_a_reader_names_the_writer(open_store):
         lambda: second.write_flags("m.t", changed=True),
         lambda: second.open_table(TableSpec("m.other", 4), 10),
     ):
-        with pytest.raises(StoreError, match=r"this process only reads .*shared; process [0-9]+ writes"):
+        with pytest.raises(StoreError, match=r"only reads .*shared; process [0-9]+ writes: .* next process to start"):
             change()
     assert values(second, [1]) == [1.0]
 
@@ -179,8 +180,8 @@ def test_a_reader_whose_shared_memory_missed_a_write_bypasses_it_until_it_can_be
     open_store, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(models, "LOOK_INTERVAL_S", 0.02)
-    monkeypatch.setattr(models, "FIRST_PAUSE_S", 0.02)
-    monkeypatch.setattr(models, "LONGEST_PAUSE_S", 0.02)
+    monkeypatch.setattr(loading, "FIRST_PAUSE_S", 0.02)
+    monkeypatch.setattr(loading, "LONGEST_PAUSE_S", 0.02)
     config = write_model(tmp_path)
     other = serve(config, open_store(), DurableDictStore("other"))
     truth = DurableDictStore("slow")
@@ -264,16 +265,48 @@ def test_tables_beyond_the_size_are_refused(open_store):
     store = open_store(capacity_bytes=2**20)
 
     with pytest.raises(
-        StoreFullError, match=r"1,000,000 rows, volatile_db\.shared_memory_size, 1,048,576 bytes .* for [0-9]"
+        StoreFullError, match=r"1,000,000 rows, but volatile_db\.shared_memory_size, 1,048,576 bytes .* for [0-9]"
     ):
         store.load(SPEC, batches(), Marker("digest", 1_000_000), keep=False)
+
+
+def test_a_closed_table_is_unmapped_and_opens_with_its_rows(open_store, tmp_path):
+    def is_mapped():
+        return str(tmp_path / "shared" / "m.t.table") in Path("/proc/self/maps").read_text(encoding="utf-8")
+
+    for store in (open_store(), open_store()):
+        load(store)
+        assert is_mapped()
+
+        store.close_table("m.t")
+
+        assert not is_mapped()
+        assert values(store, [1]) == [None]
+        assert not load(store)
+        assert values(store, [1]) == [1.0]
+        store.close_table("m.t")
+
+
+def test_a_closed_table_takes_memory_until_it_is_dropped(open_store):
+    size_bytes = HostTable.memory_bytes(4, 1000)
+    store, other = open_store(size_bytes), TableSpec("m.other", 4)
+    load(store)
+    store.close_table("m.t")
+
+    with pytest.raises(StoreFullError, match=r"leaves room for .*; `hotrow check` says how much is needed"):
+        store.load(other, batches(), Marker("digest", 1000), keep=False)
+
+    load(store)
+    store.drop_table("m.t")
+    store.load(other, batches(), Marker("digest", 100), keep=False)
+    assert store.count("m.other") == 100
 
 
 def test_a_table_beyond_the_available_memory_is_refused_and_leaves_no_file(open_store, tmp_path, monkeypatch):
     monkeypatch.setattr("kernels.system_memory.available_memory_bytes", lambda: 20_000_000)
     store = open_store(capacity_bytes=2**40)
 
-    reason = r"needed, 20,000,000 are available; volatile_db\.shared_memory_size is 1,099,511,627,776"
+    reason = r"needed, but 20,000,000 are available; volatile_db\.shared_memory_size is 1,099,511,627,776"
     with pytest.raises(StoreError, match=rf"'m\.t': .*table\.new: [0-9,]+ bytes of memory are {reason}"):
         store.load(SPEC, batches(), Marker("digest", 1_000_000), keep=False)
 
@@ -450,10 +483,10 @@ def test_a_folder_of_another_user_or_a_link_is_refused(tmp_path, monkeypatch):
     (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
     (tmp_path / "shared").mkdir(mode=0o777)
 
-    with pytest.raises(StoreError, match=r"link: is no folder of this user's; choose another shared_memory_name"):
+    with pytest.raises(StoreError, match=r"link: is not a folder of this user; choose another shared_memory_name"):
         SharedMemoryStore("link", 2**20, folder=tmp_path)
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
-    with pytest.raises(StoreError, match=r"shared: is no folder of this user's"):
+    with pytest.raises(StoreError, match=r"shared: is not a folder of this user"):
         SharedMemoryStore("shared", 2**20, folder=tmp_path)
 
 

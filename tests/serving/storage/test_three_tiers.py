@@ -1,7 +1,5 @@
 """RAM, Redis and RocksDB behind each other, as a ``ps.json`` says it: a real server, a real database, and a dict."""
 
-import logging
-
 import numpy as np
 import pytest
 
@@ -11,7 +9,7 @@ from serving.errors import StoreError
 from serving.parameter_server import ParameterServer
 from serving.repository import ModelRepository
 from tests.serving.ps_files import listed, write_ps
-from tests.serving.storage.redis_stores import PATIENT, assert_served, said
+from tests.serving.storage.redis_stores import PATIENT, assert_served
 
 UNKNOWN = 10**9
 RAM = {"type": "hash_map", "capacity_rows_per_table": {"dcn.table0": 60, "dcn.table1": 20}}
@@ -45,6 +43,19 @@ def test_each_tier_is_asked_for_what_the_faster_ones_lack(redis_server, model, w
         assert not server.lookup("dcn.table0", np.array([UNKNOWN]))[1].any()
 
         assert hits(server) == {"memory": 60, "redis": 240}
+
+
+def test_new_files_of_the_model_refill_redis_and_the_log_asks_for_nothing(
+    redis_server, write_model, model, write, caplog
+):
+    ParameterServer.from_config(write(redis_server.port)).close()
+    newer = write_model(*model.sketches, seed=1)
+
+    with ParameterServer.from_config(write(redis_server.port)) as server:
+        assert_served(server, newer)
+
+    assert "tier redis was refilled, table 'dcn.table0': it was loaded from other files" in caplog.text
+    assert "load the model again" not in caplog.text
 
 
 # Redis holds 8 * 15 rows of each table at most, so that RocksDB must answer too.
@@ -130,16 +141,6 @@ def test_a_row_that_changes_changes_in_every_tier_and_stays_so(redis_server, mod
     assert (found.tolist(), answer[0].tolist()) == ([True, False], row[0].tolist())
 
 
-def test_while_redis_is_down_rocksdb_answers_what_ram_does_not_have(own_server, model, write, caplog):
-    with ParameterServer.from_config(write(own_server.port)) as server:
-        own_server.kill()
-        with caplog.at_level(logging.WARNING):
-            assert_served(server, model)
-
-        assert hits(server) == {"memory": 60, "rocksdb": 240}
-        assert said(caplog, "does not answer") == [f"tier redis does not answer, table 'dcn.table{n}'" for n in (0, 1)]
-
-
 def test_while_a_redis_with_nothing_behind_it_is_down_only_what_ram_holds_is_answered(own_server, model, write):
     with ParameterServer.from_config(write(own_server.port, alone=True)) as server:
         own_server.kill()
@@ -154,12 +155,6 @@ def test_while_a_redis_with_nothing_behind_it_is_down_only_what_ram_holds_is_ans
         for missing in (np.setdiff1d(keys, in_ram)[:1], np.array([UNKNOWN])):
             with pytest.raises(StoreError, match="redis"):
                 server.lookup("dcn.table0", missing)
-
-
-def test_a_redis_that_is_down_at_the_start_keeps_nobody_waiting_and_is_loaded_later(late, model, write):
-    with ParameterServer.from_config(write(late.port)) as server:
-        assert_served(server, model)
-        assert hits(server) == {"memory": 60, "rocksdb": 240}
 
 
 def test_a_repository_is_served_from_three_tiers(redis_server, model, write):
