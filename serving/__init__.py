@@ -7,6 +7,7 @@ if TYPE_CHECKING:
     from serving import errors
     from serving.dumps import dump_table, load_table
     from serving.hugectr import CreateEmbeddingCache, CreateParameterServer
+    from serving.lookup import LookupSession
     from serving.opening import load_model
     from serving.parameter_server import ParameterServer
     from serving.session import InferenceSession
@@ -16,6 +17,7 @@ __all__ = [
     "CreateEmbeddingCache",
     "CreateParameterServer",
     "InferenceSession",
+    "LookupSession",
     "ParameterServer",
     "dump_table",
     "errors",
@@ -28,6 +30,7 @@ _HOMES = {
     "CreateEmbeddingCache": "serving.hugectr",
     "CreateParameterServer": "serving.hugectr",
     "InferenceSession": "serving.session",
+    "LookupSession": "serving.lookup",
     "ParameterServer": "serving.parameter_server",
     "dump_table": "serving.dumps",
     "load_model": "serving.opening",

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernels.host import first_outside, split_by_table
-from serving.arrays import flat_integers, flat_offsets, floats
+from serving.arrays import flat_offsets, floats, integers
 from serving.config import ModelConfig, TableConfig
 from serving.errors import RequestError
 from serving.model.sparse_rows import KeyType, key_range
@@ -105,19 +105,29 @@ def read_batch(config: ModelConfig, dense: Any, keys: Any, row_ptrs: Any) -> Bat
     Args:
         config: the model the request is for.
         dense: [B * F], [1, B * F] or [B, F] numbers, none of them NaN or infinite; None or empty where F is 0.
-        keys: [N] or [1, N] integers; 0 to 2**32 - 1 for a uint32 model, any int64 except the two smallest and the two
-            largest values for an int64 model.
+        keys: [N], [1, N] or, with one key per slot, [B, S] integers; 0 to 2**32 - 1 for a uint32 model, any int64
+            except the two smallest and the two largest values for an int64 model.
         row_ptrs: [R] or [1, R] integers.
 
     Raises:
         RequestError: a tensor is wrong, or the request has no sample or more than ``config.max_batchsize``; the
             message names the tensor and the position.
     """
-    flat_keys = flat_integers(keys, KEYS)
+    given_keys = integers(keys, KEYS)
+    flat_keys = given_keys.reshape(-1)
     offsets = flat_offsets(row_ptrs, ROW_PTRS)
     _check_keys(flat_keys, config.key_type)
     samples, joined = _by_table(config, flat_keys, offsets)
+    if given_keys.ndim == 2 and len(given_keys) != 1:
+        _check_rows(config, given_keys.shape, samples)
     return Batch(_read_dense(dense, samples, config.dense_dim), joined)
+
+
+def _check_rows(config: ModelConfig, shape: tuple[int, ...], samples: int) -> None:
+    slots = sum(table.slots for table in config.tables)
+    if shape != (samples, slots):
+        expected = f"[n], [1, n] or, with one key per slot, [{samples}, {slots}]"
+        raise RequestError(f"{KEYS}: expected the shape {expected}, got {list(shape)}")
 
 
 def _check_keys(keys: Ints, key_type: KeyType) -> None:
@@ -126,7 +136,7 @@ def _check_keys(keys: Ints, key_type: KeyType) -> None:
     smallest, largest = key_range(key_type)
     at = first_outside(keys, smallest, largest)
     if at < keys.size:
-        why = "a uint32 key lies" if key_type == "I32" else "is reserved: a key lies"
+        why = "a uint32 key is" if key_type == "I32" else "is reserved: a key is"
         raise RequestError(f"{KEYS}: {keys[at]} at position {at}: {why} in {smallest}..{largest}")
 
 

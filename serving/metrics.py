@@ -5,9 +5,10 @@ for models that do not exist share the empty model name. Prometheus's library is
 """
 
 import threading
+import time
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, cast
@@ -130,6 +131,78 @@ class RequestMetrics:
         yield MetricSample("hotrow_requests_in_flight", "Predict requests in flight.", (), in_flight, is_gauge=True)
 
 
+class ModelStatistics:
+    """What a model's requests took, as Triton's statistics extension reports it. Any thread may call every method.
+
+    A request has four stages: ``queue`` until a thread takes it, ``compute_input`` until its tensors are checked,
+    ``compute_infer`` until its samples are predicted, and ``compute_output`` until its answer is encoded.
+    """
+
+    _STAGES = ("queue", "compute_input", "compute_infer", "compute_output")
+
+    def __init__(self) -> None:
+        """Start at zero."""
+        self._lock = threading.Lock()  # guards all fields below; held for a few additions only
+        self._last_s = 0.0
+        self._failures, self._failed_ns = 0, 0
+        self._batches: dict[int, list[int]] = {}  # by batch size: requests, and the nanoseconds of each stage
+
+    def answered(self, samples: int, times_ns: Sequence[int]) -> None:
+        """Count an answered request.
+
+        Args:
+            samples: its batch size.
+            times_ns: ``time.perf_counter_ns`` at its arrival and at the end of each stage.
+        """
+        arrived, begun, decoded, computed, ended = times_ns
+        with self._lock:
+            batch = self._batches.get(samples)
+            if batch is None:
+                batch = self._batches[samples] = [0, 0, 0, 0, 0]
+            batch[0] += 1
+            batch[1] += begun - arrived
+            batch[2] += decoded - begun
+            batch[3] += computed - decoded
+            batch[4] += ended - computed
+            self._last_s = time.time()
+
+    def failed(self, nanoseconds: int) -> None:
+        """Count a request that was answered with an error."""
+        with self._lock:
+            self._failures += 1
+            self._failed_ns += nanoseconds
+
+    def document(self, name: str, version: str) -> dict[str, Any]:
+        """Return Triton's ``model_stats`` object."""
+        with self._lock:
+            batches = {size: batch.copy() for size, batch in sorted(self._batches.items())}
+            failed, last_s = _duration(self._failures, self._failed_ns), self._last_s
+        count, *spent = (sum(of_all) for of_all in zip([0] * 5, *batches.values(), strict=True))
+        return {
+            "name": name,
+            "version": version,
+            "last_inference": int(last_s * 1000),
+            "inference_count": sum(size * batch[0] for size, batch in batches.items()),
+            "execution_count": count,
+            "inference_stats": {
+                "success": _duration(count, sum(spent)),
+                "fail": failed,
+                **{stage: _duration(count, ns) for stage, ns in zip(self._STAGES, spent, strict=True)},
+            },
+            "batch_stats": [
+                {
+                    "batch_size": size,
+                    **{stage: _duration(requests, ns) for stage, ns in zip(self._STAGES[1:], computing, strict=True)},
+                }
+                for size, (requests, _, *computing) in batches.items()
+            ],
+        }
+
+
+def _duration(count: int, nanoseconds: int) -> dict[str, int]:
+    return {"count": count, "ns": nanoseconds}
+
+
 class Metrics:
     """The metrics page: the server's counters and samples of other parts' counters."""
 
@@ -150,12 +223,20 @@ class Metrics:
                 else:
                     family.add_metric(labels, sample.value)
         yield from families.values()
+        yield from _process_families()
 
     def page(self) -> bytes:
         """The page in Prometheus's text format."""
         from prometheus_client import generate_latest
 
         return generate_latest(cast(Any, self))
+
+
+def _process_families() -> Iterable["Metric"]:
+    """Prometheus's usual figures of a process: memory, processor time, open files, start."""
+    from prometheus_client import ProcessCollector
+
+    return ProcessCollector(registry=None).collect()
 
 
 def _empty_family(sample: MetricSample) -> Any:

@@ -151,8 +151,8 @@ def _check_memory(config: ModelConfig, lookups: Sequence[LookupSession]) -> None
         free_bytes, _ = device.memory()
         if needed_bytes > free_bytes:
             reason = (
-                f"the dense network of model {config.name!r} takes about {needed_bytes:,} bytes with "
-                f"{buffers} worker buffers, {free_bytes:,} are free; use fewer worker buffers or a lower gpucacheper"
+                f"the dense network of model {config.name!r} takes about {needed_bytes:,} bytes with {buffers} "
+                f"worker buffers, but {free_bytes:,} are free; use fewer worker buffers or a lower gpucacheper"
             )
             raise DeviceMemoryError(device.name, reason)
 

@@ -168,7 +168,7 @@ class InferenceSession:
 
 
 def check_runtime(source: str, engine: Any, threads: Any) -> None:
-    """Check how the dense network is to run, before anything is loaded; raise ConfigError as of ``source``."""
+    """Check how the dense network will run, before anything is loaded; ConfigError names ``source``."""
     if engine not in get_args(Engine):
         raise ConfigError(source, "engine", f"expected auto, numpy, onnx or int8, got {engine!r}")
     if isinstance(threads, bool) or not isinstance(threads, int) or not 1 <= threads <= _MOST_THREADS:

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import get_args
 
-from serving.cli.numbers import ratio
+from serving.cli.numbers import one_of, ratio
 from serving.dense.calibration import DEFAULT_TOLERANCE
 from serving.dense.network import Engine
 from serving.errors import ConfigError
@@ -18,7 +18,10 @@ def add_engine_options(parser: argparse.ArgumentParser, default: Engine | None, 
         default: the engine without ``--engine``.
         meaning: the help text of ``--engine``.
     """
-    parser.add_argument("--engine", choices=get_args(Engine), default=default, help=meaning)
+    engines = get_args(Engine)
+    parser.add_argument(
+        "--engine", type=one_of(*engines), default=default, metavar=f"{{{','.join(engines)}}}", help=meaning
+    )
     parser.add_argument(
         "--calibration",
         type=Path,

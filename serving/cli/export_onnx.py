@@ -42,7 +42,9 @@ def export_onnx(options: argparse.Namespace) -> int:
     models = read_repository(options.config).models
     if len(models) != 1:
         names = ", ".join(model.name for model in models)
-        raise ConfigError(str(options.config), "", f"has {len(models)} models ({names}); give the directory of one")
+        raise ConfigError(
+            str(options.config), "", f"has {len(models)} models ({names}); give the directory of one model"
+        )
     (config,) = models
     content = read_onnx(*config.network_files())
     try:

@@ -26,6 +26,6 @@ def load(options: argparse.Namespace) -> int:
     """Load the file and print how many rows it has."""
     with progress_bar() as progress:
         rows = load_table(options.ps, options.table, options.file, options.replace, progress)
-    how = "replaced by" if options.replace else "took in"
-    print(f"{options.table} {how} {rows:,} rows of {options.file}")
+    how = "replaced by" if options.replace else "inserted"
+    print(f"{options.table}: {how} {rows:,} rows of {options.file}")
     return 0

@@ -5,6 +5,17 @@ from argparse import ArgumentTypeError
 from collections.abc import Callable
 
 
+def one_of(*names: str) -> Callable[[str], str]:
+    """Return the type of an option that takes one of these names; unlike ``choices`` it also checks defaults."""
+
+    def parse(text: str) -> str:
+        if text in names:
+            return text
+        raise ArgumentTypeError(f"expected {', '.join(names[:-1])} or {names[-1]}, got {text[:32]!r}")
+
+    return parse
+
+
 def whole_number(smallest: int, largest: int) -> Callable[[str], int]:
     """Return the type of an option that takes a whole number within these bounds."""
 

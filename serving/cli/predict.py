@@ -33,7 +33,7 @@ def add_parser(commands: Any) -> None:
         type=seconds(_LONGEST_TIMEOUT_S),
         default=30.0,
         metavar="SECONDS",
-        help="longest wait; default: %(default)s",
+        help="longest wait (default: %(default)s)",
     )
     parser.set_defaults(run=predict, error_code=1)
 

@@ -1,21 +1,38 @@
-"""``hotrow serve``: serve the models of a repository, or of HugeCTR's configuration files, over HTTP."""
+"""``hotrow serve``: serve the models of a repository, or of HugeCTR's configuration files, over HTTP and gRPC."""
 
 import argparse
 import gc
-import logging
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kernels.system_cores import usable_cores
 from serving.cli.engine_options import add_engine_options, checked_tolerance
-from serving.cli.numbers import whole_number
-from serving.errors import ConfigError, ModelFileError, ServingError, is_about_a_model, told
+from serving.cli.log import LOG_FORMATS, LOG_LEVELS, set_up_log
+from serving.cli.numbers import one_of, whole_number
+from serving.errors import ConfigError, MissingExtraError, ModelFileError, ServingError, is_about_a_model, told
 from serving.frontend.body import Limits
 from serving.lookup.devices import check_device_name
 
 if TYPE_CHECKING:
+    from serving.frontend.grpc import GrpcServer
     from serving.repository import ModelRepository
 
+#: The options that HOTROW_<OPTION> also sets.
+_OPTIONS = (
+    "host",
+    "http_port",
+    "grpc_port",
+    "threads",
+    "engine",
+    "calibration",
+    "tolerance",
+    "device",
+    "max_body_bytes",
+    "max_inflight",
+    "log_level",
+    "log_format",
+)
 _MOST_THREADS = 1024
 _MOST_INFLIGHT = 65536
 _LARGEST_BODY_BYTES = 2 << 30
@@ -27,22 +44,31 @@ _STOP_TIMEOUT_S = 8
 def add_parser(commands: Any) -> None:
     """Add the command to the ``hotrow`` parser's subparsers."""
     parser: argparse.ArgumentParser = commands.add_parser(
-        "serve", help="serve a model repository over HTTP", description="Serve every model of a repository over HTTP."
+        "serve",
+        help="serve a model repository over HTTP and gRPC",
+        description="Serve every model of a repository over HTTP and, with --grpc-port, over gRPC.",
     )
     limits = Limits()
     parser.add_argument(
         "repository",
         type=Path,
         metavar="REPO",
-        help="a folder of <model>/<version>/ with an optional ps.json, a ps.json, or a v3.0 inference JSON",
+        help="a model repository, a ps.json, a v3.0 inference JSON, or the folder of one model",
     )
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     parser.add_argument(
         "--http-port",
+        "--port",
         type=whole_number(0, 65535),
         default=8000,
         metavar="N",
         help="port to listen on; 0 takes a free port (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--grpc-port",
+        type=whole_number(0, 65535),
+        metavar="N",
+        help="also answer gRPC on this port; 0 takes a free port; needs the extra grpc",
     )
     parser.add_argument(
         "--threads",
@@ -51,15 +77,15 @@ def add_parser(commands: Any) -> None:
         metavar="N",
         help="requests that run at the same time (default: %(default)s)",
     )
-    add_engine_options(parser, "auto", "runs the dense network (default: %(default)s)")
+    add_engine_options(parser, "auto", "what runs the dense network (default: %(default)s)")
     parser.add_argument(
         "--device",
         type=_device,
         default="auto",
         metavar="NAME",
-        help="where embeddings are cached and, with --engine auto, the dense network runs: cuda:0; cuda for the GPUs "
-        "of each model's deployed_device_list; cpu; auto for cuda where there is a GPU, else cpu; runner for tests "
-        "(default: %(default)s)",
+        help="where embeddings are cached and, with --engine auto, the dense network runs: cpu; cuda:0; cuda: the "
+        "GPUs of each model's deployed_device_list; auto: cuda if there is a GPU, else cpu; runner: an emulated GPU, "
+        "for tests (default: %(default)s)",
     )
     parser.add_argument(
         "--max-body-bytes",
@@ -75,7 +101,27 @@ def add_parser(commands: Any) -> None:
         metavar="N",
         help="maximum requests in flight, counted once their bodies have arrived (default: %(default)s)",
     )
-    parser.set_defaults(run=serve, error_code=2)
+    parser.add_argument(
+        "--log-level",
+        type=one_of(*LOG_LEVELS),
+        default="info",
+        metavar="LEVEL",
+        help=f"least severe lines of the log: {', '.join(LOG_LEVELS)} (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--log-format",
+        type=one_of(*LOG_FORMATS),
+        default="text",
+        metavar="FORMAT",
+        help=f"{' or '.join(LOG_FORMATS)}: one JSON object per line (default: %(default)s)",
+    )
+    parser.set_defaults(run=serve, error_code=2, **_environment())
+
+
+def _environment() -> dict[str, str]:
+    """The options that the environment sets, such as HOTROW_GRPC_PORT; the command line wins."""
+    names = {f"HOTROW_{option.upper()}": option for option in _OPTIONS}
+    return {option: os.environ[name] for name, option in names.items() if name in os.environ}
 
 
 def _device(text: str) -> str:
@@ -88,12 +134,14 @@ def _device(text: str) -> str:
 def serve(options: argparse.Namespace) -> int:
     """Serve until SIGTERM or Ctrl-C."""
     # The other commands do not need the web framework, which is slow to import.
-    from serving.frontend.http import Settings, create_app
+    from serving.frontend.front_end import FrontEnd, Settings
+    from serving.frontend.http import create_app
     from serving.frontend.server import listen, run, url_of
     from serving.frontend.version import server_version
     from serving.repository import ModelRepository
 
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", level=logging.INFO)
+    set_up_log(options.log_level, options.log_format)
+    open_neighbours = [] if options.grpc_port is None else [_grpc_server()]
     tolerance = checked_tolerance(options)
     listener = listen(options.host, options.http_port)
     repository = ModelRepository(
@@ -109,17 +157,28 @@ def serve(options: argparse.Namespace) -> int:
         for line in repository.describe():
             print(line)
         limits = Limits(max_body_bytes=options.max_body_bytes, max_inflight=options.max_inflight)
-        app = create_app(repository, Settings(threads=options.threads, limits=limits))
+        front = FrontEnd(repository, Settings(threads=options.threads, limits=limits))
+        neighbours = [open_it(front, options.host, options.grpc_port) for open_it in open_neighbours]
         # Loaded objects stay, so the garbage collector need not walk them during requests.
         gc.collect()
         gc.freeze()
-        run(
-            app,
-            listener,
-            ready=lambda: print(f"listening on {url_of(listener)}", flush=True),
-            stop_timeout_s=_STOP_TIMEOUT_S,
-        )
+
+        def ready() -> None:
+            for neighbour in neighbours:
+                print(f"listening for gRPC on {neighbour.address}")
+            print(f"listening on {url_of(listener)}", flush=True)
+
+        run(create_app(front), listener, ready, _STOP_TIMEOUT_S, neighbours)
     return 0
+
+
+def _grpc_server() -> type["GrpcServer"]:
+    """Import the gRPC server, before models are loaded."""
+    try:
+        from serving.frontend.grpc import GrpcServer
+    except ImportError as err:
+        raise MissingExtraError(err.name or "grpc", "grpc", "--grpc-port") from err
+    return GrpcServer
 
 
 def _load(repository: "ModelRepository") -> None:

@@ -1,6 +1,7 @@
 """Reads a request body within limits: its size, its size once decompressed, and the time until it has arrived."""
 
 import asyncio
+import re
 import zlib
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ _WINDOW_BITS = {b"gzip": 31, b"deflate": 15}
 _PIECE_BYTES = 4096
 #: The first byte of a gzip member.
 _GZIP_MAGIC = 0x1F
+_NO_WEIGHT = re.compile(rb"q\s*=\s*0(\.0*)?")
 #: The encoding of a body that is sent as it is.
 IDENTITY = b"identity"
 
@@ -28,7 +30,7 @@ class Limits:
     Attributes:
         max_body_bytes: largest body, both as it arrives and once decompressed.
         max_inflight: largest number of predict requests at a time, counted once their bodies are complete; the next
-            request is answered 503. Bodies that are still arriving may together hold ``max_inflight`` times
+            request is answered 429. Bodies that are still arriving may together hold ``max_inflight`` times
             ``max_body_bytes`` more, so slow clients lock nobody out and memory stays bounded.
         body_timeout_s: longest time that a body may take to arrive.
     """
@@ -49,7 +51,7 @@ class Arriving:
         """Count ``size_bytes`` more, or raise OverloadedError if they are too many."""
         if size_bytes > self._left_bytes:
             raise OverloadedError(
-                f"{self._max_bytes:,} bytes of bodies are arriving, the server accepts no more at a time"
+                f"{self._max_bytes:,} bytes of bodies are arriving; the server accepts no more at a time"
             )
         self._left_bytes -= size_bytes
 
@@ -70,7 +72,7 @@ async def read_body(
     declared = headers.get(b"content-length", b"")
     if declared.isdigit() and (len(declared) > 18 or int(declared) > limits.max_body_bytes):
         raise PayloadTooLargeError(
-            f"the body has {declared[:32].decode()} bytes, the server accepts {limits.max_body_bytes:,}"
+            f"the body has {declared[:32].decode()} bytes, but the server accepts {limits.max_body_bytes:,}"
         )
     connection = connection_of(scope)
     chunks = bytearray()
@@ -145,7 +147,7 @@ def _inflate(body: bytes, encoding: bytes, max_bytes: int) -> bytes:
         while piece:
             if stream.eof:
                 if encoding != b"gzip" or piece[0] != _GZIP_MAGIC:
-                    raise RequestError(f"the body is not whole {encoding.decode()}: bytes follow its end")
+                    raise RequestError(f"the {encoding.decode()} body is too long: bytes follow its end")
                 stream = zlib.decompressobj(_WINDOW_BITS[encoding])
             plain.append(stream.decompress(piece, room))
             room -= len(plain[-1])
@@ -155,7 +157,7 @@ def _inflate(body: bytes, encoding: bytes, max_bytes: int) -> bytes:
                 )
             piece = stream.unused_data
     if not stream.eof:
-        raise RequestError(f"the body is not whole {encoding.decode()}: it ends too early")
+        raise RequestError(f"the {encoding.decode()} body is incomplete: it ends too early")
     return b"".join(plain)
 
 
@@ -170,3 +172,18 @@ def encoding_of(headers: dict[bytes, bytes]) -> bytes:
             f"Content-Encoding: expected gzip, deflate or identity, but {encoding.decode('latin-1')[:32]!r} came"
         )
     return encoding
+
+
+def accepted_encoding(headers: dict[bytes, bytes]) -> bytes:
+    """Return the first encoding of ``Accept-Encoding`` that the server knows, or identity; ``q=0`` refuses one."""
+    for entry in headers.get(b"accept-encoding", b"").lower().split(b","):
+        name, _, weight = (part.strip() for part in entry.partition(b";"))
+        if name in _WINDOW_BITS and not _NO_WEIGHT.fullmatch(weight):
+            return name
+    return IDENTITY
+
+
+def compress(body: bytes, encoding: bytes) -> bytes:
+    """Apply an encoding that ``accepted_encoding`` returned. Speed counts more than size: answers are numbers."""
+    stream = zlib.compressobj(1, wbits=_WINDOW_BITS[encoding])
+    return stream.compress(body) + stream.flush()

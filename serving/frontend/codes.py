@@ -1,4 +1,4 @@
-"""The table of errors and their HTTP status codes, for every route."""
+"""The table of errors and their HTTP and gRPC codes, for every front end."""
 
 from kernels.errors import DeviceFaultError, DeviceUnavailableError, HotrowError, ReservedKeyError
 from serving.errors import (
@@ -11,25 +11,25 @@ from serving.errors import (
     UnsupportedEncodingError,
 )
 
-#: With a code below 500 the caller must change the request. With a 503 the same request may succeed later.
-HTTP_CODES: dict[type[HotrowError], int] = {
-    UnknownModelError: 404,
-    PayloadTooLargeError: 413,
-    UnsupportedEncodingError: 415,
-    RequestError: 400,
-    ReservedKeyError: 400,
-    OverloadedError: 503,
-    StoreError: 503,
-    DeviceUnavailableError: 503,
-    DeviceFaultError: 503,
-    DeviceMemoryError: 503,
-    HotrowError: 500,
+#: With a 429 or a 503 the same request may succeed later. With another code below 500 the caller must change it.
+CODES: dict[type[HotrowError], tuple[int, str]] = {
+    UnknownModelError: (404, "NOT_FOUND"),
+    PayloadTooLargeError: (413, "RESOURCE_EXHAUSTED"),
+    UnsupportedEncodingError: (415, "UNIMPLEMENTED"),
+    RequestError: (400, "INVALID_ARGUMENT"),
+    ReservedKeyError: (400, "INVALID_ARGUMENT"),
+    OverloadedError: (429, "RESOURCE_EXHAUSTED"),
+    StoreError: (503, "UNAVAILABLE"),
+    DeviceUnavailableError: (503, "UNAVAILABLE"),
+    DeviceFaultError: (503, "UNAVAILABLE"),
+    DeviceMemoryError: (503, "UNAVAILABLE"),
+    HotrowError: (500, "INTERNAL"),
 }
 
-#: Seconds a client should wait before it repeats a request that was answered 503.
+#: Seconds a client should wait before it repeats a request that was answered 429 or 503.
 RETRY_AFTER_S = 1
 
 
-def http_code(error: HotrowError) -> int:
-    """Return the status code of the nearest base class of ``error`` in the table."""
-    return next(HTTP_CODES[kind] for kind in type(error).__mro__ if kind in HTTP_CODES)
+def codes_of(error: HotrowError) -> tuple[int, str]:
+    """Return the HTTP status and the name of the gRPC status of the nearest base class of ``error`` in the table."""
+    return next(CODES[kind] for kind in type(error).__mro__ if kind in CODES)

@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kernels.errors import HotrowError
 from serving.frontend.body import ClientDisconnectedError
-from serving.frontend.codes import RETRY_AFTER_S, http_code
+from serving.frontend.codes import RETRY_AFTER_S, codes_of
 from serving.frontend.connection import connection_of
 from serving.metrics import RequestMetrics
 
@@ -26,8 +26,8 @@ _JSON = "application/json"
 
 
 def error_response(message: str, code: int) -> Response:
-    """Return ``{"error": message}``; a 503 says when to try again."""
-    headers = {"Retry-After": str(RETRY_AFTER_S)} if code == 503 else None
+    """Return ``{"error": message}``; a 429 or a 503 says when to try again."""
+    headers = {"Retry-After": str(RETRY_AFTER_S)} if code in (429, 503) else None
     return Response(orjson.dumps({"error": message}), code, headers, _JSON)
 
 
@@ -77,7 +77,7 @@ class Edge:
         except ClientDisconnectedError:
             send.code = 499  # nginx's code for a client that closed the request; nobody is left to receive it
         except HotrowError as err:
-            await error_response(str(err), http_code(err))(scope, receive, send)
+            await error_response(str(err), codes_of(err)[0])(scope, receive, send)
         except asyncio.CancelledError:  # the stop timeout is over
             if not send.code:
                 await error_response("the server stops", 503)(scope, receive, send)

@@ -5,8 +5,11 @@ import logging
 import math
 import signal
 import socket
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
 from types import FrameType
+from typing import Protocol
 
 import uvicorn
 import uvloop
@@ -15,6 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from serving.errors import ConfigError
 from serving.frontend.connection import Connection
 
+_log = logging.getLogger("hotrow.server")
 #: How long a connection may be idle. Clients keep a pool of connections and fail on closed connections.
 KEEP_ALIVE_S = 75
 #: How long idle connections stay open after the signal to stop, because requests may be on their way.
@@ -89,9 +93,12 @@ class Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """See ``uvicorn.Server.shutdown``; waits first, because idle connections may have a request on its way."""
+        began = time.monotonic()
+        _log.info("stopping: new connections are refused, and requests that have arrived are answered")
         self._draining.has_begun = True
         await asyncio.sleep(LINGER_S)
         await super().shutdown(sockets)
+        _log.info("stopped after %.1f s", time.monotonic() - began)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """See ``uvicorn.Server.handle_exit``; requests cut off by a second SIGINT are not logged with tracebacks."""
@@ -100,7 +107,23 @@ class Server(uvicorn.Server):
             logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
 
 
-def run(app: ASGIApp, listener: socket.socket, ready: Callable[[], None], stop_timeout_s: float) -> None:
+class Neighbour(Protocol):
+    """A server of another protocol on the same event loop."""
+
+    async def start(self) -> None:
+        """Bind its port and answer."""
+
+    async def stop(self, timeout_s: float) -> None:
+        """Refuse new requests, and wait for running requests for at most ``timeout_s``."""
+
+
+def run(
+    app: ASGIApp,
+    listener: socket.socket,
+    ready: Callable[[], None],
+    stop_timeout_s: float,
+    neighbours: Sequence[Neighbour] = (),
+) -> None:
     """Serve ``app`` on ``listener`` until SIGTERM or SIGINT, then answer accepted requests and return.
 
     Main thread only. After SIGINT it raises KeyboardInterrupt once everything is answered.
@@ -111,6 +134,10 @@ def run(app: ASGIApp, listener: socket.socket, ready: Callable[[], None], stop_t
         ready: called once requests are answered and signals are handled.
         stop_timeout_s: after the signal, how long clients may take to send requests and to receive answers. Their
             connections are cut after that.
+        neighbours: servers of other protocols. They start before and stop after this server.
+
+    Raises:
+        ConfigError: a neighbour cannot be started.
     """
     server = Server(app, ready, stop_timeout_s)
 
@@ -120,7 +147,17 @@ def run(app: ASGIApp, listener: socket.socket, ready: Callable[[], None], stop_t
     # For signals before uvicorn handles them and after: at its end, uvicorn raises the signal that stopped it again.
     signal.signal(signal.SIGTERM, stop)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(server.serve(sockets=[listener]))
+        runner.run(_serve(server, listener, neighbours, stop_timeout_s))
+
+
+async def _serve(
+    server: Server, listener: socket.socket, neighbours: Sequence[Neighbour], stop_timeout_s: float
+) -> None:
+    async with AsyncExitStack() as started:
+        for neighbour in neighbours:
+            await neighbour.start()
+            started.push_async_callback(neighbour.stop, stop_timeout_s)
+        await server.serve(sockets=[listener])
 
 
 def uvicorn_config(app: ASGIApp, stop_timeout_s: float) -> uvicorn.Config:

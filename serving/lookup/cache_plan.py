@@ -167,6 +167,6 @@ def _require_room(config: ModelConfig, device: Device, needed: tuple[int, int], 
     reason = (
         f"the {settings.kind} caches of model {config.name!r} take {needed_bytes:,} bytes{where}, {buffers_bytes:,} of "
         f"them for {settings.worker_buffers} worker buffers of max_batch_size {config.max_batchsize:,}, "
-        f"{free_bytes:,} are free; {advice}"
+        f"but {free_bytes:,} are free; {advice}"
     )
     raise DeviceMemoryError(device.name, reason)

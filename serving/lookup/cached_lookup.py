@@ -125,7 +125,7 @@ class CachedLookup(LookupSession):
             DeviceMemoryError: the request is too large for the device's free memory.
         """
         if batch.samples > self.config.max_batchsize:
-            raise RequestError(f"{batch.samples} samples, the model takes at most {self.config.max_batchsize}")
+            raise RequestError(f"{batch.samples} samples, but the model takes at most {self.config.max_batchsize}")
         self._check_weights(batch, weights)
         dense = None if is_whole else batch.dense
         keys = [one.keys for one in batch.tables]
@@ -263,7 +263,7 @@ class CachedLookup(LookupSession):
         """Insert rows into a table's cache, and wait for it, because insertions must not pile up on the device."""
         cache = self._caches[place]
         with self._calls.call(), self._health.watch():
-            cache.keep(cache.read(keys, is_request=True))
+            cache.keep(cache.copies.read(keys, is_request=True))
             cache.wait()
 
     def _check_weights(self, batch: Batch, weights: Sequence[NDArray[np.float32] | None] | None) -> None:

@@ -45,7 +45,7 @@ class CachedRequest:
         self._settings, self._later = settings, later
         self._caches, self._copies, self._keys = caches, copies, keys
         # Nothing of the following is needed if no key is missing, the common case.
-        self._hit_rates: NDArray[np.float64] | None = None  # by table, of the first launch
+        self._hit_rates = np.zeros(0)  # by table, of the first launch
         self._is_late: Mask = np.zeros(0, dtype=np.bool_)  # by table: the request does not wait for missing rows
         self._reads: list[ReadTables] = []
         self._misses: list[NDArray[np.uint32]] = []  # of the keys of each read; see ``Workspace.insert``
@@ -65,17 +65,17 @@ class CachedRequest:
             DeviceFaultError: work on the device failed.
         """
         missing = self.work.pooling.missing()
-        if not missing:
-            self._note_absent()
-            return False
-        if self._hit_rates is None:
-            self._note_hit_rates(missing)
-        self._queue_late(missing)
-        if not np.count_nonzero(missing.bags[~self._is_late]):
-            self._note_absent()
-            return False
-        self.work.pooling.complete(self._rows_of(missing))
-        return True
+        if missing:
+            if not self._hit_rates.size:
+                self._note_hit_rates(missing)
+            self._queue_late(missing)
+            if np.count_nonzero(missing.bags[~self._is_late]):
+                self.work.pooling.complete(self._rows_of(missing))
+                return True
+        absent = self.work.pooling.absent
+        if np.count_nonzero(absent):  # faster than a sum, and most requests have none
+            self.unknown_keys += int(absent.sum())
+        return False
 
     def rows(self) -> tuple[Vectors, ...]:
         """Look the loaded keys up, and return the rows on the host."""
@@ -90,7 +90,7 @@ class CachedRequest:
 
         Keys that no tier holds are always noted as absent, so that the next request with them misses nothing.
         """
-        if not self._reads or self._hit_rates is None:
+        if not self._reads:
             return
         misses = np.concatenate(self._misses)
         if self._settings.fill != "always":
@@ -102,12 +102,6 @@ class CachedRequest:
         with self._copies.storing(self._reads) as unchanged:
             misses[~unchanged] = 0
             self.work.pooling.insert(misses)
-
-    def _note_absent(self) -> None:
-        """Count the keys that a cache knows to be in no tier."""
-        absent = self.work.pooling.absent
-        if np.count_nonzero(absent):
-            self.unknown_keys += int(absent.sum())
 
     def _note_hit_rates(self, missing: Missing) -> None:
         """Note each table's hit rate, and for which tables the request does not wait."""
@@ -132,16 +126,12 @@ class CachedRequest:
         late = np.flatnonzero(self._is_late).tolist()
         read = self._copies.read([of_table[:0] if t in late else of_table for t, of_table in enumerate(keys)])
         rows, misses = list(read.rows), missing.times
-        if late:
-            for t in late:
-                table = self._caches[t].plan.table
-                rows[t] = np.full((keys[t].size, table.dim), table.default_value, dtype=np.float32)
-            read = replace(read, keys=keys)
-            is_asked = np.repeat(~self._is_late, [of_table.size for of_table in keys])
-            misses[~is_asked] = 0
-            unknown = np.flatnonzero(is_asked)[~read.found]
-        else:
-            unknown = np.flatnonzero(~read.found)
+        for t in late:
+            table = self._caches[t].plan.table
+            rows[t] = np.full((keys[t].size, table.dim), table.default_value, dtype=np.float32)
+            misses[missing.ends[t] : missing.ends[t + 1]] = 0
+        read = replace(read, keys=keys)
+        unknown = np.flatnonzero(misses)[~read.found]
         self.unknown_keys += int(misses[unknown].sum())
         misses[unknown] |= ABSENT
         self._reads.append(read)

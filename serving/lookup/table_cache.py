@@ -73,27 +73,24 @@ class TableCache:
         self._erased_on_device = device.empty(ERASED_AT_ONCE, np.int64)
         self.copies = server.copies(name, self._forget)
 
-    def read(self, keys: Keys, is_request: bool) -> ReadRows:
-        """Read rows from the tiers; see ``TableCopies.read``."""
-        return self.copies.read(keys, is_request)
-
     def keep(self, read: ReadRows) -> None:
         """Offer rows to the cache, except rows that changed since they were read and keys that it cannot hold.
 
-        Without memory the rows are not inserted, which is logged once: the tiers have the rows.
+        Keys that no tier holds are noted as absent. Without memory nothing is inserted, which is logged once: the tiers
+        have the rows.
 
         Args:
             read: rows of distinct keys that the cache does not hold.
         """
-        if self._is_full():
-            return
         changes = self._changes
         with self.copies.storing(read) as unchanged:
-            kept = unchanged & read.found & self.cache.layout.can_hold(read.keys)
-            if not np.count_nonzero(kept):
-                return
+            held = unchanged & self.cache.layout.can_hold(read.keys)
+            kept, absent = held & read.found & (not self._is_full()), held & ~read.found
             try:
-                self.cache.replace(read.keys[kept], read.rows[kept], are_distinct=True)
+                if np.count_nonzero(absent):
+                    self.cache.note_absent(read.keys[absent], are_distinct=True)
+                if np.count_nonzero(kept):
+                    self.cache.replace(read.keys[kept], read.rows[kept], are_distinct=True)
                 self._is_short_of_memory = False
             except CacheFullError:  # rows that were added after the load; the tiers have them
                 self._full_after = changes
@@ -113,10 +110,10 @@ class TableCache:
             StoreError: a tier did not answer.
         """
         for keys in batches:
-            self.keep(self.read(keys, is_request=False))
+            self.keep(self.copies.read(keys, is_request=False))
         self.wait()
         if self._is_full():
-            logger.warning("%s: its static cache has no place for some rows: the tiers answer these", self._name)
+            logger.warning("%s: its static cache has no room for some rows: the tiers answer them", self._name)
 
     def refresh(self, ratio: float, closing: threading.Event) -> None:
         """Read the cached rows from the tiers again, part by part, and erase rows that no tier has.
@@ -135,7 +132,7 @@ class TableCache:
             for begin in range(0, keys.size, step):
                 if closing.is_set():
                     return
-                read = self.read(keys[begin : begin + step], is_request=False)
+                read = self.copies.read(keys[begin : begin + step], is_request=False)
                 for first in range(0, read.keys.size, _UPDATED_AT_ONCE):
                     self._update(read.part(slice(first, first + _UPDATED_AT_ONCE)), are_held)
 

@@ -72,6 +72,8 @@ class Workspaces(Generic[W]):
             wanted = self._max_keys
         if work is not None and work.max_keys >= keys:
             return work
+        if work is not None:
+            _is_idle(work)  # the insertion of its last request would keep its memory
         del work  # frees its memory before the larger workspace is made
         while wanted < keys:
             wanted *= 2

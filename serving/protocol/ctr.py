@@ -3,7 +3,7 @@
 ====================  ==============  ===========================================================================
 ``DES``               FP32            dense features, [B, F] or flat as [B * F] or [1, B * F]; optional if F = 0
 ``CATCOLUMN``         INT64, UINT32   N keys, [N] or [1, N]
-``ROWINDEX``          INT32           CSR offsets into the keys, [R] or [1, R]
+``ROWINDEX``          INT32, INT64    CSR offsets into the keys, [R] or [1, R]
 ``OUTPUT0``           FP32            probabilities, [B, L]
 ====================  ==============  ===========================================================================
 """
@@ -21,13 +21,16 @@ PLATFORM = "hotrow"
 
 
 def signature_of(config: ModelConfig) -> Signature:
-    """Return a model's inputs and outputs; keys may have either datatype, and the declared datatype comes first."""
+    """Return a model's inputs and outputs; of several datatypes of an input, the declared datatype comes first.
+
+    Keys and offsets have two free dimensions, as in ``config.pbtxt``: HugeCTR's clients send ``[1, N]``.
+    """
     key_datatypes = ("INT64", "UINT32") if config.key_type == "I64" else ("UINT32", "INT64")
     return Signature(
         inputs=(
             TensorSpec(DENSE, ("FP32",), (-1, config.dense_dim), optional=config.dense_dim == 0),
-            TensorSpec(KEYS, key_datatypes, (-1,)),
-            TensorSpec(ROW_PTRS, ("INT32",), (-1,)),
+            TensorSpec(KEYS, key_datatypes, (-1, -1)),
+            TensorSpec(ROW_PTRS, ("INT32", "INT64"), (-1, -1)),
         ),
         outputs=(TensorSpec(PROBABILITIES, ("FP32",), (-1, config.label_dim)),),
     )

@@ -2,12 +2,12 @@
 
 A body is a JSON document, optionally followed by the raw little-endian bytes of the tensors that announce
 ``binary_data_size``, in their order (KServe v2's binary tensor data extension). Then the HTTP header
-``Inference-Header-Content-Length`` says how long the JSON part is.
+``Inference-Header-Content-Length`` says how long the JSON part is. A tensor may also be in a region of shared memory
+(Triton's shared memory extension).
 """
 
 import math
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,49 +16,23 @@ import orjson
 
 from serving.errors import RequestError
 from serving.protocol.document import checked, known_only, optional, parse_document, required
-from serving.protocol.tensors import DTYPES, Array, Signature, TensorSpec, array_from_numbers, quoted
+from serving.protocol.request import (
+    InferRequest,
+    OutputRequest,
+    check_inputs,
+    check_output,
+    check_part_size,
+    checked_datatype,
+    checked_shape,
+    region_part,
+)
+from serving.protocol.shared_memory import RegionPart, SharedMemory, located
+from serving.protocol.tensors import Array, Signature, TensorSpec, array_from_numbers
 
 # The members in KServe v2; ``parameters`` may hold anything.
 _REQUEST_MEMBERS = frozenset({"id", "parameters", "inputs", "outputs"})
 _INPUT_MEMBERS = frozenset({"name", "shape", "datatype", "parameters", "data"})
 _OUTPUT_MEMBERS = frozenset({"name", "parameters"})
-_LARGEST_EXTENT = 2**31 - 1
-
-
-@dataclass(frozen=True, slots=True)
-class OutputRequest:
-    """One output that the client wants, as raw bytes or as JSON numbers."""
-
-    name: str
-    binary: bool
-
-
-@dataclass(frozen=True, slots=True)
-class InferRequest:
-    """A decoded request.
-
-    Attributes:
-        id: the client's id, returned in the answer; empty if the client sent none.
-        inputs: arrays by tensor name. Binary tensors are read-only views of the body, aligned for their dtype.
-        outputs: the outputs to answer, in the client's order; all outputs if the client named none.
-        places: JSON path of each tensor's numbers, by tensor name.
-    """
-
-    id: str
-    inputs: dict[str, Array]
-    outputs: tuple[OutputRequest, ...]
-    places: Mapping[str, str]
-
-    @contextmanager
-    def locating_errors(self) -> Iterator[None]:
-        """Add the tensor's place to errors that start with its name: ``DES (inputs[0].data): ...``."""
-        try:
-            yield
-        except RequestError as err:
-            name, _, reason = str(err).partition(": ")
-            if name not in self.places:
-                raise
-            raise RequestError(f"{name} ({self.places[name]}): {reason}") from err
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +45,8 @@ class _Input:
         dtype: its dtype.
         shape: its shape.
         numbers: its numbers if they are in the JSON part.
-        count: how many numbers follow the JSON part as bytes; 0 if they are in the JSON part.
+        count: how many numbers follow the JSON part as bytes; 0 if they are elsewhere.
+        part: where in shared memory its numbers are.
     """
 
     name: str
@@ -80,6 +55,7 @@ class _Input:
     shape: tuple[int, ...]
     numbers: Array | None
     count: int
+    part: RegionPart | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,9 +79,10 @@ class InferDecoder:
     _MOST_HEADS = 64
     _MOST_HEAD_BYTES = 2048
 
-    def __init__(self, signature: Signature) -> None:
-        """Decode requests for a model with this signature."""
+    def __init__(self, signature: Signature, regions: SharedMemory | None = None) -> None:
+        """Decode requests for a model with this signature, whose tensors may be in ``regions``."""
         self._signature = signature
+        self._regions = regions or SharedMemory()
         self._heads: dict[bytes, _Head] = {}
 
     def decode(self, body: bytes, header_bytes: str | None) -> InferRequest:
@@ -123,7 +100,7 @@ class InferDecoder:
             head = _read_head(memoryview(body)[:json_bytes], self._signature)
         else:
             head = self._remembered(body[:json_bytes])
-        return InferRequest(head.id, _arrays(head, body, json_bytes), head.outputs, head.places)
+        return InferRequest(head.id, _arrays(head, body, json_bytes, self._regions), head.outputs, head.places)
 
     def _remembered(self, text: bytes) -> _Head:
         head = self._heads.get(text)
@@ -156,9 +133,7 @@ def _read_head(text: bytes | memoryview, signature: Signature) -> _Head:
         if tensor.name in inputs:
             raise RequestError(f"inputs[{index}].name: tensor {tensor.name!r} came twice")
         inputs[tensor.name] = tensor
-    missing = [spec.name for spec in signature.inputs if spec.name not in inputs and not spec.optional]
-    if missing:
-        raise RequestError(f"inputs: missing {quoted(missing)}")
+    check_inputs(inputs, signature)
     outputs = _outputs(document, binary_outputs, signature)
     is_reusable = not request_id and all(tensor.numbers is None for tensor in inputs.values())
     places = {name: one.path if one.numbers is None else f"{one.path}.data" for name, one in inputs.items()}
@@ -179,19 +154,20 @@ def _read_input(tensor: dict[str, Any], path: str, signature: Signature) -> _Inp
 def _read_described(tensor: dict[str, Any], path: str, spec: TensorSpec) -> _Input:
     """Read what follows an input's name; errors begin with their JSON path."""
     datatype = required(tensor, "datatype", str, path)
-    if datatype not in spec.datatypes:
-        accepted = " or ".join(spec.datatypes)
-        raise RequestError(f"{path}.datatype: expected {accepted}, but {datatype[:32]!r} came")
-    dtype = DTYPES[datatype]
-    shape = _shape(required(tensor, "shape", list, path), path)
+    dtype = checked_datatype(datatype, spec, path)
+    shape = checked_shape(required(tensor, "shape", list, path), path)
     parameters: dict[str, Any] = optional(tensor, "parameters", dict, {}, path)
-    if "shared_memory_region" in parameters:
-        raise RequestError(f"{path}.parameters.shared_memory_region: shared memory is not supported")
+    part = region_part(parameters, f"{path}.parameters")
+    if part is not None:
+        if "data" in tensor or "binary_data_size" in parameters:
+            raise RequestError(f"{path}: a tensor in shared memory has neither data nor binary_data_size")
+        check_part_size(part, dtype, shape, path)
+        return _Input(spec.name, path, dtype, shape, None, 0, part)
     if "binary_data_size" not in parameters:
         numbers = array_from_numbers(_numbers_of(tensor, path), dtype, shape, f"{path}.data")
         return _Input(spec.name, path, dtype, shape, numbers, 0)
     if "data" in tensor:
-        raise RequestError(f"{path}: both data and parameters.binary_data_size are there")
+        raise RequestError(f"{path}: expected data or parameters.binary_data_size, but both came")
     size_bytes = checked(parameters["binary_data_size"], int, f"{path}.parameters.binary_data_size")
     count = math.prod(shape)
     if size_bytes != count * dtype.itemsize:
@@ -202,20 +178,11 @@ def _read_described(tensor: dict[str, Any], path: str, spec: TensorSpec) -> _Inp
 
 def _numbers_of(tensor: dict[str, Any], path: str) -> Any:
     if "data" not in tensor:
-        raise RequestError(f"{path}: neither data nor parameters.binary_data_size is there")
+        raise RequestError(f"{path}: expected data or parameters.binary_data_size, but neither came")
     return tensor["data"]
 
 
-def _shape(extents: list[Any], path: str) -> tuple[int, ...]:
-    if not 1 <= len(extents) <= 8:
-        raise RequestError(f"{path}.shape: expected 1 to 8 extents, but {len(extents):,} came")
-    for index, extent in enumerate(extents):
-        if type(extent) is not int or not 0 <= extent <= _LARGEST_EXTENT:
-            raise RequestError(f"{path}.shape[{index}]: expected a whole number from 0 to {_LARGEST_EXTENT}")
-    return tuple(extents)
-
-
-def _arrays(head: _Head, body: bytes, offset: int) -> dict[str, Array]:
+def _arrays(head: _Head, body: bytes, offset: int, regions: SharedMemory) -> dict[str, Array]:
     """Return all inputs by name; binary inputs must use up ``body`` from ``offset`` on exactly.
 
     Binary inputs are views of ``body``, or copies if the JSON part's length leaves them unaligned.
@@ -224,6 +191,11 @@ def _arrays(head: _Head, body: bytes, offset: int) -> dict[str, Array]:
     for tensor in head.inputs:
         if tensor.numbers is not None:
             arrays[tensor.name] = tensor.numbers
+            continue
+        if tensor.part is not None:
+            with located(f"{tensor.name} ({tensor.path})"):
+                data = regions.read(tensor.part)
+            arrays[tensor.name] = np.frombuffer(data, tensor.dtype).reshape(tensor.shape)
             continue
         size_bytes = tensor.count * tensor.dtype.itemsize
         if size_bytes > len(body) - offset:
@@ -247,16 +219,10 @@ def _outputs(document: dict[str, Any], binary_default: bool, signature: Signatur
         output = checked(entry, dict, path)
         known_only(output, _OUTPUT_MEMBERS, path)
         name = required(output, "name", str, path)
-        signature.output(name, path)
-        if any(name == other.name for other in wanted):
-            raise RequestError(f"{path}.name: output {name!r} is asked for twice")
         parameters: dict[str, Any] = optional(output, "parameters", dict, {}, path)
-        for unsupported in ("classification", "shared_memory_region"):
-            if unsupported in parameters:
-                raise RequestError(f"{path}.parameters.{unsupported}: not supported")
-        wanted.append(
-            OutputRequest(name, optional(parameters, "binary_data", bool, binary_default, f"{path}.parameters"))
-        )
+        check_output(name, parameters, wanted, path, signature)
+        is_binary = optional(parameters, "binary_data", bool, binary_default, f"{path}.parameters")
+        wanted.append(OutputRequest(name, is_binary, region_part(parameters, f"{path}.parameters")))
     return tuple(wanted)
 
 
@@ -274,15 +240,32 @@ class EncodedAnswer:
 
 
 def encode_infer(
-    request: InferRequest, model: str, version: str, outputs: dict[str, Array], parameters: dict[str, Any]
+    request: InferRequest,
+    model: str,
+    version: str,
+    outputs: dict[str, Array],
+    parameters: dict[str, Any],
+    regions: SharedMemory | None = None,
 ) -> EncodedAnswer:
-    """Encode the answer to ``request``; ``outputs`` has C-contiguous float32 arrays by output name."""
+    """Encode the answer to ``request``; ``outputs`` has C-contiguous float32 arrays by output name.
+
+    Raises:
+        RequestError: an output does not fit its region of ``regions``.
+    """
     entries: list[dict[str, Any]] = []
     tails: list[bytes] = []
     for wanted in request.outputs:
         array = outputs[wanted.name]
         entry: dict[str, Any] = {"name": wanted.name, "datatype": "FP32", "shape": list(array.shape)}
-        if wanted.binary:
+        if wanted.part is not None and regions is not None:
+            with located(f"outputs: {wanted.name}"):
+                written = regions.write(wanted.part, array.tobytes())
+            entry["parameters"] = {
+                "shared_memory_region": written.region,
+                "shared_memory_offset": written.offset,
+                "shared_memory_byte_size": written.size_bytes,
+            }
+        elif wanted.binary:
             tails.append(array.tobytes())
             entry["parameters"] = {"binary_data_size": len(tails[-1])}
         else:

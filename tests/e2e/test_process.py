@@ -291,3 +291,35 @@ def test_two_servers_share_only_the_files(start, tiny_repository, tmp_path):
     assert first.port != second.port
     assert is_right(second.ask("/predict/tiny", body)[2], expected)
     assert not is_right(first.ask("/predict/tiny", body)[2], expected)
+
+
+def test_the_environment_sets_options_and_the_command_line_wins(start, tiny_repository, model, monkeypatch):
+    body, expected = samples_of(model, 2, seed=1)
+    monkeypatch.setenv("HOTROW_GRPC_PORT", "0")
+    monkeypatch.setenv("HOTROW_MAX_BODY_BYTES", "10")
+
+    limited = start(tiny_repository)
+    assert "listening for gRPC on" in limited.printed
+    assert limited.ask("/predict/tiny", body)[0] == 413
+
+    code, _, answer = start(tiny_repository, "--max-body-bytes", "100000").ask("/predict/tiny", body)
+    assert code == 200
+    assert is_right(answer, expected)
+
+
+def test_the_log_may_be_json_and_shows_the_stop(start, tiny_repository):
+    served = start(tiny_repository, "--log-format", "json")
+    served.stop()
+
+    lines = [json.loads(line) for line in served.log.read_text().splitlines()]
+    assert all(line.keys() >= {"time", "level", "logger", "message"} for line in lines)
+    stop = [line["message"] for line in lines if line["logger"] == "hotrow.server"]
+    assert stop[0].startswith("stopping: new connections are refused")
+    assert stop[1].startswith("stopped after")
+
+
+def test_a_log_level_leaves_out_less_severe_lines(start, tiny_repository):
+    served = start(tiny_repository, "--log-level", "error")
+    served.stop()
+
+    assert served.log.read_text() == ""

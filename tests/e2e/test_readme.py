@@ -25,7 +25,7 @@ OWN_TESTS = {
     "models.md": "tests/e2e/test_families.py",
     "planning.md": "tests/serving/test_planner_cli.py",
 }
-SERVED = re.compile(r"(127\.0\.0\.1|localhost):8000")
+SERVED = re.compile(r"(?:127\.0\.0\.1|localhost):(8000|8001)")
 
 
 def blocks(page):
@@ -64,7 +64,7 @@ class Reader:
 
     def __init__(self, folder, start, demo):
         self._folder, self._start, self._demo = folder, start, demo
-        self._address = ""
+        self._addresses = {}  # by the port that the page shows
 
     def follow(self, page):
         is_first = True
@@ -73,7 +73,7 @@ class Reader:
                 (self._folder / "ps.json").write_text(text)
                 is_first = False
             elif language == "python":
-                printed = run([sys.executable, "-W", "error", "-c", SERVED.sub(self._address, text)], self._folder)
+                printed = run([sys.executable, "-W", "error", "-c", self._addressed(text)], self._folder)
                 promised = promised_output(text)
                 assert not promised or is_shown(promised, printed), printed
             elif language == "sh":
@@ -87,11 +87,15 @@ class Reader:
         if command == "make demo":
             return self._demo
         if command.startswith("hotrow serve "):
-            _, _, repository, *options = command.split()
+            _, _, repository, *options = command.replace("8001", "0").split()
             served = self._start(self._folder / repository, *options)
-            self._address = f"{served.host}:{served.port}"
+            grpc = re.search(r"gRPC on (\S+)", served.printed)
+            self._addresses = {"8000": f"{served.host}:{served.port}", "8001": grpc and grpc[1]}
             return served.printed
-        return run(["bash", "-c", SERVED.sub(self._address, command)], self._folder)
+        return run(["bash", "-c", self._addressed(command)], self._folder)
+
+    def _addressed(self, text):
+        return SERVED.sub(lambda found: self._addresses[found[1]], text)
 
 
 @pytest.fixture(scope="module")

@@ -32,10 +32,7 @@ class DictStore(Store):
         self.rows.setdefault(spec.name, {})
 
     def capacity_rows(self, table):
-        return None
-
-    def tables(self):
-        return sorted(self.rows)
+        return None if table in self.rows else 0
 
     def count(self, table):
         return len(self.rows.get(table, {}))
@@ -146,6 +143,11 @@ def rows_of(server, keys=(*KEYS, *UNKNOWN)):
         rows = np.empty((keys.size, 3), dtype=np.float32)
         found = server.fetch("m.t", keys, rows)
     return {key: row for key, row, is_found in zip(keys.tolist(), rows.tolist(), found, strict=True) if is_found}
+
+
+def errors_of(server, table="m.t"):
+    """The calls that each tier did not answer, without tiers that answered all."""
+    return {one.tier: one.errors for one in server.counters()[table].tiers if one.errors}
 
 
 def held_by(store):

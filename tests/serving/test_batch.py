@@ -33,16 +33,18 @@ def model(*slots, features=2, key_type="I64", max_batchsize=8, limit=6):
     )
 
 
-def flat_ints(value):
-    """Read a flat list of integers as the oracle does; None for anything else."""
+def flat_ints(value, shape=None):
+    """Read a flat list of integers, or rows of this shape, as the oracle does; None for anything else."""
     if isinstance(value, np.ndarray):
-        if value.dtype.kind not in "iu" or not (value.ndim == 1 or (value.ndim == 2 and len(value) == 1)):
+        if value.dtype.kind not in "iu" or value.ndim not in (1, 2):
             return None
-        value = value.reshape(-1).tolist()
+        value = value.tolist()
     if not isinstance(value, list):
         return None
-    if len(value) == 1 and isinstance(value[0], list):
-        value = value[0]
+    if value and all(isinstance(row, list) for row in value):
+        if len(value) > 1 and (len(value), *{len(row) for row in value}) != shape:
+            return None
+        value = [one for row in value for one in row]
     if any(type(one) is not int or not -(2**63) <= one < 2**63 for one in value):
         return None
     return value
@@ -117,10 +119,19 @@ def split_request(config, keys, row_ptrs):
     return bags
 
 
+def samples_of(config, row_ptrs):
+    """The number of samples that offsets of either form describe."""
+    slots = sum(table.slots for table in config.tables)
+    return (len(row_ptrs) - 1) // slots if slots else 0
+
+
 def oracle(config, dense, keys, row_ptrs):
     """(dense rows, bags[sample][slot]) in plain Python, or None if the request must be refused."""
-    keys, row_ptrs = flat_ints(keys), flat_ints(row_ptrs)
-    if keys is None or row_ptrs is None:
+    row_ptrs = flat_ints(row_ptrs)
+    if row_ptrs is None:
+        return None
+    keys = flat_ints(keys, (samples_of(config, row_ptrs), sum(table.slots for table in config.tables)))
+    if keys is None:
         return None
     low, high = (0, 2**32 - 1) if config.key_type == "I32" else (SMALLEST, LARGEST)
     bags = split_request(config, keys, row_ptrs)
@@ -287,7 +298,10 @@ def test_arrays_of_the_right_dtype_are_not_copied():
         ({"keys": [7, np.timedelta64(8), 9]}, "CATCOLUMN: expected integers, got a value of type timedelta64"),
         ({"keys": [7, 2**63, 9]}, "CATCOLUMN: 9223372036854775808 at position 1 does not fit int64"),
         ({"keys": np.array([7, 2**63, 9], np.uint64)}, "CATCOLUMN: 9223372036854775808 at position 1 does not fit"),
-        ({"keys": np.array([[7], [8], [9]])}, "CATCOLUMN: expected the shape [n] or [1, n], got [3, 1]"),
+        (
+            {"keys": np.array([[7], [8], [9]])},
+            "CATCOLUMN: expected the shape [n], [1, n] or, with one key per slot, [2, 2], got [3, 1]",
+        ),
         ({"keys": [7, LARGEST + 1, 9]}, "CATCOLUMN: 9223372036854775806 at position 1: is reserved"),
         ({"keys": [7, 8, SMALLEST - 1]}, "CATCOLUMN: -9223372036854775807 at position 2: is reserved"),
         ({"keys": [7, 8]}, "ROWINDEX: the offsets end at 3, but CATCOLUMN has 2 keys"),
@@ -327,7 +341,7 @@ def test_a_key_that_is_not_a_uint32_is_refused_by_a_uint32_model(key, position):
     keys[position] = key
 
     with pytest.raises(
-        RequestError, match=f"CATCOLUMN: {key} at position {position}: a uint32 key lies in 0..4294967295"
+        RequestError, match=f"CATCOLUMN: {key} at position {position}: a uint32 key is in 0..4294967295"
     ):
         read_batch(model(2, key_type="I32"), DENSE, keys, ROW_PTRS)
 

@@ -31,18 +31,21 @@ def repository(tmp_path):
 @pytest.mark.parametrize(
     ("capacity", "expected"),
     [
-        ({"capacity_rows": 3999}, "'a.user': the model file has 1,000 rows, there is room for 999"),
-        ({"capacity_rows": 1000}, "'a.user': the model file has 1,000 rows, there is room for 250"),
-        ({"capacity_bytes": 2000}, "'a.user': the model file has 1,000 rows, there is room for "),
-        ({"capacity_rows_per_table": {"b.user": 10}}, "'b.user': the model file has 1,000 rows, there is room for 10 "),
+        ({"capacity_rows": 3999}, "'a.user': the model file has 1,000 rows, but there is room for 999"),
+        ({"capacity_rows": 1000}, "'a.user': the model file has 1,000 rows, but there is room for 250"),
+        ({"capacity_bytes": 2000}, "'a.user': the model file has 1,000 rows, but there is room for "),
+        (
+            {"capacity_rows_per_table": {"b.user": 10}},
+            "'b.user': the model file has 1,000 rows, but there is room for 10 ",
+        ),
         ({"capacity_rows": 4000}, ""),
         ({"capacity_bytes": 4 * HostTable.memory_bytes(4, 1000)}, ""),
         ({"capacity_rows_per_table": {"b.user": 1000}}, ""),
-        ({"overflow_margin": 62}, "'a.user': the model file has 1,000 rows, there is room for 992 "),
+        ({"overflow_margin": 62}, "'a.user': the model file has 1,000 rows, but there is room for 992 "),
         ({"overflow_margin": 63}, ""),
         (
             {"capacity_rows": 3999, "overflow_policy": "oldest"},
-            "'a.user': the model file has 1,000 rows, there is room",
+            "'a.user': the model file has 1,000 rows, but there is room",
         ),
     ],
     ids=str,
@@ -119,7 +122,7 @@ def test_shared_memory_must_have_room_for_every_row_and_check_prints_the_size(
 
     assert refusals(least) == []
     assert refusals(least - 1)[0].startswith(
-        "hotrow check: model 'b': shared_memory: table 'b.item': the table has 1,000 rows, "
+        "hotrow check: model 'b': shared_memory: table 'b.item': the table has 1,000 rows, but "
         f"volatile_db.shared_memory_size, {least - 1:,} bytes for all tables, leaves room for "
     )
 
@@ -150,7 +153,7 @@ def test_ram_in_front_of_a_database_that_catches_up_gives_a_warning(
     assert main(["check", str(folder)]) == 0
     assert why_serving_refuses(folder) == ""
 
-    start = "persistent_db.catch_up_interval_ms: rows that lie in RAM stay"
+    start = "persistent_db.catch_up_interval_ms: rows in RAM stay"
     assert (f"hotrow check: warning: {start}" in capsys.readouterr().err) == is_warned
     assert any(record.message.startswith(start) for record in caplog.records) == is_warned
 
@@ -160,7 +163,7 @@ def test_a_read_only_database_must_exist(repository, tmp_path, capsys):
 
     assert main(["check", str(folder)]) == 1
 
-    assert "rows: there is no database; it is made when models are loaded into it" in capsys.readouterr().err
+    assert "rows: there is no database; loading models creates it" in capsys.readouterr().err
     assert not (tmp_path / "rows").exists()
 
 
@@ -243,7 +246,7 @@ def test_the_index_of_an_existing_snapshot_is_checked_and_with_full_every_byte(r
     assert main(["check", "--full", str(folder)]) == 1
     error = capsys.readouterr().err
     assert f"model 'a': snapshot: table 'a.user': {file}: is damaged" in error
-    assert "remove the file, and it is made again" in error
+    assert "remove the file, and Hotrow makes it again" in error
     flip(file, 4096)  # in the index
     assert main(["check", str(folder)]) == 1
 

@@ -27,6 +27,34 @@ def test_the_version_is_printed(capsys):
     assert capsys.readouterr().out.startswith("hotrow ")
 
 
+def test_grpc_without_its_extra_is_refused_before_models_are_loaded(monkeypatch, tmp_path, capsys):
+    monkeypatch.setitem(sys.modules, "grpc", None)
+    monkeypatch.delitem(sys.modules, "serving.frontend.grpc", raising=False)
+
+    code = main(["serve", str(tmp_path), "--http-port", "0", "--grpc-port", "0"])
+
+    assert code == 2
+    assert "--grpc-port needs the package 'grpc': pip install 'hotrow[grpc]'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("HOTROW_ENGINE", "fast", "argument --engine: expected auto, numpy, onnx or int8, got 'fast'"),
+        ("HOTROW_HTTP_PORT", "x", "argument --http-port/--port: expected a whole number from 0 to 65535, got 'x'"),
+        ("HOTROW_LOG_LEVEL", "loud", "argument --log-level: expected debug, info, warning or error, got 'loud'"),
+    ],
+)
+def test_a_wrong_option_in_the_environment_is_refused(monkeypatch, capsys, name, value, expected):
+    monkeypatch.setenv(name, value)
+
+    with pytest.raises(SystemExit) as stopped:
+        main(["serve", "models"])
+
+    assert stopped.value.code == 2
+    assert expected in capsys.readouterr().err
+
+
 def test_as_many_requests_run_at_a_time_as_the_container_has_cores(monkeypatch, capsys):
     monkeypatch.setattr("serving.cli.serve.usable_cores", lambda: 3)
 

@@ -48,7 +48,7 @@ def test_a_database_in_use_and_an_absent_database_are_refused(ps, tmp_path, caps
     file = ps(ROCKSDB)
     assert main(["checkpoint", str(file), str(tmp_path / "copy")]) == 1
     assert str(tmp_path / "models" / "rows") in (why := capsys.readouterr().err)
-    assert "there is no database; it is made when models are loaded into it" in why
+    assert "there is no database; loading models creates it" in why
     assert not (tmp_path / "models" / "rows").exists()
 
     store = RocksDbStore(tmp_path / "models" / "rows", num_threads=1)
@@ -70,7 +70,7 @@ def test_an_existing_folder_is_named_and_stays_unchanged(ps, tmp_path, capsys):
     assert not list((tmp_path / "copy").iterdir())
 
 
-@pytest.mark.parametrize(("around", "fault"), [("absent", "does not exist"), ("file", "is no folder")])
+@pytest.mark.parametrize(("around", "fault"), [("absent", "does not exist"), ("file", "is not a folder")])
 def test_a_folder_without_a_parent_is_refused_and_the_parent_is_named(ps, tmp_path, capsys, around, fault):
     file = ps(ROCKSDB)
     serve_once(file)
@@ -79,7 +79,7 @@ def test_a_folder_without_a_parent_is_refused_and_the_parent_is_named(ps, tmp_pa
 
     assert main(["checkpoint", str(file), str(copy)]) == 1
 
-    assert f"{copy}: {tmp_path / around} {fault}; make it first" in capsys.readouterr().err
+    assert f"{copy}: {tmp_path / around} {fault}; create it first" in capsys.readouterr().err
     assert not (tmp_path / "absent").exists()
 
 

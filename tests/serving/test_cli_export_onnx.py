@@ -158,7 +158,7 @@ def test_several_models_are_refused(version, tmp_path, capsys):
 
     error = refused(capsys, tmp_path / "models", tmp_path / "net.onnx")
 
-    assert "has 2 models (other, tiny); give the directory of one" in error
+    assert "has 2 models (other, tiny); give the directory of one model" in error
     assert not (tmp_path / "net.onnx").exists()
 
 

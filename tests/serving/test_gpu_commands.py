@@ -7,6 +7,7 @@ import pytest
 
 from benchmarks.tiny_model import TinyModel
 from serving.cli.main import main
+from serving.frontend.front_end import FrontEnd
 from serving.frontend.http import create_app
 from serving.repository import ModelRepository
 from tests.serving.frontend.app_client import Client
@@ -46,7 +47,10 @@ def test_check_prints_the_memory_of_caches_apart_from_the_total(model, tmp_path,
     assert "caches" not in without[1]
     assert re.search(r"caches, if GPUs are used +0\.00 MiB  on each GPU, not in the total", cached[1])
     assert [line for line in cached[1].splitlines() if "caches" not in line] == without[1].splitlines()
-    assert "models[0].gpucacheper: expected above 0 to 1, got 0: set gpucache to false for no cache" in empty[1]
+    assert (
+        "models[0].gpucacheper: expected more than 0 and at most 1, got 0: for no cache, set gpucache to false"
+        in empty[1]
+    )
 
 
 def test_check_tells_what_of_caches_and_worker_buffers_is_page_locked(model, tmp_path, capsys):
@@ -65,7 +69,9 @@ def test_a_batch_beyond_the_memory_is_refused_with_its_size(model, tmp_path, cap
     assert main(["serve", str(file), "--device", "runner", "--http-port", "0"]) == 2
 
     told = capsys.readouterr().err
-    assert re.search(r"for 2 worker buffers of max_batch_size 2,000,000,000, [\d,]+ are free; set max_batch_size", told)
+    assert re.search(
+        r"for 2 worker buffers of max_batch_size 2,000,000,000, but [\d,]+ are free; set max_batch_size", told
+    )
 
 
 @pytest.mark.parametrize("clock", ["refresh_delay", "refresh_interval"])
@@ -95,7 +101,7 @@ def test_the_metrics_page_shows_the_caches(tmp_path):
 
     with ModelRepository(tmp_path, device="runner") as repository:
         repository.load()
-        client = Client(create_app(repository))
+        client = Client(create_app(FrontEnd(repository)))
         answer = client.post("/predict/tiny", {"samples": [{"dense": [1, 2, 3], "keys": [[1], [2], []]}]})
         page = client.get("/metrics").text
 

@@ -224,7 +224,7 @@ class TestRepository:
         with (
             ModelRepository(ps_json(model, tmp_path), device="runner") as repository,
             pytest.raises(
-                DeviceMemoryError, match=r"the dense network of model .* with 2 worker buffers, 62,914,560 are"
+                DeviceMemoryError, match=r"the dense network of model .* with 2 worker buffers, but 62,914,560 are"
             ),
         ):
             repository.load()

@@ -156,6 +156,5 @@ def test_hotrow_serve_reports_that_there_is_no_dense_network(ps_file, capsys):
     assert main(["serve", str(ps_file()), "--http-port", "0"]) == 2
 
     assert capsys.readouterr().err == (
-        "hotrow serve: model 'hps_wdl': has no dense network, so it cannot be served; look its rows up from Python: "
-        "LookupSession.lookup\n"
+        "hotrow serve: model 'hps_wdl': has no dense network; look its rows up from Python: LookupSession.lookup\n"
     )

@@ -106,3 +106,10 @@ def test_counting_from_many_threads_loses_nothing():
     assert page["hotrow_request_seconds_count", ("model", "a")] == 8000
     assert page["hotrow_samples_total", ("model", "a")] == 8000
     assert page["hotrow_requests_in_flight",] == 0
+
+
+def test_the_page_has_prometheus_figures_of_the_process():
+    page = values(RequestMetrics())
+
+    assert page["process_resident_memory_bytes",] > 1e6
+    assert page["process_open_fds",] > 0

@@ -121,8 +121,9 @@ def test_the_calls_of_hugectr_answer_the_same(write_own):
 
 @pytest.fixture
 def ps_file(write_own, tmp_path):
-    """Write a ps.json that lists such a model."""
-    return write_ps(tmp_path, [listed(write_own().config_file, gpucache=False, label_dim=1, slot_num=4)])
+    """Write a ps.json that lists such a model, outside its repository."""
+    (tmp_path / "hps").mkdir()
+    return write_ps(tmp_path / "hps", [listed(write_own().config_file, gpucache=False, label_dim=1, slot_num=4)])
 
 
 def test_a_ps_json_names_the_network_as_dense_file(ps_file):

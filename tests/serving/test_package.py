@@ -9,6 +9,7 @@ PUBLIC = [
     "CreateEmbeddingCache",
     "CreateParameterServer",
     "InferenceSession",
+    "LookupSession",
     "ParameterServer",
     "dump_table",
     "errors",

@@ -110,6 +110,19 @@ class TestServedModels:
         assert counts["hotrow_tier_misses", "rocksdb"] == counts["hotrow_defaulted_keys", None] == 0
         assert (tmp_path / "rows").is_dir()
 
+    @pytest.mark.parametrize("folder", ["tiny", "tiny/1"], ids=["a model", "a version"])
+    def test_the_folder_of_one_model_uses_the_tiers_of_its_repository(self, tmp_path, loaded, folder):
+        TinyModel().write(tmp_path)
+        TinyModel(seed=1).write(tmp_path, "other")
+        write_ps(tmp_path, persistent_db={"type": "rocks_db", "path": "rows"})
+
+        repository = loaded(tmp_path / folder)
+
+        assert list(repository.models()) == ["tiny"]
+        assert repository.session("tiny").config.version == 1
+        assert_serves(repository.session("tiny"), TinyModel())
+        assert (tmp_path / "rows").is_dir()
+
     def test_settings_of_a_model_in_ps_json_apply(self, tmp_path, loaded):
         directory = TinyModel().write(tmp_path)
         write_ps(tmp_path, [in_ps(directory, default_value_for_each_table=[0.5, 0.25])])

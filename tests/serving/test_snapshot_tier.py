@@ -199,9 +199,9 @@ def test_a_store_behind_snapshots_is_refused(tmp_path):
         ),
         ({"path": "a\0b"}, "volatile_db.path: expected text without the character NUL"),
         ({"path": ""}, "path: string should have at least 1 character"),
-        ({"capacity_rows": 5}, "capacity_rows: only a hash_map has it, the type is snapshot"),
-        ({"timeout_ms": 5}, "timeout_ms: only a redis_cluster has it, the type is snapshot"),
-        ({"type": "hash_map", "path": "x"}, "path: only a snapshot has it, the type is hash_map"),
+        ({"capacity_rows": 5}, "capacity_rows: only a hash_map has it, but the type is snapshot"),
+        ({"timeout_ms": 5}, "timeout_ms: only a redis_cluster has it, but the type is snapshot"),
+        ({"type": "hash_map", "path": "x"}, "path: only a snapshot has it, but the type is hash_map"),
         ({"type": "redis", "row_dtype_per_table": {}}, "row_dtype_per_table: only a hash_map or .* has it"),
     ],
 )

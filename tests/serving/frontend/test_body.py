@@ -199,7 +199,7 @@ class TestArriving:
         outcomes, _ = self.read_all(*[[b"a" * 90, b"b"]] * 2, [b"c" * 90, b"d"])
 
         assert [type(outcome) for outcome in outcomes] == [bytes, bytes, OverloadedError]
-        assert str(outcomes[2]) == "200 bytes of bodies are arriving, the server accepts no more at a time"
+        assert str(outcomes[2]) == "200 bytes of bodies are arriving; the server accepts no more at a time"
 
     def test_clients_that_have_sent_nothing_yet_use_no_capacity(self):
         outcomes, _ = self.read_all(*[[b"", b"", b""]] * 9, [b"a" * 90, b"b"])

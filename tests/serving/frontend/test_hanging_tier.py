@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from benchmarks.tiny_model import TinyModel
-from serving.frontend.http import Settings, create_app
+from serving.frontend.front_end import FrontEnd, Settings
+from serving.frontend.http import create_app
 from serving.repository import ModelRepository
 from serving.storage import RocksDbStore
 from tests.serving.ps_files import write_ps
@@ -45,7 +46,7 @@ def ask_all(tmp_path, disk):
     write_ps(tmp_path, **tiers)
     with ModelRepository(tmp_path) as repository:
         repository.load()
-        app = create_app(repository, Settings(threads=2))
+        app = create_app(FrontEnd(repository, Settings(threads=2)))
 
         def ask_all(samples):
             async def exchange():

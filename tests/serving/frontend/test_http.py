@@ -5,6 +5,7 @@ import gzip
 import json
 import logging
 import math
+import re
 import threading
 
 import httpx
@@ -14,8 +15,9 @@ from benchmarks.tiny_model import TinyModel
 from kernels.errors import HotrowError, ReservedKeyError
 from serving import errors
 from serving.frontend.body import Limits
-from serving.frontend.codes import HTTP_CODES, http_code
-from serving.frontend.http import Settings, create_app
+from serving.frontend.codes import CODES, codes_of
+from serving.frontend.front_end import FrontEnd, Settings
+from serving.frontend.http import create_app
 from serving.repository import ModelRepository
 from tests.serving.frontend.app_client import Client
 
@@ -41,7 +43,7 @@ def repository(tmp_path):
 @pytest.fixture
 def ask(repository):
     """Ask the application, without a server or a socket."""
-    return Client(create_app(repository, Settings(limits=Limits(max_body_bytes=1000)))).ask
+    return Client(create_app(FrontEnd(repository, Settings(limits=Limits(max_body_bytes=1000))))).ask
 
 
 @pytest.fixture
@@ -63,13 +65,13 @@ def all_errors(base=HotrowError):
 
 @pytest.mark.parametrize("kind", all_errors(), ids=lambda kind: kind.__name__)
 def test_every_error_has_a_code_that_tells_client_faults_from_server_faults(kind):
-    code = http_code(kind.__new__(kind))
+    code, _ = codes_of(kind.__new__(kind))
 
-    assert (code < 500) == issubclass(kind, errors.RequestError | ReservedKeyError)
+    assert (code < 500) == issubclass(kind, errors.RequestError | ReservedKeyError | errors.OverloadedError)
 
 
 def test_no_entry_of_the_table_is_shadowed_by_a_nearer_class():
-    assert all(http_code(kind.__new__(kind)) == code for kind, code in HTTP_CODES.items())
+    assert all(codes_of(kind.__new__(kind)) == codes for kind, codes in CODES.items())
 
 
 @pytest.mark.parametrize(("path", "body"), ROUTES)
@@ -138,8 +140,8 @@ def test_a_compressed_body_never_runs_on_the_event_loop(repository, ask, monkeyp
     assert (threading.get_ident() in threads) == is_inline
 
 
-def test_a_request_beyond_max_inflight_gets_503(repository, monkeypatch):
-    app = create_app(repository, Settings(threads=1, limits=Limits(max_inflight=2)))
+def test_a_request_beyond_max_inflight_gets_429(repository, monkeypatch):
+    app = create_app(FrontEnd(repository, Settings(threads=1, limits=Limits(max_inflight=2))))
     session, release = repository.session("tiny"), threading.Event()
     predict_batch = session.predict_batch
 
@@ -159,9 +161,9 @@ def test_a_request_beyond_max_inflight_gets_503(repository, monkeypatch):
 
     refused, codes = asyncio.run(exchange())
 
-    assert (refused.status_code, refused.headers["Retry-After"]) == (503, "1")
-    assert refused.json() == {"error": "2 requests are running, the server accepts no more at a time"}
-    assert sorted(codes) == [200, 200, 503]
+    assert (refused.status_code, refused.headers["Retry-After"]) == (429, "1")
+    assert refused.json() == {"error": "2 requests are running; the server accepts no more at a time"}
+    assert sorted(codes) == [200, 200, 429]
 
 
 def test_a_metrics_page_that_waits_for_a_gpu_delays_no_request(repository, monkeypatch):
@@ -173,7 +175,7 @@ def test_a_metrics_page_that_waits_for_a_gpu_delays_no_request(repository, monke
         return []
 
     monkeypatch.setattr(repository, "readings", waiting_readings)
-    app = create_app(repository)
+    app = create_app(FrontEnd(repository))
 
     async def exchange():
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://test") as client:
@@ -188,7 +190,7 @@ def test_a_metrics_page_that_waits_for_a_gpu_delays_no_request(repository, monke
 
 
 def test_a_server_without_models_is_live_but_not_ready(tmp_path):
-    client = Client(create_app(ModelRepository(tmp_path)))
+    client = Client(create_app(FrontEnd(ModelRepository(tmp_path))))
 
     assert [client.get(f"/v2/health/{what}").status_code for what in ("live", "ready")] == [200, 503]
 
@@ -196,7 +198,7 @@ def test_a_server_without_models_is_live_but_not_ready(tmp_path):
 def test_two_applications_have_separate_counters(repository, ask):
     ask("POST", "/predict/tiny", json=SAMPLES)
 
-    assert "hotrow_requests_total{" not in Client(create_app(repository)).get("/metrics").text
+    assert "hotrow_requests_total{" not in Client(create_app(FrontEnd(repository))).get("/metrics").text
 
 
 def test_the_openapi_document_describes_every_route_for_people(ask):
@@ -205,6 +207,25 @@ def test_the_openapi_document_describes_every_route_for_people(ask):
     assert {"/v2", "/v2/health/live", "/v2/models/{model}", "/predict/{model}", "/metrics"} <= set(paths)
     responses = paths["/predict/{model}"]["post"]["responses"]
     assert responses["200"]["content"]["application/json"]["schema"]["example"]["predictions"] == [[0.731]]
+
+
+def test_the_openapi_document_describes_infer_with_its_errors_and_an_example_that_is_answered(ask):
+    infer = ask("GET", "/openapi.json").json()["paths"]["/v2/models/{model}/infer"]["post"]
+
+    example = infer["requestBody"]["content"]["application/json"]["schema"]["example"]
+    assert {"200", "400", "404", "413", "415", "429", "503"} <= set(infer["responses"])
+    assert [tensor["name"] for tensor in example["inputs"]] == ["DES", "CATCOLUMN", "ROWINDEX"]
+    example["inputs"][0] |= {"shape": [1, 3], "data": [1, 2, 3]}  # the model's number of features
+    assert ask("POST", "/v2/models/tiny/infer", json=example).status_code == 200
+
+
+def test_the_page_of_docs_needs_nothing_from_the_internet(ask):
+    page = ask("GET", "/docs").text
+
+    assert "://" not in page
+    files = re.findall(r'(?:src|href)="([^"]+)"', page)
+    assert len(files) >= 2
+    assert all(ask("GET", file).status_code == 200 for file in files)
 
 
 def test_the_openapi_document_describes_the_tensors_of_several_tables(ask):

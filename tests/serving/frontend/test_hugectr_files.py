@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from benchmarks.tiny_model import TinyModel, flatten
+from serving.frontend.front_end import FrontEnd
 from serving.frontend.http import create_app
 from serving.repository import ModelRepository
 from tests.serving.frontend.app_client import Client
@@ -18,7 +19,7 @@ def served():
     def serve(path):
         opened.append(ModelRepository(path))
         opened[-1].load()
-        return Client(create_app(opened[-1])).ask
+        return Client(create_app(FrontEnd(opened[-1]))).ask
 
     yield serve
     for repository in opened:

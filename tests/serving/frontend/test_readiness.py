@@ -6,6 +6,7 @@ import pytest
 
 from benchmarks.tiny_model import TinyModel
 from serving.errors import StoreError
+from serving.frontend.front_end import FrontEnd
 from serving.frontend.http import create_app
 from serving.lookup import LookupSession
 from serving.repository import ModelRepository
@@ -45,7 +46,7 @@ def clients(tmp_path):
         repository = ModelRepository(tmp_path)
         repository.load()
         opened.append(repository)
-        return Client(create_app(repository))
+        return Client(create_app(FrontEnd(repository)))
 
     yield open_client
     for repository in opened:

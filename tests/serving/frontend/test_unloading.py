@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from benchmarks.tiny_model import TinyModel
-from serving.frontend.http import Settings, create_app
+from serving.frontend.front_end import FrontEnd, Settings
+from serving.frontend.http import create_app
 from serving.repository import ModelRepository
 
 KEYS = [[[1], [2], [3]], [[900], [2, 5], [3]], [[7], [], [2000]]]
@@ -31,7 +32,7 @@ def repository(tmp_path, device):
 
 @pytest.mark.parametrize("end", ENDS.values(), ids=ENDS)
 def test_each_client_gets_the_right_answer_or_404(repository, end):
-    app = create_app(repository, Settings(threads=3))
+    app = create_app(FrontEnd(repository, Settings(threads=3)))
     ending = threading.Thread(target=end, args=(repository,))
 
     async def ask(client, number, answers):

@@ -27,16 +27,6 @@ def server(config):
         yield server
 
 
-@pytest.mark.parametrize("kind", ["dynamic", "static", "uvm"])
-def test_caches_answer_what_the_tiers_answer(device, server, config, kind):
-    rng = np.random.default_rng(1)
-
-    with cached(server, with_cache(config, kind=kind), device) as lookup:
-        for _ in range(4):
-            batch = request(config, rng)
-            assert same(lookup.lookup_pooled(batch), LookupSession(server, config).lookup_pooled(batch))
-
-
 @settings(deadline=None, max_examples=30)
 @given(
     seed=st.integers(0, 2**32 - 1),

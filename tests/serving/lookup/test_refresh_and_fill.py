@@ -113,7 +113,7 @@ def test_a_static_cache_without_a_place_for_a_row_logs_it_and_stays_exact(device
 
     with served(static) as server, cached(server, static, device) as lookup:
         assert same(lookup.lookup_pooled(batch), LookupSession(server, static).lookup_pooled(batch))
-    assert "m.t0: its static cache has no place for some rows" in caplog.text
+    assert "m.t0: its static cache has no room for some rows" in caplog.text
 
 
 def test_a_static_cache_inserts_a_changed_row_again(device, config):
@@ -304,12 +304,12 @@ def test_caches_that_do_not_fit_the_device_are_refused_with_their_bytes(config, 
         CachedLookup(server, with_cache(config, kind=kind), SmallDevice(free_bytes))
 
     assert f"cuda:9: the {kind} caches of model 'm' take " in str(caught.value)
-    assert f"for 2 worker buffers of max_batch_size 16, {free_bytes:,} are free" in str(caught.value)
+    assert f"for 2 worker buffers of max_batch_size 16, but {free_bytes:,} are free" in str(caught.value)
     assert advice in str(caught.value)
 
 
 def test_batches_that_do_not_fit_the_device_are_refused(config):
-    with pytest.raises(DeviceMemoryError, match="of max_batch_size 16, 100 are free; set max_batch_size lower"):
+    with pytest.raises(DeviceMemoryError, match="of max_batch_size 16, but 100 are free; set max_batch_size lower"):
         check_memory(config, plan_caches(config), SmallDevice())
 
 

@@ -74,6 +74,14 @@ def test_a_third_request_waits_until_a_workspace_is_returned(workspaces):
     assert lent == [second]
 
 
+def test_a_workspace_is_idle_before_a_larger_workspace_takes_its_memory(workspaces):
+    with workspaces.lend(1) as small:
+        pass
+
+    with workspaces.lend(35):
+        assert small.stream.waits == 1
+
+
 def test_a_batch_of_more_keys_replaces_a_workspace_by_a_larger_workspace(workspaces, made):
     with workspaces.lend(1):
         pass

@@ -36,8 +36,8 @@ def test_metadata_shows_the_declared_key_type_first_and_the_samples_as_any_exten
 
     assert [spec.metadata() for spec in signature.inputs] == [
         {"name": "DES", "datatype": "FP32", "shape": [-1, 2]},
-        {"name": "CATCOLUMN", "datatype": "UINT32", "shape": [-1]},
-        {"name": "ROWINDEX", "datatype": "INT32", "shape": [-1]},
+        {"name": "CATCOLUMN", "datatype": "UINT32", "shape": [-1, -1]},
+        {"name": "ROWINDEX", "datatype": "INT32", "shape": [-1, -1]},
     ]
     assert signature.outputs[0].metadata() == {"name": "OUTPUT0", "datatype": "FP32", "shape": [-1, 3]}
     assert signature_of(config("I64")).inputs[1].datatypes == ("INT64", "UINT32")
@@ -81,8 +81,8 @@ def test_the_configuration_is_in_tritons_words():
     assert document["max_batch_size"] == 0
     assert [(entry["name"], entry["data_type"], entry["dims"]) for entry in document["input"]] == [
         ("DES", "TYPE_FP32", [-1, 2]),
-        ("CATCOLUMN", "TYPE_INT64", [-1]),
-        ("ROWINDEX", "TYPE_INT32", [-1]),
+        ("CATCOLUMN", "TYPE_INT64", [-1, -1]),
+        ("ROWINDEX", "TYPE_INT32", [-1, -1]),
     ]
     assert document["output"] == [{"name": "OUTPUT0", "data_type": "TYPE_FP32", "dims": [-1, 3]}]
     assert document["parameters"]["max_batchsize"] == {"string_value": "8"}

@@ -178,10 +178,18 @@ class TestRefusedRequests:
             pytest.param(
                 tensor("DES", "FP32", [2**31]), "DES (inputs[0].shape[0]): expected", id="an extent too large"
             ),
-            pytest.param(tensor("DES", "FP32", [1]), "DES (inputs[0]): neither data nor", id="no data"),
-            pytest.param(des(parameters={"shared_memory_region": "r"}), "shared memory", id="shared memory"),
             pytest.param(
-                des(parameters={"binary_data_size": 8}), "both data and parameters.binary_data_size", id="data twice"
+                tensor("DES", "FP32", [1]),
+                "DES (inputs[0]): expected data or parameters.binary_data_size, but neither came",
+                id="no data",
+            ),
+            pytest.param(
+                des(parameters={"shared_memory_region": "r"}), "shared_memory_byte_size): missing", id="shared memory"
+            ),
+            pytest.param(
+                des(parameters={"binary_data_size": 8}),
+                "expected data or parameters.binary_data_size, but both came",
+                id="data twice",
             ),
             pytest.param(
                 des([1.0]), "DES (inputs[0].data): shape [1, 2] needs 2 numbers, but 1 came", id="too few numbers"

@@ -4,13 +4,14 @@ import threading
 from contextlib import ExitStack
 
 import numpy as np
-from hypothesis import HealthCheck, Phase, settings
+import pytest
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from serving.batch import Batch, TableKeys
 from tests.serving.lookup.cached import Sketch, cached, served, with_cache, write_model
 from tests.serving.small_server import DictStore
+from tests.state_machines import run_on
 
 TABLES = (Sketch(4, rows=12, slots=1, default_value=-1.0), Sketch(7, rows=12, slots=1, default_value=-2.0))
 KEYS = st.lists(st.integers(0, 45), min_size=1, max_size=12)  # the tables have 0, 3, 6, ... 33
@@ -32,7 +33,7 @@ class HookedStore(DictStore):
         return found
 
 
-class RequestsBesideChanges(RuleBasedStateMachine):
+class RequestsWithChanges(RuleBasedStateMachine):
     """A dict per table has the rows; a request may get the rows before or after the changes that run next to it."""
 
     device = None
@@ -126,25 +127,11 @@ def batch_of(keys):
     return Batch(np.zeros((samples, 0), dtype=np.float32), tuple(tables))
 
 
-def run(device, folder, examples):
-    config = write_model(folder, TABLES)
-    machine = type("OnDevice", (RequestsBesideChanges,), {"device": device, "config": config})
-    run_state_machine_as_test(
-        machine,
-        settings=settings(
-            deadline=None,
-            max_examples=examples,
-            stateful_step_count=12,
-            suppress_health_check=[HealthCheck.too_slow],
-            phases=[Phase.explicit, Phase.reuse, Phase.generate],  # shrinking takes minutes
-        ),
-    )
-
-
+@pytest.mark.slow
 def test_no_answer_is_stale_or_a_default_of_a_key_that_a_tier_holds(device, tmp_path):
-    run(device, tmp_path, examples=12)
+    run_on(RequestsWithChanges, 12, steps=12, device=device, config=write_model(tmp_path, TABLES))
 
 
 def test_nor_in_drawn_orders_of_threads(runner, tmp_path):
     with runner.scheduled(seed=5, os_threads=2):
-        run(runner, tmp_path, examples=4)
+        run_on(RequestsWithChanges, 4, steps=12, device=runner, config=write_model(tmp_path, TABLES))

@@ -1,0 +1,137 @@
+"""What Triton's clients ask beyond inference: metadata, the index, statistics, log and trace settings.
+
+Every method returns a document in the form of KServe v2 or of one of Triton's extensions, for any front end.
+"""
+
+import logging
+from typing import Any
+
+from serving.errors import RequestError
+from serving.frontend.endpoint import PredictEndpoint
+from serving.frontend.version import server_version
+from serving.protocol.ctr import PLATFORM, triton_config
+from serving.protocol.document import known_only, optional
+from serving.protocol.shared_memory import SharedMemory
+from serving.repository import ModelRepository
+
+#: The extensions of KServe v2 that the server has, by their names in Triton.
+EXTENSIONS = [
+    "binary_tensor_data",
+    "model_configuration",
+    "statistics",
+    "system_shared_memory",
+    "logging",
+    "parameters",
+]
+#: Triton's log settings, the most severe last, and their levels in Python's logging.
+_LEVELS = {"log_info": logging.INFO, "log_warning": logging.WARNING, "log_error": logging.ERROR}
+_FIXED_LOG_SETTINGS = {"log_file": "", "log_format": "default"}
+_LOG_SETTINGS = frozenset({*_LEVELS, *_FIXED_LOG_SETTINGS, "log_verbose_level"})
+_TRACE_SETTINGS = {
+    "trace_level": ["OFF"],
+    "trace_rate": "1000",
+    "trace_count": "-1",
+    "log_frequency": "0",
+    "trace_file": "",
+    "trace_mode": "triton",
+}
+_SILENT = logging.CRITICAL + 1
+
+Document = dict[str, Any]
+
+
+class Control:
+    """The documents of one server. Belongs to the event loop of its endpoint.
+
+    Attributes:
+        regions: the registered shared memory.
+    """
+
+    def __init__(self, repository: ModelRepository, endpoint: PredictEndpoint, regions: SharedMemory) -> None:
+        """Describe the models that ``endpoint`` serves."""
+        self._repository = repository
+        self._endpoint = endpoint
+        self.regions = regions
+
+    def is_ready(self) -> bool:
+        """Whether every model is ready, and there is one."""
+        models = self._repository.models()
+        return bool(models) and all(map(self._repository.is_ready, models))
+
+    def is_model_ready(self, model: str, version: str = "") -> bool:
+        """Whether requests for a model can succeed; raises UnknownModelError if it is not served."""
+        self._endpoint.model(model, version)
+        return self._repository.is_ready(model)
+
+    def server(self) -> Document:
+        """The server's name, version and extensions."""
+        return {"name": "hotrow", "version": server_version(), "extensions": EXTENSIONS}
+
+    def metadata(self, model: str, version: str = "") -> Document:
+        """A model's tensors."""
+        served = self._endpoint.model(model, version)
+        return {
+            "name": model,
+            "versions": [served.version],
+            "platform": PLATFORM,
+            "inputs": [spec.metadata() for spec in served.signature.inputs],
+            "outputs": [spec.metadata() for spec in served.signature.outputs],
+        }
+
+    def config(self, model: str, version: str = "") -> Document:
+        """A model's configuration in Triton's form."""
+        return triton_config(model, self._endpoint.model(model, version).session.config)
+
+    def index(self, only_ready: bool = False) -> list[Document]:
+        """The models and their states."""
+        models = []
+        for name, session in sorted(self._repository.models().items()):
+            state = ("READY", "") if self._repository.is_ready(name) else ("UNAVAILABLE", "a tier does not answer")
+            models.append({"name": name, "version": str(session.config.version), "state": state[0], "reason": state[1]})
+        return [model for model in models if model["state"] == "READY" or not only_ready]
+
+    def statistics(self, model: str = "", version: str = "") -> Document:
+        """How many requests a model, or each model, has answered, and how long their stages took."""
+        names = [model] if model else sorted(self._repository.models())
+        served = [self._endpoint.model(name, version) for name in names]
+        return {"model_stats": [one.statistics.document(one.name, one.version) for one in served]}
+
+    def log_settings(self) -> Document:
+        """The log settings: those of the process's root logger."""
+        level = logging.getLogger().getEffectiveLevel()
+        enabled = {name: level <= least for name, least in _LEVELS.items()}
+        return {**_FIXED_LOG_SETTINGS, **enabled, "log_verbose_level": int(level < logging.INFO)}
+
+    def change_log_settings(self, changes: Document) -> Document:
+        """Change log settings and return all; ``log_verbose_level`` above 0 also logs details.
+
+        Raises:
+            RequestError: a setting is unknown, or its value is not supported.
+        """
+        known_only(changes, _LOG_SETTINGS, "")
+        for name, only in _FIXED_LOG_SETTINGS.items():
+            if optional(changes, name, str, only, "") != only:
+                raise RequestError(f"{name}: only {only!r} is supported: the log goes to standard error")
+        settings = self.log_settings()
+        enabled = {name: optional(changes, name, bool, settings[name], "") for name in _LEVELS}
+        is_verbose = optional(changes, "log_verbose_level", int, settings["log_verbose_level"], "") > 0
+        level = logging.DEBUG if is_verbose else next((_LEVELS[name] for name in _LEVELS if enabled[name]), _SILENT)
+        logging.getLogger().setLevel(level)
+        return self.log_settings()
+
+    def trace_settings(self, model: str = "") -> Document:
+        """The trace settings; Hotrow writes no traces."""
+        if model:
+            self._endpoint.model(model)
+        return _TRACE_SETTINGS
+
+    def change_trace_settings(self, changes: Document, model: str = "") -> Document:
+        """Accept settings that ask for no trace.
+
+        Raises:
+            RequestError: a setting is unknown, or asks for a trace.
+        """
+        known_only(changes, frozenset(_TRACE_SETTINGS), "")
+        if changes.get("trace_level") not in (None, ["OFF"], [], "OFF"):
+            raise RequestError("trace_level: expected OFF: Hotrow writes no traces")
+        return self.trace_settings(model)

@@ -1,0 +1,166 @@
+"""The HTTP routes of ``Control`` and of Triton's shared memory extensions."""
+
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.responses import Response
+
+from serving.errors import RequestError
+from serving.frontend.control import Control
+from serving.protocol.document import known_only, optional, parse_document, required
+from serving.protocol.shared_memory import SharedMemory
+
+
+def add_control_routes(app: FastAPI, control: Control) -> None:
+    """Add the routes to ``app``."""
+    _add_server_routes(app, control)
+    _add_log_and_trace_routes(app, control)
+    _add_shared_memory_routes(app, control.regions)
+    _add_cuda_shared_memory_routes(app)
+    _add_model_routes(app, control)  # after the statistics of all models, because a model could be named "stats"
+
+
+def _add_server_routes(app: FastAPI, control: Control) -> None:
+    @app.get("/v2")
+    async def server_metadata() -> dict[str, Any]:
+        """The server's name, version and KServe extensions."""
+        return control.server()
+
+    @app.head("/v2/health/live", include_in_schema=False)
+    @app.get("/v2/health/live", response_class=Response)
+    async def live() -> Response:
+        """200 while the process answers."""
+        return Response()
+
+    @app.head("/v2/health/ready", include_in_schema=False)
+    @app.get("/v2/health/ready", response_class=Response)
+    async def ready() -> Response:
+        """200 while every model is ready, otherwise 503."""
+        return Response(status_code=200 if control.is_ready() else 503)
+
+    @app.post("/v2/repository/index")
+    async def index(request: Request) -> list[dict[str, Any]]:
+        """The models and their states; ``{"ready": true}`` asks for those that are ready."""
+        document = await _document(request)
+        known_only(document, frozenset({"ready"}), "")
+        return control.index(optional(document, "ready", bool, False, ""))
+
+    @app.get("/v2/models/stats")
+    async def all_statistics() -> dict[str, Any]:
+        """How many requests each model has answered, and how long their stages took."""
+        return control.statistics()
+
+
+def _add_model_routes(app: FastAPI, control: Control) -> None:
+    for prefix in ("/v2/models/{model}", "/v2/models/{model}/versions/{version}"):
+
+        @app.get(prefix)
+        async def metadata(model: str, version: str = "") -> dict[str, Any]:
+            """The model's tensors."""
+            return control.metadata(model, version)
+
+        @app.head(f"{prefix}/ready", include_in_schema=False)
+        @app.get(f"{prefix}/ready", response_class=Response)
+        async def model_ready(model: str, version: str = "") -> Response:
+            """200 while requests for the model can succeed, 503 while no tier answers for one of its tables."""
+            return Response(status_code=200 if control.is_model_ready(model, version) else 503)
+
+        @app.get(f"{prefix}/config")
+        async def model_config(model: str, version: str = "") -> dict[str, Any]:
+            """The model's configuration in Triton's format."""
+            return control.config(model, version)
+
+        @app.get(f"{prefix}/stats")
+        async def statistics(model: str, version: str = "") -> dict[str, Any]:
+            """How many requests the model has answered, and how long their stages took."""
+            return control.statistics(model, version)
+
+
+def _add_log_and_trace_routes(app: FastAPI, control: Control) -> None:
+    @app.get("/v2/logging")
+    async def log_settings() -> dict[str, Any]:
+        """The log settings."""
+        return control.log_settings()
+
+    @app.post("/v2/logging")
+    async def change_log_settings(request: Request) -> dict[str, Any]:
+        """Change log settings; ``log_verbose_level`` above 0 also logs details."""
+        return control.change_log_settings(await _document(request))
+
+    for path in ("/v2/trace/setting", "/v2/models/{model}/trace/setting"):
+
+        @app.get(path)
+        async def trace_settings(model: str = "") -> dict[str, Any]:
+            """The trace settings; Hotrow writes no traces."""
+            return control.trace_settings(model)
+
+        @app.post(path)
+        async def change_trace_settings(request: Request, model: str = "") -> dict[str, Any]:
+            """Accept settings that ask for no trace, and refuse others."""
+            return control.change_trace_settings(await _document(request), model)
+
+
+def _add_shared_memory_routes(app: FastAPI, regions: SharedMemory) -> None:
+    prefix = "/v2/systemsharedmemory"
+
+    @app.get(f"{prefix}/status")
+    async def all_regions() -> list[dict[str, Any]]:
+        """The registered regions of system shared memory."""
+        return regions.status()
+
+    @app.get(f"{prefix}/region/{{name}}/status")
+    async def region(name: str) -> list[dict[str, Any]]:
+        """One registered region."""
+        return regions.status(name)
+
+    @app.post(f"{prefix}/region/{{name}}/register", response_class=Response)
+    async def register(name: str, request: Request) -> Response:
+        """Register a region: ``key`` names POSIX shared memory, ``offset`` and ``byte_size`` a part of it."""
+        document = await _document(request)
+        known_only(document, frozenset({"key", "offset", "byte_size"}), "")
+        key, size_bytes = required(document, "key", str, ""), required(document, "byte_size", int, "")
+        regions.register(name, key, optional(document, "offset", int, 0, ""), size_bytes)
+        return Response()
+
+    for path in (f"{prefix}/unregister", f"{prefix}/region/{{name}}/unregister"):
+
+        @app.post(path, response_class=Response)
+        async def unregister(name: str = "") -> Response:
+            """Unregister one region, or all."""
+            regions.unregister(name)
+            return Response()
+
+
+def _add_cuda_shared_memory_routes(app: FastAPI) -> None:
+    for path in ("/v2/cudasharedmemory/status", "/v2/cudasharedmemory/region/{name}/status"):
+
+        @app.get(path)
+        async def no_cuda_regions(name: str = "") -> list[dict[str, Any]]:
+            """The registered regions of CUDA shared memory: none."""
+            if name:
+                raise RequestError(f"shared memory region {name[:64]!r}: not registered")
+            return []
+
+    @app.post("/v2/cudasharedmemory/region/{name}/register")
+    async def refuse_cuda_region(name: str) -> None:
+        """Refuse CUDA shared memory."""
+        raise no_cuda_shared_memory(name)
+
+    for path in ("/v2/cudasharedmemory/unregister", "/v2/cudasharedmemory/region/{name}/unregister"):
+
+        @app.post(path, response_class=Response)
+        async def unregister_cuda_regions() -> Response:
+            """Do nothing, because there are no regions."""
+            return Response()
+
+
+def no_cuda_shared_memory(name: str) -> RequestError:
+    """The error for a client that registers CUDA shared memory."""
+    reason = "CUDA shared memory is not supported; use system shared memory"
+    return RequestError(f"shared memory region {name[:64]!r}: {reason}")
+
+
+async def _document(request: Request) -> dict[str, Any]:
+    """Read a body, which may be empty, as an object."""
+    body = await request.body()
+    return parse_document(body) if body else {}

@@ -1,0 +1,47 @@
+"""What the HTTP and the gRPC server of one process share."""
+
+from dataclasses import dataclass, field
+
+from serving.frontend.body import Limits
+from serving.frontend.control import Control
+from serving.frontend.endpoint import PredictEndpoint
+from serving.frontend.runner import Runner
+from serving.metrics import RequestMetrics
+from serving.protocol.shared_memory import SharedMemory
+from serving.repository import ModelRepository
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Settings of the front end.
+
+    Attributes:
+        threads: largest number of predict requests that run at the same time, except short requests.
+        limits: limits of requests.
+    """
+
+    threads: int = 1
+    limits: Limits = field(default_factory=Limits)
+
+
+class FrontEnd:
+    """The limits, threads and counters of all requests, and the documents about the server.
+
+    The models of its repository must be loaded already. The caller closes the repository after the front end.
+    """
+
+    def __init__(self, repository: ModelRepository, settings: Settings | None = None) -> None:
+        """Serve the models of ``repository``."""
+        settings = settings or Settings()
+        self.repository = repository
+        self.limits = settings.limits
+        self.metrics = RequestMetrics()
+        self._runner = Runner(settings.threads)
+        self._regions = SharedMemory()
+        self.endpoint = PredictEndpoint(repository, self._runner, self.metrics, settings.limits, self._regions)
+        self.control = Control(repository, self.endpoint, self._regions)
+
+    def close(self) -> None:
+        """Wait for running work, and end the threads."""
+        self._runner.close()
+        self._regions.unregister()

@@ -1,0 +1,247 @@
+"""The gRPC front end: Triton's ``inference.GRPCInferenceService``, gRPC's health protocol and server reflection.
+
+The messages and the base classes are those of the packages tritonclient, grpcio-health-checking and grpcio-reflection.
+The server runs on the event loop of the HTTP server, and shares its limits, its threads and its counters.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from functools import partial, wraps
+from inspect import isawaitable
+from time import perf_counter
+from typing import Any
+
+import grpc
+from google.protobuf.json_format import ParseDict
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+from tritonclient.grpc import model_config_pb2, service_pb2, service_pb2_grpc
+
+from kernels.errors import HotrowError
+from serving.errors import ConfigError, UnknownModelError
+from serving.frontend.codes import codes_of
+from serving.frontend.control import Control
+from serving.frontend.control_routes import no_cuda_shared_memory
+from serving.frontend.endpoint import ServedModel, Stopwatch
+from serving.frontend.front_end import FrontEnd
+from serving.protocol.messages import decode_message, encode_message
+
+_log = logging.getLogger("hotrow.grpc")
+_HEALTH_INTERVAL_S = 1.0
+#: A message has some bytes around its tensors.
+_ENVELOPE_BYTES = 64 << 10
+_LOG_FIELDS = {bool: "bool_param", int: "uint32_param", str: "string_param"}
+#: The code in the metrics of a request whose client has gone: nginx's.
+_CANCELLED = 499
+
+
+class GrpcServer:
+    """The server on one port. Belongs to one event loop.
+
+    Attributes:
+        address: ``"host:port"``; once it has started, with the port that it took.
+    """
+
+    def __init__(self, front: FrontEnd, host: str, port: int) -> None:
+        """Describe a server; nothing is bound before ``start``. Port 0 takes a free port."""
+        self._front = front
+        self._host = f"[{host}]" if ":" in host else host
+        self.address = f"{self._host}:{port}"
+        self._server: Any = None
+
+    async def start(self) -> None:
+        """Bind the port and answer.
+
+        Raises:
+            ConfigError: the address cannot be bound.
+        """
+        most_bytes = self._front.limits.max_body_bytes + _ENVELOPE_BYTES
+        server = grpc.aio.server(options=[("grpc.max_receive_message_length", most_bytes), ("grpc.so_reuseport", 0)])
+        service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(_Inference(self._front), server)
+        health_pb2_grpc.add_HealthServicer_to_server(_Health(self._front.control), server)
+        name = service_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"].full_name
+        reflection.enable_server_reflection([name, health.SERVICE_NAME, reflection.SERVICE_NAME], server)
+        try:
+            port = server.add_insecure_port(self.address)
+        except RuntimeError as err:
+            raise ConfigError(self.address, "", f"cannot listen for gRPC: {err}") from err
+        self.address = f"{self._host}:{port}"
+        self._server = server
+        await server.start()
+
+    async def stop(self, timeout_s: float) -> None:
+        """Refuse new requests, and wait for running requests for at most ``timeout_s``."""
+        if self._server is not None:
+            await self._server.stop(timeout_s)
+
+
+def _call(answer: Callable[[Any, Any], Any]) -> Callable[[Any, Any, Any], Any]:
+    """Make a method of a service from one that returns the answer to a request; its errors end the call."""
+
+    @wraps(answer)
+    async def call(self: Any, request: Any, context: Any) -> Any:
+        try:
+            found = answer(self, request)
+            return await found if isawaitable(found) else found
+        except HotrowError as err:
+            await context.abort(grpc.StatusCode[codes_of(err)[1]], str(err))
+
+    return call
+
+
+class _Inference(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
+    """Triton's service."""
+
+    def __init__(self, front: FrontEnd) -> None:
+        self._control, self._endpoint, self._metrics = front.control, front.endpoint, front.metrics
+
+    @_call
+    def ModelInfer(self, request: Any) -> Any:
+        return self._infer(request)
+
+    async def ModelStreamInfer(self, requests: AsyncIterator[Any], _context: Any) -> AsyncIterator[Any]:
+        """Answer the requests of a stream one after the other; an error does not end the stream."""
+        async for request in requests:
+            try:
+                yield service_pb2.ModelStreamInferResponse(infer_response=await self._infer(request))
+            except HotrowError as err:
+                answer = service_pb2.ModelStreamInferResponse(error_message=str(err))
+                answer.infer_response.id = request.id
+                yield answer
+
+    async def _infer(self, message: Any) -> Any:
+        """Answer one request and count it."""
+        began, model, code = perf_counter(), "", _CANCELLED
+        self._metrics.started()
+        try:
+            served = self._endpoint.model(message.model_name, message.model_version)
+            model = served.name
+            answer = await self._endpoint.run(served, message.ByteSize(), partial(_infer, served, message))
+            code = 200
+            return answer
+        except HotrowError as err:
+            code = codes_of(err)[0]
+            raise
+        except Exception as err:  # the top of a request: the traceback goes to the log, never to the client
+            code = 500
+            _log.exception("ModelInfer failed")
+            raise HotrowError("internal error; see the server's log") from err
+        finally:
+            self._metrics.finished(model, code, perf_counter() - began)
+
+    @_call
+    def ServerLive(self, _request: Any) -> Any:
+        return service_pb2.ServerLiveResponse(live=True)
+
+    @_call
+    def ServerReady(self, _request: Any) -> Any:
+        return service_pb2.ServerReadyResponse(ready=self._control.is_ready())
+
+    @_call
+    def ModelReady(self, request: Any) -> Any:
+        return service_pb2.ModelReadyResponse(ready=self._control.is_model_ready(request.name, request.version))
+
+    @_call
+    def ServerMetadata(self, _request: Any) -> Any:
+        return service_pb2.ServerMetadataResponse(**self._control.server())
+
+    @_call
+    def ModelMetadata(self, request: Any) -> Any:
+        return service_pb2.ModelMetadataResponse(**self._control.metadata(request.name, request.version))
+
+    @_call
+    def ModelConfig(self, request: Any) -> Any:
+        config = ParseDict(self._control.config(request.name, request.version), model_config_pb2.ModelConfig())
+        return service_pb2.ModelConfigResponse(config=config)
+
+    @_call
+    def ModelStatistics(self, request: Any) -> Any:
+        document = self._control.statistics(request.name, request.version)
+        return ParseDict(document, service_pb2.ModelStatisticsResponse())
+
+    @_call
+    def RepositoryIndex(self, request: Any) -> Any:
+        return service_pb2.RepositoryIndexResponse(models=self._control.index(request.ready))
+
+    @_call
+    def LogSettings(self, request: Any) -> Any:
+        changes = {name: _chosen(value) for name, value in request.settings.items()}
+        answer = service_pb2.LogSettingsResponse()
+        for name, value in self._control.change_log_settings(changes).items():
+            setattr(answer.settings[name], _LOG_FIELDS[type(value)], value)
+        return answer
+
+    @_call
+    def TraceSetting(self, request: Any) -> Any:
+        changes = {name: list(setting.value) for name, setting in request.settings.items()}
+        answer = service_pb2.TraceSettingResponse()
+        for name, value in self._control.change_trace_settings(changes, request.model_name).items():
+            answer.settings[name].value.extend([value] if isinstance(value, str) else value)
+        return answer
+
+    @_call
+    def SystemSharedMemoryRegister(self, request: Any) -> Any:
+        self._control.regions.register(request.name, request.key, request.offset, request.byte_size)
+        return service_pb2.SystemSharedMemoryRegisterResponse()
+
+    @_call
+    def SystemSharedMemoryStatus(self, request: Any) -> Any:
+        regions = {one["name"]: one for one in self._control.regions.status(request.name)}
+        return ParseDict({"regions": regions}, service_pb2.SystemSharedMemoryStatusResponse())
+
+    @_call
+    def SystemSharedMemoryUnregister(self, request: Any) -> Any:
+        self._control.regions.unregister(request.name)
+        return service_pb2.SystemSharedMemoryUnregisterResponse()
+
+    @_call
+    def CudaSharedMemoryRegister(self, request: Any) -> Any:
+        raise no_cuda_shared_memory(request.name)
+
+    @_call
+    def CudaSharedMemoryStatus(self, _request: Any) -> Any:
+        return service_pb2.CudaSharedMemoryStatusResponse()
+
+    @_call
+    def CudaSharedMemoryUnregister(self, _request: Any) -> Any:
+        return service_pb2.CudaSharedMemoryUnregisterResponse()
+
+
+class _Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
+    """gRPC's health protocol: the service "" is the whole server, every other service is a model."""
+
+    def __init__(self, control: Control) -> None:
+        self._control = control
+
+    @_call
+    def Check(self, request: Any) -> Any:
+        return health_pb2.HealthCheckResponse(status=self._status_of(request.service))
+
+    async def Watch(self, request: Any, _context: Any) -> AsyncIterator[Any]:
+        """Send the status now and whenever it changes."""
+        last = None
+        while True:
+            try:
+                status = self._status_of(request.service)
+            except UnknownModelError:
+                status = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
+            if status != last:
+                yield health_pb2.HealthCheckResponse(status=status)
+            last = status
+            await asyncio.sleep(_HEALTH_INTERVAL_S)
+
+    def _status_of(self, service: str) -> Any:
+        is_ready = self._control.is_model_ready(service) if service else self._control.is_ready()
+        return health_pb2.HealthCheckResponse.SERVING if is_ready else health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+def _infer(served: ServedModel, message: Any, watch: Stopwatch) -> Any:
+    request = decode_message(message, served.signature, served.regions)
+    outputs, parameters = served.outputs(request, watch)
+    return encode_message(request, served.name, served.version, outputs, parameters, served.regions)
+
+
+def _chosen(value: Any) -> Any:
+    """The value of a setting, whichever type it has."""
+    return getattr(value, value.WhichOneof("parameter_choice"))

@@ -1,0 +1,131 @@
+"""KServe v2 ``infer`` in protobuf: messages to named arrays, and arrays back to messages.
+
+A tensor's numbers are in ``raw_input_contents`` (little-endian bytes, one entry per tensor without contents of its
+own), in its ``contents``, or in a region of shared memory. Answers are always raw or in shared memory, as Triton's.
+"""
+
+import math
+from typing import Any
+
+import numpy as np
+from tritonclient.grpc import service_pb2
+
+from serving.errors import RequestError
+from serving.protocol.request import (
+    InferRequest,
+    OutputRequest,
+    check_inputs,
+    check_output,
+    check_part_size,
+    checked_datatype,
+    checked_shape,
+    region_part,
+)
+from serving.protocol.shared_memory import SharedMemory, located
+from serving.protocol.tensors import Array, Signature
+
+#: The field of ``InferTensorContents`` that has the numbers of a datatype.
+_CONTENTS = {
+    "FP32": "fp32_contents",
+    "INT64": "int64_contents",
+    "INT32": "int_contents",
+    "UINT32": "uint_contents",
+}
+
+
+def decode_message(message: Any, signature: Signature, regions: SharedMemory) -> InferRequest:
+    """Decode a ``ModelInferRequest``.
+
+    Args:
+        message: the message.
+        signature: of the model.
+        regions: where tensors may be.
+
+    Raises:
+        RequestError: anything is wrong with the request; the message starts with the tensor or the field.
+    """
+    raw = iter(message.raw_input_contents)
+    inputs: dict[str, Array] = {}
+    places: dict[str, str] = {}
+    for index, tensor in enumerate(message.inputs):
+        path = f"inputs[{index}]"
+        spec = signature.input(tensor.name, path)
+        if spec.name in inputs:
+            raise RequestError(f"{path}.name: tensor {spec.name!r} came twice")
+        dtype = checked_datatype(tensor.datatype, spec, path)
+        shape = checked_shape(tensor.shape, path)
+        with located(f"{spec.name} ({path})"):
+            inputs[spec.name] = _numbers(tensor, raw, dtype, shape, path, regions)
+        places[spec.name] = path
+    if next(raw, None) is not None:
+        raise RequestError("raw_input_contents: more entries than tensors without contents")
+    check_inputs(inputs, signature)
+    return InferRequest(message.id, inputs, _outputs(message, signature), places)
+
+
+def _numbers(
+    tensor: Any, raw: Any, dtype: np.dtype[Any], shape: tuple[int, ...], path: str, regions: SharedMemory
+) -> Array:
+    part = region_part(_parameters(tensor), f"{path}.parameters")
+    if part is not None:
+        check_part_size(part, dtype, shape, path)
+        return np.frombuffer(regions.read(part), dtype).reshape(shape)
+    count = math.prod(shape)
+    if tensor.HasField("contents"):
+        numbers = getattr(tensor.contents, _CONTENTS[tensor.datatype])
+        if len(numbers) != count:
+            reason = f"shape {list(shape)} needs {count:,} numbers, but {len(numbers):,} came"
+            raise RequestError(f"contents.{_CONTENTS[tensor.datatype]}: {reason}")
+        return np.array(numbers, dtype).reshape(shape)
+    data = next(raw, None)
+    if data is None:
+        raise RequestError("neither contents, raw_input_contents nor shared memory is there")
+    if len(data) != count * dtype.itemsize:
+        needed = f"shape {list(shape)} of {tensor.datatype} needs {count * dtype.itemsize:,} bytes"
+        raise RequestError(f"raw_input_contents: {needed}, but {len(data):,} came")
+    return np.frombuffer(data, dtype).reshape(shape)
+
+
+def _outputs(message: Any, signature: Signature) -> tuple[OutputRequest, ...]:
+    if not message.outputs:
+        return tuple(OutputRequest(spec.name, True) for spec in signature.outputs)
+    wanted: list[OutputRequest] = []
+    for index, output in enumerate(message.outputs):
+        path, parameters = f"outputs[{index}]", _parameters(output)
+        check_output(output.name, parameters, wanted, path, signature)
+        wanted.append(OutputRequest(output.name, True, region_part(parameters, f"{path}.parameters")))
+    return tuple(wanted)
+
+
+def _parameters(holder: Any) -> dict[str, Any]:
+    return {name: getattr(value, value.WhichOneof("parameter_choice")) for name, value in holder.parameters.items()}
+
+
+def encode_message(
+    request: InferRequest,
+    model: str,
+    version: str,
+    outputs: dict[str, Array],
+    parameters: dict[str, int],
+    regions: SharedMemory,
+) -> Any:
+    """Return the ``ModelInferResponse`` to ``request``; ``outputs`` has C-contiguous float32 arrays by output name.
+
+    Raises:
+        RequestError: an output does not fit its region of ``regions``.
+    """
+    answer = service_pb2.ModelInferResponse(model_name=model, model_version=version, id=request.id)
+    for name, value in parameters.items():
+        answer.parameters[name].int64_param = value
+    for wanted in request.outputs:
+        array = outputs[wanted.name]
+        entry = answer.outputs.add(name=wanted.name, datatype="FP32", shape=array.shape)
+        if wanted.part is None:
+            answer.raw_output_contents.append(array.tobytes())
+            continue
+        with located(f"outputs: {wanted.name}"):
+            written = regions.write(wanted.part, array.tobytes())
+        entry.parameters["shared_memory_region"].string_param = written.region
+        entry.parameters["shared_memory_offset"].int64_param = written.offset
+        entry.parameters["shared_memory_byte_size"].int64_param = written.size_bytes
+    return answer

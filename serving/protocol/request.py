@@ -1,0 +1,110 @@
+"""A decoded KServe v2 ``infer`` request, whatever carried it, and the checks that all forms share."""
+
+import math
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from serving.errors import RequestError
+from serving.protocol.document import checked, optional, required
+from serving.protocol.shared_memory import RegionPart
+from serving.protocol.tensors import DTYPES, Array, Signature, TensorSpec, quoted
+
+_LARGEST_EXTENT = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class OutputRequest:
+    """One output that the client wants: as raw bytes, as JSON numbers, or in a region of shared memory."""
+
+    name: str
+    binary: bool
+    part: RegionPart | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class InferRequest:
+    """A decoded request.
+
+    Attributes:
+        id: the client's id, returned in the answer; empty if the client sent none.
+        inputs: arrays by tensor name. Binary tensors are read-only views of the body, aligned for their dtype.
+        outputs: the outputs to answer, in the client's order; all outputs if the client named none.
+        places: JSON path of each tensor's numbers, by tensor name.
+    """
+
+    id: str
+    inputs: dict[str, Array]
+    outputs: tuple[OutputRequest, ...]
+    places: Mapping[str, str]
+
+    @contextmanager
+    def locating_errors(self) -> Iterator[None]:
+        """Add the tensor's place to errors that start with its name: ``DES (inputs[0].data): ...``."""
+        try:
+            yield
+        except RequestError as err:
+            name, _, reason = str(err).partition(": ")
+            if name not in self.places:
+                raise
+            raise RequestError(f"{name} ({self.places[name]}): {reason}") from err
+
+
+def region_part(parameters: dict[str, Any], path: str) -> RegionPart | None:
+    """Return where in shared memory a tensor is, or None."""
+    if "shared_memory_region" not in parameters:
+        return None
+    name = checked(parameters["shared_memory_region"], str, f"{path}.shared_memory_region")
+    size = required(parameters, "shared_memory_byte_size", int, path)
+    offset = optional(parameters, "shared_memory_offset", int, 0, path)
+    for key, value in (("shared_memory_byte_size", size), ("shared_memory_offset", offset)):
+        if value < 0:
+            raise RequestError(f"{path}.{key}: expected 0 or more, got {value}")
+    return RegionPart(name, offset, size)
+
+
+def check_part_size(part: RegionPart, dtype: np.dtype[Any], shape: tuple[int, ...], path: str) -> None:
+    """Refuse a part that is smaller or larger than its tensor."""
+    needed = math.prod(shape) * dtype.itemsize
+    if part.size_bytes != needed:
+        reason = f"shape {list(shape)} needs {needed:,} bytes, but {part.size_bytes:,} are announced"
+        raise RequestError(f"{path}.parameters.shared_memory_byte_size: {reason}")
+
+
+def checked_shape(extents: Sequence[Any], path: str) -> tuple[int, ...]:
+    """Return a tensor's shape, which has 1 to 8 extents."""
+    if not 1 <= len(extents) <= 8:
+        raise RequestError(f"{path}.shape: expected 1 to 8 extents, but {len(extents):,} came")
+    for index, extent in enumerate(extents):
+        if type(extent) is not int or not 0 <= extent <= _LARGEST_EXTENT:
+            raise RequestError(f"{path}.shape[{index}]: expected a whole number from 0 to {_LARGEST_EXTENT}")
+    return tuple(extents)
+
+
+def checked_datatype(datatype: str, spec: TensorSpec, path: str) -> np.dtype[Any]:
+    """Return the dtype of an input's datatype, which must be one that the model takes."""
+    if datatype not in spec.datatypes:
+        accepted = " or ".join(spec.datatypes)
+        raise RequestError(f"{path}.datatype: expected {accepted}, but {datatype[:32]!r} came")
+    return DTYPES[datatype]
+
+
+def check_inputs(names: Collection[str], signature: Signature) -> None:
+    """Refuse a request in which an input is missing."""
+    missing = [spec.name for spec in signature.inputs if spec.name not in names and not spec.optional]
+    if missing:
+        raise RequestError(f"inputs: missing {quoted(missing)}")
+
+
+def check_output(
+    name: str, parameters: dict[str, Any], earlier: Iterable[OutputRequest], path: str, signature: Signature
+) -> None:
+    """Refuse an output that the model does not have, that is asked for twice, or that must be classified."""
+    signature.output(name, path)
+    if any(name == other.name for other in earlier):
+        raise RequestError(f"{path}.name: output {name!r} is asked for twice")
+    if "classification" in parameters:
+        raise RequestError(f"{path}.parameters.classification: not supported")
