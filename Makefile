@@ -70,12 +70,12 @@ test-kernels: $(VENV)/.test ## the kernels on the CPU runner: in random orders o
 
 test-kernels-tsan: $(VENV)/.test ## the kernels whose threads share memory, under ThreadSanitizer: a race check
 	@HOTROW_RUNNER_SANITIZER=thread HOTROW_RUNNER_SEED=1 HOTROW_RUNNER_THREADS=2 TSAN_OPTIONS="exitcode=66 suppressions=tests/kernels/cuda/race_check.supp" \
-	  LD_PRELOAD="$$(g++ -print-file-name=libtsan.so)" $(BIN)/python -m pytest -q -m "$(ON_RUNNER) and not slow" $(RACE_TESTS)
+	  LD_PRELOAD="$$(g++ -print-file-name=libtsan.so)" $(BIN)/python -m pytest -q $(OVER_CORES) -m "$(ON_RUNNER) and not slow" $(RACE_TESTS)
 
 test-kernels-asan: $(VENV)/.test ## all kernels in the fixed order, under AddressSanitizer and UndefinedBehaviorSanitizer
 	@HOTROW_RUNNER_SANITIZER=address ASAN_OPTIONS=detect_leaks=0 \
 	  LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libubsan.so)" \
-	  $(BIN)/python -m pytest -q -m "$(ON_RUNNER) and not slow" $(KERNEL_TESTS)
+	  $(BIN)/python -m pytest -q $(OVER_CORES) -m "$(ON_RUNNER) and not slow" $(KERNEL_TESTS)
 
 mutants: $(VENV)/.test ## plant faults in the kernels: the tests must notice 4 of 5 hand-picked faults, and 9 of 10 drawn faults
 	@$(BIN)/python -m benchmarks.mutants --json benchmarks/results/mutants.json

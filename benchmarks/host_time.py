@@ -1,7 +1,8 @@
 """Hotrow's own host time of a GPU request, against the same lookup on the CPU without a cache.
 
 The GPU is a stub whose driver calls cost nothing, so the benchmark shows what Python and the host kernels cost. It says
-nothing about the time on a GPU. Each table has one key per sample. Of each round the fastest call counts.
+nothing about the time on a GPU. Each table has one key per sample, so no offsets are packed. Of each round the fastest
+call counts.
 
 - ``predict``: a whole request of a model, without the calls of its dense network; ``misses`` is the number of missing
   keys in each table, whose rows the memory tier has
@@ -184,11 +185,7 @@ def packing(sides):
 
     def copy(batch):
         at = 0
-        for parts in (
-            [one.row_ptrs for one in batch.tables],
-            [one.keys for one in batch.tables],
-            [batch.dense.ravel()],
-        ):
+        for parts in ([one.keys for one in batch.tables], [batch.dense.ravel()]):
             size = sum([part.nbytes for part in parts])
             np.concatenate(parts, out=copied[at : at + size].view(parts[0].dtype))
             at += -(-size // 8) * 8

@@ -29,8 +29,8 @@ HOST_TABLE = [
        "M rows/s", FP32, "") for measure, words in (("pooled", "pooled lookup"), ("fetch", "lookup")) for dim in SPEED),
     *(("memory of rows as {row_dtype}, dim {dim}", "host_table.row_dtype_memory", {"dim": dim}, "MiB", FP32, "")
       for dim in SPEED),
-    ("look up 26,624 of {rows} rows, dim {dim}, in memory that processes share", "host_table.shared", {},
-     "M rows/s", "memory of its own", ""),
+    ("look up 26,624 of {rows} rows, dim {dim}, in huge pages that processes share", "host_table.shared",
+     {"huge_pages": True}, "M rows/s", "memory of its own", ">= 0.9"),
     *((words + " of {keys} keys over {threads} cores, dim {dim}", "host_table.over_cores",
        {"dim": dim, "measure": measure}, "M rows/s", "one thread", "")
       for measure, words in (("fetch", "one lookup"), ("pooled", "one pooled lookup, bags of 20,")) for dim in SPEED),

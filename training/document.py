@@ -123,7 +123,7 @@ def _read_losses(root: Fields) -> tuple[Label, ...]:
     for layer in layers:
         for key in ("optimizer", "regularizer"):
             if key in layer:
-                raise layer.error("training has none for a single layer", key)
+                raise layer.error(f"training has no {key} for a single layer", key)
     if layers[-1].text("type") != "BinaryCrossEntropyLoss":
         raise layers[-1].error("a training graph ends in BinaryCrossEntropyLoss", "type")
     losses = [layer for layer in layers if layer.text("type").endswith("Loss")]
@@ -134,7 +134,7 @@ def _read_losses(root: Fields) -> tuple[Label, ...]:
     # the graph's reader has checked that each label has a loss and a dimension
     for loss, label, count in zip(losses, data.texts("top"), columns, strict=True):
         if loss.text("type") != "BinaryCrossEntropyLoss":
-            raise loss.error("training has BinaryCrossEntropyLoss only", "type")
+            raise loss.error("training supports only BinaryCrossEntropyLoss", "type")
         if loss.texts("bottom")[1] != label:
             raise loss.error(f"expected the losses in the order of the labels, so {label!r} here", "bottom")
         labels.append(Label(label, _read_target_weight(loss, count)))

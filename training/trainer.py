@@ -119,7 +119,7 @@ def check_samples_fit(graph: Graph, samples: Samples) -> None:
         ("slots", "layers[0].sparse", slots, samples.bags.slots),
     ):
         if asked != there:
-            raise ConfigError(graph.source, path, f"the graph reads {asked} {what}, the data has {there}")
+            raise ConfigError(graph.source, path, f"the graph reads {asked} {what}, but the data has {there}")
     for index, (entry, counts) in enumerate(_keys_per_sample(graph, samples)):
         if counts.max() > entry.max_keys_per_sample:
             sample = int(np.argmax(counts > entry.max_keys_per_sample))

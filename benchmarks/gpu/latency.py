@@ -1,15 +1,25 @@
-"""Small batches, where launches cost more than memory: one query in a graph, and the host's part of a launch."""
+"""Small batches, where launches cost more than memory: a lookup or a query in a graph, the host's part of a launch."""
 
 import itertools
 import time
+from dataclasses import dataclass
 from statistics import median
 
 import numpy as np
 
-from benchmarks.gpu.keys import filled_cache, pool_of
+from benchmarks.gpu.keys import WrongAnswerError, check_rows, filled_cache, pool_of
 from benchmarks.gpu.queries import BareQuery
 from benchmarks.gpu.records import Record
 from benchmarks.gpu.rounds import SOURCE, on_stream, take_turns
+from gpu_cache.cache_group import CacheGroup
+
+
+@dataclass(frozen=True)
+class Bags:
+    """Keys of one table, and their CSR offsets."""
+
+    keys: np.ndarray
+    row_ptrs: np.ndarray
 
 
 def measure(device, sizes, places):
@@ -21,6 +31,8 @@ def measure(device, sizes, places):
         for batch in sizes.small_batches:
             for uploads in (False, True):
                 yield one_query(device, filled.cache, pool, batch, sizes, uploads=uploads)
+            for name in ("pool", "lookup"):
+                yield one_lookup(device, filled.cache, pool, batch, sizes, name)
     pool = pool_of(device, filled.population, places["uniform"], "uniform", 1.0)
     yield from host_times(device, filled.cache, pool, min(sizes.small_batches), sizes)
     filled.close()
@@ -61,6 +73,44 @@ def one_query(device, cache, pool, batch, sizes, *, uploads):
         "query_graph_upload" if uploads else "query_graph", times, "a graph of a kernel that does nothing",
         dim=cache.layout.dim, dtype="fp32", batch=batch, distribution=pool.distribution, hit_rate=1.0,
         host_round_trip_us=median(wall),
+    )  # fmt: skip
+
+
+def one_lookup(device, cache, pool, batch, sizes, name):
+    """A graph of what serving launches, a key per bag or a row per key, against a graph of an empty kernel."""
+    work = CacheGroup([cache], (1,), ("sum",)).workspace(batch, batch, max_single_keys=batch)
+    nothing = device.kernel(SOURCE, "nothing", ROW_UNITS=1, OUT_UNITS=1)
+    parts = [pool.host_keys[first : first + batch] for first in range(0, pool.host_keys.size - batch + 1, batch)]
+    row_ptrs, turns = np.arange(batch + 1, dtype=np.int32), itertools.count()
+
+    def load(keys):
+        if name == "pool":
+            work.load([Bags(keys, row_ptrs)])
+        else:
+            work.load_keys([keys])
+
+    def do_nothing():
+        nothing((1,), (1,), (), work.stream)
+
+    load(parts[0])
+    work.launch()
+    if work.missing():
+        raise WrongAnswerError(f"{name}: keys that the cache holds were missed")
+    check_rows(device, name, parts[0], work.rows[0].reshape(batch, cache.layout.dim), "fp32")
+    do_nothing()
+    work.stream.synchronize()
+    queue = work.queue_request if name == "lookup" else lambda: work.queue(batch)
+    graph, floor = device.capture(work.stream, queue), device.capture(work.stream, do_nothing)
+    contenders = [
+        on_stream(
+            device, work.stream, lambda: graph.launch(work.stream), 1,
+            prepare=lambda: load(parts[next(turns) % len(parts)]),
+        ),
+        on_stream(device, work.stream, lambda: floor.launch(work.stream), 1),
+    ]  # fmt: skip
+    return Record.of(
+        f"{name}_graph", take_turns(contenders, 10 * sizes.rounds), "a graph of a kernel that does nothing",
+        dim=cache.layout.dim, dtype="fp32", batch=batch, distribution=pool.distribution, hit_rate=1.0,
     )  # fmt: skip
 
 

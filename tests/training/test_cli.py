@@ -154,7 +154,7 @@ def test_a_users_arrays_become_a_model(tmp_path, capsys):
         (["--data", "one.npz", "--output", "out"], "one.npz array dense: missing; the file has label, user, item"),
         (
             ["--data", "two.txt", "--output", "out", "--model", "din"],
-            "the graph reads 0 dense features, the data has 13",
+            "the graph reads 0 dense features, but the data has 13",
         ),
         (
             ["--synthetic", "10", "--output", "out", "--model", "other.json"],

@@ -122,7 +122,7 @@ def test_samples_of_other_labels_than_the_graphs_are_refused(two_tasks, samples)
     model = CtrModel(parse_graph(two_tasks, "graph.json"), seed=0)
     options = {"epochs": 1, "batch_size": 100, "schedule": LearningRateSchedule(0.003), "seed": 0}
 
-    with pytest.raises(ConfigError, match="label_dim: the graph reads 2 labels, the data has 1"):
+    with pytest.raises(ConfigError, match="label_dim: the graph reads 2 labels, but the data has 1"):
         next(train(model, one_label, samples, **options))
 
 
@@ -146,7 +146,7 @@ def exchange(layers):
         ),
         pytest.param(
             lambda layers: layers[-2].update(type="CrossEntropyLoss"),
-            "layers[12].type: training has BinaryCrossEntropyLoss only",
+            "layers[12].type: training supports only BinaryCrossEntropyLoss",
             id="other-loss",
         ),
     ],

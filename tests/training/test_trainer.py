@@ -233,7 +233,7 @@ def test_a_reserved_key_is_refused(document):
     [
         (
             lambda data: data["dense"].update(dense_dim=12),
-            "dense_dim: the graph reads 12 dense features, the data has 13",
+            "dense_dim: the graph reads 12 dense features, but the data has 13",
         ),
         (
             lambda data: data["sparse"][0].update(max_feature_num_per_sample=5),
@@ -263,5 +263,5 @@ def test_a_sample_with_more_keys_than_a_request_may_have_is_refused(document):
 def test_samples_of_other_slots_than_the_graphs_are_refused(document):
     good = generate(20, seed=0).samples
 
-    with pytest.raises(ConfigError, match="reads 26 slots, the data has 25"):
+    with pytest.raises(ConfigError, match="reads 26 slots, but the data has 25"):
         trained(document, Samples(good.labels, good.dense, Bags.one_key_each(good.bags.keys.reshape(20, 26)[:, 1:])))
