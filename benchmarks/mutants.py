@@ -61,7 +61,8 @@ class ShortSearch:
 class Faulty:
     @staticmethod
     def find_spec(name, path=None, target=None):
-        return PathFinder.find_spec(name, [sys.argv[1]]) if name == "gpu_cache" else None
+        if name.partition(".")[0] == "gpu_cache":
+            return PathFinder.find_spec(name, path or [sys.argv[1]])
 
 sys.meta_path.insert(0, Faulty)
 kernels.source.CUDA_DIRECTORY = pathlib.Path(sys.argv[1]) / "kernels/cuda"
