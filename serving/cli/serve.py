@@ -11,7 +11,7 @@ from serving.cli.engine_options import add_engine_options, checked_tolerance
 from serving.cli.log import LOG_FORMATS, LOG_LEVELS, set_up_log
 from serving.cli.numbers import one_of, whole_number
 from serving.errors import ConfigError, MissingExtraError, ModelFileError, ServingError, is_about_a_model, told
-from serving.frontend.body import Limits
+from serving.frontend.limits import Limits
 from serving.lookup.devices import check_device_name
 
 if TYPE_CHECKING:
@@ -135,8 +135,8 @@ def serve(options: argparse.Namespace) -> int:
     """Serve until SIGTERM or Ctrl-C."""
     # The other commands do not need the web framework, which is slow to import.
     from serving.frontend.front_end import FrontEnd, Settings
-    from serving.frontend.http import create_app
-    from serving.frontend.server import listen, run, url_of
+    from serving.frontend.http.app import create_app
+    from serving.frontend.http.server import listen, run, url_of
     from serving.frontend.version import server_version
     from serving.repository import ModelRepository
 

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass, field
 
-from serving.frontend.body import Limits
 from serving.frontend.control import Control
 from serving.frontend.endpoint import PredictEndpoint
+from serving.frontend.limits import Limits
 from serving.frontend.runner import Runner
 from serving.metrics import RequestMetrics
 from serving.protocol.shared_memory import SharedMemory

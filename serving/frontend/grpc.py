@@ -7,7 +7,7 @@ The server runs on the event loop of the HTTP server, and shares its limits, its
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
-from functools import partial, wraps
+from functools import wraps
 from inspect import isawaitable
 from time import perf_counter
 from typing import Any
@@ -19,13 +19,15 @@ from grpc_reflection.v1alpha import reflection
 from tritonclient.grpc import model_config_pb2, service_pb2, service_pb2_grpc
 
 from kernels.errors import HotrowError
+from serving.batch import Batch
 from serving.errors import ConfigError, UnknownModelError
 from serving.frontend.codes import codes_of
 from serving.frontend.control import Control
-from serving.frontend.control_routes import no_cuda_shared_memory
-from serving.frontend.endpoint import ServedModel, Stopwatch
 from serving.frontend.front_end import FrontEnd
+from serving.frontend.served_model import ServedModel
 from serving.protocol.messages import decode_message, encode_message
+from serving.protocol.shared_memory import SharedMemory, no_cuda_shared_memory
+from serving.routes import Prediction
 
 _log = logging.getLogger("hotrow.grpc")
 _HEALTH_INTERVAL_S = 1.0
@@ -117,7 +119,8 @@ class _Inference(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
         try:
             served = self._endpoint.model(message.model_name, message.model_version)
             model = served.name
-            answer = await self._endpoint.run(served, message.ByteSize(), partial(_infer, served, message))
+            exchange = _InferExchange(message, self._control.regions)
+            answer = await self._endpoint.run(served, message.ByteSize(), exchange)
             code = 200
             return answer
         except HotrowError as err:
@@ -236,10 +239,20 @@ class _Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
         return health_pb2.HealthCheckResponse.SERVING if is_ready else health_pb2.HealthCheckResponse.NOT_SERVING
 
 
-def _infer(served: ServedModel, message: Any, watch: Stopwatch) -> Any:
-    request = decode_message(message, served.signature, served.regions)
-    outputs, parameters = served.outputs(request, watch)
-    return encode_message(request, served.name, served.version, outputs, parameters, served.regions)
+class _InferExchange:
+    """See ``Exchange``."""
+
+    def __init__(self, message: Any, regions: SharedMemory) -> None:
+        self._message = message
+        self._regions = regions
+
+    def read(self, model: ServedModel) -> Batch:
+        self._request = decode_message(self._message, model.signature, self._regions)
+        return model.read(self._request)
+
+    def write(self, model: ServedModel, prediction: Prediction) -> Any:
+        outputs, parameters = model.outputs(prediction)
+        return encode_message(self._request, model.name, model.version, outputs, parameters, self._regions)
 
 
 def _chosen(value: Any) -> Any:

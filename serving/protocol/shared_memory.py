@@ -141,3 +141,9 @@ def located(place: str) -> Iterator[None]:
 
 def _unknown(name: str) -> RequestError:
     return RequestError(f"shared memory region {name[:64]!r}: not registered")
+
+
+def no_cuda_shared_memory(name: str) -> RequestError:
+    """The error for a client that registers CUDA shared memory."""
+    reason = "CUDA shared memory is not supported; use system shared memory"
+    return RequestError(f"shared memory region {name[:64]!r}: {reason}")

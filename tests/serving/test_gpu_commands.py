@@ -8,7 +8,7 @@ import pytest
 from benchmarks.tiny_model import TinyModel
 from serving.cli.main import main
 from serving.frontend.front_end import FrontEnd
-from serving.frontend.http import create_app
+from serving.frontend.http.app import create_app
 from serving.repository import ModelRepository
 from tests.serving.frontend.app_client import Client
 from tests.serving.test_gpu_serving import ps_json

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serving.errors import OverloadedError, PayloadTooLargeError, RequestError, UnsupportedEncodingError
-from serving.frontend.body import Arriving, ClientDisconnectedError, Limits, decompress, read_body
+from serving.frontend.http.body import Arriving, ClientDisconnectedError, decompress, read_body
+from serving.frontend.limits import Limits
 
 LIMITS = Limits(max_body_bytes=100, body_timeout_s=5)
 

@@ -11,9 +11,9 @@ import pytest
 import uvloop
 from uvicorn.server import ServerState
 
-from serving.frontend.connection import MAX_HEAD_BYTES, Connection, OneWrite
-from serving.frontend.edge import Edge
-from serving.frontend.server import uvicorn_config
+from serving.frontend.http.connection import MAX_HEAD_BYTES, Connection, OneWrite
+from serving.frontend.http.edge import Edge
+from serving.frontend.http.server import uvicorn_config
 from serving.metrics import RequestMetrics
 
 

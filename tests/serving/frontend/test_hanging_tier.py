@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.tiny_model import TinyModel
 from serving.frontend.front_end import FrontEnd, Settings
-from serving.frontend.http import create_app
+from serving.frontend.http.app import create_app
 from serving.repository import ModelRepository
 from serving.storage import RocksDbStore
 from tests.serving.ps_files import write_ps

@@ -14,10 +14,10 @@ import pytest
 from benchmarks.tiny_model import TinyModel
 from kernels.errors import HotrowError, ReservedKeyError
 from serving import errors
-from serving.frontend.body import Limits
 from serving.frontend.codes import CODES, codes_of
 from serving.frontend.front_end import FrontEnd, Settings
-from serving.frontend.http import create_app
+from serving.frontend.http.app import create_app
+from serving.frontend.limits import Limits
 from serving.repository import ModelRepository
 from tests.serving.frontend.app_client import Client
 

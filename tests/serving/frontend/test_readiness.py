@@ -7,7 +7,7 @@ import pytest
 from benchmarks.tiny_model import TinyModel
 from serving.errors import StoreError
 from serving.frontend.front_end import FrontEnd
-from serving.frontend.http import create_app
+from serving.frontend.http.app import create_app
 from serving.lookup import LookupSession
 from serving.repository import ModelRepository
 from serving.storage import RocksDbStore

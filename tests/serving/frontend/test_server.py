@@ -7,8 +7,8 @@ import pytest
 import uvloop
 
 from serving.errors import ConfigError
-from serving.frontend.edge import Edge
-from serving.frontend.server import Server, listen, url_of
+from serving.frontend.http.edge import Edge
+from serving.frontend.http.server import Server, listen, url_of
 from serving.metrics import RequestMetrics
 
 

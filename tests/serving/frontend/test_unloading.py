@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.tiny_model import TinyModel
 from serving.frontend.front_end import FrontEnd, Settings
-from serving.frontend.http import create_app
+from serving.frontend.http.app import create_app
 from serving.repository import ModelRepository
 
 KEYS = [[[1], [2], [3]], [[900], [2, 5], [3]], [[7], [], [2000]]]

@@ -6,7 +6,7 @@ import pytest
 from benchmarks.redis_servers import wait_until
 from benchmarks.tiny_model import TinyModel
 from serving.frontend.front_end import FrontEnd
-from serving.frontend.http import create_app
+from serving.frontend.http.app import create_app
 from serving.repository import ModelRepository
 from tests.serving.frontend.app_client import Client
 from tests.serving.ps_files import write_ps

@@ -4,13 +4,13 @@ import asyncio
 import re
 import zlib
 from contextlib import nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 from starlette.types import Message, Receive, Scope
 
 from serving.errors import OverloadedError, PayloadTooLargeError, RequestError, UnsupportedEncodingError
-from serving.frontend.connection import connection_of
+from serving.frontend.http.connection import connection_of
+from serving.frontend.limits import Limits
 
 #: zlib's ``wbits`` for the content encodings that clients send (RFC 1952 and RFC 1950).
 _WINDOW_BITS = {b"gzip": 31, b"deflate": 15}
@@ -21,23 +21,6 @@ _GZIP_MAGIC = 0x1F
 _NO_WEIGHT = re.compile(rb"q\s*=\s*0(\.0*)?")
 #: The encoding of a body that is sent as it is.
 IDENTITY = b"identity"
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """The limits of the front end.
-
-    Attributes:
-        max_body_bytes: largest body, both as it arrives and once decompressed.
-        max_inflight: largest number of predict requests at a time, counted once their bodies are complete; the next
-            request is answered 429. Bodies that are still arriving may together hold ``max_inflight`` times
-            ``max_body_bytes`` more, so slow clients lock nobody out and memory stays bounded.
-        body_timeout_s: longest time that a body may take to arrive.
-    """
-
-    max_body_bytes: int = 16 << 20
-    max_inflight: int = 256
-    body_timeout_s: float = 30.0
 
 
 class Arriving:

@@ -12,10 +12,10 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp
 
-from serving.frontend.control_routes import add_control_routes
-from serving.frontend.edge import Edge, http_exception, validation_error
-from serving.frontend.endpoint import InferPath, PredictEndpoint, ServedModel
 from serving.frontend.front_end import FrontEnd
+from serving.frontend.http.control_routes import add_control_routes
+from serving.frontend.http.edge import Edge, http_exception, validation_error
+from serving.frontend.http.infer import Answer, HttpEndpoint, InferExchange, InferPath, SamplesExchange
 from serving.frontend.version import server_version
 from serving.metrics import Metrics
 from serving.protocol.infer_schema import INFER_ANSWER_SCHEMA, INFER_SCHEMA
@@ -66,9 +66,10 @@ def create_app(front: FrontEnd) -> ASGIApp:
     )
     add_control_routes(app, front.control)
     _add_metrics_route(app, Metrics(front.metrics, front.repository.readings))
-    _add_infer_routes(app, front.endpoint)
-    _add_predict_route(app, front.endpoint)
-    return InferPath(app, front.endpoint, front.metrics)
+    endpoint = HttpEndpoint(front)
+    _add_infer_routes(app, endpoint)
+    _add_predict_route(app, endpoint)
+    return InferPath(app, endpoint, front.metrics)
 
 
 def _add_metrics_route(app: FastAPI, metrics: Metrics) -> None:
@@ -78,7 +79,7 @@ def _add_metrics_route(app: FastAPI, metrics: Metrics) -> None:
         return Response(metrics.page(), media_type=_PROMETHEUS_TEXT)
 
 
-def _add_infer_routes(app: FastAPI, endpoint: PredictEndpoint) -> None:
+def _add_infer_routes(app: FastAPI, endpoint: HttpEndpoint) -> None:
     for prefix in ("/v2/models/{model}", "/v2/models/{model}/versions/{version}"):
 
         @app.post(
@@ -89,8 +90,7 @@ def _add_infer_routes(app: FastAPI, endpoint: PredictEndpoint) -> None:
         )
         async def infer(model: str, request: Request, version: str = "") -> Response:
             """Predict samples given as tensors; ``InferPath`` answers before the router does."""
-            answer = await endpoint.answer(request.scope, request.receive, ServedModel.infer)
-            return Response(answer.body, headers={name.decode(): value.decode() for name, value in answer.headers})
+            return _response(await endpoint.answer(request.scope, request.receive, InferExchange))
 
 
 def _responses(schema: dict[str, Any], what: str) -> dict[int | str, dict[str, Any]]:
@@ -101,7 +101,7 @@ def _responses(schema: dict[str, Any], what: str) -> dict[int | str, dict[str, A
     }
 
 
-def _add_predict_route(app: FastAPI, endpoint: PredictEndpoint) -> None:
+def _add_predict_route(app: FastAPI, endpoint: HttpEndpoint) -> None:
     @app.post(
         "/predict/{model}",
         response_class=Response,
@@ -110,5 +110,8 @@ def _add_predict_route(app: FastAPI, endpoint: PredictEndpoint) -> None:
     )
     async def predict(model: str, request: Request) -> Response:
         """Predict samples given as JSON: per sample its dense features and one list of keys per slot."""
-        answer = await endpoint.answer(request.scope, request.receive, ServedModel.predict)
-        return Response(answer.body, headers={name.decode(): value.decode() for name, value in answer.headers})
+        return _response(await endpoint.answer(request.scope, request.receive, SamplesExchange))
+
+
+def _response(answer: Answer) -> Response:
+    return Response(answer.body, headers={name.decode(): value.decode() for name, value in answer.headers})

@@ -8,7 +8,7 @@ from fastapi.responses import Response
 from serving.errors import RequestError
 from serving.frontend.control import Control
 from serving.protocol.document import known_only, optional, parse_document, required
-from serving.protocol.shared_memory import SharedMemory
+from serving.protocol.shared_memory import SharedMemory, no_cuda_shared_memory
 
 
 def add_control_routes(app: FastAPI, control: Control) -> None:
@@ -152,12 +152,6 @@ def _add_cuda_shared_memory_routes(app: FastAPI) -> None:
         async def unregister_cuda_regions() -> Response:
             """Do nothing, because there are no regions."""
             return Response()
-
-
-def no_cuda_shared_memory(name: str) -> RequestError:
-    """The error for a client that registers CUDA shared memory."""
-    reason = "CUDA shared memory is not supported; use system shared memory"
-    return RequestError(f"shared memory region {name[:64]!r}: {reason}")
 
 
 async def _document(request: Request) -> dict[str, Any]:

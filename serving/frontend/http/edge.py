@@ -13,9 +13,9 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kernels.errors import HotrowError
-from serving.frontend.body import ClientDisconnectedError
 from serving.frontend.codes import RETRY_AFTER_S, codes_of
-from serving.frontend.connection import connection_of
+from serving.frontend.http.body import ClientDisconnectedError
+from serving.frontend.http.connection import connection_of
 from serving.metrics import RequestMetrics
 
 #: Key of the ASGI scope under which a predict route names its model; requests without it are not counted.

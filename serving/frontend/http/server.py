@@ -16,7 +16,7 @@ import uvloop
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from serving.errors import ConfigError
-from serving.frontend.connection import Connection
+from serving.frontend.http.connection import Connection
 
 _log = logging.getLogger("hotrow.server")
 #: How long a connection may be idle. Clients keep a pool of connections and fail on closed connections.

@@ -1,0 +1,173 @@
+"""Predict requests over HTTP, from the bytes of a body to the bytes of an answer, without the web framework."""
+
+import re
+from dataclasses import dataclass
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from serving.batch import Batch
+from serving.frontend.endpoint import PredictEndpoint
+from serving.frontend.front_end import FrontEnd
+from serving.frontend.http.body import (
+    IDENTITY,
+    Arriving,
+    accepted_encoding,
+    compress,
+    decompress,
+    encoding_of,
+    read_body,
+)
+from serving.frontend.http.edge import MODEL, Edge, error_response
+from serving.frontend.served_model import ServedModel
+from serving.metrics import RequestMetrics
+from serving.protocol.infer import encode_infer
+from serving.protocol.request import InferRequest
+from serving.protocol.samples import decode_samples, encode_predictions
+from serving.protocol.shared_memory import SharedMemory
+from serving.routes import Prediction
+
+Headers = list[tuple[bytes, bytes]]
+
+_JSON = (b"content-type", b"application/json")
+_BINARY = (b"content-type", b"application/octet-stream")
+_JSON_LENGTH = b"inference-header-content-length"
+_LEAST_COMPRESSED_BYTES = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A successful answer: its body and its headers, except Content-Length."""
+
+    body: bytes
+    headers: Headers
+
+
+class HttpExchange:
+    """A request body in some form; see ``Exchange``."""
+
+    def __init__(self, body: bytes, headers: dict[bytes, bytes], max_bytes: int, regions: SharedMemory) -> None:
+        """Take a body that may be compressed; ``regions`` may have tensors."""
+        self._body = body
+        self._headers = headers
+        self._max_bytes = max_bytes
+        self._regions = regions
+
+    def read(self, model: ServedModel) -> Batch:
+        """See ``Exchange.read``."""
+        return self._read(model, decompress(self._body, self._headers, self._max_bytes))
+
+    def write(self, model: ServedModel, prediction: Prediction) -> Answer:
+        """See ``Exchange.write``; an answer is compressed if its client accepts that, unless it is small."""
+        answer = self._write(model, prediction)
+        if len(answer.body) < _LEAST_COMPRESSED_BYTES:
+            return answer
+        encoding = accepted_encoding(self._headers)
+        if encoding == IDENTITY:
+            return answer
+        return Answer(compress(answer.body, encoding), [*answer.headers, (b"content-encoding", encoding)])
+
+    def _read(self, model: ServedModel, body: bytes) -> Batch:
+        raise NotImplementedError
+
+    def _write(self, model: ServedModel, prediction: Prediction) -> Answer:
+        raise NotImplementedError
+
+
+class InferExchange(HttpExchange):
+    """KServe v2's ``infer``."""
+
+    _request: InferRequest
+
+    def _read(self, model: ServedModel, body: bytes) -> Batch:
+        json_bytes = self._headers.get(_JSON_LENGTH)
+        self._request = model.decoder.decode(body, None if json_bytes is None else json_bytes.decode("latin-1"))
+        return model.read(self._request)
+
+    def _write(self, model: ServedModel, prediction: Prediction) -> Answer:
+        outputs, parameters = model.outputs(prediction)
+        answer = encode_infer(self._request, model.name, model.version, outputs, parameters, self._regions)
+        if answer.json_bytes is None:
+            return Answer(answer.body, [_JSON])
+        return Answer(answer.body, [_BINARY, (_JSON_LENGTH, b"%d" % answer.json_bytes)])
+
+
+class SamplesExchange(HttpExchange):
+    """``{"samples": [...]}``."""
+
+    def _read(self, model: ServedModel, body: bytes) -> Batch:
+        return decode_samples(body, model.session.config)
+
+    def _write(self, model: ServedModel, prediction: Prediction) -> Answer:
+        body = encode_predictions(prediction.probabilities, prediction.defaulted_keys, model.version)
+        return Answer(body, [_JSON])
+
+
+class HttpEndpoint:
+    """Reads predict requests over HTTP and answers them. Belongs to one event loop."""
+
+    def __init__(self, front: FrontEnd) -> None:
+        """Answer through ``front``."""
+        self._endpoint: PredictEndpoint = front.endpoint
+        self._metrics: RequestMetrics = front.metrics
+        self._limits = front.limits
+        self._regions = front.control.regions
+        self._arriving = Arriving(front.limits)
+
+    async def answer(self, scope: Scope, receive: Receive, form: type[HttpExchange]) -> Answer:
+        """Answer one request for the model that ``scope``'s path names.
+
+        Args:
+            scope: the request's ASGI scope; its path has a ``model`` and may have a ``version``.
+            receive: its ASGI receive function.
+            form: the form of its body.
+
+        Raises:
+            OverloadedError: ``max_inflight`` requests are running, or too many bytes of bodies are arriving.
+            HotrowError: the request cannot be answered; ``serving.frontend.codes`` has the status code.
+        """
+        scope[MODEL] = ""
+        self._metrics.started()
+        path = scope["path_params"]
+        model = self._endpoint.model(path["model"], path.get("version", ""))
+        scope[MODEL] = model.name
+        headers: dict[bytes, bytes] = dict(scope["headers"])
+        body = await read_body(scope, receive, headers, self._limits, self._arriving)
+        # Counted from here on, so a client that sends slowly does not use up the limit.
+        exchange = form(body, headers, self._limits.max_body_bytes, self._regions)
+        return await self._endpoint.run(model, None if encoding_of(headers) != IDENTITY else len(body), exchange)
+
+
+class InferPath:
+    """The whole application: answers KServe's infer path itself and leaves every other path to FastAPI.
+
+    The infer path has no router, no request object and no middleware except the edge: these would cost more than
+    decoding the request.
+    """
+
+    _PATH = re.compile(r"/v2/models/(?P<model>[^/]+)(?:/versions/(?P<version>[^/]+))?/infer")
+
+    def __init__(self, app: ASGIApp, endpoint: HttpEndpoint, metrics: RequestMetrics) -> None:
+        """Answer through ``endpoint`` and count in ``metrics``, or let ``app`` do it."""
+        self._app = app
+        self._endpoint = endpoint
+        self._infer = Edge(self._answer, metrics)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """See the ASGI specification."""
+        match = self._PATH.fullmatch(scope["path"]) if scope["type"] == "http" else None
+        if match is None:
+            await self._app(scope, receive, send)
+        else:
+            scope["path_params"] = match.groupdict("")
+            await self._infer(scope, receive, send)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["method"] != "POST":
+            response = error_response("Method Not Allowed", 405)
+            response.headers["Allow"] = "POST"
+            await response(scope, receive, send)
+            return
+        answer = await self._endpoint.answer(scope, receive, InferExchange)
+        headers = [*answer.headers, (b"content-length", b"%d" % len(answer.body))]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": answer.body})
