@@ -175,7 +175,7 @@ def _check_table(config: ModelConfig, table: TableConfig, full: bool) -> str:
         if table.row_dtype == "fp32":
             return f"  {model.snapshot.row_dtype} in a snapshot"
     batches = model.batches(LOAD_BATCH_ROWS)
-    error = rounding_error("memory", config.full_name(table), table.row_dtype, batches)
+    error = rounding_error("memory", config.hps_name(table), table.row_dtype, batches)
     if table.row_dtype == "fp32":
         return ""
     return (

@@ -134,7 +134,7 @@ def _print_table(one: TablePlan, options: argparse.Namespace) -> None:
 
 def _print_gpu_shares(models: Sequence[ModelConfig], plans: Sequence[TablePlan], hit_rate: float) -> None:
     for config in models:
-        names = {config.full_name(table) for table in config.tables}
+        names = {config.hps_name(table) for table in config.tables}
         share = gpu_share_for([one for one in plans if one.name in names], "lru", hit_rate)
         found = f'"gpucacheper": {share:g}' if share is not None else "out of reach"
         print(f"model {config.name}: hit rate {hit_rate:g} of lru over all of its tables: {found}")

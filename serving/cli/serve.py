@@ -10,6 +10,7 @@ from kernels.system_cores import usable_cores
 from serving.cli.engine_options import add_engine_options, checked_tolerance
 from serving.cli.log import LOG_FORMATS, LOG_LEVELS, set_up_log
 from serving.cli.numbers import one_of, whole_number
+from serving.config.control import CONTROL_MODES
 from serving.errors import ConfigError, MissingExtraError, ModelFileError, ServingError, is_about_a_model, told
 from serving.frontend.limits import Limits
 from serving.lookup.devices import check_device_name
@@ -28,6 +29,9 @@ _OPTIONS = (
     "calibration",
     "tolerance",
     "device",
+    "model_control_mode",
+    "repository_poll_secs",
+    "load_model",
     "max_body_bytes",
     "max_inflight",
     "log_level",
@@ -35,6 +39,7 @@ _OPTIONS = (
 )
 _MOST_THREADS = 1024
 _MOST_INFLIGHT = 65536
+_LONGEST_POLL_S = 86400
 _LARGEST_BODY_BYTES = 2 << 30
 #: How long a stop waits for clients, in addition to the time that a body may take to arrive.
 # Container engines send SIGKILL ten seconds after SIGTERM.
@@ -88,6 +93,29 @@ def add_parser(commands: Any) -> None:
         "for tests (default: %(default)s)",
     )
     parser.add_argument(
+        "--model-control-mode",
+        type=one_of(*CONTROL_MODES),
+        default="none",
+        metavar="MODE",
+        help="none: serve the models of the start; poll: follow the repository's changes; explicit: load and unload "
+        "models as clients ask (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--repository-poll-secs",
+        type=whole_number(1, _LONGEST_POLL_S),
+        default=15,
+        metavar="N",
+        help="seconds between two looks at the repository in the mode poll (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--load-model",
+        type=_names,
+        action="extend",
+        default=[],
+        metavar="NAME",
+        help="load this model at the start in the mode explicit; may come several times or with commas; * loads all",
+    )
+    parser.add_argument(
         "--max-body-bytes",
         type=whole_number(1, _LARGEST_BODY_BYTES),
         default=limits.max_body_bytes,
@@ -124,6 +152,10 @@ def _environment() -> dict[str, str]:
     return {option: os.environ[name] for name, option in names.items() if name in os.environ}
 
 
+def _names(text: str) -> list[str]:
+    return [name for name in text.split(",") if name]
+
+
 def _device(text: str) -> str:
     try:
         return check_device_name(text, "--device")
@@ -150,6 +182,9 @@ def serve(options: argparse.Namespace) -> int:
         calibration=options.calibration,
         tolerance=tolerance,
         device=options.device,
+        control=options.model_control_mode,
+        poll_s=options.repository_poll_secs,
+        startup=options.load_model,
     )
     with listener, repository:
         _load(repository)

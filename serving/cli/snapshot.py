@@ -78,7 +78,7 @@ def describe_snapshot(one: SnapshotReader) -> Sequence[str]:
 def _named_table(options: argparse.Namespace) -> SparseModel:
     """Return the table that ``--table`` names, by its full name or by a name that only one model has."""
     models = read_repository(options.table).models
-    tables = {config.full_name(table): (config, table) for config in models for table in config.tables}
+    tables = {config.hps_name(table): (config, table) for config in models for table in config.tables}
     matches = [full for full, (_, table) in tables.items() if options.name in (full, table.name)]
     if len(matches) != 1:
         names = ", ".join(matches or tables)

@@ -11,7 +11,14 @@ from serving.config.keys_without_effect import MOST_ROCKSDB_BATCH_ROWS
 from serving.config.model_directory import read_model_directory
 from serving.config.models import ModelConfig, ParameterServerConfig, TableConfig
 from serving.config.ps import read_ps_config
-from serving.config.repository import read_model, read_repository, read_tiers
+from serving.config.repository import (
+    models_folder,
+    read_model,
+    read_repository,
+    read_tiers,
+    read_versions,
+    version_folders,
+)
 from serving.config.row_dtypes import with_row_dtype
 from serving.config.tiers import (
     DisabledConfig,
@@ -24,6 +31,7 @@ from serving.config.tiers import (
     SnapshotConfig,
     VolatileDbConfig,
 )
+from serving.config.version_policy import VersionPolicy, policy_from
 
 __all__ = [
     "MOST_ROCKSDB_BATCH_ROWS",
@@ -40,12 +48,17 @@ __all__ = [
     "SharedMemoryConfig",
     "SnapshotConfig",
     "TableConfig",
+    "VersionPolicy",
     "VolatileDbConfig",
+    "models_folder",
+    "policy_from",
     "read_inference_config",
     "read_model",
     "read_model_directory",
     "read_ps_config",
     "read_repository",
     "read_tiers",
+    "read_versions",
+    "version_folders",
     "with_row_dtype",
 ]

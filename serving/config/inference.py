@@ -86,6 +86,7 @@ def _read(file: Path, name: str, version: int, i64_input_key: bool | None) -> Mo
     return ModelConfig(
         name=name,
         version=version,
+        has_versioned_tables=version > 0,
         graph_file=file,
         dense_file=dense_file,
         onnx_file=onnx_next_to(dense_file),

@@ -52,7 +52,7 @@ def _check_place(directory: Path, manifest: Manifest) -> None:
 
 def is_model_directory(directory: Path) -> bool:
     """Return whether a folder is a version or a model, not a repository."""
-    return (directory / GRAPH_FILE).is_file() or bool(_complete_versions(directory))
+    return (directory / GRAPH_FILE).is_file() or bool(complete_versions(directory))
 
 
 def version_number(directory: Path) -> int:
@@ -61,15 +61,20 @@ def version_number(directory: Path) -> int:
     return int(name) if name.isascii() and name.isdecimal() and not name.startswith("0") else 0
 
 
-def _complete_versions(directory: Path) -> list[Path]:
-    """Return the version directories of a model directory, in no order."""
-    return [child for child in directory.iterdir() if version_number(child) and (child / GRAPH_FILE).is_file()]
+def is_complete_version(directory: Path) -> bool:
+    """Return whether a folder is a version with a graph."""
+    return bool(version_number(directory)) and (directory / GRAPH_FILE).is_file()
+
+
+def complete_versions(directory: Path) -> dict[int, Path]:
+    """Return the version directories of a model directory by their numbers."""
+    return {version_number(child): child for child in directory.iterdir() if is_complete_version(child)}
 
 
 def _newest_version(directory: Path) -> Path:
     if not directory.is_dir():
         raise ModelFileError(directory, "no such directory")
-    versions = _complete_versions(directory)
+    versions = complete_versions(directory)
     if not versions:
         raise ModelFileError(directory, f"expected {GRAPH_FILE}, or version folders 1, 2, ... that hold one")
-    return max(versions, key=version_number)
+    return versions[max(versions)]

@@ -46,6 +46,8 @@ class ModelConfig(Record):
     Attributes:
         name: the model's name.
         version: 0 if the model has no version folder.
+        has_versioned_tables: whether its tables have names of their own in each version, so that two versions can be
+            loaded side by side: true for a version folder, unless ``ps.json`` lists the model.
         graph_file: the layer graph (for v3.0 the inference JSON itself); None if the model is only looked up.
         dense_file: the dense ``.model`` file, or a whole network as ``.onnx``; None if the model is only looked up.
         onnx_file: an ONNX export of the ``.model`` file next to it, if there is one.
@@ -60,6 +62,7 @@ class ModelConfig(Record):
 
     name: str
     version: int = 0
+    has_versioned_tables: bool = False
     graph_file: Path | None
     dense_file: Path | None
     onnx_file: Path | None = None
@@ -72,7 +75,11 @@ class ModelConfig(Record):
     gpu_network: GpuNetworkConfig = GpuNetworkConfig()
 
     def full_name(self, table: TableConfig) -> str:
-        """Return the name of ``table`` in stores and counters: ``"<model>.<table>"``, as in HPS."""
+        """Return the name of ``table`` in stores: HPS's, or ``"<model>@<version>.<table>"``."""
+        return f"{self.name}@{self.version}.{table.name}" if self.has_versioned_tables else self.hps_name(table)
+
+    def hps_name(self, table: TableConfig) -> str:
+        """Return the name of ``table`` in configurations, hot keys and traces: ``"<model>.<table>"``, as in HPS."""
         return f"{self.name}.{table.name}"
 
     @property

@@ -251,7 +251,7 @@ def check_named_tables(
         ConfigError: none of ``models`` has a table of this name.
     """
     names = {model.name for model in models}
-    tables = sorted(model.full_name(table) for model in models for table in model.tables)
+    tables = sorted(model.hps_name(table) for model in models for table in model.tables)
     keys = ("capacity_rows_per_table", "row_dtype_per_table")
     for (path, tier), key in product(by_path(volatile).items(), keys):
         unknown = sorted(

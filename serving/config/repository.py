@@ -8,12 +8,19 @@ from typing import Any
 
 from kernels.errors import HotrowError
 from serving.config.inference import name_after, read_inference_config
-from serving.config.model_directory import is_model_directory, read_model_directory, version_number
+from serving.config.model_directory import (
+    complete_versions,
+    is_complete_version,
+    is_model_directory,
+    read_model_directory,
+    version_number,
+)
 from serving.config.models import ModelConfig, ParameterServerConfig
 from serving.config.ps import check_named_tables, read_ps_config
 from serving.config.row_dtypes import with_row_dtypes
 from serving.config.tiers import HashMapConfig, PersistentDbConfig
-from serving.errors import ConfigError, about, is_about
+from serving.config.version_policy import CONFIG_FILE, VersionPolicy, read_policy
+from serving.errors import ConfigError, UnknownModelError, about, did_you_mean, is_about
 from serving.model.strict_json import read_json
 
 PS_FILE = "ps.json"
@@ -22,8 +29,8 @@ PS_FILE = "ps.json"
 def read_repository(path: str | Path, faults: list[HotrowError] | None = None) -> ParameterServerConfig:
     """Read the models of ``path``, each with a version, and the tiers that hold their rows.
 
-    - A repository's folder has the newest complete version of each model. A ``ps.json`` next to the models has the
-      tiers. Without model folders the models are those that ``ps.json`` lists.
+    - A repository's folder has one or several versions of each model, see ``VersionPolicy``. A ``ps.json`` next to the
+      models has the tiers. Without model folders the models are those that ``ps.json`` lists.
     - A ``ps.json`` has the models that it lists. If it lists none, the models are those of its folder.
     - The folder of one model has this model, and the tiers of the ``ps.json`` of its repository.
 
@@ -43,6 +50,55 @@ def read_repository(path: str | Path, faults: list[HotrowError] | None = None) -
         return _read(path, faults)
     except OSError as err:  # the name is too long, or the folder cannot be listed
         raise ConfigError(str(err.filename or path)[:200], "", f"cannot be read: {err.strerror}") from err
+
+
+def models_folder(path: Path) -> Path | None:
+    """Return the folder whose folders are the models of a repository; None if a JSON file or one folder is a model.
+
+    Raises:
+        ConfigError: the path does not exist, or a configuration cannot be accepted.
+    """
+    if path.is_dir():
+        return None if is_model_directory(path) or not _model_directories(path) else path
+    if not _has(read_json(path), "volatile_db", "persistent_db", "models") or read_ps_config(path, []).models:
+        return None
+    return path.parent
+
+
+def read_versions(folder: Path, name: str, policy: VersionPolicy | None = None) -> tuple[ModelConfig, ...]:
+    """Read the versions to serve of one model of a repository, newest first.
+
+    Args:
+        folder: ``models_folder`` of the repository.
+        name: the model's name.
+        policy: which versions to serve; None: as its ``config.pbtxt`` says.
+
+    Raises:
+        UnknownModelError: there is no such model.
+        ConfigError: a configuration cannot be accepted.
+        ModelFileError: a file of the model is missing or does not match the manifest.
+    """
+    directories = {directory.name: directory for directory in _model_directories(folder)}
+    if name not in directories:
+        close = did_you_mean(name, directories)
+        raise UnknownModelError(f"no model {name[:64]!r} is in the repository{close}")
+    ps = _tiers_of(folder, [])
+    served = _read_versions(directories[name], ps, policy)
+    check_named_tables(ps.volatile_tiers, served, ps.source, of_these_models_only=True)
+    return tuple(with_row_dtypes(config, ps.volatile_tiers, ps.persistent_db, ps.source) for config in served)
+
+
+def version_folders(folder: Path) -> dict[str, tuple[object, ...]]:
+    """Return a mark per model of a repository, which is another if its versions or its ``config.pbtxt`` change."""
+    marks: dict[str, tuple[object, ...]] = {}
+    for directory in _model_directories(folder):
+        files = [file for file in directory.iterdir() if version_number(file) or file.name == CONFIG_FILE]
+        marks[directory.name] = tuple(
+            (file.name, status.st_ino, status.st_mtime_ns, is_complete_version(file))
+            for file in sorted(files)
+            if (status := file.stat())
+        )
+    return marks
 
 
 def read_model(path: str | Path) -> ModelConfig:
@@ -148,11 +204,15 @@ def _with_version(config: ModelConfig) -> ModelConfig:
 
 
 def _read_folder(path: Path, faults: list[HotrowError] | None) -> ParameterServerConfig:
-    file = path / PS_FILE
-    ps = read_ps_config(file, faults) if file.exists() else _in_memory((), "I64", str(file))
+    ps = _tiers_of(path, faults)
     if (ps.models or faults) and not _model_directories(path):
         return _listed(ps)
     return _of_folders(ps, path, faults)
+
+
+def _tiers_of(folder: Path, faults: list[HotrowError] | None) -> ParameterServerConfig:
+    file = folder / PS_FILE
+    return read_ps_config(file, faults) if file.exists() else _in_memory((), "I64", str(file))
 
 
 def _of_folders(ps: ParameterServerConfig, path: Path, faults: list[HotrowError] | None) -> ParameterServerConfig:
@@ -161,12 +221,10 @@ def _of_folders(ps: ParameterServerConfig, path: Path, faults: list[HotrowError]
     if not directories:
         raise ConfigError(str(path), "", "no model in it: expected <model>/<version>/graph.json")
     listed = {model.name: model for model in ps.models}
-    served = []
+    served: list[ModelConfig] = []
     for directory in directories:
         with about(directory.name, faults):
-            config = read_model_directory(directory)
-            _check_key_type(config, ps)
-            served.append(_as_listed(config, listed[config.name], ps) if config.name in listed else config)
+            served += _read_versions(directory, ps)
     there = {config.name for config in served} | {directory.name for directory in directories}
     for name in sorted(listed.keys() - there):
         with about(name, faults):
@@ -175,6 +233,20 @@ def _of_folders(ps: ParameterServerConfig, path: Path, faults: list[HotrowError]
         check_named_tables(ps.volatile_tiers, served, ps.source)
     models = tuple(with_row_dtypes(config, ps.volatile_tiers, ps.persistent_db, ps.source) for config in served)
     return ps.model_copy(update={"models": models})
+
+
+def _read_versions(
+    directory: Path, ps: ParameterServerConfig, policy: VersionPolicy | None = None
+) -> Sequence[ModelConfig]:
+    """Return the versions to serve of a model's folder, newest first, with the settings of ``ps``."""
+    there = complete_versions(directory)
+    policy = read_policy(directory) if policy is None else policy
+    versions = policy.choose(there, str(directory / CONFIG_FILE))
+    configs = [read_model_directory(there[version]) for version in versions] or [read_model_directory(directory)]
+    listed = next((model for model in ps.models if model.name == directory.name), None)
+    for config in configs:
+        _check_key_type(config, ps)
+    return configs if listed is None else [_as_listed(config, listed, ps) for config in configs]
 
 
 def _model_directories(path: Path) -> Sequence[Path]:

@@ -34,7 +34,7 @@ def with_row_dtypes(
     _check_copies(tiers, source)
     tables = []
     for table in config.tables:
-        name = config.full_name(table)
+        name = config.hps_name(table)
         row_dtype, path = _row_dtype(name, volatile, persistent)
         for slower, tier in list(tiers.items())[1:]:
             kept = _kept_as(tier)

@@ -56,7 +56,7 @@ def dump_table(
 
     Args:
         source: a ``ps.json``, a repository, its configuration, or a running parameter server.
-        table: the table's full name, ``<model>.<table>``.
+        table: the table's name, ``<model>.<table>``; of a repository's model the newest version that is served.
         file: the file to write: HPS's format for ``.bin``, RocksDB's for ``.sst``, else a folder with ``key`` and
             ``emb_vector``. An existing file is replaced when every row is on the disk, and unchanged after an error.
         progress: see ``Progress``.
@@ -97,7 +97,7 @@ def load_table(
         target: a ``ps.json``, a repository, its configuration, or a running parameter server. No other process may
             have the RocksDB of a configuration open for writing. A running server gets the rows in all of its tiers,
             RAM too.
-        table: the table's full name, ``<model>.<table>``.
+        table: the table's name, ``<model>.<table>``; of a repository's model the newest version that is served.
         file: a dump by ``dump_table`` or HPS. The suffix of its name says the format.
         replace: remove all other rows of the table.
         progress: see ``Progress``.
@@ -154,7 +154,7 @@ def _load_live(server: ParameterServer, table: str, file: Path, progress: Progre
     spec = table_spec(*_table_of(server.models(), table, "the parameter server"))
     with open_dump(file, spec) as dump:
         rows = _check_rows(file, spec, dump, progress)
-        _insert(server, table, file, dump, progress)
+        _insert(server, spec.name, file, dump, progress)
     return rows
 
 
@@ -195,9 +195,10 @@ def _configuration(ps: str | Path | ParameterServerConfig) -> ParameterServerCon
 
 
 def _table_of(models: Sequence[ModelConfig], table: str, source: str) -> tuple[ModelConfig, TableConfig]:
-    named = {model.full_name(one): (model, one) for model in models for one in model.tables}
+    tables = [(model, one) for model in models for one in model.tables]
+    named = {name: one for one in tables for name in (one[0].hps_name(one[1]), one[0].full_name(one[1]))}
     if table not in named:
-        there = ", ".join(map(repr, named)) or "none"
+        there = ", ".join(sorted({repr(model.hps_name(one)) for model, one in tables})) or "none"
         raise ConfigError(source, "", f"no table {table[:128]!r}; the tables are {there}{did_you_mean(table, named)}")
     return named[table]
 
@@ -214,7 +215,8 @@ def _held_rows(source: str | Path | ParameterServerConfig | ParameterServer, tab
     with ExitStack() as opened:
         stores = [opened.enter_context(closing(store)) for store in open_stores(_slowest_tier(config))]
         store = stores[-1]
-        is_gone = isinstance(store, SharedMemoryStore) and store.marker(table) is None  # it went with its last process
+        # Shared memory goes with its last process.
+        is_gone = isinstance(store, SharedMemoryStore) and store.marker(spec.name) is None
         if store.outlives_process and not is_gone:
             store.open_table(spec, 0)
             yield _rows_in(store, spec)

@@ -4,13 +4,17 @@ Every method returns a document in the form of KServe v2 or of one of Triton's e
 """
 
 import logging
+from contextlib import suppress
+from dataclasses import asdict
 from typing import Any
 
-from serving.errors import RequestError
+from kernels.errors import DeviceUnavailableError
+from serving.config import VersionPolicy, policy_from
+from serving.errors import ConfigError, MissingExtraError, ModelFileError, RequestError, UnknownModelError, told
 from serving.frontend.endpoint import PredictEndpoint
 from serving.frontend.version import server_version
 from serving.protocol.ctr import PLATFORM, triton_config
-from serving.protocol.document import known_only, optional
+from serving.protocol.document import known_only, optional, parse_document
 from serving.protocol.shared_memory import SharedMemory
 from serving.repository import ModelRepository
 
@@ -18,6 +22,7 @@ from serving.repository import ModelRepository
 EXTENSIONS = [
     "binary_tensor_data",
     "model_configuration",
+    "model_repository",
     "statistics",
     "system_shared_memory",
     "logging",
@@ -41,7 +46,7 @@ Document = dict[str, Any]
 
 
 class Control:
-    """The documents of one server. Belongs to the event loop of its endpoint.
+    """The documents of one server. Belongs to the event loop of its endpoint, except ``load`` and ``unload``.
 
     Attributes:
         regions: the registered shared memory.
@@ -60,8 +65,7 @@ class Control:
 
     def is_model_ready(self, model: str, version: str = "") -> bool:
         """Whether requests for a model can succeed; raises UnknownModelError if it is not served."""
-        self._endpoint.model(model, version)
-        return self._repository.is_ready(model)
+        return self._repository.is_ready(model, version)
 
     def server(self) -> Document:
         """The server's name, version and extensions."""
@@ -72,7 +76,7 @@ class Control:
         served = self._endpoint.model(model, version)
         return {
             "name": model,
-            "versions": [served.version],
+            "versions": [str(number) for number in sorted(self._repository.versions(model))],
             "platform": PLATFORM,
             "inputs": [spec.metadata() for spec in served.signature.inputs],
             "outputs": [spec.metadata() for spec in served.signature.outputs],
@@ -84,16 +88,63 @@ class Control:
 
     def index(self, only_ready: bool = False) -> list[Document]:
         """The models and their states."""
-        models = []
-        for name, session in sorted(self._repository.models().items()):
-            state = ("READY", "") if self._repository.is_ready(name) else ("UNAVAILABLE", "a tier does not answer")
-            models.append({"name": name, "version": str(session.config.version), "state": state[0], "reason": state[1]})
-        return [model for model in models if model["state"] == "READY" or not only_ready]
+        states = [asdict(one) for one in self._repository.index() if one.state == "READY" or not only_ready]
+        return [{name: value for name, value in one.items() if value or one["state"]} for one in states]
+
+    def load(self, model: str, parameters: Document) -> None:
+        """Load a model, or the versions that its folder has now. Takes as long as the load; any thread may call it.
+
+        Args:
+            model: the model's name.
+            parameters: ``config`` may have a Triton model configuration in JSON; only its ``version_policy`` may differ
+                from the model's own.
+
+        Raises:
+            RequestError: models are not loaded explicitly, the model is broken, or a parameter is not supported.
+            UnknownModelError: the repository has no such model.
+            StoreError: a tier does not answer or has too little room.
+            DeviceMemoryError: a GPU has too little free memory.
+        """
+        for name in parameters:
+            if name.startswith("file:"):
+                raise RequestError(f"parameters.{name[:64]}: files cannot be sent; put the version into the repository")
+        known_only(parameters, frozenset({"config"}), "parameters")
+        config = optional(parameters, "config", str, "", "parameters")
+        try:
+            self._repository.load_model(model, self._policy_of(model, config) if config else None)
+        except (ConfigError, ModelFileError, MissingExtraError, DeviceUnavailableError) as err:
+            raise RequestError(f"failed to load: {told(err)}") from err
+
+    def unload(self, model: str, parameters: Document) -> None:
+        """Unload a model once its requests in flight are answered; any thread may call it.
+
+        Raises:
+            RequestError: models are not unloaded explicitly, or a parameter is not supported.
+            UnknownModelError: no such model is served.
+        """
+        known_only(parameters, frozenset({"unload_dependents"}), "parameters")
+        self._repository.unload_model(model)
+
+    def _policy_of(self, model: str, text: str) -> VersionPolicy:
+        path = "parameters.config"
+        try:
+            document = parse_document(text.encode())
+        except RequestError as err:
+            raise RequestError(f"{path}: {err}") from err
+        with suppress(UnknownModelError):  # a client may change one key of what ``config`` returned
+            own = self.config(model)
+            document = {key: value for key, value in document.items() if key not in own or own[key] != value}
+        known_only(document, frozenset({"version_policy"}), path)
+        return policy_from(document, path)
 
     def statistics(self, model: str = "", version: str = "") -> Document:
         """How many requests a model, or each model, has answered, and how long their stages took."""
         names = [model] if model else sorted(self._repository.models())
-        served = [self._endpoint.model(name, version) for name in names]
+        served = [
+            self._endpoint.model(name, one)
+            for name in names
+            for one in ([version] if version else map(str, self._repository.versions(name)))
+        ]
         return {"model_stats": [one.statistics.document(one.name, one.version) for one in served]}
 
     def log_settings(self) -> Document:

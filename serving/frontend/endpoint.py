@@ -8,6 +8,7 @@ from serving.errors import OverloadedError
 from serving.frontend.limits import Limits
 from serving.frontend.runner import Runner
 from serving.frontend.served_model import Exchange, ServedModel, Stopwatch
+from serving.loaded_model import LoadedModel
 from serving.metrics import RequestMetrics
 from serving.protocol.shared_memory import SharedMemory
 from serving.repository import ModelRepository
@@ -33,45 +34,56 @@ class PredictEndpoint:
         self._metrics = metrics
         self._limits = limits
         self._in_flight = 0
-        self._served: dict[str, ServedModel] = {}
+        self._served: dict[LoadedModel, ServedModel] = {}
 
     def model(self, name: str, version: str = "") -> ServedModel:
-        """Return the model called ``name``; the UnknownModelError names the models that are served."""
-        session = self._repository.session(name, version)
-        served = self._served.get(name)
-        if served is None or served.session is not session:
-            served = self._served[name] = ServedModel(name, session, self._metrics, self._regions)
-        return served
+        """Return a served model; the UnknownModelError names the models that are served."""
+        return self._view(self._repository.loaded(name, version))
 
-    async def run(self, model: ServedModel, size_bytes: int | None, exchange: Exchange[_T]) -> _T:
+    async def run(self, name: str, version: str, size_bytes: int | None, exchange: Exchange[_T]) -> _T:
         """Admit a request, answer it and count what it took.
 
         Args:
-            model: the model that answers.
+            name: the model that answers.
+            version: its version; empty for the newest version.
             size_bytes: the request's size, which tells how long requests of this size take; None: it tells nothing.
             exchange: the request.
 
         Raises:
             OverloadedError: ``max_inflight`` requests are running.
+            UnknownModelError: this model or this version is not served.
         """
         if self._in_flight >= self._limits.max_inflight:
             raise OverloadedError(f"{self._in_flight} requests are running; the server accepts no more at a time")
-        self._in_flight += 1
-        watch = Stopwatch()
-        watch.note()
-        work = partial(_answer, model, exchange, watch)
-        try:
-            if size_bytes is None:
-                answer = await self._runner.run_pooled(work)
-            else:
-                answer = await self._runner.run(model.name, size_bytes, work)
-        except Exception:
-            model.statistics.failed(perf_counter_ns() - watch.times_ns[0])
-            raise
-        finally:
-            self._in_flight -= 1
-        model.statistics.answered(watch.samples, watch.times_ns)
-        return answer
+        with self._repository.use(name, version) as loaded:
+            model = self._view(loaded)
+            self._in_flight += 1
+            watch = Stopwatch()
+            watch.note()
+            work = partial(_answer, model, exchange, watch)
+            try:
+                if size_bytes is None:
+                    answer = await self._runner.run_pooled(work)
+                else:
+                    answer = await self._runner.run(name, size_bytes, work)
+            except Exception:
+                model.statistics.failed(perf_counter_ns() - watch.times_ns[0])
+                raise
+            finally:
+                self._in_flight -= 1
+            model.statistics.answered(watch.samples, watch.times_ns)
+            return answer
+
+    def _view(self, loaded: LoadedModel) -> ServedModel:
+        served = self._served.get(loaded)
+        if served is None:
+            served = ServedModel(loaded.config.name, loaded.session, self._metrics, self._regions)
+            self._served[loaded] = served
+            loaded.on_close(partial(self._forget, loaded))
+        return served
+
+    def _forget(self, loaded: LoadedModel) -> None:
+        self._served.pop(loaded, None)
 
 
 def _answer(model: ServedModel, exchange: Exchange[_T], watch: Stopwatch) -> _T:

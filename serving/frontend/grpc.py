@@ -117,10 +117,10 @@ class _Inference(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
         began, model, code = perf_counter(), "", _CANCELLED
         self._metrics.started()
         try:
-            served = self._endpoint.model(message.model_name, message.model_version)
-            model = served.name
+            name, version = message.model_name, message.model_version
+            model = self._endpoint.model(name, version).name
             exchange = _InferExchange(message, self._control.regions)
-            answer = await self._endpoint.run(served, message.ByteSize(), exchange)
+            answer = await self._endpoint.run(name, version, message.ByteSize(), exchange)
             code = 200
             return answer
         except HotrowError as err:
@@ -166,6 +166,16 @@ class _Inference(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
     @_call
     def RepositoryIndex(self, request: Any) -> Any:
         return service_pb2.RepositoryIndexResponse(models=self._control.index(request.ready))
+
+    @_call
+    async def RepositoryModelLoad(self, request: Any) -> Any:
+        await asyncio.to_thread(self._control.load, request.model_name, _parameters(request))
+        return service_pb2.RepositoryModelLoadResponse()
+
+    @_call
+    async def RepositoryModelUnload(self, request: Any) -> Any:
+        await asyncio.to_thread(self._control.unload, request.model_name, _parameters(request))
+        return service_pb2.RepositoryModelUnloadResponse()
 
     @_call
     def LogSettings(self, request: Any) -> Any:
@@ -258,3 +268,7 @@ class _InferExchange:
 def _chosen(value: Any) -> Any:
     """The value of a setting, whichever type it has."""
     return getattr(value, value.WhichOneof("parameter_choice"))
+
+
+def _parameters(request: Any) -> dict[str, Any]:
+    return {name: _chosen(value) for name, value in request.parameters.items()}

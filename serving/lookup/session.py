@@ -119,5 +119,5 @@ class LookupSession:
 
         The new load's rows may not fit this dense network, and its changes are not reported to these caches.
         """
-        if self.server.model(self.config.name) is not self._held:
+        if self.server.model(self.config.name, self.config.version) is not self._held:
             raise UnknownModelError(f"model {self.config.name!r} was unloaded, and another load has its name now")

@@ -10,6 +10,7 @@ import numpy as np
 from kernels.errors import ReservedKeyError
 from kernels.host import KeyIndex
 from serving.errors import ConfigError
+from serving.model.names import without_version
 from serving.model.sparse_model import SparseModel
 from serving.storage.store import Keys, Mask
 
@@ -23,8 +24,8 @@ class FirstRows:
     Attributes:
         cache_rate: the share of each table's rows that the tier gets, if there is room: 0 to 1. HPS calls it
             ``initial_cache_rate``.
-        hot_keys: a folder with a file ``<full name>.npy`` for some tables: int64[K], hottest first. The tier gets these
-            rows first, in this order. All other rows follow in the order of the model file.
+        hot_keys: a folder with a file ``<model>.<table>.npy`` for some tables: int64[K], hottest first. The tier gets
+            these rows first, in this order. All other rows follow in the order of the model file.
     """
 
     cache_rate: float = 1.0
@@ -73,7 +74,7 @@ class FirstRows:
         if self.hot_keys is None:
             return np.empty(0, dtype=np.int64)
         self._check_folder()
-        file = self.hot_keys / f"{table}.npy"
+        file = self.hot_keys / f"{without_version(table)}.npy"
         try:
             keys = np.load(file, allow_pickle=False)
         except FileNotFoundError:

@@ -1,7 +1,7 @@
 """How a table gets into the tiers, and how a cache gets its rows back; the package's docstring has the contract."""
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from time import monotonic as now_s
 
@@ -121,10 +121,10 @@ def load_tables(tiers: Sequence[Tier], loads: Sequence[tuple[ServedTable, TableS
     return cached
 
 
-def announce_tables(tiers: Sequence[Tier], sources: Sequence[TableSource]) -> None:
-    """Announce ``sources`` to stores whose tables share a bound."""
+def announce_tables(tiers: Sequence[Tier], sources: Sequence[TableSource], leaving: Set[str] = frozenset()) -> None:
+    """Announce ``sources`` to stores whose tables share a bound; tables that are ``leaving`` make room for them."""
     for tier in tiers:
-        tier.store.announce([(source.spec, source.model.rows) for source in sources])
+        tier.store.announce([(source.spec, source.model.rows) for source in sources], leaving)
 
 
 def drop_tables(tiers: Sequence[Tier], tables: Sequence[str]) -> None:

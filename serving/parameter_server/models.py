@@ -49,7 +49,8 @@ class ServedModels:
 
     def model(self, name: str, version: int | None = None) -> ModelConfig:
         """See ``ParameterServer.model``."""
-        held = next((one for one in self._models if one.name == name and version in (None, one.version)), None)
+        matching = (one for one in reversed(self._models) if one.name == name and version in (None, one.version))
+        held = next(matching, None)
         if held is None:
             raise UnknownModelError(f"no model {name!r}{'' if version is None else f' of version {version}'} is loaded")
         return held
@@ -79,19 +80,19 @@ class ServedModels:
         if self._tables.get(table.name) is not table:
             raise UnknownModelError(f"table {table.name!r} was unloaded during the lookup")
 
-    def announce(self, configs: Sequence[ModelConfig]) -> None:
+    def announce(self, configs: Sequence[ModelConfig], leaving: Sequence[ModelConfig]) -> None:
         """See ``ParameterServer.share_bounds``."""
         with self._lock:
             sources = []
             for config in configs:
                 with about(config.name):
                     sources += [table_source(config, table) for table in config.tables]
-            announce_tables(self._tiers, sources)
+            announce_tables(self._tiers, sources, {one.full_name(table) for one in leaving for table in one.tables})
 
     def load(self, config: ModelConfig) -> None:
         """See ``ParameterServer.load_model``."""
         with self._lock:
-            loaded = next((one for one in self._models if one.name == config.name), None)
+            loaded = next((one for one in self._models if _exclude_each_other(one, config)), None)
             if loaded is not None:
                 reason = f"model {config.name!r} is already loaded, in version {loaded.version}; unload it first"
                 raise ConfigError(config.source, "", reason)
@@ -156,3 +157,9 @@ class ServedModels:
         for cached in self._cached:
             with self._filling:
                 cached.refill_if_due()
+
+
+def _exclude_each_other(one: ModelConfig, other: ModelConfig) -> bool:
+    """Return whether only one of two models can be loaded: two versions can if their tables have names of their own."""
+    are_versions = one.has_versioned_tables and other.has_versioned_tables and one.version != other.version
+    return one.name == other.name and not are_versions

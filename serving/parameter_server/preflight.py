@@ -92,7 +92,7 @@ def check_hot_keys(ps: ParameterServerConfig) -> None:
     """
     tier = ps.volatile_db
     first_rows = FirstRows(hot_keys=tier.hot_keys if isinstance(tier, HashMapConfig) else None)
-    first_rows.check(config.full_name(table) for config in ps.models for table in config.tables)
+    first_rows.check(config.hps_name(table) for config in ps.models for table in config.tables)
 
 
 def _check_snapshots(

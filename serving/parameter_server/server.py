@@ -93,16 +93,21 @@ class ParameterServer:
             raise
         return server
 
-    def share_bounds(self, configs: Sequence[ModelConfig]) -> None:
+    def share_bounds(self, configs: Sequence[ModelConfig], leaving: Sequence[ModelConfig] = ()) -> None:
         """Announce the models that will be loaded, so that their tables share the room in RAM in proportion.
 
         A model that was not announced gets the room that the others leave.
+
+        Args:
+            configs: the models.
+            leaving: loaded models that ``configs`` replace. The new models get their room, so RAM may exceed its bound
+                until these models are unloaded.
 
         Raises:
             StoreError: the system does not have the memory; nothing was announced.
             ModelFileError: a file is missing or damaged; nothing was announced.
         """
-        self._served.announce(configs)
+        self._served.announce(configs, leaving)
 
     def load_model(self, config: ModelConfig) -> None:
         """Load every table of a model, or none if a table fails.
@@ -112,7 +117,8 @@ class ParameterServer:
         as it can be.
 
         Raises:
-            ConfigError: the model is already loaded, in this version or another.
+            ConfigError: the model is already loaded, in this version or, unless its tables have names of their own in
+                each version, in another.
             StoreFullError: memory is the only tier and has too little room; nothing has been loaded.
             StoreError: a store cannot take the rows, or the truth cannot be reached.
             ModelFileError: a file is missing or damaged.
@@ -127,7 +133,7 @@ class ParameterServer:
 
         Args:
             name: the model's name.
-            version: if given, the loaded version must be this one.
+            version: the loaded version; None: the version that was loaded last.
             held: what ``model`` returned; if given, the model must not have been loaded again since.
 
         Raises:
@@ -154,7 +160,7 @@ class ParameterServer:
 
         Args:
             name: the model's name.
-            version: if given, the loaded version must be this one.
+            version: the loaded version; None: the version that was loaded last.
 
         Raises:
             UnknownModelError: it is not loaded.
@@ -279,7 +285,7 @@ class ParameterServer:
         """
         return TableCopies(self._served.table(table), self._lookup, on_change)
 
-    def is_answering(self, name: str) -> bool:
+    def is_answering(self, name: str, version: int | None = None) -> bool:
         """Whether lookups of a model can succeed: for each of its tables, some store answered its last request.
 
         Never waits. If no store answered, a thread asks again, so that a later call sees the recovery.
@@ -287,7 +293,7 @@ class ParameterServer:
         Raises:
             UnknownModelError: it is not loaded.
         """
-        model = self.model(name)
+        model = self.model(name, version)
         tables = [self._served.table(model.full_name(table)) for table in model.tables]
         silent = [table for table in tables if all(tier.is_silent(table.name) for tier in self._tiers)]
         if silent:  # a load balancer sends no requests now, so no request could show the recovery

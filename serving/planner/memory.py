@@ -73,7 +73,7 @@ def table_sizes(models: Sequence[ModelConfig]) -> list[TableSize]:
             rows = open_table_file(config, table).rows
             sizes.append(
                 TableSize(
-                    name=config.full_name(table),
+                    name=config.hps_name(table),
                     rows=rows,
                     dim=table.dim,
                     ram_bytes=needed[table.name],

@@ -85,7 +85,7 @@ def plan_tables(models: Sequence[ModelConfig], trace: Trace, sample_ratio: float
     """
     for config in models:
         for table in config.tables:
-            name = config.full_name(table)
+            name = config.hps_name(table)
             yield _plan_table(config, table, trace.get(name, np.empty(0, dtype=np.int64)), sample_ratio)
 
 
@@ -95,7 +95,7 @@ def _plan_table(config: ModelConfig, table: TableConfig, keys: Keys, sample_rati
     known: Places = found[found >= 0]
     if len(index) <= np.iinfo(np.int32).max:
         known = known.astype(np.int32)  # sorts sooner
-    name = config.full_name(table)
+    name = config.hps_name(table)
     if known.size > MOST_LOOKUPS:
         raise TraceError(name, f"{known.size:,} lookups, but a curve takes at most {MOST_LOOKUPS:,}")
     counts = np.bincount(known, minlength=1)

@@ -98,7 +98,7 @@ class _Reader:
 
     def __init__(self, models: Sequence[ModelConfig], table: str) -> None:
         self._models = models
-        self._owners = {config.full_name(one): config for config in models for one in config.tables}
+        self._owners = {config.hps_name(one): config for config in models for one in config.tables}
         self._table = self._find(table, "--table") if table else ""
         self._forms: dict[str, Callable[[Path], _Named]] = {
             ".npy": self._array,
@@ -212,7 +212,7 @@ def _without_limits(config: ModelConfig) -> ModelConfig:
 
 def _by_table(config: ModelConfig, batch: Batch) -> _Named:
     for table, lookups in zip(config.tables, batch.tables, strict=True):
-        yield config.full_name(table), lookups.keys
+        yield config.hps_name(table), lookups.keys
 
 
 def _requests(array: NDArray[Any]) -> NDArray[Any]:

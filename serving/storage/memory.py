@@ -2,7 +2,7 @@
 
 import logging
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 
 from kernels.host import HostTable, OverflowPolicy
 from kernels.system_memory import check_memory
@@ -69,12 +69,13 @@ class MemoryStore(HostTableStore[HostTable]):
         self._lock = threading.Lock()  # one open_table, drop_table or close at a time; guards _announced
         self._log_lock = threading.Lock()  # guards _overflown; inserts never wait for _lock, held for seconds
 
-    def announce(self, wanted: Sequence[tuple[TableSpec, int]]) -> None:
+    def announce(self, wanted: Sequence[tuple[TableSpec, int]], leaving: Set[str] = frozenset()) -> None:
         """See ``Store.announce``; an announced table keeps its quota until it is opened or dropped."""
         with self._lock:
             known = self._open_tables("").keys() | self._announced.keys()
             new = [(spec, rows) for spec, rows in wanted if spec.name not in known]
-            quotas = self._budget.quotas(new, self._held())
+            held = [(spec, rows) for spec, rows in self._held() if spec.name not in leaving]
+            quotas = self._budget.quotas(new, held)
             added = {spec.name: (spec, quota) for (spec, _), quota in zip(new, quotas, strict=True)}
             announced = {**self._announced, **added}
             self._check_memory(announced.values())

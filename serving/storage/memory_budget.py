@@ -6,6 +6,7 @@ from itertools import accumulate, pairwise
 
 from kernels.host import HostTable, OverflowPolicy, RowDtype
 from serving.model.capacity import MOST_ROWS, rows_with_headroom
+from serving.model.names import without_version
 from serving.storage.store import TableSpec
 
 TableRows = tuple[TableSpec, int]
@@ -97,7 +98,7 @@ class MemoryBudget:
         return self.quotas([(spec, wanted_rows)], held)[0]
 
     def _quota_alone(self, spec: TableSpec, wanted_rows: int) -> Quota:
-        own = (self.capacity_rows_per_table or {}).get(spec.name)
+        own = (self.capacity_rows_per_table or {}).get(without_version(spec.name))
         if own is not None:
             return Quota(min(max(wanted_rows, 1), MOST_ROWS, own), own <= max(wanted_rows, 1))
         most = rows_with_headroom(wanted_rows)

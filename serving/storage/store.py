@@ -1,6 +1,6 @@
 """The Store protocol: what one storage tier of embedding rows does."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
@@ -215,10 +215,10 @@ class Store(Protocol):
 
     # Capacity and metrics: most stores keep these defaults.
 
-    def announce(self, wanted: Sequence[tuple[TableSpec, int]]) -> None:
+    def announce(self, wanted: Sequence[tuple[TableSpec, int]], leaving: Set[str] = frozenset()) -> None:
         """Announce the tables that will be opened together, and the rows of each, so that they share the room fairly.
 
-        Open tables and tables announced before keep their room.
+        Open tables and tables announced before keep their room, except tables that are ``leaving`` soon.
         """
         return
 

@@ -139,7 +139,7 @@ def test_a_session_never_answers_from_the_rows_of_a_version_that_replaced_its_ow
         model.config_file.rename(model.config_file.with_name("graph.json"))
         load_model(model.config_file.parent, server, engine="numpy")
 
-        with pytest.raises(UnknownModelError, match="'dcn' was unloaded"):
+        with pytest.raises(UnknownModelError, match="no loaded model has a table 'dcn@1"):
             first.predict([0.0, 0.0], [0], [0, 1, 1, 1])
 
 
@@ -268,14 +268,19 @@ def test_the_sessions_of_a_process_share_one_server_for_a_ps_json(repository):
         assert third.embedding_cache.server is not server
 
 
-def test_another_version_in_the_server_of_a_ps_json_is_refused_and_the_first_stays(repository):
+def test_two_versions_of_a_model_share_the_server_of_a_ps_json_and_no_row(repository):
     write_ps(repository)
 
-    with load_model(repository / "tiny" / "1", engine="numpy") as session:
-        with pytest.raises(ConfigError, match="already loaded, in version 1"):
-            load_model(repository / "tiny" / "2", engine="numpy")
-        assert session.predict([0.0] * 3, [], [0] * 4).shape == (1, 1)
-    load_model(repository / "tiny" / "2", engine="numpy").close()
+    with (
+        load_model(repository / "tiny" / "1", engine="numpy") as first,
+        load_model(repository / "tiny" / "2", engine="numpy") as second,
+    ):
+        server = first.embedding_cache.server
+        server.insert("tiny@1.user", np.array([1]), np.full((1, 4), 7, np.float32))
+
+        assert second.embedding_cache.server is server
+        assert (server.lookup("tiny@1.user", np.array([1]))[0] == 7).all()
+        assert (server.lookup("tiny@2.user", np.array([1]))[0] != 7).all()
 
 
 @pytest.mark.parametrize(

@@ -73,7 +73,8 @@ class TestMemory:
         with ParameterServer([MemoryStore()]) as server:
             for model in models:
                 server.load_model(model)
-            assert [size.ram_bytes for size in sizes] == [server.stores[0].memory_bytes(size.name) for size in sizes]
+            taken = [server.stores[0].memory_bytes(one.full_name(table)) for one in models for table in one.tables]
+        assert [size.ram_bytes for size in sizes] == taken
         assert [size.disk_bytes for size in sizes] == [disk_bytes(4, 500, 8)] * 2 + [disk_bytes(4, 70, 4)]
 
 

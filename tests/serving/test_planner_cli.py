@@ -132,7 +132,7 @@ def test_serving_counts_the_planned_hit_rate_of_the_ram_tier(repository, tmp_pat
     with ParameterServer.from_config(repository / "ps.json") as server, np.load(tmp_path / "trace.npz") as trace:
         server.load_model(read_model_directory(repository / "ctr"))
         for table in ("user", "item"):
-            server.lookup(f"ctr.{table}", trace[table].astype(np.int64))
+            server.lookup(f"ctr@1.{table}", trace[table].astype(np.int64))
         hits = sum(counters.hits.get("memory", 0) for counters in server.counters().values())
     assert hits / 25_000 == pytest.approx(float(promised), abs=6e-5)  # four decimals are printed
 

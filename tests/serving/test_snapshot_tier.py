@@ -46,7 +46,7 @@ def assert_served(server, row_dtype="fp32"):
     for table in MODEL.tables:
         expected = MODEL.vectors(table)
         round_rows(expected, row_dtype, expected)
-        rows, found = server.lookup(f"a.{table}", np.arange(MODEL.rows + 1))
+        rows, found = server.lookup(f"a@1.{table}", np.arange(MODEL.rows + 1))
         assert found.tolist() == [True] * MODEL.rows + [False]
         assert (rows[:-1] == expected).all()
 
@@ -62,7 +62,7 @@ def test_tables_are_served_from_files_that_the_next_start_finds(repository, tmp_
 
     with serve(folder) as server:
         assert_served(server, row_dtype)
-        assert server.counters()["a.user"].hits == {"snapshot": MODEL.rows}
+        assert server.counters()["a@1.user"].hits == {"snapshot": MODEL.rows}
     written = caplog.text.count("writing ")
     with serve(folder) as server:
         assert_served(server, row_dtype)
@@ -81,15 +81,15 @@ def test_answers_are_bit_for_bit_those_of_ram_before_and_after_changes(repositor
         theirs.load_model(config.models[0])
         for change in (
             lambda server: None,
-            lambda server: server.insert("a.item", changed, np.outer(changed, [1, 2, 3, 4]).astype(np.float32)),
-            lambda server: server.evict("a.item", keys[:60:4].copy()),
+            lambda server: server.insert("a@1.item", changed, np.outer(changed, [1, 2, 3, 4]).astype(np.float32)),
+            lambda server: server.evict("a@1.item", keys[:60:4].copy()),
         ):
             change(ours)
             change(theirs)
             for combiner in ("sum", "mean", "sqrtn"):
                 for given in (None, weights):
-                    mine, found = ours.lookup_pooled("a.item", keys, row_ptrs, combiner, given)
-                    other, also_found = theirs.lookup_pooled("a.item", keys, row_ptrs, combiner, given)
+                    mine, found = ours.lookup_pooled("a@1.item", keys, row_ptrs, combiner, given)
+                    other, also_found = theirs.lookup_pooled("a@1.item", keys, row_ptrs, combiner, given)
                     assert (mine == other).all()
                     assert (found == also_found).all()
 
@@ -110,7 +110,7 @@ def test_a_table_of_a_model_may_be_a_snapshot_itself(repository, tmp_path):
     (folder / "ps.json").unlink()
     with serve(folder) as server:  # and RAM loads from it
         assert_served(server)
-        assert server.counters()["a.user"].hits == {"memory": MODEL.rows}
+        assert server.counters()["a@1.user"].hits == {"memory": MODEL.rows}
     assert main(["check", str(folder)]) == 0
     assert main(["plan", str(folder)]) == 0
 
@@ -133,7 +133,7 @@ def test_ram_before_snapshots_may_be_small(repository, tmp_path):
         server.load_model(config.models[0])
 
         assert_served(server)
-        assert server.counters()["a.user"].hits == {"memory": 50, "snapshot": 450}  # two tables share the bound
+        assert server.counters()["a@1.user"].hits == {"memory": 50, "snapshot": 450}  # two tables share the bound
 
 
 @pytest.mark.parametrize(
@@ -168,13 +168,13 @@ def test_a_damaged_row_of_a_snapshot_is_loaded_nowhere(repository, tmp_path, tie
     assert not (tmp_path / "copy.snapshot").exists()
 
 
-@pytest.mark.parametrize("protected", ["made", "made/a.user"])
+@pytest.mark.parametrize("protected", ["made", "made/a@1.user"])
 def test_a_folder_of_snapshots_that_may_not_be_entered_is_an_error_that_names_it(repository, tmp_path, protected):
     folder = repository(path=str(tmp_path / "made"))
     serve(folder).close()
     (tmp_path / protected).chmod(0)
 
-    with ordinary_rights(), pytest.raises(StoreError, match=r"made/a\.user: cannot be written: Permission denied"):
+    with ordinary_rights(), pytest.raises(StoreError, match=r"made/a@1\.user: cannot be written: Permission denied"):
         serve(folder)
     (tmp_path / protected).chmod(0o700)
 
@@ -221,10 +221,10 @@ def test_a_persistent_db_behind_snapshots_is_refused(repository):
 
 def test_the_overlay_has_the_configured_size(repository, tmp_path):
     with serve(repository(path=str(tmp_path / "snapshots"), overlay_capacity_rows=3)) as server:
-        server.insert("a.user", np.array([1, 2, 600]), np.ones((3, MODEL.dim), np.float32))
+        server.insert("a@1.user", np.array([1, 2, 600]), np.ones((3, MODEL.dim), np.float32))
 
-        with pytest.raises(StoreError, match=r"'a\.user': the overlay: table is full: it holds 3 of 3 rows"):
-            server.insert("a.user", np.array([4]), np.ones((1, MODEL.dim), np.float32))
+        with pytest.raises(StoreError, match=r"'a@1\.user': the overlay: table is full: it holds 3 of 3 rows"):
+            server.insert("a@1.user", np.array([4]), np.ones((1, MODEL.dim), np.float32))
 
 
 @pytest.mark.parametrize("path", ["/proc/x", "file", "file/x", None])

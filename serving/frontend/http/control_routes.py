@@ -1,5 +1,6 @@
 """The HTTP routes of ``Control`` and of Triton's shared memory extensions."""
 
+import asyncio
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -44,6 +45,18 @@ def _add_server_routes(app: FastAPI, control: Control) -> None:
         document = await _document(request)
         known_only(document, frozenset({"ready"}), "")
         return control.index(optional(document, "ready", bool, False, ""))
+
+    @app.post("/v2/repository/models/{model}/load", response_class=Response)
+    async def load(model: str, request: Request) -> Response:
+        """Load a model, or the new versions in its folder; needs --model-control-mode explicit."""
+        await asyncio.to_thread(control.load, model, await _parameters(request))
+        return Response()
+
+    @app.post("/v2/repository/models/{model}/unload", response_class=Response)
+    async def unload(model: str, request: Request) -> Response:
+        """Unload a model; needs --model-control-mode explicit."""
+        await asyncio.to_thread(control.unload, model, await _parameters(request))
+        return Response()
 
     @app.get("/v2/models/stats")
     async def all_statistics() -> dict[str, Any]:
@@ -158,3 +171,9 @@ async def _document(request: Request) -> dict[str, Any]:
     """Read a body, which may be empty, as an object."""
     body = await request.body()
     return parse_document(body) if body else {}
+
+
+async def _parameters(request: Request) -> dict[str, Any]:
+    document = await _document(request)
+    known_only(document, frozenset({"parameters"}), "")
+    return optional(document, "parameters", dict, {}, "")

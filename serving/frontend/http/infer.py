@@ -128,13 +128,14 @@ class HttpEndpoint:
         scope[MODEL] = ""
         self._metrics.started()
         path = scope["path_params"]
-        model = self._endpoint.model(path["model"], path.get("version", ""))
-        scope[MODEL] = model.name
+        name, version = path["model"], path.get("version", "")
+        scope[MODEL] = self._endpoint.model(name, version).name
         headers: dict[bytes, bytes] = dict(scope["headers"])
         body = await read_body(scope, receive, headers, self._limits, self._arriving)
         # Counted from here on, so a client that sends slowly does not use up the limit.
         exchange = form(body, headers, self._limits.max_body_bytes, self._regions)
-        return await self._endpoint.run(model, None if encoding_of(headers) != IDENTITY else len(body), exchange)
+        size_bytes = None if encoding_of(headers) != IDENTITY else len(body)
+        return await self._endpoint.run(name, version, size_bytes, exchange)
 
 
 class InferPath:

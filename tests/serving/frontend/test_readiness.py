@@ -68,7 +68,7 @@ def test_a_model_is_not_ready_until_one_of_its_tiers_answers(clients, disk):
     client = clients({"type": "disabled"})
     assert codes(client) == [200, 200]
 
-    disk |= {"tiny.item"}
+    disk |= {"tiny@1.item"}
     assert client.post("/predict/tiny", json=SAMPLE).status_code == 503
     for _ in range(3):
         assert codes(client) == [503, 503]
@@ -82,7 +82,7 @@ def test_a_model_is_not_ready_until_one_of_its_tiers_answers(clients, disk):
 
 def test_a_request_that_is_answered_makes_the_model_ready_at_once(clients, disk):
     client = clients({"type": "disabled"})
-    disk |= {"tiny.item"}
+    disk |= {"tiny@1.item"}
     client.post("/predict/tiny", json=SAMPLE)
     disk.clear()
 
@@ -92,7 +92,7 @@ def test_a_request_that_is_answered_makes_the_model_ready_at_once(clients, disk)
 
 def test_a_model_whose_hot_rows_are_in_ram_stays_ready_when_the_disk_fails(clients, disk):
     client = clients({"type": "hash_map", "capacity_rows": 200})
-    disk |= {"tiny.item", "tiny.user"}
+    disk |= {"tiny@1.item", "tiny@1.user"}
     cold = {"samples": [{"dense": [1, 2, 3], "keys": [[900], [900], [900]]}]}
 
     assert client.post("/predict/tiny", json=cold).status_code == 503
@@ -102,7 +102,7 @@ def test_a_model_whose_hot_rows_are_in_ram_stays_ready_when_the_disk_fails(clien
 
 def test_the_server_is_not_ready_while_one_of_its_models_is_not(clients, disk):
     client = clients({"type": "disabled"}, names=("tiny", "other"))
-    disk |= {"other.item"}
+    disk |= {"other@1.item"}
     assert client.post("/predict/other", json=SAMPLE).status_code == 503
 
     assert codes(client) == [200, 503]

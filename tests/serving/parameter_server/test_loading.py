@@ -251,24 +251,34 @@ def test_a_model_is_not_loaded_twice(model):
         assert_served(server, model)
 
 
-def test_a_newer_version_replaces_the_older_in_every_tier(write_model, tmp_path):
+def test_two_versions_of_a_repositorys_model_are_loaded_side_by_side_in_every_tier(write_model, tmp_path):
     models = {version: write_model(folder=f"dcn/{version}", seed=version) for version in (1, 2)}
     for model in models.values():
         model.config_file.rename(model.config_file.with_name("graph.json"))
     memory, durable = MemoryStore(), rocksdb(tmp_path)
     with ParameterServer([memory, durable]) as server:
-        server.load_model(read_model_directory(tmp_path / "dcn" / "1"))
-        with pytest.raises(ConfigError, match="model 'dcn' is already loaded, in version 1"):
-            server.load_model(read_model_directory(tmp_path / "dcn" / "2"))
-        assert_served(server, models[1])
-
-        server.unload_model("dcn")
-        server.load_model(read_model_directory(tmp_path / "dcn" / "2"))
-
+        for version in (1, 2):
+            server.load_model(read_model_directory(tmp_path / "dcn" / str(version)))
         assert server.model("dcn").version == 2
-        assert_served(server, models[2])
+        for version, model in models.items():
+            assert_served(server, model, f"dcn@{version}")
+
+        server.unload_model("dcn", 1)
+
+        assert_served(server, models[2], "dcn@2")
         with pytest.raises(UnknownModelError, match="version 1"):
             server.model("dcn", 1)
+
+
+def test_a_version_that_is_loaded_cannot_be_loaded_again(write_model, tmp_path):
+    model = write_model(folder="dcn/1")
+    model.config_file.rename(model.config_file.with_name("graph.json"))
+    config = read_model_directory(tmp_path / "dcn" / "1")
+    with ParameterServer([MemoryStore()]) as server:
+        server.load_model(config)
+
+        with pytest.raises(ConfigError, match="model 'dcn' is already loaded, in version 1"):
+            server.load_model(config)
 
 
 def test_another_version_is_refused_even_if_its_tables_have_other_names(model):

@@ -1,0 +1,68 @@
+"""One version of a model that answers requests, and its end."""
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Self
+
+import numpy as np
+
+from kernels.errors import HotrowError
+from serving.background import InFlightCounter
+from serving.batch import read_batch
+from serving.errors import RequestError, UnknownModelError
+from serving.session import InferenceSession
+
+logger = logging.getLogger("hotrow.repository")
+
+#: How long a swap waits for the requests of an old version. A longer request drops the version itself when it ends.
+DRAIN_TIMEOUT_S = 30.0
+
+
+class LoadedModel:
+    """One version of a model that answers requests. Any thread may use it.
+
+    Attributes:
+        config: the model.
+        session: answers its requests.
+    """
+
+    def __init__(self, session: InferenceSession) -> None:
+        """Take a session, which ``close`` closes."""
+        self.config = session.config
+        self.session = session
+        self._calls = InFlightCounter(self._was_dropped)
+        self._releases: list[Callable[[], None]] = [session.close]
+
+    @contextmanager
+    def use(self) -> Iterator[Self]:
+        """Keep the version loaded while the block runs; UnknownModelError if it is being dropped."""
+        with self._calls.call():
+            yield self
+
+    def on_close(self, release: Callable[[], None]) -> None:
+        """Call ``release`` after the session is closed."""
+        self._releases.append(release)
+
+    def close(self, timeout_s: float = DRAIN_TIMEOUT_S) -> None:
+        """Wait for the requests in flight, and close the session."""
+        if not self._calls.close(self._release, timeout_s):
+            logger.warning(
+                "model %s version %s: requests take longer than %g s", self.config.name, self.config.version, timeout_s
+            )
+
+    def _release(self) -> None:
+        for release in self._releases:
+            release()
+
+    def _was_dropped(self) -> HotrowError:
+        return UnknownModelError(f"version {self.config.version} of model {self.config.name!r} was unloaded")
+
+
+def warm_up(session: InferenceSession) -> None:
+    """Answer one sample without keys, so that the first request does not wait for code to be compiled."""
+    config = session.config
+    slots = sum(table.slots for table in config.tables)
+    dense, keys = np.zeros((1, config.dense_dim), np.float32), np.empty(0, np.int64)
+    with suppress(RequestError):  # a network may refuse so few samples, or have no finite answer to zeros
+        session.predict_batch(read_batch(config, dense, keys, np.zeros(slots + 1, np.int32)))
