@@ -153,6 +153,8 @@ class ModelRepository:
             for config, of_model in zip(models, devices, strict=True):
                 with about(config.name):
                     self._switch(config.name, [self._open(self._server, config, of_model)], ())
+            for name in self._models:
+                self._server.erase_other_versions(name)
         except BaseException:
             self.close()
             raise
@@ -417,14 +419,15 @@ class ModelRepository:
     def _drop(self, model: LoadedModel, *, erase: bool = False) -> None:
         """Close a version after its requests, and remove its tables from the tiers.
 
-        With ``erase`` its rows also leave the stores that outlive the process. They stay if Redis is the source of
-        truth, because servers on other machines may still serve this version.
+        With ``erase`` its rows also leave the stores that outlive the process, if this process writes them. They stay
+        if Redis is the source of truth, because servers on other machines may still serve this version.
         """
         server, config = self._server, model.config
         if server is None:
             return
-        is_shared = isinstance(server.stores[-1], RedisStore)
-        remove = server.erase_model if erase and config.has_versioned_tables and not is_shared else server.unload_model
+        truth = server.stores[-1]
+        is_own = config.has_versioned_tables and truth.writes and not isinstance(truth, RedisStore)
+        remove = server.erase_model if erase and is_own else server.unload_model
         model.on_close(partial(_remove, remove, config))
         model.close()
 

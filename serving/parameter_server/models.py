@@ -125,6 +125,15 @@ class ServedModels:
             names = [table.name for table in tables]
             erase_tables(self._tiers, names) if erase else drop_tables(self._tiers, names)
 
+    def erase_other_versions(self, name: str) -> None:
+        """See ``ParameterServer.erase_other_versions``."""
+        truth = self._tiers[-1].store
+        with self._lock:
+            for table in truth.kept_tables() if truth.writes else ():
+                if table.startswith(f"{name}@") and table not in self._tables:
+                    truth.drop_table(table)
+                    logger.info("table %r: %s: dropped, because its version is not served", table, truth.name)
+
     def close(self) -> None:
         """Forget all models; the stores keep what they hold."""
         with self._lock:

@@ -151,6 +151,17 @@ class ParameterServer:
         """
         self._served.forget(name, version, erase=True)
 
+    def erase_other_versions(self, name: str) -> None:
+        """Remove rows of versions of a repository's model that are not loaded from the database on this machine.
+
+        A server that is stopped during a swap leaves such rows, and so does a new version that comes while no server
+        runs.
+
+        Raises:
+            StoreError: the database does not answer.
+        """
+        self._served.erase_other_versions(name)
+
     def models(self) -> tuple[ModelConfig, ...]:
         """The loaded models, in the order in which they were loaded."""
         return self._served.models()

@@ -228,6 +228,10 @@ class Store(Protocol):
 
     # A store that ``outlives_process``.
 
+    def kept_tables(self) -> Sequence[str]:
+        """Full names of the tables that the store keeps on this machine, open or not."""
+        return ()
+
     def marker(self, table: str) -> Marker | None:
         """The marker of a table's last load; None if no load by Hotrow has ended. The table need not be open.
 

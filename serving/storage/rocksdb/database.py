@@ -54,6 +54,10 @@ class Database:
         """Return the handle of the table's column family, if there is one; reads of it need no lock."""
         return self._families.get(tag(table))
 
+    def tables(self) -> list[str]:
+        """Return the names of all tables in the database."""
+        return [family.removeprefix(tag("")) for family in self._families if family.startswith(tag(""))]
+
     def create_family(self, table: str) -> None:
         """Create an empty table."""
         self._families[tag(table)] = self._handle.create_column_family(tag(table), self.options)

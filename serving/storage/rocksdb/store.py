@@ -2,6 +2,7 @@
 
 import logging
 import threading
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -163,6 +164,11 @@ class RocksDbStore(Store):
             if self._database.family(table) is not None:
                 self._check_writable(table)
                 self._database.drop_family(table)
+
+    def kept_tables(self) -> Sequence[str]:
+        """See ``Store.kept_tables``."""
+        with self._lock, self._translated(""):
+            return self._database.tables()
 
     def close_table(self, table: str) -> None:
         """See ``Store.close_table``."""

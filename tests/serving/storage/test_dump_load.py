@@ -1,9 +1,9 @@
 """`hotrow dump` and `hotrow load`: between files of each format and the tiers of a ps.json."""
 
 import json
-import shutil
 import os
 import secrets
+import shutil
 import signal
 import subprocess
 import sys
