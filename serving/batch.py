@@ -116,7 +116,7 @@ def read_batch(config: ModelConfig, dense: Any, keys: Any, row_ptrs: Any) -> Bat
     given_keys = integers(keys, KEYS)
     flat_keys = given_keys.reshape(-1)
     offsets = flat_offsets(row_ptrs, ROW_PTRS)
-    _check_keys(flat_keys, config.key_type)
+    check_keys(flat_keys, config.key_type, KEYS)
     samples, joined = _by_table(config, flat_keys, offsets)
     if given_keys.ndim == 2 and len(given_keys) != 1:
         _check_rows(config, given_keys.shape, samples)
@@ -130,14 +130,19 @@ def _check_rows(config: ModelConfig, shape: tuple[int, ...], samples: int) -> No
         raise RequestError(f"{KEYS}: expected the shape {expected}, got {list(shape)}")
 
 
-def _check_keys(keys: Ints, key_type: KeyType) -> None:
+def check_keys(keys: Ints, key_type: KeyType, tensor: str) -> None:
+    """Refuse keys that no table of ``key_type`` can hold.
+
+    Raises:
+        RequestError: a key is reserved or out of range, or there are too many keys; the message names ``tensor``.
+    """
     if keys.size > INT32_MAX:
-        raise RequestError(f"{KEYS}: {keys.size} keys, but 32-bit offsets reach {INT32_MAX}")
+        raise RequestError(f"{tensor}: {keys.size} keys, but 32-bit offsets reach {INT32_MAX}")
     smallest, largest = key_range(key_type)
     at = first_outside(keys, smallest, largest)
     if at < keys.size:
         why = "a uint32 key is" if key_type == "I32" else "is reserved: a key is"
-        raise RequestError(f"{KEYS}: {keys[at]} at position {at}: {why} in {smallest}..{largest}")
+        raise RequestError(f"{tensor}: {keys[at]} at position {at}: {why} in {smallest}..{largest}")
 
 
 def _samples(bags: int, slots: int, config: ModelConfig, length: int) -> int:

@@ -12,12 +12,10 @@ from typing import Any
 
 from serving.batch import DENSE, KEYS, ROW_PTRS, Batch, read_batch
 from serving.config import ModelConfig
-from serving.protocol.tensors import Array, Signature, TensorSpec
+from serving.protocol.tensors import PLATFORM as PLATFORM
+from serving.protocol.tensors import Array, Signature, TensorSpec, config_document, key_datatypes
 
 PROBABILITIES = "OUTPUT0"
-
-#: The platform of such a model in /v2/models/<model> and in Triton's own repository.
-PLATFORM = "hotrow"
 
 
 def signature_of(config: ModelConfig) -> Signature:
@@ -25,11 +23,10 @@ def signature_of(config: ModelConfig) -> Signature:
 
     Keys and offsets have two free dimensions, as in ``config.pbtxt``: HugeCTR's clients send ``[1, N]``.
     """
-    key_datatypes = ("INT64", "UINT32") if config.key_type == "I64" else ("UINT32", "INT64")
     return Signature(
         inputs=(
             TensorSpec(DENSE, ("FP32",), (-1, config.dense_dim), optional=config.dense_dim == 0),
-            TensorSpec(KEYS, key_datatypes, (-1, -1)),
+            TensorSpec(KEYS, key_datatypes(config.key_type), (-1, -1)),
             TensorSpec(ROW_PTRS, ("INT32", "INT64"), (-1, -1)),
         ),
         outputs=(TensorSpec(PROBABILITIES, ("FP32",), (-1, config.label_dim)),),
@@ -42,29 +39,10 @@ def batch_of(config: ModelConfig, inputs: dict[str, Array]) -> Batch:
 
 
 def triton_config(name: str, config: ModelConfig) -> dict[str, Any]:
-    """Return the model's configuration as Triton's ``ModelConfig``; batches are part of the tensors' shapes."""
-    signature = signature_of(config)
-    return {
-        "name": name,
-        "platform": PLATFORM,
-        "backend": PLATFORM,
-        "max_batch_size": 0,
-        "input": [
-            {
-                "name": spec.name,
-                "data_type": f"TYPE_{spec.datatypes[0]}",
-                "dims": list(spec.shape),
-                "optional": spec.optional,
-            }
-            for spec in signature.inputs
-        ],
-        "output": [
-            {"name": spec.name, "data_type": f"TYPE_{spec.datatypes[0]}", "dims": list(spec.shape)}
-            for spec in signature.outputs
-        ],
-        "parameters": {
-            "max_batchsize": {"string_value": str(config.max_batchsize)},
-            "tables": {"string_value": " ".join(table.name for table in config.tables)},
-            "slots": {"string_value": " ".join(str(table.slots) for table in config.tables)},
-        },
+    """Return the model's configuration as Triton's ``ModelConfig``."""
+    parameters = {
+        "max_batchsize": str(config.max_batchsize),
+        "tables": " ".join(table.name for table in config.tables),
+        "slots": " ".join(str(table.slots) for table in config.tables),
     }
+    return config_document(name, signature_of(config), parameters)

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serving.errors import RequestError
+from serving.model.sparse_rows import KeyType
 from serving.model.strict_json import LARGEST_FLOAT32
 
 Array = NDArray[Any]
@@ -21,6 +22,9 @@ DTYPES: dict[str, np.dtype[Any]] = {
     "INT32": np.dtype("<i4"),
     "UINT32": np.dtype("<u4"),
 }
+
+#: The platform of a model in /v2/models/<model>, and its backend in its configuration.
+PLATFORM = "hotrow"
 
 #: JSON number types that may fill each kind of array. ``bool`` is an int in Python but not a number in JSON.
 _NUMBERS: dict[str, frozenset[type]] = {
@@ -74,6 +78,28 @@ def _find(specs: tuple[TensorSpec, ...], name: str, path: str, role: str) -> Ten
     raise RequestError(
         f"{path}.name: the model has no {role} {name[:64]!r}; it has {quoted(spec.name for spec in specs)}"
     )
+
+
+def key_datatypes(key_type: KeyType) -> tuple[str, ...]:
+    """Return the datatypes of a tensor of keys; the model's own comes first."""
+    return ("INT64", "UINT32") if key_type == "I64" else ("UINT32", "INT64")
+
+
+def config_document(name: str, signature: Signature, parameters: dict[str, str]) -> dict[str, Any]:
+    """Return a model's configuration as Triton's ``ModelConfig``; batches are part of the tensors' shapes."""
+    return {
+        "name": name,
+        "platform": PLATFORM,
+        "backend": PLATFORM,
+        "max_batch_size": 0,
+        "input": [{**_declared(spec), "optional": spec.optional} for spec in signature.inputs],
+        "output": [_declared(spec) for spec in signature.outputs],
+        "parameters": {key: {"string_value": value} for key, value in parameters.items()},
+    }
+
+
+def _declared(spec: TensorSpec) -> dict[str, Any]:
+    return {"name": spec.name, "data_type": f"TYPE_{spec.datatypes[0]}", "dims": list(spec.shape)}
 
 
 def quoted(names: Iterable[str]) -> str:
