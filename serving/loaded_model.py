@@ -11,6 +11,7 @@ from kernels.errors import HotrowError
 from serving.background import InFlightCounter
 from serving.batch import read_batch
 from serving.errors import RequestError, UnknownModelError
+from serving.lookup_model import LookupModelSession
 from serving.session import InferenceSession
 
 logger = logging.getLogger("hotrow.repository")
@@ -27,7 +28,7 @@ class LoadedModel:
         session: answers its requests.
     """
 
-    def __init__(self, session: InferenceSession) -> None:
+    def __init__(self, session: InferenceSession | LookupModelSession) -> None:
         """Take a session, which ``close`` closes."""
         self.config = session.config
         self.session = session
@@ -59,9 +60,12 @@ class LoadedModel:
         return UnknownModelError(f"version {self.config.version} of model {self.config.name!r} was unloaded")
 
 
-def warm_up(session: InferenceSession) -> None:
-    """Answer one sample without keys, so that the first request does not wait for code to be compiled."""
+def warm_up(session: InferenceSession | LookupModelSession) -> None:
+    """Answer a request without keys, so that the first request does not wait for code to be compiled."""
     config = session.config
+    if isinstance(session, LookupModelSession):
+        session.lookup([np.empty(0, np.int64)] * len(config.tables))
+        return
     slots = sum(table.slots for table in config.tables)
     dense, keys = np.zeros((1, config.dense_dim), np.float32), np.empty(0, np.int64)
     with suppress(RequestError):  # a network may refuse so few samples, or have no finite answer to zeros

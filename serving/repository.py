@@ -46,7 +46,8 @@ from serving.errors import (
     told,
 )
 from serving.loaded_model import LoadedModel, warm_up
-from serving.lookup import DeviceChoice, check_device_name, warn_of_idle_caches
+from serving.lookup import DeviceChoice, check_device_name, open_lookups, warn_of_idle_caches
+from serving.lookup_model import LookupModelSession
 from serving.metrics import MetricSample
 from serving.opening import open_session
 from serving.parameter_server import ParameterServer
@@ -211,7 +212,7 @@ class ModelRepository:
                 self._marks.pop(name, None)
                 self._unload(name)
 
-    def models(self) -> Mapping[str, InferenceSession]:
+    def models(self) -> Mapping[str, InferenceSession | LookupModelSession]:
         """The sessions by model name: of each model's newest version."""
         return {name: next(iter(versions.values())).session for name, versions in self._models.items()}
 
@@ -222,8 +223,11 @@ class ModelRepository:
         return tuple(self._models[name])
 
     def session(self, name: str, version: str = "") -> InferenceSession:
-        """The session of a model; see ``loaded``."""
-        return self.loaded(name, version).session
+        """The session of a model with a dense network; see ``loaded``."""
+        session = self.loaded(name, version).session
+        if isinstance(session, LookupModelSession):
+            raise UnknownModelError(f"model {name!r} has no dense network")
+        return session
 
     def loaded(self, name: str, version: str = "") -> LoadedModel:
         """A loaded version; raises UnknownModelError if this model or this version is not served.
@@ -295,7 +299,7 @@ class ModelRepository:
             tables = ", ".join(f"{table.name} [{table.slots} x {table.dim}]" for table in config.tables)
             sizes = _sizes(config, self._server.stores)
             yield f"model {config.name} version {config.version}: {sizes}, tables {tables}"
-            if session.quantization is not None:
+            if isinstance(session, InferenceSession) and session.quantization is not None:
                 yield f"  {session.quantization}"
         yield f"tiers {', '.join(store.name for store in self._server.stores)}"
 
@@ -399,7 +403,6 @@ class ModelRepository:
         opened = []
         for config in models:
             with about(config.name):
-                config.network_files()  # raises for a model that is only looked up
                 opened.append(self._devices.open(config.gpu_cache.devices))
         return opened
 
@@ -407,13 +410,17 @@ class ModelRepository:
         """Load a version's tables, open its session and warm it up."""
         server.load_model(config)
         held = server.model(config.name, config.version)
-        settings = (self._engine, self._threads, self._calibration, self._tolerance)
-        try:
-            session = open_session(server, config, devices, *settings)
+        session: InferenceSession | LookupModelSession
+        with ExitStack() as opened:
+            opened.callback(server.unload_model, held.name, held.version, held)
+            if config.dense_file is None:
+                session = LookupModelSession(open_lookups(server, config, devices))
+            else:
+                settings = (self._engine, self._threads, self._calibration, self._tolerance)
+                session = open_session(server, config, devices, *settings)
+            opened.callback(session.close)
             warm_up(session)
-        except BaseException:
-            server.unload_model(held.name, held.version, held)
-            raise
+            opened.pop_all()
         return LoadedModel(session)
 
     def _drop(self, model: LoadedModel, *, erase: bool = False) -> None:
@@ -444,7 +451,7 @@ def _remove(remove: Callable[[str, int], None], config: ModelConfig) -> None:
 
 def _sizes(config: ModelConfig, stores: Sequence[Store]) -> str:
     """A model's memory: in this process's RAM, in shared memory and in mapped files."""
-    ram, shared, mapped = config.network_files()[1].stat().st_size, 0, 0
+    ram, shared, mapped = config.dense_file.stat().st_size if config.dense_file else 0, 0, 0
     for name in map(config.full_name, config.tables):
         ram += sum(store.memory_bytes(name) for store in stores if isinstance(store, MemoryStore))
         shared += sum(store.memory_bytes(name) for store in stores if isinstance(store, SharedMemoryStore))

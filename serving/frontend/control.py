@@ -13,9 +13,9 @@ from serving.config import VersionPolicy, policy_from
 from serving.errors import ConfigError, MissingExtraError, ModelFileError, RequestError, UnknownModelError, told
 from serving.frontend.endpoint import PredictEndpoint
 from serving.frontend.version import server_version
-from serving.protocol.ctr import PLATFORM, triton_config
 from serving.protocol.document import known_only, optional, parse_document
 from serving.protocol.shared_memory import SharedMemory
+from serving.protocol.tensors import PLATFORM
 from serving.repository import ModelRepository
 
 #: The extensions of KServe v2 that the server has, by their names in Triton.
@@ -84,7 +84,7 @@ class Control:
 
     def config(self, model: str, version: str = "") -> Document:
         """A model's configuration in Triton's form."""
-        return triton_config(model, self._endpoint.model(model, version).session.config)
+        return self._endpoint.model(model, version).triton_config()
 
     def index(self, only_ready: bool = False) -> list[Document]:
         """The models and their states."""

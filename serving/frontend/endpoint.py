@@ -7,11 +7,13 @@ from typing import TypeVar
 from serving.errors import OverloadedError
 from serving.frontend.limits import Limits
 from serving.frontend.runner import Runner
-from serving.frontend.served_model import Exchange, ServedModel, Stopwatch
+from serving.frontend.served_model import Exchange, LookupModel, PredictModel, ServedModel, Stopwatch
 from serving.loaded_model import LoadedModel
+from serving.lookup_model import LookupModelSession
 from serving.metrics import RequestMetrics
 from serving.protocol.shared_memory import SharedMemory
 from serving.repository import ModelRepository
+from serving.session import InferenceSession
 
 _T = TypeVar("_T")
 
@@ -77,10 +79,14 @@ class PredictEndpoint:
     def _view(self, loaded: LoadedModel) -> ServedModel:
         served = self._served.get(loaded)
         if served is None:
-            served = ServedModel(loaded.config.name, loaded.session, self._metrics, self._regions)
-            self._served[loaded] = served
+            served = self._served[loaded] = self._served_model(loaded.session)
             loaded.on_close(partial(self._forget, loaded))
         return served
+
+    def _served_model(self, session: InferenceSession | LookupModelSession) -> ServedModel:
+        if isinstance(session, LookupModelSession):
+            return LookupModel(session, self._regions)
+        return PredictModel(session, self._metrics, self._regions)
 
     def _forget(self, loaded: LoadedModel) -> None:
         self._served.pop(loaded, None)
@@ -88,11 +94,11 @@ class PredictEndpoint:
 
 def _answer(model: ServedModel, exchange: Exchange[_T], watch: Stopwatch) -> _T:
     watch.note()
-    batch = exchange.read(model)
-    watch.samples = batch.samples
+    question = exchange.read(model)
+    watch.samples = model.samples(question)
     watch.note()
-    prediction = model.answer(batch)
+    answer = model.answer(question)
     watch.note()
-    answer = exchange.write(model, prediction)
+    written = exchange.write(model, answer)
     watch.note()
-    return answer
+    return written

@@ -19,7 +19,6 @@ from grpc_reflection.v1alpha import reflection
 from tritonclient.grpc import model_config_pb2, service_pb2, service_pb2_grpc
 
 from kernels.errors import HotrowError
-from serving.batch import Batch
 from serving.errors import ConfigError, UnknownModelError
 from serving.frontend.codes import codes_of
 from serving.frontend.control import Control
@@ -27,7 +26,6 @@ from serving.frontend.front_end import FrontEnd
 from serving.frontend.served_model import ServedModel
 from serving.protocol.messages import decode_message, encode_message
 from serving.protocol.shared_memory import SharedMemory, no_cuda_shared_memory
-from serving.routes import Prediction
 
 _log = logging.getLogger("hotrow.grpc")
 _HEALTH_INTERVAL_S = 1.0
@@ -256,12 +254,12 @@ class _InferExchange:
         self._message = message
         self._regions = regions
 
-    def read(self, model: ServedModel) -> Batch:
+    def read(self, model: ServedModel) -> Any:
         self._request = decode_message(self._message, model.signature, self._regions)
         return model.read(self._request)
 
-    def write(self, model: ServedModel, prediction: Prediction) -> Any:
-        outputs, parameters = model.outputs(prediction)
+    def write(self, model: ServedModel, answer: Any) -> Any:
+        outputs, parameters = model.outputs(answer)
         return encode_message(self._request, model.name, model.version, outputs, parameters, self._regions)
 
 

@@ -1,6 +1,6 @@
 """A ``ps.json`` in HPS's most common form: tables that are only looked up, without a dense network."""
 
-import json
+from functools import partial
 
 import numpy as np
 import pytest
@@ -11,52 +11,13 @@ from serving.config import read_ps_config
 from serving.errors import ConfigError
 from serving.lookup import LookupSession
 from serving.model.sparse_file import write_sparse_directory
-
-KEYS = np.array([3, 7, 2**40], dtype=np.int64)
-WIDE = np.arange(6, dtype=np.float32).reshape(3, 2)
-DEEP = np.arange(12, dtype=np.float32).reshape(3, 4) / 8
+from tests.serving.ps_files import DEEP, KEYS, WIDE, write_lookup_model
 
 
 @pytest.fixture
 def ps_file(tmp_path):
     """Return a function that writes the ps.json of HPS's documentation with small tables and returns the file."""
-    (tmp_path / "hps_wdl" / "1").mkdir(parents=True)
-    for name, rows in (("wdl0_sparse_2000.model", WIDE), ("wdl1_sparse_2000.model", DEEP)):
-        write_sparse_directory(tmp_path / "hps_wdl" / "1" / name, KEYS, rows)
-
-    def write(change=None, **tiers):
-        model = {
-            "model": "hps_wdl",
-            "sparse_files": ["hps_wdl/1/wdl0_sparse_2000.model", "hps_wdl/1/wdl1_sparse_2000.model"],
-            "num_of_worker_buffer_in_pool": 3,
-            "num_of_refresher_buffer_in_pool": 1,
-            "embedding_table_names": ["embedding_table1", "embedding_table2"],
-            "deployed_device_list": [0],
-            "max_batch_size": 1024,
-            "default_value_for_each_table": [0.0, 0.5],
-            "maxnum_des_feature_per_sample": 13,
-            "maxnum_catfeature_query_per_table_per_sample": [2, 26],
-            "cache_refresh_percentage_per_iteration": 0.2,
-            "embedding_vecsize_per_table": [2, 4],
-            "slot_num": 28,
-            "hit_rate_threshold": 0.9,
-            "gpucacheper": 0.5,
-            "gpucache": True,
-        }
-        for key, value in (change or {}).items():
-            model[key] = value
-        document = {
-            "supportlonglong": True,
-            "fuse_embedding_table": False,
-            "volatile_db": {"type": "parallel_hash_map", "initial_cache_rate": 1.0, "overflow_margin": 10000000},
-            "persistent_db": {"type": "disabled"},
-            "models": [{key: value for key, value in model.items() if value is not None}],
-            **tiers,
-        }
-        (tmp_path / "hps.json").write_text(json.dumps(document))
-        return tmp_path / "hps.json"
-
-    return write
+    return partial(write_lookup_model, tmp_path)
 
 
 def test_its_rows_are_looked_up(ps_file):
@@ -150,11 +111,3 @@ def test_its_tables_are_dumped_and_loaded(ps_file, tmp_path):
     assert dump_table(file, "hps_wdl.embedding_table2", tmp_path / "dump") == 4
 
     assert set(np.fromfile(tmp_path / "dump" / "key", dtype=np.int64)) == {3, 7, 9, 2**40}
-
-
-def test_hotrow_serve_reports_that_there_is_no_dense_network(ps_file, capsys):
-    assert main(["serve", str(ps_file()), "--http-port", "0"]) == 2
-
-    assert capsys.readouterr().err == (
-        "hotrow serve: model 'hps_wdl': has no dense network; look its rows up from Python: LookupSession.lookup\n"
-    )

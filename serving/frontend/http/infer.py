@@ -2,10 +2,11 @@
 
 import re
 from dataclasses import dataclass
+from typing import Any
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from serving.batch import Batch
+from serving.errors import RequestError
 from serving.frontend.endpoint import PredictEndpoint
 from serving.frontend.front_end import FrontEnd
 from serving.frontend.http.body import (
@@ -18,13 +19,12 @@ from serving.frontend.http.body import (
     read_body,
 )
 from serving.frontend.http.edge import MODEL, Edge, error_response
-from serving.frontend.served_model import ServedModel
+from serving.frontend.served_model import PredictModel, ServedModel
 from serving.metrics import RequestMetrics
 from serving.protocol.infer import encode_infer
 from serving.protocol.request import InferRequest
 from serving.protocol.samples import decode_samples, encode_predictions
 from serving.protocol.shared_memory import SharedMemory
-from serving.routes import Prediction
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -52,24 +52,24 @@ class HttpExchange:
         self._max_bytes = max_bytes
         self._regions = regions
 
-    def read(self, model: ServedModel) -> Batch:
+    def read(self, model: ServedModel) -> Any:
         """See ``Exchange.read``."""
         return self._read(model, decompress(self._body, self._headers, self._max_bytes))
 
-    def write(self, model: ServedModel, prediction: Prediction) -> Answer:
+    def write(self, model: ServedModel, answer: Any) -> Answer:
         """See ``Exchange.write``; an answer is compressed if its client accepts that, unless it is small."""
-        answer = self._write(model, prediction)
-        if len(answer.body) < _LEAST_COMPRESSED_BYTES:
-            return answer
+        written = self._write(model, answer)
+        if len(written.body) < _LEAST_COMPRESSED_BYTES:
+            return written
         encoding = accepted_encoding(self._headers)
         if encoding == IDENTITY:
-            return answer
-        return Answer(compress(answer.body, encoding), [*answer.headers, (b"content-encoding", encoding)])
+            return written
+        return Answer(compress(written.body, encoding), [*written.headers, (b"content-encoding", encoding)])
 
-    def _read(self, model: ServedModel, body: bytes) -> Batch:
+    def _read(self, model: ServedModel, body: bytes) -> Any:
         raise NotImplementedError
 
-    def _write(self, model: ServedModel, prediction: Prediction) -> Answer:
+    def _write(self, model: ServedModel, answer: Any) -> Answer:
         raise NotImplementedError
 
 
@@ -78,27 +78,30 @@ class InferExchange(HttpExchange):
 
     _request: InferRequest
 
-    def _read(self, model: ServedModel, body: bytes) -> Batch:
+    def _read(self, model: ServedModel, body: bytes) -> Any:
         json_bytes = self._headers.get(_JSON_LENGTH)
         self._request = model.decoder.decode(body, None if json_bytes is None else json_bytes.decode("latin-1"))
         return model.read(self._request)
 
-    def _write(self, model: ServedModel, prediction: Prediction) -> Answer:
-        outputs, parameters = model.outputs(prediction)
-        answer = encode_infer(self._request, model.name, model.version, outputs, parameters, self._regions)
-        if answer.json_bytes is None:
-            return Answer(answer.body, [_JSON])
-        return Answer(answer.body, [_BINARY, (_JSON_LENGTH, b"%d" % answer.json_bytes)])
+    def _write(self, model: ServedModel, answer: Any) -> Answer:
+        outputs, parameters = model.outputs(answer)
+        written = encode_infer(self._request, model.name, model.version, outputs, parameters, self._regions)
+        if written.json_bytes is None:
+            return Answer(written.body, [_JSON])
+        return Answer(written.body, [_BINARY, (_JSON_LENGTH, b"%d" % written.json_bytes)])
 
 
 class SamplesExchange(HttpExchange):
     """``{"samples": [...]}``."""
 
-    def _read(self, model: ServedModel, body: bytes) -> Batch:
-        return decode_samples(body, model.session.config)
+    def _read(self, model: ServedModel, body: bytes) -> Any:
+        if not isinstance(model, PredictModel):
+            path = f"/v2/models/{model.name}/infer"
+            raise RequestError(f"model {model.name!r} has no dense network; ask {path} for rows")
+        return decode_samples(body, model.config)
 
-    def _write(self, model: ServedModel, prediction: Prediction) -> Answer:
-        body = encode_predictions(prediction.probabilities, prediction.defaulted_keys, model.version)
+    def _write(self, model: ServedModel, answer: Any) -> Answer:
+        body = encode_predictions(answer.probabilities, answer.defaulted_keys, model.version)
         return Answer(body, [_JSON])
 
 

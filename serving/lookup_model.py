@@ -1,0 +1,44 @@
+"""A model that is only looked up: its embeddings on one device or several, and no dense network."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+
+from serving.lookup import LookupResult, LookupSession
+from serving.metrics import MetricSample
+from serving.routes import LeastBusy
+from serving.storage.store import Keys
+
+
+class LookupModelSession:
+    """Looks rows up for the front ends. Several threads may use it at the same time.
+
+    Attributes:
+        config: the model.
+    """
+
+    def __init__(self, lookups: Sequence[LookupSession]) -> None:
+        """Take at least one lookup; each request goes to the lookup with the fewest requests."""
+        self.config = lookups[0].config
+        self._lookups = tuple(lookups)
+        self._least_busy = LeastBusy(lookups, lambda lookup: lookup.is_answering)
+
+    @property
+    def is_answering(self) -> bool:
+        """Whether some device can still answer."""
+        return any(lookup.is_answering for lookup in self._lookups)
+
+    def lookup(self, keys: Sequence[Keys]) -> LookupResult:
+        """See ``LookupSession.lookup``."""
+        with self._least_busy.one() as lookup:
+            return lookup.lookup(keys)
+
+    def readings(self) -> Iterator[MetricSample]:
+        """Return the counters of its caches for the metrics page."""
+        for lookup in self._lookups:
+            yield from lookup.readings()
+
+    def close(self) -> None:
+        """Free the caches after the requests in flight. Closing twice is allowed."""
+        with ExitStack() as releases:
+            for lookup in self._lookups:
+                releases.callback(lookup.close)
