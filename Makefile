@@ -2,13 +2,17 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast test-long test-numpy1 test-host-sanitizers check-nvrtc test-kernels test-kernels-tsan test-kernels-asan test-gpu bench-gpu mutants lint format bench bench-quick clean
+.PHONY: help demo loadtest test test-fast test-long test-numpy1 test-host-sanitizers check-nvrtc test-kernels test-kernels-tsan test-kernels-asan test-gpu bench-gpu mutants lint format bench bench-quick clean
 
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 # A Criteo file for `make demo`; if empty, it generates data.
 DATA ?=
+# What `make loadtest` serves, its scenario, and more options.
+REPO ?= demo_output/models
+SCENARIO ?= steady
+ARGS ?=
 # An index of CPU-only PyTorch wheels, if you do not want the CUDA build; see the README.
 TORCH_INDEX ?=
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
@@ -44,6 +48,9 @@ help: ## list the commands
 
 demo: $(VENV)/.demo ## train, export, serve and query a model; DATA=file.csv takes a Criteo file
 	@$(BIN)/python examples/demo.py $(if $(DATA),--data "$(DATA)")
+
+loadtest: $(VENV)/.test ## send load to a server of `make demo`'s model; SCENARIO=spike, REPO=models, ARGS="-u 16" change it
+	@$(BIN)/python -m loadtests $(REPO) --scenario $(SCENARIO) $(ARGS)
 
 test: $(VENV)/.test ## all tests for a machine without a GPU, except the sanitizers and the tests that take minutes
 	@$(BIN)/python -m pytest $(OVER_CORES) -m "not long and not gpu and not sanitizers"
@@ -106,7 +113,7 @@ bench-gpu: gpu $(GPU_READY) ## check and then time the GPU cache on a GPU; resul
 	@$(GPU_PYTHON) -m benchmarks.gpu --json benchmarks/results/gpu_cache.json
 
 clean: ## remove the environments and everything built
-	rm -rf $(VENV) $(VENV)-numpy1 build demo_output .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-numpy1 build demo_output loadtest_report .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 # One clear line for each thing that a fresh machine may not have.
 .PHONY: tools

@@ -1,87 +1,113 @@
-"""Load on one model of a running server: KServe v2 binary requests of 64 samples.
+"""Users that send prediction requests over HTTP or gRPC. ``python -m loadtests`` runs them; see docs/loadtests.md."""
 
-    locust -f loadtests/locustfile.py --host http://127.0.0.1:8000 --model dcn --headless -u 8 -r 8 -t 60s
+import sys
+from pathlib import Path
 
-The shapes of the tensors come from the model's metadata and configuration. Keys are drawn from 0 to ``--keys`` - 1 with
-a Zipf-like skew. Unknown keys get the default vector.
-"""
+import grpc.experimental.gevent
+import locust.stats
+import tritonclient.grpc
+import tritonclient.http
+from locust import FastHttpUser, LoadTestShape, User, events, task
+from tritonclient.utils import InferenceServerException
 
-import json
+from kernels.errors import HotrowError
+from loadtests.checks import choose_model, number_up_to, refuse_remote
+from loadtests.scenarios import SCENARIOS
+from loadtests.traffic import Traffic
+from serving.cli.numbers import whole_number
+from serving.config import read_repository
+from serving.errors import ServingError
 
-import numpy as np
-from locust import FastHttpUser, constant, events, task
+locust.stats.HISTORY_STATS_INTERVAL_SEC = 1  # so that charts of short runs have points too
+grpc.experimental.gevent.init_gevent()  # otherwise one user's call would stop all other users
 
-#: Number of different requests per user.
-REQUESTS = 32
+DATATYPES = {"float32": "FP32", "int64": "INT64", "int32": "INT32", "uint32": "UINT32"}
 
 
 @events.init_command_line_parser.add_listener
 def add_options(parser):
-    """Add the options of this file to Locust's."""
-    parser.add_argument("--model", default="dcn", help="the model's name")
-    parser.add_argument("--samples", type=int, default=64, help="samples per request")
-    parser.add_argument("--keys", type=int, default=100_000, help="keys are drawn from 0 up to this number, exclusive")
+    """Add the options of a load test to Locust's."""
+    parser.add_argument("--repository", type=Path, required=True, help="what the server serves")
+    parser.add_argument("--model", help="the model's name; needed if there are several models")
+    parser.add_argument("--scenario", choices=list(SCENARIOS), default="steady", help="number of users over time")
+    parser.add_argument("--samples", type=whole_number(1, 1 << 20), default=64, help="samples per request")
+    parser.add_argument("--skew", type=number_up_to(4), default=1.0, help="exponent of Zipf's law; 0: uniform keys")
+    parser.add_argument("--unknown", type=number_up_to(1), default=0.01, help="share of keys that no table has")
+    parser.add_argument("--allow-remote", action="store_true", help="send load to another machine")
+    parser.set_defaults(num_users=8)
 
 
-class Requests:
-    """Encoded requests for one model."""
-
-    def __init__(self, metadata, config, samples, keys, seed):
-        """Read the tensors' shapes and types from the server's answers."""
-        self._tensors = {tensor["name"]: tensor for tensor in metadata["inputs"]}
-        self._dense_dim = self._tensors["DES"]["shape"][1]
-        self._key_dtype = {"INT64": np.int64, "UINT32": np.uint32}[self._tensors["CATCOLUMN"]["datatype"]]
-        self._slots = sum(map(int, config["parameters"]["slots"]["string_value"].split()))
-        self._samples = min(samples, int(config["parameters"]["max_batchsize"]["string_value"]))
-        self._keys = keys
-        self._rng = np.random.default_rng(seed)
-
-    def encode(self):
-        """The body of one request and the size of its JSON head in bytes."""
-        bags = self._samples * self._slots
-        arrays = {
-            "DES": self._rng.random((1, self._samples * self._dense_dim), dtype=np.float32),
-            "CATCOLUMN": (self._keys ** self._rng.random((1, bags)) - 1).astype(self._key_dtype),
-            "ROWINDEX": np.arange(bags + 1, dtype=np.int32).reshape(1, -1),
-        }
-        inputs = [
-            {
-                "name": name,
-                "datatype": self._tensors[name]["datatype"],
-                "shape": list(array.shape),
-                "parameters": {"binary_data_size": array.nbytes},
-            }
-            for name, array in arrays.items()
-        ]
-        head = json.dumps({"inputs": inputs, "parameters": {"binary_data_output": True}}).encode()
-        return head + b"".join(array.tobytes() for array in arrays.values()), len(head)
+@events.init.add_listener
+def prepare(environment, **_):
+    """Check the options and read the model's keys. An error ends the process."""
+    options = environment.parsed_options
+    try:
+        if options.num_users < 1:
+            raise ServingError(f"expected at least 1 user, got --users {options.num_users}")
+        if not options.allow_remote:
+            refuse_remote(options.host or "")
+        config = choose_model(read_repository(options.repository).models, options.model)
+        environment.traffic = Traffic(config, options.samples, options.skew, options.unknown)
+    except HotrowError as err:
+        sys.exit(f"loadtests: {err}")
+    environment.model = config.name
 
 
-class Client(FastHttpUser):
-    """A client that sends its next request as soon as an answer arrives."""
+def inputs_of(arrays, client):
+    """The tensors of ``tritonclient.http`` or ``tritonclient.grpc``."""
+    inputs = []
+    for name, array in arrays.items():
+        inputs.append(client.InferInput(name, array.shape, DATATYPES[array.dtype.name]))
+        inputs[-1].set_data_from_numpy(array)
+    return inputs
 
-    wait_time = constant(0)
 
-    def on_start(self):
-        """Ask for the model's tensors and prepare requests."""
-        options = self.environment.parsed_options
-        self._path = f"/v2/models/{options.model}/infer"
-        about = [self._get(f"/v2/models/{options.model}{what}") for what in ("", "/config")]
-        requests = Requests(*about, options.samples, options.keys, seed=id(self))
-        self._requests = [requests.encode() for _ in range(REQUESTS)]
-        self._next = 0
-
-    def _get(self, path):
-        answer = self.client.get(path)
-        answer.raise_for_status()
-        return answer.json()
+class HttpClient(FastHttpUser):
+    """Sends its next request as soon as an answer arrives."""
 
     @task
     def infer(self):
-        """Send one request; an answer without a prediction counts as a failure."""
-        body, json_bytes = self._requests[self._next % REQUESTS]
-        self._next += 1
+        """Send one request; an answer without predictions is a failure."""
+        inputs = inputs_of(self.environment.traffic.arrays(), tritonclient.http)
+        body, json_bytes = tritonclient.http.InferenceServerClient.generate_request_body(inputs)
         headers = {"Inference-Header-Content-Length": str(json_bytes)}
-        with self.client.post(self._path, data=body, headers=headers, catch_response=True) as answer:
+        path = f"/v2/models/{self.environment.model}/infer"
+        with self.client.post(path, data=body, headers=headers, catch_response=True) as answer:
             if answer.status_code != 200 or "inference-header-content-length" not in answer.headers:
                 answer.failure(f"{answer.status_code}: {answer.text[:200] if answer.text else 'no answer'}")
+
+
+class GrpcClient(User):
+    """The same over gRPC. ``--host`` is HOST:PORT."""
+
+    def on_start(self):
+        """Connect."""
+        self._client = tritonclient.grpc.InferenceServerClient(self.environment.host)
+
+    def on_stop(self):
+        """Disconnect."""
+        self._client.close()
+
+    @task
+    def infer(self):
+        """Send one request; an answer without predictions is a failure."""
+        inputs = inputs_of(self.environment.traffic.arrays(), tritonclient.grpc)
+        with self.environment.events.request.measure("grpc", f"ModelInfer {self.environment.model}") as request:
+            try:
+                answer = self._client.infer(self.environment.model, inputs)
+            except InferenceServerException as err:
+                raise RuntimeError(str(err)) from err  # the report shows an error's repr
+            request["response_length"] = answer.as_numpy("OUTPUT0").nbytes
+
+
+class Scenario(LoadTestShape):
+    """The number of users over time."""
+
+    use_common_options = True
+
+    def tick(self):
+        """Return the number of users and how many may start per second; None at the end."""
+        options = self.runner.environment.parsed_options
+        scenario = SCENARIOS[options.scenario]
+        elapsed = self.get_run_time() / (options.run_time or scenario.run_time_s)
+        return (scenario.users(elapsed, options.num_users), options.num_users) if elapsed < 1 else None

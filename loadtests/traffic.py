@@ -1,0 +1,76 @@
+"""Requests for one model, with keys of the model's own tables."""
+
+import numpy as np
+
+from serving.config import ModelConfig, TableConfig
+from serving.model.sparse_file import open_sparse
+
+#: Spreads the most frequent keys over a table's file. A prime above every number of rows, so no row comes twice.
+STEP = 2_654_435_761
+#: Number of different unknown keys per table.
+UNKNOWN_KEYS = 4096
+_BATCH_ROWS = 1 << 20
+
+
+class TableKeys:
+    """The keys of one table, drawn with Zipf's law, and some keys that the table does not have."""
+
+    def __init__(self, config: ModelConfig, table: TableConfig, rng: np.random.Generator) -> None:
+        """Read all keys of the table's file, 8 bytes each.
+
+        Raises:
+            ModelFileError: the file is missing or is not such a model.
+        """
+        model = open_sparse(table.file, table.dim, config.key_type, table.row_layout)
+        self._known = np.concatenate(list(model.key_batches(_BATCH_ROWS)))
+        largest = np.iinfo(np.int64 if config.key_type == "I64" else np.uint32).max
+        self._unknown = np.setdiff1d(rng.integers(0, largest - 1, UNKNOWN_KEYS), self._known)
+        rng.shuffle(self._unknown)
+
+    def draw(self, rng: np.random.Generator, shape: tuple[int, int], skew: float, unknown: float) -> np.ndarray:
+        """Draw int64 keys. The key of rank r comes with a frequency of about ``r ** -skew``."""
+        rows = self._known.size
+        uniform = rng.random(shape)
+        if skew == 1:
+            ranks = (rows + 1) ** uniform
+        else:
+            ranks = (((rows + 1) ** (1 - skew) - 1) * uniform + 1) ** (1 / (1 - skew))
+        rank = np.minimum(ranks.astype(np.int64), rows)
+        keys = self._known[rank * STEP % rows]
+        return np.where(rng.random(shape) < unknown, rng.choice(self._unknown, shape), keys)
+
+
+class Traffic:
+    """Random requests for one model: one key per slot."""
+
+    def __init__(self, config: ModelConfig, samples: int, skew: float, unknown: float) -> None:
+        """Read the keys of all tables.
+
+        Args:
+            config: the model.
+            samples: samples per request; never more than the model's ``max_batchsize``.
+            skew: exponent of Zipf's law; 0 draws all keys equally often.
+            unknown: share of keys that no table has, 0 to 1.
+
+        Raises:
+            ModelFileError: a table's file is missing or is not such a model.
+        """
+        self._rng = np.random.default_rng(0)
+        self._samples = min(samples, config.max_batchsize)
+        self._dense_dim = config.dense_dim
+        self._key_dtype = np.int64 if config.key_type == "I64" else np.uint32
+        self._skew, self._unknown = skew, unknown
+        self._tables = [(TableKeys(config, table, self._rng), table.slots) for table in config.tables]
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """The tensors of a new request by name."""
+        keys = np.hstack(
+            [table.draw(self._rng, (self._samples, slots), self._skew, self._unknown) for table, slots in self._tables]
+        )
+        arrays = {
+            "CATCOLUMN": keys.astype(self._key_dtype),
+            "ROWINDEX": np.arange(keys.size + 1, dtype=np.int32),
+        }
+        if self._dense_dim:
+            arrays["DES"] = self._rng.random((self._samples, self._dense_dim), dtype=np.float32)
+        return arrays
