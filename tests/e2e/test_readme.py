@@ -158,7 +158,9 @@ def test_the_readmes_figures_are_in_the_table_of_all_results():
     assert set(figures) <= set(re.findall(r"\b\d+\.\d+\b", PAGES["benchmarks.md"]))
 
 
-@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/README.md", *PAGES])
+@pytest.mark.parametrize(
+    "name", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/README.md", "docker/README.md", *PAGES]
+)
 def test_every_link_has_a_target(name):
     file = ROOT / "docs" / name if name in PAGES else ROOT / name
     for target in re.findall(r"\]\(([^)\s]+)\)", file.read_text()):
