@@ -123,6 +123,24 @@ def read_batch(config: ModelConfig, dense: Any, keys: Any, row_ptrs: Any) -> Bat
     return Batch(_read_dense(dense, samples, config.dense_dim), joined)
 
 
+def join_batches(batches: Sequence[Batch]) -> Batch:
+    """Return the samples of several batches of one model, one after the other.
+
+    Raises:
+        RequestError: a table would have more keys than 32-bit offsets reach.
+    """
+    by_table = zip(*(batch.tables for batch in batches), strict=True)
+    return Batch(np.concatenate([batch.dense for batch in batches]), [_join_keys(of_table) for of_table in by_table])
+
+
+def _join_keys(parts: Sequence[TableKeys]) -> TableKeys:
+    starts = list(accumulate((part.keys.size for part in parts), initial=0))
+    if starts[-1] > INT32_MAX:
+        raise RequestError(f"{KEYS}: {starts[-1]} keys of one table, but 32-bit offsets reach {INT32_MAX}")
+    row_ptrs = [part.row_ptrs[1:] + np.int32(start) for part, start in zip(parts, starts, strict=False)]
+    return TableKeys(np.concatenate([part.keys for part in parts]), np.concatenate([parts[0].row_ptrs[:1], *row_ptrs]))
+
+
 def _check_rows(config: ModelConfig, shape: tuple[int, ...], samples: int) -> None:
     slots = sum(table.slots for table in config.tables)
     if shape != (samples, slots):

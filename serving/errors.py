@@ -119,6 +119,10 @@ class OverloadedError(ServingError):
     """The server already has as many requests in flight as it accepts. The same request may succeed later."""
 
 
+class DeadlineError(ServingError):
+    """The time that the client gives a request was over before its answer was begun."""
+
+
 def did_you_mean(name: object, known: Iterable[str]) -> str:
     """Return the end of a message about an unknown name: the most similar known name, or an empty text."""
     close = get_close_matches(str(name)[:128], list(known), n=1)

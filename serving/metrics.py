@@ -145,26 +145,36 @@ class ModelStatistics:
         self._lock = threading.Lock()  # guards all fields below; held for a few additions only
         self._last_s = 0.0
         self._failures, self._failed_ns = 0, 0
-        self._batches: dict[int, list[int]] = {}  # by batch size: requests, and the nanoseconds of each stage
+        self._samples = self._requests = 0
+        self._spent_ns = [0, 0, 0, 0]  # by stage
+        self._batches: dict[int, list[int]] = {}  # by size: batches, and the nanoseconds of each stage but the queue
 
-    def answered(self, samples: int, times_ns: Sequence[int]) -> None:
+    def answered(self, samples: int, batch_samples: int, times_ns: Sequence[int]) -> None:
         """Count an answered request.
 
         Args:
             samples: its batch size.
+            batch_samples: the size of the batch that it was the first request of; 0 if it was not the first.
             times_ns: ``time.perf_counter_ns`` at its arrival and at the end of each stage.
         """
         arrived, begun, decoded, computed, ended = times_ns
         with self._lock:
-            batch = self._batches.get(samples)
-            if batch is None:
-                batch = self._batches[samples] = [0, 0, 0, 0, 0]
-            batch[0] += 1
-            batch[1] += begun - arrived
-            batch[2] += decoded - begun
-            batch[3] += computed - decoded
-            batch[4] += ended - computed
+            self._samples += samples
+            self._requests += 1
+            spent = self._spent_ns
+            spent[0] += begun - arrived
+            spent[1] += decoded - begun
+            spent[2] += computed - decoded
+            spent[3] += ended - computed
             self._last_s = time.time()
+            if batch_samples:
+                batch = self._batches.get(batch_samples)
+                if batch is None:
+                    batch = self._batches[batch_samples] = [0, 0, 0, 0]
+                batch[0] += 1
+                batch[1] += decoded - begun
+                batch[2] += computed - decoded
+                batch[3] += ended - computed
 
     def failed(self, nanoseconds: int) -> None:
         """Count a request that was answered with an error."""
@@ -177,13 +187,13 @@ class ModelStatistics:
         with self._lock:
             batches = {size: batch.copy() for size, batch in sorted(self._batches.items())}
             failed, last_s = _duration(self._failures, self._failed_ns), self._last_s
-        count, *spent = (sum(of_all) for of_all in zip([0] * 5, *batches.values(), strict=True))
+            samples, count, spent = self._samples, self._requests, self._spent_ns.copy()
         return {
             "name": name,
             "version": version,
             "last_inference": int(last_s * 1000),
-            "inference_count": sum(size * batch[0] for size, batch in batches.items()),
-            "execution_count": count,
+            "inference_count": samples,
+            "execution_count": sum(batch[0] for batch in batches.values()),
             "inference_stats": {
                 "success": _duration(count, sum(spent)),
                 "fail": failed,
@@ -192,9 +202,9 @@ class ModelStatistics:
             "batch_stats": [
                 {
                     "batch_size": size,
-                    **{stage: _duration(requests, ns) for stage, ns in zip(self._STAGES[1:], computing, strict=True)},
+                    **{stage: _duration(executions, ns) for stage, ns in zip(self._STAGES[1:], computing, strict=True)},
                 }
-                for size, (requests, _, *computing) in batches.items()
+                for size, (executions, *computing) in batches.items()
             ],
         }
 

@@ -18,6 +18,7 @@ from serving.dense.network import DenseNetwork, Engine
 from serving.errors import DeviceMemoryError
 from serving.lookup import LookupSession
 from serving.model.graph import Graph, is_network_file, read_model_graph
+from serving.storage.store import Mask
 
 if TYPE_CHECKING:
     from serving.dense.device_network import DeviceNetwork
@@ -34,10 +35,12 @@ class Prediction:
         probabilities: float32[B, L].
         defaulted_keys: how many keys were answered with their table's default value: keys that no tier holds, and in
             the asynchronous mode of a GPU cache also keys whose rows are inserted later.
+        incomplete: see ``LookupResult``.
     """
 
     probabilities: NDArray[np.float32]
     defaulted_keys: int
+    incomplete: Sequence[tuple[int, Mask]] = ()
 
 
 class Route(Protocol):
@@ -72,7 +75,8 @@ class HostRoute:
     def predict(self, batch: Batch) -> Prediction:
         """See ``Route.predict``."""
         looked_up = self._lookup.lookup_pooled(batch)
-        return Prediction(self._network(batch.dense, looked_up.embeddings), looked_up.defaulted_keys)
+        probabilities = self._network(batch.dense, looked_up.embeddings)
+        return Prediction(probabilities, looked_up.defaulted_keys, looked_up.incomplete)
 
 
 class DeviceRoute:

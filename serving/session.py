@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from itertools import accumulate
 from math import isfinite
 from pathlib import Path
 from typing import Any, Self, get_args
@@ -9,7 +10,7 @@ from typing import Any, Self, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from serving.batch import Batch, read_batch
+from serving.batch import Batch, join_batches, read_batch
 from serving.calibration import look_up_calibration, refuse_idle_calibration
 from serving.config import ModelConfig, read_inference_config, read_model_directory
 from serving.defaults_watch import DefaultsWatch
@@ -129,6 +130,41 @@ class InferenceSession:
         if not isfinite(prediction.probabilities.sum()):  # one pass: a NaN or an infinity reaches the sum
             raise _not_finite(prediction.probabilities)
         return prediction
+
+    def predict_batches(self, batches: Sequence[Batch]) -> list[Prediction]:
+        """Predict several checked batches as one, and return the answer to each batch.
+
+        An answer's last bits may differ from those of ``predict_batch``, because matrix products of another size may
+        add in another order.
+
+        Args:
+            batches: together at most ``max_batchsize`` samples, of a model whose samples do not mix.
+
+        Raises:
+            RequestError, StoreError, DeviceFaultError: see ``predict_batch``; no batch has an answer.
+        """
+        together = self.predict_batch(join_batches(batches))
+        ends = list(accumulate(batch.samples for batch in batches))
+        parts = np.split(together.probabilities, ends[:-1])
+        return [
+            Prediction(part, count) for part, count in zip(parts, self._defaulted_keys(batches, together), strict=True)
+        ]
+
+    def _defaulted_keys(self, batches: Sequence[Batch], together: Prediction) -> list[int]:
+        """Return how many keys of each batch got a default; in the asynchronous mode without late keys."""
+        if not together.defaulted_keys:
+            return [0] * len(batches)
+        if not together.incomplete:  # caches on a device count the keys of all batches together
+            tiers = LookupSession(self.embedding_cache.server, self.embedding_cache.config)
+            return [tiers.lookup([table.keys for table in batch.tables]).defaulted_keys for batch in batches]
+        counts = [0] * len(batches)
+        for place, found in together.incomplete:
+            begin = 0
+            for at, batch in enumerate(batches):
+                end = begin + batch.tables[place].keys.size
+                counts[at] += end - begin - int(np.count_nonzero(found[begin:end]))
+                begin = end
+        return counts
 
     def refresh_embedding_cache(self) -> None:
         """Read all cached rows from the tiers again, for example after another process has changed rows there.

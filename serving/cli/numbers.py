@@ -46,6 +46,21 @@ def seconds(longest_s: int) -> Callable[[str], float]:
     return parse
 
 
+def milliseconds(longest_ms: int) -> Callable[[str], float]:
+    """Return the type of an option that takes 0 to ``longest_ms`` milliseconds."""
+
+    def parse(text: str) -> float:
+        try:
+            number = float(text)
+        except ValueError:
+            number = -1.0
+        if 0 <= number <= longest_ms:  # False for NaN
+            return number
+        raise ArgumentTypeError(f"expected 0 to {longest_ms} milliseconds, got {text[:32]!r}")
+
+    return parse
+
+
 def ratio(text: str) -> float:
     """Read an option that takes a number above 0 and at most 1."""
     try:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from kernels.system_cores import usable_cores
 from serving.cli.engine_options import add_engine_options, checked_tolerance
 from serving.cli.log import LOG_FORMATS, LOG_LEVELS, set_up_log
-from serving.cli.numbers import one_of, whole_number
+from serving.cli.numbers import milliseconds, one_of, whole_number
 from serving.config.control import CONTROL_MODES
 from serving.errors import ConfigError, MissingExtraError, ModelFileError, ServingError, is_about_a_model, told
 from serving.frontend.limits import Limits
@@ -34,12 +34,16 @@ _OPTIONS = (
     "load_model",
     "max_body_bytes",
     "max_inflight",
+    "max_batch_size",
+    "max_queue_delay_ms",
     "log_level",
     "log_format",
 )
 _MOST_THREADS = 1024
 _MOST_INFLIGHT = 65536
 _LONGEST_POLL_S = 86400
+_MOST_SAMPLES = 2**31 - 1
+_LONGEST_DELAY_MS = 1000
 _LARGEST_BODY_BYTES = 2 << 30
 #: How long a stop waits for clients, in addition to the time that a body may take to arrive.
 # Container engines send SIGKILL ten seconds after SIGTERM.
@@ -130,6 +134,20 @@ def add_parser(commands: Any) -> None:
         help="maximum requests in flight, counted once their bodies have arrived (default: %(default)s)",
     )
     parser.add_argument(
+        "--max-batch-size",
+        type=whole_number(1, _MOST_SAMPLES),
+        metavar="N",
+        help="most samples of the requests that are answered as one batch; 1: requests are never merged (default: the "
+        "model's max_batch_size)",
+    )
+    parser.add_argument(
+        "--max-queue-delay-ms",
+        type=milliseconds(_LONGEST_DELAY_MS),
+        default=0,
+        metavar="MS",
+        help="how long a request may wait for others while a thread is idle (default: %(default)s)",
+    )
+    parser.add_argument(
         "--log-level",
         type=one_of(*LOG_LEVELS),
         default="info",
@@ -166,6 +184,7 @@ def _device(text: str) -> str:
 def serve(options: argparse.Namespace) -> int:
     """Serve until SIGTERM or Ctrl-C."""
     # The other commands do not need the web framework, which is slow to import.
+    from serving.frontend.batcher import Batching
     from serving.frontend.front_end import FrontEnd, Settings
     from serving.frontend.http.app import create_app
     from serving.frontend.http.server import listen, run, url_of
@@ -192,7 +211,8 @@ def serve(options: argparse.Namespace) -> int:
         for line in repository.describe():
             print(line)
         limits = Limits(max_body_bytes=options.max_body_bytes, max_inflight=options.max_inflight)
-        front = FrontEnd(repository, Settings(threads=options.threads, limits=limits))
+        batching = Batching(options.max_batch_size, options.max_queue_delay_ms / 1000)
+        front = FrontEnd(repository, Settings(options.threads, limits, batching))
         neighbours = [open_it(front, options.host, options.grpc_port) for open_it in open_neighbours]
         # Loaded objects stay, so the garbage collector need not walk them during requests.
         gc.collect()

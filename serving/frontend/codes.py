@@ -2,6 +2,7 @@
 
 from kernels.errors import DeviceFaultError, DeviceUnavailableError, HotrowError, ReservedKeyError
 from serving.errors import (
+    DeadlineError,
     DeviceMemoryError,
     OverloadedError,
     PayloadTooLargeError,
@@ -19,6 +20,7 @@ CODES: dict[type[HotrowError], tuple[int, str]] = {
     RequestError: (400, "INVALID_ARGUMENT"),
     ReservedKeyError: (400, "INVALID_ARGUMENT"),
     OverloadedError: (429, "RESOURCE_EXHAUSTED"),
+    DeadlineError: (504, "DEADLINE_EXCEEDED"),
     StoreError: (503, "UNAVAILABLE"),
     DeviceUnavailableError: (503, "UNAVAILABLE"),
     DeviceFaultError: (503, "UNAVAILABLE"),

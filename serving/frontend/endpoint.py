@@ -1,10 +1,11 @@
 """The hot path that all protocols share: one predict request from its admission to its counted answer."""
 
 from functools import partial
-from time import perf_counter_ns
+from time import perf_counter, perf_counter_ns
 from typing import TypeVar
 
 from serving.errors import OverloadedError
+from serving.frontend.batcher import Batcher, Batching
 from serving.frontend.limits import Limits
 from serving.frontend.runner import Runner
 from serving.frontend.served_model import Exchange, LookupModel, PredictModel, ServedModel, Stopwatch
@@ -13,7 +14,6 @@ from serving.lookup_model import LookupModelSession
 from serving.metrics import RequestMetrics
 from serving.protocol.shared_memory import SharedMemory
 from serving.repository import ModelRepository
-from serving.session import InferenceSession
 
 _T = TypeVar("_T")
 
@@ -27,6 +27,7 @@ class PredictEndpoint:
         runner: Runner,
         metrics: RequestMetrics,
         limits: Limits,
+        batching: Batching,
         regions: SharedMemory,
     ) -> None:
         """Answer for the models of ``repository``; tensors may be in ``regions``."""
@@ -35,14 +36,17 @@ class PredictEndpoint:
         self._runner = runner
         self._metrics = metrics
         self._limits = limits
+        self._batching = batching
         self._in_flight = 0
-        self._served: dict[LoadedModel, ServedModel] = {}
+        self._batchers: dict[LoadedModel, Batcher] = {}
 
     def model(self, name: str, version: str = "") -> ServedModel:
         """Return a served model; the UnknownModelError names the models that are served."""
-        return self._view(self._repository.loaded(name, version))
+        return self._batcher(self._repository.loaded(name, version)).model
 
-    async def run(self, name: str, version: str, size_bytes: int | None, exchange: Exchange[_T]) -> _T:
+    async def run(
+        self, name: str, version: str, size_bytes: int | None, exchange: Exchange[_T], timeout_s: float | None = None
+    ) -> _T:
         """Admit a request, answer it and count what it took.
 
         Args:
@@ -50,52 +54,58 @@ class PredictEndpoint:
             version: its version; empty for the newest version.
             size_bytes: the request's size, which tells how long requests of this size take; None: it tells nothing.
             exchange: the request.
+            timeout_s: how long the client waits for the answer; None: as long as it takes.
 
         Raises:
             OverloadedError: ``max_inflight`` requests are running.
+            DeadlineError: the request's time was over before it was begun.
             UnknownModelError: this model or this version is not served.
         """
         if self._in_flight >= self._limits.max_inflight:
             raise OverloadedError(f"{self._in_flight} requests are running; the server accepts no more at a time")
         with self._repository.use(name, version) as loaded:
-            model = self._view(loaded)
+            batcher = self._batcher(loaded)
+            model = batcher.model
             self._in_flight += 1
             watch = Stopwatch()
             watch.note()
-            work = partial(_answer, model, exchange, watch)
             try:
-                if size_bytes is None:
-                    answer = await self._runner.run_pooled(work)
+                if size_bytes is not None and self._runner.is_short(name, size_bytes):
+                    answer = self._runner.run(name, size_bytes, partial(_answer, model, exchange, watch))
                 else:
-                    answer = await self._runner.run(name, size_bytes, work)
+                    deadline_s = None if timeout_s is None else perf_counter() + timeout_s
+                    answer, processor_s = await batcher.answer(exchange, watch, deadline_s)
+                    if size_bytes is not None:
+                        self._runner.took(name, size_bytes, processor_s)
             except Exception:
                 model.statistics.failed(perf_counter_ns() - watch.times_ns[0])
                 raise
             finally:
                 self._in_flight -= 1
-            model.statistics.answered(watch.samples, watch.times_ns)
+            model.statistics.answered(watch.samples, watch.batch_samples, watch.times_ns)
             return answer
 
-    def _view(self, loaded: LoadedModel) -> ServedModel:
-        served = self._served.get(loaded)
-        if served is None:
-            served = self._served[loaded] = self._served_model(loaded.session)
+    def _batcher(self, loaded: LoadedModel) -> Batcher:
+        batcher = self._batchers.get(loaded)
+        if batcher is None:
+            session = loaded.session
+            model: ServedModel
+            if isinstance(session, LookupModelSession):
+                model = LookupModel(session, self._regions)
+            else:
+                model = PredictModel(session, self._metrics, self._regions)
+            batcher = self._batchers[loaded] = Batcher(model, self._runner.pool, self._runner.threads, self._batching)
             loaded.on_close(partial(self._forget, loaded))
-        return served
-
-    def _served_model(self, session: InferenceSession | LookupModelSession) -> ServedModel:
-        if isinstance(session, LookupModelSession):
-            return LookupModel(session, self._regions)
-        return PredictModel(session, self._metrics, self._regions)
+        return batcher
 
     def _forget(self, loaded: LoadedModel) -> None:
-        self._served.pop(loaded, None)
+        self._batchers.pop(loaded, None)
 
 
 def _answer(model: ServedModel, exchange: Exchange[_T], watch: Stopwatch) -> _T:
     watch.note()
     question = exchange.read(model)
-    watch.samples = model.samples(question)
+    watch.samples = watch.batch_samples = model.samples(question)
     watch.note()
     answer = model.answer(question)
     watch.note()

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from serving.frontend.batcher import Batching
 from serving.frontend.control import Control
 from serving.frontend.endpoint import PredictEndpoint
 from serving.frontend.limits import Limits
@@ -18,10 +19,12 @@ class Settings:
     Attributes:
         threads: largest number of predict requests that run at the same time, except short requests.
         limits: limits of requests.
+        batching: how requests are merged.
     """
 
     threads: int = 1
     limits: Limits = field(default_factory=Limits)
+    batching: Batching = field(default_factory=Batching)
 
 
 class FrontEnd:
@@ -38,7 +41,9 @@ class FrontEnd:
         self.metrics = RequestMetrics()
         self._runner = Runner(settings.threads)
         self._regions = SharedMemory()
-        self.endpoint = PredictEndpoint(repository, self._runner, self.metrics, settings.limits, self._regions)
+        self.endpoint = PredictEndpoint(
+            repository, self._runner, self.metrics, settings.limits, settings.batching, self._regions
+        )
         self.control = Control(repository, self.endpoint, self._regions)
 
     def close(self) -> None:

@@ -118,7 +118,7 @@ class _Inference(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
             name, version = message.model_name, message.model_version
             model = self._endpoint.model(name, version).name
             exchange = _InferExchange(message, self._control.regions)
-            answer = await self._endpoint.run(name, version, message.ByteSize(), exchange)
+            answer: Any = await self._endpoint.run(name, version, message.ByteSize(), exchange)
             code = 200
             return answer
         except HotrowError as err:
@@ -253,6 +253,10 @@ class _InferExchange:
     def __init__(self, message: Any, regions: SharedMemory) -> None:
         self._message = message
         self._regions = regions
+
+    @property
+    def timeout_us(self) -> int:
+        return int(self._request.timeout_us)
 
     def read(self, model: ServedModel) -> Any:
         self._request = decode_message(self._message, model.signature, self._regions)

@@ -1,11 +1,9 @@
-"""Runs predict requests: short requests at once on the event loop, other requests in a bounded thread pool."""
+"""Tells which requests are short enough for the event loop; other requests run in a bounded thread pool."""
 
-import asyncio
 import math
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
-from time import perf_counter, thread_time
+from time import perf_counter
 from typing import TypeVar
 
 _T = TypeVar("_T")
@@ -41,47 +39,43 @@ class _Pace:
 
 
 class Runner:
-    """Runs predict requests; belongs to one event loop.
+    """Runs short requests; belongs to one event loop.
 
     Handing a request to a thread and back costs more than a small model needs to answer, so short requests run on the
     event loop. Which requests are short is learned per model and per body size (in powers of two). The first request of
-    a kind goes to the pool. The size of a compressed body says little about its time: see ``run_pooled``.
+    a kind goes to the pool.
+
+    Attributes:
+        threads: the number of threads.
+        pool: runs requests that are not short.
     """
 
     def __init__(self, threads: int) -> None:
         """Start a pool of ``threads`` threads."""
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="hotrow-predict")
+        self.threads = threads
+        self.pool = ThreadPoolExecutor(threads, thread_name_prefix="hotrow-predict")
         self._paces: dict[tuple[str, int], _Pace] = {}
 
-    async def run(self, model: str, body_bytes: int, work: Callable[[], _T]) -> _T:
-        """Run ``work`` and return its result or raise its error.
+    def is_short(self, model: str, body_bytes: int) -> bool:
+        """Return whether requests of this size are short; a model's name must be a served one's, it is remembered."""
+        pace = self._paces.get((model, body_bytes.bit_length()))
+        return pace is not None and pace.expected_s < INLINE_S
 
-        Args:
-            model: the name of an existing model; names are remembered.
-            body_bytes: length of the request's body.
-            work: decode, predict and encode.
-        """
+    def run(self, model: str, body_bytes: int, work: Callable[[], _T]) -> _T:
+        """Run the work of a short request at once, and return its result."""
+        began = perf_counter()
+        result = work()
+        self._paces[model, body_bytes.bit_length()].ran_inline(perf_counter() - began)
+        return result
+
+    def took(self, model: str, body_bytes: int, processor_s: float) -> None:
+        """Note how much processor time a request took in the pool."""
         kind = (model, body_bytes.bit_length())
         pace = self._paces.get(kind)
         if pace is None:
             pace = self._paces[kind] = _Pace()
-        if pace.expected_s < INLINE_S:
-            result, seconds = _timed(work, perf_counter)
-            pace.ran_inline(seconds)
-        else:
-            result, seconds = await self.run_pooled(partial(_timed, work, thread_time))
-            pace.ran_pooled(seconds)
-        return result
-
-    async def run_pooled(self, work: Callable[[], _T]) -> _T:
-        """Run ``work`` in the pool even if it is short; return its result or raise its error."""
-        return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+        pace.ran_pooled(processor_s)
 
     def close(self) -> None:
         """Wait for running work and end the threads."""
-        self._pool.shutdown()
-
-
-def _timed(work: Callable[[], _T], clock: Callable[[], float]) -> tuple[_T, float]:
-    began = clock()
-    return work(), clock() - began
+        self.pool.shutdown()

@@ -33,10 +33,12 @@ class Stopwatch:
     Attributes:
         times_ns: when it arrived, and when each stage ended.
         samples: its batch size, once it is known.
+        batch_samples: the size of the batch that it was the first request of; 0 if it was not the first.
     """
 
     times_ns: list[int] = field(default_factory=list)
     samples: int = 0
+    batch_samples: int = 0
 
     def note(self) -> None:
         """Note that the request has arrived, or that a stage has ended."""
@@ -55,7 +57,10 @@ class ServedModel(ABC):
         signature: the tensors of its requests and answers.
         decoder: reads KServe v2 requests over HTTP.
         statistics: how long its requests took.
+        can_merge: whether the questions of several requests may be answered together.
     """
+
+    can_merge = False
 
     def __init__(self, config: ModelConfig, signature: Signature, regions: SharedMemory) -> None:
         """Describe a model; the tensors of its requests may be in ``regions``."""
@@ -78,6 +83,10 @@ class ServedModel(ABC):
     def answer(self, question: Any) -> Any:
         """Answer a question."""
 
+    def answer_together(self, questions: Sequence[Any]) -> Sequence[Any]:
+        """Answer the questions of several requests as one, if ``can_merge``; an error is about all of them."""
+        return [self.answer(question) for question in questions]
+
     @abstractmethod
     def outputs(self, answer: Any) -> Outputs:
         """Return an answer as arrays by output name, and the answer's parameters."""
@@ -95,6 +104,7 @@ class PredictModel(ServedModel):
         super().__init__(session.config, ctr.signature_of(session.config), regions)
         self._session = session
         self._metrics = metrics
+        self.can_merge = not session.graph.mixes_samples
 
     def read(self, request: InferRequest) -> Batch:
         """See ``ServedModel.read``."""
@@ -110,6 +120,12 @@ class PredictModel(ServedModel):
         prediction = self._session.predict_batch(question)
         self._metrics.predicted(self.name, question.samples)
         return prediction
+
+    def answer_together(self, questions: Sequence[Batch]) -> Sequence[Prediction]:
+        """See ``ServedModel.answer_together``."""
+        predictions = self._session.predict_batches(questions)
+        self._metrics.predicted(self.name, sum(question.samples for question in questions))
+        return predictions
 
     def outputs(self, answer: Prediction) -> Outputs:
         """See ``ServedModel.outputs``."""
@@ -152,6 +168,10 @@ class LookupModel(ServedModel):
 
 class Exchange(Protocol[_T_co]):
     """One request in the form of its protocol. Both methods run in the same thread, one after the other."""
+
+    @property
+    def timeout_us(self) -> int:
+        """Once the request was read: how many microseconds it may wait for its turn; 0: as long as it takes."""
 
     def read(self, model: ServedModel) -> Any:
         """Decode and check the request, and return the question.

@@ -13,7 +13,7 @@ from serving.errors import RequestError, UnknownModelError
 from serving.metrics import MetricSample
 from serving.parameter_server import ParameterServer
 from serving.parameter_server.arguments import check_keys
-from serving.storage.store import Keys
+from serving.storage.store import Keys, Mask
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,10 +23,13 @@ class LookupResult:
     Attributes:
         embeddings: one array per table, in graph order: float32[B, S, D] for bags, float32[N, D] for single keys.
         defaulted_keys: how many keys, over all tables, got the default value.
+        incomplete: the tables in which keys may have got it, as far as that is known: the table's index, and found:
+            bool[N].
     """
 
     embeddings: tuple[NDArray[np.float32], ...]
     defaulted_keys: int
+    incomplete: Sequence[tuple[int, Mask]] = ()
 
 
 class LookupSession:

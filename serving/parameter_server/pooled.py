@@ -18,7 +18,7 @@ from serving.parameter_server.arguments import check_weights
 from serving.parameter_server.counters import FETCH_BUCKETS_S
 from serving.parameter_server.lookup import TierLookup
 from serving.parameter_server.models import ServedModels
-from serving.storage.store import Vectors, Weights
+from serving.storage.store import Mask, Vectors, Weights
 
 _BOUNDS_NS = [round(bound * 1e9) for bound in FETCH_BUCKETS_S]
 _LINE_FLOATS = 16  # each table's vectors begin on a cache line; see ``PooledLookup``
@@ -44,7 +44,7 @@ class PooledTables:
 
     def lookup(
         self, batch: Batch, weights: Sequence[Weights | None] | None = None
-    ) -> tuple[tuple[NDArray[np.float32], ...], int]:
+    ) -> tuple[tuple[NDArray[np.float32], ...], int, Sequence[tuple[int, Mask]]]:
         """Look up and pool all keys of ``batch``.
 
         Args:
@@ -52,7 +52,8 @@ class PooledTables:
             weights: one entry per table; see ``ParameterServer.lookup_pooled``.
 
         Returns:
-            one float32[B, S, D] per table, in graph order, and how many keys got the default value.
+            one float32[B, S, D] per table, in graph order; how many keys got the default value; and the tables in which
+            keys may have: the table's index, and found: bool[N].
 
         Raises:
             UnknownModelError: the model has been unloaded, or another load has taken its name.
@@ -67,6 +68,7 @@ class PooledTables:
         keys, row_ptrs, _ = batch.joined
         rest = self._native.fetch(native, keys, row_ptrs, out, batch.samples, weights)
         defaulted_keys = 0
+        incomplete: list[tuple[int, Mask]] = []
         for place, found in rest:
             held, embedding = self._tables[place], embeddings[place]
             asked = (*batch.tables[place], self._combiners[place], None if weights is None else weights[place])
@@ -76,10 +78,11 @@ class PooledTables:
             else:
                 found = self._lookup.complete(held, *asked, embedding.reshape(-1, held.dim), found)
             defaulted_keys += found.size - int(np.count_nonzero(found))
+            incomplete.append((place, found))
         if self._served.by_name is not self._all_tables:
             for held in self._tables:
                 self._served.check_still_loaded(held)
-        return tuple(embeddings), defaulted_keys
+        return tuple(embeddings), defaulted_keys, incomplete
 
     def _check_loaded(self) -> None:
         all_tables = self._served.by_name

@@ -25,6 +25,7 @@ from serving.protocol.request import (
     checked_datatype,
     checked_shape,
     region_part,
+    timeout_of,
 )
 from serving.protocol.shared_memory import RegionPart, SharedMemory, located
 from serving.protocol.tensors import Array, Signature, TensorSpec, array_from_numbers
@@ -66,6 +67,7 @@ class _Head:
     inputs: tuple[_Input, ...]
     outputs: tuple[OutputRequest, ...]
     places: Mapping[str, str]
+    timeout_us: int
     is_reusable: bool
 
 
@@ -100,7 +102,8 @@ class InferDecoder:
             head = _read_head(memoryview(body)[:json_bytes], self._signature)
         else:
             head = self._remembered(body[:json_bytes])
-        return InferRequest(head.id, _arrays(head, body, json_bytes, self._regions), head.outputs, head.places)
+        arrays = _arrays(head, body, json_bytes, self._regions)
+        return InferRequest(head.id, arrays, head.outputs, head.places, head.timeout_us)
 
     def _remembered(self, text: bytes) -> _Head:
         head = self._heads.get(text)
@@ -137,7 +140,7 @@ def _read_head(text: bytes | memoryview, signature: Signature) -> _Head:
     outputs = _outputs(document, binary_outputs, signature)
     is_reusable = not request_id and all(tensor.numbers is None for tensor in inputs.values())
     places = {name: one.path if one.numbers is None else f"{one.path}.data" for name, one in inputs.items()}
-    return _Head(request_id, tuple(inputs.values()), outputs, places, is_reusable)
+    return _Head(request_id, tuple(inputs.values()), outputs, places, timeout_of(parameters), is_reusable)
 
 
 def _read_input(tensor: dict[str, Any], path: str, signature: Signature) -> _Input:

@@ -20,6 +20,7 @@ from serving.protocol.request import (
     checked_datatype,
     checked_shape,
     region_part,
+    timeout_of,
 )
 from serving.protocol.shared_memory import SharedMemory, located
 from serving.protocol.tensors import Array, Signature
@@ -60,7 +61,7 @@ def decode_message(message: Any, signature: Signature, regions: SharedMemory) ->
     if next(raw, None) is not None:
         raise RequestError("raw_input_contents: more entries than tensors without contents")
     check_inputs(inputs, signature)
-    return InferRequest(message.id, inputs, _outputs(message, signature), places)
+    return InferRequest(message.id, inputs, _outputs(message, signature), places, timeout_of(_parameters(message)))
 
 
 def _numbers(

@@ -34,12 +34,14 @@ class InferRequest:
         inputs: arrays by tensor name. Binary tensors are read-only views of the body, aligned for their dtype.
         outputs: the outputs to answer, in the client's order; all outputs if the client named none.
         places: JSON path of each tensor's numbers, by tensor name.
+        timeout_us: how many microseconds the request may wait before it is begun; 0: as long as it takes.
     """
 
     id: str
     inputs: dict[str, Array]
     outputs: tuple[OutputRequest, ...]
     places: Mapping[str, str]
+    timeout_us: int = 0
 
     @contextmanager
     def locating_errors(self) -> Iterator[None]:
@@ -51,6 +53,14 @@ class InferRequest:
             if name not in self.places:
                 raise
             raise RequestError(f"{name} ({self.places[name]}): {reason}") from err
+
+
+def timeout_of(parameters: dict[str, Any]) -> int:
+    """Return the request's parameter ``timeout`` in microseconds, 0 without one."""
+    timeout_us = optional(parameters, "timeout", int, 0, "parameters")
+    if timeout_us < 0:
+        raise RequestError(f"parameters.timeout: expected 0 or more microseconds, got {timeout_us}")
+    return timeout_us
 
 
 def region_part(parameters: dict[str, Any], path: str) -> RegionPart | None:

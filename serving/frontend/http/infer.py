@@ -1,6 +1,7 @@
 """Predict requests over HTTP, from the bytes of a body to the bytes of an answer, without the web framework."""
 
 import re
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +32,7 @@ Headers = list[tuple[bytes, bytes]]
 _JSON = (b"content-type", b"application/json")
 _BINARY = (b"content-type", b"application/octet-stream")
 _JSON_LENGTH = b"inference-header-content-length"
+_TIMEOUT_MS = b"x-envoy-expected-rq-timeout-ms"
 _LEAST_COMPRESSED_BYTES = 512
 
 
@@ -42,7 +44,7 @@ class Answer:
     headers: Headers
 
 
-class HttpExchange:
+class HttpExchange(ABC):
     """A request body in some form; see ``Exchange``."""
 
     def __init__(self, body: bytes, headers: dict[bytes, bytes], max_bytes: int, regions: SharedMemory) -> None:
@@ -51,6 +53,11 @@ class HttpExchange:
         self._headers = headers
         self._max_bytes = max_bytes
         self._regions = regions
+
+    @property
+    def timeout_us(self) -> int:
+        """See ``Exchange``."""
+        return 0
 
     def read(self, model: ServedModel) -> Any:
         """See ``Exchange.read``."""
@@ -66,17 +73,24 @@ class HttpExchange:
             return written
         return Answer(compress(written.body, encoding), [*written.headers, (b"content-encoding", encoding)])
 
+    @abstractmethod
     def _read(self, model: ServedModel, body: bytes) -> Any:
-        raise NotImplementedError
+        """Read a body, and return the question."""
 
+    @abstractmethod
     def _write(self, model: ServedModel, answer: Any) -> Answer:
-        raise NotImplementedError
+        """Write an answer, not compressed."""
 
 
 class InferExchange(HttpExchange):
     """KServe v2's ``infer``."""
 
     _request: InferRequest
+
+    @property
+    def timeout_us(self) -> int:
+        """See ``Exchange``."""
+        return self._request.timeout_us
 
     def _read(self, model: ServedModel, body: bytes) -> Any:
         json_bytes = self._headers.get(_JSON_LENGTH)
@@ -138,7 +152,17 @@ class HttpEndpoint:
         # Counted from here on, so a client that sends slowly does not use up the limit.
         exchange = form(body, headers, self._limits.max_body_bytes, self._regions)
         size_bytes = None if encoding_of(headers) != IDENTITY else len(body)
-        return await self._endpoint.run(name, version, size_bytes, exchange)
+        return await self._endpoint.run(name, version, size_bytes, exchange, _timeout_of(headers))
+
+
+def _timeout_of(headers: dict[bytes, bytes]) -> float | None:
+    """Return how many seconds a proxy, such as Envoy before KServe, waits for the answer; None if it does not say."""
+    value = headers.get(_TIMEOUT_MS)
+    if value is None:
+        return None
+    if not value.isdigit() or len(value) > 10:
+        raise RequestError(f"{_TIMEOUT_MS.decode()}: expected whole milliseconds, got {value[:32].decode('latin-1')!r}")
+    return int(value) / 1000
 
 
 class InferPath:

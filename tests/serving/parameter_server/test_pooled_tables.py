@@ -322,7 +322,7 @@ def test_an_empty_bag_is_zeros(config):
     server = serve(config, MemoryStore())
     empty = [TableKeys(np.empty(0, np.int64), np.zeros(table.slots + 1, np.int32)) for table in config.tables]
 
-    embeddings, defaulted_keys = server.pooled_tables(config).lookup(Batch(np.zeros((1, 0), np.float32), empty))
+    embeddings, defaulted_keys, _ = server.pooled_tables(config).lookup(Batch(np.zeros((1, 0), np.float32), empty))
 
     assert defaulted_keys == 0
     assert not any(one.any() for one in embeddings)
