@@ -31,21 +31,21 @@ def repository(tmp_path):
 @pytest.mark.parametrize(
     ("capacity", "expected"),
     [
-        ({"capacity_rows": 3999}, "'a.user': the model file has 1,000 rows, but there is room for 999"),
-        ({"capacity_rows": 1000}, "'a.user': the model file has 1,000 rows, but there is room for 250"),
-        ({"capacity_bytes": 2000}, "'a.user': the model file has 1,000 rows, but there is room for "),
+        ({"capacity_rows": 3999}, "'a@1.user': the model file has 1,000 rows, but there is room for 999"),
+        ({"capacity_rows": 1000}, "'a@1.user': the model file has 1,000 rows, but there is room for 250"),
+        ({"capacity_bytes": 2000}, "'a@1.user': the model file has 1,000 rows, but there is room for "),
         (
             {"capacity_rows_per_table": {"b.user": 10}},
-            "'b.user': the model file has 1,000 rows, but there is room for 10 ",
+            "'b@1.user': the model file has 1,000 rows, but there is room for 10 ",
         ),
         ({"capacity_rows": 4000}, ""),
         ({"capacity_bytes": 4 * HostTable.memory_bytes(4, 1000)}, ""),
         ({"capacity_rows_per_table": {"b.user": 1000}}, ""),
-        ({"overflow_margin": 62}, "'a.user': the model file has 1,000 rows, but there is room for 992 "),
+        ({"overflow_margin": 62}, "'a@1.user': the model file has 1,000 rows, but there is room for 992 "),
         ({"overflow_margin": 63}, ""),
         (
             {"capacity_rows": 3999, "overflow_policy": "oldest"},
-            "'a.user': the model file has 1,000 rows, but there is room",
+            "'a@1.user': the model file has 1,000 rows, but there is room",
         ),
     ],
     ids=str,
@@ -81,7 +81,7 @@ def test_a_table_that_ram_has_no_room_for_is_a_warning_that_names_the_key(reposi
     assert why_serving_refuses(folder) == ""
 
     (warning,) = [record.message for record in caplog.records if "no room in RAM" in record.message]
-    assert warning.startswith("memory: table b.item has no room in RAM")
+    assert warning.startswith("memory: table b@1.item has no room in RAM")
     assert f"volatile_db.{next(iter(bound))}" in warning
     assert checked == [f"hotrow check: warning: {warning.removeprefix('memory: ')}"]
 
@@ -122,7 +122,7 @@ def test_shared_memory_must_have_room_for_every_row_and_check_prints_the_size(
 
     assert refusals(least) == []
     assert refusals(least - 1)[0].startswith(
-        "hotrow check: model 'b': shared_memory: table 'b.item': the table has 1,000 rows, but "
+        "hotrow check: model 'b': shared_memory: table 'b@1.item': the table has 1,000 rows, but "
         f"volatile_db.shared_memory_size, {least - 1:,} bytes for all tables, leaves room for "
     )
 
@@ -237,7 +237,7 @@ def flip(file, at):
 def test_the_index_of_an_existing_snapshot_is_checked_and_with_full_every_byte(repository, tmp_path, capsys):
     folder = repository(volatile_db={"type": "snapshot", "path": str(tmp_path / "made")})
     assert why_serving_refuses(folder) == ""
-    file = next((tmp_path / "made" / "a.user").glob("*.snapshot"))
+    file = next((tmp_path / "made" / "a@1.user").glob("*.snapshot"))
     assert main(["check", "--full", str(folder)]) == 0
 
     flip(file, -4096)  # in a row
@@ -245,7 +245,7 @@ def test_the_index_of_an_existing_snapshot_is_checked_and_with_full_every_byte(r
     capsys.readouterr()
     assert main(["check", "--full", str(folder)]) == 1
     error = capsys.readouterr().err
-    assert f"model 'a': snapshot: table 'a.user': {file}: is damaged" in error
+    assert f"model 'a': snapshot: table 'a@1.user': {file}: is damaged" in error
     assert "remove the file, and Hotrow makes it again" in error
     flip(file, 4096)  # in the index
     assert main(["check", str(folder)]) == 1
