@@ -13,6 +13,7 @@ from serving.config import VersionPolicy, policy_from
 from serving.errors import ConfigError, MissingExtraError, ModelFileError, RequestError, UnknownModelError, told
 from serving.frontend.endpoint import PredictEndpoint
 from serving.frontend.version import server_version
+from serving.protocol.ctr import slot_names
 from serving.protocol.document import known_only, optional, parse_document
 from serving.protocol.shared_memory import SharedMemory
 from serving.protocol.tensors import PLATFORM
@@ -72,7 +73,7 @@ class Control:
         return {"name": "hotrow", "version": server_version(), "extensions": EXTENSIONS}
 
     def metadata(self, model: str, version: str = "") -> Document:
-        """A model's tensors."""
+        """A model's tensors, and the names of its slots in the order of their keys."""
         served = self._endpoint.model(model, version)
         return {
             "name": model,
@@ -80,6 +81,7 @@ class Control:
             "platform": PLATFORM,
             "inputs": [spec.metadata() for spec in served.signature.inputs],
             "outputs": [spec.metadata() for spec in served.signature.outputs],
+            "slots": slot_names(served.session.config),
         }
 
     def config(self, model: str, version: str = "") -> Document:

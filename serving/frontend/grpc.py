@@ -149,7 +149,9 @@ class _Inference(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
 
     @_call
     def ModelMetadata(self, request: Any) -> Any:
-        return service_pb2.ModelMetadataResponse(**self._control.metadata(request.name, request.version))
+        document = self._control.metadata(request.name, request.version)
+        del document["slots"]  # the message has no field for them
+        return service_pb2.ModelMetadataResponse(**document)
 
     @_call
     def ModelConfig(self, request: Any) -> Any:

@@ -38,6 +38,19 @@ def batch_of(config: ModelConfig, inputs: dict[str, Array]) -> Batch:
     return read_batch(config, inputs.get(DENSE), inputs[KEYS], inputs[ROW_PTRS])
 
 
+def slot_names(config: ModelConfig) -> list[str]:
+    """Return the names of a model's slots in order, as paths in the keys of a ``/predict`` sample.
+
+    HugeCTR's graphs name tables, not slots. A table's only slot has the table's name, and several slots have their
+    numbers too: ``user``, ``item[0]``, ``item[1]``.
+    """
+    return [
+        table.name if table.slots == 1 else f"{table.name}[{slot}]"
+        for table in config.tables
+        for slot in range(table.slots)
+    ]
+
+
 def triton_config(name: str, config: ModelConfig) -> dict[str, Any]:
     """Return the model's configuration as Triton's ``ModelConfig``."""
     parameters = {

@@ -1,9 +1,12 @@
 """The request form for people: one JSON object per sample, with one list of keys per slot.
 
 ``{"samples": [{"dense": [0.5, 1.25], "keys": [[17], [4, 9], []]}]}`` has one sample for a model with two dense features
-and three slots. Slots are in graph order, table by table.
+and three slots. Slots are in graph order, table by table. Keys may also be given by the name of their table:
+``"keys": {"user": [17], "item": [[4, 9], []]}``. A table of one slot has a list of keys, and a table of several slots
+has one list per slot.
 """
 
+from collections.abc import Sequence
 from itertools import accumulate, chain
 from typing import Any
 
@@ -11,10 +14,14 @@ import numpy as np
 import orjson
 
 from serving.batch import Batch, read_batch
-from serving.config import ModelConfig
-from serving.errors import RequestError
-from serving.protocol.document import checked, optional, parse_document, required
-from serving.protocol.tensors import DTYPES, Array, array_from_numbers
+from serving.config import ModelConfig, TableConfig
+from serving.errors import RequestError, did_you_mean
+from serving.protocol.ctr import slot_names
+from serving.protocol.document import checked, join, optional, parse_document, required
+from serving.protocol.tensors import DTYPES, Array, array_from_numbers, json_kind
+
+_KEYS_SCHEMA: dict[str, Any] = {"type": "array", "items": {"type": "integer"}}
+_KEYS_OF_SLOTS_SCHEMA: dict[str, Any] = {"type": "array", "items": _KEYS_SCHEMA}
 
 #: JSON Schema and example of the body, shown by /docs.
 SAMPLES_SCHEMA: dict[str, Any] = {
@@ -31,9 +38,15 @@ SAMPLES_SCHEMA: dict[str, Any] = {
                 "properties": {
                     "dense": {"type": "array", "items": {"type": "number"}, "description": "F dense features"},
                     "keys": {
-                        "type": "array",
-                        "items": {"type": "array", "items": {"type": "integer"}},
-                        "description": "one list of keys per slot, slots in graph order",
+                        "oneOf": [
+                            {**_KEYS_OF_SLOTS_SCHEMA, "description": "one list of keys per slot, slots in graph order"},
+                            {
+                                "type": "object",
+                                "additionalProperties": {"oneOf": [_KEYS_SCHEMA, _KEYS_OF_SLOTS_SCHEMA]},
+                                "description": "by table name: a list of keys, or one list of keys per slot if the "
+                                "table has several slots",
+                            },
+                        ],
                     },
                 },
             },
@@ -72,7 +85,6 @@ def decode_samples(body: bytes, config: ModelConfig) -> Batch:
     samples = required(document, "samples", list, "")
     if not samples:
         raise RequestError("samples: the list is empty")
-    slots = sum(table.slots for table in config.tables)
     dense: list[Array] = []
     bags: list[list[Any]] = []
     for index, entry in enumerate(samples):
@@ -81,26 +93,56 @@ def decode_samples(body: bytes, config: ModelConfig) -> Batch:
         _refuse_unknown(sample, {"dense", "keys"}, path)
         features: list[Any] = optional(sample, "dense", list, [], path)
         dense.append(array_from_numbers(features, DTYPES["FP32"], (config.dense_dim,), f"{path}.dense"))
-        bags.extend(_bags(required(sample, "keys", list, path), slots, f"{path}.keys"))
+        bags.extend(_bags(sample, config.tables, path))
     row_ptrs = np.array([0, *accumulate(map(len, bags))], dtype=np.int32)
-    return read_batch(config, np.concatenate(dense), _keys(bags, slots), row_ptrs)
+    return read_batch(config, np.concatenate(dense), _keys(bags, samples, config), row_ptrs)
 
 
-def _bags(entries: list[Any], slots: int, path: str) -> list[list[Any]]:
-    if len(entries) != slots:
-        raise RequestError(f"{path}: the model has {slots} slots, but {len(entries):,} lists of keys came")
-    return [checked(bag, list, f"{path}[{slot}]") for slot, bag in enumerate(entries)]
+def _bags(sample: dict[str, Any], tables: Sequence[TableConfig], path: str) -> list[list[Any]]:
+    """Return the keys of every slot of a sample, in graph order."""
+    keys = sample.get("keys")
+    if type(keys) is dict:
+        return _bags_by_name(keys, tables, f"{path}.keys")
+    if type(keys) is list:
+        return _bags_of_slots(keys, sum(table.slots for table in tables), "the model", f"{path}.keys")
+    if "keys" not in sample:
+        raise RequestError(f"{path}.keys: missing")
+    raise RequestError(f"{path}.keys: expected a list or an object, but {json_kind(keys)} came")
 
 
-def _keys(bags: list[list[Any]], slots: int) -> Array:
+def _bags_by_name(keys: dict[str, Any], tables: Sequence[TableConfig], path: str) -> list[list[Any]]:
+    names = [table.name for table in tables]
+    for name in keys:
+        if name not in names:
+            close = did_you_mean(name, names)
+            raise RequestError(f"{join(path, name[:64])}: the model has no such table{close}")
+    bags = []
+    for table in tables:
+        given: list[Any] = required(keys, table.name, list, path)
+        if table.slots == 1:
+            bags.append(given)
+        else:
+            bags.extend(_bags_of_slots(given, table.slots, "the table", join(path, table.name)))
+    return bags
+
+
+def _bags_of_slots(given: list[Any], slots: int, owner: str, path: str) -> list[list[Any]]:
+    if len(given) != slots:
+        raise RequestError(f"{path}: {owner} has {slots} slots, but {len(given):,} lists of keys came")
+    return [checked(bag, list, f"{path}[{slot}]") for slot, bag in enumerate(given)]
+
+
+def _keys(bags: list[list[Any]], samples: list[Any], config: ModelConfig) -> Array:
     """Return all keys in one array; only if that fails, read the bags one by one to name the key's path."""
     keys = list(chain.from_iterable(bags))
     try:
         return array_from_numbers(keys, DTYPES["INT64"], (len(keys),), "keys")
     except RequestError:
+        names = slot_names(config)
         for index, bag in enumerate(bags):
-            path = f"samples[{index // slots}].keys[{index % slots}]"
-            array_from_numbers(bag, DTYPES["INT64"], (len(bag),), path)
+            sample, slot = divmod(index, len(names))
+            place = f".{names[slot]}" if type(samples[sample]["keys"]) is dict else f"[{slot}]"
+            array_from_numbers(bag, DTYPES["INT64"], (len(bag),), f"samples[{sample}].keys{place}")
         raise
 
 

@@ -213,3 +213,16 @@ def test_an_answers_head_and_body_arrive_together(served, model):
             head, _, answer = connection.recv(65536).partition(b"\r\n\r\n")
             assert head.startswith(b"HTTP/1.1 200 ")
             assert json.loads(answer)["defaulted_keys"] == 0
+
+
+def test_metadata_names_the_slots_whose_keys_a_sample_may_give_by_table_name(served, model):
+    dense, bags = model.sample_requests(2, seed=11)
+    samples = [
+        {"dense": features.tolist(), "keys": {"item": slots[1:], "user": slots[0]}}
+        for features, slots in zip(dense, bags, strict=True)
+    ]
+
+    assert json.loads(served.ask("/v2/models/tiny")[2])["slots"] == ["user", "item[0]", "item[1]"]
+    code, _, answer = served.ask("/predict/tiny", {"samples": samples})
+    assert code == 200
+    np.testing.assert_allclose(json.loads(answer)["predictions"], model.probabilities(dense, bags), atol=TOLERANCE)

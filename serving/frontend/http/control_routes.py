@@ -69,7 +69,7 @@ def _add_model_routes(app: FastAPI, control: Control) -> None:
 
         @app.get(prefix)
         async def metadata(model: str, version: str = "") -> dict[str, Any]:
-            """The model's tensors."""
+            """The model's tensors and slots."""
             return control.metadata(model, version)
 
         @app.head(f"{prefix}/ready", include_in_schema=False)

@@ -48,6 +48,23 @@ def test_every_bag_arrives_at_its_table_sample_and_slot(samples):
         assert [bag.tolist() for bag in np.split(keys.keys, keys.row_ptrs[1:-1])] == expected
 
 
+def test_keys_may_be_given_by_table_name_in_any_order():
+    second = {"dense": [2, 3], "keys": [[5], [], [6]]}
+    named = body([{"dense": [0, 1], "keys": {"item": [[4, 9], []], "user": [17]}}, second])
+    listed = body([{"dense": [0, 1], "keys": [[17], [4, 9], []]}, second])
+
+    batches = [decode_samples(text, TWO_TABLES) for text in (named, listed)]
+
+    for got, expected in zip(batches[0].tables, batches[1].tables, strict=True):
+        assert [part.tolist() for part in got] == [part.tolist() for part in expected]
+
+
+def test_the_schema_describes_both_forms_of_keys():
+    forms = SAMPLES_SCHEMA["properties"]["samples"]["items"]["properties"]["keys"]["oneOf"]
+
+    assert [form["type"] for form in forms] == ["array", "object"]
+
+
 def test_dense_features_may_be_left_out_if_the_model_has_none():
     batch = decode_samples(body([{"keys": [[1]]}]), config((table("user", 1),), dense_dim=0))
 
@@ -97,6 +114,46 @@ def test_the_documented_example_is_a_valid_request():
         ),
         pytest.param(
             body([{"dense": [1, 2], "keys": [[], [], []], "label": 1}]), "samples[0].label: unknown field", id="a label"
+        ),
+        pytest.param(
+            body([{"dense": [1, 2], "keys": 5}]),
+            "samples[0].keys: expected a list or an object, but the number 5 came",
+            id="a number for all keys",
+        ),
+        pytest.param(
+            body([{"dense": [1, 2], "keys": {"user": [1], "itme": [[], []]}}]),
+            "samples[0].keys.itme: the model has no such table; did you mean 'item'?",
+            id="a misspelt table",
+        ),
+        pytest.param(
+            body([{"dense": [1, 2], "keys": {"user": [1]}}]),
+            "samples[0].keys.item: missing",
+            id="a table without keys",
+        ),
+        pytest.param(
+            body([{"dense": [1, 2], "keys": {"user": 1, "item": [[], []]}}]),
+            "samples[0].keys.user: expected a list, but the number 1 came",
+            id="a key without its list",
+        ),
+        pytest.param(
+            body([{"dense": [1, 2], "keys": {"user": [1], "item": [[]]}}]),
+            "samples[0].keys.item: the table has 2 slots, but 1 lists of keys came",
+            id="too few slots of a table",
+        ),
+        pytest.param(
+            body([{"dense": [1, 2], "keys": {"user": [1], "item": [[], 7]}}]),
+            "samples[0].keys.item[1]: expected a list, but the number 7 came",
+            id="a slot of a table no list",
+        ),
+        pytest.param(
+            body([{"dense": [1, 2], "keys": {"user": [1], "item": [[], [3, None]]}}]),
+            "samples[0].keys.item[1][1]: expected a whole number",
+            id="null for a key of a table",
+        ),
+        pytest.param(
+            body([{"dense": [1, 2], "keys": {"user": [[1]], "item": [[], []]}}]),
+            "samples[0].keys.user[0]: expected a whole number",
+            id="a list for a key",
         ),
         pytest.param(body([{"dense": [1, 2], "keys": [[], [], [2**63 - 1]]}]), "reserved", id="a reserved key"),
         pytest.param(body([{"dense": [1, 2], "keys": [[]] * 3}] * 9), "9 samples", id="more than max_batchsize"),
