@@ -3,13 +3,15 @@
 import argparse
 import gc
 import os
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kernels.system_cores import usable_cores
 from serving.cli.engine_options import add_engine_options, checked_tolerance
 from serving.cli.log import LOG_FORMATS, LOG_LEVELS, set_up_log
-from serving.cli.numbers import milliseconds, one_of, whole_number
+from serving.cli.numbers import milliseconds, one_of, ratio, whole_number
 from serving.config.control import CONTROL_MODES
 from serving.errors import ConfigError, MissingExtraError, ModelFileError, ServingError, is_about_a_model, told
 from serving.frontend.limits import Limits
@@ -17,6 +19,7 @@ from serving.lookup.devices import check_device_name
 
 if TYPE_CHECKING:
     from serving.frontend.grpc import GrpcServer
+    from serving.frontend.recorder import Recorder
     from serving.repository import ModelRepository
 
 #: The options that HOTROW_<OPTION> also sets.
@@ -38,6 +41,8 @@ _OPTIONS = (
     "max_queue_delay_ms",
     "log_level",
     "log_format",
+    "record",
+    "sample",
 )
 _MOST_THREADS = 1024
 _MOST_INFLIGHT = 65536
@@ -45,6 +50,7 @@ _LONGEST_POLL_S = 86400
 _MOST_SAMPLES = 2**31 - 1
 _LONGEST_DELAY_MS = 1000
 _LARGEST_BODY_BYTES = 2 << 30
+_RECORDED_SHARE = 0.01
 #: How long a stop waits for clients, in addition to the time that a body may take to arrive.
 # Container engines send SIGKILL ten seconds after SIGTERM.
 _STOP_TIMEOUT_S = 8
@@ -161,6 +167,18 @@ def add_parser(commands: Any) -> None:
         metavar="FORMAT",
         help=f"{' or '.join(LOG_FORMATS)}: one JSON object per line (default: %(default)s)",
     )
+    parser.add_argument(
+        "--record",
+        type=Path,
+        metavar="FILE",
+        help="write the keys of a share of the requests into this new .jsonl file, for `hotrow plan`",
+    )
+    parser.add_argument(
+        "--sample",
+        type=ratio,
+        metavar="RATIO",
+        help=f"the share of the requests that --record writes (default: {_RECORDED_SHARE})",
+    )
     parser.set_defaults(run=serve, error_code=2, **_environment())
 
 
@@ -205,14 +223,14 @@ def serve(options: argparse.Namespace) -> int:
         poll_s=options.repository_poll_secs,
         startup=options.load_model,
     )
-    with listener, repository:
+    with listener, _recorder(options) as recorder, repository:
         _load(repository)
         print(f"hotrow {server_version()}")
         for line in repository.describe():
             print(line)
         limits = Limits(max_body_bytes=options.max_body_bytes, max_inflight=options.max_inflight)
         batching = Batching(options.max_batch_size, options.max_queue_delay_ms / 1000)
-        front = FrontEnd(repository, Settings(options.threads, limits, batching))
+        front = FrontEnd(repository, Settings(options.threads, limits, batching), recorder)
         neighbours = [open_it(front, options.host, options.grpc_port) for open_it in open_neighbours]
         # Loaded objects stay, so the garbage collector need not walk them during requests.
         gc.collect()
@@ -234,6 +252,20 @@ def _grpc_server() -> type["GrpcServer"]:
     except ImportError as err:
         raise MissingExtraError(err.name or "grpc", "grpc", "--grpc-port") from err
     return GrpcServer
+
+
+@contextmanager
+def _recorder(options: argparse.Namespace) -> Iterator["Recorder | None"]:
+    """Open the file of ``--record``, before models are loaded."""
+    from serving.frontend.recorder import Recorder
+
+    if options.record is None:
+        if options.sample is not None:
+            raise ConfigError("--sample", "", "needs --record")
+        yield None
+        return
+    with closing(Recorder(options.record, options.sample or _RECORDED_SHARE)) as recorder:
+        yield recorder
 
 
 def _load(repository: "ModelRepository") -> None:

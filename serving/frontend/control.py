@@ -81,7 +81,7 @@ class Control:
             "platform": PLATFORM,
             "inputs": [spec.metadata() for spec in served.signature.inputs],
             "outputs": [spec.metadata() for spec in served.signature.outputs],
-            "slots": slot_names(served.session.config),
+            "slots": slot_names(served.config),
         }
 
     def config(self, model: str, version: str = "") -> Document:

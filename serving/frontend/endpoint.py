@@ -7,6 +7,7 @@ from typing import TypeVar
 from serving.errors import OverloadedError
 from serving.frontend.batcher import Batcher, Batching
 from serving.frontend.limits import Limits
+from serving.frontend.recorder import RecordedExchange, Recorder
 from serving.frontend.runner import Runner
 from serving.frontend.served_model import Exchange, LookupModel, PredictModel, ServedModel, Stopwatch
 from serving.loaded_model import LoadedModel
@@ -29,14 +30,16 @@ class PredictEndpoint:
         limits: Limits,
         batching: Batching,
         regions: SharedMemory,
+        recorder: Recorder | None = None,
     ) -> None:
-        """Answer for the models of ``repository``; tensors may be in ``regions``."""
+        """Answer for the models of ``repository``; tensors may be in ``regions``, and ``recorder`` gets the keys."""
         self._repository = repository
         self._regions = regions
         self._runner = runner
         self._metrics = metrics
         self._limits = limits
         self._batching = batching
+        self._recorder = recorder
         self._in_flight = 0
         self._batchers: dict[LoadedModel, Batcher] = {}
 
@@ -63,6 +66,8 @@ class PredictEndpoint:
         """
         if self._in_flight >= self._limits.max_inflight:
             raise OverloadedError(f"{self._in_flight} requests are running; the server accepts no more at a time")
+        if self._recorder is not None:
+            exchange = RecordedExchange(exchange, self._recorder)
         with self._repository.use(name, version) as loaded:
             batcher = self._batcher(loaded)
             model = batcher.model

@@ -6,6 +6,7 @@ from serving.frontend.batcher import Batching
 from serving.frontend.control import Control
 from serving.frontend.endpoint import PredictEndpoint
 from serving.frontend.limits import Limits
+from serving.frontend.recorder import Recorder
 from serving.frontend.runner import Runner
 from serving.metrics import RequestMetrics
 from serving.protocol.shared_memory import SharedMemory
@@ -33,8 +34,10 @@ class FrontEnd:
     The models of its repository must be loaded already. The caller closes the repository after the front end.
     """
 
-    def __init__(self, repository: ModelRepository, settings: Settings | None = None) -> None:
-        """Serve the models of ``repository``."""
+    def __init__(
+        self, repository: ModelRepository, settings: Settings | None = None, recorder: Recorder | None = None
+    ) -> None:
+        """Serve the models of ``repository``. The caller closes ``recorder`` after the front end."""
         settings = settings or Settings()
         self.repository = repository
         self.limits = settings.limits
@@ -42,7 +45,7 @@ class FrontEnd:
         self._runner = Runner(settings.threads)
         self._regions = SharedMemory()
         self.endpoint = PredictEndpoint(
-            repository, self._runner, self.metrics, settings.limits, settings.batching, self._regions
+            repository, self._runner, self.metrics, settings.limits, settings.batching, self._regions, recorder
         )
         self.control = Control(repository, self.endpoint, self._regions)
 

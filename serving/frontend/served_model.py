@@ -80,6 +80,10 @@ class ServedModel(ABC):
         """Return the batch size of a question."""
 
     @abstractmethod
+    def keys(self, question: Any) -> Sequence[NDArray[np.int64]]:
+        """Return the keys that a question has of each table."""
+
+    @abstractmethod
     def answer(self, question: Any) -> Any:
         """Answer a question."""
 
@@ -114,6 +118,10 @@ class PredictModel(ServedModel):
     def samples(self, question: Batch) -> int:
         """See ``ServedModel.samples``."""
         return question.samples
+
+    def keys(self, question: Batch) -> Sequence[NDArray[np.int64]]:
+        """See ``ServedModel.keys``."""
+        return [of_table.keys for of_table in question.tables]
 
     def answer(self, question: Batch) -> Prediction:
         """See ``ServedModel.answer``; counts the samples."""
@@ -152,6 +160,10 @@ class LookupModel(ServedModel):
     def samples(self, _question: Any) -> int:
         """See ``ServedModel.samples``; keys belong to no sample, so a request counts as one."""
         return 1
+
+    def keys(self, question: Sequence[NDArray[np.int64]]) -> Sequence[NDArray[np.int64]]:
+        """See ``ServedModel.keys``."""
+        return question
 
     def answer(self, question: Sequence[NDArray[np.int64]]) -> LookupResult:
         """See ``ServedModel.answer``."""

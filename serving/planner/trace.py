@@ -6,7 +6,7 @@
 ``.npz``    one such array per table, by its name; or a request's ``CATCOLUMN`` and ``ROWINDEX``, [n] or [1, n], or
             [Q, n] for Q requests of equal size. ``DES`` is ignored
 ``.json``   one request in the form of ``POST /predict/<model>``
-``.jsonl``  one such request per line
+``.jsonl``  one such request per line, or one record of ``hotrow serve --record`` per line
 ==========  ==========================================================================================================
 
 Requests are read by the code that serves them, so their keys go to the same tables in the same order. The number of
@@ -27,7 +27,9 @@ from serving.config import ModelConfig
 from serving.errors import RequestError, TraceError
 from serving.model.numpy_faults import UNREADABLE, explain
 from serving.model.sparse_rows import key_range
-from serving.protocol.samples import decode_samples
+from serving.protocol.document import parse_document
+from serving.protocol.recorded import LOOKUPS, decode_lookups, is_cut_off, model_of_lookups
+from serving.protocol.samples import read_samples
 
 Keys = NDArray[np.int64]
 #: The keys by full table name, in the order of the lookups.
@@ -58,7 +60,9 @@ def read_trace(paths: Sequence[Path], models: Sequence[ModelConfig], table: str 
             parts[name].append(keys)
     trace = {name: of_table.joined() for name, of_table in parts.items()}
     if not any(keys.size for keys in trace.values()):
-        raise TraceError(", ".join(map(str, paths)), "the trace has no keys")
+        others = ", ".join(repr(name[:64]) for name in sorted(reader.other_models))
+        reason = f"the trace has no keys of these models, only keys of {others}" if others else "the trace has no keys"
+        raise TraceError(", ".join(map(str, paths)), reason)
     return trace
 
 
@@ -94,10 +98,15 @@ class _Parts:
 
 
 class _Reader:
-    """Reads the files of a trace, one after the other."""
+    """Reads the files of a trace, one after the other.
+
+    Attributes:
+        other_models: the models whose records were skipped.
+    """
 
     def __init__(self, models: Sequence[ModelConfig], table: str) -> None:
         self._models = models
+        self.other_models: set[str] = set()
         self._owners = {config.hps_name(one): config for config in models for one in config.tables}
         self._table = self._find(table, "--table") if table else ""
         self._forms: dict[str, Callable[[Path], _Named]] = {
@@ -156,24 +165,38 @@ class _Reader:
             body = file.read_bytes()
         except OSError as err:
             raise TraceError(str(file), f"cannot be read: {err.strerror}") from err
-        yield from self._samples(body, str(file))
+        yield from self._line(body, str(file))
 
     def _lines(self, file: Path) -> _Named:
         try:
             with file.open("rb") as lines:
                 for number, line in enumerate(lines, start=1):
-                    if line.strip():
-                        yield from self._samples(line, f"{file}: line {number}")
+                    if line.strip() and not is_cut_off(line):
+                        yield from self._line(line, f"{file}: line {number}")
         except OSError as err:
             raise TraceError(str(file), f"cannot be read: {err.strerror}") from err
 
-    def _samples(self, body: bytes, where: str) -> _Named:
-        config = self._only_model(where)
+    def _line(self, line: bytes, where: str) -> _Named:
         try:
-            batch = decode_samples(body, _without_limits(config))
+            document = parse_document(line)
+            if LOOKUPS in document:
+                yield from self._record(document, where)
+                return
+            config = self._only_model(where)
+            batch = read_samples(document, _without_limits(config))
         except RequestError as err:
             raise TraceError(where, str(err)) from err
         yield from _by_table(config, batch)
+
+    def _record(self, document: dict[str, Any], where: str) -> _Named:
+        name = model_of_lookups(document)
+        config = next((one for one in self._models if one.name == name), None)
+        if config is None:  # a server records all of its models in one file
+            self.other_models.add(name)
+            return
+        for table, keys in decode_lookups(document, config):
+            full_name = config.hps_name(table)
+            yield full_name, self._table_keys(keys, full_name, where)
 
     def _only_model(self, where: str) -> ModelConfig:
         if len(self._models) != 1:

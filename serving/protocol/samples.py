@@ -80,7 +80,11 @@ def decode_samples(body: bytes, config: ModelConfig) -> Batch:
     Raises:
         RequestError: anything is wrong with the document; the message starts with the JSON path.
     """
-    document = parse_document(body)
+    return read_samples(parse_document(body), config)
+
+
+def read_samples(document: dict[str, Any], config: ModelConfig) -> Batch:
+    """See ``decode_samples``; ``document`` is the parsed body."""
     _refuse_unknown(document, {"samples"}, "")
     samples = required(document, "samples", list, "")
     if not samples:

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import re
 import signal
 import socket
 import subprocess
@@ -11,8 +12,13 @@ import time
 
 import numpy as np
 import pytest
+import tritonclient.grpc
+import tritonclient.http
 
 from benchmarks.tiny_model import TinyModel
+from serving.config import read_model_directory
+from serving.planner import read_trace
+from tests.e2e.kserve_requests import inputs_of, request_of
 
 DEADLINE_S = 60
 
@@ -323,3 +329,75 @@ def test_a_log_level_leaves_out_less_severe_lines(start, tiny_repository):
     served.stop()
 
     assert served.log.read_text() == ""
+
+
+def test_recorded_requests_of_both_protocols_are_a_trace_for_the_planner(start, tiny_repository, model, tmp_path):
+    trace = tmp_path / "trace.jsonl"
+    served = start(tiny_repository, "--grpc-port", "0", "--record", str(trace), "--sample", "1")
+    body, _ = samples_of(model, 5, seed=1)
+    arrays, _ = request_of(model, 3)
+    grpc_address = re.search(r"listening for gRPC on (\S+)", served.printed)[1]
+
+    for _ in range(10):
+        assert served.ask("/predict/tiny", body)[0] == 200
+    with tritonclient.http.InferenceServerClient(f"{served.host}:{served.port}") as client:
+        client.infer("tiny", inputs_of(arrays, tritonclient.http))
+    with tritonclient.grpc.InferenceServerClient(grpc_address) as client:
+        client.infer("tiny", inputs_of(arrays, tritonclient.grpc))
+    assert served.ask("/predict/tiny", b"{}")[0] == 400
+    assert served.stop() == 0
+
+    recorded = [json.loads(line)["lookups"] for line in trace.read_text().splitlines()]
+    assert len(recorded) == 12
+    sent = json.loads(body)["samples"]
+    assert recorded[0] == {
+        "user": [key for sample in sent for key in sample["keys"][0]],
+        "item": [key for sample in sent for bag in sample["keys"][1:] for key in bag],
+    }
+    assert recorded[10] == recorded[11]
+    assert sum(map(len, recorded[10].values())) == arrays["CATCOLUMN"].size
+    assert "12 requests were recorded" in served.log.read_text()
+    plan = subprocess.run(
+        [sys.executable, "-m", "serving.cli.main", "plan", tiny_repository, trace],
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+    assert plan.returncode == 0, plan.stderr
+    lookups = sum(len(keys["user"]) for keys in recorded)
+    assert f"table tiny.user: 1,000 rows of 4 floats\n  {lookups} lookups of" in plan.stdout
+
+
+def test_a_kill_under_load_leaves_whole_records(start, tiny_repository, model, tmp_path):
+    trace = tmp_path / "trace.jsonl"
+    served = start(tiny_repository, "--record", str(trace), "--sample", "1")
+    body, _ = samples_of(model, 64, seed=1)
+    for _ in range(20):
+        served.ask("/predict/tiny", body)
+    until(lambda: trace.stat().st_size)
+
+    served.stop(signal.SIGKILL)
+
+    models = [read_model_directory(tiny_repository / "tiny")]
+    keys = read_trace([trace], models)["tiny.user"]
+    one_request = [key for sample in json.loads(body)["samples"] for key in sample["keys"][0]]
+    assert keys.size
+    assert keys.tolist() == one_request * (keys.size // len(one_request))
+
+
+def test_a_record_that_exists_and_a_sample_without_a_record_stop_the_start_before_a_model_is_read(
+    tiny_repository, tmp_path
+):
+    (tmp_path / "trace.jsonl").write_text("")
+    break_weights(tiny_repository)
+
+    there = hotrow_serve(tiny_repository, "--http-port", "0", "--record", tmp_path / "trace.jsonl")
+    alone = hotrow_serve(tiny_repository, "--http-port", "0", "--sample", "0.5")
+    broken = hotrow_serve(tiny_repository, "--http-port", "0", "--record", tmp_path / "new.jsonl")
+
+    assert (there.returncode, alone.returncode, broken.returncode) == (2, 2, 2)
+    assert there.stderr == f"hotrow serve: --record: {tmp_path}/trace.jsonl exists already\n"
+    assert alone.stderr == "hotrow serve: --sample: needs --record\n"
+    assert "tiny/1/dense.model: expected 64 bytes" in broken.stderr
+    assert not (tmp_path / "new.jsonl").exists()

@@ -101,6 +101,27 @@ class TestForms:
 
         assert as_lists(read_trace([tmp_path / "t.jsonl"], [models["two"]])) == keys_of(bags)
 
+    def test_records_of_a_server_name_their_model_and_other_models_are_skipped(self, tmp_path, models):
+        lines = [
+            '{"model":"two","lookups":{"item":[4,9],"user":[1]}}',
+            '{"model":"one","lookups":{"ad":[7]}}',
+            '{"model":"gone","lookups":{"x":[7]}}',
+            '{"model":"two","lookups":{"user":[2],"item":[]}}',
+        ]
+        (tmp_path / "t.jsonl").write_text("\n".join(lines) + "\n")
+
+        both = as_lists(read_trace([tmp_path / "t.jsonl"], list(models.values())))
+
+        assert both == {"two.user": [1, 2], "two.item": [4, 9], "one.ad": [7]}
+        assert as_lists(read_trace([tmp_path / "t.jsonl"], [models["one"]])) == {"one.ad": [7]}
+
+    @pytest.mark.parametrize("length", [10, 30, 34])
+    def test_a_last_record_that_a_kill_cut_off_is_ignored(self, tmp_path, models, length):
+        line = '{"model":"one","lookups":{"ad":[7]}}'
+        (tmp_path / "t.jsonl").write_text(f"{line}\n{line[:length]}")
+
+        assert as_lists(read_trace([tmp_path / "t.jsonl"], [models["one"]])) == {"one.ad": [7]}
+
     def test_many_small_requests_keep_their_order(self, tmp_path, models, monkeypatch):
         monkeypatch.setattr(trace_module, "_MOST_SMALL_PARTS", 3)
         keys = np.random.default_rng(0).integers(0, 50, (20, 3))
@@ -247,6 +268,66 @@ ONE, TWO, BOTH = ["one"], ["two"], ["two", "one"]
             text("t.jsonl", '{"samples": []}'), TWO, "t.jsonl: line 1: samples: the list is empty", id="no sample"
         ),
         pytest.param(text("t.jsonl", "\n{"), TWO, "t.jsonl: line 2: the body is not JSON", id="half a line"),
+        pytest.param(
+            text("t.jsonl", '{"model":"two","lookups":{"usr":[1]}}'),
+            TWO,
+            "t.jsonl: line 1: lookups.usr: model 'two' has no such table; did you mean 'user'?",
+            id="a record of an unknown table",
+        ),
+        pytest.param(
+            text("t.jsonl", '{"model":"two","lookups":{"user":[1.5]}}'),
+            TWO,
+            "t.jsonl: line 1: lookups.user[0]: expected a whole number",
+            id="a record with a fraction",
+        ),
+        pytest.param(
+            text("t.jsonl", '{"model":"two","lookups":{"user":7}}'),
+            TWO,
+            "t.jsonl: line 1: lookups.user: expected a list",
+            id="a record without a list",
+        ),
+        pytest.param(
+            text("t.jsonl", '{"model":"two","lookups":[]}'),
+            TWO,
+            "t.jsonl: line 1: lookups: expected an object",
+            id="a record of a list",
+        ),
+        pytest.param(
+            text("t.jsonl", '{"lookups":{"user":[1]}}'),
+            TWO,
+            "t.jsonl: line 1: model: missing",
+            id="a record without a model",
+        ),
+        pytest.param(
+            text("t.jsonl", '{"model":"two","lookups":{},"id":1}'),
+            TWO,
+            "t.jsonl: line 1: id: unknown; expected lookups, model",
+            id="a record with an unknown member",
+        ),
+        pytest.param(
+            text("t.jsonl", '{"model":"one","lookups":{"ad":[-1]}}'),
+            ["one"],
+            "t.jsonl: line 1: -1 at position 0: expected a key in 0..4294967295",
+            id="a record with a key too small",
+        ),
+        pytest.param(
+            text("t.jsonl", '{"model":"one","lookups":{"ad":[1]}}'),
+            TWO,
+            "the trace has no keys of these models, only keys of 'one'",
+            id="a record of another model",
+        ),
+        pytest.param(
+            text("t.jsonl", '{"model":"two","lookups":{"user":[1]'),
+            TWO,
+            "the trace has no keys",
+            id="a cut record alone",
+        ),
+        pytest.param(
+            text("t.jsonl", '{"model":"two","lookups":{"user":[1]\n'),
+            TWO,
+            "t.jsonl: line 1: the body is not JSON",
+            id="half a record with a line end",
+        ),
         pytest.param(text("t.jsonl", "{}"), BOTH, "t.jsonl: line 1: requests do not name their model", id="whose line"),
     ],
 )

@@ -1,0 +1,119 @@
+"""Records the keys of a sample of the requests, as a trace for ``hotrow plan``."""
+
+import logging
+import threading
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from random import random
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from serving.background import QueueWorker
+from serving.config import ModelConfig
+from serving.errors import OutputError
+from serving.frontend.served_model import Exchange, ServedModel
+from serving.protocol.recorded import encode_lookups
+
+_T = TypeVar("_T")
+
+_log = logging.getLogger("hotrow.record")
+_SUFFIX = ".jsonl"  # `hotrow plan` reads a file by its suffix
+_MOST_WAITING_BYTES = 64 << 20
+#: How long ``close`` waits for a disk that hangs.
+_CLOSE_TIMEOUT_S = 5.0
+
+
+class Recorder:
+    """Writes a random share of the requests to a new file. Every method except ``close`` may be called from any thread.
+
+    A background thread writes, so a slow disk delays no request. If too much waits for the disk, requests are left out.
+    """
+
+    def __init__(self, path: Path, share: float) -> None:
+        """Create the file.
+
+        Raises:
+            OutputError: the file exists, or cannot be created.
+        """
+        if path.suffix != _SUFFIX:
+            raise OutputError(f"--record: expected a file that ends in {_SUFFIX}, got {path}")
+        try:
+            self._file = path.open("xb", buffering=0)
+        except FileExistsError as err:
+            raise OutputError(f"--record: {path} exists already") from err
+        except OSError as err:
+            raise OutputError(f"--record: {path} cannot be written: {err.strerror}") from err
+        self._path = path
+        self._share = share
+        self._worker = QueueWorker("hotrow-record")
+        self._lock = threading.Lock()  # guards the two numbers
+        self._waiting_bytes = self._left_out = 0
+        self._written = self._written_bytes = 0  # only the worker changes these
+        self._has_failed = False
+
+    def record(self, config: ModelConfig, keys: Sequence[NDArray[np.int64]]) -> None:
+        """Record the keys that a request has of each table, or leave the request out."""
+        if self._has_failed or random() >= self._share:
+            return
+        line = encode_lookups(config, keys)
+        with self._lock:
+            if self._waiting_bytes + len(line) > _MOST_WAITING_BYTES:
+                self._left_out += 1
+                return
+            self._waiting_bytes += len(line)
+        self._worker.submit(partial(self._write, line))
+
+    def close(self) -> None:
+        """Write what waits, and close the file. An empty file is removed, so that the next start can use its name."""
+        self._worker.wait(_CLOSE_TIMEOUT_S)
+        self._worker.close(_CLOSE_TIMEOUT_S)
+        self._file.close()
+        if not self._written:
+            self._path.unlink(missing_ok=True)
+        left_out = f"; {self._left_out:,} were left out because the disk was too slow" if self._left_out else ""
+        _log.info("%s requests were recorded in %s%s", f"{self._written:,}", self._path, left_out)
+
+    def _write(self, line: bytes) -> None:
+        """Write one line with one system call, so that a kill leaves whole lines."""
+        with self._lock:
+            self._waiting_bytes -= len(line)
+        if self._has_failed:
+            return
+        reason = "the disk is full"
+        try:
+            if self._file.write(line) == len(line):
+                self._written += 1
+                self._written_bytes += len(line)
+                return
+        except OSError as err:
+            reason = err.strerror or str(err)
+        self._has_failed = True
+        self._file.truncate(self._written_bytes)
+        _log.error("%s cannot be written, so no more requests are recorded: %s", self._path, reason)
+
+
+class RecordedExchange(Generic[_T]):
+    """An exchange whose request is recorded once it was read. See ``Exchange``."""
+
+    def __init__(self, exchange: Exchange[_T], recorder: Recorder) -> None:
+        """Record the request of ``exchange``."""
+        self._exchange = exchange
+        self._recorder = recorder
+
+    @property
+    def timeout_us(self) -> int:
+        """See ``Exchange.timeout_us``."""
+        return self._exchange.timeout_us
+
+    def read(self, model: ServedModel) -> Any:
+        """See ``Exchange.read``."""
+        question = self._exchange.read(model)
+        self._recorder.record(model.config, model.keys(question))
+        return question
+
+    def write(self, model: ServedModel, answer: Any) -> _T:
+        """See ``Exchange.write``."""
+        return self._exchange.write(model, answer)

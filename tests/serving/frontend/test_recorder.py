@@ -1,0 +1,118 @@
+"""The file of `hotrow serve --record`."""
+
+import json
+import resource
+import threading
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from serving.errors import OutputError
+from serving.frontend.recorder import Recorder
+from serving.planner import read_trace
+from tests.serving.small_server import model_of
+
+
+@pytest.fixture
+def config(tmp_path):
+    return model_of(tmp_path)
+
+
+def keys_of(keys):
+    return [np.array(keys, dtype=np.int64)]
+
+
+def test_every_recorded_request_is_one_line_that_the_planner_reads(tmp_path, config):
+    file = tmp_path / "trace.jsonl"
+    with closing(Recorder(file, share=1.0)) as recorder:
+        for number in range(100):
+            recorder.record(config, keys_of([number, -number, 7]))
+
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    assert lines[5] == {"model": "m", "lookups": {"t": [5, -5, 7]}}
+    expected = [key for number in range(100) for key in (number, -number, 7)]
+    assert {name: keys.tolist() for name, keys in read_trace([file], [config]).items()} == {"m.t": expected}
+
+
+def test_about_the_requested_share_is_recorded(tmp_path, config):
+    file = tmp_path / "trace.jsonl"
+    with closing(Recorder(file, share=0.25)) as recorder:
+        for number in range(4000):
+            recorder.record(config, keys_of([number]))
+
+    assert 800 < len(file.read_text().splitlines()) < 1200  # 1,000, and more than seven standard deviations
+
+
+def test_threads_do_not_mix_their_lines(tmp_path, config):
+    file = tmp_path / "trace.jsonl"
+    with closing(Recorder(file, share=1.0)) as recorder:
+
+        def record(first):
+            for number in range(first, first + 200):
+                recorder.record(config, keys_of([number] * 300))
+
+        threads = [threading.Thread(target=record, args=(first,)) for first in (0, 1000, 2000, 3000)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    recorded = [json.loads(line)["lookups"]["t"] for line in file.read_text().splitlines()]
+    assert len(recorded) == 800
+    assert all(len(keys) == 300 and len(set(keys)) == 1 for keys in recorded)
+
+
+def test_a_file_without_records_is_removed(tmp_path):
+    Recorder(tmp_path / "trace.jsonl", share=1.0).close()
+
+    assert not (tmp_path / "trace.jsonl").exists()
+
+
+def test_a_full_disk_ends_the_recording_with_one_line_in_the_log_and_whole_lines_in_the_file(tmp_path, config, caplog):
+    file = tmp_path / "trace.jsonl"
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
+    try:
+        with closing(Recorder(file, share=1.0)) as recorder:
+            for number in range(100):
+                recorder.record(config, keys_of([number]))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+    lines = file.read_text().splitlines()
+    assert [json.loads(line)["lookups"]["t"] for line in lines] == [[number] for number in range(len(lines))]
+    assert 0 < len(lines) < 100
+    assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == [
+        f"{file} cannot be written, so no more requests are recorded: the disk is full"
+    ]
+
+
+def test_requests_are_left_out_if_too_many_bytes_wait_for_the_disk(tmp_path, config, caplog, monkeypatch):
+    monkeypatch.setattr("serving.frontend.recorder._MOST_WAITING_BYTES", 100)
+    caplog.set_level("INFO")
+    with closing(Recorder(tmp_path / "trace.jsonl", share=1.0)) as recorder:
+        recorder.record(config, keys_of([1]))
+        recorder.record(config, keys_of(range(1000)))
+
+    assert len((tmp_path / "trace.jsonl").read_text().splitlines()) == 1
+    assert "1 requests were recorded" in caplog.text
+    assert "1 were left out because the disk was too slow" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        pytest.param("trace.npz", "expected a file that ends in .jsonl, got ", id="another suffix"),
+        pytest.param("there.jsonl", "there.jsonl exists already", id="a file that exists"),
+        pytest.param("none/trace.jsonl", "trace.jsonl cannot be written: No such file or directory", id="no folder"),
+    ],
+)
+def test_a_file_that_cannot_be_created_is_refused(tmp_path, name, expected):
+    (tmp_path / "there.jsonl").write_text("kept")
+
+    with pytest.raises(OutputError, match=f"^--record: .*{expected}"):
+        Recorder(Path(tmp_path / name), share=1.0)
+
+    assert (tmp_path / "there.jsonl").read_text() == "kept"
