@@ -16,6 +16,13 @@ def one_of(*names: str) -> Callable[[str], str]:
     return parse
 
 
+def is_on(text: str) -> bool:
+    """Read a variable of the environment that sets an option without a value: 1 or 0."""
+    if text in {"0", "1"}:
+        return text == "1"
+    raise ArgumentTypeError(f"expected 1 or 0, got {text[:32]!r}")
+
+
 def whole_number(smallest: int, largest: int) -> Callable[[str], int]:
     """Return the type of an option that takes a whole number within these bounds."""
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from kernels.system_cores import usable_cores
 from serving.cli.engine_options import add_engine_options, checked_tolerance
 from serving.cli.log import LOG_FORMATS, LOG_LEVELS, set_up_log
-from serving.cli.numbers import milliseconds, one_of, ratio, whole_number
+from serving.cli.numbers import is_on, milliseconds, one_of, ratio, whole_number
 from serving.config.control import CONTROL_MODES
 from serving.errors import ConfigError, MissingExtraError, ModelFileError, ServingError, is_about_a_model, told
 from serving.frontend.limits import Limits
@@ -41,6 +41,7 @@ _OPTIONS = (
     "max_queue_delay_ms",
     "log_level",
     "log_format",
+    "access_log",
     "record",
     "sample",
 )
@@ -167,6 +168,8 @@ def add_parser(commands: Any) -> None:
         metavar="FORMAT",
         help=f"{' or '.join(LOG_FORMATS)}: one JSON object per line (default: %(default)s)",
     )
+    access_log = parser.add_argument("--access-log", action="store_true", help="log one line per request")
+    access_log.type = is_on  # for HOTROW_ACCESS_LOG
     parser.add_argument(
         "--record",
         type=Path,
@@ -230,7 +233,8 @@ def serve(options: argparse.Namespace) -> int:
             print(line)
         limits = Limits(max_body_bytes=options.max_body_bytes, max_inflight=options.max_inflight)
         batching = Batching(options.max_batch_size, options.max_queue_delay_ms / 1000)
-        front = FrontEnd(repository, Settings(options.threads, limits, batching), recorder)
+        settings = Settings(options.threads, limits, batching, options.access_log)
+        front = FrontEnd(repository, settings, recorder)
         neighbours = [open_it(front, options.host, options.grpc_port) for open_it in open_neighbours]
         # Loaded objects stay, so the garbage collector need not walk them during requests.
         gc.collect()

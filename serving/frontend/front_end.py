@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from serving.frontend import access_log
 from serving.frontend.batcher import Batching
 from serving.frontend.control import Control
 from serving.frontend.endpoint import PredictEndpoint
@@ -21,11 +22,13 @@ class Settings:
         threads: largest number of predict requests that run at the same time, except short requests.
         limits: limits of requests.
         batching: how requests are merged.
+        access_log: whether every request has a line in the log.
     """
 
     threads: int = 1
     limits: Limits = field(default_factory=Limits)
     batching: Batching = field(default_factory=Batching)
+    access_log: bool = False
 
 
 class FrontEnd:
@@ -41,6 +44,9 @@ class FrontEnd:
         settings = settings or Settings()
         self.repository = repository
         self.limits = settings.limits
+        self.has_access_log = settings.access_log
+        if self.has_access_log:
+            access_log.switch_on()
         self.metrics = RequestMetrics()
         self._runner = Runner(settings.threads)
         self._regions = SharedMemory()

@@ -20,8 +20,8 @@ from tritonclient.grpc import model_config_pb2, service_pb2, service_pb2_grpc
 
 from kernels.errors import HotrowError
 from serving.errors import ConfigError, UnknownModelError
+from serving.frontend.access_log import Headers, log_request, repeated_headers, with_request_id
 from serving.frontend.codes import codes_of
-from serving.frontend.control import Control
 from serving.frontend.front_end import FrontEnd
 from serving.frontend.served_model import ServedModel
 from serving.protocol.messages import decode_message, encode_message
@@ -59,7 +59,7 @@ class GrpcServer:
         most_bytes = self._front.limits.max_body_bytes + _ENVELOPE_BYTES
         server = grpc.aio.server(options=[("grpc.max_receive_message_length", most_bytes), ("grpc.so_reuseport", 0)])
         service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(_Inference(self._front), server)
-        health_pb2_grpc.add_HealthServicer_to_server(_Health(self._front.control), server)
+        health_pb2_grpc.add_HealthServicer_to_server(_Health(self._front), server)
         name = service_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"].full_name
         reflection.enable_server_reflection([name, health.SERVICE_NAME, reflection.SERVICE_NAME], server)
         try:
@@ -81,13 +81,32 @@ def _call(answer: Callable[[Any, Any], Any]) -> Callable[[Any, Any, Any], Any]:
 
     @wraps(answer)
     async def call(self: Any, request: Any, context: Any) -> Any:
+        ids = await _repeat_ids(context, self.has_access_log)
+        began, status = perf_counter(), "CANCELLED"
         try:
             found = answer(self, request)
-            return await found if isawaitable(found) else found
+            found = await found if isawaitable(found) else found
+            status = "OK"
+            return found
         except HotrowError as err:
-            await context.abort(grpc.StatusCode[codes_of(err)[1]], str(err))
+            status = codes_of(err)[1]
+            await context.abort(grpc.StatusCode[status], str(err))
+        finally:
+            if self.has_access_log:
+                log_request("gRPC", answer.__name__, status, began, ids, getattr(request, "model_name", ""))
 
     return call
+
+
+async def _repeat_ids(context: Any, has_access_log: bool) -> Headers:
+    """Send the ids of a request back as initial metadata, and return them."""
+    given = context.invocation_metadata() or ()
+    ids = repeated_headers((name.encode(), value.encode()) for name, value in given if isinstance(value, str))
+    if has_access_log:
+        ids = with_request_id(ids)
+    if ids:
+        await context.send_initial_metadata([(name.decode(), value.decode()) for name, value in ids])
+    return ids
 
 
 class _Inference(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
@@ -95,20 +114,28 @@ class _Inference(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
 
     def __init__(self, front: FrontEnd) -> None:
         self._control, self._endpoint, self._metrics = front.control, front.endpoint, front.metrics
+        self.has_access_log = front.has_access_log
 
     @_call
     def ModelInfer(self, request: Any) -> Any:
         return self._infer(request)
 
-    async def ModelStreamInfer(self, requests: AsyncIterator[Any], _context: Any) -> AsyncIterator[Any]:
+    async def ModelStreamInfer(self, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
         """Answer the requests of a stream one after the other; an error does not end the stream."""
+        ids = await _repeat_ids(context, self.has_access_log)
         async for request in requests:
+            began, status = perf_counter(), "CANCELLED"
             try:
-                yield service_pb2.ModelStreamInferResponse(infer_response=await self._infer(request))
+                answer = service_pb2.ModelStreamInferResponse(infer_response=await self._infer(request))
+                status = "OK"
             except HotrowError as err:
+                status = codes_of(err)[1]
                 answer = service_pb2.ModelStreamInferResponse(error_message=str(err))
                 answer.infer_response.id = request.id
-                yield answer
+            finally:
+                if self.has_access_log:
+                    log_request("gRPC", "ModelStreamInfer", status, began, ids, request.model_name)
+            yield answer
 
     async def _infer(self, message: Any) -> Any:
         """Answer one request and count it."""
@@ -224,8 +251,9 @@ class _Inference(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
 class _Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
     """gRPC's health protocol: the service "" is the whole server, every other service is a model."""
 
-    def __init__(self, control: Control) -> None:
-        self._control = control
+    def __init__(self, front: FrontEnd) -> None:
+        self._control = front.control
+        self.has_access_log = front.has_access_log
 
     @_call
     def Check(self, request: Any) -> Any:

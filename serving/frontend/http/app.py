@@ -60,7 +60,7 @@ def create_app(front: FrontEnd) -> ASGIApp:
         version=server_version(),
         description=_DESCRIPTION,
         lifespan=lifespan,
-        middleware=[Middleware(Edge, metrics=front.metrics)],
+        middleware=[Middleware(Edge, metrics=front.metrics, has_access_log=front.has_access_log)],
         redoc_url=None,
         exception_handlers={HTTPException: http_exception, RequestValidationError: validation_error},
     )
@@ -69,7 +69,7 @@ def create_app(front: FrontEnd) -> ASGIApp:
     endpoint = HttpEndpoint(front)
     _add_infer_routes(app, endpoint)
     _add_predict_route(app, endpoint)
-    return InferPath(app, endpoint, front.metrics)
+    return InferPath(app, endpoint, front)
 
 
 def _add_metrics_route(app: FastAPI, metrics: Metrics) -> None:

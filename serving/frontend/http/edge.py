@@ -13,6 +13,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kernels.errors import HotrowError
+from serving.frontend.access_log import Headers, log_request, repeated_headers, with_request_id
 from serving.frontend.codes import RETRY_AFTER_S, codes_of
 from serving.frontend.http.body import ClientDisconnectedError
 from serving.frontend.http.connection import connection_of
@@ -49,12 +50,16 @@ async def validation_error(_request: Request, error: Exception) -> Response:
 
 
 class Edge:
-    """ASGI middleware around the whole application: errors become answers, predict requests are counted."""
+    """ASGI middleware around the whole application.
 
-    def __init__(self, app: ASGIApp, metrics: RequestMetrics) -> None:
+    Errors become answers, predict requests are counted, answers repeat the request's id, and requests are logged.
+    """
+
+    def __init__(self, app: ASGIApp, metrics: RequestMetrics, has_access_log: bool = False) -> None:
         """Guard ``app`` and count its predict requests in ``metrics``."""
         self._app = app
         self._metrics = metrics
+        self._has_access_log = has_access_log
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See the ASGI specification."""
@@ -62,7 +67,10 @@ class Edge:
             await self._app(scope, receive, send)
             return
         began = perf_counter()
-        watched = _WatchedSend(send)
+        repeated = repeated_headers(scope["headers"])
+        if self._has_access_log:
+            repeated = with_request_id(repeated)
+        watched = _WatchedSend(send, repeated)
         connection = connection_of(scope)
         try:
             with connection.request() if connection else nullcontext():
@@ -70,6 +78,10 @@ class Edge:
         finally:
             if MODEL in scope:
                 self._metrics.finished(scope[MODEL], watched.code, perf_counter() - began)
+            if self._has_access_log:
+                # Not scope["path"], which may have line ends: its percent signs are decoded.
+                path = scope["raw_path"].decode("latin-1").encode("unicode_escape").decode()
+                log_request(scope["method"], path, watched.code, began, repeated, scope.get(MODEL, ""))
 
     async def _answer(self, scope: Scope, receive: Receive, send: "_WatchedSend") -> None:
         try:
@@ -89,13 +101,19 @@ class Edge:
 
 
 class _WatchedSend:
-    """ASGI's send function with the answer's status code; the code is 0 before the answer begins."""
+    """ASGI's send function with the answer's status code; the code is 0 before the answer begins.
 
-    def __init__(self, send: Send) -> None:
+    It adds ``headers`` to the answer.
+    """
+
+    def __init__(self, send: Send, headers: Headers) -> None:
         self.code = 0
         self._send = send
+        self._headers = headers
 
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.code = message["status"]
+            if self._headers:
+                message = {**message, "headers": [*message.get("headers", ()), *self._headers]}
         await self._send(message)

@@ -8,6 +8,7 @@ from typing import Any
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from serving.errors import RequestError
+from serving.frontend.access_log import Headers
 from serving.frontend.endpoint import PredictEndpoint
 from serving.frontend.front_end import FrontEnd
 from serving.frontend.http.body import (
@@ -26,8 +27,6 @@ from serving.protocol.infer import encode_infer
 from serving.protocol.request import InferRequest
 from serving.protocol.samples import decode_samples, encode_predictions
 from serving.protocol.shared_memory import SharedMemory
-
-Headers = list[tuple[bytes, bytes]]
 
 _JSON = (b"content-type", b"application/json")
 _BINARY = (b"content-type", b"application/octet-stream")
@@ -174,11 +173,11 @@ class InferPath:
 
     _PATH = re.compile(r"/v2/models/(?P<model>[^/]+)(?:/versions/(?P<version>[^/]+))?/infer")
 
-    def __init__(self, app: ASGIApp, endpoint: HttpEndpoint, metrics: RequestMetrics) -> None:
-        """Answer through ``endpoint`` and count in ``metrics``, or let ``app`` do it."""
+    def __init__(self, app: ASGIApp, endpoint: HttpEndpoint, front: FrontEnd) -> None:
+        """Answer through ``endpoint`` and count in ``front``, or let ``app`` do it."""
         self._app = app
         self._endpoint = endpoint
-        self._infer = Edge(self._answer, metrics)
+        self._infer = Edge(self._answer, front.metrics, front.has_access_log)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See the ASGI specification."""

@@ -1,0 +1,66 @@
+"""The ids of requests, which answers repeat, and the access log: one line per request."""
+
+import logging
+import re
+from collections.abc import Iterable
+from time import perf_counter
+from uuid import uuid4
+
+from serving.model.names import MODEL_NAME
+
+Headers = list[tuple[bytes, bytes]]
+
+REQUEST_ID = b"x-request-id"
+#: The headers that an answer repeats, and their forms. Other values are ignored: they could forge headers or log lines.
+_REPEATED = {
+    REQUEST_ID: re.compile(rb"[!-~]{1,128}"),
+    b"traceparent": re.compile(rb"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}"),  # W3C Trace Context
+}
+_MOST_PATH_CHARACTERS = 512
+
+_log = logging.getLogger("hotrow.access")
+
+
+def repeated_headers(headers: Iterable[tuple[bytes, bytes]]) -> Headers:
+    """Return the headers of a request that its answer repeats; names are in lower case."""
+    found = [header for header in headers if header[0] in _REPEATED]
+    if not found:  # on the path of every request
+        return found
+    return [header for header in dict(found).items() if _REPEATED[header[0]].fullmatch(header[1])]
+
+
+def with_request_id(headers: Headers) -> Headers:
+    """Return the repeated headers, with a new request id if the client sent none."""
+    return headers if any(name == REQUEST_ID for name, _ in headers) else [*headers, (REQUEST_ID, _new_id())]
+
+
+def log_request(method: str, path: str, status: int | str, began_s: float, headers: Headers, model: str) -> None:
+    """Write the line of one request.
+
+    Args:
+        method: HTTP's method, or ``"gRPC"``.
+        path: HTTP's path as it was sent, or the name of gRPC's method.
+        status: HTTP's status code, or the name of gRPC's status.
+        began_s: when the request began, by ``perf_counter``.
+        headers: what ``with_request_id`` returned.
+        model: the model of a predict request, as the client wrote it.
+    """
+    fields = {
+        "method": method,
+        "path": path[:_MOST_PATH_CHARACTERS],
+        "status": status,
+        "milliseconds": round(1000 * (perf_counter() - began_s), 3),
+        "request_id": dict(headers)[REQUEST_ID].decode(),
+        "model": model if MODEL_NAME.fullmatch(model) else "",
+    }
+    form = "%(method)s %(path)s %(status)s %(milliseconds).3f ms request_id=%(request_id)s model=%(model)s"
+    _log.info(form, fields, extra=fields)
+
+
+def switch_on() -> None:
+    """Let the lines through, whatever the level of the other log lines is."""
+    _log.setLevel(logging.INFO)
+
+
+def _new_id() -> bytes:
+    return uuid4().hex.encode()
