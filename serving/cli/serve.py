@@ -3,8 +3,9 @@
 import argparse
 import gc
 import os
+import socket
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,10 @@ _OPTIONS = (
     "host",
     "http_port",
     "grpc_port",
+    "uds",
+    "ssl_certfile",
+    "ssl_keyfile",
+    "ssl_ca_certs",
     "threads",
     "engine",
     "calibration",
@@ -85,6 +90,18 @@ def add_parser(commands: Any) -> None:
         type=whole_number(0, 65535),
         metavar="N",
         help="also answer gRPC on this port; 0 takes a free port; needs the extra grpc",
+    )
+    parser.add_argument(
+        "--uds", type=Path, metavar="PATH", help="answer HTTP on this Unix socket instead of --host and --http-port"
+    )
+    parser.add_argument(
+        "--ssl-certfile", type=Path, metavar="FILE", help="TLS for HTTP and gRPC, with this certificate (PEM)"
+    )
+    parser.add_argument(
+        "--ssl-keyfile", type=Path, metavar="FILE", help="private key (PEM), if it is not in the certificate's file"
+    )
+    parser.add_argument(
+        "--ssl-ca-certs", type=Path, metavar="FILE", help="clients must have a certificate of these authorities (PEM)"
     )
     parser.add_argument(
         "--threads",
@@ -208,14 +225,15 @@ def serve(options: argparse.Namespace) -> int:
     from serving.frontend.batcher import Batching
     from serving.frontend.front_end import FrontEnd, Settings
     from serving.frontend.http.app import create_app
-    from serving.frontend.http.server import listen, run, url_of
+    from serving.frontend.http.server import run, url_of
+    from serving.frontend.tls import Tls
     from serving.frontend.version import server_version
     from serving.repository import ModelRepository
 
     set_up_log(options.log_level, options.log_format)
     open_neighbours = [] if options.grpc_port is None else [_grpc_server()]
     tolerance = checked_tolerance(options)
-    listener = listen(options.host, options.http_port)
+    tls = Tls.from_options(options.ssl_certfile, options.ssl_keyfile, options.ssl_ca_certs)
     repository = ModelRepository(
         options.repository,
         options.engine,
@@ -226,7 +244,7 @@ def serve(options: argparse.Namespace) -> int:
         poll_s=options.repository_poll_secs,
         startup=options.load_model,
     )
-    with listener, _recorder(options) as recorder, repository:
+    with _listener(options) as listener, _recorder(options) as recorder, repository:
         _load(repository)
         print(f"hotrow {server_version()}")
         for line in repository.describe():
@@ -235,7 +253,7 @@ def serve(options: argparse.Namespace) -> int:
         batching = Batching(options.max_batch_size, options.max_queue_delay_ms / 1000)
         settings = Settings(options.threads, limits, batching, options.access_log)
         front = FrontEnd(repository, settings, recorder)
-        neighbours = [open_it(front, options.host, options.grpc_port) for open_it in open_neighbours]
+        neighbours = [open_it(front, options.host, options.grpc_port, tls) for open_it in open_neighbours]
         # Loaded objects stay, so the garbage collector need not walk them during requests.
         gc.collect()
         gc.freeze()
@@ -243,9 +261,9 @@ def serve(options: argparse.Namespace) -> int:
         def ready() -> None:
             for neighbour in neighbours:
                 print(f"listening for gRPC on {neighbour.address}")
-            print(f"listening on {url_of(listener)}", flush=True)
+            print(f"listening on {url_of(listener, tls is not None)}", flush=True)
 
-        run(create_app(front), listener, ready, _STOP_TIMEOUT_S, neighbours)
+        run(create_app(front), listener, ready, _STOP_TIMEOUT_S, neighbours, tls)
     return 0
 
 
@@ -256,6 +274,13 @@ def _grpc_server() -> type["GrpcServer"]:
     except ImportError as err:
         raise MissingExtraError(err.name or "grpc", "grpc", "--grpc-port") from err
     return GrpcServer
+
+
+def _listener(options: argparse.Namespace) -> AbstractContextManager[socket.socket]:
+    """Listen before models are loaded, which may take long."""
+    from serving.frontend.http.server import listen, listening_on_path
+
+    return listen(options.host, options.http_port) if options.uds is None else listening_on_path(options.uds)
 
 
 @contextmanager

@@ -24,6 +24,7 @@ from serving.frontend.access_log import Headers, log_request, repeated_headers, 
 from serving.frontend.codes import codes_of
 from serving.frontend.front_end import FrontEnd
 from serving.frontend.served_model import ServedModel
+from serving.frontend.tls import Tls
 from serving.protocol.messages import decode_message, encode_message
 from serving.protocol.shared_memory import SharedMemory, no_cuda_shared_memory
 
@@ -43,9 +44,10 @@ class GrpcServer:
         address: ``"host:port"``; once it has started, with the port that it took.
     """
 
-    def __init__(self, front: FrontEnd, host: str, port: int) -> None:
+    def __init__(self, front: FrontEnd, host: str, port: int, tls: Tls | None = None) -> None:
         """Describe a server; nothing is bound before ``start``. Port 0 takes a free port."""
         self._front = front
+        self._tls = tls
         self._host = f"[{host}]" if ":" in host else host
         self.address = f"{self._host}:{port}"
         self._server: Any = None
@@ -63,7 +65,11 @@ class GrpcServer:
         name = service_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"].full_name
         reflection.enable_server_reflection([name, health.SERVICE_NAME, reflection.SERVICE_NAME], server)
         try:
-            port = server.add_insecure_port(self.address)
+            port = (
+                server.add_secure_port(self.address, _credentials(self._tls))
+                if self._tls
+                else server.add_insecure_port(self.address)
+            )
         except RuntimeError as err:
             raise ConfigError(self.address, "", f"cannot listen for gRPC: {err}") from err
         self.address = f"{self._host}:{port}"
@@ -74,6 +80,12 @@ class GrpcServer:
         """Refuse new requests, and wait for running requests for at most ``timeout_s``."""
         if self._server is not None:
             await self._server.stop(timeout_s)
+
+
+def _credentials(tls: Tls) -> Any:
+    authorities = tls.authorities.read_bytes() if tls.authorities else None
+    pair = (tls.key.read_bytes(), tls.certificate.read_bytes())
+    return grpc.ssl_server_credentials([pair], authorities, require_client_auth=authorities is not None)
 
 
 def _call(answer: Callable[[Any, Any], Any]) -> Callable[[Any, Any, Any], Any]:

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -58,7 +59,10 @@ class Served:
 
 @contextlib.contextmanager
 def serving(repository, log, *options):
-    """Start `hotrow serve`, wait until it prints its address, and leave no process behind."""
+    """Start `hotrow serve`, wait until it prints its address, and leave no process behind.
+
+    The server has no host and port if it listens on a Unix socket.
+    """
     command = [sys.executable, "-m", "serving.cli.main", "serve", str(repository), "--http-port", "0", *options]
     with (
         log.open("wb") as errors,
@@ -70,13 +74,14 @@ def serving(repository, log, *options):
             lines = []
             for line in process.stdout:
                 lines.append(line.decode())
-                if line.startswith(b"listening on http://"):
+                if line.startswith(b"listening on "):
                     break
             else:
                 raise AssertionError(f"the server did not start: {lines} {log.read_text()}")
             watchdog.cancel()  # it only limits the start: the tests together may take longer
-            host, port = line.decode().strip().removeprefix("listening on http://").rsplit(":", 1)
-            yield Served(process, host, int(port), log, "".join(lines))
+            address = re.search(r"https?://(.+):(\d+)$", line.decode().strip())
+            host, port = (address[1], int(address[2])) if address else ("", 0)
+            yield Served(process, host, port, log, "".join(lines))
         finally:
             watchdog.cancel()
             process.kill()

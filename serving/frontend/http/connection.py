@@ -45,9 +45,10 @@ class OneWrite:
         self._parts.append(data)
 
     def write_eof(self) -> None:
-        """See ``asyncio.WriteTransport.write_eof``."""
+        """See ``asyncio.WriteTransport.write_eof``; TLS has no half-closed connections."""
         self._flush()
-        self._transport.write_eof()
+        if self._transport.can_write_eof():
+            self._transport.write_eof()
 
     def close(self) -> None:
         """See ``asyncio.BaseTransport.close``."""
@@ -70,7 +71,7 @@ class Connection(HttpToolsProtocol):
     """uvicorn's connection with three additions.
 
     An answer is one write. A request's head has a largest size. A client that closes its sending side still gets the
-    answers to its requests, and a body that it cut short is reported.
+    answers to its requests, unless it uses TLS, and a body that it cut short is reported.
     """
 
     def __init__(
@@ -143,7 +144,7 @@ class Connection(HttpToolsProtocol):
             self._body_deadline.reschedule(0)
         if not self._is_answering:
             self._close_soon()
-        return True
+        return self.scheme == "http"  # under TLS both sides end together, and True would be a warning in the log
 
     def on_headers_complete(self) -> None:
         """See httptools' callbacks."""

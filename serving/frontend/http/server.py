@@ -5,9 +5,11 @@ import logging
 import math
 import signal
 import socket
+import ssl
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, contextmanager
+from pathlib import Path
 from types import FrameType
 from typing import Protocol
 
@@ -17,12 +19,16 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from serving.errors import ConfigError
 from serving.frontend.http.connection import Connection
+from serving.frontend.tls import Tls
 
 _log = logging.getLogger("hotrow.server")
 #: How long a connection may be idle. Clients keep a pool of connections and fail on closed connections.
 KEEP_ALIVE_S = 75
 #: How long idle connections stay open after the signal to stop, because requests may be on their way.
 LINGER_S = 0.25
+_BACKLOG = 2048
+#: How long a server with a full backlog may take to show that it is alive.
+_CONNECT_TIMEOUT_S = 5.0
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -41,7 +47,7 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
-        listener.listen(2048)
+        listener.listen(_BACKLOG)
     except OSError as err:
         listener.close()
         raise ConfigError(f"{host}:{port}", "", f"cannot listen: {err.strerror or err}") from err
@@ -49,10 +55,50 @@ def listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-def url_of(listener: socket.socket) -> str:
-    """Return the URL of ``listener`` for clients."""
+@contextmanager
+def listening_on_path(path: Path) -> Iterator[socket.socket]:
+    """Listen on a Unix socket, and remove its file at the end. The file of a server that has died is replaced.
+
+    Raises:
+        ConfigError: another server listens there, the file is not a socket, or the path cannot be bound.
+    """
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    with listener:
+        try:
+            _remove_dead_socket(path)
+            listener.bind(str(path))
+            listener.listen(_BACKLOG)
+        except OSError as err:  # without an errno, the path is too long
+            raise ConfigError(f"--uds {path}", "", f"cannot listen: {err.strerror or err}") from err
+        listener.setblocking(False)
+        try:
+            yield listener
+        finally:
+            path.unlink(missing_ok=True)
+
+
+def _remove_dead_socket(path: Path) -> None:
+    if not path.exists():
+        return
+    if not path.is_socket():
+        raise ConfigError(f"--uds {path}", "", "exists already, and is not a socket")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
+        client.settimeout(_CONNECT_TIMEOUT_S)
+        try:
+            client.connect(str(path))
+        except ConnectionRefusedError:
+            path.unlink()
+        else:
+            raise ConfigError(f"--uds {path}", "", "another server listens on it")
+
+
+def url_of(listener: socket.socket, has_tls: bool = False) -> str:
+    """Return the URL of ``listener`` for clients; a Unix socket has its path instead."""
+    if listener.family == socket.AF_UNIX:
+        return f"unix:{listener.getsockname()}"
     host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    scheme = "https" if has_tls else "http"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 class Draining:
@@ -80,11 +126,11 @@ class Draining:
 class Server(uvicorn.Server):
     """uvicorn's server; it reports when it is ready, and answers requests that arrive with the signal to stop."""
 
-    def __init__(self, app: ASGIApp, ready: Callable[[], None], stop_timeout_s: float) -> None:
+    def __init__(self, app: ASGIApp, ready: Callable[[], None], stop_timeout_s: float, tls: Tls | None = None) -> None:
         """Serve ``app``; see ``run``."""
         self._draining = Draining(app)
         self._ready = ready
-        super().__init__(uvicorn_config(self._draining, stop_timeout_s))
+        super().__init__(uvicorn_config(self._draining, stop_timeout_s, tls))
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """See ``uvicorn.Server.startup``."""
@@ -123,6 +169,7 @@ def run(
     ready: Callable[[], None],
     stop_timeout_s: float,
     neighbours: Sequence[Neighbour] = (),
+    tls: Tls | None = None,
 ) -> None:
     """Serve ``app`` on ``listener`` until SIGTERM or SIGINT, then answer accepted requests and return.
 
@@ -135,11 +182,12 @@ def run(
         stop_timeout_s: after the signal, how long clients may take to send requests and to receive answers. Their
             connections are cut after that.
         neighbours: servers of other protocols. They start before and stop after this server.
+        tls: the files of TLS; None: no TLS.
 
     Raises:
         ConfigError: a neighbour cannot be started.
     """
-    server = Server(app, ready, stop_timeout_s)
+    server = Server(app, ready, stop_timeout_s, tls)
 
     def stop(_signal: int, _frame: FrameType | None) -> None:
         server.should_exit = True
@@ -160,7 +208,7 @@ async def _serve(
         await server.serve(sockets=[listener])
 
 
-def uvicorn_config(app: ASGIApp, stop_timeout_s: float) -> uvicorn.Config:
+def uvicorn_config(app: ASGIApp, stop_timeout_s: float, tls: Tls | None = None) -> uvicorn.Config:
     """Return uvicorn's configuration for ``app``; see ``run``."""
     return uvicorn.Config(
         app,
@@ -174,4 +222,8 @@ def uvicorn_config(app: ASGIApp, stop_timeout_s: float) -> uvicorn.Config:
         log_level=logging.ERROR,  # uvicorn warns about anything that a client sends
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=math.ceil(stop_timeout_s),
+        ssl_certfile=tls.certificate if tls else None,
+        ssl_keyfile=tls.key if tls else None,
+        ssl_ca_certs=str(tls.authorities) if tls and tls.authorities else None,
+        ssl_cert_reqs=ssl.CERT_REQUIRED if tls and tls.authorities else ssl.CERT_NONE,
     )

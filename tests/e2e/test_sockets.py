@@ -1,0 +1,262 @@
+"""A real server on a Unix socket, and with TLS for HTTP and gRPC."""
+
+import asyncio
+import contextlib
+import json
+import re
+import shutil
+import signal
+import socket
+import ssl
+import subprocess
+
+import grpc
+import httpx
+import pytest
+import tritonclient.grpc
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+from serving.frontend.http.connection import MAX_HEAD_BYTES
+from tests.e2e.kserve_requests import inputs_of, request_of
+from tests.e2e.test_process import DEADLINE_S, break_weights, hotrow_serve, is_right, samples_of
+
+
+@pytest.fixture(scope="session")
+def certificates(tmp_path_factory):
+    """A server's certificate and a client's, each signed by itself: `<name>.pem` with `<name>-key.pem`."""
+    if shutil.which("openssl") is None:
+        pytest.skip("the command openssl is not installed")
+    folder = tmp_path_factory.mktemp("certificates")
+    for name in ("server", "client"):
+        command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"]
+        command += ["-days", "2", "-subj", f"/CN={name}", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
+        command += ["-keyout", folder / f"{name}-key.pem", "-out", folder / f"{name}.pem"]
+        subprocess.run(command, check=True, capture_output=True, timeout=DEADLINE_S)
+    (folder / "both.pem").write_text((folder / "server.pem").read_text() + (folder / "server-key.pem").read_text())
+    encrypt = ["openssl", "pkey", "-in", folder / "server-key.pem", "-aes256", "-passout", "pass:secret"]
+    subprocess.run([*encrypt, "-out", folder / "locked-key.pem"], check=True, capture_output=True, timeout=DEADLINE_S)
+    return folder
+
+
+def trusting(certificates, client=""):
+    """A client's TLS, which trusts the server and may have a certificate of its own."""
+    context = ssl.create_default_context(cafile=certificates / "server.pem")
+    if client:
+        context.load_cert_chain(certificates / f"{client}.pem", certificates / f"{client}-key.pem")
+    return context
+
+
+def with_tls(certificates, *options):
+    files = ("--ssl-certfile", certificates / "server.pem", "--ssl-keyfile", certificates / "server-key.pem")
+    return [str(option) for option in (*files, *options)]
+
+
+@pytest.fixture
+def unix_client(tmp_path):
+    with httpx.Client(transport=httpx.HTTPTransport(uds=str(tmp_path / "hotrow.sock")), base_url="http://x") as client:
+        yield client
+
+
+class TestUnixSocket:
+    def test_it_answers_http_and_its_file_goes_with_the_server(self, start, repository, tmp_path, model, unix_client):
+        path = tmp_path / "hotrow.sock"
+        served = start(repository, "--uds", str(path))
+        body, expected = samples_of(model, 3, seed=1)
+
+        assert f"listening on unix:{path}\n" in served.printed
+        assert is_right(unix_client.post("/predict/tiny", content=body).content, expected)
+        assert served.stop() == 0
+        assert not path.exists()
+
+    def test_the_file_of_a_killed_server_is_replaced(self, start, repository, tmp_path, unix_client):
+        path = tmp_path / "hotrow.sock"
+        start(repository, "--uds", str(path)).stop(signal.SIGKILL)
+        assert path.is_socket()
+
+        start(repository, "--uds", str(path))
+
+        assert unix_client.get("/v2/health/live").status_code == 200
+
+    def test_a_socket_of_a_live_server_is_refused_and_still_answers(self, start, repository, tmp_path, unix_client):
+        path = tmp_path / "hotrow.sock"
+        start(repository, "--uds", str(path))
+
+        second = hotrow_serve(repository, "--uds", path)
+
+        assert second.returncode == 2
+        assert second.stderr == f"hotrow serve: --uds {path}: another server listens on it\n"
+        assert unix_client.get("/v2/health/live").status_code == 200
+
+    @pytest.mark.parametrize(
+        ("name", "expected"),
+        [
+            pytest.param("file", "exists already, and is not a socket", id="a file"),
+            pytest.param("folder", "exists already, and is not a socket", id="a folder"),
+            pytest.param("none/s", "cannot listen: No such file or directory", id="no such folder"),
+            pytest.param("a" * 200, "cannot listen: AF_UNIX path too long", id="a long path"),
+        ],
+    )
+    def test_a_path_that_cannot_be_bound_is_refused_and_nothing_is_removed(self, repository, tmp_path, name, expected):
+        (tmp_path / "file").write_text("kept")
+        (tmp_path / "folder").mkdir()
+
+        done = hotrow_serve(repository, "--uds", tmp_path / name)
+
+        assert done.returncode == 2
+        assert done.stderr == f"hotrow serve: --uds {tmp_path / name}: {expected}\n"
+        assert (tmp_path / "file").read_text() == "kept"
+        assert (tmp_path / "folder").is_dir()
+
+
+class TestTls:
+    def test_http_and_grpc_answer_with_the_certificate(self, start, repository, certificates, model):
+        served = start(repository, *with_tls(certificates, "--grpc-port", "0"))
+        body, expected = samples_of(model, 3, seed=1)
+        arrays, probabilities = request_of(model, 2)
+        root = str(certificates / "server.pem")
+        grpc_address = re.search(r"listening for gRPC on 127.0.0.1:(\d+)", served.printed)[1]
+
+        assert f"listening on https://{served.host}:{served.port}\n" in served.printed
+        with httpx.Client(base_url=f"https://localhost:{served.port}", verify=trusting(certificates)) as client:
+            for _ in range(3):  # over one connection
+                assert is_right(client.post("/predict/tiny", content=body).content, expected)
+            assert "/predict/{model}" in client.get("/openapi.json").text  # more than one TLS record
+        with tritonclient.grpc.InferenceServerClient(
+            f"localhost:{grpc_address}", ssl=True, root_certificates=root
+        ) as client:
+            answer = client.infer("tiny", inputs_of(arrays, tritonclient.grpc)).as_numpy("OUTPUT0")
+        assert answer == pytest.approx(probabilities, abs=1e-6)
+        assert served.stop() == 0
+        assert "Traceback" not in served.log.read_text()
+
+    def test_the_certificates_file_may_have_the_key(self, start, repository, certificates):
+        served = start(repository, "--ssl-certfile", str(certificates / "both.pem"))
+
+        url = f"https://localhost:{served.port}/v2"
+        assert httpx.get(url, verify=trusting(certificates)).status_code == 200
+
+    def test_a_client_without_tls_gets_no_answer_and_the_server_goes_on(self, start, repository, certificates):
+        served = start(repository, *with_tls(certificates))
+
+        with served.connect() as connection:
+            connection.sendall(b"GET /v2 HTTP/1.1\r\nHost: x\r\n\r\n")
+            with contextlib.suppress(ConnectionError):
+                assert connection.recv(1000) == b""
+        with pytest.raises(httpx.ConnectError):
+            httpx.get(f"https://localhost:{served.port}/v2")  # does not trust the certificate
+        assert httpx.get(f"https://localhost:{served.port}/v2", verify=trusting(certificates)).status_code == 200
+
+    def test_clients_need_a_certificate_if_there_are_authorities(self, start, repository, certificates):
+        authorities = certificates / "client.pem"
+        served = start(repository, *with_tls(certificates, "--ssl-ca-certs", authorities, "--grpc-port", "0"))
+        url = f"https://localhost:{served.port}/v2"
+        port = re.search(r"listening for gRPC on 127.0.0.1:(\d+)", served.printed)[1]
+
+        def is_live(*credentials):
+            with grpc.secure_channel(f"localhost:{port}", grpc.ssl_channel_credentials(*credentials)) as channel:
+                return service_pb2_grpc.GRPCInferenceServiceStub(channel).ServerLive(service_pb2.ServerLiveRequest())
+
+        assert httpx.get(url, verify=trusting(certificates, "client")).status_code == 200
+        for stranger in ("", "server"):
+            with pytest.raises(httpx.TransportError):
+                httpx.get(url, verify=trusting(certificates, stranger))
+        root = (certificates / "server.pem").read_bytes()
+        key, certificate = (certificates / "client-key.pem").read_bytes(), authorities.read_bytes()
+        assert is_live(root, key, certificate).live
+        with pytest.raises(grpc.RpcError):
+            is_live(root)
+
+    def test_a_head_that_is_too_large_is_refused_under_tls_too(self, start, repository, certificates):
+        served = start(repository, *with_tls(certificates))
+        head = b"GET /v2 HTTP/1.1\r\nX: " + b"a" * (2 * MAX_HEAD_BYTES)
+
+        async def answer():
+            reader, writer = await asyncio.open_connection(
+                "localhost", served.port, ssl=trusting(certificates), family=socket.AF_INET
+            )
+            writer.write(head)
+            first = await reader.read(1000)
+            writer.close()
+            return first
+
+        assert asyncio.run(answer()).startswith(b"HTTP/1.1 431 ")
+        served.stop()
+        assert "Traceback" not in served.log.read_text()
+
+    def test_the_end_of_a_connection_leaves_nothing_in_the_log(self, start, repository, certificates):
+        served = start(repository, *with_tls(certificates))
+        with served.connect() as plain:
+            encrypted = trusting(certificates).wrap_socket(plain, server_hostname="localhost")
+            encrypted.sendall(b"GET /v2 HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert encrypted.recv(1000).startswith(b"HTTP/1.1 200 ")
+            encrypted.unwrap().close()  # ends TLS on both sides
+        served.stop()
+
+        assert "eof_received" not in served.log.read_text()
+        assert "Traceback" not in served.log.read_text()
+
+    def test_a_unix_socket_may_have_tls(self, start, repository, certificates, tmp_path):
+        path = tmp_path / "hotrow.sock"
+        start(repository, *with_tls(certificates, "--uds", path))
+
+        transport = httpx.HTTPTransport(uds=str(path), verify=trusting(certificates))
+        with httpx.Client(transport=transport) as client:
+            assert json.loads(client.get("https://localhost/v2").content)["name"] == "hotrow"
+
+    @pytest.mark.parametrize(
+        ("options", "expected"),
+        [
+            pytest.param(
+                ["--ssl-certfile", "none.pem"],
+                "--ssl-certfile none.pem: cannot be read: No such file or directory",
+                id="no certificate file",
+            ),
+            pytest.param(
+                ["--ssl-certfile", "server.pem", "--ssl-keyfile", "none.pem"],
+                "--ssl-keyfile none.pem: cannot be read: No such file or directory",
+                id="no key file",
+            ),
+            pytest.param(
+                ["--ssl-certfile", "both.pem", "--ssl-ca-certs", "none.pem"],
+                "--ssl-ca-certs none.pem: cannot be read: No such file or directory",
+                id="no authorities file",
+            ),
+            pytest.param(["--ssl-keyfile", "both.pem"], "--ssl-keyfile: needs --ssl-certfile", id="a key alone"),
+            pytest.param(
+                ["--ssl-ca-certs", "both.pem"], "--ssl-ca-certs: needs --ssl-certfile", id="authorities alone"
+            ),
+            pytest.param(
+                ["--ssl-certfile", "server.pem"],
+                "--ssl-certfile server.pem, --ssl-keyfile server.pem: expected a certificate and its key",
+                id="a certificate without a key",
+            ),
+            pytest.param(
+                ["--ssl-certfile", "server.pem", "--ssl-keyfile", "client-key.pem"],
+                "--ssl-certfile server.pem, --ssl-keyfile client-key.pem: expected a certificate and its key, in PEM "
+                "form and without a password: KEY_VALUES_MISMATCH",
+                id="another key",
+            ),
+            pytest.param(
+                ["--ssl-certfile", "server.pem", "--ssl-keyfile", "locked-key.pem"],
+                "--ssl-certfile server.pem, --ssl-keyfile locked-key.pem: expected a certificate and its key",
+                id="a key with a password",
+            ),
+            pytest.param(
+                ["--ssl-certfile", "both.pem", "--ssl-ca-certs", "server-key.pem"],
+                "--ssl-ca-certs server-key.pem: expected certificates in PEM form: ",
+                id="authorities that are a key",
+            ),
+        ],
+    )
+    def test_wrong_files_are_one_clear_line_before_a_model_is_read(
+        self, tmp_path, model, certificates, options, expected, monkeypatch
+    ):
+        model.write(tmp_path)
+        break_weights(tmp_path)
+        monkeypatch.chdir(certificates)
+
+        done = hotrow_serve(tmp_path, "--http-port", "0", *options)
+
+        assert done.returncode == 2
+        assert done.stderr.startswith(f"hotrow serve: {expected}")
+        assert done.stderr.count("\n") == 1
