@@ -53,6 +53,7 @@ from serving.opening import open_session
 from serving.parameter_server import ParameterServer
 from serving.parameter_server.counters import table_samples
 from serving.parameter_server.preflight import check_hot_keys
+from serving.parameter_server.progress import Progress
 from serving.session import InferenceSession
 from serving.storage import MemoryStore, RedisStore, SharedMemoryStore, SnapshotStore
 from serving.storage.store import Store
@@ -122,8 +123,11 @@ class ModelRepository:
         self._marks: dict[str, tuple[object, ...]] = {}  # of ``version_folders`` at the last look
         self._poller: PeriodicWorker | None = None
 
-    def load(self) -> None:
+    def load(self, progress: Progress | None = None) -> None:
         """Load the models of the start, or no model if one of them is broken.
+
+        Args:
+            progress: see ``ParameterServer.load_model``.
 
         Raises:
             ConfigError: the path does not exist or has no model, or a configuration is invalid.
@@ -153,7 +157,7 @@ class ModelRepository:
             self._server.share_bounds(models)
             for config, of_model in zip(models, devices, strict=True):
                 with about(config.name):
-                    self._switch(config.name, [self._open(self._server, config, of_model)], ())
+                    self._switch(config.name, [self._open(self._server, config, of_model, progress)], ())
             for name in self._models:
                 self._server.erase_other_versions(name)
         except BaseException:
@@ -406,9 +410,11 @@ class ModelRepository:
                 opened.append(self._devices.open(config.gpu_cache.devices))
         return opened
 
-    def _open(self, server: ParameterServer, config: ModelConfig, devices: Sequence[Device]) -> LoadedModel:
+    def _open(
+        self, server: ParameterServer, config: ModelConfig, devices: Sequence[Device], progress: Progress | None = None
+    ) -> LoadedModel:
         """Load a version's tables, open its session and warm it up."""
-        server.load_model(config)
+        server.load_model(config, progress)
         held = server.model(config.name, config.version)
         session: InferenceSession | LookupModelSession
         with ExitStack() as opened:

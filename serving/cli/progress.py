@@ -1,5 +1,6 @@
 """A progress bar on standard error, if that is a terminal."""
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -26,3 +27,15 @@ def progress_bar() -> Iterator[Callable[[str, int, int], None]]:
         yield report
     finally:
         end()
+
+
+@contextmanager
+def load_progress() -> Iterator[Callable[[str, int, int], None] | None]:
+    """Yield the function of ``progress_bar`` on a terminal, with log lines above the bar; elsewhere None."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from tqdm.contrib.logging import logging_redirect_tqdm
+
+    with logging_redirect_tqdm(), progress_bar() as report:
+        yield report

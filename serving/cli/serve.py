@@ -13,6 +13,7 @@ from kernels.system_cores import usable_cores
 from serving.cli.engine_options import add_engine_options, checked_tolerance
 from serving.cli.log import LOG_FORMATS, LOG_LEVELS, set_up_log
 from serving.cli.numbers import is_on, milliseconds, one_of, ratio, whole_number
+from serving.cli.progress import load_progress
 from serving.config.control import CONTROL_MODES
 from serving.errors import ConfigError, MissingExtraError, ModelFileError, ServingError, is_about_a_model, told
 from serving.frontend.limits import Limits
@@ -300,7 +301,8 @@ def _recorder(options: argparse.Namespace) -> Iterator["Recorder | None"]:
 def _load(repository: "ModelRepository") -> None:
     """Load all models or none, because a broken model must fail the start, not a later request."""
     try:
-        repository.load()
+        with load_progress() as progress:
+            repository.load(progress)
     except (ConfigError, ModelFileError) as err:
         if not is_about_a_model(err):
             raise

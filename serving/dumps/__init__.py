@@ -1,6 +1,7 @@
 """Whole tables between storage tiers and files: HPS's ``.bin``, RocksDB's ``.sst``, HugeCTR's folders."""
 
 from serving.dumps.formats import SUFFIXES
-from serving.dumps.transfer import Progress, dump_table, load_table
+from serving.dumps.transfer import dump_table, load_table
+from serving.parameter_server.progress import Progress
 
 __all__ = ["SUFFIXES", "Progress", "dump_table", "load_table"]

@@ -1,7 +1,7 @@
 """Write all rows of a table into a file, and load a file's rows into the tiers that outlive the process."""
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,18 +18,15 @@ from serving.errors import ConfigError, ModelFileError, StoreError, did_you_mean
 from serving.model.sparse_rows import fault_of_values
 from serving.parameter_server import ParameterServer
 from serving.parameter_server.opening import open_stores, tier_settings
+from serving.parameter_server.progress import Batches, CountedRows, Progress
 from serving.parameter_server.table_files import table_source, table_spec
 from serving.parameter_server.truth import LOAD_BATCH_ROWS
 from serving.storage import RocksDbStore, SharedMemoryStore
 from serving.storage.marker import Marker
 from serving.storage.row_codec import rounded
-from serving.storage.store import Keys, Store, TableSpec, Vectors, has_rows
+from serving.storage.store import Store, TableSpec, has_rows
 
 logger = logging.getLogger(__name__)
-
-Batches = Iterator[tuple[Keys, Vectors]]
-Progress = Callable[[str, int, int], None]
-"""Called with the task, its finished rows, and all its rows, which may be an estimate."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +71,7 @@ def dump_table(
     file = Path(file)
     check_target(file)
     with _held_rows(source, table) as held:
-        counted = _Counted(f"{table} to {file.name}", held.rows_hint, progress)
+        counted = CountedRows(f"{table} to {file.name}", held.rows_hint, progress)
         write_dump(file, held.spec, counted(held.batches), held.in_key_order)
     return counted.done
 
@@ -138,7 +135,7 @@ def load_table(
                 # Later starts see the digest of the model's files and keep these rows.
                 marker = Marker(table_source(model, one).digest, rows, changed=True, current_caches=())
                 for store in reversed(durable):  # the source of truth first
-                    counted = _Counted(f"{file.name} to {store.name}", dump.rows, progress)
+                    counted = CountedRows(f"{file.name} to {store.name}", dump.rows, progress)
                     store.load(spec, counted(dump.batches(LOAD_BATCH_ROWS)), marker, keep=False)
                 durable[-1].write_flags(spec.name, current_caches=tuple(store.identity for store in durable[:-1]))
                 return rows
@@ -158,25 +155,9 @@ def _load_live(server: ParameterServer, table: str, file: Path, progress: Progre
     return rows
 
 
-class _Counted:
-    """Counts the rows of batches and reports the progress."""
-
-    def __init__(self, what: str, rows: int, progress: Progress | None) -> None:
-        self.done = 0
-        self._told = (what, rows)
-        self._progress = progress
-
-    def __call__(self, batches: Batches) -> Batches:
-        for keys, rows in batches:
-            yield keys, rows
-            self.done += keys.size
-            if self._progress is not None:
-                self._progress(self._told[0], self.done, self._told[1])
-
-
 def _check_rows(file: Path, spec: TableSpec, dump: Dump, progress: Progress | None) -> int:
     """Read and check every row before a row changes, and return the number of rows."""
-    counted = _Counted(f"checking {file.name}", dump.rows, progress)
+    counted = CountedRows(f"checking {file.name}", dump.rows, progress)
     for keys, rows in counted(dump.batches(LOAD_BATCH_ROWS)):
         if fault := fault_of_values(keys, rows):
             raise ModelFileError(file, fault)
@@ -185,7 +166,7 @@ def _check_rows(file: Path, spec: TableSpec, dump: Dump, progress: Progress | No
 
 
 def _insert(server: ParameterServer, table: str, file: Path, dump: Dump, progress: Progress | None) -> None:
-    counted = _Counted(f"{file.name} to {table}", dump.rows, progress)
+    counted = CountedRows(f"{file.name} to {table}", dump.rows, progress)
     for keys, rows in counted(dump.batches(LOAD_BATCH_ROWS)):
         server.insert(table, keys, rows)
 

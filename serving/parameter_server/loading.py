@@ -1,12 +1,14 @@
 """How a table gets into the tiers, and how a cache gets its rows back; the package's docstring has the contract."""
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
 from dataclasses import dataclass
 from time import monotonic as now_s
 
 from serving.errors import StoreError, StoreFullError, StoreUnreachableError
 from serving.parameter_server.first_rows import FirstRows
+from serving.parameter_server.progress import Batches, CountedRows, Progress
 from serving.parameter_server.table import ServedTable
 from serving.parameter_server.table_files import TableSource
 from serving.parameter_server.tier import Tier
@@ -81,7 +83,9 @@ class CachedTable:
         self.is_filled, self.table.removed_keys = True, None
 
 
-def load_tables(tiers: Sequence[Tier], loads: Sequence[tuple[ServedTable, TableSource]]) -> list[CachedTable]:
+def load_tables(
+    tiers: Sequence[Tier], loads: Sequence[tuple[ServedTable, TableSource]], progress: Progress | None = None
+) -> list[CachedTable]:
     """Bring the tables of a model into every tier; returns those in caches that can be refilled.
 
     If the truth is memory, it must have room for every row. A cache in memory takes as many rows as it has room for:
@@ -106,11 +110,11 @@ def load_tables(tiers: Sequence[Tier], loads: Sequence[tuple[ServedTable, TableS
     cached: list[CachedTable] = []
     unreachable: set[Tier] = set()
     for table, source in loads:
-        _load_truth(last, source)
+        _load_truth(last, source, progress)
         truth = TableTruth(last, table, source)
         for cache in reversed(caches):
             if not cache.store.outlives_process:
-                _fill_memory_cache(cache, last, source, truth)
+                _fill_memory_cache(cache, last, source, truth, progress)
                 cached.append(CachedTable(cache, table, source.spec, truth, is_filled=True))
             elif cache.settings.is_initialized:
                 cached.append(CachedTable(cache, table, source.spec, truth))
@@ -198,15 +202,15 @@ def _is_volatile(store: Store) -> bool:
     return not store.outlives_process and not store.reads_model_files
 
 
-def _load_truth(tier: Tier, source: TableSource) -> None:
+def _load_truth(tier: Tier, source: TableSource, progress: Progress | None) -> None:
     store, spec, model = tier.store, source.spec, source.model
     if store.reads_model_files:
         store.serve_file(spec, model)
     elif not store.outlives_process:
         if tier.settings.is_initialized:
-            _fill_memory(store, source, None, tier.settings.first_rows)
+            _fill_memory(store, source, None, tier.settings.first_rows, progress)
     elif tier.settings.is_initialized:
-        load_marked(store, source)
+        load_marked(store, source, progress)
     else:
         store.open_table(spec, model.rows)
         if not has_rows(store, spec.name):
@@ -217,7 +221,7 @@ def _load_truth(tier: Tier, source: TableSource) -> None:
         raise StoreError(store.name, spec.name, reason)
 
 
-def load_marked(store: Store, source: TableSource) -> None:
+def load_marked(store: Store, source: TableSource, progress: Progress | None = None) -> None:
     """Load a table into a truth that outlives the process, unless its marker says that the files are loaded."""
     spec, model = source.spec, source.model
     row_dtype = spec.row_dtype if store.keeps_row_dtype else "fp32"
@@ -231,19 +235,20 @@ def load_marked(store: Store, source: TableSource) -> None:
         reason = "the model's files are new, so they replace all rows, including rows written since the last load"
         reason += " and rows of other programs"
         logger.warning("table %r: %s: %s", spec.name, store.name, reason)
-    _log_load(store, source)
-    # Every key of the files is checked by ``batches``, before an old row is touched.
-    batches = model.batches(LOAD_BATCH_ROWS)
-    store.load(spec, batches, Marker(source.digest, model.rows, row_dtype), keep=held is None)
+    # Every key of the files is checked before an old row is touched.
+    with _reported(store, source, progress) as batches:
+        store.load(spec, batches, Marker(source.digest, model.rows, row_dtype), keep=held is None)
 
 
-def _fill_memory_cache(cache: Tier, last: Tier, source: TableSource, truth: TableTruth) -> None:
+def _fill_memory_cache(
+    cache: Tier, last: Tier, source: TableSource, truth: TableTruth, progress: Progress | None
+) -> None:
     if not cache.settings.is_initialized:
         return
     if truth.has_rows_of_files:
-        _fill_memory(cache.store, source, None, cache.settings.first_rows)
+        _fill_memory(cache.store, source, None, cache.settings.first_rows, progress)
     elif truth.gives_rows:
-        _fill_memory(cache.store, source, last.store, cache.settings.first_rows)
+        _fill_memory(cache.store, source, last.store, cache.settings.first_rows, progress)
     else:
         truth.log_no_copies()
 
@@ -278,28 +283,35 @@ def _open_kept_cache(cache: Tier, source: TableSource, truth: TableTruth) -> Non
         logger.warning("tier %s is bypassed, table %r: %s", cache.name, source.spec.name, reason)
 
 
-def _fill_memory(store: Store, source: TableSource, truth: Store | None, first_rows: FirstRows) -> None:
+def _fill_memory(
+    store: Store, source: TableSource, truth: Store | None, first_rows: FirstRows, progress: Progress | None
+) -> None:
     """Fill a store in memory; ``truth`` is the store that has the rows, or None for the files."""
-    _log_load(store, source)
     spec = source.spec
-    batches = source.model.batches(LOAD_BATCH_ROWS)  # which checks every key
-    choice = first_rows.choose(spec.name, source.model, store.capacity_rows(spec.name))
-    for keys, rows in batches:
-        if choice.is_full and (spec.row_dtype == "fp32" or truth is not None):
-            return
-        taken = choice.take(keys)
-        if truth is not None:
-            store.insert(spec.name, *held_rows(truth, spec, keys[taken]))
-        elif taken.all():
-            store.insert(spec.name, keys, rows)
-        else:
-            store.insert(spec.name, keys[taken], rows[taken])
-            # The other rows must fit the row type, too.
-            rounded(store.name, spec.name, spec.row_dtype, keys[~taken], rows[~taken])
+    with _reported(store, source, progress) as batches:
+        choice = first_rows.choose(spec.name, source.model, store.capacity_rows(spec.name))
+        for keys, rows in batches:
+            if choice.is_full and (spec.row_dtype == "fp32" or truth is not None):
+                return
+            taken = choice.take(keys)
+            if truth is not None:
+                store.insert(spec.name, *held_rows(truth, spec, keys[taken]))
+            elif taken.all():
+                store.insert(spec.name, keys, rows)
+            else:
+                store.insert(spec.name, keys[taken], rows[taken])
+                # The other rows must fit the row type, too.
+                rounded(store.name, spec.name, spec.row_dtype, keys[~taken], rows[~taken])
 
 
-def _log_load(store: Store, source: TableSource) -> None:
-    logger.info("loading %s, %s rows, into %s", source.spec.name, f"{source.model.rows:,}", store.name)
+@contextmanager
+def _reported(store: Store, source: TableSource, progress: Progress | None) -> Iterator[Batches]:
+    """Check every key of the files, give their rows, and log the begin and the end of the load."""
+    table, rows, began = source.spec.name, source.model.rows, now_s()
+    logger.info("loading %s, %s rows, into %s", table, f"{rows:,}", store.name)
+    counted = CountedRows(f"{table} into {store.name}", rows, progress)
+    yield counted(source.model.batches(LOAD_BATCH_ROWS))
+    logger.info("loaded %s into %s: read %s rows in %.1f s", table, store.name, f"{counted.done:,}", now_s() - began)
 
 
 def _for_all(removals: Iterable[Callable[[str], None]], tables: Sequence[str]) -> None:

@@ -16,6 +16,7 @@ from serving.parameter_server.loading import (
     load_tables,
     note_current_caches,
 )
+from serving.parameter_server.progress import Progress
 from serving.parameter_server.table import ServedTable
 from serving.parameter_server.table_files import table_source
 from serving.parameter_server.tier import Tier
@@ -89,7 +90,7 @@ class ServedModels:
                     sources += [table_source(config, table) for table in config.tables]
             announce_tables(self._tiers, sources, {one.full_name(table) for one in leaving for table in one.tables})
 
-    def load(self, config: ModelConfig) -> None:
+    def load(self, config: ModelConfig, progress: Progress | None = None) -> None:
         """See ``ParameterServer.load_model``."""
         with self._lock:
             loaded = next((one for one in self._models if _exclude_each_other(one, config)), None)
@@ -99,7 +100,7 @@ class ServedModels:
             names, versions = [tier.name for tier in self._tiers], ModelVersions()
             loads = [(ServedTable.of(config, one, names, versions), table_source(config, one)) for one in config.tables]
             try:
-                cached = load_tables(self._tiers, loads)
+                cached = load_tables(self._tiers, loads, progress)
             except BaseException:
                 self._forget([table for table, _ in loads])
                 with suppress(StoreError):  # the first error says more

@@ -18,6 +18,7 @@ from serving.parameter_server.models import ServedModels
 from serving.parameter_server.opening import open_stores, tier_settings
 from serving.parameter_server.pooled import PooledTables
 from serving.parameter_server.preflight import check_hot_keys
+from serving.parameter_server.progress import Progress
 from serving.parameter_server.promotion import Promoter
 from serving.parameter_server.tier import Tier, TierSettings
 from serving.storage.store import Keys, Mask, RowPtrs, Store, Vectors, Weights
@@ -109,12 +110,16 @@ class ParameterServer:
         """
         self._served.announce(configs, leaving)
 
-    def load_model(self, config: ModelConfig) -> None:
+    def load_model(self, config: ModelConfig, progress: Progress | None = None) -> None:
         """Load every table of a model, or none if a table fails.
 
         A truth that has the tables already, from the same files, is not loaded again. Rows that another program wrote
         stay: the files' rows are inserted over them. A cache that cannot be reached is filled in the background as soon
         as it can be.
+
+        Args:
+            config: the model.
+            progress: called after each batch of rows with the table and its tier, the rows so far, and all rows.
 
         Raises:
             ConfigError: the model is already loaded, in this version or, unless its tables have names of their own in
@@ -123,7 +128,7 @@ class ParameterServer:
             StoreError: a store cannot take the rows, or the truth cannot be reached.
             ModelFileError: a file is missing or damaged.
         """
-        self._served.load(config)
+        self._served.load(config, progress)
 
     def unload_model(self, name: str, version: int | None = None, held: ModelConfig | None = None) -> None:
         """Forget a model; stores that outlive the process keep its rows for the next load.

@@ -1,12 +1,17 @@
 """The life of a server process: starting, being too busy, stopping, being killed."""
 
 import contextlib
+import fcntl
 import json
+import os
+import pty
 import re
 import signal
 import socket
+import struct
 import subprocess
 import sys
+import termios
 import threading
 import time
 
@@ -401,3 +406,26 @@ def test_a_record_that_exists_and_a_sample_without_a_record_stop_the_start_befor
     assert alone.stderr == "hotrow serve: --sample: needs --record\n"
     assert "tiny/1/dense.model: expected 64 bytes" in broken.stderr
     assert not (tmp_path / "new.jsonl").exists()
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_a_terminal_shows_a_bar_per_table_and_a_file_has_log_lines_only(tiny_repository, tmp_path, is_terminal):
+    terminal, screen = pty.openpty()
+    fcntl.ioctl(screen, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 0, 0))
+    command = [sys.executable, "-m", "serving.cli.main", "serve", str(tiny_repository), "--http-port", "0"]
+    with (
+        (tmp_path / "log").open("wb") as log,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=screen if is_terminal else log) as process,
+    ):
+        os.close(screen)
+        shown = b""
+        assert any(line.startswith(b"listening on ") for line in process.stdout)
+        process.terminate()
+        with contextlib.suppress(OSError):  # the screen's last process has ended
+            while received := os.read(terminal, 65536):
+                shown += received
+    os.close(terminal)
+
+    text = shown.decode() if is_terminal else (tmp_path / "log").read_text()
+    assert "loaded tiny@1.item into memory: read 1,000 rows in " in text
+    assert ("tiny@1.item into memory: 100%|" in text) == is_terminal

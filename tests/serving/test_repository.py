@@ -47,6 +47,21 @@ def in_ps(version, **said):
     return listed(version / "graph.json", version.parent.name, **{"gpucache": False, "max_batch_size": 3, **said})
 
 
+def test_the_load_of_a_table_is_reported_batch_by_batch_and_logged_with_its_rows(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr("serving.parameter_server.loading.LOAD_BATCH_ROWS", 400)
+    caplog.set_level(logging.INFO)
+    TinyModel().write(tmp_path)
+    reported = []
+
+    with ModelRepository(tmp_path) as repository:
+        repository.load(lambda *progress: reported.append(progress))
+
+    tables = ["tiny@1.user", "tiny@1.item"]
+    assert reported == [(f"{table} into memory", done, 1000) for table in tables for done in (400, 800, 1000)]
+    for table in tables:
+        assert re.search(rf"loaded {table} into memory: read 1,000 rows in \d+\.\d s", caplog.text)
+
+
 class TestServedModels:
     def test_the_newest_version_of_every_model(self, tmp_path, loaded):
         newest, other = TinyModel(seed=1), TinyModel(seed=2)
