@@ -41,6 +41,11 @@ class TierCounters:
     refills: int = 0
     fetch_times: Histogram = field(default_factory=lambda: Histogram(FETCH_BUCKETS_S))
 
+    @property
+    def hit_ratio(self) -> float:
+        """The share of the keys it was asked for that it held; 1 if it was asked for none, as for GPU caches."""
+        return self.hits / self.asked_keys if self.asked_keys else 1.0
+
 
 @dataclass(frozen=True, slots=True)
 class TableCounters:
@@ -166,6 +171,9 @@ def _tier_samples(tier: TierCounters, labels: Labels) -> Iterator[MetricSample]:
     yield MetricSample("hotrow_tier_hits", "Keys that a tier answered.", labels, tier.hits)
     misses = tier.asked_keys - tier.hits
     yield MetricSample("hotrow_tier_misses", "Keys that a tier was asked for and does not hold.", labels, misses)
+    yield MetricSample(
+        "hotrow_tier_hit_ratio", "Part of all keys so far that a tier held.", labels, tier.hit_ratio, is_gauge=True
+    )
     yield MetricSample("hotrow_tier_errors", "Calls that a tier did not answer.", labels, tier.errors)
     yield MetricSample("hotrow_tier_timeouts", "Calls that a tier's time budget ended.", labels, tier.timeouts)
     yield MetricSample(

@@ -107,7 +107,8 @@ class MemoryStore(HostTableStore[HostTable]):
 
     def samples(self, table: str) -> Iterable[MetricSample]:
         """See ``Store.samples``."""
-        return (MetricSample("hotrow_tier_evicted_rows", "Rows that overflows evicted.", (), self.evicted_rows(table)),)
+        yield from super().samples(table)
+        yield MetricSample("hotrow_tier_evicted_rows", "Rows that overflows evicted.", (), self.evicted_rows(table))
 
     def insert(self, table: str, keys: Keys, rows: Vectors) -> None:
         """See ``Store.insert``."""

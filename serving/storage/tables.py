@@ -1,11 +1,12 @@
 """Tables by name, for the stores that keep them in memory or map them from files; reads take no lock."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import ClassVar, Generic, Protocol, TypeVar
 
 from kernels.errors import ReservedKeyError, RowValueError, SharedMemoryError, TableFullError
 from kernels.host import HostTable, RowDtype
 from serving.errors import StoreError, StoreFullError
+from serving.metrics import MetricSample
 from serving.model.records import Combiner
 from serving.storage.store import (
     Batches,
@@ -106,6 +107,18 @@ class TableStore(Store, Generic[Table]):
         held = self._held_table(table)
         return held.items(batch_rows) if held is not None else iter(())
 
+    def samples(self, table: str) -> Iterable[MetricSample]:
+        """See ``Store.samples``; none for a table that is not open."""
+        held = (self._tables or {}).get(table)
+        if held is not None:
+            yield MetricSample("hotrow_tier_rows", "Rows that a tier holds.", (), len(held), is_gauge=True)
+            size_bytes = self._size_bytes(held)
+            yield MetricSample("hotrow_tier_bytes", "Size of a tier's memory or mapped file.", (), size_bytes, True)
+
+    def _size_bytes(self, held: Table) -> int:
+        """The size of a table's memory or mapped file."""
+        raise NotImplementedError
+
     def _open_tables(self, table: str) -> dict[str, Table | None]:
         tables = self._tables
         if tables is None:
@@ -130,7 +143,10 @@ class HostTableStore(TableStore[AnyHostTable]):
     def memory_bytes(self, table: str) -> int:
         """RAM of a table with its keys and spare rows; 0 for an unknown table."""
         held = self._held_table(table)
-        return held.stats().memory_bytes if held is not None else 0
+        return self._size_bytes(held) if held is not None else 0
+
+    def _size_bytes(self, held: AnyHostTable) -> int:
+        return held.stats().memory_bytes
 
     def _insert_rows(self, table: str, held: AnyHostTable, keys: Keys, rows: Vectors) -> int:
         """Insert rows into a table and return how many rows it evicted; raise the table's errors as store errors."""

@@ -123,6 +123,9 @@ class TestServedModels:
             == counts["hotrow_lookup_keys", None]
         )
         assert counts["hotrow_tier_misses", "rocksdb"] == counts["hotrow_defaulted_keys", None] == 0
+        hits, misses = (counts[f"hotrow_tier_{kind}", "memory"] for kind in ("hits", "misses"))
+        assert counts["hotrow_tier_hit_ratio", "memory"] == pytest.approx(hits / (hits + misses))
+        assert counts["hotrow_tier_hit_ratio", "rocksdb"] == 1
         assert (tmp_path / "rows").is_dir()
 
     @pytest.mark.parametrize("folder", ["tiny", "tiny/1"], ids=["a model", "a version"])

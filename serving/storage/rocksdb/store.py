@@ -2,7 +2,7 @@
 
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from kernels.host import RowDtype
 from serving.background import PeriodicWorker
 from serving.config import MOST_ROCKSDB_BATCH_ROWS
 from serving.errors import StoreError
+from serving.metrics import MetricSample
 from serving.storage.hps_layout import storable
 from serving.storage.marker import NOT_LOADED, Marker, kept_rows
 from serving.storage.rocksdb.bulk_load import BulkLoader
@@ -121,10 +122,21 @@ class RocksDbStore(Store):
         return held.count() if held else 0
 
     def estimated_rows(self, table: str) -> int:
-        """RocksDB's fast guess at ``count``, for progress bars only."""
+        """RocksDB's fast guess at ``count``, for progress bars and metrics only."""
         with self._translated(table):
             held = self._tables.get(table)
             return held.estimated_rows() if held else 0
+
+    def samples(self, table: str) -> Iterable[MetricSample]:
+        """See ``Store.samples``; none for a table that is not open."""
+        if table not in self._tables:
+            return ()
+        try:
+            rows = self.estimated_rows(table)
+        except StoreError:  # the table or the store is being closed
+            return ()
+        help_text = "RocksDB's estimate of its rows: too high after rows were overwritten."
+        return (MetricSample("hotrow_tier_estimated_rows", help_text, (), rows, is_gauge=True),)
 
     def fetch(self, table: str, keys: Keys, out: Vectors) -> Mask:
         """See ``Store.fetch``."""

@@ -122,7 +122,7 @@ class SnapshotStore(TableStore[SnapshotTable]):
     def file_bytes(self, table: str) -> int:
         """Return the size of the table's file; 0 for an unknown table."""
         held = self._held_table(table)
-        return held.file_bytes if held is not None else 0
+        return self._size_bytes(held) if held is not None else 0
 
     def insert(self, table: str, keys: Keys, rows: Vectors) -> None:
         """See ``Store.insert``."""
@@ -153,6 +153,9 @@ class SnapshotStore(TableStore[SnapshotTable]):
         """See ``Store.close``."""
         with self._lock:
             self._tables = None
+
+    def _size_bytes(self, held: SnapshotTable) -> int:
+        return held.file_bytes
 
     def _open_snapshot(self, spec: TableSpec, model: SparseModel) -> SnapshotReader:
         if is_served_as_it_is(spec, model):

@@ -141,6 +141,20 @@ def test_an_unknown_table_holds_no_keys(store):
     store.drop_table("model.unknown")
 
 
+def test_the_metrics_show_the_rows_of_an_open_table_unless_they_lie_in_another_process(store):
+    def shown():
+        return {sample.name: sample.value for sample in store.samples(TABLE)}
+
+    store.open_table(TableSpec(TABLE, DIM), 10)
+    insert(store, [(5, 1), (6, 2), (7, 3)])
+
+    name = {"rocksdb": "hotrow_tier_estimated_rows", "redis": None}.get(store.name, "hotrow_tier_rows")
+    assert shown().get(name) == (3 if name else None)
+    assert ("hotrow_tier_bytes" in shown()) == (name == "hotrow_tier_rows")
+    store.drop_table(TABLE)
+    assert not shown().keys() & {name, "hotrow_tier_bytes"}
+
+
 def test_no_keys_are_no_error(store):
     store.open_table(TableSpec(TABLE, DIM), 10)
 
