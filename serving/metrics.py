@@ -53,6 +53,21 @@ class Histogram:
         other.counts, other.sum_s = self.counts.copy(), self.sum_s
         return other
 
+    def quantile(self, part: float) -> float | None:
+        """Estimate the duration that ``part`` of all durations do not exceed, as Prometheus's histogram_quantile does.
+
+        A bucket counts as evenly filled. A duration beyond the last bound counts as the last bound.
+
+        Returns:
+            seconds; None if nothing was counted.
+        """
+        below, wanted, lower_s = 0, part * sum(self.counts), 0.0
+        for count, upper_s in zip(self.counts, self.bounds_s, strict=False):
+            if count and below + count >= wanted:
+                return lower_s + (upper_s - lower_s) * (wanted - below) / count
+            below, lower_s = below + count, upper_s
+        return self.bounds_s[-1] if any(self.counts) else None
+
     def buckets(self) -> list[tuple[str, float]]:
         """Prometheus's cumulative buckets."""
         bounds = [*(f"{bound:g}" for bound in self.bounds_s), "+Inf"]

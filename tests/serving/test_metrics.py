@@ -2,10 +2,11 @@
 
 import threading
 
+import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from serving.metrics import Metrics, MetricSample, RequestMetrics
+from serving.metrics import LATENCY_BUCKETS_S, Histogram, Metrics, MetricSample, RequestMetrics
 
 
 def values(requests, pulled=lambda: []):
@@ -113,3 +114,31 @@ def test_the_page_has_prometheus_figures_of_the_process():
 
     assert page["process_resident_memory_bytes",] > 1e6
     assert page["process_open_fds",] > 0
+
+
+@pytest.mark.parametrize("part", [0.01, 0.5, 0.9, 0.99, 1.0])
+def test_an_estimated_quantile_lies_in_the_bucket_of_the_true_quantile(part):
+    drawn = np.random.default_rng(1).lognormal(-6, 1, 1000)
+    histogram = Histogram(LATENCY_BUCKETS_S)
+    for seconds in drawn:
+        histogram.observe(seconds)
+
+    true, estimated = np.quantile(drawn, part, method="inverted_cdf"), histogram.quantile(part)
+
+    assert np.searchsorted(LATENCY_BUCKETS_S, estimated) == np.searchsorted(LATENCY_BUCKETS_S, true)
+
+
+def test_a_quantile_is_interpolated_inside_its_bucket():
+    histogram = Histogram((1.0, 2.0, 4.0))
+    histogram.add([2, 0, 8, 0], 0.0)
+
+    assert [histogram.quantile(part) for part in (0.1, 0.2, 0.6, 1.0)] == pytest.approx([0.5, 1.0, 3.0, 4.0])
+
+
+def test_a_quantile_beyond_the_last_bound_is_the_last_bound_and_there_is_none_of_nothing():
+    histogram = Histogram((1.0, 2.0))
+    assert histogram.quantile(0.5) is None
+
+    histogram.observe(100.0)
+
+    assert histogram.quantile(0.5) == 2.0

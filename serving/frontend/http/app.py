@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -16,6 +17,7 @@ from serving.frontend.front_end import FrontEnd
 from serving.frontend.http.control_routes import add_control_routes
 from serving.frontend.http.edge import Edge, http_exception, validation_error
 from serving.frontend.http.infer import Answer, HttpEndpoint, InferExchange, InferPath, SamplesExchange
+from serving.frontend.status import Status
 from serving.frontend.version import server_version
 from serving.metrics import Metrics
 from serving.protocol.infer_schema import INFER_ANSWER_SCHEMA, INFER_SCHEMA
@@ -66,6 +68,7 @@ def create_app(front: FrontEnd) -> ASGIApp:
     )
     add_control_routes(app, front.control)
     _add_metrics_route(app, Metrics(front.metrics, front.repository.readings))
+    _add_status_routes(app, Status(front))
     endpoint = HttpEndpoint(front)
     _add_infer_routes(app, endpoint)
     _add_predict_route(app, endpoint)
@@ -77,6 +80,19 @@ def _add_metrics_route(app: FastAPI, metrics: Metrics) -> None:
     def prometheus() -> Response:  # not a coroutine: it waits for GPUs, so it runs in a thread
         """Counters in Prometheus's text format."""
         return Response(metrics.page(), media_type=_PROMETHEUS_TEXT)
+
+
+def _add_status_routes(app: FastAPI, status: Status) -> None:
+    page = Path(__file__).with_name("status.html").read_bytes()
+
+    @app.get("/", include_in_schema=False)
+    async def status_page() -> Response:
+        return Response(page, media_type="text/html", headers={"Cache-Control": "no-cache"})
+
+    @app.get("/status")
+    def status_document() -> dict[str, Any]:  # not a coroutine: it waits for GPUs, so it runs in a thread
+        """What the status page shows: models, tables, tiers, and what they counted since the start."""
+        return status.document()
 
 
 def _add_infer_routes(app: FastAPI, endpoint: HttpEndpoint) -> None:

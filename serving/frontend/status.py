@@ -1,0 +1,147 @@
+"""The status document, which the status page and ``hotrow stats`` show."""
+
+import os
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from serving.errors import UnknownModelError
+from serving.frontend.front_end import FrontEnd
+from serving.frontend.version import server_version
+from serving.metrics import LATENCY_BUCKETS_S, Histogram, MetricSample
+
+Document = dict[str, Any]
+Tables = dict[tuple[str, str], dict[str, Document]]
+
+#: The counts whose samples name the tiers of a table, fastest first: a GPU cache is asked before every other tier.
+_HITS = ("hotrow_gpu_cache_hits", "hotrow_tier_hits")
+#: The field of a tier by the metric that fills it.
+_TIER_FIELDS = {
+    **dict.fromkeys(_HITS, "hits"),
+    **dict.fromkeys(("hotrow_gpu_cache_misses", "hotrow_tier_misses"), "misses"),
+    **dict.fromkeys(("hotrow_gpu_cache_rows", "hotrow_tier_rows", "hotrow_tier_estimated_rows"), "rows"),
+    **dict.fromkeys(("hotrow_gpu_cache_bytes", "hotrow_tier_bytes"), "bytes"),
+    "hotrow_tier_errors": "errors",
+    "hotrow_tier_fetch_seconds": "fetch_times",
+}
+_TABLE_FIELDS = {"hotrow_lookup_keys": "keys", "hotrow_defaulted_keys": "defaulted_keys"}
+
+
+class Status:
+    """Makes status documents. Counts run since the start: the difference of two documents gives rates."""
+
+    def __init__(self, front: FrontEnd) -> None:
+        """Describe ``front``; the server's uptime begins now."""
+        self._front = front
+        self._began_s = time.monotonic()
+
+    def document(self) -> Document:
+        """The status now. May be called from any thread; waits for GPUs."""
+        models, unmatched, in_flight = self._requests()
+        tables = _tables(tuple(self._front.repository.readings()))
+        for one in self._front.control.index():
+            shown = models.setdefault(one["name"], _model(one["name"]))
+            shown["versions"].append(
+                {
+                    "version": one["version"],
+                    "state": one["state"],
+                    "reason": one["reason"],
+                    "tables": self._with_shapes(one["name"], one["version"], tables),
+                }
+            )
+        return {
+            "server": "hotrow",
+            "version": server_version(),
+            "time_s": time.time(),
+            "uptime_s": time.monotonic() - self._began_s,
+            "is_ready": self._front.control.is_ready(),
+            "memory_bytes": _resident_bytes(),
+            "requests_in_flight": in_flight,
+            "unmatched_requests": unmatched,
+            "models": [models[name] for name in sorted(models)],
+        }
+
+    def _requests(self) -> tuple[dict[str, Document], dict[str, float], float]:
+        """The counts of requests by model, those of requests that name no served model, and requests in flight."""
+        models: dict[str, Document] = {}
+        unmatched: dict[str, float] = {}
+        in_flight = 0.0
+        for sample in self._front.metrics.samples():
+            labels, value = dict(sample.labels), sample.value
+            name = labels.get("model", "")
+            model = models.setdefault(name, _model(name))
+            if sample.name == "hotrow_requests":
+                model["requests"][labels["code"]] = value
+            elif sample.name == "hotrow_samples":
+                model["samples"] = value
+            elif isinstance(value, Histogram):
+                model["latency"] = _times(value)
+            else:
+                in_flight = value
+        if "" in models:
+            unmatched = models.pop("")["requests"]
+        return models, unmatched, in_flight
+
+    def _with_shapes(self, model: str, version: str, tables: Tables) -> Sequence[Document]:
+        """The tables of a version, with the slots and the dimension of each; none while it is being unloaded."""
+        try:
+            config = self._front.repository.session(model, version).config
+        except UnknownModelError:
+            return []
+        counted = tables.get((model, version), {})
+        return [
+            {"name": table.name, "slots": table.slots, "dim": table.dim, **counted[table.name]}
+            for table in config.tables
+            if table.name in counted
+        ]
+
+
+def _model(name: str) -> Document:
+    """A model without requests."""
+    return {"name": name, "requests": {}, "samples": 0, "latency": _times(Histogram(LATENCY_BUCKETS_S)), "versions": []}
+
+
+def _tables(samples: Iterable[MetricSample]) -> Tables:
+    """The counts of every table by model and version, then by name."""
+    found: Tables = {}
+    for sample in sorted(samples, key=_tiers_first):
+        labels = dict(sample.labels)
+        if "table" not in labels:
+            continue
+        of_version = found.setdefault((labels["model"], labels["version"]), {})
+        table = of_version.setdefault(labels["table"], {"keys": 0, "defaulted_keys": 0, "tiers": []})
+        if sample.name in _TABLE_FIELDS:
+            table[_TABLE_FIELDS[sample.name]] += sample.value
+        elif sample.name in _TIER_FIELDS:
+            _fill(table, labels.get("tier") or labels["device"], sample)
+    return found
+
+
+def _tiers_first(sample: MetricSample) -> int:
+    """Sorts the samples that name the tiers before all others."""
+    return _HITS.index(sample.name) if sample.name in _HITS else len(_HITS)
+
+
+def _fill(table: Document, name: str, sample: MetricSample) -> None:
+    """Set the field of one tier that ``sample`` counts."""
+    tier = next((one for one in table["tiers"] if one["name"] == name), None)
+    if tier is None:
+        tier = dict.fromkeys(("rows", "bytes", "fetch_times")) | {"hits": 0, "misses": 0, "errors": 0}
+        tier |= {"name": name, "rows_are_estimated": False}
+        table["tiers"].append(tier)
+    tier[_TIER_FIELDS[sample.name]] = _times(sample.value) if isinstance(sample.value, Histogram) else sample.value
+    if sample.name == "hotrow_tier_estimated_rows":
+        tier["rows_are_estimated"] = True
+    if sample.name == "hotrow_gpu_cache_hits":  # the tiers below count only the keys that the cache missed
+        table["keys"] += sample.value
+
+
+def _times(histogram: Histogram) -> Document:
+    return {"bounds_s": histogram.bounds_s, "counts": histogram.counts, "sum_s": histogram.sum_s}
+
+
+def _resident_bytes() -> int:
+    """RAM of this process, mapped files included."""
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")

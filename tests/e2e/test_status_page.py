@@ -1,0 +1,184 @@
+"""The status page in headless Chromium, Debian's; skipped where there is none."""
+
+import html
+import os
+import re
+import shutil
+import subprocess
+from itertools import pairwise
+
+import pytest
+
+from tests.serving.status_server import status, status_server, times
+
+CHROMIUM = shutil.which("chromium-headless-shell") or shutil.which("chromium")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: apt-get install chromium")
+# Virtual time: the page's seconds pass as fast as its requests are answered. Tests give fewer answers than that: the
+# server then repeats the last.
+VIRTUAL_MS = 8000
+BY = "\N{MULTIPLICATION SIGN}"
+ODD_NAMES = ["<img src=x onerror=document.title=1>", "</script><b>x</b>", '"&quot;', "a" * 120]
+
+
+@pytest.fixture
+def browse(tmp_path):
+    """Open a page, let time pass, and return the DOM."""
+
+    def browse(url, virtual_ms=VIRTUAL_MS):
+        profile = f"--user-data-dir={tmp_path / 'profile'}"
+        options = ["--headless", "--disable-gpu", "--no-first-run", profile, f"--virtual-time-budget={virtual_ms}"]
+        if os.geteuid() == 0:
+            options.append("--no-sandbox")  # Chromium's sandbox refuses root
+        command = [CHROMIUM, *options, "--dump-dom", url]
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
+
+    return browse
+
+
+def text_of(dom):
+    """What a reader sees: the DOM's text with one space between its pieces."""
+    body = re.sub(r"<script>.*?</script>|<noscript>.*?</noscript>", "", dom.partition("<body>")[2], flags=re.DOTALL)
+    return re.sub(r"\s+", " ", html.unescape(re.sub(r"<[^>]*>", " ", body)))
+
+
+def figures_of(dom):
+    """The figures at the top by name."""
+    return {name: html.unescape(text) for name, text in re.findall(r'id="figure-(\w+)"[^>]*>([^<]*)<', dom)}
+
+
+def test_the_page_of_a_running_server_shows_its_models_tables_tiers_and_requests(repository, start, browse):
+    served = start(repository)
+    for keys in ([1], [2, 3], [5000]):
+        body = {"samples": [{"dense": [1, 2, 3], "keys": [keys, [1], []]}]}
+        assert served.ask("/predict/tiny", body)[0] == 200
+
+    dom = browse(served.url)
+
+    text = text_of(dom)
+    assert " Ready " in text
+    assert "No answer" not in text
+    small, tiny = re.split(r"\btiny\b", text.partition("small")[2])
+    assert "0 requests" in small
+    assert f"only 2 slots {BY} 4 floats · 50 rows · 0 keys looked up" in small
+    assert "3 requests 0 failed 3 samples" in tiny
+    assert "Version 2 Ready" in tiny
+    assert f"user 1 slot {BY} 4 floats · 1,000 rows · 4 keys looked up" in tiny
+    assert re.search(r"memory 3 75\.0 % 75\.0 % 1,000 .* default value 1 25\.0 %", tiny)
+    assert f"item 2 slots {BY} 4 floats · 1,000 rows · 3 keys looked up" in tiny
+    assert figures_of(dom)["memory"].endswith("MiB")
+
+
+def test_the_figures_move_with_the_differences_of_readings(browse):
+    with status_server(*(status(10.0 + second, requests=100 + 50 * second) for second in range(5))) as server:
+        dom = browse(server.url)
+        asked = set(server.asked)
+
+    figures = figures_of(dom)
+    assert figures | {"memory": ""} == {
+        "requests": "50",
+        "samples": "3,200",
+        "p50": "1.0 ms",
+        "p99": "9.7 ms",
+        "failed": "0",
+        "defaulted": "10.0 %",
+        "memory": "",
+    }
+    assert asked == {"/", "/status"}
+    text = text_of(dom)
+    assert "1.2.3 · up 14 s · 5 in flight" in text
+    assert "300 requests 2 failed 19,200 samples 1.0 ms p50 9.7 ms p99" in text
+    assert f"3 slots {BY} 16 floats · ≈ 12,345 rows · 3,000 keys looked up" in text
+    assert "memory 1,800 60.0 % 60.0 % now 60.0 % 1,000 1.0 MiB" in text
+    assert "rocksdb 900 30.0 % 75.0 % now 75.0 % ≈ 12,345" in text
+    assert 'aria-label="memory 60.0 %, rocksdb 30.0 %, default value 10.0 %"' in dom
+    assert 'aria-label="Requests per second: all models 50"' in dom
+
+
+def test_each_chart_draws_a_point_for_each_second(browse):
+    rates = [100, 50, 200, 0]
+    counts = [sum(rates[:second]) for second in range(len(rates) + 1)]
+    with status_server(
+        *(status(10.0 + second, requests=1000 + count) for second, count in enumerate(counts))
+    ) as server:
+        dom = browse(server.url)
+
+    [line, *_] = re.findall(r'class="curve" d="([^"]*)"', dom)
+    heights = [100 - float(y) for _, y in re.findall(r"[ML]([\d.]+) ([\d.]+)", line)]
+    # Each point is the mean over all readings so far, at most 5 s; the axis ends at 200.
+    assert heights[:4] == pytest.approx([100 / 2, 75 / 2, 350 / 3 / 2, 350 / 4 / 2], abs=0.01)
+    places = [float(x) for x, _ in re.findall(r"[ML]([\d.]+) ([\d.]+)", line)][:4]
+    assert [after - before for before, after in pairwise(places)] == pytest.approx([100 / 120] * 3, abs=0.02)
+
+
+def test_percentiles_are_those_of_the_last_seconds(browse):
+    before, now = status(10.0), status(11.0)
+    now["models"][0]["latency"] = times(50, 25, 29, 0)  # four requests more, between 2 and 10 ms
+    with status_server(before, now, status(12.0) | {"models": now["models"]}) as server:
+        figures = figures_of(browse(server.url))
+
+    assert (figures["p50"], figures["p99"]) == ("6.0 ms", "9.9 ms")
+
+
+def test_names_are_text_whatever_they_are(browse):
+    for name in ODD_NAMES:
+        document = status(model=name, table=name)
+        document["models"][0]["versions"][0]["tables"][0]["tiers"][0]["name"] = name
+        document["models"][0]["versions"][0]["state"] = document["version"] = name
+        document["models"][0]["versions"][0]["reason"] = name
+        with status_server(document) as server:
+            dom = browse(server.url, 2500)
+
+        assert "<title>Hotrow status</title>" in dom
+        assert not re.search(r"<img|<b>x", dom.partition("<body>")[2])
+        assert text_of(dom).count(re.sub(r"\s+", " ", name)) >= 3
+
+
+def test_a_failure_is_shown_in_red_and_a_model_that_is_not_ready_says_why(browse):
+    document = status(is_ready=False)
+    [version] = document["models"][0]["versions"]
+    version |= {"state": "UNAVAILABLE", "reason": "a tier does not answer"}
+    version["tables"][0]["tiers"][1]["errors"] = 12
+    with status_server(document) as server:
+        dom = browse(server.url)
+
+    assert re.search(r'class="state bad"[^>]*>Not ready<', dom)
+    assert re.search(r'class="state bad"[^>]*>a tier does not answer<', dom)
+    assert re.search(r'class="second bad"[^>]*>12 errors<', dom)
+    assert re.search(r'<b class="bad">2</b> failed', dom)
+
+
+def test_a_restart_begins_again_and_a_new_model_appears(browse):
+    after = [status(1.0 + second, requests=10 * second, model="later") for second in range(4)]
+    with status_server(status(500.0, requests=9000), *after) as server:
+        dom = browse(server.url)
+
+    assert figures_of(dom)["requests"] == "10"
+    assert "later" in text_of(dom)
+    assert "ctr" not in text_of(dom)
+
+
+def test_a_server_that_stops_answering_is_reported_and_the_last_figures_stay(browse):
+    with status_server(status(10.0), status(11.0, requests=150), b"{") as server:
+        text = text_of(browse(server.url))
+
+    assert " No answer " in text
+    assert "The server does not answer" in text
+    assert "150 requests" in text
+
+
+def test_no_model_is_said(browse):
+    with status_server(status(models=[])) as server:
+        assert "No model is served." in text_of(browse(server.url))
+
+
+@pytest.mark.parametrize("width", [360, 768, 1400])
+def test_no_screen_scrolls_sideways(browse, width):
+    document = status(requests=123_456_789, model="m" * 120, table="t" * 120)
+    frame = f'<body><iframe style="width:{width}px;height:700px;border:0" src="/"></iframe>'
+    measure = "document.title = frames[0].document.documentElement.scrollWidth"
+    with status_server(*(document | {"uptime_s": 1.0 + second} for second in range(9))) as server:
+        server.pages["/frame"] = f"{frame}<script>setTimeout(() => {{ {measure} }}, 3000)</script>".encode()
+        dom = browse(f"{server.url}/frame")
+
+    [scrolled] = re.findall(r"<title>(\d+)</title>", dom)
+    assert int(scrolled) <= width

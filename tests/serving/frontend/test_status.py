@@ -1,0 +1,131 @@
+"""The status document and the status page of an application without a server."""
+
+import re
+
+import pytest
+
+from benchmarks.tiny_model import TinyModel
+from serving.errors import UnknownModelError
+from serving.frontend.front_end import FrontEnd
+from serving.frontend.http.app import create_app
+from serving.repository import ModelRepository
+from tests.serving.frontend.app_client import Client
+from tests.serving.ps_files import write_ps
+
+UNKNOWN_KEY = 5000  # the tables have the keys 0 to 999
+
+
+@pytest.fixture
+def client(tmp_path):
+    """An application with one model, of which RAM has room for a few rows."""
+    TinyModel().write(tmp_path, "ctr", 3)
+    rocksdb = {"type": "rocks_db", "path": str(tmp_path / "rows")}
+    write_ps(tmp_path, volatile_db={"type": "hash_map", "capacity_rows": 100}, persistent_db=rocksdb)
+    with ModelRepository(tmp_path) as repository:
+        repository.load()
+        yield Client(create_app(FrontEnd(repository)))
+
+
+def predict(client, *users, model="ctr"):
+    samples = [{"dense": [1, 2, 3], "keys": [list(users), [1], []]}]
+    return client.post(f"/predict/{model}", {"samples": samples}).status_code
+
+
+def status(client):
+    return client.get("/status").json()
+
+
+def test_a_server_without_requests_has_its_models_tables_and_rows(client):
+    document = status(client)
+
+    assert (document["server"], document["is_ready"], document["requests_in_flight"]) == ("hotrow", True, 0)
+    assert document["memory_bytes"] > 1e6
+    [model] = document["models"]
+    assert (model["name"], model["requests"], model["samples"], sum(model["latency"]["counts"])) == ("ctr", {}, 0, 0)
+    [version] = model["versions"]
+    assert (version["version"], version["state"], version["reason"]) == ("3", "READY", "")
+    shapes = [(table["name"], table["slots"], table["dim"], table["keys"]) for table in version["tables"]]
+    assert shapes == [("user", 1, 4, 0), ("item", 2, 4, 0)]
+    memory, rocksdb = version["tables"][0]["tiers"]
+    assert (memory["name"], memory["rows"], memory["rows_are_estimated"]) == ("memory", 50, False)
+    assert memory["bytes"] > 50 * 4 * 4
+    assert (rocksdb["name"], rocksdb["rows"], rocksdb["rows_are_estimated"]) == ("rocksdb", 1000, True)
+    assert rocksdb["bytes"] is None
+
+
+def test_requests_and_keys_are_counted(client):
+    codes = [
+        predict(client, 1, 2, UNKNOWN_KEY),
+        predict(client, 999),
+        predict(client, "x"),
+        predict(client, model="no"),
+    ]
+
+    document = status(client)
+
+    assert codes == [200, 200, 400, 404]
+    [model] = document["models"]
+    assert (model["requests"], model["samples"]) == ({"200": 2, "400": 1}, 2)
+    assert sum(model["latency"]["counts"]) == 3
+    assert document["unmatched_requests"] == {"404": 1}
+    user, item = model["versions"][0]["tables"]
+    assert (user["keys"], user["defaulted_keys"], item["keys"], item["defaulted_keys"]) == (4, 1, 2, 0)
+    memory, rocksdb = user["tiers"]
+    assert memory["hits"] + memory["misses"] == 4
+    assert rocksdb["hits"] + rocksdb["misses"] == memory["misses"]
+    assert memory["hits"] + rocksdb["hits"] + user["defaulted_keys"] == user["keys"]
+    assert sum(rocksdb["fetch_times"]["counts"]) >= 1
+
+
+def test_uptime_grows_from_one_reading_to_the_next(client):
+    first, second = status(client), status(client)
+
+    assert 0 < first["uptime_s"] < second["uptime_s"]
+    assert first["time_s"] <= second["time_s"]
+
+
+def test_a_gpu_cache_is_the_first_tier_and_its_hits_count_as_keys(tmp_path):
+    TinyModel().write(tmp_path, "ctr", 3)
+    with ModelRepository(tmp_path, device="runner") as repository:
+        repository.load()
+        client = Client(create_app(FrontEnd(repository)))
+        for _ in range(4):
+            predict(client, 1, 2, 3)
+
+        [version] = status(client)["models"][0]["versions"]
+
+    cache, memory = version["tables"][0]["tiers"]
+    assert (cache["name"], memory["name"]) == ("runner", "memory")
+    assert cache["hits"] + cache["misses"] == 12
+    assert cache["hits"] > 0
+    assert memory["hits"] == 12 - cache["hits"]
+    assert version["tables"][0]["keys"] == 12
+    assert (cache["fetch_times"], cache["bytes"] > 0) == (None, True)
+
+
+def test_a_model_that_is_unloaded_meanwhile_has_no_tables(client, monkeypatch):
+    def gone(*_):
+        raise UnknownModelError("gone")
+
+    monkeypatch.setattr(ModelRepository, "session", gone)
+
+    [model] = status(client)["models"]
+    assert [version["tables"] for version in model["versions"]] == [[]]
+
+
+def test_the_page_loads_nothing_from_another_server(client):
+    page = client.get("/")
+
+    assert (page.status_code, page.headers["content-type"]) == (200, "text/html; charset=utf-8")
+    assert "default-src 'none'" in page.text
+    assert "connect-src 'self'" in page.text
+    urls = set(re.findall(r"https?://[^\s\"']+", page.text))
+    assert urls == {"http://www.w3.org/2000/svg"}  # the name of SVG, which nobody loads
+    assert not re.search(r"\bsrc=|@import|url\(|innerHTML|outerHTML|insertAdjacent|document\.write", page.text)
+
+
+def test_the_links_of_the_page_lead_to_routes(client):
+    links = re.findall(r'<a href="([^"]+)"', client.get("/").text)
+
+    assert links
+    assert [client.get(f"/{link}").status_code for link in links] == [200] * len(links)

@@ -1,0 +1,107 @@
+"""A server that answers GET /status with documents made by hand, and GET / with the status page."""
+
+import json
+import threading
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import serving.frontend.http
+
+PAGE = Path(serving.frontend.http.__file__).with_name("status.html").read_bytes()
+BOUNDS_S = [0.001, 0.002, 0.01]
+
+
+def times(*counts):
+    """Durations by bucket: up to 1 ms, 2 ms, 10 ms, and longer."""
+    return {"bounds_s": BOUNDS_S, "counts": list(counts), "sum_s": 0.0}
+
+
+def tier(name, hits, misses, **fields):
+    return {
+        "name": name,
+        "rows": 1000,
+        "rows_are_estimated": False,
+        "bytes": 2**20,
+        "hits": hits,
+        "misses": misses,
+        "errors": 0,
+        "fetch_times": times(hits + misses, 0, 0, 0),
+        **fields,
+    }
+
+
+def status(uptime_s=10.0, requests=100, model="ctr", table="user", **fields):
+    """The status of a server with one model and one table in two tiers; a request has ten keys, one of them unknown."""
+    tiers = [
+        tier("memory", 6 * requests, 4 * requests),
+        tier("rocksdb", 3 * requests, requests, rows=12345, rows_are_estimated=True, bytes=None),
+    ]
+    tables = [{"name": table, "slots": 3, "dim": 16, "keys": 10 * requests, "defaulted_keys": requests, "tiers": tiers}]
+    version = {"version": "7", "state": "READY", "reason": "", "tables": tables}
+    latency = times(requests // 2, requests // 4, requests // 4, 0)
+    by_code = {"200": requests - 2, "429": 2}
+    served = {"name": model, "requests": by_code, "samples": 64 * requests, "latency": latency, "versions": [version]}
+    return {
+        "server": "hotrow",
+        "version": "1.2.3",
+        "time_s": 1.7e9,
+        "uptime_s": uptime_s,
+        "is_ready": True,
+        "memory_bytes": 3 * 2**30,
+        "requests_in_flight": 5,
+        "unmatched_requests": {},
+        "models": [served],
+        **fields,
+    }
+
+
+class StatusServer:
+    """Answers each GET /status with the next of ``answers``, the last one again and again.
+
+    Attributes:
+        url: its address.
+        asked: the paths that were asked for.
+        pages: what is at other paths, by path.
+    """
+
+    def __init__(self, answers):
+        self.asked, self.pages = [], {"/": PAGE}
+        self._answers = list(answers)
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(handler):  # noqa: N805
+                self._answer(handler)
+
+            def log_message(self, *_):
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_port}"
+
+    def _answer(self, handler):
+        self.asked.append(handler.path)
+        body, code = self.pages.get(handler.path, b""), 200
+        if handler.path == "/status":
+            answer = self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
+            body = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
+        elif not body:
+            code = 404
+        handler.send_response(code)
+        handler.send_header("Content-Type", "application/json" if handler.path == "/status" else "text/html")
+        handler.send_header("Content-Length", str(len(body)))
+        handler.end_headers()
+        handler.wfile.write(body)
+
+
+@contextmanager
+def status_server(*answers):
+    """Run a StatusServer."""
+    with (made := StatusServer(answers)).server as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield made
+        finally:
+            server.shutdown()
+            thread.join()
