@@ -2,8 +2,8 @@
 
     python examples/demo.py [--data criteo.csv] [--rows 500000] [--output demo_output]
 
-RAM has room for half of the embedding rows, and RocksDB has every row. Answers are exact from either tier. The counters
-at the end show how many rows came from each tier.
+RAM has room for half of the embedding rows, and RocksDB has every row. Answers are exact from either tier. At the end,
+`hotrow stats` shows how many rows came from each tier.
 """
 
 import argparse
@@ -12,7 +12,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import urllib.request
 from contextlib import contextmanager
 from pathlib import Path
 from time import perf_counter
@@ -45,11 +44,11 @@ def main() -> int:
         asked = held_out(options)
         report(asked, *ask(url, asked))
         title("4. Where the embedding rows came from")
-        print_tiers(url)
+        subprocess.run([sys.executable, "-m", "serving.cli.main", "stats", url], check=True)
 
     title("Done")
     print(f"{perf_counter() - started:.0f} s in all, and the server has stopped. What to try next:\n")
-    print(f"  .venv/bin/hotrow serve {repository}          then open http://127.0.0.1:8000/docs")
+    print(f"  .venv/bin/hotrow serve {repository}          then open http://127.0.0.1:8000")
     print(f"  .venv/bin/hotrow check {repository}          how much memory it takes, without serving it")
     print("  make demo DATA=train.txt                     your own Criteo file, raw or CSV")
     print("  README.md                                    Python, HTTP and Triton")
@@ -169,14 +168,6 @@ def report(samples: Samples, probabilities: np.ndarray, latencies_ms: np.ndarray
     p50, p99 = np.percentile(latencies_ms, [50, 99])
     size = -(-len(samples) // len(latencies_ms))
     print(f"latency p50 {p50:.2f} ms, p99 {p99:.2f} ms, over {len(latencies_ms)} requests of {size} samples one by one")
-
-
-def print_tiers(url: str) -> None:
-    with urllib.request.urlopen(f"{url}/metrics") as page:
-        lines = page.read().decode().splitlines()
-    for line in lines:
-        if line.startswith(("hotrow_lookup", "hotrow_tier_hits", "hotrow_defaulted")):
-            print(line)
 
 
 if __name__ == "__main__":

@@ -45,7 +45,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     # Only after the check that `kernels` is ours.
-    from serving.cli import check, checkpoint, dump, export_onnx, import_model, load, plan, predict, serve, snapshot
+    from serving.cli import (
+        check,
+        checkpoint,
+        dump,
+        export_onnx,
+        import_model,
+        load,
+        plan,
+        predict,
+        serve,
+        snapshot,
+        stats,
+    )
     from serving.frontend.version import server_version
 
     parser = argparse.ArgumentParser(
@@ -53,7 +65,20 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"hotrow {server_version()}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for command in (serve, check, predict, import_model, export_onnx, plan, dump, load, checkpoint, snapshot):
+    commands_in_order = (
+        serve,
+        stats,
+        check,
+        predict,
+        import_model,
+        export_onnx,
+        plan,
+        dump,
+        load,
+        checkpoint,
+        snapshot,
+    )
+    for command in commands_in_order:
         command.add_parser(commands)
     return parser
 

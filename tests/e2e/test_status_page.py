@@ -9,6 +9,7 @@ from itertools import pairwise
 
 import pytest
 
+from serving.cli.main import main
 from tests.serving.status_server import status, status_server, times
 
 CHROMIUM = shutil.which("chromium-headless-shell") or shutil.which("chromium")
@@ -182,3 +183,14 @@ def test_no_screen_scrolls_sideways(browse, width):
 
     [scrolled] = re.findall(r"<title>(\d+)</title>", dom)
     assert int(scrolled) <= width
+
+
+def test_the_page_and_the_command_show_the_same_figures(browse, capsys):
+    with status_server(status(requests=200)) as server:
+        text = text_of(browse(server.url, 2500))
+        assert main(["stats", server.url]) == 0
+    printed = capsys.readouterr().out
+
+    for figure in ("200", "12,800", "1,200", "60.0 %", "600", "75.0 %", "10.0 %", "1.0 MiB", "3.0 GiB", "12,345"):
+        assert figure in text
+        assert figure in printed

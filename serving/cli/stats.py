@@ -1,0 +1,218 @@
+"""``hotrow stats``: what the status page shows, in a terminal."""
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from http.client import HTTPException
+from typing import Any
+from urllib.error import HTTPError, URLError
+from urllib.parse import urlsplit
+from urllib.request import urlopen
+
+from serving.errors import RequestError, ServingError
+from serving.frontend.version import server_version
+from serving.metrics import Histogram
+
+_DEFAULT_URL = "http://127.0.0.1:8000"
+_TIMEOUT_S = 10.0
+_INTERVAL_S = 1.0
+_CLEAR = "\x1b[H\x1b[J"  # the cursor to the top, then erase what is below it
+_MODEL_COLUMNS = ("model", "version", "state", "requests", "failed", "samples", "p50 ms", "p99 ms")
+_TIER_COLUMNS = ("table", "tier", "rows", "size", "keys asked", "hits", "hit rate", "p99 ms")
+_TEXT_COLUMNS = frozenset({"model", "version", "state", "table", "tier"})
+
+Document = dict[str, Any]
+
+
+def add_parser(commands: Any) -> None:
+    """Add the command to the ``hotrow`` parser's subparsers."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "stats",
+        help="show the models, tiers and latencies of a running server",
+        description="Show what a running server counted since its start. Percentiles are estimates: the server counts "
+        "durations in buckets.",
+    )
+    parser.add_argument("url", nargs="?", default=_DEFAULT_URL, metavar="URL", help="the server (default: %(default)s)")
+    parser.add_argument(
+        "--watch",
+        action="store_true",
+        help="refresh each second until Ctrl-C; rates, hit rates and percentiles are those of the last second",
+    )
+    parser.add_argument("--json", action="store_true", help="print GET /status as it is, one line for each reading")
+    parser.set_defaults(run=stats, error_code=1)
+
+
+def stats(options: argparse.Namespace) -> int:
+    """Print one reading, or a reading per second until Ctrl-C."""
+    before = None
+    try:
+        while True:
+            now = _read(options.url)
+            print(json.dumps(now) if options.json else _screen(options, now, before), flush=True)
+            if not options.watch:
+                return 0
+            before = now
+            time.sleep(_INTERVAL_S)
+    except KeyboardInterrupt:
+        if not options.watch:
+            raise
+        return 0
+
+
+def _read(url: str) -> Document:
+    """Ask the server for its status."""
+    if not url.startswith(("http://", "https://")):
+        raise RequestError(f"expected http://... or https://..., got {url!r}")
+    try:
+        _ = urlsplit(url).port  # raises ValueError for a bad port; urlopen would use its last 16 bits
+        with urlopen(f"{url.rstrip('/')}/status", timeout=_TIMEOUT_S) as response:
+            answer: bytes = response.read()
+    except HTTPError as err:
+        err.close()
+        raise _stranger(url, f"GET /status gave {err.code} {err.reason}") from err
+    except (URLError, HTTPException, OSError) as err:
+        advice = "`hotrow serve` starts a server"
+        raise ServingError(f"{url}: no server answers: {getattr(err, 'reason', err)}; {advice}") from err
+    except ValueError as err:
+        raise RequestError(f"{url!r} is not a URL: {err}") from err
+    try:
+        document = json.loads(answer)
+    except ValueError as err:
+        raise _stranger(url, "GET /status gave no JSON") from err
+    if not isinstance(document, dict) or document.get("server") != "hotrow":
+        raise _stranger(url, "GET /status gave other JSON")
+    return document
+
+
+def _stranger(url: str, reason: str) -> ServingError:
+    return ServingError(f"{url}: this is not a Hotrow server, or an older one: {reason}")
+
+
+def _screen(options: argparse.Namespace, now: Document, before: Document | None) -> str:
+    """One reading as text."""
+    try:
+        text = "\n".join(_lines(options.url, now, before))
+    except (KeyError, TypeError, ValueError, AttributeError) as err:
+        versions = f"the server is Hotrow {now.get('version')}, this command is Hotrow {server_version()}"
+        raise ServingError(f"{options.url}: the status has another form: {versions}") from err
+    if not options.watch:
+        return text
+    return f"{_CLEAR}{text}" if sys.stdout.isatty() else f"{text}\n"
+
+
+def _lines(url: str, now: Document, before: Document | None) -> Iterator[str]:
+    state = "ready" if now["is_ready"] else "not ready"
+    figures = f"{_size(now['memory_bytes'])} of memory, {now['requests_in_flight']:,} in flight"
+    yield f"hotrow {now['version']} at {url}: {state}, up {_duration(now['uptime_s'])}, {figures}"
+    unmatched = sum(now["unmatched_requests"].values())
+    if unmatched:
+        yield f"{unmatched:,} requests named no served model"
+    # Another process, or the same process for the first time: all counts are new.
+    is_first = before is None or before["uptime_s"] >= now["uptime_s"]
+    seconds = None if before is None or is_first else now["uptime_s"] - before["uptime_s"]
+    earlier = {} if before is None or is_first else {model["name"]: model for model in before["models"]}
+    rates = ("requests/s", "samples/s") if seconds else ()
+    models = [row for model in now["models"] for row in _model_rows(model, earlier.get(model["name"]), seconds)]
+    yield ""
+    yield from _table((*_MODEL_COLUMNS, *rates), models)
+    earlier_tables = {} if before is None or is_first else dict(_tables(before))
+    rows = [row for path, table in _tables(now) for row in _tier_rows(path, table, earlier_tables.get(path), seconds)]
+    yield ""
+    yield from _table((*_TIER_COLUMNS, "keys/s") if seconds else _TIER_COLUMNS, rows)
+
+
+def _model_rows(model: Document, before: Document | None, seconds: float | None) -> Iterator[Sequence[str]]:
+    """One row per version; the server counts requests for all versions of a model together."""
+    latency = _times(model["latency"], before and before["latency"])
+    total, failed = sum(model["requests"].values()), _failed(model["requests"])
+    figures = [f"{total:,}", f"{failed:,}", f"{model['samples']:,}"]
+    figures += [_milliseconds(latency.quantile(part)) for part in (0.5, 0.99)]
+    if seconds:
+        earlier = (sum(before["requests"].values()), before["samples"]) if before else (0, 0)
+        counts = zip((total, model["samples"]), earlier, strict=True)
+        figures += [f"{(count - before_it) / seconds:,.0f}" for count, before_it in counts]
+    for index, version in enumerate(model["versions"]):
+        shared = figures if index == 0 else []
+        yield (model["name"] if index == 0 else "", version["version"], version["state"].lower(), *shared)
+    if not model["versions"]:
+        yield (model["name"], "-", "unloaded", *figures)
+
+
+def _tables(document: Document) -> Iterator[tuple[str, Document]]:
+    """Every table with the path ``model/version/table``."""
+    for model in document["models"]:
+        for version in model["versions"]:
+            for table in version["tables"]:
+                yield f"{model['name']}/{version['version']}/{table['name']}", table
+
+
+def _tier_rows(path: str, table: Document, before: Document | None, seconds: float | None) -> Iterator[Sequence[str]]:
+    earlier = {tier["name"]: tier for tier in before["tiers"]} if before else {}
+    for index, tier in enumerate(table["tiers"]):
+        old = earlier.get(tier["name"])
+        asked = tier["hits"] + tier["misses"]
+        hits, misses = (tier[name] - (old[name] if old else 0) for name in ("hits", "misses"))
+        times = tier["fetch_times"] and _times(tier["fetch_times"], old and old["fetch_times"])
+        yield (
+            path if index == 0 else "",
+            tier["name"],
+            "-" if tier["rows"] is None else f"{'~' if tier['rows_are_estimated'] else ''}{tier['rows']:,}",
+            "-" if tier["bytes"] is None else _size(tier["bytes"]),
+            f"{asked:,}",
+            f"{tier['hits']:,}",
+            _share(hits, hits + misses),
+            _milliseconds(times.quantile(0.99)) if times else "-",
+            *([f"{(hits + misses) / seconds:,.0f}"] if seconds else []),
+        )
+    keys, defaulted = table["keys"], table["defaulted_keys"]
+    yield ("", "default value", "", "", f"{keys:,}", f"{defaulted:,}", _share(defaulted, keys), "")
+
+
+def _times(now: Document, before: Document | None) -> Histogram:
+    """The durations that were counted after ``before``."""
+    histogram = Histogram(tuple(now["bounds_s"]))
+    earlier = before["counts"] if before else [0] * len(now["counts"])
+    counts = [count - old for count, old in zip(now["counts"], earlier, strict=True)]
+    histogram.add(counts, now["sum_s"] - (before["sum_s"] if before else 0.0))
+    return histogram
+
+
+def _failed(requests: dict[str, int]) -> int:
+    return sum(count for code, count in requests.items() if int(code) >= 400)
+
+
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Lines with aligned columns: texts on the left, numbers on the right."""
+    lines = [list(map(str.upper, columns)), *([*row, *[""] * (len(columns) - len(row))] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    for line in lines:
+        cells = [
+            cell.ljust(width) if name in _TEXT_COLUMNS else cell.rjust(width)
+            for name, cell, width in zip(columns, line, widths, strict=True)
+        ]
+        yield "  ".join(cells).rstrip()
+
+
+def _share(part: float, whole: float) -> str:
+    return f"{100 * part / whole:.1f} %" if whole else "-"
+
+
+def _milliseconds(duration_s: float | None) -> str:
+    return "-" if duration_s is None else f"{duration_s * 1000:.2f}"
+
+
+def _size(size_bytes: float) -> str:
+    units = ("KiB", "MiB", "GiB", "TiB")
+    power = next((power for power in range(1, len(units)) if size_bytes < 1024 ** (power + 1)), len(units))
+    return f"{size_bytes / 1024**power:,.1f} {units[power - 1]}"
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    parts = [(days, "d"), (hours, "h"), (minutes, "min"), (rest, "s")]
+    first = next((index for index, (count, _) in enumerate(parts) if count), len(parts) - 1)
+    return " ".join(f"{count} {unit}" for count, unit in parts[first : first + 2])

@@ -1,0 +1,217 @@
+"""`hotrow stats` against servers that answer by hand."""
+
+import json
+import re
+import socket
+import sys
+import time
+
+import pytest
+
+from serving.cli.main import main
+from serving.frontend.version import server_version
+from tests.serving.status_server import status, status_server, tier
+
+
+def stopped_after(monkeypatch, readings):
+    """Press Ctrl-C while `hotrow stats --watch` waits after so many readings."""
+    left = iter(range(readings - 1))
+
+    def sleep(_seconds):
+        if next(left, None) is None:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(time, "sleep", sleep)
+
+
+def cells(line):
+    return re.split(r" {2,}", line.strip())
+
+
+def test_one_reading_is_two_tables(capsys):
+    with status_server(status()) as server:
+        code = main(["stats", server.url])
+
+    head, _, *models, _, columns, memory, rocksdb, default = capsys.readouterr().out.splitlines()
+    assert code == 0
+    assert head == f"hotrow 1.2.3 at {server.url}: ready, up 10 s, 3.0 GiB of memory, 5 in flight"
+    assert [cells(line) for line in models] == [
+        ["MODEL", "VERSION", "STATE", "REQUESTS", "FAILED", "SAMPLES", "P50 MS", "P99 MS"],
+        ["ctr", "7", "ready", "100", "2", "6,400", "1.00", "9.68"],
+    ]
+    assert cells(columns) == ["TABLE", "TIER", "ROWS", "SIZE", "KEYS ASKED", "HITS", "HIT RATE", "P99 MS"]
+    assert cells(memory) == ["ctr/7/user", "memory", "1,000", "1.0 MiB", "1,000", "600", "60.0 %", "0.99"]
+    assert cells(rocksdb) == ["rocksdb", "~12,345", "-", "400", "300", "75.0 %", "0.99"]
+    assert cells(default) == ["default value", "1,000", "100", "10.0 %"]
+    assert len({line.index("HITS") + 4 for line in [columns]} | {memory.index("600") + 3}) == 1
+
+
+def test_a_server_without_requests_has_no_rates(capsys):
+    with status_server(status(requests=0, is_ready=False, uptime_s=90061.5)) as server:
+        main(["stats", server.url])
+
+    head, *_, memory, rocksdb, _ = capsys.readouterr().out.splitlines()
+    assert ": not ready, up 1 d 1 h," in head
+    assert cells(memory)[-2:] == cells(rocksdb)[-2:] == ["-", "-"]
+
+
+def test_watching_shows_what_the_last_second_added(monkeypatch, capsys):
+    stopped_after(monkeypatch, readings=2)
+    with status_server(status(10.0, requests=100), status(12.0, requests=300)) as server:
+        code = main(["stats", server.url, "--watch"])
+
+    first, second = re.split(r"\n\n(?=hotrow)", capsys.readouterr().out.strip())
+    assert code == 0
+    assert "REQUESTS/S" not in first
+    _, _, columns, model, _, tier_columns, memory, _, _ = second.splitlines()
+    assert (
+        dict(zip(cells(columns), cells(model), strict=True)).items()
+        >= {
+            "REQUESTS": "300",
+            "REQUESTS/S": "100",
+            "SAMPLES/S": "6,400",
+        }.items()
+    )
+    assert (
+        dict(zip(cells(tier_columns), cells(memory), strict=True)).items()
+        >= {
+            "HITS": "1,800",
+            "HIT RATE": "60.0 %",
+            "KEYS/S": "1,000",
+        }.items()
+    )
+
+
+def test_watching_takes_hit_rates_and_percentiles_of_the_last_second_only(monkeypatch, capsys):
+    stopped_after(monkeypatch, readings=2)
+    before, now = status(10.0, requests=100), status(11.0, requests=100)
+    [old], [new] = ([one["models"][0]["versions"][0]["tables"][0]] for one in (before, now))
+    new["tiers"][0] = tier("memory", old["tiers"][0]["hits"] + 9, old["tiers"][0]["misses"] + 1)
+    now["models"][0]["latency"]["counts"][2] += 4  # four requests between 2 and 10 ms
+    with status_server(before, now) as server:
+        main(["stats", server.url, "--watch"])
+
+    second = capsys.readouterr().out.strip().rpartition("\n\nhotrow")[2]
+    assert re.search(r"memory .* 90\.0 %", second)
+    assert re.search(r"ctr .* 6\.00 +9\.92 ", second)
+
+
+def test_watching_begins_again_after_a_restart_of_the_server(monkeypatch, capsys):
+    stopped_after(monkeypatch, readings=2)
+    with status_server(status(500.0, requests=1000), status(1.0, requests=8)) as server:
+        assert main(["stats", server.url, "--watch"]) == 0
+
+    out = capsys.readouterr().out
+    assert "REQUESTS/S" not in out
+    assert "-8" not in out
+
+
+def test_a_terminal_is_cleared_before_each_reading_and_a_file_is_not(monkeypatch, capsys):
+    for is_terminal in (True, False):
+        stopped_after(monkeypatch, readings=2)
+        monkeypatch.setattr(sys.stdout, "isatty", lambda is_terminal=is_terminal: is_terminal)
+        with status_server(status()) as server:
+            main(["stats", server.url, "--watch"])
+
+        assert capsys.readouterr().out.count("\x1b[H\x1b[J") == (2 if is_terminal else 0)
+
+
+def test_json_is_the_servers_document_on_one_line(capsys):
+    with status_server(status()) as server:
+        assert main(["stats", server.url, "--json"]) == 0
+
+    [line] = capsys.readouterr().out.splitlines()
+    assert json.loads(line) == status()
+
+
+def test_watching_json_is_a_line_for_each_reading(monkeypatch, capsys):
+    stopped_after(monkeypatch, readings=3)
+    with status_server(status(1.0), status(2.0), status(3.0)) as server:
+        assert main(["stats", server.url, "--watch", "--json"]) == 0
+
+    assert [json.loads(line)["uptime_s"] for line in capsys.readouterr().out.splitlines()] == [1.0, 2.0, 3.0]
+
+
+def test_every_version_of_a_model_and_a_model_without_versions_are_lines(capsys):
+    document = status()
+    [model] = document["models"]
+    model["versions"].append({"version": "8", "state": "UNAVAILABLE", "reason": "a tier does not answer", "tables": []})
+    document["models"].append(model | {"name": "gone", "versions": []})
+    document["unmatched_requests"] = {"404": 3}
+    with status_server(document) as server:
+        main(["stats", server.url])
+
+    lines = [cells(line) for line in capsys.readouterr().out.splitlines()]
+    assert ["8", "unavailable"] in lines
+    assert ["gone", "-", "unloaded", "100", "2", "6,400", "1.00", "9.68"] in lines
+    assert ["3 requests named no served model"] in lines
+
+
+def test_no_server_is_an_error_that_says_how_to_start_one(capsys):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+
+    assert main(["stats", url]) == 1
+
+    error = capsys.readouterr().err
+    assert error.startswith(f"hotrow stats: {url}: no server answers: ")
+    assert error.endswith("`hotrow serve` starts a server\n")
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        pytest.param(b"<html>", "GET /status gave no JSON", id="a page"),
+        pytest.param(b"\xff\xfe\x00", "GET /status gave no JSON", id="bytes"),
+        pytest.param([1], "GET /status gave other JSON", id="a list"),
+        pytest.param({"status": "ok"}, "GET /status gave other JSON", id="another server's status"),
+    ],
+)
+def test_another_server_is_reported(capsys, answer, reason):
+    with status_server(answer) as server:
+        assert main(["stats", server.url]) == 1
+
+    text = f"hotrow stats: {server.url}: this is not a Hotrow server, or an older one: {reason}\n"
+    assert capsys.readouterr().err == text
+
+
+def test_a_server_without_a_status_is_reported(capsys):
+    with status_server(status()) as server:
+        assert main(["stats", f"{server.url}/elsewhere"]) == 1
+
+    assert "not a Hotrow server, or an older one: GET /status gave 404" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"models": [{"name": "ctr"}]}, {"models": None}, {"memory_bytes": None}, {"uptime_s": "long"}]
+)
+def test_a_status_of_another_form_names_both_versions(capsys, wrong):
+    with status_server(status(**wrong)) as server:
+        assert main(["stats", server.url]) == 1
+
+    versions = f"the server is Hotrow 1.2.3, this command is Hotrow {server_version()}"
+    assert capsys.readouterr().err == f"hotrow stats: {server.url}: the status has another form: {versions}\n"
+
+
+@pytest.mark.parametrize(
+    ("url", "reason"),
+    [
+        ("127.0.0.1:8000", "expected http://... or https://..., got '127.0.0.1:8000'"),
+        ("file:///etc/passwd", "expected http://... or https://..., got 'file:///etc/passwd'"),
+        ("http://127.0.0.1:99999", "'http://127.0.0.1:99999' is not a URL: "),
+    ],
+)
+def test_what_is_no_url_is_refused(capsys, url, reason):
+    assert main(["stats", url]) == 1
+
+    assert reason in capsys.readouterr().err
+
+
+def test_ctrl_c_before_the_only_reading_is_an_interruption(monkeypatch, capsys):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("serving.cli.stats.urlopen", interrupted)
+
+    assert main(["stats"]) == 130
+    assert capsys.readouterr().err == "hotrow stats: interrupted\n"
