@@ -107,7 +107,7 @@ def test_a_slot_that_does_not_stop_moving_is_waited_for_no_longer_than_the_time_
     redis.open_table(SPEC, 0)
     with moving(two_masters, key_slot(Partition(TABLE, 0).values)):
         began = time.monotonic()
-        with pytest.raises(StoreError, match="its slot is still moving to another node|timed out"):
+        with pytest.raises(StoreError, match=r"its slot is still moving to another node|timed out"):
             change(redis, verb)
         assert time.monotonic() - began >= 1
 
