@@ -45,6 +45,7 @@ _OPTIONS = (
     "max_inflight",
     "max_batch_size",
     "max_queue_delay_ms",
+    "max_queue_wait_ms",
     "log_level",
     "log_format",
     "access_log",
@@ -56,6 +57,7 @@ _MOST_INFLIGHT = 65536
 _LONGEST_POLL_S = 86400
 _MOST_SAMPLES = 2**31 - 1
 _LONGEST_DELAY_MS = 1000
+_LONGEST_WAIT_MS = 3_600_000
 _LARGEST_BODY_BYTES = 2 << 30
 _RECORDED_SHARE = 0.01
 #: How long a stop waits for clients, in addition to the time that a body may take to arrive.
@@ -173,6 +175,13 @@ def add_parser(commands: Any) -> None:
         help="how long a request may wait for others while a thread is idle (default: %(default)s)",
     )
     parser.add_argument(
+        "--max-queue-wait-ms",
+        type=milliseconds(_LONGEST_WAIT_MS),
+        default=100,
+        metavar="MS",
+        help="a request that would wait longer than this for a thread is refused at once (default: %(default)s)",
+    )
+    parser.add_argument(
         "--log-level",
         type=one_of(*LOG_LEVELS),
         default="info",
@@ -251,7 +260,8 @@ def serve(options: argparse.Namespace) -> int:
         for line in repository.describe():
             print(line)
         limits = Limits(max_body_bytes=options.max_body_bytes, max_inflight=options.max_inflight)
-        batching = Batching(options.max_batch_size, options.max_queue_delay_ms / 1000)
+        waits_s = (options.max_queue_delay_ms / 1000, options.max_queue_wait_ms / 1000)
+        batching = Batching(options.max_batch_size, *waits_s)
         settings = Settings(options.threads, limits, batching, options.access_log)
         front = FrontEnd(repository, settings, recorder)
         neighbours = [open_it(front, options.host, options.grpc_port, tls) for open_it in open_neighbours]

@@ -6,11 +6,15 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import suppress
 from dataclasses import dataclass, field
+from math import inf
 from time import perf_counter, perf_counter_ns, thread_time
 from typing import Any
 
-from serving.errors import DeadlineError
+from serving.errors import DeadlineError, OverloadedError
 from serving.frontend.served_model import Exchange, ServedModel, Stopwatch
+
+#: Weight of the latest batch in the pace.
+_PACE_WEIGHT = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,10 +24,12 @@ class Batching:
     Attributes:
         max_samples: most samples of a batch; None: the model's ``max_batchsize``; 1: requests are not merged.
         max_delay_s: how long the first request of a batch may wait for others while a thread is idle.
+        max_wait_s: a request is refused if it would wait longer than this for a thread.
     """
 
     max_samples: int | None = None
     max_delay_s: float = 0.0
+    max_wait_s: float = inf
 
 
 @dataclass(slots=True, eq=False)
@@ -54,6 +60,9 @@ class Batcher:
     answers it as one batch. Every request of a batch is read and written on its own, so a bad request fails alone. If
     the batch fails as a whole, each request is answered alone.
 
+    A queue that grows only makes every request late. So a request is refused at once if the requests before it would
+    take too long, by the pace of the latest batches.
+
     Attributes:
         model: the model.
     """
@@ -65,6 +74,9 @@ class Batcher:
         self._threads = threads
         self._max_samples = min(batching.max_samples or model.config.max_batchsize, model.config.max_batchsize)
         self._max_delay_s = batching.max_delay_s if model.can_merge else 0.0
+        self._max_wait_s = batching.max_wait_s
+        self._pace_s = 0.0  # how long a thread works on one request, by the latest batches
+        self._unanswered = 0  # requests in the queue and in threads
         self._queue: deque[Waiting] = deque()
         self._running = 0
         self._timer: asyncio.TimerHandle | None = None
@@ -81,11 +93,19 @@ class Batcher:
             what the exchange wrote, and the request's share of the processor time in seconds.
 
         Raises:
+            OverloadedError: the request would wait longer than ``max_wait_s``.
             DeadlineError: the deadline passed before the request was begun.
             HotrowError: see ``ServedModel`` and ``Exchange``.
         """
+        wait_s = self._unanswered * self._pace_s / self._threads
+        if wait_s > self._max_wait_s and self._unanswered >= self._threads:
+            raise OverloadedError(
+                f"{self._unanswered} requests are before this request, which would wait {wait_s * 1000:.0f} ms; "
+                f"the server accepts {self._max_wait_s * 1000:g} ms"
+            )
         waiting = Waiting(exchange, watch, deadline_s, asyncio.get_running_loop().create_future())
         self._queue.append(waiting)
+        self._unanswered += 1
         self._start(perf_counter())
         await waiting.answered
         return waiting.written, waiting.processor_s
@@ -109,9 +129,13 @@ class Batcher:
     def _run(self, requests: Sequence[Waiting]) -> None:
         loop = asyncio.get_running_loop()
         self._running += 1
+        began_s = perf_counter()
 
         def ended() -> None:
             self._running -= 1
+            self._unanswered -= len(requests)
+            pace_s = (perf_counter() - began_s) / len(requests)
+            self._pace_s += _PACE_WEIGHT * (pace_s - self._pace_s) if self._pace_s else pace_s
             for one in requests:
                 if one.answered.done():  # the client has gone
                     continue

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from benchmarks.tiny_model import TinyModel, flatten
 from serving.batch import read_batch
-from serving.errors import DeadlineError, RequestError, StoreError
+from serving.errors import DeadlineError, OverloadedError, RequestError, StoreError
 from serving.frontend.batcher import Batcher, Batching
 from serving.frontend.served_model import Stopwatch
 from serving.repository import ModelRepository
@@ -183,6 +183,27 @@ def test_a_full_batch_does_not_wait(pool):
     model.may_answer.set()
 
     assert ask_all(pool, model, [[1], [2]], max_samples=2, max_delay_s=DEADLINE_S) == ["[2]", "[4]"]
+
+
+def test_a_request_that_would_wait_too_long_is_refused_at_once(pool):
+    model = Doubler()
+
+    async def exchange():
+        batcher = Batcher(model, pool, 1, Batching(max_wait_s=0.05))
+        first = asyncio.ensure_future(ask(batcher, [1]))
+        await asyncio.sleep(0.1)  # now a request is known to take that long
+        model.may_answer.set()
+        await first
+        model.may_answer.clear()
+        accepted = asyncio.ensure_future(ask(batcher, [2]))
+        await asyncio.sleep(0)
+        with pytest.raises(OverloadedError, match=r"1 requests are before this request, which would wait \d+ ms; the"):
+            await ask(batcher, [3])
+        model.may_answer.set()
+        assert await accepted == "[4]"
+        return await ask(batcher, [5])
+
+    assert asyncio.run(exchange()) == "[10]"
 
 
 def test_a_request_whose_client_has_gone_is_not_answered(pool):
