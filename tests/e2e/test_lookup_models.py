@@ -8,6 +8,8 @@ import tritonclient.grpc
 import tritonclient.http
 from tritonclient.utils import InferenceServerException
 
+from serving.config import read_ps_config
+from serving.planner import read_trace
 from tests.e2e.conftest import serving
 from tests.serving.ps_files import DEEP, KEYS, WIDE, write_lookup_model
 
@@ -112,3 +114,15 @@ def test_the_metrics_count_its_lookups(served_tables):
 
     assert 'hotrow_lookup_keys_total{model="hps_wdl",table="embedding_table1",version="1"}' in page
     assert 'hotrow_requests_total{code="200",model="hps_wdl"}' in page
+
+
+def test_the_keys_of_lookups_are_recorded_for_the_planner(tmp_path):
+    ps, trace = write_lookup_model(tmp_path), tmp_path / "trace.jsonl"
+    with serving(ps, tmp_path / "stderr", "--device", "cpu", "--record", str(trace), "--sample", "1") as served:
+        with tritonclient.http.InferenceServerClient(f"127.0.0.1:{served.port}") as client:
+            rows_of(client, [3, 8, 9], [1, 2])
+        assert served.stop() == 0
+
+    recorded = read_trace([trace], read_ps_config(ps).models)
+
+    assert [keys.tolist() for keys in recorded.values()] == [[3], [8, 9]]
