@@ -1,9 +1,10 @@
 // A closed-loop HTTP client: every connection sends the same request again as soon as its answer is complete.
 //
-//   http_client PORT CONNECTIONS SECONDS REQUEST_FILE
+//   http_client PORT CONNECTIONS SECONDS REQUEST_FILE [PAUSE_MS]
 //
-// REQUEST_FILE holds the raw bytes of one request, head and body. One line of JSON comes out: requests, seconds,
-// p50_us, p99_us and failures (answers other than 200). One thread; connections are multiplexed by epoll.
+// REQUEST_FILE holds the raw bytes of one request, head and body. A connection whose request was refused (429) waits for
+// PAUSE_MS, 0 by default. One line of JSON comes out: answered and refused requests, seconds, p50_us and p99_us of both,
+// and failures (answers other than 200 and 429). One thread; connections are multiplexed by epoll.
 #include <arpa/inet.h>
 #include <netinet/tcp.h>
 #include <strings.h>
@@ -27,6 +28,7 @@ struct Connection {
   int socket = -1;
   std::string answer;
   Clock::time_point sent;
+  bool pauses = false;
 };
 
 [[noreturn]] static void fail(const char* what) {
@@ -66,7 +68,9 @@ static bool is_whole(const std::string& answer) {
 }
 
 int main(int argc, char** argv) {
-  if (argc != 5) return std::fprintf(stderr, "http_client PORT CONNECTIONS SECONDS REQUEST_FILE\n"), 2;
+  if (argc != 5 && argc != 6)
+    return std::fprintf(stderr, "http_client PORT CONNECTIONS SECONDS REQUEST_FILE [PAUSE_MS]\n"), 2;
+  const auto pause = std::chrono::milliseconds(argc == 6 ? std::atoi(argv[5]) : 0);
   std::ifstream file(argv[4], std::ios::binary);
   const std::string request{std::istreambuf_iterator<char>(file), {}};
   std::vector<Connection> connections(std::strtoul(argv[2], nullptr, 10));
@@ -79,7 +83,7 @@ int main(int argc, char** argv) {
     epoll_ctl(poll, EPOLL_CTL_ADD, connections[i].socket, &event);
   }
 
-  std::vector<double> latencies_us;
+  std::vector<double> answered_us, refused_us;
   size_t failures = 0;
   const auto begin = Clock::now();
   const auto end = begin + std::chrono::duration<double>(std::atof(argv[3]));
@@ -87,22 +91,38 @@ int main(int argc, char** argv) {
   std::vector<epoll_event> events(connections.size());
   std::vector<char> buffer(1 << 20);
   while (Clock::now() < end) {
-    const int ready = epoll_wait(poll, events.data(), static_cast<int>(events.size()), 1000);
+    int wait_ms = 1000;
+    for (auto& connection : connections) {
+      if (!connection.pauses) continue;
+      wait_ms = 1;
+      if (Clock::now() - connection.sent < pause) continue;
+      connection.pauses = false;
+      send_request(connection, request);
+    }
+    const int ready = epoll_wait(poll, events.data(), static_cast<int>(events.size()), wait_ms);
     for (int i = 0; i < ready; ++i) {
       auto& connection = connections[events[i].data.u64];
       const ssize_t received = read(connection.socket, buffer.data(), buffer.size());
       if (received <= 0) fail("the server closed a connection");
       connection.answer.append(buffer.data(), static_cast<size_t>(received));
       if (!is_whole(connection.answer)) continue;
-      latencies_us.push_back(std::chrono::duration<double, std::micro>(Clock::now() - connection.sent).count());
-      failures += connection.answer.compare(0, 13, "HTTP/1.1 200 ") != 0;
-      send_request(connection, request);
+      const bool is_refused = connection.answer.compare(0, 13, "HTTP/1.1 429 ") == 0;
+      (is_refused ? refused_us : answered_us)
+          .push_back(std::chrono::duration<double, std::micro>(Clock::now() - connection.sent).count());
+      failures += !is_refused && connection.answer.compare(0, 13, "HTTP/1.1 200 ") != 0;
+      connection.pauses = is_refused && pause.count() > 0;
+      connection.sent = Clock::now();
+      if (!connection.pauses) send_request(connection, request);
     }
   }
   const double seconds = std::chrono::duration<double>(Clock::now() - begin).count();
-  if (latencies_us.empty()) fail("no answer came");
-  std::sort(latencies_us.begin(), latencies_us.end());
-  auto percentile = [&](double ratio) { return latencies_us[static_cast<size_t>(ratio * (latencies_us.size() - 1))]; };
-  std::printf("{\"requests\": %zu, \"seconds\": %.6f, \"p50_us\": %.2f, \"p99_us\": %.2f, \"failures\": %zu}\n",
-              latencies_us.size(), seconds, percentile(0.50), percentile(0.99), failures);
+  if (answered_us.empty()) fail("no answer came");
+  auto percentile = [](std::vector<double>& times_us, double ratio) {
+    std::sort(times_us.begin(), times_us.end());
+    return times_us.empty() ? 0.0 : times_us[static_cast<size_t>(ratio * (times_us.size() - 1))];
+  };
+  std::printf("{\"requests\": %zu, \"seconds\": %.6f, \"p50_us\": %.2f, \"p99_us\": %.2f, \"failures\": %zu,"
+              " \"refused\": %zu, \"refused_p50_us\": %.2f, \"refused_p99_us\": %.2f}\n",
+              answered_us.size(), seconds, percentile(answered_us, 0.50), percentile(answered_us, 0.99), failures,
+              refused_us.size(), percentile(refused_us, 0.50), percentile(refused_us, 0.99));
 }

@@ -38,6 +38,11 @@ def infer_request(model, name="bench", dense_name="DES"):
     """The raw bytes of one HTTP request: 64 samples, one key per slot, binary tensors in and out."""
     dense, _ = model.sample_requests(SAMPLES)
     keys, row_ptrs = flatten(np.random.default_rng(1).integers(0, model.rows, (SAMPLES, SLOTS, 1)).tolist())
+    return request_of(dense, keys, row_ptrs, name, dense_name)
+
+
+def request_of(dense, keys, row_ptrs, name="bench", dense_name="DES"):
+    """The raw bytes of one HTTP request with these arrays as binary tensors."""
     tensors = [
         (dense_name, "FP32", dense.reshape(1, -1)),
         ("CATCOLUMN", "INT64", keys[None]),
@@ -89,16 +94,18 @@ def port_in_url(line):
     return int(line.rsplit(":", 1)[1]) if line.startswith("listening on ") else None
 
 
-def measure(client, port, concurrency, seconds, request_file):
-    """One run of the client."""
-    command = [client, str(port), str(concurrency), str(seconds), request_file]
+def measure(client, port, concurrency, seconds, request_file, pause_ms=0):
+    """One run of the client, whose connections wait for ``pause_ms`` after a refusal."""
+    command = [client, str(port), str(concurrency), str(seconds), request_file, str(pause_ms)]
     result = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
-    if result["failures"]:
-        raise SystemExit(f"{result['failures']} requests failed")
+    if result["failures"] or (result["refused"] and not pause_ms):
+        raise SystemExit(f"{result['failures']} requests failed, {result['refused']} were refused")
     return {
         "requests_per_s": result["requests"] / result["seconds"],
         "p50": result["p50_us"],
         "p99": result["p99_us"],
+        "refused_per_s": result["refused"] / result["seconds"],
+        "refused_p99": result["refused_p99_us"],
     }
 
 
