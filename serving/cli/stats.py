@@ -152,6 +152,8 @@ def _tier_rows(path: str, table: Document, before: Document | None, seconds: flo
     earlier = {tier["name"]: tier for tier in before["tiers"]} if before else {}
     for index, tier in enumerate(table["tiers"]):
         old = earlier.get(tier["name"])
+        if old and (old["hits"] > tier["hits"] or old["misses"] > tier["misses"]):
+            old = None  # the version was loaded again, and counts from zero
         asked = tier["hits"] + tier["misses"]
         hits, misses = (tier[name] - (old[name] if old else 0) for name in ("hits", "misses"))
         times = tier["fetch_times"] and _times(tier["fetch_times"], old and old["fetch_times"])

@@ -40,16 +40,13 @@ class Status:
         """The status now. May be called from any thread; waits for GPUs."""
         models, unmatched, in_flight = self._requests()
         tables = _tables(tuple(self._front.repository.readings()))
-        for one in self._front.control.index():
-            shown = models.setdefault(one["name"], _model(one["name"]))
-            shown["versions"].append(
-                {
-                    "version": one["version"],
-                    "state": one["state"],
-                    "reason": one["reason"],
-                    "tables": self._with_shapes(one["name"], one["version"], tables),
-                }
-            )
+        for one in self._front.repository.index():
+            shown = models.setdefault(one.name, _model(one.name))
+            if one.version:  # a model that was never loaded has none
+                held = self._with_shapes(one.name, one.version, tables)
+                shown["versions"].append(
+                    {"version": one.version, "state": one.state, "reason": one.reason, "tables": held}
+                )
         return {
             "server": "hotrow",
             "version": server_version(),
@@ -75,18 +72,18 @@ class Status:
                 model["requests"][labels["code"]] = value
             elif sample.name == "hotrow_samples":
                 model["samples"] = value
-            elif isinstance(value, Histogram):
+            elif sample.name == "hotrow_request_seconds" and isinstance(value, Histogram):
                 model["latency"] = _times(value)
-            else:
+            elif sample.name == "hotrow_requests_in_flight" and not isinstance(value, Histogram):
                 in_flight = value
         if "" in models:
             unmatched = models.pop("")["requests"]
         return models, unmatched, in_flight
 
     def _with_shapes(self, model: str, version: str, tables: Tables) -> Sequence[Document]:
-        """The tables of a version, with the slots and the dimension of each; none while it is being unloaded."""
+        """The tables of a version, with the slots and the dimension of each; none if the version is not served."""
         try:
-            config = self._front.repository.session(model, version).config
+            config = self._front.repository.loaded(model, version).config
         except UnknownModelError:
             return []
         counted = tables.get((model, version), {})

@@ -167,6 +167,15 @@ def test_a_server_that_stops_answering_is_reported_and_the_last_figures_stay(bro
     assert "150 requests" in text
 
 
+def test_a_model_without_a_loaded_version_is_shown(browse):
+    document = status()
+    document["models"][0]["versions"] = []
+    with status_server(document) as server:
+        assert "ctr 100 requests" in (text := text_of(browse(server.url)))
+
+    assert "No version is loaded." in text
+
+
 def test_no_model_is_said(browse):
     with status_server(status(models=[])) as server:
         assert "No model is served." in text_of(browse(server.url))

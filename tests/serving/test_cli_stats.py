@@ -106,6 +106,17 @@ def test_watching_begins_again_after_a_restart_of_the_server(monkeypatch, capsys
     assert "-8" not in out
 
 
+def test_a_version_that_is_loaded_again_counts_from_zero(monkeypatch, capsys):
+    stopped_after(monkeypatch, readings=2)
+    before, now = status(10.0, requests=100), status(11.0, requests=100)
+    now["models"][0]["versions"][0]["tables"][0]["tiers"][0] = tier("memory", 9, 1)
+    with status_server(before, now) as server:
+        main(["stats", server.url, "--watch"])
+
+    second = capsys.readouterr().out.strip().rpartition("\n\nhotrow")[2]
+    assert re.search(r"memory .* 10 +9 +90\.0 % +\S+ +10\n", second)
+
+
 def test_a_terminal_is_cleared_before_each_reading_and_a_file_is_not(monkeypatch, capsys):
     for is_terminal in (True, False):
         stopped_after(monkeypatch, readings=2)

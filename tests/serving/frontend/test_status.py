@@ -5,12 +5,11 @@ import re
 import pytest
 
 from benchmarks.tiny_model import TinyModel
-from serving.errors import UnknownModelError
 from serving.frontend.front_end import FrontEnd
 from serving.frontend.http.app import create_app
 from serving.repository import ModelRepository
 from tests.serving.frontend.app_client import Client
-from tests.serving.ps_files import write_ps
+from tests.serving.ps_files import write_lookup_model, write_ps
 
 UNKNOWN_KEY = 5000  # the tables have the keys 0 to 999
 
@@ -103,14 +102,41 @@ def test_a_gpu_cache_is_the_first_tier_and_its_hits_count_as_keys(tmp_path):
     assert (cache["fetch_times"], cache["bytes"] > 0) == (None, True)
 
 
-def test_a_model_that_is_unloaded_meanwhile_has_no_tables(client, monkeypatch):
-    def gone(*_):
-        raise UnknownModelError("gone")
+def test_loaded_and_unloaded_versions_are_told_apart(tmp_path):
+    for version in (3, 4):
+        TinyModel(seed=version).write(tmp_path, "ctr", version)
+    TinyModel().write(tmp_path, "waiting", 1)
+    (tmp_path / "ctr" / "config.pbtxt").write_text('backend: "python"\nversion_policy: { all { } }\n')
+    with ModelRepository(tmp_path, control="explicit", startup=("ctr",)) as repository:
+        repository.load()
+        client = Client(create_app(FrontEnd(repository)))
+        predict(client, 1, 2)
+        loaded = status(client)
+        repository.unload_model("ctr")
+        unloaded = status(client)
 
-    monkeypatch.setattr(ModelRepository, "session", gone)
+    ctr, waiting = loaded["models"]
+    shown = [(one["version"], one["state"], [table["keys"] for table in one["tables"]]) for one in ctr["versions"]]
+    assert shown == [("3", "READY", [0, 0]), ("4", "READY", [2, 1])]  # the newest version answers
+    assert (waiting["name"], waiting["versions"]) == ("waiting", [])
+    ctr, _ = unloaded["models"]
+    assert (ctr["requests"], unloaded["is_ready"]) == ({"200": 1}, False)
+    assert [(one["state"], one["reason"], one["tables"]) for one in ctr["versions"]] == [
+        ("UNAVAILABLE", "unloaded", []),
+        ("UNAVAILABLE", "unloaded", []),
+    ]
 
-    [model] = status(client)["models"]
-    assert [version["tables"] for version in model["versions"]] == [[]]
+
+def test_a_model_without_a_dense_network_has_its_tables(tmp_path):
+    with ModelRepository(write_lookup_model(tmp_path)) as repository:
+        repository.load()
+        [model] = status(Client(create_app(FrontEnd(repository))))["models"]
+
+    tables = model["versions"][0]["tables"]
+    assert [(table["name"], table["dim"], table["tiers"][0]["rows"]) for table in tables] == [
+        ("embedding_table1", 2, 3),
+        ("embedding_table2", 4, 3),
+    ]
 
 
 def test_the_page_loads_nothing_from_another_server(client):
