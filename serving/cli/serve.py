@@ -177,7 +177,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--max-queue-wait-ms",
         type=milliseconds(_LONGEST_WAIT_MS),
-        default=100,
+        default=500,
         metavar="MS",
         help="a request that would wait longer than this for a thread is refused at once (default: %(default)s)",
     )
