@@ -1,4 +1,4 @@
-"""Fixtures for tests of devices. `make test-gpu` sets HOTROW_REQUIRE_GPU, which turns a skipped test into a failure."""
+"""Settings of all tests, and fixtures for tests of devices. `make test-gpu` sets HOTROW_REQUIRE_GPU, which turns a skipped test into a failure."""
 
 import os
 
@@ -11,6 +11,8 @@ from kernels.errors import DeviceUnavailableError
 # The time that a machine takes for an example says nothing about the tested code.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
+# Nor may a server that a test starts refuse a request because the machine is busy.
+os.environ["HOTROW_MAX_QUEUE_WAIT_MS"] = "60000"
 
 
 @pytest.fixture(scope="session", autouse=True)
