@@ -1,4 +1,7 @@
-"""Settings of all tests, and fixtures for tests of devices. `make test-gpu` sets HOTROW_REQUIRE_GPU, which turns a skipped test into a failure."""
+"""Settings of all tests, and fixtures for tests of devices.
+
+`make test-gpu` sets HOTROW_REQUIRE_GPU, which turns a skipped test into a failure.
+"""
 
 import os
 
