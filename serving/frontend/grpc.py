@@ -14,6 +14,7 @@ from typing import Any
 
 import grpc
 from google.protobuf.json_format import ParseDict
+from google.protobuf.message import DecodeError
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 from tritonclient.grpc import model_config_pb2, service_pb2, service_pb2_grpc
@@ -59,7 +60,8 @@ class GrpcServer:
             ConfigError: the address cannot be bound.
         """
         most_bytes = self._front.limits.max_body_bytes + _ENVELOPE_BYTES
-        server = grpc.aio.server(options=[("grpc.max_receive_message_length", most_bytes), ("grpc.so_reuseport", 0)])
+        options = [("grpc.max_receive_message_length", most_bytes), ("grpc.so_reuseport", 0)]
+        server = grpc.aio.server(interceptors=[_Parsing()], options=options)
         service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(_Inference(self._front), server)
         health_pb2_grpc.add_HealthServicer_to_server(_Health(self._front), server)
         name = service_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"].full_name
@@ -86,6 +88,57 @@ def _credentials(tls: Tls) -> Any:
     authorities = tls.authorities.read_bytes() if tls.authorities else None
     pair = (tls.key.read_bytes(), tls.certificate.read_bytes())
     return grpc.ssl_server_credentials([pair], authorities, require_client_auth=authorities is not None)
+
+
+class _Parsing(grpc.aio.ServerInterceptor):  # type: ignore[misc]
+    """Parses requests, so that bytes that are no message are the caller's mistake; gRPC's own answer is UNKNOWN."""
+
+    def __init__(self) -> None:
+        self._handlers: dict[str, Any] = {}  # of known methods
+
+    async def intercept_service(self, continuation: Any, details: Any) -> Any:
+        """See ``grpc.aio.ServerInterceptor``."""
+        known = self._handlers.get(details.method)
+        if known is not None:
+            return known
+        handler = await continuation(details)
+        if handler is None or handler.request_deserializer is None:
+            return handler
+        known = self._handlers[details.method] = _of_bytes(handler)
+        return known
+
+
+def _of_bytes(handler: Any) -> Any:
+    """Return the handler of a method that takes its requests as bytes."""
+
+    async def unary_unary(data: bytes, context: Any) -> Any:
+        return await handler.unary_unary(await _parsed(handler, data, context), context)
+
+    async def unary_stream(data: bytes, context: Any) -> AsyncIterator[Any]:
+        async for answer in handler.unary_stream(await _parsed(handler, data, context), context):
+            yield answer
+
+    async def messages(stream: AsyncIterator[bytes], context: Any) -> AsyncIterator[Any]:
+        async for data in stream:
+            yield await _parsed(handler, data, context)
+
+    async def stream_stream(stream: AsyncIterator[bytes], context: Any) -> AsyncIterator[Any]:
+        async for answer in handler.stream_stream(messages(stream, context), context):
+            yield answer
+
+    serializer = {"response_serializer": handler.response_serializer}
+    if handler.unary_unary is not None:
+        return grpc.unary_unary_rpc_method_handler(unary_unary, **serializer)
+    if handler.unary_stream is not None:
+        return grpc.unary_stream_rpc_method_handler(unary_stream, **serializer)
+    return grpc.stream_stream_rpc_method_handler(stream_stream, **serializer)
+
+
+async def _parsed(handler: Any, data: bytes, context: Any) -> Any:
+    try:
+        return handler.request_deserializer(data)
+    except DecodeError as err:
+        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(err))
 
 
 def _call(answer: Callable[[Any, Any], Any]) -> Callable[[Any, Any, Any], Any]:

@@ -57,8 +57,10 @@ def create_app(front: FrontEnd) -> ASGIApp:
         yield
         front.close()
 
+    an_error = {"default": {"content": {"application/json": {"schema": _ERROR_SCHEMA}}, "description": "An error."}}
     app = FastAPIOffline(  # /docs works without the internet
         title="Hotrow",
+        responses=an_error,  # of every route, instead of FastAPI's own 422
         version=server_version(),
         description=_DESCRIPTION,
         lifespan=lifespan,
