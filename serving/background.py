@@ -149,23 +149,38 @@ class InFlightCounter:
     def __init__(self, closed_error: Callable[[], HotrowError]) -> None:
         """Start at zero; ``closed_error`` makes the error for calls after ``close``."""
         self._closed_error = closed_error
-        self._condition = threading.Condition()  # guards the fields below
+        self._condition = threading.Condition(threading.Lock())  # guards the fields below
         self._calls = 0
         self._is_closed = self._is_released = False
         self._release: Callable[[], None] | None = None  # for the last call to run, once `close` gave up waiting
 
     @contextmanager
     def call(self) -> Iterator[None]:
-        """Count one call while the block runs; raise ``closed_error`` if the counter is closed."""
+        """Count one call while the block runs; see ``begin``."""
+        self.begin()
+        try:
+            yield
+        finally:
+            self.end()
+
+    def begin(self) -> None:
+        """Count one call until ``end``; raise ``closed_error`` if the counter is closed."""
         with self._condition:
             if self._is_closed:
                 raise self._closed_error()
             self._calls += 1
-        try:
-            yield
-        finally:
-            if release := self._end_call():
-                release()
+
+    def end(self) -> None:
+        """Uncount a call; the last call after ``close`` gave up waiting releases the resource."""
+        with self._condition:
+            self._calls -= 1
+            if not self._is_closed:
+                return
+            self._condition.notify_all()
+            if self._calls or self._release is None:
+                return
+            self._is_released = True
+        self._release()
 
     def close(self, release: Callable[[], None], timeout_s: float) -> bool:
         """Refuse new calls, and run ``release`` once after the last call in flight.
@@ -187,16 +202,6 @@ class InFlightCounter:
         if runs_here:
             release()
         return all_ended
-
-    def _end_call(self) -> Callable[[], None] | None:
-        """Uncount one call; return the release if the caller must run it now."""
-        with self._condition:
-            self._calls -= 1
-            self._condition.notify_all()
-            if self._calls or self._release is None:
-                return None
-            self._is_released = True
-            return self._release
 
 
 def _join(thread: threading.Thread | None, timeout_s: float | None) -> None:

@@ -1,9 +1,8 @@
 """One version of a model that answers requests, and its end."""
 
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from typing import Self
+from collections.abc import Callable
+from contextlib import suppress
 
 import numpy as np
 
@@ -35,11 +34,13 @@ class LoadedModel:
         self._calls = InFlightCounter(self._was_dropped)
         self._releases: list[Callable[[], None]] = [session.close]
 
-    @contextmanager
-    def use(self) -> Iterator[Self]:
-        """Keep the version loaded while the block runs; UnknownModelError if it is being dropped."""
-        with self._calls.call():
-            yield self
+    def begin(self) -> None:
+        """Keep the version loaded until ``end``; UnknownModelError if it is being dropped."""
+        self._calls.begin()
+
+    def end(self) -> None:
+        """Let the version go that ``begin`` has kept."""
+        self._calls.end()
 
     def on_close(self, release: Callable[[], None]) -> None:
         """Call ``release`` after the session is closed."""

@@ -253,16 +253,22 @@ class ModelRepository:
             else f"no version {version[:20]!r} of model {name!r} is served; there are versions {there}"
         )
 
+    def begin(self, name: str, version: str = "") -> LoadedModel:
+        """Return a version that stays loaded until the caller calls its ``end``; see ``loaded``."""
+        while True:
+            model = self.loaded(name, version)
+            with suppress(UnknownModelError):  # it is being dropped, so another version serves, or none
+                model.begin()
+                return model
+
     @contextmanager
     def use(self, name: str, version: str = "") -> Iterator[LoadedModel]:
         """Keep a version loaded while the block runs; see ``loaded``."""
-        with ExitStack() as held:
-            while True:
-                model = self.loaded(name, version)
-                with suppress(UnknownModelError):  # it is being dropped, so another version serves, or none
-                    held.enter_context(model.use())
-                    break
+        model = self.begin(name, version)
+        try:
             yield model
+        finally:
+            model.end()
 
     def is_ready(self, name: str, version: str = "") -> bool:
         """Whether requests for a served model can succeed, by what is known of tiers and GPUs; never waits."""

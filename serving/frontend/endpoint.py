@@ -68,27 +68,32 @@ class PredictEndpoint:
             raise OverloadedError(f"{self._in_flight} requests are running; the server accepts no more at a time")
         if self._recorder is not None:
             exchange = RecordedExchange(exchange, self._recorder)
-        with self._repository.use(name, version) as loaded:
-            batcher = self._batcher(loaded)
-            model = batcher.model
-            self._in_flight += 1
-            watch = Stopwatch()
-            watch.note()
-            try:
-                if size_bytes is not None and self._runner.is_short(name, size_bytes):
-                    answer = self._runner.run(name, size_bytes, partial(_answer, model, exchange, watch))
-                else:
-                    deadline_s = None if timeout_s is None else perf_counter() + timeout_s
-                    answer, processor_s = await batcher.answer(exchange, watch, deadline_s)
-                    if size_bytes is not None:
-                        self._runner.took(name, size_bytes, processor_s)
-            except Exception:
-                model.statistics.failed(perf_counter_ns() - watch.times_ns[0])
-                raise
-            finally:
-                self._in_flight -= 1
-            model.statistics.answered(watch.samples, watch.batch_samples, watch.times_ns)
-            return answer
+        loaded = self._repository.begin(name, version)
+        self._in_flight += 1
+        try:
+            return await self._answered(self._batcher(loaded), size_bytes, exchange, timeout_s)
+        finally:
+            self._in_flight -= 1
+            loaded.end()
+
+    async def _answered(
+        self, batcher: Batcher, size_bytes: int | None, exchange: Exchange[_T], timeout_s: float | None
+    ) -> _T:
+        model, watch = batcher.model, Stopwatch()
+        watch.note()
+        try:
+            if size_bytes is not None and self._runner.is_short(model.name, size_bytes):
+                answer = self._runner.run(model.name, size_bytes, partial(_answer, model, exchange, watch))
+            else:
+                deadline_s = None if timeout_s is None else perf_counter() + timeout_s
+                answer, processor_s = await batcher.answer(exchange, watch, deadline_s)
+                if size_bytes is not None:
+                    self._runner.took(model.name, size_bytes, processor_s)
+        except Exception:
+            model.statistics.failed(perf_counter_ns() - watch.times_ns[0])
+            raise
+        model.statistics.answered(watch.samples, watch.batch_samples, watch.times_ns)
+        return answer
 
     def _batcher(self, loaded: LoadedModel) -> Batcher:
         batcher = self._batchers.get(loaded)
