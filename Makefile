@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo loadtest test test-fast test-long test-numpy1 test-host-sanitizers check-nvrtc test-kernels test-kernels-tsan test-kernels-asan test-gpu bench-gpu mutants lint format bench bench-quick clean
+.PHONY: help demo loadtest test test-fast test-long test-numpy1 test-triton test-host-sanitizers check-nvrtc test-kernels test-kernels-tsan test-kernels-asan test-gpu bench-gpu mutants lint format bench bench-quick clean
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -39,7 +39,8 @@ GPU_TESTS ?= $(if $(GPU_READY),tests,tests/kernels tests/gpu_cache tests/test_gp
 BENCHMARKS := host_table host_time snapshot rocksdb_misses rocksdb_load redis_store tiers updates eviction cache_policy scale predict
 DRAWN_FAULTS ?= 60
 SEEDS ?= 1 2 3
-# The Python of an environment with Triton (benchmarks/triton_server.py), which the HTTP benchmark compares with.
+# The Python of an environment with Triton, which the HTTP benchmark compares with: .venv-numpy1/bin/python, after
+# `make test-triton`.
 TRITON ?=
 BUILD_INPUTS := pyproject.toml constraints.txt CMakeLists.txt $(wildcard kernels/host/*)
 
@@ -53,10 +54,10 @@ loadtest: $(VENV)/.test ## send load to a server of `make demo`'s model; SCENARI
 	@$(BIN)/python -m loadtests $(REPO) --scenario $(SCENARIO) $(ARGS)
 
 test: $(VENV)/.test ## all tests for a machine without a GPU, except the sanitizers and the tests that take minutes
-	@$(BIN)/python -m pytest $(OVER_CORES) -m "not long and not gpu and not sanitizers"
+	@$(BIN)/python -m pytest $(OVER_CORES) -m "not long and not gpu and not sanitizers and not triton"
 
 test-fast: $(VENV)/.test ## the tests without the slow ones
-	@$(BIN)/python -m pytest $(OVER_CORES) -m "not slow and not long and not gpu"
+	@$(BIN)/python -m pytest $(OVER_CORES) -m "not slow and not long and not gpu and not triton"
 
 test-long: $(VENV)/.test ## the tests that take minutes each; results go to benchmarks/results/
 	@$(BIN)/python -m benchmarks.long_tests --json benchmarks/results/test_long.json
@@ -64,6 +65,9 @@ test-long: $(VENV)/.test ## the tests that take minutes each; results go to benc
 
 test-numpy1: $(VENV)-numpy1/.done ## the serving tests under NumPy 1.26, without the heavy extras
 	@$(VENV)-numpy1/bin/python -m pytest -q -m "not slow and not long and not gpu" $(NUMPY1_TESTS)
+
+test-triton: $(VENV)/.test $(VENV)-numpy1/.triton ## the client suite against `hotrow serve` and a real Triton, on the CPU
+	@HOTROW_TRITON_PYTHON=$(VENV)-numpy1/bin/python $(BIN)/python -m pytest -q -m triton tests/e2e
 
 test-host-sanitizers: $(VENV)/.test ## the host table's threads and snapshots under ThreadSanitizer, AddressSanitizer and UndefinedBehaviorSanitizer
 	@$(BIN)/python -m pytest -q -m sanitizers tests/kernels
@@ -176,4 +180,11 @@ $(VENV)-numpy1/.done: $(BUILD_INPUTS) | tools
 	@grep -v '^numpy==' constraints.txt > $(VENV)-numpy1/constraints.txt
 	@$(VENV)-numpy1/bin/python -m pip install -q -c $(VENV)-numpy1/constraints.txt 'numpy==1.26.4' pydantic array-api-compat orjson pytest pytest-timeout hypothesis scikit-build-core nanobind cmake ninja
 	@$(VENV)-numpy1/bin/python -m pip install -q --no-build-isolation --no-deps -e .
+	@touch $@
+
+# Triton's Python backend corrupts tensors under NumPy 2. The server in nvidia-pytriton needs none of its dependencies.
+$(VENV)-numpy1/.triton: $(VENV)-numpy1/.done
+	@echo "installing Triton Inference Server"
+	@$(VENV)-numpy1/bin/python -m pip install -q -c $(VENV)-numpy1/constraints.txt onnxruntime 'redis[hiredis]' rocksdict
+	@$(VENV)-numpy1/bin/python -m pip install -q --no-deps nvidia-pytriton==0.7.0
 	@touch $@

@@ -152,7 +152,8 @@ def main():
             for_triton = folder / "for_triton"
             model.write(for_triton, "bench")
             triton_server.prepare(for_triton, "bench")
-            peers["triton"] = stack.enter_context(triton_server.running(options.triton, for_triton, folder))
+            ports = stack.enter_context(triton_server.running(options.triton, [for_triton], folder))
+            peers["triton"] = ports.http
         for port in (ours, *peers.values()):
             measure(client, port, 1, seconds / 2, folder / "request")  # warm up
         publish(compare(client, ours, peers, folder / "request", rounds, seconds), options.json)

@@ -1,12 +1,7 @@
-"""A real Triton Inference Server on the CPU as a peer: 2.51.0, from the package nvidia-pytriton 0.7.0.
+"""A real Triton Inference Server on the CPU, for tests and as a peer: 2.51.0, from the package nvidia-pytriton 0.7.0.
 
-It needs its own environment, because its Python backend corrupts tensors under NumPy 2:
-
-    python3 -m venv triton-env
-    triton-env/bin/pip install --no-deps nvidia-pytriton==0.7.0
-    triton-env/bin/pip install 'numpy<2' pydantic array-api-compat orjson onnxruntime
-    triton-env/bin/pip install scikit-build-core nanobind cmake ninja
-    triton-env/bin/pip install --no-build-isolation --no-deps -e .
+It needs its own environment, because its Python backend corrupts tensors under NumPy 2. `make .venv-numpy1/.triton`
+makes it: the interpreter is then `.venv-numpy1/bin/python`.
 """
 
 import contextlib
@@ -18,7 +13,9 @@ import subprocess
 import time
 import urllib.error
 import urllib.request
+import uuid
 from pathlib import Path
+from typing import NamedTuple
 
 from serving.model.graph import read_graph
 from serving.model.manifest import write_manifest
@@ -33,19 +30,35 @@ print(json.dumps({"packages": sysconfig.get_paths()["purelib"], "python": "%d.%d
 """
 
 
-def prepare(repository, name):
-    """Add ``model.py`` and ``config.pbtxt`` with two instances to a model of one version."""
-    version = repository / name / "1"
-    (version / "model.py").write_text(TRITON_ENTRY)
-    write_manifest(version, name, 1)
-    config = triton_config(name, read_graph(version / "graph.json"))
-    (repository / name / "config.pbtxt").write_text(config.replace("count: 1", f"count: {INSTANCES}"))
+class Ports(NamedTuple):
+    """The ports of a running Triton on 127.0.0.1."""
+
+    http: int
+    grpc: int
+    metrics: int
+
+
+def prepare(repository, name, versions=(1,), extra=""):
+    """Add what an export writes for Triton to a model: ``model.py`` and a ``config.pbtxt``, here with two instances."""
+    for number in versions:
+        version = repository / name / str(number)
+        (version / "model.py").write_text(TRITON_ENTRY)
+        write_manifest(version, name, number)
+    config = triton_config(name, read_graph(version / "graph.json"), "CPU").replace("count: 1", f"count: {INSTANCES}")
+    (repository / name / "config.pbtxt").write_text(config + extra)
 
 
 @contextlib.contextmanager
-def running(python, repository, folder):
-    """Serve ``repository`` with the Triton in the environment of ``python``; yield its HTTP port."""
-    facts = json.loads(subprocess.run([python, "-c", FACTS], check=True, capture_output=True).stdout)
+def running(python, repositories, folder, *options, models_python=None):
+    """Serve ``repositories`` with the Triton in the environment of ``python``; yield its ports.
+
+    The server's log is ``triton.log`` in ``folder``. Models run in the environment of ``models_python``, or of
+    ``python``.
+    """
+    facts, models = (
+        json.loads(subprocess.run([one, "-c", FACTS], check=True, capture_output=True).stdout)
+        for one in (python, models_python or python)
+    )
     packages = Path(facts["packages"])
     triton = packages / "pytriton" / "tritonserver"
     # Triton does not look for the backend's stub where the wheel keeps it.
@@ -53,23 +66,31 @@ def running(python, repository, folder):
     shutil.copytree(triton / "backends" / "python", backend)
     stub = shutil.copy(triton / "python_backend_stubs" / facts["python"] / "triton_python_backend_stub", backend)
     os.chmod(stub, 0o755)
-    ports = free_ports(3)
-    command = [triton / "bin" / "tritonserver", f"--model-repository={repository}"]
+    ports = Ports(*free_ports(3))
+    shared_memory = f"hotrow_triton_{uuid.uuid4().hex}"  # a Triton that is killed leaves it behind
+    command = [triton / "bin" / "tritonserver", *(f"--model-repository={one}" for one in repositories), *options]
+    command += [f"--backend-config=python,shm-region-prefix-name={shared_memory}"]
     command += [f"--backend-directory={backend.parent}", "--disable-auto-complete-config", "--allow-gpu-metrics=false"]
-    for protocol, port in zip(("http", "grpc", "metrics"), ports, strict=True):
+    for protocol, port in ports._asdict().items():
         command += [f"--{protocol}-address=127.0.0.1", f"--{protocol}-port={port}"]
     environment = {
         **os.environ,
         "LD_LIBRARY_PATH": f"{facts['lib']}:{packages / 'nvidia_pytriton.libs'}",
-        "PATH": f"{facts['prefix']}/bin:{os.environ['PATH']}",
+        "PATH": f"{models['prefix']}/bin:{os.environ['PATH']}",
     }
     log = folder / "triton.log"
     with log.open("wb") as errors, subprocess.Popen(command, stdout=errors, stderr=errors, env=environment) as process:
         try:
-            wait_until_ready(process, ports[0], log)
-            yield ports[0]
+            wait_until_ready(process, ports.http, log)
+            yield ports
         finally:
             process.terminate()
+            try:
+                process.wait(DEADLINE_S)
+            finally:
+                process.kill()
+                for region in Path("/dev/shm").glob(f"*{shared_memory}*"):
+                    region.unlink()
 
 
 def free_ports(count):

@@ -33,6 +33,7 @@ def read_repository(path: str | Path, faults: list[HotrowError] | None = None) -
       models has the tiers. Without model folders the models are those that ``ps.json`` lists.
     - A ``ps.json`` has the models that it lists. If it lists none, the models are those of its folder.
     - The folder of one model has this model, and the tiers of the ``ps.json`` of its repository.
+    - A model that ``ps.json`` lists without a dense network needs no ``graph.json`` in its folder.
 
     Without a ``ps.json`` all rows are in memory. The model of a JSON file has the version of its graph's folder, or
     version 1.
@@ -123,7 +124,9 @@ def _read(path: Path, faults: list[HotrowError] | None) -> ParameterServerConfig
     if not path.exists():
         raise ConfigError(str(path), "", "no such file or folder")
     if path.is_dir():
-        return _read_model_folder(path) if is_model_directory(path) else _read_folder(path, faults)
+        if is_model_directory(path):
+            return _read_model_folder(path)
+        return _read_lookup_folder(path) or _read_folder(path, faults)
     document = read_json(path)
     if _has(document, "inference"):
         return _alone(read_inference_config(path, name_after(path)))
@@ -147,6 +150,19 @@ def read_tiers(directory: str | Path, config: ModelConfig) -> ParameterServerCon
         ConfigError: ``ps.json`` cannot be accepted, or does not fit the model.
         ModelFileError: ``ps.json`` lists the model, and a file of the model is missing or damaged.
     """
+    ps = _ps_of(directory, config.name)
+    if ps is None:
+        return None
+    _check_key_type(config, ps)
+    listed = next((model for model in ps.models if model.name == config.name), None)
+    served = config if listed is None else _as_listed(config, listed, ps)
+    check_named_tables(ps.volatile_tiers, [served], ps.source, of_these_models_only=True)
+    served = with_row_dtypes(served, ps.volatile_tiers, ps.persistent_db, ps.source)
+    return ps.model_copy(update={"models": (served,)})
+
+
+def _ps_of(directory: str | Path, name: str) -> ParameterServerConfig | None:
+    """Read the ``ps.json`` of the repository of the model ``name``; raise only this model's faults."""
     folders = (Path(abspath(directory)), Path(directory).resolve())  # the given path may be a link
     file = next((file for folder in folders if (file := _ps_file_of(folder)).exists()), None)
     if file is None:
@@ -154,14 +170,9 @@ def read_tiers(directory: str | Path, config: ModelConfig) -> ParameterServerCon
     faults: list[HotrowError] = []
     ps = read_ps_config(file, faults)
     for fault in faults:
-        if is_about(fault, config.name):
+        if is_about(fault, name):
             raise fault
-    _check_key_type(config, ps)
-    listed = next((model for model in ps.models if model.name == config.name), None)
-    served = config if listed is None else _as_listed(config, listed, ps)
-    check_named_tables(ps.volatile_tiers, [served], ps.source, of_these_models_only=True)
-    served = with_row_dtypes(served, ps.volatile_tiers, ps.persistent_db, ps.source)
-    return ps.model_copy(update={"models": (served,)})
+    return ps
 
 
 def _ps_file_of(folder: Path) -> Path:
@@ -177,6 +188,23 @@ def _read_model_folder(path: Path) -> ParameterServerConfig:
     config = read_model_directory(path)
     ps = read_tiers(path, config)
     return _alone(config) if ps is None else _listed(ps)
+
+
+def _read_lookup_folder(path: Path) -> ParameterServerConfig | None:
+    """Read the model of a folder without a ``graph.json``, or return None if no ``ps.json`` lists it as lookup-only."""
+    folder = path.resolve()
+    version = version_number(folder)
+    name = folder.parent.name if version else folder.name
+    ps = _ps_of(path, name)
+    listed = None if ps is None else next((model for model in ps.models if model.name == name), None)
+    if ps is None or listed is None or listed.graph_file is not None:
+        return None
+    model = _with_version(listed)
+    tables = model.tables[0].file.resolve().parent
+    if version and tables.parent == folder.parent and version_number(tables) != version:
+        raise ConfigError(ps.source, f"models: {name!r}", f"names {tables}, but version {version} is opened")
+    served = model.model_copy(update={"version": version or model.version})
+    return ps.model_copy(update={"models": (served,)})
 
 
 def _alone(config: ModelConfig) -> ParameterServerConfig:
@@ -239,11 +267,13 @@ def _read_versions(
     directory: Path, ps: ParameterServerConfig, policy: VersionPolicy | None = None
 ) -> Sequence[ModelConfig]:
     """Return the versions to serve of a model's folder, newest first, with the settings of ``ps``."""
+    listed = next((model for model in ps.models if model.name == directory.name), None)
+    if listed is not None and listed.graph_file is None and not is_model_directory(directory):
+        return [_with_version(listed)]
     there = complete_versions(directory)
     policy = read_policy(directory) if policy is None else policy
     versions = policy.choose(there, str(directory / CONFIG_FILE))
     configs = [read_model_directory(there[version]) for version in versions] or [read_model_directory(directory)]
-    listed = next((model for model in ps.models if model.name == directory.name), None)
     for config in configs:
         _check_key_type(config, ps)
     return configs if listed is None else [_as_listed(config, listed, ps) for config in configs]

@@ -122,9 +122,14 @@ class HashMapConfig(_MemoryTier):
         return None if self.overflow_margin is None else self.overflow_margin * self.num_partitions
 
     @property
+    def is_bounded(self) -> bool:
+        """Whether there is a limit to the rows that it holds."""
+        return self.overflow_margin is not None or bool(self._capacities())
+
+    @property
     def overflow_policy(self) -> OverflowPolicy | None:
         """The rows that leave a full table when new keys come. None means that no row leaves."""
-        if self.overflow_margin is None and not self._capacities():
+        if not self.is_bounded:
             return None
         policy = self.stated_policy or (None if self._capacities() else "evict_random")
         return policy if policy != "evict_oldest" or self.refresh_time_after_fetch else "evict_oldest_written"

@@ -22,6 +22,7 @@ from serving.model.strict_json import read_json
 GRAPH_FILE, DENSE_FILE, ONNX_FILE = "graph.json", "dense.model", "dense.onnx"
 CALIBRATION_FILE = "calibration.npz"  # one request, which measures the error of the engine int8
 _ENTRY_FILE, _CONFIG_FILE = "model.py", "config.pbtxt"
+_GPU_CONFIG_FILE = Path("configs", "gpu.pbtxt")  # for tritonserver --model-config-name=gpu
 _OWN_NAMES = {
     DENSE_FILE,
     statistics_path(DENSE_FILE).name,
@@ -41,7 +42,8 @@ from serving.frontend.triton import TritonPythonModel  # noqa: F401
 '''
 
 _INPUTS = (("DES", "TYPE_FP32"), ("CATCOLUMN", "TYPE_INT64"), ("ROWINDEX", "TYPE_INT32"))
-_ANSWER = re.compile(r'"OUTPUT0"[^}]*?dims:\s*\[\s*-1\s*,\s*(\d+)\s*\]')
+_ANSWER = re.compile(r'"OUTPUT0"[^}]*?dims:\s*\[\s*(?:-1\s*,\s*)?(\d+)\s*\]')
+_MOST_REQUESTS = 64  # that Triton hands over together
 
 _TIERS_FILE = "ps.json"
 _TIERS = {"supportlonglong": True, "models": [], "volatile_db": {"type": "parallel_hash_map"}}
@@ -50,7 +52,7 @@ _TIERS = {"supportlonglong": True, "models": [], "volatile_db": {"type": "parall
 def write_version(
     repository: Path, name: str, graph: Graph, write_files: Callable[[Path], None], version: int | None = None
 ) -> Path:
-    """Write ``<repository>/<name>/<version>/``, and ``config.pbtxt`` and ``ps.json`` if they are missing.
+    """Write ``<repository>/<name>/<version>/``, and Triton's configurations and ``ps.json`` if they are missing.
 
     All files of the version are synced in a hidden folder, which is then renamed. So a reader, a crash or a power loss
     sees the whole version or none. Writers of one model wait for each other, across processes too. Hidden folders that
@@ -82,10 +84,13 @@ def write_version(
                 write_files(unfinished)
                 write_manifest(unfinished, name, int(target.name))
                 # last, because a file left by a failed export would describe the wrong model to Triton
-                _write_if_absent(folder / _CONFIG_FILE, triton_config(name, graph))
+                _write_if_absent(folder / _CONFIG_FILE, triton_config(name, graph, "CPU"))
+                (folder / _GPU_CONFIG_FILE).parent.mkdir(exist_ok=True)
+                _write_if_absent(folder / _GPU_CONFIG_FILE, triton_config(name, graph, "GPU"))
                 _write_if_absent(repository / _TIERS_FILE, json.dumps(_TIERS, indent=2) + "\n")
             sync(repository)
-            _compare_with_config(folder / _CONFIG_FILE, graph)
+            for file in (_CONFIG_FILE, _GPU_CONFIG_FILE):
+                _compare_with_config(folder / file, graph)
     except OSError as err:
         raise OutputError(f"{folder}: cannot write the model: {err.strerror or err}") from err
     return target
@@ -222,28 +227,29 @@ def _compare_with_config(path: Path, graph: Graph) -> None:
         _log.warning("%s says %s: Triton will refuse it; correct the file", path, columns)
 
 
-def triton_config(name: str, graph: Graph) -> str:
-    """Return ``config.pbtxt``.
+def triton_config(name: str, graph: Graph, kind: str) -> str:
+    """Return ``config.pbtxt`` for instances on the ``"CPU"`` or on every ``"GPU"``.
 
-    The inputs have two free dimensions, because clients of HugeCTR's backend send ``[1, N]`` and others ``[B, F]``. So
-    Triton itself must not add a batch dimension. The model stays on the CPU unless you change the file.
+    Every tensor has the form ``[1, N]``, as clients of HugeCTR's backend send it. For Triton that is a batch of one, so
+    it may hand over waiting requests of different sizes together.
     """
     inputs = []
     for tensor, datatype in _INPUTS:
         optional = " optional: true" if tensor == "DES" and graph.dense_dim == 0 else ""
-        inputs.append(f'  {{ name: "{tensor}" data_type: {datatype} dims: [ -1, -1 ]{optional} }}')
+        inputs.append(f'  {{ name: "{tensor}" data_type: {datatype} dims: [ -1 ] allow_ragged_batch: true{optional} }}')
     return "\n".join(
         [
             f'name: "{name}"',
             'backend: "python"',
-            "max_batch_size: 0",
+            f"max_batch_size: {_MOST_REQUESTS}",
+            "dynamic_batching { }",
             "input [",
             ",\n".join(inputs),
             "]",
             "output [",
-            f'  {{ name: "OUTPUT0" data_type: TYPE_FP32 dims: [ -1, {graph.label_dim} ] }}',
+            f'  {{ name: "OUTPUT0" data_type: TYPE_FP32 dims: [ {graph.label_dim} ] }}',
             "]",
-            "instance_group [ { count: 1 kind: KIND_CPU } ]",
+            f"instance_group [ {{ count: 1 kind: KIND_{kind} }} ]",
             "",
         ]
     )

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from serving.batch import read_batch
+from serving.batch import Batch, TableKeys, join_batches, read_batch
 from serving.config import ModelConfig, TableConfig
 from serving.errors import RequestError
 
@@ -385,3 +385,27 @@ def test_the_documented_request_for_two_tables_means_the_same_bags_in_both_forms
 
         bags = [[table.keys[a:b].tolist() for a, b in pairwise(table.row_ptrs)] for table in batch.tables]
         assert bags == [[[7], [8]], [[10, 11], [12], [], [13]]]
+
+
+def test_joined_batches_have_the_samples_of_each_one_after_the_other():
+    config = model(1, 2)
+    first = read_batch(config, [1.0, 2.0], [5, 6, 7], [0, 1, 2, 3])
+    second = read_batch(config, [3.0, 4.0, 5.0, 6.0], [8, 9, 10], [0, 0, 1, 1, 2, 3, 3])
+    empty = read_batch(config, [7.0, 8.0], [], [0, 0, 0, 0])
+
+    joined = join_batches([first, second, empty])
+
+    assert joined.dense.tolist() == [[1, 2], [3, 4], [5, 6], [7, 8]]
+    assert [(table.keys.tolist(), table.row_ptrs.tolist()) for table in joined.tables] == [
+        ([5, 9], [0, 1, 1, 2, 2]),
+        ([6, 7, 8, 10], [0, 1, 2, 3, 3, 4, 4, 4, 4]),
+    ]
+    assert {table.row_ptrs.dtype for table in joined.tables} == {np.dtype(np.int32)}
+
+
+def test_batches_with_more_keys_than_offsets_reach_are_not_joined():
+    keys = np.lib.stride_tricks.as_strided(np.zeros(1, np.int64), (2**30,), (0,))
+    half = Batch(np.zeros((1, 1), np.float32), [TableKeys(keys, np.array([0, 2**30], np.int32))])
+
+    with pytest.raises(RequestError, match=f"CATCOLUMN: {2**31} keys of one table"):
+        join_batches([half, half])

@@ -7,8 +7,8 @@ import pytest
 
 from serving import ParameterServer, dump_table, load_table
 from serving.cli.main import main
-from serving.config import read_ps_config
-from serving.errors import ConfigError
+from serving.config import read_ps_config, read_repository
+from serving.errors import ConfigError, ModelFileError
 from serving.lookup import LookupSession
 from serving.model.sparse_file import write_sparse_directory
 from tests.serving.ps_files import DEEP, KEYS, WIDE, write_lookup_model
@@ -111,3 +111,28 @@ def test_its_tables_are_dumped_and_loaded(ps_file, tmp_path):
     assert dump_table(file, "hps_wdl.embedding_table2", tmp_path / "dump") == 4
 
     assert set(np.fromfile(tmp_path / "dump" / "key", dtype=np.int64)) == {3, 7, 9, 2**40}
+
+
+def test_its_folder_in_a_repository_needs_no_graph(ps_file, tmp_path):
+    ps_file().rename(tmp_path / "ps.json")
+
+    for path in (tmp_path, tmp_path / "hps_wdl", tmp_path / "hps_wdl" / "1"):
+        (model,) = read_repository(path).models
+        assert (model.name, model.version, model.graph_file) == ("hps_wdl", 1, None)
+
+
+def test_a_folder_that_ps_json_does_not_list_still_needs_a_graph(ps_file, tmp_path):
+    ps_file().rename(tmp_path / "ps.json")
+    (tmp_path / "other" / "1").mkdir(parents=True)
+
+    with pytest.raises(ModelFileError, match=r"other: expected graph\.json"):
+        read_repository(tmp_path)
+    with pytest.raises(ConfigError, match="no model in it"):
+        read_repository(tmp_path / "other")
+
+
+def test_a_fault_of_its_files_is_raised_when_its_folder_is_opened(ps_file, tmp_path):
+    ps_file({"embedding_vecsize_per_table": [2]}).rename(tmp_path / "ps.json")
+
+    with pytest.raises(ConfigError, match="embedding_vecsize_per_table: expected 2, one per table"):
+        read_repository(tmp_path / "hps_wdl")

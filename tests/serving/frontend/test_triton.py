@@ -1,19 +1,33 @@
 """The Python backend's class against a stand-in for Triton's own module."""
 
+import dataclasses
+import json
 import subprocess
 import sys
+from pathlib import Path
 from types import ModuleType
+from typing import ClassVar
 
 import numpy as np
 import pytest
 
 from benchmarks.tiny_model import TinyModel, flatten
-from serving.errors import ConfigError, ModelFileError, StoreError
+from serving import LookupSession, load_model
+from serving.config import read_repository
+from serving.errors import ConfigError, ModelFileError, RequestError, StoreError
 from serving.frontend.triton import TritonPythonModel
+from serving.frontend.triton.answering import Predicting
+from serving.frontend.triton.metrics import TritonMetrics
+from serving.frontend.triton.opening import with_shared_ram
+from serving.metrics import Histogram, MetricSample
+from serving.model.sparse_file import write_sparse_directory
+from serving.session import InferenceSession
 from tests.serving.ps_files import write_ps
 
 
 class Tensor:
+    keeps_values = True
+
     def __init__(self, name, array):
         self._name, self._array = name, array
 
@@ -22,6 +36,10 @@ class Tensor:
 
     def as_numpy(self):
         return self._array
+
+    @classmethod
+    def from_dlpack(cls, name, array):
+        return cls(name, array if cls.keeps_values else np.full_like(array, array[0]))
 
 
 class TritonError:
@@ -36,11 +54,42 @@ class InferenceResponse:
         self.output_tensors, self.error = output_tensors, error
 
 
+class Metric:
+    """A metric of Triton's process; the instances of a model share it."""
+
+    values: ClassVar[dict] = {}
+
+    def __init__(self, name, labels):
+        self._place = (name, *sorted(labels.items()))
+        self.values.setdefault(self._place, 0.0)
+
+    def increment(self, value):
+        assert value >= 0
+        self.values[self._place] += value
+
+    def set(self, value):
+        self.values[self._place] = value
+
+
+class MetricFamily:
+    COUNTER, GAUGE = "counter", "gauge"
+
+    def __init__(self, name, description, kind):
+        assert description
+        assert (kind == self.COUNTER) == name.endswith("_total")
+        self._name = name
+
+    def Metric(self, labels):  # noqa: N802  Triton's name
+        return Metric(self._name, labels)
+
+
 @pytest.fixture(autouse=True)
 def _triton(monkeypatch):
     """The part of Triton's module that the class uses; a request is a dict of arrays."""
     module = ModuleType("triton_python_backend_utils")
     module.Tensor, module.TritonError, module.InferenceResponse = Tensor, TritonError, InferenceResponse
+    module.MetricFamily = MetricFamily
+    monkeypatch.setattr(Metric, "values", {})
     module.get_input_tensor_by_name = lambda request, name: Tensor(name, request[name]) if name in request else None
     monkeypatch.setitem(sys.modules, "triton_python_backend_utils", module)
 
@@ -50,9 +99,19 @@ def opened(tmp_path):
     """Initialize models as Triton does; all are finalized when the test ends."""
     models = []
 
-    def initialize(directory):
+    def initialize(directory, instances=1, kind="CPU", **parameters):
+        group = {"count": instances, "gpus": []}
+        strings = {name: {"string_value": value} for name, value in parameters.items()}
+        args = {
+            "model_config": json.dumps({"instance_group": [group], "parameters": strings}),
+            "model_instance_device_id": "0",
+            "model_instance_kind": kind,
+            "model_instance_name": f"{directory.parent.name}_0_{len(models)}",
+            "model_repository": str(directory.parent),
+            "model_version": directory.name,
+        }
         model = TritonPythonModel()
-        model.initialize({"model_repository": str(directory.parent), "model_version": directory.name})
+        model.initialize(args)
         models.append(model)
         return model
 
@@ -102,7 +161,7 @@ def test_a_tier_that_is_down_is_unavailable(tmp_path, opened, monkeypatch):
     def no_answer(_session, _batch):
         raise StoreError("rocksdb", "tiny.user", "no answer")
 
-    monkeypatch.setattr(type(model._session), "predict_batch", no_answer)
+    monkeypatch.setattr(InferenceSession, "predict_batch", no_answer)
     (response,) = model.execute([request(tiny)[0]])
 
     assert response.error.code == TritonError.UNAVAILABLE
@@ -173,3 +232,254 @@ def test_a_broken_ps_json_is_refused(tmp_path, opened):
 
     with pytest.raises(ConfigError, match=r"ps\.json: volatile_db and persistent_db are both disabled"):
         opened(directory)
+
+
+def predictions_of(monkeypatch):
+    """Count the samples of each call of ``predict_batch``."""
+    counts = []
+    predict = InferenceSession.predict_batch
+
+    def counting(session, batch):
+        counts.append(batch.samples)
+        return predict(session, batch)
+
+    monkeypatch.setattr(InferenceSession, "predict_batch", counting)
+    return counts
+
+
+def test_requests_of_one_call_are_predicted_together_up_to_the_models_largest_batch(tmp_path, opened, monkeypatch):
+    tiny = TinyModel(max_batchsize=8)
+    model = opened(tiny.write(tmp_path))
+    requests = [request(tiny, samples, seed=samples) for samples in (3, 4, 2, 6, 8, 1)]
+    counts = predictions_of(monkeypatch)
+
+    responses = model.execute([tensors for tensors, _ in requests])
+
+    assert counts == [7, 8, 8, 1]
+    for response, (_, expected) in zip(responses, requests, strict=True):
+        np.testing.assert_allclose(response.output_tensors[0].as_numpy(), expected, atol=2e-6)
+
+
+def test_a_request_that_spoils_a_common_prediction_fails_alone(tmp_path, opened, monkeypatch):
+    tiny = TinyModel()
+    good, expected = request(tiny)
+    too_large = good | {"DES": np.full_like(good["DES"], 3e38)}
+    predict = InferenceSession.predict_batch
+
+    def refusing(session, batch):
+        if batch.dense.max() > 1e38:
+            raise RequestError("not a finite number")
+        return predict(session, batch)
+
+    monkeypatch.setattr(InferenceSession, "predict_batch", refusing)
+    responses = opened(tiny.write(tmp_path)).execute([good, too_large, good])
+
+    assert responses[1].error.code == TritonError.INVALID_ARG
+    assert responses[1].error.message == "not a finite number"
+    for response in responses[::2]:
+        np.testing.assert_allclose(response.output_tensors[0].as_numpy(), expected, atol=2e-6)
+
+
+def test_requests_whose_samples_would_affect_each_other_are_predicted_alone(tmp_path, opened, monkeypatch):
+    tiny = TinyModel()
+    model = opened(tiny.write(tmp_path))
+    monkeypatch.setattr(model._opened.answering, "largest_group", 0)  # as for a graph that mixes samples
+    counts = predictions_of(monkeypatch)
+
+    model.execute([request(tiny, samples)[0] for samples in (3, 2)])
+
+    assert counts == [3, 2]
+
+
+def test_a_graph_that_mixes_samples_has_groups_of_one_request(tmp_path):
+    with load_model(TinyModel().write(tmp_path)) as session:
+        assert Predicting(session).largest_group == 64
+        session.graph = dataclasses.replace(session.graph, mixes_samples=True)
+        assert Predicting(session).largest_group == 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "parameters", "device"),
+    [
+        ("CPU", {}, "cpu"),
+        ("GPU", {}, "cuda:0"),
+        ("MODEL", {}, "auto"),
+        ("CPU", {"device": "runner"}, "runner"),
+        ("GPU", {"device": "cpu"}, "cpu"),
+    ],
+)
+def test_the_kind_of_the_instance_chooses_the_device_unless_a_parameter_does(
+    tmp_path, opened, monkeypatch, kind, parameters, device
+):
+    asked = []
+    monkeypatch.setattr("serving.frontend.triton.opening.open_devices", lambda name, listed: asked.append(name) or ())
+
+    opened(TinyModel().write(tmp_path), kind=kind, **parameters)
+
+    assert asked == [device]
+
+
+@pytest.mark.parametrize("engine", ["numpy", "onnx"])
+def test_a_parameter_chooses_the_engine(tmp_path, opened, engine):
+    model = opened(TinyModel().write(tmp_path), engine=engine, threads="2", EXECUTION_ENV_PATH="/env")
+
+    assert model._opened.answering._session.engine == engine
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({"engine": "nonsense"}, "engine: expected auto, numpy, onnx or int8, got 'nonsense'"),
+        ({"device": "gpu"}, "device: expected cpu, auto, cuda"),
+        ({"threads": "0"}, "threads: expected a whole number from 1 to 1024, got 0"),
+        ({"threads": "two"}, "threads: expected a whole number from 1 to 1024, got 'two'"),
+        ({"thread": "2"}, "thread: unknown; did you mean 'threads'?"),
+        ({"slots": "26"}, "slots: unknown"),
+    ],
+)
+def test_a_wrong_parameter_is_refused(tmp_path, opened, parameters, message):
+    with pytest.raises(ConfigError) as caught:
+        opened(TinyModel().write(tmp_path), **parameters)
+
+    assert f"config.pbtxt: parameters: {message}" in str(caught.value)
+
+
+@pytest.fixture
+def shared_tiers():
+    """Return a function that returns the tiers of several instances, for a ``ps.json``."""
+
+    def tiers_of(directory, volatile_db, **others):
+        write_ps(directory.parents[1], volatile_db=volatile_db, **others)
+        ps = with_shared_ram(read_repository(directory), directory)
+        return [tier.type for tier in ps.volatile_tiers]
+
+    return tiers_of
+
+
+@pytest.mark.parametrize(
+    ("tiers", "expected"),
+    [
+        ({"volatile_db": {"type": "hash_map"}}, "multi_process_hash_map"),
+        ({"volatile_db": {"type": "hash_map", "row_dtype": "fp16"}}, "multi_process_hash_map"),
+        ({"volatile_db": {"type": "hash_map", "capacity_rows": 10_000}}, "hash_map"),
+        ({"volatile_db": {"type": "snapshot", "path": "made"}}, "snapshot"),
+        ({"volatile_db": {"type": "hash_map"}, "persistent_db": {"type": "rocks_db", "path": "rows"}}, "hash_map"),
+    ],
+)
+def test_ram_that_holds_every_row_becomes_shared_ram_for_several_instances(tmp_path, shared_tiers, tiers, expected):
+    assert shared_tiers(TinyModel().write(tmp_path), **tiers) == [expected]
+
+
+def test_a_model_without_ps_json_is_shared_too_and_each_version_has_its_own_memory(tmp_path):
+    versions = [TinyModel(seed=version).write(tmp_path, version=version) for version in (1, 2)]
+    tiers = [with_shared_ram(read_repository(version), version).volatile_tiers[0] for version in versions]
+
+    assert {tier.type for tier in tiers} == {"multi_process_hash_map"}
+    assert tiers[0].name != tiers[1].name
+
+
+def test_instances_of_a_model_share_one_copy_of_its_tables_until_the_last_is_finalized(tmp_path, opened):
+    tiny = TinyModel()
+    directory = tiny.write(tmp_path)
+    tensors, expected = request(tiny)
+    first, second = opened(directory, instances=2), opened(directory, instances=2)
+    folder = Path("/dev/shm", with_shared_ram(read_repository(directory), directory).volatile_tiers[0].name)
+
+    assert sorted(path.name for path in folder.glob("*.table")) == ["tiny@1.item.table", "tiny@1.user.table"]
+    first.finalize()
+    (response,) = second.execute([tensors])
+    np.testing.assert_allclose(response.output_tensors[0].as_numpy(), expected, atol=2e-6)
+    second.finalize()
+    assert not folder.exists()
+
+
+def test_counters_of_all_instances_are_added_up_and_gauges_name_their_instance():
+    class Read:
+        keys = 5
+
+        def __call__(self):
+            yield MetricSample("hotrow_lookup_keys", "Keys.", (("model", "m"),), self.keys)
+            yield MetricSample("hotrow_gpu_cache_rows", "Rows.", (("model", "m"),), 7, is_gauge=True)
+            yield MetricSample("hotrow_tier_fetch_seconds", "Time.", (), Histogram((1.0,)))
+
+    reads = {name: Read() for name in ("m_0", "m_1")}
+    triton = sys.modules["triton_python_backend_utils"]
+    instances = [TritonMetrics(triton, name, read) for name, read in reads.items()]
+    reads["m_1"].keys = 8
+    for instance in instances:
+        instance.close()
+
+    assert Metric.values == {
+        ("hotrow_lookup_keys_total", ("model", "m")): 13.0,
+        ("hotrow_gpu_cache_rows", ("instance", "m_0"), ("model", "m")): 7,
+        ("hotrow_gpu_cache_rows", ("instance", "m_1"), ("model", "m")): 7,
+    }
+
+
+def test_the_metrics_have_the_names_of_hotrow_serve(tmp_path, opened):
+    tiny = TinyModel()
+    model = opened(tiny.write(tmp_path))
+    model.execute([request(tiny)[0]])
+    model.finalize()
+
+    labels = (("model", "tiny"), ("table", "user"), ("version", "1"))
+    assert Metric.values[("hotrow_lookup_keys_total", *labels)] > 0
+    assert Metric.values[("hotrow_tier_hits_total", labels[0], labels[1], ("tier", "memory"), labels[2])] > 0
+
+
+def test_a_triton_that_reads_arrays_of_numpy_2_wrongly_is_refused(tmp_path, opened, monkeypatch):
+    monkeypatch.setattr(Tensor, "keeps_values", False)
+    monkeypatch.setattr(np, "__version__", "2.4.6")
+
+    with pytest.raises(ConfigError, match=r"this Triton corrupts tensors with NumPy 2\.4\.6; install 'numpy<2'"):
+        opened(TinyModel().write(tmp_path))
+
+
+@pytest.fixture
+def lookup_directory(tmp_path):
+    """A model that is only looked up, in the version folder that Triton names."""
+    version = tmp_path / "rows" / "1"
+    version.mkdir(parents=True)
+    write_sparse_directory(version / "wide", np.arange(10), np.arange(20, dtype=np.float32).reshape(10, 2))
+    entry = {"model": "rows", "sparse_files": ["rows/1/wide"], "embedding_vecsize_per_table": [2], "max_batch_size": 4}
+    write_ps(tmp_path, [entry | {"maxnum_catfeature_query_per_table_per_sample": [1]}])
+    return version
+
+
+def lookup_request(keys):
+    return {"KEYS": np.array([keys], np.int64), "NUMKEYS": np.array([[len(keys)]], np.int32)}
+
+
+def test_a_model_without_a_dense_network_answers_with_rows(lookup_directory, opened, monkeypatch):
+    sizes = []
+    lookup = LookupSession.lookup
+    monkeypatch.setattr(LookupSession, "lookup", lambda self, keys: sizes.append(keys[0].size) or lookup(self, keys))
+
+    responses = opened(lookup_directory).execute([lookup_request(keys) for keys in ([1, 2], [], [77], [3, 3])])
+
+    assert sizes == [3, 2]  # at most 4 samples of 1 key together
+    answers = [response.output_tensors[0].as_numpy().tolist() for response in responses]
+    assert answers == [[2, 3, 4, 5], [], [0, 0], [6, 7, 6, 7]]
+
+
+def test_a_wrong_lookup_request_does_not_affect_the_others(lookup_directory, opened):
+    wrong = lookup_request([1]) | {"NUMKEYS": np.array([2], np.int32)}
+    missing = {"KEYS": np.array([1], np.int64)}
+
+    responses = opened(lookup_directory).execute([wrong, lookup_request([4]), missing])
+
+    assert responses[1].output_tensors[0].as_numpy().tolist() == [8, 9]
+    assert [response.error.code for response in responses[::2]] == [TritonError.INVALID_ARG] * 2
+    assert "'NUMKEYS'" in responses[2].error.message
+
+
+def test_an_engine_for_a_model_without_a_dense_network_is_refused(lookup_directory, opened):
+    with pytest.raises(ConfigError, match="parameters: engine: numpy, but the model has no dense network"):
+        opened(lookup_directory, engine="numpy")
+
+
+def test_another_version_than_that_of_its_files_is_refused(lookup_directory, opened):
+    (lookup_directory.parent / "2").mkdir()
+
+    with pytest.raises(ConfigError, match=r"models: 'rows': names .*rows/1, but version 2 is opened"):
+        opened(lookup_directory.parent / "2")

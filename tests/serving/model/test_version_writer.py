@@ -45,12 +45,13 @@ def test_tritons_configuration_and_the_tiers_are_written(write, dense_dim):
     version = write(graph=graph_of(TinyModel(dense_dim=dense_dim)))
 
     config = (version.parent / "config.pbtxt").read_text()
-    for text in ('name: "two"', 'backend: "python"', "max_batch_size: 0", "KIND_CPU"):
+    for text in ('name: "two"', 'backend: "python"', "max_batch_size: 64", "dynamic_batching { }", "KIND_CPU"):
         assert text in config
     for name, datatype in (("DES", "FP32"), ("CATCOLUMN", "INT64"), ("ROWINDEX", "INT32")):
-        assert f'name: "{name}" data_type: TYPE_{datatype} dims: [ -1, -1 ]' in config
+        assert f'name: "{name}" data_type: TYPE_{datatype} dims: [ -1 ] allow_ragged_batch: true' in config
     assert ("optional: true" in config) == (dense_dim == 0)
-    assert 'name: "OUTPUT0" data_type: TYPE_FP32 dims: [ -1, 1 ]' in config
+    assert 'name: "OUTPUT0" data_type: TYPE_FP32 dims: [ 1 ]' in config
+    assert (version.parent / "configs" / "gpu.pbtxt").read_text() == config.replace("KIND_CPU", "KIND_GPU")
     tiers = json.loads((version.parent.parent / "ps.json").read_text())
     assert tiers == {"supportlonglong": True, "models": [], "volatile_db": {"type": "parallel_hash_map"}}
 
@@ -78,9 +79,18 @@ def test_a_version_that_contradicts_tritons_configuration_is_logged(write, caplo
 
     write(graph=dataclasses.replace(graph, label_dim=2))
 
-    [message] = caplog.messages
-    assert message.startswith(f"{config} says that an answer has 1 columns, but this version's has 2: Triton will")
-    assert "dims: [ -1, 1 ]" in config.read_text()
+    for file, message in zip((config, config.parent / "configs" / "gpu.pbtxt"), caplog.messages, strict=True):
+        assert message.startswith(f"{file} says that an answer has 1 columns, but this version's has 2: Triton will")
+        assert "dims: [ 1 ]" in file.read_text()
+
+
+def test_tritons_configuration_of_an_earlier_export_is_compared_too(write, caplog):
+    version = write(graph=graph_of(TinyModel(dense_dim=13)))
+    (version.parent / "config.pbtxt").write_text('output [ { name: "OUTPUT0" dims: [ -1, 2 ] } ]')
+
+    write(graph=graph_of(TinyModel(dense_dim=13)))
+
+    assert "an answer has 2 columns" in caplog.messages[0]
 
 
 @pytest.mark.parametrize("number", [1, 0, -1])

@@ -92,7 +92,7 @@ def test_tritons_configuration_describes_the_first_complete_version(tmp_path):
         write_version(tmp_path, "two", dataclasses.replace(GRAPH, label_dim=7), fail)
     write(tmp_path)
 
-    assert 'OUTPUT0" data_type: TYPE_FP32 dims: [ -1, 1 ]' in (tmp_path / "two" / "config.pbtxt").read_text()
+    assert 'OUTPUT0" data_type: TYPE_FP32 dims: [ 1 ]' in (tmp_path / "two" / "config.pbtxt").read_text()
 
 
 def test_folders_of_a_killed_writer_are_deleted_by_the_next(tmp_path):

@@ -1,0 +1,404 @@
+"""One client suite against `hotrow serve` and a real Triton Inference Server with the same model repository."""
+
+import asyncio
+import json
+import os
+import re
+import shutil
+import sys
+import time
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tritonclient.grpc
+import tritonclient.grpc.aio as grpc_aio
+import tritonclient.http
+import tritonclient.http.aio as http_aio
+from tritonclient.utils import InferenceServerException
+
+from benchmarks import triton_server
+from benchmarks.tiny_model import TinyModel
+from serving.dense.files import read_onnx
+from serving.model.sparse_file import write_sparse_directory
+from serving.model.version_writer import TRITON_ENTRY
+from tests.e2e.conftest import serving
+from tests.e2e.kserve_requests import inputs_of, request_of
+
+pytestmark = pytest.mark.triton
+
+TOLERANCE = 1e-6
+DEADLINE_S = 60
+BROKEN = {
+    "engine": ("nonsense", "expected auto, numpy, onnx or int8, got 'nonsense'"),
+    "device": ("gpu0", "expected cpu, auto, cuda, cuda:<index>, runner or runner:<number>, got 'gpu0'"),
+    "threads": ("many", "expected a whole number from 1 to 1024, got 'many'"),
+    "engin": ("onnx", "unknown; did you mean 'engine'?"),
+}
+WIDE, DEEP = np.arange(20, dtype=np.float32).reshape(10, 2), -np.arange(40, dtype=np.float32).reshape(10, 4)
+LOOKUP_CONFIG = """
+backend: "python"
+max_batch_size: 64
+dynamic_batching { }
+input [
+  { name: "KEYS" data_type: TYPE_INT64 dims: [ -1 ] allow_ragged_batch: true },
+  { name: "NUMKEYS" data_type: TYPE_INT32 dims: [ -1 ] }
+]
+output [ { name: "OUTPUT0" data_type: TYPE_FP32 dims: [ -1 ] } ]
+instance_group [ { count: 2 kind: KIND_CPU } ]
+"""
+
+
+@pytest.fixture(scope="session")
+def python():
+    """The interpreter of the environment that `make test-triton` creates."""
+    return str(Path(os.environ["HOTROW_TRITON_PYTHON"]).absolute())
+
+
+@pytest.fixture(scope="session")
+def shared_repository(tmp_path_factory, model):
+    """Two versions of one model, a model without dense features, and a model that is only looked up."""
+    path = tmp_path_factory.mktemp("shared")
+    for version in (TinyModel(seed=7).write(path, "tiny", 1), model.write(path, "tiny", 2)):
+        # ONNX Runtime gives the same bits in both servers; NumPy, whose versions differ, does not.
+        (version / "dense.onnx").write_bytes(read_onnx(version / "graph.json", version / "dense.model"))
+    TinyModel(dense_dim=0, rows=50).write(path, "bare")
+    triton_server.prepare(path, "tiny", (1, 2), "version_policy: { all { } }\n")
+    triton_server.prepare(path, "bare", extra='parameters { key: "engine" value: { string_value: "numpy" } }\n')
+    write_rows_model(path)
+    return path
+
+
+def write_rows_model(path):
+    """Write a model that is only looked up, in the form of the hps backend, and the ``ps.json`` that lists it."""
+    version = path / "rows" / "1"
+    version.mkdir(parents=True)
+    for name, rows in (("wide", WIDE), ("deep", DEEP)):
+        write_sparse_directory(version / name, np.arange(10), rows)
+    (version / "model.py").write_text(TRITON_ENTRY)
+    (path / "rows" / "config.pbtxt").write_text(LOOKUP_CONFIG)
+    listed = {
+        "model": "rows",
+        "sparse_files": ["rows/1/wide", "rows/1/deep"],
+        "embedding_table_names": ["wide", "deep"],
+        "embedding_vecsize_per_table": [2, 4],
+        "default_value_for_each_table": [0.0, 0.5],
+        "maxnum_catfeature_query_per_table_per_sample": [1, 2],
+        "max_batch_size": 1024,
+    }
+    (path / "ps.json").write_text(json.dumps({"supportlonglong": True, "models": [listed]}))
+
+
+@pytest.fixture(scope="session")
+def broken_repository(tmp_path_factory, model):
+    """Models that Triton cannot open."""
+    path = tmp_path_factory.mktemp("broken")
+    for name, (value, _) in BROKEN.items():
+        model.write(path, f"wrong_{name}")
+        parameter = f'parameters {{ key: "{name}" value: {{ string_value: "{value}" }} }}\n'
+        triton_server.prepare(path, f"wrong_{name}", extra=parameter)
+    model.write(path, "damaged")
+    triton_server.prepare(path, "damaged")
+    (path / "damaged" / "1" / "dense.model").write_bytes(b"")
+    return path
+
+
+@pytest.fixture(scope="session")
+def triton_folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("triton")
+
+
+@pytest.fixture(scope="session")
+def triton(python, shared_repository, broken_repository, triton_folder):
+    """The ports of one Triton for all tests. Clients load and unload its models."""
+    options = ["--model-control-mode=explicit", *(f"--load-model={name}" for name in ("tiny", "bare", "rows"))]
+    with triton_server.running(python, [shared_repository, broken_repository], triton_folder, *options) as ports:
+        yield ports
+
+
+@pytest.fixture(scope="session")
+def hotrow(shared_repository, tmp_path_factory):
+    """The ports of `hotrow serve`."""
+    log = tmp_path_factory.mktemp("log") / "stderr"
+    with serving(shared_repository, log, "--grpc-port", "0", "--device", "cpu") as served:
+        grpc_port = re.search(r"listening for gRPC on \S+:(\d+)", served.printed)[1]
+        yield triton_server.Ports(served.port, int(grpc_port), served.port)
+
+
+@pytest.fixture(scope="session")
+def control(triton):
+    with tritonclient.http.InferenceServerClient(f"127.0.0.1:{triton.http}") as client:
+        yield client
+
+
+def flat_request(model, samples, seed=3):
+    """A request in the form of HugeCTR's clients, [1, N], and the expected answer."""
+    arrays, expected = request_of(model, samples, seed)
+    return {name: array.reshape(1, -1) for name, array in arrays.items()}, expected
+
+
+def infer(protocol, ports, name, arrays, version=""):
+    """Ask with one of NVIDIA's four clients; return OUTPUT0."""
+    kind, _, is_async = protocol.partition(" ")
+    port = ports.http if kind == "http" else ports.grpc
+    module = tritonclient.http if kind == "http" else tritonclient.grpc
+    tensors = inputs_of(arrays, module)
+    if is_async:
+        aio = http_aio if kind == "http" else grpc_aio
+        return asyncio.run(_infer(aio, port, name, tensors, version)).as_numpy("OUTPUT0")
+    with module.InferenceServerClient(f"127.0.0.1:{port}") as client:
+        return client.infer(name, tensors, version).as_numpy("OUTPUT0")
+
+
+async def _infer(module, port, name, tensors, version):
+    async with module.InferenceServerClient(f"127.0.0.1:{port}") as client:
+        return await client.infer(name, tensors, version)
+
+
+def metrics_of(triton):
+    """The values on Triton's metrics page by name and labels."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{triton.metrics}/metrics", timeout=DEADLINE_S) as answer:
+        lines = [line for line in answer.read().decode().splitlines() if not line.startswith("#")]
+    return {place: float(value) for place, _, value in (line.rpartition(" ") for line in lines)}
+
+
+def until(condition):
+    """Ask again until the condition is true."""
+    deadline = time.monotonic() + DEADLINE_S
+    while not (answer := condition()):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    return answer
+
+
+PROTOCOLS = pytest.mark.parametrize("protocol", ["http", "http aio", "grpc", "grpc aio"])
+
+
+@PROTOCOLS
+@pytest.mark.parametrize("samples", [1, 7, 64])
+def test_both_servers_give_the_same_answer(hotrow, triton, model, protocol, samples):
+    arrays, expected = flat_request(model, samples)
+
+    ours = infer(protocol, hotrow, "tiny", arrays)
+    theirs = infer(protocol, triton, "tiny", arrays)
+
+    np.testing.assert_array_equal(theirs, ours)
+    assert theirs.shape == (samples, 1)
+    np.testing.assert_allclose(theirs, expected, atol=TOLERANCE)
+
+
+@PROTOCOLS
+def test_dense_features_may_be_left_out_if_the_model_has_none(hotrow, triton, protocol):
+    arrays, expected = flat_request(TinyModel(dense_dim=0, rows=50), 5)
+    del arrays["DES"]
+
+    theirs = infer(protocol, triton, "bare", arrays)
+
+    np.testing.assert_allclose(theirs, infer(protocol, hotrow, "bare", arrays), atol=TOLERANCE)
+    np.testing.assert_allclose(theirs, expected, atol=TOLERANCE)
+
+
+def test_dense_features_of_a_model_without_any_may_be_an_empty_tensor(hotrow, triton):
+    arrays, expected = flat_request(TinyModel(dense_dim=0, rows=50), 5)
+
+    assert arrays["DES"].shape == (1, 0)
+    for ports in (hotrow, triton):
+        np.testing.assert_allclose(infer("grpc", ports, "bare", arrays), expected, atol=TOLERANCE)
+
+
+@PROTOCOLS
+def test_each_version_answers_with_its_own_tables(hotrow, triton, model, protocol):
+    for version, of_version in (("1", TinyModel(seed=7)), ("2", model)):
+        arrays, expected = flat_request(of_version, 5)
+        theirs = infer(protocol, triton, "tiny", arrays, version)
+        np.testing.assert_array_equal(theirs, infer(protocol, hotrow, "tiny", arrays, version))
+        np.testing.assert_allclose(theirs, expected, atol=TOLERANCE)
+
+
+@PROTOCOLS
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param({"ROWINDEX": np.zeros((1, 2), np.int32)}, id="too few offsets"),
+        pytest.param({"ROWINDEX": np.full((1, 13), 9, np.int32)}, id="offsets that do not start at 0"),
+        pytest.param({"CATCOLUMN": np.full((1, 3), 2**63 - 1, np.int64)}, id="reserved keys"),
+        pytest.param({"DES": np.full((1, 12), np.nan, np.float32)}, id="dense features that are not numbers"),
+        pytest.param({"DES": np.ones((1, 5), np.float32)}, id="too few dense features"),
+        pytest.param({"DES": np.ones((1, 12), np.int64)}, id="a wrong datatype"),
+        pytest.param({"CATCOLUMN": None}, id="a missing tensor"),
+        pytest.param({"DENSE": np.ones((1, 12), np.float32)}, id="an unknown tensor"),
+        pytest.param({"CATCOLUMN": np.zeros((1, 1, 3), np.int64)}, id="a tensor of three dimensions"),
+    ],
+)
+def test_both_servers_refuse_a_wrong_request_with_the_same_status(hotrow, triton, model, protocol, change):
+    arrays = flat_request(model, 4)[0] | change
+    arrays = {name: array for name, array in arrays.items() if array is not None}
+    statuses = []
+
+    for ports in (hotrow, triton):
+        with pytest.raises(InferenceServerException) as caught:
+            infer(protocol, ports, "tiny", arrays)
+        statuses.append(caught.value.status())
+
+    assert statuses == ["StatusCode.INVALID_ARGUMENT" if "grpc" in protocol else "400"] * 2
+
+
+@PROTOCOLS
+@pytest.mark.parametrize(("name", "version"), [("none", ""), ("tiny", "9")])
+def test_both_servers_do_not_find_an_unknown_model_or_version(hotrow, triton, model, protocol, name, version):
+    for ports in (hotrow, triton):
+        with pytest.raises(InferenceServerException) as caught:
+            infer(protocol, ports, name, flat_request(model, 1)[0], version)
+        assert caught.value.status() == ("StatusCode.NOT_FOUND" if "grpc" in protocol else "404")
+
+
+def test_a_request_that_is_too_large_is_refused_by_both_servers_in_the_same_words(hotrow, triton, model):
+    arrays, _ = flat_request(model, 65)
+
+    for ports in (hotrow, triton):
+        with pytest.raises(InferenceServerException, match="65 samples, but the model takes at most 64"):
+            infer("grpc", ports, "tiny", arrays)
+
+
+def test_waiting_requests_of_different_sizes_are_answered_together_with_the_bits_of_single_requests(
+    triton, control, model
+):
+    requests = [flat_request(model, 1 + number % 8, seed=number)[0] for number in range(200)]
+    alone = [infer("grpc", triton, "tiny", arrays) for arrays in requests]
+    before = control.get_inference_statistics("tiny", "2")["model_stats"][0]
+
+    with (
+        tritonclient.grpc.InferenceServerClient(f"127.0.0.1:{triton.grpc}") as client,
+        ThreadPoolExecutor(32) as threads,
+    ):
+        tensors = [inputs_of(arrays, tritonclient.grpc) for arrays in requests]
+        together = list(threads.map(lambda one: client.infer("tiny", one).as_numpy("OUTPUT0"), tensors))
+
+    after = control.get_inference_statistics("tiny", "2")["model_stats"][0]
+    assert after["inference_count"] - before["inference_count"] == 200
+    assert after["execution_count"] - before["execution_count"] < 200
+    for one, other in zip(alone, together, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_two_instances_hold_the_tables_once(triton):
+    tables = sorted(path.name for path in Path("/dev/shm").glob("hotrow-*/tiny*.table"))
+
+    # each of the two versions has two instances and one copy of two tables
+    assert tables == [f"tiny@{version}.{table}.table" for version in (1, 2) for table in ("item", "user")]
+
+
+@PROTOCOLS
+def test_rows_are_looked_up_in_the_form_of_the_hps_backend(hotrow, triton, protocol):
+    arrays = {
+        "KEYS": np.array([[3, 3, 99, 0, 7, 99]], dtype=np.int64),
+        "NUMKEYS": np.array([[3, 3]], dtype=np.int32),
+    }
+
+    expected = [WIDE[3], WIDE[3], np.zeros(2), DEEP[0], DEEP[7], np.full(4, 0.5)]
+    for ports in (hotrow, triton):
+        answer = infer(protocol, ports, "rows", arrays)
+        np.testing.assert_array_equal(answer, np.concatenate(expected).astype(np.float32))
+
+
+@PROTOCOLS
+@pytest.mark.parametrize(
+    ("keys", "counts", "message"),
+    [
+        ([1, 2, 3], [1, 1], "the tables have 2 keys, but KEYS has 3"),
+        ([1], [1], "expected 2 numbers, one per table; got 1"),
+        ([1, 2**63 - 1], [1, 1], "9223372036854775807 at position 1: is reserved"),
+    ],
+)
+def test_a_wrong_lookup_is_an_invalid_argument_that_names_the_tensor(hotrow, triton, protocol, keys, counts, message):
+    arrays = {"KEYS": np.array([keys], dtype=np.int64), "NUMKEYS": np.array([counts], dtype=np.int32)}
+
+    for ports in (hotrow, triton):
+        with pytest.raises(InferenceServerException, match="KEYS.*" + re.escape(message)) as caught:
+            infer(protocol, ports, "rows", arrays)
+        assert caught.value.status() == ("StatusCode.INVALID_ARGUMENT" if "grpc" in protocol else "400")
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_wrong_parameter_makes_the_model_unavailable_with_a_clear_message(control, name):
+    with pytest.raises(InferenceServerException) as caught:
+        control.load_model(f"wrong_{name}")
+
+    assert f"config.pbtxt: parameters: {name}: {BROKEN[name][1]}" in str(caught.value)
+    assert not control.is_model_ready(f"wrong_{name}")
+
+
+def test_a_damaged_model_is_unavailable_and_leaves_no_memory_behind(control):
+    before = set(Path("/dev/shm").glob("hotrow-*"))
+
+    with pytest.raises(InferenceServerException, match=r"dense\.model"):
+        control.load_model("damaged")
+
+    assert set(Path("/dev/shm").glob("hotrow-*")) == before
+
+
+def test_the_metrics_page_has_the_keys_the_misses_and_the_defaults_of_all_instances(triton):
+    labels = '{model="rows",table="wide",version="1"}'
+    before = metrics_of(triton)
+    arrays = {"KEYS": np.array([[1, 2, 55, 56, 57]], np.int64), "NUMKEYS": np.array([[5, 0]], np.int32)}
+    asked = 8
+
+    for _ in range(asked):
+        infer("http", triton, "rows", arrays)
+
+    def counted(name):
+        return metrics_of(triton).get(name, 0) - before.get(name, 0)
+
+    until(lambda: counted(f"hotrow_lookup_keys_total{labels}") == 5 * asked)
+    assert counted(f"hotrow_defaulted_keys_total{labels}") == 3 * asked
+    of_tier = labels.replace(",version", ',tier="shared_memory",version')
+    assert counted(f"hotrow_tier_hits_total{of_tier}") == 2 * asked
+    assert counted(f"hotrow_tier_misses_total{of_tier}") == 3 * asked
+
+
+def test_an_unloaded_model_releases_its_memory_and_its_metrics_and_can_be_loaded_again(triton, control, model):
+    arrays, expected = flat_request(model, 3)
+    control.load_model("bare")
+    assert list(Path("/dev/shm").glob("hotrow-*/bare@1.*"))
+    until(lambda: any('model="bare"' in place and "hotrow_" in place for place in metrics_of(triton)))
+
+    control.unload_model("bare")
+
+    until(lambda: not list(Path("/dev/shm").glob("hotrow-*/bare@1.*")))
+    until(lambda: not any('model="bare"' in place and "hotrow_" in place for place in metrics_of(triton)))
+    with pytest.raises(InferenceServerException):
+        infer("http", triton, "bare", arrays)
+    control.load_model("bare")
+    bare, answer = flat_request(TinyModel(dense_dim=0, rows=50), 5)
+    np.testing.assert_allclose(infer("http", triton, "bare", bare), answer, atol=TOLERANCE)
+    np.testing.assert_allclose(infer("http", triton, "tiny", arrays), expected, atol=TOLERANCE)
+
+
+def test_a_triton_that_corrupts_arrays_of_numpy_2_is_refused(python, tmp_path, model):
+    """The tests' own environment has NumPy 2, which this Triton's Python backend reads wrongly."""
+    assert np.__version__.startswith("2.")
+    model.write(tmp_path / "models", "tiny")
+    triton_server.prepare(tmp_path / "models", "tiny")
+
+    with (
+        pytest.raises(SystemExit, match=r"this Triton corrupts tensors with NumPy 2\.\S+; install 'numpy<2'"),
+        triton_server.running(python, [tmp_path / "models"], tmp_path, models_python=sys.executable),
+    ):
+        pass
+
+
+def test_the_gpu_configuration_asks_for_a_gpu(python, tmp_path, model):
+    """Triton reads configs/gpu.pbtxt with --model-config-name=gpu; on this machine it then misses the GPU."""
+    shutil.copytree(model.write(tmp_path / "written", "tiny").parent, tmp_path / "models" / "tiny")
+    triton_server.prepare(tmp_path / "models", "tiny")
+    config = (tmp_path / "models" / "tiny" / "config.pbtxt").read_text()
+    (tmp_path / "models" / "tiny" / "configs").mkdir()
+    (tmp_path / "models" / "tiny" / "configs" / "gpu.pbtxt").write_text(config.replace("KIND_CPU", "KIND_GPU"))
+
+    with (
+        pytest.raises(SystemExit, match=r"(?i)gpu"),
+        triton_server.running(python, [tmp_path / "models"], tmp_path, "--model-config-name=gpu"),
+    ):
+        pass
