@@ -20,6 +20,7 @@ from serving.config.repository import (
     version_folders,
 )
 from serving.config.row_dtypes import with_row_dtype
+from serving.config.shared_ram import shared_ram_name, with_shared_ram
 from serving.config.tiers import (
     DisabledConfig,
     HashMapConfig,
@@ -59,6 +60,8 @@ __all__ = [
     "read_repository",
     "read_tiers",
     "read_versions",
+    "shared_ram_name",
     "version_folders",
     "with_row_dtype",
+    "with_shared_ram",
 ]

@@ -1,8 +1,8 @@
 """Which versions of a repository's model are served: Triton's ``version_policy``."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -42,6 +42,11 @@ class VersionPolicy(BaseModel):
     latest: _Latest | None = None
     all: _All | None = None
     specific: _Specific | None = None
+
+    @classmethod
+    def of_versions(cls, versions: Iterable[int]) -> Self:
+        """Return the policy that serves these versions."""
+        return cls(specific=_Specific(versions=list(versions)))
 
     def choose(self, there: Collection[int], source: str) -> list[int]:
         """Return the versions to serve of the versions that are there, newest first.
