@@ -6,7 +6,10 @@ The server runs on the event loop of the HTTP server, and shares its limits, its
 
 import asyncio
 import logging
+import os
+import socket
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from functools import wraps
 from inspect import isawaitable
 from time import perf_counter
@@ -31,6 +34,10 @@ from serving.protocol.shared_memory import SharedMemory, no_cuda_shared_memory
 
 _log = logging.getLogger("hotrow.grpc")
 _HEALTH_INTERVAL_S = 1.0
+#: Where processes share a port, a connection of this age is replaced: gRPC asks its client to open another. So clients
+#: spread over the processes, and leave a process that listens no more.
+_CONNECTION_AGE_S = 10.0
+_HAND_OVER_S = 1.2 * _CONNECTION_AGE_S  # gRPC varies the age by a tenth
 #: A message has some bytes around its tensors.
 _ENVELOPE_BYTES = 64 << 10
 _LOG_FIELDS = {bool: "bool_param", int: "uint32_param", str: "string_param"}
@@ -45,10 +52,21 @@ class GrpcServer:
         address: ``"host:port"``; once it has started, with the port that it took.
     """
 
-    def __init__(self, front: FrontEnd, host: str, port: int, tls: Tls | None = None) -> None:
-        """Describe a server; nothing is bound before ``start``. Port 0 takes a free port."""
+    def __init__(
+        self, front: FrontEnd, host: str, port: int, tls: Tls | None = None, shares_port: bool = False
+    ) -> None:
+        """Describe a server; nothing is bound before ``start``.
+
+        Args:
+            front: answers.
+            host: the host to listen on.
+            port: its port; 0 takes a free port.
+            tls: the files of TLS; None: no TLS.
+            shares_port: other processes listen on the port, too.
+        """
         self._front = front
         self._tls = tls
+        self._shares_port = shares_port
         self._host = f"[{host}]" if ":" in host else host
         self.address = f"{self._host}:{port}"
         self._server: Any = None
@@ -60,7 +78,9 @@ class GrpcServer:
             ConfigError: the address cannot be bound.
         """
         most_bytes = self._front.limits.max_body_bytes + _ENVELOPE_BYTES
-        options = [("grpc.max_receive_message_length", most_bytes), ("grpc.so_reuseport", 0)]
+        options = [("grpc.max_receive_message_length", most_bytes), ("grpc.so_reuseport", int(self._shares_port))]
+        if self._shares_port:
+            options.append(("grpc.max_connection_age_ms", int(1000 * _CONNECTION_AGE_S)))
         server = grpc.aio.server(interceptors=[_Parsing()], options=options)
         service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(_Inference(self._front), server)
         health_pb2_grpc.add_HealthServicer_to_server(_Health(self._front), server)
@@ -82,6 +102,23 @@ class GrpcServer:
         """Refuse new requests, and wait for running requests for at most ``timeout_s``."""
         if self._server is not None:
             await self._server.stop(timeout_s)
+
+    async def hand_over(self) -> None:
+        """Wait until all clients have gone to the other processes that share the port.
+
+        ``stop`` alone would end requests that arrive in the same instant, as gRPC does.
+        """
+        _end_listening(int(self.address.rpartition(":")[2]))
+        await asyncio.sleep(_HAND_OVER_S)
+
+
+def _end_listening(port: int) -> None:
+    """Close this process's sockets that listen on ``port`` to new connections; gRPC itself ends all or nothing."""
+    for descriptor in map(int, os.listdir("/proc/self/fd")):
+        with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as held:
+            is_listening = held.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+            if is_listening and held.family != socket.AF_UNIX and held.getsockname()[1] == port:
+                held.shutdown(socket.SHUT_RD)
 
 
 def _credentials(tls: Tls) -> Any:

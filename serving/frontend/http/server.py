@@ -126,10 +126,18 @@ class Draining:
 class Server(uvicorn.Server):
     """uvicorn's server; it reports when it is ready, and answers requests that arrive with the signal to stop."""
 
-    def __init__(self, app: ASGIApp, ready: Callable[[], None], stop_timeout_s: float, tls: Tls | None = None) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        ready: Callable[[], None],
+        stop_timeout_s: float,
+        tls: Tls | None = None,
+        shares_listener: bool = False,
+    ) -> None:
         """Serve ``app``; see ``run``."""
         self._draining = Draining(app)
         self._ready = ready
+        self._shares_listener = shares_listener
         super().__init__(uvicorn_config(self._draining, stop_timeout_s, tls))
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -142,6 +150,9 @@ class Server(uvicorn.Server):
         began = time.monotonic()
         _log.info("stopping: new connections are refused, and requests that have arrived are answered")
         self._draining.has_begun = True
+        if self._shares_listener:  # a connection that another process accepts is not cut below
+            for listening in self.servers:
+                listening.close()
         await asyncio.sleep(LINGER_S)
         await super().shutdown(sockets)
         _log.info("stopped after %.1f s", time.monotonic() - began)
@@ -170,6 +181,8 @@ def run(
     stop_timeout_s: float,
     neighbours: Sequence[Neighbour] = (),
     tls: Tls | None = None,
+    *,
+    shares_listener: bool = False,
 ) -> None:
     """Serve ``app`` on ``listener`` until SIGTERM or SIGINT, then answer accepted requests and return.
 
@@ -183,11 +196,12 @@ def run(
             connections are cut after that.
         neighbours: servers of other protocols. They start before and stop after this server.
         tls: the files of TLS; None: no TLS.
+        shares_listener: other processes accept connections on ``listener``, too.
 
     Raises:
         ConfigError: a neighbour cannot be started.
     """
-    server = Server(app, ready, stop_timeout_s, tls)
+    server = Server(app, ready, stop_timeout_s, tls, shares_listener)
 
     def stop(_signal: int, _frame: FrameType | None) -> None:
         server.should_exit = True
