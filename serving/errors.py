@@ -115,6 +115,16 @@ class MissingExtraError(ServingError):
         self.extra = extra
 
 
+class WorkerError(ServingError):
+    """Another worker of this server did not do what it was asked. The request may succeed later."""
+
+    def __init__(self, worker: int, reason: str) -> None:
+        """Name the worker and what happened."""
+        super().__init__(f"worker {worker}: {reason}")
+        self.worker = worker
+        self.reason = reason
+
+
 class OverloadedError(ServingError):
     """The server already has as many requests in flight as it accepts. The same request may succeed later."""
 

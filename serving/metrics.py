@@ -8,7 +8,7 @@ import threading
 import time
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, cast
@@ -252,9 +252,48 @@ class Metrics:
 
     def page(self) -> bytes:
         """The page in Prometheus's text format."""
-        from prometheus_client import generate_latest
+        return _page(self.collect())
 
-        return generate_latest(cast(Any, self))
+    def record(self) -> list[Any]:
+        """What the page shows, as JSON for ``merged_page``."""
+        return [
+            [
+                family.name,
+                family.documentation,
+                family.type,
+                [[one.name, one.labels, one.value] for one in family.samples],
+            ]
+            for family in self.collect()
+        ]
+
+
+def merged_page(records: Mapping[int, list[Any]]) -> bytes:
+    """One page of the ``Metrics.record`` of several workers, by worker; each sample has a label with its worker."""
+    from prometheus_client.core import Metric
+
+    families: dict[str, Metric] = {}
+    for worker, record in records.items():
+        for name, documentation, kind, samples in record:
+            family = families.setdefault(name, Metric(name, documentation, kind))
+            for sample, labels, value in samples:
+                family.add_sample(sample, {"worker": str(worker), **labels}, value)
+    return _page(families.values())
+
+
+class _Collector:
+    """The families of one page, in the form that Prometheus's library reads."""
+
+    def __init__(self, families: Iterable["Metric"]) -> None:
+        self._families = families
+
+    def collect(self) -> Iterable["Metric"]:
+        return self._families
+
+
+def _page(families: Iterable["Metric"]) -> bytes:
+    from prometheus_client import generate_latest
+
+    return generate_latest(cast(Any, _Collector(families)))
 
 
 def _process_families() -> Iterable["Metric"]:

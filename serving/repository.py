@@ -7,7 +7,8 @@ A version's life::
               failed: the versions that serve go on serving, and ``index`` has the reason
 
 A swap loads the new version next to the old version, switches all new requests to it at once, waits for the requests
-of the old version and drops it.
+of the old version and drops it. Where several processes serve the same models, one of them leads: the others follow it
+before it drops the old version.
 """
 
 import logging
@@ -17,7 +18,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Self
+from typing import Protocol, Self
 
 from kernels.device import Device
 from kernels.errors import HotrowError
@@ -25,6 +26,7 @@ from serving.background import PeriodicWorker
 from serving.calibration import refuse_shared_calibration
 from serving.config import (
     ModelConfig,
+    ParameterServerConfig,
     VersionPolicy,
     models_folder,
     read_repository,
@@ -39,6 +41,7 @@ from serving.errors import (
     RequestError,
     StoreError,
     UnknownModelError,
+    WorkerError,
     about,
     did_you_mean,
     is_about,
@@ -71,6 +74,29 @@ class ModelState:
     reason: str = ""
 
 
+#: The served versions of each model.
+Versions = Mapping[str, Sequence[int]]
+
+
+class Peers(Protocol):
+    """The other processes that serve the same models from the same tables.
+
+    Attributes:
+        leads: whether this process decides which versions all of them serve. It alone writes the tables.
+    """
+
+    leads: bool
+
+    def shared(self, ps: ParameterServerConfig) -> ParameterServerConfig:
+        """Return the tiers through which the processes share their tables."""
+
+    def versions(self) -> Versions | None:
+        """Return the versions to serve from the start; None: those that the repository has."""
+
+    def follow(self, versions: Versions) -> None:
+        """Have every other process serve these versions."""
+
+
 class ModelRepository:
     """The models of one folder, ``<repository>/<model>/<version>/``, or of one JSON file, and the tiers of their rows.
 
@@ -88,6 +114,7 @@ class ModelRepository:
         control: ControlMode = "none",
         poll_s: float = 15.0,
         startup: Sequence[str] = (),
+        peers: Peers | None = None,
     ) -> None:
         """Describe a repository; nothing is read before ``load``.
 
@@ -103,6 +130,7 @@ class ModelRepository:
                 are followed. ``"explicit"``: ``load_model`` and ``unload_model`` decide.
             poll_s: time between two looks at the folder.
             startup: the models that the mode ``"explicit"`` loads at the start; ``"*"`` stands for every model.
+            peers: the other processes of the same server, if there are any.
         """
         self.path = Path(path)
         self.control = control
@@ -113,6 +141,7 @@ class ModelRepository:
         self._device = device
         self._poll_s = poll_s
         self._startup = startup
+        self._peers = peers
         self._folder: Path | None = None
         self._server: ParameterServer | None = None
         self._devices = DeviceChoice(device)
@@ -144,9 +173,7 @@ class ModelRepository:
                 reason = f"control mode {self.control!r} needs a folder of models, <model>/<version>/graph.json"
                 raise ConfigError(str(self.path), "", reason)
             self._marks = version_folders(self._folder)
-        faults: list[HotrowError] | None = [] if self.control == "explicit" else None
-        ps = read_repository(self.path, faults)
-        models = ps.models if faults is None else self._chosen(ps.models, faults)
+        ps, models = self._read()
         refuse_shared_calibration(self._calibration, len(ps.models))
         # For all models before the first load, because a load may take long.
         check_hot_keys(ps)
@@ -158,12 +185,16 @@ class ModelRepository:
             for config, of_model in zip(models, devices, strict=True):
                 with about(config.name):
                     self._switch(config.name, [self._open(self._server, config, of_model, progress)], ())
+            try:
+                self._lead()
+            except WorkerError as err:
+                logger.error("%s", told(err))
             for name in self._models:
                 self._server.erase_other_versions(name)
         except BaseException:
             self.close()
             raise
-        if self.control == "poll":
+        if self.control == "poll" and (self._peers is None or self._peers.leads):
             self._poller = PeriodicWorker("hotrow-repository", self.poll, self._poll_s)
 
     def load_model(self, name: str, policy: VersionPolicy | None = None) -> None:
@@ -212,9 +243,32 @@ class ModelRepository:
                     self._serve(name, None)
                 except HotrowError as err:
                     logger.error("model %s: %s", name, told(err))
+                    if isinstance(err, WorkerError):
+                        del self._marks[name]  # the worker may follow at the next look
             for name in self._models.keys() - marks.keys():
                 self._marks.pop(name, None)
                 self._unload(name)
+
+    def follow(self, versions: Versions) -> None:
+        """Serve these versions, which the process that leads has loaded, and no others.
+
+        Raises:
+            HotrowError: a version cannot be loaded; see ``load``.
+        """
+        with self._lock:
+            if self._server is None or self._folder is None:
+                return
+            for store in self._server.stores:
+                store.catch_up()
+            for name, numbers in versions.items():
+                if set(numbers) != set(self._models.get(name, ())):
+                    self._serve(name, VersionPolicy.of_versions(numbers))
+            for name in self._models.keys() - versions.keys():
+                self._unload(name)
+
+    def served(self) -> Versions:
+        """The served versions of every model, newest first."""
+        return {name: tuple(versions) for name, versions in self._models.items()}
 
     def models(self) -> Mapping[str, InferenceSession | LookupModelSession]:
         """The sessions by model name: of each model's newest version."""
@@ -347,6 +401,26 @@ class ModelRepository:
             reason = "the server was started with --model-control-mode"
             raise RequestError(f"models cannot be loaded or unloaded: {reason} {self.control}, not explicit")
 
+    def _read(self) -> tuple[ParameterServerConfig, Sequence[ModelConfig]]:
+        """Read the repository; return its tiers and the models to load at the start."""
+        wanted = None if self._peers is None else self._peers.versions()
+        folder = self._folder if wanted is None else models_folder(self.path)
+        faults: list[HotrowError] | None = [] if self.control == "explicit" or (wanted and folder) else None
+        ps = read_repository(self.path, faults)
+        if self._peers is not None:
+            ps = self._peers.shared(ps)
+        if wanted is not None and folder is not None:
+            self._folder = folder
+            self._marks = dict.fromkeys(self._marks, ())  # the first look finds what has changed since
+            policies = {name: VersionPolicy.of_versions(numbers) for name, numbers in wanted.items()}
+            return ps, [one for name, policy in policies.items() for one in read_versions(folder, name, policy)]
+        return ps, ps.models if faults is None else self._chosen(ps.models, faults)
+
+    def _lead(self) -> None:
+        """Have the other processes serve what this process serves, if it leads."""
+        if self._peers is not None and self._peers.leads:
+            self._peers.follow(self.served())
+
     def _chosen(self, models: Sequence[ModelConfig], faults: Sequence[HotrowError]) -> Sequence[ModelConfig]:
         """Return the models of the start in the mode ``"explicit"``; the others may be faulty."""
         names = {config.name for config in models}
@@ -384,8 +458,13 @@ class ModelRepository:
                     self._states.pop((name, model.config.version), None)
                 raise
             self._switch(name, opened, leaving)
-            for model in leaving:
-                self._drop(model, erase=bool(new))
+            followed = False
+            try:
+                self._lead()
+                followed = True
+            finally:  # a process that did not follow still reads the old rows
+                for model in leaving:
+                    self._drop(model, erase=bool(new) and followed)
 
     def _switch(self, name: str, opened: Sequence[LoadedModel], leaving: Sequence[LoadedModel]) -> None:
         """Answer new requests from the versions that were opened, and no more from those that leave."""
@@ -401,10 +480,13 @@ class ModelRepository:
     def _unload(self, name: str) -> None:
         versions = self._models[name]
         self._models = {other: one for other, one in self._models.items() if other != name}
-        for number, model in versions.items():
-            self._states[name, number] = ModelState(name, str(number), "UNLOADING")
-            self._drop(model)
-            self._states[name, number] = ModelState(name, str(number), "UNAVAILABLE", "unloaded")
+        try:
+            self._lead()
+        finally:
+            for number, model in versions.items():
+                self._states[name, number] = ModelState(name, str(number), "UNLOADING")
+                self._drop(model)
+                self._states[name, number] = ModelState(name, str(number), "UNAVAILABLE", "unloaded")
 
     def _failed(self, config: ModelConfig, reason: str) -> None:
         self._states[config.name, config.version] = ModelState(config.name, str(config.version), "UNAVAILABLE", reason)
@@ -446,6 +528,7 @@ class ModelRepository:
             return
         truth = server.stores[-1]
         is_own = config.has_versioned_tables and truth.writes and not isinstance(truth, RedisStore)
+        is_own = is_own and (self._peers is None or self._peers.leads)
         remove = server.erase_model if erase and is_own else server.unload_model
         model.on_close(partial(_remove, remove, config))
         model.close()

@@ -22,6 +22,7 @@ from serving.lookup.devices import check_device_name
 if TYPE_CHECKING:
     from serving.frontend.grpc import GrpcServer
     from serving.frontend.recorder import Recorder
+    from serving.frontend.workers import WorkerPlace
     from serving.repository import ModelRepository
 
 #: The options that HOTROW_<OPTION> also sets.
@@ -33,6 +34,7 @@ _OPTIONS = (
     "ssl_certfile",
     "ssl_keyfile",
     "ssl_ca_certs",
+    "workers",
     "threads",
     "engine",
     "calibration",
@@ -52,6 +54,7 @@ _OPTIONS = (
     "record",
     "sample",
 )
+_MOST_WORKERS = 64  # as many processes as can read shared RAM
 _MOST_THREADS = 1024
 _MOST_INFLIGHT = 65536
 _LONGEST_POLL_S = 86400
@@ -107,11 +110,17 @@ def add_parser(commands: Any) -> None:
         "--ssl-ca-certs", type=Path, metavar="FILE", help="clients must have a certificate of these authorities (PEM)"
     )
     parser.add_argument(
+        "--workers",
+        type=whole_number(1, _MOST_WORKERS),
+        default=1,
+        metavar="N",
+        help="processes that answer on the same ports; they share the tables in RAM (default: %(default)s)",
+    )
+    parser.add_argument(
         "--threads",
         type=whole_number(1, _MOST_THREADS),
-        default=usable_cores(),
         metavar="N",
-        help="requests that run at the same time (default: %(default)s)",
+        help=f"in each worker, requests that run at the same time (default: {usable_cores()}); workers share the default",
     )
     add_engine_options(parser, "auto", "what runs the dense network (default: %(default)s)")
     parser.add_argument(
@@ -231,16 +240,26 @@ def _device(text: str) -> str:
 
 def serve(options: argparse.Namespace) -> int:
     """Serve until SIGTERM or Ctrl-C."""
+    from serving.cli.supervisor import end_with
+    from serving.frontend.workers import Siblings, WorkerPlace
+
+    place = WorkerPlace.of_this_process()
+    if place is None and options.workers > 1:
+        return _supervise(options)
+    siblings = None if place is None else Siblings(place)
     # The other commands do not need the web framework, which is slow to import.
     from serving.frontend.batcher import Batching
     from serving.frontend.front_end import FrontEnd, Settings
     from serving.frontend.http.app import create_app
-    from serving.frontend.http.server import run, url_of
+    from serving.frontend.http.server import Neighbour, run, url_of
     from serving.frontend.tls import Tls
     from serving.frontend.version import server_version
+    from serving.frontend.workers import WorkerServer
     from serving.repository import ModelRepository
 
-    set_up_log(options.log_level, options.log_format)
+    set_up_log(options.log_level, options.log_format, None if place is None else place.number)
+    if place is not None:
+        end_with(place.starter)
     open_neighbours = [] if options.grpc_port is None else [_grpc_server()]
     tolerance = checked_tolerance(options)
     tls = Tls.from_options(options.ssl_certfile, options.ssl_keyfile, options.ssl_ca_certs)
@@ -253,8 +272,9 @@ def serve(options: argparse.Namespace) -> int:
         control=options.model_control_mode,
         poll_s=options.repository_poll_secs,
         startup=options.load_model,
+        peers=siblings,
     )
-    with _listener(options) as listener, _recorder(options) as recorder, repository:
+    with _listener(options, place) as listener, _recorder(options) as recorder, repository:
         _load(repository)
         print(f"hotrow {server_version()}")
         for line in repository.describe():
@@ -262,9 +282,14 @@ def serve(options: argparse.Namespace) -> int:
         limits = Limits(max_body_bytes=options.max_body_bytes, max_inflight=options.max_inflight)
         waits_s = (options.max_queue_delay_ms / 1000, options.max_queue_wait_ms / 1000)
         batching = Batching(options.max_batch_size, *waits_s)
-        settings = Settings(options.threads, limits, batching, options.access_log)
-        front = FrontEnd(repository, settings, recorder)
-        neighbours = [open_it(front, options.host, options.grpc_port, tls) for open_it in open_neighbours]
+        threads = options.threads or max(1, usable_cores() // options.workers)
+        settings = Settings(threads, limits, batching, options.access_log)
+        front = FrontEnd(repository, settings, recorder, siblings)
+        grpc_port = options.grpc_port if place is None or place.grpc_port is None else place.grpc_port
+        neighbours = [
+            open_it(front, options.host, grpc_port, tls, shares_port=place is not None) for open_it in open_neighbours
+        ]
+        private = [WorkerServer(siblings, front, neighbours)] if siblings is not None else []
         # Loaded objects stay, so the garbage collector need not walk them during requests.
         gc.collect()
         gc.freeze()
@@ -274,8 +299,20 @@ def serve(options: argparse.Namespace) -> int:
                 print(f"listening for gRPC on {neighbour.address}")
             print(f"listening on {url_of(listener, tls is not None)}", flush=True)
 
-        run(create_app(front), listener, ready, _STOP_TIMEOUT_S, neighbours, tls)
+        all_neighbours: list[Neighbour] = [*neighbours, *private]
+        run(create_app(front), listener, ready, _STOP_TIMEOUT_S, all_neighbours, tls, shares_listener=bool(private))
     return 0
+
+
+def _supervise(options: argparse.Namespace) -> int:
+    """Serve in several processes until SIGTERM or Ctrl-C."""
+    from serving.cli.supervisor import Supervisor
+
+    set_up_log(options.log_level, options.log_format)
+    if options.record is not None:
+        raise ConfigError("--record", "", "needs --workers 1, because the workers would write the same file")
+    with _listener(options) as listener, Supervisor(options, listener) as supervisor:
+        return supervisor.run()
 
 
 def _grpc_server() -> type["GrpcServer"]:
@@ -287,10 +324,12 @@ def _grpc_server() -> type["GrpcServer"]:
     return GrpcServer
 
 
-def _listener(options: argparse.Namespace) -> AbstractContextManager[socket.socket]:
-    """Listen before models are loaded, which may take long."""
+def _listener(options: argparse.Namespace, place: "WorkerPlace | None" = None) -> AbstractContextManager[socket.socket]:
+    """Listen before models are loaded, which may take long; a worker takes the socket that it was given."""
     from serving.frontend.http.server import listen, listening_on_path
 
+    if place is not None:
+        return socket.socket(fileno=place.listener)
     return listen(options.host, options.http_port) if options.uds is None else listening_on_path(options.uds)
 
 

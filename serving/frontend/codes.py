@@ -10,6 +10,7 @@ from serving.errors import (
     StoreError,
     UnknownModelError,
     UnsupportedEncodingError,
+    WorkerError,
 )
 
 #: With a 429 or a 503 the same request may succeed later. With another code below 500 the caller must change it.
@@ -22,6 +23,7 @@ CODES: dict[type[HotrowError], tuple[int, str]] = {
     OverloadedError: (429, "RESOURCE_EXHAUSTED"),
     DeadlineError: (504, "DEADLINE_EXCEEDED"),
     StoreError: (503, "UNAVAILABLE"),
+    WorkerError: (503, "UNAVAILABLE"),
     DeviceUnavailableError: (503, "UNAVAILABLE"),
     DeviceFaultError: (503, "UNAVAILABLE"),
     DeviceMemoryError: (503, "UNAVAILABLE"),

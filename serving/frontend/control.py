@@ -4,6 +4,7 @@ Every method returns a document in the form of KServe v2 or of one of Triton's e
 """
 
 import logging
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
@@ -53,9 +54,16 @@ class Control:
         regions: the registered shared memory.
     """
 
-    def __init__(self, repository: ModelRepository, endpoint: PredictEndpoint, regions: SharedMemory) -> None:
-        """Describe the models that ``endpoint`` serves."""
+    def __init__(
+        self,
+        repository: ModelRepository,
+        endpoint: PredictEndpoint,
+        regions: SharedMemory,
+        lead: Callable[[str, str, Document], None] | None = None,
+    ) -> None:
+        """Describe the models that ``endpoint`` serves; ``lead`` has another process load and unload models."""
         self._repository = repository
+        self._lead = lead
         self._endpoint = endpoint
         self.regions = regions
 
@@ -107,6 +115,8 @@ class Control:
             StoreError: a tier does not answer or has too little room.
             DeviceMemoryError: a GPU has too little free memory.
         """
+        if self._lead is not None:
+            return self._lead("load", model, parameters)
         for name in parameters:
             if name.startswith("file:"):
                 raise RequestError(f"parameters.{name[:64]}: files cannot be sent; put the version into the repository")
@@ -124,6 +134,8 @@ class Control:
             RequestError: models are not unloaded explicitly, or a parameter is not supported.
             UnknownModelError: no such model is served.
         """
+        if self._lead is not None:
+            return self._lead("unload", model, parameters)
         known_only(parameters, frozenset({"unload_dependents"}), "parameters")
         self._repository.unload_model(model)
 

@@ -9,6 +9,7 @@ from serving.frontend.endpoint import PredictEndpoint
 from serving.frontend.limits import Limits
 from serving.frontend.recorder import Recorder
 from serving.frontend.runner import Runner
+from serving.frontend.workers import Siblings
 from serving.metrics import RequestMetrics
 from serving.protocol.shared_memory import SharedMemory
 from serving.repository import ModelRepository
@@ -38,11 +39,19 @@ class FrontEnd:
     """
 
     def __init__(
-        self, repository: ModelRepository, settings: Settings | None = None, recorder: Recorder | None = None
+        self,
+        repository: ModelRepository,
+        settings: Settings | None = None,
+        recorder: Recorder | None = None,
+        siblings: Siblings | None = None,
     ) -> None:
-        """Serve the models of ``repository``. The caller closes ``recorder`` after the front end."""
+        """Serve the models of ``repository``. The caller closes ``recorder`` after the front end.
+
+        ``siblings`` are the other workers of the same server.
+        """
         settings = settings or Settings()
         self.repository = repository
+        self.siblings = siblings
         self.limits = settings.limits
         self.has_access_log = settings.access_log
         if self.has_access_log:
@@ -53,7 +62,8 @@ class FrontEnd:
         self.endpoint = PredictEndpoint(
             repository, self._runner, self.metrics, settings.limits, settings.batching, self._regions, recorder
         )
-        self.control = Control(repository, self.endpoint, self._regions)
+        lead = siblings.lead if siblings is not None and not siblings.leads else None
+        self.control = Control(repository, self.endpoint, self._regions, lead)
 
     def close(self) -> None:
         """Wait for running work, and end the threads."""

@@ -69,7 +69,7 @@ def create_app(front: FrontEnd) -> ASGIApp:
         exception_handlers={HTTPException: http_exception, RequestValidationError: validation_error},
     )
     add_control_routes(app, front.control)
-    _add_metrics_route(app, Metrics(front.metrics, front.repository.readings))
+    _add_metrics_route(app, front)
     _add_status_routes(app, Status(front))
     endpoint = HttpEndpoint(front)
     _add_infer_routes(app, endpoint)
@@ -77,11 +77,14 @@ def create_app(front: FrontEnd) -> ASGIApp:
     return InferPath(app, endpoint, front)
 
 
-def _add_metrics_route(app: FastAPI, metrics: Metrics) -> None:
+def _add_metrics_route(app: FastAPI, front: FrontEnd) -> None:
+    metrics, siblings = Metrics(front.metrics, front.repository.readings), front.siblings
+
     @app.get("/metrics", response_class=Response)
     def prometheus() -> Response:  # not a coroutine: it waits for GPUs, so it runs in a thread
         """Counters in Prometheus's text format."""
-        return Response(metrics.page(), media_type=_PROMETHEUS_TEXT)
+        page = metrics.page() if siblings is None else siblings.metrics_page(metrics)
+        return Response(page, media_type=_PROMETHEUS_TEXT)
 
 
 def _add_status_routes(app: FastAPI, status: Status) -> None:

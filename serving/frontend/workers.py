@@ -1,0 +1,274 @@
+"""The workers of one server: processes behind one port that serve the same models from the same tables.
+
+Worker 0 leads. It writes the tables and decides which versions are served, and the others follow it. Each worker
+answers the others on a Unix socket in a folder of this user. A call is one JSON list, and so is the answer.
+
+    versions                      the versions that the worker serves
+    follow, versions              serve these versions
+    metrics                       the worker's metrics
+    load, model, parameters       to worker 0: a client's request, and ``unload`` likewise
+
+A worker that starts serves the versions that another worker serves. The file ``joining`` keeps it from missing a swap:
+a worker that starts has it locked together with other such workers, and a swap locks it alone.
+"""
+
+import asyncio
+import fcntl
+import json
+import logging
+import os
+import shutil
+import signal
+import socket
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kernels.errors import HotrowError
+from serving.config import ParameterServerConfig, with_shared_ram
+from serving.errors import RequestError, UnknownModelError, WorkerError
+from serving.frontend.codes import codes_of
+from serving.metrics import Metrics, merged_page
+from serving.repository import Versions
+
+if TYPE_CHECKING:
+    from serving.frontend.front_end import FrontEnd
+    from serving.frontend.grpc import GrpcServer
+
+logger = logging.getLogger("hotrow.workers")
+_LEADER = 0
+#: How long a page of metrics waits for one worker, which may be busy or stopped.
+_METRICS_TIMEOUT_S = 2.0
+_NOT_RUNNING = "is not running; the server is starting it again"
+#: The errors of a client's request, by HTTP status.
+_REFUSALS = {404: UnknownModelError, 400: RequestError}
+
+
+@dataclass(frozen=True)
+class WorkerPlace:
+    """What the process that starts a worker tells it.
+
+    Attributes:
+        number: which worker it is.
+        workers: how many there are.
+        listener: the descriptor of the socket that all workers accept HTTP connections on.
+        grpc_port: the port that they share for gRPC; None: no gRPC.
+        folder: the folder of their own sockets.
+        tables: identity of the shared RAM, see ``with_shared_ram``.
+        starter: the process that starts them.
+        rereads: serve the versions that the repository has, not those of the other workers.
+    """
+
+    number: int
+    workers: int
+    listener: int
+    grpc_port: int | None
+    folder: str
+    tables: str
+    starter: int
+    rereads: bool
+
+    VARIABLE = "HOTROW_WORKER"
+
+    @classmethod
+    def of_this_process(cls) -> "WorkerPlace | None":
+        """Return the place of this process; None if it is not a worker."""
+        text = os.environ.get(cls.VARIABLE)
+        return cls(**json.loads(text)) if text else None
+
+    def environment(self) -> dict[str, str]:
+        """The environment of a process in this place."""
+        return {**os.environ, self.VARIABLE: json.dumps(asdict(self))}
+
+
+class Siblings:
+    """The other workers, as one worker sees them. See ``serving.repository.Peers``.
+
+    Attributes:
+        leads: whether this is worker 0.
+        number: this worker.
+        address: the path of this worker's socket.
+    """
+
+    def __init__(self, place: WorkerPlace) -> None:
+        """Take this worker's place; nothing is asked before ``versions``."""
+        self._place = place
+        self.number = place.number
+        self.leads = place.number == _LEADER
+        self._others = [number for number in range(place.workers) if number != place.number]
+        self._folder = Path(place.folder)
+        self.address = self._address_of(place.number)
+        self._joining: int | None = None
+
+    def shared(self, ps: ParameterServerConfig) -> ParameterServerConfig:
+        """See ``Peers.shared``: RAM with every row is shared, and only worker 0 writes to RocksDB."""
+        ps = with_shared_ram(ps, self._place.tables)
+        if self.leads or ps.persistent_db.type == "disabled":
+            return ps
+        return ps.model_copy(update={"persistent_db": ps.persistent_db.model_copy(update={"read_only": True})})
+
+    def versions(self) -> Versions | None:
+        """See ``Peers.versions``.
+
+        Raises:
+            WorkerError: this worker follows, and no other worker is running.
+        """
+        if self._place.rereads:
+            return None
+        if not self.leads:  # versions change in worker 0 only
+            self._joining = self._lock(fcntl.LOCK_SH)
+        for number in self._others:
+            with suppress(OSError):
+                versions: Versions = self._result(number, "versions")
+                return versions
+        if not self.leads:
+            raise WorkerError(_LEADER, _NOT_RUNNING)
+        return None
+
+    def joined(self) -> None:
+        """End what ``versions`` began: this worker can be told to follow."""
+        if self._joining is not None:
+            os.close(self._joining)
+            self._joining = None
+
+    def follow(self, versions: Versions) -> None:
+        """See ``Peers.follow``. A worker that is not running follows when it starts.
+
+        Raises:
+            WorkerError: a worker could not; the others were told all the same.
+        """
+        errors: list[WorkerError] = []
+        with self._swapping():
+            for number in self._others:
+                try:
+                    with suppress(OSError):
+                        self._result(number, "follow", versions)
+                except WorkerError as err:
+                    errors.append(err)
+        if errors:
+            raise errors[0]
+
+    def lead(self, act: str, model: str, parameters: dict[str, Any]) -> None:
+        """Have worker 0 ``"load"`` or ``"unload"`` a model.
+
+        Raises:
+            RequestError: the request cannot be followed; see ``Control``.
+            WorkerError: worker 0 is not running, or the act has failed.
+        """
+        try:
+            _, error, code = self._ask(_LEADER, act, model, parameters)
+        except OSError as err:
+            raise WorkerError(_LEADER, _NOT_RUNNING) from err
+        if error:
+            raise _REFUSALS[code](error) if code in _REFUSALS else WorkerError(_LEADER, error)
+
+    def metrics_page(self, own: Metrics) -> bytes:
+        """The page of all workers' metrics, each with the label ``worker``; a worker that does not answer is absent."""
+        records = {self.number: own.record()}
+        for number in self._others:
+            with suppress(OSError, HotrowError):
+                records[number] = self._result(number, "metrics", timeout_s=_METRICS_TIMEOUT_S)
+        return merged_page(dict(sorted(records.items())))
+
+    def leave(self) -> None:
+        """Remove the sockets' folder if the process that made it was killed."""
+        if os.getppid() != self._place.starter:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _address_of(self, number: int) -> str:
+        return str(self._folder / f"worker{number}")
+
+    def _result(self, number: int, *call: Any, timeout_s: float | None = None) -> Any:
+        """Return the result of a call; WorkerError if it failed, OSError if the worker is not running."""
+        result, error, _ = self._ask(number, *call, timeout_s=timeout_s)
+        if error:
+            raise WorkerError(number, error)
+        return result
+
+    def _ask(self, number: int, *call: Any, timeout_s: float | None = None) -> tuple[Any, str, int]:
+        """Return a worker's answer: the result, or an error and its HTTP status."""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+            connection.settimeout(timeout_s)
+            connection.connect(self._address_of(number))
+            connection.sendall(json.dumps(call).encode())
+            connection.shutdown(socket.SHUT_WR)
+            answer = b"".join(iter(partial(connection.recv, 1 << 16), b""))
+        if not answer:
+            raise ConnectionResetError(f"worker {number} has ended")
+        result, error, code = json.loads(answer)
+        return result, error, code
+
+    @contextmanager
+    def _swapping(self) -> Iterator[None]:
+        descriptor = self._lock(fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            os.close(descriptor)
+
+    def _lock(self, kind: int) -> int:
+        descriptor = os.open(self._folder / "joining", os.O_RDWR | os.O_CREAT, 0o600)
+        fcntl.flock(descriptor, kind)
+        return descriptor
+
+
+class WorkerServer:
+    """Answers the other workers, and stops at SIGHUP. See ``serving.frontend.http.server.Neighbour``."""
+
+    def __init__(self, siblings: Siblings, front: "FrontEnd", grpc_servers: Sequence["GrpcServer"]) -> None:
+        """Answer for ``front``. At SIGHUP, the clients of ``grpc_servers`` go to the other workers before the stop."""
+        self._grpc_servers = grpc_servers
+        self._siblings = siblings
+        self._repository, self._control = front.repository, front.control
+        self._metrics = Metrics(front.metrics, front.repository.readings)
+        # The event loop's threads may all wait for a load, which waits until this worker follows. So these are others.
+        self._threads = ThreadPoolExecutor(4, thread_name_prefix="hotrow-worker")
+        self._server: asyncio.Server | None = None
+        self._leaving: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Answer from now on."""
+        self._server = await asyncio.start_unix_server(self._serve, self._siblings.address)
+        self._siblings.joined()
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._hang_up)
+
+    async def stop(self, _timeout_s: float) -> None:
+        """Answer no more."""
+        if self._server is not None:
+            self._server.close()
+        self._threads.shutdown()
+        self._siblings.leave()
+
+    def _hang_up(self) -> None:
+        self._leaving = asyncio.ensure_future(self._hand_over())
+
+    async def _hand_over(self) -> None:
+        await asyncio.gather(*(server.hand_over() for server in self._grpc_servers))
+        signal.raise_signal(signal.SIGTERM)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        answer: tuple[Any, str, int]
+        try:
+            call, *arguments = json.loads(await reader.read())
+            answer = await self._answer(call, arguments), "", 200
+        except HotrowError as err:
+            answer = None, str(err), codes_of(err)[0]
+        except Exception:  # the top of a call: the traceback goes to the log
+            logger.exception("a call of another worker failed")
+            answer = None, "internal error; see the server's log", 500
+        with suppress(ConnectionError):  # the other worker has ended
+            writer.write(json.dumps(answer).encode())
+            await writer.drain()
+        writer.close()
+
+    async def _answer(self, call: str, arguments: list[Any]) -> Any:
+        if call == "versions":
+            return self._repository.served()
+        if call in ("load", "unload"):
+            return await asyncio.to_thread(getattr(self._control, call), *arguments)
+        work = self._repository.follow if call == "follow" else self._metrics.record
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments)
