@@ -71,9 +71,12 @@ class RedisServer:
 
 
 class RedisServers:
-    """A cluster: ``masters`` share the slots evenly, each with ``replicas`` replicas."""
+    """A cluster: ``masters`` share the slots evenly, each with ``replicas`` replicas.
 
-    def __init__(self, folder: Path, masters: int = 3, replicas: int = 0):
+    A replica takes over if its master is silent for ``node_timeout_ms``.
+    """
+
+    def __init__(self, folder: Path, masters: int = 3, replicas: int = 0, node_timeout_ms: int = NODE_TIMEOUT_MS):
         """Start the nodes, each with a file that names all nodes, and wait until they agree."""
         self.masters = masters
         ports = [free_port() for _ in range(masters * (1 + replicas))]
@@ -82,7 +85,7 @@ class RedisServers:
             node_folder = folder / f"node{number}"
             node_folder.mkdir(parents=True)
             (node_folder / "nodes.conf").write_text(_nodes_conf(ports, masters, myself=number))
-            options = ("--cluster-enabled", "yes", "--cluster-node-timeout", str(NODE_TIMEOUT_MS))
+            options = ("--cluster-enabled", "yes", "--cluster-node-timeout", str(node_timeout_ms))
             self.nodes.append(RedisServer(node_folder, *options, port=port))
         self.wait()
 

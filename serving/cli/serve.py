@@ -120,7 +120,7 @@ def add_parser(commands: Any) -> None:
         "--threads",
         type=whole_number(1, _MOST_THREADS),
         metavar="N",
-        help=f"in each worker, requests that run at the same time (default: {usable_cores()}); workers share the default",
+        help=f"requests that run at the same time in a worker (default: {usable_cores()}, shared by the workers)",
     )
     add_engine_options(parser, "auto", "what runs the dense network (default: %(default)s)")
     parser.add_argument(

@@ -1,14 +1,12 @@
 """Opens the model of one Triton instance, as ``config.pbtxt`` and the repository's ``ps.json`` say."""
 
-import hashlib
 import json
-import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from serving.config import HashMapConfig, ParameterServerConfig, SharedMemoryConfig, read_repository
+from serving.config import read_repository, with_shared_ram
 from serving.dense.network import Engine
 from serving.errors import ConfigError, did_you_mean
 from serving.frontend.triton.answering import Answering, LookingUp, Predicting
@@ -24,7 +22,6 @@ _SOURCE = "config.pbtxt"
 _OWN_PARAMETERS = ("device", "engine", "threads")
 _PARAMETERS_OF_TRITON = ("EXECUTION_ENV_PATH", "FORCE_CPU_ONLY_INPUT_TENSORS")
 _DEVICES = {"CPU": "cpu", "GPU": "cuda:{number}"}
-_ANY_SIZE = 1 << 50  # the machine's memory is the bound
 
 
 @dataclass(frozen=True)
@@ -98,8 +95,8 @@ def open_model(settings: Settings) -> OpenedModel:
     if not settings.directory.is_dir():
         raise ConfigError(str(settings.directory), "", "no such version directory")
     ps = read_repository(settings.directory)
-    if settings.instances > 1:
-        ps = with_shared_ram(ps, settings.directory)
+    if settings.instances > 1 and ps.persistent_db.type == "disabled":
+        ps = with_shared_ram(ps, str(settings.directory.resolve()))
     (config,) = ps.models
     if config.graph_file is None and settings.engine != "auto":
         reason = f"{settings.engine}, but the model has no dense network"
@@ -124,19 +121,3 @@ def _readings(server: ParameterServer, caches: Callable[[], Iterator[MetricSampl
     for name, counters in server.counters().items():
         yield from table_samples(name, counters, server.stores)
     yield from caches()
-
-
-def with_shared_ram(ps: ParameterServerConfig, directory: Path) -> ParameterServerConfig:
-    """Return tiers that hold tables once for all instances: RAM that holds every row becomes shared RAM.
-
-    Each version has shared RAM of its own, because Triton may serve several versions at the same time.
-    """
-    tiers = ps.volatile_tiers
-    if ps.persistent_db.type != "disabled" or len(tiers) != 1:
-        return ps
-    (ram,) = tiers
-    if not isinstance(ram, HashMapConfig) or ram.is_bounded:
-        return ps
-    digest = hashlib.sha256(f"{os.getuid()} {directory.resolve()}".encode()).hexdigest()
-    shared = SharedMemoryConfig(name=f"hotrow-{digest[:16]}", size_bytes=_ANY_SIZE, lookup_threads=ram.lookup_threads)
-    return ps.model_copy(update={"volatile_tiers": (shared,)})

@@ -13,12 +13,11 @@ import pytest
 
 from benchmarks.tiny_model import TinyModel, flatten
 from serving import LookupSession, load_model
-from serving.config import read_repository
+from serving.config import read_repository, with_shared_ram
 from serving.errors import ConfigError, ModelFileError, RequestError, StoreError
 from serving.frontend.triton import TritonPythonModel
 from serving.frontend.triton.answering import Predicting
 from serving.frontend.triton.metrics import TritonMetrics
-from serving.frontend.triton.opening import with_shared_ram
 from serving.metrics import Histogram, MetricSample
 from serving.model.sparse_file import write_sparse_directory
 from serving.session import InferenceSession
@@ -350,7 +349,7 @@ def shared_tiers():
 
     def tiers_of(directory, volatile_db, **others):
         write_ps(directory.parents[1], volatile_db=volatile_db, **others)
-        ps = with_shared_ram(read_repository(directory), directory)
+        ps = with_shared_ram(read_repository(directory), str(directory))
         return [tier.type for tier in ps.volatile_tiers]
 
     return tiers_of
@@ -372,7 +371,7 @@ def test_ram_that_holds_every_row_becomes_shared_ram_for_several_instances(tmp_p
 
 def test_a_model_without_ps_json_is_shared_too_and_each_version_has_its_own_memory(tmp_path):
     versions = [TinyModel(seed=version).write(tmp_path, version=version) for version in (1, 2)]
-    tiers = [with_shared_ram(read_repository(version), version).volatile_tiers[0] for version in versions]
+    tiers = [with_shared_ram(read_repository(version), str(version)).volatile_tiers[0] for version in versions]
 
     assert {tier.type for tier in tiers} == {"multi_process_hash_map"}
     assert tiers[0].name != tiers[1].name
@@ -383,7 +382,7 @@ def test_instances_of_a_model_share_one_copy_of_its_tables_until_the_last_is_fin
     directory = tiny.write(tmp_path)
     tensors, expected = request(tiny)
     first, second = opened(directory, instances=2), opened(directory, instances=2)
-    folder = Path("/dev/shm", with_shared_ram(read_repository(directory), directory).volatile_tiers[0].name)
+    folder = Path("/dev/shm", with_shared_ram(read_repository(directory), str(directory)).volatile_tiers[0].name)
 
     assert sorted(path.name for path in folder.glob("*.table")) == ["tiny@1.item.table", "tiny@1.user.table"]
     first.finalize()

@@ -27,7 +27,12 @@ def shared_redis_server(redis_binary, tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def shared_redis_cluster(redis_binary, tmp_path_factory):
-    cluster = RedisServers(tmp_path_factory.mktemp("redis_cluster"), masters=3, replicas=1)
+    cluster = RedisServers(
+        tmp_path_factory.mktemp("redis_cluster"),
+        masters=3,
+        replicas=1,
+        node_timeout_ms=60_000,  # a busy machine must not make a replica take over
+    )
     yield cluster
     cluster.kill()
 
