@@ -70,6 +70,8 @@ def running(python, repositories, folder, *options, models_python=None):
     shared_memory = f"hotrow_triton_{uuid.uuid4().hex}"  # a Triton that is killed leaves it behind
     command = [triton / "bin" / "tritonserver", *(f"--model-repository={one}" for one in repositories), *options]
     command += [f"--backend-config=python,shm-region-prefix-name={shared_memory}"]
+    # With the default of 1 MiB, which grows, Triton sometimes crashes in boost::interprocess while instances start.
+    command += ["--backend-config=python,shm-default-byte-size=16777216"]
     command += [f"--backend-directory={backend.parent}", "--disable-auto-complete-config", "--allow-gpu-metrics=false"]
     for protocol, port in ports._asdict().items():
         command += [f"--{protocol}-address=127.0.0.1", f"--{protocol}-port={port}"]

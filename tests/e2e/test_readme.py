@@ -24,6 +24,7 @@ OWN_TESTS = {
     "importing.md": "tests/e2e/test_importing.py",
     "models.md": "tests/e2e/test_families.py",
     "planning.md": "tests/serving/test_planner_cli.py",
+    "triton.md": "tests/e2e/test_triton.py",
 }
 SERVED = re.compile(r"(?:127\.0\.0\.1|localhost):(8000|8001)")
 

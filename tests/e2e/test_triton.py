@@ -1,7 +1,6 @@
 """One client suite against `hotrow serve` and a real Triton Inference Server with the same model repository."""
 
 import asyncio
-import json
 import os
 import re
 import shutil
@@ -21,9 +20,10 @@ from tritonclient.utils import InferenceServerException
 
 from benchmarks import triton_server
 from benchmarks.tiny_model import TinyModel
+from serving.config import read_repository
 from serving.dense.files import read_onnx
+from serving.frontend.triton.opening import with_shared_ram
 from serving.model.sparse_file import write_sparse_directory
-from serving.model.version_writer import TRITON_ENTRY
 from tests.e2e.conftest import serving
 from tests.e2e.kserve_requests import inputs_of, request_of
 
@@ -38,16 +38,23 @@ BROKEN = {
     "engin": ("onnx", "unknown; did you mean 'engine'?"),
 }
 WIDE, DEEP = np.arange(20, dtype=np.float32).reshape(10, 2), -np.arange(40, dtype=np.float32).reshape(10, 4)
-LOOKUP_CONFIG = """
+DOCS = (Path(__file__).parents[2] / "docs" / "triton.md").read_text()
+#: The files in the documentation, by their first line.
+DOCUMENTED = dict(re.findall(r"^```(?:protobuf|python)\n# ([^\n]*)\n(.*?)^```", DOCS, re.MULTILINE | re.DOTALL))
+DENSE_CONFIG = """
 backend: "python"
-max_batch_size: 64
-dynamic_batching { }
-input [
-  { name: "KEYS" data_type: TYPE_INT64 dims: [ -1 ] allow_ragged_batch: true },
-  { name: "NUMKEYS" data_type: TYPE_INT32 dims: [ -1 ] }
-]
-output [ { name: "OUTPUT0" data_type: TYPE_FP32 dims: [ -1 ] } ]
-instance_group [ { count: 2 kind: KIND_CPU } ]
+max_batch_size: 0
+input [ { name: "VECTORS" data_type: TYPE_FP32 dims: [ -1 ] } ]
+output [ { name: "PROBABILITY" data_type: TYPE_FP32 dims: [ 1 ] } ]
+instance_group [ { kind: KIND_CPU } ]
+"""
+DENSE_MODEL = """
+import triton_python_backend_utils as triton
+
+class TritonPythonModel:
+    def execute(self, requests):
+        vectors = [triton.get_input_tensor_by_name(request, "VECTORS").as_numpy() for request in requests]
+        return [triton.InferenceResponse([triton.Tensor("PROBABILITY", one.sum(keepdims=True))]) for one in vectors]
 """
 
 
@@ -71,24 +78,15 @@ def shared_repository(tmp_path_factory, model):
     return path
 
 
-def write_rows_model(path):
-    """Write a model that is only looked up, in the form of the hps backend, and the ``ps.json`` that lists it."""
+def write_rows_model(path, config="rows/config.pbtxt"):
+    """Write the documentation's model that is only looked up, with two instances, and its ``ps.json``."""
     version = path / "rows" / "1"
     version.mkdir(parents=True)
     for name, rows in (("wide", WIDE), ("deep", DEEP)):
         write_sparse_directory(version / name, np.arange(10), rows)
-    (version / "model.py").write_text(TRITON_ENTRY)
-    (path / "rows" / "config.pbtxt").write_text(LOOKUP_CONFIG)
-    listed = {
-        "model": "rows",
-        "sparse_files": ["rows/1/wide", "rows/1/deep"],
-        "embedding_table_names": ["wide", "deep"],
-        "embedding_vecsize_per_table": [2, 4],
-        "default_value_for_each_table": [0.0, 0.5],
-        "maxnum_catfeature_query_per_table_per_sample": [1, 2],
-        "max_batch_size": 1024,
-    }
-    (path / "ps.json").write_text(json.dumps({"supportlonglong": True, "models": [listed]}))
+    (version / "model.py").write_text(DOCUMENTED["rows/1/model.py"])
+    (path / "rows" / "config.pbtxt").write_text(DOCUMENTED[config].replace("count: 1", "count: 2"))
+    (path / "ps.json").write_text(re.search(r"^```json\n(.*?)^```", DOCS, re.MULTILINE | re.DOTALL)[1])
 
 
 @pytest.fixture(scope="session")
@@ -102,6 +100,7 @@ def broken_repository(tmp_path_factory, model):
     model.write(path, "damaged")
     triton_server.prepare(path, "damaged")
     (path / "damaged" / "1" / "dense.model").write_bytes(b"")
+    (path / "damaged" / "1" / "manifest.json").unlink()  # so that the fault is found after the tables are loaded
     return path
 
 
@@ -162,6 +161,12 @@ def metrics_of(triton):
     with urllib.request.urlopen(f"http://127.0.0.1:{triton.metrics}/metrics", timeout=DEADLINE_S) as answer:
         lines = [line for line in answer.read().decode().splitlines() if not line.startswith("#")]
     return {place: float(value) for place, _, value in (line.rpartition(" ") for line in lines)}
+
+
+def shared_tables(version):
+    """The tables in the shared memory of a version's instances."""
+    (tier,) = with_shared_ram(read_repository(version), version).volatile_tiers
+    return sorted(path.name for path in Path("/dev/shm", tier.name).glob("*.table"))
 
 
 def until(condition):
@@ -283,11 +288,10 @@ def test_waiting_requests_of_different_sizes_are_answered_together_with_the_bits
         np.testing.assert_array_equal(one, other)
 
 
-def test_two_instances_hold_the_tables_once(triton):
-    tables = sorted(path.name for path in Path("/dev/shm").glob("hotrow-*/tiny*.table"))
-
-    # each of the two versions has two instances and one copy of two tables
-    assert tables == [f"tiny@{version}.{table}.table" for version in (1, 2) for table in ("item", "user")]
+def test_two_instances_of_each_version_hold_its_tables_once(triton, shared_repository):
+    for version in (1, 2):
+        tables = shared_tables(shared_repository / "tiny" / str(version))
+        assert tables == [f"tiny@{version}.item.table", f"tiny@{version}.user.table"]
 
 
 @PROTOCOLS
@@ -330,50 +334,99 @@ def test_a_wrong_parameter_makes_the_model_unavailable_with_a_clear_message(cont
     assert not control.is_model_ready(f"wrong_{name}")
 
 
-def test_a_damaged_model_is_unavailable_and_leaves_no_memory_behind(control):
-    before = set(Path("/dev/shm").glob("hotrow-*"))
-
+def test_a_damaged_model_is_unavailable_and_leaves_no_memory_behind(control, broken_repository):
     with pytest.raises(InferenceServerException, match=r"dense\.model"):
         control.load_model("damaged")
 
-    assert set(Path("/dev/shm").glob("hotrow-*")) == before
+    assert shared_tables(broken_repository / "damaged" / "1") == []
 
 
-def test_the_metrics_page_has_the_keys_the_misses_and_the_defaults_of_all_instances(triton):
-    labels = '{model="rows",table="wide",version="1"}'
-    before = metrics_of(triton)
+def test_the_metrics_page_has_the_keys_the_misses_and_the_defaults_of_all_instances(triton, control):
     arrays = {"KEYS": np.array([[1, 2, 55, 56, 57]], np.int64), "NUMKEYS": np.array([[5, 0]], np.int32)}
-    asked = 8
-
-    for _ in range(asked):
-        infer("http", triton, "rows", arrays)
+    nothing = {"KEYS": np.empty((1, 0), np.int64), "NUMKEYS": np.zeros((1, 2), np.int32)}
 
     def counted(name):
-        return metrics_of(triton).get(name, 0) - before.get(name, 0)
+        values = metrics_of(triton)
+        mine = (place for place in values if place.startswith(f"{name}{{") and 'model="rows",' in place)
+        return sum(values[place] for place in mine if 'table="wide"' in place)
 
-    until(lambda: counted(f"hotrow_lookup_keys_total{labels}") == 5 * asked)
-    assert counted(f"hotrow_defaulted_keys_total{labels}") == 3 * asked
-    of_tier = labels.replace(",version", ',tier="shared_memory",version')
-    assert counted(f"hotrow_tier_hits_total{of_tier}") == 2 * asked
-    assert counted(f"hotrow_tier_misses_total{of_tier}") == 3 * asked
+    def settled():
+        """Ask every instance, so that each sends its counts, and return their sum."""
+        with ThreadPoolExecutor(8) as threads:
+            list(threads.map(lambda _: infer("http", triton, "rows", nothing), range(32)))
+        return counted("hotrow_lookup_keys_total")
+
+    control.unload_model("rows")
+    until(lambda: not any('model="rows"' in place for place in metrics_of(triton) if place.startswith("hotrow_")))
+    control.load_model("rows")
+
+    for _ in range(8):
+        infer("http", triton, "rows", arrays)
+
+    until(lambda: settled() == 40)
+    assert counted("hotrow_defaulted_keys_total") == 24
+    assert counted("hotrow_tier_hits_total") == 16
+    assert counted("hotrow_tier_misses_total") == 24
 
 
-def test_an_unloaded_model_releases_its_memory_and_its_metrics_and_can_be_loaded_again(triton, control, model):
-    arrays, expected = flat_request(model, 3)
-    control.load_model("bare")
-    assert list(Path("/dev/shm").glob("hotrow-*/bare@1.*"))
-    until(lambda: any('model="bare"' in place and "hotrow_" in place for place in metrics_of(triton)))
+def test_an_unloaded_model_releases_its_memory_and_its_metrics_and_can_be_loaded_again(
+    triton, control, shared_repository
+):
+    arrays, expected = flat_request(TinyModel(dense_dim=0, rows=50), 5)
+
+    def has_metrics():
+        return any(place.startswith("hotrow_") and 'model="bare"' in place for place in metrics_of(triton))
+
+    infer("http", triton, "bare", arrays)
+    assert has_metrics()
+    assert shared_tables(shared_repository / "bare" / "1") != []
 
     control.unload_model("bare")
 
-    until(lambda: not list(Path("/dev/shm").glob("hotrow-*/bare@1.*")))
-    until(lambda: not any('model="bare"' in place and "hotrow_" in place for place in metrics_of(triton)))
+    until(lambda: not has_metrics())
+    until(lambda: shared_tables(shared_repository / "bare" / "1") == [])
     with pytest.raises(InferenceServerException):
         infer("http", triton, "bare", arrays)
     control.load_model("bare")
-    bare, answer = flat_request(TinyModel(dense_dim=0, rows=50), 5)
-    np.testing.assert_allclose(infer("http", triton, "bare", bare), answer, atol=TOLERANCE)
-    np.testing.assert_allclose(infer("http", triton, "tiny", arrays), expected, atol=TOLERANCE)
+    np.testing.assert_allclose(infer("http", triton, "bare", arrays), expected, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("name", ["tiny", "rows"])
+def test_a_model_that_is_loaded_again_answers_and_counts_on(triton, control, model, name):
+    """Old and new instances run at the same time for a moment."""
+    arrays = (
+        flat_request(model, 3)[0]
+        if name == "tiny"
+        else {
+            "KEYS": np.array([[1, 2]], np.int64),
+            "NUMKEYS": np.array([[1, 1]], np.int32),
+        }
+    )
+    with ThreadPoolExecutor(8) as threads:
+        for _ in range(3):
+            before = [threads.submit(infer, "http", triton, name, arrays) for _ in range(50)]
+            control.load_model(name)
+            answers = {one.result().tobytes() for one in before}
+            assert len(answers | {infer("http", triton, name, arrays).tobytes()}) == 1
+
+
+def test_a_lookup_is_the_first_step_of_an_ensemble(python, tmp_path):
+    models = tmp_path / "models"
+    for name in ("dense", "both"):
+        (models / name / "1").mkdir(parents=True)
+    write_rows_model(models, "rows/config.pbtxt in an ensemble")
+    (models / "dense" / "config.pbtxt").write_text(DENSE_CONFIG)
+    (models / "dense" / "1" / "model.py").write_text(DENSE_MODEL)
+    (models / "both" / "config.pbtxt").write_text(DOCUMENTED["both/config.pbtxt"])
+    arrays = {"KEYS": np.array([[3, 3, 0, 7]], np.int64), "NUMKEYS": np.array([[2, 2]], np.int32)}
+
+    with (
+        triton_server.running(python, [models], tmp_path) as ports,
+        tritonclient.grpc.InferenceServerClient(f"127.0.0.1:{ports.grpc}") as client,
+    ):
+        answer = client.infer("both", inputs_of(arrays, tritonclient.grpc)).as_numpy("PROBABILITY")
+
+    assert answer.tolist() == [2 * WIDE[3].sum() + DEEP[0].sum() + DEEP[7].sum()]
 
 
 def test_a_triton_that_corrupts_arrays_of_numpy_2_is_refused(python, tmp_path, model):

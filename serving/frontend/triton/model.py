@@ -31,7 +31,7 @@ class TritonPythonModel:
         settings = read_settings(args)
         self._opened = open_model(settings)
         try:
-            self._metrics = TritonMetrics(self._triton, settings.instance, self._opened.readings)
+            self._metrics = TritonMetrics(self._triton, self._opened.readings)
         except BaseException:
             self._opened.close()
             raise
@@ -49,6 +49,7 @@ class TritonPythonModel:
         for group in groups(list(read), lambda place: answering.size(read[place]), answering.largest_group):
             answers = self._answer([read[place] for place in group])
             responses.update(zip(group, answers, strict=True))
+        self._metrics.send_if_due()
         return [responses[place] for place in range(len(requests))]
 
     def finalize(self) -> None:
