@@ -300,7 +300,8 @@ def serve(options: argparse.Namespace) -> int:
             print(f"listening on {url_of(listener, tls is not None)}", flush=True)
 
         all_neighbours: list[Neighbour] = [*neighbours, *private]
-        run(create_app(front), listener, ready, _STOP_TIMEOUT_S, all_neighbours, tls, shares_listener=bool(private))
+        with closing(front):  # after all servers, whose last requests need its threads
+            run(create_app(front), listener, ready, _STOP_TIMEOUT_S, all_neighbours, tls, shares_listener=bool(private))
     return 0
 
 

@@ -1,7 +1,5 @@
 """The HTTP front end: KServe v2, a JSON form for people, health and metrics, as one FastAPI application."""
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -50,20 +48,13 @@ _ERRORS: dict[int, str] = {
 
 
 def create_app(front: FrontEnd) -> ASGIApp:
-    """Make the HTTP application, whose end closes ``front``."""
-
-    @asynccontextmanager
-    async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
-        yield
-        front.close()
-
+    """Make the HTTP application."""
     an_error = {"default": {"content": {"application/json": {"schema": _ERROR_SCHEMA}}, "description": "An error."}}
     app = FastAPIOffline(  # /docs works without the internet
         title="Hotrow",
         responses=an_error,  # of every route, instead of FastAPI's own 422
         version=server_version(),
         description=_DESCRIPTION,
-        lifespan=lifespan,
         middleware=[Middleware(Edge, metrics=front.metrics, has_access_log=front.has_access_log)],
         redoc_url=None,
         exception_handlers={HTTPException: http_exception, RequestValidationError: validation_error},

@@ -95,7 +95,7 @@ def open_model(settings: Settings) -> OpenedModel:
     if not settings.directory.is_dir():
         raise ConfigError(str(settings.directory), "", "no such version directory")
     ps = read_repository(settings.directory)
-    if settings.instances > 1 and ps.persistent_db.type == "disabled":
+    if settings.instances > 1:
         ps = with_shared_ram(ps, str(settings.directory.resolve()))
     (config,) = ps.models
     if config.graph_file is None and settings.engine != "auto":

@@ -363,7 +363,10 @@ def shared_tiers():
         ({"volatile_db": {"type": "hash_map", "row_dtype": "fp16"}}, "multi_process_hash_map"),
         ({"volatile_db": {"type": "hash_map", "capacity_rows": 10_000}}, "hash_map"),
         ({"volatile_db": {"type": "snapshot", "path": "made"}}, "snapshot"),
-        ({"volatile_db": {"type": "hash_map"}, "persistent_db": {"type": "rocks_db", "path": "rows"}}, "hash_map"),
+        (
+            {"volatile_db": {"type": "hash_map"}, "persistent_db": {"type": "rocks_db", "path": "rows"}},
+            "multi_process_hash_map",
+        ),
     ],
 )
 def test_ram_that_holds_every_row_becomes_shared_ram_for_several_instances(tmp_path, shared_tiers, tiers, expected):
