@@ -225,6 +225,7 @@ def test_the_log_names_the_worker(two):
     assert "each has its own GPU caches" in two.log.read_text(encoding="utf-8")
 
 
+@pytest.mark.long
 def test_the_json_log_has_the_worker_in_a_field(start, folder):
     served = start(folder, "--workers", "2", "--log-format", "json")
 
@@ -239,7 +240,9 @@ def memory_of(pid, field):
     return int(line[1]) << 10
 
 
-@pytest.mark.parametrize("tiers", [None, RAM_AND_ROCKSDB], ids=["RAM alone", "RAM and RocksDB"])
+@pytest.mark.parametrize(
+    "tiers", [None, pytest.param(RAM_AND_ROCKSDB, marks=pytest.mark.long)], ids=["RAM alone", "RAM and RocksDB"]
+)
 def test_tables_are_in_memory_once(start, tmp_path, tiers):
     big = TinyModel(tables={"only": 1}, dense_dim=0, dim=32, rows=300_000)
     table_bytes = 300_000 * 32 * 4
@@ -255,7 +258,7 @@ def test_tables_are_in_memory_once(start, tmp_path, tiers):
     assert memory_of(served.process.pid, "Pss") < 2 * table_bytes
 
 
-@pytest.mark.parametrize("number", [0, 1])
+@pytest.mark.parametrize("number", [0, pytest.param(1, marks=pytest.mark.long)])
 def test_a_killed_worker_fails_only_its_own_requests_and_is_started_again(start, folder, number):
     served = start(folder, "--workers", "2", *PATIENT)
     killed = process_of(served, number)
@@ -274,6 +277,7 @@ def test_a_killed_worker_fails_only_its_own_requests_and_is_started_again(start,
     assert versions_by_worker(served) == [(0, "1"), (1, "1")]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", ASKING)
 def test_no_request_fails_while_sighup_restarts_the_workers(start, folder, how):
     served = start(folder, "--workers", "2", "--grpc-port", "0", *PATIENT)
@@ -300,6 +304,7 @@ def test_sighup_serves_the_new_version_of_a_model(start, folder):
     assert versions_by_worker(served) == [(0, "2"), (1, "2")]
 
 
+@pytest.mark.long
 def test_a_broken_new_version_ends_a_restart_and_the_server_goes_on(start, folder):
     served = start(folder, "--workers", "2", *PATIENT)
     (MODELS[2].write(folder, "tiny", 2) / "dense.model").write_bytes(b"1234")
@@ -314,7 +319,7 @@ def test_a_broken_new_version_ends_a_restart_and_the_server_goes_on(start, folde
     assert versions_by_worker(served) == [(0, "1"), (1, "1")]
 
 
-@pytest.mark.parametrize("number", [0, 1])
+@pytest.mark.parametrize("number", [0, pytest.param(1, marks=pytest.mark.long)])
 def test_a_worker_that_is_started_again_serves_what_the_others_serve(start, folder, number):
     served = start(folder, "--workers", "2")
     MODELS[2].write(folder, "tiny", 2)
@@ -325,8 +330,12 @@ def test_a_worker_that_is_started_again_serves_what_the_others_serve(start, fold
     assert versions_by_worker(served) == [(0, "1"), (1, "1")]
 
 
-@pytest.mark.parametrize("how", ["http", "grpc"])
-@pytest.mark.parametrize("tiers", [None, CACHE_AND_ROCKSDB, RAM_AND_ROCKSDB], ids=["RAM", "RocksDB", "both"])
+@pytest.mark.parametrize("how", ["http", pytest.param("grpc", marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "tiers",
+    [None, *(pytest.param(tiers, marks=pytest.mark.long) for tiers in (CACHE_AND_ROCKSDB, RAM_AND_ROCKSDB))],
+    ids=["RAM", "RocksDB", "both"],
+)
 def test_all_workers_have_swapped_when_a_load_returns_and_no_request_fails(start, folder, how, tiers):
     if tiers:
         (folder / "ps.json").write_text(json.dumps(tiers))
@@ -347,7 +356,7 @@ def test_all_workers_have_swapped_when_a_load_returns_and_no_request_fails(start
     assert set(load.versions) == {1, 2}
 
 
-@pytest.mark.parametrize("module", [tritonclient.http, tritonclient.grpc])
+@pytest.mark.parametrize("module", [pytest.param(tritonclient.http, marks=pytest.mark.long), tritonclient.grpc])
 def test_any_worker_loads_and_unloads_for_all(start, folder, module):
     served = start(folder, "--workers", "3", "--grpc-port", "0", "--model-control-mode", "explicit")
     address = grpc_address(served) if module is tritonclient.grpc else f"{served.host}:{served.port}"
@@ -362,6 +371,7 @@ def test_any_worker_loads_and_unloads_for_all(start, folder, module):
                 client.load_model("tinny")
 
 
+@pytest.mark.long
 def test_a_worker_that_starts_during_swaps_serves_the_last_version(start, folder):
     served = start(folder, "--workers", "2", "--model-control-mode", "explicit", "--load-model", "*")
     MODELS[2].write(folder, "tiny", 2)
@@ -378,6 +388,7 @@ def test_a_worker_that_starts_during_swaps_serves_the_last_version(start, folder
     assert {predict(served) for _ in range(10)} == {version}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("tiers", [None, CACHE_AND_ROCKSDB], ids=["RAM", "RocksDB"])
 def test_all_workers_follow_a_polled_repository(start, folder, tiers):
     if tiers:
@@ -392,6 +403,7 @@ def test_all_workers_follow_a_polled_repository(start, folder, tiers):
     assert set(load.versions) == {1, 2}
 
 
+@pytest.mark.long
 def test_the_first_worker_finds_what_has_changed_while_it_was_not_running(start, folder):
     served = start(folder, "--workers", "2", "--model-control-mode", "poll", "--repository-poll-secs", "1")
 
@@ -448,6 +460,7 @@ def test_ctrl_c_exits_130_quietly(start, folder):
     assert served.log.read_text().count("interrupted") == 1
 
 
+@pytest.mark.long
 def test_a_second_ctrl_c_cuts_connections_at_once(start, folder):
     served = start(folder, "--workers", "2")
     head = b"POST /predict/tiny HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 9\r\n\r\n"
@@ -468,6 +481,7 @@ def folders_of(worker):
     return Path(place["folder"]), Path("/dev/shm") / shared_ram_name(place["tables"])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
 def test_nothing_stays_when_the_server_has_ended(start, folder, how):
     served = start(folder, "--workers", "2")
@@ -481,6 +495,7 @@ def test_nothing_stays_when_the_server_has_ended(start, folder, how):
     assert not any(one.exists() for one in folders)
 
 
+@pytest.mark.long
 def test_a_server_finds_the_tables_of_a_server_that_was_killed_with_its_workers(start, folder):
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = str(free.getsockname()[1])
