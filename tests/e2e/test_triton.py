@@ -20,9 +20,8 @@ from tritonclient.utils import InferenceServerException
 
 from benchmarks import triton_server
 from benchmarks.tiny_model import TinyModel
-from serving.config import read_repository
+from serving.config import read_repository, with_shared_ram
 from serving.dense.files import read_onnx
-from serving.frontend.triton.opening import with_shared_ram
 from serving.model.sparse_file import write_sparse_directory
 from tests.e2e.conftest import serving
 from tests.e2e.kserve_requests import inputs_of, request_of
@@ -165,7 +164,7 @@ def metrics_of(triton):
 
 def shared_tables(version):
     """The tables in the shared memory of a version's instances."""
-    (tier,) = with_shared_ram(read_repository(version), version).volatile_tiers
+    (tier,) = with_shared_ram(read_repository(version), str(version.resolve())).volatile_tiers
     return sorted(path.name for path in Path("/dev/shm", tier.name).glob("*.table"))
 
 
