@@ -120,7 +120,7 @@ def add_parser(commands: Any) -> None:
         "--threads",
         type=whole_number(1, _MOST_THREADS),
         metavar="N",
-        help=f"requests that run at the same time in a worker (default: {usable_cores()}, shared by the workers)",
+        help=f"requests that run at the same time (default: {usable_cores()}); each worker has a part of the default",
     )
     add_engine_options(parser, "auto", "what runs the dense network (default: %(default)s)")
     parser.add_argument(
