@@ -23,7 +23,13 @@ def rows(file):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("scenario", "protocol"), [("steady", "grpc"), ("ramp", "http"), ("spike", "grpc"), ("soak", "http")]
+    ("scenario", "protocol"),
+    [
+        ("steady", "grpc"),
+        ("ramp", "http"),
+        pytest.param("spike", "grpc", marks=pytest.mark.long),
+        pytest.param("soak", "http", marks=pytest.mark.long),
+    ],
 )
 def test_a_scenario_runs_against_a_server_of_its_own(repository, tmp_path, scenario, protocol):
     chosen = ["--model", "tiny", "--scenario", scenario, "--protocol", protocol, "--output", tmp_path]

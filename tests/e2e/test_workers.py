@@ -452,6 +452,7 @@ def test_sigterm_answers_what_was_accepted_by_every_worker_and_exits_0(start, fo
     assert "Traceback" not in served.log.read_text()
 
 
+@pytest.mark.long
 def test_ctrl_c_exits_130_quietly(start, folder):
     served = start(folder, "--workers", "2")
 
@@ -538,6 +539,7 @@ def test_a_wrong_number_of_workers_is_refused(folder, workers):
     assert f"--workers: expected a whole number from 1 to 64, got '{workers}'" in done.stderr
 
 
+@pytest.mark.long
 def test_the_environment_sets_the_number_of_workers(start, folder, monkeypatch):
     monkeypatch.setenv("HOTROW_WORKERS", "2")
 
@@ -563,6 +565,7 @@ def test_a_port_in_use_is_an_error_before_a_worker_starts(folder, two, option):
     assert "Address already in use" in done.stderr
 
 
+@pytest.mark.long
 def test_workers_answer_on_one_unix_socket(start, folder, tmp_path):
     served = start(folder, "--workers", "2", "--uds", str(tmp_path / "hotrow.sock"))
 
