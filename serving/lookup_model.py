@@ -2,8 +2,11 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from itertools import accumulate
 
-from serving.lookup import LookupResult, LookupSession
+import numpy as np
+
+from serving.lookup import LookupResult, LookupSession, defaulted_keys_of
 from serving.metrics import MetricSample
 from serving.routes import LeastBusy
 from serving.storage.store import Keys
@@ -31,6 +34,21 @@ class LookupModelSession:
         """See ``LookupSession.lookup``."""
         with self._least_busy.one() as lookup:
             return lookup.lookup(keys)
+
+    def lookup_together(self, requests: Sequence[Sequence[Keys]]) -> list[LookupResult]:
+        """Look up the keys of several requests as one request, and return the answer to each request.
+
+        Raises:
+            HotrowError: see ``LookupSession.lookup``; no request has an answer.
+        """
+        of_tables = list(zip(*requests, strict=True))
+        together = self.lookup([np.concatenate(of_table) for of_table in of_tables])
+        parts = [
+            np.split(rows, list(accumulate(keys.size for keys in of_table))[:-1])
+            for rows, of_table in zip(together.embeddings, of_tables, strict=True)
+        ]
+        defaulted = defaulted_keys_of(self._lookups[0], requests, together.defaulted_keys, together.incomplete)
+        return [LookupResult(rows, count) for rows, count in zip(zip(*parts, strict=True), defaulted, strict=True)]
 
     def readings(self) -> Iterator[MetricSample]:
         """Return the counters of its caches for the metrics page."""

@@ -142,7 +142,7 @@ class RequestMetrics:
             help_text = "Time from a predict request's arrival to its answer."
             yield MetricSample("hotrow_request_seconds", help_text, (("model", model),), histogram)
         for model, count in samples.items():
-            yield MetricSample("hotrow_samples", "Samples predicted.", (("model", model),), count)
+            yield MetricSample("hotrow_samples", "Samples answered.", (("model", model),), count)
         yield MetricSample("hotrow_requests_in_flight", "Predict requests in flight.", (), in_flight, is_gauge=True)
 
 

@@ -17,7 +17,7 @@ from serving.defaults_watch import DefaultsWatch
 from serving.dense.calibration import DEFAULT_TOLERANCE
 from serving.dense.network import Engine
 from serving.errors import ConfigError, RequestError
-from serving.lookup import LookupSession
+from serving.lookup import LookupSession, defaulted_keys_of
 from serving.metrics import MetricSample
 from serving.routes import LeastBusy, Prediction, open_routes
 
@@ -144,27 +144,10 @@ class InferenceSession:
             RequestError, StoreError, DeviceFaultError: see ``predict_batch``; no batch has an answer.
         """
         together = self.predict_batch(join_batches(batches))
-        ends = list(accumulate(batch.samples for batch in batches))
-        parts = np.split(together.probabilities, ends[:-1])
-        return [
-            Prediction(part, count) for part, count in zip(parts, self._defaulted_keys(batches, together), strict=True)
-        ]
-
-    def _defaulted_keys(self, batches: Sequence[Batch], together: Prediction) -> list[int]:
-        """Return how many keys of each batch got a default; in the asynchronous mode without late keys."""
-        if not together.defaulted_keys:
-            return [0] * len(batches)
-        if not together.incomplete:  # caches on a device count the keys of all batches together
-            tiers = LookupSession(self.embedding_cache.server, self.embedding_cache.config)
-            return [tiers.lookup([table.keys for table in batch.tables]).defaulted_keys for batch in batches]
-        counts = [0] * len(batches)
-        for place, found in together.incomplete:
-            begin = 0
-            for at, batch in enumerate(batches):
-                end = begin + batch.tables[place].keys.size
-                counts[at] += end - begin - int(np.count_nonzero(found[begin:end]))
-                begin = end
-        return counts
+        parts = np.split(together.probabilities, list(accumulate(batch.samples for batch in batches))[:-1])
+        keys = [[table.keys for table in batch.tables] for batch in batches]
+        defaulted = defaulted_keys_of(self.embedding_cache, keys, together.defaulted_keys, together.incomplete)
+        return [Prediction(part, count) for part, count in zip(parts, defaulted, strict=True)]
 
     def refresh_embedding_cache(self) -> None:
         """Read all cached rows from the tiers again, for example after another process has changed rows there.

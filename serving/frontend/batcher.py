@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ from time import perf_counter, perf_counter_ns, thread_time
 from typing import Any
 
 from serving.errors import DeadlineError, OverloadedError
-from serving.frontend.served_model import Exchange, ServedModel, Stopwatch
+from serving.frontend.served_model import Exchange, ServedModel, Stopwatch, batches
 
 #: Weight of the latest batch in the pace.
 _PACE_WEIGHT = 0.2
@@ -159,7 +159,8 @@ class Batcher:
         for one in requests:
             one.watch.note()
             _guarded(one, self._read, began_s)
-        for batch in self._batches([one for one in requests if one.error is None]):
+        read = [one for one in requests if one.error is None]
+        for batch in batches(read, lambda one: one.watch.samples, self._max_samples):
             self._answer_batch(batch)
         share_s = (thread_time() - began_processor_s) / max(len(requests), 1)
         for one in requests:
@@ -176,24 +177,11 @@ class Batcher:
         one.watch.samples = self.model.samples(one.question)
         one.watch.note()
 
-    def _batches(self, requests: Sequence[Waiting]) -> Iterator[list[Waiting]]:
-        """Divide requests into batches of at most ``max_samples`` samples."""
-        batch: list[Waiting] = []
-        samples = 0
-        for one in requests:
-            if batch and samples + one.watch.samples > self._max_samples:
-                yield batch
-                batch, samples = [], 0
-            batch.append(one)
-            samples += one.watch.samples
-        if batch:
-            yield batch
-
     def _answer_batch(self, batch: Sequence[Waiting]) -> None:
         answers: Sequence[Any] | None = None
         if len(batch) > 1:
             with suppress(Exception):  # one of the requests may be the reason, so each is answered alone
-                answers = self.model.answer_together([one.question for one in batch])
+                answers = self.model.answer([one.question for one in batch])
         if answers is None:
             for one in batch:
                 _guarded(one, self._answer_alone)
@@ -206,7 +194,7 @@ class Batcher:
 
     def _answer_alone(self, one: Waiting) -> None:
         one.watch.batch_samples = one.watch.samples
-        answer = self.model.answer(one.question)
+        (answer,) = self.model.answer([one.question])
         one.watch.note()
         self._write(one, answer)
 

@@ -9,11 +9,9 @@ from serving.frontend.batcher import Batcher, Batching
 from serving.frontend.limits import Limits
 from serving.frontend.recorder import RecordedExchange, Recorder
 from serving.frontend.runner import Runner
-from serving.frontend.served_model import Exchange, LookupModel, PredictModel, ServedModel, Stopwatch
+from serving.frontend.served_model import Exchange, ServedModel, Stopwatch, served_model
 from serving.loaded_model import LoadedModel
-from serving.lookup_model import LookupModelSession
 from serving.metrics import RequestMetrics
-from serving.protocol.shared_memory import SharedMemory
 from serving.repository import ModelRepository
 
 _T = TypeVar("_T")
@@ -29,12 +27,10 @@ class PredictEndpoint:
         metrics: RequestMetrics,
         limits: Limits,
         batching: Batching,
-        regions: SharedMemory,
         recorder: Recorder | None = None,
     ) -> None:
-        """Answer for the models of ``repository``; tensors may be in ``regions``, and ``recorder`` gets the keys."""
+        """Answer for the models of ``repository``; ``recorder`` gets the keys."""
         self._repository = repository
-        self._regions = regions
         self._runner = runner
         self._metrics = metrics
         self._limits = limits
@@ -93,17 +89,13 @@ class PredictEndpoint:
             model.statistics.failed(perf_counter_ns() - watch.times_ns[0])
             raise
         model.statistics.answered(watch.samples, watch.batch_samples, watch.times_ns)
+        self._metrics.predicted(model.name, watch.samples)
         return answer
 
     def _batcher(self, loaded: LoadedModel) -> Batcher:
         batcher = self._batchers.get(loaded)
         if batcher is None:
-            session = loaded.session
-            model: ServedModel
-            if isinstance(session, LookupModelSession):
-                model = LookupModel(session, self._regions)
-            else:
-                model = PredictModel(session, self._metrics, self._regions)
+            model = served_model(loaded.session)
             batcher = self._batchers[loaded] = Batcher(model, self._runner.pool, self._runner.threads, self._batching)
             loaded.on_close(partial(self._forget, loaded))
         return batcher
@@ -117,7 +109,7 @@ def _answer(model: ServedModel, exchange: Exchange[_T], watch: Stopwatch) -> _T:
     question = exchange.read(model)
     watch.samples = watch.batch_samples = model.samples(question)
     watch.note()
-    answer = model.answer(question)
+    (answer,) = model.answer([question])
     watch.note()
     written = exchange.write(model, answer)
     watch.note()

@@ -60,7 +60,7 @@ class FrontEnd:
         self._runner = Runner(settings.threads)
         self._regions = SharedMemory()
         self.endpoint = PredictEndpoint(
-            repository, self._runner, self.metrics, settings.limits, settings.batching, self._regions, recorder
+            repository, self._runner, self.metrics, settings.limits, settings.batching, recorder
         )
         lead = siblings.lead if siblings is not None and not siblings.leads else None
         self.control = Control(repository, self.endpoint, self._regions, lead)

@@ -392,7 +392,8 @@ class _InferExchange:
 
     def read(self, model: ServedModel) -> Any:
         self._request = decode_message(self._message, model.signature, self._regions)
-        return model.read(self._request)
+        with self._request.locating_errors():
+            return model.read(self._request.inputs)
 
     def write(self, model: ServedModel, answer: Any) -> Any:
         outputs, parameters = model.outputs(answer)

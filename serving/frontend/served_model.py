@@ -1,7 +1,7 @@
 """One loaded model as the requests of every protocol see it."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter_ns
 from typing import Any, Protocol, TypeVar
@@ -13,15 +13,13 @@ from serving.batch import Batch
 from serving.config import ModelConfig
 from serving.lookup import LookupResult
 from serving.lookup_model import LookupModelSession
-from serving.metrics import ModelStatistics, RequestMetrics
+from serving.metrics import ModelStatistics
 from serving.protocol import ctr, lookup
-from serving.protocol.infer import InferDecoder
-from serving.protocol.request import InferRequest
-from serving.protocol.shared_memory import SharedMemory
 from serving.protocol.tensors import Array, Signature
 from serving.routes import Prediction
 from serving.session import InferenceSession
 
+_T = TypeVar("_T")
 _T_co = TypeVar("_T_co", covariant=True)
 Outputs = tuple[dict[str, Array], dict[str, int]]
 
@@ -55,25 +53,27 @@ class ServedModel(ABC):
         version: the version that is served.
         config: the model.
         signature: the tensors of its requests and answers.
-        decoder: reads KServe v2 requests over HTTP.
         statistics: how long its requests took.
         can_merge: whether the questions of several requests may be answered together.
     """
 
-    can_merge = False
+    can_merge = True
 
-    def __init__(self, config: ModelConfig, signature: Signature, regions: SharedMemory) -> None:
-        """Describe a model; the tensors of its requests may be in ``regions``."""
+    def __init__(self, config: ModelConfig, signature: Signature) -> None:
+        """Describe a model."""
         self.name = config.name
         self.version = str(config.version)
         self.config = config
         self.signature = signature
-        self.decoder = InferDecoder(signature, regions)
         self.statistics = ModelStatistics()
 
     @abstractmethod
-    def read(self, request: InferRequest) -> Any:
-        """Check the arrays of a decoded KServe v2 request, and return the question."""
+    def read(self, inputs: dict[str, Array]) -> Any:
+        """Check the arrays of a request, which have the datatypes of ``signature``, and return the question.
+
+        Raises:
+            RequestError: an array is wrong; the message begins with the tensor's name.
+        """
 
     @abstractmethod
     def samples(self, question: Any) -> int:
@@ -84,12 +84,12 @@ class ServedModel(ABC):
         """Return the keys that a question has of each table."""
 
     @abstractmethod
-    def answer(self, question: Any) -> Any:
-        """Answer a question."""
+    def answer(self, questions: Sequence[Any]) -> Sequence[Any]:
+        """Answer one question, or several together if ``can_merge``.
 
-    def answer_together(self, questions: Sequence[Any]) -> Sequence[Any]:
-        """Answer the questions of several requests as one, if ``can_merge``; an error is about all of them."""
-        return [self.answer(question) for question in questions]
+        Raises:
+            HotrowError: no question has an answer; one of the questions may be the reason.
+        """
 
     @abstractmethod
     def outputs(self, answer: Any) -> Outputs:
@@ -103,17 +103,15 @@ class ServedModel(ABC):
 class PredictModel(ServedModel):
     """A model with a dense network: batches in, probabilities out."""
 
-    def __init__(self, session: InferenceSession, metrics: RequestMetrics, regions: SharedMemory) -> None:
+    def __init__(self, session: InferenceSession) -> None:
         """Serve ``session``."""
-        super().__init__(session.config, ctr.signature_of(session.config), regions)
+        super().__init__(session.config, ctr.signature_of(session.config))
         self._session = session
-        self._metrics = metrics
         self.can_merge = not session.graph.mixes_samples
 
-    def read(self, request: InferRequest) -> Batch:
+    def read(self, inputs: dict[str, Array]) -> Batch:
         """See ``ServedModel.read``."""
-        with request.locating_errors():
-            return ctr.batch_of(self.config, request.inputs)
+        return ctr.batch_of(self.config, inputs)
 
     def samples(self, question: Batch) -> int:
         """See ``ServedModel.samples``."""
@@ -123,17 +121,11 @@ class PredictModel(ServedModel):
         """See ``ServedModel.keys``."""
         return [of_table.keys for of_table in question.tables]
 
-    def answer(self, question: Batch) -> Prediction:
-        """See ``ServedModel.answer``; counts the samples."""
-        prediction = self._session.predict_batch(question)
-        self._metrics.predicted(self.name, question.samples)
-        return prediction
-
-    def answer_together(self, questions: Sequence[Batch]) -> Sequence[Prediction]:
-        """See ``ServedModel.answer_together``."""
-        predictions = self._session.predict_batches(questions)
-        self._metrics.predicted(self.name, sum(question.samples for question in questions))
-        return predictions
+    def answer(self, questions: Sequence[Batch]) -> Sequence[Prediction]:
+        """See ``ServedModel.answer``."""
+        if len(questions) == 1:
+            return [self._session.predict_batch(questions[0])]
+        return self._session.predict_batches(questions)
 
     def outputs(self, answer: Prediction) -> Outputs:
         """See ``ServedModel.outputs``."""
@@ -147,27 +139,28 @@ class PredictModel(ServedModel):
 class LookupModel(ServedModel):
     """A model without a dense network: keys in, rows out."""
 
-    def __init__(self, session: LookupModelSession, regions: SharedMemory) -> None:
+    def __init__(self, session: LookupModelSession) -> None:
         """Serve ``session``."""
-        super().__init__(session.config, lookup.signature_of(session.config), regions)
+        super().__init__(session.config, lookup.signature_of(session.config))
         self._session = session
 
-    def read(self, request: InferRequest) -> Sequence[NDArray[np.int64]]:
+    def read(self, inputs: dict[str, Array]) -> Sequence[NDArray[np.int64]]:
         """See ``ServedModel.read``."""
-        with request.locating_errors():
-            return lookup.keys_of(self.config, request.inputs)
+        return lookup.keys_of(self.config, inputs)
 
-    def samples(self, _question: Any) -> int:
-        """See ``ServedModel.samples``; keys belong to no sample, so a request counts as one."""
-        return 1
+    def samples(self, question: Sequence[NDArray[np.int64]]) -> int:
+        """See ``ServedModel.samples``; the keys may be those of more samples."""
+        return lookup.least_samples(self.config, question)
 
     def keys(self, question: Sequence[NDArray[np.int64]]) -> Sequence[NDArray[np.int64]]:
         """See ``ServedModel.keys``."""
         return question
 
-    def answer(self, question: Sequence[NDArray[np.int64]]) -> LookupResult:
+    def answer(self, questions: Sequence[Sequence[NDArray[np.int64]]]) -> Sequence[LookupResult]:
         """See ``ServedModel.answer``."""
-        return self._session.lookup(question)
+        if len(questions) == 1:
+            return [self._session.lookup(questions[0])]
+        return self._session.lookup_together(questions)
 
     def outputs(self, answer: LookupResult) -> Outputs:
         """See ``ServedModel.outputs``."""
@@ -176,6 +169,25 @@ class LookupModel(ServedModel):
     def triton_config(self) -> dict[str, Any]:
         """See ``ServedModel.triton_config``."""
         return lookup.triton_config(self.name, self.config)
+
+
+def served_model(session: InferenceSession | LookupModelSession) -> ServedModel:
+    """Return the model of a session."""
+    return LookupModel(session) if isinstance(session, LookupModelSession) else PredictModel(session)
+
+
+def batches(requests: Iterable[_T], samples: Callable[[_T], int], max_samples: int) -> Iterator[list[_T]]:
+    """Divide requests into batches of neighbours with at most ``max_samples`` samples; a larger request is alone."""
+    batch: list[_T] = []
+    total = 0
+    for one in requests:
+        if batch and total + samples(one) > max_samples:
+            yield batch
+            batch, total = [], 0
+        batch.append(one)
+        total += samples(one)
+    if batch:
+        yield batch
 
 
 class Exchange(Protocol[_T_co]):

@@ -1,6 +1,7 @@
 """Embedding lookup, the first half of a prediction: from a batch's keys to pooled vectors, one tensor per table."""
 
 from serving.lookup.devices import DeviceChoice, check_device_name, open_devices
+from serving.lookup.merged import defaulted_keys_of
 from serving.lookup.opening import open_lookups, warn_of_idle_caches
 from serving.lookup.session import LookupResult, LookupSession
 
@@ -9,6 +10,7 @@ __all__ = [
     "LookupResult",
     "LookupSession",
     "check_device_name",
+    "defaulted_keys_of",
     "open_devices",
     "open_lookups",
     "warn_of_idle_caches",

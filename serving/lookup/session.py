@@ -89,8 +89,9 @@ class LookupSession:
         self._check_keys(keys)
         answers = [self.server.lookup(name, of_table) for (_, name), of_table in zip(self._tables, keys, strict=True)]
         self._check_still_held()
-        defaulted_keys = sum(found.size - int(np.count_nonzero(found)) for _, found in answers)
-        return LookupResult(tuple(rows for rows, _ in answers), defaulted_keys)
+        incomplete = [(place, found) for place, (_, found) in enumerate(answers) if not found.all()]
+        defaulted_keys = sum(found.size - int(np.count_nonzero(found)) for _, found in incomplete)
+        return LookupResult(tuple(rows for rows, _ in answers), defaulted_keys, incomplete)
 
     @property
     def is_answering(self) -> bool:

@@ -53,6 +53,12 @@ def keys_of(config: ModelConfig, inputs: dict[str, Array]) -> list[NDArray[np.in
     return np.split(keys, list(accumulate(counts[:-1])))
 
 
+def least_samples(config: ModelConfig, keys: Sequence[NDArray[np.int64]]) -> int:
+    """Return the least number of samples that can have each table's keys; a request has at least one sample."""
+    limited = zip(keys, (table.max_keys_per_sample for table in config.tables), strict=True)
+    return max([1, *(-(-of_table.size // limit) for of_table, limit in limited if limit)])
+
+
 def answer_of(embeddings: Sequence[NDArray[np.float32]]) -> NDArray[np.float32]:
     """Return ``OUTPUT0`` from the rows of each table, which ``LookupSession.lookup`` returned."""
     return np.concatenate([rows.reshape(-1) for rows in embeddings])

@@ -4,6 +4,7 @@ import re
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -23,7 +24,7 @@ from serving.frontend.http.body import (
 from serving.frontend.http.edge import MODEL, Edge, error_response
 from serving.frontend.served_model import PredictModel, ServedModel
 from serving.metrics import RequestMetrics
-from serving.protocol.infer import encode_infer
+from serving.protocol.infer import InferDecoder, encode_infer
 from serving.protocol.request import InferRequest
 from serving.protocol.samples import decode_samples, encode_predictions
 from serving.protocol.shared_memory import SharedMemory
@@ -43,15 +44,35 @@ class Answer:
     headers: Headers
 
 
+class Decoders:
+    """The decoder of each served model; each decoder remembers what the model's clients repeat.
+
+    Attributes:
+        regions: may hold tensors.
+    """
+
+    def __init__(self, regions: SharedMemory) -> None:
+        """Decode requests whose tensors may be in ``regions``."""
+        self.regions = regions
+        self._decoders: WeakKeyDictionary[ServedModel, InferDecoder] = WeakKeyDictionary()
+
+    def of(self, model: ServedModel) -> InferDecoder:
+        """Return the decoder of a model."""
+        decoder = self._decoders.get(model)
+        if decoder is None:
+            decoder = self._decoders[model] = InferDecoder(model.signature, self.regions)
+        return decoder
+
+
 class HttpExchange(ABC):
     """A request body in some form; see ``Exchange``."""
 
-    def __init__(self, body: bytes, headers: dict[bytes, bytes], max_bytes: int, regions: SharedMemory) -> None:
-        """Take a body that may be compressed; ``regions`` may have tensors."""
+    def __init__(self, body: bytes, headers: dict[bytes, bytes], max_bytes: int, decoders: Decoders) -> None:
+        """Take a body that may be compressed."""
         self._body = body
         self._headers = headers
         self._max_bytes = max_bytes
-        self._regions = regions
+        self._decoders = decoders
 
     @property
     def timeout_us(self) -> int:
@@ -93,12 +114,14 @@ class InferExchange(HttpExchange):
 
     def _read(self, model: ServedModel, body: bytes) -> Any:
         json_bytes = self._headers.get(_JSON_LENGTH)
-        self._request = model.decoder.decode(body, None if json_bytes is None else json_bytes.decode("latin-1"))
-        return model.read(self._request)
+        header_bytes = None if json_bytes is None else json_bytes.decode("latin-1")
+        self._request = self._decoders.of(model).decode(body, header_bytes)
+        with self._request.locating_errors():
+            return model.read(self._request.inputs)
 
     def _write(self, model: ServedModel, answer: Any) -> Answer:
         outputs, parameters = model.outputs(answer)
-        written = encode_infer(self._request, model.name, model.version, outputs, parameters, self._regions)
+        written = encode_infer(self._request, model.name, model.version, outputs, parameters, self._decoders.regions)
         if written.json_bytes is None:
             return Answer(written.body, [_JSON])
         return Answer(written.body, [_BINARY, (_JSON_LENGTH, b"%d" % written.json_bytes)])
@@ -126,7 +149,7 @@ class HttpEndpoint:
         self._endpoint: PredictEndpoint = front.endpoint
         self._metrics: RequestMetrics = front.metrics
         self._limits = front.limits
-        self._regions = front.control.regions
+        self._decoders = Decoders(front.control.regions)
         self._arriving = Arriving(front.limits)
 
     async def answer(self, scope: Scope, receive: Receive, form: type[HttpExchange]) -> Answer:
@@ -149,7 +172,7 @@ class HttpEndpoint:
         headers: dict[bytes, bytes] = dict(scope["headers"])
         body = await read_body(scope, receive, headers, self._limits, self._arriving)
         # Counted from here on, so a client that sends slowly does not use up the limit.
-        exchange = form(body, headers, self._limits.max_body_bytes, self._regions)
+        exchange = form(body, headers, self._limits.max_body_bytes, self._decoders)
         size_bytes = None if encoding_of(headers) != IDENTITY else len(body)
         return await self._endpoint.run(name, version, size_bytes, exchange, _timeout_of(headers))
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from kernels.errors import HotrowError
 from serving.errors import ConfigError, RequestError
-from serving.frontend.triton.answering import groups
+from serving.frontend.served_model import batches
 from serving.frontend.triton.metrics import TritonMetrics
 from serving.frontend.triton.opening import open_model, read_settings
 
@@ -39,16 +39,17 @@ class TritonPythonModel:
     def execute(self, requests: Sequence[Any]) -> list[Any]:
         """Answer the requests in as few lookups as possible. A bad request does not affect the others."""
         responses: dict[int, Any] = {}
-        read: dict[int, Any] = {}
+        questions: dict[int, Any] = {}
         for place, request in enumerate(requests):
             try:
-                read[place] = self._read(request)
+                questions[place] = self._read(request)
             except HotrowError as err:
                 responses[place] = self._error(err)
-        answering = self._opened.answering
-        for group in groups(list(read), lambda place: answering.size(read[place]), answering.largest_group):
-            answers = self._answer([read[place] for place in group])
-            responses.update(zip(group, answers, strict=True))
+        model = self._opened.model
+        most = model.config.max_batchsize if model.can_merge else 1
+        for batch in batches(questions, lambda place: model.samples(questions[place]), most):
+            answers = self._answer([questions[place] for place in batch])
+            responses.update(zip(batch, answers, strict=True))
         self._metrics.send_if_due()
         return [responses[place] for place in range(len(requests))]
 
@@ -61,24 +62,28 @@ class TritonPythonModel:
 
     def _read(self, request: Any) -> Any:
         inputs = {}
-        for spec in self._opened.answering.signature.inputs:
+        for spec in self._opened.model.signature.inputs:
             tensor = self._triton.get_input_tensor_by_name(request, spec.name)
             if tensor is not None:
                 inputs[spec.name] = tensor.as_numpy()
             elif not spec.optional:
                 raise RequestError(f"inputs: missing {spec.name!r}")
-        return self._opened.answering.read(inputs)
+        return self._opened.model.read(inputs)
 
-    def _answer(self, group: list[Any]) -> list[Any]:
-        """Answer requests together. If that fails, answer each alone, so that only the faulty requests fail."""
+    def _answer(self, questions: list[Any]) -> list[Any]:
+        """Answer questions together. If that fails, answer each alone, so that only the faulty requests fail."""
         try:
-            answers = self._opened.answering.answer(group)
+            answers = self._opened.model.answer(questions)
         except HotrowError as err:
-            if len(group) == 1:
+            if len(questions) == 1:
                 return [self._error(err)]
-            return [response for one in group for response in self._answer([one])]
-        name = self._opened.answering.signature.outputs[0].name
-        return [self._triton.InferenceResponse(output_tensors=[self._triton.Tensor(name, one)]) for one in answers]
+            return [response for one in questions for response in self._answer([one])]
+        return [self._response(answer) for answer in answers]
+
+    def _response(self, answer: Any) -> Any:
+        outputs, _ = self._opened.model.outputs(answer)
+        tensors = [self._triton.Tensor(name, array) for name, array in outputs.items()]
+        return self._triton.InferenceResponse(output_tensors=tensors)
 
     def _error(self, error: HotrowError) -> Any:
         kind = self._triton.TritonError

@@ -9,14 +9,14 @@ from pathlib import Path
 from serving.config import read_repository, with_shared_ram
 from serving.dense.network import Engine
 from serving.errors import ConfigError, did_you_mean
-from serving.frontend.triton.answering import Answering, LookingUp, Predicting
+from serving.frontend.served_model import ServedModel, served_model
 from serving.lookup import check_device_name, open_devices, open_lookups, warn_of_idle_caches
 from serving.lookup_model import LookupModelSession
 from serving.metrics import MetricSample
 from serving.opening import open_session
 from serving.parameter_server import ParameterServer
 from serving.parameter_server.counters import table_samples
-from serving.session import check_runtime
+from serving.session import InferenceSession, check_runtime
 
 _SOURCE = "config.pbtxt"
 _OWN_PARAMETERS = ("device", "engine", "threads")
@@ -50,12 +50,12 @@ class OpenedModel:
     """An open model.
 
     Attributes:
-        answering: answers its requests.
+        model: answers its requests.
         readings: returns the counters of its tiers and caches.
         close: releases everything that was opened for it.
     """
 
-    answering: Answering
+    model: ServedModel
     readings: Callable[[], Iterator[MetricSample]]
     close: Callable[[], None]
 
@@ -105,16 +105,14 @@ def open_model(settings: Settings) -> OpenedModel:
     warn_of_idle_caches([(config, devices)])
     with ExitStack() as opened:
         server = opened.enter_context(ParameterServer.from_config(ps))
-        answering: Answering
+        session: InferenceSession | LookupModelSession
         if config.graph_file is None:
-            rows = opened.enter_context(closing(LookupModelSession(open_lookups(server, config, devices))))
-            caches, answering = rows.readings, LookingUp(rows)
+            session = opened.enter_context(closing(LookupModelSession(open_lookups(server, config, devices))))
         else:
             session = open_session(server, config, devices, settings.engine, settings.threads)
             opened.enter_context(session)
-            caches, answering = session.readings, Predicting(session)
         close = opened.pop_all().close
-    return OpenedModel(answering, lambda: _readings(server, caches), close)
+    return OpenedModel(served_model(session), lambda: _readings(server, session.readings), close)
 
 
 def _readings(server: ParameterServer, caches: Callable[[], Iterator[MetricSample]]) -> Iterator[MetricSample]:

@@ -14,8 +14,9 @@ from benchmarks.tiny_model import TinyModel, flatten
 from serving.batch import read_batch
 from serving.errors import DeadlineError, OverloadedError, RequestError, StoreError
 from serving.frontend.batcher import Batcher, Batching
-from serving.frontend.served_model import Stopwatch
+from serving.frontend.served_model import Stopwatch, served_model
 from serving.repository import ModelRepository
+from tests.serving.ps_files import KEYS, write_lookup_model
 
 DEADLINE_S = 60
 
@@ -32,10 +33,7 @@ class Doubler:
     def samples(self, question):
         return len(question)
 
-    def answer(self, question):
-        return self.answer_together([question])[0]
-
-    def answer_together(self, questions):
+    def answer(self, questions):
         self.may_answer.wait(DEADLINE_S)
         self.batches.append([len(question) for question in questions])
         if any("poison" in question for question in questions):
@@ -264,3 +262,21 @@ def test_batches_of_a_model_are_predicted_together_as_if_alone(tmp_path, device)
         for answer, batch, right in zip(together, batches, expected, strict=True):
             np.testing.assert_allclose(answer.probabilities, right, atol=2e-6)
             assert answer.defaulted_keys == session.predict_batch(batch).defaulted_keys
+
+
+@pytest.mark.parametrize("device", ["cpu", "runner"])
+def test_lookups_are_answered_together_as_if_alone(tmp_path, device):
+    with ModelRepository(write_lookup_model(tmp_path), device=device) as repository:
+        repository.load()
+        model = served_model(repository.loaded("hps_wdl").session)
+        unknown = max(KEYS) + 1
+        texts = ([KEYS[:2], []], [[], []], [[unknown, KEYS[1]], [unknown]], [KEYS, KEYS])
+        questions = [[np.array(keys, np.int64) for keys in text] for text in texts]
+
+        answers = model.answer(questions)
+
+        assert [answer.defaulted_keys for answer in answers] == [0, 0, 2, 0]
+        for answer, question in zip(answers, questions, strict=True):
+            (alone,) = model.answer([question])
+            for rows, expected in zip(answer.embeddings, alone.embeddings, strict=True):
+                np.testing.assert_array_equal(rows, expected)

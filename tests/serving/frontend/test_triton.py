@@ -16,8 +16,8 @@ from benchmarks.tiny_model import TinyModel, flatten
 from serving import LookupSession, load_model
 from serving.config import read_repository, with_shared_ram
 from serving.errors import ConfigError, ModelFileError, RequestError, StoreError
+from serving.frontend.served_model import served_model
 from serving.frontend.triton import TritonPythonModel
-from serving.frontend.triton.answering import Predicting
 from serving.frontend.triton.metrics import TritonMetrics
 from serving.metrics import Histogram, MetricSample
 from serving.model.sparse_file import write_sparse_directory
@@ -283,7 +283,7 @@ def test_a_request_that_spoils_a_common_prediction_fails_alone(tmp_path, opened,
 def test_requests_whose_samples_would_affect_each_other_are_predicted_alone(tmp_path, opened, monkeypatch):
     tiny = TinyModel()
     model = opened(tiny.write(tmp_path))
-    monkeypatch.setattr(model._opened.answering, "largest_group", 0)  # as for a graph that mixes samples
+    monkeypatch.setattr(model._opened.model, "can_merge", False)  # as for a graph that mixes samples
     counts = predictions_of(monkeypatch)
 
     model.execute([request(tiny, samples)[0] for samples in (3, 2)])
@@ -291,11 +291,11 @@ def test_requests_whose_samples_would_affect_each_other_are_predicted_alone(tmp_
     assert counts == [3, 2]
 
 
-def test_a_graph_that_mixes_samples_has_groups_of_one_request(tmp_path):
+def test_a_graph_that_mixes_samples_cannot_merge_requests(tmp_path):
     with load_model(TinyModel().write(tmp_path)) as session:
-        assert Predicting(session).largest_group == 64
+        assert served_model(session).can_merge
         session.graph = dataclasses.replace(session.graph, mixes_samples=True)
-        assert Predicting(session).largest_group == 0
+        assert not served_model(session).can_merge
 
 
 @pytest.mark.parametrize(
@@ -323,7 +323,7 @@ def test_the_kind_of_the_instance_chooses_the_device_unless_a_parameter_does(
 def test_a_parameter_chooses_the_engine(tmp_path, opened, engine):
     model = opened(TinyModel().write(tmp_path), engine=engine, threads="2", EXECUTION_ENV_PATH="/env")
 
-    assert model._opened.answering._session.engine == engine
+    assert model._opened.model._session.engine == engine
 
 
 @pytest.mark.parametrize(
