@@ -10,9 +10,8 @@ from serving.frontend.limits import Limits
 from serving.frontend.recorder import RecordedExchange, Recorder
 from serving.frontend.runner import Runner
 from serving.frontend.served_model import Exchange, ServedModel, Stopwatch, served_model
-from serving.loaded_model import LoadedModel
 from serving.metrics import RequestMetrics
-from serving.repository import ModelRepository
+from serving.repository import LoadedModel, ModelRepository
 
 _T = TypeVar("_T")
 

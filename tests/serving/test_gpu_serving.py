@@ -189,7 +189,7 @@ class TestRepository:
             session = repository.session("dcn")
             key = next(iter(model.tables[0]))
             batch = read_batch(session.config, [[0.0, 0.0]], [key], [0, 1, 1, 1, 0, 0, 0])
-            repository._server.insert(session.config.full_name(session.config.tables[0]), np.array([key]), new)
+            repository._loader.server.insert(session.config.full_name(session.config.tables[0]), np.array([key]), new)
 
             for cache in session._caches:
                 assert cache.lookup_pooled(batch).embeddings[0][0, 0].tolist() == [3.0] * 4

@@ -12,8 +12,8 @@ import pytest
 from benchmarks.tiny_model import TinyModel, flatten
 from serving.config import VersionPolicy, policy_from
 from serving.errors import ConfigError, ModelFileError, RequestError, StoreFullError, UnknownModelError
-from serving.loaded_model import DRAIN_TIMEOUT_S
 from serving.repository import ModelRepository
+from serving.repository.loaded_model import DRAIN_TIMEOUT_S
 from serving.storage import RocksDbStore
 from tests.serving.ps_files import write_ps
 

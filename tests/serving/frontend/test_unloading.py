@@ -16,8 +16,8 @@ from serving.repository import ModelRepository
 KEYS = [[[1], [2], [3]], [[900], [2, 5], [3]], [[7], [], [2000]]]
 ENDS = {
     "close": ModelRepository.close,
-    "unload": lambda repository: repository._server.unload_model("tiny"),
-    "erase": lambda repository: repository._server.erase_model("tiny"),
+    "unload": lambda repository: repository._loader.server.unload_model("tiny"),
+    "erase": lambda repository: repository._loader.server.erase_model("tiny"),
 }
 
 

@@ -1,0 +1,11 @@
+"""The model repository: which models and versions are served, and how a version comes and goes.
+
+``source`` reads what the folder has, ``loader`` opens and drops one version, ``repository`` decides which versions
+answer requests.
+"""
+
+from serving.repository.loaded_model import LoadedModel
+from serving.repository.repository import ModelRepository, ModelState, Peers
+from serving.repository.source import Versions
+
+__all__ = ["LoadedModel", "ModelRepository", "ModelState", "Peers", "Versions"]

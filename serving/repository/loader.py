@@ -1,0 +1,157 @@
+"""Opens one version of a model in front of the tiers, and drops it."""
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from kernels.device import Device
+from serving.config import ModelConfig, ParameterServerConfig
+from serving.dense.calibration import DEFAULT_TOLERANCE
+from serving.dense.network import Engine
+from serving.errors import StoreError, UnknownModelError, about
+from serving.lookup import DeviceChoice, open_lookups
+from serving.lookup_model import LookupModelSession
+from serving.metrics import MetricSample
+from serving.opening import open_session
+from serving.parameter_server import ParameterServer
+from serving.parameter_server.counters import table_samples
+from serving.parameter_server.progress import Progress
+from serving.repository.loaded_model import LoadedModel, warm_up
+from serving.session import InferenceSession
+from serving.storage import MemoryStore, RedisStore, SharedMemoryStore, SnapshotStore
+from serving.storage.store import Store
+
+logger = logging.getLogger("hotrow.repository")
+
+
+@dataclass(frozen=True, slots=True)
+class Runtime:
+    """How models run; see ``ModelRepository`` for the attributes."""
+
+    engine: Engine = "auto"
+    threads: int = 1
+    calibration: str | Path | None = None
+    tolerance: float = DEFAULT_TOLERANCE
+    device: str = "cpu"
+
+
+class VersionLoader:
+    """Opens and drops versions. Not safe for threads, except ``is_answering`` and ``readings``.
+
+    Attributes:
+        server: has the tables of all versions.
+    """
+
+    def __init__(self, ps: ParameterServerConfig, runtime: Runtime, *, writes: bool) -> None:
+        """Open the tiers of a repository.
+
+        Args:
+            ps: the tiers.
+            runtime: how models run.
+            writes: whether this process may erase rows from stores that other processes read.
+
+        Raises:
+            StoreError: a tier cannot be opened.
+        """
+        self.server = ParameterServer.from_config(ps.model_copy(update={"models": ()}))
+        self._runtime = runtime
+        self._devices = DeviceChoice(runtime.device)
+        self._writes = writes
+
+    def open_devices(self, models: Iterable[ModelConfig]) -> Sequence[Sequence[Device]]:
+        """Open the devices of each model.
+
+        Raises:
+            DeviceUnavailableError: a GPU or the software to use it is missing; the message names the model.
+        """
+        opened = []
+        for config in models:
+            with about(config.name):
+                opened.append(self._devices.open(config.gpu_cache.devices))
+        return opened
+
+    def open(self, config: ModelConfig, devices: Sequence[Device], progress: Progress | None = None) -> LoadedModel:
+        """Load a version's tables, open its session and warm it up.
+
+        Raises:
+            HotrowError: see ``ModelRepository.load``; nothing of the version is left in this process.
+        """
+        server, runtime = self.server, self._runtime
+        server.load_model(config, progress)
+        held = server.model(config.name, config.version)
+        session: InferenceSession | LookupModelSession
+        with ExitStack() as opened:
+            opened.callback(server.unload_model, held.name, held.version, held)
+            if config.dense_file is None:
+                session = LookupModelSession(open_lookups(server, config, devices))
+            else:
+                settings = (runtime.engine, runtime.threads, runtime.calibration, runtime.tolerance)
+                session = open_session(server, config, devices, *settings)
+            opened.callback(session.close)
+            warm_up(session)
+            opened.pop_all()
+        return LoadedModel(session)
+
+    def drop(self, model: LoadedModel, *, erase: bool = False) -> None:
+        """Close a version after its requests, and remove its tables from the tiers.
+
+        With ``erase`` its rows also leave the stores that outlive the process, if this process writes them. They stay
+        if Redis is the source of truth, because servers on other machines may still serve this version.
+        """
+        truth = self.server.stores[-1]
+        is_own = self._writes and model.config.has_versioned_tables and truth.writes
+        erase = erase and is_own and not isinstance(truth, RedisStore)
+        remove = self.server.erase_model if erase else self.server.unload_model
+        model.on_close(partial(_remove, remove, model.config))
+        model.close()
+
+    def readings(self, models: Iterable[LoadedModel]) -> Iterator[MetricSample]:
+        """Return the counters of the parameter server and of the models' caches for the metrics page."""
+        for name, counters in self.server.counters().items():
+            yield from table_samples(name, counters, self.server.stores)
+        for model in models:
+            yield from model.session.readings()
+
+    def describe(self, models: Iterable[LoadedModel]) -> Iterator[str]:
+        """Lines for an operator: each model with its memory and mapped files, and the tiers."""
+        for model in sorted(models, key=lambda one: (one.config.name, one.config.version)):
+            config, session = model.config, model.session
+            tables = ", ".join(f"{table.name} [{table.slots} x {table.dim}]" for table in config.tables)
+            sizes = _sizes(config, self.server.stores)
+            yield f"model {config.name} version {config.version}: {sizes}, tables {tables}"
+            if isinstance(session, InferenceSession) and session.quantization is not None:
+                yield f"  {session.quantization}"
+        yield f"tiers {', '.join(store.name for store in self.server.stores)}"
+
+    def close(self) -> None:
+        """Close the tiers."""
+        self.server.close()
+
+
+def _remove(remove: Callable[[str, int], None], config: ModelConfig) -> None:
+    try:
+        with suppress(UnknownModelError):  # the server is closed
+            remove(config.name, config.version)
+    except StoreError as err:
+        logger.warning("model %s: version %s is dropped, but %s", config.name, config.version, err)
+    else:
+        logger.info("model %s: version %s is dropped", config.name, config.version)
+
+
+def _sizes(config: ModelConfig, stores: Sequence[Store]) -> str:
+    """A model's memory: in this process's RAM, in shared memory and in mapped files."""
+    ram, shared, mapped = config.dense_file.stat().st_size if config.dense_file else 0, 0, 0
+    for name in map(config.full_name, config.tables):
+        ram += sum(store.memory_bytes(name) for store in stores if isinstance(store, MemoryStore))
+        shared += sum(store.memory_bytes(name) for store in stores if isinstance(store, SharedMemoryStore))
+        mapped += sum(store.file_bytes(name) for store in stores if isinstance(store, SnapshotStore))
+    others = {" of shared memory": shared, " of mapped files": mapped}
+    return " and ".join([_amount(ram), *(_amount(size) + what for what, size in others.items() if size)])
+
+
+def _amount(size_bytes: int) -> str:
+    mebibytes = size_bytes / 2**20
+    return f"{mebibytes:,.1f} MiB" if mebibytes >= 0.05 else f"{size_bytes / 2**10:,.1f} KiB"
