@@ -1,27 +1,11 @@
 """Checks of a load test's options."""
 
 import ipaddress
-from argparse import ArgumentTypeError
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from urllib.parse import urlsplit
 
 from serving.config import ModelConfig
 from serving.errors import ServingError
-
-
-def number_up_to(largest: float) -> Callable[[str], float]:
-    """Return the type of an option that takes a number from 0 up to ``largest``."""
-
-    def parse(text: str) -> float:
-        try:
-            number = float(text)
-        except ValueError:
-            number = -1.0
-        if 0 <= number <= largest:  # False for NaN
-            return number
-        raise ArgumentTypeError(f"expected a number from 0 to {largest:g}, got {text[:32]!r}")
-
-    return parse
 
 
 def refuse_remote(host: str) -> None:

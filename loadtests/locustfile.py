@@ -11,10 +11,10 @@ from locust import FastHttpUser, LoadTestShape, User, events, task
 from tritonclient.utils import InferenceServerException
 
 from kernels.errors import HotrowError
-from loadtests.checks import choose_model, number_up_to, refuse_remote
+from loadtests.checks import choose_model, refuse_remote
 from loadtests.scenarios import SCENARIOS
 from loadtests.traffic import Traffic
-from serving.cli.numbers import whole_number
+from serving.cli.numbers import number, whole_number
 from serving.config import read_repository
 from serving.errors import ServingError
 
@@ -31,8 +31,8 @@ def add_options(parser):
     parser.add_argument("--model", help="the model's name; needed if there are several models")
     parser.add_argument("--scenario", choices=list(SCENARIOS), default="steady", help="number of users over time")
     parser.add_argument("--samples", type=whole_number(1, 1 << 20), default=64, help="samples per request")
-    parser.add_argument("--skew", type=number_up_to(4), default=1.0, help="exponent of Zipf's law; 0: uniform keys")
-    parser.add_argument("--unknown", type=number_up_to(1), default=0.01, help="share of keys that no table has")
+    parser.add_argument("--skew", type=number(4), default=1.0, help="exponent of Zipf's law; 0: uniform keys")
+    parser.add_argument("--unknown", type=number(1), default=0.01, help="share of keys that no table has")
     parser.add_argument("--allow-remote", action="store_true", help="send load to another machine")
     parser.set_defaults(num_users=8)
 

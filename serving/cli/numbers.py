@@ -38,46 +38,24 @@ def whole_number(smallest: int, largest: int) -> Callable[[str], int]:
     return parse
 
 
-def seconds(longest_s: int) -> Callable[[str], float]:
-    """Return the type of an option that takes more than 0 and at most ``longest_s`` seconds."""
+def number(largest: float, unit: str = "", *, above_zero: bool = False) -> Callable[[str], float]:
+    """Return the type of an option that takes a number from 0, or above 0, up to ``largest``."""
+    expected = f"more than 0 and at most {largest:,}" if above_zero else f"a number from 0 to {largest:,}"
 
     def parse(text: str) -> float:
         try:
-            number = float(text)
+            value = float(text)
         except ValueError:
-            number = 0.0
-        if 0 < number <= longest_s:  # False for NaN
-            return number
-        raise ArgumentTypeError(f"expected more than 0 and at most {longest_s} seconds, got {text[:32]!r}")
+            value = -1.0
+        if 0 <= value <= largest and not (above_zero and value == 0):  # False for NaN
+            return value
+        raise ArgumentTypeError(f"expected {expected}{unit and f' {unit}'}, got {text[:32]!r}")
 
     return parse
 
 
-def milliseconds(longest_ms: int) -> Callable[[str], float]:
-    """Return the type of an option that takes 0 to ``longest_ms`` milliseconds."""
-
-    def parse(text: str) -> float:
-        try:
-            number = float(text)
-        except ValueError:
-            number = -1.0
-        if 0 <= number <= longest_ms:  # False for NaN
-            return number
-        raise ArgumentTypeError(f"expected 0 to {longest_ms} milliseconds, got {text[:32]!r}")
-
-    return parse
-
-
-def ratio(text: str) -> float:
-    """Read an option that takes a number above 0 and at most 1."""
-    try:
-        number = float(text)
-    except ValueError:
-        number = 0.0
-    if 0 < number <= 1:  # False for NaN
-        return number
-    raise ArgumentTypeError(f"expected more than 0 and at most 1, got {text[:32]!r}")
-
+#: Reads an option that takes a number above 0 and at most 1.
+ratio = number(1, above_zero=True)
 
 _UNITS = {"": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 

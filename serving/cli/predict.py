@@ -11,7 +11,7 @@ from urllib.error import HTTPError, URLError
 from urllib.parse import quote, urlsplit
 from urllib.request import Request, urlopen
 
-from serving.cli.numbers import seconds
+from serving.cli.numbers import number
 from serving.errors import RequestError, ServingError
 
 _DEFAULT_URL = "http://127.0.0.1:8000"
@@ -30,7 +30,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--url", default=_DEFAULT_URL, help="the server (default: %(default)s)")
     parser.add_argument(
         "--timeout",
-        type=seconds(_LONGEST_TIMEOUT_S),
+        type=number(_LONGEST_TIMEOUT_S, "seconds", above_zero=True),
         default=30.0,
         metavar="SECONDS",
         help="longest wait (default: %(default)s)",

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from kernels.system_cores import usable_cores
 from serving.cli.engine_options import add_engine_options, checked_tolerance
 from serving.cli.log import LOG_FORMATS, LOG_LEVELS, set_up_log
-from serving.cli.numbers import is_on, milliseconds, one_of, ratio, whole_number
+from serving.cli.numbers import is_on, number, one_of, ratio, whole_number
 from serving.cli.progress import load_progress
 from serving.config.control import CONTROL_MODES
 from serving.errors import ConfigError, MissingExtraError, ModelFileError, ServingError, is_about_a_model, told
@@ -178,14 +178,14 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument(
         "--max-queue-delay-ms",
-        type=milliseconds(_LONGEST_DELAY_MS),
+        type=number(_LONGEST_DELAY_MS, "milliseconds"),
         default=0,
         metavar="MS",
         help="how long a request may wait for others while a thread is idle (default: %(default)s)",
     )
     parser.add_argument(
         "--max-queue-wait-ms",
-        type=milliseconds(_LONGEST_WAIT_MS),
+        type=number(_LONGEST_WAIT_MS, "milliseconds"),
         default=500,
         metavar="MS",
         help="a request that would wait longer than this for a thread is refused at once (default: %(default)s)",

@@ -1,12 +1,10 @@
 """What a load test sends, and how many users send it, without Locust and without a server."""
 
-from argparse import ArgumentTypeError
-
 import numpy as np
 import pytest
 
 from benchmarks.tiny_model import TinyModel
-from loadtests.checks import choose_model, number_up_to, refuse_remote
+from loadtests.checks import choose_model, refuse_remote
 from loadtests.scenarios import SCENARIOS
 from loadtests.traffic import Traffic
 from serving.batch import read_batch
@@ -125,16 +123,6 @@ def test_this_machine_may_get_load(host):
 def test_another_machine_gets_no_load(host):
     with pytest.raises(ServingError, match="is not this machine"):
         refuse_remote(host)
-
-
-@pytest.mark.parametrize("text", ["-0.1", "4.1", "nan", "inf", "x", ""])
-def test_a_number_out_of_bounds_is_refused(text):
-    with pytest.raises(ArgumentTypeError, match=r"expected a number from 0 to 4, got"):
-        number_up_to(4)(text)
-
-
-def test_a_number_within_bounds_is_taken():
-    assert [number_up_to(4)(text) for text in ("0", "1.1", "4")] == [0, 1.1, 4]
 
 
 def test_the_only_model_needs_no_name(tmp_path):
