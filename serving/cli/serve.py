@@ -3,7 +3,9 @@
 import argparse
 import gc
 import os
+import signal
 import socket
+import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
@@ -257,6 +259,8 @@ def serve(options: argparse.Namespace) -> int:
     from serving.frontend.workers import WorkerServer
     from serving.repository import ModelRepository
 
+    # Until the server handles it. Process 1 of a container ignores a signal without a handler.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     set_up_log(options.log_level, options.log_format, None if place is None else place.number)
     if place is not None:
         end_with(place.starter)

@@ -24,6 +24,7 @@ from benchmarks.tiny_model import TinyModel
 from serving.config import read_model_directory
 from serving.planner import read_trace
 from tests.e2e.kserve_requests import inputs_of, request_of
+from tests.serving.ps_files import write_ps
 
 DEADLINE_S = 60
 
@@ -149,6 +150,22 @@ def test_sigterm_under_load_answers_every_request_that_reached_the_server(start,
     assert not unanswered
     assert len(answered) > 8 * 20
     assert all(is_right(answer, expected) for answer in answered)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+def test_a_signal_while_models_load_ends_the_server_quietly(tiny_repository, number, code):
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        tier = {"type": "redis_cluster", "address": f"127.0.0.1:{silent.getsockname()[1]}"}
+        write_ps(tiny_repository, volatile_db=tier)
+        command = [sys.executable, "-m", "serving.cli.entry", "serve", str(tiny_repository), "--http-port", "0"]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+            silent.settimeout(DEADLINE_S)
+            with silent.accept()[0]:  # it asks Redis, and waits
+                process.send_signal(number)
+                printed, log = process.communicate(timeout=DEADLINE_S)
+
+    assert (process.returncode, printed) == (code, "")
+    assert "Traceback" not in log
 
 
 def test_ctrl_c_exits_130_quietly(start, tiny_repository):
