@@ -39,7 +39,7 @@ GPU_TESTS ?= $(if $(GPU_READY),tests,tests/kernels tests/gpu_cache tests/test_gp
 BENCHMARKS := host_table host_time snapshot rocksdb_misses rocksdb_load redis_store tiers updates eviction cache_policy scale predict
 DRAWN_FAULTS ?= 60
 SEEDS ?= 1 2 3
-# The Python of an environment with Triton, which the HTTP benchmark compares with: .venv-numpy1/bin/python, after
+# The Python of an environment with Triton, which the benchmark of servers compares with: .venv-numpy1/bin/python, after
 # `make test-triton`.
 TRITON ?=
 BUILD_INPUTS := pyproject.toml constraints.txt CMakeLists.txt $(wildcard kernels/host/*)
@@ -107,11 +107,11 @@ format: $(VENV)/.lint ## format and fix the sources with ruff
 
 bench: $(VENV)/.test ## all CPU benchmarks and their table; TRITON=python also measures Triton; results go to benchmarks/results/
 	@for name in $(BENCHMARKS); do $(BIN)/python -m benchmarks.$$name --json benchmarks/results/$$name.json; done
-	@$(BIN)/python -m benchmarks.http_server $(if $(TRITON),--triton $(TRITON)) --json benchmarks/results/http_server.json
+	@$(BIN)/python -m benchmarks.servers $(if $(TRITON),--triton $(TRITON)) --json benchmarks/results/servers.json
 	@$(BIN)/python -m benchmarks.table
 
 bench-quick: $(VENV)/.test ## the same on small inputs, without writing results
-	@for name in $(BENCHMARKS) http_server; do $(BIN)/python -m benchmarks.$$name --quick; done
+	@for name in $(BENCHMARKS) servers; do $(BIN)/python -m benchmarks.$$name --quick; done
 
 bench-gpu: gpu $(GPU_READY) ## check and then time the GPU cache on a GPU; results go to benchmarks/results/
 	@$(GPU_PYTHON) -m benchmarks.gpu --json benchmarks/results/gpu_cache.json
@@ -186,5 +186,5 @@ $(VENV)-numpy1/.done: $(BUILD_INPUTS) | tools
 $(VENV)-numpy1/.triton: $(VENV)-numpy1/.done
 	@echo "installing Triton Inference Server"
 	@$(VENV)-numpy1/bin/python -m pip install -q -c $(VENV)-numpy1/constraints.txt onnxruntime 'redis[hiredis]' rocksdict
-	@$(VENV)-numpy1/bin/python -m pip install -q --no-deps nvidia-pytriton==0.7.0
+	@$(VENV)-numpy1/bin/python -m pip install -q --no-deps nvidia-pytriton==0.7.0 tritonclient==2.51.0
 	@touch $@

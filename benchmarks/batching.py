@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.families import FAMILIES
-from benchmarks.http_server import compile_client, measure, port_in_url, request_of, running
+from benchmarks.http_client import compile_client, measure, port_in_url, request_of, running
 from benchmarks.predict import arrays_of, draw_request, write_model
 from benchmarks.report import Record, parse_arguments, publish
 

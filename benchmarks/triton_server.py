@@ -38,13 +38,13 @@ class Ports(NamedTuple):
     metrics: int
 
 
-def prepare(repository, name, versions=(1,), extra=""):
-    """Add what an export writes for Triton to a model: ``model.py`` and a ``config.pbtxt``, here with two instances."""
+def prepare(repository, name, versions=(1,), extra="", instances=INSTANCES):
+    """Add what an export writes for Triton to a model: ``model.py``, and a ``config.pbtxt`` of some instances."""
     for number in versions:
         version = repository / name / str(number)
         (version / "model.py").write_text(TRITON_ENTRY)
         write_manifest(version, name, number)
-    config = triton_config(name, read_graph(version / "graph.json"), "CPU").replace("count: 1", f"count: {INSTANCES}")
+    config = triton_config(name, read_graph(version / "graph.json"), "CPU").replace("count: 1", f"count: {instances}")
     (repository / name / "config.pbtxt").write_text(config + extra)
 
 

@@ -14,7 +14,7 @@ from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi.checks import response_schema_conformance, status_code_conformance
 from tritonclient.grpc import service_pb2
 
-from benchmarks.http_server import request_of
+from benchmarks.http_client import request_of
 from benchmarks.scale import field_bytes
 from benchmarks.tiny_model import TinyModel, flatten
 from tests.e2e.conftest import serving
