@@ -11,7 +11,8 @@ GATHER_L2 = "the same gather, prefetching into L2 as the table does"
 TORCH = "`torch` `embedding_bag`, known rows"
 FP32, ALONE = "the same rows as fp32", "the same reader alone"
 SMALLEST, FILES = "1 M rows of that dim, time", "reading its two files once, time"
-TRITON = "Triton 24.10, Python backend, 2 instances"
+TRITON = "Triton 24.10, Python backend, {}"
+GRPC_AIO = "bare grpc.aio, same bytes, no model"
 UVICORN = "bare uvicorn, same bytes, no model"
 SPEED, CHEAP = {32: ">= 0.5", 128: ">= 0.75"}, "<= 1.5"
 
@@ -108,13 +109,28 @@ TIERS = [
 ]
 
 FRONT = [
-    *((f"{words}, {{concurrency}} connections", f"http_server.{measure}", {"peer": peer}, unit, against + time, target)
-      for peer, against in (("triton", TRITON), ("bare", UVICORN))
-      for measure, words, unit, time, target in (
-          ("requests_per_s", "HTTP, {samples} x {slots} keys, tiny model", "requests/s", "",
-           ">= 2" if peer == "triton" else ""),
-          ("p99", "HTTP p99", "ms", ", time", "<= 1" if peer == "triton" else ""),
-          ("p50", "HTTP p50", "ms", ", time", ""))),
+    *((f"{words}, {many}, {{concurrency}} connections", "servers.requests_per_s",
+       {"protocol": protocol, "workers": workers, "peer": "triton"}, "requests/s", TRITON.format(instances), target)
+      for protocol, words, targets in (
+          ("http", "HTTP, {samples} x {slots} keys, tiny model",
+           (">= 1.4 / none / none / none", "none / none / >= 2 / none")),
+          ("unary", "gRPC, unary", (">= 1", ">= 1")), ("streaming", "gRPC, streaming", (">= 2", ">= 2")))
+      for workers, many, instances, target in (
+          (1, "one worker", "1 instance", targets[0]), (2, "two workers", "2 instances", targets[1]))),
+    *((f"p99 of the same, {protocol}, {{workers}} workers", "servers.p99",
+       {"protocol": protocol, "workers": workers, "peer": "triton"}, "ms", "Triton, time", "<= 1")
+      for protocol in ("http", "unary", "streaming") for workers in (1, 2)),
+    *((f"{words}, one worker, {{concurrency}} connections", "servers.requests_per_s",
+       {"protocol": protocol, "workers": 1, "peer": "bare"}, "requests/s", bare, "")
+      for protocol, words, bare in (("http", "HTTP", UVICORN), ("unary", "gRPC, unary", GRPC_AIO),
+                                    ("streaming", "gRPC, streaming", GRPC_AIO))),
+    ("{connections} connections, {samples} samples per request, DCN 1024-1024", "batching.requests_per_s", {},
+     "requests/s", "each request alone", ">= 1"),
+    ("p99 of the same", "batching.p99", {}, "ms", "each request alone, time", ""),
+    ("p99 of accepted requests under ten times the load", "batching.overload_p99", {},
+     "ms", "without load, time", "<= 2"),
+    ("p99 of refusals under ten times the load", "batching.overload_refused_p99", {},
+     "ms", "answers without load, time", ""),
     *(("`predict` of " + family + f", {arithmetic}, {{samples}} samples", f"predict.{family.lower()}",
        {"engine": engine}, "calls/s", "eager PyTorch", target if family in ("DCN", "DLRM") else "")
       for family in ("WDL", "DeepFM", "DCN", "DLRM")

@@ -7,6 +7,7 @@ import sys
 import pytest
 
 NAMES = [
+    "batching",
     "cache_policy",
     "eviction",
     "host_table",
