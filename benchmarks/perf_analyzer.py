@@ -49,7 +49,7 @@ class PerfAnalyzer:
         done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300, check=False)
         if done.returncode:
             raise SystemExit(f"perf_analyzer failed: {done.stdout}{done.stderr}")
-        (row,) = csv.DictReader(table.open())
+        (row,) = csv.DictReader(table.read_text().splitlines())
         return {
             "requests_per_s": float(row["Inferences/Second"]),
             **{name: float(row[f"{name} latency"]) for name in ("p50", "p99")},

@@ -18,7 +18,7 @@ import tritonclient.http
 import tritonclient.http.aio as http_aio
 from tritonclient.utils import InferenceServerException
 
-from benchmarks import triton_server
+from benchmarks import perf_analyzer, triton_server
 from benchmarks.tiny_model import TinyModel
 from serving.config import read_repository, with_shared_ram
 from serving.dense.files import read_onnx
@@ -175,6 +175,20 @@ def until(condition):
         assert time.monotonic() < deadline
         time.sleep(0.05)
     return answer
+
+
+@pytest.mark.parametrize("protocol", perf_analyzer.PROTOCOLS)
+def test_perf_analyzer_drives_our_server(hotrow, model, python, tmp_path, protocol):
+    arrays, _ = request_of(model, 7)
+    arrays = {name: array if name == "DES" else array.reshape(1, -1) for name, array in arrays.items()}
+    perf_analyzer.write_inputs(tmp_path / "inputs.json", arrays)
+    address = f"127.0.0.1:{hotrow.http if protocol == 'http' else hotrow.grpc}"
+    client = perf_analyzer.PerfAnalyzer(python, tmp_path)
+
+    measured = client.measure("tiny", address, protocol, tmp_path / "inputs.json", concurrency=2, seconds=1.5)
+
+    assert measured["requests_per_s"] > 0
+    assert 0 < measured["p50"] <= measured["p99"]
 
 
 PROTOCOLS = pytest.mark.parametrize("protocol", ["http", "http aio", "grpc", "grpc aio"])
