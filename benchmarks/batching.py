@@ -88,11 +88,13 @@ def main():
         (folder / "models" / "bench" / "1").mkdir(parents=True)
         write_model(folder / "models" / "bench" / "1", family, rows)
         client, request = compile_client(folder), folder / "request"
-        for samples in (16,) if options.quick else (1, 16, 64):
+        for samples in (16,) if options.quick else (1, 16, 64, 256):
             dense, keys, row_ptrs = arrays_of(draw_request(rows, samples, seed=1), family)
             request.write_bytes(request_of(dense, keys.astype(np.int64), row_ptrs.astype(np.int32)))
-            records += batching(client, folder / "models", request, samples, rounds, seconds)
-        records += overload(client, folder / "models", request, samples, rounds, seconds)
+            if samples < 256:
+                records += batching(client, folder / "models", request, samples, rounds, seconds)
+            if samples >= 64 or options.quick:
+                records += overload(client, folder / "models", request, samples, rounds, seconds)
     publish(records, options.json)
 
 

@@ -3,7 +3,7 @@
 //   http_client PORT CONNECTIONS SECONDS REQUEST_FILE [PAUSE_MS]
 //
 // REQUEST_FILE holds the raw bytes of one request, head and body. A connection whose request was refused (429) waits for
-// PAUSE_MS, 0 by default. One line of JSON comes out: answered and refused requests, seconds, p50_us and p99_us of both,
+// PAUSE_MS, 0 by default, times a random number from 0.5 to 1.5, so that refused connections do not return together. One line of JSON comes out: answered and refused requests, seconds, p50_us and p99_us of both,
 // and failures (answers other than 200 and 429). One thread; connections are multiplexed by epoll.
 #include <arpa/inet.h>
 #include <netinet/tcp.h>
@@ -19,6 +19,7 @@
 #include <cstring>
 #include <fstream>
 #include <iterator>
+#include <random>
 #include <string>
 #include <vector>
 
@@ -28,6 +29,7 @@ struct Connection {
   int socket = -1;
   std::string answer;
   Clock::time_point sent;
+  Clock::time_point again;  // when a pause ends
   bool pauses = false;
 };
 
@@ -70,7 +72,9 @@ static bool is_whole(const std::string& answer) {
 int main(int argc, char** argv) {
   if (argc != 5 && argc != 6)
     return std::fprintf(stderr, "http_client PORT CONNECTIONS SECONDS REQUEST_FILE [PAUSE_MS]\n"), 2;
-  const auto pause = std::chrono::milliseconds(argc == 6 ? std::atoi(argv[5]) : 0);
+  const double pause_ms = argc == 6 ? std::atof(argv[5]) : 0;
+  std::mt19937 random(1);
+  std::uniform_real_distribution<double> spread(0.5, 1.5);
   std::ifstream file(argv[4], std::ios::binary);
   const std::string request{std::istreambuf_iterator<char>(file), {}};
   std::vector<Connection> connections(std::strtoul(argv[2], nullptr, 10));
@@ -95,7 +99,7 @@ int main(int argc, char** argv) {
     for (auto& connection : connections) {
       if (!connection.pauses) continue;
       wait_ms = 1;
-      if (Clock::now() - connection.sent < pause) continue;
+      if (Clock::now() < connection.again) continue;
       connection.pauses = false;
       send_request(connection, request);
     }
@@ -110,8 +114,9 @@ int main(int argc, char** argv) {
       (is_refused ? refused_us : answered_us)
           .push_back(std::chrono::duration<double, std::micro>(Clock::now() - connection.sent).count());
       failures += !is_refused && connection.answer.compare(0, 13, "HTTP/1.1 200 ") != 0;
-      connection.pauses = is_refused && pause.count() > 0;
-      connection.sent = Clock::now();
+      connection.pauses = is_refused && pause_ms > 0;
+      const std::chrono::duration<double, std::milli> pause(pause_ms * spread(random));
+      connection.again = Clock::now() + std::chrono::duration_cast<Clock::duration>(pause);
       if (!connection.pauses) send_request(connection, request);
     }
   }

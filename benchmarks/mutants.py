@@ -221,9 +221,7 @@ def try_fault(fault, limits_s):
 
 def check_without_faults(faults):
     """Run the tests on the unchanged sources, one schedule per core at a time, and return each schedule's limit."""
-    tests = {
-        schedule: sorted({test for fault in faults for test in fault.tests_of(schedule)}) for schedule in SCHEDULES
-    }
+    tests = {one: sorted({test for fault in faults for test in fault.tests_of(one)}) for one in SCHEDULES}
 
     def limit_s(schedule):
         began_s = time.monotonic()

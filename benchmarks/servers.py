@@ -129,7 +129,7 @@ def compare(clients, protocol, ports, workers, rounds, seconds):
 def main():
     """Run the benchmark."""
     options = parse_arguments(__doc__, triton={"metavar": "PYTHON", "help": "also measure this Triton, and gRPC"})
-    rounds, seconds = (1, 0.1) if options.quick else (5, 2.0)
+    rounds, seconds = (1, 0.1) if options.quick else (3, 2.0)
     records = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

@@ -127,6 +127,8 @@ FRONT = [
     ("{connections} connections, {samples} samples per request, DCN 1024-1024", "batching.requests_per_s", {},
      "requests/s", "each request alone", ">= 1"),
     ("p99 of the same", "batching.p99", {}, "ms", "each request alone, time", ""),
+    ("requests accepted under ten times the load, {samples} samples", "batching.overload_requests_per_s", {},
+     "requests/s", "without load", ""),
     ("p99 of accepted requests under ten times the load", "batching.overload_p99", {},
      "ms", "without load, time", "<= 2"),
     ("p99 of refusals under ten times the load", "batching.overload_refused_p99", {},

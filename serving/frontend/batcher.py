@@ -81,6 +81,15 @@ class Batcher:
         self._running = 0
         self._timer: asyncio.TimerHandle | None = None
 
+    def check_wait(self) -> None:
+        """Raise OverloadedError if a request that came now would wait longer than ``max_wait_s``."""
+        wait_s = self._unanswered * self._pace_s / self._threads
+        if wait_s > self._max_wait_s and self._unanswered >= self._threads:
+            raise OverloadedError(
+                f"{self._unanswered} requests are before this request, which would wait {wait_s * 1000:.0f} ms; "
+                f"the server accepts {self._max_wait_s * 1000:g} ms"
+            )
+
     async def answer(self, exchange: Exchange[Any], watch: Stopwatch, deadline_s: float | None) -> tuple[Any, float]:
         """Answer one request.
 
@@ -97,12 +106,7 @@ class Batcher:
             DeadlineError: the deadline passed before the request was begun.
             HotrowError: see ``ServedModel`` and ``Exchange``.
         """
-        wait_s = self._unanswered * self._pace_s / self._threads
-        if wait_s > self._max_wait_s and self._unanswered >= self._threads:
-            raise OverloadedError(
-                f"{self._unanswered} requests are before this request, which would wait {wait_s * 1000:.0f} ms; "
-                f"the server accepts {self._max_wait_s * 1000:g} ms"
-            )
+        self.check_wait()
         waiting = Waiting(exchange, watch, deadline_s, asyncio.get_running_loop().create_future())
         self._queue.append(waiting)
         self._unanswered += 1

@@ -42,6 +42,16 @@ class PredictEndpoint:
         """Return a served model; the UnknownModelError names the models that are served."""
         return self._batcher(self._repository.loaded(name, version)).model
 
+    def check_load(self, name: str, version: str) -> None:
+        """Refuse a request that ``run`` would refuse now. A front end may ask before it reads a body.
+
+        Raises:
+            OverloadedError: ``max_inflight`` requests are running, or the request would wait too long.
+            UnknownModelError: this model or this version is not served.
+        """
+        self._check_in_flight()
+        self._batcher(self._repository.loaded(name, version)).check_wait()
+
     async def run(
         self, name: str, version: str, size_bytes: int | None, exchange: Exchange[_T], timeout_s: float | None = None
     ) -> _T:
@@ -55,12 +65,11 @@ class PredictEndpoint:
             timeout_s: how long the client waits for the answer; None: as long as it takes.
 
         Raises:
-            OverloadedError: ``max_inflight`` requests are running.
+            OverloadedError: see ``check_load``.
             DeadlineError: the request's time was over before it was begun.
             UnknownModelError: this model or this version is not served.
         """
-        if self._in_flight >= self._limits.max_inflight:
-            raise OverloadedError(f"{self._in_flight} requests are running; the server accepts no more at a time")
+        self._check_in_flight()
         if self._recorder is not None:
             exchange = RecordedExchange(exchange, self._recorder)
         loaded = self._repository.begin(name, version)
@@ -70,6 +79,10 @@ class PredictEndpoint:
         finally:
             self._in_flight -= 1
             loaded.end()
+
+    def _check_in_flight(self) -> None:
+        if self._in_flight >= self._limits.max_inflight:
+            raise OverloadedError(f"{self._in_flight} requests are running; the server accepts no more at a time")
 
     async def _answered(
         self, batcher: Batcher, size_bytes: int | None, exchange: Exchange[_T], timeout_s: float | None

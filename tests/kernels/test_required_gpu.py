@@ -11,9 +11,10 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PASSES = "def test_a(): pass\n"
 SKIPS = {
-    "a test": "import pytest\n\ndef test_b(): pytest.skip('no GPU')\n",
-    "a fixture": "import pytest\n\n@pytest.fixture\ndef gpu(): pytest.skip('no GPU')\n\ndef test_b(gpu): pass\n",
-    "a module": "import pytest\n\npytest.skip('no GPU', allow_module_level=True)\n",
+    "a test and a fixture": "import pytest\n\n"
+    "def test_b(): pytest.skip('no GPU for a test')\n\n"
+    "@pytest.fixture\ndef gpu(): pytest.skip('no GPU for a fixture')\n\ndef test_c(gpu): pass\n",
+    "a module": "import pytest\n\npytest.skip('no GPU for a module', allow_module_level=True)\n",
 }
 
 
@@ -33,7 +34,8 @@ def test_a_skip_is_a_failure_if_a_gpu_is_required(tmp_path, source):
     required = run_tests(tmp_path, source, required=True)
 
     assert required.returncode != 0
-    assert "no GPU" in required.stdout
+    for skipped in source.split("skip('")[1:]:
+        assert skipped.partition("'")[0] in required.stdout
 
 
 def test_without_a_skip_a_required_gpu_changes_nothing(tmp_path):

@@ -169,6 +169,7 @@ class HttpEndpoint:
         path = scope["path_params"]
         name, version = path["model"], path.get("version", "")
         scope[MODEL] = self._endpoint.model(name, version).name
+        self._endpoint.check_load(name, version)  # a refusal need not wait for the body
         headers: dict[bytes, bytes] = dict(scope["headers"])
         body = await read_body(scope, receive, headers, self._limits, self._arriving)
         # Counted from here on, so a client that sends slowly does not use up the limit.
