@@ -51,7 +51,7 @@ def add_parser(commands: Any) -> None:
         "--full", action="store_true", help="also read every byte of snapshots and every row of RocksDB"
     )
     parser.add_argument("--connect", action="store_true", help="also connect to Redis, if the tiers have it")
-    add_engine_options(parser, None, "also open the dense network in this engine, and print the error of int8")
+    add_engine_options(parser, None, "also open the dense network with this engine, and print the error of int8")
     parser.set_defaults(run=check, error_code=1)
 
 

@@ -16,10 +16,9 @@ def add_parser(commands: Any) -> None:
     parser: argparse.ArgumentParser = commands.add_parser(
         "checkpoint",
         help="copy the database of a persistent_db",
-        description="Copy the RocksDB database as it is now into a new database. On the same file system the "
-        "files are hard links, and the copy takes milliseconds. No other process may have the database open for "
-        "writing. A process that has it open can call RocksDbStore.checkpoint. A server of the copy refills its caches "
-        "at its first start.",
+        description="Copy the RocksDB database into a new folder. On the same file system the files are hard links, "
+        "and the copy takes milliseconds. No other process may have the database open for writing. A process that has "
+        "it open can call RocksDbStore.checkpoint. The first server of the copy refills its caches.",
     )
     parser.add_argument("ps", type=Path, metavar="PS_JSON", help="the tiers: a ps.json or a repository")
     parser.add_argument("folder", type=Path, metavar="FOLDER", help="the copy; must not exist yet")

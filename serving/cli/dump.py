@@ -1,4 +1,4 @@
-"""``hotrow dump``: write all rows of a table into a file."""
+"""``hotrow dump``: write all rows of a table to a file."""
 
 import argparse
 from pathlib import Path
@@ -7,17 +7,17 @@ from typing import Any
 from serving.cli.progress import progress_bar
 from serving.dumps import dump_table
 
-FORMATS = "HPS's dump if it ends in .bin, RocksDB's if in .sst, else a folder with key and emb_vector"
+FORMATS = "HPS's dump if it ends in .bin, RocksDB's if in .sst, otherwise a folder with key and emb_vector"
 
 
 def add_parser(commands: Any) -> None:
     """Add the command to the ``hotrow`` parser's subparsers."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "dump",
-        help="write all rows of a table into a file",
-        description="Write all rows of a table into a file. The rows come from the slowest tier, which holds all of "
-        "them. Redis and RocksDB may be in use meanwhile. Without Redis and RocksDB the rows come from the model's "
-        "file, because the RAM of other processes cannot be read.",
+        help="write all rows of a table to a file",
+        description="Write all rows of a table to a file. The rows come from the last tier, which holds every row. "
+        "Redis and RocksDB may be in use meanwhile. Without Redis and RocksDB the rows come from the model's file, "
+        "because the RAM of other processes cannot be read.",
     )
     add_table_arguments(parser)
     parser.set_defaults(run=dump, error_code=1)

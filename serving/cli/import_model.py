@@ -53,9 +53,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--table", action="append", type=_pair, default=[], metavar="NAME=SOURCE", help="the rows of one table"
     )
-    parser.add_argument(
-        "--checkpoint", type=Path, metavar="PATH", help="the file that has every other table, by its name"
-    )
+    parser.add_argument("--checkpoint", type=Path, metavar="PATH", help="the file with every other table, by name")
     parser.add_argument(
         "--combiner",
         action="append",

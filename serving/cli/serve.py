@@ -109,7 +109,10 @@ def add_parser(commands: Any) -> None:
         "--ssl-keyfile", type=Path, metavar="FILE", help="private key (PEM), if it is not in the certificate's file"
     )
     parser.add_argument(
-        "--ssl-ca-certs", type=Path, metavar="FILE", help="clients must have a certificate of these authorities (PEM)"
+        "--ssl-ca-certs",
+        type=Path,
+        metavar="FILE",
+        help="clients must present a certificate that these authorities signed (PEM)",
     )
     parser.add_argument(
         "--workers",
@@ -122,7 +125,7 @@ def add_parser(commands: Any) -> None:
         "--threads",
         type=whole_number(1, _MOST_THREADS),
         metavar="N",
-        help=f"requests that run at the same time (default: {usable_cores()}); each worker has a part of the default",
+        help=f"requests that run at the same time (default: {usable_cores()}); workers share the default",
     )
     add_engine_options(parser, "auto", "what runs the dense network (default: %(default)s)")
     parser.add_argument(
@@ -139,15 +142,15 @@ def add_parser(commands: Any) -> None:
         type=one_of(*CONTROL_MODES),
         default="none",
         metavar="MODE",
-        help="none: serve the models of the start; poll: follow the repository's changes; explicit: load and unload "
-        "models as clients ask (default: %(default)s)",
+        help="none: serve the models found at startup; poll: follow the repository's changes; explicit: load and "
+        "unload models as clients ask (default: %(default)s)",
     )
     parser.add_argument(
         "--repository-poll-secs",
         type=whole_number(1, _LONGEST_POLL_S),
         default=15,
         metavar="N",
-        help="seconds between two looks at the repository in the mode poll (default: %(default)s)",
+        help="seconds between checks of the repository in poll mode (default: %(default)s)",
     )
     parser.add_argument(
         "--load-model",
@@ -155,7 +158,7 @@ def add_parser(commands: Any) -> None:
         action="extend",
         default=[],
         metavar="NAME",
-        help="load this model at the start in the mode explicit; may come several times or with commas; * loads all",
+        help="in explicit mode, load this model at startup; repeat the option or separate names by commas; * loads all",
     )
     parser.add_argument(
         "--max-body-bytes",
@@ -175,7 +178,7 @@ def add_parser(commands: Any) -> None:
         "--max-batch-size",
         type=whole_number(1, _MOST_SAMPLES),
         metavar="N",
-        help="most samples of the requests that are answered as one batch; 1: requests are never merged (default: the "
+        help="maximum samples of requests that are answered as one batch; 1: never merge requests (default: the "
         "model's max_batch_size)",
     )
     parser.add_argument(
@@ -197,7 +200,7 @@ def add_parser(commands: Any) -> None:
         type=one_of(*LOG_LEVELS),
         default="info",
         metavar="LEVEL",
-        help=f"least severe lines of the log: {', '.join(LOG_LEVELS)} (default: %(default)s)",
+        help=f"least severe log lines to write: {', '.join(LOG_LEVELS)} (default: %(default)s)",
     )
     parser.add_argument(
         "--log-format",
@@ -212,7 +215,7 @@ def add_parser(commands: Any) -> None:
         "--record",
         type=Path,
         metavar="FILE",
-        help="write the keys of a share of the requests into this new .jsonl file, for `hotrow plan`",
+        help="write the keys of a share of the requests to this new .jsonl file, for `hotrow plan`",
     )
     parser.add_argument(
         "--sample",

@@ -38,7 +38,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--watch",
         action="store_true",
-        help="refresh each second until Ctrl-C; rates, hit rates and percentiles are those of the last second",
+        help="refresh every second until Ctrl-C; rates, hit rates and percentiles cover the last second",
     )
     parser.add_argument("--json", action="store_true", help="print GET /status as it is, one line for each reading")
     parser.set_defaults(run=stats, error_code=1)

@@ -1,8 +1,8 @@
 """``hotrow serve --workers N``: starts the workers, and starts a worker again when it ends. It loads no model itself.
 
 Every worker is the same command again, with its ``WorkerPlace`` in the environment. All workers accept HTTP connections
-on one socket, which this process opened, so a worker that dies loses no connection that waits to be accepted. For gRPC
-each worker listens on the same port.
+on one socket, which this process opened. So waiting connections survive the death of a worker. For gRPC each worker
+listens on the same port.
 
 SIGHUP restarts the workers one after the other. Without ``--model-control-mode``, worker 0 then reads the repository
 again, and the others follow it.
@@ -37,7 +37,7 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
 
 
 def end_with(starter: int) -> None:
-    """Have the system send SIGTERM to this process when the process that started it ends, however it ends."""
+    """Have the system send SIGTERM to this process when its starter ends in any way."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != starter:  # it ended before this call
         raise SystemExit(0)
@@ -55,7 +55,7 @@ class Supervisor:
         self._rereads = options.model_control_mode == "none"
         self._held = ExitStack()
         with ExitStack() as opened:
-            # Tables of an earlier server at this address, if it was killed, are found again instead of staying forever.
+            # If an earlier server at this address was killed, its tables are found again instead of staying forever.
             tables = f"{os.stat('/proc/self/ns/net').st_ino} {listener.getsockname()}"
             opened.callback(shutil.rmtree, SHARED_MEMORY / shared_ram_name(tables), ignore_errors=True)
             grpc = None if options.grpc_port is None else _reserved(options.host, options.grpc_port)
@@ -114,7 +114,7 @@ class Supervisor:
             await asyncio.gather(*(worker.end() for worker in self._workers))
 
     async def _serve(self) -> int:
-        """Start the workers and keep them running; return the exit code of a worker that does not come up at first."""
+        """Start the workers and keep them running, or return the exit code of a worker that does not start at first."""
         first, *others = self._workers
         _log.info("%d workers: each has its own GPU caches, and RAM caches unless they have every row", len(others) + 1)
         if not await first.start():
@@ -146,7 +146,7 @@ class Supervisor:
         _log.info("SIGHUP: restarting the workers one after the other")
         for number, worker in enumerate(self._workers):
             if not await worker.restart(rereads=self._rereads and not number):
-                _log.error("the restart ends here: worker %d did not come up; the others go on as they are", number)
+                _log.error("the restart ends here: worker %d did not come up; the others continue unchanged", number)
                 return
         _log.info("all workers were restarted")
 
@@ -155,7 +155,7 @@ class _Worker:
     """One worker process after another in the same place.
 
     Attributes:
-        printed: what the process has printed up to the line that says that it is ready.
+        printed: what the process printed until it was ready.
     """
 
     def __init__(self, place: WorkerPlace) -> None:
@@ -172,14 +172,14 @@ class _Worker:
 
     @property
     def exit_code(self) -> int:
-        """The exit code of the process that has ended; 2, could not start, if a signal has ended it."""
+        """The exit code of the ended process; 2, could not start, if a signal ended it."""
         code = None if self._process is None else self._process.returncode
         return code if code is not None and code > 0 else 2
 
     async def start(self, rereads: bool = False) -> bool:
-        """Start a process; return whether it is ready, or else has ended."""
+        """Start a process, and wait; return True once it is ready, False if it ended."""
         place = replace(self._place, rereads=rereads)
-        # The same interpreter, options and arguments. It has a group of its own, so Ctrl-C does not reach it directly.
+        # The same interpreter, options and arguments, in its own process group: Ctrl-C does not reach it directly.
         launch = asyncio.create_subprocess_exec(
             sys.executable,
             *sys.orig_argv[1:],
@@ -224,7 +224,7 @@ class _Worker:
             return await self.start(rereads)
 
     async def end(self, how: signal.Signals = signal.SIGTERM) -> None:
-        """End the process once it has answered everything; SIGHUP: and once its gRPC clients are with other workers."""
+        """End the process once it has answered everything and, at SIGHUP, its gRPC clients have left."""
         if self._launch is not None:
             process = await self._launch
             self.send(how)
@@ -246,7 +246,7 @@ def _reserved(host: str, port: int) -> socket.socket:
     """Bind a port, which workers may then listen on together; nothing listens on this socket.
 
     Raises:
-        ConfigError: the address cannot be bound, because another server listens on it for example.
+        ConfigError: the address cannot be bound, for example because another server listens on it.
     """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
