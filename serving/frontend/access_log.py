@@ -39,7 +39,7 @@ def log_request(method: str, path: str, status: int | str, began_s: float, heade
 
     Args:
         method: HTTP's method, or ``"gRPC"``.
-        path: HTTP's path as it was sent, or the name of gRPC's method.
+        path: HTTP's path as sent, or the name of the gRPC method.
         status: HTTP's status code, or the name of gRPC's status.
         began_s: when the request began, by ``perf_counter``.
         headers: what ``with_request_id`` returned.

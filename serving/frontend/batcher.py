@@ -22,7 +22,7 @@ class Batching:
     """How requests are merged.
 
     Attributes:
-        max_samples: most samples of a batch; None: the model's ``max_batchsize``; 1: requests are not merged.
+        max_samples: maximum samples of a batch; None: the model's ``max_batchsize``; 1: requests are not merged.
         max_delay_s: how long the first request of a batch may wait for others while a thread is idle.
         max_wait_s: a request is refused if it would wait longer than this for a thread.
     """
@@ -38,7 +38,7 @@ class Waiting:
 
     Attributes:
         exchange: reads the request and writes its answer.
-        watch: has noted its arrival.
+        watch: has recorded its arrival.
         deadline_s: when its client gives up, by ``perf_counter``; None: never.
         answered: gets what the exchange wrote, or the error.
     """
@@ -60,8 +60,8 @@ class Batcher:
     answers it as one batch. Every request of a batch is read and written on its own, so a bad request fails alone. If
     the batch fails as a whole, each request is answered alone.
 
-    A queue that grows only makes every request late. So a request is refused at once if the requests before it would
-    take too long, by the pace of the latest batches.
+    A growing queue only makes every request late. So a request is refused at once if the requests before it would take
+    too long at the pace of the latest batches.
 
     Attributes:
         model: the model.
@@ -75,7 +75,7 @@ class Batcher:
         self._max_samples = min(batching.max_samples or model.config.max_batchsize, model.config.max_batchsize)
         self._max_delay_s = batching.max_delay_s if model.can_merge else 0.0
         self._max_wait_s = batching.max_wait_s
-        self._pace_s = 0.0  # how long a thread works on one request, by the latest batches
+        self._pace_s = 0.0  # how long a thread worked on one request in the latest batches
         self._unanswered = 0  # requests in the queue and in threads
         self._queue: deque[Waiting] = deque()
         self._running = 0
@@ -95,7 +95,7 @@ class Batcher:
 
         Args:
             exchange: the request.
-            watch: has noted the request's arrival.
+            watch: has recorded the request's arrival.
             deadline_s: when its client gives up, by ``perf_counter``; None: never.
 
         Returns:
@@ -103,7 +103,7 @@ class Batcher:
 
         Raises:
             OverloadedError: the request would wait longer than ``max_wait_s``.
-            DeadlineError: the deadline passed before the request was begun.
+            DeadlineError: the deadline passed before the request began.
             HotrowError: see ``ServedModel`` and ``Exchange``.
         """
         self.check_wait()

@@ -1,4 +1,4 @@
-"""What Triton's clients ask beyond inference: metadata, the index, statistics, log and trace settings.
+"""What Triton's clients ask for besides inference: metadata, the index, statistics, log and trace settings.
 
 Every method returns a document in the form of KServe v2 or of one of Triton's extensions, for any front end.
 """
@@ -61,7 +61,7 @@ class Control:
         regions: SharedMemory,
         lead: Callable[[str, str, Document], None] | None = None,
     ) -> None:
-        """Describe the models that ``endpoint`` serves; ``lead`` has another process load and unload models."""
+        """Describe the models that ``endpoint`` serves; ``lead`` makes another process load and unload models."""
         self._repository = repository
         self._lead = lead
         self._endpoint = endpoint
@@ -102,7 +102,7 @@ class Control:
         return [{name: value for name, value in one.items() if value or one["state"]} for one in states]
 
     def load(self, model: str, parameters: Document) -> None:
-        """Load a model, or the versions that its folder has now. Takes as long as the load; any thread may call it.
+        """Load a model, or the versions that its folder has now. Blocks until loaded; any thread may call it.
 
         Args:
             model: the model's name.
@@ -128,7 +128,7 @@ class Control:
             raise RequestError(f"failed to load: {told(err)}") from err
 
     def unload(self, model: str, parameters: Document) -> None:
-        """Unload a model once its requests in flight are answered; any thread may call it.
+        """Unload a model once its requests in flight are answered. Any thread may call it.
 
         Raises:
             RequestError: models are not unloaded explicitly, or a parameter is not supported.

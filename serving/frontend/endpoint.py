@@ -55,18 +55,18 @@ class PredictEndpoint:
     async def run(
         self, name: str, version: str, size_bytes: int | None, exchange: Exchange[_T], timeout_s: float | None = None
     ) -> _T:
-        """Admit a request, answer it and count what it took.
+        """Admit a request, answer it and count it.
 
         Args:
             name: the model that answers.
             version: its version; empty for the newest version.
-            size_bytes: the request's size, which tells how long requests of this size take; None: it tells nothing.
+            size_bytes: the request's size, from which its time is predicted; None: the size says nothing.
             exchange: the request.
-            timeout_s: how long the client waits for the answer; None: as long as it takes.
+            timeout_s: how long the client waits for the answer; None: no limit.
 
         Raises:
             OverloadedError: see ``check_load``.
-            DeadlineError: the request's time was over before it was begun.
+            DeadlineError: the request's time was over before it began.
             UnknownModelError: this model or this version is not served.
         """
         self._check_in_flight()

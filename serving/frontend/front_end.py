@@ -20,7 +20,7 @@ class Settings:
     """Settings of the front end.
 
     Attributes:
-        threads: largest number of predict requests that run at the same time, except short requests.
+        threads: maximum predict requests at the same time, except short requests.
         limits: limits of requests.
         batching: how requests are merged.
         access_log: whether every request has a line in the log.

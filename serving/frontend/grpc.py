@@ -34,11 +34,11 @@ from serving.protocol.shared_memory import SharedMemory, no_cuda_shared_memory
 
 _log = logging.getLogger("hotrow.grpc")
 _HEALTH_INTERVAL_S = 1.0
-#: Where processes share a port, a connection of this age is replaced: gRPC asks its client to open another. So clients
-#: spread over the processes, and leave a process that listens no more.
+#: If processes share a port, gRPC asks clients to replace connections of this age. So clients spread over the
+#: processes, and leave a process that stopped listening.
 _CONNECTION_AGE_S = 10.0
 _HAND_OVER_S = 1.2 * _CONNECTION_AGE_S  # gRPC varies the age by a tenth
-#: A message has some bytes around its tensors.
+#: Room for the bytes around a message's tensors.
 _ENVELOPE_BYTES = 64 << 10
 _LOG_FIELDS = {bool: "bool_param", int: "uint32_param", str: "string_param"}
 #: The code in the metrics of a request whose client has gone: nginx's.
@@ -49,20 +49,20 @@ class GrpcServer:
     """The server on one port. Belongs to one event loop.
 
     Attributes:
-        address: ``"host:port"``; once it has started, with the port that it took.
+        address: ``"host:port"``; after ``start``, with the port that it took.
     """
 
     def __init__(
         self, front: FrontEnd, host: str, port: int, tls: Tls | None = None, shares_port: bool = False
     ) -> None:
-        """Describe a server; nothing is bound before ``start``.
+        """Describe a server; ``start`` binds the port.
 
         Args:
-            front: answers.
+            front: answers the requests.
             host: the host to listen on.
             port: its port; 0 takes a free port.
             tls: the files of TLS; None: no TLS.
-            shares_port: other processes listen on the port, too.
+            shares_port: other processes listen on the port too.
         """
         self._front = front
         self._tls = tls
@@ -104,16 +104,16 @@ class GrpcServer:
             await self._server.stop(timeout_s)
 
     async def hand_over(self) -> None:
-        """Wait until all clients have gone to the other processes that share the port.
+        """Wait until all clients have moved to the other processes that share the port.
 
-        ``stop`` alone would end requests that arrive in the same instant, as gRPC does.
+        gRPC's ``stop`` alone would end requests that arrive at the same instant.
         """
         _end_listening(int(self.address.rpartition(":")[2]))
         await asyncio.sleep(_HAND_OVER_S)
 
 
 def _end_listening(port: int) -> None:
-    """Close this process's sockets that listen on ``port`` to new connections; gRPC itself ends all or nothing."""
+    """Stop this process's sockets from listening on ``port``; gRPC itself can only stop everything."""
     for descriptor in map(int, os.listdir("/proc/self/fd")):
         with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as held:
             is_listening = held.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
@@ -128,7 +128,7 @@ def _credentials(tls: Tls) -> Any:
 
 
 class _Parsing(grpc.aio.ServerInterceptor):  # type: ignore[misc]
-    """Parses requests, so that bytes that are no message are the caller's mistake; gRPC's own answer is UNKNOWN."""
+    """Parses requests, so that bytes that are not a message get INVALID_ARGUMENT instead of gRPC's UNKNOWN."""
 
     def __init__(self) -> None:
         self._handlers: dict[str, Any] = {}  # of known methods
@@ -146,7 +146,7 @@ class _Parsing(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
 
 def _of_bytes(handler: Any) -> Any:
-    """Return the handler of a method that takes its requests as bytes."""
+    """Return a handler that takes its requests as bytes."""
 
     async def unary_unary(data: bytes, context: Any) -> Any:
         return await handler.unary_unary(await _parsed(handler, data, context), context)
@@ -179,7 +179,7 @@ async def _parsed(handler: Any, data: bytes, context: Any) -> Any:
 
 
 def _call(answer: Callable[[Any, Any], Any]) -> Callable[[Any, Any, Any], Any]:
-    """Make a method of a service from one that returns the answer to a request; its errors end the call."""
+    """Turn a method that returns an answer into a method of a gRPC service; its errors end the call."""
 
     @wraps(answer)
     async def call(self: Any, request: Any, context: Any) -> Any:
@@ -201,7 +201,7 @@ def _call(answer: Callable[[Any, Any], Any]) -> Callable[[Any, Any, Any], Any]:
 
 
 async def _repeat_ids(context: Any, has_access_log: bool) -> Headers:
-    """Send the ids of a request back as initial metadata, and return them."""
+    """Send a request's ids back as initial metadata, and return them."""
     given = context.invocation_metadata() or ()
     ids = repeated_headers((name.encode(), value.encode()) for name, value in given if isinstance(value, str))
     if has_access_log:
@@ -223,7 +223,7 @@ class _Inference(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
         return self._infer(request)
 
     async def ModelStreamInfer(self, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
-        """Answer the requests of a stream one after the other; an error does not end the stream."""
+        """Answer the requests of a stream one after another; an error does not end the stream."""
         ids = await _repeat_ids(context, self.has_access_log)
         async for request in requests:
             began, status = perf_counter(), "CANCELLED"

@@ -8,11 +8,11 @@ class Limits:
     """The limits of the front end.
 
     Attributes:
-        max_body_bytes: largest body, both as it arrives and once decompressed.
-        max_inflight: largest number of predict requests at a time, counted once their bodies are complete; the next
-            request is answered 429. Bodies that are still arriving may together hold ``max_inflight`` times
-            ``max_body_bytes`` more, so slow clients lock nobody out and memory stays bounded.
-        body_timeout_s: longest time that a body may take to arrive.
+        max_body_bytes: largest body, before and after decompression.
+        max_inflight: maximum predict requests at a time, counted once their bodies are complete; further requests get
+            429. Bodies that are still arriving may together hold ``max_inflight`` times ``max_body_bytes`` more. So
+            slow clients lock nobody out, and memory stays bounded.
+        body_timeout_s: maximum time for a body to arrive.
     """
 
     max_body_bytes: int = 16 << 20

@@ -29,7 +29,7 @@ _CLOSE_TIMEOUT_S = 5.0
 class Recorder:
     """Writes a random share of the requests to a new file. Every method except ``close`` may be called from any thread.
 
-    A background thread writes, so a slow disk delays no request. If too much waits for the disk, requests are left out.
+    A background thread writes, so a slow disk delays no request. If too much data waits, requests are left out.
     """
 
     def __init__(self, path: Path, share: float) -> None:
@@ -55,7 +55,7 @@ class Recorder:
         self._has_failed = False
 
     def record(self, config: ModelConfig, keys: Sequence[NDArray[np.int64]]) -> None:
-        """Record the keys that a request has of each table, or leave the request out."""
+        """Record a request's keys of each table, or leave the request out."""
         if self._has_failed or random() >= self._share:
             return
         line = encode_lookups(config, keys)
@@ -67,7 +67,7 @@ class Recorder:
         self._worker.submit(partial(self._write, line))
 
     def close(self) -> None:
-        """Write what waits, and close the file. An empty file is removed, so that the next start can use its name."""
+        """Write pending lines and close the file. Remove an empty file, so that the next start can use its name."""
         self._worker.wait(_CLOSE_TIMEOUT_S)
         self._worker.close(_CLOSE_TIMEOUT_S)
         self._file.close()
@@ -96,7 +96,7 @@ class Recorder:
 
 
 class RecordedExchange(Generic[_T]):
-    """An exchange whose request is recorded once it was read. See ``Exchange``."""
+    """An exchange that records its request after reading it. See ``Exchange``."""
 
     def __init__(self, exchange: Exchange[_T], recorder: Recorder) -> None:
         """Record the request of ``exchange``."""

@@ -1,4 +1,4 @@
-"""Tells which requests are short enough for the event loop; other requests run in a bounded thread pool."""
+"""Decides which requests are short enough for the event loop; other requests run in a bounded thread pool."""
 
 import math
 from collections.abc import Callable
@@ -20,8 +20,8 @@ class _Pace:
     """How long one kind of request takes.
 
     Only a request on the event loop shows how long requests take there. In the pool the clock also counts the wait for
-    the interpreter lock, so a short request would look long forever. Processor time is a lower bound: requests return
-    to the event loop when it is short, and leave the loop again if they wait for a slow tier.
+    the interpreter lock, so a short request would look long forever. Processor time is a lower bound: if it is short,
+    requests return to the event loop, and leave the loop again if they wait for a slow tier.
     """
 
     def __init__(self) -> None:
@@ -57,7 +57,7 @@ class Runner:
         self._paces: dict[tuple[str, int], _Pace] = {}
 
     def is_short(self, model: str, body_bytes: int) -> bool:
-        """Return whether requests of this size are short; a model's name must be a served one's, it is remembered."""
+        """Return whether requests of this size are short. The model must be served, because its name is stored."""
         pace = self._paces.get((model, body_bytes.bit_length()))
         return pace is not None and pace.expected_s < INLINE_S
 
@@ -69,7 +69,7 @@ class Runner:
         return result
 
     def took(self, model: str, body_bytes: int, processor_s: float) -> None:
-        """Note how much processor time a request took in the pool."""
+        """Record how much processor time a request took in the pool."""
         kind = (model, body_bytes.bit_length())
         pace = self._paces.get(kind)
         if pace is None:

@@ -60,7 +60,7 @@ class Status:
         }
 
     def _requests(self) -> tuple[dict[str, Document], dict[str, float], float]:
-        """The counts of requests by model, those of requests that name no served model, and requests in flight."""
+        """The counts of requests by model, of requests that name no served model, and of requests in flight."""
         models: dict[str, Document] = {}
         unmatched: dict[str, float] = {}
         in_flight = 0.0

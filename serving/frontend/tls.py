@@ -13,9 +13,9 @@ class Tls:
     """The files of TLS, all in PEM form.
 
     Attributes:
-        certificate: the server's certificate, followed by the authorities between it and the root.
+        certificate: the server's certificate, then intermediate certificates.
         key: its private key; may be the same file.
-        authorities: if given, clients must have a certificate of one of these authorities.
+        authorities: if given, clients must present a certificate that one of these authorities signed.
     """
 
     certificate: Path

@@ -1,15 +1,15 @@
 """The workers of one server: processes behind one port that serve the same models from the same tables.
 
-Worker 0 leads. It writes the tables and decides which versions are served, and the others follow it. Each worker
-answers the others on a Unix socket in a folder of this user. A call is one JSON list, and so is the answer.
+Worker 0 leads: it writes the tables and decides which versions are served. The other workers follow. Each worker
+answers the others on a Unix socket in a folder of this user. Calls and answers are JSON lists.
 
     versions                      the versions that the worker serves
     follow, versions              serve these versions
     metrics                       the worker's metrics
     load, model, parameters       to worker 0: a client's request, and ``unload`` likewise
 
-A worker that starts serves the versions that another worker serves. The file ``joining`` keeps it from missing a swap:
-a worker that starts has it locked together with other such workers, and a swap locks it alone.
+A starting worker serves the versions that another worker serves. A lock on the file ``joining`` keeps it from missing a
+swap: starting workers share the lock, and a swap holds it exclusively.
 """
 
 import asyncio
@@ -50,7 +50,7 @@ _REFUSALS = {404: UnknownModelError, 400: RequestError}
 
 @dataclass(frozen=True)
 class WorkerPlace:
-    """What the process that starts a worker tells it.
+    """What a worker learns from the process that starts it.
 
     Attributes:
         number: which worker it is.
@@ -95,7 +95,7 @@ class Siblings:
     """
 
     def __init__(self, place: WorkerPlace) -> None:
-        """Take this worker's place; nothing is asked before ``versions``."""
+        """Take this worker's place, without calling the other workers."""
         self._place = place
         self.number = place.number
         self.leads = place.number == _LEADER
@@ -130,7 +130,7 @@ class Siblings:
         return None
 
     def joined(self) -> None:
-        """End what ``versions`` began: this worker can be told to follow."""
+        """End what ``versions`` began: this worker now follows swaps."""
         if self._joining is not None:
             os.close(self._joining)
             self._joining = None
@@ -139,7 +139,7 @@ class Siblings:
         """See ``Peers.follow``. A worker that is not running follows when it starts.
 
         Raises:
-            WorkerError: a worker could not; the others were told all the same.
+            WorkerError: a worker could not follow; the others follow all the same.
         """
         errors: list[WorkerError] = []
         with self._swapping():
@@ -153,11 +153,11 @@ class Siblings:
             raise errors[0]
 
     def lead(self, act: str, model: str, parameters: dict[str, Any]) -> None:
-        """Have worker 0 ``"load"`` or ``"unload"`` a model.
+        """Make worker 0 ``"load"`` or ``"unload"`` a model.
 
         Raises:
-            RequestError: the request cannot be followed; see ``Control``.
-            WorkerError: worker 0 is not running, or the act has failed.
+            RequestError: the request is refused; see ``Control``.
+            WorkerError: worker 0 is not running, or failed.
         """
         try:
             _, error, code = self._ask(_LEADER, act, model, parameters)
@@ -225,7 +225,7 @@ class WorkerServer:
         self._siblings = siblings
         self._repository, self._control = front.repository, front.control
         self._metrics = Metrics(front.metrics, front.repository.readings)
-        # The event loop's threads may all wait for a load, which waits until this worker follows. So these are others.
+        # The event loop's threads may all wait for a load, which waits until this worker follows. So it has its own.
         self._threads = ThreadPoolExecutor(4, thread_name_prefix="hotrow-worker")
         self._server: asyncio.Server | None = None
         self._leaving: asyncio.Task[None] | None = None
@@ -237,7 +237,7 @@ class WorkerServer:
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._hang_up)
 
     async def stop(self, _timeout_s: float) -> None:
-        """Answer no more."""
+        """Stop answering."""
         if self._server is not None:
             self._server.close()
         self._threads.shutdown()

@@ -121,7 +121,7 @@ def _add_predict_route(app: FastAPI, endpoint: HttpEndpoint) -> None:
         responses=_responses(PREDICTIONS_SCHEMA, "Probabilities."),
     )
     async def predict(model: str, request: Request) -> Response:
-        """Predict samples given as JSON: per sample its dense features, and its keys by slot or by table name."""
+        """Predict JSON samples: each has dense features, and keys by slot or by table name."""
         return _response(await endpoint.answer(request.scope, request.receive, SamplesExchange))
 
 

@@ -1,4 +1,4 @@
-"""Reads a request body within limits: its size, its size once decompressed, and the time until it has arrived."""
+"""Reads a request body within limits of its size, its decompressed size and its time to arrive."""
 
 import asyncio
 import re
@@ -24,7 +24,7 @@ IDENTITY = b"identity"
 
 
 class Arriving:
-    """Counts the bytes of bodies that have arrived in part. Belongs to one event loop."""
+    """Counts the bytes of bodies that are still arriving. Belongs to one event loop."""
 
     def __init__(self, limits: Limits) -> None:
         """Accept bodies within ``limits``."""
@@ -39,12 +39,12 @@ class Arriving:
         self._left_bytes -= size_bytes
 
     def give_back(self, size_bytes: int) -> None:
-        """Uncount the bytes of a body that is complete or was given up."""
+        """Subtract the bytes of a body that is complete or abandoned."""
         self._left_bytes += size_bytes
 
 
 class ClientDisconnectedError(Exception):
-    """The client went away before its request was complete, so nobody is left to answer."""
+    """The client disconnected before its request was complete, so nobody is left to answer."""
 
 
 async def read_body(

@@ -70,8 +70,8 @@ class OneWrite:
 class Connection(HttpToolsProtocol):
     """uvicorn's connection with three additions.
 
-    An answer is one write. A request's head has a largest size. A client that closes its sending side still gets the
-    answers to its requests, unless it uses TLS, and a body that it cut short is reported.
+    An answer is one write. The size of a request's head is limited. A client that closes its sending side still gets
+    its answers, except over TLS, and an error about a body that it cut short.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class Connection(HttpToolsProtocol):
 
     @contextmanager
     def request(self) -> Iterator[None]:
-        """Keep the connection open for one request's answer, also after the client has closed its side."""
+        """Keep the connection open for one request's answer, even after the client has closed its side."""
         self._is_answering = True
         if self._closing is not None:
             self._closing.cancel()

@@ -84,7 +84,7 @@ class HttpExchange(ABC):
         return self._read(model, decompress(self._body, self._headers, self._max_bytes))
 
     def write(self, model: ServedModel, answer: Any) -> Answer:
-        """See ``Exchange.write``; an answer is compressed if its client accepts that, unless it is small."""
+        """See ``Exchange.write``; large answers are compressed if the client accepts it."""
         written = self._write(model, answer)
         if len(written.body) < _LEAST_COMPRESSED_BYTES:
             return written
@@ -99,7 +99,7 @@ class HttpExchange(ABC):
 
     @abstractmethod
     def _write(self, model: ServedModel, answer: Any) -> Answer:
-        """Write an answer, not compressed."""
+        """Write an answer, uncompressed."""
 
 
 class InferExchange(HttpExchange):
@@ -179,7 +179,7 @@ class HttpEndpoint:
 
 
 def _timeout_of(headers: dict[bytes, bytes]) -> float | None:
-    """Return how many seconds a proxy, such as Envoy before KServe, waits for the answer; None if it does not say."""
+    """Return how many seconds a proxy, such as KServe's Envoy, waits for the answer; None if it does not say."""
     value = headers.get(_TIMEOUT_MS)
     if value is None:
         return None
@@ -198,7 +198,7 @@ class InferPath:
     _PATH = re.compile(r"/v2/models/(?P<model>[^/]+)(?:/versions/(?P<version>[^/]+))?/infer")
 
     def __init__(self, app: ASGIApp, endpoint: HttpEndpoint, front: FrontEnd) -> None:
-        """Answer through ``endpoint`` and count in ``front``, or let ``app`` do it."""
+        """Answer infer requests through ``endpoint``, and pass all others to ``app``."""
         self._app = app
         self._endpoint = endpoint
         self._infer = Edge(self._answer, front.metrics, front.has_access_log)

@@ -27,7 +27,7 @@ KEEP_ALIVE_S = 75
 #: How long idle connections stay open after the signal to stop, because requests may be on their way.
 LINGER_S = 0.25
 _BACKLOG = 2048
-#: How long a server with a full backlog may take to show that it is alive.
+#: How long a server with a full backlog may take to accept a connection.
 _CONNECT_TIMEOUT_S = 5.0
 
 
@@ -57,7 +57,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 @contextmanager
 def listening_on_path(path: Path) -> Iterator[socket.socket]:
-    """Listen on a Unix socket, and remove its file at the end. The file of a server that has died is replaced.
+    """Listen on a Unix socket, and remove its file at the end. The file of a dead server is replaced.
 
     Raises:
         ConfigError: another server listens there, the file is not a socket, or the path cannot be bound.
@@ -93,7 +93,7 @@ def _remove_dead_socket(path: Path) -> None:
 
 
 def url_of(listener: socket.socket, has_tls: bool = False) -> str:
-    """Return the URL of ``listener`` for clients; a Unix socket has its path instead."""
+    """Return the URL of ``listener`` for clients, or ``unix:`` and the path of a Unix socket."""
     if listener.family == socket.AF_UNIX:
         return f"unix:{listener.getsockname()}"
     host, port = listener.getsockname()[:2]
@@ -124,7 +124,7 @@ class Draining:
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server; it reports when it is ready, and answers requests that arrive with the signal to stop."""
+    """uvicorn's server. It reports when it is ready, and answers requests that arrive with the stop signal."""
 
     def __init__(
         self,
@@ -196,7 +196,7 @@ def run(
             connections are cut after that.
         neighbours: servers of other protocols. They start before and stop after this server.
         tls: the files of TLS; None: no TLS.
-        shares_listener: other processes accept connections on ``listener``, too.
+        shares_listener: other processes accept connections on ``listener`` too.
 
     Raises:
         ConfigError: a neighbour cannot be started.
@@ -206,7 +206,7 @@ def run(
     def stop(_signal: int, _frame: FrameType | None) -> None:
         server.should_exit = True
 
-    # For signals before uvicorn handles them and after: at its end, uvicorn raises the signal that stopped it again.
+    # For signals before and after uvicorn handles them: at its end, uvicorn raises the signal that stopped it again.
     signal.signal(signal.SIGTERM, stop)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_serve(server, listener, neighbours, stop_timeout_s))
