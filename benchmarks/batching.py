@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from statistics import median
 
 import numpy as np
 
@@ -34,8 +35,8 @@ def serve(repository, *options):
     return running(command, port_in_url)
 
 
-def batching(client, repository, request, samples, rounds, seconds):
-    """Records of both servers at 16 connections."""
+def compare(client, repository, request, samples, rounds, seconds):
+    """Records of both servers at 16 connections, and the merging server's figures without load and at its limit."""
     patient = ("--max-queue-wait-ms", "60000")
     with serve(repository, *patient) as ours, serve(repository, *patient, "--max-batch-size", "1") as alone:
         for port in (ours, alone):
@@ -43,24 +44,22 @@ def batching(client, repository, request, samples, rounds, seconds):
         turns = [
             [measure(client, port, CONNECTIONS, seconds, request) for port in (ours, alone)] for _ in range(rounds)
         ]
+        unloaded = measure(client, ours, UNLOADED_CONNECTIONS, seconds, request)
     params = {"model": FAMILY, "samples": samples, "connections": CONNECTIONS}
-    return [
+    records = [
         Record.of(f"batching.{name}", params, unit, [(ours[name], alone[name]) for ours, alone in turns])
         for name, unit in MEASURES.items()
     ]
+    return records, unloaded, median(ours["requests_per_s"] for ours, _ in turns)
 
 
-def overload(client, repository, request, samples, rounds, seconds):
+def overload(client, repository, request, samples, rounds, seconds, unloaded, capacity):
     """Records of accepted requests under ten times the load, against the same server without load."""
-    with serve(repository, "--max-queue-wait-ms", "60000") as port:
-        measure(client, port, 1, seconds / 2, request)
-        unloaded = measure(client, port, UNLOADED_CONNECTIONS, seconds, request)
-        capacity = measure(client, port, CONNECTIONS, seconds, request)["requests_per_s"]
     wait_ms = max(1, round(unloaded["p99"] / 2000))
     connections = max(CONNECTIONS, round(OVERLOAD * capacity * PAUSE_MS / 1000))
+    turns = []
     with serve(repository, "--max-queue-wait-ms", str(wait_ms)) as port:
         measure(client, port, UNLOADED_CONNECTIONS, seconds / 2, request, PAUSE_MS)
-        turns = []
         for _ in range(rounds):
             loaded = measure(client, port, connections, seconds, request, PAUSE_MS)
             time.sleep(SETTLES_S)
@@ -91,10 +90,11 @@ def main():
         for samples in (16,) if options.quick else (1, 16, 64, 256):
             dense, keys, row_ptrs = arrays_of(draw_request(rows, samples, seed=1), family)
             request.write_bytes(request_of(dense, keys.astype(np.int64), row_ptrs.astype(np.int32)))
-            if samples < 256:
-                records += batching(client, folder / "models", request, samples, rounds, seconds)
+            both = client, folder / "models", request, samples, rounds, seconds
+            found, unloaded, capacity = compare(*both)
+            records += found
             if samples >= 64 or options.quick:
-                records += overload(client, folder / "models", request, samples, rounds, seconds)
+                records += overload(*both, unloaded, capacity)
     publish(records, options.json)
 
 

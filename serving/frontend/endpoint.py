@@ -42,14 +42,25 @@ class PredictEndpoint:
         """Return a served model; the UnknownModelError names the models that are served."""
         return self._batcher(self._repository.loaded(name, version)).model
 
-    def check_load(self, name: str, version: str) -> None:
-        """Refuse a request that ``run`` would refuse now. A front end may ask before it reads a body.
+    def check_load(self, name: str, version: str, backlog: int) -> None:
+        """Refuse a request at once if too many requests are before it or have arrived with it.
+
+        Args:
+            name: the model that answers.
+            version: its version; empty for the newest version.
+            backlog: how many requests have arrived on the event loop and not begun.
 
         Raises:
             OverloadedError: ``max_inflight`` requests are running, or the request would wait too long.
             UnknownModelError: this model or this version is not served.
         """
         self._check_in_flight()
+        wait_s = backlog * self._runner.short_s
+        if wait_s > self._batching.max_wait_s:
+            raise OverloadedError(
+                f"{backlog} requests have arrived, and the last would wait {wait_s * 1000:.0f} ms; "
+                f"the server accepts {self._batching.max_wait_s * 1000:g} ms"
+            )
         self._batcher(self._repository.loaded(name, version)).check_wait()
 
     async def run(

@@ -48,12 +48,14 @@ class Runner:
     Attributes:
         threads: the number of threads.
         pool: runs requests that are not short.
+        short_s: how long a short request takes, by the latest ones; 0 before the first.
     """
 
     def __init__(self, threads: int) -> None:
         """Start a pool of ``threads`` threads."""
         self.threads = threads
         self.pool = ThreadPoolExecutor(threads, thread_name_prefix="hotrow-predict")
+        self.short_s = 0.0
         self._paces: dict[tuple[str, int], _Pace] = {}
 
     def is_short(self, model: str, body_bytes: int) -> bool:
@@ -65,7 +67,9 @@ class Runner:
         """Run the work of a short request at once, and return its result."""
         began = perf_counter()
         result = work()
-        self._paces[model, body_bytes.bit_length()].ran_inline(perf_counter() - began)
+        took_s = perf_counter() - began
+        self._paces[model, body_bytes.bit_length()].ran_inline(took_s)
+        self.short_s += _WEIGHT * (took_s - self.short_s)
         return result
 
     def took(self, model: str, body_bytes: int, processor_s: float) -> None:

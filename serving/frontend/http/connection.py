@@ -67,15 +67,29 @@ class OneWrite:
                 self._transport.write(data)
 
 
+class Backlog:
+    """The requests of all connections that have arrived and not begun. Belongs to one event loop.
+
+    Attributes:
+        requests: how many there are.
+    """
+
+    def __init__(self) -> None:
+        """Begin with no request."""
+        self.requests = 0
+
+
 class Connection(HttpToolsProtocol):
-    """uvicorn's connection with three additions.
+    """uvicorn's connection with four additions.
 
     An answer is one write. The size of a request's head is limited. A client that closes its sending side still gets
-    its answers, except over TLS, and an error about a body that it cut short.
+    its answers, except over TLS, and an error about a body that it cut short. Whole requests that have not begun are
+    counted.
     """
 
     def __init__(
         self,
+        backlog: Backlog,
         config: uvicorn.Config,
         server_state: ServerState,
         app_state: dict[str, Any],
@@ -83,6 +97,8 @@ class Connection(HttpToolsProtocol):
     ) -> None:
         """Put the connection into the ASGI scope's state, where ``connection_of`` finds it."""
         super().__init__(config, server_state, {**app_state, _CONNECTION: self}, _loop)
+        self.backlog = backlog
+        self._is_in_backlog = False
         self._client_has_ended = False
         self._is_answering = self._is_refused = False
         self._closing: asyncio.Handle | None = None  # the close that follows the last answer
@@ -95,6 +111,7 @@ class Connection(HttpToolsProtocol):
     def request(self) -> Iterator[None]:
         """Keep the connection open for one request's answer, even after the client has closed its side."""
         self._is_answering = True
+        self._leave_backlog()
         if self._closing is not None:
             self._closing.cancel()
         try:
@@ -155,6 +172,18 @@ class Connection(HttpToolsProtocol):
         """See httptools' callbacks."""
         self._unfinished_bytes = 0
         super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """See httptools' callbacks."""
+        super().on_message_complete()
+        if not self._is_answering and not self._is_in_backlog:
+            self._is_in_backlog = True
+            self.backlog.requests += 1
+
+    def _leave_backlog(self) -> None:
+        if self._is_in_backlog:
+            self._is_in_backlog = False
+            self.backlog.requests -= 1
 
     def _close_soon(self) -> None:
         """Close the connection, unless a request that has arrived begins first."""

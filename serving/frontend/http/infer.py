@@ -21,6 +21,7 @@ from serving.frontend.http.body import (
     encoding_of,
     read_body,
 )
+from serving.frontend.http.connection import connection_of
 from serving.frontend.http.edge import MODEL, Edge, error_response
 from serving.frontend.served_model import PredictModel, ServedModel
 from serving.metrics import RequestMetrics
@@ -169,7 +170,9 @@ class HttpEndpoint:
         path = scope["path_params"]
         name, version = path["model"], path.get("version", "")
         scope[MODEL] = self._endpoint.model(name, version).name
-        self._endpoint.check_load(name, version)  # a refusal need not wait for the body
+        connection = connection_of(scope)
+        # A refusal need not wait for the body.
+        self._endpoint.check_load(name, version, connection.backlog.requests if connection else 0)
         headers: dict[bytes, bytes] = dict(scope["headers"])
         body = await read_body(scope, receive, headers, self._limits, self._arriving)
         # Counted from here on, so a client that sends slowly does not use up the limit.

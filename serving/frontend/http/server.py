@@ -9,6 +9,7 @@ import ssl
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Protocol
@@ -18,7 +19,7 @@ import uvloop
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from serving.errors import ConfigError
-from serving.frontend.http.connection import Connection
+from serving.frontend.http.connection import Backlog, Connection
 from serving.frontend.tls import Tls
 
 _log = logging.getLogger("hotrow.server")
@@ -226,7 +227,7 @@ def uvicorn_config(app: ASGIApp, stop_timeout_s: float, tls: Tls | None = None) 
     """Return uvicorn's configuration for ``app``; see ``run``."""
     return uvicorn.Config(
         app,
-        http=Connection,
+        http=partial(Connection, Backlog()),  # type: ignore[arg-type]  # uvicorn only calls it
         loop="none",  # `run` chooses it
         ws="none",
         lifespan="on",

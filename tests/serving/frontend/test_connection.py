@@ -11,7 +11,7 @@ import pytest
 import uvloop
 from uvicorn.server import ServerState
 
-from serving.frontend.http.connection import MAX_HEAD_BYTES, Connection, OneWrite
+from serving.frontend.http.connection import MAX_HEAD_BYTES, Backlog, Connection, OneWrite
 from serving.frontend.http.edge import Edge
 from serving.frontend.http.server import uvicorn_config
 from serving.metrics import RequestMetrics
@@ -91,12 +91,15 @@ def served(client):
     async def run():
         config = uvicorn_config(Edge(echo, RequestMetrics()), stop_timeout_s=1)
         config.load()
-        state = ServerState()
-        server = await asyncio.get_running_loop().create_server(lambda: Connection(config, state, {}), "127.0.0.1", 0)
+        state, backlog = ServerState(), Backlog()
+        server = await asyncio.get_running_loop().create_server(
+            lambda: Connection(backlog, config, state, {}), "127.0.0.1", 0
+        )
         async with server, asyncio.timeout(60):
             result = await client(server.sockets[0].getsockname())
             while state.connections:  # the server's end of the connection closes by itself
                 await asyncio.sleep(0)
+            assert backlog.requests == 0
             return result
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

@@ -55,15 +55,20 @@ def test_rocksdb_outlives_the_process_and_does_not_pool():
 
 
 @pytest.mark.parametrize(
-    ("run_bytes", "file_bytes", "files"),
-    [(1, 1, 1000), (24 * 250, 24 * 300, 3), (24 * 250, rocksdb_load.FILE_BYTES, 1), (rocksdb_sort.RUN_BYTES, 1, 1)],
+    ("rows", "run_bytes", "file_bytes", "files"),
+    [
+        (200, 1, 1, 200),
+        (1000, 24 * 250, 24 * 300, 3),
+        (1000, 24 * 250, rocksdb_load.FILE_BYTES, 1),
+        (1000, rocksdb_sort.RUN_BYTES, 1, 1),
+    ],
 )
 def test_a_bulk_load_holds_exactly_the_rows_given_in_however_many_files(
-    path, monkeypatch, run_bytes, file_bytes, files
+    path, monkeypatch, rows, run_bytes, file_bytes, files
 ):
     monkeypatch.setattr(rocksdb_sort, "RUN_BYTES", run_bytes)
     monkeypatch.setattr(rocksdb_load, "FILE_BYTES", file_bytes)
-    keys = np.random.default_rng(0).permutation(np.arange(-500, 500) * 257)
+    keys = np.random.default_rng(0).permutation(np.arange(-rows // 2, rows // 2) * 257)
     with open_closing(path) as store:
         load(store, keys)
 
@@ -72,10 +77,10 @@ def test_a_bulk_load_holds_exactly_the_rows_given_in_however_many_files(
         assert found[:-1].all()
         assert not found[-1]
         assert (out[:-1] == rows_of(keys)).all()
-        assert sum(batch.size for batch, _ in store.items(TABLE)) == 1000
+        assert sum(batch.size for batch, _ in store.items(TABLE)) == rows
         assert store.marker(TABLE).digest == "digest"
         assert len(list(path.glob("*.sst"))) == files
-        assert store.count(TABLE) == 1000
+        assert store.count(TABLE) == rows
         assert not (path / "loading").exists()
 
 
