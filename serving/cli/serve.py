@@ -65,7 +65,7 @@ _LONGEST_DELAY_MS = 1000
 _LONGEST_WAIT_MS = 3_600_000
 _LARGEST_BODY_BYTES = 2 << 30
 _RECORDED_SHARE = 0.01
-#: How long a stop waits for clients, in addition to the time that a body may take to arrive.
+#: How long a stop waits for clients that send requests or receive answers.
 # Container engines send SIGKILL ten seconds after SIGTERM.
 _STOP_TIMEOUT_S = 8
 
