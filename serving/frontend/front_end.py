@@ -9,6 +9,7 @@ from serving.frontend.endpoint import PredictEndpoint
 from serving.frontend.limits import Limits
 from serving.frontend.recorder import Recorder
 from serving.frontend.runner import Runner
+from serving.frontend.status import Status
 from serving.frontend.workers import Siblings
 from serving.metrics import RequestMetrics
 from serving.protocol.shared_memory import SharedMemory
@@ -64,6 +65,7 @@ class FrontEnd:
         )
         lead = siblings.lead if siblings is not None and not siblings.leads else None
         self.control = Control(repository, self.endpoint, self._regions, lead)
+        self.status = Status(repository, self.metrics, self.control)
 
     def close(self) -> None:
         """Wait for running work, and end the threads."""

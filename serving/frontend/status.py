@@ -1,15 +1,17 @@
 """The status document, which the status page and ``hotrow stats`` show."""
 
+import copy
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from serving.errors import UnknownModelError
-from serving.frontend.front_end import FrontEnd
+from serving.frontend.control import Control
 from serving.frontend.version import server_version
-from serving.metrics import LATENCY_BUCKETS_S, Histogram, MetricSample
+from serving.metrics import LATENCY_BUCKETS_S, Histogram, MetricSample, RequestMetrics
+from serving.repository import ModelRepository
 
 Document = dict[str, Any]
 Tables = dict[tuple[str, str], dict[str, Document]]
@@ -31,16 +33,16 @@ _TABLE_FIELDS = {"hotrow_lookup_keys": "keys", "hotrow_defaulted_keys": "default
 class Status:
     """Makes status documents. Counts run since the start: the difference of two documents gives rates."""
 
-    def __init__(self, front: FrontEnd) -> None:
-        """Describe ``front``; the server's uptime begins now."""
-        self._front = front
+    def __init__(self, repository: ModelRepository, metrics: RequestMetrics, control: Control) -> None:
+        """Describe one process; its uptime begins now."""
+        self._repository, self._metrics, self._control = repository, metrics, control
         self._began_s = time.monotonic()
 
     def document(self) -> Document:
         """The status now. May be called from any thread; waits for GPUs."""
         models, unmatched, in_flight = self._requests()
-        tables = _tables(tuple(self._front.repository.readings()))
-        for one in self._front.repository.index():
+        tables = _tables(tuple(self._repository.readings()))
+        for one in self._repository.index():
             shown = models.setdefault(one.name, _model(one.name))
             if one.version:  # a model that was never loaded has none
                 held = self._with_shapes(one.name, one.version, tables)
@@ -52,7 +54,7 @@ class Status:
             "version": server_version(),
             "time_s": time.time(),
             "uptime_s": time.monotonic() - self._began_s,
-            "is_ready": self._front.control.is_ready(),
+            "is_ready": self._control.is_ready(),
             "memory_bytes": _resident_bytes(),
             "requests_in_flight": in_flight,
             "unmatched_requests": unmatched,
@@ -64,7 +66,7 @@ class Status:
         models: dict[str, Document] = {}
         unmatched: dict[str, float] = {}
         in_flight = 0.0
-        for sample in self._front.metrics.samples():
+        for sample in self._metrics.samples():
             labels, value = dict(sample.labels), sample.value
             name = labels.get("model", "")
             model = models.setdefault(name, _model(name))
@@ -83,7 +85,7 @@ class Status:
     def _with_shapes(self, model: str, version: str, tables: Tables) -> Sequence[Document]:
         """The tables of a version, with the slots and the dimension of each; none if the version is not served."""
         try:
-            config = self._front.repository.loaded(model, version).config
+            config = self._repository.loaded(model, version).config
         except UnknownModelError:
             return []
         counted = tables.get((model, version), {})
@@ -92,6 +94,48 @@ class Status:
             for table in config.tables
             if table.name in counted
         ]
+
+
+def merged_status(documents: Iterable[Document]) -> Document:
+    """One document of several workers: their counts are added, everything else is as the first worker says."""
+    merged, *others = copy.deepcopy(list(documents))
+    for other in others:
+        merged["uptime_s"] = max(merged["uptime_s"], other["uptime_s"])
+        _add(merged, other, ("memory_bytes", "requests_in_flight"))
+        _add_counts(merged["unmatched_requests"], other["unmatched_requests"])
+        for model, same in _pairs(merged["models"], other["models"], "name"):
+            _add(model, same, ("samples",))
+            _add_counts(model["requests"], same["requests"])
+            _add_times(model["latency"], same["latency"])
+            for version, same_version in _pairs(model["versions"], same["versions"], "version"):
+                for table, same_table in _pairs(version["tables"], same_version["tables"], "name"):
+                    _add(table, same_table, ("keys", "defaulted_keys"))
+                    for tier, same_tier in _pairs(table["tiers"], same_table["tiers"], "name"):
+                        _add(tier, same_tier, ("hits", "misses", "errors"))
+                        if tier["fetch_times"] and same_tier["fetch_times"]:
+                            _add_times(tier["fetch_times"], same_tier["fetch_times"])
+    return merged
+
+
+def _pairs(ours: Iterable[Document], theirs: Iterable[Document], key: str) -> Iterator[tuple[Document, Document]]:
+    """The entries of two lists that have the same ``key``."""
+    by_key = {one[key]: one for one in theirs}
+    return ((one, by_key[one[key]]) for one in ours if one[key] in by_key)
+
+
+def _add(ours: Document, theirs: Document, fields: Iterable[str]) -> None:
+    for name in fields:
+        ours[name] += theirs[name]
+
+
+def _add_counts(ours: dict[str, float], theirs: dict[str, float]) -> None:
+    for name, count in theirs.items():
+        ours[name] = ours.get(name, 0) + count
+
+
+def _add_times(ours: Document, theirs: Document) -> None:
+    ours["counts"] = [sum(pair) for pair in zip(ours["counts"], theirs["counts"], strict=True)]
+    ours["sum_s"] += theirs["sum_s"]
 
 
 def _model(name: str) -> Document:

@@ -5,7 +5,7 @@ answers the others on a Unix socket in a folder of this user. Calls and answers 
 
     versions                      the versions that the worker serves
     follow, versions              serve these versions
-    metrics                       the worker's metrics
+    metrics, status               the worker's metrics and status document
     load, model, parameters       to worker 0: a client's request, and ``unload`` likewise
 
 A starting worker serves the versions that another worker serves. A lock on the file ``joining`` keeps it from missing a
@@ -20,7 +20,7 @@ import os
 import shutil
 import signal
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
@@ -32,7 +32,7 @@ from kernels.errors import HotrowError
 from serving.config import ParameterServerConfig, with_shared_ram
 from serving.errors import RequestError, UnknownModelError, WorkerError
 from serving.frontend.codes import codes_of
-from serving.metrics import Metrics, merged_page
+from serving.metrics import Metrics
 from serving.repository import Versions
 
 if TYPE_CHECKING:
@@ -41,8 +41,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("hotrow.workers")
 _LEADER = 0
-#: How long a page of metrics waits for one worker, which may be busy or stopped.
-_METRICS_TIMEOUT_S = 2.0
+#: How long metrics and status documents wait for one worker, which may be busy or stopped.
+_ANSWER_TIMEOUT_S = 2.0
 _NOT_RUNNING = "is not running; the server is starting it again"
 #: The errors of a client's request, by HTTP status.
 _REFUSALS = {404: UnknownModelError, 400: RequestError}
@@ -166,13 +166,18 @@ class Siblings:
         if error:
             raise _REFUSALS[code](error) if code in _REFUSALS else WorkerError(_LEADER, error)
 
-    def metrics_page(self, own: Metrics) -> bytes:
-        """The page of all workers' metrics, each with the label ``worker``; a worker that does not answer is absent."""
-        records = {self.number: own.record()}
+    def of_all(self, what: str, own: Any) -> dict[int, Any]:
+        """Return the ``"metrics"`` or the ``"status"`` of all workers by number; a silent worker is absent.
+
+        Args:
+            what: a call.
+            own: this worker's answer.
+        """
+        answers = {self.number: own}
         for number in self._others:
             with suppress(OSError, HotrowError):
-                records[number] = self._result(number, "metrics", timeout_s=_METRICS_TIMEOUT_S)
-        return merged_page(dict(sorted(records.items())))
+                answers[number] = self._result(number, what, timeout_s=_ANSWER_TIMEOUT_S)
+        return dict(sorted(answers.items()))
 
     def leave(self) -> None:
         """Remove the sockets' folder if the process that made it was killed."""
@@ -224,7 +229,11 @@ class WorkerServer:
         self._grpc_servers = grpc_servers
         self._siblings = siblings
         self._repository, self._control = front.repository, front.control
-        self._metrics = Metrics(front.metrics, front.repository.readings)
+        self._work: dict[str, Callable[..., Any]] = {
+            "follow": self._repository.follow,
+            "metrics": Metrics(front.metrics, front.repository.readings).record,
+            "status": front.status.document,
+        }
         # The event loop's threads may all wait for a load, which waits until this worker follows. So it has its own.
         self._threads = ThreadPoolExecutor(4, thread_name_prefix="hotrow-worker")
         self._server: asyncio.Server | None = None
@@ -270,5 +279,4 @@ class WorkerServer:
             return self._repository.served()
         if call in ("load", "unload"):
             return await asyncio.to_thread(getattr(self._control, call), *arguments)
-        work = self._repository.follow if call == "follow" else self._metrics.record
-        return await asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, self._work[call], *arguments)

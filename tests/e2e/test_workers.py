@@ -219,6 +219,24 @@ def test_any_worker_shows_the_metrics_of_all(two):
         assert 'hotrow_tier_rows{model="tiny",table="user",tier="shared_memory",version="1",worker="1"} 1000.0' in page
 
 
+def test_any_worker_shows_the_status_of_all(two):
+    def shown():
+        status = json.loads(two.ask("/status")[2])
+        [model] = status["models"]
+        [version] = model["versions"]
+        keys = sum(table["keys"] for table in version["tables"])
+        return model["samples"], keys, sum(model["latency"]["counts"]), status["memory_bytes"]
+
+    counted = [
+        sum(samples_by_worker(two, metric).values()) for metric in ("hotrow_samples_total", "hotrow_lookup_keys_total")
+    ]
+    pages = [shown() for _ in range(10)]
+
+    assert all([samples, keys] == counted for samples, keys, _, _ in pages)
+    assert len({times for _, _, times, _ in pages}) == 1
+    assert min(memory for *_, memory in pages) > 2 * 50e6
+
+
 def test_the_log_names_the_worker(two):
     assert "INFO worker 0 hotrow.repository: model tiny: version 1 serves" in two.log.read_text(encoding="utf-8")
     assert "INFO worker 1 hotrow.repository: model tiny: version 1 serves" in two.log.read_text(encoding="utf-8")

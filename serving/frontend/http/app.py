@@ -15,9 +15,9 @@ from serving.frontend.front_end import FrontEnd
 from serving.frontend.http.control_routes import add_control_routes
 from serving.frontend.http.edge import Edge, http_exception, validation_error
 from serving.frontend.http.infer import Answer, HttpEndpoint, InferExchange, InferPath, SamplesExchange
-from serving.frontend.status import Status
+from serving.frontend.status import merged_status
 from serving.frontend.version import server_version
-from serving.metrics import Metrics
+from serving.metrics import Metrics, merged_page
 from serving.protocol.infer_schema import INFER_ANSWER_SCHEMA, INFER_SCHEMA
 from serving.protocol.samples import PREDICTIONS_SCHEMA, SAMPLES_SCHEMA
 
@@ -61,7 +61,7 @@ def create_app(front: FrontEnd) -> ASGIApp:
     )
     add_control_routes(app, front.control)
     _add_metrics_route(app, front)
-    _add_status_routes(app, Status(front))
+    _add_status_routes(app, front)
     endpoint = HttpEndpoint(front)
     _add_infer_routes(app, endpoint)
     _add_predict_route(app, endpoint)
@@ -74,11 +74,11 @@ def _add_metrics_route(app: FastAPI, front: FrontEnd) -> None:
     @app.get("/metrics", response_class=Response)
     def prometheus() -> Response:  # not a coroutine: it waits for GPUs, so it runs in a thread
         """Counters in Prometheus's text format."""
-        page = metrics.page() if siblings is None else siblings.metrics_page(metrics)
+        page = metrics.page() if siblings is None else merged_page(siblings.of_all("metrics", metrics.record()))
         return Response(page, media_type=_PROMETHEUS_TEXT)
 
 
-def _add_status_routes(app: FastAPI, status: Status) -> None:
+def _add_status_routes(app: FastAPI, front: FrontEnd) -> None:
     page = Path(__file__).with_name("status.html").read_bytes()
 
     @app.get("/", include_in_schema=False)
@@ -88,7 +88,8 @@ def _add_status_routes(app: FastAPI, status: Status) -> None:
     @app.get("/status")
     def status_document() -> dict[str, Any]:  # not a coroutine: it waits for GPUs, so it runs in a thread
         """What the status page shows: models, tables, tiers, and what they counted since the start."""
-        return status.document()
+        own, siblings = front.status.document(), front.siblings
+        return own if siblings is None else merged_status(siblings.of_all("status", own).values())
 
 
 def _add_infer_routes(app: FastAPI, endpoint: HttpEndpoint) -> None:

@@ -7,6 +7,7 @@ import pytest
 from benchmarks.tiny_model import TinyModel
 from serving.frontend.front_end import FrontEnd
 from serving.frontend.http.app import create_app
+from serving.frontend.status import merged_status
 from serving.repository import ModelRepository
 from tests.serving.frontend.app_client import Client
 from tests.serving.ps_files import write_lookup_model, write_ps
@@ -50,6 +51,29 @@ def test_a_server_without_requests_has_its_models_tables_and_rows(client):
     assert memory["bytes"] > 50 * 4 * 4
     assert (rocksdb["name"], rocksdb["rows"], rocksdb["rows_are_estimated"]) == ("rocksdb", 1000, True)
     assert rocksdb["bytes"] is None
+
+
+def test_the_documents_of_workers_add_up(client):
+    predict(client, 1, UNKNOWN_KEY)
+    one = status(client)
+    predict(client, model="no")
+    two = status(client)
+
+    both = merged_status([one, two])
+
+    [model], [of_one], [of_two] = (document["models"] for document in (both, one, two))
+    assert model["requests"] == {"200": of_one["requests"]["200"] + of_two["requests"]["200"]}
+    assert model["samples"] == of_one["samples"] + of_two["samples"] == 2
+    assert sum(model["latency"]["counts"]) == 2
+    assert both["unmatched_requests"] == two["unmatched_requests"]
+    assert both["memory_bytes"] == one["memory_bytes"] + two["memory_bytes"]
+    [table, _], [table_of_one, _] = (entry["versions"][0]["tables"] for entry in (model, of_one))
+    assert (table["keys"], table["defaulted_keys"]) == (4, 2)
+    for tier, tier_of_one in zip(table["tiers"], table_of_one["tiers"], strict=True):
+        assert tier["hits"] + tier["misses"] == 2 * (tier_of_one["hits"] + tier_of_one["misses"])
+        assert tier["rows"] == tier_of_one["rows"]
+        assert sum(tier["fetch_times"]["counts"]) == 2 * sum(tier_of_one["fetch_times"]["counts"])
+    assert merged_status([one]) == one
 
 
 def test_requests_and_keys_are_counted(client):

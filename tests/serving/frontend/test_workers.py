@@ -11,7 +11,7 @@ from benchmarks.tiny_model import TinyModel
 from serving.errors import RequestError, StoreError, UnknownModelError, WorkerError
 from serving.frontend.front_end import FrontEnd
 from serving.frontend.workers import Siblings, WorkerPlace, WorkerServer
-from serving.metrics import Metrics, RequestMetrics
+from serving.metrics import Metrics, RequestMetrics, merged_page
 from serving.repository import ModelRepository
 
 
@@ -45,12 +45,14 @@ def answering(siblings, front):
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
     asyncio.run_coroutine_threadsafe(server.start(), loop).result()
-    yield
-    asyncio.run_coroutine_threadsafe(server.stop(1), loop).result()
-    loop.call_soon_threadsafe(loop.stop)
-    thread.join()
-    loop.run_until_complete(loop.shutdown_default_executor())
-    loop.close()
+    try:
+        yield
+    finally:
+        asyncio.run_coroutine_threadsafe(server.stop(1), loop).result()
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.run_until_complete(loop.shutdown_default_executor())
+        loop.close()
 
 
 def test_a_worker_starts_with_the_versions_of_the_first_worker_that_answers(siblings, front):
@@ -127,12 +129,16 @@ def test_no_model_is_loaded_while_the_first_worker_is_not_running(siblings):
         siblings(1).lead("load", "tiny", {})
 
 
-def test_a_worker_that_does_not_answer_is_absent_from_the_metrics(siblings, front):
+def test_a_worker_that_does_not_answer_is_absent_from_metrics_and_status(siblings, front):
     own = RequestMetrics()
     own.predicted("tiny", 7)
     with answering(siblings(2), front):
-        page = siblings(0).metrics_page(Metrics(own, list)).decode()
+        page = merged_page(siblings(0).of_all("metrics", Metrics(own, list).record())).decode()
+        documents = siblings(0).of_all("status", {"own": 1})
 
     assert 'hotrow_samples_total{model="tiny",worker="0"} 7.0' in page
     assert 'hotrow_requests_in_flight{worker="2"} 0.0' in page
     assert 'worker="1"' not in page
+    assert list(documents) == [0, 2]
+    assert documents[0] == {"own": 1}
+    assert [model["name"] for model in documents[2]["models"]] == ["tiny"]
