@@ -122,8 +122,8 @@ class Batcher:
                 if self._timer is None:
                     self._timer = asyncio.get_running_loop().call_later(due_s - now_s, self._delay_is_over)
                 return
-            idle = self._threads - self._running
-            share = -(-len(self._queue) // idle) if self.model.can_merge else 1
+            # Not the whole queue: the next idle thread needs a share, too, and a large batch answers everyone late.
+            share = -(-len(self._queue) // self._threads) if self.model.can_merge else 1
             self._run([self._queue.popleft() for _ in range(min(share, self._max_samples))])
 
     def _delay_is_over(self) -> None:
