@@ -45,7 +45,8 @@ class PerfAnalyzer:
         command = [self._program, "-m", model, "-u", address, *PROTOCOLS[protocol], "--input-data", inputs, "-f", table]
         command += ["--concurrency-range", str(concurrency), "--measurement-interval", str(interval_ms)]
         command += ["--max-trials", "20", "--stability-percentage", _ANY_SPREAD]
-        environment = {"LD_LIBRARY_PATH": str(self._folder)}
+        # One connection per request in flight, as the HTTP client has; the default is one for six.
+        environment = {"LD_LIBRARY_PATH": str(self._folder), "TRITON_CLIENT_GRPC_CHANNEL_MAX_SHARE_COUNT": "1"}
         done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300, check=False)
         if done.returncode:
             raise SystemExit(f"perf_analyzer failed: {done.stdout}{done.stderr}")
