@@ -9,8 +9,6 @@ take turns, round by round; the client is ``http_client.cpp``.
   ``--max-queue-wait-ms`` is half of the unloaded p99.
 """
 
-import contextlib
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -82,7 +80,7 @@ def main():
     rounds, seconds, rows = (1, 0.3, 1000) if options.quick else (7, 3.0, 100_000)
     family = FAMILIES[FAMILY]
     records = []
-    with tempfile.TemporaryDirectory() as name, contextlib.suppress(KeyboardInterrupt):
+    with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "models" / "bench" / "1").mkdir(parents=True)
         write_model(folder / "models" / "bench" / "1", family, rows)
@@ -99,4 +97,4 @@ def main():
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -57,7 +57,10 @@ def running(command, port_of_line):
     """Start a server, yield the port that ``port_of_line`` finds in its output, and stop the server at the end."""
     with subprocess.Popen([sys.executable, "-m", *command], stdout=subprocess.PIPE, text=True) as process:
         try:
-            yield next(port for port in map(port_of_line, process.stdout) if port)
+            port = next((port for port in map(port_of_line, process.stdout) if port), None)
+            if port is None:
+                raise SystemExit(f"{' '.join(map(str, command))} did not start")
+            yield port
         finally:
             process.terminate()
 

@@ -155,8 +155,8 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--load-model",
         type=_names,
-        action="extend",
-        default=[],
+        action=_Names,
+        default=(),
         metavar="NAME",
         help="in explicit mode, load this model at startup; repeat the option or separate names by commas; * loads all",
     )
@@ -230,6 +230,16 @@ def _environment() -> dict[str, str]:
     """The options that the environment sets, such as HOTROW_GRPC_PORT; the command line wins."""
     names = {f"HOTROW_{option.upper()}": option for option in _OPTIONS}
     return {option: os.environ[name] for name, option in names.items() if name in os.environ}
+
+
+class _Names(argparse.Action):
+    """Collects the names of a repeated option; they replace those of the environment."""
+
+    def __call__(
+        self, _parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, _option: str | None = None
+    ) -> None:
+        earlier = getattr(namespace, self.dest)
+        setattr(namespace, self.dest, [*(earlier if isinstance(earlier, list) else ()), *values])
 
 
 def _names(text: str) -> list[str]:

@@ -125,8 +125,10 @@ def _lines(url: str, now: Document, before: Document | None) -> Iterator[str]:
 
 def _model_rows(model: Document, before: Document | None, seconds: float | None) -> Iterator[Sequence[str]]:
     """One row per version; the server counts requests for all versions of a model together."""
-    latency = _times(model["latency"], before and before["latency"])
     total, failed = sum(model["requests"].values()), _failed(model["requests"])
+    if before and (sum(before["requests"].values()) > total or before["samples"] > model["samples"]):
+        before = model  # a worker has ended, and its counts with it
+    latency = _times(model["latency"], before and before["latency"])
     figures = [f"{total:,}", f"{failed:,}", f"{model['samples']:,}"]
     figures += [_milliseconds(latency.quantile(part)) for part in (0.5, 0.99)]
     if seconds:

@@ -189,8 +189,13 @@ class _Worker:
             process_group=0,
         )
         self._launch = asyncio.ensure_future(launch)
-        self._process = await asyncio.shield(self._launch)
         self.printed = []
+        try:
+            self._process = await asyncio.shield(self._launch)
+        except OSError as err:  # too little memory, or too many processes
+            self._launch = None
+            _log.error("worker %d cannot be started: %s", place.number, err.strerror or err)
+            return False
         if self._process.stdout is not None:
             async for line in self._process.stdout:
                 self.printed.append(line.decode())

@@ -111,7 +111,13 @@ class Batcher:
         self._queue.append(waiting)
         self._unanswered += 1
         self._start(perf_counter())
-        await waiting.answered
+        try:
+            await waiting.answered
+        except asyncio.CancelledError:  # the client has gone
+            with suppress(ValueError):  # a thread has the request already
+                self._queue.remove(waiting)
+                self._unanswered -= 1
+            raise
         return waiting.written, waiting.processor_s
 
     def _start(self, now_s: float) -> None:
@@ -124,6 +130,8 @@ class Batcher:
                 return
             # Not the whole queue: the next idle thread needs a share, too, and a large batch answers everyone late.
             share = -(-len(self._queue) // self._threads) if self.model.can_merge else 1
+            if self._max_delay_s:  # they have waited for each other
+                share = len(self._queue)
             self._run([self._queue.popleft() for _ in range(min(share, self._max_samples))])
 
     def _delay_is_over(self) -> None:

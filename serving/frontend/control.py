@@ -69,8 +69,7 @@ class Control:
 
     def is_ready(self) -> bool:
         """Whether every model is ready, and there is one."""
-        models = self._repository.models()
-        return bool(models) and all(map(self._repository.is_ready, models))
+        return self._repository.are_ready()
 
     def is_model_ready(self, model: str, version: str = "") -> bool:
         """Whether requests for a model can succeed; raises UnknownModelError if it is not served."""
@@ -115,12 +114,12 @@ class Control:
             StoreError: a tier does not answer or has too little room.
             DeviceMemoryError: a GPU has too little free memory.
         """
-        if self._lead is not None:
-            return self._lead("load", model, parameters)
         for name in parameters:
             if name.startswith("file:"):
                 raise RequestError(f"parameters.{name[:64]}: files cannot be sent; put the version into the repository")
         known_only(parameters, frozenset({"config"}), "parameters")
+        if self._lead is not None:
+            return self._lead("load", model, parameters)
         config = optional(parameters, "config", str, "", "parameters")
         try:
             self._repository.load_model(model, self._policy_of(model, config) if config else None)
@@ -134,9 +133,9 @@ class Control:
             RequestError: models are not unloaded explicitly, or a parameter is not supported.
             UnknownModelError: no such model is served.
         """
+        known_only(parameters, frozenset({"unload_dependents"}), "parameters")
         if self._lead is not None:
             return self._lead("unload", model, parameters)
-        known_only(parameters, frozenset({"unload_dependents"}), "parameters")
         self._repository.unload_model(model)
 
     def _policy_of(self, model: str, text: str) -> VersionPolicy:
@@ -153,12 +152,11 @@ class Control:
 
     def statistics(self, model: str = "", version: str = "") -> Document:
         """How many requests a model, or each model, has answered, and how long their stages took."""
-        names = [model] if model else sorted(self._repository.models())
-        served = [
-            self._endpoint.model(name, one)
-            for name in names
-            for one in ([version] if version else map(str, self._repository.versions(name)))
-        ]
+        if model:
+            versions = [version] if version else map(str, self._repository.versions(model))
+            served = [self._endpoint.model(model, one) for one in versions]
+        else:
+            served = [self._endpoint.served(one) for one in self._repository.all_loaded()]
         return {"model_stats": [one.statistics.document(one.name, one.version) for one in served]}
 
     def log_settings(self) -> Document:

@@ -40,15 +40,20 @@ class PredictEndpoint:
 
     def model(self, name: str, version: str = "") -> ServedModel:
         """Return a served model; the UnknownModelError names the models that are served."""
-        return self._batcher(self._repository.loaded(name, version)).model
+        return self.served(self._repository.loaded(name, version))
 
-    def check_load(self, name: str, version: str, backlog: int) -> None:
+    def served(self, loaded: LoadedModel) -> ServedModel:
+        """Return the served model of a version."""
+        return self._batcher(loaded).model
+
+    def check_load(self, name: str, version: str, backlog: int, size_bytes: int | None) -> None:
         """Refuse a request at once if too many requests are before it or have arrived with it.
 
         Args:
             name: the model that answers.
             version: its version; empty for the newest version.
             backlog: how many requests have arrived on the event loop and not begun.
+            size_bytes: see ``run``.
 
         Raises:
             OverloadedError: ``max_inflight`` requests are running, or the request would wait too long.
@@ -61,7 +66,9 @@ class PredictEndpoint:
                 f"{backlog} requests have arrived, and the last would wait {wait_s * 1000:.0f} ms; "
                 f"the server accepts {self._batching.max_wait_s * 1000:g} ms"
             )
-        self._batcher(self._repository.loaded(name, version)).check_wait()
+        batcher = self._batcher(self._repository.loaded(name, version))
+        if size_bytes is None or not self._runner.is_short(batcher.model.name, size_bytes):
+            batcher.check_wait()
 
     async def run(
         self, name: str, version: str, size_bytes: int | None, exchange: Exchange[_T], timeout_s: float | None = None

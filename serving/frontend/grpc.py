@@ -8,6 +8,7 @@ import asyncio
 import logging
 import os
 import socket
+import stat
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from functools import wraps
@@ -29,7 +30,7 @@ from serving.frontend.codes import codes_of
 from serving.frontend.front_end import FrontEnd
 from serving.frontend.served_model import ServedModel
 from serving.frontend.tls import Tls
-from serving.protocol.messages import decode_message, encode_message
+from serving.protocol.messages import chosen, decode_message, encode_message
 from serving.protocol.shared_memory import SharedMemory, no_cuda_shared_memory
 
 _log = logging.getLogger("hotrow.grpc")
@@ -115,10 +116,19 @@ class GrpcServer:
 def _end_listening(port: int) -> None:
     """Stop this process's sockets from listening on ``port``; gRPC itself can only stop everything."""
     for descriptor in map(int, os.listdir("/proc/self/fd")):
+        if not _is_socket(descriptor):
+            continue
         with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as held:
             is_listening = held.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
             if is_listening and held.family != socket.AF_UNIX and held.getsockname()[1] == port:
                 held.shutdown(socket.SHUT_RD)
+
+
+def _is_socket(descriptor: int) -> bool:
+    try:
+        return stat.S_ISSOCK(os.fstat(descriptor).st_mode)
+    except OSError:  # it was closed meanwhile
+        return False
 
 
 def _credentials(tls: Tls) -> Any:
@@ -193,6 +203,10 @@ def _call(answer: Callable[[Any, Any], Any]) -> Callable[[Any, Any, Any], Any]:
         except HotrowError as err:
             status = codes_of(err)[1]
             await context.abort(grpc.StatusCode[status], str(err))
+        except Exception:  # noqa: BLE001  # the top of a call: the traceback goes to the log, never to the client
+            status = "INTERNAL"
+            _log.exception("%s failed", answer.__name__)
+            await context.abort(grpc.StatusCode.INTERNAL, "internal error; see the server's log")
         finally:
             if self.has_access_log:
                 log_request("gRPC", answer.__name__, status, began, ids, getattr(request, "model_name", ""))
@@ -308,7 +322,7 @@ class _Inference(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
 
     @_call
     def LogSettings(self, request: Any) -> Any:
-        changes = {name: _chosen(value) for name, value in request.settings.items()}
+        changes = {name: chosen(value, name) for name, value in request.settings.items()}
         answer = service_pb2.LogSettingsResponse()
         for name, value in self._control.change_log_settings(changes).items():
             setattr(answer.settings[name], _LOG_FIELDS[type(value)], value)
@@ -400,10 +414,5 @@ class _InferExchange:
         return encode_message(self._request, model.name, model.version, outputs, parameters, self._regions)
 
 
-def _chosen(value: Any) -> Any:
-    """The value of a setting, whichever type it has."""
-    return getattr(value, value.WhichOneof("parameter_choice"))
-
-
 def _parameters(request: Any) -> dict[str, Any]:
-    return {name: _chosen(value) for name, value in request.parameters.items()}
+    return {name: chosen(value, f"parameters.{name}") for name, value in request.parameters.items()}

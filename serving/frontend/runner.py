@@ -66,11 +66,12 @@ class Runner:
     def run(self, model: str, body_bytes: int, work: Callable[[], _T]) -> _T:
         """Run the work of a short request at once, and return its result."""
         began = perf_counter()
-        result = work()
-        took_s = perf_counter() - began
-        self._paces[model, body_bytes.bit_length()].ran_inline(took_s)
-        self.short_s += _WEIGHT * (took_s - self.short_s)
-        return result
+        try:
+            return work()
+        finally:  # an error takes time, too
+            took_s = perf_counter() - began
+            self._paces[model, body_bytes.bit_length()].ran_inline(took_s)
+            self.short_s += _WEIGHT * (took_s - self.short_s)
 
     def took(self, model: str, body_bytes: int, processor_s: float) -> None:
         """Record how much processor time a request took in the pool."""

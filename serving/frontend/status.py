@@ -1,6 +1,5 @@
 """The status document, which the status page and ``hotrow stats`` show."""
 
-import copy
 import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -97,8 +96,8 @@ class Status:
 
 
 def merged_status(documents: Iterable[Document]) -> Document:
-    """One document of several workers: their counts are added, everything else is as the first worker says."""
-    merged, *others = copy.deepcopy(list(documents))
+    """One document of several workers: their counts are added to the first document, which is returned."""
+    merged, *others = documents
     for other in others:
         merged["uptime_s"] = max(merged["uptime_s"], other["uptime_s"])
         _add(merged, other, ("memory_bytes", "requests_in_flight"))

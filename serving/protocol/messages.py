@@ -99,7 +99,19 @@ def _outputs(message: Any, signature: Signature) -> tuple[OutputRequest, ...]:
 
 
 def _parameters(holder: Any) -> dict[str, Any]:
-    return {name: getattr(value, value.WhichOneof("parameter_choice")) for name, value in holder.parameters.items()}
+    return {name: chosen(value, f"parameters.{name}") for name, value in holder.parameters.items()}
+
+
+def chosen(value: Any, path: str) -> Any:
+    """Return the value of a parameter or of a setting, whichever type it has.
+
+    Raises:
+        RequestError: it has no value.
+    """
+    field = value.WhichOneof("parameter_choice")
+    if field is None:
+        raise RequestError(f"{path[:64]}: expected a value, but none came")
+    return getattr(value, field)
 
 
 def encode_message(

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 
 import numpy as np
 
@@ -54,8 +54,9 @@ class LoadedModel:
             )
 
     def _release(self) -> None:
-        for release in self._releases:
-            release()
+        with ExitStack() as releases:  # calls every release, also after one of them fails
+            for release in reversed(self._releases):
+                releases.callback(release)
 
     def _was_dropped(self) -> HotrowError:
         return UnknownModelError(f"version {self.config.version} of model {self.config.name!r} was unloaded")

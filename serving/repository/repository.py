@@ -288,20 +288,19 @@ class ModelRepository:
 
     def is_ready(self, name: str, version: str = "") -> bool:
         """Whether requests for a served model can succeed, by what is known of tiers and GPUs; never waits."""
-        if self._loader is None:
-            return False
-        model = self.loaded(name, version)
-        with suppress(UnknownModelError):  # it is being dropped
-            return self._loader.server.is_answering(name, model.config.version) and model.session.is_answering
-        return False
+        return self._is_answering(self.loaded(name, version))
+
+    def are_ready(self) -> bool:
+        """Whether every model is ready, and there is one; see ``is_ready``."""
+        newest = [next(iter(versions.values())) for versions in self._models.values()]
+        return bool(newest) and all(map(self._is_answering, newest))
 
     def index(self) -> list[ModelState]:
         """The models and versions with their states, also those that are not served, by name and version."""
         states = dict(self._states)
         for name, versions in self._models.items():
-            for number in versions:
-                ready = self.is_ready(name, str(number))
-                state = ("READY", "") if ready else ("UNAVAILABLE", "a tier does not answer")
+            for number, model in versions.items():
+                state = ("READY", "") if self._is_answering(model) else ("UNAVAILABLE", "a tier does not answer")
                 states[name, number] = ModelState(name, str(number), *state)
         known = {name for name, _ in states}
         absent = [ModelState(name) for name in self._source.names if name not in known]
@@ -309,11 +308,11 @@ class ModelRepository:
 
     def readings(self) -> Iterable[MetricSample]:
         """Return the counters of the parameter server and the caches for the metrics page."""
-        return () if self._loader is None else self._loader.readings(self._loaded())
+        return () if self._loader is None else self._loader.readings(self.all_loaded())
 
     def describe(self) -> Iterable[str]:
         """Lines for an operator: each model with its memory and mapped files, and the tiers."""
-        return () if self._loader is None else self._loader.describe(self._loaded())
+        return () if self._loader is None else self._loader.describe(self.all_loaded())
 
     def close(self) -> None:
         """Close every session and the tiers. Closing twice is allowed."""
@@ -321,7 +320,7 @@ class ModelRepository:
             self._poller.close()
             self._poller = None
         with self._lock:
-            models, self._models = self._loaded(), {}
+            models, self._models = self.all_loaded(), {}
             for model in models:
                 model.close()
             if self._loader is not None:
@@ -336,7 +335,15 @@ class ModelRepository:
         """See ``close``."""
         self.close()
 
-    def _loaded(self) -> list[LoadedModel]:
+    def _is_answering(self, model: LoadedModel) -> bool:
+        config, loader = model.config, self._loader
+        with suppress(UnknownModelError):  # it is being dropped
+            if loader is not None:
+                return loader.server.is_answering(config.name, config.version) and model.session.is_answering
+        return False
+
+    def all_loaded(self) -> list[LoadedModel]:
+        """The served versions of all models, newest first."""
         return [model for versions in self._models.values() for model in versions.values()]
 
     def _unknown(self, name: str) -> UnknownModelError:

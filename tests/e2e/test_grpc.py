@@ -139,6 +139,11 @@ def test_the_server_describes_itself_and_its_models(client):
             "INVALID_ARGUMENT",
             "trace_level: expected OFF",
         ),
+        (
+            lambda client: client.update_log_settings({"log_info": None}),
+            "INVALID_ARGUMENT",
+            "log_info: expected a value",
+        ),
         (lambda client: client.register_cuda_shared_memory("g", b"", 0, 1), "INVALID_ARGUMENT", "CUDA shared memory"),
     ],
 )
@@ -171,6 +176,7 @@ def described(**changes):
         ({"raw": [bytes(11)]}, "raw_input_contents: shape [1, 3] of FP32 needs 12 bytes, but 11 came"),
         ({"raw": [bytes(12)] * 2}, "raw_input_contents: more entries than tensors without contents"),
         ({"contents": {"fp32_contents": [1, 2]}, "raw": []}, "contents.fp32_contents: shape [1, 3] needs 3 numbers"),
+        ({"parameters": {"priority": {}}}, "DES (inputs[0]): parameters.priority: expected a value, but none came"),
         ({"parameters": {"shared_memory_region": {"bool_param": True}}}, "shared_memory_region: expected a string"),
     ],
 )

@@ -80,6 +80,15 @@ def test_a_client_loads_swaps_and_unloads_a_model(start, folder, client_of):
     assert state_of(client) == [("tiny", "1", "UNAVAILABLE"), ("tiny", "2", "UNAVAILABLE")]
 
 
+def test_models_on_the_command_line_replace_those_of_the_environment(start, folder, monkeypatch):
+    monkeypatch.setenv("HOTROW_LOAD_MODEL", "broken")
+
+    served = start(folder, "--model-control-mode", "explicit", "--load-model", "tiny")
+
+    assert json.loads(served.ask("/v2/models/tiny")[2])["name"] == "tiny"
+    assert served.ask("/v2/models/broken")[0] == 404
+
+
 def test_a_client_may_send_back_the_configuration_that_it_read(start, folder):
     served = start(folder, "--model-control-mode", "explicit", "--load-model", "tiny")
     with tritonclient.http.InferenceServerClient(f"{served.host}:{served.port}") as client:

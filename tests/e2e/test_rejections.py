@@ -189,7 +189,10 @@ def test_metadata_of_an_unknown_model_is_refused(served, path):
     assert "'nope'" in json.loads(body)["error"]
 
 
-@pytest.mark.parametrize("path", [INFER, "/predict/tiny"])
+LOAD = "/v2/repository/models/tiny/load"
+
+
+@pytest.mark.parametrize("path", [INFER, "/predict/tiny", LOAD])
 class TestBodies:
     def test_bad_json(self, served, path):
         assert refused(served, b'{"inputs": [', path)[0] == 400

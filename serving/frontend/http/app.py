@@ -59,7 +59,7 @@ def create_app(front: FrontEnd) -> ASGIApp:
         redoc_url=None,
         exception_handlers={HTTPException: http_exception, RequestValidationError: validation_error},
     )
-    add_control_routes(app, front.control)
+    add_control_routes(app, front.control, front.limits)
     _add_metrics_route(app, front)
     _add_status_routes(app, front)
     endpoint = HttpEndpoint(front)

@@ -176,7 +176,8 @@ class Connection(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         """See httptools' callbacks."""
         super().on_message_complete()
-        if not self._is_answering and not self._is_in_backlog:
+        is_answered = self.cycle is None or self.cycle.response_complete  # before its body was whole
+        if not self._is_answering and not self._is_in_backlog and not is_answered:
             self._is_in_backlog = True
             self.backlog.requests += 1
 

@@ -8,20 +8,23 @@ from fastapi.responses import Response
 
 from serving.errors import RequestError
 from serving.frontend.control import Control
+from serving.frontend.http.body import Arriving, decompress, read_body
+from serving.frontend.limits import Limits
 from serving.protocol.document import known_only, optional, parse_document, required
 from serving.protocol.shared_memory import SharedMemory, no_cuda_shared_memory
 
 
-def add_control_routes(app: FastAPI, control: Control) -> None:
-    """Add the routes to ``app``."""
-    _add_server_routes(app, control)
-    _add_log_and_trace_routes(app, control)
-    _add_shared_memory_routes(app, control.regions)
+def add_control_routes(app: FastAPI, control: Control, limits: Limits) -> None:
+    """Add the routes to ``app``; bodies are read within ``limits``."""
+    bodies = _Bodies(limits)
+    _add_server_routes(app, control, bodies)
+    _add_log_and_trace_routes(app, control, bodies)
+    _add_shared_memory_routes(app, control.regions, bodies)
     _add_cuda_shared_memory_routes(app)
     _add_model_routes(app, control)  # after the statistics of all models, because a model could be named "stats"
 
 
-def _add_server_routes(app: FastAPI, control: Control) -> None:
+def _add_server_routes(app: FastAPI, control: Control, bodies: "_Bodies") -> None:
     @app.get("/v2")
     async def server_metadata() -> dict[str, Any]:
         """The server's name, version and KServe extensions."""
@@ -42,20 +45,20 @@ def _add_server_routes(app: FastAPI, control: Control) -> None:
     @app.post("/v2/repository/index")
     async def index(request: Request) -> list[dict[str, Any]]:
         """The models and their states; ``{"ready": true}`` asks for those that are ready."""
-        document = await _document(request)
+        document = await bodies.document(request)
         known_only(document, frozenset({"ready"}), "")
         return control.index(optional(document, "ready", bool, False, ""))
 
     @app.post("/v2/repository/models/{model}/load", response_class=Response)
     async def load(model: str, request: Request) -> Response:
         """Load a model, or the new versions in its folder; needs --model-control-mode explicit."""
-        await asyncio.to_thread(control.load, model, await _parameters(request))
+        await asyncio.to_thread(control.load, model, await bodies.parameters(request))
         return Response()
 
     @app.post("/v2/repository/models/{model}/unload", response_class=Response)
     async def unload(model: str, request: Request) -> Response:
         """Unload a model; needs --model-control-mode explicit."""
-        await asyncio.to_thread(control.unload, model, await _parameters(request))
+        await asyncio.to_thread(control.unload, model, await bodies.parameters(request))
         return Response()
 
     @app.get("/v2/models/stats")
@@ -89,7 +92,7 @@ def _add_model_routes(app: FastAPI, control: Control) -> None:
             return control.statistics(model, version)
 
 
-def _add_log_and_trace_routes(app: FastAPI, control: Control) -> None:
+def _add_log_and_trace_routes(app: FastAPI, control: Control, bodies: "_Bodies") -> None:
     @app.get("/v2/logging")
     async def log_settings() -> dict[str, Any]:
         """The log settings."""
@@ -98,7 +101,7 @@ def _add_log_and_trace_routes(app: FastAPI, control: Control) -> None:
     @app.post("/v2/logging")
     async def change_log_settings(request: Request) -> dict[str, Any]:
         """Change log settings; ``log_verbose_level`` above 0 also logs details."""
-        return control.change_log_settings(await _document(request))
+        return control.change_log_settings(await bodies.document(request))
 
     for path in ("/v2/trace/setting", "/v2/models/{model}/trace/setting"):
 
@@ -110,10 +113,10 @@ def _add_log_and_trace_routes(app: FastAPI, control: Control) -> None:
         @app.post(path)
         async def change_trace_settings(request: Request, model: str = "") -> dict[str, Any]:
             """Accept settings that ask for no trace, and refuse others."""
-            return control.change_trace_settings(await _document(request), model)
+            return control.change_trace_settings(await bodies.document(request), model)
 
 
-def _add_shared_memory_routes(app: FastAPI, regions: SharedMemory) -> None:
+def _add_shared_memory_routes(app: FastAPI, regions: SharedMemory, bodies: "_Bodies") -> None:
     prefix = "/v2/systemsharedmemory"
 
     @app.get(f"{prefix}/status")
@@ -129,7 +132,7 @@ def _add_shared_memory_routes(app: FastAPI, regions: SharedMemory) -> None:
     @app.post(f"{prefix}/region/{{name}}/register", response_class=Response)
     async def register(name: str, request: Request) -> Response:
         """Register a region: ``key`` names POSIX shared memory, ``offset`` and ``byte_size`` a part of it."""
-        document = await _document(request)
+        document = await bodies.document(request)
         known_only(document, frozenset({"key", "offset", "byte_size"}), "")
         key, size_bytes = required(document, "key", str, ""), required(document, "byte_size", int, "")
         regions.register(name, key, optional(document, "offset", int, 0, ""), size_bytes)
@@ -167,13 +170,22 @@ def _add_cuda_shared_memory_routes(app: FastAPI) -> None:
             return Response()
 
 
-async def _document(request: Request) -> dict[str, Any]:
-    """Read a body, which may be empty, as an object."""
-    body = await request.body()
-    return parse_document(body) if body else {}
+class _Bodies:
+    """Reads the bodies of requests."""
 
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._arriving = Arriving(limits)
 
-async def _parameters(request: Request) -> dict[str, Any]:
-    document = await _document(request)
-    known_only(document, frozenset({"parameters"}), "")
-    return optional(document, "parameters", dict, {}, "")
+    async def document(self, request: Request) -> dict[str, Any]:
+        """Read a body, which may be empty, as an object."""
+        headers: dict[bytes, bytes] = dict(request.scope["headers"])
+        body = await read_body(request.scope, request.receive, headers, self._limits, self._arriving)
+        body = decompress(body, headers, self._limits.max_body_bytes)
+        return parse_document(body) if body else {}
+
+    async def parameters(self, request: Request) -> dict[str, Any]:
+        """Read the parameters in a body."""
+        document = await self.document(request)
+        known_only(document, frozenset({"parameters"}), "")
+        return optional(document, "parameters", dict, {}, "")

@@ -170,15 +170,21 @@ class HttpEndpoint:
         path = scope["path_params"]
         name, version = path["model"], path.get("version", "")
         scope[MODEL] = self._endpoint.model(name, version).name
-        connection = connection_of(scope)
-        # A refusal need not wait for the body.
-        self._endpoint.check_load(name, version, connection.backlog.requests if connection else 0)
         headers: dict[bytes, bytes] = dict(scope["headers"])
+        self._check_load(scope, headers, name, version)
         body = await read_body(scope, receive, headers, self._limits, self._arriving)
         # Counted from here on, so a client that sends slowly does not use up the limit.
         exchange = form(body, headers, self._limits.max_body_bytes, self._decoders)
         size_bytes = None if encoding_of(headers) != IDENTITY else len(body)
         return await self._endpoint.run(name, version, size_bytes, exchange, _timeout_of(headers))
+
+    def _check_load(self, scope: Scope, headers: dict[bytes, bytes], name: str, version: str) -> None:
+        """Refuse a request at once, because a refusal need not wait for the body."""
+        connection = connection_of(scope)
+        declared = headers.get(b"content-length", b"")
+        is_known = declared.isdigit() and len(declared) < 19 and encoding_of(headers) == IDENTITY
+        backlog = connection.backlog.requests if connection else 0
+        self._endpoint.check_load(name, version, backlog, int(declared) if is_known else None)
 
 
 def _timeout_of(headers: dict[bytes, bytes]) -> float | None:

@@ -139,6 +139,7 @@ class Server(uvicorn.Server):
         self._draining = Draining(app)
         self._ready = ready
         self._shares_listener = shares_listener
+        self.stop_began_s = math.inf
         super().__init__(uvicorn_config(self._draining, stop_timeout_s, tls))
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -148,7 +149,7 @@ class Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """See ``uvicorn.Server.shutdown``; waits first, because idle connections may have a request on its way."""
-        began = time.monotonic()
+        began = self.stop_began_s = time.monotonic()
         _log.info("stopping: new connections are refused, and requests that have arrived are answered")
         self._draining.has_begun = True
         if self._shares_listener:  # a connection that another process accepts is not cut below
@@ -216,10 +217,15 @@ def run(
 async def _serve(
     server: Server, listener: socket.socket, neighbours: Sequence[Neighbour], stop_timeout_s: float
 ) -> None:
+    async def stop(neighbour: Neighbour) -> None:
+        """Stop within the time that this server has left."""
+        took_s = max(0.0, time.monotonic() - server.stop_began_s)
+        await neighbour.stop(max(LINGER_S, stop_timeout_s - took_s))
+
     async with AsyncExitStack() as started:
         for neighbour in neighbours:
             await neighbour.start()
-            started.push_async_callback(neighbour.stop, stop_timeout_s)
+            started.push_async_callback(stop, neighbour)
         await server.serve(sockets=[listener])
 
 

@@ -223,6 +223,32 @@ def test_a_request_whose_client_has_gone_is_not_answered(pool):
     assert model.batches == [[1], [1]]
 
 
+def test_a_request_whose_client_has_gone_makes_room_at_once(pool):
+    model = Doubler()
+
+    async def exchange():
+        batcher = Batcher(model, pool, 1, Batching(max_wait_s=1.5))
+        first = asyncio.ensure_future(ask(batcher, [1]))
+        await asyncio.sleep(1)  # now a request is known to take at least a second
+        model.may_answer.set()
+        await first
+        model.may_answer.clear()
+        running = asyncio.ensure_future(ask(batcher, [2]))
+        await asyncio.sleep(0)
+        gone = asyncio.ensure_future(ask(batcher, [3]))
+        await asyncio.sleep(0)
+        with pytest.raises(OverloadedError):
+            await ask(batcher, [4])
+        gone.cancel()
+        await asyncio.sleep(0)
+        last = asyncio.ensure_future(ask(batcher, [5]))
+        await asyncio.sleep(0)
+        model.may_answer.set()
+        return await asyncio.gather(running, last)
+
+    assert asyncio.run(exchange()) == ["[4]", "[10]"]
+
+
 @settings(deadline=None, max_examples=50)
 @given(
     requests=st.lists(st.lists(st.integers(0, 9) | st.just("poison"), max_size=6) | st.none(), min_size=1, max_size=12),

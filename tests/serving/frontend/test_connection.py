@@ -85,11 +85,11 @@ async def echo(scope, receive, send):
     await send({"type": "http.response.body", "body": body})
 
 
-def served(client):
-    """Serve ``echo`` with uvloop as in production, run ``client(address)``, and return its result."""
+def served(client, app=echo):
+    """Serve ``app`` with uvloop as in production, run ``client(address)``, and return its result."""
 
     async def run():
-        config = uvicorn_config(Edge(echo, RequestMetrics()), stop_timeout_s=1)
+        config = uvicorn_config(Edge(app, RequestMetrics()), stop_timeout_s=1)
         config.load()
         state, backlog = ServerState(), Backlog()
         server = await asyncio.get_running_loop().create_server(
@@ -190,6 +190,24 @@ def test_a_head_without_an_end_takes_no_memory():
         tracemalloc.stop()
 
     assert peak_bytes < 5 << 20
+
+
+async def refuse_early(_scope, _receive, send):
+    """An application that answers before the body has arrived."""
+    await send({"type": "http.response.start", "status": 429, "headers": [(b"content-length", b"0")]})
+    await send({"type": "http.response.body", "body": b""})
+
+
+def test_a_request_that_is_answered_before_its_body_arrives_leaves_the_backlog():
+    async def client(address):
+        reader, writer = await asyncio.open_connection(*address)
+        writer.write(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\n\r\n")
+        assert (await reader.readline()).startswith(b"HTTP/1.1 429 ")
+        writer.write(b"body")
+        await asyncio.sleep(0.05)
+        writer.close()
+
+    served(client, refuse_early)  # which checks the backlog
 
 
 def test_a_client_that_closes_its_side_gets_its_answer():

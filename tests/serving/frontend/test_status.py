@@ -1,5 +1,6 @@
 """The status document and the status page of an application without a server."""
 
+import copy
 import re
 
 import pytest
@@ -59,7 +60,7 @@ def test_the_documents_of_workers_add_up(client):
     predict(client, model="no")
     two = status(client)
 
-    both = merged_status([one, two])
+    both = merged_status(copy.deepcopy([one, two]))
 
     [model], [of_one], [of_two] = (document["models"] for document in (both, one, two))
     assert model["requests"] == {"200": of_one["requests"]["200"] + of_two["requests"]["200"]}
@@ -73,7 +74,7 @@ def test_the_documents_of_workers_add_up(client):
         assert tier["hits"] + tier["misses"] == 2 * (tier_of_one["hits"] + tier_of_one["misses"])
         assert tier["rows"] == tier_of_one["rows"]
         assert sum(tier["fetch_times"]["counts"]) == 2 * sum(tier_of_one["fetch_times"]["counts"])
-    assert merged_status([one]) == one
+    assert merged_status([copy.deepcopy(one)]) == one
 
 
 def test_requests_and_keys_are_counted(client):
