@@ -28,8 +28,9 @@ def defaulted_keys_of(
     if not defaulted_keys:
         return [0] * len(requests)
     if not incomplete:  # caches on a device count the keys of all requests together
-        tiers = LookupSession(session.server, session.config)
-        return [tiers.lookup(keys).defaulted_keys for keys in requests]
+        names = map(session.config.full_name, session.config.tables)
+        of_tables = (np.concatenate(of_table) for of_table in zip(*requests, strict=True))
+        incomplete = [(place, _held(session, *pair)) for place, pair in enumerate(zip(names, of_tables, strict=True))]
     counts = [0] * len(requests)
     for place, found in incomplete:
         begin = 0
@@ -38,3 +39,9 @@ def defaulted_keys_of(
             counts[at] += end - begin - int(np.count_nonzero(found[begin:end]))
             begin = end
     return counts
+
+
+def _held(session: LookupSession, table: str, keys: Keys) -> Mask:
+    """Return which keys the tiers hold; each distinct key is read once."""
+    distinct, places = np.unique(keys, return_inverse=True)
+    return session.server.contains(table, distinct)[places]

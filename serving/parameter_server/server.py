@@ -204,6 +204,24 @@ class ParameterServer:
         self._served.check_still_loaded(held)
         return rows, found
 
+    def contains(self, table: str, keys: Keys) -> Mask:
+        """Return which keys some tier holds; such reads are not counted and do not promote rows.
+
+        Args:
+            table: the table's full name.
+            keys: int64[N], none of them reserved.
+
+        Returns:
+            bool[N].
+
+        Raises:
+            UnknownModelError, StoreError: see ``lookup``.
+        """
+        held = self._served.table(table)
+        _, found = self._lookup.rows(held, np.ascontiguousarray(keys), is_request=False)
+        self._served.check_still_loaded(held)
+        return found
+
     def lookup_pooled(
         self, table: str, keys: Keys, row_ptrs: RowPtrs, combiner: Combiner, weights: Weights | None = None
     ) -> tuple[Vectors, Mask]:
