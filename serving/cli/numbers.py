@@ -1,4 +1,4 @@
-"""Argparse types for numbers. An error says what was expected."""
+"""Argparse types for numbers and names. An error says what was expected."""
 
 import re
 from argparse import ArgumentTypeError

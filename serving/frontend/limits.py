@@ -10,8 +10,8 @@ class Limits:
     Attributes:
         max_body_bytes: largest body, before and after decompression.
         max_inflight: maximum predict requests at a time, counted once their bodies are complete; further requests get
-            429. Bodies that are still arriving may together hold ``max_inflight`` times ``max_body_bytes`` more. So
-            slow clients lock nobody out, and memory stays bounded.
+            429. HTTP bodies that are still arriving may together hold ``max_inflight`` times ``max_body_bytes`` more.
+            So slow clients lock nobody out, and the memory of HTTP bodies stays bounded.
         body_timeout_s: maximum time for a body to arrive.
     """
 
