@@ -224,6 +224,36 @@ class ModelStatistics:
         }
 
 
+def merged_statistics(documents: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    """One document of several workers: the counts of a version are added up."""
+    merged: dict[tuple[str, str], dict[str, Any]] = {}
+    for document in documents:
+        for one in document["model_stats"]:
+            key = one["name"], one["version"]
+            merged[key] = _added(merged[key], one) if key in merged else one
+    return {"model_stats": list(merged.values())}
+
+
+def _added(ours: dict[str, Any], theirs: dict[str, Any]) -> dict[str, Any]:
+    batches = {one["batch_size"]: one for one in ours["batch_stats"]}
+    for one in theirs["batch_stats"]:
+        size = one["batch_size"]
+        batches[size] = {**_sum(batches[size], one), "batch_size": size} if size in batches else one
+    return {
+        **ours,
+        "last_inference": max(ours["last_inference"], theirs["last_inference"]),
+        **{name: _sum(ours[name], theirs[name]) for name in ("inference_count", "execution_count", "inference_stats")},
+        "batch_stats": [batches[size] for size in sorted(batches)],
+    }
+
+
+def _sum(ours: Any, theirs: Any) -> Any:
+    """Add two numbers, or the numbers of two objects that have the same fields."""
+    if isinstance(ours, dict):
+        return {name: _sum(value, theirs[name]) for name, value in ours.items()}
+    return ours + theirs
+
+
 def _duration(count: int, nanoseconds: int) -> dict[str, int]:
     return {"count": count, "ns": nanoseconds}
 

@@ -1,10 +1,12 @@
 """What Triton's clients ask for besides inference: metadata, the index, statistics, log and trace settings.
 
-Every method returns a document in the form of KServe v2 or of one of Triton's extensions, for any front end.
+Documents are in the form of KServe v2 or of one of Triton's extensions, for any front end. If the server has several
+workers, each of them answers for all: counts are added up, and changes reach every worker.
 """
 
+import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
@@ -13,7 +15,10 @@ from kernels.errors import DeviceUnavailableError
 from serving.config import VersionPolicy, policy_from
 from serving.errors import ConfigError, MissingExtraError, ModelFileError, RequestError, UnknownModelError, told
 from serving.frontend.endpoint import PredictEndpoint
+from serving.frontend.served_model import served_model
 from serving.frontend.version import server_version
+from serving.frontend.workers import Siblings
+from serving.metrics import merged_statistics
 from serving.protocol.ctr import slot_names
 from serving.protocol.document import known_only, optional, parse_document
 from serving.protocol.shared_memory import SharedMemory
@@ -59,11 +64,11 @@ class Control:
         repository: ModelRepository,
         endpoint: PredictEndpoint,
         regions: SharedMemory,
-        lead: Callable[[str, str, Document], None] | None = None,
+        siblings: Siblings | None = None,
     ) -> None:
-        """Describe the models that ``endpoint`` serves; ``lead`` makes another process load and unload models."""
+        """Describe the models that ``endpoint`` serves; ``siblings`` are the other workers of the same server."""
         self._repository = repository
-        self._lead = lead
+        self._siblings = siblings
         self._endpoint = endpoint
         self.regions = regions
 
@@ -118,8 +123,8 @@ class Control:
             if name.startswith("file:"):
                 raise RequestError(f"parameters.{name[:64]}: files cannot be sent; put the version into the repository")
         known_only(parameters, frozenset({"config"}), "parameters")
-        if self._lead is not None:
-            return self._lead("load", model, parameters)
+        if self._siblings is not None and not self._siblings.leads:
+            return self._siblings.lead("load", model, parameters)
         config = optional(parameters, "config", str, "", "parameters")
         try:
             self._repository.load_model(model, self._policy_of(model, config) if config else None)
@@ -134,8 +139,8 @@ class Control:
             UnknownModelError: no such model is served.
         """
         known_only(parameters, frozenset({"unload_dependents"}), "parameters")
-        if self._lead is not None:
-            return self._lead("unload", model, parameters)
+        if self._siblings is not None and not self._siblings.leads:
+            return self._siblings.lead("unload", model, parameters)
         self._repository.unload_model(model)
 
     def _policy_of(self, model: str, text: str) -> VersionPolicy:
@@ -145,13 +150,21 @@ class Control:
         except RequestError as err:
             raise RequestError(f"{path}: {err}") from err
         with suppress(UnknownModelError):  # a client may change one key of what ``config`` returned
-            own = self.config(model)
+            own = served_model(self._repository.loaded(model).session).triton_config()
             document = {key: value for key, value in document.items() if key not in own or own[key] != value}
         known_only(document, frozenset({"version_policy"}), path)
         return policy_from(document, path)
 
-    def statistics(self, model: str = "", version: str = "") -> Document:
+    async def statistics(self, model: str = "", version: str = "") -> Document:
         """How many requests a model, or each model, has answered, and how long their stages took."""
+        own = self.own_statistics(model, version)
+        if self._siblings is None:
+            return own
+        answers = await asyncio.to_thread(self._siblings.of_all, "statistics", own, model, version)
+        return merged_statistics(answers.values())
+
+    def own_statistics(self, model: str, version: str) -> Document:
+        """The statistics of this worker alone."""
         if model:
             versions = [version] if version else map(str, self._repository.versions(model))
             served = [self._endpoint.model(model, one) for one in versions]
@@ -165,12 +178,57 @@ class Control:
         enabled = {name: level <= least for name, least in _LEVELS.items()}
         return {**_FIXED_LOG_SETTINGS, **enabled, "log_verbose_level": int(level < logging.INFO)}
 
-    def change_log_settings(self, changes: Document) -> Document:
+    async def change_log_settings(self, changes: Document) -> Document:
         """Change log settings and return all; ``log_verbose_level`` above 0 also logs details.
 
         Raises:
             RequestError: a setting is unknown, or its value is not supported.
+            WorkerError: a worker failed; the others have changed.
         """
+        await self._everywhere("log", changes)
+        return self.log_settings()
+
+    async def register(self, name: str, key: str, offset: int, size_bytes: int) -> None:
+        """Register a region of shared memory; see ``SharedMemory.register``.
+
+        Raises:
+            WorkerError: a worker failed; the others have registered the region.
+        """
+        await self._everywhere("register", name, key, offset, size_bytes)
+
+    async def unregister(self, name: str = "") -> None:
+        """Unregister a region, or all regions; see ``SharedMemory.unregister``.
+
+        Raises:
+            WorkerError: a worker failed; the others have unregistered the region.
+        """
+        await self._everywhere("unregister", name)
+
+    async def _everywhere(self, change: str, *arguments: Any) -> None:
+        self._change(change, *arguments)
+        if self._siblings is not None:
+            await asyncio.to_thread(self._siblings.adopt, [[change, *arguments]])
+
+    def _change(self, change: str, *arguments: Any) -> None:
+        if change == "log":
+            self._change_log_settings(*arguments)
+        elif change == "register":
+            self.regions.register(*arguments)
+        else:
+            self.regions.unregister(*arguments)
+
+    def changes(self) -> list[list[Any]]:
+        """The changes that give a new worker the settings of this worker."""
+        regions = [["register", *region.values()] for region in self.regions.status()]
+        return [["log", self.log_settings()], *regions]
+
+    def adopt(self, changes: Iterable[list[Any]]) -> None:
+        """Make the ``changes`` of other workers; several workers may report the same change."""
+        for change in changes:
+            with suppress(RequestError):  # the region is registered already, or its memory is gone
+                self._change(*change)
+
+    def _change_log_settings(self, changes: Document) -> None:
         known_only(changes, _LOG_SETTINGS, "")
         for name, only in _FIXED_LOG_SETTINGS.items():
             if optional(changes, name, str, only, "") != only:
@@ -180,7 +238,6 @@ class Control:
         is_verbose = optional(changes, "log_verbose_level", int, settings["log_verbose_level"], "") > 0
         level = logging.DEBUG if is_verbose else next((_LEVELS[name] for name in _LEVELS if enabled[name]), _SILENT)
         logging.getLogger().setLevel(level)
-        return self.log_settings()
 
     def trace_settings(self, model: str = "") -> Document:
         """The trace settings; Hotrow writes no traces."""

@@ -63,8 +63,7 @@ class FrontEnd:
         self.endpoint = PredictEndpoint(
             repository, self._runner, self.metrics, settings.limits, settings.batching, recorder
         )
-        lead = siblings.lead if siblings is not None and not siblings.leads else None
-        self.control = Control(repository, self.endpoint, self._regions, lead)
+        self.control = Control(repository, self.endpoint, self._regions, siblings)
         self.status = Status(repository, self.metrics, self.control)
 
     def close(self) -> None:

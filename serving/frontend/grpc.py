@@ -70,6 +70,7 @@ class GrpcServer:
         self._shares_port = shares_port
         self._host = f"[{host}]" if ":" in host else host
         self.address = f"{self._host}:{port}"
+        self._health = _Health(front)
         self._server: Any = None
 
     async def start(self) -> None:
@@ -84,7 +85,7 @@ class GrpcServer:
             options.append(("grpc.max_connection_age_ms", int(1000 * _CONNECTION_AGE_S)))
         server = grpc.aio.server(interceptors=[_Parsing()], options=options)
         service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(_Inference(self._front), server)
-        health_pb2_grpc.add_HealthServicer_to_server(_Health(self._front), server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         name = service_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"].full_name
         reflection.enable_server_reflection([name, health.SERVICE_NAME, reflection.SERVICE_NAME], server)
         try:
@@ -102,6 +103,7 @@ class GrpcServer:
     async def stop(self, timeout_s: float) -> None:
         """Refuse new requests, and wait for running requests for at most ``timeout_s``."""
         if self._server is not None:
+            self._health.stopping.set()
             await self._server.stop(timeout_s)
 
     async def hand_over(self) -> None:
@@ -302,8 +304,8 @@ class _Inference(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
         return service_pb2.ModelConfigResponse(config=config)
 
     @_call
-    def ModelStatistics(self, request: Any) -> Any:
-        document = self._control.statistics(request.name, request.version)
+    async def ModelStatistics(self, request: Any) -> Any:
+        document = await self._control.statistics(request.name, request.version)
         return ParseDict(document, service_pb2.ModelStatisticsResponse())
 
     @_call
@@ -321,10 +323,10 @@ class _Inference(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
         return service_pb2.RepositoryModelUnloadResponse()
 
     @_call
-    def LogSettings(self, request: Any) -> Any:
+    async def LogSettings(self, request: Any) -> Any:
         changes = {name: chosen(value, name) for name, value in request.settings.items()}
         answer = service_pb2.LogSettingsResponse()
-        for name, value in self._control.change_log_settings(changes).items():
+        for name, value in (await self._control.change_log_settings(changes)).items():
             setattr(answer.settings[name], _LOG_FIELDS[type(value)], value)
         return answer
 
@@ -337,8 +339,8 @@ class _Inference(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
         return answer
 
     @_call
-    def SystemSharedMemoryRegister(self, request: Any) -> Any:
-        self._control.regions.register(request.name, request.key, request.offset, request.byte_size)
+    async def SystemSharedMemoryRegister(self, request: Any) -> Any:
+        await self._control.register(request.name, request.key, request.offset, request.byte_size)
         return service_pb2.SystemSharedMemoryRegisterResponse()
 
     @_call
@@ -347,8 +349,8 @@ class _Inference(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
         return ParseDict({"regions": regions}, service_pb2.SystemSharedMemoryStatusResponse())
 
     @_call
-    def SystemSharedMemoryUnregister(self, request: Any) -> Any:
-        self._control.regions.unregister(request.name)
+    async def SystemSharedMemoryUnregister(self, request: Any) -> Any:
+        await self._control.unregister(request.name)
         return service_pb2.SystemSharedMemoryUnregisterResponse()
 
     @_call
@@ -365,9 +367,14 @@ class _Inference(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
 
 
 class _Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
-    """gRPC's health protocol: the service "" is the whole server, every other service is a model."""
+    """gRPC's health protocol: the service "" is the whole server, every other service is a model.
+
+    Attributes:
+        stopping: once it is set, watching clients hear that the server does not serve, and their calls end.
+    """
 
     def __init__(self, front: FrontEnd) -> None:
+        self.stopping = asyncio.Event()
         self._control = front.control
         self.has_access_log = front.has_access_log
 
@@ -378,7 +385,7 @@ class _Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
     async def Watch(self, request: Any, _context: Any) -> AsyncIterator[Any]:
         """Send the status now and whenever it changes."""
         last = None
-        while True:
+        while not self.stopping.is_set():
             try:
                 status = self._status_of(request.service)
             except UnknownModelError:
@@ -386,7 +393,9 @@ class _Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
             if status != last:
                 yield health_pb2.HealthCheckResponse(status=status)
             last = status
-            await asyncio.sleep(_HEALTH_INTERVAL_S)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self.stopping.wait(), _HEALTH_INTERVAL_S)
+        yield health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.NOT_SERVING)
 
     def _status_of(self, service: str) -> Any:
         is_ready = self._control.is_model_ready(service) if service else self._control.is_ready()

@@ -6,6 +6,9 @@ answers the others on a Unix socket in a folder of this user. Calls and answers 
     versions                      the versions that the worker serves
     follow, versions              serve these versions
     metrics, status               the worker's metrics and status document
+    statistics, model, version    the worker's statistics
+    adopt, changes                make the changes of clients, see ``Control.adopt``
+    changes                       what clients have changed, for a worker that starts
     load, model, parameters       to worker 0: a client's request, and ``unload`` likewise
 
 A starting worker serves the versions that another worker serves. A lock on the file ``joining`` keeps it from missing a
@@ -25,6 +28,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,7 +45,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("hotrow.workers")
 _LEADER = 0
-#: How long metrics and status documents wait for one worker, which may be busy or stopped.
+#: How long one worker, which may be busy or stopped, may take to answer; swaps and loads have no limit.
 _ANSWER_TIMEOUT_S = 2.0
 _NOT_RUNNING = "is not running; the server is starting it again"
 #: The errors of a client's request, by HTTP status.
@@ -141,16 +145,8 @@ class Siblings:
         Raises:
             WorkerError: a worker could not follow; the others follow all the same.
         """
-        errors: list[WorkerError] = []
         with self._swapping():
-            for number in self._others:
-                try:
-                    with suppress(OSError):
-                        self._result(number, "follow", versions)
-                except WorkerError as err:
-                    errors.append(err)
-        if errors:
-            raise errors[0]
+            self._call_others("follow", versions)
 
     def lead(self, act: str, model: str, parameters: dict[str, Any]) -> None:
         """Make worker 0 ``"load"`` or ``"unload"`` a model.
@@ -166,23 +162,44 @@ class Siblings:
         if error:
             raise _REFUSALS[code](error) if code in _REFUSALS else WorkerError(_LEADER, error)
 
-    def of_all(self, what: str, own: Any) -> dict[int, Any]:
-        """Return the ``"metrics"`` or the ``"status"`` of all workers by number; a silent worker is absent.
+    def adopt(self, changes: Sequence[Sequence[Any]]) -> None:
+        """Make ``changes`` in all other workers. A worker that is not running gets them when it starts.
+
+        Raises:
+            WorkerError: a worker failed; the others have changed.
+        """
+        self._call_others("adopt", changes, timeout_s=_ANSWER_TIMEOUT_S)
+
+    def of_all(self, what: str, own: Any, *arguments: Any) -> dict[int, Any]:
+        """Return the answers of all workers to a call by number; a silent worker is absent.
 
         Args:
-            what: a call.
+            what: the call.
             own: this worker's answer.
+            arguments: of the call.
         """
         answers = {self.number: own}
         for number in self._others:
             with suppress(OSError, HotrowError):
-                answers[number] = self._result(number, what, timeout_s=_ANSWER_TIMEOUT_S)
+                answers[number] = self._result(number, what, *arguments, timeout_s=_ANSWER_TIMEOUT_S)
         return dict(sorted(answers.items()))
 
     def leave(self) -> None:
         """Remove the sockets' folder if the process that made it was killed."""
         if os.getppid() != self._place.starter:
             shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _call_others(self, *call: Any, timeout_s: float | None = None) -> None:
+        """Call every other worker that is running; raise the first WorkerError once all are called."""
+        errors: list[WorkerError] = []
+        for number in self._others:
+            try:
+                with suppress(OSError):
+                    self._result(number, *call, timeout_s=timeout_s)
+            except WorkerError as err:
+                errors.append(err)
+        if errors:
+            raise errors[0]
 
     def _address_of(self, number: int) -> str:
         return str(self._folder / f"worker{number}")
@@ -234,6 +251,12 @@ class WorkerServer:
             "metrics": Metrics(front.metrics, front.repository.readings).record,
             "status": front.status.document,
         }
+        self._quick_work: dict[str, Callable[..., Any]] = {
+            "versions": self._repository.served,
+            "statistics": self._control.own_statistics,
+            "adopt": self._control.adopt,
+            "changes": self._control.changes,
+        }
         # The event loop's threads may all wait for a load, which waits until this worker follows. So it has its own.
         self._threads = ThreadPoolExecutor(4, thread_name_prefix="hotrow-worker")
         self._server: asyncio.Server | None = None
@@ -242,6 +265,9 @@ class WorkerServer:
     async def start(self) -> None:
         """Answer from now on."""
         self._server = await asyncio.start_unix_server(self._serve, self._siblings.address)
+        # Asked now, because changes from now on arrive here by themselves.
+        changes = await asyncio.to_thread(self._siblings.of_all, "changes", [])
+        self._control.adopt(chain.from_iterable(changes.values()))
         self._siblings.joined()
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._hang_up)
 
@@ -275,8 +301,8 @@ class WorkerServer:
         writer.close()
 
     async def _answer(self, call: str, arguments: list[Any]) -> Any:
-        if call == "versions":
-            return self._repository.served()
+        if call in self._quick_work:
+            return self._quick_work[call](*arguments)
         if call in ("load", "unload"):
             return await asyncio.to_thread(getattr(self._control, call), *arguments)
         return await asyncio.get_running_loop().run_in_executor(self._threads, self._work[call], *arguments)

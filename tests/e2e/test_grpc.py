@@ -220,3 +220,16 @@ def test_a_port_in_use_is_an_error_before_the_server_is_ready(address, repositor
         serving(repository, tmp_path / "stderr", "--grpc-port", port),
     ):
         pass
+
+
+def test_a_client_that_watches_the_health_hears_of_the_stop_and_does_not_delay_it(repository, tmp_path):
+    from tests.e2e.conftest import serving
+
+    statuses = health_pb2.HealthCheckResponse
+    with serving(repository, tmp_path / "stderr", "--grpc-port", "0") as served:
+        address = re.search(r"listening for gRPC on (\S+)", served.printed)[1]
+        with grpc.insecure_channel(address) as channel:
+            watched = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
+            assert next(watched).status == statuses.SERVING
+            assert served.stop() == 0
+            assert [answer.status for answer in watched] == [statuses.NOT_SERVING]

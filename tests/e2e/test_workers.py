@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc
 import tritonclient.http
+import tritonclient.utils.shared_memory as system_memory
 from tritonclient.utils import InferenceServerException
 
 from benchmarks.tiny_model import TinyModel
@@ -235,6 +236,48 @@ def test_any_worker_shows_the_status_of_all(two):
     assert all([samples, keys] == counted for samples, keys, _, _ in pages)
     assert len({times for _, _, times, _ in pages}) == 1
     assert min(memory for *_, memory in pages) > 2 * 50e6
+
+
+def test_any_worker_shows_the_statistics_of_all(two):
+    requests = sum(samples_by_worker(two, "hotrow_requests_total").values())
+    samples = sum(samples_by_worker(two, "hotrow_samples_total").values())
+
+    for path in ("/v2/models/stats", "/v2/models/tiny/stats", "/v2/models/tiny/versions/1/stats") * 4:
+        [stats] = json.loads(two.ask(path)[2])["model_stats"]
+        assert (stats["name"], stats["version"], stats["inference_count"]) == ("tiny", "1", samples)
+        assert stats["inference_stats"]["success"]["count"] == stats["execution_count"] == requests
+        assert sum(batch["compute_infer"]["count"] for batch in stats["batch_stats"]) == requests
+        assert len({batch["batch_size"] for batch in stats["batch_stats"]}) == len(stats["batch_stats"])
+
+
+@pytest.mark.parametrize("module", [tritonclient.http, tritonclient.grpc])
+def test_log_settings_and_shared_memory_are_the_same_in_all_workers(start, folder, module):
+    server = start(folder, "--workers", "2", "--grpc-port", "0")
+    address = grpc_address(server) if module is tritonclient.grpc else f"{server.host}:{server.port}"
+
+    def of_new_connections(path):
+        return [json.loads(server.ask(path)[2]) for _ in range(10)]
+
+    def are_registered(names):
+        pages = of_new_connections("/v2/systemsharedmemory/status")
+        return all([region["name"] for region in page] == names for page in pages)
+
+    region = system_memory.create_shared_memory_region("one", f"/hotrow{os.getpid()}", 64)
+    with contextlib.closing(module.InferenceServerClient(address)) as client:
+        client.register_system_shared_memory("one", f"/hotrow{os.getpid()}", 64)
+        client.update_log_settings({"log_verbose_level": 1})
+
+        assert are_registered(["one"])
+        assert all(page["log_verbose_level"] == 1 for page in of_new_connections("/v2/logging"))
+
+        os.kill(process_of(server, 1), signal.SIGKILL)
+        until(lambda: starts_of(server, 1) == 2)
+        assert are_registered(["one"])
+        assert all(page["log_verbose_level"] == 1 for page in of_new_connections("/v2/logging"))
+    system_memory.destroy_shared_memory_region(region)
+    with contextlib.closing(module.InferenceServerClient(address)) as client:
+        client.unregister_system_shared_memory("one")
+        assert are_registered([])
 
 
 def test_the_log_names_the_worker(two):

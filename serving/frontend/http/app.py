@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI, Request
-from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from fastapi_offline import FastAPIOffline
 from starlette.exceptions import HTTPException
@@ -12,8 +11,8 @@ from starlette.middleware import Middleware
 from starlette.types import ASGIApp
 
 from serving.frontend.front_end import FrontEnd
-from serving.frontend.http.control_routes import add_control_routes
-from serving.frontend.http.edge import Edge, http_exception, validation_error
+from serving.frontend.http.control_routes import add_control_routes, path_parameter
+from serving.frontend.http.edge import Edge, http_exception
 from serving.frontend.http.infer import Answer, HttpEndpoint, InferExchange, InferPath, SamplesExchange
 from serving.frontend.status import merged_status
 from serving.frontend.version import server_version
@@ -57,7 +56,7 @@ def create_app(front: FrontEnd) -> ASGIApp:
         description=_DESCRIPTION,
         middleware=[Middleware(Edge, metrics=front.metrics, has_access_log=front.has_access_log)],
         redoc_url=None,
-        exception_handlers={HTTPException: http_exception, RequestValidationError: validation_error},
+        exception_handlers={HTTPException: http_exception},
     )
     add_control_routes(app, front.control, front.limits)
     _add_metrics_route(app, front)
@@ -94,6 +93,7 @@ def _add_status_routes(app: FastAPI, front: FrontEnd) -> None:
 
 def _add_infer_routes(app: FastAPI, endpoint: HttpEndpoint) -> None:
     for prefix in ("/v2/models/{model}", "/v2/models/{model}/versions/{version}"):
+        in_path = path_parameter(prefix, "version")
 
         @app.post(
             f"{prefix}/infer",
@@ -101,7 +101,7 @@ def _add_infer_routes(app: FastAPI, endpoint: HttpEndpoint) -> None:
             openapi_extra=_INFER_DOCS,
             responses=_responses(INFER_ANSWER_SCHEMA, "The outputs."),
         )
-        async def infer(model: str, request: Request, version: str = "") -> Response:
+        async def infer(model: str, request: Request, version: str = in_path) -> Response:
             """Predict samples given as tensors; ``InferPath`` answers before the router does."""
             return _response(await endpoint.answer(request.scope, request.receive, InferExchange))
 

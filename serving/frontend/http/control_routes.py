@@ -1,9 +1,9 @@
 """The HTTP routes of ``Control`` and of Triton's shared memory extensions."""
 
 import asyncio
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import FastAPI, Request
+from fastapi import Depends, FastAPI, Path, Request
 from fastapi.responses import Response
 
 from serving.errors import RequestError
@@ -11,7 +11,7 @@ from serving.frontend.control import Control
 from serving.frontend.http.body import Arriving, decompress, read_body
 from serving.frontend.limits import Limits
 from serving.protocol.document import known_only, optional, parse_document, required
-from serving.protocol.shared_memory import SharedMemory, no_cuda_shared_memory
+from serving.protocol.shared_memory import no_cuda_shared_memory
 
 
 def add_control_routes(app: FastAPI, control: Control, limits: Limits) -> None:
@@ -19,9 +19,21 @@ def add_control_routes(app: FastAPI, control: Control, limits: Limits) -> None:
     bodies = _Bodies(limits)
     _add_server_routes(app, control, bodies)
     _add_log_and_trace_routes(app, control, bodies)
-    _add_shared_memory_routes(app, control.regions, bodies)
+    _add_shared_memory_routes(app, control, bodies)
     _add_cuda_shared_memory_routes(app)
     _add_model_routes(app, control)  # after the statistics of all models, because a model could be named "stats"
+
+
+def path_parameter(path: str, name: str) -> Any:
+    """Return a dependency of FastAPI: the value of ``{name}`` in ``path``, or "" if the path has no such part."""
+
+    async def given(value: Annotated[str, Path(alias=name)]) -> str:
+        return value
+
+    async def absent() -> str:
+        return ""
+
+    return Depends(given if f"{{{name}}}" in path else absent)
 
 
 def _add_server_routes(app: FastAPI, control: Control, bodies: "_Bodies") -> None:
@@ -64,32 +76,33 @@ def _add_server_routes(app: FastAPI, control: Control, bodies: "_Bodies") -> Non
     @app.get("/v2/models/stats")
     async def all_statistics() -> dict[str, Any]:
         """How many requests each model has answered, and how long their stages took."""
-        return control.statistics()
+        return await control.statistics()
 
 
 def _add_model_routes(app: FastAPI, control: Control) -> None:
     for prefix in ("/v2/models/{model}", "/v2/models/{model}/versions/{version}"):
+        in_path = path_parameter(prefix, "version")
 
         @app.get(prefix)
-        async def metadata(model: str, version: str = "") -> dict[str, Any]:
+        async def metadata(model: str, version: str = in_path) -> dict[str, Any]:
             """The model's tensors and slots."""
             return control.metadata(model, version)
 
         @app.head(f"{prefix}/ready", include_in_schema=False)
         @app.get(f"{prefix}/ready", response_class=Response)
-        async def model_ready(model: str, version: str = "") -> Response:
+        async def model_ready(model: str, version: str = in_path) -> Response:
             """200 while requests for the model can succeed, 503 while no tier answers for one of its tables."""
             return Response(status_code=200 if control.is_model_ready(model, version) else 503)
 
         @app.get(f"{prefix}/config")
-        async def model_config(model: str, version: str = "") -> dict[str, Any]:
+        async def model_config(model: str, version: str = in_path) -> dict[str, Any]:
             """The model's configuration in Triton's format."""
             return control.config(model, version)
 
         @app.get(f"{prefix}/stats")
-        async def statistics(model: str, version: str = "") -> dict[str, Any]:
+        async def statistics(model: str, version: str = in_path) -> dict[str, Any]:
             """How many requests the model has answered, and how long their stages took."""
-            return control.statistics(model, version)
+            return await control.statistics(model, version)
 
 
 def _add_log_and_trace_routes(app: FastAPI, control: Control, bodies: "_Bodies") -> None:
@@ -101,33 +114,34 @@ def _add_log_and_trace_routes(app: FastAPI, control: Control, bodies: "_Bodies")
     @app.post("/v2/logging")
     async def change_log_settings(request: Request) -> dict[str, Any]:
         """Change log settings; ``log_verbose_level`` above 0 also logs details."""
-        return control.change_log_settings(await bodies.document(request))
+        return await control.change_log_settings(await bodies.document(request))
 
     for path in ("/v2/trace/setting", "/v2/models/{model}/trace/setting"):
+        in_path = path_parameter(path, "model")
 
         @app.get(path)
-        async def trace_settings(model: str = "") -> dict[str, Any]:
+        async def trace_settings(model: str = in_path) -> dict[str, Any]:
             """The trace settings; Hotrow writes no traces."""
             return control.trace_settings(model)
 
         @app.post(path)
-        async def change_trace_settings(request: Request, model: str = "") -> dict[str, Any]:
+        async def change_trace_settings(request: Request, model: str = in_path) -> dict[str, Any]:
             """Accept settings that ask for no trace, and refuse others."""
             return control.change_trace_settings(await bodies.document(request), model)
 
 
-def _add_shared_memory_routes(app: FastAPI, regions: SharedMemory, bodies: "_Bodies") -> None:
+def _add_shared_memory_routes(app: FastAPI, control: Control, bodies: "_Bodies") -> None:
     prefix = "/v2/systemsharedmemory"
 
     @app.get(f"{prefix}/status")
     async def all_regions() -> list[dict[str, Any]]:
         """The registered regions of system shared memory."""
-        return regions.status()
+        return control.regions.status()
 
     @app.get(f"{prefix}/region/{{name}}/status")
     async def region(name: str) -> list[dict[str, Any]]:
         """One registered region."""
-        return regions.status(name)
+        return control.regions.status(name)
 
     @app.post(f"{prefix}/region/{{name}}/register", response_class=Response)
     async def register(name: str, request: Request) -> Response:
@@ -135,23 +149,25 @@ def _add_shared_memory_routes(app: FastAPI, regions: SharedMemory, bodies: "_Bod
         document = await bodies.document(request)
         known_only(document, frozenset({"key", "offset", "byte_size"}), "")
         key, size_bytes = required(document, "key", str, ""), required(document, "byte_size", int, "")
-        regions.register(name, key, optional(document, "offset", int, 0, ""), size_bytes)
+        await control.register(name, key, optional(document, "offset", int, 0, ""), size_bytes)
         return Response()
 
     for path in (f"{prefix}/unregister", f"{prefix}/region/{{name}}/unregister"):
+        in_path = path_parameter(path, "name")
 
         @app.post(path, response_class=Response)
-        async def unregister(name: str = "") -> Response:
+        async def unregister(name: str = in_path) -> Response:
             """Unregister one region, or all."""
-            regions.unregister(name)
+            await control.unregister(name)
             return Response()
 
 
 def _add_cuda_shared_memory_routes(app: FastAPI) -> None:
     for path in ("/v2/cudasharedmemory/status", "/v2/cudasharedmemory/region/{name}/status"):
+        in_path = path_parameter(path, "name")
 
         @app.get(path)
-        async def no_cuda_regions(name: str = "") -> list[dict[str, Any]]:
+        async def no_cuda_regions(name: str = in_path) -> list[dict[str, Any]]:
             """The registered regions of CUDA shared memory: none."""
             if name:
                 raise RequestError(f"shared memory region {name[:64]!r}: not registered")
@@ -164,7 +180,7 @@ def _add_cuda_shared_memory_routes(app: FastAPI) -> None:
 
     for path in ("/v2/cudasharedmemory/unregister", "/v2/cudasharedmemory/region/{name}/unregister"):
 
-        @app.post(path, response_class=Response)
+        @app.post(path, response_class=Response, dependencies=[path_parameter(path, "name")])
         async def unregister_cuda_regions() -> Response:
             """Do nothing, because there are no regions."""
             return Response()

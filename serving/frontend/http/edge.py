@@ -6,7 +6,6 @@ from contextlib import nullcontext
 from time import perf_counter
 
 import orjson
-from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -39,14 +38,6 @@ async def http_exception(_request: Request, error: Exception) -> Response:
     response = error_response(error.detail, error.status_code)
     response.headers.update(error.headers or {})
     return response
-
-
-async def validation_error(_request: Request, error: Exception) -> Response:
-    """Answer FastAPI's error about a path or query parameter."""
-    if not isinstance(error, RequestValidationError):
-        raise error
-    problems = [f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}" for problem in error.errors()]
-    return error_response("; ".join(problems), 400)
 
 
 class Edge:

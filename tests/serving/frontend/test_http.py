@@ -219,6 +219,13 @@ def test_the_openapi_document_describes_infer_with_its_errors_and_an_example_tha
     assert ask("POST", "/v2/models/tiny/infer", json=example).status_code == 200
 
 
+def test_the_openapi_document_has_the_parts_of_paths_and_no_other_parameters(ask):
+    for path, methods in ask("GET", "/openapi.json").json()["paths"].items():
+        for described in methods.values():
+            parameters = {(one["in"], one["name"]) for one in described.get("parameters", ())}
+            assert parameters == {("path", name) for name in re.findall(r"{(\w+)}", path)}, path
+
+
 def test_the_page_of_docs_needs_nothing_from_the_internet(ask):
     page = ask("GET", "/docs").text
 

@@ -142,3 +142,9 @@ def test_a_worker_that_does_not_answer_is_absent_from_metrics_and_status(sibling
     assert list(documents) == [0, 2]
     assert documents[0] == {"own": 1}
     assert [model["name"] for model in documents[2]["models"]] == ["tiny"]
+
+
+def test_a_worker_that_starts_does_without_shared_memory_that_is_gone(siblings, front, monkeypatch):
+    monkeypatch.setattr(front.control, "changes", lambda: [["register", "gone", "/none", 0, 8], ["unregister", ""]])
+    with answering(siblings(0), front), answering(siblings(1), front):
+        assert front.control.regions.status() == []
