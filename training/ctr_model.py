@@ -13,30 +13,43 @@ from serving.model.dense_file import Weights
 from serving.model.graph import Graph
 from training.embedding_table import EmbeddingTable, TouchedRows
 from training.initial_weights import initial_statistics, initial_weights
-from training.optimizer import Adam
 from training.samples import Bags, Samples
+from training.update_rules import AdamRule, Move, UpdateRule, UpdateType
 
 
 class CtrModel:
     """The tables and dense weights of one graph, with their optimizer state. Not thread-safe."""
 
     def __init__(
-        self, graph: Graph, *, seed: int, adam: Adam | None = None, label_weights: Sequence[float] | None = None
+        self,
+        graph: Graph,
+        *,
+        seed: int,
+        rule: UpdateRule | None = None,
+        update_type: UpdateType = "Local",
+        label_weights: Sequence[float] | None = None,
     ) -> None:
         """Draw the first weights.
 
         Args:
             graph: the structure.
             seed: determines the first weights and the dropout.
-            adam: the optimizer. The default has HugeCTR's parameters.
+            rule: the optimizer. The default is Adam with HugeCTR's parameters.
+            update_type: what happens to the rows of a table without a gradient; see ``update_rows``.
             label_weights: L numbers, the weight of each label's loss in the sum. The default is 1 for each.
         """
         self.graph = graph
-        self.tables = [EmbeddingTable(embedding, seed=seed + t) for t, embedding in enumerate(graph.embeddings)]
-        self._adam = adam or Adam()
+        self._rule = rule or AdamRule()
+        self.tables = [
+            EmbeddingTable(embedding, seed=seed + t, rule=self._rule, update_type=update_type)
+            for t, embedding in enumerate(graph.embeddings)
+        ]
         self._label_weights = torch.tensor(label_weights or [1.0] * graph.label_dim)
         self._weights = {**initial_weights(graph, seed), **initial_statistics(graph)}
-        self._moments = {key: (torch.zeros_like(w), torch.zeros_like(w)) for key, w in self._weights.items()}
+        self._states = {
+            key: [torch.full_like(weight, value) for value in self._rule.initial_states]
+            for key, weight in self._weights.items()
+        }
         self._dropout_generator = torch.Generator().manual_seed(seed)
         self._step = 0
 
@@ -101,13 +114,12 @@ class CtrModel:
 
     def _update(self, touched: Sequence[TouchedRows], learning_rate: float) -> None:
         self._step += 1
-        step_size = self._adam.step_size(learning_rate, self._step)
         for table, rows in zip(self.tables, touched, strict=True):
-            table.update(rows, self._adam, step_size)
+            table.update(rows, learning_rate, self._step)
         with torch.no_grad():
             for key, weight in self._weights.items():
                 if weight.grad is not None:
-                    self._adam.update(weight, *self._moments[key], weight.grad, step_size)
+                    self._rule.update(Move(weight, self._states[key], weight.grad, learning_rate, self._step))
                     weight.grad = None
 
 

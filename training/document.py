@@ -9,11 +9,18 @@ from serving.errors import ConfigError
 from serving.model.graph import Graph, parse_graph
 from serving.model.strict_json import Fields, read_json
 from training.built_in import built_in_graphs
-from training.optimizer import Adam, LearningRateSchedule
+from training.learning_rate import LearningRateSchedule
+from training.update_rules import AdamRule, MomentumSgdRule, NesterovRule, SgdRule, UpdateRule, UpdateType
 
 _SCHEDULE_KEYS = ("learning_rate", "warmup_steps", "decay_start", "decay_steps", "decay_power", "end_lr")
-_ADAM_KEYS = ("beta1", "beta2", "epsilon")
-_UPDATE_TYPES = {name: name for name in ("Local", "Global", "LazyGlobal")}
+#: Each type of optimizer: its rule, and the clause and the keys that have the rule's parameters.
+_OPTIMIZERS: dict[str, tuple[type[UpdateRule], str, tuple[str, ...]]] = {
+    "Adam": (AdamRule, "adam_hparam", ("beta1", "beta2", "epsilon")),
+    "MomentumSGD": (MomentumSgdRule, "momentum_sgd_hparam", ("momentum_factor",)),
+    "Nesterov": (NesterovRule, "nesterov_hparam", ("momentum_factor",)),
+    "SGD": (SgdRule, "sgd_hparam", ()),
+}
+_UPDATE_TYPES: dict[str, UpdateType] = {"Local": "Local", "Global": "Global", "LazyGlobal": "LazyGlobal"}
 _DEFAULT_LEARNING_RATE = 0.001
 
 
@@ -39,18 +46,18 @@ class TrainingDocument:
         document: the unchanged JSON, for the export.
         graph: its layers.
         labels: the labels, in graph order.
-        adam: the optimizer.
+        rule: the optimizer.
         schedule: the learning rates.
-        update_type: how the document wants untouched rows to move in a step. Training always uses "Local".
+        update_type: how rows move in a step that does not read them.
     """
 
     name: str
     document: dict[str, Any]
     graph: Graph
     labels: tuple[Label, ...]
-    adam: Adam
+    rule: UpdateRule
     schedule: LearningRateSchedule
-    update_type: str
+    update_type: UpdateType
 
     @property
     def label_weights(self) -> tuple[float, ...]:
@@ -91,19 +98,19 @@ def read_document(path: Path) -> TrainingDocument:
     graph = parse_graph(document, str(path))
     root = Fields(document, str(path), "")
     labels = _read_losses(root)
-    optimizer = root.object("optimizer", ("type", "update_type", "adam_hparam")) if "optimizer" in root else None
-    adam, schedule = _read_adam(optimizer)
-    update_type = optimizer.choice("update_type", _UPDATE_TYPES, "Local") if optimizer else "Local"
-    return TrainingDocument(path.stem, document, graph, labels, adam, schedule, update_type)
+    rule, schedule, update_type = _read_optimizer(root)
+    return TrainingDocument(path.stem, document, graph, labels, rule, schedule, update_type)
 
 
-def _read_adam(optimizer: Fields | None) -> tuple[Adam, LearningRateSchedule]:
-    if optimizer is None:
-        return Adam(), LearningRateSchedule(_DEFAULT_LEARNING_RATE)
-    optimizer.choice("type", {"Adam": "Adam"})
-    hparam = optimizer.object("adam_hparam", (*_SCHEDULE_KEYS, *_ADAM_KEYS))
+def _read_optimizer(root: Fields) -> tuple[UpdateRule, LearningRateSchedule, UpdateType]:
+    if "optimizer" not in root:
+        return AdamRule(), LearningRateSchedule(_DEFAULT_LEARNING_RATE), "Local"
+    rule_type, clause, keys = root.object("optimizer").choice("type", _OPTIMIZERS)
+    optimizer = root.object("optimizer", ("type", "update_type", clause))
+    update_type = optimizer.choice("update_type", _UPDATE_TYPES, "Local")
+    hparam = optimizer.object(clause, (*_SCHEDULE_KEYS, *keys))
     try:
-        adam = Adam(**{key: hparam.number(key) for key in _ADAM_KEYS if key in hparam})
+        rule = rule_type(**{key: hparam.number(key) for key in keys if key in hparam})
         schedule = LearningRateSchedule(
             base=hparam.number("learning_rate", _DEFAULT_LEARNING_RATE),
             warmup_steps=hparam.integer("warmup_steps", 1),
@@ -114,7 +121,7 @@ def _read_adam(optimizer: Fields | None) -> tuple[Adam, LearningRateSchedule]:
         )
     except ValueError as err:
         raise hparam.error(str(err)) from err
-    return adam, schedule
+    return rule, schedule, update_type
 
 
 def _read_losses(root: Fields) -> tuple[Label, ...]:

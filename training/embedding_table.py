@@ -10,11 +10,11 @@ from torch.nn.functional import embedding_bag
 from kernels.host import KeyIndex
 from serving.model.graph import Embedding
 from training.keyed_random import keyed_uniform
-from training.optimizer import Adam
 from training.samples import Bags
+from training.update_rules import AdamRule, Move, UpdateRule, UpdateType, update_rows
 
 _INITIAL_LIMIT = 0.05  # HugeCTR's first weights are uniform in [-0.05, 0.05)
-_WEIGHTS, _FIRST, _SECOND = range(3)
+_WEIGHTS = 0  # the other parts are the states of the rule
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,14 +33,26 @@ class TouchedRows:
 
 
 class EmbeddingTable:
-    """The rows of one embedding layer with their Adam moments, in RAM that grows by doubling. Not thread-safe."""
+    """The rows of one embedding layer with their optimizer's states, in RAM that grows by doubling. Not thread-safe."""
 
-    def __init__(self, embedding: Embedding, *, seed: int, capacity_rows: int = 1024) -> None:
-        """Make an empty table. First weights depend only on the key and ``seed``."""
+    def __init__(
+        self,
+        embedding: Embedding,
+        *,
+        seed: int,
+        rule: UpdateRule | None = None,
+        update_type: UpdateType = "Local",
+        capacity_rows: int = 1024,
+    ) -> None:
+        """Make an empty table. First weights depend only on the key and ``seed``; ``rule`` is Adam by default."""
         self._embedding = embedding
         self._seed = seed
         self._index = KeyIndex()
-        self._state = torch.empty(3, capacity_rows, embedding.dim)
+        self._rule = rule or AdamRule()
+        self._update_type = update_type
+        self._initial = torch.tensor((0.0, *self._rule.initial_states)).reshape(-1, 1, 1)
+        self._state = torch.empty(len(self._initial), capacity_rows, embedding.dim)
+        self._last_steps = torch.zeros(capacity_rows, dtype=torch.int64)
 
     def __len__(self) -> int:
         """Return V, the number of keys seen in training."""
@@ -64,17 +76,14 @@ class EmbeddingTable:
         vectors[rows < 0] = self._embedding.default_value
         return self._pool(vectors, torch.arange(len(rows)), bags)
 
-    def update(self, touched: TouchedRows, adam: Adam, step_size: float) -> None:
-        """Apply one Adam step to the touched rows only (HugeCTR's update type "Local").
-
-        The bias corrections in ``step_size`` count the steps of the whole training, not of a row.
-        """
+    def update(self, touched: TouchedRows, learning_rate: float, step: int) -> None:
+        """Take one step; steps are counted from 1 over the whole training, not for each row."""
         gradient = touched.vectors.grad
         if gradient is None or not len(touched.rows):
             return
-        state = self._state.index_select(1, touched.rows)
-        adam.update(state[_WEIGHTS], state[_FIRST], state[_SECOND], gradient, step_size)
-        self._state.index_copy_(1, touched.rows, state)
+        weights, *states = self._state[:, : len(self)]
+        move = Move(weights, states, gradient, learning_rate, step)
+        update_rows(self._rule, self._update_type, move, touched.rows, self._last_steps)
 
     def _pool(self, vectors: torch.Tensor, places: torch.Tensor, bags: Bags) -> torch.Tensor:
         slots, dim = self._embedding.slots, self._embedding.dim
@@ -98,7 +107,7 @@ class EmbeddingTable:
             new_keys = np.empty(new_rows, dtype=np.int64)
             new_keys[rows[is_new] - old_rows] = keys[is_new]
             first_weights = (2 * keyed_uniform(new_keys, self._embedding.dim, self._seed) - 1) * _INITIAL_LIMIT
-            self._state[:, old_rows : len(self)] = 0
+            self._state[:, old_rows : len(self)] = self._initial
             self._state[_WEIGHTS, old_rows : len(self)] = torch.from_numpy(first_weights.astype(np.float32))
         return rows
 
@@ -108,6 +117,7 @@ class EmbeddingTable:
             return
         while capacity_rows < rows:
             capacity_rows *= 2
-        grown = torch.empty(3, capacity_rows, self._embedding.dim)
+        grown = torch.empty(len(self._initial), capacity_rows, self._embedding.dim)
         grown[:, : self._state.shape[1]] = self._state
         self._state = grown
+        self._last_steps = torch.nn.functional.pad(self._last_steps, (0, capacity_rows - len(self._last_steps)))

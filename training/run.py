@@ -33,8 +33,6 @@ def run(options: argparse.Namespace) -> Iterator[str]:
     document = open_document(options.model)
     name = options.name or document.name
     check_output(options.output, name, document.graph)
-    if document.update_type != "Local":
-        yield f"note: update_type {document.update_type} is trained as Local: a step changes only the rows of its batch"
     torch.set_num_threads(options.threads)
     samples, evaluation, best_known = _read(options, document)
     if best_known:
@@ -49,7 +47,13 @@ def run(options: argparse.Namespace) -> Iterator[str]:
 
 def _model(document: TrainingDocument, seed: int) -> CtrModel:
     try:
-        return CtrModel(document.graph, seed=seed, adam=document.adam, label_weights=document.label_weights)
+        return CtrModel(
+            document.graph,
+            seed=seed,
+            rule=document.rule,
+            update_type=document.update_type,
+            label_weights=document.label_weights,
+        )
     except RuntimeError as err:  # PyTorch raises this instead of MemoryError
         if "allocate memory" not in str(err):
             raise

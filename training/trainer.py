@@ -13,8 +13,8 @@ from serving.errors import ConfigError
 from serving.model.graph import Graph, SparseInput
 from training.ctr_model import CtrModel
 from training.errors import DivergedError
+from training.learning_rate import LearningRateSchedule
 from training.metrics import area_under_curve, log_loss
-from training.optimizer import LearningRateSchedule
 from training.samples import Samples
 
 _EVALUATION_BATCH = 4096

@@ -7,7 +7,7 @@ import torch
 
 from serving.model.graph import parse_graph
 from training.ctr_model import CtrModel
-from training.optimizer import LearningRateSchedule
+from training.learning_rate import LearningRateSchedule
 from training.synthetic import generate
 from training.trainer import train
 

@@ -8,8 +8,9 @@ from serving.errors import ConfigError
 from training.ctr_model import CtrModel
 from training.document import open_document
 from training.generator import generate_for
-from training.optimizer import Adam, LearningRateSchedule
+from training.learning_rate import LearningRateSchedule
 from training.trainer import train
+from training.update_rules import AdamRule, MomentumSgdRule, NesterovRule, SgdRule
 
 DATA = Path(os.environ.get("HOTROW_TEST_DATA", Path(__file__).parents[3] / "shared" / "data"))
 
@@ -39,7 +40,7 @@ def test_hugectrs_own_training_graph_is_read_with_its_optimizer():
 
     assert document.name == "dcn_train"
     assert document.update_type == "Global"
-    assert document.adam == Adam(0.9, 0.999, 1e-7)
+    assert document.rule == AdamRule(0.9, 0.999, 1e-7)
     assert document.schedule == LearningRateSchedule(0.001)
 
 
@@ -53,7 +54,7 @@ def test_hugectrs_own_din_trains_once_its_last_reshape_is_corrected(tmp_path):
     wrong["bottom"], wrong["top"] = wrong["top"], wrong["bottom"]
     document = opened(tmp_path, din)
     samples = generate_for(open_document("din").graph, 6_000, seed=0).samples
-    model = CtrModel(document.graph, seed=0, adam=document.adam)
+    model = CtrModel(document.graph, seed=0, rule=document.rule)
 
     options = {"epochs": 3, "batch_size": 64, "schedule": document.schedule, "seed": 0}
     *_, last = train(model, samples[:5_000], samples[5_000:], **options)
@@ -68,19 +69,50 @@ def test_a_schedule_is_read_from_the_optimizer(tmp_path, document):
     read = opened(tmp_path, document)
 
     assert read.schedule == LearningRateSchedule(2, 3, 4, 5, 3, 0.5)
-    assert read.adam == Adam(0.5, 0.25, 1e-3)
+    assert read.rule == AdamRule(0.5, 0.25, 1e-3)
     assert read.update_type == "Local"
 
 
+@pytest.mark.parametrize(
+    ("kind", "clause", "parameters", "rule"),
+    [
+        ("SGD", "sgd_hparam", {}, SgdRule()),
+        ("MomentumSGD", "momentum_sgd_hparam", {"momentum_factor": 0.5}, MomentumSgdRule(0.5)),
+        ("Nesterov", "nesterov_hparam", {"momentum_factor": 0.25}, NesterovRule(0.25)),
+    ],
+)
+@pytest.mark.parametrize("update_type", ["Local", "Global", "LazyGlobal"])
+def test_every_optimizer_and_update_type_is_read_and_learns(
+    tmp_path, document, kind, clause, parameters, rule, update_type
+):
+    hparam = {"learning_rate": 0.05, **parameters}
+    document["optimizer"] = {"type": kind, "update_type": update_type, clause: hparam}
+    read = opened(tmp_path, document)
+    assert (read.rule, read.update_type, read.schedule.base) == (rule, update_type, 0.05)
+
+    samples = generate_for(read.graph, 2_000, seed=0).samples
+    model = CtrModel(read.graph, seed=0, rule=read.rule, update_type=read.update_type)
+    first, last = train(model, samples, samples, epochs=2, batch_size=50, schedule=read.schedule, seed=0)
+    assert last.loss < first.loss
+
+
 def test_a_graph_without_an_optimizer_is_trained_with_adam(tmp_path, document):
-    assert opened(tmp_path, document).adam == Adam()
+    assert opened(tmp_path, document).rule == AdamRule()
 
 
 @pytest.mark.parametrize(
     ("optimizer", "message"),
     [
-        ({"type": "SGD", "sgd_hparam": {}}, "optimizer: unknown key|optimizer.sgd_hparam: unknown key"),
-        ({"type": "SGD", "adam_hparam": {}}, 'optimizer.type: expected one of "Adam"'),
+        ({"type": "SGD", "adam_hparam": {}}, "optimizer.adam_hparam: unknown key"),
+        ({"type": "SGD", "sgd_hparam": {"beta1": 0.9}}, "optimizer.sgd_hparam.beta1: unknown key"),
+        (
+            {"type": "Sgd", "sgd_hparam": {}},
+            'type: expected one of "Adam", "MomentumSGD", "Nesterov", "SGD", got "Sgd"',
+        ),
+        (
+            {"type": "Nesterov", "nesterov_hparam": {"momentum_factor": 1}},
+            "momentum_factor must be at least 0 and below 1",
+        ),
         ({"type": "Adam"}, "optimizer.adam_hparam: missing"),
         ({"type": "Adam", "adam_hparam": {"learning_rat": 1}}, "adam_hparam.learning_rat: unknown key"),
         ({"type": "Adam", "adam_hparam": {"learning_rate": -1}}, "base must be a number of at least 0"),

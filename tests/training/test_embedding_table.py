@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from kernels.errors import ReservedKeyError
 from serving.model.graph import Embedding
 from training.embedding_table import EmbeddingTable
-from training.optimizer import Adam
 from training.samples import Bags
+from training.update_rules import AdamRule, MomentumSgdRule
 
 
 def layer(slots=3, dim=4, combiner="sum", default_value=0.0):
@@ -30,14 +30,13 @@ def vectors_of(table):
 
 def test_one_adam_step_moves_rows_as_in_hugectrs_worked_example():
     # HugeCTR's TensorFlow plugin: learning rate 0.1, gradient ones; keys 0 and 1 are read four times, 2 and 6 twice.
-    table = EmbeddingTable(layer(), seed=0)
+    table = EmbeddingTable(layer(), seed=0, rule=AdamRule(beta1=0.9, beta2=0.99, epsilon=1e-3))
     bags = bags_of([[0], [1], [2, 6], [0], [1], [], [0], [1], [6], [0], [1], [2]])
-    adam = Adam(beta1=0.9, beta2=0.99, epsilon=1e-3)
 
     touched = table.touch(bags)
     before = vectors_of(table)
     touched.pooled.sum().backward()
-    table.update(touched, adam, adam.step_size(0.1, step=1))
+    table.update(touched, 0.1, 1)
 
     decrease = {key: before[key] - vector for key, vector in vectors_of(table).items()}
     for key, expected in {0: 0.09975063, 1: 0.09975063, 2: 0.09950249, 6: 0.09950249}.items():
@@ -80,8 +79,8 @@ STEPS = st.lists(st.lists(BAG, min_size=6, max_size=6), min_size=1, max_size=4)
 @settings(deadline=None, max_examples=60)
 @given(steps=STEPS, combiner=st.sampled_from(["sum", "mean", "sqrtn"]))
 def test_training_steps_equal_a_naive_table_bag_by_bag(steps, combiner):
-    adam = Adam(epsilon=1e-3)
-    table = EmbeddingTable(layer(combiner=combiner), seed=1, capacity_rows=1)
+    adam = AdamRule(epsilon=1e-3)
+    table = EmbeddingTable(layer(combiner=combiner), seed=1, rule=adam, capacity_rows=1)
     table.touch(bags_of([list(range(-3, 9))] + [[]] * 2))
     naive = NaiveTable(vectors_of(table), combiner)
     rng = np.random.default_rng(0)
@@ -92,7 +91,7 @@ def test_training_steps_equal_a_naive_table_bag_by_bag(steps, combiner):
         expected = np.reshape(naive.pool(bags), (2, 3, 4))
         np.testing.assert_allclose(touched.pooled.detach().numpy(), expected, atol=1e-5)
         (touched.pooled * torch.tensor(pooled_gradient, dtype=torch.float32)).sum().backward()
-        table.update(touched, adam, adam.step_size(0.01, step))
+        table.update(touched, 0.01, step)
         naive.update(bags, pooled_gradient.reshape(6, 4), adam, 0.01, step)
 
     for key, vector in vectors_of(table).items():
@@ -100,17 +99,16 @@ def test_training_steps_equal_a_naive_table_bag_by_bag(steps, combiner):
 
 
 def test_a_step_does_not_change_other_rows():
-    adam = Adam()
     table = EmbeddingTable(layer(slots=1), seed=0)
     for step in (1, 2):
         touched = table.touch(bags_of([[1], [2]]))
         touched.pooled.sum().backward()
-        table.update(touched, adam, adam.step_size(0.1, step))
+        table.update(touched, 0.1, step)
     before = vectors_of(table)
 
     touched = table.touch(bags_of([[2]]))
     touched.pooled.sum().backward()
-    table.update(touched, adam, adam.step_size(0.1, 3))
+    table.update(touched, 0.1, 3)
 
     after = vectors_of(table)
     np.testing.assert_array_equal(after[1], before[1])
@@ -158,14 +156,15 @@ def test_first_weights_depend_only_on_key_and_seed():
     assert abs(everything.mean()) < 0.001
 
 
-def test_a_growing_table_keeps_weights_and_moments():
-    adam = Adam()
-    tables = [EmbeddingTable(layer(slots=1), seed=0, capacity_rows=rows) for rows in (1, 4096)]
+@pytest.mark.parametrize(("rule", "update_type"), [(AdamRule(), "Local"), (MomentumSgdRule(), "LazyGlobal")])
+def test_a_growing_table_keeps_weights_and_states(rule, update_type):
+    options = {"seed": 0, "rule": rule, "update_type": update_type}
+    tables = [EmbeddingTable(layer(slots=1), capacity_rows=rows, **options) for rows in (1, 4096)]
     for step in range(1, 5):
         for table in tables:
             touched = table.touch(Bags.one_key_each(np.arange(step * 100)[:, None]))
             (touched.pooled**2).sum().backward()
-            table.update(touched, adam, adam.step_size(0.01, step))
+            table.update(touched, 0.01, step)
 
     small, large = (table.rows()[1] for table in tables)
 

@@ -28,7 +28,7 @@ def family(request, tmp_path_factory):
     """A graph with generated samples, trained for two epochs and exported."""
     document = open_document(request.param)
     data = generate_for(document.graph, ROWS, seed=0)
-    model = CtrModel(document.graph, seed=0, adam=document.adam, label_weights=document.label_weights)
+    model = CtrModel(document.graph, seed=0, rule=document.rule, label_weights=document.label_weights)
     samples, held_out = data.samples[:CUT], data.samples[CUT:]
     *_, result = train(model, samples, held_out, epochs=2, batch_size=256, schedule=document.schedule, seed=0)
     repository = tmp_path_factory.mktemp("models")

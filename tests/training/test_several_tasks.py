@@ -15,7 +15,7 @@ from serving.opening import load_model
 from training.ctr_model import CtrModel
 from training.document import open_document
 from training.export import export_model
-from training.optimizer import LearningRateSchedule
+from training.learning_rate import LearningRateSchedule
 from training.synthetic import generate
 from training.trainer import predict_logits, train
 

@@ -8,10 +8,11 @@ from serving.model.graph import parse_graph
 from training.ctr_model import CtrModel
 from training.document import open_document
 from training.errors import DivergedError
-from training.optimizer import Adam, LearningRateSchedule
+from training.learning_rate import LearningRateSchedule
 from training.samples import Bags, Samples
 from training.synthetic import generate
 from training.trainer import predict_logits, train
+from training.update_rules import AdamRule
 
 RATE = LearningRateSchedule(0.003)
 
@@ -25,7 +26,7 @@ def trained(document, samples, seed=0, epochs=1, batch_size=100):
 def test_training_on_generated_samples_comes_close_to_the_best_known_auc():
     data, cut = generate(60_000, seed=0), 54_000
     dcn = open_document("dcn")
-    model = CtrModel(dcn.graph, seed=0, adam=dcn.adam)
+    model = CtrModel(dcn.graph, seed=0, rule=dcn.rule)
 
     options = {"epochs": 1, "batch_size": 512, "schedule": dcn.schedule, "seed": 0}
     (result,) = train(model, data.samples[:cut], data.samples[cut:], **options)
@@ -62,7 +63,7 @@ def test_the_trained_model_depends_on_the_seed(document):
 def test_a_step_equals_autograd_with_a_dense_adam(document):
     """Oracle: gradients of one autograd graph over full weight matrices, Adam written out in float64."""
     document["layers"][9]["rate"] = 0.0
-    model = CtrModel(parse_graph(document, "graph.json"), seed=0, adam=Adam(0.9, 0.99, 1e-3))
+    model = CtrModel(parse_graph(document, "graph.json"), seed=0, rule=AdamRule(0.9, 0.99, 1e-3))
     samples = generate(50, seed=1).samples
     untrained = CtrModel(parse_graph(document, "graph.json"), seed=0)
     dense = {key: torch.tensor(w, requires_grad=True) for key, w in untrained.dense_weights().items()}

@@ -1,9 +1,7 @@
-"""The learning rate of a step, and Adam as HugeCTR applies it."""
+"""The learning rate of a step."""
 
 import math
 from dataclasses import dataclass
-
-import torch
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,40 +41,3 @@ class LearningRateSchedule:
         if left < 0:
             return self.end
         return max(self.end, self.base * float((left / self.decay_steps) ** self.decay_power))
-
-
-@dataclass(frozen=True, slots=True)
-class Adam:
-    """Adam that adds epsilon to the root of the *uncorrected* second moment, as HugeCTR and TensorFlow do.
-
-    ``torch.optim.Adam`` corrects the second moment before it adds epsilon, which is another rule.
-    """
-
-    beta1: float = 0.9
-    beta2: float = 0.999
-    epsilon: float = 1e-7
-
-    def __post_init__(self) -> None:
-        """Raise ValueError for values that are not an optimizer."""
-        for name in ("beta1", "beta2"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 0 and below 1, got {getattr(self, name)}")
-        if not 0 < self.epsilon < math.inf:
-            raise ValueError(f"epsilon must be above 0, got {self.epsilon}")
-
-    def step_size(self, learning_rate: float, step: int) -> float:
-        """Return the learning rate of a step, counted from 1, with both bias corrections."""
-        return learning_rate * math.sqrt(1 - self.beta2**step) / (1 - self.beta1**step)
-
-    def update(
-        self,
-        weights: torch.Tensor,
-        first: torch.Tensor,
-        second: torch.Tensor,
-        gradient: torch.Tensor,
-        step_size: float,
-    ) -> None:
-        """Update ``weights`` and both moments in place. All four tensors have the same shape."""
-        first.mul_(self.beta1).add_(gradient, alpha=1 - self.beta1)
-        second.mul_(self.beta2).addcmul_(gradient, gradient, value=1 - self.beta2)
-        weights.addcdiv_(first, second.sqrt().add_(self.epsilon), value=-step_size)

@@ -1,0 +1,176 @@
+"""HugeCTR's optimizers for PyTorch: ``torch.optim.Optimizer`` with dense and sparse gradients, on CPU or CUDA.
+
+A sparse gradient, such as that of ``torch.nn.Embedding(sparse=True)``, has rows. What happens to the rows without a
+gradient is the update type; see ``training.update_rules.update_rows``. With a dense gradient every row has one.
+"""
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import asdict
+from typing import Any, get_args
+
+import torch
+
+from training.update_rules import (
+    AdaGradRule,
+    AdamRule,
+    FtrlRule,
+    MomentumSgdRule,
+    Move,
+    NesterovRule,
+    SgdRule,
+    UpdateRule,
+    UpdateType,
+    update_rows,
+)
+
+Params = Iterable[torch.Tensor] | Iterable[dict[str, Any]]
+
+
+class RuleOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
+    """An optimizer that applies one rule. The rule's parameters and ``lr`` are options of each parameter group."""
+
+    def __init__(self, params: Params, rule: UpdateRule, lr: float, update_type: UpdateType, scaler: float) -> None:
+        """Optimize ``params``.
+
+        Args:
+            params: tensors, or parameter groups as in ``torch.optim``.
+            rule: the formula.
+            lr: the learning rate, at least 0.
+            update_type: what happens to rows without a gradient.
+            scaler: the loss was multiplied by this number, so gradients are divided by it.
+
+        Raises:
+            ValueError: a number is out of range, or the update type is unknown.
+        """
+        if not 0 <= lr < math.inf:
+            raise ValueError(f"lr must be at least 0, got {lr}")
+        if not 0 < scaler < math.inf:
+            raise ValueError(f"scaler must be above 0, got {scaler}")
+        if update_type not in get_args(UpdateType):
+            raise ValueError(f"update_type must be one of {', '.join(get_args(UpdateType))}, got {update_type!r}")
+        self._rule = type(rule)
+        self._parameters = tuple(asdict(rule))
+        self._update_type = update_type
+        self._scaler = scaler
+        super().__init__(params, {"lr": lr, **asdict(rule)})
+
+    @torch.no_grad()  # type: ignore[untyped-decorator]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Take one step; ``closure`` computes the loss again, which is returned."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            rule = self._rule(**{name: group[name] for name in self._parameters})
+            for weights in group["params"]:
+                if weights.grad is not None:
+                    self._update(rule, weights, group["lr"])
+        return loss
+
+    def _update(self, rule: UpdateRule, weights: torch.Tensor, learning_rate: float) -> None:
+        gradient, state = weights.grad, self.state[weights]
+        assert gradient is not None
+        if not state:
+            state["step"] = 0
+            state["states"] = [torch.full_like(weights, value) for value in rule.initial_states]
+        state["step"] += 1
+        if not gradient.is_sparse:
+            rule.update(Move(weights, state["states"], gradient / self._scaler, learning_rate, state["step"]))
+            return
+        if "last_steps" not in state:  # of the weights' dtype, because torch loads every state in this dtype
+            state["last_steps"] = weights.new_zeros(len(weights))
+        gradient = gradient.coalesce()
+        move = Move(weights, state["states"], gradient.values() / self._scaler, learning_rate, state["step"])
+        update_rows(rule, self._update_type, move, gradient.indices()[0], state["last_steps"])
+
+
+class SGD(RuleOptimizer):
+    """See ``SgdRule``."""
+
+    def __init__(
+        self, params: Params, lr: float = 0.001, update_type: UpdateType = "Local", scaler: float = 1.0
+    ) -> None:
+        """See ``RuleOptimizer``."""
+        super().__init__(params, SgdRule(), lr, update_type, scaler)
+
+
+class MomentumSGD(RuleOptimizer):
+    """See ``MomentumSgdRule``."""
+
+    def __init__(
+        self,
+        params: Params,
+        lr: float = 0.001,
+        momentum_factor: float = 0.9,
+        update_type: UpdateType = "Local",
+        scaler: float = 1.0,
+    ) -> None:
+        """See ``RuleOptimizer`` and ``MomentumSgdRule``."""
+        super().__init__(params, MomentumSgdRule(momentum_factor), lr, update_type, scaler)
+
+
+class Nesterov(RuleOptimizer):
+    """See ``NesterovRule``."""
+
+    def __init__(
+        self,
+        params: Params,
+        lr: float = 0.001,
+        momentum_factor: float = 0.9,
+        update_type: UpdateType = "Local",
+        scaler: float = 1.0,
+    ) -> None:
+        """See ``RuleOptimizer`` and ``NesterovRule``."""
+        super().__init__(params, NesterovRule(momentum_factor), lr, update_type, scaler)
+
+
+class Adam(RuleOptimizer):
+    """See ``AdamRule``."""
+
+    def __init__(
+        self,
+        params: Params,
+        lr: float = 0.001,
+        beta1: float = 0.9,
+        beta2: float = 0.999,
+        epsilon: float = 1e-7,
+        update_type: UpdateType = "Local",
+        scaler: float = 1.0,
+    ) -> None:
+        """See ``RuleOptimizer`` and ``AdamRule``."""
+        super().__init__(params, AdamRule(beta1, beta2, epsilon), lr, update_type, scaler)
+
+
+class AdaGrad(RuleOptimizer):
+    """See ``AdaGradRule``."""
+
+    def __init__(
+        self,
+        params: Params,
+        lr: float = 0.001,
+        initial_accumulator: float = 0.0,
+        epsilon: float = 1e-7,
+        update_type: UpdateType = "Local",
+        scaler: float = 1.0,
+    ) -> None:
+        """See ``RuleOptimizer`` and ``AdaGradRule``."""
+        super().__init__(params, AdaGradRule(initial_accumulator, epsilon), lr, update_type, scaler)
+
+
+class Ftrl(RuleOptimizer):
+    """See ``FtrlRule``."""
+
+    def __init__(
+        self,
+        params: Params,
+        lr: float = 0.001,
+        l1: float = 0.0,
+        l2: float = 0.0,
+        initial_accumulator: float = 0.1,
+        update_type: UpdateType = "Local",
+        scaler: float = 1.0,
+    ) -> None:
+        """See ``RuleOptimizer`` and ``FtrlRule``."""
+        super().__init__(params, FtrlRule(l1, l2, initial_accumulator), lr, update_type, scaler)
