@@ -140,6 +140,12 @@ FRONT = [
           ("fp32", "onnx", ">= 1.3 / >= 1.1 / >= 1"), ("int8", "int8", "none / >= 3 / >= 3"))),
 ]
 
+TRAINING = [
+    ("training, {rows} rows, batches of {batch}, {threads} threads", "training.samples_per_s", {},
+     "k samples/s", "PyTorch's `EmbeddingBag(sparse=True)` and `SparseAdam`", ">= 1.5"),
+    ("mean loss of the same batches", "training.loss", {}, "", "the same", ""),
+]
+
 TRACES = ("a 1.05, 10 %", "a 1.05, 2 %", "a 0.8, 10 %", "a 1.05, 2 %, slow drift", "a 1.05, 10 %, drift 0.1 %",
           "a 1.05, 10 %, drift 1 %")
 CACHE_POLICY = [
@@ -151,4 +157,4 @@ CACHE_POLICY = [
 ]
 # fmt: on
 
-ROWS = [*HOST_TABLE, *SCALE, *TIERS, *FRONT, *CACHE_POLICY]
+ROWS = [*HOST_TABLE, *SCALE, *TIERS, *FRONT, *TRAINING, *CACHE_POLICY]

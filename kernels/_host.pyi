@@ -367,6 +367,77 @@ def split_by_table(
         each table its number of keys, and the most keys of one sample. None if the offsets are not CSRs of the keys.
     """
 
+def gather_pooled(
+    table: npt.NDArray[np.float32],
+    rows: npt.NDArray[np.int64],
+    row_ptrs: npt.NDArray[np.int32] | npt.NDArray[np.int64],
+    combiner: str,
+    absent: float,
+    out: npt.NDArray[np.float32],
+) -> None:
+    """Pool bags of rows of a table in training.
+
+    Args:
+        table: float32[C, P, D], C-contiguous: each row's weights, then the states of the update rule. Only part 0 is
+            read.
+        rows: int64[N], row numbers below C. -1 counts as a vector of ``absent``.
+        row_ptrs: the CSR offsets of R bags.
+        combiner: ``"sum"``, ``"mean"`` or ``"sqrtn"``.
+        absent: see ``rows``.
+        out: float32[R, D], C-contiguous; must not overlap ``table``.
+
+    Raises:
+        TypeError: an array has another dtype.
+        ValueError: an array has another shape, a row number is out of range, or the combiner is unknown.
+    """
+
+def sum_gradients(
+    rows: npt.NDArray[np.int64],
+    row_ptrs: npt.NDArray[np.int32] | npt.NDArray[np.int64],
+    combiner: str,
+    gradient: npt.NDArray[np.float32],
+    heads: npt.NDArray[np.int32],
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
+    """Turn the gradient of pooled bags into the gradient of each distinct row.
+
+    The sums have the same bits whatever the number of threads.
+
+    Args:
+        rows: int64[N], see ``gather_pooled``; no -1, and N at most 2^31 - 1.
+        row_ptrs: see ``gather_pooled``.
+        combiner: see ``gather_pooled``.
+        gradient: float32[R, D], C-contiguous.
+        heads: int32[C], scratch: all -1 before and after. One call at a time may use it.
+
+    Returns:
+        int64[U], the distinct rows in the order of their first appearance, and float32[U, D].
+
+    Raises:
+        TypeError: see ``gather_pooled``.
+        ValueError: see ``gather_pooled``.
+    """
+
+def move_rows(
+    table: npt.NDArray[np.float32],
+    rule: str,
+    factors: Sequence[float],
+    rows: npt.NDArray[np.int64],
+    gradient: npt.NDArray[np.float32],
+) -> None:
+    """Move rows by their gradients, as ``UpdateRule.update`` of ``training.update_rules`` does.
+
+    Args:
+        table: see ``gather_pooled``; changed in place.
+        rule: ``"sgd"``, ``"momentum_sgd"``, ``"nesterov"``, ``"adam"``, ``"ada_grad"`` or ``"ftrl"``.
+        factors: the learning rate, and three parameters of the rule; see ``UpdateRule.factors``.
+        rows: int64[U], distinct.
+        gradient: float32[U, D], C-contiguous.
+
+    Raises:
+        TypeError: see ``gather_pooled``.
+        ValueError: see ``gather_pooled``, the rule is unknown, or the table has another number of parts than the rule.
+    """
+
 def lookup_threads() -> int:
     """Return how many threads may work on one lookup."""
 

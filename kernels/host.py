@@ -23,13 +23,16 @@ from kernels._host import (
     encode_rows,
     fetch_tables,
     first_outside,
+    gather_pooled,
     lookup_threads,
+    move_rows,
     pack_rows,
     pool_rows,
     round_rows,
     row_bytes,
     set_lookup_threads,
     split_by_table,
+    sum_gradients,
 )
 from kernels.system_cores import usable_cores
 from kernels.system_memory import check_memory
@@ -46,13 +49,16 @@ __all__ = [
     "encode_rows",
     "fetch_tables",
     "first_outside",
+    "gather_pooled",
     "lookup_threads",
+    "move_rows",
     "pack_rows",
     "pool_rows",
     "round_rows",
     "row_bytes",
     "set_lookup_threads",
     "split_by_table",
+    "sum_gradients",
 ]
 
 _DEFAULT_MOST_LOOKUP_THREADS = 8

@@ -20,6 +20,7 @@ NAMES = [
     "servers",
     "snapshot",
     "tiers",
+    "training",
     "updates",
 ]
 

@@ -72,7 +72,7 @@ def _parser() -> argparse.ArgumentParser:
         type=_whole(1),
         default=1,
         metavar="N",
-        help="threads of PyTorch (default: 1; with 1, the same seed gives the same model)",
+        help="threads of one step (default: 1; with 1, the same seed gives the same model)",
     )
     return parser
 

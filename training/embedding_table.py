@@ -5,30 +5,28 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.nn.functional import embedding_bag
 
-from kernels.host import KeyIndex
+from kernels.host import KeyIndex, gather_pooled, move_rows, sum_gradients
 from serving.model.graph import Embedding
 from training.keyed_random import keyed_uniform
 from training.samples import Bags
 from training.update_rules import AdamRule, Move, UpdateRule, UpdateType, update_rows
 
 _INITIAL_LIMIT = 0.05  # HugeCTR's first weights are uniform in [-0.05, 0.05)
-_WEIGHTS = 0  # the other parts are the states of the rule
 
 
 @dataclass(frozen=True, slots=True)
 class TouchedRows:
-    """The rows that one training step reads from a table, and the tensor that receives their gradient.
+    """The rows that one training step reads from a table.
 
     Attributes:
-        rows: int64[U], the unique row numbers.
-        vectors: float32[U, D], a leaf. After ``backward`` its ``grad`` is the sum over every place that read a row.
-        pooled: float32[B, S, D], made from ``vectors``.
+        rows: int64[N], the row numbers of the keys of ``bags``.
+        bags: the keys.
+        pooled: float32[B, S, D], a leaf. ``backward`` gives it the gradient that ``EmbeddingTable.update`` needs.
     """
 
-    rows: torch.Tensor
-    vectors: torch.Tensor
+    rows: NDArray[np.int64]
+    bags: Bags
     pooled: torch.Tensor
 
 
@@ -50,8 +48,9 @@ class EmbeddingTable:
         self._index = KeyIndex()
         self._rule = rule or AdamRule()
         self._update_type = update_type
-        self._initial = torch.tensor((0.0, *self._rule.initial_states)).reshape(-1, 1, 1)
-        self._state = torch.empty(len(self._initial), capacity_rows, embedding.dim)
+        # Each row's weights, then the states of the rule.
+        self._parts = np.empty((capacity_rows, 1 + len(self._rule.initial_states), embedding.dim), np.float32)
+        self._heads = np.full(capacity_rows, -1, np.int32)  # scratch, see ``sum_gradients``
         self._last_steps = torch.zeros(capacity_rows, dtype=torch.int64)
 
     def __len__(self) -> int:
@@ -60,42 +59,37 @@ class EmbeddingTable:
 
     def rows(self) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         """Return every key and its vector, int64[V] and float32[V, D], in order of first appearance."""
-        return self._index.keys(), self._state[_WEIGHTS, : len(self)].numpy()
+        return self._index.keys(), self._parts[: len(self), 0]
 
     def touch(self, bags: Bags) -> TouchedRows:
         """Pool the bags for a training step, and create rows for new keys."""
         rows = self._find_or_insert(bags.keys)
-        unique, places = torch.unique(torch.from_numpy(rows), return_inverse=True)
-        vectors = self._state[_WEIGHTS].index_select(0, unique).requires_grad_()
-        return TouchedRows(unique, vectors, self._pool(vectors, places, bags))
+        return TouchedRows(rows, bags, self._pool(rows, bags).requires_grad_())
 
     def pool(self, bags: Bags) -> torch.Tensor:
         """Pool the bags as serving does, float32[B, S, D]. Unseen keys have the default value."""
-        rows = torch.from_numpy(self._index.find(bags.keys))
-        vectors = self._state[_WEIGHTS].index_select(0, rows.clamp(min=0))
-        vectors[rows < 0] = self._embedding.default_value
-        return self._pool(vectors, torch.arange(len(rows)), bags)
+        return self._pool(self._index.find(bags.keys), bags)
 
     def update(self, touched: TouchedRows, learning_rate: float, step: int) -> None:
         """Take one step; steps are counted from 1 over the whole training, not for each row."""
-        gradient = touched.vectors.grad
+        gradient = touched.pooled.grad
         if gradient is None or not len(touched.rows):
             return
-        weights, *states = self._state[:, : len(self)]
-        move = Move(weights, states, gradient, learning_rate, step)
-        update_rows(self._rule, self._update_type, move, touched.rows, self._last_steps)
-
-    def _pool(self, vectors: torch.Tensor, places: torch.Tensor, bags: Bags) -> torch.Tensor:
-        slots, dim = self._embedding.slots, self._embedding.dim
-        offsets = torch.from_numpy(bags.row_ptrs)
+        of_bags = gradient.reshape(-1, self._embedding.dim).contiguous().numpy()
         combiner = self._embedding.combiner
-        mode = "sum" if combiner == "sqrtn" else combiner
-        if not len(vectors):  # every bag is empty, but embedding_bag needs at least one vector
-            return vectors.new_zeros((len(offsets) - 1) // slots, slots, dim) + vectors.sum()
-        pooled = embedding_bag(places, vectors, offsets, mode=mode, include_last_offset=True)
-        if combiner == "sqrtn":
-            pooled = pooled / offsets.diff().clamp(min=1).sqrt().unsqueeze(1)
-        return pooled.reshape(-1, slots, dim)
+        rows, sums = sum_gradients(touched.rows, touched.bags.row_ptrs, combiner, of_bags, self._heads)
+        if self._update_type == "Local" or not self._rule.moves_always:
+            move_rows(self._parts, *self._rule.factors(learning_rate, step), rows, sums)
+            return
+        weights, *states = torch.from_numpy(self._parts[: len(self)]).unbind(dim=1)
+        move = Move(weights, states, torch.from_numpy(sums), learning_rate, step)
+        update_rows(self._rule, self._update_type, move, torch.from_numpy(rows), self._last_steps)
+
+    def _pool(self, rows: NDArray[np.int64], bags: Bags) -> torch.Tensor:
+        embedding, row_ptrs = self._embedding, bags.row_ptrs
+        pooled = np.empty((len(row_ptrs) - 1, embedding.dim), np.float32)
+        gather_pooled(self._parts, rows, row_ptrs, embedding.combiner, embedding.default_value, pooled)
+        return torch.from_numpy(pooled).reshape(-1, embedding.slots, embedding.dim)
 
     def _find_or_insert(self, keys: NDArray[np.int64]) -> NDArray[np.int64]:
         old_rows = len(self)
@@ -106,18 +100,20 @@ class EmbeddingTable:
             is_new = rows >= old_rows
             new_keys = np.empty(new_rows, dtype=np.int64)
             new_keys[rows[is_new] - old_rows] = keys[is_new]
-            first_weights = (2 * keyed_uniform(new_keys, self._embedding.dim, self._seed) - 1) * _INITIAL_LIMIT
-            self._state[:, old_rows : len(self)] = self._initial
-            self._state[_WEIGHTS, old_rows : len(self)] = torch.from_numpy(first_weights.astype(np.float32))
+            new = slice(old_rows, len(self))
+            self._parts[new, 0] = (2 * keyed_uniform(new_keys, self._embedding.dim, self._seed) - 1) * _INITIAL_LIMIT
+            self._parts[new, 1:] = np.array(self._rule.initial_states, np.float32)[:, None]
         return rows
 
     def _grow(self, rows: int) -> None:
-        capacity_rows = self._state.shape[1]
+        capacity_rows, parts, dim = self._parts.shape
         if rows <= capacity_rows:
             return
-        while capacity_rows < rows:
-            capacity_rows *= 2
-        grown = torch.empty(len(self._initial), capacity_rows, self._embedding.dim)
-        grown[:, : self._state.shape[1]] = self._state
-        self._state = grown
-        self._last_steps = torch.nn.functional.pad(self._last_steps, (0, capacity_rows - len(self._last_steps)))
+        grown_rows = capacity_rows
+        while grown_rows < rows:
+            grown_rows *= 2
+        grown = np.empty((grown_rows, parts, dim), np.float32)
+        grown[:capacity_rows] = self._parts
+        self._parts = grown
+        self._heads = np.full(grown_rows, -1, np.int32)
+        self._last_steps = torch.nn.functional.pad(self._last_steps, (0, grown_rows - capacity_rows))

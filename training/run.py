@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from kernels.host import set_lookup_threads
 from serving.errors import ConfigError
 from serving.model.version_writer import check_output
 from training.criteo_reader import read_criteo
@@ -34,6 +35,7 @@ def run(options: argparse.Namespace) -> Iterator[str]:
     name = options.name or document.name
     check_output(options.output, name, document.graph)
     torch.set_num_threads(options.threads)
+    set_lookup_threads(options.threads)
     samples, evaluation, best_known = _read(options, document)
     if best_known:
         yield best_known

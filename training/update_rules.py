@@ -53,6 +53,10 @@ class UpdateRule(ABC):
         """The value of each state before the first step."""
 
     @abstractmethod
+    def factors(self, learning_rate: float, step: int) -> tuple[str, tuple[float, float, float, float]]:
+        """Return the arguments ``rule`` and ``factors`` of ``kernels.host.move_rows``."""
+
+    @abstractmethod
     def update(self, move: Move) -> None:
         """Update weights and states."""
 
@@ -85,6 +89,10 @@ class SgdRule(UpdateRule):
         """None."""
         return ()
 
+    def factors(self, learning_rate: float, step: int) -> tuple[str, tuple[float, float, float, float]]:
+        """See ``UpdateRule.factors``."""
+        return "sgd", (learning_rate, 0, 0, 0)
+
     def update(self, move: Move) -> None:
         """See ``UpdateRule.update``."""
         move.weights.sub_(move.gradient, alpha=move.learning_rate)
@@ -106,6 +114,10 @@ class MomentumSgdRule(UpdateRule):
     def initial_states(self) -> tuple[float, ...]:
         """Of ``m``."""
         return (0.0,)
+
+    def factors(self, learning_rate: float, step: int) -> tuple[str, tuple[float, float, float, float]]:
+        """See ``UpdateRule.factors``."""
+        return "momentum_sgd", (learning_rate, self.momentum_factor, 0, 0)
 
     def update(self, move: Move) -> None:
         """See ``UpdateRule.update``."""
@@ -138,6 +150,10 @@ class NesterovRule(UpdateRule):
     def initial_states(self) -> tuple[float, ...]:
         """Of ``a``."""
         return (0.0,)
+
+    def factors(self, learning_rate: float, step: int) -> tuple[str, tuple[float, float, float, float]]:
+        """See ``UpdateRule.factors``."""
+        return "nesterov", (learning_rate, self.momentum_factor, 0, 0)
 
     def update(self, move: Move) -> None:
         """See ``UpdateRule.update``."""
@@ -179,12 +195,16 @@ class AdamRule(UpdateRule):
         """Of the first and the second moment."""
         return (0.0, 0.0)
 
+    def factors(self, learning_rate: float, step: int) -> tuple[str, tuple[float, float, float, float]]:
+        """See ``UpdateRule.factors``."""
+        return "adam", (self._rate(learning_rate, step), self.beta1, self.beta2, self.epsilon)
+
     def update(self, move: Move) -> None:
         """See ``UpdateRule.update``."""
         first, second = move.states
         first.mul_(self.beta1).add_(move.gradient, alpha=1 - self.beta1)
         second.mul_(self.beta2).addcmul_(move.gradient, move.gradient, value=1 - self.beta2)
-        rate = move.learning_rate * math.sqrt(1 - self.beta2**move.step) / (1 - self.beta1**move.step)
+        rate = self._rate(move.learning_rate, move.step)
         move.weights.addcdiv_(first, second.sqrt().add_(self.epsilon), value=-rate)
 
     def update_lazily(self, move: Move, last_steps: torch.Tensor) -> None:
@@ -201,6 +221,10 @@ class AdamRule(UpdateRule):
         move.weights.sub_(torch.where(last > 0, moves, 0.0))
         first.mul_(self.beta1**elapsed).add_(move.gradient, alpha=1 - self.beta1)
         second.mul_(self.beta2**elapsed).addcmul_(move.gradient, move.gradient, value=1 - self.beta2)
+
+    def _rate(self, learning_rate: float, step: int) -> float:
+        """The learning rate with the corrections of both moments."""
+        return learning_rate * math.sqrt(1 - self.beta2**step) / (1 - self.beta1**step)
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,6 +243,10 @@ class AdaGradRule(UpdateRule):
     def initial_states(self) -> tuple[float, ...]:
         """Of ``n``."""
         return (self.initial_accumulator,)
+
+    def factors(self, learning_rate: float, step: int) -> tuple[str, tuple[float, float, float, float]]:
+        """See ``UpdateRule.factors``."""
+        return "ada_grad", (learning_rate, 0, 0, self.epsilon)
 
     def update(self, move: Move) -> None:
         """See ``UpdateRule.update``."""
@@ -249,6 +277,10 @@ class FtrlRule(UpdateRule):
     def initial_states(self) -> tuple[float, ...]:
         """Of ``n`` and ``z``."""
         return (self.initial_accumulator, 0.0)
+
+    def factors(self, learning_rate: float, step: int) -> tuple[str, tuple[float, float, float, float]]:
+        """See ``UpdateRule.factors``."""
+        return "ftrl", (learning_rate, self.l1, self.l2, 0)
 
     def update(self, move: Move) -> None:
         """See ``UpdateRule.update``."""

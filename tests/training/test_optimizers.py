@@ -1,6 +1,8 @@
 """The optimizers on real modules of PyTorch, against the rules and against ``torch.optim``."""
 
 import copy
+import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -145,3 +147,13 @@ def test_an_option_of_a_group_is_checked_too():
 
     with pytest.raises(ValueError, match="beta1 must be at least 0 and below 1"):
         optimizer.step()
+
+
+def test_the_code_on_the_documents_page_runs():
+    page = (Path(__file__).parents[2] / "docs" / "models.md").read_text()
+    [code] = [code for code in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "training.optimizers" in code]
+    names = {}
+
+    exec(compile(code, "models.md", "exec"), names)
+
+    assert names["net"].weight[3].any()

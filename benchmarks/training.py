@@ -1,0 +1,127 @@
+"""Samples per second of training against PyTorch's sparse embeddings, on the CPU.
+
+Model: 26 slots with one key each from one table of 16 columns, 13 dense features, one hidden layer of 128. Batches of
+4,096 samples; their keys are uniform over the rows, which all exist. Adam moves the rows that a batch reads.
+
+The peer is the same network in PyTorch: ``EmbeddingBag(sparse=True)`` with ``SparseAdam``, and ``Adam`` for the other
+weights. It gets row numbers instead of keys. Both use the same number of threads, and take turns.
+"""
+
+import time
+
+import numpy as np
+import torch
+
+from benchmarks.report import Record, parse_arguments, publish
+from serving.model.graph import parse_graph
+from training.ctr_model import CtrModel
+from training.samples import Bags, Samples
+
+SLOTS, DENSE, DIM, HIDDEN, BATCH = 26, 13, 16, 128, 4096
+LEARNING_RATE = 0.001
+GRAPH = {
+    "layers": [
+        {
+            "name": "data",
+            "type": "Data",
+            "label": {"top": "label", "label_dim": 1},
+            "dense": {"top": "dense", "dense_dim": DENSE},
+            "sparse": [
+                {"top": "keys", "type": "DistributedSlot", "max_feature_num_per_sample": SLOTS, "slot_num": SLOTS}
+            ],
+        },
+        {
+            "name": "table",
+            "type": "DistributedSlotSparseEmbeddingHash",
+            "bottom": "keys",
+            "top": "table",
+            "sparse_embedding_hparam": {"embedding_vec_size": DIM, "combiner": 0},
+        },
+        {"name": "flat", "type": "Reshape", "bottom": "table", "top": "flat", "leading_dim": SLOTS * DIM},
+        {"name": "concat", "type": "Concat", "bottom": ["flat", "dense"], "top": "concat"},
+        {"name": "fc1", "type": "InnerProduct", "bottom": "concat", "top": "fc1", "fc_param": {"num_output": HIDDEN}},
+        {"name": "relu", "type": "ReLU", "bottom": "fc1", "top": "relu"},
+        {"name": "fc2", "type": "InnerProduct", "bottom": "relu", "top": "fc2", "fc_param": {"num_output": 1}},
+        {"name": "loss", "type": "BinaryCrossEntropyLoss", "bottom": ["fc2", "label"], "top": "loss"},
+    ]
+}
+
+
+class Peer(torch.nn.Module):
+    """The same network in PyTorch."""
+
+    def __init__(self, rows):
+        super().__init__()
+        self.table = torch.nn.EmbeddingBag(rows, DIM, mode="sum", sparse=True)
+        torch.nn.init.uniform_(self.table.weight, -0.05, 0.05)
+        self.net = torch.nn.Sequential(
+            torch.nn.Linear(SLOTS * DIM + DENSE, HIDDEN), torch.nn.ReLU(), torch.nn.Linear(HIDDEN, 1)
+        )
+        self._sparse = torch.optim.SparseAdam(self.table.parameters(), lr=LEARNING_RATE, eps=1e-7)
+        self._dense = torch.optim.Adam(self.net.parameters(), lr=LEARNING_RATE, eps=1e-7)
+        self._loss = torch.nn.BCEWithLogitsLoss()
+
+    def train_batch(self, samples):
+        """Take one step and return the loss."""
+        bags = samples.bags
+        pooled = self.table(torch.from_numpy(bags.keys), torch.from_numpy(bags.row_ptrs[:-1]))
+        dense = torch.from_numpy(samples.dense)
+        logits = self.net(torch.cat([pooled.reshape(len(samples), -1), dense], dim=1))
+        loss = self._loss(logits, torch.from_numpy(samples.labels))
+        self._sparse.zero_grad()
+        self._dense.zero_grad()
+        loss.backward()
+        self._sparse.step()
+        self._dense.step()
+        return float(loss.detach())
+
+
+def draw(rows, batches, rng):
+    """Batches of samples with a planted truth: a key's click rate depends on the key."""
+    for _ in range(batches):
+        keys = rng.integers(0, rows, (BATCH, SLOTS))
+        score = ((keys * 2654435761 % 1000) / 1000 - 0.5).sum(axis=1, keepdims=True)
+        labels = (rng.random((BATCH, 1)) < 1 / (1 + np.exp(-score))).astype(np.float32)
+        yield Samples(labels, rng.standard_normal((BATCH, DENSE), dtype=np.float32), Bags.one_key_each(keys))
+
+
+def compare(rows, rounds, batches):
+    """Records of the speed and of the loss at one number of rows."""
+    ours = CtrModel(parse_graph(GRAPH, "graph.json"), seed=0)
+    for first in range(0, rows, 26_000):  # every key has its row before the clock runs
+        keys = np.arange(first, first + 26_000) % rows
+        ours.tables[0].touch(Bags.one_key_each(keys.reshape(-1, SLOTS)))
+    torch.manual_seed(0)
+    peer = Peer(rows)
+    rng = np.random.default_rng(0)
+    train = {"ours": lambda batch: ours.train_batch(batch, LEARNING_RATE), "peer": peer.train_batch}
+    speeds, losses = [], []
+    for round_number in range(rounds + 1):
+        data = list(draw(rows, batches, rng))
+        speed, loss = {}, {}
+        for name, step in train.items():
+            began = time.perf_counter()
+            loss[name] = sum(map(step, data)) / batches
+            speed[name] = batches * BATCH / (time.perf_counter() - began)
+        if round_number:  # the first warms up
+            speeds.append((speed["ours"], speed["peer"]))
+            losses.append((loss["ours"], loss["peer"]))
+    params = {"rows": rows, "batch": BATCH, "slots": SLOTS, "dim": DIM, "threads": torch.get_num_threads()}
+    return [
+        Record.of("training.samples_per_s", params, "1/s", speeds),
+        Record.of("training.loss", params, "", losses),
+    ]
+
+
+def main():
+    """Run the benchmark."""
+    options = parse_arguments(__doc__)
+    sizes, rounds, batches = ([10_000], 1, 2) if options.quick else ([1_000_000, 10_000_000], 5, 20)
+    records = []
+    for rows in sizes:
+        records += compare(rows, rounds, batches)
+    publish(records, options.json)
+
+
+if __name__ == "__main__":
+    main()
