@@ -142,7 +142,7 @@ FRONT = [
 
 TRAINING = [
     ("training, {rows} rows, batches of {batch}, {threads} threads", "training.samples_per_s", {},
-     "k samples/s", "PyTorch's `EmbeddingBag(sparse=True)` and `SparseAdam`", ">= 1.5"),
+     "samples/s", "PyTorch's `EmbeddingBag(sparse=True)` and `SparseAdam`", ">= 1.5"),
     ("mean loss of the same batches", "training.loss", {}, "", "the same", ""),
 ]
 
