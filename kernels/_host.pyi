@@ -367,6 +367,25 @@ def split_by_table(
         each table its number of keys, and the most keys of one sample. None if the offsets are not CSRs of the keys.
     """
 
+def decode_norm(
+    data: bytes, offset: int, numbers: int, slots: int, has_wide_keys: bool, has_sums: bool, most: int
+) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64], npt.NDArray[np.int64], int, str]:
+    """Decode records of HugeCTR's Norm format; see ``training.data.norm``.
+
+    Args:
+        data: part of a file.
+        offset: where the first record begins.
+        numbers: the labels and dense features of a record.
+        slots: S.
+        has_wide_keys: keys are int64, not uint32.
+        has_sums: records are framed by their length and a check sum.
+        most: decode at most so many records.
+
+    Returns:
+        For n whole records: float32[n * numbers], row_ptrs int64[n * S + 1], keys int64[N], and the bytes that they
+        take. Then what is wrong with the next record; empty if nothing is, or if it is not whole.
+    """
+
 def gather_pooled(
     table: npt.NDArray[np.float32],
     rows: npt.NDArray[np.int64],

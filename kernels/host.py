@@ -19,6 +19,7 @@ from kernels import _host
 from kernels._host import (
     PooledLookup,
     RequestPacker,
+    decode_norm,
     decode_rows,
     encode_rows,
     fetch_tables,
@@ -45,6 +46,7 @@ __all__ = [
     "PooledLookup",
     "RequestPacker",
     "RowDtype",
+    "decode_norm",
     "decode_rows",
     "encode_rows",
     "fetch_tables",

@@ -43,12 +43,14 @@ def _parser() -> argparse.ArgumentParser:
         "--data",
         type=Path,
         metavar="FILE",
-        help="Criteo data, tab-separated or CSV, plain or gzip; or .npz with an array for each input of the graph",
+        help="Criteo data, tab-separated or CSV, plain or gzip; HugeCTR's Norm files or a list of them; Raw files if "
+        "the graph says so; or .npz with an array for each input of the graph",
     )
     source.add_argument("--synthetic", type=_whole(10), metavar="ROWS", help="generate samples with a known best AUC")
     parser.add_argument(
         "--eval-data", type=Path, metavar="FILE", help="evaluate on this file (default: on the last tenth of --data)"
     )
+    parser.add_argument("--key-type", choices=("I32", "I64"), default="I64", help="keys of Norm files (default: I64)")
     built_in = ", ".join(built_in_graphs())
     parser.add_argument(
         "--model",

@@ -38,6 +38,19 @@ class Label:
 
 
 @dataclass(frozen=True, slots=True)
+class RawData:
+    """How the Data layer describes Raw files.
+
+    Attributes:
+        slot_sizes: see ``training.data.read_raw``.
+        has_floats: see ``training.data.read_raw``.
+    """
+
+    slot_sizes: tuple[int, ...] | None
+    has_floats: bool
+
+
+@dataclass(frozen=True, slots=True)
 class TrainingDocument:
     """The content of a training graph file.
 
@@ -49,6 +62,7 @@ class TrainingDocument:
         rule: the optimizer.
         schedule: the learning rates.
         update_type: how rows move in a step that does not read them.
+        raw: its files have HugeCTR's Raw format; None: another format.
     """
 
     name: str
@@ -58,6 +72,7 @@ class TrainingDocument:
     rule: UpdateRule
     schedule: LearningRateSchedule
     update_type: UpdateType
+    raw: RawData | None
 
     @property
     def label_weights(self) -> tuple[float, ...]:
@@ -98,8 +113,17 @@ def read_document(path: Path) -> TrainingDocument:
     graph = parse_graph(document, str(path))
     root = Fields(document, str(path), "")
     labels = _read_losses(root)
-    rule, schedule, update_type = _read_optimizer(root)
-    return TrainingDocument(path.stem, document, graph, labels, rule, schedule, update_type)
+    raw = _read_raw(next(root.objects("layers")), sum(entry.slots for entry in graph.sparse))
+    return TrainingDocument(path.stem, document, graph, labels, *_read_optimizer(root), raw)
+
+
+def _read_raw(data: Fields, slots: int) -> RawData | None:
+    if not data.choice("format", {"Norm": False, "Raw": True, "Parquet": False}, "Norm"):
+        return None
+    sizes = data.integers("slot_size_array") if "slot_size_array" in data else None
+    if sizes is not None and len(sizes) != slots:
+        raise data.error(f"expected {slots} numbers, one per slot, got {len(sizes)}", "slot_size_array")
+    return RawData(sizes, data.boolean("float_label_dense", False))
 
 
 def _read_optimizer(root: Fields) -> tuple[UpdateRule, LearningRateSchedule, UpdateType]:

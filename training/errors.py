@@ -10,7 +10,8 @@ class TrainingError(HotrowError):
 class DataError(TrainingError):
     """Training data is missing, cut short, or wrong.
 
-    The message starts with the place: ``train.csv line 17 column C3: ...``, ``train.npz array label: ...``.
+    The message starts with the place: ``train.csv line 17 column C3: ...``, ``train.npz array label: ...``,
+    ``train.norm record 5: ...``.
     """
 
     def __init__(
@@ -21,8 +22,9 @@ class DataError(TrainingError):
         line: int | None = None,
         column: str | None = None,
         array: str | None = None,
+        record: int | None = None,
     ) -> None:
-        """Name the file, the place in it (a line from 1 and a column, or an array), and the reason."""
+        """Name the file, the place in it (a line from 1 and a column, an array, or a record from 0), and the reason."""
         place = str(source)
         if line is not None:
             place += f" line {line}"
@@ -30,12 +32,15 @@ class DataError(TrainingError):
             place += f" column {column}"
         if array is not None:
             place += f" array {array}"
+        if record is not None:
+            place += f" record {record}"
         super().__init__(f"{place}: {reason}")
         self.source = str(source)
         self.reason = reason
         self.line = line
         self.column = column
         self.array = array
+        self.record = record
 
 
 class DivergedError(TrainingError):

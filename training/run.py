@@ -3,7 +3,7 @@
 import argparse
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -13,6 +13,8 @@ from serving.errors import ConfigError
 from serving.model.version_writer import check_output
 from training.criteo_reader import read_criteo
 from training.ctr_model import CtrModel
+from training.data import read_norm, read_raw
+from training.data.norm import is_norm
 from training.document import TrainingDocument, open_document
 from training.errors import DataError
 from training.export import export_model
@@ -22,6 +24,7 @@ from training.samples import Samples
 from training.trainer import train
 
 _CALIBRATION_SAMPLES = 512  # of the held-out samples, for the engine int8
+_KEY_DTYPES = {"I32": "uint32", "I64": "int64"}
 _HELD_OUT = 10  # the last tenth of the samples is held out for evaluation
 
 
@@ -71,16 +74,33 @@ def _read(options: argparse.Namespace, document: TrainingDocument) -> tuple[Samp
         cut = _cut(options.synthetic)
         best = [data.best_known_auc(slice(cut, None), label) for label in range(document.graph.label_dim)]
         return data.samples[:cut], data.samples[cut:], f"best known AUC {_per_label(document, best)}"
-    samples = _read_file(options.data, document)
+    key_dtype = _KEY_DTYPES[options.key_type]
+    samples = _read_file(options.data, document, key_dtype)
     if options.eval_data is not None:
-        return samples, _read_file(options.eval_data, document), ""
+        return samples, _read_file(options.eval_data, document, key_dtype), ""
     if len(samples) < 2:
         raise DataError(options.data, "1 sample, expected at least 2: one to train on, one to evaluate on")
     return samples[: _cut(len(samples))], samples[_cut(len(samples)) :], ""
 
 
-def _read_file(path: Path, document: TrainingDocument) -> Samples:
-    return read_npz(path, document) if path.suffix == ".npz" else read_criteo(path, progress=True)
+def _read_file(path: Path, document: TrainingDocument, key_dtype: str) -> Samples:
+    if path.suffix == ".npz":
+        return read_npz(path, document)
+    graph, raw = document.graph, document.raw
+    if raw is not None:
+        slots = sum(entry.slots for entry in graph.sparse)
+        options = {"slot_sizes": raw.slot_sizes, "has_floats": raw.has_floats}
+        return _joined(path, read_raw(path, graph.label_dim, graph.dense_dim, slots, **options))
+    if is_norm(path):
+        return _joined(path, read_norm(path, key_dtype))
+    return read_criteo(path, progress=True)
+
+
+def _joined(path: Path, batches: Iterable[Samples]) -> Samples:
+    parts = list(batches)
+    if not parts:
+        raise DataError(path, "no samples")
+    return Samples.joined(parts)
 
 
 def _per_label(document: TrainingDocument, values: Sequence[float]) -> str:

@@ -14,6 +14,7 @@
 #include "key_arguments.hpp"
 #include "key_index_bindings.hpp"
 #include "lookup.hpp"
+#include "norm_records_bindings.hpp"
 #include "pooled_lookup_bindings.hpp"
 #include "python_names.hpp"
 #include "request_packer_bindings.hpp"
@@ -272,6 +273,7 @@ NB_MODULE(_host, module) {
   bind_row_codec(module);
   bind_split(module);
   bind_row_training(module);
+  bind_norm_records(module);
   module.def("lookup_threads", [] { return CorePool::shared().threads(); });
   module.def("set_lookup_threads", &set_lookup_threads, nb::arg("threads"));
   module.def("instruction_set", [] { return lookup_loops().name; });

@@ -14,6 +14,7 @@ from training import cli
 from training.built_in import built_in_graphs
 from training.criteo import write_lines
 from training.criteo_reader import read_criteo
+from training.data import write_file_list, write_norm, write_raw
 from training.synthetic import generate
 
 DATA = Path(os.environ.get("HOTROW_TEST_DATA", Path(__file__).parents[3] / "shared" / "data"))
@@ -246,3 +247,67 @@ def test_help_needs_no_torch_and_a_missing_torch_names_the_extra(tmp_path):
     assert f"({', '.join(built_in_graphs())}; default: dcn)" in " ".join(shown.stdout.split())
     assert refused.returncode == 2
     assert refused.stderr == "hotrow-train: training needs the package 'torch': pip install 'hotrow[train]'\n"
+
+
+@pytest.mark.parametrize(("dtype", "key_type"), [("uint32", "I32"), ("int64", "I64")])
+def test_norm_files_give_the_model_that_arrays_give(tmp_path, capsys, document, dtype, key_type):
+    rng = np.random.default_rng(0)
+    labels, dense = rng.integers(0, 2, (400, 1)).astype(np.float32), rng.random((400, 13), np.float32)
+    keys = rng.integers(0, 50, (400, 26))
+    graph = tmp_path / "two.json"
+    graph.write_text(json.dumps(document))
+    np.savez(tmp_path / "data.npz", label=labels, dense=dense, wide=keys[:, :6], deep=keys[:, 6:])
+    for number, part in enumerate(np.array_split(np.arange(400), 3)):
+        write_norm(tmp_path / f"{number}.norm", labels[part], dense[part], keys[part][:, :, None].tolist(), dtype)
+    write_file_list(tmp_path / "list.txt", ["0.norm", "1.norm", "2.norm"])
+
+    shown = []
+    for data, options in (("data.npz", ()), ("list.txt", ("--key-type", key_type))):
+        arguments = ["--data", str(tmp_path / data), "--model", str(graph), "--output", str(tmp_path / data[:4])]
+        assert cli.main([*arguments, *options]) == 0
+        shown.append(figures(capsys.readouterr().out, "loss"))
+
+    assert shown[0] == shown[1]
+    one, other = (tmp_path / name / "two" / "1" for name in ("data", "list"))
+    assert verify_manifest(one) == verify_manifest(other)
+
+
+def test_a_graph_of_raw_files_is_trained_on_one(tmp_path, capsys, document):
+    rng = np.random.default_rng(0)
+    document["layers"][0] |= {"format": "Raw", "slot_size_array": [50] * 26}
+    graph = tmp_path / "raw.json"
+    graph.write_text(json.dumps(document))
+    keys = rng.integers(0, 50, (400, 26))
+    write_raw(tmp_path / "data.raw", rng.integers(0, 2, (400, 1)), rng.integers(0, 9, (400, 13)), keys)
+
+    assert cli.main(["--data", str(tmp_path / "data.raw"), "--model", str(graph), "--output", str(tmp_path)]) == 0
+
+    assert figures(capsys.readouterr().out, "AUC")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"format": "Row"}, r'layers\[0\].format: expected one of "Norm", "Raw", "Parquet", got "Row"; did you mean'),
+        (
+            {"format": "Raw", "slot_size_array": [5]},
+            r"\[0\].slot_size_array: expected 26 numbers, one per slot, got 1",
+        ),
+    ],
+)
+def test_a_wrong_description_of_files_is_refused(tmp_path, capsys, document, changes, message):
+    document["layers"][0] |= changes
+    graph = tmp_path / "graph.json"
+    graph.write_text(json.dumps(document))
+
+    assert cli.main(["--data", str(graph), "--model", str(graph), "--output", str(tmp_path / "out")]) == 2
+
+    assert re.search(message, capsys.readouterr().err)
+
+
+def test_files_without_samples_are_refused(tmp_path, capsys):
+    (tmp_path / "list.txt").write_text("0\n")
+
+    assert cli.main(["--data", str(tmp_path / "list.txt"), "--output", str(tmp_path / "out")]) == 2
+
+    assert "list.txt: no samples" in capsys.readouterr().err

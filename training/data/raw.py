@@ -1,0 +1,129 @@
+"""HugeCTR's Raw format: one key per slot, every record of the same size, no header.
+
+A record is L labels, F dense features and S keys, each of 32 bits, little-endian. Keys are uint32. Labels and dense
+features are float32, or int32: then training reads a dense feature ``v`` as ``ln(v + 1)``. The keys of each slot begin
+at 0. ``slot_sizes`` makes them keys of one table: the sizes of the slots before are added.
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from serving.model.atomic import atomic_write
+from training.errors import DataError
+from training.samples import Bags, Samples
+
+
+def read_raw(
+    path: str | Path,
+    labels: int,
+    dense: int,
+    slots: int,
+    *,
+    slot_sizes: Sequence[int] | None = None,
+    has_floats: bool = False,
+    batch_size: int = 4096,
+) -> Iterator[Samples]:
+    """Yield the samples of a file. Memory does not grow with the file.
+
+    Args:
+        path: the file.
+        labels: L.
+        dense: F.
+        slots: S.
+        slot_sizes: S numbers, how many keys each slot has; None: keys are used as they are.
+        has_floats: labels and dense features are float32 (``float_label_dense``).
+        batch_size: the samples of a batch; the last batch may be smaller.
+
+    Raises:
+        DataError: the file is missing or cut short, or a number is out of range. The message names the file and the
+            record, counted from 0.
+        ValueError: ``slot_sizes`` has another length.
+    """
+    path = Path(path)
+    if slot_sizes is not None and len(slot_sizes) != slots:
+        raise ValueError(f"slot_sizes: expected {slots} numbers, got {len(slot_sizes)}")
+    words = labels + dense + slots
+    sizes = None if slot_sizes is None else np.array(slot_sizes, np.int64)
+    try:
+        with path.open("rb") as file:
+            done = 0
+            while data := file.read(4 * words * batch_size):
+                read, left = divmod(len(data), 4 * words)
+                if left:
+                    reason = f"the file ends after {left} of its {4 * words} bytes"
+                    raise DataError(path, reason, record=done + read)
+                records = np.frombuffer(data, "<u4").reshape(read, words)
+                numbers = _numbers(path, records[:, : labels + dense], labels, has_floats, done)
+                keys = _keys(path, records[:, labels + dense :].astype(np.int64), sizes, done)
+                yield Samples(numbers[:, :labels].copy(), numbers[:, labels:].copy(), Bags.one_key_each(keys))
+                done += read
+    except OSError as err:
+        raise DataError(path, (err.strerror or str(err)).lower()) from err
+
+
+def _numbers(
+    path: Path, words: NDArray[np.uint32], labels: int, has_floats: bool, first_record: int
+) -> NDArray[np.float32]:
+    words = np.ascontiguousarray(words)
+    if has_floats:
+        return words.view("<f4").astype(np.float32)
+    integers = words.view("<i4")
+    wrong = np.argwhere(integers[:, labels:] < 0)
+    if len(wrong):
+        record, column = wrong[0].tolist()
+        value = integers[record, labels + column]
+        reason = f"dense feature {column} is {value}, but ln(v + 1) needs at least 0"
+        raise DataError(path, reason, record=first_record + record)
+    numbers = integers.astype(np.float32)
+    numbers[:, labels:] = np.log1p(numbers[:, labels:])
+    return numbers
+
+
+def _keys(path: Path, keys: NDArray[np.int64], sizes: NDArray[np.int64] | None, first_record: int) -> NDArray[np.int64]:
+    if sizes is None:
+        return keys
+    wrong = np.argwhere(keys >= sizes)
+    if len(wrong):
+        record, slot = wrong[0].tolist()
+        reason = f"slot {slot} has the key {keys[record, slot]}, but {sizes[slot]} keys"
+        raise DataError(path, reason, record=first_record + record)
+    return keys + (np.cumsum(sizes) - sizes)
+
+
+def write_raw(path: str | Path, labels: Any, dense: Any, keys: Any, *, has_floats: bool = False) -> None:
+    """Write one file. A reader sees the whole file or none.
+
+    Args:
+        path: the file; an existing file is replaced.
+        labels: numbers [B, L].
+        dense: numbers [B, F]; integers unless ``has_floats``.
+        keys: integers [B, S], below 2^32.
+        has_floats: write labels and dense features as float32.
+
+    Raises:
+        ValueError: an array has another shape, or a number does not fit.
+        OSError: the file cannot be written.
+    """
+    integers = np.asarray(keys)
+    if integers.ndim != 2 or integers.dtype.kind not in "iu":
+        raise ValueError(f"keys: expected integers [B, S], got {integers.dtype.name}{list(integers.shape)}")
+    if integers.size and not 0 <= integers.min() <= integers.max() < 2**32:
+        raise ValueError("keys: expected numbers from 0 to 4294967295")
+    parts = [_part("labels", labels, len(integers), has_floats), _part("dense", dense, len(integers), has_floats)]
+    records = np.concatenate([*parts, integers.astype("<u4")], axis=1)
+    with atomic_write(path) as file:
+        file.write(records.tobytes())
+
+
+def _part(name: str, values: Any, rows: int, has_floats: bool) -> NDArray[np.uint32]:
+    numbers = np.asarray(values)
+    if numbers.ndim != 2 or len(numbers) != rows:
+        raise ValueError(f"{name}: expected numbers of shape [{rows}, columns], got {list(numbers.shape)}")
+    written = numbers.astype("<f4" if has_floats else "<i4")
+    if not has_floats and (written != numbers).any():
+        raise ValueError(f"{name}: a number is not an int32; has_floats writes float32")
+    return np.ascontiguousarray(written).view("<u4")
