@@ -89,8 +89,10 @@ def _read_file(path: Path, document: TrainingDocument, key_dtype: str) -> Sample
     graph, raw = document.graph, document.raw
     if raw is not None:
         slots = sum(entry.slots for entry in graph.sparse)
-        options = {"slot_sizes": raw.slot_sizes, "has_floats": raw.has_floats}
-        return _joined(path, read_raw(path, graph.label_dim, graph.dense_dim, slots, **options))
+        batches = read_raw(
+            path, graph.label_dim, graph.dense_dim, slots, slot_sizes=raw.slot_sizes, has_floats=raw.has_floats
+        )
+        return _joined(path, batches)
     if is_norm(path):
         return _joined(path, read_norm(path, key_dtype))
     return read_criteo(path, progress=True)
