@@ -26,8 +26,9 @@ RACE_TESTS := $(wildcard $(addprefix tests/,$(addprefix kernels/cuda/,test_query
 ON_RUNNER := not gpu and not long
 # Tests of code on devices: if the code forgets to wait for a late stream, they fail.
 DEVICE_TESTS := $(KERNEL_TESTS) $(wildcard $(addprefix tests/serving/,lookup test_gpu_serving.py test_device_route.py dense/test_device_network.py))
-# This halves the time. Each worker starts its own Redis servers, so more than four workers would not help.
-OVER_CORES := -n logical --maxprocesses 4 --dist worksteal
+# Tests wait for servers a quarter of the time, so two cores have work for three processes. Each process starts its own
+# Redis servers, so more than four would not help.
+OVER_CORES := -n $(shell nproc | awk '{print ($$1 < 3 ? int($$1 * 3 / 2) : 4)}') --dist worksteal
 # Late streams sleep most of the time, so more workers than cores pay.
 OVER_LATENESS := -n 8 --dist worksteal
 # The GPU commands create an environment with CuPy for CUDA 12 or 13, or use an existing Python: GPU_PYTHON=python3
